@@ -1,0 +1,40 @@
+# `make demo` and `make test` set up what they need in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+TEST_JOBS ?= 2
+
+.PHONY: demo test test-slow lint mutants wheel clean
+
+demo: .venv/installed
+	$(BIN)/cupyconv grads --preset multi-channel
+
+test: .venv/installed-test lint
+	$(BIN)/python -m pytest -n $(TEST_JOBS) -m "not slow"
+
+test-slow: .venv/installed-test
+	$(BIN)/python -m pytest -n $(TEST_JOBS) -m slow
+
+lint: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+mutants: .venv/installed-test
+	$(BIN)/python -m tests.emulator.mutants --jobs $(TEST_JOBS)
+
+wheel: .venv/installed-test
+	$(BIN)/python -m build
+
+clean:
+	rm -rf .venv build dist *.egg-info
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+.venv/installed-test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	touch $@ .venv/installed

@@ -1,0 +1,87 @@
+// Gradient with respect to the input, generic: every legal configuration, dtype and chip.
+//
+//   dx[n, c, h, w] = sum over k, r, s of dy[n, k, (h + pad - r * dilation) / stride, ...] * w[k, c, r, s]
+//
+// over the taps for which the division is exact and the output exists.  One implicit GEMM per
+// group:
+//
+//   gemm_m = N * D * H * W    input pixels                A = dy gathered from the outputs they fed
+//   gemm_n = C / G            channels of the group       B = w
+//   gemm_k = T * R * S * K/G  taps, filter fastest        C = dx
+//
+// Every element of dx is stored, with zero where no window reached it.  With a stride, most
+// gathered elements are zeros here: splitting the pixels into stride phases is what a faster
+// family does.
+#include "maps.cuh"
+#include "tile.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv_backprop_input(const Storage* __restrict__ dy, const Storage* __restrict__ w,
+                        Storage* __restrict__ dx, const ConvParameters p) {
+  __shared__ SharedTile<BLOCK_M> a;
+  __shared__ SharedTile<BLOCK_N> b;
+  __shared__ Place<Index> pixels[BLOCK_M];  // the input pixel of each row of the tile
+  __shared__ Place<Index> taps[BLOCK_K];    // tap and filter of each column of A, into dy
+  __shared__ Index tap_weights[BLOCK_K];    // the same tap and filter's offset in w
+
+  const Index filters = static_cast<Index>(p.filters);
+  const Index gemm_m = static_cast<Index>(p.batch * p.input[0] * p.input[1] * p.input[2]);
+  const Index gemm_n = static_cast<Index>(p.channels);
+  const Index gemm_k = static_cast<Index>(p.filter[0] * p.filter[1] * p.filter[2]) * filters;
+  const BlockTile tile(gemm_m, gemm_n);
+  const ContributionGather<Index> gather{p};
+
+  const Storage* group_dy = dy + tile.group * p.filters * p.y_stride[1];
+  const Storage* group_w = w + tile.group * p.filters * p.w_stride[0];
+  const bool channels_last = p.y_stride[1] < p.y_stride[4];
+  const bool filters_last = p.w_stride[0] < p.w_stride[1];
+
+  for (int row = threadIdx.x; row < BLOCK_M; row += THREADS) {
+    const Index m = smaller(tile.row + row, gemm_m - 1);  // rows beyond the end are never stored
+    pixels[row] = gather.of_pixel(pixel_at(m, p.input));
+  }
+
+  Fragment fragment(p.x_stride[4] <= p.x_stride[1]);
+  for (Index k0 = 0; k0 < gemm_k; k0 += BLOCK_K) {
+    if (threadIdx.x < BLOCK_K) {
+      Tap<Index> tap =
+          tap_at(smaller(k0 + static_cast<Index>(threadIdx.x), gemm_k - 1), filters, p.filter);
+      taps[threadIdx.x] = gather.of_tap(tap);
+      const Index filter = tap.c;
+      tap.c = 0;
+      tap_weights[threadIdx.x] =
+          tap_offset(tap, p.w_stride) + filter * static_cast<Index>(p.w_stride[0]);
+    }
+    __syncthreads();  // taps are written; the previous step's products are done with a and b
+
+    a.fill(channels_last, [&](int row, int k) {
+      Index offset;
+      const bool inside = gather.locate(pixels[row], taps[k], offset) && k0 + k < gemm_k;
+      return inside ? Numeric<Storage>::widen(group_dy[offset]) : Accumulator(0);
+    });
+    b.fill(filters_last, [&](int column, int k) {
+      const Index channel = tile.column + column;
+      const bool inside = channel < gemm_n && k0 + k < gemm_k;
+      return inside ? Numeric<Storage>::widen(
+                          group_w[channel * static_cast<Index>(p.w_stride[1]) + tap_weights[k]])
+                    : Accumulator(0);
+    });
+    __syncthreads();  // a and b are complete
+    fragment.multiply(a, b);
+  }
+
+#pragma unroll
+  for (int i = 0; i < THREAD_M; ++i) {
+    const Index m = tile.row + fragment.row + i;
+    if (m >= gemm_m) break;
+    Storage* pixel = dx + pixel_offset(pixel_at(m, p.input), p.x_stride);
+#pragma unroll
+    for (int j = 0; j < THREAD_N; ++j) {
+      const Index n = tile.column + fragment.column + j;
+      if (n >= gemm_n) break;
+      const Index channel = tile.group * gemm_n + n;
+      pixel[channel * static_cast<Index>(p.x_stride[1])] =
+          Numeric<Storage>::narrow(fragment.sum[i][j]);
+    }
+  }
+}

@@ -1,0 +1,74 @@
+"""The passes as their definition says: one tap at a time, summed in float64, rounded once.
+
+Slow and plain on purpose: this is what every other implementation is compared with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupyconv.cpu.activations import activate
+from cupyconv.cpu.views import data_view, filter_view, taps
+from cupyconv.problem import ConvProblem
+
+ALL: Any = slice(None)
+
+
+def forward(
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None,
+    activation: str | None,
+    y: np.ndarray,
+) -> None:
+    """y[n, k, p] = act(bias[k] + sum over c, r of x[n, c, h] w[k, c, r]),
+
+    with h = p * stride - pad + r * dilation.
+    """
+    x64, w64 = _float64(data_view(problem, x)), _float64(filter_view(problem, w))
+    y64: Any = np.zeros(data_view(problem, y).shape)
+    for tap, outputs, inputs in taps(problem):
+        y64[(ALL, ALL, ALL, *outputs)] += np.einsum(
+            "ngc...,gkc->ngk...", x64[(ALL, ALL, ALL, *inputs)], w64[(ALL, ALL, ALL, *tap)]
+        )
+    if bias is not None:
+        y64 += _float64(bias).reshape(problem.groups, -1, *[1] * problem.spatial_rank)
+    data_view(problem, y)[...] = activate(y64, activation)
+
+
+def backprop_input(problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> None:
+    """dx[n, c, h] = sum of dy[n, k, p] w[k, c, r] over all k, r, p
+
+    with p * stride - pad + r * dilation = h.
+    """
+    w64, dy64 = _float64(filter_view(problem, w)), _float64(data_view(problem, dy))
+    dx64: Any = np.zeros(data_view(problem, dx).shape)
+    for tap, outputs, inputs in taps(problem):
+        dx64[(ALL, ALL, ALL, *inputs)] += np.einsum(
+            "ngk...,gkc->ngc...", dy64[(ALL, ALL, ALL, *outputs)], w64[(ALL, ALL, ALL, *tap)]
+        )
+    data_view(problem, dx)[...] = dx64
+
+
+def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
+    """dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h],
+
+    with h = p * stride - pad + r * dilation.
+    """
+    x64, dy64 = _float64(data_view(problem, x)), _float64(data_view(problem, dy))
+    dw64: Any = np.zeros(filter_view(problem, dw).shape)
+    pixel = "pqz"[: problem.spatial_rank]
+    for tap, outputs, inputs in taps(problem):
+        dw64[(ALL, ALL, ALL, *tap)] = np.einsum(
+            f"ngk{pixel},ngc{pixel}->gkc",
+            dy64[(ALL, ALL, ALL, *outputs)],
+            x64[(ALL, ALL, ALL, *inputs)],
+        )
+    filter_view(problem, dw)[...] = dw64
+
+
+def _float64(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)

@@ -1,0 +1,64 @@
+"""What cupyconv raises.
+
+Every message states the rule that was broken, the values that broke it, and a way out.  All of
+them are raised before anything is allocated or changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class CupyconvError(Exception):
+    """Base of everything raised on purpose."""
+
+
+class ConvError(CupyconvError, ValueError):
+    """A configuration that cannot be.
+
+    Attributes:
+        rule: what must hold.
+        values: what was given, with the arithmetic that shows the conflict.
+        remedy: the nearest thing that would be valid.
+        axis: the spatial axis (``"D"``, ``"H"`` or ``"W"``) the rule was broken on, if one.
+    """
+
+    def __init__(self, rule: str, values: str, remedy: str, *, axis: str | None = None) -> None:
+        where = f" (axis {axis})" if axis else ""
+        super().__init__(f"{rule}{where}: {values}. {remedy}")
+        self.rule, self.values, self.remedy, self.axis = rule, values, remedy, axis
+
+
+class ConvTypeError(CupyconvError, TypeError):
+    """An array or argument of a kind that no pass takes: dtype, home, or not an array at all."""
+
+
+class DeviceError(CupyconvError, RuntimeError):
+    """A GPU, or the package that reaches it, was asked for and is not there."""
+
+
+class KernelCompileError(CupyconvError, RuntimeError):
+    """A kernel did not compile; ``log`` is the compiler's own output."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(f"{message}\n{log}" if log else message)
+        self.log = log
+
+
+def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
+    """The error for a word that is not one of ``known``, with the nearest one suggested."""
+    words = list(known)
+    near = get_close_matches(str(given).lower(), [word.lower() for word in words], n=1, cutoff=0.5)
+    suggestion = next((word for word in words if near and word.lower() == near[0]), None)
+    remedy = f"Did you mean {suggestion!r}? " if suggestion else ""
+    return ConvError(
+        f"unknown {what}", f"{given!r}", f"{remedy}Known: {', '.join(map(repr, words))}"
+    )
+
+
+def one_of(repairs: Sequence[str]) -> str:
+    """Alternative ways out as one sentence: ``Pad by 1, or use an input of 5``."""
+    *others, last = repairs
+    text = f"{', '.join(others)}, or {last}" if others else last
+    return text[0].upper() + text[1:]

@@ -1,0 +1,84 @@
+"""The words for memory order: data formats of x and y, filter formats of w.
+
+A data format is spelled with N (batch), C (channels) and the spatial axes D, H, W; a filter format
+with O (output channels), I (input channels of one group) and the same spatial letters.
+"""
+
+from __future__ import annotations
+
+from cupyconv.errors import ConvError, unknown_word
+
+SPATIAL_AXES = {1: "W", 2: "HW", 3: "DHW"}
+"""Names of the spatial axes, by their number."""
+
+CHANNELS_FIRST = "channels_first"
+CHANNELS_LAST = "channels_last"
+
+
+def data_formats(spatial_rank: int) -> tuple[str, str]:
+    """The two data formats of a rank, channels first and channels last: ``("NCHW", "NHWC")``."""
+    axes = SPATIAL_AXES[spatial_rank]
+    return f"NC{axes}", f"N{axes}C"
+
+
+def filter_formats(spatial_rank: int) -> tuple[str, str, str]:
+    """The filter formats of a rank: ``("OIHW", "HWIO", "OHWI")``."""
+    axes = SPATIAL_AXES[spatial_rank]
+    return f"OI{axes}", f"{axes}IO", f"O{axes}I"
+
+
+def resolve_data_format(word: str | None, spatial_rank: int) -> str:
+    """The data format a word stands for; channels first when it is None.
+
+    Raises:
+        ConvError: the word is unknown, or belongs to another number of spatial axes.
+    """
+    first, last = data_formats(spatial_rank)
+    if word is None:
+        return first
+    aliases = {CHANNELS_FIRST: first, CHANNELS_LAST: last}
+    wanted = aliases.get(str(word).lower(), str(word).upper())
+    return _of_rank("data_format", word, wanted, spatial_rank, data_formats, tuple(aliases))
+
+
+def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str) -> str:
+    """The filter format a word stands for; by default the one that goes with ``data_format``.
+
+    Channels first goes with O I + spatial (PyTorch), channels last with spatial + I O (TensorFlow).
+
+    Raises:
+        ConvError: the word is unknown, or belongs to another number of spatial axes.
+    """
+    output_first, output_last, _ = filter_formats(spatial_rank)
+    if word is None:
+        return output_last if data_format.endswith("C") else output_first
+    return _of_rank("filter_format", word, str(word).upper(), spatial_rank, filter_formats, ())
+
+
+def _of_rank(what, word, wanted, spatial_rank, formats, aliases) -> str:
+    known = formats(spatial_rank)
+    if wanted in known:
+        return wanted
+    for rank in SPATIAL_AXES:
+        if wanted in formats(rank):
+            counterpart = known[formats(rank).index(wanted)]
+            raise ConvError(
+                f"{what} must name as many axes as the arrays have",
+                f"{word!r} has {rank} spatial, the input has {spatial_rank}",
+                f"Use {counterpart!r}, or arrays with {rank} spatial axes",
+            )
+    raise unknown_word(what, word, (*known, *aliases))
+
+
+def data_axes(data_format: str) -> tuple[int, ...]:
+    """Positions of N, C and the spatial axes in an array of this format."""
+    return tuple(data_format.index(letter) for letter in "NC" + _spatial(data_format))
+
+
+def filter_axes(filter_format: str) -> tuple[int, ...]:
+    """Positions of O, I and the spatial axes in a filter of this format."""
+    return tuple(filter_format.index(letter) for letter in "OI" + _spatial(filter_format))
+
+
+def _spatial(word: str) -> str:
+    return "".join(letter for letter in word if letter in "DHW")

@@ -1,0 +1,1 @@
+"""The GPU side: kernel sources, their compilation, the parameter struct, the launch."""

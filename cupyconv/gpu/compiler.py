@@ -1,0 +1,183 @@
+"""Kernel source to cubin, by NVRTC, with a disk cache.  Needs CuPy but no GPU.
+
+CuPy's own cache is not used: its key leaves out the included headers, and its compiler always
+flushes float32 subnormals to zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from cupyconv import arrays
+from cupyconv.errors import DeviceError, KernelCompileError, unknown_word
+from cupyconv.gpu.sources import KernelSource
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+"""Architectures that every kernel is built for in the tests."""
+
+OPTIONS = (
+    "-std=c++17",
+    "--ftz=false",  # subnormals are kept: float32 is float32
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--fmad=true",
+    "--ptxas-options=-v",  # registers, spills and shared memory go into the log
+)
+
+CACHE_VARIABLE = "CUPYCONV_CACHE_DIR"
+_FORMAT = 1  # of a cache entry
+
+
+def compile_cubin(
+    source: KernelSource, defines: Mapping[str, str | int], architecture: str
+) -> tuple[bytes, str]:
+    """The cubin of one variant, and the compiler's log.
+
+    Args:
+        source: a kernel file with its headers.
+        defines: macros of the variant.
+        architecture: such as "sm_80" or "sm_90a".
+
+    Raises:
+        KernelCompileError: the source does not compile; the error carries the log.
+        DeviceError: CuPy or NVRTC is not installed.
+    """
+    nvrtc = _nvrtc()
+    if not architecture.startswith("sm_"):
+        raise unknown_word("architecture", architecture, ARCHITECTURES)
+    names = [name.encode() for name, _ in source.headers]
+    texts = [text.encode() for _, text in source.headers]
+    program = nvrtc.createProgram(source.text, source.name, texts, names)
+    try:
+        try:
+            nvrtc.compileProgram(program, _options(defines, architecture))
+        except nvrtc.NVRTCError as error:
+            macros = " ".join(f"-D{name}={value}" for name, value in defines.items())
+            raise KernelCompileError(
+                f"{source.name} does not compile for {architecture} with {macros}: {error}",
+                nvrtc.getProgramLog(program),
+            ) from error
+        return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def cached_cubin(source: KernelSource, defines: Mapping[str, str | int], architecture: str) -> Path:
+    """The path of the variant's cubin, compiled now if the cache does not have it.
+
+    An entry is two files: the cubin, and a record with the cubin's digest, which is written last.
+    Both are put in place atomically; an entry whose digest does not match is compiled again.  A
+    cache folder that cannot be written is replaced by a temporary one for this process.
+    """
+    key = _key(source, defines, architecture)
+    for folder in (cache_directory(), _process_directory()):
+        cubin_path, record_path = folder / f"{key}.cubin", folder / f"{key}.json"
+        if _intact(cubin_path, record_path):
+            return cubin_path
+    cubin, log = compile_cubin(source, defines, architecture)
+    record = {
+        "format": _FORMAT,
+        "digest": _digest(cubin),
+        "source": source.name,
+        "defines": dict(defines),
+        "architecture": architecture,
+        "log": log,
+    }
+    for folder in (cache_directory(), _process_directory()):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _put(folder / f"{key}.cubin", cubin)
+            _put(folder / f"{key}.json", json.dumps(record, indent=1).encode())
+            return folder / f"{key}.cubin"
+        except OSError:
+            continue
+    raise DeviceError(
+        f"no folder can be written for compiled kernels: tried {cache_directory()} and "
+        f"{_process_directory()}. Set {CACHE_VARIABLE} to a folder that can"
+    )
+
+
+def cache_directory() -> Path:
+    """The folder of compiled kernels: $CUPYCONV_CACHE_DIR, else cupyconv in the user's cache."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "cupyconv"
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """NVRTC's version, (major, minor).
+
+    Raises:
+        DeviceError: CuPy or NVRTC is not installed.
+    """
+    return _nvrtc().getVersion()
+
+
+def _nvrtc():
+    nvrtc = arrays.cupy().cuda.nvrtc
+    try:
+        nvrtc.getVersion()
+    except Exception as error:  # the binding loads the library on first use, and raises its own
+        raise DeviceError(
+            f"NVRTC, CUDA's run-time compiler, could not be loaded ({error}). "
+            "Install it with: pip install 'cupyconv[cuda13]' (or cuda12)"
+        ) from error
+    return nvrtc
+
+
+def _options(defines: Mapping[str, str | int], architecture: str) -> list[str]:
+    macros = [f"-D{name}={value}" for name, value in defines.items()]
+    return [f"-arch={architecture}", *OPTIONS, *macros]
+
+
+def _key(source: KernelSource, defines: Mapping[str, str | int], architecture: str) -> str:
+    """Digest of every byte that the compiler is given, its options and its version."""
+    digest = hashlib.sha256()
+    parts = [source.name, source.text, *_options(defines, architecture)]
+    for name, text in source.headers:
+        parts += [name, text]
+    parts.append(str((_FORMAT, nvrtc_version())))
+    for part in parts:
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return f"{Path(source.name).stem}-{architecture}-{digest.hexdigest()[:32]}"
+
+
+def _digest(cubin: bytes) -> str:
+    return hashlib.sha256(cubin).hexdigest()
+
+
+def _intact(cubin_path: Path, record_path: Path) -> bool:
+    try:
+        record = json.loads(record_path.read_bytes())
+        return record["digest"] == _digest(cubin_path.read_bytes())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _put(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="cupyconv-")
+
+
+def _process_directory() -> Path:
+    return Path(_temporary().name)

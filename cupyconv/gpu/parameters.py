@@ -1,0 +1,123 @@
+"""The parameter struct of the kernels, for NumPy.
+
+The same fields as ``ConvParameters`` in cuda/include/parameters.cuh, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from cupyconv.problem import ConvProblem
+
+SPATIAL = 3
+ACTIVATIONS = {None: 0, "relu": 1, "silu": 2, "gelu": 3}
+"""Numbers of the activations: ``enum Activation`` in cuda/include/epilogue.cuh."""
+
+CONV_PARAMETERS = np.dtype(
+    [
+        ("batch", np.int64),
+        ("groups", np.int64),
+        ("channels", np.int64),
+        ("filters", np.int64),
+        ("input", np.int64, SPATIAL),
+        ("filter", np.int64, SPATIAL),
+        ("output", np.int64, SPATIAL),
+        ("stride", np.int64, SPATIAL),
+        ("pad", np.int64, SPATIAL),
+        ("dilation", np.int64, SPATIAL),
+        ("x_stride", np.int64, 2 + SPATIAL),
+        ("w_stride", np.int64, 2 + SPATIAL),
+        ("y_stride", np.int64, 2 + SPATIAL),
+        ("bias_stride", np.int64),
+        ("activation", np.int64),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Strides of the three tensors, in elements and in the axis order of their formats."""
+
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
+    bias: int = 1
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a C-contiguous array."""
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def element_strides(array) -> tuple[int, ...]:
+    """Strides of a NumPy or CuPy array in elements.
+
+    Raises:
+        ValueError: they are not whole numbers of elements (a field of a record array).
+    """
+    if any(stride % array.itemsize for stride in array.strides):
+        raise ValueError("strides are not whole numbers of elements")
+    return tuple(stride // array.itemsize for stride in array.strides)
+
+
+def pack(problem: ConvProblem, strides: Strides, activation: str | None = None) -> np.ndarray:
+    """The parameter struct of a problem, as a 1-element array of CONV_PARAMETERS."""
+    record = np.zeros(1, CONV_PARAMETERS)
+    fields = record[0]
+    fields["batch"] = problem.N
+    fields["groups"] = problem.groups
+    fields["channels"] = problem.C // problem.groups
+    fields["filters"] = problem.K // problem.groups
+    fields["input"] = _spatial(problem.input_sizes, 1)
+    fields["filter"] = _spatial(problem.filter_sizes, 1)
+    fields["output"] = _spatial(problem.output_sizes, 1)
+    fields["stride"] = _spatial(problem.stride, 1)
+    fields["pad"] = _spatial([before for before, _ in problem.padding], 0)
+    fields["dilation"] = _spatial(problem.dilation, 1)
+    fields["x_stride"] = _ordered(strides.x, problem.data_axes)
+    fields["w_stride"] = _ordered(strides.w, problem.filter_axes)
+    fields["y_stride"] = _ordered(strides.y, problem.data_axes)
+    fields["bias_stride"] = strides.bias
+    fields["activation"] = ACTIVATIONS[activation]
+    return record
+
+
+def index_type(problem: ConvProblem, strides: Strides) -> str:
+    """The C++ type that every index and offset of the kernels fits in.
+
+    ``int`` where nothing can leave 32 bits: not an offset, counting the windows that hang over
+    into the padding, and not a GEMM size, counting a tile beyond its end.
+    """
+    reach = [axis.padded_input + axis.effective_filter + axis.stride for axis in problem.axes]
+    sizes = [
+        ((problem.N, problem.C, *reach), problem.data_axes, strides.x),
+        (
+            (problem.K, problem.C // problem.groups, *problem.filter_sizes),
+            problem.filter_axes,
+            strides.w,
+        ),
+        ((problem.N, problem.K, *reach), problem.data_axes, strides.y),
+        ((problem.K,), (0,), (strides.bias,)),
+    ]
+    spans = [
+        sum(extent * abs(stride[axis]) for extent, axis in zip(extents, axes, strict=True))
+        for extents, axes, stride in sizes
+    ]
+    products = [max(problem.gemm(pass_)[:3]) for pass_ in ("forward", "backprop_input")]
+    margin = 2**16  # more than any tile
+    largest = max(*spans, *products, *(size * 2 for size in reach)) + margin
+    return "int" if largest < 2**31 else "long long"
+
+
+def _spatial(values: Sequence[int], filler: int) -> list[int]:
+    return [filler] * (SPATIAL - len(values)) + list(values)
+
+
+def _ordered(strides: Sequence[int], axes: Sequence[int]) -> list[int]:
+    outer, spatial = axes[:2], axes[2:]
+    return [*(strides[axis] for axis in outer), *_spatial([strides[axis] for axis in spatial], 0)]

@@ -1,0 +1,59 @@
+"""The kernel sources: where they are, and what each reaches by ``#include``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import cupyconv
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A .cu file with every header that it reaches.
+
+    Attributes:
+        name: file name, for the compiler's messages.
+        text: the file's text.
+        headers: (name in ``#include``, text) of each reachable header, sorted by name.
+    """
+
+    name: str
+    text: str
+    headers: tuple[tuple[str, str], ...]
+
+
+@cache
+def directory() -> Path:
+    """The folder of the .cu files: inside the installed package, or beside it in a checkout.
+
+    Raises:
+        FileNotFoundError: neither exists, so the installation is incomplete.
+    """
+    package = Path(cupyconv.__file__).parent
+    for folder in (package / "cuda", package.parent / "cuda"):
+        if (folder / "conv_forward.cu").is_file():
+            return folder
+    raise FileNotFoundError(
+        f"the kernel sources are neither in {package / 'cuda'} nor beside the package: "
+        "reinstall cupyconv"
+    )
+
+
+@cache
+def load(file_name: str) -> KernelSource:
+    """The source of one kernel file and its reachable headers."""
+    folder = directory()
+    text = (folder / file_name).read_text()
+    headers: dict[str, str] = {}
+    pending = _INCLUDE.findall(text)
+    while pending:
+        name = pending.pop()
+        if name not in headers:
+            headers[name] = (folder / "include" / name).read_text()
+            pending += _INCLUDE.findall(headers[name])
+    return KernelSource(file_name, text, tuple(sorted(headers.items())))

@@ -1,0 +1,66 @@
+"""What a plan needs to know of a device."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cupyconv.errors import ConvError
+
+# Instructions of these chips exist only in code built for exactly that chip.
+_ARCHITECTURE_SPECIFIC = {(9, 0), (10, 0), (12, 0)}
+_OLDEST = (7, 5)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A processor that a plan is made for.
+
+    Attributes:
+        name: "cpu", or the name of a GPU.
+        architecture: what kernels are compiled for, such as "sm_80" or "sm_90a"; None for the CPU.
+    """
+
+    name: str
+    architecture: str | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.architecture is not None
+
+    @staticmethod
+    def of(word: str | Device) -> Device:
+        """The device a word stands for: "cpu", or an architecture such as "sm_80".
+
+        Raises:
+            ConvError: it is neither.
+        """
+        if isinstance(word, Device):
+            return word
+        if word == "cpu":
+            return CPU
+        match = re.fullmatch(r"sm_(\d+)(\d)a?", str(word))
+        if match is None:
+            raise ConvError(
+                "a device is 'cpu' or an architecture", f"got {word!r}", "Use for example 'sm_80'"
+            )
+        return Device.of_capability(word, (int(match[1]), int(match[2])))
+
+    @staticmethod
+    def of_capability(name: str, capability: tuple[int, int]) -> Device:
+        """A GPU by its compute capability, such as (8, 0).
+
+        Raises:
+            ConvError: the chip is older than the kernels support.
+        """
+        if capability < _OLDEST:
+            raise ConvError(
+                "kernels need a GPU of compute capability 7.5 or later",
+                f"{name} has {capability[0]}.{capability[1]}",
+                "Use NumPy arrays, which are computed on the CPU",
+            )
+        suffix = "a" if capability in _ARCHITECTURE_SPECIFIC else ""
+        return Device(name, f"sm_{capability[0]}{capability[1]}{suffix}")
+
+
+CPU = Device("cpu")

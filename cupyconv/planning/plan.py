@@ -1,0 +1,155 @@
+"""The plan of a problem on a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from cupyconv.errors import ConvError, unknown_word
+from cupyconv.planning.device import Device
+from cupyconv.planning.families import FAMILIES, Family, Tile
+from cupyconv.problem import PASSES, ConvProblem
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """How one pass is computed.
+
+    Attributes:
+        pass_: "forward", "backprop_input" or "backprop_filter".
+        implementation: the family's name, as ``impl`` takes it.
+        reason: why this one.
+        tile: block tile of the kernel, None on the CPU.
+        blocks: thread blocks of the launch, 0 on the CPU.
+        workspace_bytes: device memory beside the tensors.
+    """
+
+    pass_: str
+    implementation: str
+    reason: str
+    tile: Tile | None = None
+    blocks: int = 0
+    workspace_bytes: int = 0
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.implementation]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The three passes of a problem on a device; prints as a table, and indexes by pass."""
+
+    problem: ConvProblem
+    device: Device
+    passes: tuple[PassPlan, ...]
+
+    def __getitem__(self, pass_: str) -> PassPlan:
+        for pass_plan in self.passes:
+            if pass_plan.pass_ == pass_:
+                return pass_plan
+        raise unknown_word("pass", pass_, PASSES)
+
+    def __iter__(self) -> Iterator[PassPlan]:
+        return iter(self.passes)
+
+    def __str__(self) -> str:
+        where = self.device.architecture or ""
+        head = f"{self.problem}\non {self.device.name} {where}".rstrip()
+        rows = [
+            (p.pass_, p.implementation, str(p.tile or ""), f"{p.blocks or ''}", p.reason)
+            for p in self.passes
+        ]
+        rows.insert(0, ("pass", "implementation", "tile", "blocks", "reason"))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [
+            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]])
+            for row in rows
+        ]
+        return "\n".join([head, *lines])
+
+    def to_json(self) -> str:
+        """The plan as JSON, which ``from_json`` reads."""
+        problem = {
+            "input_shape": self.problem.input_shape,
+            "filter_shape": self.problem.filter_shape,
+            "stride": self.problem.stride,
+            "padding": self.problem.padding
+            if self.problem.padding_mode == "explicit"
+            else self.problem.padding_mode,
+            "dilation": self.problem.dilation,
+            "groups": self.problem.groups,
+            "data_format": self.problem.data_format,
+            "filter_format": self.problem.filter_format,
+            "dtype": self.problem.dtype,
+        }
+        passes = [asdict(pass_plan) for pass_plan in self.passes]
+        return json.dumps({"problem": problem, "device": asdict(self.device), "passes": passes})
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan that ``to_json`` wrote."""
+        fields: dict[str, Any] = json.loads(text)
+        passes = tuple(
+            PassPlan(**{**entry, "tile": Tile(**entry["tile"]) if entry["tile"] else None})
+            for entry in fields["passes"]
+        )
+        return Plan(ConvProblem(**fields["problem"]), Device(**fields["device"]), passes)
+
+
+@lru_cache(maxsize=4096)
+def plan(problem: ConvProblem, device: str | Device = "cpu", impl: str = AUTO) -> Plan:
+    """Which implementation computes each pass of a problem on a device, and why.
+
+    Args:
+        problem: the configuration.
+        device: "cpu", an architecture such as "sm_80", or a Device.
+        impl: "auto", or the name of the one implementation to use.
+
+    Raises:
+        ConvError: the implementation is unknown, not for this device, or cannot take the problem.
+    """
+    chosen = Device.of(device)
+    passes = tuple(_plan_pass(problem, pass_, chosen, impl) for pass_ in PASSES)
+    return Plan(problem, chosen, passes)
+
+
+def _plan_pass(problem: ConvProblem, pass_: str, device: Device, impl: str) -> PassPlan:
+    here = {name: family for name, family in FAMILIES.items() if family.on_gpu == device.is_gpu}
+    if impl == AUTO:
+        family = [f for f in here.values() if f.refuses(problem, pass_) is None][-1]
+        reason = family.summary
+    else:
+        family = _named(impl, here, device)
+        refusal = family.refuses(problem, pass_)
+        if refusal is not None:
+            raise ConvError("the implementation must fit the problem", refusal, "Use impl='auto'")
+        reason = f"asked for: {family.summary}"
+    if not family.tiles:
+        return PassPlan(pass_, family.name, reason)
+    gemm_m, gemm_n, _, groups = problem.gemm(pass_)
+    tile = min(family.tiles, key=lambda t: _padded_area(t, gemm_m, gemm_n))
+    return PassPlan(pass_, family.name, reason, tile, tile.blocks(gemm_m, gemm_n) * groups)
+
+
+def _named(impl: str, here: dict[str, Family], device: Device) -> Family:
+    if impl in here:
+        return here[impl]
+    if impl not in FAMILIES:
+        raise unknown_word("impl", impl, (AUTO, *here))
+    arrays = "NumPy arrays" if device.is_gpu else "CuPy arrays"
+    raise ConvError(
+        "the implementation must run where the arrays are",
+        f"{impl!r} does not run on {device.name}",
+        f"Use one of {', '.join(map(repr, (AUTO, *here)))}, or pass {arrays}",
+    )
+
+
+def _padded_area(tile: Tile, gemm_m: int, gemm_n: int) -> int:
+    """Elements of C that the blocks compute, those beyond its edges included."""
+    return tile.blocks(gemm_m, gemm_n) * tile.block_m * tile.block_n

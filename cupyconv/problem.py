@@ -1,0 +1,769 @@
+"""The shape of a convolution: every rule about sizes, in one place.
+
+Vocabulary, as in the literature: N batch, C input channels, K output channels, G groups; the
+spatial axes of the input are D, H, W; of the filter T, R, S; of the output Z, P, Q.  All
+convolutions are cross-correlations (no filter flip), as in every framework.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+from cupyconv import formats
+from cupyconv.errors import ConvError, ConvTypeError, one_of, unknown_word
+
+PASSES = ("forward", "backprop_input", "backprop_filter")
+"""The three passes of a convolutional layer."""
+
+ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""The dtypes a problem may have, with their size in bytes."""
+
+PADDING_WORDS = ("valid", "same", "same_lower")
+
+Size = int | Sequence[int]
+Padding = str | int | Sequence[int | Sequence[int]]
+
+
+class GemmView(NamedTuple):
+    """One pass as ``groups`` matrix products of (gemm_m, gemm_k) by (gemm_k, gemm_n)."""
+
+    gemm_m: int
+    gemm_n: int
+    gemm_k: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class ConvAxis:
+    """One spatial axis of a convolution and the one-dimensional rules that hold on it.
+
+    Output o and tap r read input ``o * stride - pad_before + r * dilation``; positions outside the
+    input read as zero.
+    """
+
+    name: str
+    input: int
+    filter: int
+    stride: int
+    dilation: int
+    pad_before: int
+    pad_after: int
+    padding_mode: str
+
+    @property
+    def effective_filter(self) -> int:
+        """Inputs from the first to the last tap of one window: (filter - 1) * dilation + 1."""
+        return (self.filter - 1) * self.dilation + 1
+
+    @property
+    def padded_input(self) -> int:
+        """Input size with its padding on both sides."""
+        return self.input + self.pad_before + self.pad_after
+
+    @property
+    def output(self) -> int:
+        """Output size: ceil(input / stride) for SAME, else the number of windows that fit."""
+        if self.padding_mode.startswith("same"):
+            return -(-self.input // self.stride)
+        return (self.padded_input - self.effective_filter) // self.stride + 1
+
+    @property
+    def formula(self) -> str:
+        """The rule for the output size with this axis's numbers in it."""
+        if self.padding_mode.startswith("same"):
+            return f"ceil({self.input}/{self.stride}) = {self.output}"
+        numbers = f"{self.input} + {self.pad_before} + {self.pad_after} - {self.effective_filter}"
+        return f"floor(({numbers})/{self.stride}) + 1 = {self.output}"
+
+    def input_sizes_for(self, output: int) -> range:
+        """The input sizes whose output size is ``output``: ``stride`` consecutive integers.
+
+        They start at (output - 1) * stride + 1 for SAME, else at (output - 1) * stride +
+        effective_filter - padding; sizes below 1 are left out.
+        """
+        first = self.first_input_size_for(output)
+        return range(max(first, 1), max(first + self.stride, 1))
+
+    def first_input_size_for(self, output: int) -> int:
+        """The smallest of ``input_sizes_for(output)``; below 1 if padding alone is enough."""
+        first = (output - 1) * self.stride + 1
+        if not self.padding_mode.startswith("same"):
+            first += self.effective_filter - 1 - self.pad_before - self.pad_after
+        return first
+
+    @property
+    def valid_input_sizes(self) -> range:
+        """All input sizes that share this axis's output size; ``input`` is one of them."""
+        return self.input_sizes_for(self.output)
+
+    @property
+    def unread_after(self) -> int:
+        """Trailing inputs that no window reaches: their gradient is zero."""
+        last_read = (self.output - 1) * self.stride + self.effective_filter - 1 - self.pad_before
+        return max(self.input - 1 - last_read, 0)
+
+    def outputs_of_tap(self, tap: int) -> range:
+        """The outputs whose window has tap number ``tap`` inside the input, not in the padding."""
+        shift = tap * self.dilation - self.pad_before
+        first = max(-(-(0 - shift) // self.stride), 0)
+        last = min((self.input - 1 - shift) // self.stride, self.output - 1)
+        return range(first, max(last + 1, first))
+
+    def inputs_of_tap(self, tap: int) -> range:
+        """The inputs that tap number ``tap`` reads, one for each of ``outputs_of_tap(tap)``."""
+        outputs = self.outputs_of_tap(tap)
+        first = outputs.start * self.stride - self.pad_before + tap * self.dilation
+        return range(first, first + len(outputs) * self.stride, self.stride)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class ConvProblem:
+    """A convolution's configuration, and everything that follows from it without data.
+
+    Args:
+        input_shape: shape of x, in ``data_format`` order; the batch may be empty.
+        filter_shape: shape of w, in ``filter_format`` order; its I is C / groups.
+        stride, dilation: an int, or one per spatial axis.
+        padding: an int, an int per spatial axis, a (before, after) pair per spatial axis,
+            "valid" (none), "same" (TensorFlow's SAME, ONNX's SAME_UPPER: the odd one goes after)
+            or "same_lower" (the odd one goes before).
+        groups: C and K are split into this many independent convolutions; C for a depthwise one.
+        data_format: one of NCW NWC NCHW NHWC NCDHW NDHWC, "channels_first" or "channels_last";
+            channels first by default.
+        filter_format: OI + spatial, spatial + IO, or O + spatial + I; by default OI first for
+            channels first, spatial + IO for channels last.
+        dtype: "float16", "bfloat16", "float32" or "float64", or the NumPy dtype of that name.
+
+    Attributes:
+        padding: (before, after) per spatial axis, whatever form it was given in.
+        padding_mode: "same", "same_lower", "valid" or "explicit".
+
+    Raises:
+        ConvError: no such convolution exists; the message has the rule, the values, a way out.
+        ConvTypeError: an argument is not of the kind described above.
+    """
+
+    input_shape: tuple[int, ...]
+    filter_shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+    data_format: str
+    filter_format: str
+    dtype: str
+    padding_mode: str
+
+    def __init__(
+        self,
+        input_shape: Iterable[int],
+        filter_shape: Iterable[int],
+        *,
+        stride: Size = 1,
+        padding: Padding = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        data_format: str | None = None,
+        filter_format: str | None = None,
+        dtype: Any = "float32",
+    ) -> None:
+        x_shape = _shape("input_shape", input_shape)
+        w_shape = _shape("filter_shape", filter_shape)
+        rank = _spatial_rank(x_shape, w_shape)
+        layout = formats.resolve_data_format(data_format, rank)
+        filter_layout = formats.resolve_filter_format(filter_format, rank, layout)
+        assign = object.__setattr__
+        assign(self, "input_shape", x_shape)
+        assign(self, "filter_shape", w_shape)
+        assign(self, "data_format", layout)
+        assign(self, "filter_format", filter_layout)
+        assign(self, "stride", _per_axis("stride", stride, rank))
+        assign(self, "dilation", _per_axis("dilation", dilation, rank))
+        assign(self, "groups", _count("groups", groups))
+        assign(self, "dtype", dtype_name(dtype))
+        _require_sizes(self)
+        _require_channels(self)
+        mode, pairs = _padding(padding, rank)
+        if mode.startswith("same"):
+            pairs = tuple(
+                _same_padding(mode, *sizes)
+                for sizes in zip(
+                    self.input_sizes, self.filter_sizes, self.stride, self.dilation, strict=True
+                )
+            )
+        assign(self, "padding_mode", mode)
+        assign(self, "padding", pairs)
+        for axis in self.axes:
+            _require_window(axis)
+
+    # -- sizes ------------------------------------------------------------------------------
+
+    @property
+    def spatial_rank(self) -> int:
+        """Number of spatial axes: 1, 2 or 3."""
+        return len(self.input_shape) - 2
+
+    @cached_property
+    def data_axes(self) -> tuple[int, ...]:
+        """Positions of N, C and the spatial axes in x, y and their gradients."""
+        return formats.data_axes(self.data_format)
+
+    @cached_property
+    def filter_axes(self) -> tuple[int, ...]:
+        """Positions of O, I and the spatial axes in w and its gradient."""
+        return formats.filter_axes(self.filter_format)
+
+    @property
+    def N(self) -> int:
+        """Batch size."""
+        return self.input_shape[self.data_axes[0]]
+
+    @property
+    def C(self) -> int:
+        """Input channels, of all groups together."""
+        return self.input_shape[self.data_axes[1]]
+
+    @property
+    def K(self) -> int:
+        """Output channels, of all groups together."""
+        return self.filter_shape[self.filter_axes[0]]
+
+    @property
+    def G(self) -> int:
+        """Groups."""
+        return self.groups
+
+    @cached_property
+    def input_sizes(self) -> tuple[int, ...]:
+        """Spatial sizes of x: (W,), (H, W) or (D, H, W)."""
+        return tuple(self.input_shape[axis] for axis in self.data_axes[2:])
+
+    @cached_property
+    def filter_sizes(self) -> tuple[int, ...]:
+        """Spatial sizes of w: (S,), (R, S) or (T, R, S)."""
+        return tuple(self.filter_shape[axis] for axis in self.filter_axes[2:])
+
+    @cached_property
+    def output_sizes(self) -> tuple[int, ...]:
+        """Spatial sizes of y: (Q,), (P, Q) or (Z, P, Q)."""
+        return tuple(axis.output for axis in self.axes)
+
+    @cached_property
+    def axes(self) -> tuple[ConvAxis, ...]:
+        """The rules of each spatial axis."""
+        names = formats.SPATIAL_AXES[self.spatial_rank]
+        return tuple(
+            ConvAxis(name, size, taps, stride, dilation, before, after, self.padding_mode)
+            for name, size, taps, stride, dilation, (before, after) in zip(
+                names,
+                self.input_sizes,
+                self.filter_sizes,
+                self.stride,
+                self.dilation,
+                self.padding,
+                strict=True,
+            )
+        )
+
+    @cached_property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of y and of dy, in ``data_format`` order."""
+        shape = [0] * len(self.input_shape)
+        for position, size in zip(
+            self.data_axes, (self.N, self.K, *self.output_sizes), strict=True
+        ):
+            shape[position] = size
+        return tuple(shape)
+
+    @property
+    def input_gradient_shape(self) -> tuple[int, ...]:
+        """Shape of dx: x's, because there is one partial derivative for each element of x."""
+        return self.input_shape
+
+    @property
+    def filter_gradient_shape(self) -> tuple[int, ...]:
+        """Shape of dw: w's, because there is one partial derivative for each element of w."""
+        return self.filter_shape
+
+    @property
+    def bias_shape(self) -> tuple[int]:
+        """Shape of the bias and of its gradient: one value for each output channel."""
+        return (self.K,)
+
+    @property
+    def valid_input_sizes(self) -> tuple[range, ...]:
+        """Per spatial axis, all input sizes that have this problem's output size.
+
+        ``stride`` consecutive integers each, so with a stride above 1 the size of dx cannot be
+        told from dy and w: it has to be given.
+        """
+        return tuple(axis.valid_input_sizes for axis in self.axes)
+
+    # -- cost -------------------------------------------------------------------------------
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of any one pass, padding counted as if it were data.
+
+        The passes share it: each does one multiply and one add for every combination of image,
+        output pixel, output channel, input channel of the group, and tap.
+        """
+        channels = self.C // self.groups
+        return 2 * self.N * prod(self.output_sizes) * self.K * channels * prod(self.filter_sizes)
+
+    @property
+    def useful_flops(self) -> int:
+        """As ``flops``, without the products whose input pixel lies in the padding."""
+        pairs = prod(
+            sum(len(axis.outputs_of_tap(tap)) for tap in range(axis.filter)) for axis in self.axes
+        )
+        return 2 * self.N * self.K * (self.C // self.groups) * pairs
+
+    @property
+    def bytes(self) -> int:
+        """Bytes any one pass must move: two of x, w, y read once and the third written once."""
+        tensors = (self.input_shape, self.filter_shape, self.output_shape)
+        return ITEMSIZE[self.dtype] * sum(map(prod, tensors))
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """FLOPs per byte moved; a pass is bound by memory where the device's ratio is higher."""
+        return self.flops / self.bytes
+
+    @property
+    def needs_64bit_indexing(self) -> bool:
+        """Whether x, w or y has more elements than a 32-bit offset can count."""
+        tensors = (self.input_shape, self.filter_shape, self.output_shape)
+        return any(prod(shape) > 2**31 - 1 for shape in tensors)
+
+    def gemm(self, pass_: str) -> GemmView:
+        """The matrix product that one pass is, per group (implicit GEMM).
+
+        Formulas as in CUTLASS's implicit_gemm_convolution.md; the stride phases of
+        backprop_input are counted together.
+        """
+        outputs, taps = self.N * prod(self.output_sizes), prod(self.filter_sizes)
+        inputs = self.N * prod(self.input_sizes)
+        channels, filters = self.C // self.groups, self.K // self.groups
+        views = {
+            "forward": (outputs, filters, channels * taps),
+            "backprop_input": (inputs, channels, filters * taps),
+            "backprop_filter": (filters, channels * taps, outputs),
+        }
+        if pass_ not in views:
+            raise unknown_word("pass", pass_, PASSES)
+        return GemmView(*views[pass_], self.groups)
+
+    # -- relations --------------------------------------------------------------------------
+
+    @classmethod
+    def from_output(
+        cls,
+        output_shape: Iterable[int],
+        filter_shape: Iterable[int],
+        *,
+        input_shape: Iterable[int] | None = None,
+        output_padding: Size | None = None,
+        stride: Size = 1,
+        padding: Padding = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        data_format: str | None = None,
+        filter_format: str | None = None,
+        dtype: Any = "float32",
+    ) -> ConvProblem:
+        """The convolution that has this output shape: what a transposed convolution undoes.
+
+        Args:
+            input_shape: its input shape, if known.
+            output_padding: else, per axis, how far its input lies above the smallest of the
+                ``stride`` sizes that have this output.  By default 0, as in PyTorch; under "same"
+                stride - 1, which makes the input stride times the output, as in Keras and JAX.
+
+        Raises:
+            ConvError: there is none; for an ``input_shape`` that has another output, the message
+                has the interval of sizes that would do.
+        """
+        y_shape = _shape("output_shape", output_shape)
+        w_shape = _shape("filter_shape", filter_shape)
+        rank = _spatial_rank(y_shape, w_shape)
+        layout = formats.resolve_data_format(data_format, rank)
+        filter_layout = formats.resolve_filter_format(filter_format, rank, layout)
+        arguments = {
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+            "groups": groups,
+            "data_format": layout,
+            "filter_format": filter_layout,
+            "dtype": dtype,
+        }
+        if input_shape is None:
+            input_shape = _input_shape_for(
+                y_shape, w_shape, layout, filter_layout, output_padding, arguments
+            )
+        elif output_padding is not None:
+            raise ConvError(
+                "output_shape and output_padding say the same thing",
+                f"got {shape_text(_shape('output_shape', input_shape))} and {output_padding}",
+                "Pass one of them",
+            )
+        problem = cls(input_shape, w_shape, **arguments)
+        problem.require_output_gradient(y_shape)
+        return problem
+
+    def replace(self, **changes: Any) -> ConvProblem:
+        """The same problem with some arguments of the constructor changed."""
+        given = self.padding if self.padding_mode == "explicit" else self.padding_mode
+        arguments = {
+            "input_shape": self.input_shape,
+            "filter_shape": self.filter_shape,
+            "stride": self.stride,
+            "padding": given,
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "data_format": self.data_format,
+            "filter_format": self.filter_format,
+            "dtype": self.dtype,
+        }
+        return ConvProblem(**{**arguments, **changes})
+
+    def require_output_gradient(self, shape: Iterable[int]) -> None:
+        """Check that an array of this shape can be dy.
+
+        Raises:
+            ConvError: it cannot; for a spatial size the message has the interval of input sizes
+                that would go with it.
+        """
+        given = _shape("dy.shape", shape)
+        if len(given) != len(self.output_shape):
+            raise ConvError(
+                "dy must have as many axes as the input",
+                f"dy is {shape_text(given)}, the input is {shape_text(self.input_shape)}",
+                f"Pass a dy of shape {shape_text(self.output_shape)}",
+            )
+        n, k, *spatial = (given[axis] for axis in self.data_axes)
+        expected = f"Pass a dy of shape {shape_text(self.output_shape)} ({self.data_format})"
+        if n != self.N:
+            raise ConvError(
+                "dy and the input must have the same batch size",
+                f"dy has {n}, the input has {self.N}",
+                expected,
+            )
+        if k != self.K:
+            raise ConvError(
+                "dy must have one channel for each filter",
+                f"dy has {k}, the filter gives {self.K}",
+                expected,
+            )
+        for axis, size in zip(self.axes, spatial, strict=True):
+            if size == axis.output:
+                continue
+            sizes = axis.input_sizes_for(size)
+            fitting = (
+                f"input sizes {interval_text(sizes)} would" if sizes else "no input size would"
+            )
+            raise ConvError(
+                "dy must have the output size of the input it belongs to",
+                f"an input of {axis.input} gives {axis.formula}, dy has {size}; "
+                f"{fitting} give {size}",
+                expected,
+                axis=axis.name,
+            )
+
+    def __repr__(self) -> str:
+        def one(values: tuple) -> str:
+            return str(values[0]) if len(set(values)) == 1 else str(values).replace(" ", "")
+
+        pairs = one(self.padding)
+        padding = pairs if self.padding_mode == "explicit" else f"{self.padding_mode} {pairs}"
+        return (
+            f"ConvProblem({shape_text(self.input_shape)} {self.data_format} * "
+            f"{shape_text(self.filter_shape)} {self.filter_format} -> "
+            f"{shape_text(self.output_shape)}, stride={one(self.stride)}, padding={padding}, "
+            f"dilation={one(self.dilation)}, groups={self.groups}, dtype={self.dtype})"
+        )
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """A shape as it is printed and read on the command line: ``1x5x5x3``."""
+    return "x".join(map(str, shape))
+
+
+def interval_text(sizes: range) -> str:
+    """A range of sizes as text: ``9`` or ``9 to 10``."""
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype given as a name, a NumPy dtype or a scalar type.
+
+    Raises:
+        ConvTypeError: it is not one of float16, bfloat16, float32, float64.
+    """
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
+    if name is None:
+        name = getattr(dtype, "__name__", str(dtype))
+    if name not in ITEMSIZE:
+        raise ConvTypeError(
+            f"dtype must be one of {', '.join(ITEMSIZE)}: got {name}. "
+            "Convert the arrays first, for example x.astype('float32')"
+        )
+    return name
+
+
+# -- reading the constructor's arguments ---------------------------------------------------------
+
+
+def _integer(what: str, value: object) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConvTypeError(
+            f"{what} must be made of integers: got {value!r} of type {type(value).__name__}. "
+            "Pass an int, or a tuple of ints"
+        ) from None
+
+
+def _is_sequence(value: object) -> bool:
+    return hasattr(value, "__iter__") and not isinstance(value, str)
+
+
+def _shape(what: str, value: Iterable[int]) -> tuple[int, ...]:
+    if not _is_sequence(value):
+        raise ConvTypeError(
+            f"{what} must be a tuple of integers: got {value!r}. Pass for example (1, 3, 32, 32)"
+        )
+    return tuple(_integer(what, size) for size in value)
+
+
+def _count(what: str, value: object) -> int:
+    number = _integer(what, value)
+    if number < 1:
+        raise ConvError(f"{what} must be at least 1", f"got {number}", f"Use {what}=1")
+    return number
+
+
+def _spatial_rank(input_shape: tuple[int, ...], filter_shape: tuple[int, ...]) -> int:
+    rank = len(input_shape) - 2
+    if rank not in formats.SPATIAL_AXES:
+        raise ConvError(
+            "the input must have a batch axis, a channel axis and 1 to 3 spatial axes",
+            f"input_shape {shape_text(input_shape) or '()'} has {len(input_shape)} axes",
+            "Pass 3 axes for a 1-D, 4 for a 2-D, 5 for a 3-D convolution",
+        )
+    if len(filter_shape) != len(input_shape):
+        raise ConvError(
+            "the filter must have as many axes as the input",
+            f"the input {shape_text(input_shape)} has {len(input_shape)}, "
+            f"the filter {shape_text(filter_shape) or '()'} has {len(filter_shape)}",
+            f"Pass a filter with {len(input_shape)} axes, or an input with {len(filter_shape)}",
+        )
+    return rank
+
+
+def _per_axis(what: str, value: Size, rank: int) -> tuple[int, ...]:
+    if not _is_sequence(value):
+        return (_positive(what, value),) * rank
+    values = tuple(value)  # type: ignore[arg-type]
+    if len(values) != rank:
+        raise ConvError(
+            f"{what} must be one integer, or one for each spatial axis",
+            f"got {len(values)} values for {rank} spatial axes",
+            f"Pass one integer, or {rank}",
+        )
+    names = formats.SPATIAL_AXES[rank]
+    return tuple(_positive(what, v, name) for v, name in zip(values, names, strict=True))
+
+
+def _input_shape_for(
+    y_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    layout: str,
+    filter_layout: str,
+    output_padding: Size | None,
+    arguments: dict[str, Any],
+) -> tuple[int, ...]:
+    """The input shape of ``from_output``, when it has to be chosen from the interval."""
+    rank = len(y_shape) - 2
+    n_axis, c_axis, *spatial_axes = formats.data_axes(layout)
+    _, i_axis, *filter_axes = formats.filter_axes(filter_layout)
+    mode, pairs = _padding(arguments["padding"], rank)
+    strides = _per_axis("stride", arguments["stride"], rank)
+    if output_padding is None:
+        extra = tuple(s - 1 if mode.startswith("same") else 0 for s in strides)
+    elif _is_sequence(output_padding):
+        extra = tuple(_integer("output_padding", v) for v in output_padding)  # type: ignore[union-attr]
+    else:
+        extra = (_integer("output_padding", output_padding),) * rank
+    if len(extra) != rank:
+        raise ConvError(
+            "output_padding must be one integer, or one for each spatial axis",
+            f"got {len(extra)} values for {rank} spatial axes",
+            f"Pass one integer, or {rank}",
+        )
+    shape = list(y_shape)
+    shape[n_axis] = y_shape[n_axis]
+    shape[c_axis] = w_shape[i_axis] * _count("groups", arguments["groups"])
+    rules = zip(
+        formats.SPATIAL_AXES[rank],
+        spatial_axes,
+        filter_axes,
+        strides,
+        _per_axis("dilation", arguments["dilation"], rank),
+        pairs,
+        extra,
+        strict=True,
+    )
+    for name, axis, filter_axis, stride, dilation, (before, after), added in rules:
+        rule = ConvAxis(name, 0, w_shape[filter_axis], stride, dilation, before, after, mode)
+        if not 0 <= added < stride:
+            raise ConvError(
+                "output_padding must be at least 0 and less than the stride, because stride sizes "
+                "share one output",
+                f"got {added} with stride {stride}",
+                f"Use 0 to {stride - 1}",
+                axis=name,
+            )
+        shape[axis] = rule.first_input_size_for(y_shape[axis]) + added
+    return tuple(shape)
+
+
+def _positive(what: str, value: object, axis: str | None = None) -> int:
+    number = _integer(what, value)
+    if number < 1:
+        raise ConvError(
+            f"{what} must be at least 1", f"got {number}", f"Use {what}=1 or more", axis=axis
+        )
+    return number
+
+
+def _padding(padding: Padding, rank: int) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """The padding's mode and its pairs; the pairs of a SAME mode are still to be computed."""
+    if isinstance(padding, str):
+        mode = padding.lower()
+        if mode not in PADDING_WORDS:
+            raise unknown_word("padding", padding, PADDING_WORDS)
+        return mode, ((0, 0),) * rank
+    if not _is_sequence(padding):
+        amount = _integer("padding", padding)
+        sides: tuple = ((amount, amount),) * rank
+    else:
+        sides = tuple(_pair(side) for side in padding)  # type: ignore[union-attr]
+    if len(sides) != rank:
+        example = ((1, 2),) * rank
+        raise ConvError(
+            "padding must be one integer, or an integer or a (before, after) pair for each "
+            "spatial axis",
+            f"got {len(sides)} entries for {rank} spatial axes",
+            f"Pass for example {example}",
+        )
+    for (before, after), axis in zip(sides, formats.SPATIAL_AXES[rank], strict=True):
+        if before < 0 or after < 0:
+            raise ConvError(
+                "padding must not be negative",
+                f"got ({before}, {after})",
+                "Crop the input instead, and pad by 0",
+                axis=axis,
+            )
+    return "explicit", sides
+
+
+def _pair(side: object) -> tuple[int, int]:
+    if not _is_sequence(side):
+        amount = _integer("padding", side)
+        return amount, amount
+    values = tuple(_integer("padding", v) for v in side)  # type: ignore[attr-defined]
+    if len(values) != 2:
+        raise ConvError(
+            "the padding of an axis must be one integer or a (before, after) pair",
+            f"got {values}",
+            "Pass for example (0, 1)",
+        )
+    return values
+
+
+def _same_padding(mode: str, size: int, taps: int, stride: int, dilation: int) -> tuple[int, int]:
+    """TensorFlow's rule: just enough that ceil(size / stride) windows fit."""
+    output = -(-size // stride)
+    total = max((output - 1) * stride + (taps - 1) * dilation + 1 - size, 0)
+    smaller, larger = total // 2, total - total // 2
+    return (smaller, larger) if mode == "same" else (larger, smaller)
+
+
+# -- rules between the arguments -----------------------------------------------------------------
+
+
+def _require_sizes(problem: ConvProblem) -> None:
+    if problem.N < 0:
+        raise ConvError("the batch must not be negative", f"got {problem.N}", "Use 0 or more")
+    named = [("C", "the input", problem.C), ("O", "the filter", problem.K)]
+    named.append(("I", "the filter", problem.filter_shape[problem.filter_axes[1]]))
+    letters = formats.SPATIAL_AXES[problem.spatial_rank]
+    named += [(a, "the input", size) for a, size in zip(letters, problem.input_sizes, strict=True)]
+    named += [
+        (a, "the filter", size) for a, size in zip(letters, problem.filter_sizes, strict=True)
+    ]
+    for letter, owner, size in named:
+        if size < 1:
+            raise ConvError(
+                "every size but the batch must be at least 1",
+                f"{owner} has {letter} = {size}",
+                f"Give positive sizes: input {shape_text(problem.input_shape)} was read as "
+                f"{problem.data_format}, filter {shape_text(problem.filter_shape)} as "
+                f"{problem.filter_format}",
+            )
+
+
+def _require_channels(problem: ConvProblem) -> None:
+    C, K, G = problem.C, problem.K, problem.groups
+    per_group = problem.filter_shape[problem.filter_axes[1]]
+    for what, count in (("input", C), ("output", K)):
+        if count % G:
+            raise ConvError(
+                f"groups must divide the {what} channels",
+                f"{count} {what} channels, groups={G}",
+                f"Use groups={gcd(G, C, K)}",
+            )
+    if per_group == C // G:
+        return
+    repairs = [f"give the filter I = {C // G}", f"give the input C = {per_group * G}"]
+    if C % per_group == 0 and K % (C // per_group) == 0:
+        repairs.insert(0, f"use groups={C // per_group}")
+    raise ConvError(
+        "the filter's input channels must be the input's channels divided by groups",
+        f"input {shape_text(problem.input_shape)} ({problem.data_format}) has C = {C}, groups={G}, "
+        f"so {C // G} for each filter; filter {shape_text(problem.filter_shape)} "
+        f"({problem.filter_format}) has I = {per_group}",
+        one_of(repairs),
+    )
+
+
+def _require_window(axis: ConvAxis) -> None:
+    if axis.output >= 1:
+        return
+    missing = axis.effective_filter - axis.padded_input
+    largest = (axis.padded_input - 1) // axis.dilation + 1
+    repairs = [
+        f"pad by {missing} more in total",
+        f"use an input of at least {axis.input + missing}",
+    ]
+    if axis.filter > 1:
+        repairs.append(f"a filter of at most {largest}")
+    if axis.dilation > 1:
+        fitting = (axis.padded_input - 1) // (axis.filter - 1)
+        if fitting >= 1:
+            repairs.append(f"a dilation of at most {fitting}")
+    raise ConvError(
+        "the filter must fit into the padded input",
+        f"a filter of {axis.filter} with dilation {axis.dilation} spans {axis.effective_filter}, "
+        f"the input of {axis.input} with padding ({axis.pad_before}, {axis.pad_after}) has "
+        f"{axis.padded_input}",
+        one_of(repairs),
+        axis=axis.name,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -63,7 +64,7 @@ def compile_cubin(
                 f"{source.name} does not compile for {architecture} with {macros}: {error}",
                 nvrtc.getProgramLog(program),
             ) from error
-        return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+        return _whole_elf(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
     finally:
         nvrtc.destroyProgram(program)
 
@@ -131,6 +132,18 @@ def _nvrtc():
             "Install it with: pip install 'cupyconv[cuda13]' (or cuda12)"
         ) from error
     return nvrtc
+
+
+def _whole_elf(cubin: bytes) -> bytes:
+    """The cubin with the last byte that CuPy's binding takes for a string's terminator.
+
+    An ELF file ends in a header table, and its last field is a small little-endian number, so the
+    byte is zero; tools that read files, unlike the driver, insist on it.
+    """
+    program_headers, section_headers = struct.unpack_from("<QQ", cubin, 0x20)
+    sizes = struct.unpack_from("<4H", cubin, 0x36)
+    end = max(program_headers + sizes[0] * sizes[1], section_headers + sizes[2] * sizes[3])
+    return cubin + bytes(end - len(cubin)) if len(cubin) == end - 1 else cubin
 
 
 def _options(defines: Mapping[str, str | int], architecture: str) -> list[str]:

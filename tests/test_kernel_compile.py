@@ -1,0 +1,144 @@
+"""Every kernel compiles for every supported chip, without spills and with the meant instructions.
+
+Compiling needs CuPy and NVRTC but no GPU.
+"""
+
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from cupyconv.errors import KernelCompileError
+from cupyconv.gpu import compiler, launch, parameters, sources
+from cupyconv.planning.families import FAMILIES
+from cupyconv.problem import PASSES
+
+pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
+
+KERNELS = [FAMILIES["cuda-generic"].source(pass_) for pass_ in PASSES]
+MULTIPLY = {"float16": "FFMA", "bfloat16": "FFMA", "float32": "FFMA", "float64": "DFMA"}
+
+
+def tile_defines(dtype, index, tile):
+    return {
+        "STORAGE": launch.STORAGE[dtype],
+        "INDEX": index,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "THREAD_M": tile.thread_m,
+        "THREAD_N": tile.thread_n,
+    }
+
+
+def bias_defines(dtype, index):
+    return {"STORAGE": launch.STORAGE[dtype], "INDEX": index, "THREADS": 256}
+
+
+def no_spills(log):
+    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
+    return bool(spilled) and not any(spilled)
+
+
+def disassemble(cubin: bytes, folder: Path) -> str:
+    """The SASS of a cubin."""
+    bundled = Path(sysconfig.get_paths()["purelib"], "nvidia", "cu13", "bin", "nvdisasm")
+    tool = str(bundled) if bundled.exists() else shutil.which("nvdisasm")
+    if tool is None:
+        pytest.skip("reading SASS needs nvdisasm: pip install nvidia-cuda-nvdisasm")
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    run = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def instructions(listing: str) -> Counter:
+    """How often each instruction occurs in a SASS listing, whatever its modifiers."""
+    return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\w+)", listing, re.M))
+
+
+@pytest.mark.parametrize("source", KERNELS)
+@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
+def test_generic_kernels_compile_without_spills(architecture, source, tmp_path):
+    tiles = FAMILIES["cuda-generic"].tiles
+    for dtype, index, tile in product(launch.STORAGE, ("int", "long long"), tiles):
+        cubin, log = compiler.compile_cubin(
+            sources.load(source), tile_defines(dtype, index, tile), architecture
+        )
+        assert no_spills(log), f"{dtype} {index} {tile}: {log}"
+        if index == "int" and tile == tiles[0]:
+            found = instructions(disassemble(cubin, tmp_path))
+            assert found[MULTIPLY[dtype]] >= tile.block_k * tile.thread_m * tile.thread_n
+            assert found["LDL"] + found["STL"] == 0, "an array went to local memory"
+
+
+@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
+def test_bias_kernel_compiles_without_spills(architecture):
+    for dtype, index in product(launch.STORAGE, ("int", "long long")):
+        _, log = compiler.compile_cubin(
+            sources.load("conv_backprop_bias.cu"), bias_defines(dtype, index), architecture
+        )
+        assert no_spills(log), f"{dtype} {index}: {log}"
+
+
+def test_every_kernel_file_is_compiled_above():
+    files = {path.name for path in sources.directory().glob("*.cu")}
+    assert files == {*KERNELS, "conv_backprop_bias.cu"}
+
+
+def layout_checks(shift=0):
+    """A source that compiles only if ConvParameters has NumPy's layout, offsets moved by shift."""
+    dtype = parameters.CONV_PARAMETERS
+    checks = [f'static_assert(sizeof(ConvParameters) == {dtype.itemsize}, "size");']
+    for name in dtype.names:
+        offset = dtype.fields[name][1] + shift
+        checks.append(
+            f'static_assert(__builtin_offsetof(ConvParameters, {name}) == {offset}, "{name}");'
+        )
+    header = dict(sources.load("conv_forward.cu").headers)["parameters.cuh"]
+    text = '#include "parameters.cuh"\n' + "\n".join(checks)
+    return sources.KernelSource("layout.cu", text, (("parameters.cuh", header),))
+
+
+def test_parameter_struct_has_the_compilers_layout():
+    compiler.compile_cubin(layout_checks(), {}, "sm_80")
+
+
+def test_parameter_struct_check_can_fail():
+    with pytest.raises(KernelCompileError, match="static assertion"):
+        compiler.compile_cubin(layout_checks(shift=8), {}, "sm_80")
+
+
+def test_parameter_struct_has_the_compilers_fields():
+    header = dict(sources.load("conv_forward.cu").headers)["parameters.cuh"]
+    declared = re.findall(r"^\s+long long (\w+)(?:\[\d\])?;", header, re.M)
+    assert declared == list(parameters.CONV_PARAMETERS.names)
+
+
+def test_activation_numbers_are_the_headers():
+    header = dict(sources.load("conv_forward.cu").headers)["epilogue.cuh"]
+    declared = {name.lower(): int(n) for name, n in re.findall(r"ACTIVATION_(\w+) = (\d)", header)}
+    assert declared == {word or "none": n for word, n in parameters.ACTIVATIONS.items()}
+
+
+def test_a_compile_failure_carries_the_log():
+    source = sources.KernelSource("broken.cu", "__global__ void kernel() { undeclared = 1; }", ())
+    with pytest.raises(KernelCompileError, match="undeclared") as failure:
+        compiler.compile_cubin(source, {"TILE": 3}, "sm_80")
+    assert "broken.cu does not compile for sm_80 with -DTILE=3" in str(failure.value)
+    assert "undeclared" in failure.value.log
+
+
+def test_float32_keeps_subnormals(tmp_path):
+    source = sources.KernelSource(
+        "scale.cu", 'extern "C" __global__ void scale(float* x) { *x *= 0.5f; }', ()
+    )
+    cubin, _ = compiler.compile_cubin(source, {}, "sm_80")
+    listing = disassemble(cubin, tmp_path)
+    assert instructions(listing)["FMUL"] == 1
+    assert "FMUL.FTZ" not in listing

@@ -1,0 +1,303 @@
+"""How far results agree with what they must be, and how far rounding may take them apart.
+
+Every difference is relative to the sum of the absolute values of the terms that make a number, so
+cancellation makes neither a wrong result look right nor a right one look wrong.  The bound is twice
+what plain summation in the same precision gets on the same data, and one unit in the last place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import cupyconv
+from cupyconv import ConvProblem, arrays
+from cupyconv.cli.data import Place
+from cupyconv.cpu import naive
+
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+"""One unit in the last place, relative, by dtype."""
+
+SINGLE_ELEMENTS = 3
+"""Elements of a tensor that are moved on their own for finite differences."""
+
+# A sum over signs drawn at random leaves 6 standard deviations once in 500 million draws.
+_DEVIATIONS = 6
+
+CPU = Place(on_gpu=False)
+
+
+class Operands(NamedTuple):
+    """What the passes take."""
+
+    x: np.ndarray
+    w: np.ndarray
+    dy: np.ndarray
+
+
+class Results(NamedTuple):
+    """What the passes give."""
+
+    y: np.ndarray
+    dx: np.ndarray
+    dw: np.ndarray
+    db: np.ndarray
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One comparison of a result with what it must be.
+
+    Attributes:
+        check: what it was compared with.
+        tensor: the result.
+        compared: what was compared, in words.
+        count: how many numbers that was.
+        difference: the worst relative difference; None if the data lets nothing be said.
+        bound: the largest that rounding explains.
+    """
+
+    check: str
+    tensor: str
+    compared: str
+    count: int
+    difference: float | None
+    bound: float
+
+    @property
+    def passed(self) -> bool | None:
+        return None if self.difference is None else self.difference <= self.bound
+
+
+def compute(problem: ConvProblem, operands: Operands, place: Place, impl: str) -> Results:
+    """The three passes and the bias gradient, by the public functions."""
+    x, w, dy = map(place.put, operands)
+    words = _words(problem)
+    gradients = cupyconv.conv_backward(x, w, dy, impl=impl, **words)
+    y = cupyconv.conv_forward(x, w, impl=impl, **words)
+    return Results(*map(place.get, (y, *gradients)))
+
+
+def _words(problem: ConvProblem) -> dict[str, Any]:
+    explicit = problem.padding_mode == "explicit"
+    return {
+        "stride": problem.stride,
+        "padding": problem.padding if explicit else problem.padding_mode,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "data_format": problem.data_format,
+        "filter_format": problem.filter_format,
+    }
+
+
+class Truth:
+    """What the results of one problem on given data must be, and how close they must come."""
+
+    def __init__(self, problem: ConvProblem, operands: Operands) -> None:
+        self.problem = problem
+        self.operands = operands
+
+    @cached_property
+    def operands64(self) -> Operands:
+        return Operands(*(array.astype(np.float64) for array in self.operands))
+
+    @cached_property
+    def results(self) -> Results:
+        """The reference implementation's, in float64."""
+        return compute(self.problem, self.operands64, CPU, "reference")
+
+    @cached_property
+    def magnitudes(self) -> Results:
+        """Of each number, the sum of the absolute values of its terms."""
+        return compute(self.problem, Operands(*map(np.abs, self.operands64)), CPU, "reference")
+
+    @cached_property
+    def bounds(self) -> Mapping[str, float]:
+        """Of each result, the largest relative difference that rounding explains."""
+        if self.problem.dtype == "float64":
+            return self._bounds64
+        plain = _naive(self.problem, self.operands)
+        return {
+            name: 2 * self.difference(name, getattr(plain, name)) + EPSILON[self.problem.dtype]
+            for name in Results._fields
+        }
+
+    @property
+    def _bounds64(self) -> Mapping[str, float]:
+        """What plain summation loses in float64: as many units in the last place as in float32.
+
+        Measuring it in float64 would need a reference with more digits.
+        """
+        with np.errstate(all="ignore"):
+            rounded = Operands(*(_to_unit(a).astype(np.float32) for a in self.operands))
+        less = Truth(self.problem.replace(dtype="float32"), rounded)
+        scale = EPSILON["float64"] / EPSILON["float32"]
+        return {name: scale * bound for name, bound in less.bounds.items()}
+
+    def difference(self, name: str, actual: np.ndarray) -> float:
+        """The worst relative difference of a result; infinite where only one is finite."""
+        expected, magnitude = getattr(self.results, name), getattr(self.magnitudes, name)
+        with np.errstate(all="ignore"):
+            rounded = expected.astype(arrays.numpy_dtype(self.problem.dtype)).astype(np.float64)
+            values = actual.astype(np.float64)
+            same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
+            finite = np.isfinite(values) & np.isfinite(rounded)
+            differences = np.where(finite, np.abs(values - expected), np.where(same, 0.0, np.inf))
+            # Below the smallest number of the dtype, rounding is no longer relative.
+            smallest = _smallest(self.problem.dtype)
+            differences = np.where(differences <= smallest, 0.0, differences)
+            ratios = np.where(differences == 0, 0.0, differences / magnitude)
+        return float(np.max(ratios, initial=0.0))
+
+    def against_reference(self, results: Results) -> list[Agreement]:
+        """Each result compared with the reference, number by number."""
+        return [
+            Agreement(
+                "float64 reference",
+                name,
+                f"each of {array.size}",
+                array.size,
+                self.difference(name, array),
+                self.bounds[name],
+            )
+            for name, array in results._asdict().items()
+        ]
+
+    # -- finite differences ---------------------------------------------------------------------
+
+    def against_finite_differences(self, results: Results, seed: int) -> list[Agreement]:
+        """dx, dw and db compared with central differences of the loss, in float64.
+
+        The loss <y, dy> is linear in each of x, w and the bias, so central differences are exact
+        but for rounding, however large the step.  A step along a direction of random signs moves
+        every element at once; a few are moved on their own as well.
+        """
+        generator = np.random.default_rng(seed)
+        # What float64 itself loses in a loss of so many terms.
+        floor = 4 * EPSILON["float64"] * math.sqrt(max(self.problem.flops, 1))
+        return [self._moved(name, getattr(results, name), generator, floor) for name in _MOVED]
+
+    def _moved(
+        self, name: str, gradient: np.ndarray, generator: np.random.Generator, floor: float
+    ) -> Agreement:
+        singles = min(SINGLE_ELEMENTS, gradient.size) if name != "db" else 0
+        together = f"all {gradient.size} at once"
+        return Agreement(
+            "finite differences",
+            name,
+            f"{together}, {singles} alone" if singles else together,
+            1 + singles,
+            self._worst_slope(name, gradient.astype(np.float64), singles, generator),
+            _DEVIATIONS * self.bounds[name] + floor,
+        )
+
+    def _worst_slope(
+        self, name: str, gradient: np.ndarray, singles: int, generator: np.random.Generator
+    ) -> float | None:
+        """The worst difference between slopes by the gradient and by steps; None if not finite."""
+        magnitude = getattr(self.magnitudes, name)
+        signs = generator.choice((-1.0, 1.0), size=gradient.shape)
+        directions = [(signs, np.linalg.norm(magnitude))]
+        for index in generator.choice(max(gradient.size, 1), singles, replace=False):
+            element = np.zeros(gradient.shape)
+            element.flat[index] = 1.0
+            directions.append((element, magnitude.flat[index]))
+        if not self._finite or not np.isfinite(gradient).all():
+            return None
+        differences = []
+        for direction, scale in directions:
+            slope = self._slope(name, direction)
+            if not math.isfinite(slope):  # the step left float64's range
+                return None
+            differences.append(_ratio(np.sum(gradient * direction) - slope, scale))
+        return max(differences)
+
+    def _slope(self, name: str, direction: np.ndarray) -> float:
+        """(loss(t + h direction) - loss(t - h direction)) / 2h, of t = x, w or a zero bias."""
+        x, w, dy = self.operands64
+        bias = np.zeros(self.problem.bias_shape)
+        moved = {"dx": x, "dw": w, "db": bias}[name]
+        # A bias of zero has no size of its own; what it is added to does.
+        largest = np.max(np.abs(self.results.y if name == "db" else moved), initial=0.0)
+        # The larger the step, the less the rounding of the loss weighs; nothing is lost by it in a
+        # linear function.  A power of two, so that dividing by it is exact.
+        step = 2.0 ** (round(math.log2(largest)) + 16) if largest > 0 else 1.0
+        outputs = []
+        for signed in (step, -step):
+            there = {"dx": x, "dw": w, "db": bias, name: moved + signed * direction}
+            y = cupyconv.conv_forward(*there.values(), impl="reference", **_words(self.problem))
+            outputs.append(y)
+        with np.errstate(all="ignore"):
+            return float(np.sum((outputs[0] - outputs[1]) * dy) / (2 * step))
+
+    # -- the adjoint identity -------------------------------------------------------------------
+
+    def inner_products(self, results: Results) -> dict[str, float]:
+        """<y, dy>, <x, dx> and <w, dw>: the same number, the sum of all terms of the loss."""
+        x, w, dy = self.operands64
+        pairs = {"y,dy": (results.y, dy), "x,dx": (x, results.dx), "w,dw": (w, results.dw)}
+        with np.errstate(all="ignore"):
+            return {
+                f"<{name}>": float(np.sum(a.astype(np.float64) * b.astype(np.float64)))
+                for name, (a, b) in pairs.items()
+            }
+
+    def against_adjoint(self, results: Results) -> Agreement:
+        """<conv(x, w), dy> = <x, dx> = <w, dw>, from the results alone."""
+        products = list(self.inner_products(results).values())
+        difference = None
+        if self._finite and all(map(math.isfinite, products)):
+            total = np.sum(self.magnitudes.y * np.abs(self.operands64.dy))
+            difference = _ratio(max(products) - min(products), total)
+        bounds = sorted(self.bounds[name] for name in ("y", "dx", "dw"))
+        return Agreement(
+            "adjoint identity", "y, dx, dw", "3 inner products", 3, difference, sum(bounds[1:])
+        )
+
+    @cached_property
+    def _finite(self) -> bool:
+        """Whether the data leaves anything to be said by sums over all of it."""
+        tensors = (*self.operands64, *self.results)
+        return all(bool(np.isfinite(array).all()) for array in tensors)
+
+
+_MOVED = ("dx", "dw", "db")
+
+
+def _naive(problem: ConvProblem, operands: Operands) -> Results:
+    x, w, dy = operands
+    shapes = (problem.output_shape, x.shape, w.shape, problem.bias_shape)
+    results = Results(*(np.empty(shape, x.dtype) for shape in shapes))
+    with np.errstate(all="ignore"):
+        naive.forward(problem, x, w, None, None, results.y)
+        naive.backprop_input(problem, w, dy, results.dx)
+        naive.backprop_filter(problem, x, dy, results.dw)
+        naive.backprop_bias(problem, dy, results.db)
+    return results
+
+
+def _to_unit(array: np.ndarray) -> np.ndarray:
+    """The array times the power of two that brings its largest number near 1."""
+    largest = float(np.max(np.abs(array), initial=0.0))
+    if largest == 0 or not math.isfinite(largest):
+        return array
+    return np.ldexp(array, -math.frexp(largest)[1])
+
+
+def _ratio(difference: float, scale: float) -> float:
+    """|difference| / scale, where 0 / 0 is 0."""
+    size = abs(float(difference))
+    if size == 0 or math.isnan(size):
+        return size
+    return size / float(scale) if scale else math.inf
+
+
+def _smallest(dtype: str) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(arrays.numpy_dtype(dtype)).smallest_subnormal)

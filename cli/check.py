@@ -1,0 +1,427 @@
+"""`cupyconv check`: every implementation against the float64 reference."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cupyconv import ConvError, ConvProblem, CupyconvError
+from cupyconv.cli import configuration, output
+from cupyconv.cli.configuration import Layer
+from cupyconv.errors import unknown_word
+from cupyconv.explain.shapes import counted
+from cupyconv.formats import data_formats, filter_formats
+from cupyconv.planning.families import FAMILIES
+from cupyconv.problem import ITEMSIZE, PADDING_WORDS
+
+# NumPy and what needs it are imported when the command runs, so that --help does without them.
+if TYPE_CHECKING:
+    from cupyconv.cli.agreement import Operands, Truth
+    from cupyconv.cli.data import Place
+
+BUILT_IN = Path(__file__).with_name("checks.toml")
+
+SHOWN_FAILURES = 40
+SHOWN_COMMANDS = 3
+
+# Sums of integers up to here are exact, partial sums included.
+EXACT_UP_TO = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A comparison that failed.
+
+    Attributes:
+        data: "integer", where equality must be exact, or "random".
+        tensor: the result, or what was compared if it is no single result.
+        reason: what was wrong, in words.
+    """
+
+    layer: Layer
+    problem: ConvProblem
+    implementation: str
+    data: str
+    tensor: str
+    reason: str
+
+
+@dataclass
+class Tally:
+    """What was compared so far.
+
+    Attributes:
+        comparisons, failed: by implementation and dtype.
+        worst: largest share of the rounding bound that random data used up.
+        refused: configurations that an implementation does not take.
+    """
+
+    configurations: int = 0
+    comparisons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    worst: dict[tuple[str, str], float] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+
+@click.command()
+@configuration.configuration_options
+@click.option(
+    "--dtype", "dtypes", metavar="DTYPE", multiple=True, help="Repeatable.  [default: all four]"
+)
+@click.option(
+    "--impl", "impls", metavar="NAME", multiple=True, help="Repeatable.  [default: all there are]"
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    show_default=True,
+    help="auto checks the CPU, and the GPU if there is one.",
+)
+@click.option(
+    "--random",
+    "count",
+    metavar="N",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Check N random configurations as well.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all data.")
+@output.json_option
+def command(
+    dtypes: tuple[str, ...],
+    impls: tuple[str, ...],
+    device: str,
+    count: int,
+    seed: int,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Compare every implementation with the reference.
+
+    For CI: exits with 1 if a comparison fails.
+
+    Without a configuration, over the built-in list, each entry of which is named after the edge it
+    hits.  Integer-valued data must agree exactly and fulfil the adjoint identity exactly; random
+    data must come as close as plain summation in the same precision does, within a factor of two.
+    """
+    from cupyconv.cli.data import Place
+
+    for dtype in dtypes:
+        if dtype not in ITEMSIZE:
+            raise unknown_word("--dtype", dtype, ITEMSIZE)
+    names = _implementations(impls, device)
+    here, not_checked = _available(names, device, required=bool(impls) or device == "gpu")
+    places = {name: Place(on_gpu=FAMILIES[name].on_gpu) for name in here}
+    layers = _layers(options, count, seed)
+    problems = [
+        (layer, layer.problem(dtype=dtype)) for layer in layers for dtype in _dtypes(layer, dtypes)
+    ]
+    tally = Tally(configurations=len(layers))
+    with output.progress("checking", len(problems)) as advance:
+        for layer, problem in problems:
+            _check(layer, problem, places, seed, tally)
+            advance()
+    if as_json:
+        output.write_json(_as_json(tally, here, not_checked, seed))
+    else:
+        output.draw(*_tables(tally, not_checked, seed))
+    return 1 if tally.failures else 0
+
+
+# -- what is checked -------------------------------------------------------------------------------
+
+
+def _implementations(impls: Sequence[str], device: str) -> list[str]:
+    for name in impls:
+        if name not in FAMILIES:
+            raise unknown_word("--impl", name, FAMILIES)
+    wanted = {"auto": (False, True), "cpu": (False,), "gpu": (True,)}[device]
+    names = [n for n in impls or FAMILIES if FAMILIES[n].on_gpu in wanted]
+    if not names:
+        raise ConvError(
+            "--impl and --device must name something together",
+            f"{', '.join(impls)} does not run on the {device}",
+            "Leave out one of them",
+        )
+    return names
+
+
+def _available(
+    names: list[str], device: str, *, required: bool
+) -> tuple[list[str], dict[str, str]]:
+    """The implementations that can run, and why the others cannot."""
+    from cupyconv import DeviceError, arrays
+
+    if not any(FAMILIES[name].on_gpu for name in names):
+        return names, {}
+    try:
+        arrays.require_gpu()
+    except DeviceError as error:
+        if required:
+            raise
+        reason = str(error)
+        return (
+            [name for name in names if not FAMILIES[name].on_gpu],
+            {name: reason for name in names if FAMILIES[name].on_gpu},
+        )
+    return names, {}
+
+
+def _layers(options: dict[str, Any], count: int, seed: int) -> list[Layer]:
+    if any(value is not None for value in options.values()):
+        layers = configuration.read_layers(options)
+    else:
+        layers = configuration.read_file(BUILT_IN)
+    return [*layers, *_random_layers(count, seed)]
+
+
+def _dtypes(layer: Layer, dtypes: Sequence[str]) -> Sequence[str]:
+    own = layer.arguments.get("dtype")
+    return dtypes or ((own,) if own else tuple(ITEMSIZE))
+
+
+def _random_layers(count: int, seed: int) -> Iterator[Layer]:
+    """Legal configurations over every rank, format, padding form and grouping."""
+    draw = random.Random(seed)
+    for number in range(count):
+        rank = draw.choice((1, 2, 2, 3))
+        groups = draw.choice((1, 1, 2, 3))
+        per_group, filters = draw.randint(1, 5), draw.randint(1, 5) * groups
+        taps = [draw.randint(1, 4) for _ in range(rank)]
+        dilation = [draw.randint(1, 3) for _ in range(rank)]
+        padding: Any = draw.choice((*PADDING_WORDS, "explicit", "explicit"))
+        if padding == "explicit":
+            padding = [(draw.randint(0, 3), draw.randint(0, 3)) for _ in range(rank)]
+        spans = [(k - 1) * d + 1 for k, d in zip(taps, dilation, strict=True)]
+        pads = [0] * rank if padding == "valid" else spans
+        if isinstance(padding, list):
+            pads = [before + after for before, after in padding]
+        sizes = [
+            max(span - pad, 1) + draw.randint(0, 7) for span, pad in zip(spans, pads, strict=True)
+        ]
+        batch, channels = draw.choice((0, 1, 2, 3)), per_group * groups
+        letters = {"N": batch, "C": channels, "O": filters, "I": per_group}
+        axes = "DHW"[-rank:]
+        data_format = draw.choice(data_formats(rank))
+        filter_format = draw.choice(filter_formats(rank))
+        inputs = letters | dict(zip(axes, sizes, strict=True))
+        weights = letters | dict(zip(axes, taps, strict=True))
+        arguments = {
+            "input_shape": tuple(inputs[letter] for letter in data_format),
+            "filter_shape": tuple(weights[letter] for letter in filter_format),
+            "stride": tuple(draw.randint(1, 4) for _ in range(rank)),
+            "padding": padding,
+            "dilation": tuple(dilation),
+            "groups": groups,
+            "data_format": data_format,
+            "filter_format": filter_format,
+        }
+        yield Layer(f"random-{number}", None, arguments)
+
+
+# -- comparing -------------------------------------------------------------------------------------
+
+
+def _check(
+    layer: Layer, problem: ConvProblem, places: dict[str, Place], seed: int, tally: Tally
+) -> None:
+    """All implementations on one problem, on both kinds of data."""
+    import numpy as np
+
+    from cupyconv.cli import data
+    from cupyconv.cli.agreement import Operands, Truth
+
+    generator = np.random.default_rng(seed)
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    drawn = Operands(*(data.random(generator, shape, problem.dtype) for shape in shapes))
+    truths = {
+        "integer": Truth(problem, _integers(problem, generator)),
+        "random": Truth(problem, drawn),
+    }
+    for name, place in places.items():
+        try:
+            place.plan(problem, name)
+        except ConvError:
+            tally.refused[name] += 1
+            continue
+        for kind, truth in truths.items():
+            found = list(_compare(truth, name, place, exactly=kind == "integer"))
+            key = name, problem.dtype
+            for tensor, wrong, share in found:
+                tally.comparisons[key] += 1
+                tally.worst[key] = max(tally.worst.get(key, 0.0), share)
+                if wrong is not None:
+                    tally.failed[key] += 1
+                    tally.failures.append(Failure(layer, problem, name, kind, tensor, wrong))
+
+
+def _compare(
+    truth: Truth, name: str, place: Place, *, exactly: bool
+) -> Iterator[tuple[str, str | None, float]]:
+    """Each comparison of one implementation: what, what is wrong if anything, and how near it was.
+
+    The last is the share of the rounding bound that was used up.
+    """
+    import numpy as np
+
+    from cupyconv.cli.agreement import compute
+
+    try:
+        results = compute(truth.problem, truth.operands, place, name)
+    except (CupyconvError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__module__.startswith("cupy"):
+            raise  # the GPU itself is in trouble, and would be for all that follows
+        yield "all", f"{type(error).__name__}: {error}", 0.0
+        return
+    if not exactly:
+        for agreement in truth.against_reference(results):
+            used = (agreement.difference or 0.0) / agreement.bound
+            wrong = f"off by {agreement.difference:.1e}, bound {agreement.bound:.1e}"
+            yield agreement.tensor, None if agreement.passed else wrong, used
+        return
+    for tensor, actual in results._asdict().items():
+        expected = getattr(truth.results, tensor)
+        different = int(np.count_nonzero(actual.astype(np.float64) != expected))
+        wrong = f"{different} of {actual.size} numbers differ"
+        yield tensor, wrong if different else None, 0.0
+    products = truth.inner_products(results)
+    wrong = ", ".join(f"{pair} = {value:.17g}" for pair, value in products.items())
+    yield "adjoint identity", wrong if len(set(products.values())) > 1 else None, 0.0
+
+
+def _integers(problem: ConvProblem, generator: Any) -> Operands:
+    """Integer-valued operands whose every sum, partial sums included, is exact in the dtype."""
+    import numpy as np
+
+    from cupyconv import arrays
+    from cupyconv.cli.agreement import Operands, Truth
+
+    dtype = arrays.numpy_dtype(problem.dtype)
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    largest, density = 8, 1.0
+    while True:
+        drawn = []
+        for shape in shapes:
+            values = generator.integers(-largest, largest, size=shape, endpoint=True)
+            drawn.append((values * (generator.random(shape) < density)).astype(dtype))
+        operands = Operands(*drawn)
+        sums = [np.max(m, initial=0.0) for m in Truth(problem, operands).magnitudes]
+        if max(sums) <= EXACT_UP_TO[problem.dtype]:
+            return operands
+        # Smaller numbers first; where even ones make too large a sum, fewer that are not zero.
+        largest, density = (largest // 2, density) if largest > 1 else (1, density / 2)
+
+
+# -- telling ---------------------------------------------------------------------------------------
+
+
+def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
+    counts = output.table(
+        "implementation",
+        "dtype",
+        "comparisons",
+        "failures",
+        "worst / bound",
+        right=("comparisons", "failures", "worst / bound"),
+    )
+    for name, dtype in tally.comparisons:
+        key = name, dtype
+        counts.add_row(
+            name,
+            dtype,
+            str(tally.comparisons[key]),
+            str(tally.failed[key]),
+            f"{tally.worst[key]:.0%}" if tally.worst[key] <= 1 else "over 100%",
+        )
+    parts = [counts]
+    if tally.failures:
+        parts += [_failure_table(tally.failures), _again(tally.failures, seed)]
+    notes = [
+        f"{name} does not take {count} of the configurations and dtypes"
+        for name, count in tally.refused.items()
+    ]
+    for reason in dict.fromkeys(not_checked.values()):
+        names = ", ".join(name for name, why in not_checked.items() if why == reason)
+        notes.append(f"GPU implementations were not checked ({names}): {reason}")
+    counted_up = (
+        (tally.configurations, "configuration"),
+        (tally.comparisons.total(), "comparison"),
+        (len(tally.failures), "failure"),
+    )
+    notes.append(", ".join(counted(number, noun) for number, noun in counted_up))
+    return [*parts, "\n".join(notes)]
+
+
+def _failure_table(failures: list[Failure]) -> Any:
+    table = output.table("failed", "implementation", "data", "result", "what is wrong")
+    for failure in failures[:SHOWN_FAILURES]:
+        table.add_row(
+            failure.layer.name or "layer",
+            failure.implementation,
+            f"{failure.data} {failure.problem.dtype}",
+            failure.tensor,
+            failure.reason,
+        )
+    return table
+
+
+def _again(failures: list[Failure], seed: int) -> Any:
+    commands = dict.fromkeys(_command(failure, seed) for failure in failures)
+    lines = list(commands)[:SHOWN_COMMANDS]
+    hidden = len(failures) - SHOWN_FAILURES
+    if hidden > 0:
+        lines.append(f"{hidden} more failures are not shown; --json has all")
+    return output.heading("to see a failure again", *lines, wrap=False)
+
+
+def _as_json(
+    tally: Tally, here: list[str], not_checked: dict[str, str], seed: int
+) -> dict[str, Any]:
+    return {
+        "configurations": tally.configurations,
+        "comparisons": tally.comparisons.total(),
+        "implementations": [
+            {
+                "implementation": name,
+                "dtype": dtype,
+                "comparisons": comparisons,
+                "failures": tally.failed[name, dtype],
+                "worst_share_of_bound": tally.worst[name, dtype],
+            }
+            for (name, dtype), comparisons in tally.comparisons.items()
+        ],
+        "refused": {name: tally.refused[name] for name in here},
+        "not_checked": not_checked,
+        "failures": [
+            {
+                **configuration.as_json(failure.layer, failure.problem),
+                "implementation": failure.implementation,
+                "data": failure.data,
+                "tensor": failure.tensor,
+                "reason": failure.reason,
+                "command": _command(failure, seed),
+            }
+            for failure in tally.failures
+        ],
+        "seed": seed,
+        "passed": not tally.failures,
+    }
+
+
+def _command(failure: Failure, seed: int) -> str:
+    """A command that shows the failure again."""
+    return (
+        f"cupyconv check {configuration.as_options(failure.problem)} "
+        f"--dtype {failure.problem.dtype} --impl {failure.implementation} --seed {seed}"
+    )

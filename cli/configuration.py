@@ -1,0 +1,327 @@
+"""Which layers a command is about: read from options, a TOML file, or the presets.
+
+The three say the same things in the same words; options override what a file or preset says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cupyconv import ConvError, ConvProblem
+from cupyconv.errors import unknown_word
+from cupyconv.problem import ITEMSIZE, shape_text
+
+PRESETS = Path(__file__).with_name("presets.toml")
+
+_DIGITS = 18  # of the largest size: what a 64-bit index can count
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A configuration that was asked for, before its rules are checked.
+
+    Attributes:
+        name, title: what it is called, and what it is about, where it says so.
+        arguments: those arguments of ConvProblem that were given.
+    """
+
+    name: str | None
+    title: str | None
+    arguments: Mapping[str, Any]
+
+    def problem(self, **more: Any) -> ConvProblem:
+        """The configuration with ``more`` arguments.
+
+        Raises:
+            ConvError: a shape is missing, or no such convolution exists.
+        """
+        arguments = {**self.arguments, **more}
+        missing = [word for word in ("input", "filter") if f"{word}_shape" not in arguments]
+        if missing:
+            raise ConvError(
+                "a configuration needs the shapes of the input and the filter",
+                f"{' and '.join(missing)} missing",
+                "Give for example --input 1x3x32x32 --filter 8x3x5x5, a --config file, or "
+                "--preset multi-channel",
+            )
+        return ConvProblem(**arguments)
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def _integers(
+    what: str, value: Any, rule: str, example: str, separators: str = "[x,]"
+) -> list[int]:
+    """Integers out of ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
+    error = ConvError(f"{what} must be {rule}", f"got {value!r}", f"Write for example {example}")
+    if isinstance(value, str):
+        parts = re.split(separators, value.strip().lower())
+        if not all(re.fullmatch(r"\s*[-+]?[0-9]+\s*", part) for part in parts):
+            raise error
+        too_large = any(len(part.strip()) > _DIGITS for part in parts)
+        numbers = [] if too_large else [int(part) for part in parts]
+    else:
+        numbers = value if isinstance(value, list) else [value]
+        if not numbers or not all(type(number) is int for number in numbers):
+            raise error
+        too_large = any(abs(number) >= 10**_DIGITS for number in numbers)
+    if too_large:
+        raise ConvError(
+            f"{what} must be made of numbers that a 64-bit index can count",
+            f"got {value!r}",
+            f"Use at most {_DIGITS} digits",
+        )
+    return numbers
+
+
+def _shape(what: str, value: Any) -> tuple[int, ...]:
+    rule = "a shape, sizes with x or commas between them"
+    return tuple(_integers(what, value, rule, "1x5x5x3 or 1,5,5,3"))
+
+
+def _size(what: str, value: Any) -> int | tuple[int, ...]:
+    sizes = _integers(what, value, "one integer, or one for each spatial axis", "2 or 2x1")
+    return _single(sizes)
+
+
+def _integer(what: str, value: Any) -> int:
+    rule, example = "one integer", "2"
+    numbers = _integers(what, value, rule, example)
+    if len(numbers) > 1:
+        raise ConvError(f"{what} must be {rule}", f"got {value!r}", f"Write for example {example}")
+    return numbers[0]
+
+
+def _padding(what: str, value: Any) -> Any:
+    rule = "a word, an integer, or an integer or before:after for each spatial axis"
+    example = "same, valid, same_lower, 1, 1,2 or 1:2,0:1"
+    if isinstance(value, str) and re.fullmatch(r"\s*[A-Za-z][A-Za-z_-]*\s*", value):
+        return value.strip().replace("-", "_")
+    if isinstance(value, str) and ":" in value:
+        sides = value.split(",")
+        return [_single(_integers(what, side, rule, example, ":")) for side in sides]
+    if isinstance(value, list) and any(isinstance(side, list) for side in value):
+        return [_single(_integers(what, side, rule, "[[1, 2], [0, 1]]")) for side in value]
+    amounts = _integers(what, value, rule, example)
+    return amounts if isinstance(value, list) else _single(amounts)
+
+
+def _single(numbers: list[int]) -> int | tuple[int, ...]:
+    return numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConvError(f"{what} must be a word", f"got {value!r}", "Write it between quotes")
+    return value.strip()
+
+
+def _dtype(what: str, value: Any) -> str:
+    if value not in ITEMSIZE:
+        raise unknown_word(what, value, ITEMSIZE)
+    return value
+
+
+_READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "input": ("input_shape", _shape),
+    "filter": ("filter_shape", _shape),
+    "stride": ("stride", _size),
+    "padding": ("padding", _padding),
+    "dilation": ("dilation", _size),
+    "groups": ("groups", _integer),
+    "data_format": ("data_format", _text),
+    "filter_format": ("filter_format", _text),
+    "dtype": ("dtype", _dtype),
+}
+"""Of each key: the argument of ConvProblem that it gives, and how its value is read."""
+
+_LABELS = ("name", "title")
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+_OPTIONS = (
+    click.option("--input", metavar="SHAPE", help="Shape of x, such as 1x5x5x3."),
+    click.option("--filter", metavar="SHAPE", help="Shape of w, such as 3x3x3x4."),
+    click.option("--stride", metavar="N|NxN", help="For all axes, or one per axis.  [default: 1]"),
+    click.option(
+        "--padding",
+        metavar="PADDING",
+        help="same, valid, same_lower, 1, 1,2 (per axis) or 1:2,0:1 (before:after per axis).  "
+        "[default: 0]",
+    ),
+    click.option(
+        "--dilation", metavar="N|NxN", help="For all axes, or one per axis.  [default: 1]"
+    ),
+    click.option("--groups", metavar="N", help="The input's channels for depthwise.  [default: 1]"),
+    click.option(
+        "--data-format", metavar="WORD", help="Order of x and y, such as NHWC.  [default: NCHW]"
+    ),
+    click.option(
+        "--filter-format",
+        metavar="WORD",
+        help="Order of w, such as HWIO.  [default: OIHW, with NHWC: HWIO]",
+    ),
+    click.option("--config", metavar="FILE", help="Read layers from a TOML file with these words."),
+    click.option("--preset", metavar="NAME", help="One of the layers that come with cupyconv."),
+)
+
+dtype_option = click.option(
+    "--dtype",
+    metavar="DTYPE",
+    help=f"{', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  [default: float32]",
+)
+
+
+def configuration_options(command: Callable) -> Callable:
+    """The options that ``read_layers`` reads, all but --dtype."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def read_layers(options: Mapping[str, Any]) -> list[Layer]:
+    """The layers that a command's options ask for.
+
+    Args:
+        options: values by option name; None for those that were not given.
+
+    Raises:
+        ConvError: a value, key, preset or file is not what it should be.
+        OSError: the file cannot be read.
+    """
+    config, preset = options.get("config"), options.get("preset")
+    if config is not None and preset is not None:
+        raise ConvError("--config and --preset both choose layers", "got both", "Give one of them")
+    layers = [Layer(None, None, {})]
+    if config is not None:
+        layers = read_file(Path(config))
+    elif preset is not None:
+        known = {str(layer.name): layer for layer in read_file(PRESETS)}
+        if preset not in known:
+            raise unknown_word("preset", preset, known)
+        layers = [known[preset]]
+    given = {
+        argument: read(f"--{key.replace('_', '-')}", options[key])
+        for key, (argument, read) in _READERS.items()
+        if isinstance(options.get(key), str)
+    }
+    return [Layer(layer.name, layer.title, {**layer.arguments, **given}) for layer in layers]
+
+
+def read_file(path: Path) -> list[Layer]:
+    """The layers of a TOML file: one at its top level, or several [[layer]] tables.
+
+    Raises:
+        ConvError: it is not TOML, or says something that a layer does not have.
+        OSError: it cannot be read.
+    """
+    import tomllib
+
+    try:
+        content = tomllib.loads(path.read_bytes().decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConvError(
+            f"{path} must be TOML", str(error), 'Write lines such as input = "1x5x5x3"'
+        ) from None
+    tables = content.pop("layer", None)
+    if tables is None:
+        return [_layer(path.name, content)]
+    if content:
+        raise ConvError(
+            f"{path} must have one layer at its top level, or [[layer]] tables",
+            f"it has both, {next(iter(content))!r} being outside a table",
+            "Move it into a [[layer]] table",
+        )
+    listed = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if not listed or not tables:
+        raise ConvError(
+            f"the layers of {path} must be [[layer]] tables",
+            f"got {tables!r}",
+            "Write [[layer]], with two brackets, above each",
+        )
+    return [_layer(f"layer {number} of {path.name}", t) for number, t in enumerate(tables, 1)]
+
+
+def _layer(where: str, table: Mapping[str, Any]) -> Layer:
+    if not table:
+        raise ConvError(
+            f"{where} must say something",
+            "it is empty",
+            'Write lines such as input = "1x5x5x3" and filter = "3x3x3x4"',
+        )
+    for key in table:
+        if key not in _READERS and key not in _LABELS:
+            raise unknown_word(f"key in {where}", key, (*_READERS, *_LABELS))
+    labels = {key: _text(f"{key} in {where}", table[key]) for key in _LABELS if key in table}
+    arguments = {
+        argument: read(f"{key} in {where}", table[key])
+        for key, (argument, read) in _READERS.items()
+        if key in table
+    }
+    return Layer(labels.get("name"), labels.get("title"), arguments)
+
+
+# -- saying a configuration ------------------------------------------------------------------------
+
+
+def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
+    """What was configured, for ``--json``."""
+    return {
+        "name": layer.name,
+        "title": layer.title,
+        "configuration": {
+            "input": list(problem.input_shape),
+            "filter": list(problem.filter_shape),
+            "stride": list(problem.stride),
+            "padding": [list(pair) for pair in problem.padding],
+            "padding_mode": problem.padding_mode,
+            "dilation": list(problem.dilation),
+            "groups": problem.groups,
+            "data_format": problem.data_format,
+            "filter_format": problem.filter_format,
+            "dtype": problem.dtype,
+        },
+    }
+
+
+def as_options(problem: ConvProblem) -> str:
+    """The options that give this problem, all but --dtype."""
+    padding = problem.padding_mode
+    if padding == "explicit":
+        padding = ",".join(f"{before}:{after}" for before, after in problem.padding)
+    return (
+        f"--input {shape_text(problem.input_shape)} --filter {shape_text(problem.filter_shape)} "
+        f"--stride {shape_text(problem.stride)} --padding {padding} "
+        f"--dilation {shape_text(problem.dilation)} --groups {problem.groups} "
+        f"--data-format {problem.data_format} --filter-format {problem.filter_format}"
+    )
+
+
+def summary(problem: ConvProblem) -> str:
+    """What was configured beside the shapes, in a line."""
+    padding = problem.padding_mode
+    if padding == "explicit":
+        sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]
+        padding = sides[0] if len(set(sides)) == 1 else ",".join(sides)
+    return ", ".join(
+        [
+            f"stride {_short(problem.stride)}",
+            f"padding {padding}",
+            f"dilation {_short(problem.dilation)}",
+            f"groups {problem.groups}",
+            f"{problem.data_format} with {problem.filter_format}",
+            problem.dtype,
+        ]
+    )
+
+
+def _short(values: tuple[int, ...]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else shape_text(values)

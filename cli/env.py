@@ -1,0 +1,198 @@
+"""`cupyconv env`: what is installed, what is missing, and the command that installs it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+import cupyconv
+from cupyconv import CupyconvError, arrays
+from cupyconv.cli import output
+from cupyconv.gpu import compiler, sources
+
+INSTALL_CUPY = "pip install 'cupyconv[cuda13]'  (CUDA 13; for an older driver: cuda12)"
+INSTALL_DRIVER = (
+    "sudo ubuntu-drivers install (Ubuntu), sudo apt install nvidia-driver (Debian), or "
+    "https://www.nvidia.com/drivers"
+)
+INSTALL_CUPYCONV = "pip install --force-reinstall cupyconv"
+
+
+class Missing(NamedTuple):
+    """Something that is not there, and the command that installs it."""
+
+    what: str
+    command: str
+
+
+@click.command()
+@click.option("--require-gpu", is_flag=True, help="Exit with 3 if there is no usable GPU.")
+@output.json_option
+def command(require_gpu: bool, as_json: bool) -> int:
+    """What is installed, and how to get what is missing."""
+    missing: list[Missing] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what CuPy warns of while it loads is reported below
+        found = {
+            "cupyconv": cupyconv.__version__,
+            "python": {"version": platform.python_version(), "platform": platform.platform()},
+            "numpy": _numpy(),
+            "cupy": _cupy(missing),
+            "nvrtc": _nvrtc(missing),
+            "driver": _driver(missing),
+            "gpus": _gpus(missing),
+            "sources": _sources(missing),
+            "cache": _cache(missing),
+        }
+    if as_json:
+        output.write_json({**found, "missing": [entry._asdict() for entry in missing]})
+    else:
+        output.draw(*_tables(found, missing))
+    return 3 if require_gpu and not any(gpu["usable"] for gpu in found["gpus"]) else 0
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+def _numpy() -> dict[str, Any]:
+    import numpy as np
+
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
+    return {"version": np.__version__, "blas": f"{blas['name']} {blas['version']}"}
+
+
+def _cupy(missing: list[Missing]) -> dict[str, Any] | None:
+    try:
+        return {"version": arrays.cupy().__version__}
+    except CupyconvError:
+        missing.append(Missing("CuPy, which carries arrays to the GPU", INSTALL_CUPY))
+        return None
+
+
+def _nvrtc(missing: list[Missing]) -> dict[str, Any] | None:
+    try:
+        return {"version": ".".join(map(str, compiler.nvrtc_version()))}
+    except CupyconvError:
+        missing.append(Missing("NVRTC, which compiles the kernels", INSTALL_CUPY))
+        return None
+
+
+def _driver(missing: list[Missing]) -> dict[str, Any] | None:
+    version = _try(lambda: int(arrays.cupy().cuda.runtime.driverGetVersion()))
+    if version:  # 13010 is CUDA 13.1
+        return {"cuda": f"{version // 1000}.{version % 1000 // 10}"}
+    if shutil.which("nvidia-smi") is None:  # else it may be CuPy that is missing
+        missing.append(Missing("NVIDIA's driver", INSTALL_DRIVER))
+    return None
+
+
+def _gpus(missing: list[Missing]) -> list[dict[str, Any]]:
+    found = [_gpu(number) for number in range(arrays.device_count())]
+    if not found:
+        missing.append(Missing("a GPU that CuPy can use", "none; NumPy arrays need no GPU"))
+    return found
+
+
+def _gpu(number: int) -> dict[str, Any]:
+    properties = arrays.cupy().cuda.runtime.getDeviceProperties(number)
+    capability = properties["major"], properties["minor"]
+    try:
+        architecture = cupyconv.Device.of_capability("GPU", capability).architecture
+    except CupyconvError:
+        architecture = None
+    return {
+        "number": number,
+        "name": properties["name"].decode(),
+        "capability": f"{capability[0]}.{capability[1]}",
+        "architecture": architecture,
+        "memory_bytes": int(properties["totalGlobalMem"]),
+        "usable": architecture is not None,
+    }
+
+
+def _sources(missing: list[Missing]) -> dict[str, Any] | None:
+    try:
+        folder = sources.directory()
+    except FileNotFoundError:
+        missing.append(Missing("the kernel sources", INSTALL_CUPYCONV))
+        return None
+    return {"folder": str(folder), "kernels": sorted(path.stem for path in folder.glob("*.cu"))}
+
+
+def _cache(missing: list[Missing]) -> dict[str, Any]:
+    folder = compiler.cache_directory()
+    entries = list(folder.glob("*.cubin")) if folder.is_dir() else []
+    writable = _writable(folder)
+    if not writable:
+        name = compiler.CACHE_VARIABLE
+        missing.append(
+            Missing("a kernel cache that can be written", f"export {name}=/a/folder/that/can")
+        )
+    return {
+        "folder": str(folder),
+        "entries": len(entries),
+        "bytes": sum(_try(lambda path=path: path.stat().st_size) or 0 for path in entries),
+        "writable": writable,
+    }
+
+
+def _writable(folder: Path) -> bool:
+    """Whether files can be put into a folder, or the folder be made."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _try(look: Callable[[], Any]) -> Any:
+    """What there is to see; None if looking fails, for whatever reason."""
+    try:
+        return look()
+    except Exception:  # drivers and their bindings fail in many ways, none of which stops a report
+        return None
+
+
+# -- telling ---------------------------------------------------------------------------------------
+
+
+def _tables(found: dict[str, Any], missing: list[Missing]) -> list[Any]:
+    table = output.table("what", "found")
+    table.add_row("cupyconv", found["cupyconv"])
+    table.add_row("Python", f"{found['python']['version']}, {found['python']['platform']}")
+    table.add_row("NumPy", f"{found['numpy']['version']}, BLAS {found['numpy']['blas']}")
+    for name, key, entry in (
+        ("CuPy", "cupy", "version"),
+        ("NVRTC", "nvrtc", "version"),
+        ("driver", "driver", "cuda"),
+    ):
+        version = found[key][entry] if found[key] else "missing"
+        table.add_row(name, f"CUDA {version}" if key == "driver" and found[key] else version)
+    for gpu in found["gpus"]:
+        usable = gpu["architecture"] or "too old: 7.5 is needed"
+        table.add_row(
+            f"GPU {gpu['number']}",
+            f"{gpu['name']}, capability {gpu['capability']} ({usable}), "
+            f"{output.memory(gpu['memory_bytes'])}",
+        )
+    if not found["gpus"]:
+        table.add_row("GPU", "none")
+    kernels = found["sources"]
+    table.add_row("kernel sources", kernels["folder"] if kernels else "missing")
+    cache = found["cache"]
+    writable = "writable" if cache["writable"] else "not writable"
+    table.add_row(
+        "kernel cache",
+        f"{cache['folder']}, {cache['entries']} kernels, {output.memory(cache['bytes'])}, "
+        f"{writable}",
+    )
+    if not missing:
+        return [table, "nothing is missing"]
+    lacking = output.table("missing", "get it with")
+    for entry in missing:
+        lacking.add_row(*entry)
+    return [table, lacking]

@@ -1,0 +1,310 @@
+"""`cupyconv grads`: the passes on data, their shapes explained, their values checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cupyconv import ConvError, ConvProblem, ConvTypeError
+from cupyconv.cli import configuration, output
+from cupyconv.cli.configuration import Layer
+from cupyconv.cli.shapes import axes_table, tensors_json, title
+from cupyconv.explain.shapes import reasons
+from cupyconv.problem import ITEMSIZE, PASSES, shape_text
+
+# NumPy and what needs it are imported when the command runs, so that --help does without them.
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cupyconv import Plan
+    from cupyconv.cli.agreement import Agreement, Operands, Results
+    from cupyconv.cli.data import Place
+
+TENSORS = ("x", "w", "dy")
+
+
+@click.command()
+@configuration.configuration_options
+@configuration.dtype_option
+@click.option("--x", metavar="FILE", help="Read x from .npy or .npz (FILE.npz:NAME).")
+@click.option("--w", metavar="FILE", help="Read w.")
+@click.option("--dy", metavar="FILE", help="Read dy.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random data."
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    show_default=True,
+    help="Where to compute; auto takes the GPU if there is one.",
+)
+@click.option("--impl", metavar="NAME", default="auto", show_default=True, help="Implementation.")
+@click.option("--save", metavar="FILE", help="Write all tensors to this .npz file.")
+@click.option("--no-check", is_flag=True, help="Only compute; the checks can take far longer.")
+@output.json_option
+def command(
+    x: str | None,
+    w: str | None,
+    dy: str | None,
+    seed: int,
+    device: str,
+    impl: str,
+    save: str | None,
+    no_check: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Compute, explain and check the gradients of a layer.
+
+    The data is random with a seed, or read from files; --dtype converts what is read.  With checks,
+    the gradients are compared with central finite differences and a reference in float64, and with
+    each other by the adjoint identity.
+    """
+    from cupyconv.cli import data
+    from cupyconv.cli.agreement import compute
+
+    layers = configuration.read_layers(options)
+    files = {name: path for name, path in zip(TENSORS, (x, w, dy), strict=True) if path}
+    if len(layers) > 1 and (files or save):
+        raise ConvError(
+            "--x, --w, --dy and --save go with one layer",
+            f"the configuration has {len(layers)}",
+            "Give a file with one layer",
+        )
+    target = Path(save) if save else None
+    if target:
+        data.require_writable(target)
+    place = data.Place.of(device, impl)
+    reports = []
+    for layer in layers:
+        loaded = {name: data.load(f"--{name}", path) for name, path in files.items()}
+        problem = _problem(layer, loaded, options)
+        planned = place.plan(problem, impl)
+        _require_memory(problem, place, check=not no_check)
+        operands = _operands(problem, loaded, seed)
+        with output.busy("computing"):
+            results = compute(problem, operands, place, impl)
+        report = _Report(layer, problem, planned, files, seed, _norms(operands, results))
+        if not no_check:
+            with output.busy("checking against float64"):
+                report.check(operands, results)
+        if target:
+            data.save(target, {**operands._asdict(), **results._asdict()})
+        reports.append(report)
+    if as_json:
+        everything = [report.as_json() for report in reports]
+        output.write_json({"layers": everything, "saved": str(target) if target else None})
+    else:
+        parts = [part for report in reports for part in report.tables()]
+        output.draw(*parts, *([f"saved to {target}"] if target else []))
+    return 0 if all(report.passed for report in reports) else 1
+
+
+class _Report:
+    """One layer's results, and how they are told."""
+
+    def __init__(
+        self,
+        layer: Layer,
+        problem: ConvProblem,
+        planned: Plan,
+        files: dict[str, str],
+        seed: int,
+        norms: dict[str, float],
+    ) -> None:
+        self.layer, self.problem, self.planned = layer, problem, planned
+        self.files, self.seed, self.norms = files, seed, norms
+        self.agreements: list[Agreement] | None = None
+        self.products: dict[str, float] = {}
+
+    def check(self, operands: Operands, results: Results) -> None:
+        from cupyconv.cli.agreement import Truth
+
+        truth = Truth(self.problem, operands)
+        self.agreements = [
+            *truth.against_finite_differences(results, self.seed),
+            truth.against_adjoint(results),
+            *truth.against_reference(results),
+        ]
+        self.products = truth.inner_products(results)
+
+    @property
+    def passed(self) -> bool:
+        return all(agreement.passed is not False for agreement in self.agreements or ())
+
+    def tables(self) -> list[Any]:
+        tensors = output.table("tensor", "shape", "norm", "why this shape", right=("norm",))
+        for tensor, shape, reason in reasons(self.problem):
+            tensors.add_row(tensor, shape_text(shape), f"{self.norms[tensor]:.5g}", reason)
+        parts = [title(self.layer, self.problem), tensors, axes_table(self.problem)]
+        if self.agreements is not None:
+            parts += [self._agreement_table(self.agreements), self._reading()]
+        return [*parts, self._ran()]
+
+    def _agreement_table(self, agreements: list[Agreement]) -> Any:
+        table = output.table(
+            "compared with", "tensor", "numbers", "difference", "bound", "", right=("difference",)
+        )
+        previous = None
+        for agreement in agreements:
+            difference = agreement.difference
+            table.add_row(
+                "" if agreement.check == previous else agreement.check,
+                agreement.tensor,
+                agreement.compared,
+                "not finite" if difference is None else f"{difference:.1e}",
+                f"{agreement.bound:.1e}",
+                output.verdict(agreement.passed),
+            )
+            previous = agreement.check
+        return table
+
+    def _reading(self) -> Any:
+        products = ", ".join(f"{name} = {value:.7g}" for name, value in self.products.items())
+        return output.heading(
+            "how to read this",
+            "The loss is <y,dy>. It is linear in x, in w and in the bias, so central differences "
+            "in float64 are exact but for rounding.",
+            f"Inner products: {products}.",
+            "Differences are relative to the sum of the absolute values of a number's terms. "
+            "Bounds come from what plain summation in the same precision loses on this data.",
+        )
+
+    def _ran(self) -> str:
+        device = self.planned.device
+        where = f"{device.name} ({device.architecture})" if device.architecture else "the CPU"
+        names = {pass_: self.planned[pass_].implementation for pass_ in PASSES}
+        if len(set(names.values())) == 1:
+            ran = f"{names['forward']}: {self.planned['forward'].family.summary}"
+        else:
+            ran = ", ".join(f"{pass_} {name}" for pass_, name in names.items())
+        data = ", ".join(f"{name} from {path}" for name, path in self.files.items())
+        drawn = "" if len(self.files) == len(TENSORS) else f"random data of seed {self.seed}"
+        line = f"ran on {where} with {ran}; {', '.join(filter(None, (data, drawn)))}"
+        if self.agreements is None:
+            return f"{line}\nnot checked"
+        verdicts = [agreement.passed for agreement in self.agreements]
+        said = f"{len(verdicts)} checks, {verdicts.count(False)} failed"
+        if None in verdicts:
+            said += f", {verdicts.count(None)} say nothing of numbers that are not finite"
+        return f"{line}\n{said}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **configuration.as_json(self.layer, self.problem),
+            **tensors_json(self.problem),
+            "data": {name: self.files.get(name, "random") for name in TENSORS},
+            "seed": self.seed,
+            "device": self.planned.device.name,
+            "architecture": self.planned.device.architecture,
+            "implementations": {pass_: self.planned[pass_].implementation for pass_ in PASSES},
+            "norms": self.norms,
+            "inner_products": self.products or None,
+            "agreements": None
+            if self.agreements is None
+            else [
+                {
+                    "compared_with": agreement.check,
+                    "tensor": agreement.tensor,
+                    "comparisons": agreement.count,
+                    "difference": agreement.difference,
+                    "bound": agreement.bound,
+                    "passed": agreement.passed,
+                }
+                for agreement in self.agreements
+            ],
+            "passed": None if self.agreements is None else self.passed,
+        }
+
+
+def _norms(operands: Operands, results: Results) -> dict[str, float]:
+    """The Euclidean norm of every tensor."""
+    import numpy as np
+
+    everything = {**operands._asdict(), **results._asdict()}
+    with np.errstate(all="ignore"):
+        return {
+            tensor: float(np.linalg.norm(array.astype(np.float64).ravel()))
+            for tensor, array in everything.items()
+        }
+
+
+def _problem(
+    layer: Layer, loaded: dict[str, np.ndarray], options: Mapping[str, Any]
+) -> ConvProblem:
+    """The layer with the shapes and the dtype of the files that were read."""
+    more: dict[str, Any] = {}
+    if loaded and options["dtype"] is None:
+        names = {name: array.dtype.name for name, array in loaded.items()}
+        given = ", ".join(f"{name} is {word}" for name, word in names.items())
+        if not set(names.values()) <= set(ITEMSIZE):
+            known = ", ".join(ITEMSIZE)
+            raise ConvTypeError(f"{given}, not one of {known}. Convert with --dtype float32")
+        if len(set(names.values())) > 1:
+            raise ConvTypeError(
+                f"all arrays must have one dtype: {given}. Convert them with --dtype float32"
+            )
+        more["dtype"] = next(iter(names.values()))
+    for name, key in (("x", "input"), ("w", "filter")):
+        if name not in loaded:
+            continue
+        shape = loaded[name].shape
+        if options[key] is not None and layer.arguments[f"{key}_shape"] != shape:
+            raise ConvError(
+                f"--{name} must have the shape that --{key} says",
+                f"the file has {shape_text(shape)}, --{key} is {options[key]}",
+                f"Leave out --{key}",
+            )
+        more[f"{key}_shape"] = shape
+    problem = layer.problem(**more)
+    if "dy" in loaded:
+        problem.require_output_gradient(loaded["dy"].shape)
+    return problem
+
+
+def _operands(problem: ConvProblem, loaded: dict[str, np.ndarray], seed: int) -> Operands:
+    import numpy as np
+
+    from cupyconv import arrays
+    from cupyconv.cli import data
+    from cupyconv.cli.agreement import Operands
+
+    generator = np.random.default_rng(seed)
+    shapes = zip(
+        TENSORS, (problem.input_shape, problem.filter_shape, problem.output_shape), strict=True
+    )
+    # Everything is drawn, so that a tensor's random numbers do not depend on which files are read.
+    drawn = {name: data.random(generator, shape, problem.dtype) for name, shape in shapes}
+    dtype = arrays.numpy_dtype(problem.dtype)
+    converted = {name: array.astype(dtype, copy=False) for name, array in loaded.items()}
+    return Operands(**{**drawn, **converted})
+
+
+def _require_memory(problem: ConvProblem, place: Place, *, check: bool) -> None:
+    """Refuse what would not fit, before anything is allocated."""
+    from cupyconv.cli import data
+
+    # Measured: copies in float32 while random numbers are drawn and 16-bit types are summed, and
+    # numpy's blocks; the checks keep operands, results and magnitudes in float64.
+    elements = problem.bytes // ITEMSIZE[problem.dtype]
+    tensors = 2 * problem.bytes  # x, w and dy, and the three results of their shapes
+    computing = tensors + 10 * elements + (8 << 20)
+    checking = computing + problem.bytes + (110 if problem.dtype == "float64" else 50) * elements
+    needed = checking if check else computing
+    for where, need, available in (
+        ("GPU", tensors, place.available_memory()),
+        ("main", needed, data.available_memory()),
+    ):
+        if available is not None and need > available:
+            out = "Use a smaller input or batch; `cupyconv shapes` answers without data"
+            if where == "main" and check and computing <= available:
+                out = f"Use --no-check, which needs {output.memory(computing)}, or a smaller batch"
+            raise ConvError(
+                f"a layer's tensors must fit into {where} memory",
+                f"they need about {output.memory(need)}, {output.memory(available)} is available",
+                out,
+            )

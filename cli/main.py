@@ -1,0 +1,112 @@
+"""The program: its commands, loaded when used, and what becomes of every error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+import cupyconv
+from cupyconv.cli import output
+from cupyconv.errors import CupyconvError, DeviceError, KernelCompileError, unknown_word
+
+COMMANDS = ("shapes", "grads", "check", "env")
+"""Each is the object ``command`` of the module of its name."""
+
+GOOD, CHECK_FAILED, WRONG_USAGE, NO_GPU, DOES_NOT_COMPILE = range(5)
+"""Exit codes."""
+
+BUG = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+TRACEBACK_VARIABLE = "CUPYCONV_TRACEBACK"
+
+
+class Program(click.Group):
+    """A group whose commands are files, and whose errors are one line each."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return import_module(f"cupyconv.cli.{cmd_name}").command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise unknown_word("command", args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run a command line; exits with the code that the command returns, 0 if it is None."""
+        try:
+            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except Exception as error:
+            if os.environ.get(TRACEBACK_VARIABLE):
+                raise
+            code = _report(error)
+        sys.exit(code or GOOD)
+
+
+def _report(error: Exception) -> int:
+    """Say an error in one line on standard error; its exit code."""
+    if isinstance(error, click.Abort):
+        return INTERRUPTED
+    if isinstance(error, KernelCompileError):
+        message, _, _ = str(error).partition("\n")
+        output.error(message, below=error.log)
+        return DOES_NOT_COMPILE
+    if isinstance(error, click.UsageError):
+        where = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+        output.error(error.format_message() + where)
+        return WRONG_USAGE
+    if isinstance(error, click.ClickException):
+        output.error(error.format_message())
+        return WRONG_USAGE
+    if isinstance(error, CupyconvError):
+        output.error(str(error))
+        return NO_GPU if isinstance(error, DeviceError) else WRONG_USAGE
+    if isinstance(error, MemoryError):
+        text = str(error) or "an allocation failed"
+        output.error(f"not enough memory: {text}. Use a smaller input or batch")
+        return WRONG_USAGE
+    if isinstance(error, OSError):
+        path = f"{error.filename}: " if error.filename else ""
+        output.error(f"{path}{error.strerror or error}")
+        return WRONG_USAGE
+    kind = type(error)
+    if kind.__module__.partition(".")[0] in ("cupy", "cupy_backends"):
+        output.error(f"the GPU failed: {error}. `cupyconv env` shows what is installed")
+        return NO_GPU
+    output.error(
+        f"a bug in cupyconv, {kind.__name__}: {error}. "
+        f"{TRACEBACK_VARIABLE}=1 shows where; please report it"
+    )
+    return BUG
+
+
+@click.group(
+    cls=Program,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(cupyconv.__version__, prog_name="cupyconv")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Shapes and gradients of convolutional layers, on NumPy and CuPy.
+
+    \b
+    cupyconv grads --preset multi-channel
+    cupyconv shapes --input 1x5x5x3 --filter 3x3x3x4 --stride 2 --padding same --data-format NHWC
+
+    Exit codes: 0 good, 1 a check failed, 2 wrong usage or impossible configuration, 3 no GPU,
+    4 a kernel did not compile.
+    """
+    if ctx.invoked_subcommand is None:
+        output.write(ctx.get_help() + "\n")

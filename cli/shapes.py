@@ -1,0 +1,172 @@
+"""`cupyconv shapes`: everything that a configuration fixes without data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cupyconv import ConvProblem
+from cupyconv.cli import configuration, output
+from cupyconv.cli.configuration import Layer
+from cupyconv.explain.shapes import axis_reasons, reasons, unread_inputs
+from cupyconv.planning import Plan, plan
+from cupyconv.problem import PASSES, GemmView, shape_text
+
+PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
+
+
+@click.command()
+@configuration.configuration_options
+@configuration.dtype_option
+@click.option(
+    "--device",
+    "devices",
+    metavar="DEVICE",
+    multiple=True,
+    default=("cpu", "sm_80"),
+    show_default="cpu and sm_80",
+    help="Say what would run on this device: cpu, or a GPU by its architecture.  Repeatable.",
+)
+@output.json_option
+def command(devices: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Shapes and cost of a layer and its gradients.
+
+    Needs no data and no GPU.
+    """
+    described = []
+    for layer in configuration.read_layers(options):
+        problem = layer.problem()
+        described.append((layer, problem, [plan(problem, device) for device in devices]))
+    if as_json:
+        output.write_json({"layers": [_as_json(*entry) for entry in described]})
+        return
+    parts = [part for entry in described for part in _tables(*entry)]
+    output.draw(*parts)
+
+
+def title(layer: Layer, problem: ConvProblem) -> Any:
+    """The lines above a layer's tables."""
+    head = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
+    above = ": ".join(text for text in (layer.name, layer.title) if text)
+    line = f"{head} -> {shape_text(problem.output_shape)}"
+    lines = [line, configuration.summary(problem)]
+    return output.heading(*([above, *lines] if above else lines))
+
+
+def axes_table(problem: ConvProblem) -> Any:
+    """What happens on each spatial axis."""
+    table = output.table("axis", "", "")
+    for entry in axis_reasons(problem):
+        rows = {
+            "padding": entry.padding,
+            "output size": entry.output,
+            "input sizes": entry.input_sizes,
+            "unread inputs": entry.unread,
+        }
+        for number, (what, text) in enumerate(rows.items()):
+            table.add_row(" and ".join(entry.axes) if number == 0 else "", what, text)
+    return table
+
+
+def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
+    tensors = output.table("tensor", "shape", "why")
+    for tensor, shape, reason in reasons(problem):
+        tensors.add_row(tensor, shape_text(shape), reason)
+    headings = [device_plan.device.name for device_plan in plans]
+    passes = output.table("pass", "gives", "GEMM m x n x k", *headings)
+    for pass_ in PASSES:
+        cells = [_implementation(device_plan, pass_) for device_plan in plans]
+        passes.add_row(pass_, PASS_GRADIENTS[pass_], _gemm_text(problem.gemm(pass_)), *cells)
+    return [
+        title(layer, problem),
+        tensors,
+        axes_table(problem),
+        passes,
+        output.heading("each pass", _cost(problem), _indexing(problem)),
+    ]
+
+
+def _implementation(device_plan: Plan, pass_: str) -> str:
+    chosen = device_plan[pass_]
+    return f"{chosen.implementation} {chosen.tile}" if chosen.tile else chosen.implementation
+
+
+def _gemm_text(view: GemmView) -> str:
+    product = f"{view.gemm_m} x {view.gemm_n} x {view.gemm_k}"
+    return product if view.groups == 1 else f"{view.groups} times {product}"
+
+
+def _cost(problem: ConvProblem) -> str:
+    return (
+        f"{output.scaled(problem.flops, 'FLOP')}, at least {output.memory(problem.bytes)} moved, "
+        f"{problem.arithmetic_intensity:.3g} FLOP/byte"
+    )
+
+
+def _indexing(problem: ConvProblem) -> str:
+    if problem.needs_64bit_indexing:
+        return "64-bit indexing: a tensor has more than 2^31 - 1 elements"
+    return "32-bit indexing is enough"
+
+
+def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str, Any]:
+    return {
+        **configuration.as_json(layer, problem),
+        **tensors_json(problem),
+        "passes": [
+            {
+                "pass": pass_,
+                "gives": PASS_GRADIENTS[pass_],
+                **problem.gemm(pass_)._asdict(),
+                "flops": problem.flops,
+                "bytes": problem.bytes,
+                "arithmetic_intensity": problem.arithmetic_intensity,
+            }
+            for pass_ in PASSES
+        ],
+        "needs_64bit_indexing": problem.needs_64bit_indexing,
+        "plans": [
+            {
+                "device": device_plan.device.name,
+                "architecture": device_plan.device.architecture,
+                "passes": [
+                    {
+                        "pass": chosen.pass_,
+                        "implementation": chosen.implementation,
+                        "reason": chosen.reason,
+                        "tile": str(chosen.tile) if chosen.tile else None,
+                        "blocks": chosen.blocks,
+                        "workspace_bytes": chosen.workspace_bytes,
+                    }
+                    for chosen in device_plan
+                ],
+            }
+            for device_plan in plans
+        ],
+    }
+
+
+def tensors_json(problem: ConvProblem) -> dict[str, Any]:
+    """Shapes with their reasons, and the axes, for ``--json``."""
+    explained = reasons(problem)
+    return {
+        "shapes": {entry.tensor: list(entry.shape) for entry in explained},
+        "reasons": {entry.tensor: entry.reason for entry in explained},
+        "axes": [
+            {
+                "name": axis.name,
+                "input": axis.input,
+                "filter": axis.filter,
+                "effective_filter": axis.effective_filter,
+                "stride": axis.stride,
+                "dilation": axis.dilation,
+                "padding": [axis.pad_before, axis.pad_after],
+                "output": axis.output,
+                "formula": axis.formula,
+                "valid_input_sizes": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
+                "unread_inputs": unread_inputs(axis),
+            }
+            for axis in problem.axes
+        ],
+    }

@@ -1,0 +1,88 @@
+"""The passes summed plainly, one term after another, in the precision that results are summed in.
+
+float32 and float64 are summed in themselves, 16-bit types in float32 and rounded once.  This is
+the yardstick of accuracy: an implementation may not be much less exact than plain summation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupyconv.cpu.activations import activate
+from cupyconv.cpu.views import data_view, filter_view, taps
+from cupyconv.problem import ConvProblem
+
+ALL = slice(None)
+
+
+def forward(
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None,
+    activation: str | None,
+    y: np.ndarray,
+) -> None:
+    """y, adding one tap of one channel at a time."""
+    accumulator = _accumulator(problem)
+    x_view: Any = data_view(problem, x).astype(accumulator)
+    w_view: Any = filter_view(problem, w).astype(accumulator)
+    total: Any = np.zeros(data_view(problem, y).shape, accumulator)
+    for tap, outputs, inputs in taps(problem):
+        for channel in range(problem.C // problem.groups):
+            pixels = x_view[(ALL, ALL, channel, None, *inputs)]
+            weights = w_view[(ALL, ALL, channel, *tap)]
+            total[(ALL, ALL, ALL, *outputs)] += pixels * _per_channel(problem, weights)
+    if bias is not None:
+        rows = bias.astype(accumulator).reshape(problem.groups, -1)
+        total += _per_channel(problem, rows)
+    data_view(problem, y)[...] = activate(total, activation)
+
+
+def backprop_input(problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> None:
+    """dx, adding one tap of one filter at a time."""
+    accumulator = _accumulator(problem)
+    w_view: Any = filter_view(problem, w).astype(accumulator)
+    dy_view: Any = data_view(problem, dy).astype(accumulator)
+    total: Any = np.zeros(data_view(problem, dx).shape, accumulator)
+    for tap, outputs, inputs in taps(problem):
+        for filter_ in range(problem.K // problem.groups):
+            pixels = dy_view[(ALL, ALL, filter_, None, *outputs)]
+            weights = w_view[(ALL, filter_, ALL, *tap)]
+            total[(ALL, ALL, ALL, *inputs)] += pixels * _per_channel(problem, weights)
+    data_view(problem, dx)[...] = total
+
+
+def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
+    """dw, adding one output pixel of one image at a time."""
+    accumulator = _accumulator(problem)
+    x_view: Any = data_view(problem, x).astype(accumulator)
+    dy_view: Any = data_view(problem, dy).astype(accumulator)
+    total: Any = np.zeros(filter_view(problem, dw).shape, accumulator)
+    for tap, outputs, inputs in taps(problem):
+        for filter_ in range(problem.K // problem.groups):
+            gradients = dy_view[(ALL, ALL, filter_, None, *outputs)]
+            products = gradients * x_view[(ALL, ALL, ALL, *inputs)]
+            if products.size:
+                terms = np.moveaxis(products, 0, 2).reshape(*total[:, 0, :, *tap].shape, -1)
+                # A running sum keeps NumPy from summing pairwise.
+                total[(ALL, filter_, ALL, *tap)] = np.cumsum(terms, axis=-1)[..., -1]
+    filter_view(problem, dw)[...] = total
+
+
+def backprop_bias(problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
+    """db, adding one output pixel of one image at a time."""
+    dy_view: Any = data_view(problem, dy).astype(_accumulator(problem))
+    terms = np.moveaxis(dy_view, 0, 2).reshape(problem.K, -1)
+    db[...] = np.cumsum(terms, axis=-1)[:, -1] if terms.size else 0
+
+
+def _accumulator(problem: ConvProblem) -> np.dtype[Any]:
+    return np.dtype(np.float64 if problem.dtype == "float64" else np.float32)
+
+
+def _per_channel(problem: ConvProblem, values: np.ndarray) -> np.ndarray:
+    """(G, channels) shaped to scale (N, G, channels, *spatial)."""
+    return values.reshape(*values.shape, *[1] * problem.spatial_rank)

@@ -1,0 +1,49 @@
+"""Writes real output into the README, between its markers; a test holds the README to it.
+
+Run as `python -m tests.readme`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+
+COMMANDS = {
+    "demo": ["grads", "--preset", "multi-channel"],
+    "shapes": ["shapes", "--preset", "same-stride", "--device", "sm_90a"],
+    "error": ["shapes", "--input", "1x5x7x7", "--filter", "4x5x5x5", "--dilation", "2"],
+}
+
+
+def output(arguments: list[str]) -> str:
+    """What `cupyconv ARGUMENTS` prints to a pipe, errors included."""
+    environment = {**os.environ, "COLUMNS": "100"}
+    run = subprocess.run(
+        [sys.executable, "-m", "cupyconv.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+    lines = (line.rstrip() for line in run.stdout.splitlines())
+    return "\n".join([f"$ cupyconv {' '.join(arguments)}", *lines])
+
+
+def filled(text: str) -> str:
+    """The README's text with every marked block replaced by real output."""
+    for name, arguments in COMMANDS.items():
+        block = f"<!-- {name} -->\n```console\n{output(arguments)}\n```\n<!-- /{name} -->"
+        pattern = re.compile(f"<!-- {name} -->.*?<!-- /{name} -->", re.DOTALL)
+        text, count = pattern.subn(lambda _, block=block: block, text)
+        if count != 1:
+            raise SystemExit(f"README.md must have one block {name!r}, has {count}")
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(filled(README.read_text()))

@@ -1,0 +1,662 @@
+"""The command line as its users meet it: answers, exit codes, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from cupyconv import ConvProblem, KernelCompileError, arrays
+from cupyconv.cli import data
+from cupyconv.cli.main import BUG, COMMANDS, main
+from cupyconv.cpu import blocked
+
+SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
+
+# The program that a user starts, found without the scripts folder being on the path.
+PROGRAM = (sys.executable, "-c", "from cupyconv.cli.main import main; main(prog_name='cupyconv')")
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answers on every machine."""
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
+
+
+def run(*args: str, **env: str | None) -> Result:
+    return CliRunner().invoke(main, list(args), env={"COLUMNS": None, **env})
+
+
+def parsed(*args: str) -> dict:
+    result = run(*args, "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def refused(*args: str, code: int = 2) -> str:
+    """The one line that a refused command line gets."""
+    result = run(*args)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("cupyconv: error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+# -- help ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_has_help(name):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    command = main.get_command(click.Context(main), name)
+    assert command.help
+    for parameter in command.params:
+        assert parameter.help, parameter.name
+        assert parameter.opts[0] in result.stdout
+    short = command.get_short_help_str(limit=60)
+    assert not short.endswith("..."), "the list of commands would cut it off"
+
+
+def test_program_alone_prints_its_help():
+    result = run()
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in COMMANDS)
+
+
+def test_version():
+    import cupyconv
+
+    assert cupyconv.__version__ in run("--version").stdout
+
+
+# -- configurations --------------------------------------------------------------------------------
+
+
+def test_multi_channel_preset_gives_one_number_for_each_weight():
+    (layer,) = parsed("shapes", "--preset", "multi-channel")["layers"]
+    assert layer["shapes"]["dw"] == [10, 5, 5, 5]
+    assert layer["shapes"]["dx"] == [1, 5, 100, 100]
+    assert "outer product" in layer["reasons"]["dw"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "output", "sizes"),
+    [
+        ("same-stride", [1, 3, 3, 4], [5, 6]),
+        ("valid-stride", [1, 2, 2, 4], [5, 6]),
+        ("valid-dilation", [1, 1, 1, 4], [5, 5]),
+    ],
+)
+def test_presets_of_the_second_question(preset, output, sizes):
+    (layer,) = parsed("shapes", "--preset", preset)["layers"]
+    assert layer["shapes"]["dy"] == output
+    assert layer["shapes"]["dx"] == [1, 5, 5, 3]
+    assert layer["axes"][0]["valid_input_sizes"] == sizes
+
+
+def test_options_override_a_preset():
+    (layer,) = parsed("shapes", "--preset", "same-stride", "--stride", "1", "--dtype", "float16")[
+        "layers"
+    ]
+    assert layer["configuration"]["stride"] == [1, 1]
+    assert layer["configuration"]["dtype"] == "float16"
+    assert layer["shapes"]["y"] == [1, 5, 5, 4]
+
+
+@pytest.mark.parametrize("shape", ["1x3x8x8", "1,3,8,8", " 1X3x8x8 "])
+def test_shapes_are_read_in_both_spellings(shape):
+    (layer,) = parsed("shapes", "--input", shape, "--filter", "4x3x3x3")["layers"]
+    assert layer["shapes"]["x"] == [1, 3, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("same", [[1, 1], [1, 1]]),
+        ("VALID", [[0, 0], [0, 0]]),
+        ("same-lower", [[1, 1], [1, 1]]),
+        ("1", [[1, 1], [1, 1]]),
+        ("1,2", [[1, 1], [2, 2]]),
+        ("1x2", [[1, 1], [2, 2]]),
+        ("1:2,0:1", [[1, 2], [0, 1]]),
+        ("1:2,3", [[1, 2], [3, 3]]),
+    ],
+)
+def test_every_form_of_padding(text, pairs):
+    (layer,) = parsed("shapes", *SMALL, "--padding", text)["layers"]
+    assert layer["configuration"]["padding"] == pairs
+
+
+def test_a_file_with_one_layer(tmp_path):
+    path = tmp_path / "layer.toml"
+    path.write_text(
+        'name = "mine"\ninput = [2, 9, 9, 4]\nfilter = "3x3x2x6"\nstride = "2x1"\n'
+        'padding = [[0, 1], 2]\ndilation = 1\ngroups = 2\ndata_format = "NHWC"\ndtype = "float64"\n'
+    )
+    (layer,) = parsed("shapes", "--config", str(path))["layers"]
+    assert layer["name"] == "mine"
+    assert layer["configuration"] == {
+        "input": [2, 9, 9, 4],
+        "filter": [3, 3, 2, 6],
+        "stride": [2, 1],
+        "padding": [[0, 1], [2, 2]],
+        "padding_mode": "explicit",
+        "dilation": [1, 1],
+        "groups": 2,
+        "data_format": "NHWC",
+        "filter_format": "HWIO",
+        "dtype": "float64",
+    }
+
+
+def test_a_file_with_several_layers_and_an_option_for_all(tmp_path):
+    path = tmp_path / "layers.toml"
+    path.write_text(
+        '[[layer]]\ninput = "1x3x8x8"\nfilter = "4x3x3x3"\n[[layer]]\ninput = "1x1x9"\n'
+        'filter = "2x1x3"\n'
+    )
+    layers = parsed("shapes", "--config", str(path), "--padding", "same")["layers"]
+    assert [layer["shapes"]["y"] for layer in layers] == [[1, 4, 8, 8], [1, 2, 9]]
+    assert len(parsed("grads", "--config", str(path))["layers"]) == 2
+    assert "one layer" in refused("grads", "--config", str(path), "--save", "x.npz")
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+MISTAKES = {
+    "shape-word": (("--input", "1xax3", "--filter", "4x3x3x3"), ("1xax3", "1x5x5x3")),
+    "shape-empty": (("--input", "", "--filter", "4x3x3x3"), ("''", "1x5x5x3")),
+    "shape-negative": (("--input", "1x3x-8x8", "--filter", "4x3x3x3"), ("at least 1", "-8")),
+    "shape-zero": (("--input", "1x3x8x8", "--filter", "4x3x0x3"), ("at least 1", "H = 0")),
+    "shape-huge": (("--input", "1x3x8x" + "9" * 5000, "--filter", "4x3x3x3"), ("18 digits",)),
+    "shape-rank": (("--input", "1x3", "--filter", "4x3"), ("1 to 3 spatial axes",)),
+    "ranks-differ": (("--input", "1x3x8x8", "--filter", "4x3x3"), ("as many axes",)),
+    "nothing": ((), ("input and filter missing", "--preset")),
+    "no-filter": (("--input", "1x3x8x8"), ("filter missing",)),
+    "channels": (("--input", "1x3x8x8", "--filter", "4x2x3x3"), ("C = 3", "I = 2")),
+    "groups": ((*SMALL, "--groups", "2"), ("groups must divide", "groups=1")),
+    "groups-word": ((*SMALL, "--groups", "two"), ("--groups", "'two'")),
+    "filter-too-large": (("--input", "1x3x2x8", "--filter", "4x3x5x3"), ("axis H", "Pad by 3")),
+    "stride-zero": ((*SMALL, "--stride", "0"), ("stride must be at least 1",)),
+    "stride-negative": ((*SMALL, "--stride", "-2"), ("got -2",)),
+    "stride-count": ((*SMALL, "--stride", "1,2,3"), ("3 values for 2 spatial axes",)),
+    "dilation-zero": ((*SMALL, "--dilation", "1x0"), ("dilation must be at least 1", "axis W")),
+    "padding-negative": ((*SMALL, "--padding", "-1"), ("must not be negative",)),
+    "padding-word": ((*SMALL, "--padding", "sme"), ("'sme'", "Did you mean 'same'")),
+    "padding-nonsense": ((*SMALL, "--padding", "1:b,2"), ("'1:b'", "1:2,0:1")),
+    "padding-three": ((*SMALL, "--padding", "1:2:3,1"), ("(before, after)",)),
+    "data-format": ((*SMALL, "--data-format", "NHCW"), ("Did you mean 'NHWC'",)),
+    "data-format-rank": ((*SMALL, "--data-format", "NCW"), ("Use 'NCHW'",)),
+    "filter-format": ((*SMALL, "--filter-format", "OIHX"), ("Did you mean 'OIHW'",)),
+    "dtype": ((*SMALL, "--dtype", "int8"), ("--dtype", "bfloat16")),
+    "preset": (("--preset", "multichannel"), ("Did you mean 'multi-channel'",)),
+    "option": ((*SMALL, "--bogus"), ("--bogus", "--help")),
+    "config-missing": (("--config", "nowhere.toml"), ("nowhere.toml", "No such file")),
+}
+
+
+@pytest.mark.parametrize("command", ["shapes", "grads"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_get_one_line(command, mistake):
+    args, words = MISTAKES[mistake]
+    line = refused(command, *args)
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'input = "1x5\n', ("must be TOML", "at line 1")),
+        (b"a = 1\nb = = 2", ("must be TOML", "at line 2")),
+        (b"\xff\xfe\x00", ("must be TOML",)),
+        (b"", ("it is empty",)),
+        (b"layer = []", ("[[layer]]",)),
+        (b'[layer]\ninput = "1x3x8x8"', ("[[layer]]",)),
+        (b'input = "1x3x8x8"\nstrides = 2', ("'strides'", "Did you mean 'stride'")),
+        (b'dtype = "f4"\n[[layer]]\ninput = "1x3x8x8"', ("'dtype'", "outside a table")),
+        (b"input = [1, 3, 8, true]", ("input in", "True")),
+        (b"input = 1.5", ("input in", "1.5")),
+        (b"input = [1, 3, 8, 99999999999999999999]", ("18 digits",)),
+        (b"padding = [[1, 'a'], 0]", ("padding in",)),
+        (b"padding = {a = 1}", ("padding in",)),
+        (b"data_format = 3", ("data_format in",)),
+        (b"dtype = 3", ("dtype in",)),
+        (b'name = ""\ninput = [1, 3, 8, 8]', ("name in",)),
+        (b'[[layer]]\nfilter = "1x1x1x1"\n[[layer]]\nfliter = 2', ("layer 2 of", "'filter'")),
+    ],
+)
+def test_bad_files_get_one_line(tmp_path, content, words):
+    path = tmp_path / "layer.toml"
+    path.write_bytes(content)
+    line = refused("shapes", "--config", str(path))
+    assert all(word in line for word in words), line
+
+
+def test_config_and_preset_exclude_each_other():
+    assert "got both" in refused("shapes", "--config", "a.toml", "--preset", "same-stride")
+
+
+def test_unknown_command_suggests_the_nearest():
+    assert "Did you mean 'shapes'" in refused("shpes")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("shapes", *SMALL, "--device", "sm_60"), ("7.5",)),
+        (("shapes", *SMALL, "--device", "tpu"), ("'tpu'", "sm_80")),
+        (("grads", *SMALL, "--device", "tpu"), ("--device", "'cpu'")),
+        (("grads", *SMALL, "--impl", "nump"), ("Did you mean 'numpy'",)),
+        (("grads", *SMALL, "--seed", "-1"), ("--seed",)),
+        (("grads", *SMALL, "--save", "/nowhere/x.npz"), ("no folder /nowhere",)),
+        (("check", "--impl", "nump"), ("Did you mean 'numpy'",)),
+        (("check", "--impl", "numpy", "--device", "gpu"), ("numpy", "gpu")),
+        (("check", "--dtype", "float8"), ("float16",)),
+        (("check", "--random", "many"), ("--random",)),
+    ],
+)
+def test_other_mistakes_get_one_line(args, words):
+    line = refused(*args)
+    assert all(word in line for word in words), line
+
+
+# -- exit codes and errors -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("grads", *SMALL, "--device", "gpu"),
+        ("grads", *SMALL, "--impl", "cuda-generic"),
+        ("check", "--device", "gpu"),
+        ("check", "--impl", "cuda-generic"),
+    ],
+)
+def test_no_gpu_is_code_3(args):
+    assert "cupyconv env" in refused(*args, code=3)
+
+
+def test_env_is_code_3_only_if_a_gpu_is_required():
+    assert run("env").exit_code == 0
+    assert run("env", "--require-gpu").exit_code == 3
+
+
+def test_a_kernel_that_does_not_compile_is_code_4_and_shows_the_log(monkeypatch):
+    def fail(*_args):
+        raise KernelCompileError("conv_forward.cu does not compile", "line 3: error: no\nline 4: x")
+
+    monkeypatch.setattr("cupyconv.cli.shapes.plan", fail)
+    result = run("shapes", *SMALL)
+    assert result.exit_code == 4
+    first, *log = result.stderr.splitlines()
+    assert first == "cupyconv: error: conv_forward.cu does not compile"
+    assert log == ["line 3: error: no", "line 4: x"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (MemoryError("an array takes 3 GiB"), 2, "not enough memory: an array takes 3 GiB"),
+        (OSError(28, "No space left on device", "out.npz"), 2, "out.npz: No space left"),
+        (ValueError("two\nlines"), BUG, "a bug in cupyconv, ValueError: two lines"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_whatever_happens_is_no_traceback(monkeypatch, error, code, words):
+    def fail(*_args):
+        raise error
+
+    monkeypatch.setattr("cupyconv.cli.shapes.plan", fail)
+    result = run("shapes", *SMALL)
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def test_sizes_beyond_64_bits_are_answered():
+    side = "99999999999"
+    (layer,) = parsed("shapes", "--input", f"1x1x{side}x{side}", "--filter", "1x1x3x99999999")[
+        "layers"
+    ]
+    assert layer["needs_64bit_indexing"] is True
+    assert layer["passes"][0]["flops"] > 2**64
+    assert run("shapes", "--input", f"1x1x{side}x{side}", "--filter", "1x1x3x3").exit_code == 0
+
+
+def test_every_pass_has_a_plan_on_every_device_asked_for():
+    (layer,) = parsed("shapes", *SMALL, "--device", "cpu", "--device", "sm_90")["layers"]
+    assert [plan["architecture"] for plan in layer["plans"]] == [None, "sm_90a"]
+    assert all(len(plan["passes"]) == 3 for plan in layer["plans"])
+
+
+def test_grads_tells_what_would_not_fit(monkeypatch):
+    line = refused("grads", "--input", "1x1x9999999x9999999", "--filter", "1x1x3x3")
+    assert "PiB" in line
+    monkeypatch.setattr(data, "available_memory", lambda: 9 << 20)
+    line = refused("grads", "--input", "1x3x200x200", "--filter", "8x3x3x3")
+    assert "9.0 MiB is available" in line
+    monkeypatch.setattr(data, "available_memory", lambda: 20 << 20)
+    assert "--no-check" in refused("grads", "--input", "1x3x200x200", "--filter", "8x3x3x3")
+
+
+def test_grads_without_checks():
+    report = parsed("grads", *SMALL, "--no-check")
+    assert report["layers"][0]["agreements"] is None
+    assert "not checked" in run("grads", *SMALL, "--no-check").stdout
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("impl", ["reference", "numpy"])
+def test_grads_agree_in_every_dtype(dtype, impl):
+    for preset in ("same-stride", "valid-dilation"):
+        report = parsed("grads", "--preset", preset, "--dtype", dtype, "--impl", impl)
+        (layer,) = report["layers"]
+        assert layer["passed"] is True
+        assert set(layer["implementations"].values()) == {impl}
+        assert {entry["compared_with"] for entry in layer["agreements"]} == {
+            "float64 reference",
+            "finite differences",
+            "adjoint identity",
+        }
+
+
+def test_grads_of_an_empty_batch():
+    (layer,) = parsed("grads", "--input", "0x3x8x8", "--filter", "4x3x3x3")["layers"]
+    assert layer["norms"]["dw"] == 0
+    assert layer["passed"] is True
+
+
+def _off_by_one_element(monkeypatch, pass_, result):
+    right = getattr(blocked, pass_)
+
+    def wrong(*args):
+        right(*args)
+        args[-1].flat[result] += 0.25
+
+    monkeypatch.setattr(blocked, pass_, wrong)
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backprop_input", "backprop_filter"])
+def test_one_wrong_element_fails_grads_and_check(monkeypatch, pass_):
+    _off_by_one_element(monkeypatch, pass_, 1)
+    result = run("grads", *SMALL)
+    assert result.exit_code == 1
+    assert "FAIL" in result.stdout
+    result = run("check", *SMALL)
+    assert result.exit_code == 1
+    assert "failures" in result.stdout.splitlines()[-1]
+    assert "to see a failure again" in result.stdout
+    report = json.loads(run("check", *SMALL, "--json").stdout)
+    assert report["passed"] is False
+    assert {failure["implementation"] for failure in report["failures"]} == {"numpy"}
+
+
+def test_finite_differences_alone_notice_one_wrong_element(monkeypatch):
+    _off_by_one_element(monkeypatch, "backprop_filter", 1)
+    (layer,) = json.loads(run("grads", *SMALL, "--json").stdout)["layers"]
+    failed = {entry["compared_with"]: entry["passed"] for entry in layer["agreements"]}
+    by_tensor = {
+        entry["tensor"]: entry["passed"]
+        for entry in layer["agreements"]
+        if entry["compared_with"] == "finite differences"
+    }
+    assert by_tensor == {"dx": True, "dw": False, "db": True}
+    assert failed["adjoint identity"] is False
+
+
+def test_an_implementation_that_raises_is_a_failure(monkeypatch):
+    def fail(*_args):
+        raise IndexError("out of bounds")
+
+    monkeypatch.setattr(blocked, "forward", fail)
+    result = run("check", *SMALL, "--dtype", "float32")
+    assert result.exit_code == 1
+    assert "IndexError: out of bounds" in result.stdout
+
+
+def test_a_failure_can_be_seen_again(monkeypatch):
+    _off_by_one_element(monkeypatch, "forward", 0)
+    report = json.loads(run("check", *SMALL, "--padding", "1:0,0:2", "--json").stdout)
+    program, *args = report["failures"][0]["command"].split()
+    assert program == "cupyconv"
+    assert run(*args).exit_code == 1
+    # The same command stands in the text, in one piece, however narrow the terminal.
+    text = run("check", *SMALL, "--padding", "1:0,0:2", COLUMNS="80").stdout
+    assert report["failures"][0]["command"] in text.splitlines()
+
+
+# -- check -----------------------------------------------------------------------------------------
+
+
+def test_check_passes_and_counts():
+    result = run("check", "--dtype", "float32", "--dtype", "bfloat16", "--random", "5")
+    assert result.exit_code == 0
+    assert "GPU implementations were not checked" in result.stdout
+    last = result.stdout.splitlines()[-1]
+    configurations, comparisons, failures = (int(part.split()[0]) for part in last.split(", "))
+    assert configurations >= 30 + 5
+    # Two kinds of data on four results, and the adjoint identity.
+    assert comparisons == configurations * 2 * 2 * (2 * 4 + 1)
+    assert failures == 0
+
+
+def test_check_by_device_says_nothing_of_the_gpu():
+    assert parsed("check", *SMALL, "--device", "cpu")["not_checked"] == {}
+
+
+def test_random_configurations_depend_on_the_seed_only():
+    from cupyconv.cli.check import _random_layers
+
+    first, again = (list(_random_layers(20, 1)) for _ in range(2))
+    assert first == again
+    assert first != list(_random_layers(20, 2))
+    for layer in _random_layers(300, 3):
+        assert isinstance(layer.problem(), ConvProblem)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_save_round_trip(tmp_path):
+    path = tmp_path / "out.npz"
+    report = parsed("grads", *SMALL, "--save", str(path))
+    assert report["saved"] == str(path)
+    with np.load(path) as saved:
+        first = {name: saved[name] for name in saved.files}
+    assert set(first) == {"x", "w", "dy", "y", "dx", "dw", "db"}
+    assert os.listdir(tmp_path) == ["out.npz"]
+    again = tmp_path / "again.npz"
+    files = [part for name in ("x", "w", "dy") for part in (f"--{name}", str(path))]
+    (layer,) = parsed("grads", *files, "--save", str(again))["layers"]
+    assert layer["data"] == {"x": str(path), "w": str(path), "dy": str(path)}
+    with np.load(again) as saved:
+        assert all(np.array_equal(first[name], saved[name]) for name in first)
+
+
+def test_save_round_trip_of_bfloat16(tmp_path):
+    path = tmp_path / "out.npz"
+    parsed("grads", *SMALL, "--dtype", "bfloat16", "--save", str(path))
+    with np.load(path) as saved:
+        assert saved["dw"].dtype == np.float32
+    files = ("--x", str(path), "--w", str(path), "--dy", str(path), "--dtype", "bfloat16")
+    parsed("grads", *files, "--save", str(tmp_path / "again.npz"))
+    with np.load(path) as one, np.load(tmp_path / "again.npz") as two:
+        assert all(np.array_equal(one[name], two[name]) for name in one.files)
+
+
+def test_a_save_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "out.npz"
+    path.write_text("precious")
+
+    def full(file, **_arrays):
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    assert "No space left" in refused("grads", *SMALL, "--save", str(path))
+    assert path.read_text() == "precious"
+    assert os.listdir(tmp_path) == ["out.npz"]
+
+
+def _write(folder: Path, name: str, array: np.ndarray) -> str:
+    path = folder / name
+    np.save(path, array)
+    return str(path)
+
+
+def test_data_from_npy_takes_its_shape_and_dtype(tmp_path):
+    x = _write(tmp_path, "x.npy", np.ones((1, 3, 9, 9), ">f8"))
+    (layer,) = parsed("grads", "--preset", "multi-channel", "--x", x, "--filter", "2x3x3x3")[
+        "layers"
+    ]
+    assert layer["configuration"]["input"] == [1, 3, 9, 9]
+    assert layer["configuration"]["dtype"] == "float64"
+    assert layer["norms"]["x"] == pytest.approx(243**0.5)
+
+
+def test_dtype_converts_data(tmp_path):
+    x = _write(tmp_path, "x.npy", np.ones((1, 3, 8, 8), np.int64))
+    args = ("grads", "--x", x, "--filter", "4x3x3x3")
+    assert "int64" in refused(*args)
+    (layer,) = parsed(*args, "--dtype", "float16")["layers"]
+    assert layer["configuration"]["dtype"] == "float16"
+
+
+def test_data_that_is_not_finite_is_not_a_failure(tmp_path):
+    x = np.ones((1, 3, 8, 8), np.float32)
+    x[0, 1, 4, 4] = np.nan
+    path = _write(tmp_path, "x.npy", x)
+    (layer,) = parsed("grads", "--x", path, "--filter", "4x3x3x3")["layers"]
+    verdicts = {entry["compared_with"]: entry["passed"] for entry in layer["agreements"]}
+    assert verdicts["float64 reference"] is True
+    assert verdicts["adjoint identity"] is None
+    assert layer["norms"]["x"] is None
+
+
+def test_equal_numbers_are_no_trouble(tmp_path):
+    # Every rounding error of such a sum has the same sign.
+    x = _write(tmp_path, "x.npy", np.full((1, 2, 60, 60), 0.1, np.float32))
+    w = _write(tmp_path, "w.npy", np.full((3, 2, 3, 3), 0.1, np.float32))
+    dy = _write(tmp_path, "dy.npy", np.full((1, 3, 58, 58), 0.1, np.float32))
+    for impl in ("numpy", "reference"):
+        parsed("grads", "--x", x, "--w", w, "--dy", dy, "--impl", impl)
+
+
+def test_one_of_several_arrays_is_chosen_by_name(tmp_path):
+    path = tmp_path / "many.npz"
+    np.savez(path, a=np.ones((1, 3, 8, 8), np.float32), b=np.ones(2))
+    assert "has a, b" in refused("grads", "--x", str(path), "--filter", "4x3x3x3")
+    assert "'c'" in refused("grads", "--x", f"{path}:c", "--filter", "4x3x3x3")
+    parsed("grads", "--x", f"{path}:a", "--filter", "4x3x3x3")
+
+
+def _bad_files(folder: Path) -> dict[str, tuple[str, str]]:
+    good = (folder / "good.npy", folder / "good.npz")
+    np.save(good[0], np.ones((1, 3, 8, 8), np.float32))
+    np.savez(good[1], x=np.ones((1, 3, 8, 8), np.float32))
+    np.save(folder / "object.npy", np.array([{}, 1], object))
+    np.savez(folder / "object.npz", x=np.array([{}, 1], object))
+    np.save(folder / "complex.npy", np.ones((1, 3, 8, 8), np.complex64))
+    np.save(folder / "text.npy", np.array(["a"]))
+    (folder / "body.npy").write_bytes(good[0].read_bytes()[:-5])
+    (folder / "header.npy").write_bytes(good[0].read_bytes()[:20])
+    (folder / "half.npz").write_bytes(good[1].read_bytes()[:300])
+    (folder / "empty.npy").write_bytes(b"")
+    (folder / "pickle.npy").write_bytes(b"\x80\x04K\x03.")
+    return {
+        "object.npy": ("pickled", "numpy.save"),
+        "object.npz": ("pickled", "numpy.save"),
+        "complex.npy": ("real numbers", "complex64"),
+        "text.npy": ("real numbers", "float32"),
+        "body.npy": ("truncated", "numpy.save"),
+        "header.npy": ("truncated", "numpy.save"),
+        "half.npz": ("truncated", "numpy.save"),
+        "empty.npy": ("is empty", "numpy.save"),
+        "pickle.npy": ("neither", "never read"),
+        "nowhere.npy": ("nowhere.npy", "No such file"),
+    }
+
+
+def test_bad_data_files_get_one_line(tmp_path):
+    for name, words in _bad_files(tmp_path).items():
+        line = refused("grads", "--x", str(tmp_path / name), "--filter", "4x3x3x3")
+        assert all(word in line for word in words), line
+
+
+def test_data_that_does_not_fit_together(tmp_path):
+    x = _write(tmp_path, "x.npy", np.ones((1, 3, 8, 8), np.float32))
+    w = _write(tmp_path, "w.npy", np.ones((4, 3, 3, 3), np.float16))
+    dy = _write(tmp_path, "dy.npy", np.ones((1, 4, 5, 6), np.float32))
+    assert "w is float16" in refused("grads", "--x", x, "--w", w)
+    line = refused("grads", "--x", x, "--filter", "4x3x3x3", "--dy", dy)
+    assert "input sizes 7 would give 5" in line
+    assert "--input" in refused("grads", "--x", x, "--input", "1x3x8x9", "--filter", "4x3x3x3")
+
+
+# -- as a program ----------------------------------------------------------------------------------
+
+
+def _start(*args: str, **options) -> subprocess.Popen:
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [*PROGRAM, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, **options
+    )
+
+
+def test_nobody_reading_is_no_error():
+    process = _start("shapes", "--preset", "multi-channel")
+    process.stdout.close()
+    assert process.wait(30) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_shapes_is_quick_and_needs_no_numpy(capsys):
+    def once() -> float:
+        start = time.perf_counter()
+        process = _start("shapes", "--preset", "multi-channel")
+        output, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, b"")
+        assert b"10x5x5x5" in output
+        return time.perf_counter() - start
+
+    best = min(once() for _ in range(6))
+    with capsys.disabled():
+        print(f"\n`cupyconv shapes` answers within {best:.2f} s")
+    assert best < 0.6  # 0.3 is meant; the rest is for busy machines
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\nfrom cupyconv.cli.main import main\n"
+            "try: main(['shapes', '--preset', 'multi-channel'])\n"
+            "finally: print([m for m in ('numpy', 'cupy', 'ml_dtypes') if m in sys.modules])",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout.splitlines()[-1] == "[]"
+
+
+def test_interrupting_is_quiet():
+    process = _start("check", "--random", "1000000")
+    time.sleep(2)  # long past its imports
+    process.send_signal(2)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.strip() == b""

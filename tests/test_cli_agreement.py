@@ -1,0 +1,106 @@
+"""What the comparisons themselves are worth: they pass what is right and fail what is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupyconv import ConvProblem, arrays
+from cupyconv.cli import check, configuration
+from cupyconv.cli.agreement import CPU, Agreement, Operands, Results, Truth, _naive, compute
+from cupyconv.cli.data import random as random_data
+from cupyconv.problem import ITEMSIZE
+
+LAYERS = configuration.read_file(check.BUILT_IN)
+
+
+def _operands(problem: ConvProblem, seed: int = 0) -> Operands:
+    generator = np.random.default_rng(seed)
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    return Operands(*(random_data(generator, shape, problem.dtype) for shape in shapes))
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+def test_plain_summation_equals_the_reference_on_integers(layer):
+    problem = layer.problem(dtype="float32")
+    operands = check._integers(problem, np.random.default_rng(0))
+    expected = compute(problem, operands, CPU, "reference")
+    for got, wanted in zip(_naive(problem, operands), expected, strict=True):
+        assert np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_integer_data_has_exact_sums(dtype):
+    for layer in LAYERS:
+        problem = layer.problem(dtype=dtype)
+        operands = check._integers(problem, np.random.default_rng(0))
+        assert all(operand.dtype == arrays.numpy_dtype(dtype) for operand in operands)
+        for sums in Truth(problem, operands).magnitudes:
+            assert np.max(sums, initial=0) <= check.EXACT_UP_TO[dtype]
+        if problem.N:
+            assert all(np.count_nonzero(operand) for operand in operands)
+
+
+def test_names_are_unique_and_presets_are_legal():
+    names = [layer.name for layer in LAYERS]
+    assert len(set(names)) == len(names)
+    for layer in (*LAYERS, *configuration.read_file(configuration.PRESETS)):
+        assert isinstance(layer.problem(), ConvProblem)
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_one_unit_too_many_in_one_element_is_noticed(dtype):
+    problem = ConvProblem((1, 3, 8, 8), (4, 3, 3, 3), dtype=dtype)
+    operands = _operands(problem)
+    truth = Truth(problem, operands)
+    results = compute(problem, operands, CPU, "numpy")
+    for name in Results._fields:
+        array = getattr(results, name).copy()
+        assert truth.difference(name, array) <= truth.bounds[name]
+        magnitude = getattr(truth.magnitudes, name).ravel()[1]
+        array.ravel()[1] += array.dtype.type(2 * truth.bounds[name] * magnitude)
+        assert truth.difference(name, array) > truth.bounds[name]
+
+
+def test_a_gradient_where_there_must_be_none_is_noticed():
+    problem = ConvProblem((1, 1, 6), (1, 1, 3), stride=2)  # the last input is under no window
+    operands = _operands(problem)
+    truth = Truth(problem, operands)
+    results = compute(problem, operands, CPU, "numpy")
+    results.dx[0, 0, 5] = 1e-6
+    assert truth.difference("dx", results.dx) == np.inf
+    verdicts = {
+        entry.tensor: entry.passed for entry in truth.against_finite_differences(results, 0)
+    }
+    assert verdicts == {"dx": False, "dw": True, "db": True}
+
+
+def test_infinities_must_be_the_same():
+    problem = ConvProblem((1, 1, 3), (1, 1, 1), dtype="float16")
+    x = np.array([[[60000, 2, -60000]]], np.float16)
+    operands = Operands(x, np.full((1, 1, 1), 2, np.float16), np.ones((1, 1, 3), np.float16))
+    truth = Truth(problem, operands)
+    right = np.array([[[np.inf, 4, -np.inf]]], np.float16)
+    assert truth.difference("y", right) == 0
+    assert truth.difference("y", -right) == np.inf
+    assert truth.difference("y", np.full_like(right, np.nan)) == np.inf
+
+
+def test_numbers_of_any_size_are_judged_alike():
+    problem = ConvProblem((1, 3, 8, 8), (4, 3, 3, 3), dtype="float64")
+    operands = _operands(problem)
+    for scale in (1e-120, 1e100):
+        scaled = Operands(operands.x * scale, *operands[1:])
+        truth = Truth(problem, scaled)
+        results = compute(problem, scaled, CPU, "numpy")
+        agreements = [
+            *truth.against_reference(results),
+            *truth.against_finite_differences(results, 0),
+            truth.against_adjoint(results),
+        ]
+        assert all(agreement.passed for agreement in agreements)
+
+
+def test_not_a_number_never_passes():
+    assert Agreement("", "y", "", 1, float("nan"), 1.0).passed is False
+    assert Agreement("", "y", "", 1, None, 1.0).passed is None

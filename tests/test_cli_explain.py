@@ -1,0 +1,122 @@
+"""The reasons: true on every configuration, and said in numbers that can be counted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupyconv import ConvAxis, ConvProblem
+from cupyconv.explain.shapes import axis_reasons, reasons, unread_inputs
+
+AXES = st.builds(
+    ConvAxis,
+    name=st.just("H"),
+    input=st.integers(1, 30),
+    filter=st.integers(1, 6),
+    stride=st.integers(1, 6),
+    dilation=st.integers(1, 5),
+    pad_before=st.integers(0, 6),
+    pad_after=st.integers(0, 6),
+    padding_mode=st.just("explicit"),
+)
+
+
+@given(AXES)
+def test_unread_inputs_are_those_that_no_window_touches(axis):
+    read = {
+        output * axis.stride - axis.pad_before + tap * axis.dilation
+        for output in range(axis.output)
+        for tap in range(axis.filter)
+    }
+    assert unread_inputs(axis) == len(set(range(axis.input)) - read)
+
+
+def test_a_filter_too_long_to_count_is_still_answered():
+    axis = ConvAxis("H", 10**17, 10**15, 7, 1, 0, 0, "valid")
+    assert unread_inputs(axis) == axis.unread_after
+
+
+def _reasons(*shapes, **rest):
+    return {entry.tensor: entry for entry in reasons(ConvProblem(*shapes, **rest))}
+
+
+def test_every_tensor_has_its_shape_and_a_sentence():
+    problem = ConvProblem((2, 6, 9, 8), (9, 2, 3, 3), groups=3, stride=2)
+    entries = {entry.tensor: entry for entry in reasons(problem)}
+    assert list(entries) == ["x", "w", "y", "dy", "dx", "dw", "db"]
+    assert entries["dx"].shape == entries["x"].shape == problem.input_shape
+    assert entries["dw"].shape == entries["w"].shape == problem.filter_shape
+    assert entries["dy"].shape == entries["y"].shape == problem.output_shape
+    assert entries["db"].shape == (9,)
+
+
+def test_the_filter_gradient_pairs_channels_up():
+    text = _reasons((1, 5, 100, 100), (10, 5, 5, 5))["dw"].reason
+    assert "the 10 channels of dy and the 5 of x pair up as an outer product" in text
+    assert "nothing is broadcast or averaged" in text
+    assert "images" not in text
+    assert "summed over the 3 images" in _reasons((3, 5, 9, 9), (10, 5, 5, 5))["dw"].reason
+    assert (
+        "dilated by stride 2x3" in _reasons((1, 5, 9, 9), (1, 5, 3, 3), stride=(2, 3))["dw"].reason
+    )
+
+
+def test_groups_and_depthwise_are_said():
+    grouped = _reasons((1, 6, 9, 9), (9, 2, 3, 3), groups=3)
+    assert "9 filters in 3 groups" in grouped["w"].reason
+    assert "the 2 input channels of k's group" in grouped["y"].reason
+    assert "the 3 channels of dy and the 2 of x" in grouped["dw"].reason
+    depthwise = _reasons((1, 4, 9, 9), (8, 1, 3, 3), groups=4)
+    assert "2 filters of 3x3 taps for each of the 4 input channels" in depthwise["w"].reason
+
+
+@pytest.mark.parametrize(("rank", "word"), [(1, "samples"), (2, "pixels"), (3, "voxels")])
+def test_words_fit_the_rank(rank, word):
+    assert word in _reasons((1, 1, *[4] * rank), (1, 1, *[2] * rank))["x"].reason
+
+
+def _axes(size, taps, **rest):
+    return axis_reasons(ConvProblem((1, 1, *size), (1, 1, *taps), **rest))
+
+
+def test_axes_that_are_alike_are_told_once():
+    (both,) = _axes((5, 5), (3, 3), stride=2)
+    assert both.axes == ("H", "W")
+    first, second = _axes((5, 6), (3, 3), stride=2)
+    assert (first.axes, second.axes) == (("H",), ("W",))
+
+
+def test_padding_words_are_told_in_numbers():
+    (same,) = _axes((6,), (3,), stride=2, padding="same")
+    assert same.padding.startswith("0 before, 1 after: for SAME, 3 windows span (3 - 1)*2 + 3 = 7")
+    assert "the odd one after" in same.padding
+    (lower,) = _axes((6,), (3,), stride=2, padding="same_lower")
+    assert lower.padding.startswith("1 before, 0 after: for SAME_LOWER")
+    (none,) = _axes((4,), (1,), stride=2, padding="same")
+    assert none.padding.startswith("none: for SAME")
+    (valid,) = _axes((4,), (3,), padding="valid")
+    assert valid.padding == "none: VALID adds none"
+    (given,) = _axes((4,), (3,), padding=[(1, 2)])
+    assert given.padding == "1 before, 2 after, as given"
+
+
+def test_sizes_that_share_an_output_are_told():
+    # The example of the input gradient's size: 18 outputs, stride 16, 11 taps.
+    (same,) = _axes((280,), (11,), stride=16, padding="same")
+    assert "inputs of 273 to 288 all have an output of 18" in same.input_sizes
+    (valid,) = _axes((290,), (11,), stride=16, padding="valid")
+    assert "inputs of 283 to 298 all have an output of 18" in valid.input_sizes
+    (single,) = _axes((9,), (3,))
+    assert single.input_sizes == "only an input of 9 has an output of 7"
+
+
+def test_unread_inputs_are_told():
+    (last,) = _axes((6,), (3,), stride=2)
+    assert last.unread.startswith("the last 1 of 6")
+    (gaps,) = _axes((7,), (1,), stride=3)
+    assert gaps.unread.startswith("4 of 7, between windows or taps")
+    (both,) = _axes((9,), (1,), stride=3)
+    assert both.unread.startswith("6 of 9: the last 2, and some between")
+    (none,) = _axes((7,), (3,), stride=2)
+    assert none.unread.startswith("none")

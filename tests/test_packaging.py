@@ -1,0 +1,110 @@
+"""What is shipped, and that it works away from the checkout."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """A freshly built sdist and wheel."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sdist, wheel
+
+
+def kernel_files():
+    return {
+        str(path.relative_to(ROOT))
+        for pattern in ("*.cu", "include/*.cuh")
+        for path in (ROOT / "cuda").glob(pattern)
+    }
+
+
+def test_wheel_carries_kernels_and_types(distributions):
+    names = set(zipfile.ZipFile(distributions[1]).namelist())
+    assert {f"cupyconv/{name}" for name in kernel_files()} <= names
+    assert "cupyconv/py.typed" in names
+    assert not [name for name in names if name.startswith("tests")]
+    assert "cupyconv/cuda/__init__.py" not in names, "it would shadow NVIDIA's cuda namespace"
+
+
+def test_sdist_carries_kernels(distributions):
+    with tarfile.open(distributions[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert kernel_files() | {"README.md", "LICENSE", "pyproject.toml"} <= names
+
+
+def test_wheel_works_from_another_folder(distributions, tmp_path):
+    site = tmp_path / "site"
+    options = ["--quiet", "--no-deps", "--no-compile", "--target", str(site)]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, str(distributions[1])], check=True
+    )
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import cupyconv, numpy\n"
+        "from cupyconv.gpu import sources\n"
+        "assert cupyconv.__file__.startswith(sys.argv[1]), cupyconv.__file__\n"
+        "assert str(sources.directory()).startswith(sys.argv[1])\n"
+        "assert dict(sources.load('conv_forward.cu').headers)['maps.cuh']\n"
+        "x = numpy.ones((1, 2, 4, 4), 'float32'); w = numpy.ones((3, 2, 3, 3), 'float32')\n"
+        "assert (cupyconv.conv_forward(x, w) == 18).all()\n"
+        "from cupyconv.cli.main import main\n"
+        "sys.argv = ['cupyconv', 'shapes', '--preset', 'multi-channel']; main()\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", program, str(site)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "1x10x96x96" in run.stdout
+
+
+def test_every_package_folder_is_shipped():
+    listed = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    )
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in ROOT.glob("cupyconv/**/__init__.py")
+    }
+    assert found | {"cupyconv.cli", "cupyconv.cuda", "cupyconv.cuda.include"} == listed
+
+
+def test_lazy_names_are_all_importable():
+    import cupyconv
+
+    for name in cupyconv.__all__:
+        assert getattr(cupyconv, name) is not None
+    assert set(cupyconv.__all__) <= set(dir(cupyconv))
+    with pytest.raises(AttributeError, match="nothing"):
+        cupyconv.nothing  # noqa: B018
+
+
+def test_no_traces_of_any_one_machine():
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    pattern = re.compile(r"(?<![\w.])/(?:home|root|work)/\w")
+    found = []
+    for name in files:
+        text = (ROOT / name).read_bytes().decode(errors="ignore")
+        if name != "tests/test_packaging.py" and pattern.search(text):
+            found.append(name)
+    assert not found

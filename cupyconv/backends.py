@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import prod
+from math import gcd, prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
 from cupyconv.cpu.views import data_view
 from cupyconv.errors import ConvTypeError
-from cupyconv.gpu import launch
+from cupyconv.gpu import depthwise, gather, generic, launch
 from cupyconv.gpu.parameters import Strides, element_strides
 from cupyconv.planning.device import CPU, Device
 from cupyconv.planning.plan import PassPlan
@@ -95,6 +95,13 @@ class CpuBackend:
             db[...] = view.sum(axis=others, dtype=np.float64).reshape(problem.bias_shape)
 
 
+_PREPARE = {
+    "cuda-generic": generic.prepare,
+    "cuda-gather": gather.prepare,
+    "cuda-depthwise": depthwise.prepare,
+}
+
+
 class GpuBackend:
     """Kernels on the current CuPy device and stream, or on whatever ``runtime`` stands for."""
 
@@ -105,6 +112,10 @@ class GpuBackend:
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         return arrays.cupy().empty(shape, arrays.numpy_dtype(dtype))
 
+    def address(self, array: Any) -> int:
+        """The address of an array's first element."""
+        return int(array.data.ptr)
+
     def run(
         self,
         pass_plan: PassPlan,
@@ -112,20 +123,19 @@ class GpuBackend:
         tensors: Tensors,
         activation: str | None = None,
     ) -> None:
-        t = tensors
         strides = Strides(
-            _strides("x", t.x),
-            _strides("w", t.w),
-            _strides("y", t.y),
-            1 if t.bias is None else _strides("bias", t.bias)[0],
+            _strides("x", tensors.x),
+            _strides("w", tensors.w),
+            _strides("y", tensors.y),
+            1 if tensors.bias is None else _strides("bias", tensors.bias)[0],
+            gcd(16, *(self.address(array) for array in (tensors.x, tensors.w, tensors.y))),
         )
-        pointers = {
-            "forward": (t.x, t.w, t.bias, t.y),
-            "backprop_input": (t.y, t.w, t.x),
-            "backprop_filter": (t.x, t.y, t.w),
-        }[pass_plan.pass_]
-        launched = launch.prepare(pass_plan, problem, strides, activation)
-        launch.run(launched, pointers, self.runtime)
+        operands = {"x": tensors.x, "w": tensors.w, "y": tensors.y, "bias": tensors.bias}
+        if pass_plan.workspace_bytes:
+            operands["workspace"] = self.empty((pass_plan.workspace_bytes // 4,), "float32")
+        prepare = _PREPARE[pass_plan.implementation]
+        launches = prepare(pass_plan, problem, strides, activation, self.device)
+        launch.run(launches, operands, self.runtime)
 
     def sum_bias(self, problem: ConvProblem, dy: Any, db: Any) -> None:
         strides = Strides(
@@ -134,7 +144,8 @@ class GpuBackend:
             _strides("dy", dy),
             _strides("out", db)[0],
         )
-        launch.run(launch.prepare_bias(problem, strides), (dy, db), self.runtime)
+        launches = generic.prepare_bias(problem, strides)
+        launch.run(launches, {"y": dy, "bias": db}, self.runtime)
 
 
 _CPU = CpuBackend()
@@ -161,7 +172,7 @@ def _gpu(ordinal: int) -> GpuBackend:
         properties["name"].decode(), (properties["major"], properties["minor"])
     )
     assert device.architecture is not None
-    return GpuBackend(device, launch.CupyRuntime(device.architecture))
+    return GpuBackend(device, launch.CupyRuntime(device.architecture, ordinal))
 
 
 def memory_text(shape: tuple[int, ...], dtype: str) -> str:

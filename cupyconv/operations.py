@@ -9,7 +9,7 @@ from cupyconv import arrays, backends, formats
 from cupyconv.backends import Backend, Tensors
 from cupyconv.errors import ConvError, ConvTypeError, unknown_word
 from cupyconv.gpu.parameters import ACTIVATIONS
-from cupyconv.planning import Device, Plan
+from cupyconv.planning import Device, Plan, plan_pass
 from cupyconv.planning import plan as _plan
 from cupyconv.problem import ConvProblem, Padding, Size, dtype_name, shape_text
 
@@ -320,8 +320,7 @@ def conv_transpose(
         filter_format=filter_format,
         dtype=_common_dtype(taken),
     )
-    operands = {"w": taken["w"], "dy": taken["x"]}
-    return _run("backprop_input", problem, operands, home, impl, out, problem.input_shape)
+    return _run("backprop_input", problem, taken, home, impl, out, problem.input_shape)
 
 
 def plan(problem: ConvProblem, device: str | Device | None = None, impl: str = "auto") -> Plan:
@@ -354,12 +353,13 @@ def _run(
 ) -> Any:
     backend = backends.of(home)
     _require_current_device(taken, home)
-    pass_plan = _plan(problem, backend.device, impl)[pass_]
+    pass_plan = plan_pass(problem, pass_, backend.device, impl)
     result = _result(out, shape, problem.dtype, taken, home, backend)
+    dy = "dy" if "dy" in taken else "x"  # conv_transpose calls it x
     tensors = {
         "forward": lambda: Tensors(taken["x"], taken["w"], result, taken.get("bias")),
-        "backprop_input": lambda: Tensors(result, taken["w"], taken["dy"]),
-        "backprop_filter": lambda: Tensors(taken["x"], result, taken["dy"]),
+        "backprop_input": lambda: Tensors(result, taken["w"], taken[dy]),
+        "backprop_filter": lambda: Tensors(taken["x"], result, taken[dy]),
     }[pass_]()
     backend.run(pass_plan, problem, tensors, activation)
     return result if out is None else out

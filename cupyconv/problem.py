@@ -11,6 +11,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -84,8 +85,10 @@ class ConvAxis:
         """The input sizes whose output size is ``output``: ``stride`` consecutive integers.
 
         They start at (output - 1) * stride + 1 for SAME, else at (output - 1) * stride +
-        effective_filter - padding; sizes below 1 are left out.
+        effective_filter - padding; sizes below 1 are left out.  No input has an output below 1.
         """
+        if output < 1:
+            return range(0)
         first = self.first_input_size_for(output)
         return range(max(first, 1), max(first + self.stride, 1))
 
@@ -106,6 +109,23 @@ class ConvAxis:
         """Trailing inputs that no window reaches: their gradient is zero."""
         last_read = (self.output - 1) * self.stride + self.effective_filter - 1 - self.pad_before
         return max(self.input - 1 - last_read, 0)
+
+    @property
+    def stride_phases(self) -> tuple[tuple[range, range], ...]:
+        """The inputs that share their taps, and those taps, for each remainder by the stride.
+
+        Phase f has the inputs h with (h + pad_before) mod stride = f; a window has such an input
+        under the taps r with r * dilation mod stride = f, and under no others.
+        """
+        step = self.stride // gcd(self.stride, self.dilation)
+        taps_of = {tap * self.dilation % self.stride: tap for tap in reversed(range(step))}
+        return tuple(
+            (
+                range((phase - self.pad_before) % self.stride, self.input, self.stride),
+                range(taps_of.get(phase, self.filter), self.filter, step),
+            )
+            for phase in range(self.stride)
+        )
 
     def outputs_of_tap(self, tap: int) -> range:
         """The outputs whose window has tap number ``tap`` inside the input, not in the padding."""
@@ -359,6 +379,25 @@ class ConvProblem:
             raise unknown_word("pass", pass_, PASSES)
         return GemmView(*views[pass_], self.groups)
 
+    @cached_property
+    def phase_gemms(self) -> tuple[GemmView, ...]:
+        """backprop_input as one matrix product per stride phase, the last axis's phase fastest.
+
+        Together they have the rows of ``gemm("backprop_input")``, each with only the taps that
+        contribute; a phase without taps has gemm_k = 0, and its gradient is zero.
+        """
+        channels, filters = self.C // self.groups, self.K // self.groups
+        phases = product(*(axis.stride_phases for axis in self.axes))
+        return tuple(
+            GemmView(
+                self.N * prod(len(inputs) for inputs, _ in phase),
+                channels,
+                filters * prod(len(taps) for _, taps in phase),
+                self.groups,
+            )
+            for phase in phases
+        )
+
     # -- relations --------------------------------------------------------------------------
 
     @classmethod
@@ -414,6 +453,7 @@ class ConvProblem:
                 "Pass one of them",
             )
         problem = cls(input_shape, w_shape, **arguments)
+        _require_origin(problem, y_shape)
         problem.require_output_gradient(y_shape)
         return problem
 
@@ -728,7 +768,7 @@ def _require_channels(problem: ConvProblem) -> None:
             raise ConvError(
                 f"groups must divide the {what} channels",
                 f"{count} {what} channels, groups={G}",
-                f"Use groups={gcd(G, C, K)}",
+                one_of(_group_repairs(problem)),
             )
     if per_group == C // G:
         return
@@ -742,6 +782,50 @@ def _require_channels(problem: ConvProblem) -> None:
         f"({problem.filter_format}) has I = {per_group}",
         one_of(repairs),
     )
+
+
+def _require_origin(problem: ConvProblem, y_shape: tuple[int, ...]) -> None:
+    """The problem has the given output; said in the words of a transposed convolution."""
+    n, k = (y_shape[axis] for axis in problem.data_axes[:2])
+    if n != problem.N:
+        raise ConvError(
+            "a transposed convolution keeps the batch size",
+            f"it is made from {n}, its result has {problem.N}",
+            f"Use a result with a batch of {n}",
+        )
+    if k != problem.K:
+        raise ConvError(
+            "a transposed convolution must be made from one channel for each filter",
+            f"it is made from {k}, the filter {shape_text(problem.filter_shape)} "
+            f"({problem.filter_format}) has O = {problem.K}",
+            f"Give it {problem.K} channels, or the filter O = {k}",
+        )
+    for axis, position in zip(problem.axes, problem.data_axes[2:], strict=True):
+        size = y_shape[position]
+        sizes = axis.input_sizes_for(size)
+        if size != axis.output and sizes:
+            raise ConvError(
+                "the result of a transposed convolution must have the size it is made from as its "
+                "output",
+                f"a result of {axis.input} has {axis.formula}, it is made from {size}",
+                f"Use a result of {interval_text(sizes)}",
+                axis=axis.name,
+            )
+
+
+def _group_repairs(problem: ConvProblem) -> list[str]:
+    """Ways out where groups do not divide the channels."""
+    C, K, G = problem.C, problem.K, problem.groups
+    per_group = problem.filter_shape[problem.filter_axes[1]]
+    repairs = []
+    if C % per_group == 0 and K % (C // per_group) == 0:
+        repairs.append(f"use groups={C // per_group}")
+    else:
+        fitting = gcd(G, C, K)
+        repairs.append(f"use groups={fitting} and give the filter I = {C // fitting}")
+    if per_group * G == C:
+        repairs.append(f"give the filter O = {-(-K // G) * G}")
+    return repairs
 
 
 def _require_window(axis: ConvAxis) -> None:

@@ -14,26 +14,21 @@ from pathlib import Path
 import pytest
 
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, launch, parameters, sources
+from cupyconv.gpu import compiler, depthwise, gather, launch, parameters, sources
+from cupyconv.gpu.parameters import Strides, contiguous_strides
+from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PASSES
+from cupyconv.problem import PASSES, ConvProblem
+from tests.configurations import Case
 
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
-KERNELS = [FAMILIES["cuda-generic"].source(pass_) for pass_ in PASSES]
+KERNELS = [f"conv_{pass_}.cu" for pass_ in PASSES]
 MULTIPLY = {"float16": "FFMA", "bfloat16": "FFMA", "float32": "FFMA", "float64": "DFMA"}
 
 
 def tile_defines(dtype, index, tile):
-    return {
-        "STORAGE": launch.STORAGE[dtype],
-        "INDEX": index,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-        "THREAD_M": tile.thread_m,
-        "THREAD_N": tile.thread_n,
-    }
+    return {"STORAGE": launch.STORAGE[dtype], "INDEX": index, **tile.defines}
 
 
 def bias_defines(dtype, index):
@@ -73,7 +68,9 @@ def test_generic_kernels_compile_without_spills(architecture, source, tmp_path):
         assert no_spills(log), f"{dtype} {index} {tile}: {log}"
         if index == "int" and tile == tiles[0]:
             found = instructions(disassemble(cubin, tmp_path))
-            assert found[MULTIPLY[dtype]] >= tile.block_k * tile.thread_m * tile.thread_n
+            assert (
+                found[MULTIPLY[dtype]] >= tile.block_k * tile.block_m * tile.block_n // tile.threads
+            )
             assert found["LDL"] + found["STL"] == 0, "an array went to local memory"
 
 
@@ -86,9 +83,74 @@ def test_bias_kernel_compiles_without_spills(architecture):
         assert no_spills(log), f"{dtype} {index}: {log}"
 
 
+def launches(cases, architecture, impl):
+    """Launches of a family on a chip, one for each variant that these cases need."""
+    device = Device.of(architecture)
+    prepare = {"cuda-gather": gather.prepare, "cuda-depthwise": depthwise.prepare}[impl]
+    found = {}
+    for case, dtype in product(cases, launch.STORAGE):
+        problem = case.problem.replace(dtype=dtype)
+        strides = Strides(
+            contiguous_strides(problem.input_shape),
+            contiguous_strides(problem.filter_shape),
+            contiguous_strides(problem.output_shape),
+        )
+        for pass_ in PASSES:
+            if FAMILIES[impl].refuses(problem, pass_, device) is None:
+                pass_plan = plan_pass(problem, pass_, device, impl)
+                for prepared in prepare(pass_plan, problem, strides, None, device):
+                    found[prepared.defines] = prepared
+    return list(found.values())
+
+
+def _layer(name, input_shape, filter_shape, **arguments):
+    return Case(name, ConvProblem(input_shape, filter_shape, **arguments))
+
+
+NHWC = {"data_format": "NHWC", "padding": "same"}
+LAYERS = {
+    "cuda-gather": (
+        _layer("wide", (32, 28, 28, 256), (3, 3, 256, 256), **NHWC),
+        _layer("narrow", (32, 56, 56, 64), (3, 3, 64, 64), stride=2, **NHWC),
+        _layer("odd", (8, 28, 28, 35), (3, 3, 35, 63), **NHWC),
+        _layer("first", (32, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
+    ),
+    "cuda-depthwise": (
+        _layer("3x3", (32, 56, 56, 128), (3, 3, 1, 128), groups=128, **NHWC),
+        _layer("stride", (32, 56, 56, 128), (3, 3, 1, 128), groups=128, stride=2, **NHWC),
+        _layer("7x7", (32, 56, 56, 96), (7, 7, 1, 96), groups=96, **NHWC),
+        _layer("31x31", (8, 32, 32, 64), (31, 31, 1, 64), groups=64, **NHWC),
+        _layer("first", (32, 96, 56, 56), (96, 1, 3, 3), groups=96, padding=1),
+        _layer("multiplied", (8, 28, 28, 32), (3, 3, 1, 64), groups=32, **NHWC),
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
+@pytest.mark.parametrize("impl", LAYERS)
+def test_families_compile_without_spills(impl, architecture, tmp_path):
+    matrix_instructions = set()
+    for prepared in launches(LAYERS[impl], architecture, impl):
+        cubin, log = compiler.compile_cubin(
+            sources.load(prepared.source), dict(prepared.defines), architecture
+        )
+        assert no_spills(log), f"{prepared.defines}: {log}"
+        if impl == "cuda-gather":
+            found = instructions(disassemble(cubin, tmp_path))
+            asynchronous = architecture != "sm_75"
+            vectors = [dict(prepared.defines)[name] for name in ("A_VECTOR", "B_VECTOR")]
+            assert found["HMMA"] > 0
+            assert found["LDSM"] > 0
+            assert bool(found["LDGSTS"]) == (asynchronous and max(vectors) > 1)
+            assert found["LDL"] + found["STL"] == 0
+            matrix_instructions.add(found["HMMA"])
+    assert matrix_instructions or impl == "cuda-depthwise"
+
+
 def test_every_kernel_file_is_compiled_above():
     files = {path.name for path in sources.directory().glob("*.cu")}
-    assert files == {*KERNELS, "conv_backprop_bias.cu"}
+    families = {f"conv_{impl.removeprefix('cuda-')}.cu" for impl in LAYERS}
+    assert files == {*KERNELS, "conv_backprop_bias.cu", *families}
 
 
 def layout_checks(shift=0):

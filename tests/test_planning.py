@@ -7,7 +7,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, Plan
-from cupyconv.gpu import launch, parameters
+from cupyconv.gpu import gather, generic, parameters
 from cupyconv.gpu.compiler import ARCHITECTURES
 from cupyconv.gpu.parameters import Strides, contiguous_strides
 from cupyconv.planning import Device, plan
@@ -15,6 +15,10 @@ from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 
 DEVICES = ("cpu", *ARCHITECTURES)
+
+
+def shared_bytes_allowed(device):
+    return {"sm_75": 64, "sm_80": 163, "sm_90a": 227, "sm_100a": 227}.get(device, 99) << 10
 
 
 def problems(count, seed=0):
@@ -43,15 +47,17 @@ def problems(count, seed=0):
 def test_every_plan_fits_the_problem_and_the_chip():
     for problem in problems(1500):
         for device in DEVICES:
-            for pass_plan in plan(problem, device):
+            planned = plan(problem, device)
+            for pass_plan in planned:
                 family = pass_plan.family
-                assert family.refuses(problem, pass_plan.pass_) is None
+                assert family.refuses(problem, pass_plan.pass_, planned.device) is None
                 assert family.on_gpu == (device != "cpu")
-                if family.on_gpu:
+                if pass_plan.tile:
                     gemm = problem.gemm(pass_plan.pass_)
                     tile = pass_plan.tile
                     covered = pass_plan.blocks * tile.block_m * tile.block_n
                     assert covered >= gemm.gemm_m * gemm.gemm_n * gemm.groups
+                    assert pass_plan.splits * tile.block_k <= max(gemm.gemm_k, tile.block_k)
                     assert tile.threads <= 1024
 
 
@@ -148,7 +154,67 @@ def test_a_small_view_of_a_huge_array_needs_64_bits():
 def test_an_empty_batch_launches_nothing_but_a_zero_filter_gradient():
     problem = ConvProblem((0, 3, 4, 4), (5, 3, 3, 3))
     strides = Strides((48, 16, 4, 1), (27, 9, 3, 1), (20, 4, 2, 1))
-    grids = {p.pass_: launch.prepare(p, problem, strides).grid for p in plan(problem, "sm_80")}
+    grids = {
+        p.pass_: generic.prepare(p, problem, strides, None, Device.of("sm_80"))[0].grid
+        for p in plan(problem, "sm_80", "cuda-generic")
+    }
     assert grids["forward"] == (0,)
     assert grids["backprop_input"] == (0,)
     assert grids["backprop_filter"][0] > 0
+
+
+@pytest.mark.parametrize("device", ARCHITECTURES)
+def test_gather_launches_fit_the_chip(device):
+    chip = Device.of(device)
+    for problem in problems(150, seed=2):
+        if problem.bytes > 300e9:
+            continue  # no card holds it
+        shapes = problem.input_shape, problem.filter_shape, problem.output_shape
+        strides = Strides(*map(contiguous_strides, shapes))
+        for pass_plan in plan(problem, device):
+            if pass_plan.implementation == "cuda-gather":
+                for launched in gather.prepare(pass_plan, problem, strides, None, chip):
+                    assert launched.shared_bytes <= shared_bytes_allowed(device)
+                    assert launched.grid[0] < 2**31
+                    assert all(extent < 2**16 for extent in launched.grid[1:])
+
+
+def test_phases_share_out_all_pixels_and_taps():
+    for problem in problems(300, seed=3):
+        gemm = problem.gemm("backprop_input")
+        phases = problem.phase_gemms
+        assert len(phases) == prod(problem.stride)
+        assert sum(phase.gemm_m for phase in phases) == gemm.gemm_m
+        for axis in problem.axes:
+            inputs = [h for among, _ in axis.stride_phases for h in among]
+            taps = [r for _, among in axis.stride_phases for r in among]
+            assert sorted(inputs) == list(range(axis.input))
+            assert sorted(taps) == list(range(axis.filter))
+
+
+def test_a_phase_has_the_taps_that_reach_its_pixels():
+    for problem in problems(60, seed=4):
+        for axis in problem.axes:
+            if axis.input > 300:
+                continue
+            for inputs, taps in axis.stride_phases:
+                for h in inputs:
+                    reached = {r for r in range(axis.filter) if h in axis.inputs_of_tap(r)}
+                    assert reached <= set(taps)
+
+
+def test_small_grids_are_split_and_large_ones_are_not():
+    small = ConvProblem((32, 64, 56, 56), (64, 64, 3, 3), dtype="float16")
+    planned = plan(small, "sm_90a")
+    assert planned["backprop_filter"].splits > 1
+    assert planned["backprop_filter"].workspace_bytes == planned["backprop_filter"].splits * (
+        64 * 64 * 9 * 4
+    )
+    assert planned["forward"].splits == 1
+
+
+def test_a_plan_does_not_depend_on_the_card():
+    problem = ConvProblem((8, 64, 28, 28), (128, 64, 3, 3), dtype="float16")
+    one = plan(problem, Device("small card", "sm_80"))
+    other = plan(problem, Device("large card", "sm_80"))
+    assert one.passes == other.passes

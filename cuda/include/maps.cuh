@@ -77,6 +77,16 @@ __device__ __forceinline__ Index tap_offset(const Tap<Index>& tap, const long lo
          tap.r * static_cast<Index>(stride[3]) + tap.s * static_cast<Index>(stride[4]);
 }
 
+// Joins the two halves: whether they meet inside a tensor of these sizes, and the offset there.
+template <class Index>
+__device__ __forceinline__ bool add_places(const Place<Index>& pixel, const Place<Index>& tap,
+                                           const long long (&sizes)[3], Index& offset) {
+  const Index d = pixel.d + tap.d, h = pixel.h + tap.h, w = pixel.w + tap.w;
+  offset = pixel.offset + tap.offset;
+  return d >= 0 && d < static_cast<Index>(sizes[0]) && h >= 0 &&
+         h < static_cast<Index>(sizes[1]) && w >= 0 && w < static_cast<Index>(sizes[2]);
+}
+
 // x under the window of an output pixel: the matrix that im2col would write to memory.
 template <class Index>
 struct WindowGather {
@@ -108,10 +118,7 @@ struct WindowGather {
   // Whether pixel and tap meet inside x, and the offset there.
   __device__ __forceinline__ bool locate(const Place<Index>& pixel, const Place<Index>& tap,
                                          Index& offset) const {
-    const Index d = pixel.d + tap.d, h = pixel.h + tap.h, w = pixel.w + tap.w;
-    offset = pixel.offset + tap.offset;
-    return d >= 0 && d < static_cast<Index>(p.input[0]) && h >= 0 &&
-           h < static_cast<Index>(p.input[1]) && w >= 0 && w < static_cast<Index>(p.input[2]);
+    return add_places(pixel, tap, p.input, offset);
   }
 };
 
@@ -152,6 +159,106 @@ struct ContributionGather {
     const bool exact = output * step == position;
     position = output;
     return exact && output < static_cast<Index>(outputs);
+  }
+};
+
+// The stride phase of one spatial axis of backprop-input.
+//
+// Input pixels h with the same (h + pad) mod stride are fed by the same taps, every step-th one, and
+// within them the gradient is a dense convolution with stride 1: with h = first_pixel + i * stride
+// and r = first_tap + j * step,
+//
+//   p = (h + pad - r * dilation) / stride = i + shift - j * spacing.
+template <class Index>
+struct PhaseAxis {
+  Index stride, first_pixel, pixels, first_tap, step, taps, shift, spacing;
+
+  __device__ __forceinline__ PhaseAxis() {}
+  __device__ __forceinline__ PhaseAxis(Index phase, Index stride_, Index pad, Index dilation,
+                                       Index input, Index filter)
+      : stride(stride_) {
+    first_pixel = (phase + stride - pad % stride) % stride;
+    pixels = first_pixel < input ? (input - 1 - first_pixel) / stride + 1 : 0;
+    step = stride / common_divisor(stride, dilation);
+    first_tap = 0;
+    while (first_tap < step && first_tap * dilation % stride != phase) ++first_tap;
+    const bool fed = first_tap < step && first_tap < filter;
+    taps = fed ? (filter - 1 - first_tap) / step + 1 : 0;
+    shift = fed ? (first_pixel + pad - first_tap * dilation) / stride : 0;
+    spacing = step * dilation / stride;
+  }
+
+  static __device__ __forceinline__ Index common_divisor(Index a, Index b) {
+    while (b != 0) {
+      const Index rest = a % b;
+      a = b;
+      b = rest;
+    }
+    return a;
+  }
+};
+
+// dy within one stride phase: what ContributionGather is for all pixels at once, without a division.
+// Pixels and taps are numbered, and their coordinates counted, within the phase.
+template <class Index>
+struct PhaseGather {
+  const ConvParameters& p;
+  PhaseAxis<Index> d, h, w;
+
+  // Phases are numbered with w fastest.
+  __device__ __forceinline__ PhaseGather(const ConvParameters& parameters, Index phase)
+      : p(parameters) {
+    w = axis(2, phase % static_cast<Index>(p.stride[2]));
+    phase /= static_cast<Index>(p.stride[2]);
+    h = axis(1, phase % static_cast<Index>(p.stride[1]));
+    d = axis(0, phase / static_cast<Index>(p.stride[1]));
+  }
+
+  __device__ __forceinline__ Index pixels() const {
+    return static_cast<Index>(p.batch) * d.pixels * h.pixels * w.pixels;
+  }
+  __device__ __forceinline__ Index taps() const { return d.taps * h.taps * w.taps; }
+
+  __device__ __forceinline__ Pixel<Index> pixel(Index number) const {
+    const long long sizes[3] = {d.pixels, h.pixels, w.pixels};
+    return pixel_at(number, sizes);
+  }
+  __device__ __forceinline__ Tap<Index> tap(Index number) const {
+    const long long counts[3] = {d.taps, h.taps, w.taps};
+    return tap_at(number, static_cast<Index>(p.filters), counts);
+  }
+
+  // The same pixel and tap counted in the whole input and filter.
+  __device__ __forceinline__ Pixel<Index> in_input(const Pixel<Index>& pixel) const {
+    return {pixel.n, d.first_pixel + pixel.d * d.stride, h.first_pixel + pixel.h * h.stride,
+            w.first_pixel + pixel.w * w.stride};
+  }
+  __device__ __forceinline__ Tap<Index> in_filter(const Tap<Index>& tap) const {
+    return {tap.c, d.first_tap + tap.t * d.step, h.first_tap + tap.r * h.step,
+            w.first_tap + tap.s * w.step};
+  }
+
+  __device__ __forceinline__ Place<Index> of_pixel(const Pixel<Index>& in) const {
+    const Pixel<Index> out = {in.n, in.d + d.shift, in.h + h.shift, in.w + w.shift};
+    return {pixel_offset(out, p.y_stride), out.d, out.h, out.w};
+  }
+  __device__ __forceinline__ Place<Index> of_tap(const Tap<Index>& tap) const {
+    const Pixel<Index> step = {0, -tap.t * d.spacing, -tap.r * h.spacing, -tap.s * w.spacing};
+    const Index filter = tap.c * static_cast<Index>(p.y_stride[1]);
+    return {pixel_offset(step, p.y_stride) + filter, step.d, step.h, step.w};
+  }
+  __device__ __forceinline__ bool locate(const Place<Index>& pixel, const Place<Index>& tap,
+                                         Index& offset) const {
+    return add_places(pixel, tap, p.output, offset);
+  }
+
+ private:
+  __device__ __forceinline__ PhaseAxis<Index> axis(int number, Index phase) const {
+    return PhaseAxis<Index>(phase, static_cast<Index>(p.stride[number]),
+                            static_cast<Index>(p.pad[number]),
+                            static_cast<Index>(p.dilation[number]),
+                            static_cast<Index>(p.input[number]),
+                            static_cast<Index>(p.filter[number]));
   }
 };
 

@@ -1,8 +1,29 @@
 // Every assembly instruction of the kernels, one instruction per wrapper.
+//
+// Kernels hold no assembly of their own, so this one file is what has to be compared with the PTX
+// manual.  Pointers to shared memory are generic pointers unless a parameter is called `address`:
+// those are 32-bit addresses of the shared window, of this block or (after map_to_block) of
+// another block of the cluster.  Registers are passed by reference as fixed-size arrays; the
+// element that a register of a lane holds is written beside each matrix instruction, with
+// group = lane / 4 and pair = lane % 4.
 #ifndef CUPYCONV_PTX_CUH
 #define CUPYCONV_PTX_CUH
 
 namespace ptx {
+
+// A tensor map made on the host; kernels take it as `const __grid_constant__ ptx::TensorMap`.
+struct alignas(64) TensorMap {
+  unsigned long long opaque[16];
+};
+
+// The address of shared memory within its window, as the instructions below want it.
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Conversions
+// ------------------------------------------------------------------------------------------------
 
 // cvt.f32.f16: the value of a binary16 given by its bits; exact.
 __device__ __forceinline__ float f32_from_f16(unsigned short bits) {
@@ -17,6 +38,710 @@ __device__ __forceinline__ unsigned short f16_from_f32(float value) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
+
+#if __CUDA_ARCH__ >= 800
+// cvt.rn.bf16.f32: the bits of the nearest bfloat16, ties to even.
+__device__ __forceinline__ unsigned short bf16_from_f32(float value) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// cvt.rn.f16x2.f32: two binary16 in one register, `low` in bits 0 to 15.
+__device__ __forceinline__ unsigned f16x2_from_f32(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
+// cvt.rn.bf16x2.f32: two bfloat16 in one register, `low` in bits 0 to 15.
+__device__ __forceinline__ unsigned bf16x2_from_f32(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
+// cvt.rna.tf32.f32: rounded to 10 bits of fraction, ties away from zero, in the bits of a float.
+__device__ __forceinline__ unsigned tf32_from_f32(float value) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// Matrices of 8 x 8 16-bit elements between shared memory and registers
+// ------------------------------------------------------------------------------------------------
+
+// ldmatrix: lane l of each group of eight gives the address of one row of 16 bytes, 16-aligned;
+// register i receives elements (group, 2 pair) and (group, 2 pair + 1) of matrix i.
+__device__ __forceinline__ void ldmatrix_x1(unsigned (&r)[1], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+               : "=r"(r[0])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x2(unsigned (&r)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// The same with each matrix transposed: elements (2 pair, group) and (2 pair + 1, group).
+__device__ __forceinline__ void ldmatrix_x1_trans(unsigned (&r)[1], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+               : "=r"(r[0])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+// stmatrix: the way back, with the same addresses and registers.
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+}
+__device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(row)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// Tensor cores of one warp: d += a * b, summed in float (double for f64)
+// d of m16n8: d[0], d[1] at row group, columns 2 pair and 2 pair + 1; d[2], d[3] eight rows below.
+// ------------------------------------------------------------------------------------------------
+
+// a[0] at row group, a[1] eight rows below, columns 2 pair and 2 pair + 1; b0 at rows 2 pair and
+// 2 pair + 1, column group.
+__device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2],
+                                                unsigned b0) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b0));
+}
+
+#if __CUDA_ARCH__ >= 800
+// As m16n8k8, with a[2], a[3] eight columns to the right of a[0], a[1], and b1 eight rows below b0.
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0,
+                                                 unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4],
+                                                  unsigned b0, unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// a[0] at (group, pair), a[1] eight rows below, a[2], a[3] four columns to the right of those; b0
+// at (pair, group), b1 four rows below.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0,
+                                                 unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// a at (group, pair), b at (pair, group), d at (group, 2 pair) and (group, 2 pair + 1).
+__device__ __forceinline__ void mma_m8n8k4_f64(double (&d)[2], double a, double b) {
+  asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+               : "+d"(d[0]), "+d"(d[1])
+               : "d"(a), "d"(b));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Asynchronous copies of a thread, global to shared.  Of 4, 8 or 16 bytes the first source_bytes
+// are read, the rest are zeros; both addresses are multiples of the size.
+// ------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void cp_async_4(void* destination, const void* source,
+                                           int source_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(destination)),
+               "l"(source), "r"(source_bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_8(void* destination, const void* source,
+                                           int source_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(destination)),
+               "l"(source), "r"(source_bytes)
+               : "memory");
+}
+// Past the L1 cache.
+__device__ __forceinline__ void cp_async_16(void* destination, const void* source,
+                                            int source_bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(destination)),
+               "l"(source), "r"(source_bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until at most GROUPS_LEFT of the thread's newest groups are under way.
+template <int GROUPS_LEFT>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS_LEFT) : "memory");
+}
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// Named barriers of a block; `threads` is a multiple of 32.  Number 0 is __syncthreads().
+// ------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+// ------------------------------------------------------------------------------------------------
+// mbarriers: a phase ends when `count` arrivals have come and all bytes expected have landed
+// ------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
+               : "memory");
+}
+// Gives the memory back to other use.
+__device__ __forceinline__ void mbarrier_invalidate(unsigned long long* barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned long long* barrier,
+                                                          unsigned bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+// Expects bytes without arriving.
+__device__ __forceinline__ void mbarrier_expect_tx(unsigned long long* barrier, unsigned bytes) {
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+// Arrives on the barrier of any block of the cluster (map_to_block gives its address).
+__device__ __forceinline__ void mbarrier_arrive_cluster(unsigned address) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address)
+               : "memory");
+}
+// Waits a while for the phase of this parity to end and says whether it has; call it in a loop.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(unsigned long long* barrier,
+                                                         unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// Arrives once the thread's earlier cp.async copies have landed; counted like any arrival.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(unsigned long long* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+// Makes mbarrier_init visible to the cluster and to the asynchronous proxy.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Orders this thread's earlier accesses of shared memory before asynchronous ones (TMA, wgmma).
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ------------------------------------------------------------------------------------------------
+// TMA.  Called by one thread.  Coordinates go from the innermost dimension outwards.
+// ------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void tma_prefetch_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Tiled loads: one box of the map, its corner at the coordinates.
+__device__ __forceinline__ void tma_load_1d(void* destination, const TensorMap* map,
+                                            unsigned long long* barrier, int c0) {
+  asm volatile(
+      "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3}], [%2];" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_2d(void* destination, const TensorMap* map,
+                                            unsigned long long* barrier, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_3d(void* destination, const TensorMap* map,
+                                            unsigned long long* barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap* map,
+                                            unsigned long long* barrier, int c0, int c1, int c2,
+                                            int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_5d(void* destination, const TensorMap* map,
+                                            unsigned long long* barrier, int c0, int c1, int c2,
+                                            int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+// im2col loads: a column of pixels from the base pixel on, each moved by the filter tap.
+__device__ __forceinline__ void tma_load_im2col_3d(void* destination, const TensorMap* map,
+                                                   unsigned long long* barrier, int c, int w, int n,
+                                                   unsigned short tap_w) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2], {%6};" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c), "r"(w), "r"(n), "h"(tap_w)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_im2col_4d(void* destination, const TensorMap* map,
+                                                   unsigned long long* barrier, int c, int w, int h,
+                                                   int n, unsigned short tap_w,
+                                                   unsigned short tap_h) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c), "r"(w), "r"(h), "r"(n), "h"(tap_w), "h"(tap_h)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_im2col_5d(void* destination, const TensorMap* map,
+                                                   unsigned long long* barrier, int c, int w, int h,
+                                                   int d, int n, unsigned short tap_w,
+                                                   unsigned short tap_h, unsigned short tap_d) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], {%8, %9, %10};" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c), "r"(w), "r"(h), "r"(d), "r"(n), "h"(tap_w),
+      "h"(tap_h), "h"(tap_d)
+      : "memory");
+}
+// Multicast: to the same offset in every block of the cluster whose bit is set; each block's
+// barrier at the same offset receives the bytes.
+__device__ __forceinline__ void tma_load_1d_multicast(void* destination, const TensorMap* map,
+                                                      unsigned long long* barrier, int c0,
+                                                      unsigned short block_mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
+      "cluster "
+      "[%0], [%1, {%4}], [%2], %3;" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c0)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_2d_multicast(void* destination, const TensorMap* map,
+                                                      unsigned long long* barrier, int c0, int c1,
+                                                      unsigned short block_mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
+      "cluster "
+      "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c0), "r"(c1)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_3d_multicast(void* destination, const TensorMap* map,
+                                                      unsigned long long* barrier, int c0, int c1,
+                                                      int c2, unsigned short block_mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
+      "cluster "
+      "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_4d_multicast(void* destination, const TensorMap* map,
+                                                      unsigned long long* barrier, int c0, int c1,
+                                                      int c2, int c3, unsigned short block_mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
+      "cluster "
+      "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_5d_multicast(void* destination, const TensorMap* map,
+                                                      unsigned long long* barrier, int c0, int c1,
+                                                      int c2, int c3, int c4,
+                                                      unsigned short block_mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
+      "cluster "
+      "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
+      "r"(c4)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_im2col_3d_multicast(void* destination,
+                                                             const TensorMap* map,
+                                                             unsigned long long* barrier, int c,
+                                                             int w, int n, unsigned short tap_w,
+                                                             unsigned short block_mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes."
+      "multicast::cluster "
+      "[%0], [%1, {%4, %5, %6}], [%2], {%7}, %3;" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c), "r"(w), "r"(n), "h"(tap_w)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_im2col_4d_multicast(
+    void* destination, const TensorMap* map, unsigned long long* barrier, int c, int w, int h,
+    int n, unsigned short tap_w, unsigned short tap_h, unsigned short block_mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes."
+      "multicast::cluster "
+      "[%0], [%1, {%4, %5, %6, %7}], [%2], {%8, %9}, %3;" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c), "r"(w), "r"(h), "r"(n),
+      "h"(tap_w), "h"(tap_h)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_im2col_5d_multicast(
+    void* destination, const TensorMap* map, unsigned long long* barrier, int c, int w, int h,
+    int d, int n, unsigned short tap_w, unsigned short tap_h, unsigned short tap_d,
+    unsigned short block_mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes."
+      "multicast::cluster "
+      "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], {%9, %10, %11}, %3;" ::"r"(
+          shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c), "r"(w), "r"(h), "r"(d),
+      "r"(n), "h"(tap_w), "h"(tap_h), "h"(tap_d)
+      : "memory");
+}
+// Tiled stores; what lies outside of the tensor is left out.
+__device__ __forceinline__ void tma_store_1d(const TensorMap* map, const void* source, int c0) {
+  asm volatile(
+      "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [%0, {%2}], [%1];" ::"l"(map),
+      "r"(shared_address(source)), "r"(c0)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* source, int c0,
+                                             int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(shared_address(source)), "r"(c0), "r"(c1)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* source, int c0,
+                                             int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          map),
+      "r"(shared_address(source)), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store_4d(const TensorMap* map, const void* source, int c0,
+                                             int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(map),
+      "r"(shared_address(source)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store_5d(const TensorMap* map, const void* source, int c0,
+                                             int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
+      "[%1];" ::"l"(map),
+      "r"(shared_address(source)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until at most GROUPS_LEFT of the thread's newest groups of stores are under way.
+template <int GROUPS_LEFT>
+__device__ __forceinline__ void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(GROUPS_LEFT) : "memory");
+}
+// The same, but only until shared memory has been read and may be written again.
+template <int GROUPS_LEFT>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(GROUPS_LEFT) : "memory");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Clusters
+// ------------------------------------------------------------------------------------------------
+__device__ __forceinline__ unsigned cluster_block_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ unsigned cluster_block_count() {
+  unsigned count;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+  return count;
+}
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// mapa: the address of the same variable in another block of the cluster.
+__device__ __forceinline__ unsigned map_to_block(unsigned address, unsigned block_rank) {
+  unsigned mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(mapped)
+               : "r"(address), "r"(block_rank));
+  return mapped;
+}
+__device__ __forceinline__ unsigned load_cluster_u32(unsigned address) {
+  unsigned value;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ float load_cluster_f32(unsigned address) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_cluster_u32(unsigned address, unsigned value) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void store_cluster_f32(unsigned address, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+// elect.sync: true in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+#endif
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// ------------------------------------------------------------------------------------------------
+// Tensor cores of a warpgroup (four warps): d (64 x N) = a * b + (scale_d ? d : 0), asynchronous.
+// Warp w holds rows 16 w to 16 w + 15 of d: d[4 j], d[4 j + 1] at row group, columns
+// 8 j + 2 pair and 8 j + 2 pair + 1; d[4 j + 2], d[4 j + 3] eight rows below.
+// ------------------------------------------------------------------------------------------------
+
+// A warpgroup's register count moves between its warps; REGISTERS is a multiple of 8, 24 to 256.
+template <int REGISTERS>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// Before the first wgmma, and after registers of d or a were touched.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int GROUPS_LEFT>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS_LEFT) : "memory");
+}
+
+// Describes an operand in shared memory.  SWIZZLE is 0, 32, 64 or 128 bytes.
+// K-major: stride_bytes between groups of eight rows; leading_bytes matters only without swizzle
+// (between the two 16-byte columns of the instruction's k).
+// MN-major: with a swizzle, leading_bytes between spans of SWIZZLE bytes along m or n and
+// stride_bytes between groups of eight k; without, the two change places.
+template <int SWIZZLE>
+__device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start,
+                                                               unsigned leading_bytes,
+                                                               unsigned stride_bytes) {
+  static_assert(SWIZZLE == 0 || SWIZZLE == 32 || SWIZZLE == 64 || SWIZZLE == 128,
+                "a swizzle of 0, 32, 64 or 128 bytes");
+  constexpr unsigned long long mode = SWIZZLE == 0 ? 0 : SWIZZLE == 128 ? 1 : SWIZZLE == 64 ? 2 : 3;
+  return ((shared_address(start) & 0x3ffffu) >> 4) |
+         static_cast<unsigned long long>((leading_bytes & 0x3ffffu) >> 4) << 16 |
+         static_cast<unsigned long long>((stride_bytes & 0x3ffffu) >> 4) << 32 | mode << 62;
+}
+
+// The lists of accumulator registers, grown from the shorter ones.
+#define PTX_LIST_4 "%0, %1, %2, %3"
+#define PTX_LIST_8 \
+  PTX_LIST_4       \
+  ", %4, %5, %6, %7"
+#define PTX_LIST_16 \
+  PTX_LIST_8        \
+  ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define PTX_LIST_32 \
+  PTX_LIST_16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PTX_LIST_48 \
+  PTX_LIST_32       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define PTX_LIST_64 \
+  PTX_LIST_48       \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PTX_LIST_96                                                                  \
+  PTX_LIST_64                                                                        \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define PTX_LIST_128                                                                             \
+  PTX_LIST_96                                                                                    \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+  "%127"
+
+#define PTX_ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define PTX_ACCUMULATORS_8(d, i) PTX_ACCUMULATORS_4(d, i), PTX_ACCUMULATORS_4(d, i + 4)
+#define PTX_ACCUMULATORS_16(d, i) PTX_ACCUMULATORS_8(d, i), PTX_ACCUMULATORS_8(d, i + 8)
+#define PTX_ACCUMULATORS_32(d, i) PTX_ACCUMULATORS_16(d, i), PTX_ACCUMULATORS_16(d, i + 16)
+#define PTX_ACCUMULATORS_48(d, i) PTX_ACCUMULATORS_32(d, i), PTX_ACCUMULATORS_16(d, i + 32)
+#define PTX_ACCUMULATORS_64(d, i) PTX_ACCUMULATORS_32(d, i), PTX_ACCUMULATORS_32(d, i + 32)
+#define PTX_ACCUMULATORS_96(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_32(d, i + 64)
+#define PTX_ACCUMULATORS_128(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_64(d, i + 64)
+
+// CASE(n, accumulators of a thread, the numbers of the asm operands that follow them)
+#define PTX_FOR_EACH_WGMMA_N(CASE)                                                            \
+  static_assert(                                                                              \
+      N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256, \
+      "an N that the wrappers have");                                                         \
+  CASE(8, 4, "%4", "%5", "%6", "%7", "%8", "%9", "%10")                                       \
+  CASE(16, 8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")                                  \
+  CASE(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")                               \
+  CASE(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")                               \
+  CASE(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54")                               \
+  CASE(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")                              \
+  CASE(192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102")                           \
+  CASE(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
+
+// a and b in shared memory.  TAIL is empty, or the two transpose flags of the 16-bit types.
+#define PTX_WGMMA_SHARED(n, registers, K_AND_TYPES, TAIL, a, b, scale, ...)                       \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale                                          \
+               ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n K_AND_TYPES " {" PTX_LIST_##registers \
+               "}, " a ", " b ", p, 1, 1" TAIL ";\n}"                                             \
+               : PTX_ACCUMULATORS_##registers(d, 0)                                               \
+               : "l"(a_descriptor), "l"(b_descriptor), "r"(scale_d), ##__VA_ARGS__)
+
+// a in registers, laid out as for mma.sync with 16 rows a warp.
+#define PTX_WGMMA_REGISTERS(n, registers, K_AND_TYPES, TAIL, a0, a1, a2, a3, b, scale, ...)       \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale                                          \
+               ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n K_AND_TYPES " {" PTX_LIST_##registers \
+               "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b ", p, 1, 1" TAIL ";\n}"                  \
+               : PTX_ACCUMULATORS_##registers(d, 0)                                               \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_descriptor),                   \
+                 "r"(scale_d), ##__VA_ARGS__)
+
+#define PTX_CASE_F16(n, registers, o0, o1, o2, o3, o4, o5, o6)                     \
+  if constexpr (N == n)                                                            \
+    PTX_WGMMA_SHARED(n, registers, "k16.f32.f16.f16", ", " o3 ", " o4, o0, o1, o2, \
+                     "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
+#define PTX_CASE_BF16(n, registers, o0, o1, o2, o3, o4, o5, o6)                      \
+  if constexpr (N == n)                                                              \
+    PTX_WGMMA_SHARED(n, registers, "k16.f32.bf16.bf16", ", " o3 ", " o4, o0, o1, o2, \
+                     "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
+#define PTX_CASE_TF32(n, registers, o0, o1, o2, o3, o4, o5, o6) \
+  if constexpr (N == n) PTX_WGMMA_SHARED(n, registers, "k8.f32.tf32.tf32", "", o0, o1, o2);
+#define PTX_CASE_F16_RA(n, registers, o0, o1, o2, o3, o4, o5, o6)                         \
+  if constexpr (N == n)                                                                   \
+    PTX_WGMMA_REGISTERS(n, registers, "k16.f32.f16.f16", ", " o6, o0, o1, o2, o3, o4, o5, \
+                        "n"(TRANSPOSE_B));
+#define PTX_CASE_BF16_RA(n, registers, o0, o1, o2, o3, o4, o5, o6)                          \
+  if constexpr (N == n)                                                                     \
+    PTX_WGMMA_REGISTERS(n, registers, "k16.f32.bf16.bf16", ", " o6, o0, o1, o2, o3, o4, o5, \
+                        "n"(TRANSPOSE_B));
+#define PTX_CASE_TF32_RA(n, registers, o0, o1, o2, o3, o4, o5, o6) \
+  if constexpr (N == n)                                            \
+    PTX_WGMMA_REGISTERS(n, registers, "k8.f32.tf32.tf32", "", o0, o1, o2, o3, o4, o5);
+
+// TRANSPOSE is 0 for a K-major operand, 1 for an MN-major one.  tf32 operands are K-major.
+template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
+__device__ __forceinline__ void wgmma_m64_f16(float (&d)[N / 2], unsigned long long a_descriptor,
+                                              unsigned long long b_descriptor, int scale_d) {
+  PTX_FOR_EACH_WGMMA_N(PTX_CASE_F16)
+}
+template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
+__device__ __forceinline__ void wgmma_m64_bf16(float (&d)[N / 2], unsigned long long a_descriptor,
+                                               unsigned long long b_descriptor, int scale_d) {
+  PTX_FOR_EACH_WGMMA_N(PTX_CASE_BF16)
+}
+template <int N>
+__device__ __forceinline__ void wgmma_m64_tf32(float (&d)[N / 2], unsigned long long a_descriptor,
+                                               unsigned long long b_descriptor, int scale_d) {
+  PTX_FOR_EACH_WGMMA_N(PTX_CASE_TF32)
+}
+template <int N, int TRANSPOSE_B>
+__device__ __forceinline__ void wgmma_m64_f16_registers(float (&d)[N / 2], const unsigned (&a)[4],
+                                                        unsigned long long b_descriptor,
+                                                        int scale_d) {
+  PTX_FOR_EACH_WGMMA_N(PTX_CASE_F16_RA)
+}
+template <int N, int TRANSPOSE_B>
+__device__ __forceinline__ void wgmma_m64_bf16_registers(float (&d)[N / 2], const unsigned (&a)[4],
+                                                         unsigned long long b_descriptor,
+                                                         int scale_d) {
+  PTX_FOR_EACH_WGMMA_N(PTX_CASE_BF16_RA)
+}
+template <int N>
+__device__ __forceinline__ void wgmma_m64_tf32_registers(float (&d)[N / 2], const unsigned (&a)[4],
+                                                         unsigned long long b_descriptor,
+                                                         int scale_d) {
+  PTX_FOR_EACH_WGMMA_N(PTX_CASE_TF32_RA)
+}
+#endif
 
 }  // namespace ptx
 

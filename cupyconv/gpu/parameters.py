@@ -41,12 +41,19 @@ CONV_PARAMETERS = np.dtype(
 
 @dataclass(frozen=True)
 class Strides:
-    """Strides of the three tensors, in elements and in the axis order of their formats."""
+    """How the tensors of a pass, or their gradients, lie in memory.
+
+    Attributes:
+        x, w, y: strides in elements, in the axis order of the tensors' formats.
+        bias: stride of the bias in elements.
+        alignment: bytes that the addresses of all three are multiples of, 16 at most.
+    """
 
     x: tuple[int, ...]
     w: tuple[int, ...]
     y: tuple[int, ...]
     bias: int = 1
+    alignment: int = 16
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

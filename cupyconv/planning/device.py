@@ -28,6 +28,12 @@ class Device:
     def is_gpu(self) -> bool:
         return self.architecture is not None
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of a GPU, such as (9, 0)."""
+        digits = (self.architecture or "sm_00").removeprefix("sm_").rstrip("a")
+        return int(digits[:-1]), int(digits[-1])
+
     @staticmethod
     def of(word: str | Device) -> Device:
         """The device a word stands for: "cpu", or an architecture such as "sm_80".

@@ -1,36 +1,59 @@
-"""The implementations: what each takes, and where its code is.
+"""The implementations: what each takes, and how its kernels are cut.
 
-A kernel family is added here with one entry; kernels themselves are in cuda/.
+A kernel family is added here with one entry, beside its file in cuda/ and its module in
+cupyconv/gpu/.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
-from cupyconv.problem import PASSES, ConvProblem
+from cupyconv.planning.device import Device
+from cupyconv.problem import ConvProblem
+
+Refusal = Callable[[ConvProblem, str, Device], str | None]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The block tile of a GEMM kernel: sizes in elements, and each thread's share of it."""
+    """The block tile of a GEMM kernel.
+
+    Attributes:
+        block_m, block_n, block_k: its sizes in elements.
+        threads: threads of a block.
+        macros: further macros of the variant, by name.
+    """
 
     block_m: int
     block_n: int
     block_k: int
-    thread_m: int
-    thread_n: int
+    threads: int
+    macros: tuple[tuple[str, int], ...]
 
     @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return (self.block_m // self.thread_m) * (self.block_n // self.thread_n)
+    def defines(self) -> dict[str, int]:
+        """All macros that the tile stands for."""
+        sizes = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
+        return {**sizes, **dict(self.macros)}
 
     def blocks(self, gemm_m: int, gemm_n: int) -> int:
-        """Blocks that cover one group's output matrix."""
+        """Blocks that cover a matrix."""
         return -(-gemm_m // self.block_m) * -(-gemm_n // self.block_n)
 
     def __str__(self) -> str:
         return f"{self.block_m}x{self.block_n}x{self.block_k}"
+
+
+def _generic_tile(block_m: int, block_n: int, thread_m: int, thread_n: int) -> Tile:
+    threads = (block_m // thread_m) * (block_n // thread_n)
+    return Tile(block_m, block_n, 16, threads, (("THREAD_M", thread_m), ("THREAD_N", thread_n)))
+
+
+def _warp_tile(block_m: int, block_n: int, warps_m: int, warps_n: int, stages: int) -> Tile:
+    macros = (("WARPS_M", warps_m), ("WARPS_N", warps_n), ("STAGES", stages))
+    return Tile(block_m, block_n, 32, warps_m * warps_n * 32, macros)
 
 
 @dataclass(frozen=True)
@@ -41,24 +64,61 @@ class Family:
         name: what ``impl`` takes and ``plan`` prints.
         summary: how it computes, in a line.
         on_gpu: whether it runs on the GPU, else on the CPU.
-        passes: the passes it has.
+        refuses: why it cannot compute a pass of a problem on a device; None if it can.
         tiles: block tiles its kernels may be compiled with; none on the CPU.
+        uses_tensor_cores: which of the chip's rates bounds it.
+        splits: whether gemm_k may be shared out over blocks.
+        has_phases: whether backprop_input visits only the taps of each stride phase.
+        streams: whether it has no tiles to choose and moves each byte about once.
     """
 
     name: str
     summary: str
     on_gpu: bool
-    passes: tuple[str, ...] = PASSES
+    refuses: Refusal = lambda problem, pass_, device: None
     tiles: tuple[Tile, ...] = ()
+    uses_tensor_cores: bool = False
+    splits: bool = False
+    has_phases: bool = False
+    streams: bool = False
 
-    def source(self, pass_: str) -> str:
-        """The kernel file of a pass; its kernel has the same name."""
-        return f"conv_{pass_}.cu"
 
-    def refuses(self, problem: ConvProblem, pass_: str) -> str | None:
-        """Why this family cannot compute a pass of a problem; None if it can."""
-        return None if pass_ in self.passes else f"{self.name} has no {pass_} pass"
+def _gather_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | None:
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"cuda-gather multiplies 16-bit types, not {problem.dtype}"
+    if problem.dtype == "bfloat16" and device.capability < (8, 0):
+        return "bfloat16 on tensor cores needs compute capability 8.0"
+    if pass_ == "backprop_input" and prod(problem.stride) > MAX_PHASES:
+        return f"{prod(problem.stride)} stride phases are more than {MAX_PHASES}"
+    return None
 
+
+def _depthwise_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | None:
+    if problem.C // problem.groups > 1:
+        return f"cuda-depthwise needs one input channel a group, not {problem.C // problem.groups}"
+    strip = depthwise_strip(problem, pass_)
+    taps, stride, dilation = problem.filter_sizes[-1], problem.stride[-1], problem.dilation[-1]
+    columns = (strip - 1) * stride + (taps - 1) * dilation + 1
+    if columns > MAX_COLUMNS:
+        return f"{columns} columns under a strip of {strip} are more than {MAX_COLUMNS}"
+    if prod(problem.filter_sizes[:-1]) >= 2**16:
+        return "the rows of the filter are more than a launch has"
+    return None
+
+
+def depthwise_strip(problem: ConvProblem, pass_: str) -> int:
+    """Neighbouring pixels of a row that a thread of cuda-depthwise computes.
+
+    In backprop_input, whole strides.
+    """
+    return -(-4 // problem.stride[-1]) * problem.stride[-1] if pass_ == "backprop_input" else 4
+
+
+MAX_COLUMNS = 96
+"""Columns of the input under a strip that are still unrolled: a 31-tap filter with dilation 2."""
+
+MAX_PHASES = 64
+"""Stride phases that a block is still quick to find its own among."""
 
 REFERENCE = Family(
     "reference", "the definition, tap by tap, summed in float64 with NumPy", on_gpu=False
@@ -71,10 +131,34 @@ CUDA_GENERIC = Family(
     "tiled implicit GEMM for every configuration, dtype and chip",
     on_gpu=True,
     tiles=(
-        Tile(64, 64, 16, 4, 4),
-        Tile(256, 8, 16, 4, 2),  # few channels or filters in a group
+        _generic_tile(64, 64, 4, 4),
+        _generic_tile(256, 8, 4, 2),  # few channels or filters in a group
     ),
 )
+CUDA_GATHER = Family(
+    "cuda-gather",
+    "implicit GEMM on the tensor cores, fed by a ring of asynchronous copies",
+    on_gpu=True,
+    refuses=_gather_refuses,
+    tiles=(
+        _warp_tile(128, 128, 2, 4, 4),
+        _warp_tile(128, 64, 4, 2, 4),
+        _warp_tile(64, 64, 2, 2, 4),
+    ),
+    uses_tensor_cores=True,
+    splits=True,
+    has_phases=True,
+)
 
-FAMILIES = {family.name: family for family in (REFERENCE, NUMPY, CUDA_GENERIC)}
-"""All implementations by name; of those that fit, the last is preferred."""
+CUDA_DEPTHWISE = Family(
+    "cuda-depthwise",
+    "strips of neighbouring pixels and channels, each byte moved about once",
+    on_gpu=True,
+    refuses=_depthwise_refuses,
+    streams=True,
+)
+
+FAMILIES = {
+    family.name: family for family in (REFERENCE, NUMPY, CUDA_GENERIC, CUDA_GATHER, CUDA_DEPTHWISE)
+}
+"""All implementations by name."""

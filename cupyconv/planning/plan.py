@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from cupyconv.errors import ConvError, unknown_word
+from cupyconv.planning import cost
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import FAMILIES, Family, Tile
 from cupyconv.problem import PASSES, ConvProblem
@@ -24,8 +25,10 @@ class PassPlan:
         pass_: "forward", "backprop_input" or "backprop_filter".
         implementation: the family's name, as ``impl`` takes it.
         reason: why this one.
-        tile: block tile of the kernel, None on the CPU.
-        blocks: thread blocks of the launch, 0 on the CPU.
+        tile: block tile of a GEMM kernel, else None.
+        blocks: thread blocks that cover the tiles, in each split; 0 without tiles.
+        splits: into how many parts a sum over pixels or gemm_k is cut; their sums are added in a
+            fixed order.
         workspace_bytes: device memory beside the tensors.
     """
 
@@ -34,6 +37,7 @@ class PassPlan:
     reason: str
     tile: Tile | None = None
     blocks: int = 0
+    splits: int = 1
     workspace_bytes: int = 0
 
     @property
@@ -62,7 +66,7 @@ class Plan:
         where = self.device.architecture or ""
         head = f"{self.problem}\non {self.device.name} {where}".rstrip()
         rows = [
-            (p.pass_, p.implementation, str(p.tile or ""), f"{p.blocks or ''}", p.reason)
+            (p.pass_, p.implementation, str(p.tile or ""), _blocks_text(p), p.reason)
             for p in self.passes
         ]
         rows.insert(0, ("pass", "implementation", "tile", "blocks", "reason"))
@@ -96,13 +100,11 @@ class Plan:
         """The plan that ``to_json`` wrote."""
         fields: dict[str, Any] = json.loads(text)
         passes = tuple(
-            PassPlan(**{**entry, "tile": Tile(**entry["tile"]) if entry["tile"] else None})
-            for entry in fields["passes"]
+            PassPlan(**{**entry, "tile": _tile(entry["tile"])}) for entry in fields["passes"]
         )
         return Plan(ConvProblem(**fields["problem"]), Device(**fields["device"]), passes)
 
 
-@lru_cache(maxsize=4096)
 def plan(problem: ConvProblem, device: str | Device = "cpu", impl: str = AUTO) -> Plan:
     """Which implementation computes each pass of a problem on a device, and why.
 
@@ -115,26 +117,39 @@ def plan(problem: ConvProblem, device: str | Device = "cpu", impl: str = AUTO) -
         ConvError: the implementation is unknown, not for this device, or cannot take the problem.
     """
     chosen = Device.of(device)
-    passes = tuple(_plan_pass(problem, pass_, chosen, impl) for pass_ in PASSES)
+    passes = tuple(plan_pass(problem, pass_, chosen, impl) for pass_ in PASSES)
     return Plan(problem, chosen, passes)
 
 
-def _plan_pass(problem: ConvProblem, pass_: str, device: Device, impl: str) -> PassPlan:
+@lru_cache(maxsize=4096)
+def plan_pass(problem: ConvProblem, pass_: str, device: Device, impl: str = AUTO) -> PassPlan:
+    """One pass of ``plan``, for an implementation that need not have the others."""
     here = {name: family for name, family in FAMILIES.items() if family.on_gpu == device.is_gpu}
     if impl == AUTO:
-        family = [f for f in here.values() if f.refuses(problem, pass_) is None][-1]
-        reason = family.summary
+        families = [f for f in here.values() if f.refuses(problem, pass_, device) is None]
     else:
         family = _named(impl, here, device)
-        refusal = family.refuses(problem, pass_)
+        refusal = family.refuses(problem, pass_, device)
         if refusal is not None:
             raise ConvError("the implementation must fit the problem", refusal, "Use impl='auto'")
-        reason = f"asked for: {family.summary}"
-    if not family.tiles:
-        return PassPlan(pass_, family.name, reason)
-    gemm_m, gemm_n, _, groups = problem.gemm(pass_)
-    tile = min(family.tiles, key=lambda t: _padded_area(t, gemm_m, gemm_n))
-    return PassPlan(pass_, family.name, reason, tile, tile.blocks(gemm_m, gemm_n) * groups)
+        families = [family]
+    if not device.is_gpu:
+        return PassPlan(pass_, families[-1].name, families[-1].summary)
+    candidates = [
+        candidate
+        for family in families
+        for candidate in cost.candidates(problem, pass_, device, family)
+    ]
+    best = min(candidates, key=lambda candidate: candidate.microseconds)
+    return PassPlan(
+        pass_,
+        best.family.name,
+        f"estimated {best.microseconds:.3g} us: {best.family.summary}",
+        best.tile,
+        best.blocks,
+        best.splits,
+        best.workspace_bytes,
+    )
 
 
 def _named(impl: str, here: dict[str, Family], device: Device) -> Family:
@@ -150,6 +165,13 @@ def _named(impl: str, here: dict[str, Family], device: Device) -> Family:
     )
 
 
-def _padded_area(tile: Tile, gemm_m: int, gemm_n: int) -> int:
-    """Elements of C that the blocks compute, those beyond its edges included."""
-    return tile.blocks(gemm_m, gemm_n) * tile.block_m * tile.block_n
+def _blocks_text(planned: PassPlan) -> str:
+    if not planned.tile:
+        return f"{planned.splits} chunks" if planned.splits > 1 else ""
+    return f"{planned.blocks}" + (f" x {planned.splits}" if planned.splits > 1 else "")
+
+
+def _tile(fields: dict[str, Any] | None) -> Tile | None:
+    if fields is None:
+        return None
+    return Tile(**{**fields, "macros": tuple((name, value) for name, value in fields["macros"])})

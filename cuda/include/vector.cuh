@@ -1,0 +1,33 @@
+// Pieces of neighbouring elements, loaded and stored at once.
+#ifndef CUPYCONV_VECTOR_CUH
+#define CUPYCONV_VECTOR_CUH
+
+#include "numeric.cuh"
+
+template <class Storage, int LENGTH>
+struct alignas(LENGTH * sizeof(Storage)) Piece {
+  Storage element[LENGTH];
+};
+
+// LENGTH elements at an address that is a multiple of their size, widened; zeros where not inside.
+template <int LENGTH, class Storage, class Accumulator>
+__device__ __forceinline__ void load_piece(Accumulator (&value)[LENGTH], const Storage* source,
+                                           bool inside) {
+  Piece<Storage, LENGTH> piece = {};
+  if (inside) piece = *reinterpret_cast<const Piece<Storage, LENGTH>*>(source);
+#pragma unroll
+  for (int i = 0; i < LENGTH; ++i)
+    value[i] = inside ? Numeric<Storage>::widen(piece.element[i]) : Accumulator(0);
+}
+
+// LENGTH sums rounded and stored.
+template <int LENGTH, class Storage, class Accumulator>
+__device__ __forceinline__ void store_piece(Storage* destination,
+                                            const Accumulator (&value)[LENGTH]) {
+  Piece<Storage, LENGTH> piece;
+#pragma unroll
+  for (int i = 0; i < LENGTH; ++i) piece.element[i] = Numeric<Storage>::narrow(value[i]);
+  *reinterpret_cast<Piece<Storage, LENGTH>*>(destination) = piece;
+}
+
+#endif

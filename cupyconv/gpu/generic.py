@@ -1,0 +1,62 @@
+"""Launches of the generic kernels, and of the bias gradient."""
+
+from __future__ import annotations
+
+from cupyconv.gpu import parameters
+from cupyconv.gpu.launch import STORAGE, Launch
+from cupyconv.gpu.parameters import Strides
+from cupyconv.planning.device import Device
+from cupyconv.planning.plan import PassPlan
+from cupyconv.problem import ConvProblem
+
+BIAS_THREADS = 256
+
+_ARGUMENTS = {
+    "forward": ("x", "w", "bias", "y"),
+    "backprop_input": ("y", "w", "x"),
+    "backprop_filter": ("x", "y", "w"),
+}
+
+
+def prepare(
+    pass_plan: PassPlan,
+    problem: ConvProblem,
+    strides: Strides,
+    activation: str | None,
+    device: Device,
+) -> tuple[Launch, ...]:
+    """The launch of one planned pass."""
+    tile = pass_plan.tile
+    assert tile is not None
+    defines = {**_variant(problem, strides), **tile.defines}
+    entry = f"conv_{pass_plan.pass_}"
+    packed = parameters.pack(problem, strides, activation)
+    launch = Launch(
+        source=f"{entry}.cu",
+        entry=entry,
+        defines=tuple(defines.items()),
+        grid=(pass_plan.blocks,),
+        block=(tile.threads,),
+        shared_bytes=0,
+        arguments=(*_ARGUMENTS[pass_plan.pass_], packed),
+    )
+    return (launch,)
+
+
+def prepare_bias(problem: ConvProblem, strides: Strides) -> tuple[Launch, ...]:
+    """The launch of the bias gradient, one block for each output channel; writes the bias."""
+    defines = {**_variant(problem, strides), "THREADS": BIAS_THREADS}
+    launch = Launch(
+        source="conv_backprop_bias.cu",
+        entry="conv_backprop_bias",
+        defines=tuple(defines.items()),
+        grid=(problem.K,),
+        block=(BIAS_THREADS,),
+        shared_bytes=0,
+        arguments=("y", "bias", parameters.pack(problem, strides)),
+    )
+    return (launch,)
+
+
+def _variant(problem: ConvProblem, strides: Strides) -> dict[str, str | int]:
+    return {"STORAGE": STORAGE[problem.dtype], "INDEX": parameters.index_type(problem, strides)}

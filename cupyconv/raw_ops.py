@@ -1,0 +1,471 @@
+"""TensorFlow's ``tf.raw_ops`` for convolutions, on NumPy and CuPy arrays.
+
+Names, keywords and defaults are TensorFlow's, so code runs here by changing one import::
+
+    from cupyconv import raw_ops
+    dx = raw_ops.Conv2DBackpropInput(input_sizes=[1, 5, 5, 3], filter=w, out_backprop=dy,
+                                     strides=[1, 2, 2, 1], padding="SAME")
+
+What TensorFlow's documentation leaves to the reader:
+
+* ``filter`` is (spatial..., in depth, out depth) in every ``data_format``; a depthwise filter is
+  (height, width, channels, multiplier), and its output channel ``c * multiplier + m`` reads input
+  channel c.
+* ``strides`` and ``dilations`` follow ``data_format``; their batch and channel entries must be 1.
+* ``padding`` is "SAME", "VALID", or in two dimensions "EXPLICIT" with ``explicit_paddings``: a
+  (before, after) pair for every axis of ``data_format`` in one flat list.
+* Groups are the input's channels over the filter's in depth.
+* ``input_sizes`` is the whole shape of the input, or its spatial sizes only: then the batch is
+  ``out_backprop``'s and the channels are the filter's in depth.
+* Sizes may be lists, tuples or integer arrays.  One in a GPU's memory has to be read by the host,
+  which waits for the GPU: pass a list where that matters.
+* ``use_cudnn_on_gpu`` and ``name`` change nothing.
+
+Messages call ``input`` x, ``filter`` w and ``out_backprop`` dy, as the rest of the library does.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from math import gcd
+from typing import Any
+
+from cupyconv import arrays, formats, operations
+from cupyconv.errors import ConvError, ConvTypeError, unknown_word
+from cupyconv.problem import shape_text
+
+__all__ = [
+    "BiasAddGrad",
+    "Conv2D",
+    "Conv2DBackpropFilter",
+    "Conv2DBackpropFilterV2",
+    "Conv2DBackpropInput",
+    "Conv2DBackpropInputV2",
+    "Conv3D",
+    "Conv3DBackpropFilterV2",
+    "Conv3DBackpropInputV2",
+    "DepthwiseConv2dNative",
+    "DepthwiseConv2dNativeBackpropFilter",
+    "DepthwiseConv2dNativeBackpropInput",
+]
+
+_ONES_4 = (1, 1, 1, 1)
+_ONES_5 = (1, 1, 1, 1, 1)
+
+
+def Conv2D(
+    *,
+    input: Any,
+    filter: Any,
+    strides: Sequence[int],
+    padding: str,
+    use_cudnn_on_gpu: bool = True,
+    explicit_paddings: Sequence[int] = (),
+    data_format: str = "NHWC",
+    dilations: Sequence[int] = _ONES_4,
+    name: str | None = None,
+) -> Any:
+    """The output of a 2-D convolution: ``conv_forward``."""
+    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
+    return _forward(2, input, filter, window)
+
+
+def Conv2DBackpropInput(
+    *,
+    input_sizes: Any,
+    filter: Any,
+    out_backprop: Any,
+    strides: Sequence[int],
+    padding: str,
+    use_cudnn_on_gpu: bool = True,
+    explicit_paddings: Sequence[int] = (),
+    data_format: str = "NHWC",
+    dilations: Sequence[int] = _ONES_4,
+    name: str | None = None,
+) -> Any:
+    """The gradient of Conv2D with respect to its input: ``conv_backprop_input``."""
+    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
+    return _backprop_input(2, input_sizes, filter, out_backprop, window)
+
+
+def Conv2DBackpropFilter(
+    *,
+    input: Any,
+    filter_sizes: Any,
+    out_backprop: Any,
+    strides: Sequence[int],
+    padding: str,
+    use_cudnn_on_gpu: bool = True,
+    explicit_paddings: Sequence[int] = (),
+    data_format: str = "NHWC",
+    dilations: Sequence[int] = _ONES_4,
+    name: str | None = None,
+) -> Any:
+    """The gradient of Conv2D with respect to its filter: ``conv_backprop_filter``."""
+    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
+    return _backprop_filter(2, input, filter_sizes, out_backprop, window)
+
+
+def Conv2DBackpropInputV2(
+    *,
+    input: Any,
+    filter: Any,
+    out_backprop: Any,
+    strides: Sequence[int],
+    padding: str,
+    use_cudnn_on_gpu: bool = True,
+    explicit_paddings: Sequence[int] = (),
+    data_format: str = "NHWC",
+    dilations: Sequence[int] = _ONES_4,
+    name: str | None = None,
+) -> Any:
+    """Conv2DBackpropInput that takes the input itself, for its shape only."""
+    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
+    x = _array(2, "input", input)
+    return _backprop_input(2, x.shape, filter, out_backprop, window)
+
+
+def Conv2DBackpropFilterV2(
+    *,
+    input: Any,
+    filter: Any,
+    out_backprop: Any,
+    strides: Sequence[int],
+    padding: str,
+    use_cudnn_on_gpu: bool = True,
+    explicit_paddings: Sequence[int] = (),
+    data_format: str = "NHWC",
+    dilations: Sequence[int] = _ONES_4,
+    name: str | None = None,
+) -> Any:
+    """Conv2DBackpropFilter that takes the filter itself, for its shape only."""
+    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
+    w = _array(2, "filter", filter)
+    return _backprop_filter(2, input, w.shape, out_backprop, window)
+
+
+def Conv3D(
+    *,
+    input: Any,
+    filter: Any,
+    strides: Sequence[int],
+    padding: str,
+    data_format: str = "NDHWC",
+    dilations: Sequence[int] = _ONES_5,
+    name: str | None = None,
+) -> Any:
+    """The output of a 3-D convolution: ``conv_forward``."""
+    return _forward(3, input, filter, _window(3, data_format, strides, dilations, padding))
+
+
+def Conv3DBackpropInputV2(
+    *,
+    input_sizes: Any,
+    filter: Any,
+    out_backprop: Any,
+    strides: Sequence[int],
+    padding: str,
+    data_format: str = "NDHWC",
+    dilations: Sequence[int] = _ONES_5,
+    name: str | None = None,
+) -> Any:
+    """The gradient of Conv3D with respect to its input: ``conv_backprop_input``."""
+    window = _window(3, data_format, strides, dilations, padding)
+    return _backprop_input(3, input_sizes, filter, out_backprop, window)
+
+
+def Conv3DBackpropFilterV2(
+    *,
+    input: Any,
+    filter_sizes: Any,
+    out_backprop: Any,
+    strides: Sequence[int],
+    padding: str,
+    data_format: str = "NDHWC",
+    dilations: Sequence[int] = _ONES_5,
+    name: str | None = None,
+) -> Any:
+    """The gradient of Conv3D with respect to its filter: ``conv_backprop_filter``."""
+    window = _window(3, data_format, strides, dilations, padding)
+    return _backprop_filter(3, input, filter_sizes, out_backprop, window)
+
+
+def DepthwiseConv2dNative(
+    *,
+    input: Any,
+    filter: Any,
+    strides: Sequence[int],
+    padding: str,
+    explicit_paddings: Sequence[int] = (),
+    data_format: str = "NHWC",
+    dilations: Sequence[int] = _ONES_4,
+    name: str | None = None,
+) -> Any:
+    """The output of a depthwise 2-D convolution: each channel has its own filters."""
+    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
+    x, w = _array(2, "input", input), _array(2, "filter", filter)
+    _require_depth(_channels(x.shape, window), w.shape)
+    return operations.conv_forward(x, _grouped(w), groups=_at_least_1(w.shape[2]), **window)
+
+
+def DepthwiseConv2dNativeBackpropInput(
+    *,
+    input_sizes: Any,
+    filter: Any,
+    out_backprop: Any,
+    strides: Sequence[int],
+    padding: str,
+    explicit_paddings: Sequence[int] = (),
+    data_format: str = "NHWC",
+    dilations: Sequence[int] = _ONES_4,
+    name: str | None = None,
+) -> Any:
+    """The gradient of DepthwiseConv2dNative with respect to its input."""
+    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
+    w, dy = _array(2, "filter", filter), _array(2, "out_backprop", out_backprop)
+    shape = _input_shape(2, input_sizes, w, dy, window)
+    _require_depth(_channels(shape, window), w.shape)
+    groups = _at_least_1(w.shape[2])
+    return operations.conv_backprop_input(shape, _grouped(w), dy, groups=groups, **window)
+
+
+def DepthwiseConv2dNativeBackpropFilter(
+    *,
+    input: Any,
+    filter_sizes: Any,
+    out_backprop: Any,
+    strides: Sequence[int],
+    padding: str,
+    explicit_paddings: Sequence[int] = (),
+    data_format: str = "NHWC",
+    dilations: Sequence[int] = _ONES_4,
+    name: str | None = None,
+) -> Any:
+    """The gradient of DepthwiseConv2dNative with respect to its filter."""
+    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
+    x, dy = _array(2, "input", input), _array(2, "out_backprop", out_backprop)
+    shape = _filter_shape(2, filter_sizes)
+    _require_depth(_channels(x.shape, window), shape)
+    height, width, channels, multiplier = shape
+    dw = operations.conv_backprop_filter(
+        x,
+        (height, width, 1, channels * multiplier),
+        dy,
+        groups=_at_least_1(channels),
+        **window,
+    )
+    return dw.reshape(shape)
+
+
+def BiasAddGrad(*, out_backprop: Any, data_format: str = "NHWC", name: str | None = None) -> Any:
+    """The gradient of a bias: ``conv_backprop_bias``.
+
+    ``data_format`` only says where the channels are, whatever the number of axes: "NHWC" for the
+    last axis, "NCHW" for the second.
+    """
+    words = {"NHWC": formats.CHANNELS_LAST, "NCHW": formats.CHANNELS_FIRST}
+    if str(data_format).upper() not in words:
+        raise unknown_word("data_format", data_format, words)
+    layout = words[str(data_format).upper()]
+    dy, _ = arrays.take("out_backprop", out_backprop)
+    return operations.conv_backprop_bias(dy, data_format=layout)
+
+
+# -- the passes, from TensorFlow's arguments -------------------------------------------------------
+
+
+def _forward(rank: int, input: Any, filter: Any, window: dict[str, Any]) -> Any:
+    x, w = _array(rank, "input", input), _array(rank, "filter", filter)
+    groups = _groups(_channels(x.shape, window), w.shape)
+    return operations.conv_forward(x, w, groups=groups, **window)
+
+
+def _backprop_input(
+    rank: int, input_sizes: Any, filter: Any, out_backprop: Any, window: dict[str, Any]
+) -> Any:
+    w, dy = _array(rank, "filter", filter), _array(rank, "out_backprop", out_backprop)
+    shape = _input_shape(rank, input_sizes, w, dy, window)
+    groups = _groups(_channels(shape, window), w.shape)
+    return operations.conv_backprop_input(shape, w, dy, groups=groups, **window)
+
+
+def _backprop_filter(
+    rank: int, input: Any, filter_sizes: Any, out_backprop: Any, window: dict[str, Any]
+) -> Any:
+    x, dy = _array(rank, "input", input), _array(rank, "out_backprop", out_backprop)
+    shape = _filter_shape(rank, filter_sizes)
+    groups = _groups(_channels(x.shape, window), shape)
+    return operations.conv_backprop_filter(x, shape, dy, groups=groups, **window)
+
+
+# -- reading the arguments -------------------------------------------------------------------------
+
+
+def _window(
+    rank: int,
+    data_format: str,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    padding: str,
+    explicit_paddings: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """The library's own keywords; without ``explicit_paddings`` the op has no such padding."""
+    layout = formats.resolve_data_format(str(data_format), rank)
+    return {
+        "stride": _of_spatial_axes("strides", strides, layout),
+        "dilation": _of_spatial_axes("dilations", dilations, layout),
+        "padding": _padding(padding, explicit_paddings, layout),
+        "data_format": layout,
+        "filter_format": formats.filter_formats(rank)[1],
+    }
+
+
+def _of_spatial_axes(what: str, given: Sequence[int], layout: str) -> tuple[int, ...]:
+    values = _integers(what, given)
+    if len(values) != len(layout):
+        raise ConvError(
+            f"{what} must have an entry for each axis of {layout}",
+            f"got {len(values)} values, {list(values)}",
+            f"Pass for example {what}={[1] * len(layout)}",
+        )
+    batch, channels, *spatial = formats.data_axes(layout)
+    if values[batch] != 1 or values[channels] != 1:
+        valid = [1 if axis in (batch, channels) else v for axis, v in enumerate(values)]
+        raise ConvError(
+            f"{what} must be 1 on the batch and channel axes of {layout}",
+            f"got {list(values)}",
+            f"Use {what}={valid}",
+        )
+    return tuple(values[axis] for axis in spatial)
+
+
+def _padding(
+    padding: str, explicit_paddings: Sequence[int] | None, layout: str
+) -> str | tuple[tuple[int, int], ...]:
+    word = str(padding).upper()
+    known = ("SAME", "VALID") if explicit_paddings is None else ("SAME", "VALID", "EXPLICIT")
+    if word not in known:
+        raise unknown_word("padding", padding, known)
+    sides = () if explicit_paddings is None else _integers("explicit_paddings", explicit_paddings)
+    if word != "EXPLICIT":
+        if sides:
+            raise ConvError(
+                "explicit_paddings go with padding='EXPLICIT' only",
+                f"got {list(sides)} with padding={padding!r}",
+                "Use padding='EXPLICIT', or leave out explicit_paddings",
+            )
+        return word.lower()
+    if len(sides) != 2 * len(layout):
+        raise ConvError(
+            f"explicit_paddings must have two values for each axis of {layout}",
+            f"got {len(sides)}",
+            f"Pass {2 * len(layout)} integers: before and after for each axis in turn",
+        )
+    batch, channels, *spatial = formats.data_axes(layout)
+    pairs = list(zip(sides[::2], sides[1::2], strict=True))
+    if pairs[batch] != (0, 0) or pairs[channels] != (0, 0):
+        valid = [0 if axis // 2 in (batch, channels) else v for axis, v in enumerate(sides)]
+        raise ConvError(
+            f"explicit_paddings must be 0 on the batch and channel axes of {layout}",
+            f"got {list(sides)}",
+            f"Use explicit_paddings={valid}",
+        )
+    return tuple(pairs[axis] for axis in spatial)
+
+
+def _integers(what: str, given: Any) -> tuple[int, ...]:
+    """Integers from a sequence or an array; an array in a GPU's memory is copied to the host."""
+    try:
+        return tuple(map(operator.index, given.tolist() if hasattr(given, "tolist") else given))
+    except TypeError:
+        raise ConvTypeError(
+            f"{what} must be a list of integers: got {given!r} of type {type(given).__name__}. "
+            "Pass for example [1, 1, 1, 1]"
+        ) from None
+
+
+def _array(rank: int, what: str, given: Any) -> Any:
+    array, _ = arrays.take(what, given)
+    if array.ndim != rank + 2:
+        raise ConvError(
+            f"{what} must have {rank + 2} axes",
+            f"got shape {shape_text(array.shape) or '()'}",
+            f"Reshape it to {rank + 2} axes",
+        )
+    return array
+
+
+def _input_shape(
+    rank: int, input_sizes: Any, w: Any, dy: Any, window: dict[str, Any]
+) -> tuple[int, ...]:
+    sizes = _integers("input_sizes", input_sizes)
+    if len(sizes) == rank + 2:
+        return sizes
+    if len(sizes) != rank:
+        raise ConvError(
+            f"input_sizes must be the input's shape of {rank + 2} values, or its {rank} spatial "
+            "sizes",
+            f"got {len(sizes)} values, {list(sizes)}",
+            f"Pass {rank + 2} values in {window['data_format']} order",
+        )
+    batch, channels, *spatial = formats.data_axes(window["data_format"])
+    shape = [0] * (rank + 2)
+    shape[batch], shape[channels] = dy.shape[batch], w.shape[-2]
+    for axis, size in zip(spatial, sizes, strict=True):
+        shape[axis] = size
+    return tuple(shape)
+
+
+def _filter_shape(rank: int, filter_sizes: Any) -> tuple[int, ...]:
+    sizes = _integers("filter_sizes", filter_sizes)
+    if len(sizes) != rank + 2:
+        raise ConvError(
+            f"filter_sizes must be the filter's shape of {rank + 2} values",
+            f"got {len(sizes)} values, {list(sizes)}",
+            "Pass its spatial sizes, its in depth and its out depth",
+        )
+    return sizes
+
+
+def _channels(input_shape: tuple[int, ...], window: dict[str, Any]) -> int:
+    return input_shape[formats.data_axes(window["data_format"])[1]]
+
+
+def _groups(channels: int, filter_shape: tuple[int, ...]) -> int:
+    """Groups, as TensorFlow infers them from the filter's in depth."""
+    depth = filter_shape[-2]
+    if channels < 1 or depth < 1:
+        return 1  # ConvProblem reports the size
+    if channels % depth:
+        above = -(-channels // depth) * depth
+        raise ConvError(
+            "the input's channels must be a multiple of the filter's in depth",
+            f"the input has {channels}, the filter {shape_text(filter_shape)} has a depth of "
+            f"{depth}",
+            f"Give the input {above} channels, or the filter an in depth of "
+            f"{gcd(channels, depth)} or {channels}",
+        )
+    return channels // depth
+
+
+def _require_depth(channels: int, filter_shape: tuple[int, ...]) -> None:
+    if filter_shape[2] != channels:
+        raise ConvError(
+            "a depthwise filter must have as many channels as the input",
+            f"the input has {channels}, the filter {shape_text(filter_shape)} has "
+            f"{filter_shape[2]}",
+            f"Give the filter the shape "
+            f"{shape_text((*filter_shape[:2], channels, filter_shape[3]))}",
+        )
+
+
+def _grouped(w: Any) -> Any:
+    """A depthwise filter as a filter of one input channel for each group."""
+    height, width, channels, multiplier = w.shape
+    return w.reshape(height, width, 1, channels * multiplier)
+
+
+def _at_least_1(groups: int) -> int:
+    """Groups of a depthwise filter; of one without channels, ConvProblem reports the size."""
+    return max(groups, 1)

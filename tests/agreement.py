@@ -1,0 +1,57 @@
+"""Exact agreement of an implementation with the reference, on integer-valued data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import cupyconv
+from cupyconv import ConvProblem
+from cupyconv.problem import PASSES
+from tests.configurations import Data, integer_data, keywords
+
+
+def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any) -> Any:
+    """One pass of a problem by a module or object that has the library's functions."""
+    arguments = {**keywords(problem), **more}
+    if pass_ == "forward":
+        return api.conv_forward(data.x, data.w, data.bias, **arguments)
+    if pass_ == "backprop_input":
+        return api.conv_backprop_input(problem.input_shape, data.w, data.dy, **arguments)
+    return api.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **arguments)
+
+
+def require_exact(
+    api: Any,
+    problem: ConvProblem,
+    *,
+    seed: int = 0,
+    to_device: Callable[[np.ndarray], Any] = lambda array: array,
+    to_host: Callable[[Any], np.ndarray] = lambda array: array,
+    passes: tuple[str, ...] = PASSES,
+    **more: Any,
+) -> None:
+    """Every pass of ``api`` gives the reference's integers.
+
+    Args:
+        api: a module or object with the library's functions.
+        problem: what to compute.
+        seed: of the data.
+        to_device, to_host: move arrays to where ``api`` works, and back.
+        passes: which to compute.
+        more: further arguments of every call, such as ``impl``.
+    """
+    host = integer_data(problem, seed)
+    data = Data(*(to_device(array) for array in (host.x, host.w, host.dy, host.bias)))
+    for pass_ in passes:
+        got = to_host(compute(api, pass_, problem, data, **more))
+        expected = compute(cupyconv, pass_, problem, host, impl="reference")
+        assert got.dtype == expected.dtype
+        difference = got.astype(np.float64) - expected.astype(np.float64)
+        wrong = np.argwhere(difference != 0)
+        assert not len(wrong), (
+            f"{pass_} of {problem}: {len(wrong)} of {got.size} elements are wrong, the first at "
+            f"{tuple(map(int, wrong[0]))}: {got[tuple(wrong[0])]}, not {expected[tuple(wrong[0])]}"
+        )

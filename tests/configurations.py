@@ -1,0 +1,339 @@
+"""Configurations for every suite: curated edges, random legal ones, and data with exact sums.
+
+``CASES`` are named after the edge they hit.  ``random_problem`` draws a legal configuration
+directly, so nothing is thrown away; ``random_problems`` gives a seeded series of them and
+``problems`` is the same as a hypothesis strategy.  All of them take ``max_macs``, the number of
+multiply-adds that a suite can afford per pass.
+
+``integer_data`` gives x, w, dy and bias whose sums are exact in the problem's dtype in any order of
+summation, so that implementations can be compared for equality.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import cupyconv
+from cupyconv.arrays import numpy_dtype
+from cupyconv.formats import data_axes, data_formats, filter_axes, filter_formats
+from cupyconv.problem import ITEMSIZE, ConvProblem
+
+DTYPES = tuple(ITEMSIZE)
+
+EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
+"""Up to here, every integer is a number of this dtype."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration with the name of the edge it is there for."""
+
+    name: str
+    problem: ConvProblem
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of any one pass."""
+        return self.problem.flops // 2
+
+
+def _case(name: str, input_shape: tuple, filter_shape: tuple, **arguments: object) -> Case:
+    return Case(name, ConvProblem(input_shape, filter_shape, **arguments))
+
+
+CASES: tuple[Case, ...] = (
+    # the smallest
+    _case("one_element", (1, 1, 1), (1, 1, 1)),
+    _case("one_window", (2, 3, 4, 4), (5, 3, 4, 4)),
+    _case("empty_batch", (0, 3, 6, 6), (4, 3, 3, 3), padding=1),
+    _case("one_channel", (2, 1, 7, 8), (1, 1, 3, 3)),
+    _case("one_pixel_filter", (2, 5, 4, 6), (7, 5, 1, 1)),
+    # strides
+    _case("one_pixel_filter_stride_2", (1, 4, 7, 7), (6, 4, 1, 1), stride=2),
+    _case("stride_beyond_filter_leaves_gaps", (1, 2, 17), (3, 2, 2), stride=5),
+    _case("trailing_inputs_unread", (1, 2, 11, 13), (2, 2, 3, 3), stride=4),
+    _case("stride_beyond_input", (2, 3, 5, 5), (4, 3, 2, 2), stride=9),
+    _case("strides_differ", (1, 3, 9, 10), (2, 3, 3, 2), stride=(3, 1)),
+    # dilation
+    _case("dilation", (1, 3, 12), (4, 3, 3), dilation=3),
+    _case("dilations_differ", (2, 2, 9, 11), (3, 2, 2, 3), dilation=(1, 4)),
+    _case(
+        "dilation_beyond_input_leaves_centre_tap", (1, 2, 5), (3, 2, 3), dilation=7, padding=(7,)
+    ),
+    _case("stride_divides_dilation", (1, 2, 15, 15), (2, 2, 3, 3), stride=2, dilation=4, padding=3),
+    _case("stride_and_dilation_coprime", (1, 2, 16), (3, 2, 4), stride=3, dilation=2, padding=2),
+    _case("stride_equals_dilation", (2, 2, 13), (2, 2, 3), stride=3, dilation=3, padding=4),
+    # padding
+    _case("windows_wholly_in_the_padding", (1, 2, 4), (3, 2, 3), padding=6),
+    _case("padding_on_one_side", (1, 2, 6, 6), (3, 2, 3, 3), padding=((2, 0), (0, 1))),
+    _case("paddings_differ", (2, 3, 8), (2, 3, 5), padding=((1, 4),), stride=2),
+    _case("padding_beyond_the_filter_on_one_side", (1, 1, 5, 4), (2, 1, 2, 2), padding=((5, 0), 3)),
+    _case("same_even_filter", (1, 3, 7, 8), (4, 3, 2, 4), padding="same"),
+    _case("same_lower_even_filter", (1, 3, 7, 8), (4, 3, 2, 4), padding="same_lower"),
+    _case("same_stride_2_even_input", (1, 3, 6, 6), (4, 3, 3, 3), padding="same", stride=2),
+    _case("same_lower_stride_2", (1, 3, 6, 6), (4, 3, 3, 3), padding="same_lower", stride=2),
+    _case("same_needs_no_padding", (1, 2, 9), (2, 2, 1), padding="same", stride=4),
+    _case("same_dilated", (1, 2, 9, 9), (2, 2, 3, 3), padding="same", dilation=(2, 3), stride=2),
+    _case("filter_beyond_input_fits_with_padding", (1, 2, 3, 3), (2, 2, 5, 5), padding=1),
+    # channels and groups
+    _case("odd_channels", (3, 7, 5, 5), (11, 7, 3, 3), padding=1),
+    _case("groups", (2, 6, 6, 6), (4, 3, 3, 3), groups=2),
+    _case("groups_of_odd_sizes", (1, 9, 5), (15, 3, 3), groups=3, padding=1),
+    _case("depthwise", (2, 5, 7, 7), (5, 1, 3, 3), groups=5, padding=1),
+    _case("depthwise_multiplier", (2, 3, 6, 5), (12, 1, 3, 2), groups=3, stride=2, padding="same"),
+    _case("grouped_to_one_channel_each", (1, 8, 6), (4, 2, 3), groups=4),
+    _case("channels_beyond_one_tile", (1, 67, 3, 3), (66, 67, 1, 1)),
+    _case("pixels_beyond_one_tile", (2, 2, 13, 11), (3, 2, 2, 2)),
+    _case("taps_beyond_one_tile", (1, 3, 9, 9), (2, 3, 7, 7), padding=2),
+    # ranks and aspect
+    _case("long_signal", (1, 2, 200), (3, 2, 9), stride=2, padding=4),
+    _case("one_row", (1, 3, 1, 12), (2, 3, 1, 3)),
+    _case("one_column_padded", (1, 3, 12, 1), (2, 3, 3, 3), padding=1),
+    _case("volume", (1, 2, 4, 5, 6), (3, 2, 2, 3, 2)),
+    _case(
+        "volume_everything_differs",
+        (2, 4, 5, 7, 6),
+        (6, 2, 2, 3, 1),
+        stride=(2, 1, 3),
+        dilation=(1, 2, 1),
+        padding=((1, 0), (0, 2), (1, 1)),
+        groups=2,
+    ),
+    _case("volume_same", (1, 3, 3, 4, 5), (2, 3, 3, 2, 3), padding="same", stride=(1, 2, 2)),
+    _case("volume_depthwise", (1, 3, 4, 4, 4), (6, 1, 2, 2, 2), groups=3),
+    # memory orders
+    _case("channels_last", (2, 6, 7, 3), (3, 3, 3, 4), data_format="NHWC", padding="same"),
+    _case(
+        "channels_last_output_first",
+        (1, 6, 5, 4),
+        (6, 3, 3, 2),
+        data_format="NHWC",
+        filter_format="OHWI",
+        padding=1,
+        groups=2,
+    ),
+    _case("channels_first_filter_last", (1, 3, 6, 5), (3, 3, 3, 4), filter_format="HWIO"),
+    _case("signal_channels_last", (2, 9, 3), (3, 3, 5), data_format="NWC", stride=2),
+    # what this project grew from
+    _case("five_channels_ten_filters", (1, 5, 20, 20), (10, 5, 5, 5)),
+    _case(
+        "same_stride_2_of_5",
+        (1, 5, 5, 3),
+        (3, 3, 3, 4),
+        data_format="NHWC",
+        padding="same",
+        stride=2,
+    ),
+    _case(
+        "valid_stride_2_of_6",
+        (1, 6, 6, 3),
+        (3, 3, 3, 4),
+        data_format="NHWC",
+        padding="valid",
+        stride=2,
+    ),
+)
+
+
+def cases(max_macs: int | None = None) -> list[Case]:
+    """The curated cases, or those of at most ``max_macs`` multiply-adds a pass."""
+    return [case for case in CASES if max_macs is None or case.macs <= max_macs]
+
+
+def in_formats(problem: ConvProblem, data_format: str, filter_format: str) -> ConvProblem:
+    """The same convolution with its arrays in another memory order."""
+    rank = problem.spatial_rank
+    x_shape, w_shape = [0] * (rank + 2), [0] * (rank + 2)
+    moves = zip(problem.data_axes, data_axes(data_format), strict=True)
+    for source, target in moves:
+        x_shape[target] = problem.input_shape[source]
+    moves = zip(problem.filter_axes, filter_axes(filter_format), strict=True)
+    for source, target in moves:
+        w_shape[target] = problem.filter_shape[source]
+    return problem.replace(
+        input_shape=x_shape,
+        filter_shape=w_shape,
+        data_format=data_format,
+        filter_format=filter_format,
+    )
+
+
+def all_formats(problem: ConvProblem) -> list[ConvProblem]:
+    """The same convolution in every memory order of its rank."""
+    rank = problem.spatial_rank
+    return [
+        in_formats(problem, data, filter_)
+        for data in data_formats(rank)
+        for filter_ in filter_formats(rank)
+    ]
+
+
+# -- random configurations -------------------------------------------------------------------------
+
+Pick = Callable[[int, int], int]
+"""An integer from the first to the second, both included."""
+
+
+def random_problem(
+    pick: Pick,
+    *,
+    max_macs: int = 4096,
+    ranks: Sequence[int] = (1, 2, 3),
+    dtypes: Sequence[str] = ("float32",),
+) -> ConvProblem:
+    """A legal configuration made of picks; one in about thirty has an empty batch."""
+
+    def choose(options: Sequence) -> object:
+        return options[pick(0, len(options) - 1)]
+
+    rank = int(choose(ranks))
+    mode = str(choose(("explicit", "explicit", "valid", "same", "same_lower")))
+    budget = max_macs
+    largest_filter, largest_output = {1: (9, 40), 2: (5, 12), 3: (3, 5)}[rank]
+    sizes, taps, strides, dilations, pads = [], [], [], [], []
+    for remaining in range(rank, 0, -1):
+        share = max(int(budget ** (1 / remaining)), 1)
+        filter_ = pick(1, min(largest_filter, share))
+        stride, dilation = pick(1, 4), pick(1, 3)
+        reach = (filter_ - 1) * dilation
+        pad = (pick(0, reach + 1), pick(0, reach + 1)) if mode == "explicit" else (0, 0)
+        output = pick(1, max(min(largest_output, share // filter_), 1))
+        first = (output - 1) * stride + 1
+        if mode in ("explicit", "valid"):
+            first += reach - sum(pad)
+            if first + stride - 1 < 1:  # padding alone makes more outputs than were picked
+                first, pad = first + sum(pad), (0, 0)
+        sizes.append(pick(max(first, 1), first + stride - 1))
+        taps.append(filter_)
+        strides.append(stride)
+        dilations.append(dilation)
+        pads.append(pad)
+        budget = max(budget // (filter_ * output), 1)
+    groups = pick(1, min(4, budget))
+    budget //= groups
+    channels = pick(1, min(7, budget))
+    filters = pick(1, min(7, budget // channels))
+    batch = 0 if pick(0, 30) == 30 else pick(1, min(3, max(budget // (channels * filters), 1)))
+    first_last = ConvProblem(
+        (batch, groups * channels, *sizes),
+        (groups * filters, channels, *taps),
+        stride=strides,
+        dilation=dilations,
+        padding=pads if mode == "explicit" else mode,
+        groups=groups,
+        dtype=str(choose(dtypes)),
+    )
+    return in_formats(
+        first_last, str(choose(data_formats(rank))), str(choose(filter_formats(rank)))
+    )
+
+
+def random_problems(count: int, *, seed: int = 0, **limits: object) -> Iterator[ConvProblem]:
+    """A series of ``random_problem`` that is the same for the same seed."""
+    numbers = random.Random(seed)
+    for _ in range(count):
+        yield random_problem(numbers.randint, **limits)
+
+
+@st.composite
+def problems(draw: st.DrawFn, **limits: object) -> ConvProblem:
+    """``random_problem`` as a hypothesis strategy; shrinks towards one element."""
+    return random_problem(lambda first, last: draw(st.integers(first, last)), **limits)
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Data:
+    """The arrays of a problem that its passes read."""
+
+    x: np.ndarray
+    w: np.ndarray
+    dy: np.ndarray
+    bias: np.ndarray
+
+
+def integer_data(problem: ConvProblem, seed: int = 0) -> Data:
+    """Small integers, no sum of whose products leaves the integers that the dtype has.
+
+    Values are at most 8 in size, so that they are also exact in tf32.  Where there are so many
+    terms that not even -1, 0 and 1 are enough, most of w or dy is zero.
+    """
+    numbers = np.random.default_rng(seed)
+    limit = EXACT[problem.dtype] - 8  # the bias takes 8
+    taps = prod(problem.filter_sizes)
+    terms = taps * max(problem.C // problem.groups, problem.K)  # of y and dx, and of w's slices
+    terms_dw = max(problem.N * prod(problem.output_sizes), 1)
+    size = next((m for m in (8, 5, 3, 2) if terms * m * m <= limit), 1)
+    x = _integers(numbers, problem.input_shape, size, 1)
+    w = _integers(numbers, problem.filter_shape, size, limit / (terms * size**2))
+    dy = _integers(numbers, problem.output_shape, size, limit / (terms_dw * size**2))
+    bias = _integers(numbers, problem.bias_shape, 8, 1)
+    k_axis, i_axis, *_ = problem.filter_axes
+    # Upper bounds on the sums of y, dx, and dw and db.
+    bounds = (
+        _largest_sum(w, k_axis) * size,
+        _largest_sum(w, i_axis) * size,
+        _largest_sum(dy, problem.data_axes[1]) * size,
+    )
+    assert max(bounds) <= limit, f"{problem}: sums up to {max(bounds)}, exact up to {limit}"
+    dtype = numpy_dtype(problem.dtype)
+    return Data(*(values.astype(dtype) for values in (x, w, dy, bias)))
+
+
+def _integers(
+    numbers: np.random.Generator, shape: tuple[int, ...], size: int, room: float
+) -> np.ndarray:
+    """Integers from -size to size without 0; with room for less than all, most become zero."""
+    values = numbers.integers(1, size + 1, shape) * numbers.choice((-1, 1), shape)
+    if room < 1:
+        values[numbers.random(shape) >= room / 4] = 0
+    return values
+
+
+def _largest_sum(values: np.ndarray, axis: int) -> int:
+    """The largest sum of sizes that a slice of one index on ``axis`` has."""
+    others = tuple(a for a in range(values.ndim) if a != axis)
+    return int(np.abs(values).sum(axis=others).max(initial=0))
+
+
+def random_data(problem: ConvProblem, seed: int = 0) -> Data:
+    """Normally distributed values, rounded to the dtype."""
+    numbers = np.random.default_rng(seed)
+    dtype = numpy_dtype(problem.dtype)
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape, problem.bias_shape)
+    return Data(*(numbers.standard_normal(shape).astype(dtype) for shape in shapes))
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def keywords(problem: ConvProblem) -> dict[str, Any]:
+    """The keywords of the public functions for a problem."""
+    explicit = problem.padding_mode == "explicit"
+    return {
+        "stride": problem.stride,
+        "padding": problem.padding if explicit else problem.padding_mode,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "data_format": problem.data_format,
+        "filter_format": problem.filter_format,
+    }
+
+
+def three_passes(problem: ConvProblem, data: Data, impl: str = "auto") -> dict[str, Any]:
+    """y with its bias, dx and dw by the public functions, wherever the data are."""
+    arguments = {**keywords(problem), "impl": impl}
+    return {
+        "y": cupyconv.conv_forward(data.x, data.w, data.bias, **arguments),
+        "dx": cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **arguments),
+        "dw": cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **arguments),
+    }

@@ -1,0 +1,148 @@
+"""The directions of imports: from higher rooms to lower ones, and CuPy from one module only."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "cupyconv"
+
+ROOMS = (
+    "errors",
+    "formats",
+    "arrays",
+    "problem",
+    "planning",
+    "cpu",
+    "explain",
+    "gpu",
+    "backends",
+    "operations",
+    "raw_ops",
+    "bench",
+    "cli",
+)
+"""From the lowest to the highest."""
+
+
+def python_files() -> list[Path]:
+    """The library's files and the command line's, without the package's front door."""
+    inside = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+    return sorted([*inside, *(ROOT / "cli").rglob("*.py")])
+
+
+def room_of(path: Path) -> str:
+    """The room a file is in: a module or a folder of cupyconv/, or cli."""
+    if path.is_relative_to(ROOT / "cli"):
+        return "cli"
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported_modules(path: Path) -> list[tuple[str, int]]:
+    """Every module that a file imports anywhere, with its line; ``from a import b`` is a.b."""
+    found = []
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} is a relative import"
+            module = node.module or ""
+            found += [(f"{module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def rooms_used(path: Path) -> list[tuple[str, int]]:
+    """The library's rooms that a file imports from."""
+    return [
+        (name.split(".")[1], line)
+        for name, line in imported_modules(path)
+        if name.startswith("cupyconv.") and name.split(".")[1] in ROOMS
+    ]
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_run_downwards(path):
+    own = room_of(path)
+    assert own in ROOMS, f"{path.name} is in no known room"
+    height = ROOMS.index(own)
+    upwards = [
+        f"line {line}: {own} imports {room}"
+        for room, line in rooms_used(path)
+        if ROOMS.index(room) > height
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_rooms_do_not_come_in_by_the_front_door(path):
+    if room_of(path) in ("bench", "cli"):
+        return  # these use the library as anyone does
+    ours = [name for name, _ in imported_modules(path) if name.startswith("cupyconv.")]
+    assert [name for name in ours if name.split(".")[1] not in (*ROOMS, "__version__")] == []
+
+
+def test_the_lowest_room_imports_nothing_of_the_library():
+    assert rooms_used(PACKAGE / "errors.py") == []
+
+
+def test_downward_imports_are_seen_at_all():
+    used = {room for room, _ in rooms_used(PACKAGE / "operations.py")}
+    assert {"arrays", "backends", "problem", "planning"} <= used
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_arrays_imports_cupy(path):
+    of_cupy = [line for name, line in imported_modules(path) if name.split(".")[0] == "cupy"]
+    assert bool(of_cupy) == (path == PACKAGE / "arrays.py")
+
+
+FRAMEWORKS = {"torch", "jax", "tensorflow", "onnx", "keras"}
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_frameworks_are_imported_by_the_benchmark_only(path):
+    used = {name.split(".")[0] for name, _ in imported_modules(path)} & FRAMEWORKS
+    assert not used or room_of(path) == "bench"
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_import_is_the_library_a_dependency_or_optional(path):
+    known = {"cupyconv", "numpy", "ml_dtypes", "click", "rich", "cupy", "cuda", *FRAMEWORKS}
+    if room_of(path) == "bench":
+        known.add("matplotlib")
+    roots = {name.split(".")[0] for name, _ in imported_modules(path)}
+    assert roots <= known | sys.stdlib_module_names
+
+
+def test_planning_knows_no_launch_and_the_problem_no_arrays():
+    for path in (PACKAGE / "planning").rglob("*.py"):
+        assert {room for room, _ in rooms_used(path)} <= {
+            "errors",
+            "formats",
+            "problem",
+            "planning",
+        }
+    for name in ("problem.py", "formats.py"):
+        assert {room for room, _ in rooms_used(PACKAGE / name)} <= {"errors", "formats"}
+
+
+def test_the_front_door_imports_nothing_when_it_is_opened():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [
+        alias.name if isinstance(node, ast.Import) else str(node.module)
+        for node in at_once
+        for alias in node.names
+    ]
+    assert all(name.split(".")[0] in sys.stdlib_module_names for name in names)
+
+
+def test_the_kernel_folder_is_no_python_package():
+    # A package called cuda would shadow NVIDIA's namespace of that name and break CuPy.
+    assert list((ROOT / "cuda").rglob("*.cu"))
+    assert list((ROOT / "cuda").rglob("*.py")) == []

@@ -1,0 +1,634 @@
+"""The public functions on NumPy arrays: exact on integers, bounded on random data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+import warnings
+from collections import defaultdict
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import cupyconv
+from cupyconv import ConvProblem, arrays
+from cupyconv.arrays import numpy_dtype
+from cupyconv.cpu import blocked
+from tests import agreement
+from tests.configurations import (
+    CASES,
+    DTYPES,
+    Data,
+    all_formats,
+    cases,
+    integer_data,
+    keywords,
+    problems,
+    random_data,
+    three_passes,
+)
+
+IMPLS = ("reference", "numpy")
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+each_small_case = pytest.mark.parametrize("case", cases(2000), ids=lambda case: case.name)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+each_impl = pytest.mark.parametrize("impl", IMPLS)
+
+
+def as_integers(array: np.ndarray) -> np.ndarray:
+    """The values as Python integers, so that no later sum of them is rounded."""
+    exact = array.astype(np.float64)
+    assert np.array_equal(exact, np.round(exact))
+    return exact.astype(object)
+
+
+def plain(problem: ConvProblem, data: Data, number: type = np.float64) -> dict[str, np.ndarray]:
+    """The passes as running sums of one product after another, in numbers of one type.
+
+    Written from the definition, and sharing nothing with the library but the padding.
+    """
+    x, dy = (a.transpose(problem.data_axes).astype(number) for a in (data.x, data.dy))
+    w = data.w.transpose(problem.filter_axes).astype(number)
+    y, dx, dw = (np.zeros(shape, number) for shape in (dy.shape, x.shape, w.shape))
+    filters, channels = problem.K // problem.G, problem.C // problem.G
+    before = [pair[0] for pair in problem.padding]
+    pixels = itertools.product(*map(range, dy.shape[2:]))
+    taps = list(itertools.product(*map(range, w.shape[2:])))
+    for pixel, tap in itertools.product(pixels, taps):
+        axes = zip(pixel, tap, problem.stride, problem.dilation, before, strict=True)
+        read = tuple(p * stride + t * dilation - pad for p, t, stride, dilation, pad in axes)
+        if not all(0 <= h < size for h, size in zip(read, x.shape[2:], strict=True)):
+            continue
+        for k, i in itertools.product(range(problem.K), range(channels)):
+            c = k // filters * channels + i
+            y[:, k, *pixel] += x[:, c, *read] * w[k, i, *tap]
+            dx[:, c, *read] += dy[:, k, *pixel] * w[k, i, *tap]
+            for n in range(problem.N):
+                dw[k, i, *tap] += dy[n, k, *pixel] * x[n, c, *read]
+    y += data.bias.astype(number).reshape(1, -1, *[1] * problem.spatial_rank)
+    back, back_w = np.argsort(problem.data_axes), np.argsort(problem.filter_axes)
+    return {"y": y.transpose(back), "dx": dx.transpose(back), "dw": dw.transpose(back_w)}
+
+
+def assert_same(results: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    for name, value in results.items():
+        assert value.shape == expected[name].shape, name
+        exact, other = value.astype(np.float64), expected[name].astype(np.float64)
+        np.testing.assert_array_equal(exact, other, err_msg=name)
+
+
+# -- exact on integers -----------------------------------------------------------------------------
+
+
+@each_case
+@each_dtype
+def test_implementations_agree_exactly(case, dtype):
+    problem = case.problem.replace(dtype=dtype)
+    data = integer_data(problem)
+    reference = three_passes(problem, data, "reference")
+    assert_same(three_passes(problem, data, "numpy"), reference)
+    assert {a.dtype for a in reference.values()} == {numpy_dtype(dtype)}
+    shapes = [reference[name].shape for name in ("y", "dx", "dw")]
+    assert shapes == [problem.output_shape, problem.input_shape, problem.filter_shape]
+
+
+@each_small_case
+@each_impl
+def test_passes_are_their_definition(case, impl):
+    problem = case.problem.replace(dtype="float64")
+    data = integer_data(problem, seed=1)
+    assert_same(three_passes(problem, data, impl), plain(problem, data))
+
+
+@settings(max_examples=60)
+@given(problems(max_macs=300, dtypes=DTYPES))
+def test_random_configurations_are_their_definition(problem):
+    data = integer_data(problem)
+    expected = plain(problem, data)
+    for impl in IMPLS:
+        assert_same(three_passes(problem, data, impl), expected)
+
+
+@pytest.mark.parametrize("case", cases(60_000), ids=lambda case: case.name)
+@each_impl
+def test_memory_order_changes_no_value(case, impl):
+    problem = case.problem
+    data = integer_data(problem)
+    expected = three_passes(problem, data, impl)
+    for variant in all_formats(problem):
+        to_data = [problem.data_format.index(letter) for letter in variant.data_format]
+        to_filter = [problem.filter_format.index(letter) for letter in variant.filter_format]
+        moved = Data(
+            data.x.transpose(to_data),
+            data.w.transpose(to_filter),
+            data.dy.transpose(to_data),
+            data.bias,
+        )
+        results = three_passes(variant, moved, impl)
+        assert_same(
+            results,
+            {
+                "y": expected["y"].transpose(to_data),
+                "dx": expected["dx"].transpose(to_data),
+                "dw": expected["dw"].transpose(to_filter),
+            },
+        )
+
+
+@each_case
+@pytest.mark.parametrize("buffer_bytes", [1, 2000])
+def test_blocks_of_any_size_give_the_same(case, buffer_bytes, monkeypatch):
+    data = integer_data(case.problem, seed=2)
+    expected = three_passes(case.problem, data, "reference")
+    monkeypatch.setattr(blocked, "BUFFER_BYTES", buffer_bytes)
+    assert_same(three_passes(case.problem, data, "numpy"), expected)
+
+
+@settings(max_examples=150)
+@given(problems(dtypes=DTYPES))
+def test_adjoint_identity_is_exact(problem):
+    data = integer_data(problem)
+    for impl in IMPLS:
+        arguments = {**keywords(problem), "impl": impl}
+        y = cupyconv.conv_forward(data.x, data.w, **arguments)
+        dx = cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **arguments)
+        dw = cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **arguments)
+        inner = [
+            (as_integers(a) * as_integers(b)).sum()
+            for a, b in ((y, data.dy), (data.x, dx), (data.w, dw))
+        ]
+        assert inner[0] == inner[1] == inner[2]
+
+
+@each_small_case
+@each_dtype
+@each_impl
+def test_fortran_copies_pass_the_check_of_devices(case, dtype, impl):
+    agreement.require_exact(
+        cupyconv, case.problem.replace(dtype=dtype), to_device=np.asfortranarray, impl=impl
+    )
+
+
+@each_case
+@each_dtype
+def test_bias_gradient_sums_everything_but_the_channels(case, dtype):
+    problem = case.problem.replace(dtype=dtype)
+    data = integer_data(problem)
+    db = cupyconv.conv_backprop_bias(data.dy, data_format=problem.data_format)
+    axes = tuple(a for a, letter in enumerate(problem.data_format) if letter != "C")
+    assert db.dtype == data.dy.dtype
+    np.testing.assert_array_equal(db.astype(np.float64), data.dy.astype(np.float64).sum(axis=axes))
+
+
+# -- bounded on random data ------------------------------------------------------------------------
+
+
+ACCUMULATOR = {
+    "float16": np.float32,
+    "bfloat16": np.float32,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+"""What a same-precision run sums in: 16-bit types in float32, rounded once at the end."""
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in cases(6000) if c.macs > 200], ids=lambda case: case.name
+)
+@each_dtype
+def test_error_is_at_most_twice_that_of_a_plain_run(case, dtype):
+    if dtype == "float64" and np.finfo(np.longdouble).eps >= np.finfo(np.float64).eps:
+        pytest.skip("this platform has no type wider than float64 to tell float64's error with")
+    problem = case.problem.replace(dtype=dtype)
+    number = np.longdouble if dtype == "float64" else np.float64
+    squares: dict[tuple[str, str], float] = defaultdict(float)
+    for seed in range(3):
+        data = random_data(problem, seed)
+        truth = plain(problem, data, number)
+        sizes = plain(problem, Data(*map(np.abs, (data.x, data.w, data.dy, data.bias))), number)
+        runs = {impl: three_passes(problem, data, impl) for impl in IMPLS}
+        rounded = plain(problem, data, ACCUMULATOR[dtype])
+        runs["plain"] = {name: a.astype(data.x.dtype) for name, a in rounded.items()}
+        for impl, run in runs.items():
+            for name, value in run.items():
+                error = np.abs(value.astype(number) - truth[name])
+                assert np.all(error <= worst_error(problem, name, sizes[name], truth[name]))
+                squares[impl, name] += float((error**2).sum())
+    for impl in IMPLS:
+        for name in ("y", "dx", "dw"):
+            assert squares[impl, name] <= 4 * squares["plain", name], (impl, name)
+
+
+def worst_error(
+    problem: ConvProblem, name: str, sizes: np.ndarray, truth: np.ndarray
+) -> np.ndarray:
+    """What no element's error can exceed: every sum rounds once a term, and the result once."""
+    taps = math.prod(problem.filter_sizes)
+    terms = {
+        "y": problem.C // problem.G * taps + 1,
+        "dx": problem.K // problem.G * taps,
+        "dw": problem.N * math.prod(problem.output_sizes),
+    }[name]
+    unit = float(np.finfo(ACCUMULATOR[problem.dtype]).eps)
+    last = float(ml_dtypes.finfo(numpy_dtype(problem.dtype)).eps)
+    least = float(ml_dtypes.finfo(numpy_dtype(problem.dtype)).smallest_subnormal)
+    return terms * unit * sizes + last * np.abs(truth) + least
+
+
+# -- activations and the bias ----------------------------------------------------------------------
+
+
+def activated(values: np.ndarray, activation: str) -> np.ndarray:
+    """The activations in Python's own floats."""
+    by_name = {
+        "relu": lambda v: max(v, 0.0),
+        "silu": lambda v: v / (1 + math.exp(-v)),
+        "gelu": lambda v: v * (1 + math.erf(v / math.sqrt(2))) / 2,
+    }
+    return np.vectorize(by_name[activation], otypes=[np.float64])(values)
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+@each_dtype
+@each_impl
+def test_activation_comes_after_the_bias(activation, dtype, impl):
+    problem = ConvProblem((2, 4, 5, 6), (6, 2, 3, 3), groups=2, padding=1, dtype=dtype)
+    data = random_data(problem)
+    arguments = {**keywords(problem), "impl": impl}
+    result = cupyconv.conv_forward(data.x, data.w, data.bias, activation=activation, **arguments)
+    wide = [a.astype(np.float64) for a in (data.x, data.w, data.bias)]
+    expected = activated(cupyconv.conv_forward(*wide, **arguments), activation)
+    tolerance = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "float64": 1e-13}[dtype]
+    np.testing.assert_allclose(
+        result.astype(np.float64), expected, rtol=tolerance, atol=tolerance / 10
+    )
+    assert result.dtype == data.x.dtype
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+@each_impl
+def test_activations_of_extreme_values(activation, impl):
+    x = np.array([-np.inf, -1000, -100, -0.0, 0, 100, 1000, np.inf, np.nan], np.float32)
+    one = np.ones((1, 1, 1), np.float32)
+    y = cupyconv.conv_forward(x.reshape(1, 1, -1), one, activation=activation, impl=impl).ravel()
+    assert np.isnan(y[8])
+    assert list(y[3:8]) == [0, 0, 100, 1000, np.inf]
+    assert y[1] == 0
+    assert abs(y[2]) < 1e-41  # silu(-100) itself is -3.7e-42
+    if activation == "relu":
+        assert y[0] == 0
+    else:
+        assert np.isnan(y[0])  # -inf times 0, as in the formula
+
+
+# -- floating-point corners ------------------------------------------------------------------------
+
+
+@each_dtype
+@each_impl
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf], ids=str)
+def test_nan_and_infinity_reach_exactly_the_windows_that_read_them(special, dtype, impl):
+    problem = ConvProblem((1, 2, 7, 7), (3, 2, 3, 3), stride=2, padding=1, dtype=dtype)
+    data = integer_data(problem)
+    clean = three_passes(problem, data, impl)
+    data.x[0, 1, 4, 4] = special
+    y = three_passes(problem, data, impl)["y"]
+    with np.errstate(invalid="ignore"):
+        finite = np.isfinite(y.astype(np.float64))
+    touched = np.zeros((1, 3, 4, 4), bool)
+    touched[:, :, 2, 2] = True  # row 4 is read by the window at 2 (centre tap) only: 2 * 2 - 1 + 1
+    np.testing.assert_array_equal(~finite, touched)
+    np.testing.assert_array_equal(
+        y.astype(np.float64)[finite], clean["y"].astype(np.float64)[finite]
+    )
+
+
+@each_impl
+def test_nan_in_dy_reaches_both_gradients_only_where_it_belongs(impl):
+    problem = ConvProblem((1, 1, 9), (2, 1, 3), stride=3)
+    data = integer_data(problem)
+    data.dy[0, 1, 1] = np.nan
+    results = three_passes(problem, data, impl)
+    assert list(np.isnan(results["dx"][0, 0])) == [False] * 3 + [True] * 3 + [False] * 3
+    assert list(np.isnan(results["dw"]).ravel()) == [False] * 3 + [True] * 3
+
+
+@each_impl
+def test_overflow_goes_to_infinity_in_silence(impl):
+    x = np.full((1, 1, 4), 60000, np.float16)
+    w = np.full((1, 1, 2), 2, np.float16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = cupyconv.conv_forward(x, w, impl=impl)
+    assert np.all(np.isposinf(y))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@each_impl
+def test_sums_of_16_bit_types_may_pass_their_range(dtype, impl):
+    x = np.array([1, 1, -1, -1], dtype=numpy_dtype(dtype)).reshape(1, 4, 1)
+    w = np.full((1, 4, 1), 40000, dtype=numpy_dtype(dtype))
+    assert cupyconv.conv_forward(x, w, impl=impl).astype(float).item() == 0
+
+
+@each_dtype
+@each_impl
+def test_subnormals_are_kept(dtype, impl):
+    kind = numpy_dtype(dtype)
+    smallest = np.array([1], dtype=f"u{kind.itemsize}").view(kind)  # the least bit pattern
+    x = np.repeat(smallest, 3).reshape(1, 1, 3)
+    one = np.ones((1, 1, 3), kind)
+    y = cupyconv.conv_forward(x, one, impl=impl)
+    assert y.view(f"u{kind.itemsize}").item() == 3
+    dx = cupyconv.conv_backprop_input((1, 1, 1), one[..., :1], x[..., :1], impl=impl)
+    dw = cupyconv.conv_backprop_filter(x[..., :1], (1, 1, 1), one[..., :1], impl=impl)
+    assert dx.view(f"u{kind.itemsize}").item() == dw.view(f"u{kind.itemsize}").item() == 1
+
+
+# -- arrays of every kind --------------------------------------------------------------------------
+
+
+def strange_views(array: np.ndarray) -> dict[str, np.ndarray]:
+    """The same values in other memory: reversed, with gaps, in Fortran order, broadcast axes."""
+    gaps = np.full(tuple(2 * size + 1 for size in array.shape), 77, array.dtype)
+    inside = tuple(slice(1, None, 2) for _ in array.shape)
+    gaps[inside] = array
+    return {
+        "negative strides": array[(slice(None, None, -1),) * array.ndim].copy()[
+            (slice(None, None, -1),) * array.ndim
+        ],
+        "gaps": gaps[inside],
+        "fortran": np.asfortranarray(array),
+        "unaligned": unaligned(array),
+    }
+
+
+def unaligned(array: np.ndarray) -> np.ndarray:
+    raw = np.zeros(array.nbytes + 1, np.uint8)
+    view = raw[1:].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+@pytest.mark.parametrize("kind", ["negative strides", "gaps", "fortran", "unaligned"])
+@each_impl
+@pytest.mark.parametrize("name", ["volume_everything_differs", "channels_last", "groups"])
+def test_any_strides_in_and_out(name, kind, impl):
+    problem = next(case.problem for case in CASES if case.name == name)
+    data = integer_data(problem)
+    expected = three_passes(problem, data, impl)
+    views = Data(*(strange_views(a)[kind] for a in (data.x, data.w, data.dy, data.bias)))
+    assert_same(three_passes(problem, views, impl), expected)
+    arguments = {**keywords(problem), "impl": impl}
+    out = {name: strange_views(np.zeros_like(a))[kind] for name, a in expected.items()}
+    results = {
+        "y": cupyconv.conv_forward(views.x, views.w, views.bias, out=out["y"], **arguments),
+        "dx": cupyconv.conv_backprop_input(
+            problem.input_shape, views.w, views.dy, out=out["dx"], **arguments
+        ),
+        "dw": cupyconv.conv_backprop_filter(
+            views.x, problem.filter_shape, views.dy, out=out["dw"], **arguments
+        ),
+    }
+    assert all(results[name] is out[name] for name in out)
+    assert_same(out, expected)
+    db = np.zeros(problem.K, np.float32)
+    given_db = strange_views(db)[kind]
+    same = cupyconv.conv_backprop_bias(views.dy, data_format=problem.data_format, out=given_db)
+    assert same is given_db
+    np.testing.assert_array_equal(
+        given_db, cupyconv.conv_backprop_bias(data.dy, data_format=problem.data_format)
+    )
+
+
+def test_out_in_gaps_leaves_the_gaps_alone():
+    problem = ConvProblem((1, 2, 6), (3, 2, 3))
+    data = integer_data(problem)
+    memory = np.full((1, 3, 8), 99.0, np.float32)
+    cupyconv.conv_forward(data.x, data.w, out=memory[:, :, ::2])
+    assert np.all(memory[:, :, 1::2] == 99)
+    np.testing.assert_array_equal(memory[:, :, ::2], cupyconv.conv_forward(data.x, data.w))
+
+
+def test_out_next_to_an_input_in_one_buffer_is_no_overlap():
+    memory = np.arange(20, dtype=np.float32).reshape(1, 1, 20)
+    x, out = memory[..., ::2], memory[..., 1::2]
+    expected = 3 * x
+    result = cupyconv.conv_forward(x, np.full((1, 1, 1), 3, np.float32), out=out)
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(x.ravel(), np.arange(0, 20, 2))
+
+
+@each_case
+@each_impl
+def test_inputs_may_be_read_only_and_are_never_changed(case, impl):
+    data = integer_data(case.problem)
+    before = [a.tobytes() for a in (data.x, data.w, data.dy, data.bias)]
+    for array in (data.x, data.w, data.dy, data.bias):
+        array.flags.writeable = False
+    three_passes(case.problem, data, impl)
+    cupyconv.conv_backward(data.x, data.w, data.dy, **keywords(case.problem))
+    assert [a.tobytes() for a in (data.x, data.w, data.dy, data.bias)] == before
+
+
+def test_results_are_new_contiguous_arrays():
+    problem = next(case.problem for case in CASES if case.name == "channels_last")
+    data = integer_data(problem)
+    for result in three_passes(problem, data, "numpy").values():
+        assert result.flags.c_contiguous
+        assert result.flags.owndata
+        assert result.flags.writeable
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@each_impl
+def test_empty_batch(rank, impl):
+    problem = ConvProblem((0, 3, *[5] * rank), (4, 3, *[3] * rank), padding=1)
+    data = integer_data(problem)
+    results = three_passes(problem, data, impl)
+    assert results["y"].shape == (0, 4, *[5] * rank)
+    assert results["dx"].shape == problem.input_shape
+    assert not results["dw"].any()  # a sum of nothing
+    assert not cupyconv.conv_backprop_bias(data.dy).any()
+
+
+@each_dtype
+@each_impl
+def test_results_are_the_same_bits_from_run_to_run(dtype, impl):
+    problem = ConvProblem((3, 6, 17, 15), (4, 3, 3, 3), groups=2, padding=1, dtype=dtype)
+    data = random_data(problem)
+    runs = [three_passes(problem, data, impl) for _ in range(3)]
+    for name in ("y", "dx", "dw"):
+        assert len({run[name].tobytes() for run in runs}) == 1
+
+
+def test_results_do_not_depend_on_where_the_memory_starts():
+    problem = ConvProblem((2, 5, 19, 13), (7, 5, 3, 3), padding=1)
+    data = random_data(problem)
+    moved = Data(*(unaligned(a) for a in (data.x, data.w, data.dy, data.bias)))
+    first, second = (three_passes(problem, d, "numpy") for d in (data, moved))
+    assert {n: a.tobytes() for n, a in first.items()} == {n: a.tobytes() for n, a in second.items()}
+
+
+class Exporter:
+    """An object that is no NumPy array and exports its memory through DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.asked = array, 0
+
+    def __dlpack__(self, **keywords: object) -> object:
+        self.asked += 1
+        return self.array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack_objects_come_in_without_a_copy():
+    problem = ConvProblem((1, 2, 6), (3, 2, 3))
+    data = integer_data(problem)
+    exporter = Exporter(data.x)
+    taken, home = arrays.take("x", exporter)
+    assert home is arrays.Home.CPU
+    assert np.shares_memory(taken, data.x)
+    y = cupyconv.conv_forward(exporter, Exporter(data.w))
+    assert type(y) is np.ndarray
+    np.testing.assert_array_equal(y, cupyconv.conv_forward(data.x, data.w))
+    assert exporter.asked == 2
+
+
+def test_dlpack_out_is_written_in_place_and_returned():
+    problem = ConvProblem((1, 2, 6), (3, 2, 3))
+    data = integer_data(problem)
+    target = np.zeros(problem.output_shape, np.float32)
+    out = Exporter(target)
+    assert cupyconv.conv_forward(data.x, data.w, out=out) is out
+    np.testing.assert_array_equal(target, cupyconv.conv_forward(data.x, data.w))
+
+
+# -- the layer's gradients -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [s for n in range(4) for s in itertools.combinations(("input", "filter", "bias"), n)],
+    ids="+".join,
+)
+def test_backward_computes_what_is_needed_and_nothing_else(needs, monkeypatch):
+    from cupyconv import backends
+
+    computed = []
+    cpu = backends.CpuBackend
+    run, sum_bias = cpu.run, cpu.sum_bias
+    monkeypatch.setattr(
+        cpu, "run", lambda self, plan, *a: (computed.append(plan.pass_), run(self, plan, *a))
+    )
+    monkeypatch.setattr(
+        cpu, "sum_bias", lambda self, *a: (computed.append("bias"), sum_bias(self, *a))
+    )
+    problem = next(case.problem for case in CASES if case.name == "channels_last_output_first")
+    data = integer_data(problem)
+    grads = cupyconv.conv_backward(data.x, data.w, data.dy, needs=needs, **keywords(problem))
+    names = {"input": "backprop_input", "filter": "backprop_filter", "bias": "bias"}
+    assert computed == [names[need] for need in needs]
+    expected = three_passes(problem, data, "numpy")
+    for need, name in (("input", "dx"), ("filter", "dw"), ("bias", "db")):
+        value = getattr(grads, name)
+        assert (value is not None) == (need in needs)
+        if value is not None and name != "db":
+            np.testing.assert_array_equal(value, expected[name])
+    if grads.db is not None:
+        np.testing.assert_array_equal(grads.db, data.dy.sum(axis=(0, 1, 2)))
+
+
+def test_backward_by_default_computes_all_and_takes_one_word():
+    problem = CASES[1].problem
+    data = integer_data(problem)
+    everything = cupyconv.conv_backward(data.x, data.w, data.dy)
+    assert all(gradient is not None for gradient in everything)
+    one = cupyconv.conv_backward(data.x, data.w, data.dy, needs="filter")
+    assert (one.dx, one.db) == (None, None)
+    np.testing.assert_array_equal(one.dw, everything.dw)
+
+
+# -- transposed ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(problems(max_macs=2000))
+def test_transpose_with_an_output_shape_is_the_input_gradient(problem):
+    data = integer_data(problem)
+    result = cupyconv.conv_transpose(
+        data.dy, data.w, output_shape=problem.input_shape, **keywords(problem)
+    )
+    expected = cupyconv.conv_backprop_input(
+        problem.input_shape, data.w, data.dy, **keywords(problem)
+    )
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("word", ["same", "same_lower"])
+@pytest.mark.parametrize(
+    ("stride", "taps", "dilation"), list(itertools.product((1, 2, 3), (1, 2, 3, 5), (1, 2)))
+)
+def test_transpose_under_same_is_stride_times_as_large(word, stride, taps, dilation):
+    x = np.ones((1, 2, 5), np.float32)
+    w = np.ones((2, 3, taps), np.float32)
+    y = cupyconv.conv_transpose(x, w, stride=stride, padding=word, dilation=dilation)
+    assert y.shape == (1, 3, 5 * stride)
+
+
+@pytest.mark.parametrize("output_padding", [0, 1, 2])
+def test_transpose_output_padding_adds_at_the_end(output_padding):
+    x = integer_data(ConvProblem((1, 2, 5), (2, 2, 1))).x
+    w = np.ones((2, 1, 2), np.float32)
+    y = cupyconv.conv_transpose(x, w, stride=3, output_padding=output_padding)
+    smallest = cupyconv.conv_transpose(x, w, stride=3)
+    assert y.shape == (1, 1, 14 + output_padding)
+    np.testing.assert_array_equal(y[..., :14], smallest)
+    assert not y[..., 14:].any()
+
+
+# -- importing -------------------------------------------------------------------------------------
+
+
+def test_import_loads_neither_arrays_nor_frameworks():
+    heavy = ("numpy", "cupy", "torch", "jax", "tensorflow", "ml_dtypes", "click", "rich")
+    code = f"import sys, cupyconv; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_numpy_path_imports_no_cupy_and_no_framework():
+    code = """
+import sys, numpy, cupyconv
+x, w = numpy.ones((1, 1, 5), "f"), numpy.ones((1, 1, 3), "f")
+cupyconv.conv_backward(x, w, cupyconv.conv_forward(x, w))
+print([m for m in ("cupy", "torch", "jax", "tensorflow") if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_import_takes_less_than_150_ms():
+    code = "import time; t = time.perf_counter(); import cupyconv; print(time.perf_counter() - t)"
+    times = []
+    for _ in range(7):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        times.append(float(done.stdout))
+    print(f"import cupyconv: {1000 * min(times):.1f} ms, the best of {len(times)}")
+    assert min(times) < 0.150
+
+
+def test_every_public_name_is_there_and_listed():
+    assert all(getattr(cupyconv, name) is not None for name in cupyconv.__all__)
+    assert set(cupyconv.__all__) <= set(dir(cupyconv))
+    with pytest.raises(AttributeError, match="no attribute 'convolve'"):
+        _ = cupyconv.convolve

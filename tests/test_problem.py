@@ -1,0 +1,484 @@
+"""Every shape rule of ConvProblem, against enumeration from the definition."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem
+from cupyconv.problem import PASSES, ConvAxis, dtype_name, interval_text, shape_text
+from tests.configurations import CASES, all_formats, problems, random_problems
+
+MODES = ("explicit", "valid", "same", "same_lower")
+
+
+def windows(size: int, taps: int, stride: int, dilation: int, before: int, after: int) -> int:
+    """Windows that fit: slide one over the padded axis, a stride at a time."""
+    padded = [None] * before + list(range(size)) + [None] * after
+    reach = (taps - 1) * dilation
+    return sum(1 for start in range(0, len(padded), stride) if start + reach < len(padded))
+
+
+def same_sides(mode: str, size: int, taps: int, stride: int, dilation: int) -> tuple[int, int]:
+    """The least padding, split as evenly as it goes, with a window on every stride-th input."""
+    wanted = len(range(0, size, stride))
+    total = 0
+    while windows(size, taps, stride, dilation, 0, total) < wanted:
+        total += 1
+    sides = (total // 2, total - total // 2)
+    return sides if mode == "same" else sides[::-1]
+
+
+def one_axis(size: int, taps: int, stride: int, dilation: int, padding: object) -> ConvProblem:
+    return ConvProblem(
+        (1, 1, size), (1, 1, taps), stride=stride, dilation=dilation, padding=padding
+    )
+
+
+GRID = list(itertools.product(range(1, 12), range(1, 5), range(1, 5), range(1, 4)))
+
+
+@pytest.mark.parametrize("padding", [0, (1,), ((0, 2),), ((3, 1),)], ids=str)
+def test_output_size_is_the_number_of_windows(padding):
+    checked = 0
+    before, after = {0: (0, 0), (1,): (1, 1)}.get(padding) or padding[0]
+    for size, taps, stride, dilation in GRID:
+        expected = windows(size, taps, stride, dilation, before, after)
+        if expected:
+            problem = one_axis(size, taps, stride, dilation, padding)
+            assert problem.output_sizes == (expected,), problem
+            assert problem.padding == ((before, after),)
+            assert problem.padding_mode == "explicit"
+            checked += 1
+        else:
+            with pytest.raises(ConvError, match="must fit into the padded input"):
+                one_axis(size, taps, stride, dilation, padding)
+    assert checked > 100
+
+
+@pytest.mark.parametrize("mode", ["same", "same_lower"])
+def test_same_pads_the_least_and_splits_it_evenly(mode):
+    for size, taps, stride, dilation in GRID:
+        problem = one_axis(size, taps, stride, dilation, mode)
+        sides = same_sides(mode, size, taps, stride, dilation)
+        assert problem.padding == (sides,), problem
+        assert problem.output_sizes == (len(range(0, size, stride)),), problem
+        assert problem.padding_mode == mode
+
+
+def test_same_puts_the_odd_one_after_and_same_lower_before():
+    assert one_axis(6, 3, 2, 1, "same").padding == ((0, 1),)
+    assert one_axis(6, 3, 2, 1, "same_lower").padding == ((1, 0),)
+
+
+def test_valid_is_no_padding():
+    for size, taps, stride, dilation in GRID:
+        expected = windows(size, taps, stride, dilation, 0, 0)
+        if expected:
+            problem = one_axis(size, taps, stride, dilation, "valid")
+            assert (problem.padding, problem.output_sizes) == (((0, 0),), (expected,))
+
+
+@pytest.mark.parametrize("word", ["SAME", "Same", "same"])
+def test_case_of_the_padding_word_does_not_matter(word):
+    assert one_axis(6, 3, 2, 1, word) == one_axis(6, 3, 2, 1, "same")
+
+
+@pytest.mark.parametrize(
+    "padding", [0, ((1, 0),), ((0, 3),), "valid", "same", "same_lower"], ids=str
+)
+def test_interval_of_input_sizes_by_trying_them_all(padding):
+    for taps, stride, dilation in itertools.product(range(1, 5), range(1, 5), range(1, 4)):
+        by_output: dict[int, list[int]] = {}
+        for size in range(1, 30):
+            try:
+                problem = one_axis(size, taps, stride, dilation, padding)
+            except ConvError:
+                continue
+            by_output.setdefault(problem.output_sizes[0], []).append(size)
+        complete = sorted(by_output)[:-1]  # the last interval may go on beyond the sizes tried
+        assert complete
+        for output in complete:
+            for size in by_output[output]:
+                sizes = one_axis(size, taps, stride, dilation, padding).valid_input_sizes[0]
+                assert list(sizes) == by_output[output]
+
+
+@pytest.mark.parametrize(
+    ("padding", "sizes"), [("same", range(273, 289)), ("valid", range(283, 299))], ids=str
+)
+def test_interval_of_the_published_example(padding, sizes):
+    for size in (sizes[0], sizes[7], sizes[-1]):
+        problem = one_axis(size, 11, 16, 1, padding)
+        assert (problem.output_sizes, problem.valid_input_sizes) == ((18,), (sizes,))
+    assert one_axis(sizes[0] - 1, 11, 16, 1, padding).output_sizes == (17,)
+    assert one_axis(sizes[-1] + 1, 11, 16, 1, padding).output_sizes == (19,)
+
+
+def test_interval_is_cut_at_one_where_padding_makes_outputs_of_its_own():
+    axis = ConvAxis("W", 1, 1, 3, 1, 1, 1, "explicit")
+    assert axis.output == 1
+    assert axis.first_input_size_for(1) == -1
+    assert axis.valid_input_sizes == range(1, 2)
+
+
+def test_no_input_has_an_output_of_0():
+    axis = ConvAxis("W", 9, 4, 3, 1, 0, 0, "explicit")
+    assert list(axis.input_sizes_for(1)) == [4, 5, 6]
+    assert list(axis.input_sizes_for(0)) == []
+    assert list(axis.input_sizes_for(-1)) == []
+
+
+def check_taps(axis: ConvAxis) -> None:
+    for tap in range(axis.filter):
+        reads = [
+            o * axis.stride - axis.pad_before + tap * axis.dilation for o in range(axis.output)
+        ]
+        inside = [(o, i) for o, i in enumerate(reads) if 0 <= i < axis.input]
+        assert list(axis.outputs_of_tap(tap)) == [o for o, _ in inside], (axis, tap)
+        assert list(axis.inputs_of_tap(tap)) == [i for _, i in inside], (axis, tap)
+
+
+@given(problems())
+def test_taps_by_walking_over_every_window(problem):
+    for axis in problem.axes:
+        check_taps(axis)
+
+
+@pytest.mark.parametrize("padding", [0, ((7, 2),), ((0, 3),), "same", "same_lower"], ids=str)
+def test_taps_over_the_whole_grid(padding):
+    for size, taps, stride, dilation in GRID:
+        try:
+            problem = one_axis(size, taps, stride, dilation, padding)
+        except ConvError:
+            continue
+        check_taps(problem.axes[0])
+
+
+@pytest.mark.parametrize("padding", [0, ((7, 2),), ((0, 3),), "same"], ids=str)
+def test_stride_phases_by_asking_every_input_for_its_taps(padding):
+    for size, taps, stride, dilation in GRID:
+        try:
+            axis = one_axis(size, taps, stride, dilation, padding).axes[0]
+        except ConvError:
+            continue
+        assert len(axis.stride_phases) == stride
+        seen = []
+        for inputs, reached_by in axis.stride_phases:
+            for h in inputs:
+                under = [
+                    r
+                    for r in range(taps)
+                    if (h + axis.pad_before - r * dilation) % stride == 0  # a window starts there
+                ]
+                assert list(reached_by) == under, (axis, h)
+            seen += inputs
+        assert sorted(seen) == list(range(size))
+
+
+@given(problems())
+def test_phases_of_the_input_gradient_make_up_the_whole(problem):
+    whole = problem.gemm("backprop_input")
+    phases = problem.phase_gemms
+    assert len(phases) == np.prod(problem.stride)
+    assert sum(phase.gemm_m for phase in phases) == whole.gemm_m
+    assert {(phase.gemm_n, phase.groups) for phase in phases} == {(whole.gemm_n, whole.groups)}
+    orders = itertools.product(*(axis.stride_phases for axis in problem.axes))
+    for phase, axes in zip(phases, orders, strict=True):
+        assert phase.gemm_m == problem.N * np.prod([len(inputs) for inputs, _ in axes])
+        assert phase.gemm_k == problem.K // problem.G * np.prod([len(taps) for _, taps in axes])
+
+
+@given(problems())
+def test_unread_inputs_are_those_after_the_last_window(problem):
+    for axis in problem.axes:
+        last = (axis.output - 1) * axis.stride - axis.pad_before + axis.effective_filter - 1
+        assert axis.unread_after == len(range(last + 1, axis.input))
+        assert axis.effective_filter == len(range((axis.filter - 1) * axis.dilation + 1))
+
+
+@given(problems())
+def test_the_formula_ends_in_the_output_size(problem):
+    for axis in problem.axes:
+        arithmetic, _, result = axis.formula.rpartition(" = ")
+        assert int(result) == axis.output
+        python = arithmetic.replace("floor(", "int(").replace("ceil(", "ceil(")
+        assert eval(python, {"int": int, "ceil": lambda v: -int(-v // 1)}) == axis.output
+
+
+def counted_macs(problem: ConvProblem) -> tuple[int, int]:
+    """Products of one pass with the padding and without, counted one by one along each axis."""
+    all_, useful = 1, 1
+    for axis in problem.axes:
+        reads = [
+            o * axis.stride - axis.pad_before + r * axis.dilation
+            for o in range(axis.output)
+            for r in range(axis.filter)
+        ]
+        all_ *= len(reads)
+        useful *= sum(0 <= i < axis.input for i in reads)
+    channel_pairs = sum(
+        k // (problem.K // problem.G) == c // (problem.C // problem.G)
+        for k in range(problem.K)
+        for c in range(problem.C)
+    )
+    return problem.N * channel_pairs * all_, problem.N * channel_pairs * useful
+
+
+@given(problems())
+def test_flops_by_counting(problem):
+    macs, useful = counted_macs(problem)
+    assert (problem.flops, problem.useful_flops) == (2 * macs, 2 * useful)
+
+
+@given(problems(dtypes=("float16", "bfloat16", "float32", "float64")))
+def test_bytes_are_those_of_x_w_and_y(problem):
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    elements = sum(np.empty(shape, np.int8).size for shape in shapes)
+    size = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[problem.dtype]
+    assert problem.bytes == size * elements
+    assert problem.arithmetic_intensity == problem.flops / problem.bytes
+
+
+@given(problems())
+def test_gemm_views_multiply_all_products_and_more_only_for_the_input_gradient(problem):
+    for pass_ in PASSES:
+        m, n, k, groups = problem.gemm(pass_)
+        if pass_ != "backprop_input":
+            assert m * n * k * groups == problem.flops // 2
+    m, n, k, groups = problem.gemm("backprop_input")
+    inputs = problem.N * int(np.prod(problem.input_sizes))
+    taps = int(np.prod(problem.filter_sizes))
+    assert (m, n * groups, k * groups) == (inputs, problem.C, problem.K * taps)
+
+
+def test_gemm_of_an_unknown_pass():
+    with pytest.raises(ConvError, match=r"unknown pass: 'forwards'\. Did you mean 'forward'"):
+        CASES[0].problem.gemm("forwards")
+
+
+@given(problems())
+def test_shapes_of_the_gradients_and_where_the_letters_stand(problem):
+    assert problem.input_gradient_shape == problem.input_shape
+    assert problem.filter_gradient_shape == problem.filter_shape
+    assert problem.bias_shape == (problem.K,)
+    letters = dict(zip(problem.data_format, problem.input_shape, strict=True))
+    outputs = dict(zip(problem.data_format, problem.output_shape, strict=True))
+    taps = dict(zip(problem.filter_format, problem.filter_shape, strict=True))
+    assert (letters["N"], letters["C"]) == (problem.N, problem.C)
+    assert (outputs["N"], outputs["C"]) == (problem.N, problem.K)
+    assert (taps["O"], taps["I"] * problem.G) == (problem.K, problem.C)
+    for axis in problem.axes:
+        assert letters[axis.name] == axis.input
+        assert taps[axis.name] == axis.filter
+        assert outputs[axis.name] == axis.output
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_memory_order_changes_no_size(case):
+    variants = all_formats(case.problem)
+    assert len({(p.data_format, p.filter_format) for p in variants}) == 6
+    for variant in variants:
+        assert variant.axes == case.problem.axes
+        assert (variant.N, variant.C, variant.K) == (
+            case.problem.N,
+            case.problem.C,
+            case.problem.K,
+        )
+        assert (variant.flops, variant.bytes) == (case.problem.flops, case.problem.bytes)
+
+
+# -- from the output -------------------------------------------------------------------------------
+
+
+def rules(problem: ConvProblem) -> dict:
+    given = problem.padding if problem.padding_mode == "explicit" else problem.padding_mode
+    return {
+        "stride": problem.stride,
+        "padding": given,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "data_format": problem.data_format,
+        "filter_format": problem.filter_format,
+        "dtype": problem.dtype,
+    }
+
+
+@given(problems())
+def test_from_output_finds_the_problem_again_from_its_input_shape(problem):
+    found = ConvProblem.from_output(
+        problem.output_shape,
+        problem.filter_shape,
+        input_shape=problem.input_shape,
+        **rules(problem),
+    )
+    assert found == problem
+
+
+@given(problems())
+def test_output_padding_counts_from_the_smallest_input_that_fits(problem):
+    extra = tuple(axis.input - axis.first_input_size_for(axis.output) for axis in problem.axes)
+    found = ConvProblem.from_output(
+        problem.output_shape, problem.filter_shape, output_padding=extra, **rules(problem)
+    )
+    assert found == problem
+
+
+@given(problems())
+def test_from_output_by_default_takes_the_smallest_or_under_same_the_largest(problem):
+    takes_last = problem.padding_mode.startswith("same")
+    sizes = [
+        axis.first_input_size_for(axis.output) + (axis.stride - 1 if takes_last else 0)
+        for axis in problem.axes
+    ]
+    try:
+        found = ConvProblem.from_output(
+            problem.output_shape, problem.filter_shape, **rules(problem)
+        )
+    except ConvError:
+        assert min(sizes) < 1  # the smallest would be no input at all
+        return
+    assert list(found.input_sizes) == sizes
+    if takes_last:
+        assert [a.input for a in found.axes] == [a.output * a.stride for a in found.axes]
+
+
+# -- the object ------------------------------------------------------------------------------------
+
+
+def test_equal_problems_are_one_dictionary_key():
+    spelled = ConvProblem([1, 3, 8, 8], np.array([4, 3, 3, 3]), stride=2, padding=1)
+    other = ConvProblem(
+        (1, 3, 8, 8),
+        (4, 3, 3, 3),
+        stride=[2, 2],
+        padding=((1, 1), 1),
+        dilation=np.int64(1),
+        data_format="channels_first",
+        filter_format="oihw",
+        dtype=np.float32,
+    )
+    assert spelled == other
+    assert len({spelled: 1, other: 2}) == 1
+    assert spelled != other.replace(dilation=2)
+    assert spelled != "a problem"
+
+
+def test_a_problem_cannot_be_changed():
+    problem = CASES[0].problem
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        problem.groups = 2
+    assert problem.groups == 1
+
+
+@given(problems())
+def test_replace_nothing_is_the_same_and_pickling_keeps_it(problem):
+    assert problem.replace() == problem
+    assert pickle.loads(pickle.dumps(problem)) == problem
+
+
+def test_replace_keeps_the_padding_rule_not_its_pairs():
+    problem = ConvProblem((1, 1, 8), (1, 1, 3), padding="same")
+    assert problem.padding == ((1, 1),)
+    assert problem.replace(filter_shape=(1, 1, 5)).padding == ((2, 2),)
+    with pytest.raises(ConvError, match="groups"):
+        problem.replace(groups=2)
+
+
+GOLDEN = {
+    "volume_everything_differs": "ConvProblem(2x4x5x7x6 NCDHW * 6x2x2x3x1 OIDHW -> 2x6x3x5x3, "
+    "stride=(2,1,3), padding=((1,0),(0,2),(1,1)), dilation=(1,2,1), groups=2, dtype=float32)",
+    "same_stride_2_of_5": "ConvProblem(1x5x5x3 NHWC * 3x3x3x4 HWIO -> 1x3x3x4, stride=2, "
+    "padding=same (1, 1), dilation=1, groups=1, dtype=float32)",
+    "paddings_differ": "ConvProblem(2x3x8 NCW * 2x3x5 OIW -> 2x2x5, stride=2, padding=(1, 4), "
+    "dilation=1, groups=1, dtype=float32)",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_repr_says_everything_in_a_line(name):
+    case = next(case for case in CASES if case.name == name)
+    assert repr(case.problem) == GOLDEN[name]
+
+
+def test_names_of_the_axes():
+    assert [axis.name for axis in CASES[0].problem.axes] == ["W"]
+    volume = next(case for case in CASES if case.name == "volume")
+    assert [axis.name for axis in volume.problem.axes] == ["D", "H", "W"]
+    assert volume.problem.spatial_rank == 3
+
+
+@pytest.mark.parametrize(
+    ("given_dtype", "name"),
+    [
+        ("float16", "float16"),
+        (np.dtype("float32"), "float32"),
+        (np.float64, "float64"),
+        (ml_dtypes.bfloat16, "bfloat16"),
+        (np.dtype(ml_dtypes.bfloat16), "bfloat16"),
+    ],
+    ids=str,
+)
+def test_dtypes_by_any_spelling(given_dtype, name):
+    assert dtype_name(given_dtype) == name
+    assert ConvProblem((1, 1, 1), (1, 1, 1), dtype=given_dtype).dtype == name
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "filter_shape", "needed"),
+    [
+        ((1, 1, 2**31 - 1), (1, 1, 2**31 - 1), False),
+        ((1, 1, 2**31), (1, 1, 1), True),
+        ((1, 1, 2**31), (1, 1, 2**31), True),
+        ((1, 1, 2), (2**30, 1, 2), True),
+        ((1, 1, 2), (2**30 - 1, 1, 2), False),
+        ((2, 1, 1), (2**30, 1, 1), True),
+        ((2, 1, 1), (2**30 - 1, 1, 1), False),
+    ],
+    ids=["x_last", "x_first", "x_and_w", "w_first", "w_last", "y_first", "y_last"],
+)
+def test_64bit_indexing_from_2_to_the_31_elements(input_shape, filter_shape, needed):
+    assert ConvProblem(input_shape, filter_shape).needs_64bit_indexing is needed
+
+
+def test_products_beyond_64_bits_are_exact():
+    huge = ConvProblem(
+        (2**20, 2**20, 2**20, 2**20), (2**20, 2**20, 3, 3), padding=1, dtype="float64"
+    )
+    assert huge.output_shape == huge.input_shape
+    assert huge.flops == 2 * 9 * 2**100
+    assert huge.bytes == 8 * (2 * 2**80 + 9 * 2**40)
+    assert huge.useful_flops < huge.flops
+    assert huge.needs_64bit_indexing
+    assert "1048576x1048576x1048576x1048576" in repr(huge)
+
+
+def test_text_of_shapes_and_intervals():
+    assert shape_text((1, 5, 5, 3)) == "1x5x5x3"
+    assert interval_text(range(9, 10)) == "9"
+    assert interval_text(range(9, 11)) == "9 to 10"
+
+
+@pytest.mark.parametrize("max_macs", [1, 64, 4096])
+def test_random_configurations_keep_to_their_limit(max_macs):
+    series = list(random_problems(200, seed=3, max_macs=max_macs))
+    assert all(problem.flops // 2 <= max_macs for problem in series)
+    assert len(set(series)) > 60
+    if max_macs == 4096:
+        assert {p.padding_mode for p in series} == set(MODES)
+        assert {p.spatial_rank for p in series} == {1, 2, 3}
+        assert any(p.N == 0 for p in series)
+        assert any(p.G == p.C > 1 and p.K > p.C for p in series)
+        assert len({(p.data_format, p.filter_format) for p in series}) == 18
+
+
+def test_the_package_gives_the_same_class():
+    assert cupyconv.ConvProblem is ConvProblem
+    assert cupyconv.ConvAxis is ConvAxis

@@ -1,0 +1,728 @@
+"""``cupyconv.raw_ops`` beside ``tf.raw_ops``: signatures, values, shapes and refusals.
+
+TensorFlow is imported by these tests only, and where it is missing those that need it are skipped.
+All data are small integers, so results are compared for equality in every dtype.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvError, ConvTypeError, raw_ops
+from cupyconv.arrays import numpy_dtype
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@pytest.fixture(scope="module")
+def tf():
+    """TensorFlow, quiet, with oneDNN where its build has that: it takes more on a CPU."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed")
+    return importlib.import_module("tensorflow")
+
+
+def integers(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-2, 3, shape).astype(numpy_dtype(dtype))
+
+
+@dataclass(frozen=True)
+class Family:
+    """The three operations of one kind of convolution."""
+
+    forward: str
+    backprop_input: str
+    backprop_filter: str
+
+    def calls(self, x: np.ndarray, w: np.ndarray, dy: np.ndarray) -> dict[str, dict[str, Any]]:
+        return {
+            self.forward: {"input": x, "filter": w},
+            self.backprop_input: {"input_sizes": x.shape, "filter": w, "out_backprop": dy},
+            self.backprop_filter: {"input": x, "filter_sizes": w.shape, "out_backprop": dy},
+        }
+
+
+CONV2D = Family("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
+CONV3D = Family("Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2")
+DEPTHWISE = Family(
+    "DepthwiseConv2dNative",
+    "DepthwiseConv2dNativeBackpropInput",
+    "DepthwiseConv2dNativeBackpropFilter",
+)
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """A configuration in TensorFlow's terms.
+
+    Attributes:
+        only_onednn: why TensorFlow's plain CPU kernels refuse it.  It is then computed in float32,
+            by the kernels of oneDNN, and the integers that come out are compared in every dtype.
+    """
+
+    name: str
+    family: Family
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    arguments: dict[str, Any] = field(hash=False)
+    only_onednn: str | None = None
+
+
+ONES = [1, 1, 1, 1]
+NO_DILATED_GRADIENT = "the plain CPU kernels have no gradient of a dilated convolution"
+NO_CHANNELS_FIRST = "the plain CPU kernels take channels last only"
+NO_GROUPED_GRADIENT = "the plain CPU kernels have no gradient of a grouped convolution"
+NO_DILATION = "the plain CPU kernels take no dilation"
+
+X, W = (2, 7, 8, 4), (3, 2, 4, 6)
+CASES = [
+    OpCase("same", CONV2D, X, W, {"strides": [1, 2, 3, 1], "padding": "SAME"}),
+    OpCase("valid", CONV2D, X, W, {"strides": [1, 2, 3, 1], "padding": "VALID"}),
+    OpCase("stride_1", CONV2D, X, W, {"strides": ONES, "padding": "SAME"}),
+    OpCase("one_pixel", CONV2D, X, (1, 1, 4, 5), {"strides": [1, 2, 2, 1], "padding": "VALID"}),
+    OpCase(
+        "explicit",
+        CONV2D,
+        X,
+        W,
+        {
+            "strides": [1, 2, 3, 1],
+            "padding": "EXPLICIT",
+            "explicit_paddings": [0, 0, 1, 2, 0, 1, 0, 0],
+        },
+    ),
+    OpCase(
+        "dilated_same",
+        CONV2D,
+        X,
+        W,
+        {"strides": ONES, "padding": "SAME", "dilations": [1, 2, 3, 1]},
+        NO_DILATED_GRADIENT,
+    ),
+    OpCase(
+        "dilated_strided",
+        CONV2D,
+        X,
+        W,
+        {"strides": [1, 2, 2, 1], "padding": "VALID", "dilations": [1, 2, 3, 1]},
+        NO_DILATED_GRADIENT,
+    ),
+    OpCase(
+        "channels_first",
+        CONV2D,
+        (2, 4, 7, 8),
+        W,
+        {"strides": [1, 1, 2, 3], "padding": "SAME", "data_format": "NCHW"},
+        NO_CHANNELS_FIRST,
+    ),
+    OpCase(
+        "groups_from_the_depth",
+        CONV2D,
+        X,
+        (3, 2, 2, 6),
+        {"strides": ONES, "padding": "SAME"},
+        NO_GROUPED_GRADIENT,
+    ),
+    OpCase("depthwise", DEPTHWISE, X, (3, 3, 4, 2), {"strides": [1, 2, 2, 1], "padding": "SAME"}),
+    OpCase(
+        "depthwise_valid",
+        DEPTHWISE,
+        X,
+        (3, 2, 4, 1),
+        {"strides": [1, 2, 2, 1], "padding": "VALID"},
+    ),
+    OpCase(
+        "depthwise_explicit",
+        DEPTHWISE,
+        X,
+        (3, 3, 4, 2),
+        {"strides": ONES, "padding": "EXPLICIT", "explicit_paddings": [0, 0, 1, 2, 0, 1, 0, 0]},
+    ),
+    OpCase(
+        "depthwise_strides_differ",
+        DEPTHWISE,
+        X,
+        (3, 3, 4, 2),
+        {"strides": [1, 2, 3, 1], "padding": "VALID"},
+        "the plain CPU kernels take equal strides only",
+    ),
+    OpCase(
+        "depthwise_channels_first",
+        DEPTHWISE,
+        (2, 4, 7, 8),
+        (3, 3, 4, 2),
+        {"strides": [1, 1, 2, 2], "padding": "SAME", "data_format": "NCHW"},
+        NO_CHANNELS_FIRST,
+    ),
+    OpCase(
+        "volume_same",
+        CONV3D,
+        (2, 4, 5, 6, 2),
+        (2, 3, 2, 2, 3),
+        {"strides": [1, 1, 2, 3, 1], "padding": "SAME"},
+    ),
+    OpCase(
+        "volume_valid",
+        CONV3D,
+        (2, 4, 5, 6, 2),
+        (2, 3, 2, 2, 3),
+        {"strides": [1, 1, 2, 3, 1], "padding": "VALID"},
+    ),
+    OpCase(
+        "volume_dilated",
+        CONV3D,
+        (2, 4, 5, 6, 2),
+        (2, 3, 2, 2, 3),
+        {"strides": [1] * 5, "padding": "SAME", "dilations": [1, 1, 2, 2, 1]},
+        NO_DILATION,
+    ),
+    OpCase(
+        "volume_channels_first",
+        CONV3D,
+        (2, 2, 4, 5, 6),
+        (2, 3, 2, 2, 3),
+        {"strides": [1, 1, 1, 2, 3], "padding": "SAME", "data_format": "NCDHW"},
+        NO_CHANNELS_FIRST,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def onednn(tf) -> bool:
+    """Whether this TensorFlow computes with oneDNN, which takes channels first."""
+    try:
+        tf.raw_ops.Conv2D(
+            input=integers(1, 1, 1, 1),
+            filter=integers(1, 1, 1, 1),
+            strides=ONES,
+            padding="VALID",
+            data_format="NCHW",
+        )
+    except tf.errors.UnimplementedError:
+        return False
+    return True
+
+
+def assert_same(ours: np.ndarray, theirs: np.ndarray, dtype: str) -> None:
+    assert type(ours) is np.ndarray
+    assert ours.dtype == numpy_dtype(dtype)
+    assert ours.shape == theirs.shape
+    np.testing.assert_array_equal(ours.astype(np.float64), theirs.astype(np.float64))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_and_shapes_are_tensorflows(tf, onednn, case, dtype):
+    if case.only_onednn and not onednn:
+        pytest.skip(f"this TensorFlow has no oneDNN, and {case.only_onednn}")
+    x, w = integers(*case.x, dtype=dtype), integers(*case.w, dtype=dtype, seed=1)
+    y = getattr(raw_ops, case.family.forward)(input=x, filter=w, **case.arguments)
+    dy = integers(*y.shape, dtype=dtype, seed=2)
+    theirs_in = [a.astype(np.float32) for a in (x, w, dy)] if case.only_onednn else (x, w, dy)
+    their_calls = case.family.calls(*theirs_in)
+    for name, tensors in case.family.calls(x, w, dy).items():
+        theirs = getattr(tf.raw_ops, name)(**their_calls[name], **case.arguments).numpy()
+        assert_same(getattr(raw_ops, name)(**tensors, **case.arguments), theirs, dtype)
+
+
+@pytest.mark.parametrize("family", [CONV2D, DEPTHWISE], ids=["conv2d", "depthwise"])
+def test_explicit_padding_with_channels_first_is_tensorflows_with_channels_last(tf, family):
+    # No CPU kernel of TensorFlow's takes the two together.
+    x, w = integers(2, 7, 8, 4), integers(3, 2, 4, 3, seed=1)
+    last = {
+        "strides": ONES,
+        "padding": "EXPLICIT",
+        "explicit_paddings": [0, 0, 2, 1, 0, 3, 0, 0],
+    }
+    first = {**last, "explicit_paddings": [0, 0, 0, 0, 2, 1, 0, 3], "data_format": "NCHW"}
+    y = getattr(raw_ops, family.forward)(input=x, filter=w, **last)
+    dy = integers(*y.shape, seed=2)
+    their_calls = family.calls(x, w, dy)
+    our_calls = family.calls(x.transpose(0, 3, 1, 2), w, dy.transpose(0, 3, 1, 2))
+    for name, tensors in our_calls.items():
+        theirs = getattr(tf.raw_ops, name)(**their_calls[name], **last).numpy()
+        ours = getattr(raw_ops, name)(**tensors, **first)
+        if name != family.backprop_filter:
+            ours = ours.transpose(0, 2, 3, 1)
+        assert_same(ours, theirs, "float32")
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_dilated_depthwise_gradients_are_those_of_tensorflows_tape(tf, padding):
+    # The raw gradient operations ignore dilations on a CPU, without a word.  tf.nn.depthwise_conv2d
+    # moves the dilation into the batch, so its tape has the right gradients.
+    x, w = integers(2, 7, 8, 4), integers(3, 3, 4, 2, seed=1)
+    arguments = {"strides": ONES, "padding": padding, "dilations": [1, 2, 2, 1]}
+    y = raw_ops.DepthwiseConv2dNative(input=x, filter=w, **arguments)
+    dy = integers(*y.shape, seed=2)
+    tensors = [tf.constant(x), tf.constant(w)]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        theirs = tf.nn.depthwise_conv2d(*tensors, ONES, padding, dilations=[2, 2])
+    dx, dw = tape.gradient(theirs, tensors, tf.constant(dy))
+    assert_same(y, theirs.numpy(), "float32")
+    calls = DEPTHWISE.calls(x, w, dy)
+    ours_dx = raw_ops.DepthwiseConv2dNativeBackpropInput(
+        **calls[DEPTHWISE.backprop_input], **arguments
+    )
+    ours_dw = raw_ops.DepthwiseConv2dNativeBackpropFilter(
+        **calls[DEPTHWISE.backprop_filter], **arguments
+    )
+    assert_same(ours_dx, dx.numpy(), "float32")
+    assert_same(ours_dw, dw.numpy(), "float32")
+
+
+@pytest.mark.parametrize(
+    ("x", "dy", "padding"),
+    [
+        ((1, 5, 5, 3), (1, 3, 3, 4), "SAME"),
+        ((1, 5, 5, 3), (1, 2, 2, 4), "VALID"),
+        ((1, 6, 6, 3), (1, 2, 2, 4), "VALID"),
+    ],
+    ids=["same_of_5", "valid_of_5", "valid_of_6"],
+)
+def test_input_gradients_that_only_input_sizes_tells_apart(tf, x, dy, padding):
+    tensors = {"filter": integers(3, 3, 3, 4), "out_backprop": integers(*dy, seed=1)}
+    rest = {"strides": [1, 2, 2, 1], "padding": padding}
+    theirs = tf.raw_ops.Conv2DBackpropInput(input_sizes=x, **tensors, **rest).numpy()
+    for sizes in (x, list(x), np.array(x), np.array(x, np.int32), x[1:3], np.array(x[1:3])):
+        ours = raw_ops.Conv2DBackpropInput(input_sizes=sizes, **tensors, **rest)
+        assert_same(ours, theirs, "float32")
+    spatial_only = tf.raw_ops.Conv2DBackpropInput(input_sizes=x[1:3], **tensors, **rest)
+    assert_same(theirs, spatial_only.numpy(), "float32")
+
+
+@pytest.mark.parametrize("family", [CONV2D, DEPTHWISE], ids=["conv2d", "depthwise"])
+def test_spatial_input_sizes_take_the_rest_from_dy_and_filter(tf, family):
+    w = integers(3, 3, 3, 2, seed=1)
+    dy = integers(2, 3, 3, 6 if family is DEPTHWISE else 2)
+    arguments = {"filter": w, "out_backprop": dy, "strides": [1, 2, 2, 1], "padding": "SAME"}
+    theirs = getattr(tf.raw_ops, family.backprop_input)(input_sizes=[6, 5], **arguments).numpy()
+    ours = getattr(raw_ops, family.backprop_input)(input_sizes=[6, 5], **arguments)
+    assert ours.shape == (2, 6, 5, 3)
+    assert_same(ours, theirs, "float32")
+
+
+def test_spatial_input_sizes_in_three_dimensions():
+    # TensorFlow itself ends the process on these, so the whole shape is what they are compared to.
+    w, dy = integers(2, 3, 3, 3, 4), integers(1, 2, 3, 3, 4, seed=1)
+    rest = {"filter": w, "out_backprop": dy, "strides": [1, 2, 2, 2, 1], "padding": "SAME"}
+    whole = raw_ops.Conv3DBackpropInputV2(input_sizes=[1, 4, 5, 5, 3], **rest)
+    np.testing.assert_array_equal(
+        raw_ops.Conv3DBackpropInputV2(input_sizes=[4, 5, 5], **rest), whole
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "data_format"),
+    [
+        ((2, 3, 4, 5), "NHWC"),
+        ((2, 3, 4, 5), "NCHW"),
+        ((2, 2, 3, 4, 5), "NHWC"),
+        ((2, 2, 3, 4, 5), "NCHW"),
+        ((2, 3, 4), "NHWC"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bias_gradient_is_tensorflows(tf, shape, data_format, dtype):
+    dy = integers(*shape, dtype=dtype)
+    theirs = tf.raw_ops.BiasAddGrad(out_backprop=dy, data_format=data_format).numpy()
+    assert_same(raw_ops.BiasAddGrad(out_backprop=dy, data_format=data_format), theirs, dtype)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_transpose_is_tensorflows(tf, padding, stride):
+    x, w = integers(2, 5, 4, 6), integers(3, 2, 4, 6, seed=1)
+    problem = cupyconv.ConvProblem.from_output(
+        x.shape, w.shape, stride=stride, padding=padding, data_format="NHWC"
+    )
+    ours = cupyconv.conv_transpose(x, w, stride=stride, padding=padding, data_format="NHWC")
+    theirs = tf.nn.conv2d_transpose(x, w, problem.input_shape, stride, padding)
+    assert_same(ours, theirs.numpy(), "float32")
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_transpose_under_same_has_keras_size(tf, stride):
+    layer = tf.keras.layers.Conv2DTranspose(4, (3, 2), strides=stride, padding="same")
+    x = integers(2, 5, 4, 6)
+    y = layer(x).numpy()
+    w = layer.get_weights()[0]
+    ours = cupyconv.conv_transpose(x, w, stride=stride, padding="same", data_format="NHWC")
+    assert ours.shape == y.shape
+    np.testing.assert_allclose(ours, y, atol=1e-5)
+
+
+# -- signatures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", raw_ops.__all__)
+def test_keywords_and_defaults_are_tensorflows(tf, name):
+    ours = inspect.signature(getattr(raw_ops, name)).parameters
+    theirs = inspect.signature(getattr(tf.raw_ops, name)).parameters
+    assert list(ours) == list(theirs)
+    for keyword, parameter in ours.items():
+        default, expected = parameter.default, theirs[keyword].default
+        assert (list(default) if isinstance(default, tuple) else default) == expected, keyword
+
+
+@pytest.mark.parametrize("name", raw_ops.__all__)
+def test_arguments_are_keyword_only(name):
+    operation = getattr(raw_ops, name)
+    kinds = {p.kind for p in inspect.signature(operation).parameters.values()}
+    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+    with pytest.raises(TypeError, match="positional"):
+        operation(np.ones((1, 1, 1, 1), np.float32))
+    assert operation.__doc__
+
+
+def test_every_operation_is_listed_and_reached_from_the_package():
+    assert cupyconv.raw_ops is raw_ops
+    public = [n for n, v in vars(raw_ops).items() if inspect.isfunction(v) and n[0].isupper()]
+    assert sorted(public) == raw_ops.__all__
+
+
+@pytest.mark.parametrize("use_cudnn_on_gpu", [True, False])
+def test_arguments_without_meaning_here_change_nothing(use_cudnn_on_gpu):
+    call = {
+        "input": integers(1, 5, 5, 3),
+        "filter": integers(3, 3, 3, 4),
+        "strides": ONES,
+        "padding": "SAME",
+    }
+    named = raw_ops.Conv2D(**call, use_cudnn_on_gpu=use_cudnn_on_gpu, name="layer")
+    np.testing.assert_array_equal(named, raw_ops.Conv2D(**call))
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+def test_second_versions_take_tensors_for_their_shapes(data_format):
+    # TensorFlow registers no CPU kernel for these two.
+    x = integers(*((2, 6, 5, 3) if data_format == "NHWC" else (2, 3, 6, 5)))
+    w = integers(3, 3, 3, 4)
+    strides = [1, 2, 2, 1] if data_format == "NHWC" else [1, 1, 2, 2]
+    rest = {"strides": strides, "padding": "SAME", "data_format": data_format}
+    dy = integers(*raw_ops.Conv2D(input=x, filter=w, **rest).shape)
+    dx = raw_ops.Conv2DBackpropInputV2(input=x, filter=w, out_backprop=dy, **rest)
+    dw = raw_ops.Conv2DBackpropFilterV2(input=x, filter=w, out_backprop=dy, **rest)
+    np.testing.assert_array_equal(
+        dx,
+        raw_ops.Conv2DBackpropInput(input_sizes=x.shape, filter=w, out_backprop=dy, **rest),
+    )
+    np.testing.assert_array_equal(
+        dw,
+        raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=w.shape, out_backprop=dy, **rest),
+    )
+
+
+# -- beyond TensorFlow's CPU kernels: by the adjoint identity --------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "x", "w", "arguments"),
+    [
+        (CONV3D, (2, 4, 5, 6, 6), (2, 3, 2, 2, 9), {"strides": [1] * 5, "padding": "SAME"}),
+        (
+            DEPTHWISE,
+            (1, 9, 8, 3),
+            (3, 2, 3, 2),
+            {"strides": [1, 2, 1, 1], "padding": "VALID", "dilations": [1, 1, 3, 1]},
+        ),
+        (
+            DEPTHWISE,
+            (1, 3, 9, 8),
+            (3, 2, 3, 2),
+            {
+                "strides": [1, 1, 2, 2],
+                "padding": "EXPLICIT",
+                "explicit_paddings": [0, 0, 0, 0, 1, 0, 2, 1],
+                "data_format": "NCHW",
+            },
+        ),
+        (CONV2D, (0, 5, 5, 3), (3, 3, 3, 4), {"strides": ONES, "padding": "SAME"}),
+    ],
+    ids=["grouped_volume", "strides_and_dilations_differ", "explicit_channels_first", "empty"],
+)
+def test_what_tensorflow_cannot_compute_is_adjoint(family, x, w, arguments):
+    x, w = integers(*x), integers(*w, seed=1)
+    y = getattr(raw_ops, family.forward)(input=x, filter=w, **arguments)
+    dy = integers(*y.shape, seed=2)
+    calls = family.calls(x, w, dy)
+    dx, dw = (
+        getattr(raw_ops, name)(**calls[name], **arguments)
+        for name in (family.backprop_input, family.backprop_filter)
+    )
+    assert (dx.shape, dw.shape) == (x.shape, w.shape)
+    assert (y * dy).sum() == (x * dx).sum() == (w * dw).sum()
+
+
+def test_depthwise_filter_may_have_any_strides():
+    x, w = integers(1, 6, 6, 3), integers(2, 4, 3, 3, seed=1)
+    view = w.transpose(3, 2, 0, 1)[:, ::-1, :, ::-1]  # (3, 3, 2, 4) of no contiguous memory
+    x = x[..., [0, 1]]
+    arguments = {"strides": ONES, "padding": "VALID"}
+    np.testing.assert_array_equal(
+        raw_ops.DepthwiseConv2dNative(input=x, filter=view, **arguments),
+        raw_ops.DepthwiseConv2dNative(input=x, filter=view.copy(), **arguments),
+    )
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def conv2d(**changes: Any) -> np.ndarray:
+    call = {
+        "input": integers(1, 5, 5, 4),
+        "filter": integers(3, 3, 4, 6),
+        "strides": ONES,
+        "padding": "SAME",
+    }
+    return raw_ops.Conv2D(**{**call, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "values", "remedy", "repaired"),
+    [
+        (
+            {"strides": [2, 1, 1, 1]},
+            "strides must be 1 on the batch and channel axes of NHWC",
+            "got [2, 1, 1, 1]",
+            "Use strides=[1, 1, 1, 1]",
+            {"strides": [1, 1, 1, 1]},
+        ),
+        (
+            {"dilations": [1, 2, 1, 3]},
+            "dilations must be 1 on the batch and channel axes",
+            "got [1, 2, 1, 3]",
+            "Use dilations=[1, 2, 1, 1]",
+            {"dilations": [1, 2, 1, 1]},
+        ),
+        (
+            {"strides": [1, 2, 2, 1], "data_format": "NCHW", "input": integers(1, 4, 5, 5)},
+            "strides must be 1 on the batch and channel axes of NCHW",
+            "got [1, 2, 2, 1]",
+            "Use strides=[1, 1, 2, 1]",
+            {"strides": [1, 1, 2, 1]},
+        ),
+        (
+            {"strides": [2, 2]},
+            "strides must have an entry for each axis of NHWC",
+            "got 2 values, [2, 2]",
+            "strides=[1, 1, 1, 1]",
+            {"strides": [1, 1, 1, 1]},
+        ),
+        (
+            {"strides": [1, 0, 1, 1]},
+            "stride must be at least 1",
+            "got 0",
+            "Use stride=1 or more",
+            {"strides": [1, 1, 1, 1]},
+        ),
+        (
+            {"padding": "SMAE"},
+            "unknown padding",
+            "'SMAE'",
+            "Did you mean 'SAME'?",
+            {"padding": "SAME"},
+        ),
+        (
+            {"padding": "same_lower"},
+            "unknown padding",
+            "'same_lower'",
+            "Known: 'SAME', 'VALID', 'EXPLICIT'",
+            {"padding": "SAME"},
+        ),
+        (
+            {"explicit_paddings": [0, 0, 1, 1, 1, 1, 0, 0]},
+            "explicit_paddings go with padding='EXPLICIT' only",
+            "with padding='SAME'",
+            "Use padding='EXPLICIT'",
+            {"padding": "EXPLICIT"},
+        ),
+        (
+            {"padding": "EXPLICIT", "explicit_paddings": [1, 1]},
+            "explicit_paddings must have two values for each axis of NHWC",
+            "got 2",
+            "Pass 8 integers",
+            {"explicit_paddings": [0] * 8},
+        ),
+        (
+            {"padding": "EXPLICIT", "explicit_paddings": [0, 1, 1, 1, 1, 1, 2, 0]},
+            "explicit_paddings must be 0 on the batch and channel axes",
+            "got [0, 1, 1, 1, 1, 1, 2, 0]",
+            "Use explicit_paddings=[0, 0, 1, 1, 1, 1, 0, 0]",
+            {"explicit_paddings": [0, 0, 1, 1, 1, 1, 0, 0]},
+        ),
+        (
+            {"data_format": "NHCW"},
+            "unknown data_format",
+            "'NHCW'",
+            "Did you mean 'NHWC'?",
+            {"data_format": "NHWC"},
+        ),
+        (
+            {"data_format": "NDHWC"},
+            "data_format must name as many axes",
+            "3 spatial",
+            "Use 'NHWC'",
+            {"data_format": "NHWC"},
+        ),
+        (
+            {"filter": integers(3, 3, 3, 6)},
+            "the input's channels must be a multiple of the filter's in depth",
+            "the input has 4, the filter 3x3x3x6 has a depth of 3",
+            "Give the input 6 channels, or the filter an in depth of 1 or 4",
+            {"input": integers(1, 5, 5, 6)},
+        ),
+        (
+            {"input": integers(2, 1, 5, 5, 4)},
+            "input must have 4 axes",
+            "got shape 2x1x5x5x4",
+            "Reshape it to 4 axes",
+            {"input": integers(2, 5, 5, 4)},
+        ),
+        (
+            {"filter": integers(0, 3, 4, 6)},
+            "every size but the batch must be at least 1",
+            "the filter has H = 0",
+            "Give positive sizes",
+            {"filter": integers(1, 3, 4, 6)},
+        ),
+        (
+            {"input": integers(1, 5, 5, 0)},
+            "every size but the batch must be at least 1",
+            "the input has C = 0",
+            "Give positive sizes",
+            {"input": integers(1, 5, 5, 4)},
+        ),
+    ],
+    ids=lambda value: None,
+)
+def test_refusals_say_what_would_do(changes, rule, values, remedy, repaired):
+    with pytest.raises(ConvError) as caught:
+        conv2d(**changes)
+    assert rule in caught.value.rule
+    assert values in caught.value.values
+    assert remedy in caught.value.remedy
+    conv2d(**{**changes, **repaired})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strides": 2}, "strides must be a list of integers: got 2 of type int"),
+        ({"strides": [1, 1.5, 1, 1]}, "strides must be a list of integers"),
+        ({"strides": np.array(1)}, "strides must be a list of integers"),
+        ({"dilations": None}, "dilations must be a list of integers: got None"),
+        ({"input": [[1.0]]}, "input must be a NumPy or CuPy array"),
+        ({"filter": integers(3, 3, 4, 6).astype(int)}, "w: dtype must be one of float16"),
+    ],
+    ids=lambda value: None,
+)
+def test_refused_kinds(changes, message):
+    with pytest.raises(ConvTypeError) as caught:
+        conv2d(**changes)
+    assert message in str(caught.value)
+
+
+def test_three_dimensions_have_no_explicit_padding():
+    with pytest.raises(ConvError, match="unknown padding: 'EXPLICIT'"):
+        raw_ops.Conv3D(
+            input=integers(1, 3, 3, 3, 2),
+            filter=integers(2, 2, 2, 2, 2),
+            strides=[1] * 5,
+            padding="EXPLICIT",
+        )
+
+
+@pytest.mark.parametrize("sizes", [[5], [5, 5, 5], [1, 5, 5, 4, 1]], ids=str)
+def test_input_sizes_of_another_length(sizes):
+    with pytest.raises(ConvError) as caught:
+        raw_ops.Conv2DBackpropInput(
+            input_sizes=sizes,
+            filter=integers(3, 3, 4, 6),
+            out_backprop=integers(1, 5, 5, 6),
+            strides=ONES,
+            padding="SAME",
+        )
+    assert "input_sizes must be the input's shape of 4 values, or its 2 spatial" in str(
+        caught.value
+    )
+    assert f"got {len(sizes)} values" in caught.value.values
+    assert "Pass 4 values in NHWC order" in caught.value.remedy
+
+
+def test_filter_sizes_of_another_length():
+    with pytest.raises(ConvError, match=r"filter_sizes must be .* 4 values: got 2 values"):
+        raw_ops.Conv2DBackpropFilter(
+            input=integers(1, 5, 5, 4),
+            filter_sizes=[3, 3],
+            out_backprop=integers(1, 5, 5, 6),
+            strides=ONES,
+            padding="SAME",
+        )
+
+
+def test_input_sizes_that_do_not_fit_say_the_interval():
+    with pytest.raises(ConvError, match="input sizes 5 to 6 would give 3") as caught:
+        raw_ops.Conv2DBackpropInput(
+            input_sizes=[1, 7, 5, 3],
+            filter=integers(3, 3, 3, 4),
+            out_backprop=integers(1, 3, 3, 4),
+            strides=[1, 2, 2, 1],
+            padding="SAME",
+        )
+    assert caught.value.axis == "H"
+
+
+def test_depthwise_filter_of_other_channels():
+    arguments = {"strides": ONES, "padding": "SAME"}
+    with pytest.raises(ConvError) as caught:
+        raw_ops.DepthwiseConv2dNative(
+            input=integers(1, 5, 5, 4), filter=integers(3, 3, 3, 2), **arguments
+        )
+    assert "a depthwise filter must have as many channels as the input" in caught.value.rule
+    assert "the input has 4, the filter 3x3x3x2 has 3" in caught.value.values
+    assert "3x3x4x2" in caught.value.remedy
+    raw_ops.DepthwiseConv2dNative(
+        input=integers(1, 5, 5, 4), filter=integers(3, 3, 4, 2), **arguments
+    )
+
+
+def test_bias_gradient_of_an_unknown_format():
+    with pytest.raises(ConvError, match="unknown data_format: 'NHCW'"):
+        raw_ops.BiasAddGrad(out_backprop=integers(1, 2, 2, 3), data_format="NHCW")
+
+
+class DeviceSizes:
+    """Integers in another memory: they can be listed, which waits for that memory, and no more."""
+
+    def __init__(self, *values: int) -> None:
+        self.values, self.read = values, 0
+
+    def tolist(self) -> list[int]:
+        self.read += 1
+        return list(self.values)
+
+
+def test_sizes_in_another_memory_are_read_once():
+    sizes = DeviceSizes(1, 5, 5, 3)
+    dx = raw_ops.Conv2DBackpropInput(
+        input_sizes=sizes,
+        filter=integers(3, 3, 3, 4),
+        out_backprop=integers(1, 3, 3, 4),
+        strides=[1, 2, 2, 1],
+        padding="SAME",
+    )
+    assert dx.shape == (1, 5, 5, 3)
+    assert sizes.read == 1

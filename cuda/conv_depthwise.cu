@@ -18,7 +18,7 @@
 // A variant is chosen with -D: PASS (0, 1, 2), STORAGE, INDEX, VECTOR (channels of a thread; 1 where
 // m > 1 or channels are not neighbours in memory), LANES (threads along channels), STRIPS (threads
 // along pixels), TILE, FILTER_S, STRIDE_W, DILATION_W, PHASE_W (padding before w modulo stride),
-// STAGED_ROWS (rows of the filter held in shared memory at once).
+// STAGED_ROWS (rows of the filter held in shared memory at once), ACTIVATION (of the forward pass).
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "vector.cuh"
@@ -219,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       if (bias != nullptr)
         sum[i][v] +=
             Numeric<Storage>::widen(bias[(thread.channel + v) * static_cast<Index>(p.bias_stride)]);
-      sum[i][v] = activate(sum[i][v], p.activation);
+      sum[i][v] = activate<ACTIVATION>(sum[i][v]);
     }
 #endif
     Pixel<Index> pixel = strip.first;

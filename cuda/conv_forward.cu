@@ -11,7 +11,8 @@
 //
 // The im2col matrix A exists only as BLOCK_M x BLOCK_K tiles in shared memory.  Tensors are reached
 // by strides, so any memory order and any view is served without a copy.  Sums are kept in the
-// accumulator type, in the order of gemm_k, and rounded once: the same bits on every run.
+// accumulator type, in the order of gemm_k, and rounded once: the same bits on every run.  The
+// activation is -DACTIVATION (epilogue.cuh).
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "tile.cuh"
@@ -82,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       Accumulator sum = fragment.sum[i][j];
       if (bias != nullptr) sum += Numeric<Storage>::widen(bias[filter * p.bias_stride]);
       pixel[filter * static_cast<Index>(p.y_stride[1])] =
-          Numeric<Storage>::narrow(activate(sum, p.activation));
+          Numeric<Storage>::narrow(activate<ACTIVATION>(sum));
     }
   }
 }

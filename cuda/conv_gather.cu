@@ -21,7 +21,7 @@
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE, INDEX, BLOCK_M, BLOCK_N,
 // BLOCK_K, WARPS_M, WARPS_N, STAGES, A_ALONG_K, A_VECTOR, B_ALONG_K, B_VECTOR, C_ALONG_N, C_VECTOR,
-// SPLIT, ASYNC_COPY.
+// SPLIT, ASYNC_COPY, ACTIVATION (epilogue.cuh; of the forward pass).
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
@@ -344,7 +344,7 @@ __device__ __forceinline__ float finished(float sum, const Pass& pass, Index gro
                                           const Storage* bias) {
 #if PASS == 0
   if (bias != nullptr) sum += Numeric<Storage>::widen(bias[pass.bias(group * pass.gemm_n + n)]);
-  return activate(sum, pass.p.activation);
+  return activate<ACTIVATION>(sum);
 #else
   return sum;
 #endif
@@ -354,7 +354,7 @@ __device__ __forceinline__ float finished(float sum, const Pass& pass, Index gro
 
 // a, b, c are x, w, y or their gradients in the order of the table above; bias is of the forward
 // pass and may be null; partial is the workspace of SPLIT: (split, group, gemm_m, gemm_n).
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_gather(const Storage* __restrict__ a, const Storage* __restrict__ b,
                 const Storage* __restrict__ bias, Storage* __restrict__ c,
                 float* __restrict__ partial, const __grid_constant__ ConvParameters p) {

@@ -2,6 +2,7 @@
 
 import re
 
+from cupyconv.bench import readme
 from tests.readme import README, filled
 
 
@@ -19,3 +20,9 @@ def test_the_two_commands_are_in_the_makefile():
     makefile = (README.parent / "Makefile").read_text()
     for command in re.findall(r"^\$ make (\w+)", README.read_text(), re.M):
         assert re.search(rf"^{command}:", makefile, re.M)
+
+
+def test_the_speed_table_is_that_of_the_newest_results():
+    shown = README.read_text().partition(readme.BEGIN)[2].partition(readme.END)[0]
+    newest = readme.newest(README.parent / "tests" / "gpu" / "results")
+    assert shown.strip() == readme.table(newest).strip()

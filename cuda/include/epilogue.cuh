@@ -4,7 +4,7 @@
 
 #include "numeric.cuh"
 
-// The numbers are those of cupyconv/gpu/parameters.py.
+// What -DACTIVATION names; the numbers are those of cupyconv/gpu/parameters.py.
 enum Activation { ACTIVATION_NONE = 0, ACTIVATION_RELU = 1, ACTIVATION_SILU = 2, ACTIVATION_GELU = 3 };
 
 __device__ __forceinline__ float exponential(float value) { return expf(value); }
@@ -13,19 +13,14 @@ __device__ __forceinline__ float error_function(float value) { return erff(value
 __device__ __forceinline__ double error_function(double value) { return erf(value); }
 
 // relu max(v, 0), silu v / (1 + exp(-v)), gelu v (1 + erf(v / sqrt 2)) / 2; all pass NaN on.
-template <class Accumulator>
-__device__ __forceinline__ Accumulator activate(Accumulator value, long long activation) {
+template <int ACTIVATION_, class Accumulator>
+__device__ __forceinline__ Accumulator activate(Accumulator value) {
   const Accumulator one = 1, half = 0.5, inverse_sqrt2 = 0.70710678118654752440;
-  switch (activation) {
-    case ACTIVATION_RELU:
-      return value < 0 ? Accumulator(0) : value;
-    case ACTIVATION_SILU:
-      return value / (one + exponential(-value));
-    case ACTIVATION_GELU:
-      return half * value * (one + error_function(value * inverse_sqrt2));
-    default:
-      return value;
-  }
+  if constexpr (ACTIVATION_ == ACTIVATION_RELU) return value < 0 ? Accumulator(0) : value;
+  if constexpr (ACTIVATION_ == ACTIVATION_SILU) return value / (one + exponential(-value));
+  if constexpr (ACTIVATION_ == ACTIVATION_GELU)
+    return half * value * (one + error_function(value * inverse_sqrt2));
+  return value;
 }
 
 #endif

@@ -20,7 +20,6 @@ struct ConvParameters {
   long long w_stride[5];   // of w (and dw) along K, C, T, R, S
   long long y_stride[5];   // of y (and dy) along N, K, Z, P, Q
   long long bias_stride;   // of the bias along K
-  long long activation;    // an Activation (epilogue.cuh), applied by the forward pass
 };
 
 #endif

@@ -53,9 +53,10 @@ def prepare(
         "STRIDE_W": problem.stride[-1],
         "DILATION_W": problem.dilation[-1],
         "PHASE_W": problem.padding[-1][0] % problem.stride[-1],
+        "ACTIVATION": parameters.ACTIVATIONS[activation],
         "STAGED_ROWS": min(rows, max(_STAGED_BYTES // row_bytes, 1)),
     }
-    packed = parameters.pack(problem, strides, activation)
+    packed = parameters.pack(problem, strides)
     channel_blocks = -(-channels // (lanes * vector))
 
     def launch(entry: str, grid: tuple[int, ...], threads: int, *arguments: object) -> Launch:

@@ -67,8 +67,9 @@ def prepare(
         "C_VECTOR": c.vector,
         "SPLIT": int(split),
         "ASYNC_COPY": int(device.capability >= (8, 0)),
+        "ACTIVATION": parameters.ACTIVATIONS[activation],
     }
-    packed = parameters.pack(problem, strides, activation)
+    packed = parameters.pack(problem, strides)
     a_role, b_role, bias, c_role, workspace = _OPERANDS[pass_plan.pass_]
     product = Launch(
         source="conv_gather.cu",

@@ -29,8 +29,10 @@ def prepare(
     tile = pass_plan.tile
     assert tile is not None
     defines = {**_variant(problem, strides), **tile.defines}
+    if pass_plan.pass_ == "forward":
+        defines["ACTIVATION"] = parameters.ACTIVATIONS[activation]
     entry = f"conv_{pass_plan.pass_}"
-    packed = parameters.pack(problem, strides, activation)
+    packed = parameters.pack(problem, strides)
     launch = Launch(
         source=f"{entry}.cu",
         entry=entry,

@@ -15,7 +15,7 @@ from cupyconv.problem import ConvProblem
 
 SPATIAL = 3
 ACTIVATIONS = {None: 0, "relu": 1, "silu": 2, "gelu": 3}
-"""Numbers of the activations: ``enum Activation`` in cuda/include/epilogue.cuh."""
+"""Values of the macro ACTIVATION: ``enum Activation`` in cuda/include/epilogue.cuh."""
 
 CONV_PARAMETERS = np.dtype(
     [
@@ -33,7 +33,6 @@ CONV_PARAMETERS = np.dtype(
         ("w_stride", np.int64, 2 + SPATIAL),
         ("y_stride", np.int64, 2 + SPATIAL),
         ("bias_stride", np.int64),
-        ("activation", np.int64),
     ],
     align=True,
 )
@@ -72,7 +71,7 @@ def element_strides(array) -> tuple[int, ...]:
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
-def pack(problem: ConvProblem, strides: Strides, activation: str | None = None) -> np.ndarray:
+def pack(problem: ConvProblem, strides: Strides) -> np.ndarray:
     """The parameter struct of a problem, as a 1-element array of CONV_PARAMETERS."""
     record = np.zeros(1, CONV_PARAMETERS)
     fields = record[0]
@@ -90,7 +89,6 @@ def pack(problem: ConvProblem, strides: Strides, activation: str | None = None) 
     fields["w_stride"] = _ordered(strides.w, problem.filter_axes)
     fields["y_stride"] = _ordered(strides.y, problem.data_axes)
     fields["bias_stride"] = strides.bias
-    fields["activation"] = ACTIVATIONS[activation]
     return record
 
 

@@ -96,7 +96,8 @@ def candidates(problem: ConvProblem, pass_: str, device: Device, family: Family)
     chip = chip_of(device)
     if family.streams:
         return [_streaming(problem, pass_, chip, family)]
-    return [_tiled(problem, pass_, chip, family, tile) for tile in family.tiles]
+    tiles = (tile for tile in family.tiles if tile.since <= device.capability)
+    return [_tiled(problem, pass_, chip, family, tile) for tile in tiles]
 
 
 def _streaming(problem: ConvProblem, pass_: str, chip: Chip, family: Family) -> Candidate:

@@ -24,6 +24,7 @@ class Tile:
         block_m, block_n, block_k: its sizes in elements.
         threads: threads of a block.
         macros: further macros of the variant, by name.
+        since: oldest compute capability that has the registers and instructions for it.
     """
 
     block_m: int
@@ -31,6 +32,7 @@ class Tile:
     block_k: int
     threads: int
     macros: tuple[tuple[str, int], ...]
+    since: tuple[int, int] = (7, 5)
 
     @property
     def defines(self) -> dict[str, int]:
@@ -51,9 +53,16 @@ def _generic_tile(block_m: int, block_n: int, thread_m: int, thread_n: int) -> T
     return Tile(block_m, block_n, 16, threads, (("THREAD_M", thread_m), ("THREAD_N", thread_n)))
 
 
-def _warp_tile(block_m: int, block_n: int, warps_m: int, warps_n: int, stages: int) -> Tile:
+def _warp_tile(
+    block_m: int,
+    block_n: int,
+    warps_m: int,
+    warps_n: int,
+    stages: int,
+    since: tuple[int, int] = (7, 5),
+) -> Tile:
     macros = (("WARPS_M", warps_m), ("WARPS_N", warps_n), ("STAGES", stages))
-    return Tile(block_m, block_n, 32, warps_m * warps_n * 32, macros)
+    return Tile(block_m, block_n, 32, warps_m * warps_n * 32, macros, since)
 
 
 @dataclass(frozen=True)
@@ -141,8 +150,9 @@ CUDA_GATHER = Family(
     on_gpu=True,
     refuses=_gather_refuses,
     tiles=(
-        _warp_tile(128, 128, 2, 4, 4),
-        _warp_tile(128, 64, 4, 2, 4),
+        # Before 8.0 copies go through registers, which the larger tiles have none left for.
+        _warp_tile(128, 128, 2, 4, 4, since=(8, 0)),
+        _warp_tile(128, 64, 4, 2, 4, since=(8, 0)),
         _warp_tile(64, 64, 2, 2, 4),
     ),
     uses_tensor_cores=True,

@@ -174,4 +174,5 @@ def _blocks_text(planned: PassPlan) -> str:
 def _tile(fields: dict[str, Any] | None) -> Tile | None:
     if fields is None:
         return None
-    return Tile(**{**fields, "macros": tuple((name, value) for name, value in fields["macros"])})
+    macros = tuple((name, value) for name, value in fields["macros"])
+    return Tile(**{**fields, "macros": macros, "since": tuple(fields["since"])})

@@ -1,0 +1,336 @@
+"""`cupyconv bench`: each pass of a suite of layers, timed against PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cupyconv.cli import configuration, output
+from cupyconv.errors import ConvError, unknown_word
+from cupyconv.problem import ITEMSIZE, PASSES, shape_text
+
+if TYPE_CHECKING:
+    from cupyconv.bench.report import Section
+    from cupyconv.bench.results import Results
+    from cupyconv.bench.suites import Layer
+
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+QUICK_MINUTES = 2.0
+QUICK_SECONDS = 0.1  # of each measurement
+QUICK_CPU_BATCH = 1
+QUICK_CPU_FLOPS = 11e9  # a pass of a quick run on the CPU; a fraction of a second
+
+
+def _words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
+    """Reads words with commas between them; suggests the nearest for one that is not known."""
+
+    def read(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
+        words = tuple(word.strip() for word in (value or "").split(",") if word.strip())
+        for word in words:
+            if word not in known():
+                raise unknown_word(what, word, known())
+        return tuple(dict.fromkeys(words))
+
+    return read
+
+
+def _texts(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
+    return tuple(word.strip() for word in (value or "").split(",") if word.strip())
+
+
+def _layouts() -> tuple[str, ...]:
+    from cupyconv.bench.data import LAYOUTS
+
+    return LAYOUTS
+
+
+def _positive(_context: click.Context, option: click.Parameter, value: float | None) -> Any:
+    if value is not None and not 0 < value < float("inf"):
+        raise ConvError(f"--{option.name} must be above 0", f"got {value}", "Use for example 0.2")
+    return value
+
+
+@click.command()
+@click.option("--suite", "suites", metavar="A,B", callback=_texts, help="Only layers of these.")
+@click.option("--layer", "names", metavar="A,B", callback=_texts, help="Only these layers.")
+@click.option("--config", metavar="FILE", help="The layers of a TOML file instead.")
+@click.option("--list", "only_list", is_flag=True, help="List layers and suites, measure nothing.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    metavar="A,B",
+    callback=_words("dtype", lambda: ITEMSIZE),
+    help="[default: float16 on a GPU, float32 on the CPU]",
+)
+@click.option(
+    "--pass",
+    "passes",
+    metavar="A,B",
+    callback=_words("pass", lambda: PASSES),
+    help=f"{', '.join(PASSES)}.  [default: all]",
+)
+@click.option(
+    "--impl",
+    "impls",
+    metavar="A,B",
+    default="auto",
+    show_default=True,
+    callback=_texts,
+    help="Our implementations to measure.",
+)
+@click.option(
+    "--layout",
+    "layouts",
+    metavar="A,B",
+    callback=_words("layout", _layouts),
+    help="channels_last, channels_first.  [default: both, the faster counts]",
+)
+@click.option(
+    "--precision",
+    metavar="ieee|tf32",
+    default="ieee",
+    show_default=True,
+    help="tf32 allows rounding float32 operands.",
+)
+@click.option("--device", metavar="cpu|gpu", help="[default: the GPU if there is one]")
+@click.option("--quick", is_flag=True, help="A chosen few layers, within 2 minutes.")
+@click.option("--seconds", type=float, callback=_positive, help="Of each measurement.")
+@click.option("--minutes", type=float, callback=_positive, help="Of the run; then it reports.")
+@click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
+@click.option("--json", "json_path", metavar="FILE", help="Write all figures; - prints them.")
+@click.option("--csv", "csv_path", metavar="FILE", help="Write a line for each measurement.")
+@click.option("--plot", "plot_path", metavar="FILE", help="Draw rooflines and ratios as SVG.")
+@click.option(
+    "--compare",
+    nargs=2,
+    metavar="OLD NEW",
+    help="Compare two files that --json wrote, and measure nothing.",
+)
+def command(
+    suites: tuple[str, ...],
+    names: tuple[str, ...],
+    config: str | None,
+    only_list: bool,
+    compare: tuple[str, str] | None,
+    **options: Any,
+) -> int:
+    """Time every pass of many layers beside PyTorch.
+
+    \b
+    cupyconv bench --quick
+    cupyconv bench --suite resnet50,depthwise --dtype float16 --json new.json --plot new.svg
+    cupyconv bench --compare old.json new.json
+
+    The report has each pass's share of what the processor reaches at best, and means of the
+    ratios to PyTorch.  Every result is checked before it is timed.  Ctrl-C ends the run with a
+    report of what there is; figures are appended to a log beside the JSON file as they come.
+    """
+    if compare:
+        return _compare(*map(Path, compare), options["json_path"])
+    layers = _layers(suites, names, config)
+    if only_list:
+        _list(layers, options["json_path"])
+        return 0
+    return _measure(layers, chosen=bool(suites or names or config), **options)
+
+
+def _measure(
+    layers: tuple[Layer, ...],
+    *,
+    chosen: bool,
+    dtypes: tuple[str, ...],
+    passes: tuple[str, ...],
+    impls: tuple[str, ...],
+    layouts: tuple[str, ...],
+    precision: str,
+    device: str | None,
+    quick: bool,
+    seconds: float | None,
+    minutes: float | None,
+    no_torch: bool,
+    json_path: str | None,
+    csv_path: str | None,
+    plot_path: str | None,
+) -> int:
+    from cupyconv.bench import places, report
+    from cupyconv.bench.data import LAYOUTS
+    from cupyconv.bench.results import Log
+    from cupyconv.bench.run import Options, run
+    from cupyconv.operations import PRECISIONS
+
+    if precision not in PRECISIONS:
+        raise unknown_word("precision", precision, PRECISIONS)
+    _require_impls(impls)
+    place = places.of(device)
+    about = f"{len(layers)} layers"
+    if quick:
+        layers, about = _quick(layers, chosen, place.name)
+        minutes = min(minutes or QUICK_MINUTES, QUICK_MINUTES)
+        seconds = seconds or QUICK_SECONDS
+    asked = Options(
+        layers=layers,
+        dtypes=dtypes or (("float16",) if place.name == "gpu" else ("float32",)),
+        passes=passes or PASSES,
+        impls=impls,
+        layouts=layouts or LAYOUTS,
+        precision=precision,
+        seconds=seconds,
+        minutes=minutes,
+        with_peer=not no_torch,
+        arguments=tuple(sys.argv[2:]),
+    )
+    targets = {"json": json_path, "csv": csv_path, "plot": plot_path}
+    files = {kind: Path(path) for kind, path in targets.items() if path not in (None, "-")}
+    for path in files.values():
+        path.open("a").close()  # that a file cannot be written is said before the run
+    log_path = files["json"].with_suffix(".jsonl") if "json" in files else None
+    log = Log(log_path)
+    try:
+        text = f"{about}, {', '.join(asked.dtypes)}"
+        with output.progress(text, len(layers) * len(asked.dtypes)) as advance:
+            run(place, asked, log, advance)
+    finally:
+        log.close()
+        _write_files(log.results, files, log_path)
+    if json_path == "-":
+        from cupyconv.bench.export import to_json
+
+        output.write_json(to_json(log.results))
+    else:
+        output.draw(output.heading(f"Measured: {about}"), *_drawn(report.sections(log.results)))
+    if not log.results.finished:
+        return INTERRUPTED
+    return 1 if log.results.failed else 0
+
+
+def _layers(
+    suite_words: tuple[str, ...], names: tuple[str, ...], config: str | None
+) -> tuple[Layer, ...]:
+    from cupyconv.bench import suites
+
+    if config is None:
+        return suites.select(suite_words, names)
+    if suite_words or names:
+        raise ConvError(
+            "--config and --suite or --layer both choose layers", "got both", "Give one of them"
+        )
+    read = configuration.read_layers({"config": config})
+    stem = Path(config).stem
+    found = [
+        suites.Layer(layer.name or f"{stem}-{number}", layer.problem(), layer.title or stem)
+        for number, layer in enumerate(read, 1)
+    ]
+    twice = {layer.name for layer in found if [one.name for one in found].count(layer.name) > 1}
+    if twice:
+        raise ConvError(
+            f"the layers of {config} must have different names",
+            f"{min(twice)!r} is there more than once",
+            "Rename one of them",
+        )
+    return tuple(found)
+
+
+def _quick(layers: tuple[Layer, ...], chosen: bool, device: str) -> tuple[tuple[Layer, ...], str]:
+    """The layers of a quick run, and what is said of them."""
+    from cupyconv.bench import suites
+
+    count = len(layers)
+    if not chosen:
+        layers = tuple(layer for layer in layers if layer.name in suites.QUICK)
+    about = f"a quick look at {len(layers)} of {count} layers"
+    if device == "gpu":
+        return layers, about
+    layers = tuple(suites.with_batch(layer, QUICK_CPU_BATCH) for layer in layers)
+    small = tuple(layer for layer in layers if layer.problem.flops <= QUICK_CPU_FLOPS)
+    if not small:
+        raise ConvError(
+            f"a quick run on the CPU takes passes of at most {QUICK_CPU_FLOPS / 1e9:g} GFLOP",
+            f"{layers[0].name} has {layers[0].problem.flops / 1e9:.0f} at batch {QUICK_CPU_BATCH}",
+            "Leave --quick out",
+        )
+    return small, f"a quick look at {len(small)} of {count} layers, batch {QUICK_CPU_BATCH}"
+
+
+def _require_impls(impls: tuple[str, ...]) -> None:
+    from cupyconv.planning.families import FAMILIES
+    from cupyconv.planning.plan import AUTO
+
+    for impl in impls:
+        if impl not in (AUTO, *FAMILIES):
+            raise unknown_word("impl", impl, (AUTO, *FAMILIES))
+
+
+def _write_files(results: Results, files: dict[str, Path], log_path: Path | None) -> None:
+    """JSON, CSV and the plot; the log is taken away once the JSON has all that is in it."""
+    from cupyconv.bench import export, plot
+
+    if "json" in files:
+        export.write_json(results, files["json"])
+        if log_path is not None:
+            log_path.unlink(missing_ok=True)
+    if "csv" in files:
+        export.write_csv(results, files["csv"])
+    if "plot" in files:
+        files["plot"].write_text(plot.svg(results), encoding="utf-8")
+
+
+def _compare(old: Path, new: Path, json_path: str | None) -> int:
+    from cupyconv.bench import report, results
+
+    found = report.compare(results.load(old), results.load(new))
+    if json_path == "-":
+        output.write_json(
+            {
+                section.title: {
+                    "lines": list(section.lines),
+                    "rows": [dict(zip(section.columns, row, strict=True)) for row in section.rows],
+                }
+                for section in found
+            }
+        )
+    else:
+        output.draw(*_drawn(found))
+    return 0
+
+
+def _list(layers: tuple[Layer, ...], json_path: str | None) -> None:
+    from cupyconv.bench import suites
+
+    if json_path == "-":
+        entries = [
+            {
+                "name": layer.name,
+                "suite": layer.suite,
+                "kind": layer.kind,
+                "options": configuration.as_options(layer.problem),
+                "source": layer.source,
+            }
+            for layer in layers
+        ]
+        output.write_json({"layers": entries, "suites": list(suites.suites())})
+        return
+    table = output.table("layer", "kind", "x * w", "from")
+    for layer in layers:
+        problem = layer.problem
+        shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
+        table.add_row(layer.name, layer.kind, shapes, layer.source)
+    output.draw(table, output.heading("Suites", ", ".join(suites.suites())))
+
+
+def _drawn(sections: list[Section]) -> list[Any]:
+    """Sections with rich's tables."""
+    drawn: list[Any] = []
+    for section in sections:
+        drawn.append(output.heading(section.title, *section.lines))
+        if section.rows:
+            right = [column for column in section.columns if column not in section.left]
+            table = output.table(*section.columns, right=right)
+            for row in section.rows:
+                table.add_row(*row)
+            drawn.append(table)
+    return drawn

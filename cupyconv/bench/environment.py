@@ -1,0 +1,172 @@
+"""What figures were measured on, as far as it can be found out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cupyconv
+from cupyconv.bench.places import Place
+
+_SMI_FIELDS = (
+    "name",
+    "driver_version",
+    "memory.total",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "power.limit",
+)
+_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def describe(
+    place: Place, arguments: Iterable[str] = (), program: str = "cupyconv bench"
+) -> dict[str, Any]:
+    """Processor, versions, date and commit, as JSON takes them.
+
+    Args:
+        program, arguments: the command line; files are recorded by their name alone.
+    """
+    return {
+        "device": place.name,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": command_text(program, arguments),
+        "cupyconv": cupyconv.__version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_name(),
+        "threads": threads(),
+        "load": load(),
+        "numpy": np.__version__,
+        "blas": blas(),
+        "torch": version("torch"),
+        **(gpu(place) if place.name == "gpu" else {}),
+    }
+
+
+def title(environment: dict[str, Any]) -> str:
+    """The processor and the date, in a few words."""
+    processor = environment.get("gpu") or environment.get("cpu") or "an unknown processor"
+    if environment.get("device") == "cpu":
+        processor = f"{processor}, {environment.get('threads')} threads"
+    return f"{processor}, {str(environment.get('date', '')).partition(' ')[0]}"
+
+
+def gpu(place: Place) -> dict[str, Any]:
+    """The current GPU with its clocks, and the versions of what drives it."""
+    cupy = place.xp
+    runtime = cupy.cuda.runtime
+    properties = runtime.getDeviceProperties(runtime.getDevice())
+    found: dict[str, Any] = {
+        "gpu": properties["name"].decode(),
+        "capability": f"{properties['major']}.{properties['minor']}",
+        "architecture": place.device.architecture,
+        "multiprocessors": properties["multiProcessorCount"],
+        "l2_bytes": properties["l2CacheSize"],
+        "memory_bytes": properties["totalGlobalMem"],
+        "cupy": cupy.__version__,
+        "cuda_runtime": _dotted(runtime.runtimeGetVersion()),
+        "cuda_driver": _dotted(runtime.driverGetVersion()),
+        "smi": smi(),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch_cuda"] = torch.version.cuda
+        found["cudnn"] = torch.backends.cudnn.version()
+    return found
+
+
+def smi() -> dict[str, str]:
+    """Clocks, driver and power limit as nvidia-smi tells them; empty where it is not to be had."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"]
+    text = _output(query)
+    if text is None:
+        return {}
+    values = [value.strip() for value in text.splitlines()[0].split(",")]
+    return dict(zip(_SMI_FIELDS, values, strict=False))
+
+
+def threads() -> int:
+    """Threads that NumPy's BLAS uses: what a variable says, else one per available core."""
+    for variable in _THREAD_VARIABLES:
+        with suppress(ValueError):
+            return max(int(os.environ.get(variable, "")), 1)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def load() -> float | None:
+    """The load average of the last minute; None where the system does not tell."""
+    with suppress(AttributeError, OSError):
+        return round(os.getloadavg()[0], 2)
+    return None
+
+
+def blas() -> str:
+    """The BLAS that NumPy was built with."""
+    with suppress(KeyError, TypeError, AttributeError):
+        found: Any = np.show_config(mode="dicts")
+        entry = found["Build Dependencies"]["blas"]
+        return f"{entry['name']} {entry['version']}"
+    return "unknown"
+
+
+def cpu_name() -> str:
+    """The model of the CPU."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit that is measured, with "+" if files differ from it; None outside a checkout."""
+    folder = Path(cupyconv.__file__).parent.parent
+    if not (folder / ".git").exists():
+        return None
+    found = _output(["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"])
+    changed = _output(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
+    return None if not found else found.strip() + ("+" if changed else "")
+
+
+def version(package: str) -> str | None:
+    """Version of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def command_text(program: str, arguments: Iterable[str]) -> str:
+    """A command line without the folders of this machine."""
+    names = shlex.join(argument.rpartition(os.sep)[2] for argument in arguments)
+    return f"{program} {names}".rstrip()
+
+
+def _dotted(number: int) -> str:
+    """CUDA's 13000 as 13.0."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return run.stdout or None

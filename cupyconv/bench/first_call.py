@@ -1,0 +1,108 @@
+"""How long a new process takes for its first result.
+
+    python -m cupyconv.bench.first_call '{"implementation": "auto", ...}'
+
+prints milliseconds by pass.  Imports and the GPU's context come before; what is left is loading
+or compiling kernels, for PyTorch loading cuDNN and trying its algorithms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from cupyconv.bench import data, peers, places
+from cupyconv.bench.implementations import pass_call
+from cupyconv.bench.results import FirstCall
+from cupyconv.bench.suites import Layer
+from cupyconv.gpu.compiler import CACHE_VARIABLE
+from cupyconv.planning import Plan, plan
+
+LIMIT = 90  # s, of each process
+
+
+class FirstCallError(Exception):
+    """A process did not get to its end; the message is the last line that it said."""
+
+
+def measure(
+    layer: Layer,
+    dtype: str,
+    passes: Sequence[str],
+    device: str,
+    *,
+    implementation: str = "auto",
+    precision: str = "ieee",
+    with_peer: bool = True,
+) -> Iterator[FirstCall]:
+    """Times of the first call of each pass: ours with a cold and a warm kernel cache, PyTorch's.
+
+    Raises:
+        FirstCallError: a process failed.
+    """
+    problem = data.in_layout(layer.problem, data.LAYOUTS[0], dtype)
+    request = {
+        "implementation": implementation,
+        "plan": plan(problem).to_json(),  # the one way that a problem is written as JSON
+        "passes": list(passes),
+        "device": device,
+        "precision": precision,
+    }
+    with tempfile.TemporaryDirectory(prefix="cupyconv-bench-") as empty:
+        # On the CPU there are no kernels, so the two would be the same.
+        for cache in ("cold", "warm") if device == "gpu" else ("",):
+            for pass_, milliseconds in _in_new_process(request, empty).items():
+                yield FirstCall(implementation, layer.name, dtype, cache, pass_, milliseconds)
+        if with_peer:
+            for pass_, ms in _in_new_process({**request, "implementation": peers.NAME}, "").items():
+                yield FirstCall(peers.NAME, layer.name, dtype, "", pass_, ms)
+
+
+def _in_new_process(request: dict[str, Any], cache_directory: str) -> dict[str, float]:
+    environment = dict(os.environ)
+    if cache_directory:
+        environment[CACHE_VARIABLE] = cache_directory
+    command = [sys.executable, "-m", "cupyconv.bench.first_call", json.dumps(request)]
+    try:
+        run = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=True
+        )
+        return json.loads(run.stdout)
+    except subprocess.CalledProcessError as error:
+        raise FirstCallError((error.stderr.strip().splitlines() or ["no message"])[-1]) from error
+    except (subprocess.TimeoutExpired, ValueError, OSError) as error:
+        raise FirstCallError(str(error)) from error
+
+
+def main(text: str) -> dict[str, float]:
+    """Milliseconds of the first call of each pass that a request asks for, in this process."""
+    request = json.loads(text)
+    problem = Plan.from_json(request["plan"]).problem
+    place = places.of(request["device"])
+    precision, implementation = request["precision"], request["implementation"]
+    sets = data.random_sets(problem, 1, place.xp)
+    peer = peers.find(place)[0] if implementation == peers.NAME else None
+    found = {}
+    with peer.settings(precision) if peer else nullcontext():
+        place.synchronize()
+        for pass_ in request["passes"]:
+            if peer:
+                call = peer.call(problem, pass_, sets)
+            else:
+                call = pass_call(problem, pass_, sets, implementation, precision)
+            start = time.perf_counter()
+            call(0)
+            place.synchronize()
+            found[pass_] = (time.perf_counter() - start) * 1e3
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))

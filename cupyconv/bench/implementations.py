@@ -1,0 +1,35 @@
+"""Our implementations, called as a user would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cupyconv import operations
+from cupyconv.bench.data import Tensors
+from cupyconv.problem import ConvProblem
+
+
+def pass_call(
+    problem: ConvProblem, pass_: str, sets: Sequence[Tensors], impl: str, precision: str
+) -> Callable[[int], Any]:
+    """The public function of a pass, on the set of operands with the number that it is given."""
+    arguments: dict[str, Any] = {
+        "stride": problem.stride,
+        "padding": problem.padding,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "data_format": problem.data_format,
+        "filter_format": problem.filter_format,
+        "precision": precision,
+        "impl": impl,
+    }
+    if pass_ == "forward":
+        return lambda i: operations.conv_forward(sets[i].x, sets[i].w, **arguments)
+    if pass_ == "backprop_input":
+        return lambda i: operations.conv_backprop_input(
+            problem.input_shape, sets[i].w, sets[i].dy, **arguments
+        )
+    return lambda i: operations.conv_backprop_filter(
+        sets[i].x, problem.filter_shape, sets[i].dy, **arguments
+    )

@@ -1,0 +1,317 @@
+"""A run as one SVG picture: for each dtype a roofline of every pass, and the ratios to PyTorch.
+
+Written by hand, so that a picture needs nothing that is not installed.  Lengths are in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log2, log10
+
+from cupyconv.bench import environment, report
+from cupyconv.bench.ceilings import Ceiling
+from cupyconv.bench.report import PEER, Comparison
+from cupyconv.bench.results import Results, Row
+from cupyconv.bench.suites import KINDS
+from cupyconv.problem import PASSES
+
+WIDTH = 1200
+MARGIN = 24
+LABELS = 172  # for names of layers, left of the panels
+GAP = 40  # between panels
+PANEL_WIDTH = (WIDTH - 2 * MARGIN - LABELS - 2 * GAP) / 3
+ROOFLINE_HEIGHT = 250
+BAR_HEIGHT = 15
+
+INK, SOFT, GRID, PAPER = "#1f2933", "#5f6b7a", "#e3e7ec", "#ffffff"
+OURS, OTHER, SLOWER = "#1f6fb2", "#c8761d", "#b5443c"
+FONT = "font-family='Helvetica, Arial, DejaVu Sans, sans-serif'"
+
+_TITLES = {
+    "forward": "Forward",
+    "backprop_input": "Gradient with respect to the input",
+    "backprop_filter": "Gradient with respect to the filter",
+}
+_LONGEST_NAME = 24  # characters
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A logarithmic axis: from ``low`` to ``high``, on pixels from ``first`` to ``last``."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+
+    def __call__(self, value: float) -> float:
+        inside = min(max(value, self.low), self.high)
+        share = log10(inside / self.low) / log10(self.high / self.low)
+        return self.first + share * (self.last - self.first)
+
+
+def svg(results: Results) -> str:
+    """The picture of a run."""
+    body: list[str] = []
+    top = float(MARGIN)
+    top = _head(body, results, top)
+    dtypes = dict.fromkeys(row.dtype for row in results.rows)
+    for dtype in dtypes:
+        top = _dtype(body, results, dtype, top)
+    if not dtypes:
+        body.append(_text(MARGIN, top + 20, "Nothing was measured.", 14))
+        top += 40
+    height = ceil(top + MARGIN)
+    title = escape(f"cupyconv bench on {environment.title(results.environment)}")
+    return "\n".join(
+        [
+            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' "
+            f"width='{WIDTH}' height='{height}' role='img' aria-label='{title}' {FONT}>",
+            f"<title>{title}</title>",
+            f"<rect width='{WIDTH}' height='{height}' fill='{PAPER}'/>",
+            *body,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _head(body: list[str], results: Results, top: float) -> float:
+    found = results.environment
+    versions = [
+        f"{label} {found[word]}"
+        for word, label in (
+            ("cupyconv", "cupyconv"),
+            ("torch", "PyTorch"),
+            ("cudnn", "cuDNN"),
+            ("cupy", "CuPy"),
+            ("numpy", "NumPy"),
+        )
+        if found.get(word)
+    ]
+    body.append(_text(MARGIN, top + 18, "Convolutions: speed of every pass", 22, weight="bold"))
+    about = f"{environment.title(found)}.  {', '.join(versions)}"
+    body.append(_text(MARGIN, top + 42, about, 13, color=SOFT))
+    return top + 60
+
+
+def _dtype(body: list[str], results: Results, dtype: str, top: float) -> float:
+    """Both charts of a dtype; returns where they end."""
+    fastest = [row for row in report.best(results.rows).values() if row.dtype == dtype]
+    names = dict.fromkeys(row.implementation for row in fastest if row.implementation != PEER)
+    ours = next(iter(names), PEER)
+    shown = [row for row in fastest if row.implementation in (ours, PEER)]
+    passes = [pass_ for pass_ in PASSES if any(row.pass_ == pass_ for row in shown)]
+    body.append(_text(MARGIN, top + 22, dtype, 18, weight="bold"))
+    ceiling = results.ceilings.get(dtype)
+    if ceiling is not None:
+        top = _rooflines(body, ceiling, shown, passes, top + 34)
+    pairs = [
+        pair
+        for pair in report.comparisons(results)
+        if (pair.row.dtype, pair.row.implementation) == (dtype, ours)
+    ]
+    if pairs:
+        return _bars(body, pairs, passes, top + 34)
+    body.append(_text(MARGIN, top + 40, "No ratios: PyTorch was not measured.", 13, color=SOFT))
+    return top + 60
+
+
+def _panel(number: int) -> tuple[float, float]:
+    """Left and right edge of a panel."""
+    left = MARGIN + LABELS + number * (PANEL_WIDTH + GAP)
+    return left, left + PANEL_WIDTH
+
+
+# -- roofline --------------------------------------------------------------------------------------
+
+
+def _rooflines(
+    body: list[str], ceiling: Ceiling, rows: Sequence[Row], passes: Sequence[str], top: float
+) -> float:
+    """One panel a pass: FLOP/s over FLOPs per byte, with the ceilings as lines."""
+    unit, name = (1e12, "TFLOP/s") if ceiling.flops_per_second > 2e12 else (1e9, "GFLOP/s")
+    peak, slope = ceiling.flops_per_second / unit, ceiling.bytes_per_second / unit
+    intensities = [row.flops / row.bytes for row in rows]
+    rates = [row.tflops * 1e12 / unit for row in rows]
+    x_low, x_high = _decades([*intensities, peak / slope])
+    y_low, y_high = _decades([*rates, peak])
+    bottom = top + 20 + ROOFLINE_HEIGHT
+    y = Scale(y_low, y_high, bottom, top + 20)
+    for number, pass_ in enumerate(passes):
+        left, right = _panel(number)
+        x = Scale(x_low, x_high, left, right)
+        body.append(_text(left, top + 8, _TITLES[pass_], 13, weight="bold"))
+        for value in _powers(x_low, x_high):
+            body.append(_line(x(value), top + 20, x(value), bottom, GRID))
+            body.append(_text(x(value), bottom + 15, _power(value), 11, "middle", SOFT))
+        for value in _powers(y_low, y_high):
+            body.append(_line(left, y(value), right, y(value), GRID))
+            if number == 0:
+                body.append(_text(left - 6, y(value) + 4, _power(value), 11, "end", SOFT))
+        corner = peak / slope
+        start = max(x_low, y_low / slope)
+        points = [(start, start * slope), (corner, peak), (x_high, peak)]
+        path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
+        body.append(
+            f"<polyline points='{path}' fill='none' stroke='{INK}' stroke-width='1.5' "
+            "stroke-linejoin='round'/>"
+        )
+        body += [_point(row, x, y, unit) for row in rows if row.pass_ == pass_]
+        body.append(
+            _text((left + right) / 2, bottom + 32, "FLOP per byte moved", 12, "middle", SOFT)
+        )
+    label = (MARGIN, top + 32)
+    body.append(_text(*label, name, 12, color=SOFT))
+    ceilings = (f"{report.number(peak)} {name}", f"{report.number(slope * unit / 1e9)} GB/s")
+    _legend(body, rows, ceilings, top + 60)
+    return bottom + 40
+
+
+def _point(row: Row, x: Scale, y: Scale, unit: float) -> str:
+    ours = row.implementation != PEER
+    style = (
+        f"fill='{OURS}' fill-opacity='0.8'"
+        if ours
+        else f"fill='none' stroke='{OTHER}' stroke-width='1.4'"
+    )
+    what = "cupyconv" if ours else "PyTorch"
+    text = f"{row.layer}, {what}: {row.tflops * 1e12 / unit:.3g}, {row.microseconds:,.1f} µs"
+    rate = row.tflops * 1e12 / unit
+    return (
+        f"<circle cx='{x(row.flops / row.bytes):.1f}' cy='{y(rate):.1f}' r='{3.4 if ours else 4}' "
+        f"{style}><title>{escape(text)}</title></circle>"
+    )
+
+
+def _legend(body: list[str], rows: Sequence[Row], ceilings: tuple[str, str], top: float) -> None:
+    left = MARGIN
+    if any(row.implementation != PEER for row in rows):
+        body.append(f"<circle cx='{left + 5}' cy='{top}' r='3.4' fill='{OURS}'/>")
+        body.append(_text(left + 16, top + 4, "cupyconv", 12))
+        top += 20
+    if any(row.implementation == PEER for row in rows):
+        style = f"fill='none' stroke='{OTHER}' stroke-width='1.4'"
+        body.append(f"<circle cx='{left + 5}' cy='{top}' r='4' {style}/>")
+        body.append(_text(left + 16, top + 4, "PyTorch", 12))
+        top += 20
+    body.append(_line(left - 1, top, left + 11, top, INK, 1.5))
+    body.append(_text(left + 16, top + 4, "measured ceilings:", 12))
+    for number, text in enumerate(ceilings, 1):
+        body.append(_text(left + 16, top + 4 + 16 * number, text, 12, color=SOFT))
+
+
+# -- ratios ----------------------------------------------------------------------------------------
+
+
+def _bars(body: list[str], pairs: Sequence[Comparison], passes: Sequence[str], top: float) -> float:
+    """A line for each layer, sorted by kind, and a bar for each pass, on a scale of doublings."""
+    kinds = [kind for kind in KINDS if any(pair.row.kind == kind for pair in pairs)]
+    ratios = [pair.ratio for pair in pairs]
+    low = 2.0 ** min(floor(log2(min(ratios))), -1)
+    high = 2.0 ** max(ceil(log2(max(ratios))), 1)
+    title = "Time of PyTorch over time of cupyconv: right of 1, cupyconv is faster"
+    body.append(_text(MARGIN, top, title, 13, weight="bold"))
+    lines: list[tuple[str, str]] = []
+    for kind in kinds:
+        layers = dict.fromkeys(pair.row.layer for pair in pairs if pair.row.kind == kind)
+        lines += [("kind", kind), *(("layer", layer) for layer in layers)]
+    first = top + 34
+    bottom = first + len(lines) * BAR_HEIGHT
+    scales = [Scale(low, high, *_panel(number)) for number in range(len(passes))]
+    for scale, pass_ in zip(scales, passes, strict=True):
+        body.append(_text(scale.first, top + 18, _TITLES[pass_], 12, color=SOFT))
+        for value in _doublings(low, high):
+            edge = scale(value)
+            at_one = value == 1
+            body.append(_line(edge, first - 4, edge, bottom, INK if at_one else GRID))
+            body.append(_text(edge, bottom + 14, _ratio(value), 11, "middle", SOFT))
+    found = {(pair.row.layer, pair.row.pass_): pair for pair in pairs}
+    for number, (what, name) in enumerate(lines):
+        y = first + number * BAR_HEIGHT
+        if what == "kind":
+            body.append(_text(MARGIN, y + 11, name, 12, weight="bold"))
+            continue
+        body.append(_text(MARGIN + 8, y + 11, _short(name), 11))
+        for scale, pass_ in zip(scales, passes, strict=True):
+            pair = found.get((name, pass_))
+            if pair is not None:
+                body += _bar(pair, scale, y)
+    return bottom + 26
+
+
+def _bar(pair: Comparison, scale: Scale, y: float) -> Iterator[str]:
+    one, edge = scale(1), scale(pair.ratio)
+    left, width = min(one, edge), max(abs(edge - one), 0.8)
+    color = OURS if pair.ratio >= 1 else SLOWER
+    text = (
+        f"{pair.row.layer}: {pair.row.microseconds:,.1f} µs, "
+        f"PyTorch {pair.peer.microseconds:,.1f} µs"
+    )
+    yield (
+        f"<rect x='{left:.1f}' y='{y + 2:.1f}' width='{width:.1f}' height='{BAR_HEIGHT - 4}' "
+        f"fill='{color}'><title>{escape(text)}</title></rect>"
+    )
+    # The number stands at the bar's end, or inside where it would leave the panel.
+    grows_right = pair.ratio >= 1
+    outside = edge + 28 <= scale.last if grows_right else edge - 28 >= scale.first
+    anchor = "start" if grows_right == outside else "end"
+    shift = 3 if anchor == "start" else -3
+    shade = SOFT if outside else PAPER
+    yield _text(edge + shift, y + 11, f"{pair.ratio:.2f}", 10, anchor, shade)
+
+
+# -- pieces ----------------------------------------------------------------------------------------
+
+
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    size: int,
+    anchor: str = "start",
+    color: str = INK,
+    weight: str = "normal",
+) -> str:
+    return (
+        f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' text-anchor='{anchor}' "
+        f"fill='{color}' font-weight='{weight}'>{escape(text)}</text>"
+    )
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, color: str, width: float = 1) -> str:
+    return (
+        f"<line x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}' stroke='{color}' "
+        f"stroke-width='{width}'/>"
+    )
+
+
+def _decades(values: Sequence[float]) -> tuple[float, float]:
+    """Powers of ten around all values."""
+    low, high = floor(log10(min(values))), ceil(log10(max(values)))
+    return 10.0**low, 10.0 ** max(high, low + 1)
+
+
+def _powers(low: float, high: float) -> list[float]:
+    return [10.0**power for power in range(round(log10(low)), round(log10(high)) + 1)]
+
+
+def _power(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
+def _doublings(low: float, high: float) -> list[float]:
+    """Powers of two, few enough that their labels do not meet."""
+    first, last = round(log2(low)), round(log2(high))
+    step = ceil((last - first) / 8)
+    return [2.0**power for power in range(first, last + 1) if power % step == 0]
+
+
+def _ratio(value: float) -> str:
+    return f"{value:g}×" if value >= 1 else f"1/{1 / value:g}×"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

@@ -1,0 +1,401 @@
+"""What a run says: ratios, geometric means, wins and losses, as tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from statistics import median
+
+from cupyconv.bench import environment
+from cupyconv.bench.results import Note, Results, Row
+from cupyconv.bench.suites import KINDS
+from cupyconv.problem import PASSES
+
+PEER = "torch"
+SLOWEST = 10
+"""Rows of the table of the slowest against PyTorch."""
+
+PASS_WORDS = {
+    "forward": "forward",
+    "backprop_input": "dx",
+    "backprop_filter": "dw",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table with a title, lines above it, and columns that are aligned to the right."""
+
+    title: str
+    lines: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    left: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """As plain text."""
+        return "\n".join([self.title, *self.lines, *self._table()])
+
+    def _table(self) -> list[str]:
+        if not self.rows:
+            return []
+        cells = [self.columns, *self.rows]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        aligns: list[Callable[[str, int], str]] = [
+            str.ljust if column in self.left else str.rjust for column in self.columns
+        ]
+        lines = [
+            "  ".join(align(cell, w) for align, cell, w in zip(aligns, row, widths, strict=True))
+            for row in cells
+        ]
+        return [line.rstrip() for line in lines]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The fastest of our memory orders beside the fastest of PyTorch's."""
+
+    row: Row
+    peer: Row
+
+    @property
+    def ratio(self) -> float:
+        """PyTorch's time over ours: above 1, ours is faster."""
+        return self.peer.microseconds / self.row.microseconds
+
+    @property
+    def even(self) -> bool:
+        """Whether the difference is within the spread: the quartiles meet."""
+        return self.row.low <= self.peer.high and self.peer.low <= self.row.high
+
+
+@dataclass
+class Tally:
+    """Ratios of several comparisons."""
+
+    ratios: list[float] = field(default_factory=list)
+    wins: int = 0
+    losses: int = 0
+
+    def add(self, comparison: Comparison) -> None:
+        self.ratios.append(comparison.ratio)
+        if not comparison.even:
+            self.wins += comparison.ratio > 1
+            self.losses += comparison.ratio < 1
+
+    @property
+    def even(self) -> int:
+        return len(self.ratios) - self.wins - self.losses
+
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """The mean of ratios: twice as fast and half as fast are 1 together."""
+    return exp(sum(map(log, ratios)) / len(ratios))
+
+
+def best(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Row]:
+    """The fastest memory order, by (dtype, layer, pass, implementation)."""
+    found: dict[tuple[str, str, str, str], Row] = {}
+    for row in rows:
+        key = (row.dtype, row.layer, row.pass_, row.implementation)
+        if key not in found or row.microseconds < found[key].microseconds:
+            found[key] = row
+    return found
+
+
+def comparisons(results: Results) -> list[Comparison]:
+    """Ours with PyTorch's, where there are both; in the order that was asked for."""
+    fastest = best(results.rows)
+    pairs = [
+        Comparison(row, fastest[dtype, layer, pass_, PEER])
+        for (dtype, layer, pass_, implementation), row in fastest.items()
+        if implementation != PEER and (dtype, layer, pass_, PEER) in fastest
+    ]
+    return sorted(pairs, key=lambda pair: _order(results, pair.row))
+
+
+def ratios(results: Results) -> list[float | None]:
+    """For each row, the time of PyTorch's fastest over its own; None without PyTorch."""
+    fastest = best(results.rows)
+    found: list[float | None] = []
+    for row in results.rows:
+        peer = fastest.get((row.dtype, row.layer, row.pass_, PEER))
+        found.append(None if peer is None else peer.microseconds / row.microseconds)
+    return found
+
+
+def roofline_share(results: Results, row: Row) -> float | None:
+    """The least time by the ceilings over the time taken; None if there are no ceilings.
+
+    It can be above 1: padding counts as arithmetic, which an implementation may leave out, and
+    what fits a cache need not come from memory.
+    """
+    ceiling = results.ceilings.get(row.dtype)
+    return (
+        None if ceiling is None else ceiling.seconds(row.flops, row.bytes) / row.microseconds * 1e6
+    )
+
+
+def tallies(pairs: Iterable[Comparison]) -> dict[tuple[str, str, str, str], Tally]:
+    """By (dtype, implementation, kind, pass); "all" stands for every kind, and for every pass."""
+    found: dict[tuple[str, str, str, str], Tally] = {}
+    for pair in pairs:
+        row = pair.row
+        for kind in (row.kind, "all"):
+            for pass_ in (row.pass_, "all"):
+                key = (row.dtype, row.implementation, kind, pass_)
+                found.setdefault(key, Tally()).add(pair)
+    return found
+
+
+def _order(results: Results, row: Row) -> tuple[int, int, int, str]:
+    """Where a row stands: by dtype, layer and pass as they were asked for."""
+    options = results.options
+    dtypes, layers = options.get("dtypes", []), options.get("layers", [])
+    return (
+        dtypes.index(row.dtype) if row.dtype in dtypes else len(dtypes),
+        layers.index(row.layer) if row.layer in layers else len(layers),
+        PASSES.index(row.pass_),
+        row.implementation,
+    )
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def sections(results: Results) -> list[Section]:
+    """Everything worth saying about a run, the sum of it last."""
+    pairs = comparisons(results)
+    everything = [
+        *_measured(results),
+        _per_call(results),
+        _notes("Not measured", results.skipped),
+        _notes("Wrong, and so not timed", results.failed),
+        *_slowest(pairs),
+        *_means(pairs),
+        _conditions(results),
+    ]
+    return [section for section in everything if section.rows or section.lines]
+
+
+def summary(results: Results) -> list[Section]:
+    """The sum of a run: means, wins and losses, and what it was measured on."""
+    return [*_means(comparisons(results)), _conditions(results)]
+
+
+def _measured(results: Results) -> list[Section]:
+    """One table for each dtype."""
+    fastest = best(results.rows)
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    ours = [row for row in fastest.values() if row.implementation != PEER]
+    for row in sorted(ours, key=lambda row: _order(results, row)):
+        peer = fastest.get((row.dtype, row.layer, row.pass_, PEER))
+        share = roofline_share(results, row)
+        kernel, _, _tile = row.kernel.partition(" ")
+        cells = (
+            row.layer,
+            PASS_WORDS[row.pass_],
+            kernel,
+            number(row.microseconds),
+            f"{(row.high - row.low) / 2 / row.microseconds:.0%}",
+            number(row.tflops),
+            number(row.gbps),
+            "-" if share is None else f"{share:.0%}",
+            number(peer.microseconds) if peer else "-",
+            f"{Comparison(row, peer).ratio:.2f}" if peer else "-",
+        )
+        tables.setdefault(row.dtype, []).append(cells)
+    columns = ("layer", "pass", "kernel", "µs", "±", "TFLOP/s", "GB/s", "roof", "PyTorch", "ratio")
+    lines = (
+        "Median µs of a call from a cold cache, ± half the distance of the quartiles; the faster",
+        "memory order counts, for PyTorch too. roof: share of the roofline. ratio: PyTorch's time",
+        "over ours; above 1, cupyconv is faster.",
+    )
+    return [
+        Section(f"Every pass in {dtype}", lines, columns, tuple(rows), ("layer", "pass", "kernel"))
+        for dtype, rows in tables.items()
+    ]
+
+
+def _means(pairs: Sequence[Comparison]) -> list[Section]:
+    counted = tallies(pairs)
+    found = []
+    for dtype, implementation in dict.fromkeys((key[0], key[1]) for key in counted):
+        table = []
+        for kind in (*KINDS, "all"):
+            total = counted.get((dtype, implementation, kind, "all"))
+            if total is None:
+                continue
+            means = []
+            for pass_ in (*PASSES, "all"):
+                tally = counted.get((dtype, implementation, kind, pass_))
+                means.append(f"{geometric_mean(tally.ratios):.2f}" if tally else "-")
+            layers = {
+                pair.row.layer
+                for pair in pairs
+                if (pair.row.dtype, pair.row.implementation) == (dtype, implementation)
+                and kind in (pair.row.kind, "all")
+            }
+            table.append(
+                (kind, str(len(layers)), *means, f"{total.wins}/{total.even}/{total.losses}")
+            )
+        passes = [PASS_WORDS[pass_] for pass_ in PASSES]
+        found.append(
+            Section(
+                f"Against PyTorch in {dtype}, {implementation}",
+                ("Geometric means of PyTorch's time over ours; even: the quartiles meet.",),
+                ("kind", "layers", *passes, "all", "faster/even/slower"),
+                tuple(table),
+                ("kind",),
+            )
+        )
+    return found
+
+
+def _slowest(pairs: Sequence[Comparison]) -> list[Section]:
+    slower = sorted((pair for pair in pairs if pair.ratio < 1), key=lambda pair: pair.ratio)
+    rows = tuple(
+        (
+            pair.row.layer,
+            PASS_WORDS[pair.row.pass_],
+            pair.row.dtype,
+            pair.row.implementation,
+            number(pair.row.microseconds),
+            number(pair.peer.microseconds),
+            f"{pair.ratio:.2f}",
+        )
+        for pair in slower[:SLOWEST]
+    )
+    columns = ("layer", "pass", "dtype", "implementation", "µs", "PyTorch µs", "ratio")
+    left = ("layer", "pass", "dtype", "implementation")
+    return [Section("Slowest against PyTorch", (), columns, rows, left)] if rows else []
+
+
+def _per_call(results: Results) -> Section:
+    lines = []
+    for name in dict.fromkeys(row.implementation for row in results.rows):
+        rows = [row for row in results.rows if row.implementation == name]
+        hosts = [row.host_microseconds for row in rows if row.host_microseconds is not None]
+        spaces = [row.workspace_bytes for row in rows if row.workspace_bytes is not None]
+        if hosts:
+            lines.append(f"{name}: {median(hosts):.1f} µs of the host, median of all calls")
+        if spaces:
+            lines.append(f"{name}: at most {max(spaces) / 2**20:,.1f} MiB of workspace")
+    for entry in results.first_calls:
+        with_cache = f" with a {entry.cache} kernel cache" if entry.cache else ""
+        lines.append(
+            f"{entry.implementation}: first {PASS_WORDS[entry.pass_]} of {entry.layer} in a new "
+            f"process {entry.milliseconds:,.0f} ms{with_cache}"
+        )
+    return Section("Per call", tuple(lines))
+
+
+def _notes(title: str, notes: Sequence[Note]) -> Section:
+    lines = []
+    for reason, what in dict.fromkeys((note.reason, note.what) for note in notes):
+        names = dict.fromkeys(
+            " ".join(filter(None, (note.layer, note.dtype)))
+            for note in notes
+            if (note.reason, note.what) == (reason, what)
+        )
+        where = ", ".join(filter(None, names))
+        lines.append(f"{what}: {reason}" + (f": {where}" if where else ""))
+    return Section(title, tuple(lines))
+
+
+def _conditions(results: Results) -> Section:
+    found = results.environment
+    lines = [environment.title(found)]
+    words = ("cupyconv", "commit", "cupy", "cuda_runtime", "torch", "cudnn", "numpy", "blas")
+    named = [f"{word} {found[word]}" for word in words if found.get(word)]
+    if found.get("smi"):
+        smi = found["smi"]
+        named.append(f"driver {smi.get('driver_version')}")
+        named.append(f"SM clock up to {smi.get('clocks.max.sm')}")
+    lines.append(", ".join(named))
+    busy = found.get("load") or 0
+    if found.get("device") == "cpu" and busy > found.get("threads", 1) / 2:
+        lines.append(
+            f"The load average was {busy:g} on {found.get('threads')} threads before the run "
+            "began: other programs ran too, and these figures are not to be relied on."
+        )
+    for dtype, ceiling in results.ceilings.items():
+        lines.append(
+            f"ceilings in {dtype}: {ceiling.flops_per_second / 1e12:,.3g} TFLOP/s "
+            f"({ceiling.product_by}), {ceiling.bytes_per_second / 1e9:,.0f} GB/s "
+            f"({ceiling.copy_by})" + (f", at {ceiling.clock}" if ceiling.clock else "")
+        )
+    if not results.finished:
+        lines.append("The run did not come to its end: these are the figures it had.")
+    return Section("Measured on", tuple(lines))
+
+
+# -- two files -------------------------------------------------------------------------------------
+
+
+def compare(old: Results, new: Results) -> list[Section]:
+    """What became faster and what slower from one run to another."""
+    before, after = best(old.rows), best(new.rows)
+    shared = [key for key in after if key in before]
+    ordered = sorted(shared, key=lambda key: _order(new, after[key]))
+    changes = [(Comparison(after[key], before[key])) for key in ordered]
+    table = [
+        (
+            pair.row.layer,
+            PASS_WORDS[pair.row.pass_],
+            pair.row.dtype,
+            pair.row.implementation,
+            number(pair.peer.microseconds),
+            number(pair.row.microseconds),
+            f"{pair.ratio:.2f}",
+        )
+        for pair in changes
+        if not pair.even
+    ]
+    columns = ("layer", "pass", "dtype", "implementation", "old µs", "new µs", "old/new")
+    lines = []
+    by_group: dict[tuple[str, str], Tally] = {}
+    for pair in changes:
+        by_group.setdefault((pair.row.dtype, pair.row.implementation), Tally()).add(pair)
+    for (dtype, implementation), tally in by_group.items():
+        lines.append(
+            f"{implementation} in {dtype}: old time over new {geometric_mean(tally.ratios):.3f} "
+            f"(geometric mean of {len(tally.ratios)}); faster {tally.wins}, even {tally.even}, "
+            f"slower {tally.losses}"
+        )
+    lines += [f"only in one of the files: {count}" for count in _unshared(before, after)]
+    lines += _differences(old, new)
+    left = ("layer", "pass", "dtype", "implementation")
+    return [
+        Section("Changes beyond the spread", (), columns, tuple(table), left)
+        if table
+        else Section("No change beyond the spread"),
+        Section("Together", tuple(lines) or ("The files have no measurement in common.",)),
+    ]
+
+
+def _unshared(before: dict, after: dict) -> list[str]:
+    count = len(before.keys() ^ after.keys())
+    return [f"{count} measurements"] if count else []
+
+
+def _differences(old: Results, new: Results) -> list[str]:
+    """What makes the two runs hard to compare."""
+    words = ("gpu", "cpu", "threads", "cuda_runtime", "cupy", "torch", "cudnn", "numpy")
+    found = []
+    for word in words:
+        was, now = old.environment.get(word), new.environment.get(word)
+        if was != now:
+            found.append(f"the runs differ in {word}: {was}, then {now}")
+    return found
+
+
+def number(value: float) -> str:
+    """Three digits, without an exponent: 0.0123, 4.56, 78.9, 1,234."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value >= 0.001 else f"{value:.4f}"

@@ -1,0 +1,392 @@
+"""A run: every layer, memory order and pass, each implementation checked and then timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from cupyconv import formats
+from cupyconv.bench import (
+    ceilings,
+    checks,
+    data,
+    environment,
+    first_call,
+    implementations,
+    peers,
+    timing,
+)
+from cupyconv.bench.ceilings import Ceiling
+from cupyconv.bench.data import Tensors
+from cupyconv.bench.places import Place
+from cupyconv.bench.results import Log, Note, Results, Row
+from cupyconv.bench.suites import Layer, fair_order
+from cupyconv.errors import ConvError, CupyconvError
+from cupyconv.planning import plan
+from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+
+SECONDS = {"cpu": 0.3, "gpu": 0.1}
+"""Of one measurement, by place, where nothing else is asked for."""
+
+# FLOPs that a reference may take, by who computes it; a fraction of a second each.
+_TORCH_FLOPS = {"cpu": 4e9, "gpu": 200e9}
+_NUMPY_FLOPS = {"cpu": 0.3e9, "gpu": 10e9}
+
+# What computes the reference without PyTorch: on the CPU an implementation other than the usual
+# one, which is under test.
+_NUMPY_IMPL = {"cpu": "reference", "gpu": "numpy"}
+
+_SETS_BYTES = 1 << 30  # of operands: calls on more take too long to be put in a row
+_FEWEST_CALLS = 7  # of an implementation that is checked and timed, however slow
+_FIRST_CALL_SECONDS = 60  # that must be left for measuring first calls
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    Attributes:
+        layers: in the order of the report; they are measured in ``suites.fair_order``.
+        impls: our implementations, as ``impl`` takes them.
+        layouts: memory orders; the fastest counts, for PyTorch as for us.
+        seconds: of each measurement; None for SECONDS.
+        minutes: of the run, shared by the dtypes; layers that do not fit in are named.
+        with_peer: whether to measure PyTorch.
+        first_calls: whether to measure first calls in new processes.
+        arguments: of the command line, for the record.
+    """
+
+    layers: tuple[Layer, ...]
+    dtypes: tuple[str, ...] = ("float32",)
+    passes: tuple[str, ...] = PASSES
+    impls: tuple[str, ...] = ("auto",)
+    layouts: tuple[str, ...] = data.LAYOUTS
+    precision: str = "ieee"
+    seconds: float | None = None
+    minutes: float | None = None
+    with_peer: bool = True
+    first_calls: bool = True
+    arguments: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {
+            "layers": [layer.name for layer in self.layers],
+            "dtypes": list(self.dtypes),
+            "passes": list(self.passes),
+            "impls": list(self.impls),
+            "layouts": list(self.layouts),
+            "precision": self.precision,
+            "seconds": self.seconds,
+            "minutes": self.minutes,
+        }
+
+
+def run(
+    place: Place, options: Options, log: Log, advance: Callable[[], None] = lambda: None
+) -> Results:
+    """Measure everything that is asked for.
+
+    A run that is interrupted by Ctrl-C ends with what it has.
+
+    Args:
+        log: takes every figure as soon as there is one; closed at the end.
+        advance: called after each layer of each dtype.
+    """
+    peer, why_not = peers.find(place) if options.with_peer else (None, "left out as asked for")
+    try:
+        log.start(environment.describe(place, options.arguments), options.record())
+        if peer is None:
+            log.skip(Note("", "", peers.NAME, why_not))
+        with peer.settings(options.precision, environment.threads()) if peer else nullcontext():
+            _Run(place, options, log, peer, advance).everything()
+        log.finish()
+    except KeyboardInterrupt:
+        log.skip(Note("", "", "the rest", "interrupted"))
+    except Exception as error:
+        log.skip(Note("", "", "the rest", f"stopped by an error: {_line(error)}"))
+        raise
+    finally:
+        log.close()
+    return log.results
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One pass of one layer in one memory order, and the part of its result that is known."""
+
+    layer: Layer
+    problem: ConvProblem
+    layout: str
+    pass_: str
+    sets: list[Tensors]
+    part: checks.Part
+    expected: Any
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """An implementation that computed a pass, and how right it was."""
+
+    name: str
+    kernel: str
+    call: timing.Call
+    verdict: checks.Verdict
+    workspace_bytes: int | None
+
+
+@dataclass
+class _Run:
+    place: Place
+    options: Options
+    log: Log
+    peer: peers.TorchPeer | None
+    advance: Callable[[], None]
+    started: float = field(default_factory=perf_counter)
+
+    def everything(self) -> None:
+        options = self.options
+        layers = fair_order(options.layers)
+        for number, dtype in enumerate(options.dtypes):
+            # Every dtype gets an equal part of the time that is left.
+            left = self._seconds_left()
+            until = None
+            if left is not None:
+                until = perf_counter() + left / (len(options.dtypes) - number)
+            ceiling = ceilings.measure(self.place, dtype, self.peer, self._seconds())
+            self.log.ceiling(dtype, ceiling)
+            if number == 0 and options.first_calls and layers:
+                self._first_calls(layers, dtype)
+            for layer in layers:
+                self._layer(layer, dtype, ceiling, until)
+                self.advance()
+
+    def _seconds(self) -> float:
+        return self.options.seconds or SECONDS[self.place.name]
+
+    def _seconds_left(self) -> float | None:
+        if self.options.minutes is None:
+            return None
+        return self.options.minutes * 60 - (perf_counter() - self.started)
+
+    def _first_calls(self, layers: Iterable[Layer], dtype: str) -> None:
+        options, left = self.options, self._seconds_left()
+        layer = next(iter(layers))
+        if left is not None and left < _FIRST_CALL_SECONDS:
+            self.log.skip(Note(layer.name, dtype, "first calls", "no time left"))
+            return
+        try:
+            for entry in first_call.measure(
+                layer,
+                dtype,
+                options.passes,
+                self.place.name,
+                implementation=options.impls[0],
+                precision=options.precision,
+                with_peer=self.peer is not None and self.peer.refuses(layer.problem) is None,
+            ):
+                self.log.first_call(entry)
+        except first_call.FirstCallError as error:
+            self.log.skip(Note(layer.name, dtype, "first calls", str(error)))
+
+    # -- one layer --------------------------------------------------------------------------------
+
+    def _layer(self, layer: Layer, dtype: str, ceiling: Ceiling, until: float | None) -> None:
+        reason = self._reason_to_skip(layer.problem, dtype, ceiling, until)
+        if reason is not None:
+            self.log.skip(Note(layer.name, dtype, "the layer", reason))
+            return
+        try:
+            self._measure_layer(layer, dtype)
+        except Exception as error:
+            if not _is_memory_error(error):
+                raise
+            self.log.skip(Note(layer.name, dtype, "the layer", "does not fit into memory"))
+        finally:
+            self._release()
+
+    def _reason_to_skip(
+        self, problem: ConvProblem, dtype: str, ceiling: Ceiling, until: float | None
+    ) -> str | None:
+        if problem.flops == 0:
+            return "there is nothing to compute for an empty batch"
+        problem = data.in_layout(problem, self.options.layouts[0], dtype)
+        needed, free = self._needed_bytes(problem), self.place.free_bytes()
+        if needed > free:
+            return f"needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free"
+        if until is None:
+            return None
+        left = until - perf_counter()
+        measured = len(self.options.impls) + (self.peer is not None)
+        calls = measured * _FEWEST_CALLS * len(self.options.passes) * len(self.options.layouts)
+        needed_seconds = calls * ceiling.seconds(problem.flops, problem.bytes)
+        if left <= 0:
+            return "no time left"
+        if needed_seconds > left:
+            return f"needs {needed_seconds:.0f} s or more, {left:.0f} are left"
+        return None
+
+    def _needed_bytes(self, problem: ConvProblem) -> int:
+        """One set of operands, a result of ours and one of PyTorch's, and float64 for the check."""
+        _, most_flops = self._referee(problem)
+        share = max(
+            checks.part_of(problem, pass_, most_flops).share for pass_ in self.options.passes
+        )
+        float64_bytes = problem.bytes * 8 / ITEMSIZE[problem.dtype]
+        return 3 * problem.bytes + round(3 * share * float64_bytes)
+
+    def _referee(self, problem: ConvProblem) -> tuple[checks.Exact, float]:
+        """What computes the reference of a problem, and the FLOPs that it may take for it."""
+        name = self.place.name
+        if self.peer is not None and self.peer.refuses(problem) is None:
+            return self.peer.exact, _TORCH_FLOPS[name]
+        return checks.numpy_exact(self.place, _NUMPY_IMPL[name]), _NUMPY_FLOPS[name]
+
+    def _measure_layer(self, layer: Layer, dtype: str) -> None:
+        options, xp = self.options, self.place.xp
+        problem = data.in_layout(layer.problem, options.layouts[0], dtype)
+        exact, most_flops = self._referee(problem)
+        room = (self.place.free_bytes() - self._needed_bytes(problem)) // 2
+        wanted = min(max(_SETS_BYTES // problem.bytes, 2), self.place.most_sets)
+        count = max(min(1 + room // problem.bytes, wanted), 1)
+        sets = data.random_sets(problem, count, xp)
+        references: dict[str, tuple[checks.Part, Any]] = {}
+        for layout in options.layouts:
+            source, problem = problem, data.in_layout(layer.problem, layout, dtype)
+            if source != problem:
+                for number, tensors in enumerate(sets):  # one by one: there is room for one more
+                    sets[number] = data.reordered(tensors, source, problem, xp)
+            for pass_ in options.passes:
+                if pass_ not in references:
+                    part = checks.part_of(problem, pass_, most_flops)
+                    expected = checks.reference(problem, pass_, sets[0], part, exact)
+                    references[pass_] = part, expected
+                self._pass(_Task(layer, problem, layout, pass_, sets, *references[pass_]))
+
+    # -- one pass ---------------------------------------------------------------------------------
+
+    def _pass(self, task: _Task) -> None:
+        """Check every implementation, time those that are right, and log both."""
+        problem = task.problem
+        good: dict[str, _Candidate] = {}
+        for candidate in self._candidates(task):
+            if candidate.verdict.good:
+                good[candidate.name] = candidate
+                continue
+            what = f"{candidate.name} {task.pass_} {task.layout}"
+            note = self._note(task, what, _off(candidate.verdict))
+            (self.log.skip if candidate.name == peers.NAME else self.log.fail)(note)
+        if not good:
+            return
+        calls = {name: candidate.call for name, candidate in good.items()}
+        measured = timing.measure(calls, len(task.sets), self.place.clock, self._seconds())
+        for name, found in measured.items():
+            self.log.row(
+                Row(
+                    layer=task.layer.name,
+                    suite=task.layer.suite,
+                    kind=task.layer.kind,
+                    pass_=task.pass_,
+                    dtype=problem.dtype,
+                    precision=self.options.precision,
+                    implementation=name,
+                    kernel=good[name].kernel,
+                    layout=task.layout,
+                    microseconds=found.median * 1e6,
+                    low=found.low * 1e6,
+                    high=found.high * 1e6,
+                    samples=found.samples,
+                    host_microseconds=None if found.host is None else found.host * 1e6,
+                    workspace_bytes=good[name].workspace_bytes,
+                    flops=problem.flops,
+                    bytes=problem.bytes,
+                    error=good[name].verdict.error,
+                    bound=good[name].verdict.bound,
+                    checked=task.part.share,
+                )
+            )
+
+    def _candidates(self, task: _Task) -> Iterator[_Candidate]:
+        """What can compute a pass, with a verdict on its result; what cannot is logged."""
+        for impl in self.options.impls:
+            try:
+                yield self._ours(task, impl)
+            except ConvError as error:  # it does not take this problem
+                self.log.skip(self._note(task, impl, error.values))
+            except CupyconvError as error:
+                self.log.fail(self._note(task, f"{impl} {task.pass_}", _line(error)))
+        if self.peer is None:
+            return
+        refusal = self.peer.refuses(task.problem)
+        if refusal is not None:
+            self.log.skip(self._note(task, peers.NAME, refusal))
+            return
+        try:
+            yield self._theirs(task, self.peer)
+        except (RuntimeError, NotImplementedError) as error:
+            if _is_memory_error(error):
+                raise
+            self.log.skip(self._note(task, f"{peers.NAME} {task.pass_}", _line(error)))
+
+    def _ours(self, task: _Task, impl: str) -> _Candidate:
+        problem, pass_ = task.problem, task.pass_
+        chosen = plan(problem, self.place.device, impl)[pass_]
+        call = implementations.pass_call(problem, pass_, task.sets, impl, self.options.precision)
+        return _Candidate(
+            impl,
+            f"{chosen.implementation} {chosen.tile or ''}".rstrip(),
+            call,
+            self._verdict(task, problem, call(0)),
+            chosen.workspace_bytes if self.place.name == "gpu" else None,
+        )
+
+    def _theirs(self, task: _Task, peer: peers.TorchPeer) -> _Candidate:
+        call = peer.call(task.problem, task.pass_, task.sets)
+        workspace = peer.workspace_bytes(call)
+        result = peer.to_array(call(0), task.problem.dtype)
+        # The axes of PyTorch's results are in one order, whatever the order in memory.
+        logical = data.in_layout(task.problem, formats.CHANNELS_FIRST, task.problem.dtype)
+        return _Candidate(
+            peers.NAME,
+            peers.NAME,
+            call,
+            self._verdict(task, logical, result),
+            workspace,
+        )
+
+    def _verdict(self, task: _Task, problem: ConvProblem, result: Any) -> checks.Verdict:
+        """On a whole result in the memory order of ``problem``."""
+        limit = checks.bound(problem, task.pass_, self.options.precision)
+        part = checks.result_part(problem, task.pass_, result, task.part)
+        return checks.judge(part, task.expected, limit)
+
+    def _note(self, task: _Task, what: str, reason: str) -> Note:
+        return Note(task.layer.name, task.problem.dtype, what, reason)
+
+    def _release(self) -> None:
+        if self.peer is not None:
+            self.peer.release()
+        self.place.release()
+
+
+def _is_memory_error(error: BaseException) -> bool:
+    """Whether memory ran out; CuPy's and PyTorch's own errors are known by their names."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
+
+
+def _off(verdict: checks.Verdict) -> str:
+    return (
+        f"the result is off by {verdict.error:.1e} (largest {verdict.largest:.1e}), "
+        f"allowed are {verdict.bound:.1e}"
+    )
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

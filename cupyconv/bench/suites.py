@@ -1,0 +1,145 @@
+"""The layers that are measured: 78 convolutions of real networks, and named suites of them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from cupyconv.errors import unknown_word
+from cupyconv.problem import ConvProblem
+
+LISTING = Path(__file__).with_name("layers.csv")
+
+KINDS = ("dense", "pointwise", "dilated", "stem", "grouped", "depthwise", "conv1d", "conv3d")
+"""Every layer is of one kind; geometric means are taken over a kind."""
+
+STEM_CHANNELS = 4
+"""A layer of at most this many input channels is a stem, the first layer of a network."""
+
+QUICK = (
+    "resnet50-01",
+    "resnet50-03",
+    "resnet50-05",
+    "resnet50-07",
+    "resnet50-17",
+    "vgg16-3",
+    "mobilenetv2-dw3",
+    "mobilenetv2-dw6",
+    "mobilenetv2-pw2",
+    "efficientnetb0-dw2",
+    "convnext-dw2",
+    "resnext50-g32-2",
+    "deeplab-d12",
+    "resnet3d-stem",
+    "wav2vec-k3",
+    "conformer-dw31",
+    "odd-c67",
+    "batch1-resnet50-3x3",
+    "seed-5x100x100",
+)
+"""Layers of ``--quick``: each kind, with and without stride, large and small."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution with a name.
+
+    Attributes:
+        name: such as "resnet50-03"; its first word is the layer's suite.
+        problem: in any dtype and memory order: a run chooses both.
+        source: where it is from.
+    """
+
+    name: str
+    problem: ConvProblem
+    source: str = ""
+
+    @property
+    def suite(self) -> str:
+        """The network or collection it belongs to."""
+        return self.name.partition("-")[0]
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS: the first of these that holds decides."""
+        problem = self.problem
+        rules = {
+            "depthwise": 1 < problem.groups == problem.C,
+            "grouped": problem.groups > 1,
+            "conv3d": problem.spatial_rank == 3,
+            "conv1d": problem.spatial_rank == 1,
+            "stem": problem.C <= STEM_CHANNELS,
+            "dilated": max(problem.dilation) > 1,
+            "pointwise": max(problem.filter_sizes) == 1,
+            "dense": True,
+        }
+        return next(kind for kind, holds in rules.items() if holds)
+
+
+@cache
+def listed() -> tuple[Layer, ...]:
+    """The layers that come with cupyconv, in the order of their listing."""
+    with LISTING.open(newline="") as file:
+        return tuple(_layer(row) for row in csv.DictReader(file))
+
+
+def suites() -> tuple[str, ...]:
+    """The words that ``select`` takes as a suite."""
+    return tuple(dict.fromkeys(("all", *KINDS, *(layer.suite for layer in listed()))))
+
+
+def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[Layer, ...]:
+    """The listed layers of any of these suites or names, all of them if there is no word.
+
+    Raises:
+        ConvError: a suite or a name is unknown; the message suggests the nearest.
+    """
+    wanted_suites, wanted_names = set(suite_words), set(names)
+    for word in wanted_suites - set(suites()):
+        raise unknown_word("suite", word, suites())
+    known = [layer.name for layer in listed()]
+    for word in wanted_names - set(known):
+        raise unknown_word("layer", word, known)
+    if not wanted_suites and not wanted_names:
+        return listed()
+    return tuple(
+        layer
+        for layer in listed()
+        if layer.name in wanted_names or wanted_suites & {"all", layer.suite, layer.kind}
+    )
+
+
+def fair_order(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """The layers so that any beginning of them has about as many of every kind."""
+    kinds = [[layer for layer in layers if layer.kind == kind] for kind in KINDS]
+    turns = chain.from_iterable(zip_longest(*kinds))
+    return tuple(layer for layer in turns if layer is not None)
+
+
+def with_batch(layer: Layer, largest: int) -> Layer:
+    """The layer with at most this many images."""
+    problem = layer.problem
+    shape = list(problem.input_shape)
+    shape[problem.data_axes[0]] = min(problem.N, largest)
+    return replace(layer, problem=problem.replace(input_shape=shape))
+
+
+def _layer(row: dict[str, str]) -> Layer:
+    channels, filters, groups = (int(row[column]) for column in ("C", "K", "groups"))
+    problem = ConvProblem(
+        (int(row["N"]), channels, *_sizes(row["spatial"])),
+        (filters, channels // groups, *_sizes(row["filter"])),
+        stride=_sizes(row["stride"]),
+        padding=_sizes(row["padding"]),
+        dilation=_sizes(row["dilation"]),
+        groups=groups,
+    )
+    return Layer(row["name"], problem, row["source"])
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split("x"))

@@ -1,0 +1,424 @@
+"""Layers, data, checks and clocks of the benchmark."""
+
+from __future__ import annotations
+
+import itertools
+from math import prod
+
+import numpy as np
+import pytest
+
+from cupyconv import ConvError, ConvProblem
+from cupyconv.arrays import numpy_dtype
+from cupyconv.bench import checks, data, peers, places, suites, timing
+from cupyconv.bench.implementations import pass_call
+from cupyconv.problem import PASSES
+from tests import configurations
+
+# -- suites ----------------------------------------------------------------------------------------
+
+
+def test_all_layers_are_legal_and_named_once():
+    layers = suites.listed()
+    assert len(layers) == 78
+    assert len({layer.name for layer in layers}) == 78
+    assert {layer.kind for layer in layers} == set(suites.KINDS)
+    assert all(layer.problem.flops > 0 and layer.source for layer in layers)
+
+
+def test_listed_layers_are_those_of_the_networks():
+    by_name = {layer.name: layer for layer in suites.listed()}
+    assert by_name["resnet50-01"].problem.output_shape == (32, 64, 112, 112)
+    assert by_name["resnet50-03"].problem.flops == 2 * 32 * 56 * 56 * 64 * 64 * 9
+    assert by_name["mobilenetv2-dw1"].problem.flops == 2 * 128 * 112 * 112 * 32 * 9
+    assert by_name["conv3d-issue167420"].problem.output_shape == (8, 384, 1, 32, 32)
+    assert by_name["wav2vec-k3"].problem.output_shape == (8, 512, 3999)
+    assert by_name["over-2^31"].problem.needs_64bit_indexing
+    kinds = {
+        "resnet50-01": "stem",
+        "resnet50-02": "pointwise",
+        "resnet50-03": "dense",
+        "deeplab-d12": "dilated",
+        "resnext50-g32-1": "grouped",
+        "replk-dw31": "depthwise",
+        "causal-dw4": "depthwise",
+        "wavenet-d512": "conv1d",
+        "resnet3d-stem": "conv3d",
+    }
+    assert {name: by_name[name].kind for name in kinds} == kinds
+
+
+def test_suites_are_networks_and_kinds():
+    assert len(suites.select(["resnet50"])) == 23
+    assert {layer.kind for layer in suites.select(["depthwise"])} == {"depthwise"}
+    both = suites.select(["vgg16"], ["seed-5x100x100"])
+    assert [layer.name for layer in both] == [*(f"vgg16-{i}" for i in range(1, 5)), both[-1].name]
+    assert suites.select() == suites.select(["all"]) == suites.listed()
+
+
+def test_an_unknown_suite_or_layer_is_told_with_the_nearest():
+    with pytest.raises(ConvError, match=r"unknown suite: 'depthwis'\. Did you mean 'depthwise'"):
+        suites.select(["depthwis"])
+    with pytest.raises(ConvError, match="Did you mean 'wavenet-d512'"):
+        suites.select(names=["wavenet-d51"])
+
+
+def test_any_beginning_of_a_run_has_every_kind():
+    ordered = suites.fair_order(suites.listed())
+    assert sorted(ordered, key=suites.listed().index) == list(suites.listed())
+    assert {layer.kind for layer in ordered[: len(suites.KINDS)]} == set(suites.KINDS)
+
+
+def test_quick_layers_are_listed_and_of_every_kind():
+    quick = suites.select(names=suites.QUICK)
+    assert len(quick) == len(suites.QUICK)
+    assert {layer.kind for layer in quick} == set(suites.KINDS)
+
+
+def test_a_batch_is_cut_and_never_grown():
+    layer = suites.select(names=["resnet50-03"])[0]
+    assert suites.with_batch(layer, 4).problem.N == 4
+    assert suites.with_batch(layer, 400).problem == layer.problem
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", data.LAYOUTS)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_memory_orders_keep_the_convolution(rank, layout):
+    sizes, taps = (9, 8, 7)[:rank], (3, 2, 1)[:rank]
+    problem = ConvProblem((2, 6, *sizes), (4, 3, *taps), groups=2, stride=2, padding=1)
+    moved = data.in_layout(problem, layout, "float16")
+    assert (moved.N, moved.C, moved.K, moved.groups) == (2, 6, 4, 2)
+    assert (moved.input_sizes, moved.filter_sizes) == (sizes, taps)
+    assert moved.flops == problem.flops
+    assert moved.output_sizes == problem.output_sizes
+    assert moved.dtype == "float16"
+    assert moved.data_format.endswith("C") == (layout == "channels_last")
+
+
+def test_reordered_tensors_are_the_same_numbers():
+    problem = ConvProblem((2, 6, 9, 8), (4, 3, 3, 2), groups=2)
+    last, first = (data.in_layout(problem, layout, "float32") for layout in data.LAYOUTS)
+    (tensors,) = data.random_sets(last, 1, np)
+    moved = data.reordered(tensors, last, first, np)
+    assert (moved.x.shape, moved.w.shape) == (first.input_shape, first.filter_shape)
+    assert moved.dy.shape == first.output_shape
+    for pass_ in PASSES:
+        a = pass_call(last, pass_, [tensors], "auto", "ieee")(0)
+        b = pass_call(first, pass_, [moved], "auto", "ieee")(0)
+        source, target = (
+            (last.filter_axes, first.filter_axes)
+            if pass_ == "backprop_filter"
+            else (last.data_axes, first.data_axes)
+        )
+        np.testing.assert_allclose(a.transpose(source), b.transpose(target), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_data_is_random_and_every_set_differs(dtype):
+    problem = ConvProblem((1, 3, 40, 50), (4, 3, 3, 3), dtype=dtype)
+    sets = data.random_sets(problem, 3, np)
+    arrays = [array for one in sets for array in (one.x, one.w, one.dy)]
+    assert all(array.dtype == numpy_dtype(dtype) for array in arrays)
+    for a, b in itertools.combinations(arrays, 2):
+        assert not np.array_equal(a.ravel()[:100], b.ravel()[:100])
+    values = sets[0].x.astype(float)
+    assert abs(values.mean()) < 0.1
+    assert 0.9 < values.std() < 1.1
+
+
+def test_more_numbers_than_are_drawn_repeat_with_the_period():
+    flat = data.random_flat(data.PERIOD + 1000, "float32", 1, np)
+    assert np.count_nonzero(flat == 0) < 10
+    # The first piece ends early, where the drawn numbers end; then they begin again.
+    assert np.array_equal(flat[data.PERIOD :], flat[:1000])
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+LAYER = ConvProblem((3, 6, 9, 8), (8, 3, 3, 2), groups=2, stride=(2, 1), padding=1)
+
+
+def place_and_exact():
+    place = places.CpuPlace()
+    return checks.numpy_exact(place, "reference")
+
+
+@pytest.mark.parametrize("layout", data.LAYOUTS)
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("share", [1.0, 0.4, 0.05, 1e-9])
+def test_right_results_are_good_whole_or_in_part(pass_, layout, share):
+    problem = data.in_layout(LAYER, layout, "float32")
+    (tensors,) = data.random_sets(problem, 1, np)
+    part = checks.part_of(problem, pass_, problem.flops * share)
+    assert part.share <= max(share, 1 / 18)  # the smallest part: an index of each axis it can cut
+    expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
+    result = pass_call(problem, pass_, [tensors], "auto", "ieee")(0)
+    got = checks.result_part(problem, pass_, result, part)
+    assert got.shape == expected.shape
+    verdict = checks.judge(got, expected, checks.bound(problem, pass_, "ieee"))
+    assert verdict.good
+    spoilt = result.copy()
+    spoilt[(-1,) * spoilt.ndim] += 1  # the last element is in every part
+    verdict = checks.judge(
+        checks.result_part(problem, pass_, spoilt, part), expected, verdict.bound
+    )
+    assert not verdict.good
+
+
+def test_nan_and_one_wrong_element_of_many_are_not_good():
+    expected = np.random.default_rng(0).standard_normal(1_000_000)
+    assert checks.judge(expected, expected, 1e-6).good
+    one_off = expected.copy()
+    one_off[7] += 0.001
+    verdict = checks.judge(one_off, expected, 1e-5)
+    assert verdict.error < 1e-5  # the norm does not see it, the largest difference does
+    assert not verdict.good
+    one_off[7] = np.nan
+    assert not checks.judge(one_off, expected, 1.0).good
+    assert not checks.judge(np.ones(3), np.zeros(3), 0.1).good
+    assert checks.judge(np.zeros(0), np.zeros(0), 0.1).good
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_bounds_hold_for_every_dtype_and_are_tight(dtype):
+    layer = ConvProblem((2, 64, 12, 12), (32, 64, 3, 3), padding=1, dtype=dtype)
+    (tensors,) = data.random_sets(layer, 1, np)
+    for pass_ in PASSES:
+        limit = checks.bound(layer, pass_, "ieee")
+        part = checks.part_of(layer, pass_, 1e9)
+        expected = checks.reference(layer, pass_, tensors, part, place_and_exact())
+        got = checks.result_part(
+            layer, pass_, pass_call(layer, pass_, [tensors], "auto", "ieee")(0), part
+        )
+        verdict = checks.judge(got, expected, limit)
+        assert verdict.good
+        # The reference computes float64 as the implementation does, so it may be the same.
+        assert verdict.error > limit / 100 or dtype == "float64"
+
+
+def test_float32_as_tf32_is_only_good_where_it_is_permitted():
+    layer = ConvProblem((2, 64, 12, 12), (32, 64, 3, 3), padding=1)
+    (tensors,) = data.random_sets(layer, 1, np)
+    part = checks.part_of(layer, "forward", 1e9)
+    expected = checks.reference(layer, "forward", tensors, part, place_and_exact())
+    rounded = data.Tensors(*(ten_bits(a) for a in (tensors.x, tensors.w, tensors.dy)))
+    got = checks.result_part(
+        layer, "forward", pass_call(layer, "forward", [rounded], "auto", "ieee")(0), part
+    )
+    verdicts = [
+        checks.judge(got, expected, checks.bound(layer, "forward", precision))
+        for precision in ("ieee", "tf32")
+    ]
+    assert [verdict.good for verdict in verdicts] == [False, True]
+
+
+def ten_bits(array):
+    """Rounded to 10 bits of mantissa, as tf32."""
+    bits = array.view(np.uint32)
+    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in configurations.cases(20_000) if case.problem.N],
+    ids=lambda case: case.name,
+)
+def test_parts_fit_awkward_layers(case):
+    problem = case.problem
+    (tensors,) = data.random_sets(problem, 1, np)
+    for pass_ in PASSES:
+        part = checks.part_of(problem, pass_, problem.flops / 3)
+        expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
+        got = checks.result_part(
+            problem, pass_, pass_call(problem, pass_, [tensors], "reference", "ieee")(0), part
+        )
+        assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+
+class FakeClock:
+    """A clock that calls move on: each takes the time that stands in ``costs``."""
+
+    def __init__(self, *, asynchronous=False, sweep=0.0):
+        self.asynchronous, self.sweep_seconds = asynchronous, sweep
+        self.time, self.device_time = 0.0, 0.0
+        self.samples: list[tuple[int, float]] = []
+
+    def now(self):
+        return self.time
+
+    def synchronize(self):
+        self.time = max(self.time, self.device_time)
+
+    def sample(self, calls, lead=0.0):
+        self.samples.append((len(calls), lead))
+        self.synchronize()
+        before = self.device_time if self.asynchronous else self.time
+        for call in calls:
+            call()
+        return (self.device_time if self.asynchronous else self.time) - before
+
+    def call(self, device_seconds, host_seconds=0.0):
+        """An implementation that takes this long."""
+        costs = itertools.cycle(
+            [device_seconds] if isinstance(device_seconds, float) else device_seconds
+        )
+
+        def run(_number):
+            cost = next(costs)
+            if self.asynchronous:
+                self.time += host_seconds
+                self.device_time += cost
+            else:
+                self.time += cost
+
+        return run
+
+
+def test_the_median_of_calls_is_measured():
+    clock = FakeClock()
+    found = timing.measure(
+        {"a": clock.call(0.001), "b": clock.call([0.002, 0.002, 0.002, 0.009])}, 4, clock, 0.1
+    )
+    assert found["a"].median == pytest.approx(0.001)
+    assert found["b"].median == pytest.approx(0.002)
+    assert found["b"].low == pytest.approx(0.002)
+    assert found["b"].high >= found["b"].median
+    assert found["a"].host is None
+
+
+def test_repetitions_follow_the_time_that_is_given():
+    clock = FakeClock()
+    few = timing.measure({"a": clock.call(0.01)}, 4, clock, 0.1)["a"].samples
+    many = timing.measure({"a": clock.call(0.01)}, 4, clock, 1.0)["a"].samples
+    assert 9 <= few <= 12
+    assert 99 <= many <= 102
+    slow = timing.measure({"a": clock.call(60.0)}, 4, clock, 0.1)["a"]
+    assert slow.samples == timing.FEWEST_SAMPLES
+    quick = timing.measure({"a": clock.call(1e-3)}, 4, clock, 1000.0)["a"]
+    assert quick.samples == timing.MOST_SAMPLES
+
+
+def test_sweeps_count_as_time():
+    clock = FakeClock(sweep=0.09)
+    assert timing.measure({"a": clock.call(0.01)}, 4, clock, 1.0)["a"].samples <= 12
+
+
+def test_short_calls_are_put_in_a_row_on_different_sets():
+    clock = FakeClock()
+    used = []
+    base = clock.call(1e-5)
+
+    def call(number):
+        used.append(number)
+        base(number)
+
+    found = timing.measure({"a": call}, 4, clock, 0.01)
+    rows = [length for length, _ in clock.samples]
+    assert rows[-1] == 4  # there are only four sets, though five calls would make a sample
+    assert set(used) == {0, 1, 2, 3}
+    assert all(len(set(used[i : i + 4])) == 4 for i in range(len(used) - 4, 3, -4))
+    assert found["a"].median == pytest.approx(1e-5)
+
+
+def test_implementations_take_turns():
+    clock = FakeClock()
+    order = []
+    calls = {name: clock.call(0.01) for name in "ab"}
+    named = {
+        name: (lambda number, name=name: (order.append(name), calls[name](number)))
+        for name in calls
+    }
+    timing.measure(named, 4, clock, 0.09)
+    turns = [name for name, _ in itertools.groupby(order)]
+    assert turns[-6:] == ["a", "b"] * 3
+
+
+def test_a_device_is_measured_apart_from_its_host():
+    clock = FakeClock(asynchronous=True, sweep=1e-4)
+    found = timing.measure({"a": clock.call(2e-4, 3e-5)}, 4, clock, 0.1)["a"]
+    assert found.median == pytest.approx(2e-4)
+    assert found.host == pytest.approx(3e-5)
+    assert clock.samples[-1][1] == pytest.approx(6e-5)  # the host gets this much ahead
+
+
+def test_the_cpu_clock_is_about_right():
+    clock = timing.CpuClock(1 << 20)
+    import time
+
+    seconds = clock.sample([lambda: time.sleep(0.02)] * 2)
+    assert 0.04 <= seconds < 1
+    assert clock.sweep_seconds > 0
+
+
+# -- PyTorch ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch_peer():
+    pytest.importorskip("torch")
+    peer, why = peers.find(places.CpuPlace())
+    assert peer is not None, why
+    return peer
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("layout", data.LAYOUTS)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_pytorch_computes_each_pass_on_our_memory(torch_peer, rank, layout, dtype):
+    sizes, taps = (9, 8, 7)[:rank], (3, 2, 1)[:rank]
+    base = ConvProblem((2, 6, *sizes), (4, 3, *taps), groups=2, stride=2, padding=1, dilation=2)
+    problem = data.in_layout(base, layout, dtype)
+    logical = data.in_layout(base, "channels_first", dtype)
+    (tensors,) = data.random_sets(problem, 1, np)
+    with torch_peer.settings("ieee", 1):
+        for pass_ in PASSES:
+            part = checks.part_of(problem, pass_, 1e9)
+            expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
+            result = torch_peer.call(problem, pass_, [tensors])(0)
+            assert result.numel() == prod(expected.shape)
+            got = checks.result_part(logical, pass_, torch_peer.to_array(result, dtype), part)
+            assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
+            theirs = checks.reference(problem, pass_, tensors, part, torch_peer.exact)
+            np.testing.assert_allclose(theirs, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_pytorchs_settings_are_put_back(torch_peer):
+    import torch
+
+    def settings():
+        return (
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.allow_tf32,
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.get_num_threads(),
+        )
+
+    before = settings()
+    with torch_peer.settings("ieee", 1):
+        assert settings() == (True, False, False, 1)
+    assert settings() == before
+    with torch_peer.settings("tf32"):
+        assert settings()[:3] == (True, True, True)
+    with pytest.raises(ZeroDivisionError), torch_peer.settings("ieee", 1):
+        raise ZeroDivisionError
+    assert settings() == before
+
+
+def test_what_pytorch_cannot_do_is_told(torch_peer):
+    lopsided = ConvProblem((1, 1, 4, 4), (1, 1, 3, 3), padding="same", stride=2)
+    assert "both sides" in torch_peer.refuses(lopsided)
+    assert torch_peer.refuses(ConvProblem((1, 1, 4, 4), (1, 1, 3, 3), padding=1)) is None
+
+
+def test_without_pytorch_there_is_no_peer(monkeypatch):
+    def missing(_name):
+        raise ImportError
+
+    monkeypatch.setattr(peers, "import_module", missing)
+    assert peers.find(places.CpuPlace()) == (None, "PyTorch is not installed")

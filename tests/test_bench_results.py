@@ -1,0 +1,461 @@
+"""What is made of figures: ratios, tables, files, pictures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import asdict, replace
+
+import pytest
+
+from cupyconv import ConvError
+from cupyconv.bench import environment, export, plot, readme, report, results
+from cupyconv.bench.ceilings import Ceiling
+from cupyconv.bench.results import FirstCall, Log, Note, Results, Row
+
+ROW = Row(
+    layer="resnet50-03",
+    suite="resnet50",
+    kind="dense",
+    pass_="forward",
+    dtype="float16",
+    precision="ieee",
+    implementation="auto",
+    kernel="cuda-gather 128x128x32",
+    layout="channels_last",
+    microseconds=100.0,
+    low=99.0,
+    high=101.0,
+    samples=30,
+    host_microseconds=12.0,
+    workspace_bytes=1 << 20,
+    flops=10**10,
+    bytes=10**8,
+    error=1e-4,
+    bound=1e-3,
+    checked=1.0,
+)
+CEILING = Ceiling(500e12, 4e12, "torch", "cupy")
+
+
+def row(**changes):
+    time = changes.pop("microseconds", ROW.microseconds)
+    spread = changes.pop("spread", 0.01)
+    return replace(
+        ROW, microseconds=time, low=time * (1 - spread), high=time * (1 + spread), **changes
+    )
+
+
+def measured(*rows, **more):
+    """Results of rows, on an imaginary GPU."""
+    found = {
+        "environment": {
+            "device": "gpu",
+            "gpu": "Imaginary 9000",
+            "date": "2026-11-20 10:00 UTC",
+            "torch": "2.11.0",
+            "cudnn": 91900,
+            "cupy": "14.2.0",
+            "smi": {"driver_version": "580.1", "clocks.sm": "1980 MHz", "clocks.max.sm": "1980"},
+        },
+        "options": {"dtypes": ["float16", "float32"], "layers": ["resnet50-03", "convnext-dw1"]},
+        "ceilings": {"float16": CEILING},
+        "rows": list(rows),
+        "finished": True,
+    }
+    return Results(**{**found, **more})
+
+
+def suite():
+    """Two layers, two passes; ours and PyTorch's in both memory orders."""
+    depthwise = {"layer": "convnext-dw1", "suite": "convnext", "kind": "depthwise"}
+    rows = []
+    for layer, ours, theirs in (({}, 100.0, 50.0), (depthwise, 10.0, 80.0)):
+        for pass_ in ("forward", "backprop_filter"):
+            rows += [
+                row(**layer, pass_=pass_, microseconds=ours),
+                row(**layer, pass_=pass_, layout="channels_first", microseconds=ours * 3),
+                row(**layer, pass_=pass_, implementation="torch", microseconds=theirs * 2),
+                row(
+                    **layer,
+                    pass_=pass_,
+                    implementation="torch",
+                    layout="channels_first",
+                    microseconds=theirs,
+                ),
+            ]
+    return measured(
+        *rows,
+        skipped=[Note("over-2^31", "float16", "the layer", "needs 9000.0 GiB of memory")],
+        first_calls=[FirstCall("auto", "resnet50-03", "float16", "cold", "forward", 900.0)],
+    )
+
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+def test_rates_follow_from_time():
+    assert ROW.tflops == pytest.approx(100)  # 1e10 FLOP in 1e-4 s
+    assert ROW.gbps == pytest.approx(1000)  # 1e8 bytes in 1e-4 s
+
+
+def test_the_roofline_is_the_slower_of_arithmetic_and_traffic():
+    by_bytes = report.roofline_share(measured(ROW), ROW)
+    assert by_bytes == pytest.approx(25e-6 / 100e-6)
+    by_flops = replace(ROW, flops=4 * 10**10)
+    assert report.roofline_share(measured(ROW), by_flops) == pytest.approx(80e-6 / 100e-6)
+    assert report.roofline_share(measured(ROW, ceilings={}), ROW) is None
+
+
+def test_the_geometric_mean_is_that_of_ratios():
+    assert report.geometric_mean([2.0, 0.5]) == pytest.approx(1)
+    assert report.geometric_mean([1.0, 4.0]) == pytest.approx(2)
+
+
+def test_the_faster_memory_order_counts_on_both_sides():
+    pairs = report.comparisons(suite())
+    assert [(pair.row.layer, pair.ratio) for pair in pairs] == [
+        ("resnet50-03", 0.5),
+        ("resnet50-03", 0.5),
+        ("convnext-dw1", 8.0),
+        ("convnext-dw1", 8.0),
+    ]
+    assert {pair.row.layout for pair in pairs} == {"channels_last"}
+    assert {pair.peer.layout for pair in pairs} == {"channels_first"}
+
+
+def test_ratios_of_rows_are_to_pytorchs_fastest():
+    assert report.ratios(suite())[:4] == pytest.approx([0.5, 0.5 / 3, 0.5, 1.0])
+    assert report.ratios(measured(ROW)) == [None]
+
+
+def test_tallies_are_by_kind_and_pass():
+    counted = report.tallies(report.comparisons(suite()))
+    everything = counted["float16", "auto", "all", "all"]
+    assert report.geometric_mean(everything.ratios) == pytest.approx(2)
+    assert (everything.wins, everything.even, everything.losses) == (2, 0, 2)
+    assert counted["float16", "auto", "depthwise", "forward"].ratios == [8.0]
+    assert ("float16", "auto", "conv1d", "all") not in counted
+
+
+def test_a_difference_within_the_spread_is_even():
+    pair = report.Comparison(row(), row(implementation="torch", microseconds=104.0, spread=0.1))
+    assert pair.even
+    assert not report.Comparison(row(), row(microseconds=104.0)).even
+    tally = report.Tally()
+    tally.add(pair)
+    assert (tally.wins, tally.even, tally.losses) == (0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0123, "0.0123"), (4.561, "4.56"), (78.94, "78.9"), (1234.5, "1,234"), (0.00012, "0.0001")],
+)
+def test_numbers_have_three_digits_and_no_exponent(value, text):
+    assert report.number(value) == text
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def test_the_report_says_everything():
+    text = "\n\n".join(section.text() for section in report.sections(suite()))
+    for expected in (
+        "Every pass in float16",
+        "cuda-gather",
+        "25%",  # of the roofline
+        "0.50",
+        "Slowest against PyTorch",
+        "Against PyTorch in float16, auto",
+        "depthwise",
+        "8.00",
+        "2/0/2",
+        "12.0 µs of the host",
+        "1.0 MiB of workspace",
+        "900 ms with a cold kernel cache",
+        "the layer: needs 9000.0 GiB of memory: over-2^31 float16",
+        "Imaginary 9000, 2026-11-20",
+        "500 TFLOP/s (torch), 4,000 GB/s (cupy)",
+    ):
+        assert expected in text, expected
+    assert "did not come to its end" not in text
+
+
+def test_the_slowest_ten_are_the_worst_first():
+    rows = []
+    for number in range(1, 15):
+        rows += [row(layer=f"l{number}", microseconds=100.0 + number)]
+        rows += [row(layer=f"l{number}", implementation="torch", microseconds=50.0)]
+    (slowest,) = [s for s in report.sections(measured(*rows)) if s.title.startswith("Slowest")]
+    assert [cells[0] for cells in slowest.rows] == [f"l{n}" for n in range(14, 4, -1)]
+
+
+def test_a_report_without_pytorch_or_without_rows():
+    text = "\n".join(section.text() for section in report.sections(measured(ROW)))
+    assert "Every pass" in text
+    assert "Against PyTorch" not in text
+    empty = report.sections(measured(finished=False))
+    assert [section.title for section in empty] == ["Measured on"]
+    assert "did not come to its end" in empty[0].text()
+
+
+def test_a_busy_machine_is_told():
+    busy = {"device": "cpu", "cpu": "Chip", "threads": 2, "load": 3.5, "date": "2026-11-20"}
+    text = report.summary(measured(ROW, environment=busy))[-1].text()
+    assert "load average was 3.5 on 2 threads" in text
+    quiet = report.summary(measured(ROW, environment={**busy, "load": 0.3}))[-1].text()
+    assert "load average" not in quiet
+
+
+def test_two_runs_are_compared():
+    old = suite()
+    new = measured(
+        *(
+            row(
+                layer=one.layer,
+                suite=one.suite,
+                kind=one.kind,
+                pass_=one.pass_,
+                layout=one.layout,
+                implementation=one.implementation,
+                microseconds=one.microseconds / (2 if one.layer == "resnet50-03" else 1),
+            )
+            for one in old.rows
+            if one.implementation != "torch"
+        ),
+        environment={**old.environment, "torch": "2.12.0"},
+    )
+    changes, together = report.compare(old, new)
+    assert [cells[0] for cells in changes.rows] == ["resnet50-03"] * 2
+    assert {cells[-1] for cells in changes.rows} == {"2.00"}
+    text = together.text()
+    assert "old time over new 1.414 (geometric mean of 4); faster 2, even 2, slower 0" in text
+    assert "the runs differ in torch: 2.11.0, then 2.12.0" in text
+    assert "only in one of the files: 4 measurements" in text
+
+
+def test_runs_with_nothing_in_common_are_compared_too():
+    text = "\n".join(s.text() for s in report.compare(measured(), measured()))
+    assert "No change" in text
+    assert "no measurement in common" in text
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_json_comes_back_as_it_was(tmp_path):
+    path = tmp_path / "a.json"
+    export.write_json(suite(), path)
+    assert results.load(path) == suite()
+    content = json.loads(path.read_text())
+    assert content["schema"] == results.SCHEMA
+    assert content["rows"][0]["ratio"] == pytest.approx(0.5)
+    assert content["rows"][0]["roofline_share"] == pytest.approx(0.25)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def write_log(path):
+    """A log of everything in ``suite``, without its last line."""
+    log, found = Log(path), suite()
+    log.start(found.environment, found.options)
+    for dtype, ceiling in found.ceilings.items():
+        log.ceiling(dtype, ceiling)
+    for entry in found.rows:
+        log.row(entry)
+    log.skip(found.skipped[0])
+    log.skip(found.skipped[0])  # said once
+    log.first_call(found.first_calls[0])
+    log.fail(Note("resnet50-03", "float16", "auto forward", "off by 1"))
+    return log
+
+
+def test_a_log_comes_back_as_it_was(tmp_path):
+    path = tmp_path / "a.jsonl"
+    log = write_log(path)
+    log.finish()
+    log.close()
+    loaded = results.load(path)
+    assert loaded == log.results
+    assert loaded.finished
+    assert len(loaded.skipped) == 1
+
+
+def test_a_log_that_breaks_off_has_all_before(tmp_path):
+    path = tmp_path / "a.jsonl"
+    log = write_log(path)  # not closed: what is there was written at once
+    whole = results.load(path)
+    assert not whole.finished
+    assert whole.rows == log.results.rows
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:8], lines[8][:30]]))
+    broken = results.load(path)
+    assert broken.rows == whole.rows[:5]
+    path.write_text(lines[0])
+    assert results.load(path) == Results()
+    log.close()
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_another_version_is_told(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "json":
+        export.write_json(suite(), path)
+    else:
+        write_log(path).close()
+    text = path.read_text()
+    path.write_text(text.replace('"schema": 1', '"schema": 7', 1))
+    with pytest.raises(ConvError, match=r"results must be of version 1: .* is of version 7"):
+        results.load(path)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "1", "no JSON", '{"a": 1}\n{"b": 2}', "\x00"])
+def test_a_foreign_file_is_told(tmp_path, content):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(ConvError, match="is something else"):
+        results.load(path)
+
+
+def test_a_damaged_file_is_told(tmp_path):
+    path = tmp_path / "a.json"
+    content = export.to_json(suite())
+    del content["rows"][0]["microseconds"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConvError, match=r"lacks an entry .*microseconds"):
+        results.load(path)
+    log = tmp_path / "a.jsonl"
+    header = json.dumps({"entry": "header", "schema": results.SCHEMA, "is": results.KIND})
+    log.write_text(f"{header}\n{json.dumps({'entry': 'row'})}\n")
+    with pytest.raises(ConvError, match="lacks an entry"):
+        results.load(log)
+
+
+def test_csv_has_a_line_for_each_row(tmp_path):
+    path = tmp_path / "a.csv"
+    export.write_csv(suite(), path)
+    lines = path.read_text().splitlines()
+    assert '# gpu: "Imaginary 9000"' in lines
+    table = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    assert len(table) == len(suite().rows)
+    assert set(table[0]) == {*asdict(ROW), *export.DERIVED}
+    assert float(table[0]["tflops"]) == pytest.approx(100)
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_picture_has_a_point_and_a_bar_for_each_pass():
+    root = ET.fromstring(plot.svg(suite()))
+    titles = [e.text for e in root.iter(f"{SVG}title")]
+    bars = [e for e in root.iter(f"{SVG}rect") if e.find(f"{SVG}title") is not None]
+    points = [e for e in root.iter(f"{SVG}circle") if e.find(f"{SVG}title") is not None]
+    assert (len(bars), len(points)) == (4, 8)
+    assert "resnet50-03: 100.0 µs, PyTorch 50.0 µs" in titles
+    texts = [e.text for e in root.iter(f"{SVG}text")]
+    assert {"resnet50-03", "convnext-dw1", "depthwise", "0.50", "8.00", "float16"} <= set(texts)
+
+
+def test_pictures_stay_inside_their_frame():
+    names = ["a<b&c" + "x" * 60, "seed"]
+    rows = [
+        row(layer=name, dtype=dtype, implementation=impl, microseconds=time)
+        for name, time in zip(names, (1e-3, 1e9), strict=True)
+        for dtype in ("float16", "float32")
+        for impl in ("auto", "torch")
+    ]
+    rows.append(row(layer="seed", pass_="backprop_input"))
+    root = ET.fromstring(plot.svg(measured(*rows)))
+    width, height = float(root.get("width")), float(root.get("height"))
+    for element in root.iter():
+        for key in ("x", "x1", "x2", "cx"):
+            assert 0 <= float(element.get(key, 0)) <= width
+        for key in ("y", "y1", "y2", "cy"):
+            assert 0 <= float(element.get(key, 0)) <= height
+
+
+def test_pictures_of_little():
+    assert "Nothing was measured" in plot.svg(measured())
+    assert "PyTorch was not measured" in plot.svg(measured(ROW))
+    assert "resnet50-03" in plot.svg(measured(row(), row(implementation="torch"), ceilings={}))
+
+
+# -- README ----------------------------------------------------------------------------------------
+
+
+def test_the_readme_says_that_nothing_was_measured(tmp_path):
+    assert readme.table(readme.newest(tmp_path / "missing")) == readme.NOTHING
+    cpu = measured(ROW, environment={"device": "cpu", "date": "2026-12-01"})
+    export.write_json(cpu, tmp_path / "bench-cpu.json")
+    assert readme.newest(tmp_path) is None
+
+
+def test_the_readme_takes_the_newest_run_on_a_gpu(tmp_path, capsys):
+    export.write_json(suite(), tmp_path / "bench-sm_90a.json")
+    older = suite()
+    older.environment = {**older.environment, "gpu": "Older", "date": "2026-10-20 10:00 UTC"}
+    export.write_json(older, tmp_path / "bench-sm_80.json")
+    (tmp_path / "bench-other.json").write_text("{}")
+    (tmp_path / "summary-sm_90a.json").write_text("{}")
+    text = readme.table(readme.newest(tmp_path))
+    assert text.splitlines() == [
+        "Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, cuDNN 91900, CuPy 14.2.0, driver 580.1, "
+        "SM clock up to 1980): PyTorch's time over cupyconv's, geometric means over the three "
+        "passes of each layer. Above 1, cupyconv is faster.",
+        "",
+        "| | float16 |",
+        "|---|---:|",
+        "| dense | 0.50× |",
+        "| depthwise | 8.00× |",
+        "| all | 2.00× |",
+        "| faster / even / slower | 2 / 0 / 2 |",
+    ]
+    assert "passed over bench-other.json" in capsys.readouterr().err
+
+
+def test_the_table_is_put_between_the_lines(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    for _ in range(2):
+        readme.main([str(tmp_path), "--into", str(path)])
+        assert path.read_text() == (
+            f"before\n{readme.BEGIN}\n{readme.NOTHING}\n{readme.END}\nafter\n"
+        )
+    with pytest.raises(ConvError, match="two lines"):
+        readme.put_into("nothing", "table")
+
+
+def test_the_readme_is_printed(tmp_path, capsys):
+    readme.main([str(tmp_path)])
+    assert capsys.readouterr().out == f"{readme.NOTHING}\n"
+    unfinished = suite()
+    unfinished.finished = False
+    assert "did not come to its end" in readme.table(unfinished)
+    assert "PyTorch was not measured" in readme.table(measured(ROW))
+
+
+# -- environment -----------------------------------------------------------------------------------
+
+
+def test_command_lines_are_recorded_without_folders():
+    text = environment.command_text("cupyconv bench", ["--json", "/some/where/new.json", "--quick"])
+    assert text == "cupyconv bench --json new.json --quick"
+
+
+def test_threads_are_those_of_the_blas(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    assert environment.threads() == 3
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "many")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert environment.threads() == 2
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert environment.threads() >= 1
+
+
+def test_a_missing_nvidia_smi_is_no_error(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert environment.smi() == {}

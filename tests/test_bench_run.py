@@ -1,0 +1,766 @@
+"""Runs of the benchmark: on the CPU, on a stand-in for a GPU, interrupted, and from the outside."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cupyconv import ConvProblem, KernelCompileError, arrays, backends, operations
+from cupyconv.bench import (
+    ceilings,
+    checks,
+    data,
+    environment,
+    first_call,
+    implementations,
+    peers,
+    places,
+    report,
+    results,
+    suites,
+    timing,
+)
+from cupyconv.bench import run as bench_run
+from cupyconv.bench.results import FirstCall, Log
+from cupyconv.bench.run import Options, run
+from cupyconv.bench.suites import Layer
+from cupyconv.cli.main import main
+from cupyconv.planning.device import CPU, Device
+from cupyconv.problem import PASSES
+
+ROOT = Path(__file__).resolve().parent.parent
+
+DENSE = Layer("tiny-dense", ConvProblem((2, 6, 8, 8), (4, 6, 3, 3), padding=1), "test")
+DEPTHWISE = Layer("tiny-depthwise", ConvProblem((2, 6, 9), (6, 1, 3), groups=6), "test")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Ceilings and sweeps that take no time, and no new processes."""
+    monkeypatch.setattr(ceilings, "PRODUCT_SIZE", {"cpu": 64, "gpu": 64})
+    monkeypatch.setattr(ceilings, "COPY_BYTES", {"cpu": 1 << 16, "gpu": 1 << 16})
+    monkeypatch.setattr(places, "_FEWEST_SWEEP_BYTES", 1 << 16)
+    monkeypatch.setattr(places, "_MOST_SWEEP_BYTES", 1 << 16)
+    monkeypatch.setattr(first_call, "measure", lambda *_, **__: iter(()))
+
+
+def measure(*layers, place=None, log=None, **options):
+    given = {"seconds": 0.002, "with_peer": False, **options}
+    return run(place or places.CpuPlace(), Options(layers, **given), log or Log())
+
+
+# -- on the CPU ------------------------------------------------------------------------------------
+
+
+def test_every_pass_is_checked_and_timed_beside_pytorch():
+    pytest.importorskip("torch")
+    found = measure(DENSE, DEPTHWISE, dtypes=("float32", "bfloat16"), with_peer=True)
+    assert found.finished
+    assert not found.failed
+    assert not found.skipped
+    keys = {(r.dtype, r.layer, r.pass_, r.layout, r.implementation) for r in found.rows}
+    assert len(keys) == len(found.rows) == 2 * 2 * 3 * 2 * 2
+    for row in found.rows:
+        assert row.error <= row.bound
+        assert row.checked == 1
+        assert 0 < row.low <= row.microseconds <= row.high
+        assert row.samples >= timing.FEWEST_SAMPLES
+        assert row.host_microseconds is None
+        assert row.kernel == ("numpy" if row.implementation == "auto" else "torch")
+    assert set(found.ceilings) == {"float32", "bfloat16"}
+    assert len(report.comparisons(found)) == 2 * 2 * 3
+
+
+def test_without_pytorch_ours_is_measured_alone(monkeypatch):
+    def missing(_name):
+        raise ImportError
+
+    monkeypatch.setattr(peers, "import_module", missing)
+    found = measure(DENSE, with_peer=True, dtypes=("float16",))
+    assert {row.implementation for row in found.rows} == {"auto"}
+    assert found.ceilings["float16"].product_by == "numpy"
+    assert [note.reason for note in found.skipped] == ["PyTorch is not installed"]
+    assert report.sections(found)
+
+
+def test_several_implementations_are_measured_side_by_side():
+    found = measure(DENSE, impls=("numpy", "reference"), passes=("forward",))
+    assert [row.implementation for row in found.rows] == ["numpy", "reference"] * 2
+
+
+def test_an_implementation_that_does_not_take_a_layer_is_named():
+    found = measure(DENSE, impls=("auto", "cuda-generic"), passes=("forward",))
+    assert {row.implementation for row in found.rows} == {"auto"}
+    (note,) = [note for note in found.skipped if note.what == "cuda-generic"]
+    assert "does not run on cpu" in note.reason
+
+
+def test_a_wrong_result_is_told_and_not_timed(monkeypatch):
+    honest = implementations.pass_call
+
+    def wrong(problem, pass_, sets, impl, precision):
+        call = honest(problem, pass_, sets, impl, precision)
+        return (lambda i: call(i) * 1.5) if impl == "numpy" and pass_ == "forward" else call
+
+    monkeypatch.setattr(implementations, "pass_call", wrong)
+    monkeypatch.setattr(timing, "FEWEST_SAMPLES", 3)
+    found = measure(DENSE, impls=("auto", "numpy"), passes=("forward", "backprop_input"))
+    assert {(r.implementation, r.pass_) for r in found.rows} == {
+        ("auto", "forward"),
+        ("auto", "backprop_input"),
+        ("numpy", "backprop_input"),
+    }
+    assert {note.what for note in found.failed} == {
+        "numpy forward channels_last",
+        "numpy forward channels_first",
+    }
+    assert "off by 5.0e-01" in found.failed[0].reason
+
+
+def test_a_wrong_pytorch_is_named_and_not_counted(monkeypatch):
+    pytest.importorskip("torch")
+    honest = peers.TorchPeer.call
+
+    def wrong(self, problem, pass_, sets):
+        call = honest(self, problem, pass_, sets)
+        return lambda i: call(i) * 2
+
+    monkeypatch.setattr(peers.TorchPeer, "call", wrong)
+    found = measure(DENSE, with_peer=True, passes=("forward",))
+    assert {row.implementation for row in found.rows} == {"auto"}
+    assert not found.failed
+    assert {note.what for note in found.skipped} == {
+        "torch forward channels_last",
+        "torch forward channels_first",
+    }
+
+
+def test_a_pytorch_that_refuses_is_named(monkeypatch):
+    pytest.importorskip("torch")
+
+    def refuse(*_):
+        raise RuntimeError("unsupported\nsecond line")
+
+    monkeypatch.setattr(peers.TorchPeer, "call", refuse)
+    found = measure(DENSE, with_peer=True, passes=("forward",))
+    assert [(note.what, note.reason) for note in found.skipped] == [
+        ("torch forward", "unsupported")
+    ]
+    lopsided = ConvProblem((1, 2, 5, 5), (2, 2, 2, 2), padding="same")
+    found = measure(Layer("lopsided", lopsided), with_peer=True)
+    assert {row.implementation for row in found.rows} == {"auto"}
+    assert [note.reason for note in found.skipped] == ["PyTorch pads both sides alike"]
+
+
+def test_a_kernel_that_does_not_compile_is_a_failure(monkeypatch):
+    def broken(*_):
+        raise KernelCompileError("conv_forward.cu does not compile", "the log")
+
+    monkeypatch.setattr(implementations, "pass_call", broken)
+    monkeypatch.setattr(checks, "numpy_exact", lambda *_: lambda *_: np.zeros((2, 4, 8, 8)))
+    found = measure(DENSE, passes=("forward",))
+    assert found.rows == []
+    assert "does not compile" in found.failed[0].reason
+
+
+def test_a_layer_that_does_not_fit_is_skipped_and_named(monkeypatch):
+    huge = Layer("huge", ConvProblem((2**20, 1024, 1024), (8, 1024, 3)))
+    empty = Layer("empty", ConvProblem((0, 6, 8, 8), (4, 6, 3, 3)))
+    found = measure(huge, empty, DENSE, passes=("forward",))
+    assert {row.layer for row in found.rows} == {"tiny-dense"}
+    reasons = {note.layer: note.reason for note in found.skipped}
+    assert "GiB of memory" in reasons["huge"]
+    assert "empty batch" in reasons["empty"]
+
+    def no_memory(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(data, "random_sets", no_memory)
+    found = measure(DENSE)
+    assert [note.reason for note in found.skipped if note.layer] == ["does not fit into memory"]
+
+
+def test_a_run_ends_in_time_and_names_what_is_left():
+    slow = Layer("slow", ConvProblem((64, 512, 32, 32), (512, 512, 3, 3), padding=1))
+    found = measure(slow, DENSE, minutes=0.05)
+    assert {row.layer for row in found.rows} == {"tiny-dense"}
+    assert "s or more" in {n.layer: n.reason for n in found.skipped}["slow"]
+    found = measure(DENSE, DEPTHWISE, minutes=1e-9)
+    assert found.rows == []
+    named = {note.layer for note in found.skipped if note.what == "the layer"}
+    assert named == {"tiny-dense", "tiny-depthwise"}
+    assert found.finished
+
+
+def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
+    honest = timing.measure
+    turns = iter(range(100))
+
+    def interrupted(calls, *rest):
+        if "auto" in calls and next(turns) == 4:
+            raise KeyboardInterrupt
+        return honest(calls, *rest)
+
+    monkeypatch.setattr(timing, "measure", interrupted)
+    path = tmp_path / "log.jsonl"
+    found = measure(DENSE, DEPTHWISE, log=Log(path))
+    assert len(found.rows) == 4
+    assert not found.finished
+    assert found.skipped[-1].reason == "interrupted"
+    assert results.load(path) == found
+
+
+def test_a_run_that_breaks_keeps_what_it_has(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("the card fell off the bus")
+
+    path = tmp_path / "log.jsonl"
+    monkeypatch.setattr(bench_run.timing, "measure", broken)
+    with pytest.raises(RuntimeError, match="fell off"):
+        measure(DENSE, log=Log(path))
+    assert "fell off the bus" in results.load(path).skipped[-1].reason
+
+
+# -- first calls -----------------------------------------------------------------------------------
+
+
+def request_of(implementation):
+    from cupyconv.planning import plan
+
+    return {
+        "implementation": implementation,
+        "plan": plan(DENSE.problem).to_json(),
+        "passes": list(PASSES),
+        "device": "cpu",
+        "precision": "ieee",
+    }
+
+
+def test_first_calls_are_timed_in_this_process():
+    assert set(first_call.main(json.dumps(request_of("auto")))) == set(PASSES)
+    if peers.find(places.CpuPlace())[0]:
+        found = first_call.main(json.dumps(request_of("torch")))
+        assert all(milliseconds > 0 for milliseconds in found.values())
+
+
+def test_first_calls_in_new_processes(monkeypatch):
+    monkeypatch.undo()
+    found = list(first_call.measure(DENSE, "float32", ["forward"], "cpu", with_peer=False))
+    assert [(e.implementation, e.cache, e.pass_) for e in found] == [("auto", "", "forward")]
+    with pytest.raises(first_call.FirstCallError, match=r"usable GPU|CuPy"):
+        list(first_call.measure(DENSE, "float32", ["forward"], "gpu"))
+
+
+def test_a_cold_and_a_warm_kernel_cache_are_told_apart(monkeypatch):
+    monkeypatch.undo()
+    folders = []
+
+    def in_new_process(request, folder):
+        folders.append(folder)
+        return dict.fromkeys(request["passes"], 1.0)
+
+    monkeypatch.setattr(first_call, "_in_new_process", in_new_process)
+    found = list(first_call.measure(DENSE, "float32", ["forward"], "gpu"))
+    assert [(e.implementation, e.cache) for e in found] == [
+        ("auto", "cold"),
+        ("auto", "warm"),
+        ("torch", ""),
+    ]
+    assert folders[0] == folders[1] != folders[2]
+
+
+def test_a_first_call_that_fails_is_named(monkeypatch):
+    def fails(*_, **__):
+        raise first_call.FirstCallError("no such thing")
+        yield
+
+    monkeypatch.setattr(first_call, "measure", fails)
+    found = measure(DENSE, passes=("forward",))
+    assert [(n.what, n.reason) for n in found.skipped if n.layer] == [
+        ("first calls", "no such thing")
+    ]
+    assert found.rows
+
+
+# -- on a stand-in for a GPU -----------------------------------------------------------------------
+
+
+class FakeEvent:
+    def record(self):
+        self.time = time.perf_counter()
+
+    def synchronize(self):
+        """Everything is done at once."""
+
+
+def fake_cupy():
+    """NumPy under CuPy's name, with the parts of CUDA that the benchmark uses."""
+    properties = {
+        "name": b"Imaginary 9000",
+        "major": 9,
+        "minor": 0,
+        "multiProcessorCount": 4,
+        "l2CacheSize": 1 << 14,
+        "totalGlobalMem": 1 << 34,
+    }
+    runtime = SimpleNamespace(
+        getDevice=lambda: 0,
+        getDeviceProperties=lambda _: properties,
+        memGetInfo=lambda: (1 << 33, 1 << 34),
+        runtimeGetVersion=lambda: 13000,
+        driverGetVersion=lambda: 13010,
+    )
+    stream = SimpleNamespace(synchronize=lambda: None, ptr=0)
+    cuda = SimpleNamespace(
+        runtime=runtime,
+        Event=FakeEvent,
+        get_current_stream=lambda: stream,
+        get_elapsed_time=lambda start, stop: (stop.time - start.time) * 1e3,
+    )
+    pool = SimpleNamespace(free_all_blocks=lambda: None)
+    fake = ModuleType("cupy")
+    fake.cuda, fake.__version__ = cuda, "14.0"
+    fake.asnumpy, fake.get_default_memory_pool = np.asarray, lambda: pool
+    names = ("ones", "empty", "asarray", "ascontiguousarray", "empty_like", "copyto", "from_dlpack")
+    for name in names:
+        setattr(fake, name, getattr(np, name))
+    return fake
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(arrays, "require_gpu", fake_cupy)
+    monkeypatch.setattr(arrays, "device_count", lambda: 1)
+    monkeypatch.setattr(backends, "current_device", lambda: CPU)
+    return places.of("gpu")
+
+
+def test_a_gpu_is_timed_with_events_and_its_host_apart(gpu):
+    assert places.of(None).name == "gpu"
+    found = measure(DENSE, DEPTHWISE, place=gpu, dtypes=("float16", "float32"))
+    assert found.finished
+    assert len(found.rows) == 2 * 2 * 3 * 2
+    assert all(row.host_microseconds > 0 for row in found.rows)
+    assert all(row.workspace_bytes == 0 for row in found.rows)
+    about = found.environment
+    assert (about["gpu"], about["cuda_runtime"], about["cuda_driver"]) == (
+        "Imaginary 9000",
+        "13.0",
+        "13.1",
+    )
+    assert environment.title(about).startswith("Imaginary 9000, ")
+    text = "\n".join(section.text() for section in report.sections(found))
+    assert "µs of the host" in text
+    assert "MiB of workspace" in text
+
+
+@pytest.fixture
+def emulated_gpu(gpu, monkeypatch):
+    """The stand-in for a GPU, with the kernels themselves run on the CPU."""
+    from tests import emulator
+
+    def on_emulator(name):
+        kernel, plain = getattr(emulator, name), getattr(operations, name)
+
+        def call(*operands, **rules):
+            if rules["impl"] in ("numpy", "reference"):
+                return plain(*operands, **rules)
+            return kernel(*operands, arch="sm_80", checked=False, **rules)
+
+        return call
+
+    names = ("conv_forward", "conv_backprop_input", "conv_backprop_filter")
+    functions = SimpleNamespace(**{name: on_emulator(name) for name in names})
+    monkeypatch.setattr(implementations, "operations", functions)
+    gpu.device = Device.of("sm_80")
+    return gpu
+
+
+def test_the_kernels_are_measured_up_to_their_launch(emulated_gpu):
+    layer = Layer("tiny", ConvProblem((1, 8, 6, 6), (8, 8, 3, 3), padding=1))
+    found = measure(layer, place=emulated_gpu, layouts=("channels_last",), dtypes=("float16",))
+    assert not found.failed
+    assert {row.pass_ for row in found.rows} == set(PASSES)
+    assert all(row.kernel.startswith("cuda-") for row in found.rows)
+
+
+def test_the_sanitized_program_runs_every_kernel_family(emulated_gpu, monkeypatch):
+    from tests.gpu import sanitizer
+
+    monkeypatch.setattr(sanitizer, "CASES", ("depthwise_multiplier",))
+    monkeypatch.setattr(sanitizer, "DTYPES", ("float16",))
+    count, wrong = sanitizer.run(emulated_gpu.device, np.asarray, np.asarray)
+    assert count >= 3 * len(PASSES)
+    assert wrong == []
+
+
+def test_the_sweep_before_a_sample_lasts_until_the_host_is_ahead(gpu):
+    clock = gpu.clock
+    assert clock.asynchronous
+    swept = []
+    clock._sweep = lambda: swept.append(1)
+    clock.sweep_seconds = 1e-3
+    assert clock.sample([lambda: None], lead=0.0) >= 0
+    assert len(swept) == 1
+    clock.sample([lambda: None], lead=4.5e-3)
+    assert len(swept) == 1 + 5
+    clock.sample([lambda: None], lead=60.0)
+    assert len(swept) == 6 + timing.MOST_SWEEPS
+
+
+def test_pytorch_runs_on_the_stream_that_is_timed(gpu):
+    entered = []
+
+    class Cuda:
+        ExternalStream = staticmethod(lambda pointer: f"stream {pointer}")
+
+        def __init__(self, pointer):
+            self.pointer = pointer
+
+        def current_stream(self):
+            return SimpleNamespace(cuda_stream=self.pointer)
+
+        def stream(self, stream):
+            entered.append(stream)
+            return nullcontext()
+
+    for pointer in (0, 7):
+        peer = peers.TorchPeer(gpu, SimpleNamespace(cuda=Cuda(pointer)))
+        with peer._current_stream():
+            pass
+    assert entered == ["stream 0"]
+
+
+def test_pytorchs_workspace_is_what_its_peak_is_beyond_the_result(gpu):
+    cuda = SimpleNamespace(
+        memory_allocated=lambda: 1000,
+        reset_peak_memory_stats=lambda: None,
+        max_memory_allocated=lambda: 1000 + 640 + 4 * 6,
+    )
+    peer = peers.TorchPeer(gpu, SimpleNamespace(cuda=cuda))
+    result = SimpleNamespace(numel=lambda: 6, element_size=lambda: 4)
+    assert peer.workspace_bytes(lambda _: result) == 640
+
+
+def test_a_pytorch_without_cuda_is_no_peer_on_a_gpu(gpu, monkeypatch):
+    without = SimpleNamespace(
+        cuda=SimpleNamespace(is_available=lambda: False), __version__="2.13.0+cpu"
+    )
+    monkeypatch.setattr(peers, "import_module", lambda _: without)
+    peer, why = peers.find(gpu)
+    assert peer is None
+    assert why == "this PyTorch (2.13.0+cpu) has no CUDA device"
+
+
+def test_a_ceiling_takes_whatever_library_can(gpu, monkeypatch):
+    def refuses(*_):
+        raise RuntimeError("no cuBLAS")
+
+    peer = SimpleNamespace(product=refuses, copy=refuses)
+    found = ceilings.measure(gpu, "bfloat16", peer, 0.001)
+    assert (found.product_by, found.copy_by) == ("cupy", "cupy")
+    monkeypatch.setattr(ceilings, "random_flat", refuses)
+    with pytest.raises(RuntimeError, match="no cuBLAS"):
+        ceilings.measure(gpu, "bfloat16", peer, 0.001)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def cupyconv(*arguments):
+    return CliRunner().invoke(main, ["bench", *arguments])
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "net.toml"
+    path.write_text(
+        '[[layer]]\nname = "first"\ninput = "2x3x9x9"\nfilter = "4x3x3x3"\nstride = 2\n'
+        '[[layer]]\ninput = "2x16x4"\nfilter = "8x16x3"\npadding = "same"\n'
+    )
+    return path
+
+
+def test_table_json_csv_and_picture_of_a_models_own_layers(tmp_path, config):
+    files = [tmp_path / name for name in ("new.json", "new.csv", "new.svg")]
+    outcome = cupyconv(
+        *("--config", str(config), "--device", "cpu", "--seconds", "0.002"),
+        *("--json", str(files[0]), "--csv", str(files[1]), "--plot", str(files[2])),
+    )
+    assert outcome.exit_code == 0, outcome.output
+    assert "Measured: 2 layers" in outcome.stdout
+    assert "first" in outcome.stdout
+    loaded = results.load(files[0])
+    assert {row.layer for row in loaded.rows} == {"first", "net-2"}
+    assert loaded.finished
+    lines = [line for line in files[1].read_text().splitlines() if line[0] != "#"]
+    assert len(list(csv.DictReader(lines))) == len(loaded.rows)
+    ET.parse(files[2])
+    assert not (tmp_path / "new.jsonl").exists()
+    outcome = cupyconv("--compare", str(files[0]), str(files[0]))
+    assert outcome.exit_code == 0
+    assert "No change beyond the spread" in outcome.stdout
+    outcome = cupyconv("--compare", str(files[0]), str(files[0]), "--json", "-")
+    assert "Together" in json.loads(outcome.stdout)
+
+
+def test_json_on_standard_output(config):
+    outcome = cupyconv(
+        *("--config", str(config), "--device", "cpu", "--seconds", "0.002", "--no-torch"),
+        *("--pass", "forward", "--layout", "channels_first", "--json", "-"),
+    )
+    assert outcome.exit_code == 0, outcome.output
+    content = json.loads(outcome.stdout)
+    assert [row["pass_"] for row in content["rows"]] == ["forward", "forward"]
+    assert content["rows"][0]["ratio"] is None
+
+
+def test_a_quick_run_says_what_it_chose(monkeypatch):
+    asked = []
+
+    def take(_place, options, log, _advance):
+        asked.append(options)
+        log.finish()
+
+    monkeypatch.setattr(bench_run, "run", take)
+    outcome = cupyconv("--quick", "--device", "cpu")
+    assert outcome.exit_code == 0, outcome.output
+    (options,) = asked
+    assert 10 < len(options.layers) <= len(suites.QUICK)
+    assert {layer.kind for layer in options.layers} == set(suites.KINDS)
+    assert {layer.problem.N for layer in options.layers} == {1}
+    assert options.minutes == 2
+    assert f"a quick look at {len(options.layers)} of 78 layers, batch 1" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--suite", "depthwis"], "Did you mean 'depthwise'?"),
+        (["--layer", "resnet50-00"], "unknown layer"),
+        (["--impl", "cuda-generik"], "Did you mean 'cuda-generic'?"),
+        (["--dtype", "float"], "Did you mean 'float"),
+        (["--pass", "forwards"], "Did you mean 'forward'?"),
+        (["--layout", "channels"], "Did you mean 'channels_"),
+        (["--precision", "tf23"], "Did you mean 'tf32'?"),
+        (["--device", "gpus"], "Did you mean 'gpu'?"),
+        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--minutes", "inf"], "--minutes must be above 0"),
+        (["--quick", "--device", "cpu", "--layer", "sdxl-6"], "Leave --quick out"),
+        (["--config", "missing.toml"], "missing.toml"),
+        (["--config", "missing.toml", "--suite", "all"], "Give one of them"),
+        (["--compare", "missing.json", "missing.json"], "missing.json"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, message):
+    outcome = cupyconv(*arguments)
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_layers_of_one_name_are_told(tmp_path):
+    path = tmp_path / "net.toml"
+    path.write_text('[[layer]]\nname = "a"\ninput = "1x1x1"\nfilter = "1x1x1"\n' * 2)
+    outcome = cupyconv("--config", str(path))
+    assert outcome.exit_code == 2
+    assert "'a' is there more than once" in outcome.stderr
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_run(tmp_path, config):
+    outcome = cupyconv("--config", str(config), "--csv", str(tmp_path / "no" / "such.csv"))
+    assert outcome.exit_code == 2
+    assert "such.csv" in outcome.stderr
+
+
+def test_results_of_another_version_are_told(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"is": results.KIND, "schema": 0}))
+    outcome = cupyconv("--compare", str(path), str(path))
+    assert outcome.exit_code == 2
+    assert "is of version 0" in outcome.stderr
+
+
+@pytest.mark.skipif(arrays.device_count() > 0, reason="there is a GPU")
+def test_without_a_gpu_the_exit_code_is_3():
+    outcome = cupyconv("--device", "gpu")
+    assert outcome.exit_code == 3
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_a_wrong_result_makes_the_exit_code_1(monkeypatch, config):
+    honest = implementations.pass_call
+
+    def wrong(problem, pass_, sets, impl, precision):
+        call = honest(problem, pass_, sets, impl, precision)
+        return (lambda i: call(i) + 1) if impl == "auto" else call
+
+    monkeypatch.setattr(implementations, "pass_call", wrong)
+    outcome = cupyconv(
+        "--config", str(config), "--device", "cpu", "--no-torch", "--pass", "forward"
+    )
+    assert outcome.exit_code == 1
+    assert "Wrong, and so not timed" in outcome.stdout
+
+
+def test_an_interrupted_command_reports_and_says_so(monkeypatch, config, tmp_path):
+    honest = timing.measure
+    turns = iter(range(100))
+
+    def interrupted(calls, *rest):
+        if "auto" in calls and next(turns) == 2:
+            raise KeyboardInterrupt
+        return honest(calls, *rest)
+
+    monkeypatch.setattr(timing, "measure", interrupted)
+    path = tmp_path / "new.json"
+    outcome = cupyconv(
+        *("--config", str(config), "--device", "cpu", "--no-torch", "--seconds", "0.002"),
+        *("--json", str(path)),
+    )
+    assert outcome.exit_code == 130
+    assert "the rest: interrupted" in outcome.stdout
+    assert "did not come to its end" in outcome.stdout
+    assert len(results.load(path).rows) == 2
+
+
+def test_an_error_in_the_middle_still_writes_the_files(monkeypatch, config, tmp_path):
+    def broken(_place, _options, log, _advance):
+        log.start({"device": "cpu"}, {})
+        raise RuntimeError("the card fell off the bus")
+
+    monkeypatch.setattr(bench_run, "run", broken)
+    path = tmp_path / "new.json"
+    outcome = cupyconv("--config", str(config), "--device", "cpu", "--json", str(path))
+    assert outcome.exit_code != 0
+    assert not results.load(path).finished
+
+
+def test_layers_are_listed():
+    outcome = cupyconv("--list", "--suite", "vgg16")
+    assert outcome.exit_code == 0
+    assert "16x64x112x112 * 128x64x3x3" in outcome.stdout
+    content = json.loads(cupyconv("--list", "--json", "-").stdout)
+    assert len(content["layers"]) == 78
+    assert "depthwise" in content["suites"]
+
+
+# -- everything that a GPU is needed for -----------------------------------------------------------
+
+
+@pytest.mark.skipif(arrays.device_count() > 0, reason="there is a GPU")
+def test_the_gpu_run_says_that_there_is_none(tmp_path):
+    out = tmp_path / "out"
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.gpu", "--out", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 3
+    assert "no usable GPU" in ended.stdout
+    assert not out.exists()
+
+
+def test_the_gpu_run_goes_through_its_steps_in_order(tmp_path, gpu, monkeypatch, capsys):
+    from tests.gpu import __main__ as everything
+
+    order = [step.name for step in everything.steps(tmp_path, "sm_90a", 1)]
+    assert order == ["golden", "tests", "memcheck", "racecheck", "bench"]
+    python = sys.executable
+    quick = everything.Step("golden", (python, "-c", f"print('in {ROOT}/a.py')"), 1.0)
+    wrong = everything.Step("tests", (python, "-c", "print('== 1 failed =='); exit(1)"), 1.0)
+    missing = everything.Step("memcheck", ("no",), 1.0, "not installed")
+    absent = everything.Step("racecheck", ("./there-is-no-such-program",), 1.0)
+    late = everything.Step("bench", (python, "-c", "print('late')"), 0.0)
+    planned = [quick, wrong, missing, absent, late]
+    monkeypatch.setattr(everything, "steps", lambda *_: planned)
+    outcomes = everything.run(tmp_path / "out", 1)
+    assert [one.state for one in outcomes] == ["passed", "failed", "not run", "failed", "not run"]
+    assert [one.summary for one in outcomes[:2]] == ["in a.py", "1 failed"]
+    assert "not installed" in capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"log-None.txt", "summary-None.json"}
+    assert str(ROOT) not in (tmp_path / "out" / "log-None.txt").read_text()
+    summary = json.loads((tmp_path / "out" / "summary-None.json").read_text())
+    assert summary["environment"]["gpu"] == "Imaginary 9000"
+    assert everything.main(["--out", str(tmp_path / "out")]) == 1
+    monkeypatch.setattr(everything, "steps", lambda *_: [quick])
+    assert everything.main(["--out", str(tmp_path / "out")]) == 0
+
+
+def test_a_step_that_takes_too_long_is_interrupted_with_all_it_started(tmp_path, monkeypatch):
+    from tests.gpu import __main__ as everything
+
+    monkeypatch.setattr(everything, "LEAST_SECONDS", 0.1)
+    child = "import time; time.sleep(60)"
+    program = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        "print(child.pid, flush=True)\n"
+        "try:\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('what there is', flush=True)\n"
+    )
+    step = everything.Step("bench", (sys.executable, "-c", program), 1.0)
+    log = tmp_path / "log.txt"
+    outcome = everything.run_step(step, log, 1.5)
+    assert outcome.state == "out of time"
+    assert outcome.seconds < 20
+    text = log.read_text()
+    assert "what there is" in text
+    assert ended(int(text.splitlines()[1]))
+
+
+def ended(pid):
+    """Whether a process is gone, at once or a moment later."""
+    for _ in range(50):
+        try:
+            if " Z " in Path(f"/proc/{pid}/stat").read_text():
+                return True
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_compute_sanitizer_is_found_on_the_path_or_beside_cuda(tmp_path, monkeypatch):
+    from tests.gpu import __main__ as everything
+
+    monkeypatch.setattr(everything.shutil, "which", lambda _: None)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    program = tmp_path / "bin" / "compute-sanitizer"
+    program.write_text("")
+    assert everything.compute_sanitizer() == str(program)
+    monkeypatch.setattr(everything.shutil, "which", lambda _: "found/compute-sanitizer")
+    assert everything.compute_sanitizer() == "found/compute-sanitizer"
+
+
+def test_the_sanitized_program_runs_every_case_and_sees_what_is_wrong():
+    from tests.gpu import sanitizer
+
+    count, wrong = sanitizer.run(CPU, np.asarray, np.asarray)
+    names = [name for name, _ in sanitizer.problems()]
+    assert set(sanitizer.CASES) < set(names)
+    assert count == len(names) * len(sanitizer.DTYPES) * len(PASSES) * 2  # CPU implementations
+    assert wrong == []
+    count, wrong = sanitizer.run(CPU, np.asarray, lambda array: array + 1)
+    assert len(wrong) == count
+
+
+def test_first_call_records():
+    entry = FirstCall("auto", "a", "float32", "", "forward", 3.0)
+    section = report.sections(results.Results(first_calls=[entry]))[0]
+    assert section.lines == ("auto: first forward of a in a new process 3 ms",)

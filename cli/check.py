@@ -15,7 +15,7 @@ from cupyconv import ConvError, ConvProblem, CupyconvError
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import unknown_word
-from cupyconv.explain.shapes import counted
+from cupyconv.explaining.shapes import counted
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PADDING_WORDS

@@ -12,7 +12,7 @@ from cupyconv import ConvError, ConvProblem, ConvTypeError
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.cli.shapes import axes_table, tensors_json, title
-from cupyconv.explain.shapes import reasons
+from cupyconv.explaining.shapes import reasons
 from cupyconv.problem import ITEMSIZE, PASSES, shape_text
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.

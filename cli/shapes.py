@@ -9,7 +9,7 @@ import click
 from cupyconv import ConvProblem
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.explain.shapes import axis_reasons, reasons, unread_inputs
+from cupyconv.explaining.shapes import axis_reasons, reasons, unread_inputs
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, GemmView, shape_text
 

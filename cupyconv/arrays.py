@@ -117,6 +117,7 @@ def _type_name(value: Any) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
+@cache
 def numpy_dtype(name: str) -> np.dtype:
     """The NumPy dtype of one of the library's dtype names."""
     import numpy as np

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import gcd, prod
 from typing import Any, Protocol
 
@@ -102,6 +102,18 @@ _PREPARE = {
 }
 
 
+@lru_cache(maxsize=4096)
+def _prepared(
+    pass_plan: PassPlan,
+    problem: ConvProblem,
+    strides: Strides,
+    activation: str | None,
+    device: Device,
+) -> tuple[launch.Launch, ...]:
+    prepare = _PREPARE[pass_plan.implementation]
+    return prepare(pass_plan, problem, strides, activation, device)
+
+
 class GpuBackend:
     """Kernels on the current CuPy device and stream, or on whatever ``runtime`` stands for."""
 
@@ -133,8 +145,7 @@ class GpuBackend:
         operands = {"x": tensors.x, "w": tensors.w, "y": tensors.y, "bias": tensors.bias}
         if pass_plan.workspace_bytes:
             operands["workspace"] = self.empty((pass_plan.workspace_bytes // 4,), "float32")
-        prepare = _PREPARE[pass_plan.implementation]
-        launches = prepare(pass_plan, problem, strides, activation, self.device)
+        launches = _prepared(pass_plan, problem, strides, activation, self.device)
         launch.run(launches, operands, self.runtime)
 
     def sum_bias(self, problem: ConvProblem, dy: Any, db: Any) -> None:

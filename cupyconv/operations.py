@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from cupyconv import arrays, backends, formats
@@ -69,7 +70,7 @@ def conv_forward(
     """
     _require_words(activation, precision)
     taken, home = _take(x=x, w=w, bias=bias)
-    problem = ConvProblem(
+    problem = _problem(
         taken["x"].shape,
         taken["w"].shape,
         stride=stride,
@@ -125,7 +126,7 @@ def conv_backprop_input(
     """
     _require_words(None, precision)
     taken, home = _take(w=w, dy=dy)
-    problem = ConvProblem(
+    problem = _problem(
         input_shape,
         taken["w"].shape,
         stride=stride,
@@ -176,7 +177,7 @@ def conv_backprop_filter(
     """
     _require_words(None, precision)
     taken, home = _take(x=x, dy=dy)
-    problem = ConvProblem(
+    problem = _problem(
         taken["x"].shape,
         filter_shape,
         stride=stride,
@@ -244,7 +245,7 @@ def conv_backward(
         if word not in GRADIENTS:
             raise unknown_word("gradient in needs", word, GRADIENTS)
     taken, home = _take(x=x, w=w, dy=dy)
-    problem = ConvProblem(
+    problem = _problem(
         taken["x"].shape,
         taken["w"].shape,
         stride=stride,
@@ -341,6 +342,23 @@ def plan(problem: ConvProblem, device: str | Device | None = None, impl: str = "
 # -- running ---------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=4096)
+def _cached_problem(
+    spelling: str, input_shape: Any, filter_shape: Any, **arguments: Any
+) -> ConvProblem:
+    """``spelling`` tells 2.0, which is refused, from 2, which it equals."""
+    return ConvProblem(input_shape, filter_shape, **arguments)
+
+
+def _problem(input_shape: Any, filter_shape: Any, **arguments: Any) -> ConvProblem:
+    """The problem of a call; calls are mostly repeated, and a problem takes a while to validate."""
+    try:
+        spelling = repr((input_shape, filter_shape, arguments))
+        return _cached_problem(spelling, input_shape, filter_shape, **arguments)
+    except TypeError:  # a list among the arguments, or an error that is raised once more
+        return ConvProblem(input_shape, filter_shape, **arguments)
+
+
 def _run(
     pass_: str,
     problem: ConvProblem,
@@ -422,7 +440,7 @@ def _common_dtype(taken: Mapping[str, Any]) -> str:
     names = {}
     for name, array in taken.items():
         try:
-            names[name] = dtype_name(array.dtype)
+            names[name] = _dtype_name(array.dtype)
         except ConvTypeError as error:
             raise ConvTypeError(f"{name}: {error}") from None
     first_name, first = next(iter(names.items()))
@@ -433,6 +451,9 @@ def _common_dtype(taken: Mapping[str, Any]) -> str:
                 f"Convert one of them, for example {name}.astype('{first}')"
             )
     return first
+
+
+_dtype_name = cache(dtype_name)
 
 
 def _require_bias(problem: ConvProblem, bias: Any) -> None:
@@ -476,7 +497,7 @@ def _result(
             f"{home.value} arrays. Pass a {home.value} array"
         )
     _require_current_device({"out": array}, home)
-    if str(array.dtype) != str(arrays.numpy_dtype(dtype)):
+    if array.dtype != arrays.numpy_dtype(dtype):
         raise ConvTypeError(
             f"out must have the inputs' dtype: out is {array.dtype}, they are {dtype}. "
             f"Pass an out of dtype {dtype}"

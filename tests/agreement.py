@@ -9,8 +9,16 @@ import numpy as np
 
 import cupyconv
 from cupyconv import ConvProblem
+from cupyconv.planning import Device
+from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests.configurations import Data, integer_data, keywords
+
+
+def fits(problem: ConvProblem, impl: str, device: str | Device) -> tuple[str, ...]:
+    """The passes of a problem that a kernel family takes on a device."""
+    chosen = Device.of(device)
+    return tuple(p for p in PASSES if FAMILIES[impl].refuses(problem, p, chosen) is None)
 
 
 def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any) -> Any:

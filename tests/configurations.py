@@ -142,6 +142,38 @@ CASES: tuple[Case, ...] = (
 )
 
 
+# Edges of the tensor-core and depthwise kernels: pieces of 8, 4 and 2 neighbours, tiles and rings
+# that are full, phases, strips.  Channels first here; every format is tried.
+FAMILY_CASES = (
+    _case("pieces_of_8", (2, 16, 9, 7), (24, 16, 3, 3), padding=1),
+    _case("pieces_of_8_stride_2", (2, 16, 9, 7), (24, 16, 3, 3), padding=1, stride=2),
+    _case(
+        "pieces_of_8_everything_differs",
+        (1, 8, 11, 7),
+        (8, 8, 3, 2),
+        padding=((2, 0), (1, 1)),
+        stride=(3, 2),
+        dilation=(2, 1),
+    ),
+    _case("pieces_of_4", (1, 12, 6, 6), (20, 12, 3, 3)),
+    _case("pieces_of_2", (1, 6, 6, 6), (10, 6, 3, 3)),
+    _case("grouped_pieces", (1, 48, 6, 6), (40, 24, 3, 3), groups=2, padding="same"),
+    _case("ring_wraps", (3, 64, 5, 6), (72, 64, 3, 1)),
+    _case("several_tiles", (1, 130, 12, 13), (134, 130, 1, 1)),
+    _case("volume_phases", (1, 8, 5, 5, 5), (16, 8, 2, 2, 2), stride=2),
+    _case("depthwise_pieces", (2, 64, 7, 9), (64, 1, 3, 3), groups=64, padding=1),
+    _case("depthwise_lanes_to_spare", (1, 40, 9, 6), (40, 1, 3, 3), groups=40, stride=2),
+    _case(
+        "depthwise_stride_3", (1, 16, 13, 14), (16, 1, 5, 4), groups=16, stride=3, padding=(2, 1)
+    ),
+    _case("depthwise_dilated", (1, 16, 13, 14), (16, 1, 3, 3), groups=16, dilation=3, padding=2),
+    _case("depthwise_multiplied", (1, 8, 6, 7), (24, 1, 3, 3), groups=8, padding=1),
+    _case("depthwise_many_taps", (1, 8, 9, 33), (8, 1, 3, 31), groups=8, padding=(1, 15)),
+    _case("depthwise_signal", (2, 24, 50), (24, 1, 9), groups=24, padding=4),
+    _case("depthwise_chunks", (4, 8, 24, 24), (8, 1, 3, 3), groups=8, padding=1),
+)
+
+
 def cases(max_macs: int | None = None) -> list[Case]:
     """The curated cases, or those of at most ``max_macs`` multiply-adds a pass."""
     return [case for case in CASES if max_macs is None or case.macs <= max_macs]

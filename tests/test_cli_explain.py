@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupyconv import ConvAxis, ConvProblem
-from cupyconv.explain.shapes import axis_reasons, reasons, unread_inputs
+from cupyconv.explaining.shapes import axis_reasons, reasons, unread_inputs
 
 AXES = st.builds(
     ConvAxis,

@@ -18,7 +18,7 @@ ROOMS = (
     "problem",
     "planning",
     "cpu",
-    "explain",
+    "explaining",
     "gpu",
     "backends",
     "operations",

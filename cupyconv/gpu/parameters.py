@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -66,9 +67,14 @@ def element_strides(array) -> tuple[int, ...]:
     Raises:
         ValueError: they are not whole numbers of elements (a field of a record array).
     """
-    if any(stride % array.itemsize for stride in array.strides):
+    return _in_elements(array.strides, array.itemsize)
+
+
+@lru_cache(maxsize=4096)
+def _in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    if any(stride % itemsize for stride in strides):
         raise ValueError("strides are not whole numbers of elements")
-    return tuple(stride // array.itemsize for stride in array.strides)
+    return tuple(stride // itemsize for stride in strides)
 
 
 def pack(problem: ConvProblem, strides: Strides) -> np.ndarray:

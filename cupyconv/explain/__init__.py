@@ -1,1 +1,0 @@
-"""Why the tensors of a layer are what they are, in words; pure, without data."""

@@ -13,7 +13,7 @@ from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
 from cupyconv.cpu.views import data_view
 from cupyconv.errors import ConvTypeError
-from cupyconv.gpu import depthwise, gather, generic, launch
+from cupyconv.gpu import direct, gather, generic, launch
 from cupyconv.gpu.parameters import Strides, element_strides
 from cupyconv.planning.device import CPU, Device
 from cupyconv.planning.plan import PassPlan
@@ -98,7 +98,7 @@ class CpuBackend:
 _PREPARE = {
     "cuda-generic": generic.prepare,
     "cuda-gather": gather.prepare,
-    "cuda-depthwise": depthwise.prepare,
+    "cuda-direct": direct.prepare,
 }
 
 

@@ -161,6 +161,10 @@ FAMILY_CASES = (
     _case("ring_wraps", (3, 64, 5, 6), (72, 64, 3, 1)),
     _case("several_tiles", (1, 130, 12, 13), (134, 130, 1, 1)),
     _case("volume_phases", (1, 8, 5, 5, 5), (16, 8, 2, 2, 2), stride=2),
+    _case("groups_of_4", (2, 32, 7, 9), (32, 4, 3, 3), groups=8, padding=1, stride=(1, 2)),
+    _case("groups_of_3_to_2", (1, 12, 6, 7), (8, 3, 2, 3), groups=4, dilation=2),
+    _case("groups_of_8_to_16", (1, 16, 5, 6), (32, 8, 3, 3), groups=2, padding=1),
+    _case("first_layer", (2, 3, 11, 12), (16, 3, 7, 7), stride=2, padding=3),
     _case("depthwise_pieces", (2, 64, 7, 9), (64, 1, 3, 3), groups=64, padding=1),
     _case("depthwise_lanes_to_spare", (1, 40, 9, 6), (40, 1, 3, 3), groups=40, stride=2),
     _case(

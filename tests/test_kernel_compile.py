@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, depthwise, gather, launch, parameters, sources
+from cupyconv.gpu import compiler, direct, gather, launch, parameters, sources
 from cupyconv.gpu.parameters import Strides, contiguous_strides
 from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
@@ -86,7 +86,7 @@ def test_bias_kernel_compiles_without_spills(architecture):
 def launches(cases, architecture, impl):
     """Launches of a family on a chip, one for each variant that these cases need."""
     device = Device.of(architecture)
-    prepare = {"cuda-gather": gather.prepare, "cuda-depthwise": depthwise.prepare}[impl]
+    prepare = {"cuda-gather": gather.prepare, "cuda-direct": direct.prepare}[impl]
     found = {}
     for number, (case, dtype) in enumerate(product(cases, launch.STORAGE)):
         if number >= len(launch.STORAGE) and dtype in ("bfloat16", "float64"):
@@ -117,13 +117,15 @@ LAYERS = {
         _layer("odd", (8, 28, 28, 35), (3, 3, 35, 63), **NHWC),
         _layer("first", (32, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
     ),
-    "cuda-depthwise": (
+    "cuda-direct": (
         _layer("3x3", (32, 56, 56, 128), (3, 3, 1, 128), groups=128, **NHWC),
         _layer("stride", (32, 56, 56, 128), (3, 3, 1, 128), groups=128, stride=2, **NHWC),
         _layer("7x7", (32, 56, 56, 96), (7, 7, 1, 96), groups=96, **NHWC),
         _layer("31x31", (8, 32, 32, 64), (31, 31, 1, 64), groups=64, **NHWC),
         _layer("first", (32, 96, 56, 56), (96, 1, 3, 3), groups=96, padding=1),
         _layer("multiplied", (8, 28, 28, 32), (3, 3, 1, 64), groups=32, **NHWC),
+        _layer("grouped", (32, 56, 56, 128), (3, 3, 4, 128), groups=32, **NHWC),
+        _layer("stem", (8, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
     ),
 }
 

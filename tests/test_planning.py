@@ -69,9 +69,9 @@ def test_a_plan_survives_json():
 
 
 def test_a_plan_prints_its_choices_and_reasons():
-    problem = ConvProblem((1, 5, 100, 100), (10, 5, 5, 5))
+    problem = ConvProblem((1, 50, 100, 100), (100, 50, 5, 5))
     text = str(plan(problem, "sm_90a"))
-    assert "1x5x100x100 NCHW * 10x5x5x5 OIHW -> 1x10x96x96" in text
+    assert "1x50x100x100 NCHW * 100x50x5x5 OIHW -> 1x100x96x96" in text
     assert "sm_90a" in text
     for pass_ in PASSES:
         assert pass_ in text

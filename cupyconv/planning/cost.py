@@ -48,7 +48,7 @@ CHIPS = {
 """By compute capability; one between takes the newest that is older."""
 
 # What the kernels reach of these rates; to be replaced by measurements.
-_EFFICIENCY = {"cuda-generic": 0.25, "cuda-gather": 0.5, "cuda-depthwise": 0.3}
+_EFFICIENCY = {"cuda-generic": 0.25, "cuda-gather": 0.5, "cuda-direct": 0.3}
 
 SPLIT_TARGET_BLOCKS = 256
 """Blocks below which gemm_k is shared out: two for each multiprocessor of the larger chips."""

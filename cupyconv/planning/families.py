@@ -102,26 +102,44 @@ def _gather_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | N
     return None
 
 
-def _depthwise_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | None:
-    if problem.C // problem.groups > 1:
-        return f"cuda-depthwise needs one input channel a group, not {problem.C // problem.groups}"
-    strip = depthwise_strip(problem, pass_)
+def _direct_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | None:
+    _, ins = direct_channels(problem, pass_)
+    if ins > MAX_SOURCES:
+        return f"cuda-direct takes up to {MAX_SOURCES} source channels a group, not {ins}"
+    strip = direct_strip(problem, pass_)
     taps, stride, dilation = problem.filter_sizes[-1], problem.stride[-1], problem.dilation[-1]
     columns = (strip - 1) * stride + (taps - 1) * dilation + 1
     if columns > MAX_COLUMNS:
         return f"{columns} columns under a strip of {strip} are more than {MAX_COLUMNS}"
-    if prod(problem.filter_sizes[:-1]) >= 2**16:
+    if taps * ins > MAX_UNROLLED:
+        return f"{taps} taps of {ins} channels are more than the {MAX_UNROLLED} that are unrolled"
+    if prod(problem.filter_sizes[:-1]) * ins >= 2**16:
         return "the rows of the filter are more than a launch has"
     return None
 
 
-def depthwise_strip(problem: ConvProblem, pass_: str) -> int:
-    """Neighbouring pixels of a row that a thread of cuda-depthwise computes.
+def direct_channels(problem: ConvProblem, pass_: str) -> tuple[int, int]:
+    """Results and sources of a group at a pixel, for a pass of cuda-direct.
+
+    The filter gradient walks the output, so its results are the filters.
+    """
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    return (channels, filters) if pass_ == "backprop_input" else (filters, channels)
+
+
+def direct_strip(problem: ConvProblem, pass_: str) -> int:
+    """Neighbouring pixels of a row that a thread of cuda-direct computes.
 
     In backprop_input, whole strides.
     """
     return -(-4 // problem.stride[-1]) * problem.stride[-1] if pass_ == "backprop_input" else 4
 
+
+MAX_SOURCES = 16
+"""Source channels of a group, all of which a thread holds for a pixel."""
+
+MAX_UNROLLED = 64
+"""Taps of a row times source channels, whose products are unrolled."""
 
 MAX_COLUMNS = 96
 """Columns of the input under a strip that are still unrolled: a 31-tap filter with dilation 2."""
@@ -160,15 +178,15 @@ CUDA_GATHER = Family(
     has_phases=True,
 )
 
-CUDA_DEPTHWISE = Family(
-    "cuda-depthwise",
+CUDA_DIRECT = Family(
+    "cuda-direct",
     "strips of neighbouring pixels and channels, each byte moved about once",
     on_gpu=True,
-    refuses=_depthwise_refuses,
+    refuses=_direct_refuses,
     streams=True,
 )
 
 FAMILIES = {
-    family.name: family for family in (REFERENCE, NUMPY, CUDA_GENERIC, CUDA_GATHER, CUDA_DEPTHWISE)
+    family.name: family for family in (REFERENCE, NUMPY, CUDA_GENERIC, CUDA_GATHER, CUDA_DIRECT)
 }
 """All implementations by name."""

@@ -95,11 +95,12 @@ class CpuBackend:
             db[...] = view.sum(axis=others, dtype=np.float64).reshape(problem.bias_shape)
 
 
-_PREPARE = {
+PREPARE = {
     "cuda-generic": generic.prepare,
     "cuda-gather": gather.prepare,
     "cuda-direct": direct.prepare,
 }
+"""What works out a planned pass's launches, by implementation."""
 
 
 @lru_cache(maxsize=4096)
@@ -110,7 +111,7 @@ def _prepared(
     activation: str | None,
     device: Device,
 ) -> tuple[launch.Launch, ...]:
-    prepare = _PREPARE[pass_plan.implementation]
+    prepare = PREPARE[pass_plan.implementation]
     return prepare(pass_plan, problem, strides, activation, device)
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from cupyconv import backends
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, direct, gather, launch, parameters, sources
+from cupyconv.gpu import compiler, launch, parameters, sources
 from cupyconv.gpu.parameters import Strides, contiguous_strides
 from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
@@ -86,7 +87,7 @@ def test_bias_kernel_compiles_without_spills(architecture):
 def launches(cases, architecture, impl):
     """Launches of a family on a chip, one for each variant that these cases need."""
     device = Device.of(architecture)
-    prepare = {"cuda-gather": gather.prepare, "cuda-direct": direct.prepare}[impl]
+    prepare = backends.PREPARE[impl]
     found = {}
     for number, (case, dtype) in enumerate(product(cases, launch.STORAGE)):
         if number >= len(launch.STORAGE) and dtype in ("bfloat16", "float64"):

@@ -6,8 +6,8 @@ from math import prod
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, Plan
-from cupyconv.gpu import gather, generic, parameters
+from cupyconv import ConvError, ConvProblem, Plan, backends
+from cupyconv.gpu import generic, parameters
 from cupyconv.gpu.compiler import ARCHITECTURES
 from cupyconv.gpu.parameters import Strides, contiguous_strides
 from cupyconv.planning import Device, plan
@@ -164,7 +164,7 @@ def test_an_empty_batch_launches_nothing_but_a_zero_filter_gradient():
 
 
 @pytest.mark.parametrize("device", ARCHITECTURES)
-def test_gather_launches_fit_the_chip(device):
+def test_launches_fit_the_chip(device):
     chip = Device.of(device)
     for problem in problems(150, seed=2):
         if problem.bytes > 300e9:
@@ -172,11 +172,12 @@ def test_gather_launches_fit_the_chip(device):
         shapes = problem.input_shape, problem.filter_shape, problem.output_shape
         strides = Strides(*map(contiguous_strides, shapes))
         for pass_plan in plan(problem, device):
-            if pass_plan.implementation == "cuda-gather":
-                for launched in gather.prepare(pass_plan, problem, strides, None, chip):
-                    assert launched.shared_bytes <= shared_bytes_allowed(device)
-                    assert launched.grid[0] < 2**31
-                    assert all(extent < 2**16 for extent in launched.grid[1:])
+            prepare = backends.PREPARE[pass_plan.implementation]
+            for launched in prepare(pass_plan, problem, strides, None, chip):
+                assert launched.shared_bytes <= shared_bytes_allowed(device)
+                assert launched.grid[0] < 2**31
+                assert all(extent < 2**16 for extent in launched.grid[1:])
+                assert launched.block[0] <= 1024
 
 
 def test_phases_share_out_all_pixels_and_taps():

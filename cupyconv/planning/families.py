@@ -103,7 +103,7 @@ def _gather_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | N
 
 
 def _direct_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | None:
-    _, ins = direct_channels(problem, pass_)
+    outs, ins = direct_channels(problem, pass_)
     if ins > MAX_SOURCES:
         return f"cuda-direct takes up to {MAX_SOURCES} source channels a group, not {ins}"
     strip = direct_strip(problem, pass_)
@@ -113,8 +113,8 @@ def _direct_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | N
         return f"{columns} columns under a strip of {strip} are more than {MAX_COLUMNS}"
     if taps * ins > MAX_UNROLLED:
         return f"{taps} taps of {ins} channels are more than the {MAX_UNROLLED} that are unrolled"
-    if prod(problem.filter_sizes[:-1]) * ins >= 2**16:
-        return "the rows of the filter are more than a launch has"
+    if prod(problem.filter_sizes[:-1]) * ins >= 2**16 or problem.groups * outs >= 2**16:
+        return "the rows of the filter, or the channels, are more than a launch has blocks for"
     return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from cupyconv import markup
 from cupyconv.errors import ConvError, unknown_word
 from cupyconv.planning import cost
 from cupyconv.planning.device import Device
@@ -76,6 +77,17 @@ class Plan:
             for row in rows
         ]
         return "\n".join([head, *lines])
+
+    def _repr_html_(self) -> str:
+        """The passes as a table, for Jupyter."""
+        where = " ".join(filter(None, (self.device.name, self.device.architecture)))
+        rows = tuple(
+            (p.pass_, p.implementation, str(p.tile or ""), _blocks_text(p), p.reason)
+            for p in self.passes
+        )
+        words = ("pass", "implementation", "tile", "blocks", "reason")
+        blocks = (markup.Paragraph(repr(self.problem)), markup.Table(words, rows))
+        return markup.Document(f"Plan on {where}", (markup.Section("", blocks),)).html()
 
     def to_json(self) -> str:
         """The plan as JSON, which ``from_json`` reads."""

@@ -1,0 +1,404 @@
+"""Compiles the emulator's runtime and, per kernel file and set of macros, an unchanged ``.cu``.
+
+Products are kept in a user cache directory (``CUPYCONV_EMULATOR_CACHE`` overrides it) under a
+digest of every byte that was compiled, the flags and the compiler's version, and are put in place
+atomically, so that several processes may build at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HOST_DIRECTORY = Path(__file__).resolve().parent / "host"
+REPOSITORY = Path(__file__).resolve().parents[2]
+KERNEL_DIRECTORY = REPOSITORY / "cuda"
+INCLUDE_DIRECTORY = KERNEL_DIRECTORY / "include"
+RUNTIME_SOURCES = (
+    "scheduler.cpp",
+    "checker.cpp",
+    "sanitizer_hooks.cpp",
+    "collectives.cpp",
+    "async_copies.cpp",
+    "tensor_cores.cpp",
+    "clusters.cpp",
+    "bank_conflicts.cpp",
+    "launch.cpp",
+)
+MINIMUM_CLANG = 16
+
+COMMON_FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    "-mavx2",
+    "-mf16c",
+    "-mfma",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-gline-tables-only",
+    "-gdwarf-4",
+    "-fno-sanitize=undefined",
+)
+RUNTIME_FLAGS = ("-O2", "-Wall", "-Wextra")
+KERNEL_FLAGS = (
+    "-xc++",
+    "-femulated-tls",
+    "-fvisibility=hidden",
+    "-ftrivial-auto-var-init=pattern",
+    "-Wno-unknown-pragmas",
+    "-Wno-pass-failed",
+    "-Wno-ignored-attributes",
+    "-include",
+    "cuda_builtins.h",
+)
+# Kernel-address-sanitizer mode turns every load and store, of any size, into a call with its
+# address, and brings no shadow memory of its own.  (Thread-sanitizer mode skips odd sizes.)
+CHECKED_FLAGS = (
+    "-O1",
+    # A vectorised access has another width, a tail call another caller, than the source says.
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+    "-fno-optimize-sibling-calls",
+    "-fsanitize=kernel-address",
+    "-fsanitize=signed-integer-overflow,array-bounds,shift-exponent,integer-divide-by-zero,"
+    "implicit-integer-truncation",
+    *(
+        word
+        for option in (
+            "-asan-instrumentation-with-call-threshold=0",
+            "-asan-stack=0",
+            "-asan-globals=0",
+            "-asan-opt-same-temp=0",
+            "-asan-kernel-mem-intrinsic-prefix=1",
+            # Accesses of two source lines stay two accesses, so that each report has its line.
+            "-sink-common-insts=0",
+            "-hoist-common-insts=0",
+            "-enable-tail-merge=0",
+        )
+        for word in ("-mllvm", option)
+    ),
+)
+UNCHECKED_FLAGS = ("-O2",)
+
+
+class BuildError(RuntimeError):
+    """A kernel or the runtime does not compile, or there is no compiler."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: the command that runs it and the version its products depend on."""
+
+    command: tuple[str, ...]
+    version: str
+
+    def run(self, arguments: Sequence[str], doing: str) -> None:
+        """Runs the compiler; BuildError with its messages if it fails."""
+        result = subprocess.run([*self.command, *arguments], capture_output=True, text=True)
+        if result.returncode:
+            raise BuildError(f"{doing} failed:\n{result.stderr.strip() or result.stdout.strip()}")
+
+
+@functools.cache
+def find_compiler() -> Compiler:
+    """An installed clang of at least version 16, else the one in the ziglang wheel."""
+    for name in ("clang++", *(f"clang++-{version}" for version in range(30, 15, -1))):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        text = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+        match = re.search(r"clang version (\d+)", text)
+        if match and int(match[1]) >= MINIMUM_CLANG:
+            return Compiler((path,), text.splitlines()[0])
+    try:
+        version = importlib.metadata.version("ziglang")
+    except importlib.metadata.PackageNotFoundError:
+        raise BuildError(
+            "running kernels on the CPU needs a compiler: pip install ziglang"
+            f" (or install clang {MINIMUM_CLANG} or later)"
+        ) from None
+    # A named target: the wheel's own headers and a plain CPU, whatever is on the machine.
+    command = (sys.executable, "-m", "ziglang", "c++", "-target", "x86_64-linux-gnu.2.28")
+    return Compiler(command, f"ziglang {version}")
+
+
+def cache_directory() -> Path:
+    """Where build products are kept; created if missing."""
+    chosen = os.environ.get("CUPYCONV_EMULATOR_CACHE")
+    if chosen:
+        directory = Path(chosen)
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        directory = Path(base) / "cupyconv" / "emulator"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+# --------------------------------------------------------------------------------------------------
+# What a kernel file declares
+# --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class KernelEntry:
+    """A kernel found in a source text; the expressions are still C++ text."""
+
+    name: str
+    launch_bounds: str = "0"
+    cluster: str = "1, 1, 1"
+
+
+_ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void\b')
+_ATTRIBUTE = re.compile(r"\s*(__\w+__)\s*\(")
+_NAME = re.compile(r"\s*(\w+)\s*\(")
+_DYNAMIC_SHARED = re.compile(
+    r"\bextern\s+(?:__shared__\b([^;]*?)|([^;]*?)\b__shared__([^;]*?))"
+    r"\b(\w+)\s*\[\s*\]\s*;"
+)
+_ALIGNMENT = re.compile(r"(?:__align__|alignas)\s*\(")
+
+
+def _strip_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.S)
+
+
+def _balanced(text: str, opening: int) -> int:
+    """The position after the parenthesis that closes the one at ``opening``."""
+    depth = 0
+    for position in range(opening, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
+        if depth == 0:
+            return position + 1
+    raise BuildError("unbalanced parentheses in a kernel's declaration")
+
+
+def find_entries(text: str) -> list[KernelEntry]:
+    """The ``extern "C" __global__ void`` kernels of a preprocessed source text, in order."""
+    entries = []
+    for match in _ENTRY.finditer(text):
+        position = match.end()
+        attributes = {"__launch_bounds__": "0", "__cluster_dims__": "1, 1, 1"}
+        while attribute := _ATTRIBUTE.match(text, position):
+            end = _balanced(text, attribute.end() - 1)
+            attributes[attribute[1]] = text[attribute.end() : end - 1]
+            position = end
+        name = _NAME.match(text, position)
+        if name is None:
+            continue
+        threads = _first_argument(attributes["__launch_bounds__"])
+        cluster = attributes["__cluster_dims__"]
+        missing = 2 - _top_level_commas(cluster)
+        entries.append(KernelEntry(name[1], threads, cluster + ", 1" * missing))
+    return entries
+
+
+def _top_level_commas(text: str) -> int:
+    depth = commas = 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        commas += character == "," and depth == 0
+    return commas
+
+
+def _first_argument(text: str) -> str:
+    depth = 0
+    for position, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            return text[:position]
+    return text
+
+
+def find_dynamic_shared(text: str) -> dict[str, str]:
+    """Names of ``extern __shared__`` arrays, each with the text of its alignment."""
+    found = {}
+    for match in _DYNAMIC_SHARED.finditer(text):
+        declaration = match[0]
+        alignment = "16"  # what the GPU gives without being asked
+        if asked := _ALIGNMENT.search(declaration):
+            alignment = declaration[asked.end() : _balanced(declaration, asked.end() - 1) - 1]
+        found[match[4]] = alignment
+    return found
+
+
+def reachable_files(path: Path, include_directories: Sequence[Path]) -> dict[Path, str]:
+    """The file and every file it includes by a quoted name, with their texts."""
+    texts: dict[Path, str] = {}
+    pending = [path.resolve()]
+    while pending:
+        current = pending.pop()
+        if current in texts:
+            continue
+        texts[current] = current.read_text()
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', texts[current], re.M):
+            for directory in (current.parent, *include_directories):
+                candidate = (directory / name).resolve()
+                if candidate.is_file():
+                    pending.append(candidate)
+                    break
+    return texts
+
+
+_DECLARATION = re.compile(
+    r"(template\s*<[^>]*>\s*)?(?:\[\[noreturn\]\]\s*)?__device__\s+__forceinline__\s+"
+    r"([\w ]+?[\s*&]+)(\w+)\s*\(",
+)
+
+
+def declared_wrappers(text: str) -> set[str]:
+    """Each wrapper of ptx.cuh (or of its twin) as one normalised declaration."""
+    text = _strip_comments(text)
+    declarations = set()
+    for match in _DECLARATION.finditer(text):
+        end = _balanced(text, match.end() - 1)
+        declaration = (match[1] or "") + match[2] + match[3] + text[match.end() - 1 : end]
+        declarations.add(re.sub(r"\s+", " ", re.sub(r"\s*([(),*&<>\[\]])\s*", r"\1", declaration)))
+    return declarations
+
+
+def check_twin(
+    shipped: Path = INCLUDE_DIRECTORY / "ptx.cuh", twin: Path = HOST_DIRECTORY / "ptx_twin.cuh"
+) -> None:
+    """BuildError unless the twin declares exactly what the shipped header declares."""
+    real, copy = declared_wrappers(shipped.read_text()), declared_wrappers(twin.read_text())
+    problems = [f"no twin for: {name}" for name in sorted(real - copy)]
+    problems += [f"twin of nothing: {name}" for name in sorted(copy - real)]
+    if problems:
+        raise BuildError(f"{twin.name} does not match {shipped.name}:\n" + "\n".join(problems))
+
+
+# --------------------------------------------------------------------------------------------------
+# Builds
+# --------------------------------------------------------------------------------------------------
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:24]
+
+
+@contextmanager
+def _exclusively(path: Path) -> Iterator[None]:
+    """Lets one process at a time build a product."""
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@functools.cache
+def build_runtime() -> Path:
+    """The runtime as a shared library; about seven seconds once, then from the cache."""
+    compiler = find_compiler()
+    texts = [path.read_text() for path in sorted(HOST_DIRECTORY.iterdir())]
+    flags = [*COMMON_FLAGS, *RUNTIME_FLAGS]
+    product = cache_directory() / f"runtime-{_digest(compiler.version, flags, *texts)}.so"
+    with _exclusively(product):
+        if not product.exists():
+            sources = [str(HOST_DIRECTORY / name) for name in RUNTIME_SOURCES]
+            with tempfile.TemporaryDirectory(dir=product.parent) as scratch:
+                partial = Path(scratch) / "runtime.so"
+                soname = f"-Wl,-soname,{product.name}"
+                compiler.run(
+                    [*flags, "-shared", soname, *sources, "-o", str(partial)],
+                    "compiling the emulator's runtime",
+                )
+                os.replace(partial, product)
+    return product
+
+
+def _preprocessed(compiler: Compiler, path: Path, flags: Sequence[str], scratch: Path) -> str:
+    """The source with its macros expanded, but for CUDA's own words, which are left as they are."""
+    output = scratch / "expanded.cpp"
+    # The guard keeps ptx.cuh out: it declares no kernel.
+    compiler.run(
+        ["-xc++", "-E", "-P", "-DCUPYCONV_PTX_CUH", *flags, str(path), "-o", str(output)],
+        f"preprocessing {path.name}",
+    )
+    return output.read_text()
+
+
+def _kernel_translation_unit(path: Path, expanded: str) -> str:
+    entries = find_entries(expanded)
+    if not entries:
+        raise BuildError(f'{path.name} declares no extern "C" __global__ void kernel')
+    lines = [f'#include "{path}"']
+    for name, alignment in find_dynamic_shared(expanded).items():
+        lines.append(
+            f'extern "C" EmulatorSharedControl emulator_dynamic_{name}'
+            f' __asm__("__emutls_v.{name}") = {{0, {alignment}, nullptr, nullptr}};'
+        )
+    for entry in entries:
+        lines.append(f"EMULATOR_EXPORT({entry.name}, {entry.launch_bounds}, {entry.cluster})")
+    return "\n".join(lines) + "\n"
+
+
+def build_kernel(
+    path: Path,
+    defines: Mapping[str, str] | None = None,
+    include_directories: Sequence[Path] = (INCLUDE_DIRECTORY,),
+    checked: bool = True,
+) -> Path:
+    """A shared library with the kernels of one ``.cu`` file.
+
+    Args:
+        path: The unchanged source file.
+        defines: Macros, name to text.
+        include_directories: Where quoted includes are found besides the file's own folder.
+        checked: With the checker's instrumentation, or optimised and unchecked.
+
+    Raises:
+        BuildError: No compiler, a compile error, or the instruction twin is incomplete.
+    """
+    check_twin()
+    compiler = find_compiler()
+    path = path.resolve()
+    texts = reachable_files(path, include_directories)
+    macros = [
+        *(f"-I{directory}" for directory in include_directories),
+        *(f"-D{name}={value}" for name, value in (defines or {}).items()),
+    ]
+    flags = [
+        *COMMON_FLAGS,
+        *KERNEL_FLAGS,
+        *(CHECKED_FLAGS if checked else UNCHECKED_FLAGS),
+        f"-I{HOST_DIRECTORY}",
+        *macros,
+    ]
+    host_texts = [
+        file.read_text() for file in sorted(HOST_DIRECTORY.iterdir()) if file.suffix != ".cpp"
+    ]
+    runtime = build_runtime()
+    own_text = Path(__file__).read_text()
+    key = _digest(compiler.version, flags, own_text, *texts.values(), *host_texts, runtime.name)
+    product = cache_directory() / f"{path.stem}-{key}.so"
+    if product.exists():
+        return product
+    with _exclusively(product), tempfile.TemporaryDirectory(dir=product.parent) as scratch:
+        if product.exists():
+            return product
+        source, object_file = Path(scratch) / "unit.cpp", Path(scratch) / "unit.o"
+        partial = Path(scratch) / "unit.so"
+        expanded = _preprocessed(compiler, path, macros, Path(scratch))
+        source.write_text(_kernel_translation_unit(path, expanded))
+        compiler.run([*flags, "-c", str(source), "-o", str(object_file)], f"compiling {path.name}")
+        # Linked without -fsanitize: the runtime defines what the instrumentation calls.
+        compiler.run(
+            [
+                "-shared",
+                "-fno-sanitize=undefined",
+                str(object_file),
+                str(runtime),
+                "-o",
+                str(partial),
+            ],
+            f"linking {path.name}",
+        )
+        os.replace(partial, product)
+    return product

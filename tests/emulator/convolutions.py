@@ -1,0 +1,175 @@
+"""The library's passes with their kernels run on the CPU, under the checker.
+
+Planning, launch parameters and grids are the library's own; only CuPy's module and memory are
+replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from cupyconv import arrays, backends, operations
+from cupyconv.gpu import sources
+from cupyconv.gpu.launch import Launch
+from cupyconv.planning import Device
+
+from . import memory
+from .module import EmulatedKernel, EmulatedModule
+
+
+class EmulatorRuntime:
+    """Loads kernels for the CPU; stands in for ``cupyconv.gpu.launch.CupyRuntime``."""
+
+    def __init__(self, architecture: str, checked: bool = True) -> None:
+        self.architecture = architecture
+        self.checked = checked
+
+    def kernel(self, launch: Launch) -> EmulatedKernel:
+        """The kernel of a launch's variant, with the shared memory it asks for allowed."""
+        kernel = _module(
+            launch.source, tuple(launch.defines), self.architecture, self.checked
+        ).get_function(launch.entry)
+        kernel.max_dynamic_shared_size_bytes = max(
+            kernel.max_dynamic_shared_size_bytes, launch.shared_bytes
+        )
+        return kernel
+
+
+@cache
+def _module(
+    source: str, defines: tuple[tuple[str, Any], ...], architecture: str, checked: bool
+) -> EmulatedModule:
+    directory = sources.directory()
+    macros = {name: str(value) for name, value in defines}
+    chip = int(architecture.removeprefix("sm_").rstrip("a"))
+    return EmulatedModule(
+        directory / source, macros, [directory / "include"], checked=checked, arch=chip
+    )
+
+
+class EmulatorBackend(backends.GpuBackend):
+    """The library's GPU backend on emulator memory."""
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return memory.empty(shape, arrays.numpy_dtype(dtype))
+
+    def address(self, array: np.ndarray) -> int:
+        return array.ctypes.data
+
+
+def backend(arch: str = "sm_80", checked: bool = True) -> EmulatorBackend:
+    """The emulator as a backend that stands for a chip such as ``sm_80``."""
+    device = Device.of(arch)
+    assert device.architecture is not None
+    return EmulatorBackend(device, EmulatorRuntime(device.architecture, checked))
+
+
+def conv_forward(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    *,
+    arch: str = "sm_80",
+    checked: bool = True,
+    out: Any = None,
+    **rules: Any,
+) -> np.ndarray:
+    """``cupyconv.conv_forward`` on the emulator.
+
+    Args:
+        x, w, bias, out, rules: As for the library's function; ``impl`` names the kernel family.
+        arch: The chip to stand for.
+        checked: Run under the checker; False is faster.
+
+    Returns:
+        y as an ordinary NumPy array (``out`` if given).
+
+    Raises:
+        CheckerError: The checker has something to report, an unwritten element included.
+        ConvError: As the library's function.
+    """
+
+    def call(result: Any) -> Any:
+        inputs = _inputs(x=x, w=w, bias=bias)
+        return operations.conv_forward(**inputs, out=result, **rules)
+
+    return _run(call, out, arch, checked)
+
+
+def conv_backprop_input(
+    input_shape: Iterable[int],
+    w: Any,
+    dy: Any,
+    *,
+    arch: str = "sm_80",
+    checked: bool = True,
+    out: Any = None,
+    **rules: Any,
+) -> np.ndarray:
+    """``cupyconv.conv_backprop_input`` on the emulator; arguments as for ``conv_forward``."""
+
+    def call(result: Any) -> Any:
+        inputs = _inputs(w=w, dy=dy)
+        return operations.conv_backprop_input(input_shape, **inputs, out=result, **rules)
+
+    return _run(call, out, arch, checked)
+
+
+def conv_backprop_filter(
+    x: Any,
+    filter_shape: Iterable[int],
+    dy: Any,
+    *,
+    arch: str = "sm_80",
+    checked: bool = True,
+    out: Any = None,
+    **rules: Any,
+) -> np.ndarray:
+    """``cupyconv.conv_backprop_filter`` on the emulator; arguments as for ``conv_forward``."""
+
+    def call(result: Any) -> Any:
+        inputs = _inputs(x=x, dy=dy)
+        return operations.conv_backprop_filter(
+            inputs["x"], filter_shape, inputs["dy"], out=result, **rules
+        )
+
+    return _run(call, out, arch, checked)
+
+
+def conv_backprop_bias(
+    dy: Any, *, arch: str = "sm_80", checked: bool = True, out: Any = None, **rules: Any
+) -> np.ndarray:
+    """``cupyconv.conv_backprop_bias`` on the emulator; arguments as for ``conv_forward``."""
+
+    def call(result: Any) -> Any:
+        return operations.conv_backprop_bias(_inputs(dy=dy)["dy"], out=result, **rules)
+
+    return _run(call, out, arch, checked)
+
+
+def _inputs(**given: Any) -> dict[str, np.ndarray | None]:
+    """The arrays in emulator memory, strides kept, no kernel allowed to write them."""
+    return {
+        name: None if value is None else memory.like(np.asarray(value), name)
+        for name, value in given.items()
+    }
+
+
+def _run(call: Callable[[Any], np.ndarray], out: Any, arch: str, checked: bool) -> np.ndarray:
+    stand_in = None
+    if out is not None:
+        stand_in = memory.empty_strided(out.shape, out.dtype, out.strides, "out")
+    chosen = backend(arch, checked)
+    with mock.patch.object(backends, "of", return_value=chosen):
+        result = call(stand_in)
+    if checked:
+        memory.check_written(result)
+    if out is None:
+        return np.array(result)
+    out[...] = result
+    return out

@@ -1,0 +1,98 @@
+// Accesses that no kernel may make.  Kernels here read `in` (4096 floats, an input) and write
+// `out` (4096 floats, without values at first); test_emulator_checker.py launches each as its
+// `launch:` line says and expects a report of the kind, and at the line, that FAULT marks.
+
+// launch: block 32
+extern "C" __global__ void global_read_past_the_end(const float* in, float* out) {
+  out[threadIdx.x] = in[4090 + threadIdx.x];  // FAULT out-of-bounds
+}
+
+// launch: block 32
+extern "C" __global__ void global_write_before_the_start(const float* in, float* out) {
+  const int i = static_cast<int>(threadIdx.x);
+  out[i - 1] = in[i];  // FAULT out-of-bounds
+}
+
+// launch: block 32
+extern "C" __global__ void shared_read_past_the_end(const float* in, float* out) {
+  __shared__ float tile[32];
+  tile[threadIdx.x] = in[threadIdx.x];
+  __syncthreads();
+  const float* window = tile + threadIdx.x;
+  out[threadIdx.x] = window[1];  // FAULT out-of-bounds
+}
+
+// launch: block 32
+extern "C" __global__ void row_past_its_declared_bound(const float* in, float* out) {
+  __shared__ float tile[4][8];
+  tile[threadIdx.x / 8][threadIdx.x % 8] = in[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = threadIdx.x / 8 == 3 ? 0.0f
+                                          : tile[threadIdx.x / 8][threadIdx.x % 8 + 1];  // FAULT out-of-bounds
+}
+
+// launch: block 32, shared 64
+extern "C" __global__ void dynamic_shared_too_small(const float* in, float* out) {
+  extern __shared__ float dynamic[];
+  dynamic[threadIdx.x] = in[threadIdx.x];  // FAULT out-of-bounds
+  out[threadIdx.x] = dynamic[threadIdx.x];
+}
+
+// launch: block 1
+extern "C" __global__ void local_array_past_its_bound(const float* in, float* out) {
+  float values[4];
+  for (int i = 0; i < 4; i++) values[i] = in[i];
+  const int n = in[0] > -1e30f ? 4 : 3;
+  out[0] = values[n];  // FAULT out-of-bounds
+}
+
+// launch: block 32
+extern "C" __global__ void misaligned_vector_load(const float* in, float* out) {
+  const float4 v = *reinterpret_cast<const float4*>(in + 1 + 4 * threadIdx.x);  // FAULT misaligned
+  out[threadIdx.x] = v.x + v.y + v.z + v.w;
+}
+
+// launch: block 32
+extern "C" __global__ void misaligned_shared_store(const float* in, float* out) {
+  __shared__ __align__(16) float tile[68];
+  float4* corner = reinterpret_cast<float4*>(&tile[2 * threadIdx.x + 2]);
+  *corner = make_float4(in[0], 0, 0, 0);  // FAULT misaligned
+  out[threadIdx.x] = 0.0f;
+}
+
+struct alignas(16) Piece {
+  unsigned short element[8];
+};
+
+// launch: block 32
+extern "C" __global__ void misaligned_struct_load(const float* in, float* out) {
+  Piece piece = {};
+  if (in[threadIdx.x] > 0) piece = *reinterpret_cast<const Piece*>(in + threadIdx.x);  // FAULT misaligned
+  *reinterpret_cast<Piece*>(out + 4 * threadIdx.x) = piece;
+}
+
+// launch: block 32
+extern "C" __global__ void write_to_an_input(const float* in, float* out) {
+  const_cast<float*>(in)[threadIdx.x] = 1.0f;  // FAULT read-only-write
+  out[threadIdx.x] = 0.0f;
+}
+
+// launch: block 32
+extern "C" __global__ void shared_never_written(const float* in, float* out) {
+  __shared__ float tile[32];
+  if (threadIdx.x != 7) tile[threadIdx.x] = in[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = tile[threadIdx.x];  // FAULT uninitialised-read
+}
+
+// launch: block 32
+extern "C" __global__ void shared_sum_never_zeroed(const float* in, float* out) {
+  __shared__ float sums[32];
+  sums[threadIdx.x] += in[threadIdx.x];  // FAULT uninitialised-read
+  out[threadIdx.x] = sums[threadIdx.x];
+}
+
+// launch: block 32
+extern "C" __global__ void output_read_before_it_is_written(const float* in, float* out) {
+  out[threadIdx.x] = out[threadIdx.x] + in[threadIdx.x];  // FAULT uninitialised-read
+}

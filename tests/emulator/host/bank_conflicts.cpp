@@ -1,0 +1,114 @@
+// Bank conflicts, as a figure: how many wavefronts the shared-memory requests of a warp take.
+//
+// Lanes run one after another here, so a request is put together again from the lanes' accesses:
+// the i-th execution of an instruction by each lane of a warp belongs to the i-th request.
+#include <algorithm>
+#include <cstring>
+
+#include "checker.h"
+
+namespace emulator {
+
+struct BankRecord {  // runtime.py declares the same fields
+  uint32_t pc, is_matrix;
+  uint64_t requests, ideal, wavefronts;
+};
+static std::map<std::pair<uint32_t, uint32_t>, BankRecord> totals;
+static std::vector<BankRecord> listed;
+
+struct Request {
+  uint32_t lanes = 0;
+  uint32_t offsets[kWarpSize];
+  size_t size = 0;
+};
+struct WarpTraffic {
+  uint32_t executions[kWarpSize] = {};
+  std::vector<Request> requests;
+};
+static std::map<std::tuple<unsigned, unsigned, uint32_t>, WarpTraffic> traffic;  // block, warp, pc
+
+constexpr int kBanks = 32;
+
+// Lanes that want the same word are served together; different words of one bank take turns.
+static uint64_t wavefronts_of(const uint32_t* offsets, const bool* present, int lanes,
+                              size_t size) {
+  std::vector<uint32_t> words[kBanks];
+  for (int lane = 0; lane < lanes; lane++) {
+    if (!present[lane]) continue;
+    for (size_t byte = 0; byte < std::max<size_t>(size, 4); byte += 4) {
+      const uint32_t word = (offsets[lane] + static_cast<uint32_t>(byte)) / 4;
+      auto& in_bank = words[word % kBanks];
+      if (std::find(in_bank.begin(), in_bank.end(), word) == in_bank.end()) in_bank.push_back(word);
+    }
+  }
+  size_t most = 0;
+  for (auto& in_bank : words) most = std::max(most, in_bank.size());
+  return most;
+}
+
+static void add(uint32_t pc, bool is_matrix, uint64_t ideal, uint64_t wavefronts) {
+  BankRecord& record = totals[{pc, is_matrix}];
+  record.pc = pc;
+  record.is_matrix = is_matrix;
+  record.requests++;
+  record.ideal += ideal;
+  record.wavefronts += wavefronts;
+}
+
+void count_shared_access(Fiber* fiber, uint32_t offset, size_t size, uint32_t pc) {
+  WarpTraffic& warp = traffic[{fiber->block->rank, fiber->warp, pc}];
+  const uint32_t execution = warp.executions[fiber->lane]++;
+  if (warp.requests.size() <= execution) warp.requests.resize(execution + 1);
+  Request& request = warp.requests[execution];
+  request.lanes |= 1u << fiber->lane;
+  request.offsets[fiber->lane] = offset;
+  request.size = size;
+}
+
+void count_matrix_access(const uint32_t* row_offsets, int rows, uint32_t pc) {
+  bool present[kWarpSize];
+  std::fill(present, present + rows, true);
+  add(pc, true, 1, wavefronts_of(row_offsets, present, rows, 16));
+}
+
+// Wide accesses are served in parts: 8 bytes by half warps, 16 bytes by quarter warps.
+static void add_request(uint32_t pc, const Request& request) {
+  const int parts = request.size <= 4 ? 1 : request.size <= 8 ? 2 : 4;
+  const int lanes = kWarpSize / parts;
+  uint64_t ideal = 0, wavefronts = 0;
+  for (int part = 0; part < parts; part++) {
+    bool present[kWarpSize];
+    bool any = false;
+    for (int lane = 0; lane < lanes; lane++) {
+      present[lane] = request.lanes >> (part * lanes + lane) & 1;
+      any |= present[lane];
+    }
+    if (!any) continue;
+    ideal++;
+    wavefronts += wavefronts_of(request.offsets + part * lanes, present, lanes, request.size);
+  }
+  add(pc, false, ideal, wavefronts);
+}
+
+void finish_bank_conflicts_of_block() {
+  for (auto& [key, warp] : traffic)
+    for (const Request& request : warp.requests) add_request(std::get<2>(key), request);
+  traffic.clear();
+}
+
+void reset_bank_conflicts() {
+  totals.clear();
+  traffic.clear();
+}
+
+}  // namespace emulator
+
+using namespace emulator;
+extern "C" {
+size_t emulator_bank_count() {
+  listed.clear();
+  for (auto& [key, record] : totals) listed.push_back(record);
+  return listed.size();
+}
+const BankRecord* emulator_bank_record(size_t index) { return &listed[index]; }
+}

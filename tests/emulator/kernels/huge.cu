@@ -1,0 +1,11 @@
+// Copies of a tensor with more than 2^31 elements.
+
+extern "C" __global__ void copy_far_with_int(const float* x, float* y) {
+  const int i =
+      static_cast<int>(blockIdx.x) * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  y[i] = x[i];
+}
+extern "C" __global__ void copy_far_with_long(const float* x, float* y) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  y[i] = x[i];
+}

@@ -1,0 +1,177 @@
+"""The runtime library through ctypes, and the settings of a launch."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .build import build_runtime
+
+POLICIES = ("first-in", "reverse", "random")
+TIMINGS = ("late", "early", "any")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How launches are run.
+
+    Attributes:
+        check: Look at every access (a module built with ``checked=False`` has none to look at).
+        policy: Which thread runs next: ``first-in``, ``reverse`` or ``random``.
+        timing: When asynchronous copies land: ``late``, ``early`` or at ``any`` time.
+        preempt_period: A thread yields at one access in about so many; 0 for never.
+        seed: Of every random choice.
+        bank_conflicts: Count the wavefronts of shared-memory accesses.
+        blocks: Linear indices of the blocks (clusters, where declared) to run; None for all.
+        raise_reports: Raise CheckerError after a launch with reports.
+        on_outcome: Called with the Outcome of each launch, before it raises.
+    """
+
+    check: bool = True
+    policy: str = "first-in"
+    timing: str = "late"
+    preempt_period: int = 0
+    seed: int = 1
+    bank_conflicts: bool = False
+    blocks: Sequence[int] | None = None
+    raise_reports: bool = True
+    on_outcome: Callable[[Any], None] | None = None
+
+
+# Three schedules that differ in every respect; test suites run each case in all of them.
+SCHEDULES = (
+    Settings(),
+    Settings(policy="reverse", timing="early"),
+    Settings(policy="random", timing="any", preempt_period=64, seed=7),
+)
+
+_DEFAULT = SCHEDULES[0]
+_current: contextvars.ContextVar[Settings] = contextvars.ContextVar(
+    "emulator_settings", default=_DEFAULT
+)
+
+
+def current_settings() -> Settings:
+    """The settings that the next launch uses."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def settings(base: Settings | None = None, **changes) -> Iterator[Settings]:
+    """Changes the settings of the launches made inside the ``with`` block."""
+    chosen = replace(base or _current.get(), **changes)
+    token = _current.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _current.reset(token)
+
+
+# --------------------------------------------------------------------------------------------------
+# The structs of host/emulator.h, host/runtime.h and host/checker.h
+# --------------------------------------------------------------------------------------------------
+class _SettingsRecord(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint32)
+        for name in (
+            "check",
+            "policy",
+            "async_timing",
+            "preempt_period",
+            "seed",
+            "bank_conflicts",
+        )
+    ]
+
+
+class StatisticsRecord(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("switches", "accesses", "blocks")]
+
+
+class ReportRecord(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_uint32),
+        ("block", ctypes.c_uint32 * 3),
+        ("thread", ctypes.c_uint32 * 3),
+        ("pc", ctypes.c_uint32),
+        ("other_pc", ctypes.c_uint32),
+        ("line", ctypes.c_uint32),
+        ("file", ctypes.c_char * 256),
+        ("text", ctypes.c_char * 512),
+    ]
+
+
+class BankRecord(ctypes.Structure):
+    _fields_ = [("pc", ctypes.c_uint32), ("is_matrix", ctypes.c_uint32)] + [
+        (name, ctypes.c_uint64) for name in ("requests", "ideal", "wavefronts")
+    ]
+
+
+class ParameterRecord(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_uint32), ("kind", ctypes.c_uint32)]
+
+
+class EntryRecord(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("call", ctypes.c_void_p),
+        ("parameter_count", ctypes.c_uint32),
+        ("parameters", ctypes.POINTER(ParameterRecord)),
+        ("launch_bounds", ctypes.c_uint32),
+        ("cluster", ctypes.c_uint32 * 3),
+    ]
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The runtime, loaded once in a process; kernels bind to it."""
+    runtime = ctypes.CDLL(str(build_runtime()), mode=ctypes.RTLD_GLOBAL)
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    signatures = {
+        "emulator_settings": (ctypes.POINTER(_SettingsRecord), []),
+        "emulator_statistics": (ctypes.POINTER(StatisticsRecord), []),
+        "emulator_clear_reports": (None, []),
+        "emulator_report_count": (size, []),
+        "emulator_report": (ctypes.POINTER(ReportRecord), [size]),
+        "emulator_bank_count": (size, []),
+        "emulator_bank_record": (ctypes.POINTER(BankRecord), [size]),
+        "emulator_register": (
+            pointer,
+            [ctypes.c_char_p, pointer, size, ctypes.c_uint, ctypes.c_int, ctypes.c_int],
+        ),
+        "emulator_unregister": (None, [pointer]),
+        "emulator_element_state": (pointer, [pointer]),
+        "emulator_granule_shift": (ctypes.c_uint, [pointer]),
+        "emulator_is_registered": (ctypes.c_int, [pointer]),
+        "emulator_allocate": (pointer, [size]),
+        "emulator_free": (None, [pointer, size]),
+        "emulator_launch": (
+            None,
+            [pointer, pointer, pointer, size, pointer, pointer, size],
+        ),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(runtime, name)
+        function.restype, function.argtypes = result, arguments
+    return runtime
+
+
+def apply_settings(chosen: Settings) -> None:
+    """Writes the settings into the runtime; ValueError for an unknown word."""
+    if chosen.policy not in POLICIES or chosen.timing not in TIMINGS:
+        raise ValueError(
+            f"policy is one of {POLICIES} and timing one of {TIMINGS}:"
+            f" got {chosen.policy!r}, {chosen.timing!r}"
+        )
+    record = library().emulator_settings().contents
+    record.check = chosen.check
+    record.policy = POLICIES.index(chosen.policy)
+    record.async_timing = TIMINGS.index(chosen.timing)
+    record.preempt_period = chosen.preempt_period
+    record.seed = chosen.seed
+    record.bank_conflicts = chosen.bank_conflicts

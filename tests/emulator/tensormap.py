@@ -1,0 +1,170 @@
+"""Stands in for the driver's tensor map encoders; the twin's TMA reads what this writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+MAP_BYTES = 128
+_MAGIC = 0x70616D5F726F736E
+_MAX_RANK = 5
+SWIZZLES = (0, 32, 64, 128)
+
+# host/tensor_map.h declares the same fields.
+_RECORD = np.dtype(
+    {
+        "names": [
+            "magic",
+            "base",
+            "stride",
+            "extent",
+            "box",
+            "lower",
+            "upper",
+            "element_stride",
+            "element_size",
+            "rank",
+            "swizzle",
+            "im2col",
+        ],
+        "formats": [
+            "u8",
+            "u8",
+            ("u8", 4),
+            ("u4", 5),
+            ("u2", 5),
+            ("i2", 3),
+            ("i2", 3),
+            ("u1", 5),
+            "u1",
+            "u1",
+            "u1",
+            "u1",
+        ],
+        "offsets": [0, 8, 16, 48, 68, 78, 84, 90, 95, 96, 97, 98],
+        "itemsize": MAP_BYTES,
+    }
+)
+
+# Per rank of an im2col map: the range of the corners of the bounding box.
+_CORNER_RANGE = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
+
+
+def encode_tiled(
+    address: int,
+    element_size: int,
+    extents: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    element_strides: Sequence[int] | None = None,
+    swizzle: int = 0,
+) -> np.ndarray:
+    """A map for tiled loads and stores, as cuTensorMapEncodeTiled makes one.
+
+    Args:
+        address: Of element 0; a multiple of 16.
+        element_size: Bytes: 1, 2, 4 or 8.
+        extents: Elements, innermost dimension first; rank 1 to 5.
+        strides: Bytes, of dimensions 1 and up; multiples of 16.
+        box: Elements of one copy, per dimension; 1 to 256.
+        element_strides: Steps of the box per dimension, 1 to 8.
+        swizzle: Span in bytes: 0, 32, 64 or 128; the box's inner dimension fills it.
+
+    Returns:
+        An array of shape (1,) with 128 structured bytes, passed to a kernel by value.
+
+    Raises:
+        ValueError: What the driver would refuse (as far as it is documented).
+    """
+    rank = len(extents)
+    steps = list(element_strides or [1] * rank)
+    _check_common(address, element_size, extents, strides, steps, swizzle)
+    _require(len(box) == rank, f"the box has {len(box)} extents, the tensor {rank}")
+    _require(all(1 <= size <= 256 for size in box), f"box extents are 1 to 256: got {tuple(box)}")
+    _check_inner(box[0] * element_size, swizzle)
+    return _pack(address, element_size, extents, strides, box, steps, swizzle, False, (), ())
+
+
+def encode_im2col(
+    address: int,
+    element_size: int,
+    extents: Sequence[int],
+    strides: Sequence[int],
+    lower: Sequence[int],
+    upper: Sequence[int],
+    channels_per_pixel: int,
+    pixels_per_column: int,
+    element_strides: Sequence[int] | None = None,
+    swizzle: int = 0,
+) -> np.ndarray:
+    """A map for im2col loads of an N(D)(H)WC tensor, as cuTensorMapEncodeIm2col makes one.
+
+    Args:
+        extents: C, W, (H, (D,)) N; rank 3 to 5.
+        lower, upper: Corners of the bounding box of base pixels, W first: a base pixel lies in
+            [lower, extent - 1 + upper].
+        channels_per_pixel: Up to 256.
+        pixels_per_column: Up to 1024.
+        address, element_size, strides, element_strides, swizzle: As in ``encode_tiled``.
+
+    Returns:
+        As ``encode_tiled``.
+
+    Raises:
+        ValueError: What the driver would refuse (as far as it is documented).
+    """
+    rank = len(extents)
+    steps = list(element_strides or [1] * rank)
+    _check_common(address, element_size, extents, strides, steps, swizzle)
+    _require(rank in _CORNER_RANGE, f"an im2col map has rank 3 to 5: got {rank}")
+    low, high = _CORNER_RANGE[rank]
+    for name, corner in (("lower", lower), ("upper", upper)):
+        fits = len(corner) == rank - 2 and all(low <= value <= high for value in corner)
+        _require(fits, f"{name} has {rank - 2} corners in [{low}, {high}]: got {tuple(corner)}")
+    _require(1 <= channels_per_pixel <= 256, f"channels per pixel: 1 to 256, {channels_per_pixel}")
+    _require(1 <= pixels_per_column <= 1024, f"pixels per column: 1 to 1024, {pixels_per_column}")
+    _check_inner(channels_per_pixel * element_size, swizzle)
+    box = (channels_per_pixel, pixels_per_column)
+    return _pack(address, element_size, extents, strides, box, steps, swizzle, True, lower, upper)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _check_common(address, element_size, extents, strides, steps, swizzle) -> None:
+    rank = len(extents)
+    _require(1 <= rank <= _MAX_RANK, f"rank 1 to {_MAX_RANK}: got {rank}")
+    _require(element_size in (1, 2, 4, 8), f"element size 1, 2, 4 or 8: got {element_size}")
+    _require(address % 16 == 0, f"the address is a multiple of 16: got {address:#x}")
+    _require(len(strides) == rank - 1, f"{rank - 1} strides for rank {rank}: got {len(strides)}")
+    fits = all(stride % 16 == 0 and 0 < stride < 1 << 40 for stride in strides)
+    _require(fits, f"strides are multiples of 16 below 2^40: got {tuple(strides)}")
+    fits = all(0 < extent <= 1 << 32 for extent in extents)
+    _require(fits, f"extents are 1 to 2^32: got {tuple(extents)}")
+    fits = len(steps) == rank and all(1 <= step <= 8 for step in steps)
+    _require(fits, f"element strides are {rank} numbers from 1 to 8: got {tuple(steps)}")
+    _require(swizzle in SWIZZLES, f"swizzle is one of {SWIZZLES}: got {swizzle}")
+
+
+def _check_inner(inner_bytes: int, swizzle: int) -> None:
+    _require(inner_bytes % 16 == 0, f"the inner row is a multiple of 16 bytes: got {inner_bytes}")
+    if swizzle:
+        # The driver allows less; how the rows then lie is not documented, so kernels do not use it.
+        _require(inner_bytes == swizzle, f"the inner row fills {swizzle} bytes: got {inner_bytes}")
+
+
+def _pack(address, element_size, extents, strides, box, steps, swizzle, im2col, lower, upper):
+    record = np.zeros(1, _RECORD)
+    record["magic"], record["base"] = _MAGIC, address
+    record["stride"][0, : len(strides)] = strides
+    record["extent"][0, : len(extents)] = [min(extent, (1 << 32) - 1) for extent in extents]
+    record["box"][0, : len(box)] = box
+    record["element_stride"][0, : len(steps)] = steps
+    record["lower"][0, : len(lower)] = lower
+    record["upper"][0, : len(upper)] = upper
+    record["element_size"], record["rank"] = element_size, len(extents)
+    record["swizzle"], record["im2col"] = swizzle, im2col
+    return record

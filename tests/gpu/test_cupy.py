@@ -1,0 +1,166 @@
+"""The CuPy path on a real GPU: the same cases as everywhere else, and what only a GPU can show.
+
+Without a GPU the whole module is skipped, in one line.
+"""
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import arrays, backends
+from cupyconv.problem import PASSES
+from tests import agreement
+from tests.agreement import fits
+from tests.configurations import CASES, FAMILY_CASES
+
+if arrays.device_count() == 0:
+    pytest.skip("no usable GPU: the CuPy path was not run", allow_module_level=True)
+
+cupy = arrays.cupy()
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+X = (2, 6, 9, 7)
+W = (4, 3, 3, 2)
+LAYER = {"stride": (2, 1), "padding": ((1, 0), (0, 1)), "dilation": (1, 2), "groups": 2}
+
+
+def random(shape, dtype="float32", seed=0):
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return values.astype(arrays.numpy_dtype(dtype))
+
+
+def layer(dtype="float32"):
+    """x, w, dy of a small layer as CuPy arrays, and its problem."""
+    problem = cupyconv.ConvProblem(X, W, dtype=dtype, **LAYER)
+    x, w, dy = (random(s, dtype, i) for i, s in enumerate((X, W, problem.output_shape)))
+    return cupy.asarray(x), cupy.asarray(w), cupy.asarray(dy), problem
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [*CASES, *FAMILY_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("impl", ["auto", "cuda-generic", "cuda-gather", "cuda-direct"])
+def test_kernels_agree_exactly_with_the_reference(case, impl, dtype):
+    problem = case.problem.replace(dtype=dtype)
+    device = backends.current_device()
+    passes = PASSES if impl == "auto" else fits(problem, impl, device)
+    agreement.require_exact(
+        cupyconv, problem, passes=passes, to_device=cupy.asarray, to_host=cupy.asnumpy, impl=impl
+    )
+
+
+def test_nothing_synchronises_and_calls_can_be_captured():
+    x, w, dy, _ = layer()
+    outs = [cupy.empty_like(cupyconv.conv_forward(x, w, **LAYER)), cupy.empty_like(x)]
+    cupyconv.conv_backprop_input(X, w, dy, out=outs[1], **LAYER)  # compiles before the capture
+    filter_gradient = cupyconv.conv_backprop_filter(x, W, dy, **LAYER)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()  # any synchronisation from here to end_capture is an error
+        cupyconv.conv_forward(x, w, out=outs[0], **LAYER)
+        cupyconv.conv_backprop_input(X, w, dy, out=outs[1], **LAYER)
+        cupyconv.conv_backprop_filter(x, W, dy, out=filter_gradient, **LAYER)
+        graph = stream.end_capture()
+        for out in (*outs, filter_gradient):
+            out.fill(np.nan)
+        graph.launch(stream)
+        stream.synchronize()
+    host = [cupy.asnumpy(array) for array in (x, w, dy)]
+    expected = [
+        cupyconv.conv_forward(host[0], host[1], impl="reference", **LAYER),
+        cupyconv.conv_backprop_input(X, host[1], host[2], impl="reference", **LAYER),
+        cupyconv.conv_backprop_filter(host[0], W, host[2], impl="reference", **LAYER),
+    ]
+    for out, reference in zip((*outs, filter_gradient), expected, strict=True):
+        np.testing.assert_allclose(cupy.asnumpy(out), reference, rtol=1e-5, atol=1e-5)
+
+
+def test_results_are_bitwise_the_same_on_every_run():
+    x, w, dy, _ = layer()
+    runs = {
+        tuple(cupy.asnumpy(g).tobytes() for g in cupyconv.conv_backward(x, w, dy, **LAYER))
+        for _ in range(10)
+    }
+    assert len(runs) == 1
+
+
+def test_results_come_from_the_memory_pool():
+    x, w, _, problem = layer()
+    pool = cupy.get_default_memory_pool()
+    before = pool.used_bytes()
+    y = cupyconv.conv_forward(x, w, **LAYER)
+    assert pool.used_bytes() - before >= y.nbytes
+    assert y.shape == problem.output_shape
+
+
+def test_views_are_read_and_written_in_place():
+    x, w, _, problem = layer()
+    wide = cupy.zeros((*X[:-1], 2 * X[-1]), "float32")
+    wide[..., ::-2] = x
+    buffer = cupy.full((*problem.output_shape[:-1], 2 * problem.output_shape[-1]), 7, "float32")
+    cupyconv.conv_forward(wide[..., ::-2], w, out=buffer[..., ::2], **LAYER)
+    expected = cupyconv.conv_forward(x, w, **LAYER)
+    assert (buffer[..., ::2] == expected).all()
+    assert (buffer[..., 1::2] == 7).all()
+
+
+def test_bias_gradient_is_the_sum_over_pixels():
+    for dtype in DTYPES:
+        dy = cupy.asarray(np.random.default_rng(0).integers(-2, 3, (3, 5, 17, 11)))
+        dy = dy.astype(arrays.numpy_dtype(dtype))
+        expected = cupyconv.conv_backprop_bias(cupy.asnumpy(dy))
+        assert (cupy.asnumpy(cupyconv.conv_backprop_bias(dy)) == expected).all()
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+def test_bias_and_activation_are_fused(activation):
+    x, w, _, _ = layer()
+    bias = random((4,), seed=9)
+    got = cupyconv.conv_forward(x, w, cupy.asarray(bias), activation=activation, **LAYER)
+    host = [cupy.asnumpy(array) for array in (x, w)]
+    expected = cupyconv.conv_forward(*host, bias, activation=activation, impl="reference", **LAYER)
+    np.testing.assert_allclose(cupy.asnumpy(got), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_dlpack_and_cuda_array_interface_come_in_without_a_copy():
+    x, w, _, _ = layer()
+
+    class Exporter:
+        __cuda_array_interface__ = x.__cuda_array_interface__
+
+    taken, home = arrays.take("x", Exporter())
+    assert home is arrays.Home.GPU
+    assert taken.data.ptr == x.data.ptr
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        tensor = torch.ones(X, device="cuda")
+        taken, _ = arrays.take("x", tensor)
+        assert taken.data.ptr == tensor.data_ptr()
+        y = cupyconv.conv_forward(tensor, w, **LAYER)
+        assert isinstance(y, cupy.ndarray)
+
+
+def test_arrays_of_two_homes_are_refused():
+    x, w, _, _ = layer()
+    with pytest.raises(cupyconv.ConvTypeError, match="x is a CuPy array, w is a NumPy array"):
+        cupyconv.conv_forward(x, cupy.asnumpy(w), **LAYER)
+    with pytest.raises(cupyconv.ConvTypeError, match="out must be where the inputs are"):
+        cupyconv.conv_forward(x, w, out=np.empty(1, "float32"), **LAYER)
+
+
+def test_an_overlapping_out_is_refused():
+    x = cupy.ones((1, 1, 4, 4), "float32")
+    w = cupy.ones((1, 1, 1, 1), "float32")
+    with pytest.raises(cupyconv.ConvError, match="out must not share memory"):
+        cupyconv.conv_forward(x, w, out=x)
+
+
+def test_more_than_two_to_the_31_elements():
+    size = 2**31 // (64 * 1024) + 9
+    needed = 64 * 1024 * size * 2 * 2
+    if cupy.cuda.runtime.memGetInfo()[0] < needed + (1 << 30):
+        pytest.skip(f"needs {needed / 2**30:.0f} GiB of GPU memory")
+    x = cupy.zeros((1, 64, size, 1024), "float16")
+    x[:, :, -1, -1] = 1
+    w = cupy.ones((1, 64, 1, 1), "float16")
+    y = cupyconv.conv_forward(x, w)
+    assert float(y[0, 0, -1, -1]) == 64
+    assert int(cupy.count_nonzero(y)) == 1

@@ -1,0 +1,257 @@
+"""Every kind of report, each with a small kernel that has that fault (tests/emulator/faults)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.emulator import SCHEDULES, CheckerError, EmulatedModule, Report, memory, settings
+from tests.emulator.reports import KINDS, UNWRITTEN_OUTPUT
+from tests.emulator.tensormap import encode_tiled
+
+FAULTS = Path(__file__).parent / "emulator" / "faults"
+_KERNEL = re.compile(
+    r"^// launch: (?P<launch>[^\n]*)\n(?P<head>extern \"C\" __global__ [^{]*\{)(?P<body>.*?)^\}",
+    re.M | re.S,
+)
+_MARK = re.compile(r"// FAULT (?P<kinds>[\w-]+(?: or [\w-]+)*)(?P<sometimes> in \w.*)?")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A marked line: the kinds a report there may have; ``sometimes``: not in every schedule."""
+
+    line: int
+    kinds: tuple[str, ...]
+    sometimes: bool
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kernel of the faults folder, as its comments describe it."""
+
+    file: Path
+    kernel: str
+    grid: int
+    block: int
+    shared: int
+    zeroed: bool
+    takes_map: bool
+    marks: tuple[Mark, ...]
+
+
+def read_faults() -> list[Fault]:
+    faults = []
+    for file in sorted(FAULTS.glob("*.cu")):
+        text = file.read_text()
+        for match in _KERNEL.finditer(text):
+            words = dict(re.findall(r"(grid|block|shared) (\d+)", match["launch"]))
+            first_line = text[: match.start("head")].count("\n") + 1
+            marks = []
+            for number, line in enumerate(match.group(0).split("\n")[1:], first_line):
+                if mark := _MARK.search(line):
+                    kinds = tuple(mark["kinds"].split(" or "))
+                    marks.append(Mark(number, kinds, bool(mark["sometimes"])))
+            name = re.search(r"(\w+)\s*\((?:const float\* in|\s*const __grid)", match["head"])[1]
+            faults.append(
+                Fault(
+                    file,
+                    name,
+                    int(words.get("grid", 1)),
+                    int(words["block"]),
+                    int(words.get("shared", 0)),
+                    "zeroed" in match["launch"],
+                    "TensorMap" in match["head"],
+                    tuple(marks),
+                )
+            )
+    return faults
+
+
+FAULT_KERNELS = read_faults()
+
+
+@cache
+def module(file: Path) -> EmulatedModule:
+    return EmulatedModule(file)
+
+
+def launch(fault: Fault) -> list[Report]:
+    values = np.arange(1, 4097, dtype=np.float32)
+    writes_input = "store" in fault.kernel and fault.takes_map
+    source = memory.array(values, "in", read_only=not writes_input)
+    make = memory.zeros if fault.zeroed else memory.empty
+    output = make((4096,), np.float32, "out")
+    first = source
+    if fault.takes_map:
+        first = encode_tiled(source.ctypes.data, 4, (64, 64), (256,), (32, 32))
+    kernel = module(fault.file).get_function(fault.kernel)
+    return kernel((fault.grid,), (fault.block,), (first, output), shared_mem=fault.shared).reports
+
+
+@pytest.mark.parametrize("fault", FAULT_KERNELS, ids=lambda fault: fault.kernel)
+def test_fault_is_reported_where_it_is(fault: Fault) -> None:
+    for schedule in SCHEDULES:
+        with settings(schedule, raise_reports=False):
+            reports = launch(fault)
+        found = {(report.line, report.kind) for report in reports}
+        allowed = {(mark.line, kind) for mark in fault.marks for kind in mark.kinds}
+        assert found <= allowed, "\n".join(map(str, reports))
+        assert bool(found) == bool(fault.marks), schedule
+        if schedule is SCHEDULES[0]:
+            hit = {line for line, _ in found}
+            assert hit >= {mark.line for mark in fault.marks if not mark.sometimes}
+        for report in reports:
+            assert report.kernel == fault.kernel
+            assert report.file == f"tests/emulator/faults/{fault.file.name}"
+            assert 0 <= report.block[0] < fault.grid
+            assert 0 <= report.thread[0] < fault.block
+
+
+def test_every_kind_of_report_has_a_faulty_kernel() -> None:
+    shown = {kind for fault in FAULT_KERNELS for mark in fault.marks for kind in mark.kinds}
+    assert shown == set(KINDS)
+
+
+def test_report_names_what_happened() -> None:
+    fault = next(one for one in FAULT_KERNELS if one.kernel == "shared_read_past_the_end")
+    with pytest.raises(CheckerError) as caught:
+        launch(fault)
+    (report,) = caught.value.reports
+    assert report.thread == (31, 0, 0)
+    assert report.block == (0, 0, 0)
+    assert "shared tile of 128 bytes" in report.text
+    assert str(report).startswith("out-of-bounds: shared_read_past_the_end block(0,0,0) thread(31")
+
+
+# --------------------------------------------------------------------------------------------------
+# Outputs
+# --------------------------------------------------------------------------------------------------
+SOURCES = Path(__file__).parent / "emulator" / "kernels"
+
+
+def run(name: str, kernel: str, grid: int, block: int, *args, **options):
+    function = module(SOURCES / name).get_function(kernel)
+    return function((grid,), (block,), args, **options)
+
+
+def test_unwritten_output_is_reported() -> None:
+    out = memory.empty((5, 7), np.float32, "y")
+    run("stores.cu", "fill", 1, 32, out, np.int32(33))
+    with pytest.raises(CheckerError) as caught:
+        memory.check_written(out)
+    (report,) = caught.value.reports
+    assert report.kind == UNWRITTEN_OUTPUT
+    assert (report.kernel, report.file) == ("fill", "tests/emulator/kernels/stores.cu")
+    assert "2 of 35 elements of y" in report.text
+    assert "first at (4, 5)" in report.text
+    assert memory.unwritten_elements(out).tolist() == [[4, 5], [4, 6]]
+    run("stores.cu", "fill", 1, 32, out, np.int32(35))
+    memory.check_written(out)
+
+
+def test_write_between_the_elements_of_a_view_is_reported() -> None:
+    out = memory.empty_strided((4, 4), np.float32, (32, 8), "y")
+    with pytest.raises(CheckerError, match="between the elements"):
+        run("stores.cu", "fill", 1, 32, out, np.int32(4))
+
+
+def test_strided_view_is_written_through() -> None:
+    out = memory.empty_strided((16,), np.float32, (8,), "y")
+    run("stores.cu", "fill_strided", 1, 32, out, np.int32(16), np.int32(2))
+    memory.check_written(out)
+    assert out.tolist() == list(range(16))
+
+
+# --------------------------------------------------------------------------------------------------
+# The canary: no kind of store may escape the instrumentation
+# --------------------------------------------------------------------------------------------------
+STORES = (
+    "store_scalar",
+    "store_returned_struct",
+    "store_vector",
+    "store_memcpy",
+    "store_memset",
+    "store_struct_copy",
+    "store_through_volatile",
+    "store_in_a_loop",
+    "store_conditionally",
+    "store_bitfield",
+    "store_from_template",
+    "store_compound",
+    "store_atomic",
+    "store_double",
+    "store_byte",
+)
+
+
+@pytest.mark.parametrize("kernel", STORES)
+def test_instrumentation_sees_every_kind_of_store(kernel: str) -> None:
+    read_only = memory.array(np.zeros(64, np.uint8), "out", read_only=True)
+    with settings(raise_reports=False):
+        (report,) = run("stores.cu", kernel, 1, 1, read_only).reports
+    assert report.kind == "read-only-write"
+    text = (SOURCES / "stores.cu").read_text().split("\n")
+    assert f"// STORE {kernel}" in text[report.line - 1]
+
+
+def test_every_store_kernel_is_a_canary() -> None:
+    declared = re.findall(r"void (store_\w+)\(unsigned", (SOURCES / "stores.cu").read_text())
+    assert sorted(declared) == sorted(STORES)
+
+
+# --------------------------------------------------------------------------------------------------
+# Figures
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("kernel", "is_matrix", "ratio"),
+    [
+        ("column_of_32", False, 32.0),
+        ("column_of_33", False, 1.0),
+        ("row_of_float4", False, 1.0),
+        ("stride_2", False, 2.0),
+        ("broadcast", False, 1.0),
+        ("matrix_pitch_64", True, 4.0),
+        ("matrix_pitch_80", True, 1.0),
+    ],
+)
+def test_bank_conflicts_are_counted(kernel: str, is_matrix: bool, ratio: float) -> None:
+    out = memory.empty((32,), np.float32, "out")
+    with settings(bank_conflicts=True):
+        outcome = run("banks.cu", kernel, 1, 32, out)
+    text = (SOURCES / "banks.cu").read_text().split("\n")
+    (line,) = [
+        one
+        for one in outcome.bank_conflicts
+        if f"// COUNTED {kernel}" in text[one.line - 1] and one.is_matrix == is_matrix
+    ]
+    assert line.wavefronts / line.ideal == ratio
+    assert line.requests == (4 if kernel.startswith("matrix") else 1)
+
+
+# --------------------------------------------------------------------------------------------------
+# More than 2**31 elements
+# --------------------------------------------------------------------------------------------------
+HUGE = (3, 1 << 30)
+
+
+@pytest.mark.parametrize("kernel", ["copy_far_with_int", "copy_far_with_long"])
+def test_huge_tensor_with_chosen_blocks(kernel: str) -> None:
+    x = memory.lazy(HUGE, np.float32, "x")
+    x[2, -1] = 5
+    y = memory.lazy(HUGE, np.float32, "y")
+    blocks = HUGE[0] * HUGE[1] // 256
+    with settings(raise_reports=False, blocks=[0, blocks - 1]):
+        outcome = run("huge.cu", kernel, blocks, 256, x, y)
+    assert outcome.blocks == 2 or outcome.reports
+    if kernel == "copy_far_with_long":
+        assert not outcome.reports
+        assert y[2, -1] == 5
+    else:
+        assert {report.kind for report in outcome.reports} <= {"integer-overflow", "out-of-bounds"}
+        assert any(report.kind == "integer-overflow" for report in outcome.reports)

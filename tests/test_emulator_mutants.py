@@ -1,0 +1,104 @@
+"""The mutation run notices what it should: on small texts, and on a shipped kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests import emulator
+from tests.emulator import mutants
+from tests.emulator.build import KERNEL_DIRECTORY
+
+TEXT = """\
+#define FOUR 4
+// a comment with 7 and i < 8
+static_assert(sizeof(int) == 4, "");
+extern "C" __global__ void kernel(float* y) {
+  for (int i = 0; i < 16; i++) {
+    y[i + 2] = 0.5f;  // 3
+    __syncthreads();
+    ptx::cp_async_wait<1>();
+    while (!ptx::mbarrier_try_wait_parity(&full[stage], phase)) {
+    }
+  }
+}
+"""
+
+
+def test_mutations_of_a_text() -> None:
+    found = {(one.line, one.change) for one in mutants.mutations("kernel.cu", TEXT)}
+    assert found == {
+        (5, "0 -> 1"),
+        (5, "16 -> 15"),
+        (5, "16 -> 17"),
+        (5, "< -> <="),
+        (6, "2 -> 1"),
+        (6, "2 -> 3"),
+        (7, "__syncthreads removed"),
+        (8, "ptx::cp_async_wait removed"),
+        (8, "1 -> 0"),
+        (8, "1 -> 2"),
+        (9, "ptx::mbarrier_try_wait_parity removed"),
+    }
+
+
+def test_removed_statement_leaves_the_rest() -> None:
+    (one,) = [m for m in mutants.mutations("kernel.cu", TEXT) if "parity" in m.change]
+    assert "mbarrier" not in one.text
+    assert one.text.count("\n") >= TEXT.count("\n") - 1
+    assert str(one).startswith("kernel.cu:9: [ptx::mbarrier_try_wait_parity removed] in: while (")
+
+
+def bias_case() -> None:
+    dy = np.arange(-30, 42).reshape(2, 3, 3, 4).astype(np.float32)
+    db = emulator.conv_backprop_bias(dy)
+    assert np.array_equal(db, dy.sum(axis=(0, 2, 3)))
+
+
+def bias_cases(file: str) -> list[mutants.Case]:
+    return [("bias", bias_case)]
+
+
+def no_cases(file: str) -> list[mutants.Case]:
+    return []
+
+
+def of_kernel(change: str) -> mutants.Mutant:
+    text = (KERNEL_DIRECTORY / "conv_backprop_bias.cu").read_text()
+    return next(m for m in mutants.mutations("conv_backprop_bias.cu", text) if m.change == change)
+
+
+@pytest.mark.parametrize(
+    ("change", "outcomes"),
+    [("__syncthreads removed", {"report"}), ("0 -> 1", {"report", "numbers"})],
+)
+def test_mutant_of_a_shipped_kernel_is_killed(change: str, outcomes: set[str]) -> None:
+    mutant = of_kernel(change)
+    (verdict,) = mutants.judge([mutant], bias_cases)
+    assert verdict.outcome in outcomes, verdict
+    if change == "__syncthreads removed":
+        assert "race" in verdict.detail or "uninitialised-read" in verdict.detail
+        assert "conv_backprop_bias.cu:" in verdict.detail
+
+
+def test_kernels_as_they_are_survive() -> None:
+    assert mutants.judge_unchanged("conv_backprop_bias.cu", bias_cases).outcome == "survived"
+
+
+def test_survivor_is_printed_unless_it_is_argued_equivalent(monkeypatch, tmp_path, capsys) -> None:
+    mutant = of_kernel("__syncthreads removed")
+    monkeypatch.setattr(mutants, "EQUIVALENT", tmp_path / "list.toml")
+    (tmp_path / "list.toml").write_text("")
+    assert mutants.survivors([mutant], no_cases) == [mutant]
+    assert f"survived  conv_backprop_bias.cu:{mutant.line}" in capsys.readouterr().out
+    (tmp_path / "list.toml").write_text(
+        f"[[mutant]]\nfile = '{mutant.file}'\nsource = '{mutant.source}'\n"
+        f"change = '{mutant.change}'\nreason = 'a test'\n"
+    )
+    assert mutants.survivors([mutant], no_cases) == []
+
+
+def test_listed_equivalents_exist() -> None:
+    existing = {(m.file, m.source, m.change) for m in mutants.all_mutants()}
+    gone = set(mutants.equivalent_mutants()) - existing
+    assert not gone, "entries of equivalent_mutants.toml whose line no longer exists"

@@ -1,0 +1,258 @@
+"""Every kernel family on the CPU, under the checker: exact on integers, in three schedules."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvProblem
+from cupyconv.backends import Tensors
+from cupyconv.planning import cost, plan_pass
+from cupyconv.planning.families import FAMILIES
+from tests import agreement, emulator
+from tests.agreement import fits
+from tests.configurations import (
+    CASES,
+    DTYPES,
+    FAMILY_CASES,
+    all_formats,
+    integer_data,
+    keywords,
+    random_data,
+    random_problems,
+)
+
+SCHEDULES = dict(zip(("first-in", "reverse", "random"), emulator.SCHEDULES, strict=True))
+
+
+def require_exact(problem, impl, arch="sm_80", **more):
+    """The passes that a family takes agree with the reference; which they were."""
+    passes = fits(problem, impl, arch)
+    agreement.require_exact(emulator, problem, impl=impl, arch=arch, passes=passes, **more)
+    return passes
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_generic_on_every_case(dtype, schedule):
+    with emulator.settings(SCHEDULES[schedule]):
+        for case in CASES:
+            require_exact(case.problem.replace(dtype=dtype), "cuda-generic")
+
+
+def test_generic_in_every_format():
+    for case in CASES[::3]:
+        for problem in all_formats(case.problem):
+            require_exact(problem, "cuda-generic")
+
+
+# A family, a dtype, and how many of the cases to take: a second dtype differs in little.
+FAMILY_DTYPES = [
+    ("cuda-gather", "float16", 1),
+    ("cuda-gather", "bfloat16", 4),
+    ("cuda-direct", "float16", 1),
+    ("cuda-direct", "float32", 3),
+]
+
+
+FAMILY_RUNS = [
+    pytest.param(impl, case.problem.replace(dtype=dtype), id=f"{impl}-{dtype}-{case.name}")
+    for impl, dtype, every in FAMILY_DTYPES
+    for case in FAMILY_CASES[::every]
+    if fits(case.problem.replace(dtype=dtype), impl, "sm_80")
+]
+
+
+@pytest.mark.parametrize(
+    ("number", "impl", "problem"),
+    [pytest.param(number, *run.values, id=run.id) for number, run in enumerate(FAMILY_RUNS)],
+)
+def test_families_on_their_edges(number, impl, problem):
+    """In two of six formats; which two goes round."""
+    require_exact_in_formats(problem, impl, slice(number % 3, None, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("impl", "problem"), FAMILY_RUNS)
+def test_families_in_every_format(impl, problem):
+    require_exact_in_formats(problem, impl, slice(None))
+
+
+def require_exact_in_formats(problem, impl, which):
+    for number, formatted in enumerate(all_formats(problem)[which]):
+        with emulator.settings(emulator.SCHEDULES[number % 3]):
+            require_exact(formatted, impl)
+
+
+@pytest.mark.parametrize("impl", ["cuda-gather", "cuda-direct"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_families_on_every_case(impl, schedule):
+    ran = 0
+    with emulator.settings(SCHEDULES[schedule]):
+        for case in CASES:
+            ran += len(require_exact(case.problem.replace(dtype="float16"), impl))
+    assert ran >= 12
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_direct_in_other_dtypes(dtype):
+    for case in FAMILY_CASES:
+        if case.problem.groups > 1:
+            require_exact(case.problem.replace(dtype=dtype), "cuda-direct")
+
+
+def test_gather_without_asynchronous_copies():
+    for case in FAMILY_CASES[:8]:
+        for problem in all_formats(case.problem.replace(dtype="float16"))[::2]:
+            require_exact(problem, "cuda-gather", arch="sm_75")
+
+
+@pytest.mark.parametrize("tile", range(len(FAMILIES["cuda-gather"].tiles)))
+@pytest.mark.parametrize("splits", [1, 3])
+def test_gather_with_every_tile_and_split(tile, splits, monkeypatch):
+    chosen = FAMILIES["cuda-gather"].tiles[tile]
+    monkeypatch.setattr(cost, "_splits", lambda blocks, gemm_k, tile: splits)
+    tiled = cost.candidates
+
+    def only(problem, pass_, device, family):
+        return [c for c in tiled(problem, pass_, device, family) if c.tile == chosen]
+
+    monkeypatch.setattr(cost, "candidates", only)
+    plan_pass.cache_clear()
+    try:
+        for number, case in enumerate(FAMILY_CASES[:8]):
+            formats = all_formats(case.problem.replace(dtype="float16"))
+            with emulator.settings(emulator.SCHEDULES[number % 3]):
+                require_exact(formats[(number + tile) % len(formats)], "cuda-gather")
+    finally:
+        plan_pass.cache_clear()
+
+
+@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
+def test_random_configurations(impl):
+    dtype = "float16" if impl == "cuda-gather" else "float32"
+    ran = 0
+    for number, problem in enumerate(random_problems(60, seed=11, max_macs=2000, dtypes=(dtype,))):
+        with emulator.settings(emulator.SCHEDULES[number % 3]):
+            ran += len(require_exact(problem, impl, seed=number))
+    assert ran >= 150
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120a"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whatever_the_planner_picks(arch, dtype):
+    for case in FAMILY_CASES[::2]:
+        agreement.require_exact(emulator, case.problem.replace(dtype=dtype), arch=arch)
+
+
+def test_64_bit_indices(monkeypatch):
+    monkeypatch.setattr("cupyconv.gpu.parameters.index_type", lambda *_: "long long")
+    for case in (*CASES[::4], *FAMILY_CASES[::3]):
+        problem = case.problem.replace(dtype="float16")
+        for impl in ("cuda-generic", "cuda-gather", "cuda-direct"):
+            if fits(problem, impl, "sm_80"):
+                require_exact(problem, impl)
+
+
+@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
+@pytest.mark.parametrize("activation", [None, "relu", "silu", "gelu"])
+def test_bias_and_activation(impl, activation):
+    problem = ConvProblem((2, 8, 6, 5), (8, 1, 3, 3), groups=8, padding=1, dtype="float16")
+    data = random_data(problem)
+    arguments = {**keywords(problem), "activation": activation}
+    got = emulator.conv_forward(data.x, data.w, data.bias, impl=impl, **arguments)
+    expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
+    np.testing.assert_allclose(
+        got.astype(np.float64), expected.astype(np.float64), rtol=2e-3, atol=2e-3
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bias_gradient(dtype):
+    for case in CASES:
+        problem = case.problem.replace(dtype=dtype)
+        dy = integer_data(problem).dy
+        got = emulator.conv_backprop_bias(dy, data_format=problem.data_format)
+        expected = cupyconv.conv_backprop_bias(dy, data_format=problem.data_format)
+        assert (got == expected).all()
+
+
+@cache
+def strided_layer():
+    """x, w, dy of a layer as views with gaps and unaligned starts, and the layer's problem."""
+    problem = ConvProblem((2, 8, 7, 6), (16, 8, 3, 3), padding=1, dtype="float16")
+    data = integer_data(problem)
+    views = []
+    for array in (data.x, data.w, data.dy):
+        wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1] + 1), array.dtype)
+        view = wide[..., 1::2]
+        view[...] = array
+        views.append(view)
+    return problem, views
+
+
+@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather"])
+def test_views_are_read_and_written_in_place(impl):
+    problem, (x, w, dy) = strided_layer()
+    arguments = {**keywords(problem), "impl": impl}
+    shapes = {
+        "forward": problem.output_shape,
+        "backprop_input": x.shape,
+        "backprop_filter": w.shape,
+    }
+    outs = {pass_: np.zeros((*s[:-1], 3 * s[-1]), x.dtype)[..., ::3] for pass_, s in shapes.items()}
+    emulator.conv_forward(x, w, out=outs["forward"], **arguments)
+    emulator.conv_backprop_input(x.shape, w, dy, out=outs["backprop_input"], **arguments)
+    emulator.conv_backprop_filter(x, w.shape, dy, out=outs["backprop_filter"], **arguments)
+    reference = {**arguments, "impl": "reference"}
+    assert (outs["forward"] == cupyconv.conv_forward(x, w, **reference)).all()
+    expected = cupyconv.conv_backprop_input(x.shape, w, dy, **reference)
+    assert (outs["backprop_input"] == expected).all()
+    expected = cupyconv.conv_backprop_filter(x, w.shape, dy, **reference)
+    assert (outs["backprop_filter"] == expected).all()
+
+
+@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
+def test_not_a_number_stays_where_it_belongs(impl):
+    problem = ConvProblem((1, 8, 6, 6), (8, 1, 3, 3), groups=8, dtype="float16")
+    data = random_data(problem)
+    data.x[0, 3, 2, 2] = np.nan
+    data.x[0, 4, 0, 0] = np.inf
+    arguments = keywords(problem)
+    got = emulator.conv_forward(data.x, data.w, impl=impl, **arguments)
+    expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)
+    assert (np.isnan(got) == np.isnan(expected)).all()
+    assert (np.isinf(got) == np.isinf(expected)).all()
+
+
+@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
+def test_the_last_block_of_a_tensor_beyond_32_bits(impl):
+    """x and y have more than 2^32 elements; only the pages that one block touches exist."""
+    size = 65_600
+    problem = ConvProblem((1, 1, size, size), (1, 1, 3, 3), dtype="float16")
+    assert problem.needs_64bit_indexing
+    corner = 40
+    values = np.random.default_rng(0).integers(-3, 4, (1, 1, corner, corner)).astype("float16")
+    w = np.random.default_rng(1).integers(-3, 4, problem.filter_shape).astype("float16")
+    expected = cupyconv.conv_forward(values, w, impl="reference")
+
+    x = emulator.memory.lazy(problem.input_shape, np.float16, "x")
+    y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
+    x[..., -corner:, -corner:] = values
+    backend = emulator.convolutions.backend("sm_80")
+    pass_plan = plan_pass(problem, "forward", backend.device, impl)
+    pixels = problem.gemm("forward").gemm_m
+    if impl == "cuda-direct":  # a block is STRIPS strips of four pixels of a row
+        row = problem.output_sizes[1]
+        last = -(-problem.output_sizes[0] * -(-row // 4) // 128) - 1
+    else:
+        last = pass_plan.blocks - 1
+        assert last == -(-pixels // pass_plan.tile.block_m) - 1
+    with emulator.settings(blocks=[last]):
+        tensors = Tensors(x, emulator.memory.array(w, "w"), y)
+        backend.run(pass_plan, problem, tensors)
+    written = expected[0, 0, -1, -4:]  # what the last tile has of the last row
+    assert written.any()
+    assert (y[0, 0, -1, -4:] == written).all()
+    assert not y[0, 0, : 1 << 10, 0].any()

@@ -18,6 +18,8 @@ _HOMES = {
     "KernelCompileError": "errors",
     "Device": "planning",
     "Plan": "planning",
+    "Explanation": "explaining.explanation",
+    "explain": "explaining.explanation",
     "ConvGradients": "operations",
     "conv_forward": "operations",
     "conv_backprop_input": "operations",
@@ -55,6 +57,7 @@ if TYPE_CHECKING:  # the names of _HOMES, for type checkers
         DeviceError,
         KernelCompileError,
     )
+    from cupyconv.explaining.explanation import Explanation, explain
     from cupyconv.operations import (
         ConvGradients,
         conv_backprop_bias,

@@ -61,7 +61,8 @@ def conv_forward(
 
     Returns:
         y, (N, K, [[Z,] P,] Q) in ``data_format`` order, of x's dtype and home: ``out`` if given.
-        16-bit types are summed in float32 and rounded once.
+        16-bit types are summed in float32 and rounded once.  NaN and infinity propagate; one in
+        w may also reach outputs where it lies over padding, since it is multiplied by a zero there.
 
     Raises:
         ConvError: no such convolution exists, or ``out`` does not fit it.

@@ -15,7 +15,7 @@ from itertools import product
 from math import gcd, prod
 from typing import Any, NamedTuple
 
-from cupyconv import formats
+from cupyconv import formats, markup
 from cupyconv.errors import ConvError, ConvTypeError, one_of, unknown_word
 
 PASSES = ("forward", "backprop_input", "backprop_filter")
@@ -528,6 +528,35 @@ class ConvProblem:
             f"{shape_text(self.output_shape)}, stride={one(self.stride)}, padding={padding}, "
             f"dilation={one(self.dilation)}, groups={self.groups}, dtype={self.dtype})"
         )
+
+    def _repr_html_(self) -> str:
+        """The shapes, axes and cost as a table, for Jupyter."""
+        tensors = (
+            ("x, dx", self.input_shape, self.data_format),
+            ("w, dw", self.filter_shape, self.filter_format),
+            ("y, dy", self.output_shape, self.data_format),
+        )
+        shapes = tuple((name, shape_text(shape), order) for name, shape, order in tensors)
+        axes = tuple(
+            (
+                axis.name,
+                f"({axis.pad_before}, {axis.pad_after})",
+                f"{axis.stride}",
+                f"{axis.dilation}",
+                axis.formula,
+                interval_text(axis.valid_input_sizes),
+            )
+            for axis in self.axes
+        )
+        words = ("axis", "padding", "stride", "dilation", "output size", "inputs with this output")
+        cost = f"{self.flops:,} FLOP and at least {self.bytes:,} bytes in each pass"
+        head = f"{self.dtype}, padding {self.padding_mode}, groups {self.groups}; {cost}"
+        blocks = (
+            markup.Paragraph(head),
+            markup.Table(("tensor", "shape", "order"), shapes),
+            markup.Table(words, axes),
+        )
+        return markup.Document("ConvProblem", (markup.Section("", blocks),)).html()
 
 
 def shape_text(shape: Iterable[int]) -> str:

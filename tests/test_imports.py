@@ -14,6 +14,7 @@ PACKAGE = ROOT / "cupyconv"
 ROOMS = (
     "errors",
     "formats",
+    "markup",
     "arrays",
     "problem",
     "planning",
@@ -124,11 +125,13 @@ def test_planning_knows_no_launch_and_the_problem_no_arrays():
         assert {room for room, _ in rooms_used(path)} <= {
             "errors",
             "formats",
+            "markup",
             "problem",
             "planning",
         }
     for name in ("problem.py", "formats.py"):
-        assert {room for room, _ in rooms_used(PACKAGE / name)} <= {"errors", "formats"}
+        used = {room for room, _ in rooms_used(PACKAGE / name)}
+        assert used <= {"errors", "formats", "markup"}
 
 
 def test_the_front_door_imports_nothing_when_it_is_opened():

@@ -1,0 +1,266 @@
+"""`cupyconv explain`: why every shape and every number of a layer's gradients is what it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import click
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem, Explanation
+from cupyconv.cli import configuration, output
+from cupyconv.cli.configuration import Layer
+from cupyconv.explaining.terms import Element
+from cupyconv.markup import Document, Paragraph, Section, Verbatim
+
+TENSORS = ("x", "w", "dy")
+
+MOST_ELEMENTS = 20_000_000
+"""Random numbers that are still drawn at once; larger layers are told without values."""
+
+MOST_FLOPS = 5e9
+"""A pass that is still computed only to stand beside the sum of an element's terms."""
+
+
+@click.command()
+@configuration.configuration_options
+@configuration.dtype_option
+@click.option(
+    "--element",
+    "elements",
+    metavar="NAME",
+    multiple=True,
+    help="List the terms of 'dF[k,c,r,s]' (or dw), 'dX[n,c,h,w]' or 'O[n,k,p,q]'.  Repeatable.",
+)
+@click.option("--all", "everything", is_flag=True, help="List all terms, not only both ends.")
+@click.option("--x", metavar="FILE", help="Values from .npy or .npz; else random.")
+@click.option("--w", metavar="FILE", help="Likewise of w.")
+@click.option("--dy", metavar="FILE", help="Likewise of dy.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random data."
+)
+@click.option("--map", "mapped", metavar="dx|dw|y", help="Draw how many terms reach each position.")
+@click.option(
+    "--code", metavar="FRAMEWORK", help="Print the layer for tensorflow, pytorch, jax or onnx."
+)
+@click.option("--svg", metavar="FILE", help="Write a picture.")
+@click.option("--html", metavar="FILE", help="Write an interactive page; needs no network.")
+@output.json_option
+def command(
+    elements: tuple[str, ...],
+    everything: bool,
+    x: str | None,
+    w: str | None,
+    dy: str | None,
+    seed: int,
+    mapped: str | None,
+    code: str | None,
+    svg: str | None,
+    html: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Why gradients have their shapes and values.
+
+    \b
+    cupyconv explain --preset multi-channel
+    cupyconv explain --preset same-stride --element 'dX[0,0,3,3]' --map dx
+    cupyconv explain --preset valid-stride --code pytorch > layer.py
+    cupyconv explain --preset same-stride --html layer.html
+
+    Indices are in the order (n, c, h, w), whatever the data format.  Values are random with a
+    seed, the same as those of `cupyconv grads`, or read from files.
+    """
+    layers = configuration.read_layers(options)
+    files = {name: path for name, path in zip(TENSORS, (x, w, dy), strict=True) if path}
+    saved = [path for path in (svg, html) if path]
+    if len(layers) > 1 and (files or saved or code):
+        raise ConvError(
+            "--x, --w, --dy, --code, --svg and --html go with one layer",
+            f"the configuration has {len(layers)}",
+            "Give a file with one layer",
+        )
+    whole = not (elements or mapped or code or saved)
+    told = []
+    for layer in layers:
+        problem, explanation, source = _explanation(
+            layer, files, seed, elements, example=whole or as_json
+        )
+        chosen = [explanation.element(name) for name in elements]
+        counted = explanation.map(mapped) if mapped else None
+        translated = explanation.code(code) if code else None
+        told.append((layer, problem, explanation, source, chosen, counted, translated))
+    for path, content in ((svg, Explanation.svg), (html, Explanation.page)):
+        if path:
+            _write(path, content(told[0][2]))
+    if as_json:
+        entries = [_as_json(*entry, everything=everything) for entry in told]
+        output.write_json({"layers": entries, "saved": saved})
+        return
+    width = _width()
+    parts = []
+    for _, _, explanation, source, chosen, counted, translated in told:
+        if whole:
+            parts.append(explanation.document.text(width, _strong))
+        elif translated and not (chosen or counted or saved):
+            parts.append(translated.program.rstrip("\n"))
+            continue
+        elif explanation.title and (chosen or counted):
+            parts.append(_strong(explanation.title))
+        sections = [element.section(everything) for element in chosen]
+        if counted:
+            lines = counted.lines(width - 4, _height(), colour=_colour())
+            blocks = (Verbatim("\n".join(lines)), Paragraph(f"{_capital(counted.verdict)}."))
+            sections.append(Section(counted.legend, blocks))
+        if sections:
+            parts.append(Document("", tuple(sections)).text(width, _strong))
+        if translated:
+            parts.append(translated.program.rstrip("\n"))
+        if source and (whole or chosen):
+            parts.append("\n".join(Paragraph(source).lines(width)))
+    if saved:
+        parts.append(f"saved to {' and '.join(saved)}")
+    output.write("\n\n".join(parts) + "\n")
+
+
+def _explanation(
+    layer: Layer,
+    files: Mapping[str, str],
+    seed: int,
+    elements: tuple[str, ...],
+    *,
+    example: bool,
+) -> tuple[ConvProblem, Explanation, str]:
+    """A layer's explanation with the values that it needs, and where these are from."""
+    loaded: dict[str, Any] = {}
+    if files:
+        from cupyconv.cli import data
+
+        loaded = {name: data.load(f"--{name}", path) for name, path in files.items()}
+    more = {
+        argument: loaded[name].shape
+        for name, argument in (("x", "input_shape"), ("w", "filter_shape"))
+        if name in loaded and argument not in layer.arguments
+    }
+    problem = layer.problem(**more)
+    title = ": ".join(text for text in (layer.name, layer.title) if text)
+    wanted: list[Element] = [cupyconv.explain(problem).element(name) for name in elements]
+    if example and problem.N:
+        plain = cupyconv.explain(problem)
+        wanted.append(plain.element(plain.middle))
+    if not wanted:
+        return problem, cupyconv.explain(problem, title=title, **loaded), ""
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    if sum(map(prod, shapes)) > MOST_ELEMENTS and len(loaded) < len(TENSORS):
+        note = (
+            f"Values are left out: x, w and dy have {sum(map(prod, shapes)):,} numbers. "
+            "Give all three as files to have them."
+        )
+        return problem, cupyconv.explain(problem, title=title, **loaded), note
+    values = {**_drawn(problem, seed), **loaded}
+    results = _results(problem, values, {element.tensor for element in wanted})
+    where = [f"{name} from {path}" for name, path in files.items()]
+    if len(files) < len(TENSORS):
+        where.append(f"random data of seed {seed}, the same as in `cupyconv grads`")
+    note = f"Values: {', '.join(where)}."
+    return problem, cupyconv.explain(problem, title=title, **values, **results), note
+
+
+def _drawn(problem: ConvProblem, seed: int) -> dict[str, Any]:
+    """x, w and dy as `cupyconv grads` draws them."""
+    import numpy as np
+
+    from cupyconv.cli import data
+
+    generator = np.random.default_rng(seed)
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    return {
+        name: data.random(generator, shape, problem.dtype)
+        for name, shape in zip(TENSORS, shapes, strict=True)
+    }
+
+
+def _results(problem: ConvProblem, values: Mapping[str, Any], tensors: set[str]) -> dict[str, Any]:
+    """What the library computes for these tensors, as far as it takes no time."""
+    from cupyconv import arrays
+
+    if problem.flops > MOST_FLOPS or problem.N == 0:
+        return {}
+    dtype = arrays.numpy_dtype(problem.dtype)
+    x, w, dy = (values[name].astype(dtype, copy=False) for name in TENSORS)
+    if any(
+        given.shape != shape
+        for given, shape in zip(
+            (x, w, dy),
+            (problem.input_shape, problem.filter_shape, problem.output_shape),
+            strict=True,
+        )
+    ):
+        return {}  # which explain() reports
+    rest: dict[str, Any] = {
+        "stride": problem.stride,
+        "padding": problem.padding,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "data_format": problem.data_format,
+        "filter_format": problem.filter_format,
+    }
+    passes = {
+        "y": lambda: cupyconv.conv_forward(x, w, **rest),
+        "dx": lambda: cupyconv.conv_backprop_input(problem.input_shape, w, dy, **rest),
+        "dw": lambda: cupyconv.conv_backprop_filter(x, problem.filter_shape, dy, **rest),
+    }
+    return {tensor: passes[tensor]() for tensor in sorted(tensors)}
+
+
+def _as_json(
+    layer: Layer,
+    problem: ConvProblem,
+    explanation: Explanation,
+    source: str,
+    chosen: list[Element],
+    counted: Any,
+    translated: Any,
+    *,
+    everything: bool,
+) -> dict[str, Any]:
+    entry = {**configuration.as_json(layer, problem), **explanation.to_dict()}
+    entry["title"] = layer.title
+    if problem.N:
+        entry["example"] = explanation.element(explanation.middle).to_dict()
+    entry["elements"] = [element.to_dict(everything) for element in chosen]
+    entry["map"] = counted.to_dict() if counted else None
+    entry["code"] = translated.program if translated else None
+    entry["values"] = source or None
+    return entry
+
+
+def _write(path: str, content: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(content)
+
+
+def _width() -> int:
+    return max(shutil.get_terminal_size((output.PIPED_WIDTH, 24)).columns, 40)
+
+
+def _height() -> int:
+    """Lines of a map: what a terminal shows at once, or as many when nobody scrolls."""
+    return max(shutil.get_terminal_size((output.PIPED_WIDTH, 40)).lines - 6, 8)
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _strong(text: str) -> str:
+    return click.style(text, bold=True) if _colour() else text
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

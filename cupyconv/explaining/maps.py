@@ -1,0 +1,238 @@
+"""How many terms reach each number of a tensor: from shapes alone, so with no data and at once.
+
+The axes are independent, so a map is an outer product of one list for each axis, times the filters,
+channels or images that every position shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import prod
+from typing import Any
+
+from cupyconv.errors import ConvError, unknown_word
+from cupyconv.explaining import terms
+from cupyconv.explaining.shapes import counted
+from cupyconv.problem import ConvAxis, ConvProblem
+
+MAPPED = ("dx", "dw", "y")
+
+MOST_POSITIONS = 1_000_000
+"""Positions of an axis that are still counted one by one."""
+
+SHADES = " ░▒▓█"
+
+
+@dataclass(frozen=True)
+class TermMap:
+    """How many terms the numbers of a tensor are summed from, by spatial position.
+
+    Attributes:
+        tensor: "dx", "dw" or "y".
+        axes: for each spatial axis its name, and the pairs that meet at each position.
+        factor: filters (dx), images (dw) or channels (y) that each position has its pairs with.
+        factor_name: which of these.
+    """
+
+    tensor: str
+    axes: tuple[tuple[str, tuple[int, ...]], ...]
+    factor: int
+    factor_name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(counts) for _, counts in self.axes)
+
+    def at(self, position: Sequence[int]) -> int:
+        """The terms of any channel's number at a spatial position."""
+        pairs = zip(self.axes, position, strict=True)
+        return self.factor * prod(counts[place] for (_, counts), place in pairs)
+
+    def array(self) -> Any:
+        """The whole map as a NumPy array of the spatial shape."""
+        import numpy as np
+
+        every = [np.asarray(counts, np.int64) for _, counts in self.axes]
+        result: Any = np.int64(self.factor)
+        for counts in every:
+            result = np.multiply.outer(result, counts)
+        return result
+
+    @property
+    def smallest(self) -> int:
+        return self.factor * prod(min(counts) for _, counts in self.axes)
+
+    @property
+    def largest(self) -> int:
+        return self.factor * prod(max(counts) for _, counts in self.axes)
+
+    @property
+    def zeros(self) -> int:
+        """Positions that nothing reaches."""
+        return prod(self.shape) - prod(sum(map(bool, counts)) for _, counts in self.axes)
+
+    @property
+    def verdict(self) -> str:
+        """What the map shows, in a sentence."""
+        total = prod(self.shape)
+        if self.smallest == self.largest:
+            return f"every position has {_terms(self.largest)}"
+        dead = f"; {self.zeros:,} of {total:,} positions have none" if self.zeros else ""
+        uneven = [name for name, counts in self.axes if _inside_uneven(counts)]
+        reason = "fewer towards the border"
+        if uneven:
+            reason = (
+                f"uneven inside along {' and '.join(uneven)}, because the stride does not divide "
+                "the taps evenly among the positions: the checkerboard of strided layers"
+            )
+        return f"from {self.smallest:,} to {_terms(self.largest)}: {reason}{dead}"
+
+    # -- as text -----------------------------------------------------------------------------------
+
+    def lines(self, columns: int = 100, rows: int = 24, colour: bool = False) -> Iterator[str]:
+        """A heat map in characters: the numbers, each with its shade.
+
+        Long axes are drawn at both ends only, where the border and the pattern show.
+
+        Args:
+            columns, rows: characters and lines there are.
+            colour: shade by background colours of a terminal instead of characters.
+        """
+        *outer, last = [counts for _, counts in self.axes]
+        middle = [counts[len(counts) // 2] for counts in outer[:-1]]
+        above = outer[-1] if outer else (1,)
+        most = prod(map(max, (above, last))) * prod(middle)
+        width = len(str(most)) + 2
+        across = visible(len(last), max((columns - 6) // width, 4))
+        down = visible(len(above), max(rows, 4))
+        for row in down:
+            if row is None:
+                yield "   ..."
+                continue
+            cells = []
+            for column in across:
+                if column is None:
+                    cells.append("..".rjust(width))
+                    continue
+                value = above[row] * last[column] * prod(middle)
+                cells.append(_cell(value, most, width, colour))
+            yield f"{row:>4} {''.join(cells)}".rstrip()
+
+    @property
+    def legend(self) -> str:
+        """What the numbers of ``lines`` are."""
+        names = [name for name, _ in self.axes]
+        grid = (
+            f"rows are {names[-2]}, columns {names[-1]}" if len(names) > 1 else f"along {names[0]}"
+        )
+        slice_ = ""
+        if len(names) == 3:
+            slice_ = f" of the slice {names[0]} = {len(self.axes[0][1]) // 2}"
+        each = f"; each stands for that many times {self.factor} ({self.factor_name})"
+        return f"{self.tensor}{slice_}: {grid}{each if self.factor != 1 else ''}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The map as plain data, an axis at a time."""
+        return {
+            "tensor": self.tensor,
+            "axes": {name: list(counts) for name, counts in self.axes},
+            "factor": self.factor,
+            "factor_is": self.factor_name,
+            "smallest": self.smallest,
+            "largest": self.largest,
+            "positions_without_terms": self.zeros,
+            "verdict": self.verdict,
+        }
+
+
+def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
+    """The map of a tensor; x's and w's names mean their gradients.
+
+    Raises:
+        ConvError: there is no such map, or the layer is too large to count.
+    """
+    wanted = {"x": "dx", "w": "dw", "df": "dw", "o": "y"}.get(tensor.lower(), tensor.lower())
+    if wanted not in MAPPED:
+        raise unknown_word("map", tensor, MAPPED)
+    for axis in problem.axes:
+        size = max(axis.input, axis.output, axis.filter)
+        if size > MOST_POSITIONS:
+            raise ConvError(
+                f"an axis must have at most {MOST_POSITIONS:,} positions to be counted one by one",
+                f"it has {size:,}",
+                "Leave out the map, or use a smaller layer of the same stride and taps",
+                axis=axis.name,
+            )
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    count, factor, name = {
+        "dx": (input_counts, filters, counted(filters, "filter")),
+        "dw": (tap_counts, problem.N, counted(problem.N, "image")),
+        "y": (output_counts, channels, counted(channels, "input channel")),
+    }[wanted]
+    axes = tuple((axis.name, tuple(count(axis))) for axis in problem.axes)
+    return TermMap(wanted, axes, factor, name)
+
+
+def input_counts(axis: ConvAxis) -> list[int]:
+    """For each input, how many pairs of an output and a tap read it."""
+    counts = [0] * axis.input
+    if axis.filter <= axis.output:
+        for tap in range(axis.filter):
+            for position in axis.inputs_of_tap(tap):
+                counts[position] += 1
+        return counts
+    for output in range(axis.output):
+        for position in terms.output_terms(axis, output, ("h", "r", "p")).first:
+            counts[position] += 1
+    return counts
+
+
+def tap_counts(axis: ConvAxis) -> list[int]:
+    """For each tap, how many outputs have it inside the input."""
+    return [len(axis.outputs_of_tap(tap)) for tap in range(axis.filter)]
+
+
+def output_counts(axis: ConvAxis) -> list[int]:
+    """For each output, how many taps of its window are inside the input."""
+    return [
+        len(terms.output_terms(axis, output, ("h", "r", "p")).first)
+        for output in range(axis.output)
+    ]
+
+
+def visible(size: int, room: int) -> list[int | None]:
+    """Positions to draw where only ``room`` fit: both ends, and None for what is left out."""
+    if size <= room:
+        return list(range(size))
+    head = room // 2
+    tail = room - head - 1
+    return [*range(head), None, *range(size - tail, size)]
+
+
+def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All positions of a spatial shape, the last axis fastest."""
+    return product(*map(range, shape))
+
+
+def _inside_uneven(counts: Sequence[int]) -> bool:
+    """Whether the counts go down and up again: more than a slope at each border."""
+    steps = [b - a for a, b in pairwise(counts) if a != b]
+    return any(a < 0 < b for a, b in pairwise(steps))
+
+
+def _cell(value: int, most: int, width: int, colour: bool) -> str:
+    share = value / most if most else 0.0
+    text = str(value) if value else "·"
+    if colour:
+        # 16 to 231 are a cube of colours; blue deepens with the count.
+        steps = ((255, 16), (195, 16), (153, 16), (111, 16), (69, 231), (26, 231))
+        back, front = steps[min(int(share * 5.999), 5)]
+        return f"\x1b[48;5;{back}m\x1b[38;5;{front}m{text:>{width - 1}} \x1b[0m"
+    shade = SHADES[-(-int(share * 1000) * (len(SHADES) - 1) // 1000)] if value else " "
+    return f"{text:>{width - 1}}{shade}"
+
+
+def _terms(number: int) -> str:
+    return f"{number:,} term{'' if number == 1 else 's'}"

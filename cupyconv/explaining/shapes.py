@@ -1,0 +1,243 @@
+"""Why every tensor of a layer has its shape, a sentence each, and what happens on each axis.
+
+Indices in the sentences: n image, k filter (output channel), c input channel.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import NamedTuple
+
+from cupyconv.problem import ConvAxis, ConvProblem, interval_text, shape_text
+
+_WORDS = {1: ("signal", "sample"), 2: ("image", "pixel"), 3: ("volume", "voxel")}
+
+COUNTED_TAPS = 100_000
+"""Filters with more taps than this on an axis have their unread inputs counted at the end only."""
+
+
+class Reason(NamedTuple):
+    """A tensor's shape, in the order of its format, and why it is that."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    reason: str
+
+
+class AxisReasons(NamedTuple):
+    """What happens on a spatial axis, or on several that are alike.
+
+    Attributes:
+        axes: their names, such as ("H", "W").
+        padding: what the padding's word stands for here, with the numbers.
+        output: the formula of the output size, with the numbers.
+        input_sizes: which other input sizes share this output size.
+        unread: the inputs that no window reaches; their gradient is zero.
+    """
+
+    axes: tuple[str, ...]
+    padding: str
+    output: str
+    input_sizes: str
+    unread: str
+
+
+def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
+    """The shape of x, w, y, dy, dx, dw and db, and the reason for each."""
+    return (
+        Reason("x", problem.input_shape, _input(problem)),
+        Reason("w", problem.filter_shape, _filter(problem)),
+        Reason("y", problem.output_shape, _output(problem)),
+        Reason(
+            "dy",
+            problem.output_shape,
+            "what flows back into the layer: the loss differentiated by each number of y",
+        ),
+        Reason("dx", problem.input_gradient_shape, _input_gradient(problem)),
+        Reason("dw", problem.filter_gradient_shape, _filter_gradient(problem)),
+        Reason("db", problem.bias_shape, _bias_gradient(problem)),
+    )
+
+
+def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
+    """What happens on each spatial axis; neighbours on which the same happens share an entry."""
+    described = [(axis.name, _axis(axis)) for axis in problem.axes]
+    return tuple(
+        AxisReasons(tuple(name for name, _ in alike), *texts)
+        for texts, alike in groupby(described, key=lambda entry: entry[1])
+    )
+
+
+def unread_inputs(axis: ConvAxis) -> int:
+    """How many inputs of an axis no window reaches, between the taps and strides or at the end."""
+    if axis.filter > COUNTED_TAPS:
+        return axis.unread_after
+    # Taps whose inputs leave the same remainder by the stride may read the same inputs, others
+    # cannot; so the ranges are merged remainder by remainder.
+    ranges = [axis.inputs_of_tap(tap) for tap in range(axis.filter)]
+    ordered = sorted((r.start % axis.stride, r.start, len(r)) for r in ranges if r)
+    read = 0
+    for _, same in groupby(ordered, key=lambda entry: entry[0]):
+        reached = 0
+        for _, start, length in same:
+            end = start + length * axis.stride
+            read += max(end - max(start, reached), 0) // axis.stride
+            reached = max(reached, end)
+    return axis.input - read
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: ``1 image``, ``3 images``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+# -- tensors ---------------------------------------------------------------------------------------
+
+
+def _input(problem: ConvProblem) -> str:
+    image, pixel = _WORDS[problem.spatial_rank]
+    return (
+        f"{counted(problem.N, image)} of {counted(problem.C, 'channel')}, "
+        f"{shape_text(problem.input_sizes)} {pixel}s each"
+    )
+
+
+def _filter(problem: ConvProblem) -> str:
+    taps = f"{shape_text(problem.filter_sizes)} taps"
+    if _is_depthwise(problem):
+        own = counted(problem.K // problem.C, "filter")
+        return f"depthwise: {own} of {taps} for each of the {problem.C} input channels"
+    if problem.groups > 1:
+        return (
+            f"{counted(problem.K, 'filter')} in {problem.groups} groups; each has {taps} on every "
+            f"one of the {counted(_group_channels(problem), 'input channel')} of its group"
+        )
+    return (
+        f"{counted(problem.K, 'filter')}; each has {taps} on every one of the "
+        f"{counted(problem.C, 'input channel')}"
+    )
+
+
+def _output(problem: ConvProblem) -> str:
+    size = shape_text(problem.output_sizes)
+    head = f"one {size} channel for each of the {counted(problem.K, 'filter')}: "
+    if _is_depthwise(problem):
+        return head + "y[k] = its own input channel correlated with w[k]"
+    where = " of k's group" if problem.groups > 1 else ""
+    return (
+        head + f"y[k] = sum over the {counted(_group_channels(problem), 'input channel')}{where} "
+        "of x[c] correlated with w[k,c]"
+    )
+
+
+def _input_gradient(problem: ConvProblem) -> str:
+    filters = problem.K // problem.groups
+    where = " of c's group" if problem.groups > 1 else ""
+    return (
+        "one number for each number of x, whatever stride and padding; "
+        f"dx[c] = sum over the {counted(filters, 'filter')}{where} of dy[k] sent back through the "
+        "taps of w[k,c]"
+    )
+
+
+def _filter_gradient(problem: ConvProblem) -> str:
+    filters, channels = problem.K // problem.groups, _group_channels(problem)
+    image, _ = _WORDS[problem.spatial_rank]
+    spread = f" (dilated by stride {one(problem.stride)})" if max(problem.stride) > 1 else ""
+    batch = f", summed over the {counted(problem.N, image)}" if problem.N != 1 else ""
+    head = (
+        f"one number for each filter weight; dw[k,c] = x[c] correlated with dy[k]{spread}{batch}: "
+        f"{shape_text(problem.filter_sizes)} numbers for each pair of k and c, so "
+    )
+    if problem.groups == 1:
+        return (
+            head + f"the {counted(filters, 'channel')} of dy and the {channels} of x pair up as "
+            "an outer product: nothing is broadcast or averaged over channels"
+        )
+    return (
+        head + f"within each of the {problem.groups} groups the {counted(filters, 'channel')} of "
+        f"dy and the {channels} of x pair up as an outer product, and never across groups"
+    )
+
+
+def _bias_gradient(problem: ConvProblem) -> str:
+    image, pixel = _WORDS[problem.spatial_rank]
+    return (
+        f"one number for each filter: dy[k] summed over {counted(problem.N, image)} of "
+        f"{shape_text(problem.output_sizes)} {pixel}s"
+    )
+
+
+def _is_depthwise(problem: ConvProblem) -> bool:
+    return problem.groups == problem.C > 1
+
+
+def _group_channels(problem: ConvProblem) -> int:
+    return problem.C // problem.groups
+
+
+# -- axes ------------------------------------------------------------------------------------------
+
+
+def _axis(axis: ConvAxis) -> tuple[str, str, str, str]:
+    return _padding(axis), _output_size(axis), _input_sizes(axis), _unread(axis)
+
+
+def _padding(axis: ConvAxis) -> str:
+    before, after = axis.pad_before, axis.pad_after
+    if axis.padding_mode == "valid":
+        return "none: VALID adds none"
+    if axis.padding_mode == "explicit":
+        return f"{before} before, {after} after, as given" if before + after else "none, as given"
+    word = axis.padding_mode.upper()
+    span = (axis.output - 1) * axis.stride + axis.effective_filter
+    windows = (
+        f"{counted(axis.output, 'window')} span ({axis.output} - 1)*{axis.stride} + "
+        f"{axis.effective_filter} = {span} inputs"
+    )
+    if before + after == 0:
+        return f"none: for {word}, {windows}, and there are {axis.input}"
+    odd = ""
+    if before != after:
+        odd = ", the odd one before" if before > after else ", the odd one after"
+    return (
+        f"{before} before, {after} after: for {word}, {windows}, {span - axis.input} more than "
+        f"there are{odd}"
+    )
+
+
+def _output_size(axis: ConvAxis) -> str:
+    if axis.dilation == 1:
+        return axis.formula
+    return (
+        f"{axis.formula}; {counted(axis.filter, 'tap')} with dilation {axis.dilation} span "
+        f"({axis.filter} - 1)*{axis.dilation} + 1 = {axis.effective_filter}"
+    )
+
+
+def _input_sizes(axis: ConvAxis) -> str:
+    sizes = axis.valid_input_sizes
+    if len(sizes) == 1:
+        return f"only an input of {sizes[0]} has an output of {axis.output}"
+    return (
+        f"inputs of {interval_text(sizes)} all have an output of {axis.output}, so dy alone cannot "
+        f"tell the size of dx: it is x's, {axis.input}"
+    )
+
+
+def _unread(axis: ConvAxis) -> str:
+    unread, last = unread_inputs(axis), axis.unread_after
+    if unread == 0:
+        return "none: every input is under some window"
+    if unread == last:
+        which = f"the last {last} of {axis.input}"
+    elif last == 0:
+        which = f"{unread} of {axis.input}, between windows or taps"
+    else:
+        which = f"{unread} of {axis.input}: the last {last}, and some between windows or taps"
+    return f"{which}; the gradient there is zero"
+
+
+def one(values: tuple[int, ...]) -> str:
+    """A value for each axis in short: one number where all are the same."""
+    return str(values[0]) if len(set(values)) == 1 else shape_text(values)

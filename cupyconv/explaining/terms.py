@@ -1,0 +1,523 @@
+"""The exact terms of one number of y, dx or dw, and of one axis the pairs that they come from.
+
+Indices are named in one order whatever the memory order: x and dx by (n, c, h, w), y and dy by
+(n, k, p, q), w and dw by (k, c, r, s), with c counted within the group in w and dw.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import fsum, gcd, prod
+from typing import Any, NamedTuple
+
+from cupyconv.errors import ConvError, unknown_word
+from cupyconv.explaining.shapes import counted
+from cupyconv.markup import Paragraph, Section, Verbatim
+from cupyconv.problem import ConvAxis, ConvProblem, shape_text
+
+LETTERS = {
+    "input": {1: "w", 2: "hw", 3: "dhw"},
+    "filter": {1: "s", 2: "rs", 3: "trs"},
+    "output": {1: "q", 2: "pq", 3: "zpq"},
+}
+"""Names of the spatial indices of each tensor, by rank."""
+
+ALIASES = {"y": "y", "o": "y", "dx": "dx", "dw": "dw", "df": "dw"}
+"""What an element may be called, in lower case."""
+
+SHOWN_FIRST, SHOWN_LAST = 4, 2
+"""Terms of a long list that are printed at its two ends."""
+
+MOST_VALUES = 50_000_000
+"""Terms whose values still fit into memory at once."""
+
+_LISTED_TAPS = 12
+
+
+class Term(NamedTuple):
+    """One product of a sum: an index into each of the two tensors."""
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+
+
+class AxisTerms(NamedTuple):
+    """Along one axis, which positions of the two tensors meet.
+
+    Attributes:
+        first, second: the positions, pair by pair.
+        why: how they come about, and what is left out for which reason.
+    """
+
+    first: range
+    second: range
+    why: tuple[str, ...]
+
+
+def names(problem: ConvProblem, tensor: str) -> tuple[str, ...]:
+    """The names of a tensor's indices, such as ("k", "c", "r", "s")."""
+    rank = problem.spatial_rank
+    if tensor in ("x", "dx"):
+        return ("n", "c", *LETTERS["input"][rank])
+    if tensor in ("y", "dy"):
+        return ("n", "k", *LETTERS["output"][rank])
+    return ("k", "c", *LETTERS["filter"][rank])
+
+
+def extents(problem: ConvProblem, tensor: str) -> tuple[int, ...]:
+    """The sizes of a tensor in the order of ``names``."""
+    if tensor in ("x", "dx"):
+        return tuple(problem.input_shape[axis] for axis in problem.data_axes)
+    if tensor in ("y", "dy"):
+        return tuple(problem.output_shape[axis] for axis in problem.data_axes)
+    return tuple(problem.filter_shape[axis] for axis in problem.filter_axes)
+
+
+# -- along one axis ------------------------------------------------------------------------------
+
+
+def position_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
+    """Which input a tap of an output reads, with the axis's numbers: ``h = 2*p - 1 + r``."""
+    output = f"{axis.stride}*{p}" if axis.stride > 1 else p
+    tap = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
+    pad = f" - {axis.pad_before}" if axis.pad_before else ""
+    return f"{h} = {output}{pad} + {tap}"
+
+
+def tap_terms(axis: ConvAxis, tap: int, letters: tuple[str, str, str]) -> AxisTerms:
+    """The outputs and inputs that a filter tap brings together: of dw."""
+    h, _, p = letters
+    outputs, inputs = axis.outputs_of_tap(tap), axis.inputs_of_tap(tap)
+    shift = tap * axis.dilation - axis.pad_before
+    moved = f"{axis.stride}*{p}" if axis.stride > 1 else p
+    moved += f" + {shift}" if shift > 0 else f" - {-shift}" if shift < 0 else ""
+    if not outputs:
+        return AxisTerms(outputs, inputs, (f"{h} = {moved} is in the padding for every {p}",))
+    where = f"{p} = {_span(outputs)}" + (
+        f", all {axis.output}" if len(outputs) == axis.output else f" of {axis.output}"
+    )
+    rest = axis.output - len(outputs)
+    if rest:
+        where += f": for the other {rest} the tap lies in the padding"
+    return AxisTerms(outputs, inputs, (f"{h} = {moved}, for {where}",))
+
+
+def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -> AxisTerms:
+    """The outputs and taps that read an input: of dx."""
+    _, r, p = letters
+    shifted = position + axis.pad_before
+    # Of the taps whose distance leaves the input's remainder by the stride, every step-th fits.
+    step = axis.stride // gcd(axis.stride, axis.dilation)
+    first = max(-(-(shifted - (axis.output - 1) * axis.stride) // axis.dilation), 0)
+    last = min(shifted // axis.dilation, axis.filter - 1)
+    start = next(
+        (t for t in range(first, first + step) if (shifted - t * axis.dilation) % axis.stride == 0),
+        last + 1,
+    )
+    taps = range(start, max(last + 1, start), step)
+    from_first = (shifted - start * axis.dilation) // axis.stride
+    stride = step * axis.dilation // axis.stride
+    outputs = range(from_first, from_first - len(taps) * stride, -stride) if taps else range(0)
+    if axis.filter > _LISTED_TAPS:
+        found = f"{r} = {_span(taps)} with {p} = {_span(outputs)}" if taps else "no tap"
+        rule = f"{p} = ({position} + {axis.pad_before} - {r}*{axis.dilation})/{axis.stride}"
+        return AxisTerms(outputs, taps, (f"{rule} is a whole number from 0 on for {found}",))
+    why = []
+    for tap in range(axis.filter):
+        moved = shifted - tap * axis.dilation
+        value = f"({position} + {axis.pad_before} - {tap * axis.dilation})/{axis.stride}"
+        if axis.stride == 1:
+            value = value[1:-3]
+        output, rest = divmod(moved, axis.stride)
+        if rest:
+            verdict = "is no whole number: the stride steps over it"
+        elif output < 0:
+            verdict = f"= {output}: before the first output"
+        elif output >= axis.output:
+            verdict = f"= {output}: beyond the last output, {axis.output - 1}"
+        else:
+            verdict = f"= {output}"
+        why.append(f"{r} = {tap}: {p} = {value} {verdict}")
+    return AxisTerms(outputs, taps, tuple(why))
+
+
+def output_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -> AxisTerms:
+    """The inputs and taps under the window of an output: of y."""
+    h = letters[0]
+    corner = position * axis.stride - axis.pad_before
+    first = max(-(corner // axis.dilation), 0)
+    last = min((axis.input - 1 - corner) // axis.dilation, axis.filter - 1)
+    taps = range(first, max(last + 1, first))
+    start = corner + first * axis.dilation
+    inputs = range(start, start + len(taps) * axis.dilation, axis.dilation)
+    end = corner + axis.effective_filter - 1
+    step = f" in steps of {axis.dilation}" if axis.dilation > 1 and axis.filter > 1 else ""
+    window = f"the window covers {h} = {corner} to {end}{step}"
+    outside = axis.filter - len(taps)
+    if outside:
+        window += f"; {counted(outside, 'tap')} of {axis.filter} in the padding, which is zero"
+    return AxisTerms(inputs, taps, (window,))
+
+
+# -- one element -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Element:
+    """One number of y, dx or dw as a sum of products.
+
+    Attributes:
+        problem: the layer.
+        tensor: "y", "dx" or "dw".
+        index: its indices, in the order of ``names``.
+        asked: what it was called by whoever asked.
+        data: those of x, w, dy, y, dx and dw that are known, in the problem's formats.
+    """
+
+    problem: ConvProblem
+    tensor: str
+    index: tuple[int, ...]
+    asked: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Such as ``dw[5,2,0,0]``."""
+        return _indexed(self.tensor, self.index)
+
+    @property
+    def factors(self) -> tuple[str, str]:
+        """The two tensors whose products are summed."""
+        return {"y": ("x", "w"), "dx": ("dy", "w"), "dw": ("dy", "x")}[self.tensor]
+
+    @cached_property
+    def contracted(self) -> range:
+        """The images (dw), filters (dx) or channels of a group (y) that are summed over."""
+        problem = self.problem
+        if self.tensor == "dw":
+            return range(problem.N)
+        if self.tensor == "y":
+            return range(problem.C // problem.groups)
+        filters = problem.K // problem.groups
+        group = self.index[1] // (problem.C // problem.groups)
+        return range(group * filters, (group + 1) * filters)
+
+    @cached_property
+    def axes(self) -> tuple[AxisTerms, ...]:
+        """What meets along each axis."""
+        along = {"y": output_terms, "dx": input_terms, "dw": tap_terms}[self.tensor]
+        rank = self.problem.spatial_rank
+        letters = zip(*(LETTERS[kind][rank] for kind in ("input", "filter", "output")), strict=True)
+        return tuple(
+            along(axis, position, three)
+            for axis, position, three in zip(
+                self.problem.axes, self.index[2:], letters, strict=True
+            )
+        )
+
+    @cached_property
+    def count(self) -> int:
+        """How many terms there are; those whose input lies in the padding are none."""
+        return len(self.contracted) * prod(len(axis.first) for axis in self.axes)
+
+    def term(self, number: int) -> Term:
+        """The term of this number, the last axis fastest."""
+        positions = []
+        for axis in reversed(self.axes):
+            number, here = divmod(number, len(axis.first))
+            positions.append((axis.first[here], axis.second[here]))
+        first, second = zip(*reversed(positions), strict=True)
+        return self._term(self.contracted[number], first, second)
+
+    def terms(self) -> Iterator[Term]:
+        """All terms, one after the other."""
+        return map(self.term, range(self.count))
+
+    def _term(self, over: int, first: tuple[int, ...], second: tuple[int, ...]) -> Term:
+        channels = self.problem.C // self.problem.groups
+        filters = self.problem.K // self.problem.groups
+        a, b = self.index[:2]
+        if self.tensor == "dw":
+            return Term((over, a, *first), (over, a // filters * channels + b, *second))
+        if self.tensor == "dx":
+            return Term((a, over, *first), (over, b % channels, *second))
+        return Term((a, b // filters * channels + over, *first), (b, over, *second))
+
+    # -- values ------------------------------------------------------------------------------------
+
+    @property
+    def has_values(self) -> bool:
+        """Whether both tensors are known."""
+        return all(self.data.get(name) is not None for name in self.factors)
+
+    @cached_property
+    def values(self) -> tuple[Any, Any]:
+        """The two factors of every term, in the terms' order, as float64 arrays.
+
+        Raises:
+            ConvError: there are too many for the memory.
+        """
+        if self.count > MOST_VALUES:
+            raise ConvError(
+                "the terms of an element must fit into memory",
+                f"{self.name} has {self.count:,}",
+                "Leave out the data; the terms are then told without values",
+            )
+        first, second = self.factors
+        everything = (list(self.contracted), *(list(axis.first) for axis in self.axes))
+        others = (everything[0], *(list(axis.second) for axis in self.axes))
+        return self._block(first, everything), self._block(second, others)
+
+    def _block(self, tensor: str, positions: Sequence[list[int]]) -> Any:
+        import numpy as np
+
+        problem = self.problem
+        order = problem.filter_axes if tensor == "w" else problem.data_axes
+        array = self.data[tensor].transpose(order)
+        sample = self.term(0) if self.count else None
+        if sample is None:
+            return np.zeros(0)
+        fixed = sample.first if tensor == self.factors[0] else sample.second
+        # The contracted index stands first or second; the other one is the element's own.
+        place = {"y": 1, "dw": 0, "dx": 1 if tensor == "dy" else 0}[self.tensor]
+        heads: list[list[int]] = [[fixed[0]], [fixed[1]]]
+        channels = problem.C // problem.groups
+        base = fixed[1] if self.tensor == "y" and tensor == "x" else None
+        heads[place] = [base + i for i in range(channels)] if base is not None else positions[0]
+        block = array[np.ix_(*heads, *positions[1:])]
+        host = block.get() if hasattr(block, "get") else block
+        return np.asarray(host).astype(np.float64).ravel()
+
+    @cached_property
+    def sum(self) -> float:
+        """The exact sum of the products, rounded once to float64."""
+        first, second = self.values
+        return fsum((first * second).tolist())
+
+    @property
+    def computed(self) -> float | None:
+        """This number in the result that was given beside x, w and dy, if it was."""
+        if self.data.get(self.tensor) is None:
+            return None
+        order = self.problem.filter_axes if self.tensor == "dw" else self.problem.data_axes
+        return float(self.data[self.tensor].transpose(order)[self.index])
+
+    # -- telling -----------------------------------------------------------------------------------
+
+    @property
+    def rule(self) -> str:
+        """The sum in general, with names of indices."""
+        rank = self.problem.spatial_rank
+        h, r, p = (LETTERS[kind][rank] for kind in ("input", "filter", "output"))
+        x, w, dy = (f"{t}[{','.join(names(self.problem, t))}]" for t in ("x", "w", "dy"))
+        if self.tensor == "y":
+            return f"y[n,k,{','.join(p)}] = sum over c, {', '.join(r)} of {x} * {w}"
+        if self.tensor == "dx":
+            return f"dx[n,c,{','.join(h)}] = sum over k, {', '.join(r)} of {dy} * {w}"
+        return f"dw[k,c,{','.join(r)}] = sum over n, {', '.join(p)} of {dy} * {x}"
+
+    @property
+    def places(self) -> str:
+        """How the positions of the two tensors belong together."""
+        rank = self.problem.spatial_rank
+        letters = zip(*(LETTERS[kind][rank] for kind in ("input", "filter", "output")), strict=True)
+        return ", ".join(
+            position_text(axis, *three)
+            for axis, three in zip(self.problem.axes, letters, strict=True)
+        )
+
+    @property
+    def conclusion(self) -> str:
+        """What the list of terms shows."""
+        problem = self.problem
+        a, b = self.index[:2]
+        if self.count == 0:
+            if self.tensor == "dx":
+                return "No window reads this input, so it has no terms and its gradient is zero."
+            return "It has no terms, so it is zero."
+        channels, filters = problem.C // problem.groups, problem.K // problem.groups
+        where = " of its group" if problem.groups > 1 else ""
+        if self.tensor == "dw":
+            own = a // filters * channels + b
+            text = (
+                f"Of x only channel {own} occurs, of dy only channel {a}: no other channel has a "
+                "part in this number. The products are added, nothing is averaged"
+            )
+            images = f", over {counted(problem.N, 'image')}" if problem.N > 1 else ""
+            return f"{text}{images}."
+        if self.tensor == "dx":
+            return (
+                f"{counted(filters, 'filter')}{where} read this input, so there is a term for each "
+                f"of them wherever a window covers it. Image {a} alone occurs: images do not mix."
+            )
+        return (
+            f"All {counted(channels, 'input channel')}{where} are summed, each with its own taps "
+            f"of filter {b}."
+        )
+
+    def shown(self, everything: bool = False) -> tuple[list[int], list[int]]:
+        """The numbers of the terms that are printed: at the beginning, and at the end."""
+        if everything or self.count <= SHOWN_FIRST + SHOWN_LAST + 1:
+            return list(range(self.count)), []
+        return list(range(SHOWN_FIRST)), list(range(self.count - SHOWN_LAST, self.count))
+
+    def section(self, everything: bool = False) -> Section:
+        """The element in words; ``everything`` lists all terms, however many."""
+        problem = self.problem
+        order = problem.filter_format if self.tensor == "dw" else problem.data_format
+        asked = "" if self.asked in ("", self.name) else f", here called {self.name}"
+        sizes = extents(problem, self.tensor)
+        blocks: list[Paragraph | Verbatim] = [
+            Paragraph(
+                f"One of the {prod(sizes):,} numbers of {self.tensor}. Indices are "
+                f"({', '.join(names(problem, self.tensor))}) of {shape_text(sizes)}, whatever the "
+                f"memory order, which is {order} here."
+            ),
+            Verbatim(f"{self.rule}\nwith {self.places}"),
+        ]
+        lines = [line for axis in self.axes for line in axis.why]
+        if lines:
+            blocks.append(Verbatim("\n".join(lines)))
+        blocks.append(Paragraph(self._counted()))
+        if self.count:
+            blocks.append(Verbatim("\n".join(self.lines(everything))))
+        blocks += self.beside()
+        blocks.append(Paragraph(self.conclusion))
+        return Section(f"{self.asked or self.name}{asked}", tuple(blocks))
+
+    def beside(self) -> list[Paragraph]:
+        """A line on the result that was given, if any."""
+        if self.computed is None:
+            return []
+        name = {"y": "conv_forward", "dx": "conv_backprop_input", "dw": "conv_backprop_filter"}
+        dtype = self.problem.dtype
+        text = f"cupyconv.{name[self.tensor]} gives {self.computed:.9g} in {dtype}."
+        return [Paragraph(text)]
+
+    def _counted(self) -> str:
+        over = {"dw": "image", "dx": "filter", "y": "channel"}[self.tensor]
+        what = "tap" if self.tensor != "dw" else "output"
+        sizes = [counted(len(self.contracted), over)]
+        along = zip(self.problem.axes, self.axes, strict=True)
+        sizes += [f"{counted(len(terms.first), what)} along {axis.name}" for axis, terms in along]
+        return f"{counted_large(self.count, 'term')} = {' * '.join(sizes)}:"
+
+    def lines(self, everything: bool = False) -> Iterator[str]:
+        """The terms one under the other, and their sum if values are known."""
+        head, tail = self.shown(everything)
+        products = [self._product(number) for number in (*head, *tail)]
+        widths = [max(len(row[c]) for row in products) for c in range(2)]
+        for place, (first, second, rest) in enumerate(products):
+            if tail and place == len(head):
+                yield f"... {self.count - len(head) - len(tail):,} more"
+            yield f"{first.ljust(widths[0])} * {second.ljust(widths[1])}{rest}".rstrip()
+        if self.has_values:
+            yield f"sum of {counted_large(self.count, 'product')} = {self.sum:.9g}"
+
+    def _product(self, number: int) -> tuple[str, str, str]:
+        term = self.term(number)
+        first, second = self.factors
+        texts = _indexed(first, term.first), _indexed(second, term.second)
+        if not self.has_values:
+            return (*texts, "")
+        a, b = (float(values[number]) for values in self.values)
+        return (*texts, f"  = {a: .6f} * {b: .6f} = {a * b: .6f}")
+
+    def to_dict(self, everything: bool = False) -> dict[str, Any]:
+        """The element as plain data; a long list of terms is cut as in the text."""
+        head, tail = self.shown(everything)
+        first, second = self.factors
+        terms = []
+        for number in (*head, *tail):
+            term = self.term(number)
+            entry: dict[str, Any] = {
+                "number": number,
+                first: list(term.first),
+                second: list(term.second),
+            }
+            if self.has_values:
+                values = [float(each[number]) for each in self.values]
+                entry |= {"values": values, "product": values[0] * values[1]}
+            terms.append(entry)
+        return {
+            "element": self.name,
+            "asked": self.asked or self.name,
+            "index_names": list(names(self.problem, self.tensor)),
+            "rule": self.rule,
+            "positions": self.places,
+            "count": self.count,
+            "terms": terms,
+            "terms_left_out": self.count - len(terms),
+            "sum": self.sum if self.has_values else None,
+            "computed": self.computed,
+            "conclusion": self.conclusion,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self.section().lines(100))
+
+    def _repr_html_(self) -> str:
+        from cupyconv.markup import Document
+
+        return Document("", (self.section(),)).html()
+
+
+def parse(problem: ConvProblem, text: str) -> Element:
+    """The element that a text such as ``dF[3,1,0,2]`` or ``dE/dF[3,1,0,2]`` names.
+
+    Raises:
+        ConvError: it names none, or one outside its tensor; the message has the ranges.
+    """
+    match = re.fullmatch(r"\s*(?:d\w/)?(\w+)\s*[\[(]([^\])]*)[\])]\s*", text)
+    if match is None:
+        raise ConvError(
+            "an element is a tensor's name and its indices",
+            f"got {text!r}",
+            "Write for example 'dF[0,0,0,0]', 'dX[0,0,0,0]' or 'O[0,0,0,0]', between quotes",
+        )
+    word = match[1].lower()
+    if word not in ALIASES:
+        raise unknown_word("tensor", match[1], ("dF", "dw", "dX", "dx", "O", "y"))
+    tensor = ALIASES[word]
+    letters, sizes = names(problem, tensor), extents(problem, tensor)
+    ranges = ", ".join(
+        f"{letter} from 0 to {size - 1}" if size else f"no {letter}, as the batch is empty"
+        for letter, size in zip(letters, sizes, strict=True)
+    )
+    example = f"{match[1]}[{','.join(str(max(size - 1, 0) // 2) for size in sizes)}]"
+    parts = [part.strip() for part in match[2].split(",")]
+    if len(parts) != len(sizes) or not all(re.fullmatch(r"[-+]?[0-9]{1,18}", p) for p in parts):
+        raise ConvError(
+            f"an element of {tensor} needs the {len(sizes)} indices {', '.join(letters)}",
+            f"got {text.strip()!r}",
+            f"Write for example '{example}'; there are {ranges}",
+        )
+    index = tuple(map(int, parts))
+    for letter, value, size in zip(letters, index, sizes, strict=True):
+        if not 0 <= value < size:
+            raise ConvError(
+                f"an element must lie inside its tensor, {tensor} of {shape_text(sizes)}",
+                f"{text.strip()} has {letter} = {value}",
+                f"Use {ranges}",
+            )
+    return Element(problem, tensor, index, text.strip())
+
+
+def counted_large(number: int, noun: str) -> str:
+    """As ``counted``, with commas: ``9,216 terms``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _indexed(tensor: str, index: Sequence[int]) -> str:
+    return f"{tensor}[{','.join(map(str, index))}]"
+
+
+def _span(positions: range) -> str:
+    if len(positions) == 1:
+        return str(positions[0])
+    step = abs(positions.step)
+    every = f" in steps of {step}" if step > 1 else ""
+    return f"{positions[0]} to {positions[-1]}{every}"

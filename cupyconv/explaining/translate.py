@@ -1,0 +1,479 @@
+"""The same layer in other frameworks: programs that run, and what each cannot say.
+
+Every program takes NumPy arrays ``x``, ``w`` and ``dy`` in the problem's own formats and leaves
+``y``, ``dx`` and ``dw`` in the same; its first lines make the three at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cupyconv import formats
+from cupyconv.errors import unknown_word
+from cupyconv.explaining.adjoints import filter_gradient_axes, input_gradient_axes
+from cupyconv.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A layer in another framework.
+
+    Attributes:
+        framework: its name.
+        call: the line that is the forward pass.
+        imports: lines that import what is used.
+        setup: lines that make x, w and dy.
+        code: lines that compute y, dx and dw from them.
+        size: how this framework is told the size of dx.
+        flags: what it cannot express, and what is done instead.
+    """
+
+    framework: str
+    call: str
+    imports: str
+    setup: str
+    code: str
+    size: str
+    flags: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        """All of it, ready to run."""
+        head = "".join(f"# {flag}\n" for flag in self.flags)
+        return f"{head}{self.imports}\n\n{self.setup}\n\n{self.code}\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "framework": self.framework,
+            "call": self.call,
+            "size_of_dx": self.size,
+            "cannot_express": list(self.flags),
+            "program": self.program,
+        }
+
+
+def translations(problem: ConvProblem) -> tuple[Translation, ...]:
+    """The layer in TensorFlow, PyTorch, JAX and ONNX."""
+    return tuple(write(problem) for write in _WRITERS.values())
+
+
+def translation(problem: ConvProblem, framework: str) -> Translation:
+    """The layer in one framework.
+
+    Raises:
+        ConvError: its name is not known.
+    """
+    word = {"torch": "pytorch", "tf": "tensorflow"}.get(framework.lower(), framework.lower())
+    if word not in _WRITERS:
+        raise unknown_word("framework", framework, _WRITERS)
+    return _WRITERS[word](problem)
+
+
+# -- what they share -------------------------------------------------------------------------------
+
+
+def _setup(problem: ConvProblem) -> str:
+    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "dy": problem.output_shape}
+    drawn = "float64" if problem.dtype == "float64" else "float32"
+    rounded = f'.astype("{problem.dtype}")' if problem.dtype == "float16" else ""
+    lines = ["rng = np.random.default_rng(0)  # the same numbers as in `cupyconv grads`"]
+    lines += [
+        f'{name} = rng.standard_normal({shape}, dtype="{drawn}"){rounded}'
+        for name, shape in shapes.items()
+    ]
+    return "\n".join(lines)
+
+
+def _made(
+    problem: ConvProblem,
+    framework: str,
+    call: str,
+    imports: Sequence[str],
+    code: Sequence[str],
+    size: str,
+    flags: Sequence[str],
+) -> Translation:
+    modules = "\n".join(["import numpy as np", *imports])
+    setup, lines = _setup(problem), "\n".join(code)
+    return Translation(framework, call, modules, setup, lines, size, tuple(flags))
+
+
+def _order(problem: ConvProblem, channels_last: bool) -> tuple[Any, Any, Any, Any]:
+    """Permutations of data and filter into a framework's order, and back."""
+    rank = problem.spatial_rank
+    data = formats.data_formats(rank)[channels_last]
+    filters = formats.filter_formats(rank)[channels_last]
+    there = _between(problem.data_format, data), _between(problem.filter_format, filters)
+    back = _between(data, problem.data_format), _between(filters, problem.filter_format)
+    return *there, *back
+
+
+def _between(given: str, wanted: str) -> str | None:
+    """The permutation between two memory orders; None if they are the same."""
+    order = tuple(given.index(letter) for letter in wanted)
+    return None if order == tuple(range(len(order))) else str(order)
+
+
+def _asymmetric(problem: ConvProblem) -> bool:
+    return any(before != after for before, after in problem.padding)
+
+
+def _padded(problem: ConvProblem) -> bool:
+    return any(before or after for before, after in problem.padding)
+
+
+def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
+    """How far each input size lies above the smallest that has this output, with this padding."""
+    return tuple(
+        axis.padded_input - axis.effective_filter - (axis.output - 1) * axis.stride
+        for axis in problem.axes
+    )
+
+
+def _torch_tuple(values: Sequence[int]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else str(tuple(values))
+
+
+# -- PyTorch ---------------------------------------------------------------------------------------
+
+
+def _pytorch(problem: ConvProblem) -> Translation:
+    rank = problem.spatial_rank
+    data, filters, data_back, filters_back = _order(problem, channels_last=False)
+    flags = []
+    if data or filters:
+        flags.append(
+            f"PyTorch's axes are {formats.data_formats(rank)[0]} and "
+            f"{formats.filter_formats(rank)[0]}: arrays are permuted there and back"
+        )
+    stride, dilation = _torch_tuple(problem.stride), _torch_tuple(problem.dilation)
+    rest = f"stride={stride}, dilation={dilation}, groups={problem.groups}"
+    cropped = _asymmetric(problem)
+    befores = tuple(before for before, _ in problem.padding)
+    source, padding = "X", f"padding={_torch_tuple(befores)}"
+    if cropped:
+        sides = [side for pair in reversed(problem.padding) for side in pair]
+        source, padding = f"F.pad(X, {tuple(sides)})", "padding=0"
+        flags.append(
+            "PyTorch's convolution pads both sides of an axis alike: F.pad adds the uneven padding"
+        )
+    if problem.padding_mode.startswith("same"):
+        if max(problem.stride) > 1:
+            flags.append(
+                "PyTorch knows padding='same' for stride 1 only: the padding is written in numbers"
+            )
+        elif problem.padding_mode == "same_lower" and cropped:
+            flags.append("PyTorch has no SAME_LOWER: the padding is written in numbers")
+        elif not cropped:
+            padding = "padding='same'"
+    call = f"F.conv{rank}d({source}, W, {padding}, {rest})"
+    bf16 = problem.dtype == "bfloat16"
+
+    def tensor(name: str, order: str | None) -> str:
+        text = f"torch.from_numpy({name})"
+        if bf16:
+            text += ".bfloat16()"
+        return text + (f".permute{order}" if order else "")
+
+    def array(name: str, order: str | None) -> str:
+        text = name + (f".permute{order}" if order else "")
+        return text + (".float().numpy()" if bf16 else ".numpy()")
+
+    if bf16:
+        flags.append("NumPy has no bfloat16: arrays go through float32")
+    extra = _output_padding(problem)
+    plain = f"padding={_torch_tuple(befores)}" if not cropped else "padding=0"
+    told = f"output_padding={_torch_tuple(extra)}"
+    lines = [
+        f"X = {tensor('x', data)}.requires_grad_()",
+        f"W = {tensor('w', filters)}.requires_grad_()",
+        f"DY = {tensor('dy', data)}",
+        f"Y = {call}",
+        "DX, DW = torch.autograd.grad(Y, (X, W), DY)",
+        "# The same dx by itself; output_padding says which of the sizes that fit is meant.",
+        f"DX_told = F.conv_transpose{rank}d(",
+        f"    DY, W.detach(), stride={stride}, {plain},",
+        f"    {told}, groups={problem.groups}, dilation={dilation},",
+        ")",
+    ]
+    size = f"conv_transpose{rank}d(..., {plain}, {told}), or torch.nn.grad's input_size"
+    if cropped:
+        crop = ", ".join(
+            f"{axis.pad_before}:{axis.pad_before + axis.input}" for axis in problem.axes
+        )
+        lines.append(f"DX_told = DX_told[:, :, {crop}]")
+        size += f", cropped to [{crop}]"
+    lines += [
+        f"y = {array('Y.detach()', data_back)}",
+        f"dx = {array('DX', data_back)}",
+        f"dw = {array('DW', filters_back)}",
+        f"dx_told = {array('DX_told', data_back)}",
+    ]
+    imports = ("import torch", "import torch.nn.functional as F")
+    return _made(problem, "PyTorch", call, imports, lines, size, flags)
+
+
+# -- TensorFlow ------------------------------------------------------------------------------------
+
+
+def _tensorflow(problem: ConvProblem) -> Translation:
+    rank, groups = problem.spatial_rank, problem.groups
+    data, filters, data_back, filters_back = _order(problem, channels_last=True)
+    flags = []
+    if data:
+        flags.append(
+            "TensorFlow computes channels-first layers on a GPU, and on a CPU only in builds with "
+            "oneDNN: arrays are transposed to channels last"
+        )
+    if filters:
+        flags.append(
+            f"TensorFlow's filters are {formats.filter_formats(rank)[1]}: they are transposed"
+        )
+    mode = problem.padding_mode
+    dilated = max(problem.dilation) > 1
+    source, padding = "X", f'"{mode.upper()}"'
+    if mode == "same_lower":
+        flags.append("TensorFlow has no SAME_LOWER: the padding is written in numbers")
+    if mode in ("same_lower", "explicit"):
+        pairs = [[0, 0], *map(list, problem.padding), [0, 0]]
+        if not _padded(problem):
+            padding = '"VALID"'
+        elif rank == 2 and not dilated:
+            padding = str(pairs)
+        else:
+            source, padding = f"tf.pad(X, {pairs})", '"VALID"'
+            only = "with dilation, " if rank == 2 else ""
+            flags.append(f"{only}conv{rank}d knows SAME and VALID only: tf.pad adds the padding")
+    if dilated:
+        flags.append("On a CPU without oneDNN TensorFlow refuses gradients of dilated layers")
+        if max(problem.stride) > 1:
+            flags.append(
+                "Keras layers and tf.nn.convolution refuse stride and dilation together; "
+                f"tf.nn.conv{rank}d takes them"
+            )
+    if mode not in ("same", "valid") and _padded(problem):
+        flags.append("Keras layers pad by 'same' or 'valid' only: put a ZeroPadding layer before")
+
+    def call(x: str, w: str) -> str:
+        if rank == 1:
+            numbers = f"stride={problem.stride[0]}, padding={padding}"
+            return f"tf.nn.conv1d({x}, {w}, {numbers}, dilations={problem.dilation[0]})"
+        if rank == 2:
+            numbers = f"strides={list(problem.stride)}, padding={padding}"
+            return f"tf.nn.conv2d({x}, {w}, {numbers}, dilations={list(problem.dilation)})"
+        strides, dilations = [1, *problem.stride, 1], [1, *problem.dilation, 1]
+        numbers = f"strides={strides}, padding={padding}, dilations={dilations}"
+        return f"tf.nn.conv3d({x}, {w}, {numbers})"
+
+    if groups == 1:
+        forward = call(source, "W")
+    else:
+        flags.append(
+            f"TensorFlow's CPU kernels fail on the gradient of groups in many builds: the {groups} "
+            "groups are convolved one by one"
+        )
+        forward = (
+            f"tf.concat([{call('a', 'b')} for a, b in "
+            f"zip(tf.split({source}, {groups}, -1), tf.split(W, {groups}, -1))], -1)"
+        )
+    dtype = problem.dtype
+
+    def tensor(name: str, order: str | None) -> str:
+        text = name + (f".transpose{order}" if order else "")
+        return f"tf.constant({text}, tf.{dtype})"
+
+    def array(name: str, order: str | None) -> str:
+        text = f"tf.cast({name}, tf.float32)" if dtype == "bfloat16" else name
+        return f"{text}.numpy()" + (f".transpose{order}" if order else "")
+
+    if dtype == "bfloat16":
+        flags.append("NumPy has no bfloat16: arrays go through float32")
+    lines = [
+        f"X = {tensor('x', data)}",
+        f"W = {tensor('w', filters)}",
+        f"DY = {tensor('dy', data)}",
+        "with tf.GradientTape() as tape:",
+        "    tape.watch([X, W])",
+        f"    Y = {forward}",
+        "DX, DW = tape.gradient(Y, [X, W], DY)",
+        f"y = {array('Y', data_back)}",
+        f"dx = {array('DX', data_back)}",
+        f"dw = {array('DW', filters_back)}",
+    ]
+    sizes = [problem.N, *problem.input_sizes, problem.C]
+    if rank == 2 and groups == 1 and not dilated:
+        explicit = padding.startswith("[")
+        word = '"EXPLICIT"' if explicit else padding
+        lines += [
+            "# The same dx by itself; input_sizes says which of the sizes that fit is meant.",
+            "DX_told = tf.raw_ops.Conv2DBackpropInput(",
+            f"    input_sizes={sizes}, filter=W, out_backprop=DY,",
+            f"    strides={[1, *problem.stride, 1]}, padding={word},",
+        ]
+        if explicit:
+            flat = [side for pair in ((0, 0), *problem.padding, (0, 0)) for side in pair]
+            lines.append(f"    explicit_paddings={flat},")
+        lines += [")", f"dx_told = {array('DX_told', data_back)}"]
+    size = f"Conv2DBackpropInput(input_sizes={sizes}), conv{rank}d_transpose(output_shape={sizes})"
+    if rank != 2:
+        size = f"conv{rank}d_transpose(output_shape={sizes})"
+    if source != "X" or padding.startswith("["):
+        size += "; conv2d_transpose takes explicit padding, the others SAME and VALID only"
+    imports = ("import tensorflow as tf",)
+    return _made(problem, "TensorFlow", forward, imports, lines, size, flags)
+
+
+# -- JAX -------------------------------------------------------------------------------------------
+
+
+def _jax(problem: ConvProblem) -> Translation:
+    flags = []
+    mode = problem.padding_mode
+    padding = f'"{mode.upper()}"' if mode != "explicit" else str(list(problem.padding))
+    numbers = (problem.data_format, problem.filter_format, problem.data_format)
+    backwards = input_gradient_axes(problem)
+    imports = ["import jax", "from jax import lax"]
+    if problem.dtype == "float64":
+        imports += ["", 'jax.config.update("jax_enable_x64", True)']
+        flags.append("JAX rounds to float32 unless jax_enable_x64 is set before the first array")
+    if problem.dtype == "float32":
+        flags.append(
+            "On a GPU or TPU JAX may round float32 operands; precision='highest' forbids it"
+        )
+    operands = "x, w"
+    if problem.dtype == "bfloat16":
+        operands = "x.astype(jax.numpy.bfloat16), w.astype(jax.numpy.bfloat16)"
+    call = (
+        f"lax.conv_general_dilated(x, w, {problem.stride}, {padding}, "
+        f"rhs_dilation={problem.dilation}, dimension_numbers={numbers}, "
+        f"feature_group_count={problem.groups}, precision='highest')"
+    )
+    lines = [
+        "",
+        "def layer(x, w):",
+        "    return lax.conv_general_dilated(",
+        f"        x, w, {problem.stride}, {padding}, rhs_dilation={problem.dilation},",
+        f"        dimension_numbers={numbers},",
+        f"        feature_group_count={problem.groups}, precision='highest',",
+        "    )",
+        "",
+        "",
+        f"Y, backward = jax.vjp(layer, {operands})  # which remembers the sizes of x and w",
+        "DX, DW = backward(jax.numpy.asarray(dy, Y.dtype))",
+        "y, dx, dw = np.asarray(Y), np.asarray(DX), np.asarray(DW)",
+    ]
+    if problem.dtype == "bfloat16":
+        lines[-1] = 'y, dx, dw = (np.asarray(a.astype("float32")) for a in (Y, DX, DW))'
+    size = (
+        f"jax.vjp knows it from x; by hand lhs_dilation={problem.stride}, "
+        f"padding={[axis.padding for axis in backwards]} and a flipped filter"
+    )
+    return _made(problem, "JAX", call, imports, lines, size, flags)
+
+
+# -- ONNX ------------------------------------------------------------------------------------------
+
+
+def _onnx(problem: ConvProblem) -> Translation:
+    rank, groups = problem.spatial_rank, problem.groups
+    data, filters, data_back, filters_back = _order(problem, channels_last=False)
+    flags = []
+    if data or filters:
+        flags.append(
+            f"ONNX's axes are {formats.data_formats(rank)[0]} and "
+            f"{formats.filter_formats(rank)[0]}: arrays are transposed there and back"
+        )
+    flags.append(
+        "ONNX has no gradient of Conv: dx is a ConvTranspose, dw a Conv of x with dy as its filter"
+    )
+    if groups > 1:
+        flags.append(
+            f"dw of {groups} groups is no single Conv node: there is one for each group; dx is, "
+            "but onnx's own evaluator runs ConvTranspose in one group only"
+        )
+    befores, afters = zip(*problem.padding, strict=True)
+    pads = [*befores, *afters]
+    modes = {"same": "SAME_UPPER", "same_lower": "SAME_LOWER", "valid": "VALID"}
+    word = modes.get(problem.padding_mode)
+    told = f'auto_pad="{word}"' if word else f"pads={pads}"
+    strides, dilations = list(problem.stride), list(problem.dilation)
+    call = f"Conv(x, w, {told}, strides={strides}, dilations={dilations}, group={groups})"
+    extra = list(_output_padding(problem))
+    weights = filter_gradient_axes(problem)
+    grad_pads = [a.padding[0] for a in weights] + [max(a.padding[1], 0) for a in weights]
+    used = ", ".join(f":{a.size + min(a.padding[1], 0)}" for a in weights)
+    dtype = "float32" if problem.dtype == "bfloat16" else problem.dtype
+    if problem.dtype == "bfloat16":
+        flags.append("NumPy has no bfloat16: this runs in float32")
+    swap = str((1, 0, *range(2, rank + 2)))
+
+    def turned(name: str, order: str | None) -> str:
+        return name + (f".transpose{order}" if order else "")
+
+    lines = [
+        "",
+        "def run(operator, a, b, **attributes):",
+        f"    kind = TensorProto.{_ONNX_TYPES[dtype]}",
+        "    node = helper.make_node(operator, ['a', 'b'], ['c'], **attributes)",
+        "    describe = helper.make_tensor_value_info",
+        "    tensors = [describe('a', kind, a.shape), describe('b', kind, b.shape)]",
+        "    result = describe('c', kind, None)",
+        "    graph = helper.make_graph([node], 'layer', tensors, [result])",
+        "    model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)])",
+        "    return ReferenceEvaluator(model).run(None, {'a': a, 'b': b})[0]",
+        "",
+        "",
+        f"X = {turned('x', data)}",
+        f"W = {turned('w', filters)}",
+        f"DY = {turned('dy', data)}",
+        f"same = dict(strides={strides}, dilations={dilations})",
+        f"Y = run('Conv', X, W, {told}, group={groups}, **same)",
+        *_onnx_dx(groups, f"pads={pads}, output_padding={extra}, **same"),
+        "# dw: images and channels change places, stride and dilation too; inputs that no window",
+        "# reaches are left out.",
+        f"X_read = X[:, :, {used}].transpose{swap}",
+        *_onnx_dw(groups, f"pads={grad_pads}, strides={dilations}, dilations={strides}", swap),
+        f"y = {turned('Y', data_back)}",
+        f"dx = {turned('DX', data_back)}",
+        f"dw = {turned('DW', filters_back)}",
+    ]
+    size = f"ConvTranspose(pads={pads}, output_padding={extra}), or its output_shape"
+    imports = (
+        "from onnx import TensorProto, helper",
+        "from onnx.reference import ReferenceEvaluator",
+    )
+    return _made(problem, "ONNX", call, imports, lines, size, flags)
+
+
+def _onnx_dx(groups: int, rest: str) -> list[str]:
+    if groups == 1:
+        return [f"DX = run('ConvTranspose', DY, W, {rest})"]
+    return [
+        "DX = np.concatenate([",
+        f"    run('ConvTranspose', a, b, {rest})",
+        f"    for a, b in zip(np.split(DY, {groups}, 1), np.split(W, {groups}))",
+        "], 1)",
+    ]
+
+
+def _onnx_dw(groups: int, rest: str, swap: str) -> list[str]:
+    if groups == 1:
+        return [f"DW = run('Conv', X_read, DY.transpose{swap}, {rest}).transpose{swap}"]
+    return [
+        "DW = np.concatenate([",
+        f"    run('Conv', a, b, {rest})",
+        f"    for a, b in zip(np.split(X_read, {groups}), np.split(DY.transpose{swap}, {groups}))",
+        f"], 1).transpose{swap}",
+    ]
+
+
+_ONNX_TYPES = {"float16": "FLOAT16", "float32": "FLOAT", "float64": "DOUBLE"}
+
+_WRITERS: dict[str, Callable[[ConvProblem], Translation]] = {
+    "tensorflow": _tensorflow,
+    "pytorch": _pytorch,
+    "jax": _jax,
+    "onnx": _onnx,
+}

@@ -1,0 +1,156 @@
+"""Text and HTML out of the same few pieces: paragraphs, tables and verbatim lines.
+
+Knows nothing of convolutions, so that the lowest rooms can describe themselves in Jupyter.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from html import escape
+
+WIDTH = 100
+
+STYLE = """
+.cupyconv{font:14px/1.5 system-ui,sans-serif;max-width:60rem}
+.cupyconv h3,.cupyconv h4{margin:1.1em 0 .3em;font-size:1.08em}
+.cupyconv h4{font-size:1em}
+.cupyconv p{margin:.35em 0;text-align:left}
+.cupyconv table{border-collapse:collapse;margin:.4em 0}
+.cupyconv th,.cupyconv td{padding:.2em .9em .2em 0;text-align:left!important;vertical-align:top;
+border-bottom:1px solid rgba(128,128,128,.35)}
+.cupyconv td.r,.cupyconv th.r{text-align:right!important}
+.cupyconv td:last-child{white-space:normal}
+.cupyconv pre{margin:.4em 0;padding:.4em .7em;overflow-x:auto;font-size:.92em;line-height:1.4;
+border-left:3px solid rgba(128,128,128,.35);background:transparent;color:inherit}
+""".strip()
+"""Takes its colours from the page around it, so that it reads in light and in dark."""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A sentence or several, wrapped to the width there is."""
+
+    text: str
+
+    def lines(self, width: int) -> Iterator[str]:
+        yield from textwrap.wrap(self.text, width, break_on_hyphens=False) or [""]
+
+    def html(self) -> str:
+        return f"<p>{escape(self.text)}</p>"
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Lines that are not wrapped: formulas, drawings, programs."""
+
+    text: str
+
+    def lines(self, width: int) -> Iterator[str]:
+        for line in self.text.splitlines():
+            yield f"    {line}".rstrip()
+
+    def html(self) -> str:
+        return f"<pre>{escape(self.text)}</pre>"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings; only the last column is wrapped.
+
+    Attributes:
+        columns: headings; none is drawn if all are empty.
+        right: headings of columns that are aligned to the right.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: tuple[str, ...] = ()
+
+    def lines(self, width: int) -> Iterator[str]:
+        named = any(self.columns)
+        every = [self.columns, *self.rows] if named else list(self.rows)
+        *fixed, last = range(len(self.columns))
+        widths = [max(len(row[column]) for row in every) for column in fixed]
+        before = sum(widths) + 3 * len(widths)
+        room = max(width - before, 24)
+        used = before
+        drawn = []
+        for number, row in enumerate(every):
+            cells = [
+                row[c].rjust(w) if self.columns[c] in self.right else row[c].ljust(w)
+                for c, w in zip(fixed, widths, strict=True)
+            ]
+            wrapped = textwrap.wrap(row[last], room, break_on_hyphens=False) or [""]
+            used = max(used, before + max(map(len, wrapped)))
+            for line, text in enumerate(wrapped):
+                head = "   ".join(cells) if line == 0 else " " * (before - 3)
+                drawn.append(f"{head}   {text}".rstrip() if fixed else text)
+            if named and number == 0:
+                drawn.append("")
+        if named:
+            drawn[drawn.index("")] = "─" * min(used, width)
+        yield from drawn
+
+    def html(self) -> str:
+        kind = [' class="r"' if column in self.right else "" for column in self.columns]
+        rows = [
+            "".join(f"<td{k}>{escape(cell)}</td>" for k, cell in zip(kind, row, strict=True))
+            for row in self.rows
+        ]
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        if any(self.columns):
+            cells = zip(kind, self.columns, strict=True)
+            head = "".join(f'<th{k} scope="col">{escape(column)}</th>' for k, column in cells)
+            body = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        return f"<table>{body}</table>"
+
+
+Block = Paragraph | Verbatim | Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what stands under it."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+    def lines(self, width: int, strong: Callable[[str], str] = str) -> Iterator[str]:
+        if self.title:
+            for line in textwrap.wrap(self.title, width):
+                yield strong(line)
+        previous: Block | None = None
+        for block in self.blocks:
+            if previous is not None and not (
+                isinstance(block, Paragraph) and isinstance(previous, Paragraph)
+            ):
+                yield ""
+            yield from block.lines(width)
+            previous = block
+
+    def html(self) -> str:
+        title = f"<h4>{escape(self.title)}</h4>" if self.title else ""
+        return title + "".join(block.html() for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Document:
+    """Sections under a title."""
+
+    title: str
+    sections: tuple[Section, ...]
+
+    def text(self, width: int = WIDTH, strong: Callable[[str], str] = str) -> str:
+        """Everything as lines of at most ``width`` characters; ``strong`` marks headings."""
+        parts = ["\n".join(section.lines(width, strong)) for section in self.sections]
+        title = [strong(line) for line in textwrap.wrap(self.title, width)]
+        head = "\n".join(title) if self.title else ""
+        return "\n\n".join(part for part in (head, *parts) if part)
+
+    def html(self) -> str:
+        """Everything as a piece of a page, with its style."""
+        title = f"<h3>{escape(self.title)}</h3>" if self.title else ""
+        body = "".join(section.html() for section in self.sections)
+        return f'<div class="cupyconv"><style>{STYLE}</style>{title}{body}</div>'

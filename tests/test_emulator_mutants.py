@@ -93,7 +93,7 @@ def test_survivor_is_printed_unless_it_is_argued_equivalent(monkeypatch, tmp_pat
     assert f"survived  conv_backprop_bias.cu:{mutant.line}" in capsys.readouterr().out
     (tmp_path / "list.toml").write_text(
         f"[[mutant]]\nfile = '{mutant.file}'\nsource = '{mutant.source}'\n"
-        f"change = '{mutant.change}'\nreason = 'a test'\n"
+        f"changes = ['{mutant.change}']\nreason = 'a test'\n"
     )
     assert mutants.survivors([mutant], no_cases) == []
 

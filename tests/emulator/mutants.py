@@ -224,7 +224,11 @@ def judge_unchanged(file: str, cases_of: CasesOf) -> Verdict:
 def equivalent_mutants() -> dict[tuple[str, str, str], str]:
     """Reasons of the survivors argued equivalent, by file, line text and change."""
     entries = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
-    return {(one["file"], one["source"], one["change"]): one["reason"] for one in entries}
+    return {
+        (one["file"], one["source"], change): one["reason"]
+        for one in entries
+        for change in one["changes"]
+    }
 
 
 def survivors(mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 2) -> list[Mutant]:

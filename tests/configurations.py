@@ -165,10 +165,26 @@ FAMILY_CASES = (
     _case("groups_of_3_to_2", (1, 12, 6, 7), (8, 3, 2, 3), groups=4, dilation=2),
     _case("groups_of_8_to_16", (1, 16, 5, 6), (32, 8, 3, 3), groups=2, padding=1),
     _case("first_layer", (2, 3, 11, 12), (16, 3, 7, 7), stride=2, padding=3),
+    _case(
+        "deeper_than_high",
+        (1, 4, 7, 3, 5),
+        (4, 2, 3, 2, 2),
+        groups=2,
+        stride=(2, 1, 1),
+        padding=((1, 2), (1, 0), (0, 1)),
+    ),
     _case("depthwise_pieces", (2, 64, 7, 9), (64, 1, 3, 3), groups=64, padding=1),
     _case("depthwise_lanes_to_spare", (1, 40, 9, 6), (40, 1, 3, 3), groups=40, stride=2),
     _case(
         "depthwise_stride_3", (1, 16, 13, 14), (16, 1, 5, 4), groups=16, stride=3, padding=(2, 1)
+    ),
+    _case(
+        "depthwise_padding_beyond_stride",
+        (1, 8, 6, 14),
+        (8, 1, 3, 5),
+        groups=8,
+        stride=(1, 2),
+        padding=((0, 1), (4, 2)),
     ),
     _case("depthwise_dilated", (1, 16, 13, 14), (16, 1, 3, 3), groups=16, dilation=3, padding=2),
     _case("depthwise_multiplied", (1, 8, 6, 7), (24, 1, 3, 3), groups=8, padding=1),

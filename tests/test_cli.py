@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -654,9 +655,18 @@ def test_shapes_is_quick_and_needs_no_numpy(capsys):
 
 
 def test_interrupting_is_quiet():
-    process = _start("check", "--random", "1000000")
-    time.sleep(2)  # long past its imports
-    process.send_signal(2)
-    _, errors = process.communicate(timeout=30)
+    # A shell that starts the tests in the background makes them ignore SIGINT, and their children.
+    process = _start(
+        "check",
+        "--random",
+        "1000000",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        time.sleep(2)  # long past its imports
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert errors.strip() == b""

@@ -132,11 +132,13 @@ def test_gather_with_every_tile_and_split(tile, splits, monkeypatch):
 @pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
 def test_random_configurations(impl):
     dtype = "float16" if impl == "cuda-gather" else "float32"
+    count = 20 if impl == "cuda-direct" else 60  # nearly every one is a variant of its own there
     ran = 0
-    for number, problem in enumerate(random_problems(60, seed=11, max_macs=2000, dtypes=(dtype,))):
+    drawn = random_problems(count, seed=11, max_macs=2000, dtypes=(dtype,))
+    for number, problem in enumerate(drawn):
         with emulator.settings(emulator.SCHEDULES[number % 3]):
             ran += len(require_exact(problem, impl, seed=number))
-    assert ran >= 150
+    assert ran >= 2.5 * count
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120a"])

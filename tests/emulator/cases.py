@@ -48,14 +48,19 @@ _GATHER = (
     ("pieces_of_4", "NHWC", "HWIO", "float16"),
     ("filter_beyond_input_fits_with_padding", "NHWC", "OHWI", "float16"),
 )
-_DEPTHWISE = (
+_DIRECT = (
+    ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
+    ("depthwise_padding_beyond_stride", "NHWC", "HWIO", "float16"),
+    ("deeper_than_high", "NCDHW", "OIDHW", "float32"),
+    ("groups_of_4", "NHWC", "HWIO", "float16"),
+    ("first_layer", "NHWC", "OHWI", "float32"),
     ("depthwise_stride_3", "NHWC", "HWIO", "float32"),
     ("depthwise_multiplied", "NCHW", "OIHW", "float16"),
     ("depthwise_dilated", "NHWC", "OHWI", "float16"),
     ("depthwise_chunks", "NHWC", "HWIO", "float32"),
     ("volume_depthwise", "NDHWC", "DHWIO", "float32"),
 )
-_CASES = {"cuda-generic": _GENERIC, "cuda-gather": _GATHER, "cuda-direct": _DEPTHWISE}
+_CASES = {"cuda-generic": _GENERIC, "cuda-gather": _GATHER, "cuda-direct": _DIRECT}
 
 _KERNELS = {
     "conv_forward.cu": ("cuda-generic", "forward"),

@@ -1,0 +1,493 @@
+"""A picture of a layer: what each output reads, and what flows back to each input and each tap.
+
+Two spatial axes are drawn as grids, one as strips with a line for every product.  Three are drawn
+axis by axis, which loses nothing: a window is the product of its extents along the axes.  Long axes
+are drawn at both ends.  Lengths are in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from cupyconv.errors import ConvError
+from cupyconv.explaining import adjoints, maps, terms
+from cupyconv.explaining.shapes import counted
+from cupyconv.explaining.terms import LETTERS
+from cupyconv.problem import ConvAxis, ConvProblem, shape_text
+
+CELL = 22
+MARGIN = 28
+GAP = 46
+
+MOST_CELLS = 13
+"""Cells of a grid along an axis; longer ones are drawn at both ends."""
+
+MOST_IN_STRIP = 30
+
+MOST_DRAWN = 100_000
+"""Positions of an axis beyond which there is no picture: even its ends would not be typical."""
+
+STYLE = """
+.paper{fill:#fff}.ink{fill:#1f2933}.soft{fill:#5f6b7a}
+text{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:12px}
+.title{font-size:17px;font-weight:bold}.head{font-size:14px;font-weight:bold}
+.small{font-size:10px}.in{text-anchor:middle}
+.cell{fill:#f4f6f8;stroke:#9aa5b1;stroke-width:1}
+.pad{fill:#fff;stroke:#9aa5b1;stroke-width:1;stroke-dasharray:3 2}
+.zero{fill:url(#hatch);stroke:#9aa5b1;stroke-width:1}
+.a{fill:#8ec5ec;stroke:#14598f;stroke-width:1.5}.b{fill:#f5c184;stroke:#9a5710;stroke-width:1.5}
+.c{fill:#a9d8a5;stroke:#2e6b2a;stroke-width:1.5}
+.ap{fill:#dceefb;stroke:#14598f;stroke-width:1.5;stroke-dasharray:3 2}
+.link{stroke:#9aa5b1;stroke-width:1;fill:none}.on{stroke:#14598f;stroke-width:1.6;fill:none}
+.hatch{stroke:#9aa5b1;stroke-width:1}.light{fill:#fff}
+@media (prefers-color-scheme:dark){
+.paper{fill:#14181d}.ink{fill:#e8ecf1}.soft{fill:#a9b4c0}
+.cell{fill:#242b33;stroke:#66717e}.pad{fill:#14181d;stroke:#66717e}.zero{stroke:#66717e}
+.a{fill:#1d5f92;stroke:#9dd0f5}.b{fill:#8a5216;stroke:#f5c184}.c{fill:#2f6a2b;stroke:#a9d8a5}
+.ap{fill:#173147;stroke:#9dd0f5}.link,.hatch{stroke:#66717e}.on{stroke:#9dd0f5}}
+""".strip()
+
+Position = int | None
+"""A place along an axis; None for what is left out."""
+
+
+@dataclass
+class Canvas:
+    """What has been drawn, and how far it reaches."""
+
+    parts: list[str] = field(default_factory=list)
+    width: float = 0.0
+    height: float = 0.0
+
+    def _reach(self, x: float, y: float) -> None:
+        self.width, self.height = max(self.width, x), max(self.height, y)
+
+    def text(self, x: float, y: float, text: str, kind: str = "ink") -> None:
+        self.parts.append(f'<text x="{x:g}" y="{y:g}" class="{kind}">{escape(text)}</text>')
+        if "in" not in kind.split():
+            size = 9.6 if "title" in kind else 7.8 if "head" in kind else 6.3
+            self._reach(x + size * len(text), y + 4)
+
+    def cell(self, x: float, y: float, kind: str, text: str = "", style: str = "") -> None:
+        attribute = f' style="{style}"' if style else ""
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{CELL}" height="{CELL}" class="{kind}"{attribute}/>'
+        )
+        if text:
+            # Letters stay dark on the shades of a map, which are light in both schemes.
+            ink = ' style="fill:#1f2933"' if style else ""
+            self.parts.append(
+                f'<text x="{x + CELL / 2:g}" y="{y + CELL / 2 + 3.5:g}" class="ink small in"{ink}>'
+                f"{escape(text)}</text>"
+            )
+        self._reach(x + CELL, y + CELL)
+
+    def line(self, x: float, y: float, to_x: float, to_y: float, kind: str = "link") -> None:
+        self.parts.append(
+            f'<line x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}" class="{kind}"/>'
+        )
+
+
+_MARKS = ("a", "ap", "c")
+
+Look = tuple[str, str, str]
+"""Class, text and style of a cell."""
+
+
+def svg(problem: ConvProblem, title: str = "") -> str:
+    """The picture as one SVG document.
+
+    Raises:
+        ConvError: the layer is too large for its ends to say anything.
+    """
+    for axis in problem.axes:
+        if max(axis.input, axis.filter, axis.output) > MOST_DRAWN:
+            raise ConvError(
+                f"a layer that is drawn must have at most {MOST_DRAWN:,} positions on an axis",
+                f"it has {max(axis.input, axis.filter):,}",
+                "Draw a smaller layer of the same stride and taps",
+                axis=axis.name,
+            )
+    canvas = Canvas()
+    head = (
+        f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)} -> "
+        f"{shape_text(problem.output_shape)}"
+    )
+    canvas.text(MARGIN, MARGIN + 12, title or head, "ink title")
+    top = MARGIN + 34.0
+    padding = ", ".join(f"({before}, {after})" for before, after in problem.padding)
+    canvas.text(
+        MARGIN,
+        top,
+        f"{head + ': ' if title else ''}stride {shape_text(problem.stride)}, padding "
+        f"{problem.padding_mode} {padding}, dilation {shape_text(problem.dilation)}",
+        "soft",
+    )
+    if problem.spatial_rank == 2:
+        _grids(canvas, problem, top + 34)
+    else:
+        if problem.spatial_rank == 3:
+            top += 20
+            text = (
+                "Three axes, drawn one by one: a window is the product of its extents along them."
+            )
+            canvas.text(MARGIN, top, text, "ink")
+        for axis, *letters in zip(problem.axes, *_letters(problem), strict=True):
+            _strips(canvas, axis, (letters[0], letters[1], letters[2]), top + 34)
+            top = canvas.height
+    width, height = canvas.width + MARGIN, canvas.height + MARGIN
+    label = escape(f"The convolution {head}, and what flows back through it")
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+            f'width="{width:g}" height="{height:g}" role="img" aria-label="{label}">',
+            f"<title>{label}</title><style>{STYLE}</style>",
+            '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse">'
+            '<path d="M0 6L6 0" class="hatch"/></pattern></defs>',
+            f'<rect width="{width:g}" height="{height:g}" class="paper"/>',
+            *canvas.parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _letters(problem: ConvProblem) -> tuple[str, str, str]:
+    rank = problem.spatial_rank
+    return LETTERS["input"][rank], LETTERS["filter"][rank], LETTERS["output"][rank]
+
+
+def _drawn(start: int, size: int, room: int) -> list[Position]:
+    """The positions of an axis from ``start`` on that are drawn."""
+    return [None if at is None else at + start for at in maps.visible(size, room)]
+
+
+def _shade(count: int, most: int) -> str:
+    """A fill that deepens with the count."""
+    share = count / most if most else 0
+    red, green, blue = (round(245 + (to - 245) * share) for to in (66, 146, 198))
+    return f"fill:rgb({red},{green},{blue})"
+
+
+# -- two axes --------------------------------------------------------------------------------------
+
+
+def _grid(
+    canvas: Canvas,
+    left: float,
+    top: float,
+    rows: Sequence[Position],
+    columns: Sequence[Position],
+    look: Callable[[int, int], Look],
+) -> tuple[float, float]:
+    """Cells with a dot where some are left out; its right and bottom end."""
+    marked = []  # drawn last, so that their borders are whole
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            x, y = left + j * CELL, top + i * CELL
+            if row is None or column is None:
+                canvas.text(x + CELL / 2, y + CELL / 2 + 3, "·", "soft in")
+                continue
+            kind, text, style = look(row, column)
+            if kind in _MARKS:
+                marked.append((x, y, kind, text, style))
+            else:
+                canvas.cell(x, y, kind, text, style)
+    for cell in marked:
+        canvas.cell(*cell)
+    return left + len(columns) * CELL, top + len(rows) * CELL
+
+
+def _grids(canvas: Canvas, problem: ConvProblem, top: float) -> None:
+    rows, columns = problem.axes
+    p, q = (_typical(axis) for axis in problem.axes)
+    top = _forward_panel(canvas, rows, columns, (p, q), top) + GAP
+    top = _input_panel(canvas, problem, top) + GAP
+    _filter_panel(canvas, rows, columns, top)
+
+
+def _typical(axis: ConvAxis) -> int:
+    """An output near the border whose window is drawn: the second, if there is one."""
+    return min(1, axis.output - 1)
+
+
+def _forward_panel(
+    canvas: Canvas, rows: ConvAxis, columns: ConvAxis, chosen: tuple[int, int], top: float
+) -> float:
+    p, q = chosen
+    window = [
+        [at * axis.stride - axis.pad_before + tap * axis.dilation for tap in range(axis.filter)]
+        for axis, at in ((rows, p), (columns, q))
+    ]
+    canvas.text(MARGIN, top, "Forward: each output reads one window of x", "ink head")
+    text = f"y[{p},{q}] is the sum, over {rows.filter * columns.filter} taps and every channel, of"
+    canvas.text(MARGIN, top + 18, f"{text} the blue inputs times the taps of w.", "soft")
+    top += 44
+
+    def input_look(h: int, w: int) -> Look:
+        inside = 0 <= h < rows.input and 0 <= w < columns.input
+        under = h in window[0] and w in window[1]
+        return ("a" if inside else "ap") if under else ("cell" if inside else "pad"), "", ""
+
+    down = _drawn(-rows.pad_before, rows.padded_input, MOST_CELLS)
+    across = _drawn(-columns.pad_before, columns.padded_input, MOST_CELLS)
+    end, bottom = _grid(canvas, MARGIN, top + 8, down, across, input_look)
+    _caption(canvas, MARGIN, top, f"x {rows.input}x{columns.input}", rows, columns)
+    left = end + GAP
+    canvas.text(left, top, f"w {rows.filter}x{columns.filter}", "ink")
+    end, lower = _grid(
+        canvas,
+        left,
+        top + 8,
+        _drawn(0, rows.filter, MOST_CELLS),
+        _drawn(0, columns.filter, MOST_CELLS),
+        lambda r, s: ("b", "", ""),
+    )
+    canvas.text(left - GAP / 2 - 4, top + 8 + CELL, "*", "ink head")
+    bottom = max(bottom, lower)
+    left = end + GAP
+    canvas.text(left - GAP / 2 - 8, top + 8 + CELL, "->", "ink head")
+    canvas.text(left, top, f"y {rows.output}x{columns.output}", "ink")
+    _, lower = _grid(
+        canvas,
+        left,
+        top + 8,
+        _drawn(0, rows.output, MOST_CELLS),
+        _drawn(0, columns.output, MOST_CELLS),
+        lambda i, j: ("a" if (i, j) == (p, q) else "cell", "", ""),
+    )
+    return max(bottom, lower)
+
+
+def _caption(
+    canvas: Canvas, left: float, top: float, text: str, rows: ConvAxis, columns: ConvAxis
+) -> None:
+    padded = rows.pad_before + rows.pad_after + columns.pad_before + columns.pad_after
+    canvas.text(left, top, f"{text}{', padding dashed' if padded else ''}", "ink")
+
+
+def _input_panel(canvas: Canvas, problem: ConvProblem, top: float) -> float:
+    rows, columns = problem.axes
+    told = adjoints.input_gradient_axes(problem)
+    counts = [maps.input_counts(axis) for axis in problem.axes]
+    most = max(counts[0]) * max(counts[1])
+    # Of the inputs that are drawn near the border, the one that most comes back to.
+    h, w = (max(range(min(len(c), MOST_CELLS // 2)), key=c.__getitem__) for c in counts)
+    canvas.text(
+        MARGIN, top, "Back to x: each input collects from every window that read it", "ink head"
+    )
+    spread = max(problem.stride) > 1
+    text = "dy spread by the stride, zeros hatched" if spread else "dy"
+    canvas.text(
+        MARGIN,
+        top + 18,
+        f"{text}, padded and correlated with the flipped w, gives dx: as many numbers as x has. "
+        f"Blue: dx[{h},{w}] and the dy it is made of.",
+        "soft",
+    )
+    top += 44
+    meet = [
+        terms.input_terms(axis, at, ("h", "r", "p"))
+        for axis, at in zip(problem.axes, (h, w), strict=True)
+    ]
+
+    def place(number: int, axis: int) -> int | None:
+        """Which output stands at a place of the spread dy; None at zeros and in the padding."""
+        size, step = told[axis].rule.input, told[axis].spread
+        return number // step if 0 <= number < size and number % step == 0 else None
+
+    def spread_look(i: int, j: int) -> Look:
+        inside = 0 <= i < told[0].rule.input and 0 <= j < told[1].rule.input
+        if not inside:
+            return "pad", "", ""
+        p, q = place(i, 0), place(j, 1)
+        if p is None or q is None:
+            return "zero", "", ""
+        return "a" if p in meet[0].first and q in meet[1].first else "cell", "", ""
+
+    def drawn(axis: int) -> list[Position]:
+        before, after = told[axis].padding
+        size = told[axis].rule.input
+        return _drawn(-before, size + before + after, MOST_CELLS)
+
+    canvas.text(
+        MARGIN, top, f"dy {rows.output}x{columns.output}{', spread' if spread else ''}", "ink"
+    )
+    end, bottom = _grid(canvas, MARGIN, top + 8, drawn(0), drawn(1), spread_look)
+    left = end + GAP
+    canvas.text(left - GAP / 2 - 4, top + 8 + CELL, "*", "ink head")
+    canvas.text(left, top, "w flipped", "ink")
+
+    def tap_look(i: int, j: int) -> Look:
+        r, s = rows.filter - 1 - i, columns.filter - 1 - j
+        used = r in meet[0].second and s in meet[1].second
+        text = f"{r},{s}" if max(rows.filter, columns.filter) <= 10 else ""
+        return "a" if used else "b", text, ""
+
+    end, lower = _grid(
+        canvas,
+        left,
+        top + 8,
+        _drawn(0, rows.filter, MOST_CELLS),
+        _drawn(0, columns.filter, MOST_CELLS),
+        tap_look,
+    )
+    bottom = max(bottom, lower)
+    left = max(end, left + 60) + GAP
+    canvas.text(left - GAP / 2 - 8, top + 8 + CELL, "->", "ink head")
+
+    def gradient_look(i: int, j: int) -> Look:
+        count = counts[0][i] * counts[1][j]
+        if (i, j) == (h, w):
+            return "a", str(count), ""
+        return ("cell", str(count), _shade(count, most)) if count else ("zero", "", "")
+
+    name = f"dx {rows.input}x{columns.input}: the numbers count dy's that reach it, of each filter"
+    canvas.text(left, top, name, "ink")
+    _, lower = _grid(
+        canvas,
+        left,
+        top + 8,
+        _drawn(0, rows.input, MOST_CELLS),
+        _drawn(0, columns.input, MOST_CELLS),
+        gradient_look,
+    )
+    dead = sum(not c for c in counts[0]) or sum(not c for c in counts[1])
+    if dead:
+        text = "Hatched inputs are under no window: their gradient is zero."
+        canvas.text(left, lower + 16, text, "soft")
+        lower += 20
+    return max(bottom, lower)
+
+
+def _filter_panel(canvas: Canvas, rows: ConvAxis, columns: ConvAxis, top: float) -> None:
+    r, s = rows.filter // 2, columns.filter // 2
+    meet = [terms.tap_terms(axis, tap, ("h", "r", "p")) for axis, tap in ((rows, r), (columns, s))]
+    counts = [maps.tap_counts(axis) for axis in (rows, columns)]
+    most = max(counts[0]) * max(counts[1])
+    canvas.text(
+        MARGIN, top, "Back to w: each tap pairs every output with the input it read", "ink head"
+    )
+    count = counts[0][r] * counts[1][s]
+    canvas.text(
+        MARGIN,
+        top + 18,
+        f"Green: dw[{r},{s}] is the sum of {counted(count, 'product')}, a green x times the dy of "
+        "its window; one such map for each pair of channels of x and dy.",
+        "soft",
+    )
+    top += 44
+
+    def input_look(h: int, w: int) -> Look:
+        inside = 0 <= h < rows.input and 0 <= w < columns.input
+        read = h in meet[0].second and w in meet[1].second
+        return "c" if read else "cell" if inside else "pad", "", ""
+
+    canvas.text(MARGIN, top, f"x {rows.input}x{columns.input}", "ink")
+    end, _ = _grid(
+        canvas,
+        MARGIN,
+        top + 8,
+        _drawn(-rows.pad_before, rows.padded_input, MOST_CELLS),
+        _drawn(-columns.pad_before, columns.padded_input, MOST_CELLS),
+        input_look,
+    )
+    left = end + GAP
+    canvas.text(left - GAP / 2 - 4, top + 8 + CELL, "*", "ink head")
+    canvas.text(left, top, f"dy {rows.output}x{columns.output}", "ink")
+    end, _ = _grid(
+        canvas,
+        left,
+        top + 8,
+        _drawn(0, rows.output, MOST_CELLS),
+        _drawn(0, columns.output, MOST_CELLS),
+        lambda i, j: ("c" if i in meet[0].first and j in meet[1].first else "cell", "", ""),
+    )
+    left = max(end, left + 60) + GAP
+    canvas.text(left - GAP / 2 - 8, top + 8 + CELL, "->", "ink head")
+
+    def tap_look(i: int, j: int) -> Look:
+        number = counts[0][i] * counts[1][j]
+        text = str(number) if most < 1000 else ""
+        if (i, j) == (r, s):
+            return "c", text, ""
+        return ("cell", text, _shade(number, most)) if number else ("zero", "", "")
+
+    name = f"dw {rows.filter}x{columns.filter}"
+    canvas.text(left, top, name + (": the numbers count products" if most < 1000 else ""), "ink")
+    _grid(
+        canvas,
+        left,
+        top + 8,
+        _drawn(0, rows.filter, MOST_CELLS),
+        _drawn(0, columns.filter, MOST_CELLS),
+        tap_look,
+    )
+
+
+# -- one axis --------------------------------------------------------------------------------------
+
+
+def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: float) -> None:
+    """x above y with a line for each product, dx below as what comes back along them."""
+    h, r, p = letters
+    places = _drawn(-axis.pad_before, axis.padded_input, MOST_IN_STRIP)
+    at = {place: MARGIN + 60 + i * CELL for i, place in enumerate(places) if place is not None}
+    counts = maps.input_counts(axis)
+    most = max(counts)
+    chosen = _typical(axis)
+    canvas.text(
+        MARGIN,
+        top,
+        f"Axis {axis.name}: {axis.input} inputs, {counted(axis.filter, 'tap')}, "
+        f"{counted(axis.output, 'output')}; {terms.position_text(axis, h, r, p)}",
+        "ink head",
+    )
+    x_top, y_top, dx_top = top + 20, top + 20 + 4 * CELL, top + 20 + 8 * CELL
+    window = {
+        chosen * axis.stride - axis.pad_before + tap * axis.dilation for tap in range(axis.filter)
+    }
+    for label, strip in ((f"x[{h}]", x_top), (f"y, dy[{p}]", y_top), (f"dx[{h}]", dx_top)):
+        canvas.text(MARGIN, strip + 15, label, "ink")
+    for index, place in enumerate(places):
+        x = MARGIN + 60 + index * CELL
+        if place is None:
+            for strip in (x_top, dx_top):
+                canvas.text(x + CELL / 2, strip + 15, "·", "soft in")
+            continue
+        inside = 0 <= place < axis.input
+        kind = ("a" if inside else "ap") if place in window else ("cell" if inside else "pad")
+        canvas.cell(x, x_top, kind, str(place) if inside else "")
+        if not inside:
+            continue
+        count = counts[place]
+        if count:
+            canvas.cell(x, dx_top, "cell", str(count), _shade(count, most))
+        else:
+            canvas.cell(x, dx_top, "zero")
+    for output in range(axis.output):
+        first = output * axis.stride - axis.pad_before
+        end = first + axis.effective_filter - 1
+        if first not in at or end not in at or at[end] - at[first] != CELL * (end - first):
+            continue  # its window reaches into what is left out
+        taps = [first + tap * axis.dilation for tap in range(axis.filter)]
+        middle = (at[first] + at[end]) / 2
+        for place in taps:
+            inside = 0 <= place < axis.input
+            kind = "on" if output == chosen and inside else "link"
+            center = at[place] + CELL / 2
+            if inside:
+                canvas.line(center, x_top + CELL, middle + CELL / 2, y_top, kind)
+                canvas.line(middle + CELL / 2, y_top + CELL, center, dx_top, kind)
+        canvas.cell(middle, y_top, "a" if output == chosen else "cell", str(output))
+    dead = sum(1 for count in counts if not count)
+    text = f"dx has {counted(axis.input, 'number')}, as x has; in each, how many lines reach it"
+    if dead:
+        text += ". Hatched: no window reads it, so its gradient is zero"
+    sizes = axis.valid_input_sizes
+    canvas.text(MARGIN, dx_top + CELL + 18, f"{text}.", "soft")
+    if len(sizes) > 1:
+        text = f"Inputs of {sizes[0]} to {sizes[-1]} all give {counted(axis.output, 'output')}."
+        canvas.text(MARGIN, dx_top + CELL + 36, text, "soft")

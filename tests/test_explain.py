@@ -1,0 +1,497 @@
+"""Explanations: true on every configuration, and said in numbers that can be computed again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem, ConvTypeError
+from cupyconv.explaining import adjoints, maps, terms
+from cupyconv.explaining.terms import Element, parse
+from cupyconv.problem import ConvAxis
+from tests.configurations import integer_data, keywords, problems, random_problems
+
+MULTI_CHANNEL = ConvProblem((1, 5, 100, 100), (10, 5, 5, 5))
+SAME = ConvProblem((1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding="same", data_format="NHWC")
+VALID = ConvProblem((1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding="valid", data_format="NHWC")
+DILATED = ConvProblem((1, 5, 5, 3), (3, 3, 3, 4), dilation=2, padding="valid", data_format="NHWC")
+
+RANDOM = list(random_problems(40, seed=7, max_macs=2000, dtypes=("float64",)))
+
+
+def results(problem: ConvProblem, data) -> dict[str, np.ndarray]:
+    rest = keywords(problem)
+    return {
+        "y": cupyconv.conv_forward(data.x, data.w, **rest),
+        "dx": cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **rest),
+        "dw": cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **rest),
+    }
+
+
+def in_order(problem: ConvProblem, tensor: str, array: np.ndarray) -> np.ndarray:
+    """A tensor with its axes in the order that indices are named in."""
+    return array.transpose(problem.filter_axes if "w" in tensor else problem.data_axes)
+
+
+# -- the name --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import cupyconv.explaining.shapes",
+        "import cupyconv.explaining.explanation, cupyconv.explaining.page",
+        "from cupyconv.explaining import terms",
+        "from cupyconv import explain; explain",
+        "import cupyconv.cli.explain",
+    ],
+)
+def test_explain_is_a_function_whatever_was_imported_before(first):
+    program = (
+        f"{first}\nimport cupyconv\n"
+        "e = cupyconv.explain(cupyconv.ConvProblem((1, 1, 4), (1, 1, 2)))\n"
+        "assert isinstance(e, cupyconv.Explanation)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_text_needs_no_numpy():
+    program = (
+        "import sys, cupyconv\n"
+        "e = cupyconv.explain(cupyconv.ConvProblem((1, 5, 100, 100), (10, 5, 5, 5)))\n"
+        "str(e), e.to_dict(), e.svg(), e.page(), str(e.element('dF[0,0,0,0]')), e.map().verdict\n"
+        "assert 'numpy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# -- the two questions -----------------------------------------------------------------------------
+
+
+def test_the_question_of_the_channels_is_answered():
+    text = " ".join(str(cupyconv.explain(MULTI_CHANNEL)).split())
+    assert "How can x, 5 channels deep, and dy, 10 deep, be convolved?" in text
+    assert "dw[k,c] = correlate(x[c], dy[k]) 100x100 by 96x96 gives 5x5" in text
+    assert "10 x 5 = 50 pairs of 5x5 numbers, 1,250 in all" in text
+    assert "outer product" in text
+    assert "Nothing is tiled, broadcast or averaged over channels" in text
+    assert "no information is lost" in text
+    assert "is a sum of 9,216 products" in text
+
+
+def test_the_question_comes_first_that_the_layer_raises():
+    def order(problem):
+        text = str(cupyconv.explain(problem))
+        return text.index("deep, be convolved?") < text.index("Why is dx ")
+
+    assert order(MULTI_CHANNEL)
+    assert not order(SAME)
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (SAME, ["Why is dx 5x5 when dy is 3x3?", "ceil(5/2) = 3", "any size from 5 to 6 gives 3"]),
+        (VALID, ["Why is dx 5x5 when dy is 2x2?", "floor((5 + 0 + 0 - 3)/2) + 1 = 2", "5 to 6"]),
+        (DILATED, ["Why is dx 5x5 when dy is 1x1?", "only an input of 5 has an output of 1"]),
+        (VALID.replace(input_shape=(1, 6, 6, 3)), ["no window covers H = 5", "exactly zero"]),
+    ],
+)
+def test_the_question_of_the_sizes_is_answered(problem, said):
+    text = " ".join(str(cupyconv.explain(problem)).split())
+    for part in said:
+        assert part in text
+    assert "input_sizes" in text
+
+
+def test_the_size_of_dx_is_said_in_the_words_of_others():
+    problem = VALID.replace(input_shape=(1, 6, 5, 3))
+    text = " ".join(str(cupyconv.explain(problem)).split())
+    assert "Conv2DBackpropInput(input_sizes=[1, 6, 5, 3])" in text
+    assert "conv_transpose2d(..., padding=0, output_padding=(1, 0))" in text
+    assert "ConvTranspose(pads=[0, 0, 0, 0], output_padding=[1, 0])" in text
+    assert "jax.vjp knows it from x; by hand lhs_dilation=(2, 2), padding=[(2, 3), (2, 2)]" in text
+
+
+def test_groups_and_batches_are_said():
+    text = " ".join(str(cupyconv.explain(ConvProblem((3, 6, 9), (4, 3, 2), groups=2))).split())
+    assert "within each of the 2 groups" in text
+    assert "summed over the images" in text
+    assert "the 3 are what is summed over" in text
+    assert "2 times" in text
+
+
+@pytest.mark.parametrize("problem", RANDOM[:12], ids=str)
+def test_everything_can_be_told_of_every_layer(problem):
+    explanation = cupyconv.explain(problem)
+    for width in (60, 100):
+        prose = [
+            line
+            for line in explanation.text(width).splitlines()
+            if not line.startswith("    ") and len(line.split()) > 1
+        ]
+        assert max(map(len, prose)) <= max(width, 75)
+    assert explanation._repr_html_().count("<table>") > 5
+    assert explanation.to_dict()["shapes"]["dx"] == list(problem.input_shape)
+
+
+def test_an_enormous_layer_is_explained_at_once():
+    text = str(cupyconv.explain(ConvProblem((1, 1, 10**12), (1, 1, 3), stride=2)))
+    assert "too many positions to count" in text
+
+
+def test_what_is_not_a_problem_is_refused():
+    with pytest.raises(ConvTypeError, match="takes a ConvProblem: got tuple"):
+        cupyconv.explain((1, 2, 3))
+    with pytest.raises(ConvError, match="x must have the shape that the problem says"):
+        cupyconv.explain(VALID, x=np.zeros((1, 5, 5, 4)))
+
+
+# -- gradients as convolutions ---------------------------------------------------------------------
+
+
+def spread(array: np.ndarray, axes: list[int], steps: list[int]) -> np.ndarray:
+    """An array with zeros between its numbers."""
+    shape = list(array.shape)
+    for axis, step in zip(axes, steps, strict=True):
+        shape[axis] = (shape[axis] - 1) * step + 1
+    result = np.zeros(shape, array.dtype)
+    index: list = [slice(None)] * array.ndim
+    for axis, step in zip(axes, steps, strict=True):
+        index[axis] = slice(None, None, step)
+    result[tuple(index)] = array
+    return result
+
+
+def cropped(array: np.ndarray, axes, paddings):
+    """The array without what negative paddings cut off, and the rest of the paddings."""
+    index: list = [slice(None)] * array.ndim
+    for axis, (before, after) in zip(axes, paddings, strict=True):
+        index[axis] = slice(max(-before, 0), array.shape[axis] - max(-after, 0))
+    return array[tuple(index)], [(max(before, 0), max(after, 0)) for before, after in paddings]
+
+
+@pytest.mark.parametrize("problem", [p for p in RANDOM if p.N], ids=str)
+def test_dx_is_the_convolution_that_is_told(problem):
+    data = integer_data(problem)
+    dy = in_order(problem, "dy", data.dy)
+    w = in_order(problem, "w", data.w)
+    told = adjoints.input_gradient_axes(problem)
+    axes = list(range(2, dy.ndim))
+    dy = spread(dy, axes, [axis.spread for axis in told])
+    assert dy.shape[2:] == tuple(axis.rule.input for axis in told)
+    dy, padding = cropped(dy, axes, [axis.padding for axis in told])
+    swapped = [np.swapaxes(part, 0, 1) for part in np.split(w, problem.groups)]
+    flipped = np.flip(np.concatenate(swapped), axes)
+    dx = cupyconv.conv_forward(
+        dy, flipped, padding=padding, dilation=problem.dilation, groups=problem.groups
+    )
+    np.testing.assert_array_equal(dx, in_order(problem, "dx", results(problem, data)["dx"]))
+
+
+@pytest.mark.parametrize("problem", [p for p in RANDOM if p.N], ids=str)
+def test_dw_is_the_convolution_that_is_told(problem):
+    data = integer_data(problem)
+    x, dy = in_order(problem, "x", data.x), in_order(problem, "dy", data.dy)
+    told = adjoints.filter_gradient_axes(problem)
+    x, padding = cropped(x, range(2, x.ndim), [axis.padding for axis in told])
+    parts = [
+        cupyconv.conv_forward(
+            np.swapaxes(a, 0, 1),
+            np.swapaxes(b, 0, 1),
+            padding=padding,
+            stride=[axis.rule.stride for axis in told],
+            dilation=[axis.rule.dilation for axis in told],
+        )
+        for a, b in zip(
+            np.split(x, problem.groups, 1), np.split(dy, problem.groups, 1), strict=True
+        )
+    ]
+    dw = np.concatenate([np.swapaxes(part, 0, 1) for part in parts])
+    np.testing.assert_array_equal(dw, in_order(problem, "dw", results(problem, data)["dw"]))
+
+
+AXES = st.builds(
+    ConvAxis,
+    name=st.just("H"),
+    input=st.integers(1, 20),
+    filter=st.integers(1, 6),
+    stride=st.integers(1, 6),
+    dilation=st.integers(1, 5),
+    pad_before=st.integers(0, 6),
+    pad_after=st.integers(0, 6),
+    padding_mode=st.just("explicit"),
+).filter(lambda axis: axis.output >= 1)
+
+
+@given(AXES)
+def test_the_told_convolutions_have_the_sizes_of_the_gradients(axis):
+    dx, dw = adjoints.input_gradient_axis(axis), adjoints.filter_gradient_axis(axis)
+    assert dx.rule.output == axis.input
+    assert dw.rule.output == axis.filter
+    for adjoint in (dx, dw):
+        for formula, value in zip(adjoint.formulas, adjoint.padding, strict=True):
+            assert formula.endswith(f"= {value}") or formula == f"forward's {value}"
+            if "=" in formula:
+                assert eval(formula.partition(" =")[0]) == value
+
+
+# -- elements --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", RANDOM, ids=str)
+def test_the_terms_of_every_element_add_up_to_it(problem):
+    data = integer_data(problem)
+    operands = {"x": data.x, "w": data.w, "dy": data.dy}
+    ordered = {name: in_order(problem, name, array) for name, array in operands.items()}
+    for tensor, array in results(problem, data).items():
+        values = in_order(problem, tensor, array)
+        every = list(np.ndindex(values.shape))
+        for index in every[:: max(len(every) // 40, 1)]:
+            element = Element(problem, tensor, index, data=operands)
+            assert element.sum == values[index]
+            first, second = (ordered[name] for name in element.factors)
+            products = [first[term.first] * second[term.second] for term in element.terms()]
+            assert len(set(element.terms())) == element.count
+            np.testing.assert_array_equal(products, np.multiply(*element.values))
+
+
+@given(AXES, st.data())
+def test_terms_along_an_axis_are_those_of_the_definition(axis, data):
+    letters = ("h", "r", "p")
+    triples = {
+        (o, r, o * axis.stride - axis.pad_before + r * axis.dilation)
+        for o in range(axis.output)
+        for r in range(axis.filter)
+    }
+    inside = {triple for triple in triples if 0 <= triple[2] < axis.input}
+    h = data.draw(st.integers(0, axis.input - 1))
+    found = terms.input_terms(axis, h, letters)
+    assert set(zip(found.first, found.second, strict=True)) == {
+        (o, r) for o, r, i in inside if i == h
+    }
+    p = data.draw(st.integers(0, axis.output - 1))
+    found = terms.output_terms(axis, p, letters)
+    assert set(zip(found.first, found.second, strict=True)) == {
+        (i, r) for o, r, i in inside if o == p
+    }
+    r = data.draw(st.integers(0, axis.filter - 1))
+    found = terms.tap_terms(axis, r, letters)
+    assert set(zip(found.first, found.second, strict=True)) == {
+        (o, i) for o, tap, i in inside if tap == r
+    }
+
+
+def test_the_terms_of_the_first_question_are_of_two_channels_alone():
+    element = parse(MULTI_CHANNEL, "dF[7,2,1,3]")
+    assert element.count == 96 * 96
+    assert {(term.first[1], term.second[1]) for term in element.terms()} == {(7, 2)}
+    assert "Of x only channel 2 occurs, of dy only channel 7" in element.conclusion
+
+
+def test_other_channels_have_no_part_in_an_element():
+    data = integer_data(MULTI_CHANNEL)
+    alone = np.zeros_like(data.x), np.zeros_like(data.dy)
+    alone[0][:, 2], alone[1][:, 7] = data.x[:, 2], data.dy[:, 7]
+    whole = cupyconv.conv_backprop_filter(data.x, (10, 5, 5, 5), data.dy)
+    part = cupyconv.conv_backprop_filter(alone[0], (10, 5, 5, 5), alone[1])
+    np.testing.assert_array_equal(part[7, 2], whole[7, 2])
+    part[7, 2] = 0
+    assert not part.any()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("dF[3,1,0,2]", "dw[3,1,0,2]"),
+        ("dE/dF[3,1,0,2]", "dw[3,1,0,2]"),
+        (" dw( 3, 1,0 ,2 ) ", "dw[3,1,0,2]"),
+        ("dX[0,4,99,99]", "dx[0,4,99,99]"),
+        ("dL/dx[0,4,99,99]", "dx[0,4,99,99]"),
+        ("O[0,9,95,95]", "y[0,9,95,95]"),
+        ("y[0,9,0,0]", "y[0,9,0,0]"),
+    ],
+)
+def test_names_of_elements(text, name):
+    assert parse(MULTI_CHANNEL, text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("dF[10,0,0,0]", "has k = 10. Use k from 0 to 9, c from 0 to 4, r from 0 to 4, s from 0"),
+        ("dX[0,0,0,-1]", "has w = -1. Use n from 0 to 0, c from 0 to 4, h from 0 to 99"),
+        ("O[0,0,96,0]", "has p = 96"),
+        ("dF[0,0,0]", "needs the 4 indices k, c, r, s"),
+        ("dF[0,0,0,a]", "needs the 4 indices k, c, r, s"),
+        ("dF", "an element is a tensor's name and its indices"),
+        ("dG[0,0,0,0]", "unknown tensor: 'dG'"),
+    ],
+)
+def test_elements_outside_are_told_the_ranges(text, said):
+    with pytest.raises(ConvError) as caught:
+        parse(MULTI_CHANNEL, text)
+    assert said in str(caught.value)
+
+
+def test_an_empty_batch_has_elements_of_dw_only():
+    problem = MULTI_CHANNEL.replace(input_shape=(0, 5, 100, 100))
+    element = parse(problem, "dF[0,0,0,0]")
+    assert element.count == 0
+    assert "zero" in element.conclusion
+    assert "zero" in str(element)
+    with pytest.raises(ConvError, match="no n, as the batch is empty"):
+        parse(problem, "dX[0,0,0,0]")
+    assert "convolved?" in str(cupyconv.explain(problem))
+
+
+def test_indices_are_in_one_order_whatever_the_memory_order():
+    element = parse(SAME, "dX[0,2,4,3]")
+    assert "(n, c, h, w) of 1x3x5x5, whatever the memory order, which is NHWC" in " ".join(
+        str(element).split()
+    )
+    with pytest.raises(ConvError, match="has h = 5"):
+        parse(SAME, "dX[0,2,5,0]")
+
+
+def test_taps_that_the_stride_steps_over_are_named():
+    text = str(parse(SAME, "dX[0,0,0,3]"))
+    assert "r = 0: p = (0 + 1 - 0)/2 is no whole number: the stride steps over it" in text
+    assert "s = 0: q = (3 + 1 - 0)/2 = 2" in text
+
+
+def test_an_input_that_no_window_reads_says_so():
+    element = parse(VALID.replace(input_shape=(1, 6, 6, 3)), "dX[0,0,5,5]")
+    assert element.count == 0
+    assert "No window reads this input" in str(element)
+
+
+def test_long_lists_are_cut_and_can_be_had_whole():
+    element = parse(MULTI_CHANNEL, "dF[0,0,0,0]")
+    assert "... 9,210 more" in str(element)
+    assert len(element.to_dict()["terms"]) == 6
+    assert element.to_dict()["terms_left_out"] == 9210
+    whole = "\n".join(element.section(True).lines(100))
+    assert whole.count("dy[0,0,") == 9216
+
+
+def test_values_and_results_stand_beside_the_terms():
+    data = integer_data(SAME)
+    operands = {"x": data.x, "w": data.w, "dy": data.dy}
+    dw = results(SAME, data)["dw"]
+    explanation = cupyconv.explain(SAME, **operands, dw=dw)
+    element = explanation.element("dF[1,2,0,0]")
+    assert element.sum == dw[0, 0, 2, 1] == element.computed
+    assert f"= {element.sum:.9g}" in str(element)
+    assert "cupyconv.conv_backprop_filter gives" in str(element)
+    assert element.to_dict()["sum"] == element.sum
+    plain = cupyconv.explain(SAME).element("dF[1,2,0,0]")
+    assert plain.to_dict()["sum"] is None
+    assert plain.to_dict()["terms"][0].keys() == {"number", "dy", "x"}
+    given = cupyconv.explain(SAME).element("dF[1,2,0,0]", x=data.x, dy=data.dy)
+    assert given.sum == element.sum
+
+
+def test_too_many_values_are_refused_and_counted_all_the_same():
+    element = parse(ConvProblem((1, 1, 10**9), (1, 1, 3)), "dF[0,0,1]")
+    assert element.count == 10**9 - 2
+    assert str(element)
+    with pytest.raises(ConvError, match="must fit into memory"):
+        _ = Element(element.problem, "dw", (0, 0, 1), data={"x": 1, "dy": 1}).values
+
+
+# -- maps ------------------------------------------------------------------------------------------
+
+
+@given(problems(max_macs=300))
+def test_a_map_counts_the_terms_of_every_position(problem):
+    for tensor in maps.MAPPED if problem.N else ("dw",):
+        counted = maps.term_map(problem, tensor)
+        array = counted.array()
+        assert array.shape == counted.shape
+        for position in np.ndindex(array.shape):
+            expected = Element(problem, tensor, (0, 0, *position)).count
+            assert array[position] == expected == counted.at(position)
+        assert counted.smallest == array.min()
+        assert counted.largest == array.max()
+        assert counted.zeros == (array == 0).sum() or problem.N == 0
+
+
+def test_a_map_is_what_a_layer_of_ones_gives():
+    problem = ConvProblem((1, 1, 9, 11), (1, 1, 3, 2), stride=(2, 3), padding=1, dtype="float64")
+    ones = [np.ones(s) for s in (problem.filter_shape, problem.output_shape)]
+    dx = cupyconv.conv_backprop_input(problem.input_shape, *ones, **keywords(problem))
+    np.testing.assert_array_equal(dx[0, 0], cupyconv.explain(problem).map("dx").array())
+
+
+def test_checkerboards_and_dead_borders_are_named():
+    checkered = maps.term_map(SAME, "dx")
+    assert "checkerboard" in checkered.verdict
+    dead = maps.term_map(VALID.replace(input_shape=(1, 6, 6, 3)), "dx")
+    assert "11 of 36 positions have none" in dead.verdict
+    assert maps.term_map(MULTI_CHANNEL, "dw").verdict == "every position has 9,216 terms"
+    assert "fewer towards the border" in maps.term_map(MULTI_CHANNEL, "dx").verdict
+
+
+def test_the_map_in_characters():
+    lines = list(maps.term_map(SAME, "dx").lines(80, 20))
+    assert lines[1].split() == ["1", "2▒", "4█", "2▒", "4█", "2▒"]
+    long = list(maps.term_map(MULTI_CHANNEL, "dx").lines(60, 9))
+    assert len(long) == 9
+    assert max(map(len, long)) <= 60
+    assert ".." in long[0]
+    assert long[4].strip() == "..."
+    assert "\x1b[48;5;" in next(maps.term_map(SAME, "dx").lines(colour=True))
+    volume = maps.term_map(ConvProblem((1, 1, 4, 5, 6), (2, 1, 2, 2, 2)), "dx")
+    assert len(list(volume.lines())) == 5
+    assert "slice D = 2" in volume.legend
+    assert len(list(maps.term_map(ConvProblem((1, 1, 9), (1, 1, 3)), "dx").lines())) == 1
+
+
+def test_maps_that_cannot_be():
+    with pytest.raises(ConvError, match="unknown map"):
+        maps.term_map(SAME, "dz")
+    with pytest.raises(ConvError, match="axis W"):
+        maps.term_map(ConvProblem((1, 1, 10**9), (1, 1, 3)), "dx")
+
+
+# -- Jupyter ---------------------------------------------------------------------------------------
+
+
+def test_html_reprs_are_whole_and_escaped():
+    from html.parser import HTMLParser
+
+    class Checker(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+
+        def handle_starttag(self, tag, attrs):
+            self.open.append(tag)
+
+        def handle_endtag(self, tag):
+            assert self.open.pop() == tag
+
+    explanation = cupyconv.explain(SAME, title="<b>&")
+    texts = [
+        SAME._repr_html_(),
+        cupyconv.plan(SAME, "sm_90a")._repr_html_(),
+        explanation._repr_html_(),
+        explanation.element("dX[0,0,0,0]")._repr_html_(),
+    ]
+    for text in texts:
+        checker = Checker()
+        checker.feed(text)
+        assert checker.open == []
+        assert "<script" not in text
+        assert "http" not in text
+    assert "&lt;b&gt;&amp;" in texts[2]
+    assert "1x3x3x4" in texts[0]
+    assert "cuda-" in texts[1]
+    assert "sm_90a" in texts[1]

@@ -9,10 +9,10 @@ demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
 
 test: .venv/installed-test lint
-	$(BIN)/python -m pytest -n $(TEST_JOBS) -m "not slow"
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "not slow"
 
 test-slow: .venv/installed-test
-	$(BIN)/python -m pytest -n $(TEST_JOBS) -m slow
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m slow
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

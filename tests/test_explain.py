@@ -398,6 +398,16 @@ def test_values_and_results_stand_beside_the_terms():
     assert given.sum == element.sum
 
 
+@pytest.mark.parametrize(("values", "total"), [((np.inf, 1), np.inf), ((np.inf, -np.inf), np.nan)])
+def test_values_that_are_not_finite_are_told(values, total):
+    problem = ConvProblem((1, 1, 2), (1, 1, 1))
+    element = cupyconv.explain(problem, x=np.array([[values]]), dy=np.ones((1, 1, 2))).element(
+        "dF[0,0,0]"
+    )
+    np.testing.assert_equal(element.sum, total)
+    assert f"sum of 2 products = {total}" in str(element)
+
+
 def test_too_many_values_are_refused_and_counted_all_the_same():
     element = parse(ConvProblem((1, 1, 10**9), (1, 1, 3)), "dF[0,0,1]")
     assert element.count == 10**9 - 2
@@ -433,6 +443,11 @@ def test_a_map_is_what_a_layer_of_ones_gives():
 def test_checkerboards_and_dead_borders_are_named():
     checkered = maps.term_map(SAME, "dx")
     assert "checkerboard" in checkered.verdict
+    assert "checkerboard" in maps.term_map(VALID, "dx").verdict
+    tiled = maps.term_map(ConvProblem((1, 1, 12), (1, 1, 3), stride=3), "dx")
+    assert tiled.verdict == "every position has 1 term"
+    overlapping = maps.term_map(ConvProblem((1, 1, 12), (1, 1, 4), stride=2), "dx")
+    assert "fewer towards the border" in overlapping.verdict
     dead = maps.term_map(VALID.replace(input_shape=(1, 6, 6, 3)), "dx")
     assert "11 of 36 positions have none" in dead.verdict
     assert maps.term_map(MULTI_CHANNEL, "dw").verdict == "every position has 9,216 terms"

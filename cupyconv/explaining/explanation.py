@@ -218,12 +218,14 @@ class Explanation:
             if C != K
             else f"How x's {counted(C, 'channel')} and dy's {K} give dw"
         )
-        spread = f", dilated by the stride {shapes.one(problem.stride)}"
-        rule = (
-            f"dw[k,c] = correlate(x[{'c' if G == 1 else 'c of the group'}], dy[k]"
-            f"{spread if max(problem.stride) > 1 else ''})"
-            f"{', summed over the images' if problem.N > 1 else ''}"
-        )
+        notes = []
+        if G > 1:
+            notes.append("c counted within k's group")
+        if max(problem.stride) > 1:
+            notes.append(f"dy dilated by the stride {shapes.one(problem.stride)}")
+        if problem.N > 1:
+            notes.append("summed over the images")
+        rule = "dw[k,c] = correlate(x[c], dy[k])" + "".join(f",\n  {note}" for note in notes)
         first = (
             "They are not convolved as two stacks. One channel of x and one channel of dy are "
             "correlated at a time, and each such pair fills its own part of dw:"

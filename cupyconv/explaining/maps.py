@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
-from math import prod
+from itertools import product
+from math import gcd, prod
 from typing import Any
 
 from cupyconv.errors import ConvError, unknown_word
@@ -34,12 +34,14 @@ class TermMap:
         axes: for each spatial axis its name, and the pairs that meet at each position.
         factor: filters (dx), images (dw) or channels (y) that each position has its pairs with.
         factor_name: which of these.
+        uneven: names of the axes along which even a layer without borders would be uneven.
     """
 
     tensor: str
     axes: tuple[tuple[str, tuple[int, ...]], ...]
     factor: int
     factor_name: str
+    uneven: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,12 +82,11 @@ class TermMap:
         if self.smallest == self.largest:
             return f"every position has {_terms(self.largest)}"
         dead = f"; {self.zeros:,} of {total:,} positions have none" if self.zeros else ""
-        uneven = [name for name, counts in self.axes if _inside_uneven(counts)]
         reason = "fewer towards the border"
-        if uneven:
+        if self.uneven:
             reason = (
-                f"uneven inside along {' and '.join(uneven)}, because the stride does not divide "
-                "the taps evenly among the positions: the checkerboard of strided layers"
+                f"uneven inside along {' and '.join(self.uneven)}, because the stride does not "
+                "divide the taps evenly among the positions: the checkerboard of strided layers"
             )
         return f"from {self.smallest:,} to {_terms(self.largest)}: {reason}{dead}"
 
@@ -172,7 +173,8 @@ def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
         "y": (output_counts, channels, counted(channels, "input channel")),
     }[wanted]
     axes = tuple((axis.name, tuple(count(axis))) for axis in problem.axes)
-    return TermMap(wanted, axes, factor, name)
+    uneven = tuple(axis.name for axis in problem.axes if wanted == "dx" and _is_uneven(axis))
+    return TermMap(wanted, axes, factor, name, uneven)
 
 
 def input_counts(axis: ConvAxis) -> list[int]:
@@ -216,10 +218,11 @@ def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
     return product(*map(range, shape))
 
 
-def _inside_uneven(counts: Sequence[int]) -> bool:
-    """Whether the counts go down and up again: more than a slope at each border."""
-    steps = [b - a for a, b in pairwise(counts) if a != b]
-    return any(a < 0 < b for a, b in pairwise(steps))
+def _is_uneven(axis: ConvAxis) -> bool:
+    """Whether the remainders by the stride have different numbers of taps."""
+    if axis.stride == 1 or axis.output == 1:
+        return False
+    return gcd(axis.stride, axis.dilation) > 1 or axis.filter % axis.stride > 0
 
 
 def _cell(value: int, most: int, width: int, colour: bool) -> str:

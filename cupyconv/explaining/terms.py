@@ -266,28 +266,21 @@ class Element:
                 f"{self.name} has {self.count:,}",
                 "Leave out the data; the terms are then told without values",
             )
-        first, second = self.factors
-        everything = (list(self.contracted), *(list(axis.first) for axis in self.axes))
-        others = (everything[0], *(list(axis.second) for axis in self.axes))
-        return self._block(first, everything), self._block(second, others)
+        return self._values(0), self._values(1)
 
-    def _block(self, tensor: str, positions: Sequence[list[int]]) -> Any:
+    def _values(self, which: int) -> Any:
+        """One factor of every term; taken by slices, which NumPy and CuPy both have."""
         import numpy as np
 
-        problem = self.problem
-        order = problem.filter_axes if tensor == "w" else problem.data_axes
-        array = self.data[tensor].transpose(order)
-        sample = self.term(0) if self.count else None
-        if sample is None:
+        if not self.count:
             return np.zeros(0)
-        fixed = sample.first if tensor == self.factors[0] else sample.second
-        # The contracted index stands first or second; the other one is the element's own.
-        place = {"y": 1, "dw": 0, "dx": 1 if tensor == "dy" else 0}[self.tensor]
-        heads: list[list[int]] = [[fixed[0]], [fixed[1]]]
-        channels = problem.C // problem.groups
-        base = fixed[1] if self.tensor == "y" and tensor == "x" else None
-        heads[place] = [base + i for i in range(channels)] if base is not None else positions[0]
-        block = array[np.ix_(*heads, *positions[1:])]
+        tensor = self.factors[which]
+        order = self.problem.filter_axes if tensor == "w" else self.problem.data_axes
+        begin, end = self.term(0)[which], self.term(self.count - 1)[which]
+        # One of the first two indices runs over what is summed, the other stays.
+        parts = [slice(begin[i], end[i] + 1) for i in range(2)]
+        parts += [_slice((axis.first, axis.second)[which]) for axis in self.axes]
+        block = self.data[tensor].transpose(order)[tuple(parts)]
         host = block.get() if hasattr(block, "get") else block
         return np.asarray(host).astype(np.float64).ravel()
 
@@ -295,7 +288,11 @@ class Element:
     def sum(self) -> float:
         """The exact sum of the products, rounded once to float64."""
         first, second = self.values
-        return fsum((first * second).tolist())
+        products = (first * second).tolist()
+        try:
+            return fsum(products)
+        except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond float64
+            return float(sum(products))
 
     @property
     def computed(self) -> float | None:
@@ -509,6 +506,14 @@ def parse(problem: ConvProblem, text: str) -> Element:
 def counted_large(number: int, noun: str) -> str:
     """As ``counted``, with commas: ``9,216 terms``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _slice(positions: range) -> slice:
+    """The slice that takes these positions, also where they run down to 0."""
+    stop: int | None = positions.stop
+    if positions.step < 0 and positions.stop < 0:
+        stop = None
+    return slice(positions.start, stop, positions.step)
 
 
 def _indexed(tensor: str, index: Sequence[int]) -> str:

@@ -1,0 +1,289 @@
+"""The convolutions of an ONNX model as problems; needs the onnx package, and no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.problem import ConvProblem, shape_text
+
+OPERATORS = ("Conv", "ConvTranspose")
+
+_MODES = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
+
+Shape = tuple[int | str, ...]
+"""Sizes; a name for one that the model leaves open."""
+
+
+@dataclass(frozen=True)
+class ModelLayer:
+    """A Conv or ConvTranspose of a model.
+
+    Attributes:
+        name: the node's, or what it gives if it has none.
+        operator: "Conv" or "ConvTranspose".
+        problem: the convolution; of a ConvTranspose the one that it is the transpose of, so that
+            its forward pass is ``backprop_input``.
+        has_bias: whether it adds a bias.
+    """
+
+    name: str
+    operator: str
+    problem: ConvProblem
+    has_bias: bool
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.operator == "ConvTranspose"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of what the node takes, and of its gradient."""
+        return self.problem.output_shape if self.is_transposed else self.problem.input_shape
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of what the node gives, and of the gradient that flows into it."""
+        return self.problem.input_shape if self.is_transposed else self.problem.output_shape
+
+    @property
+    def passes(self) -> dict[str, str]:
+        """Which of our passes gives y, dx and dw."""
+        forward, backward = "forward", "backprop_input"
+        if self.is_transposed:
+            forward, backward = backward, forward
+        return {"y": forward, "dx": backward, "dw": "backprop_filter"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The convolutions of a model, in its order.
+
+    Attributes:
+        inputs: the model's inputs with their shapes.
+        layers: its Conv and ConvTranspose nodes.
+        left_out: nodes that convolve in another way, with the reason.
+    """
+
+    inputs: Mapping[str, Shape]
+    layers: tuple[ModelLayer, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+
+def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) -> Model:
+    """The convolutions of a .onnx file.
+
+    Args:
+        path: the file; weights that it keeps in other files are not needed.
+        inputs: shapes of the model's inputs, in place of those that it has or leaves open.
+
+    Raises:
+        ConvError: the file is damaged, or a size is not known.
+        ConvTypeError: the onnx package is not installed.
+        OSError: the file cannot be read.
+    """
+    onnx = _onnx()
+    content = Path(path).read_bytes()
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception as error:  # protobuf's errors have no class that is known here
+        raise _damaged(
+            path, f"it cannot be parsed ({' '.join(str(error).split())[:120]})"
+        ) from None
+    if not model.graph.node:
+        raise _damaged(path, "it has no graph")
+    weights = {entry.name for entry in model.graph.initializer}
+    free = [entry for entry in model.graph.input if entry.name not in weights]
+    _fill_in(free, dict(inputs or {}))
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:
+        raise _damaged(
+            path, f"its shapes contradict each other ({' '.join(str(error).split())[:160]})"
+        ) from None
+    graph = inferred.graph
+    known = {
+        value.name: (_shape(value), value.type.tensor_type.elem_type)
+        for value in (*graph.value_info, *graph.input, *graph.output)
+    }
+    for entry in graph.initializer:
+        known[entry.name] = (tuple(entry.dims), entry.data_type)
+    named = {value.name: _shape(value) for value in free}
+    layers, left_out = [], []
+    for node in _nodes(graph):
+        name = node.name or node.output[0]
+        if node.op_type in OPERATORS:
+            layers.append(_layer(onnx, node, name, known, named))
+        elif "Conv" in node.op_type:
+            left_out.append(
+                (name, f"{node.op_type} is not a convolution of floating-point numbers")
+            )
+    return Model(named, tuple(layers), tuple(left_out))
+
+
+def _onnx() -> Any:
+    try:
+        onnx = import_module("onnx")
+        import_module("onnx.shape_inference")
+    except ImportError:
+        raise ConvTypeError(
+            "models are read with the onnx package, which is not installed. "
+            "Install it with: pip install 'cupyconv[onnx]'"
+        ) from None
+    return onnx
+
+
+def _damaged(path: str | Path, what: str) -> ConvError:
+    return ConvError(
+        "a model must be a whole ONNX file", f"{path}: {what}", "Export it again, or check the path"
+    )
+
+
+def _shape(value: Any) -> Shape:
+    """The sizes of a value as the model has them; "?" for one without even a name."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return ()
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
+        for dim in tensor.shape.dim
+    )
+
+
+def _fill_in(values: list[Any], given: dict[str, tuple[int, ...]]) -> None:
+    """Write the given shapes into the model's inputs."""
+    names = [value.name for value in values]
+    for name, sizes in given.items():
+        if name not in names:
+            raise ConvError(
+                "a shape must be given for an input of the model",
+                f"it has no {name!r}",
+                f"Its inputs are {', '.join(names) or 'none'}",
+            )
+        value = values[names.index(name)]
+        own = _shape(value)
+        if own and len(own) != len(sizes):
+            raise ConvError(
+                "a given shape must have as many axes as the model's input",
+                f"{name} is {shape_text(own)}, got {shape_text(sizes)}",  # type: ignore[arg-type]
+                f"Give {len(own)} sizes",
+            )
+        for old, new in zip(own, sizes, strict=False):
+            if isinstance(old, int) and old != new:
+                raise ConvError(
+                    "a given shape must keep the sizes that the model fixes",
+                    f"{name} is {shape_text(own)}, got {shape_text(sizes)}",  # type: ignore[arg-type]
+                    f"Keep {old}",
+                )
+        dims = value.type.tensor_type.shape.dim
+        del dims[:]
+        for size in sizes:
+            dims.add().dim_value = size
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """All nodes, those inside branches and loops too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _layer(
+    onnx: Any,
+    node: Any,
+    name: str,
+    known: Mapping[str, tuple[Shape, int]],
+    inputs: Mapping[str, Shape],
+) -> ModelLayer:
+    x, w = (_sizes(name, tensor, known, inputs) for tensor in node.input[:2])
+    dtype = onnx.TensorProto.DataType.Name(known[node.input[0]][1]).lower()
+    dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    mode = attributes.get("auto_pad", b"NOTSET").decode()
+    rank = len(x) - 2
+    pads = list(attributes.get("pads", [0] * 2 * rank))
+    rest: dict[str, Any] = {
+        "stride": list(attributes.get("strides", [1] * rank)),
+        "dilation": list(attributes.get("dilations", [1] * rank)),
+        "groups": attributes.get("group", 1),
+        "padding": _MODES.get(mode, list(zip(pads[:rank], pads[rank:], strict=False))),
+        "dtype": dtype,
+    }
+    try:
+        if node.op_type == "Conv":
+            problem = ConvProblem(x, w, **rest)
+        else:
+            problem = _transposed(x, w, attributes, mode, rest)
+    except ConvError as error:
+        raise ConvError(
+            f"{name}: {error.rule}", error.values, error.remedy, axis=error.axis
+        ) from None
+    return ModelLayer(name, node.op_type, problem, len(node.input) > 2 and bool(node.input[2]))
+
+
+def _transposed(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    attributes: Mapping[str, Any],
+    mode: str,
+    rest: dict[str, Any],
+) -> ConvProblem:
+    """The convolution that a ConvTranspose is the transpose of."""
+    extra = list(attributes.get("output_padding", [0] * (len(x) - 2)))
+    asked = attributes.get("output_shape")
+    if asked is None:
+        # auto_pad makes the result stride times as large, which is from_output's own choice.
+        return ConvProblem.from_output(
+            x, w, output_padding=None if mode.startswith("SAME") else extra, **rest
+        )
+    sizes = tuple(asked)[-(len(x) - 2) :]
+    # The smallest unpadded result, which ONNX crops to what is asked for.
+    whole = ConvProblem.from_output(x, w, output_padding=extra, **{**rest, "padding": "valid"})
+    pairs = []
+    for had, wanted in zip(whole.input_sizes, sizes, strict=True):
+        total = max(had - wanted, 0)
+        half = total // 2
+        pairs.append((half, total - half) if mode == "SAME_UPPER" else (total - half, half))
+    result = (x[0], w[1] * rest["groups"], *sizes)
+    return ConvProblem.from_output(x, w, input_shape=result, **{**rest, "padding": pairs})
+
+
+def _sizes(
+    name: str,
+    tensor: str,
+    known: Mapping[str, tuple[Shape, int]],
+    inputs: Mapping[str, Shape],
+) -> tuple[int, ...]:
+    """The shape of a tensor, all of it numbers."""
+    shape = known.get(tensor, ((), 0))[0]
+    sizes = [size for size in shape if isinstance(size, int)]
+    if shape and len(sizes) == len(shape):
+        return tuple(sizes)
+    has = shape_text(shape) if shape else "unknown"  # type: ignore[arg-type]
+    listed = ", ".join(f"{key} {shape_text(value)}" for key, value in inputs.items())  # type: ignore[arg-type]
+    example = next(
+        (f"--input {key}={_guess(value)}" for key, value in inputs.items() if _open(value)), ""
+    )
+    remedy = f"Give the sizes of the model's inputs ({listed})"
+    if example:
+        remedy += f", for example {example}"
+    raise ConvError(
+        "the sizes of every convolution must be known", f"{name} reads {tensor} of {has}", remedy
+    )
+
+
+def _open(shape: Shape) -> bool:
+    return any(isinstance(size, str) for size in shape)
+
+
+def _guess(shape: Shape) -> str:
+    """A shape with likely numbers in its open places: one image of 224 pixels a side."""
+    likely = (1, 3, *[224] * len(shape))
+    pairs = zip(shape, likely, strict=False)
+    return shape_text(size if isinstance(size, int) else number for size, number in pairs)

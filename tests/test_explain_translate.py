@@ -1,0 +1,197 @@
+"""The programs for other frameworks, run where these are installed and held to our numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem
+from cupyconv.explaining.translate import Translation, translation, translations
+from tests.configurations import integer_data, keywords, random_problems
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+MODULES = {"tensorflow": "tensorflow", "pytorch": "torch", "jax": "jax", "onnx": "onnx"}
+
+PROBLEMS = {
+    "same-stride": ConvProblem(
+        (1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding="same", data_format="NHWC"
+    ),
+    "valid-stride": ConvProblem(
+        (1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding="valid", data_format="NHWC"
+    ),
+    "valid-dilation": ConvProblem(
+        (1, 5, 5, 3), (3, 3, 3, 4), dilation=2, padding="valid", data_format="NHWC"
+    ),
+    "multi-channel": ConvProblem((1, 5, 20, 20), (10, 5, 5, 5)),
+    "uneven-same": ConvProblem(
+        (1, 5, 6, 3), (3, 3, 3, 4), stride=2, padding="same", data_format="NHWC"
+    ),
+    "same-lower": ConvProblem(
+        (1, 5, 6, 3), (3, 3, 3, 4), stride=2, padding="same_lower", data_format="NHWC"
+    ),
+    "unread": ConvProblem((2, 4, 11, 11), (4, 4, 2, 2), stride=3, padding="valid"),
+    "uneven-padding": ConvProblem(
+        (2, 4, 9, 8), (6, 4, 3, 2), stride=(2, 1), padding=[(1, 2), (0, 1)]
+    ),
+    "groups": ConvProblem((2, 4, 9, 8), (6, 2, 3, 2), stride=(2, 1), padding=1, groups=2),
+    "depthwise": ConvProblem(
+        (2, 4, 9, 8), (8, 1, 3, 2), stride=2, dilation=(1, 2), padding="same", groups=4
+    ),
+    "stride-and-dilation": ConvProblem((2, 4, 9, 9), (4, 4, 3, 3), stride=2, dilation=2, padding=2),
+    "1d": ConvProblem((2, 4, 13), (6, 4, 3), stride=2, padding=[(2, 1)]),
+    "1d-groups": ConvProblem(
+        (2, 13, 4), (3, 2, 6), stride=2, padding="same", groups=2, data_format="NWC"
+    ),
+    "3d": ConvProblem((2, 3, 7, 6, 5), (4, 3, 3, 2, 2), stride=(2, 1, 2), padding=(1, 0, 1)),
+    "3d-same": ConvProblem(
+        (1, 7, 6, 5, 3), (3, 2, 2, 3, 4), stride=2, padding="same", data_format="NDHWC"
+    ),
+    "float64": ConvProblem((1, 3, 9, 9), (4, 3, 3, 3), padding=1, dtype="float64"),
+    "float16": ConvProblem((1, 3, 9, 9), (4, 3, 3, 3), padding=1, dtype="float16"),
+    "bfloat16": ConvProblem((1, 3, 9, 9), (4, 3, 3, 3), padding=1, dtype="bfloat16"),
+}
+
+
+def execute(text: str, **given: object) -> dict:
+    """Run a program's lines; its names."""
+    names = dict(given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a framework that is imported for the first time
+        exec(text, names)
+    return names
+
+
+def run(problem: ConvProblem, told: Translation) -> dict:
+    """A program on small integers."""
+    data = integer_data(problem)
+    plain = np.float32 if problem.dtype == "bfloat16" else data.x.dtype
+    given = {name: getattr(data, name).astype(plain) for name in ("x", "w", "dy")}
+    if told.framework != "JAX":
+        return execute(f"{told.imports}\n{told.code}", **given)
+    import jax
+
+    before = jax.config.jax_enable_x64
+    try:
+        return execute(f"{told.imports}\n{told.code}", **given)
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+def held_to_ours(problem: ConvProblem, framework: str) -> None:
+    told = translation(problem, framework)
+    names = run(problem, told)
+    data, rest = integer_data(problem), keywords(problem)
+    ours = {
+        "y": cupyconv.conv_forward(data.x, data.w, **rest),
+        "dx": cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **rest),
+        "dw": cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **rest),
+    }
+    ours["dx_told"] = ours["dx"]
+    for name, array in ours.items():
+        if name in names:
+            theirs = np.asarray(names[name])
+            assert theirs.shape == array.shape
+            np.testing.assert_array_equal(theirs.astype(float), array.astype(float), err_msg=name)
+    assert "dx_told" in names or framework != "pytorch"
+
+
+def require(framework: str) -> None:
+    if importlib.util.find_spec(MODULES[framework]) is None:
+        pytest.skip(f"{MODULES[framework]} is not installed")
+
+
+@pytest.mark.parametrize("framework", MODULES)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_programs_compute_what_we_compute(framework, name):
+    require(framework)
+    held_to_ours(PROBLEMS[name], framework)
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "jax", "onnx"])
+def test_programs_of_random_layers(framework):
+    require(framework)
+    several = 8 if framework == "jax" else 25  # which compiles each anew
+    for problem in random_problems(several, seed=11, max_macs=500, ranks=(1, 2)):
+        if problem.N:
+            held_to_ours(problem, framework)
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_whole_programs_run_as_they_are_printed(framework):
+    require(framework)
+    problem = PROBLEMS["same-stride"]
+    names = execute(translation(problem, framework).program)
+    rest = keywords(problem)
+    dx = cupyconv.conv_backprop_input(problem.input_shape, names["w"], names["dy"], **rest)
+    np.testing.assert_allclose(names["dx"], dx, rtol=1e-5, atol=1e-5)
+
+
+def flags(framework: str, name: str) -> str:
+    return " ".join(translation(PROBLEMS[name], framework).flags)
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "said"),
+    [
+        ("pytorch", "uneven-same", "pads both sides of an axis alike"),
+        ("pytorch", "uneven-same", "padding='same' for stride 1 only"),
+        ("pytorch", "same-stride", "axes are NCHW and OIHW"),
+        ("tensorflow", "stride-and-dilation", "refuse stride and dilation together"),
+        ("tensorflow", "same-lower", "no SAME_LOWER"),
+        ("tensorflow", "1d", "knows SAME and VALID only"),
+        ("tensorflow", "groups", "fail on the gradient of groups"),
+        ("tensorflow", "multi-channel", "channels-first"),
+        ("tensorflow", "valid-dilation", "refuses gradients of dilated layers"),
+        ("jax", "float64", "jax_enable_x64"),
+        ("onnx", "same-stride", "has no gradient of Conv"),
+        ("onnx", "groups", "no single Conv node"),
+    ],
+)
+def test_what_a_framework_cannot_express_is_flagged(framework, name, said):
+    assert said in flags(framework, name)
+
+
+def test_plain_layers_are_not_flagged():
+    assert flags("pytorch", "multi-channel") == ""
+    assert flags("tensorflow", "same-stride") == ""
+
+
+def test_keras_refuses_what_is_said_of_it():
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("keras is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import keras
+    with pytest.raises(ValueError, match="strides"):
+        keras.layers.Conv2D(4, 3, strides=2, dilation_rate=2)
+
+
+def test_pytorch_refuses_what_is_said_of_it():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError, match="stride"):
+        torch.nn.functional.conv2d(
+            torch.zeros(1, 1, 5, 5), torch.zeros(1, 1, 3, 3), stride=2, padding="same"
+        )
+
+
+def test_frameworks_by_name():
+    problem = PROBLEMS["same-stride"]
+    assert [told.framework for told in translations(problem)] == [
+        "TensorFlow",
+        "PyTorch",
+        "JAX",
+        "ONNX",
+    ]
+    assert translation(problem, "torch").framework == "PyTorch"
+    assert translation(problem, "TF").framework == "TensorFlow"
+    with pytest.raises(ConvError, match="unknown framework"):
+        translation(problem, "caffe")
+    told = cupyconv.explain(problem).code("pytorch").to_dict()
+    assert told["program"].startswith("# PyTorch's axes")

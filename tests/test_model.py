@@ -1,0 +1,267 @@
+"""`cupyconv model`: the convolutions of ONNX files, as onnx's own evaluator sees them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cupyconv
+from cupyconv import ConvError, ConvTypeError
+from cupyconv.cli.main import main
+from cupyconv.explaining import model as models
+
+onnx = pytest.importorskip("onnx", reason="the onnx package is not installed")
+
+
+def run(*args: str):
+    return CliRunner().invoke(main, ["model", *args], env={"COLUMNS": None})
+
+
+def refused(*args: str) -> str:
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("cupyconv: error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def value(name: str, shape, kind: int = 1):
+    return onnx.helper.make_tensor_value_info(name, kind, shape)
+
+
+def weights(name: str, shape, dtype: str = "float32"):
+    array = np.random.default_rng(0).integers(-2, 3, shape).astype(dtype)
+    return onnx.numpy_helper.from_array(array, name)
+
+
+def build(nodes, inputs, outputs, initializers):
+    graph = onnx.helper.make_graph(nodes, "net", inputs, outputs, initializers)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+
+
+def node(operator: str, inputs, name: str, **attributes):
+    return onnx.helper.make_node(operator, inputs, [f"{name}_out"], name=name, **attributes)
+
+
+def small_net(shape=(1, 3, 32, 32)):
+    """A strided layer with a bias, a depthwise one, a dilated one, and one back up."""
+    nodes = [
+        node("Conv", ["data", "w1", "b1"], "stem", strides=[2, 2], auto_pad="SAME_UPPER"),
+        node("Relu", ["stem_out"], "relu"),
+        node("Conv", ["relu_out", "w2"], "depthwise", group=8, pads=[1, 1, 1, 1]),
+        node("Conv", ["depthwise_out", "w3"], "dilated", dilations=[2, 2], pads=[1, 0, 2, 1]),
+        node("ConvTranspose", ["dilated_out", "w4"], "up", strides=[2, 2], output_padding=[1, 0]),
+    ]
+    initializers = [
+        weights("w1", (8, 3, 3, 3)),
+        weights("b1", (8,)),
+        weights("w2", (8, 1, 3, 3)),
+        weights("w3", (6, 8, 3, 3)),
+        weights("w4", (6, 4, 2, 2)),
+    ]
+    return build(nodes, [value("data", shape)], [value("up_out", None)], initializers)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(model) -> str:
+        path = tmp_path / "net.onnx"
+        path.write_bytes(model.SerializeToString())
+        return str(path)
+
+    return save
+
+
+def test_layers_have_the_shapes_that_onnx_computes(saved):
+    net = small_net()
+    read = models.read(saved(net))
+    names = [layer.name for layer in read.layers]
+    assert names == ["stem", "depthwise", "dilated", "up"]
+    for name in names:
+        net.graph.output.append(value(f"{name}_out", None))
+    del net.graph.output[0]
+    evaluator = import_module("onnx.reference").ReferenceEvaluator(net)
+    outputs = evaluator.run(None, {"data": np.zeros((1, 3, 32, 32), np.float32)})
+    for layer, output in zip(read.layers, outputs, strict=True):
+        assert layer.output_shape == output.shape
+    assert [layer.has_bias for layer in read.layers] == [True, False, False, False]
+    assert read.layers[1].problem.groups == 8
+    assert read.layers[2].problem.padding == ((1, 2), (0, 1))
+
+
+def test_text_and_totals(saved):
+    path = saved(small_net())
+    result = run(path)
+    assert result.exit_code == 0, result.output
+    text = result.stdout
+    assert "inputs data 1x3x32x32" in text
+    assert "1x3x32x32 * 8x3x3x3" in text
+    assert "ConvTranspose, stride 2x2" in text
+    assert "4 convolutions" in text
+    layers = models.read(path).layers
+    flops = sum(layer.problem.flops for layer in layers)
+    (found,) = [json.loads(run(path, "--json").stdout)]
+    assert found["totals"]["flops"] == flops
+    assert found["totals"]["flops_of_three_passes"] == 3 * flops
+    assert found["totals"]["weights"] == 216 + 72 + 432 + 96
+    first, *_, last = found["layers"]
+    assert first["shapes"]["dx"] == [1, 3, 32, 32]
+    assert first["shapes"]["db"] == [8]
+    assert first["configuration"]["padding_mode"] == "same"
+    assert [kernel["pass"] for kernel in last["kernels"]] == [
+        "backprop_input",
+        "forward",
+        "backprop_filter",
+    ]
+    assert all(kernel["implementation"].startswith("cuda-") for kernel in first["kernels"])
+    on_cpu = json.loads(run(path, "--device", "cpu", "--json").stdout)
+    assert on_cpu["layers"][0]["kernels"][0]["implementation"] == "numpy"
+
+
+@pytest.mark.parametrize("width", ["80", "100"])
+def test_no_line_is_wider_than_the_terminal(saved, width):
+    result = CliRunner().invoke(main, ["model", saved(small_net())], env={"COLUMNS": width})
+    _, *lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= int(width)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"strides": [3, 2], "pads": [1, 0, 0, 1]},
+        {"strides": [2, 2], "output_padding": [1, 1], "dilations": [2, 1]},
+        {"strides": [2, 2], "output_shape": [9, 10], "auto_pad": "SAME_UPPER"},
+        {"strides": [2, 2], "auto_pad": "SAME_UPPER"},
+        {"strides": [2, 2], "auto_pad": "VALID"},
+    ],
+)
+def test_transposed_layers_compute_what_onnx_computes(saved, attributes):
+    up = node("ConvTranspose", ["x", "w"], "up", **attributes)
+    w = weights("w", (3, 2, 3, 3))
+    net = build([up], [value("x", (2, 3, 5, 5))], [value("up_out", None)], [w])
+    (layer,) = models.read(saved(net)).layers
+    x = np.random.default_rng(1).integers(-2, 3, (2, 3, 5, 5)).astype(np.float32)
+    theirs = import_module("onnx.reference").ReferenceEvaluator(net).run(None, {"x": x})[0]
+    problem = layer.problem
+    assert layer.output_shape == theirs.shape
+    ours = cupyconv.conv_backprop_input(
+        problem.input_shape,
+        onnx.numpy_helper.to_array(w),
+        x,
+        stride=problem.stride,
+        padding=problem.padding,
+        dilation=problem.dilation,
+    )
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_output_shape_without_auto_pad_crops_more_at_the_beginning(saved):
+    # As ONNX's text says; its own evaluator refuses this.
+    up = node("ConvTranspose", ["x", "w"], "up", strides=[2, 2], output_shape=[9, 10])
+    net = build(
+        [up], [value("x", (2, 3, 5, 5))], [value("up_out", None)], [weights("w", (3, 2, 3, 3))]
+    )
+    (layer,) = models.read(saved(net)).layers
+    assert layer.output_shape == (2, 2, 9, 10)
+    assert layer.problem.padding == ((1, 1), (1, 0))
+
+
+def test_open_sizes_are_asked_for_and_taken(saved):
+    path = saved(small_net(("N", 3, "H", "W")))
+    line = refused(path)
+    assert "stem reads data of Nx3xHxW" in line
+    assert "for example --input data=1x3x224x224" in line
+    result = run(path, "--input", "data=2x3x64x48", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["layers"][0]["shapes"]["y"] == [2, 8, 32, 24]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("image=1x3x8x8", "Its inputs are data"),
+        ("data=1x3x8", "Give 4 sizes"),
+        ("data=1x4x8x8", "Keep 3"),
+        ("data", "a name and its shape"),
+        ("data=1x3xHxW", "a name and its shape"),
+    ],
+)
+def test_wrong_sizes_are_told(saved, given, said):
+    assert said in refused(saved(small_net(("N", 3, "H", "W"))), "--input", given)
+
+
+def test_damaged_files(tmp_path, saved):
+    whole = Path(saved(small_net())).read_bytes()
+    broken = tmp_path / "broken.onnx"
+    for content in (b"", b"not a model at all", whole[: len(whole) // 2], whole[:40]):
+        broken.write_bytes(content)
+        assert "a model must be a whole ONNX file" in refused(str(broken))
+    assert "No such file" in refused(str(tmp_path / "none.onnx"))
+
+
+def test_contradictions_are_told_with_the_node(saved):
+    net = build(
+        [node("Conv", ["x", "w"], "bad")],
+        [value("x", (1, 3, 8, 8))],
+        [value("bad_out", None)],
+        [weights("w", (4, 2, 3, 3))],
+    )
+    line = refused(saved(net))
+    assert "bad" in line
+
+
+def test_other_dtypes_ranks_and_operators(saved):
+    nodes = [
+        node("Conv", ["x", "w"], "signal"),
+        node("ConvInteger", ["q", "wq"], "quantised"),
+    ]
+    net = build(
+        nodes,
+        [value("x", (1, 2, 9), 10), value("q", (1, 2, 9, 9), 2), value("wq", (4, 2, 3, 3), 2)],
+        [value("signal_out", None, 10), value("quantised_out", None, 6)],
+        [weights("w", (3, 2, 4), "float16")],
+    )
+    read = models.read(saved(net))
+    (layer,) = read.layers
+    assert layer.problem.dtype == "float16"
+    assert layer.output_shape == (1, 3, 6)
+    assert read.left_out[0][0] == "quantised"
+    assert "left out: quantised" in run(saved(net)).stdout
+
+
+def test_a_model_without_convolutions(saved):
+    net = build([node("Relu", ["x"], "relu")], [value("x", (1, 2))], [value("relu_out", None)], [])
+    result = run(saved(net))
+    assert result.exit_code == 0
+    assert "has no Conv" in result.stdout
+    assert json.loads(run(saved(net), "--json").stdout)["totals"]["layers"] == 0
+
+
+def test_weights_in_other_files_are_not_needed(tmp_path):
+    net = small_net()
+    onnx.save_model(
+        net,
+        str(tmp_path / "net.onnx"),
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+    )
+    (tmp_path / "weights.bin").unlink()
+    assert len(models.read(tmp_path / "net.onnx").layers) == 4
+
+
+def test_without_the_package_its_name_is_told(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ConvTypeError, match=r"pip install 'cupyconv\[onnx\]'"):
+        models.read(tmp_path / "net.onnx")
+
+
+def test_errors_are_the_librarys():
+    assert issubclass(ConvError, ValueError)

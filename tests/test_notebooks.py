@@ -1,0 +1,121 @@
+"""The notebooks: run from beginning to end, and kept with the outputs that they have.
+
+After a change that is meant, run them anew and read the difference:
+
+    CUPYCONV_GOLDEN=write python -m pytest tests/test_notebooks.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
+NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
+
+LIMIT = 120
+"""Seconds that a notebook may take."""
+
+if missing := [m for m in ("nbclient", "nbformat", "ipykernel") if not importlib.util.find_spec(m)]:
+    pytest.skip(f"{', '.join(missing)} not installed", allow_module_level=True)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import nbclient
+    import nbformat
+
+
+def test_all_four_are_here():
+    assert [name[:2] for name in NOTEBOOKS] == ["01", "02", "03", "04"]
+
+
+def texts(notebook) -> list[str]:
+    """What the code cells print, without rounding errors and what differs between machines."""
+    found = []
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        printed = "".join(
+            output.get("text", "") for output in cell.outputs if output.get("name") == "stdout"
+        )
+        printed = re.sub(r"\d(\.\d+)?e-\d\d", "#", printed)
+        # A float32 sum's last digits are the BLAS's.
+        printed = re.sub(r"(-?\d+\.\d{3})\d+", r"\1", printed)
+        found.append(printed)
+    return found
+
+
+def keep(run, kept) -> None:
+    """Put the outputs of a run into the notebook that is kept, without messages to the user."""
+    for new, old in zip(run.cells, kept.cells, strict=True):
+        if new.cell_type == "code":
+            old.execution_count = new.execution_count
+            old.outputs = [o for o in new.outputs if o.get("name") != "stderr"]
+
+
+def read(name: str):
+    return nbformat.read(FOLDER / name, as_version=4)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_outputs_are_kept_and_are_the_projects_own(name):
+    kept = read(name)
+    nbformat.validate(kept)
+    assert kept.cells[0].source.startswith("# ")
+    outputs = 0
+    for cell in kept.cells:
+        if cell.cell_type == "code":
+            assert cell.execution_count
+            outputs += len(cell.outputs)
+            assert not [o for o in cell.outputs if o.output_type == "error"]
+    assert outputs >= 5
+    words = sum(len(c.source.split()) for c in kept.cells if c.cell_type == "markdown")
+    assert words > 250, "it is to be read as an article"
+    assert not re.search(r"(?<![\w.])/(?:home|root|work|tmp|usr)/", (FOLDER / name).read_text())
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebooks_run(name):
+    if name.startswith(("02", "03")):
+        # These run kernels: on a GPU, or on the CPU where there is a compiler for that.
+        from cupyconv import arrays
+
+        if not arrays.device_count() and importlib.util.find_spec("ziglang") is None:
+            pytest.skip("neither a GPU nor a compiler for the kernels")
+    kept, notebook = read(name), read(name)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=LIMIT,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(FOLDER)}},
+    )
+    started = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Jupyter's own libraries
+        client.execute()
+    assert time.monotonic() - started < LIMIT
+    if os.environ.get("CUPYCONV_GOLDEN") == "write":
+        keep(notebook, kept)
+        nbformat.write(kept, FOLDER / name)
+    if name.startswith("04"):
+        return  # its figures are of the machine
+    if name.startswith("01") and importlib.util.find_spec("tensorflow") is None:
+        return
+    assert texts(notebook) == texts(kept)
+
+
+def test_the_notebook_on_speed_says_what_was_measured_where():
+    text = "".join(texts(read("04-speed.ipynb")))
+    on_gpu = list((FOLDER.parent / "tests" / "gpu" / "results").glob("bench-*.json"))
+    if not on_gpu:
+        assert "Nothing was measured on a GPU" in text
+        assert "on the CPU of the machine that ran this" in text

@@ -48,7 +48,7 @@ MOST_FLOPS = 5e9
 @click.option(
     "--code", metavar="FRAMEWORK", help="Print the layer for tensorflow, pytorch, jax or onnx."
 )
-@click.option("--svg", metavar="FILE", help="Write a picture.")
+@click.option("--svg", metavar="FILE", help="Write a picture; with --map, of the map.")
 @click.option("--html", metavar="FILE", help="Write an interactive page; needs no network.")
 @output.json_option
 def command(
@@ -95,9 +95,11 @@ def command(
         counted = explanation.map(mapped) if mapped else None
         translated = explanation.code(code) if code else None
         told.append((layer, problem, explanation, source, chosen, counted, translated))
-    for path, content in ((svg, Explanation.svg), (html, Explanation.page)):
-        if path:
-            _write(path, content(told[0][2]))
+    explanation, counted = told[0][2], told[0][5]
+    if svg:
+        _write(svg, counted.svg() if counted else explanation.svg())
+    if html:
+        _write(html, explanation.page())
     if as_json:
         entries = [_as_json(*entry, everything=everything) for entry in told]
         output.write_json({"layers": entries, "saved": saved})

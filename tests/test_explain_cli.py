@@ -142,6 +142,8 @@ def test_files_are_written_and_named(tmp_path):
     assert text == f"saved to {svg} and {html}\n"
     assert svg.read_text().startswith("<svg")
     assert html.read_text().startswith("<!doctype html>")
+    said("--preset", "same-stride", "--map", "dx", "--svg", str(svg))
+    assert "each stands for that many times 4" in svg.read_text()
     assert "No such file" in refused("--preset", "same-stride", "--svg", str(tmp_path / "no" / "a"))
     assert "axis W" in refused("--input", "1x1x9000000", "--filter", "1x1x3", "--svg", str(svg))
 

@@ -83,6 +83,29 @@ def test_a_large_layer_is_drawn_at_both_ends():
         cupyconv.explain(ConvProblem((1, 1, 10**6), (1, 1, 3))).svg()
 
 
+@pytest.mark.parametrize("problem", [SAME, SIGNAL, VOLUME, LARGE, UNREAD], ids=str)
+@pytest.mark.parametrize("tensor", ["dx", "dw", "y"])
+def test_maps_can_be_drawn(problem, tensor):
+    counted = cupyconv.explain(problem).map(tensor)
+    root = ElementTree.fromstring(counted.svg())
+    assert counted.svg() == counted._repr_svg_()
+    assert counted.legend in words(root)
+    kinds = [cell.get("class") for cell in root.iter(f"{SVG}rect")]
+    if problem is UNREAD and tensor == "dx":
+        assert kinds.count("zero") == counted.zeros
+    if problem is SAME:
+        shown = [element.text for element in root.iter(f"{SVG}text") if element.get("style")]
+        expected = counted.array().ravel() // counted.factor
+        assert list(map(int, shown)) == expected.tolist()
+
+
+def test_the_style_of_a_picture_reaches_nothing_else_on_a_page():
+    (style,) = drawing(SAME).iter(f"{SVG}style")
+    for selectors in re.findall(r"([^{}]+)\{[^{}]*\}", style.text):
+        for selector in selectors.split(","):
+            assert selector.strip().startswith(".cupyconv-figure "), selector
+
+
 def test_files_are_written_by_their_name(tmp_path):
     explanation = cupyconv.explain(SAME)
     explanation.save(tmp_path / "layer.svg")

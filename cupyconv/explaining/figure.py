@@ -7,12 +7,16 @@ are drawn at both ends.  Lengths are in pixels.
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from math import prod
 
 from cupyconv.errors import ConvError
 from cupyconv.explaining import adjoints, maps, terms
+from cupyconv.explaining.maps import TermMap
 from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.terms import LETTERS
 from cupyconv.problem import ConvAxis, ConvProblem, shape_text
@@ -48,6 +52,11 @@ text{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:12px}
 .a{fill:#1d5f92;stroke:#9dd0f5}.b{fill:#8a5216;stroke:#f5c184}.c{fill:#2f6a2b;stroke:#a9d8a5}
 .ap{fill:#173147;stroke:#9dd0f5}.link,.hatch{stroke:#66717e}.on{stroke:#9dd0f5}}
 """.strip()
+
+_CLASS = "cupyconv-figure"
+
+# Inside a page, such as a notebook, the style must reach no other element.
+_SCOPED = re.sub(r"(?m)(\.[a-z]+|^text)(?=[,{])", rf".{_CLASS} \1", STYLE)
 
 Position = int | None
 """A place along an axis; None for what is left out."""
@@ -137,13 +146,41 @@ def svg(problem: ConvProblem, title: str = "") -> str:
         for axis, *letters in zip(problem.axes, *_letters(problem), strict=True):
             _strips(canvas, axis, (letters[0], letters[1], letters[2]), top + 34)
             top = canvas.height
-    width, height = canvas.width + MARGIN, canvas.height + MARGIN
-    label = escape(f"The convolution {head}, and what flows back through it")
+    return _document(canvas, f"The convolution {head}, and what flows back through it")
+
+
+def map_svg(drawn: TermMap) -> str:
+    """The picture of how many terms reach each position; of the middle slice in 3-D."""
+    *outer, last = [counts for _, counts in drawn.axes]
+    share = prod(counts[len(counts) // 2] for counts in outer[:-1])
+    above = outer[-1] if outer else (1,)
+    most = max(above) * max(last) * share
+    canvas = Canvas()
+    canvas.text(MARGIN, MARGIN + 12, drawn.legend, "ink head")
+
+    def look(i: int, j: int) -> Look:
+        count = above[i] * last[j] * share
+        text = str(count) if most < 1000 else ""
+        return ("cell", text, _shade(count, most)) if count else ("zero", "", "")
+
+    rows, columns = _drawn(0, len(above), MOST_IN_STRIP), _drawn(0, len(last), MOST_IN_STRIP)
+    _, bottom = _grid(canvas, MARGIN, MARGIN + 30, rows, columns, look)
+    top = bottom + 18
+    for line in textwrap.wrap(drawn.verdict, 90):
+        canvas.text(MARGIN, top, line, "soft")
+        top += 18
+    return _document(canvas, f"{drawn.legend}: {drawn.verdict}")
+
+
+def _document(canvas: Canvas, label: str) -> str:
+    """What was drawn as an SVG document."""
+    width, height, told = canvas.width + MARGIN, canvas.height + MARGIN, escape(label)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-            f'width="{width:g}" height="{height:g}" role="img" aria-label="{label}">',
-            f"<title>{label}</title><style>{STYLE}</style>",
+            f'width="{width:g}" height="{height:g}" role="img" aria-label="{told}" '
+            f'class="{_CLASS}">',
+            f"<title>{told}</title><style>{_SCOPED}</style>",
             '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse">'
             '<path d="M0 6L6 0" class="hatch"/></pattern></defs>',
             f'<rect width="{width:g}" height="{height:g}" class="paper"/>',

@@ -121,6 +121,15 @@ class TermMap:
                 cells.append(_cell(value, most, width, colour))
             yield f"{row:>4} {''.join(cells)}".rstrip()
 
+    def svg(self) -> str:
+        """The map as a picture; long axes are drawn at both ends."""
+        from cupyconv.explaining import figure
+
+        return figure.map_svg(self)
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
     @property
     def legend(self) -> str:
         """What the numbers of ``lines`` are."""

@@ -656,12 +656,9 @@ def test_shapes_is_quick_and_needs_no_numpy(capsys):
 
 def test_interrupting_is_quiet():
     # A shell that starts the tests in the background makes them ignore SIGINT, and their children.
-    process = _start(
-        "check",
-        "--random",
-        "1000000",
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    program = (sys.executable, "-c", listening + PROGRAM[2], "check", "--random", "1000000")
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         time.sleep(2)  # long past its imports
         process.send_signal(signal.SIGINT)

@@ -130,16 +130,18 @@ def run_step(step: Step, log: Path, seconds: float) -> Outcome:
     return Outcome(step.name, state, time.monotonic() - started, last_line(text))
 
 
-def _take_interrupts() -> None:
-    """Undo what a shell does to a job in the background, whose children would ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# Runs a command that takes SIGINT again, which children of a shell's background job ignore.
+_LISTENING = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
 
 
 def _run(command: Sequence[str], environ: dict[str, str], file: IO[bytes], seconds: float) -> str:
     """Run a command in a session of its own, so that its own processes end with it."""
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environ, stdout=file, stderr=subprocess.STDOUT,
-        start_new_session=True, preexec_fn=_take_interrupts,
+        (sys.executable, "-c", _LISTENING, *command), cwd=ROOT, env=environ,
+        stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
         return "passed" if process.wait(seconds) == 0 else "failed"

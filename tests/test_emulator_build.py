@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -257,3 +258,17 @@ def test_wrappers_become_the_instructions_they_name(tmp_path: Path) -> None:
     bodies = dict(zip(sections[1::2], sections[2::2], strict=True))
     wrong = [name for name, pattern in SASS.items() if not re.search(pattern, bodies[name])]
     assert not wrong
+
+
+def test_shared_variables_are_ours_whatever_the_process_loaded_for_everyone() -> None:
+    # TensorFlow loads its libraries for everyone, and with them libgcc's __emutls_get_address.
+    program = (
+        "import ctypes; ctypes.CDLL('libgcc_s.so.1', ctypes.RTLD_GLOBAL)\n"
+        "import numpy as np; from tests import emulator\n"
+        "x = np.ones((1, 4, 6, 6), np.float32); w = np.ones((8, 4, 3, 3), np.float32)\n"
+        "print(emulator.conv_forward(x, w, impl='cuda-generic')[0, 0, 0, 0])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=build.REPOSITORY, capture_output=True, text=True
+    )
+    assert (result.stdout, result.returncode) == ("36.0\n", 0), result.stderr

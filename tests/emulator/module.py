@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,7 +87,10 @@ class EmulatedModule:
         self.library_path = build_kernel(Path(path), defines, folders, checked)
         self.checked = checked
         library()  # the kernels' undefined symbols are the runtime's
-        self._library = ctypes.CDLL(str(self.library_path))
+        # DEEPBIND: the compiler's calls mean our runtime, also where TensorFlow has loaded libgcc
+        # for the whole process, whose __emutls_get_address would else be found first.
+        mode = os.RTLD_LOCAL | os.RTLD_DEEPBIND
+        self._library = ctypes.CDLL(str(self.library_path), mode=mode)
         self.shared_limit = SHARED_LIMITS[arch] if arch else max(SHARED_LIMITS.values())
 
     def get_function(self, name: str) -> EmulatedKernel:

@@ -130,7 +130,7 @@ class EntryRecord(ctypes.Structure):
 @functools.cache
 def library() -> ctypes.CDLL:
     """The runtime, loaded once in a process; kernels bind to it."""
-    runtime = ctypes.CDLL(str(build_runtime()), mode=ctypes.RTLD_GLOBAL)
+    runtime = ctypes.CDLL(str(build_runtime()))
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     signatures = {
         "emulator_settings": (ctypes.POINTER(_SettingsRecord), []),

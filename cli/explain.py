@@ -74,7 +74,8 @@ def command(
     cupyconv explain --preset same-stride --html layer.html
 
     Indices are in the order (n, c, h, w), whatever the data format.  Values are random with a
-    seed, the same as those of `cupyconv grads`, or read from files.
+    seed, the same as those of `cupyconv grads`, or read from files.  What is longer than the
+    terminal is shown with $PAGER.
     """
     layers = configuration.read_layers(options)
     files = {name: path for name, path in zip(TENSORS, (x, w, dy), strict=True) if path}
@@ -126,8 +127,10 @@ def command(
         if source and (whole or chosen):
             parts.append("\n".join(Paragraph(source).lines(width)))
     if saved:
-        parts.append(f"saved to {' and '.join(saved)}")
-    output.write("\n\n".join(parts) + "\n")
+        volume = problem.spatial_rank == 3 and (html or not mapped)
+        how = ", the three axes drawn one by one" if volume else ""
+        parts.append(f"saved to {' and '.join(saved)}{how}")
+    output.write_paged("\n\n".join(parts) + "\n")
 
 
 def _explanation(
@@ -252,8 +255,8 @@ def _width() -> int:
 
 
 def _height() -> int:
-    """Lines of a map: what a terminal shows at once, or as many when nobody scrolls."""
-    return max(shutil.get_terminal_size((output.PIPED_WIDTH, 40)).lines - 6, 8)
+    """Lines of a map: what a terminal shows at once, with the title and the sentences around."""
+    return max(shutil.get_terminal_size((output.PIPED_WIDTH, 24)).lines - 8, 8)
 
 
 def _colour() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,14 @@ def write(text: str) -> None:
     except BrokenPipeError:
         # The interpreter flushes once more when it exits, which must find something open.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def write_paged(text: str) -> None:
+    """Text of which the beginning matters: through the pager if it is longer than the terminal."""
+    if sys.stdout.isatty() and text.count("\n") >= shutil.get_terminal_size().lines:
+        click.echo_via_pager(text)
+    else:
+        write(text)
 
 
 def write_json(content: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -80,6 +81,7 @@ def test_the_question_of_the_channels_is_answered():
     assert "dw[k,c] = correlate(x[c], dy[k]) 100x100 by 96x96 gives 5x5" in text
     assert "10 x 5 = 50 pairs of 5x5 numbers, 1,250 in all" in text
     assert "outer product" in text
+    assert "slid over each other without a flip, multiplied and added" in text
     assert "Nothing is tiled, broadcast or averaged over channels" in text
     assert "no information is lost" in text
     assert "is a sum of 9,216 products" in text
@@ -364,6 +366,27 @@ def test_taps_that_the_stride_steps_over_are_named():
     text = str(parse(SAME, "dX[0,0,0,3]"))
     assert "r = 0: p = (0 + 1 - 0)/2 is no whole number: the stride steps over it" in text
     assert "s = 0: q = (3 + 1 - 0)/2 = 2" in text
+    assert "so   p = (h + 1 - r)/2, q = (w + 1 - s)/2" in text
+    plain = str(parse(MULTI_CHANNEL, "dX[0,0,0,7]"))
+    assert "so   p = h - r, q = w - s" in plain
+    assert "s = 3: q = 7 - 3 = 4" in plain
+
+
+@given(AXES, st.data())
+def test_the_formula_of_the_output_is_that_of_the_input_solved(axis, data):
+    p, r = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
+    h = eval(terms.position_text(axis, "h", "r", "p").removeprefix("h = "), {"p": p, "r": r})
+    assert eval(terms.output_text(axis, "h", "r", "p").removeprefix("p = "), {"h": h, "r": r}) == p
+    assert eval(terms.output_text(axis, str(h), str(r), "p").removeprefix("p = ")) == p
+
+
+def test_channels_of_groups_are_said_to_be_counted_within_them():
+    grouped = ConvProblem((1, 4, 9), (6, 2, 3), groups=2)
+    element = " ".join(str(parse(grouped, "dX[0,3,4]")).split())
+    assert "In w and dw, c is counted within the group of k." in element
+    assert "All 3 filters of its group read this input" in element
+    assert "c is counted within the group of k" in " ".join(str(cupyconv.explain(grouped)).split())
+    assert "counted within" not in str(parse(SAME, "dX[0,0,0,0]"))
 
 
 def test_an_input_that_no_window_reads_says_so():
@@ -454,19 +477,54 @@ def test_checkerboards_and_dead_borders_are_named():
     assert "fewer towards the border" in maps.term_map(MULTI_CHANNEL, "dx").verdict
 
 
+def test_holes_of_a_dilated_filter_are_not_taken_for_a_border():
+    holes = maps.term_map(DILATED, "dx")
+    assert holes.array()[0].tolist() == [4, 0, 4, 0, 4]
+    assert holes.verdict == (
+        "from 0 to 4 terms: uneven inside along H and W, because the taps lie 2 apart and 1 output "
+        "cannot fill the places between them; 16 of 25 positions have none"
+    )
+    enough = maps.term_map(ConvProblem((1, 1, 9), (1, 1, 3), dilation=2), "dx")
+    assert "fewer towards the border" in enough.verdict
+
+
+@given(AXES)
+def test_fewer_towards_the_border_is_said_of_nothing_else(axis):
+    problem = ConvProblem(
+        (1, 1, axis.input),
+        (1, 1, axis.filter),
+        stride=axis.stride,
+        dilation=axis.dilation,
+        padding=[(axis.pad_before, axis.pad_after)],
+    )
+    counted = maps.term_map(problem, "dx")
+    turns = [b - a for a, b in pairwise(counted.array().tolist()) if a != b]
+    if "fewer towards the border" in counted.why:
+        assert not any(a < 0 < b for a, b in pairwise(turns))
+    elif turns and axis.stride == 1:
+        assert any(a < 0 < b for a, b in pairwise(turns))
+
+
+def test_fewer_terms_of_outputs_and_taps_are_the_paddings_doing():
+    assert "window reaches into the padding" in maps.term_map(SAME, "y").verdict
+    assert "a tap that lies in the padding" in maps.term_map(SAME, "dw").verdict
+
+
 def test_the_map_in_characters():
     lines = list(maps.term_map(SAME, "dx").lines(80, 20))
-    assert lines[1].split() == ["1", "2▒", "4█", "2▒", "4█", "2▒"]
+    assert lines[0].split() == ["0", "1", "2", "3", "4"]
+    assert lines[2].split() == ["1", "2▒", "4█", "2▒", "4█", "2▒"]
     long = list(maps.term_map(MULTI_CHANNEL, "dx").lines(60, 9))
     assert len(long) == 9
     assert max(map(len, long)) <= 60
-    assert ".." in long[0]
-    assert long[4].strip() == "..."
-    assert "\x1b[48;5;" in next(maps.term_map(SAME, "dx").lines(colour=True))
+    assert long[0].split()[-1] == "99"
+    assert ".." in long[1]
+    assert long[5].strip() == "..."
+    assert "\x1b[48;5;" in list(maps.term_map(SAME, "dx").lines(colour=True))[1]
     volume = maps.term_map(ConvProblem((1, 1, 4, 5, 6), (2, 1, 2, 2, 2)), "dx")
-    assert len(list(volume.lines())) == 5
+    assert len(list(volume.lines())) == 1 + 5
     assert "slice D = 2" in volume.legend
-    assert len(list(maps.term_map(ConvProblem((1, 1, 9), (1, 1, 3)), "dx").lines())) == 1
+    assert len(list(maps.term_map(ConvProblem((1, 1, 9), (1, 1, 3)), "dx").lines())) == 1 + 1
 
 
 def test_maps_that_cannot_be():

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, arrays
+from cupyconv.cli import output
 from cupyconv.cli.main import main
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -143,7 +144,11 @@ def test_files_are_written_and_named(tmp_path):
     assert svg.read_text().startswith("<svg")
     assert html.read_text().startswith("<!doctype html>")
     said("--preset", "same-stride", "--map", "dx", "--svg", str(svg))
-    assert "each stands for that many times 4" in svg.read_text()
+    assert "terms from each of 4 filters" in svg.read_text()
+    volume = ("--input", "1x2x6x6x6", "--filter", "2x2x3x3x3", "--svg", str(svg))
+    assert said(*volume) == f"saved to {svg}, the three axes drawn one by one\n"
+    assert said(*volume, "--map", "dx").endswith(f"saved to {svg}\n")
+    assert "slice D = 3" in svg.read_text()
     assert "No such file" in refused("--preset", "same-stride", "--svg", str(tmp_path / "no" / "a"))
     assert "axis W" in refused("--input", "1x1x9000000", "--filter", "1x1x3", "--svg", str(svg))
 
@@ -193,6 +198,20 @@ def test_several_layers(tmp_path):
     )
     assert said("--config", str(path)).count("The same layer in other frameworks") == 2
     assert "go with one layer" in refused("--config", str(path), "--svg", str(tmp_path / "a.svg"))
+
+
+@pytest.mark.parametrize(("terminal", "lines", "paged"), [(1, 9, 1), (1, 10, 0), (0, 9, 0)])
+def test_what_is_longer_than_the_terminal_goes_through_the_pager(
+    monkeypatch, capsys, terminal, lines, paged
+):
+    shown: list[str] = []
+    monkeypatch.setattr("click.echo_via_pager", shown.append)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: bool(terminal))
+    monkeypatch.setenv("LINES", str(lines))
+    text = "line\n" * 9
+    output.write_paged(text)
+    assert shown == [text] * paged
+    assert capsys.readouterr().out == text * (1 - paged)
 
 
 def test_the_answer_of_the_command_is_the_librarys():

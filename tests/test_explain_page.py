@@ -49,7 +49,9 @@ def test_every_layer_can_be_drawn_inside_its_frame(problem):
 
 def test_the_window_of_an_output_and_what_flows_back_are_marked():
     kinds = [cell.get("class") for cell in drawing(SAME).iter(f"{SVG}rect")]
-    # Nine inputs and one output; one input, four of dy and four taps.
+    # Nine inputs and one output; one input, four of dy and four taps.  Green: the pairs of a tap,
+    # and one part of dw with the two channels it is made of.
+    assert kinds.count("c") == (9 + 9 + 1) + 3
     assert kinds.count("a") == 9 + 1 + 1 + 4 + 4
     # Forward's padding around 5x5, and that of dy spread to 5x5.
     assert kinds.count("pad") == (49 - 25) + (49 - 25) + (49 - 25)
@@ -69,6 +71,31 @@ def test_a_signal_has_a_line_for_every_product():
     assert len(list(root.iter(f"{SVG}line"))) == 2 * pairs
 
 
+def test_rows_and_columns_are_numbered():
+    numbers = [e.text for e in drawing(LARGE).iter(f"{SVG}text") if "rule" in e.get("class")]
+    assert {"0", "5", "94", "99", "95"} <= set(numbers)
+    small = [e.text for e in drawing(SAME).iter(f"{SVG}text") if "rule" in e.get("class")]
+    # Of x, w, y; of the spread dy, the flipped w, dx; of x, dy, dw; both ways, not in the padding.
+    ends = [5, 3, 3, 3, 3, 5, 5, 3, 3]
+    assert sum(map(bool, small)) == 2 * sum(ends)
+
+
+def test_channels_are_drawn_as_an_outer_product():
+    text = words(drawing(LARGE))
+    assert "dw[2,1] come from channel 1 of x and channel 2 of dy, and from no other." in text
+    assert "10 channels of dy times 5 of x are 50 such parts" in text
+    cells = [e.text for e in drawing(LARGE).iter(f"{SVG}text") if "," in (e.text or "")]
+    assert {f"{k},{c}" for k in range(10) for c in range(5)} <= set(cells)
+    assert "Channels:" not in words(drawing(ConvProblem((1, 1, 9), (1, 1, 3))))
+    grouped = words(drawing(ConvProblem((1, 4, 9), (4, 2, 3), groups=2)))
+    assert "first of 2 groups" in grouped
+
+
+def test_a_window_too_wide_for_a_strip_is_said():
+    assert "A window spans 101 inputs" in words(drawing(ConvProblem((1, 1, 900), (1, 1, 101))))
+    assert "none fits whole" not in words(drawing(ConvProblem((1, 1, 900), (1, 1, 41))))
+
+
 def test_a_volume_says_what_is_drawn_instead():
     text = words(drawing(VOLUME))
     assert "Three axes, drawn one by one" in text
@@ -77,8 +104,11 @@ def test_a_volume_says_what_is_drawn_instead():
 
 def test_a_large_layer_is_drawn_at_both_ends():
     root = drawing(LARGE)
-    assert len(list(root.iter(f"{SVG}rect"))) < 1200
+    assert len(list(root.iter(f"{SVG}rect"))) < 1400
     assert "·" in words(root)
+    kinds = [cell.get("class") for cell in root.iter(f"{SVG}rect")]
+    # No window is cut: that of y, its taps apart; and of dx the dy's and the taps, beside the two.
+    assert kinds.count("a") == (25 + 1) + (25 + 25 + 1)
     with pytest.raises(ConvError, match="axis W"):
         cupyconv.explain(ConvProblem((1, 1, 10**6), (1, 1, 3))).svg()
 
@@ -97,6 +127,7 @@ def test_maps_can_be_drawn(problem, tensor):
         shown = [element.text for element in root.iter(f"{SVG}text") if element.get("style")]
         expected = counted.array().ravel() // counted.factor
         assert list(map(int, shown)) == expected.tolist()
+    assert f"{counted.verdict}." in " ".join(words(root).split())
 
 
 def test_the_style_of_a_picture_reaches_nothing_else_on_a_page():
@@ -193,15 +224,16 @@ def test_an_output_shows_its_window(browse):
     assert {name for name in hits if name[0] == "x"} == {"x[0,0]", "x[0,1]", "x[1,0]", "x[1,1]"}
     assert {name for name in hits if name[0] == "w"} == {"w[1,1]", "w[1,2]", "w[2,1]", "w[2,2]"}
     assert told(document) == (
-        "y[0,0] is the sum of 4 pairs, in each of 3 input channels: x[0,0]·w[1,1] + x[0,1]·w[1,2]"
-        " + x[1,0]·w[2,1] + x[1,1]·w[2,2]. 5 taps of its window lie in the padding, which is zero."
+        "y[k,0,0] is the sum of 4 products for each of 3 input channels c: x[c,0,0]·w[k,c,1,1] + "
+        "x[c,0,1]·w[k,c,1,2] + x[c,1,0]·w[k,c,2,1] + x[c,1,1]·w[k,c,2,2]. 5 taps of its window lie "
+        "in the padding, which is zero."
     )
     assert document.count('class="p hit"') == 5
 
 
 def test_an_input_shows_where_its_gradient_comes_from(browse):
     document = browse(SAME, "#x=1,1")
-    assert told(document).startswith("dx[1,1] is the sum of 4 pairs, in each of 4 filters: ")
+    assert told(document).startswith("dx[c,1,1] is the sum of 4 products for each of 4 filters k: ")
     assert {name for name in chosen(document, "hit") if name[0] == "y"} == {
         "y[0,0]",
         "y[0,1]",
@@ -209,14 +241,20 @@ def test_an_input_shows_where_its_gradient_comes_from(browse):
         "y[1,1]",
     }
     zero = browse(UNREAD, "#x=5,0")
-    assert told(zero) == "dx[5,0] is zero: no window reads x[5,0], so it changes nothing in y."
+    assert told(zero) == (
+        "dx[c,5,0] is zero: no window reads x[c,5,0], so it changes nothing in y."
+    )
     assert len(chosen(zero, "none")) == 11
 
 
 def test_a_tap_shows_its_pairs(browse):
     document = browse(LARGE, "#w=0,1")
-    assert told(document).startswith("dw[0,1] is the sum of 9,216 pairs, in each of 1 image: ")
-    assert "… 9,210 more" in told(document)
+    assert told(document).startswith(
+        "dw[k,c,0,1] is the sum of 9,216 products: dy[k,0,0]·x[c,0,1] + dy[k,0,1]·x[c,0,2] + "
+    )
+    assert told(document).endswith(
+        "… 9,210 more. Channel c of x and channel k of dy alone have a part in it."
+    )
     assert 'id="sampled"' in document
     assert "both ends of its long axes are drawn" in document
 
@@ -237,22 +275,26 @@ def test_keyboard_pointer_and_escape(browse):
       out[2].click(); note(); log.push(location.hash);
       out[1].dispatchEvent(new PointerEvent('pointerenter', { pointerType: 'mouse' })); note();
       key('Escape'); note(); log.push(document.querySelectorAll('.c.sel').length);
+      log.push(grids[2].querySelector('button').textContent);
       document.getElementById('heat').click();
-      log.push(document.querySelectorAll('.warm').length);
+      log.push(document.querySelectorAll('.c.warm').length);
+      log.push(grids[2].querySelector('button').textContent);
       document.body.dataset.log = log.join(' | ');
     """
     document = browse(SAME, script=script)
     log = unescape(re.search(r'data-log="([^"]*)"', document)[1])
     assert log == (
-        "1,1,1 | dx[0,0] | dx[0,1] | dx[1,1] | dx[1,4] | dx[1,0] | 1 | y[0,1] | y[0,2] | #y=0,2 | "
-        "y[0,2] | Nothing | 0 | 0"
+        "1,1,1 | dx[c,0,0] | dx[c,0,1] | dx[c,1,1] | dx[c,1,4] | dx[c,1,0] | 1 | y[k,0,1] | "
+        "y[k,0,2] | #y=0,2 | y[k,0,2] | Nothing | 0 | 4 | 0 | "
     )
 
 
 @pytest.mark.parametrize("problem", [SIGNAL, VOLUME], ids=["1-D", "3-D"])
 def test_other_ranks(browse, problem):
     document = browse(problem, "#x=2")
-    assert told(document).startswith("dx[2]")
+    volume = problem.spatial_rank == 3
+    assert told(document).startswith("Along D, dx[2] has " if volume else "dx[c,2] is the sum of ")
+    assert ("along the other axes" in told(document)) == volume
     assert document.count('role="grid"') == 3 * (3 if problem.spatial_rank == 3 else 1)
     assert ('<p class="note">Three axes' in document) == (problem.spatial_rank == 3)
 
@@ -277,11 +319,17 @@ def test_nothing_is_wider_than_the_window_and_all_of_it_can_be_read(browse, widt
         frame.onload = () => {
           const inner = frame.contentWindow, page = inner.document.documentElement;
           const paper = inner.getComputedStyle(inner.document.body).backgroundColor;
-          const contrast = ['h1', '.help', '#told', '.cupyconv p', 'summary'].map((name) => ratio(
-            inner.getComputedStyle(inner.document.querySelector(name)).color, paper));
-          document.body.dataset.seen = [inner.innerWidth, page.scrollWidth,
-            inner.document.querySelectorAll('.c').length, Math.min(...contrast).toFixed(1),
-            paper].join(';');
+          const read = ['h1', '.help', '#told', '.rule', '.c.hit', '.c.sel', 'summary',
+            '.cupyconv p'];
+          const contrast = read.map((name) => {
+            const style = inner.getComputedStyle(inner.document.querySelector(name));
+            const clear = style.backgroundColor === 'rgba(0, 0, 0, 0)';
+            return ratio(style.color, clear ? paper : style.backgroundColor);
+          });
+          const cells = [...inner.document.querySelectorAll('.c')];
+          const target = Math.min(...cells.map((cell) => cell.getBoundingClientRect().width));
+          document.body.dataset.seen = [inner.innerWidth, page.scrollWidth, target,
+            Math.min(...contrast).toFixed(1), paper].join(';');
         };
         frame.srcdoc = document.documentElement.outerHTML;
         document.body.append(frame);
@@ -291,9 +339,9 @@ def test_nothing_is_wider_than_the_window_and_all_of_it_can_be_read(browse, widt
     found = re.search(r'data-seen="([^"]*)"', document)
     if found is None:
         pytest.skip("this chromium does not load frames in time")
-    inner, scrolled, cells, contrast, paper = unescape(found[1]).split(";")
+    inner, scrolled, target, contrast, paper = unescape(found[1]).split(";")
     assert int(inner) == width
     assert int(scrolled) <= width
-    assert int(cells) > 300
+    assert float(target) >= 24  # pixels, which a finger can still hit
     assert float(contrast) >= 4.5
     assert (paper == "rgb(255, 255, 255)") == (not dark)

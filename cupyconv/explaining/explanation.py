@@ -191,14 +191,15 @@ class Explanation:
             f"y {shape_text(problem.output_shape)}"
         )
         indices = ", ".join(f"{t}[{','.join(terms.names(problem, t))}]" for t in ("x", "w", "y"))
+        grouped = terms.GROUPED if problem.groups > 1 else ""
         return Section(
             "",
             (
                 Paragraph(head),
-                Paragraph(_settings(problem)),
+                Paragraph(shapes.settings(problem)),
                 Paragraph(
-                    f"Indices: {indices}, whatever the memory order. dy, dx and dw are the loss "
-                    "differentiated by y, x and w: dE/dO, dE/dX and dE/dF."
+                    f"Indices: {indices}, whatever the memory order.{grouped} dy, dx and dw are "
+                    "the loss differentiated by y, x and w: dE/dO, dE/dX and dE/dF."
                 ),
             ),
         )
@@ -220,7 +221,7 @@ class Explanation:
         )
         notes = []
         if G > 1:
-            notes.append("c counted within k's group")
+            notes.append("c counted within the group of k")
         if max(problem.stride) > 1:
             notes.append(f"dy dilated by the stride {shapes.one(problem.stride)}")
         if problem.N > 1:
@@ -228,7 +229,8 @@ class Explanation:
         rule = "dw[k,c] = correlate(x[c], dy[k])" + "".join(f",\n  {note}" for note in notes)
         first = (
             "They are not convolved as two stacks. One channel of x and one channel of dy are "
-            "correlated at a time, and each such pair fills its own part of dw:"
+            "correlated at a time (slid over each other without a flip, multiplied and added: what "
+            "every framework calls a convolution), and each such pair fills its own part of dw:"
         )
         within = f"within each of the {G} groups " if G > 1 else ""
         grid: list[Block] = [
@@ -334,9 +336,10 @@ class Explanation:
         else:
             paragraphs.append(
                 Paragraph(
-                    "With stride 1 an output size belongs to one input size only, so dy and w "
-                    f"would even tell it: {x}. It is told all the same (input_sizes, "
-                    "input_shape), because with a larger stride they could not."
+                    "With stride 1 an output size belongs to one input size only, so here dy and "
+                    f"w would be enough to tell it: {x}. Conv2DBackpropInput and its like are told "
+                    "it all the same (input_sizes), because with a larger stride they would not "
+                    "be."
                 )
             )
         dead = [axis for axis in problem.axes if axis.unread_after]
@@ -396,7 +399,7 @@ class Explanation:
             "dx = correlate(",
             f"  {spread},",
             f"  {flip},",
-            f"  stride 1{dilation}, padding {_pairs([axis.padding for axis in axes])})",
+            f"  stride 1{dilation}, padding {shapes.pairs([axis.padding for axis in axes])})",
         ]
         table = Table(("", "", ""), tuple(_adjoint_rows(problem, axes, self._dx_rows)))
         return Section("dx as a convolution", (Verbatim("\n".join(lines)), *_crops(axes), table))
@@ -423,7 +426,7 @@ class Explanation:
             "  x[c],",
             f"  {second} as the filter,",
             f"  stride {shapes.one(problem.dilation)}, "
-            f"padding {_pairs([axis.padding for axis in axes])})",
+            f"padding {shapes.pairs([axis.padding for axis in axes])})",
         ]
         roles = (
             "Stride and dilation change places: taps lie a dilation apart in x, outputs a stride "
@@ -549,23 +552,6 @@ class Explanation:
 # -- pieces of sentences ---------------------------------------------------------------------------
 
 
-def _settings(problem: ConvProblem) -> str:
-    padding = problem.padding_mode
-    if padding == "explicit":
-        padding = _pairs(list(problem.padding))
-    return (
-        f"stride {shapes.one(problem.stride)}, padding {padding}, "
-        f"dilation {shapes.one(problem.dilation)}, groups {problem.groups}, "
-        f"{problem.data_format} with {problem.filter_format}, {problem.dtype}"
-    )
-
-
-def _pairs(pairs: list[tuple[int, int]]) -> str:
-    """Paddings in short: ``1``, ``(0, 1)`` or ``(0, 1) along H, 1 along W`` as (before, after)."""
-    texts = [str(before) if before == after else f"({before}, {after})" for before, after in pairs]
-    return texts[0] if len(set(texts)) == 1 else " by ".join(texts)
-
-
 def _zeros(problem: ConvProblem) -> str:
     counts = [axis.stride - 1 for axis in problem.axes]
     if len(set(counts)) == 1:
@@ -655,9 +641,13 @@ def _because(axis: ConvAxis) -> str:
     """How an output size comes about, after its formula."""
     if axis.padding_mode.startswith("same"):
         word = axis.padding_mode.upper()
-        return f"({word}: one output for every {counted(axis.stride, 'input')})"
+        every = f"{axis.stride} inputs" if axis.stride > 1 else "input"
+        return f"({word}: one output for every {every})"
     word = "VALID" if axis.padding_mode == "valid" else "padding as given"
-    return f"({word}: windows of {axis.effective_filter}, {axis.stride} apart, that fit)"
+    windows = f"windows of {axis.effective_filter}"
+    if axis.dilation > 1:
+        windows = f"windows of {counted(axis.filter, 'tap')} that span {axis.effective_filter}"
+    return f"({word}: {windows}, {axis.stride} apart, that fit)"
 
 
 def _adjoint_dict(adjoint: AdjointAxis) -> dict[str, Any]:

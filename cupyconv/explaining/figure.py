@@ -1,8 +1,8 @@
 """A picture of a layer: what each output reads, and what flows back to each input and each tap.
 
 Two spatial axes are drawn as grids, one as strips with a line for every product.  Three are drawn
-axis by axis, which loses nothing: a window is the product of its extents along the axes.  Long axes
-are drawn at both ends.  Lengths are in pixels.
+axis by axis, which loses nothing: a window is the product of its extents along the axes.  Of long
+axes both ends are drawn, the first as far as the window that is shown.  Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from html import escape
 from math import prod
 
 from cupyconv.errors import ConvError
-from cupyconv.explaining import adjoints, maps, terms
+from cupyconv.explaining import adjoints, maps, shapes, terms
 from cupyconv.explaining.maps import TermMap
 from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.terms import LETTERS
@@ -30,6 +30,12 @@ MOST_CELLS = 13
 
 MOST_IN_STRIP = 30
 
+MOST_FOR_WINDOW = 24
+"""Cells that are drawn at the beginning of an axis if a window needs them, twice that in strips."""
+
+PROSE = 104
+"""Characters of a line of text."""
+
 MOST_DRAWN = 100_000
 """Positions of an axis beyond which there is no picture: even its ends would not be typical."""
 
@@ -37,7 +43,8 @@ STYLE = """
 .paper{fill:#fff}.ink{fill:#1f2933}.soft{fill:#5f6b7a}
 text{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:12px}
 .title{font-size:17px;font-weight:bold}.head{font-size:14px;font-weight:bold}
-.small{font-size:10px}.in{text-anchor:middle}
+.small{font-size:10px}.tiny{font-size:8px}.rule{font-size:9px}
+.in{text-anchor:middle}.end{text-anchor:end}
 .cell{fill:#f4f6f8;stroke:#9aa5b1;stroke-width:1}
 .pad{fill:#fff;stroke:#9aa5b1;stroke-width:1;stroke-dasharray:3 2}
 .zero{fill:url(#hatch);stroke:#9aa5b1;stroke-width:1}
@@ -75,7 +82,7 @@ class Canvas:
 
     def text(self, x: float, y: float, text: str, kind: str = "ink") -> None:
         self.parts.append(f'<text x="{x:g}" y="{y:g}" class="{kind}">{escape(text)}</text>')
-        if "in" not in kind.split():
+        if not {"in", "end"} & set(kind.split()):
             size = 9.6 if "title" in kind else 7.8 if "head" in kind else 6.3
             self._reach(x + size * len(text), y + 4)
 
@@ -88,10 +95,18 @@ class Canvas:
             # Letters stay dark on the shades of a map, which are light in both schemes.
             ink = ' style="fill:#1f2933"' if style else ""
             self.parts.append(
-                f'<text x="{x + CELL / 2:g}" y="{y + CELL / 2 + 3.5:g}" class="ink small in"{ink}>'
+                f'<text x="{x + CELL / 2:g}" y="{y + CELL / 2 + 3.5:g}" '
+                f'class="ink {"small" if len(text) < 4 else "tiny"} in"{ink}>'
                 f"{escape(text)}</text>"
             )
         self._reach(x + CELL, y + CELL)
+
+    def prose(self, x: float, y: float, text: str) -> float:
+        """A text in as many lines as it needs; where the next one stands."""
+        for line in textwrap.wrap(text, PROSE):
+            self.text(x, y, line, "soft")
+            y += 17
+        return y
 
     def line(self, x: float, y: float, to_x: float, to_y: float, kind: str = "link") -> None:
         self.parts.append(
@@ -100,6 +115,12 @@ class Canvas:
 
 
 _MARKS = ("a", "ap", "c")
+
+RULE = 12
+"""Height of the line of numbers above a grid."""
+
+Ruler = Callable[[int], str]
+"""What stands beside a row or column."""
 
 Look = tuple[str, str, str]
 """Class, text and style of a cell."""
@@ -126,14 +147,10 @@ def svg(problem: ConvProblem, title: str = "") -> str:
     )
     canvas.text(MARGIN, MARGIN + 12, title or head, "ink title")
     top = MARGIN + 34.0
-    padding = ", ".join(f"({before}, {after})" for before, after in problem.padding)
-    canvas.text(
-        MARGIN,
-        top,
-        f"{head + ': ' if title else ''}stride {shape_text(problem.stride)}, padding "
-        f"{problem.padding_mode} {padding}, dilation {shape_text(problem.dilation)}",
-        "soft",
-    )
+    if title:
+        canvas.text(MARGIN, top, head, "soft")
+        top += 18
+    canvas.text(MARGIN, top, shapes.settings(problem), "soft")
     if problem.spatial_rank == 2:
         _grids(canvas, problem, top + 34)
     else:
@@ -146,6 +163,8 @@ def svg(problem: ConvProblem, title: str = "") -> str:
         for axis, *letters in zip(problem.axes, *_letters(problem), strict=True):
             _strips(canvas, axis, (letters[0], letters[1], letters[2]), top + 34)
             top = canvas.height
+    if max(problem.C, problem.K) > problem.groups:
+        _channel_panel(canvas, problem, canvas.height + GAP)
     return _document(canvas, f"The convolution {head}, and what flows back through it")
 
 
@@ -164,11 +183,9 @@ def map_svg(drawn: TermMap) -> str:
         return ("cell", text, _shade(count, most)) if count else ("zero", "", "")
 
     rows, columns = _drawn(0, len(above), MOST_IN_STRIP), _drawn(0, len(last), MOST_IN_STRIP)
-    _, bottom = _grid(canvas, MARGIN, MARGIN + 30, rows, columns, look)
-    top = bottom + 18
-    for line in textwrap.wrap(drawn.verdict, 90):
-        canvas.text(MARGIN, top, line, "soft")
-        top += 18
+    ruled = (str if outer else _unruled, str)
+    _, bottom = _grid(canvas, MARGIN, MARGIN + 30, rows, columns, look, ruled)
+    canvas.prose(MARGIN, bottom + 18, f"{drawn.verdict}.")
     return _document(canvas, f"{drawn.legend}: {drawn.verdict}")
 
 
@@ -196,15 +213,15 @@ def _letters(problem: ConvProblem) -> tuple[str, str, str]:
     return LETTERS["input"][rank], LETTERS["filter"][rank], LETTERS["output"][rank]
 
 
-def _drawn(start: int, size: int, room: int) -> list[Position]:
+def _drawn(start: int, size: int, room: int, needed: int = 0) -> list[Position]:
     """The positions of an axis from ``start`` on that are drawn."""
-    return [None if at is None else at + start for at in maps.visible(size, room)]
+    return [None if at is None else at + start for at in maps.visible(size, room, needed)]
 
 
 def _shade(count: int, most: int) -> str:
-    """A fill that deepens with the count."""
+    """A fill that deepens with the count; of a colour that marks nothing else."""
     share = count / most if most else 0
-    red, green, blue = (round(245 + (to - 245) * share) for to in (66, 146, 198))
+    red, green, blue = (round(245 + (to - 245) * share) for to in (172, 152, 214))
     return f"fill:rgb({red},{green},{blue})"
 
 
@@ -218,9 +235,21 @@ def _grid(
     rows: Sequence[Position],
     columns: Sequence[Position],
     look: Callable[[int, int], Look],
+    ruled: tuple[Ruler, Ruler] = (str, str),
 ) -> tuple[float, float]:
-    """Cells with a dot where some are left out; its right and bottom end."""
+    """Cells between the numbers of rows and columns, with a dot where some are left out.
+
+    Returns:
+        its right and its bottom end.
+    """
     marked = []  # drawn last, so that their borders are whole
+    top += RULE
+    for i, row in enumerate(rows):
+        if row is not None:
+            canvas.text(left - 4, top + i * CELL + CELL / 2 + 3, ruled[0](row), "soft rule end")
+    for j, column in enumerate(columns):
+        if column is not None:
+            canvas.text(left + j * CELL + CELL / 2, top - 4, ruled[1](column), "soft rule in")
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             x, y = left + j * CELL, top + i * CELL
@@ -235,6 +264,27 @@ def _grid(
     for cell in marked:
         canvas.cell(*cell)
     return left + len(columns) * CELL, top + len(rows) * CELL
+
+
+def _unruled(position: int) -> str:
+    return ""
+
+
+def _inside(axis: ConvAxis) -> Ruler:
+    """Numbers the inputs, and not the padding around them."""
+    return lambda place: str(place) if 0 <= place < axis.input else ""
+
+
+def _operator(canvas: Canvas, left: float, top: float, sign: str) -> None:
+    """A sign before a grid."""
+    canvas.text(left - GAP / 2 - 8, top + RULE + 8 + CELL * 0.7, sign, "ink head")
+
+
+def _padded(axis: ConvAxis) -> list[Position]:
+    """The inputs of an axis with its padding, the window of the typical output among them."""
+    window = _typical(axis) * axis.stride + axis.effective_filter
+    needed = window if window <= MOST_FOR_WINDOW else 0
+    return _drawn(-axis.pad_before, axis.padded_input, MOST_CELLS, needed)
 
 
 def _grids(canvas: Canvas, problem: ConvProblem, top: float) -> None:
@@ -259,50 +309,59 @@ def _forward_panel(
         for axis, at in ((rows, p), (columns, q))
     ]
     canvas.text(MARGIN, top, "Forward: each output reads one window of x", "ink head")
-    text = f"y[{p},{q}] is the sum, over {rows.filter * columns.filter} taps and every channel, of"
-    canvas.text(MARGIN, top + 18, f"{text} the blue inputs times the taps of w.", "soft")
-    top += 44
+    text = (
+        f"Blue: y[{p},{q}] is the sum, over {rows.filter * columns.filter} taps and every channel, "
+        "of the blue inputs times the taps of w."
+    )
+    top = canvas.prose(MARGIN, top + 18, text) + 9
 
     def input_look(h: int, w: int) -> Look:
         inside = 0 <= h < rows.input and 0 <= w < columns.input
         under = h in window[0] and w in window[1]
         return ("a" if inside else "ap") if under else ("cell" if inside else "pad"), "", ""
 
-    down = _drawn(-rows.pad_before, rows.padded_input, MOST_CELLS)
-    across = _drawn(-columns.pad_before, columns.padded_input, MOST_CELLS)
-    end, bottom = _grid(canvas, MARGIN, top + 8, down, across, input_look)
-    _caption(canvas, MARGIN, top, f"x {rows.input}x{columns.input}", rows, columns)
+    ruled = _inside(rows), _inside(columns)
+    end, bottom = _grid(canvas, MARGIN, top + 8, _padded(rows), _padded(columns), input_look, ruled)
+    _caption(canvas, MARGIN, top, rows, columns)
     left = end + GAP
     canvas.text(left, top, f"w {rows.filter}x{columns.filter}", "ink")
-    end, lower = _grid(
-        canvas,
-        left,
-        top + 8,
-        _drawn(0, rows.filter, MOST_CELLS),
-        _drawn(0, columns.filter, MOST_CELLS),
-        lambda r, s: ("b", "", ""),
-    )
-    canvas.text(left - GAP / 2 - 4, top + 8 + CELL, "*", "ink head")
+    _operator(canvas, left, top, "*")
+    end, lower = _whole(canvas, left, top, (rows.filter, columns.filter), lambda r, s: "b")
     bottom = max(bottom, lower)
     left = end + GAP
-    canvas.text(left - GAP / 2 - 8, top + 8 + CELL, "->", "ink head")
+    _operator(canvas, left, top, "→")
     canvas.text(left, top, f"y {rows.output}x{columns.output}", "ink")
-    _, lower = _grid(
+    _, lower = _whole(
         canvas,
         left,
-        top + 8,
-        _drawn(0, rows.output, MOST_CELLS),
-        _drawn(0, columns.output, MOST_CELLS),
-        lambda i, j: ("a" if (i, j) == (p, q) else "cell", "", ""),
+        top,
+        (rows.output, columns.output),
+        lambda i, j: "a" if (i, j) == (p, q) else "cell",
     )
     return max(bottom, lower)
 
 
-def _caption(
-    canvas: Canvas, left: float, top: float, text: str, rows: ConvAxis, columns: ConvAxis
-) -> None:
+def _whole(
+    canvas: Canvas,
+    left: float,
+    top: float,
+    sizes: tuple[int, int],
+    look: Callable[[int, int], str | Look],
+) -> tuple[float, float]:
+    """The grid of a tensor without padding under its caption."""
+
+    def full(i: int, j: int) -> Look:
+        found = look(i, j)
+        return (found, "", "") if isinstance(found, str) else found
+
+    rows, columns = (_drawn(0, size, MOST_CELLS) for size in sizes)
+    return _grid(canvas, left, top + 8, rows, columns, full)
+
+
+def _caption(canvas: Canvas, left: float, top: float, rows: ConvAxis, columns: ConvAxis) -> None:
     padded = rows.pad_before + rows.pad_after + columns.pad_before + columns.pad_after
-    canvas.text(left, top, f"{text}{', padding dashed' if padded else ''}", "ink")
+    text = f"x {rows.input}x{columns.input}{', padding dashed' if padded else ''}"
+    canvas.text(left, top, text, "ink")
 
 
 def _input_panel(canvas: Canvas, problem: ConvProblem, top: float) -> float:
@@ -317,14 +376,11 @@ def _input_panel(canvas: Canvas, problem: ConvProblem, top: float) -> float:
     )
     spread = max(problem.stride) > 1
     text = "dy spread by the stride, zeros hatched" if spread else "dy"
-    canvas.text(
-        MARGIN,
-        top + 18,
+    text = (
         f"{text}, padded and correlated with the flipped w, gives dx: as many numbers as x has. "
-        f"Blue: dx[{h},{w}] and the dy it is made of.",
-        "soft",
+        f"Blue: dx[{h},{w}], the dy it is made of and the taps that these meet."
     )
-    top += 44
+    top = canvas.prose(MARGIN, top + 18, text) + 9
     meet = [
         terms.input_terms(axis, at, ("h", "r", "p"))
         for axis, at in zip(problem.axes, (h, w), strict=True)
@@ -344,24 +400,27 @@ def _input_panel(canvas: Canvas, problem: ConvProblem, top: float) -> float:
             return "zero", "", ""
         return "a" if p in meet[0].first and q in meet[1].first else "cell", "", ""
 
-    def drawn(axis: int) -> list[Position]:
+    def drawn(axis: int, chosen: int) -> list[Position]:
         before, after = told[axis].padding
-        size = told[axis].rule.input
-        return _drawn(-before, size + before + after, MOST_CELLS)
+        window = chosen + problem.axes[axis].effective_filter
+        needed = window if window <= MOST_FOR_WINDOW else 0
+        return _drawn(-before, told[axis].rule.input + before + after, MOST_CELLS, needed)
+
+    def numbered(axis: int) -> Ruler:
+        return lambda number: "" if (at := place(number, axis)) is None else str(at)
 
     canvas.text(
         MARGIN, top, f"dy {rows.output}x{columns.output}{', spread' if spread else ''}", "ink"
     )
-    end, bottom = _grid(canvas, MARGIN, top + 8, drawn(0), drawn(1), spread_look)
+    ruled = numbered(0), numbered(1)
+    end, bottom = _grid(canvas, MARGIN, top + 8, drawn(0, h), drawn(1, w), spread_look, ruled)
     left = end + GAP
-    canvas.text(left - GAP / 2 - 4, top + 8 + CELL, "*", "ink head")
+    _operator(canvas, left, top, "*")
     canvas.text(left, top, "w flipped", "ink")
 
     def tap_look(i: int, j: int) -> Look:
         r, s = rows.filter - 1 - i, columns.filter - 1 - j
-        used = r in meet[0].second and s in meet[1].second
-        text = f"{r},{s}" if max(rows.filter, columns.filter) <= 10 else ""
-        return "a" if used else "b", text, ""
+        return "a" if r in meet[0].second and s in meet[1].second else "b", "", ""
 
     end, lower = _grid(
         canvas,
@@ -370,10 +429,11 @@ def _input_panel(canvas: Canvas, problem: ConvProblem, top: float) -> float:
         _drawn(0, rows.filter, MOST_CELLS),
         _drawn(0, columns.filter, MOST_CELLS),
         tap_look,
+        (lambda i: str(rows.filter - 1 - i), lambda j: str(columns.filter - 1 - j)),
     )
     bottom = max(bottom, lower)
     left = max(end, left + 60) + GAP
-    canvas.text(left - GAP / 2 - 8, top + 8 + CELL, "->", "ink head")
+    _operator(canvas, left, top, "→")
 
     def gradient_look(i: int, j: int) -> Look:
         count = counts[0][i] * counts[1][j]
@@ -381,18 +441,10 @@ def _input_panel(canvas: Canvas, problem: ConvProblem, top: float) -> float:
             return "a", str(count), ""
         return ("cell", str(count), _shade(count, most)) if count else ("zero", "", "")
 
-    name = f"dx {rows.input}x{columns.input}: the numbers count dy's that reach it, of each filter"
+    name = f"dx {rows.input}x{columns.input}: how many dy reach each, per filter"
     canvas.text(left, top, name, "ink")
-    _, lower = _grid(
-        canvas,
-        left,
-        top + 8,
-        _drawn(0, rows.input, MOST_CELLS),
-        _drawn(0, columns.input, MOST_CELLS),
-        gradient_look,
-    )
-    dead = sum(not c for c in counts[0]) or sum(not c for c in counts[1])
-    if dead:
+    _, lower = _whole(canvas, left, top, (rows.input, columns.input), gradient_look)
+    if not all(map(all, counts)):
         text = "Hatched inputs are under no window: their gradient is zero."
         canvas.text(left, lower + 16, text, "soft")
         lower += 20
@@ -403,47 +455,38 @@ def _filter_panel(canvas: Canvas, rows: ConvAxis, columns: ConvAxis, top: float)
     r, s = rows.filter // 2, columns.filter // 2
     meet = [terms.tap_terms(axis, tap, ("h", "r", "p")) for axis, tap in ((rows, r), (columns, s))]
     counts = [maps.tap_counts(axis) for axis in (rows, columns)]
-    most = max(counts[0]) * max(counts[1])
+    least, most = (edge(counts[0]) * edge(counts[1]) for edge in (min, max))
     canvas.text(
         MARGIN, top, "Back to w: each tap pairs every output with the input it read", "ink head"
     )
     count = counts[0][r] * counts[1][s]
-    canvas.text(
-        MARGIN,
-        top + 18,
-        f"Green: dw[{r},{s}] is the sum of {counted(count, 'product')}, a green x times the dy of "
-        "its window; one such map for each pair of channels of x and dy.",
-        "soft",
+    text = (
+        f"Green: dw[{r},{s}] is the sum of {terms.counted_large(count, 'product')}, each a green x "
+        "times the green dy whose window it lies in; the same for every pair of a channel of x "
+        "and one of dy."
     )
-    top += 44
+    top = canvas.prose(MARGIN, top + 18, text) + 9
 
     def input_look(h: int, w: int) -> Look:
         inside = 0 <= h < rows.input and 0 <= w < columns.input
         read = h in meet[0].second and w in meet[1].second
         return "c" if read else "cell" if inside else "pad", "", ""
 
-    canvas.text(MARGIN, top, f"x {rows.input}x{columns.input}", "ink")
-    end, _ = _grid(
-        canvas,
-        MARGIN,
-        top + 8,
-        _drawn(-rows.pad_before, rows.padded_input, MOST_CELLS),
-        _drawn(-columns.pad_before, columns.padded_input, MOST_CELLS),
-        input_look,
-    )
+    _caption(canvas, MARGIN, top, rows, columns)
+    ruled = _inside(rows), _inside(columns)
+    end, _ = _grid(canvas, MARGIN, top + 8, _padded(rows), _padded(columns), input_look, ruled)
     left = end + GAP
-    canvas.text(left - GAP / 2 - 4, top + 8 + CELL, "*", "ink head")
+    _operator(canvas, left, top, "*")
     canvas.text(left, top, f"dy {rows.output}x{columns.output}", "ink")
-    end, _ = _grid(
+    end, _ = _whole(
         canvas,
         left,
-        top + 8,
-        _drawn(0, rows.output, MOST_CELLS),
-        _drawn(0, columns.output, MOST_CELLS),
-        lambda i, j: ("c" if i in meet[0].first and j in meet[1].first else "cell", "", ""),
+        top,
+        (rows.output, columns.output),
+        lambda i, j: "c" if i in meet[0].first and j in meet[1].first else "cell",
     )
     left = max(end, left + 60) + GAP
-    canvas.text(left - GAP / 2 - 8, top + 8 + CELL, "->", "ink head")
+    _operator(canvas, left, top, "→")
 
     def tap_look(i: int, j: int) -> Look:
         number = counts[0][i] * counts[1][j]
@@ -452,16 +495,52 @@ def _filter_panel(canvas: Canvas, rows: ConvAxis, columns: ConvAxis, top: float)
             return "c", text, ""
         return ("cell", text, _shade(number, most)) if number else ("zero", "", "")
 
-    name = f"dw {rows.filter}x{columns.filter}"
-    canvas.text(left, top, name + (": the numbers count products" if most < 1000 else ""), "ink")
-    _grid(
+    span = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    what = f"sums of {span} product{'' if most == 1 else 's'}"
+    canvas.text(left, top, f"dw {rows.filter}x{columns.filter}: {what}", "ink")
+    _whole(canvas, left, top, (rows.filter, columns.filter), tap_look)
+
+
+# -- channels --------------------------------------------------------------------------------------
+
+
+def _channel_panel(canvas: Canvas, problem: ConvProblem, top: float) -> None:
+    """Which channels of x and dy make which part of dw: an outer product."""
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    k, c = min(2, filters - 1), min(1, channels - 1)
+    canvas.text(MARGIN, top, "Channels: one of x and one of dy make each part of dw", "ink head")
+    taps = shape_text(problem.filter_sizes)
+    text = (
+        f"Green: the {taps} numbers of dw[{k},{c}] come from channel {c} of x and channel {k} of "
+        f"dy, and from no other. {counted(filters, 'channel')} of dy times {channels} of x are "
+        f"{terms.counted_large(filters * channels, 'such part')}: nothing is tiled, broadcast or "
+        "averaged."
+    )
+    if problem.groups > 1:
+        text += f" This is the first of {problem.groups} groups, which never mix."
+    top = canvas.prose(MARGIN, top + 18, text) + 12
+    down, across = _drawn(0, filters, MOST_CELLS), _drawn(0, channels, MOST_CELLS)
+    left, below = MARGIN + 64.0, top + CELL + 14 - RULE
+    for j, channel in enumerate(across):
+        if channel is not None:
+            kind = "c" if channel == c else "cell"
+            canvas.cell(left + j * CELL, top, kind, str(channel))
+    for i, channel in enumerate(down):
+        if channel is not None:
+            kind = "c" if channel == k else "cell"
+            canvas.cell(left - CELL - 14, below + RULE + i * CELL, kind, str(channel))
+    end, bottom = _grid(
         canvas,
         left,
-        top + 8,
-        _drawn(0, rows.filter, MOST_CELLS),
-        _drawn(0, columns.filter, MOST_CELLS),
-        tap_look,
+        below,
+        down,
+        across,
+        lambda i, j: ("c" if (i, j) == (k, c) else "cell", f"{i},{j}", ""),
+        (_unruled, _unruled),
     )
+    canvas.text(end + 12, top + 15, "channels of x", "ink")
+    canvas.text(end + 12, below + RULE + 15, "dw[k,c]", "ink")
+    canvas.text(MARGIN, bottom + 16, "channels of dy", "ink")
 
 
 # -- one axis --------------------------------------------------------------------------------------
@@ -470,11 +549,13 @@ def _filter_panel(canvas: Canvas, rows: ConvAxis, columns: ConvAxis, top: float)
 def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: float) -> None:
     """x above y with a line for each product, dx below as what comes back along them."""
     h, r, p = letters
-    places = _drawn(-axis.pad_before, axis.padded_input, MOST_IN_STRIP)
+    chosen = _typical(axis)
+    window = chosen * axis.stride + axis.effective_filter
+    needed = window if window <= 2 * MOST_FOR_WINDOW else 0
+    places = _drawn(-axis.pad_before, axis.padded_input, MOST_IN_STRIP, needed)
     at = {place: MARGIN + 60 + i * CELL for i, place in enumerate(places) if place is not None}
     counts = maps.input_counts(axis)
     most = max(counts)
-    chosen = _typical(axis)
     canvas.text(
         MARGIN,
         top,
@@ -483,7 +564,7 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
         "ink head",
     )
     x_top, y_top, dx_top = top + 20, top + 20 + 4 * CELL, top + 20 + 8 * CELL
-    window = {
+    under = {
         chosen * axis.stride - axis.pad_before + tap * axis.dilation for tap in range(axis.filter)
     }
     for label, strip in ((f"x[{h}]", x_top), (f"y, dy[{p}]", y_top), (f"dx[{h}]", dx_top)):
@@ -495,8 +576,9 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
                 canvas.text(x + CELL / 2, strip + 15, "·", "soft in")
             continue
         inside = 0 <= place < axis.input
-        kind = ("a" if inside else "ap") if place in window else ("cell" if inside else "pad")
-        canvas.cell(x, x_top, kind, str(place) if inside else "")
+        kind = ("a" if inside else "ap") if place in under else ("cell" if inside else "pad")
+        fits = place < 10_000 or place == axis.input - 1
+        canvas.cell(x, x_top, kind, str(place) if inside and fits else "")
         if not inside:
             continue
         count = counts[place]
@@ -504,11 +586,13 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
             canvas.cell(x, dx_top, "cell", str(count), _shade(count, most))
         else:
             canvas.cell(x, dx_top, "zero")
+    whole = 0
     for output in range(axis.output):
         first = output * axis.stride - axis.pad_before
         end = first + axis.effective_filter - 1
         if first not in at or end not in at or at[end] - at[first] != CELL * (end - first):
             continue  # its window reaches into what is left out
+        whole += 1
         taps = [first + tap * axis.dilation for tap in range(axis.filter)]
         middle = (at[first] + at[end]) / 2
         for place in taps:
@@ -519,12 +603,14 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
                 canvas.line(center, x_top + CELL, middle + CELL / 2, y_top, kind)
                 canvas.line(middle + CELL / 2, y_top + CELL, center, dx_top, kind)
         canvas.cell(middle, y_top, "a" if output == chosen else "cell", str(output))
-    dead = sum(1 for count in counts if not count)
     text = f"dx has {counted(axis.input, 'number')}, as x has; in each, how many lines reach it"
-    if dead:
+    if not all(counts):
         text += ". Hatched: no window reads it, so its gradient is zero"
+    bottom = canvas.prose(MARGIN, dx_top + CELL + 18, f"{text}.")
+    if not whole:
+        text = f"A window spans {axis.effective_filter:,} inputs: none fits whole into the picture."
+        bottom = canvas.prose(MARGIN, bottom, text)
     sizes = axis.valid_input_sizes
-    canvas.text(MARGIN, dx_top + CELL + 18, f"{text}.", "soft")
     if len(sizes) > 1:
         text = f"Inputs of {sizes[0]} to {sizes[-1]} all give {counted(axis.output, 'output')}."
-        canvas.text(MARGIN, dx_top + CELL + 36, text, "soft")
+        canvas.text(MARGIN, bottom, text, "soft")

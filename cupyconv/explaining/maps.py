@@ -24,6 +24,9 @@ MOST_POSITIONS = 1_000_000
 
 SHADES = " ░▒▓█"
 
+Axes = tuple[tuple[str, tuple[int, ...]], ...]
+"""For each spatial axis its name, and the pairs that meet at each position."""
+
 
 @dataclass(frozen=True)
 class TermMap:
@@ -34,14 +37,14 @@ class TermMap:
         axes: for each spatial axis its name, and the pairs that meet at each position.
         factor: filters (dx), images (dw) or channels (y) that each position has its pairs with.
         factor_name: which of these.
-        uneven: names of the axes along which even a layer without borders would be uneven.
+        why: why not all positions have as many terms, if they have not.
     """
 
     tensor: str
-    axes: tuple[tuple[str, tuple[int, ...]], ...]
+    axes: Axes
     factor: int
     factor_name: str
-    uneven: tuple[str, ...] = ()
+    why: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,13 +85,7 @@ class TermMap:
         if self.smallest == self.largest:
             return f"every position has {_terms(self.largest)}"
         dead = f"; {self.zeros:,} of {total:,} positions have none" if self.zeros else ""
-        reason = "fewer towards the border"
-        if self.uneven:
-            reason = (
-                f"uneven inside along {' and '.join(self.uneven)}, because the stride does not "
-                "divide the taps evenly among the positions: the checkerboard of strided layers"
-            )
-        return f"from {self.smallest:,} to {_terms(self.largest)}: {reason}{dead}"
+        return f"from {self.smallest:,} to {_terms(self.largest)}: {self.why}{dead}"
 
     # -- as text -----------------------------------------------------------------------------------
 
@@ -106,8 +103,12 @@ class TermMap:
         above = outer[-1] if outer else (1,)
         most = prod(map(max, (above, last))) * prod(middle)
         width = len(str(most)) + 2
+        width = max(width, len(str(len(last) - 1)) + 2)
         across = visible(len(last), max((columns - 6) // width, 4))
-        down = visible(len(above), max(rows, 4))
+        down = visible(len(above), max(rows - 1, 4))
+        # The shade stands behind a count, where a column's number has a space.
+        places = ["".rjust(width) if c is None else f"{c:>{width - 1}} " for c in across]
+        yield f"     {''.join(places)}".rstrip()
         for row in down:
             if row is None:
                 yield "   ..."
@@ -119,7 +120,8 @@ class TermMap:
                     continue
                 value = above[row] * last[column] * prod(middle)
                 cells.append(_cell(value, most, width, colour))
-            yield f"{row:>4} {''.join(cells)}".rstrip()
+            label = row if outer else ""
+            yield f"{label:>4} {''.join(cells)}".rstrip()
 
     def svg(self) -> str:
         """The map as a picture; long axes are drawn at both ends."""
@@ -140,8 +142,8 @@ class TermMap:
         slice_ = ""
         if len(names) == 3:
             slice_ = f" of the slice {names[0]} = {len(self.axes[0][1]) // 2}"
-        each = f"; each stands for that many times {self.factor} ({self.factor_name})"
-        return f"{self.tensor}{slice_}: {grid}{each if self.factor != 1 else ''}"
+        each = f" from each of {self.factor_name}" if self.factor != 1 else ""
+        return f"{self.tensor}{slice_}: {grid}, terms{each}"
 
     def to_dict(self) -> dict[str, Any]:
         """The map as plain data, an axis at a time."""
@@ -182,8 +184,7 @@ def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
         "y": (output_counts, channels, counted(channels, "input channel")),
     }[wanted]
     axes = tuple((axis.name, tuple(count(axis))) for axis in problem.axes)
-    uneven = tuple(axis.name for axis in problem.axes if wanted == "dx" and _is_uneven(axis))
-    return TermMap(wanted, axes, factor, name, uneven)
+    return TermMap(wanted, axes, factor, name, _why(wanted, problem, axes))
 
 
 def input_counts(axis: ConvAxis) -> list[int]:
@@ -213,12 +214,14 @@ def output_counts(axis: ConvAxis) -> list[int]:
     ]
 
 
-def visible(size: int, room: int) -> list[int | None]:
-    """Positions to draw where only ``room`` fit: both ends, and None for what is left out."""
-    if size <= room:
+def visible(size: int, room: int, needed: int = 0) -> list[int | None]:
+    """Positions to draw where only ``room`` fit: both ends, and None for what is left out.
+
+    The first ``needed`` are drawn in any case.
+    """
+    head, tail = max(room // 2, needed), room - room // 2 - 1
+    if size <= max(room, head + tail + 1):
         return list(range(size))
-    head = room // 2
-    tail = room - head - 1
     return [*range(head), None, *range(size - tail, size)]
 
 
@@ -227,11 +230,42 @@ def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
     return product(*map(range, shape))
 
 
-def _is_uneven(axis: ConvAxis) -> bool:
-    """Whether the remainders by the stride have different numbers of taps."""
-    if axis.stride == 1 or axis.output == 1:
-        return False
-    return gcd(axis.stride, axis.dilation) > 1 or axis.filter % axis.stride > 0
+def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
+    """Why the positions of a tensor have different numbers of terms."""
+    if tensor == "y":
+        return "fewer where the window reaches into the padding"
+    if tensor == "dw":
+        return "fewer for a tap that lies in the padding for some of the outputs"
+    strided, dilated = [], []
+    for axis, (name, counts) in zip(problem.axes, axes, strict=True):
+        # Without borders, an input has as many terms as its remainder by the stride has taps.
+        uneven = gcd(axis.stride, axis.dilation) > 1 or axis.filter % axis.stride > 0
+        if uneven and min(axis.stride, axis.output) > 1 and min(counts) < max(counts):
+            strided.append((name, axis))
+        elif not _rises_then_falls(counts):
+            dilated.append((name, axis))
+    reasons = []
+    if strided:
+        names = " and ".join(name for name, _ in strided)
+        reasons.append(
+            f"uneven inside along {names}, because the stride does not divide the taps evenly "
+            "among the positions: the checkerboard of strided layers"
+        )
+    if dilated:
+        names = " and ".join(name for name, _ in dilated)
+        axis = dilated[0][1]
+        reasons.append(
+            f"uneven inside along {names}, because the taps lie {axis.dilation} apart and "
+            f"{counted(axis.output, 'output')} cannot fill the places between them"
+        )
+    return "; ".join(reasons) or "fewer towards the border"
+
+
+def _rises_then_falls(counts: Sequence[int]) -> bool:
+    """Whether the counts of an axis fall towards both ends only."""
+    top = counts.index(max(counts))
+    rising, falling = counts[: top + 1], counts[top:]
+    return list(rising) == sorted(rising) and list(falling) == sorted(falling, reverse=True)
 
 
 def _cell(value: int, most: int, width: int, colour: bool) -> str:

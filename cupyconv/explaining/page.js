@@ -5,10 +5,15 @@
 const layer = JSON.parse(document.getElementById("layer").textContent);
 const told = document.getElementById("told");
 const heat = document.getElementById("heat");
-// Cells along an axis; longer ones show both ends.  Three grids fit beside each other on a desktop.
-const ROOM = innerWidth < 600 ? 14 : layer.axes.length === 2 ? 15 : 22;
-const LISTED = 6; // pairs that are written out
-const NAMES = { x: ["x", "dx"], w: ["w", "dw"], y: ["y", "dy"] };
+// Cells along an axis; longer ones show both ends.  Three grids fit beside each other on a desktop,
+// and a finger finds a cell on a phone.
+const NARROW = innerWidth < 600;
+const ROOM = NARROW ? 11 : layer.axes.length === 2 ? 13 : 22;
+const NEAR = NARROW ? 6 : ROOM - 3; // at the beginning, if the window that is shown first needs them
+const FAR = NARROW ? 4 : (ROOM >> 1) - 1; // at the end
+const LISTED = 6; // products that are written out
+const MOST_WRITTEN = 999; // a count that fits into a cell
+const RESULT = { x: "dx", w: "dw", y: "y" }; // what is told of a number of each
 
 const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 const mod = (a, b) => ((a % b) + b) % b;
@@ -55,15 +60,14 @@ function countOf(kind, axis, at) {
   return count;
 }
 
-function visible(start, size) {
-  if (size <= ROOM) return Array.from({ length: size }, (_, i) => start + i);
-  const head = ROOM >> 1;
-  const tail = ROOM - head - 1;
-  const places = Array.from({ length: head }, (_, i) => start + i);
-  places.push(null);
-  for (let i = size - tail; i < size; i++) places.push(start + i);
-  return places;
+function visible(start, size, needed = 0) {
+  const all = Array.from({ length: size }, (_, i) => start + i);
+  const head = Math.max(ROOM >> 1, Math.min(needed, NEAR));
+  if (size <= Math.max(ROOM, head + 1 + FAR)) return all;
+  return [...all.slice(0, head), null, ...all.slice(-FAR)];
 }
+
+const opening = (axis) => Math.min(1, axis.output - 1); // the output that is chosen at the start
 
 const FULL = { x: "input", w: "filter", y: "output" };
 
@@ -76,7 +80,7 @@ class View {
     this.element = document.createElement("div");
     this.element.className = "view";
     if (layer.axes.length === 3) {
-      const title = document.createElement("h3");
+      const title = document.createElement("h2");
       title.textContent = `Axis ${axes[0].name}`;
       this.element.append(title);
     }
@@ -93,12 +97,16 @@ class View {
     const panel = document.createElement("div");
     panel.className = "panel";
     const sizes = this.axes.map((axis) => axis[FULL[kind]]);
-    const title = document.createElement("h4");
+    const title = document.createElement(layer.axes.length === 3 ? "h3" : "h2");
     const what = { x: "input", w: "filter", y: "output" }[kind];
     title.textContent = `${what} ${this.name(kind)}, ${sizes.join("×")}`;
     const places = this.axes.map((axis) =>
       kind === "x"
-        ? visible(-axis.before, axis.input + axis.before + axis.after)
+        ? visible(
+          -axis.before,
+          axis.input + axis.before + axis.after,
+          opening(axis) * axis.stride + (axis.filter - 1) * axis.dilation + 1
+        )
         : visible(0, axis[FULL[kind]])
     );
     if (places.some((each) => each.includes(null))) this.sampled = true;
@@ -108,12 +116,16 @@ class View {
     grid.setAttribute("role", "grid");
     grid.setAttribute("aria-label", `${title.textContent}; arrow keys move`);
     const width = Math.max(columns.length, 4);
-    grid.style.setProperty("--size", `min(28px, calc((100vw - 2.6rem) / ${width}))`);
+    grid.style.setProperty("--size", `min(var(--most), calc((100vw - 4rem) / ${width}))`);
+    const ruler = this.line();
+    ruler.setAttribute("aria-hidden", "true"); // cells are named by their numbers
+    ruler.append(this.rule(null, kind, 0));
+    for (const column of columns) ruler.append(this.rule(column, kind, this.axes.length - 1));
+    grid.append(ruler);
     let most = 1;
     for (const row of rows) {
-      const line = document.createElement("div");
-      line.className = "row";
-      line.setAttribute("role", "row");
+      const line = this.line();
+      line.append(this.rule(row ?? null, kind, 0));
       for (const column of columns) {
         const at = row === undefined ? [column] : [row, column];
         line.append(this.cell(kind, at));
@@ -123,6 +135,8 @@ class View {
     for (const cell of this.cells[kind].values()) most = Math.max(most, cell.count);
     for (const cell of this.cells[kind].values()) {
       const share = cell.count / most;
+      cell.written = most <= MOST_WRITTEN && cell.count > 0 ? String(cell.count) : "";
+      cell.element.textContent = cell.written;
       cell.element.style.setProperty("--warm", `${Math.round(100 * share)}%`);
       if (cell.count === 0) cell.element.classList.add("none");
       else cell.element.classList.add("warm");
@@ -132,6 +146,22 @@ class View {
     grid.addEventListener("keydown", (event) => this.move(event, grid));
     panel.append(title, grid);
     return panel;
+  }
+
+  line() {
+    const line = document.createElement("div");
+    line.className = "row";
+    line.setAttribute("role", "row");
+    return line;
+  }
+
+  // The number of a row or column, where it is one of the tensor's.
+  rule(place, kind, i) {
+    const rule = document.createElement("span");
+    rule.className = "rule";
+    rule.setAttribute("aria-hidden", "true");
+    if (place !== null && place >= 0 && place < this.axes[i][FULL[kind]]) rule.textContent = place;
+    return rule;
   }
 
   cell(kind, at) {
@@ -158,7 +188,7 @@ class View {
     element.tabIndex = -1;
     element.setAttribute("role", "gridcell");
     const count = this.axes.reduce((n, axis, i) => n * countOf(kind, axis, at[i]), 1);
-    element.setAttribute("aria-label", `${this.name(kind, at)}, ${plural(count, "pair")}`);
+    element.setAttribute("aria-label", `${this.name(kind, at)}, ${plural(count, "product")}`);
     element.addEventListener("pointerenter", (event) => {
       if (event.pointerType === "mouse" && !kept) show(this, kind, at);
     });
@@ -232,16 +262,20 @@ class View {
 
   sentence(kind, at, along, first, second) {
     const count = along.reduce((n, pairs) => n * pairs.length, 1);
-    const gradient = kind === "y" ? "y" : NAMES[kind][1];
-    const name = `${gradient}[${at.join(",")}]`;
-    const space = layer.axes.length === 3 ? ` along ${this.axes[0].name}` : "";
+    const whole = this.axes.length === layer.axes.length;
+    // With its channels, of which every one looks the same.
+    const named = (tensor, place) => {
+      const channels = { x: ["c"], dx: ["c"], w: ["k", "c"], dw: ["k", "c"], y: ["k"], dy: ["k"] };
+      return `${tensor}[${[...(whole ? channels[tensor] : []), ...place].join(",")}]`;
+    };
+    const name = named(RESULT[kind], at);
+    const space = whole ? "" : `Along ${this.axes[0].name}, `;
     if (count === 0) {
       return kind === "x"
-        ? `${name} is zero: no window reads x[${at.join(",")}], so it changes nothing in y.`
-        : `${name} is zero: everything it would read lies in the padding.`;
+        ? `${space}${name} is zero: no window reads ${named("x", at)}, so it changes nothing in y.`
+        : `${space}${name} is zero: everything it would read lies in the padding.`;
     }
-    const operands = [kind === "y" ? "x" : "dy", second];
-    const terms = [];
+    const products = [];
     for (let n = 0; n < Math.min(count, LISTED); n++) {
       let rest = n;
       const place = [];
@@ -249,26 +283,29 @@ class View {
         place.unshift(along[i][rest % along[i].length]);
         rest = Math.floor(rest / along[i].length);
       }
-      const left = place.map((pair) => pair[0]).join(",");
-      const right = place.map((pair) => pair[1]).join(",");
-      terms.push(`${operands[0]}[${left}]·${operands[1]}[${right}]`);
+      const left = named(first === "y" ? "dy" : first, place.map((pair) => pair[0]));
+      products.push(`${left}·${named(second, place.map((pair) => pair[1]))}`);
     }
-    if (count > LISTED) terms.push(`… ${(count - LISTED).toLocaleString("en")} more`);
-    const group = layer.groups > 1 ? " of its group" : "";
-    const shared = {
-      y: `${plural(layer.channels, "input channel")}${group}`,
-      x: `${plural(layer.filters, "filter")}${group}`,
-      w: `${plural(layer.images, "image")}`,
+    if (count > LISTED) products.push(`… ${(count - LISTED).toLocaleString("en")} more`);
+    const list = products.join(whole ? " + " : ", ");
+    const group = layer.groups > 1 ? " of the group" : "";
+    const each = {
+      y: ` for each of ${plural(layer.channels, "input channel")} c${group}`,
+      x: ` for each of ${plural(layer.filters, "filter")} k${group}`,
+      w: layer.images === 1 ? "" : ` for each of ${plural(layer.images, "image")}`,
     }[kind];
-    const taps = this.axes.reduce((n, axis) => n * axis.filter, 1);
+    if (!whole) {
+      return `${space}${name} has ${plural(count, "pair")}: ${list}. Each goes with every pair ` +
+        `along the other axes${each}.`;
+    }
     let tail = "";
+    const taps = this.axes.reduce((n, axis) => n * axis.filter, 1);
     if (kind === "y" && count < taps) {
       tail = ` ${plural(taps - count, "tap")} of its window ${taps - count === 1 ? "lies" : "lie"}` +
         " in the padding, which is zero.";
     }
-    if (kind === "w") tail = " One such sum for each pair of a channel of x and a channel of dy.";
-    return `${name}${space} is the sum of ${plural(count, "pair")}, in each of ${shared}: ` +
-      `${terms.join(" + ")}.${tail}`;
+    if (kind === "w") tail = " Channel c of x and channel k of dy alone have a part in it.";
+    return `${name} is the sum of ${plural(count, "product")}${each}: ${list}.${tail}`;
   }
 }
 
@@ -322,13 +359,15 @@ if (views.some((view) => view.sampled)) {
 heat.addEventListener("change", () => {
   for (const view of views)
     for (const cells of Object.values(view.cells))
-      for (const { element, count } of cells.values())
+      for (const { element, count, written } of cells.values()) {
         element.classList.toggle("warm", heat.checked && count > 0);
+        element.textContent = heat.checked ? written : "";
+      }
 });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") letGo(); });
 addEventListener("hashchange", fromAddress);
 if (!fromAddress()) {
   const axes = views[0].axes;
-  show(views[0], "y", axes.map((axis) => Math.min(1, axis.output - 1)));
+  show(views[0], "y", axes.map(opening));
 }
 document.documentElement.dataset.ready = "true";

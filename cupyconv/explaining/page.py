@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cupyconv.errors import ConvError
 from cupyconv.explaining.maps import MOST_POSITIONS
 from cupyconv.explaining.terms import LETTERS
+from cupyconv.markup import Document
 from cupyconv.problem import ConvProblem, shape_text
 
 if TYPE_CHECKING:
@@ -52,11 +53,17 @@ def html(explanation: Explanation) -> str:
         "script": _asset("page.js"),
         # In a script, only "</" and "<!--" end or change what is read.
         "layer": json.dumps(layer(problem)).replace("<", "\\u003c"),
-        "explanation": explanation.document.html(),
+        "explanation": _explanation(explanation),
         "programs": programs,
     }
     # In one pass, so that what is filled in is never taken for a place to fill.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: content[place[1]], _asset("page.html"))
+
+
+def _explanation(explanation: Explanation) -> str:
+    """The text without its title, which the page has, and with headings of the next level."""
+    text = Document("", explanation.document.sections).html()
+    return text.replace("<h4>", "<h2>").replace("</h4>", "</h2>")
 
 
 def layer(problem: ConvProblem) -> dict[str, Any]:

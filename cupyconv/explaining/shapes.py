@@ -5,6 +5,7 @@ Indices in the sentences: n image, k filter (output channel), c input channel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -241,3 +242,23 @@ def _unread(axis: ConvAxis) -> str:
 def one(values: tuple[int, ...]) -> str:
     """A value for each axis in short: one number where all are the same."""
     return str(values[0]) if len(set(values)) == 1 else shape_text(values)
+
+
+def settings(problem: ConvProblem) -> str:
+    """What a layer is beside its sizes: ``stride 2, padding same, dilation 1, ...``."""
+    padding = problem.padding_mode
+    if padding == "explicit":
+        padding = pairs(problem.padding)
+    return (
+        f"stride {one(problem.stride)}, padding {padding}, dilation {one(problem.dilation)}, "
+        f"groups {problem.groups}, {problem.data_format} with {problem.filter_format}, "
+        f"{problem.dtype}"
+    )
+
+
+def pairs(paddings: Sequence[tuple[int, int]]) -> str:
+    """Paddings of the axes in short, as (before, after): ``1``, ``(0, 1)`` or ``(0, 1) by 1``."""
+    texts = [
+        str(before) if before == after else f"({before}, {after})" for before, after in paddings
+    ]
+    return texts[0] if len(set(texts)) == 1 else " by ".join(texts)

@@ -7,7 +7,7 @@ Indices are named in one order whatever the memory order: x and dx by (n, c, h, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import fsum, gcd, prod
@@ -27,6 +27,9 @@ LETTERS = {
 
 ALIASES = {"y": "y", "o": "y", "dx": "dx", "dw": "dw", "df": "dw"}
 """What an element may be called, in lower case."""
+
+GROUPED = " In w and dw, c is counted within the group of k."
+"""Said beside the names of the indices where there are groups."""
 
 SHOWN_FIRST, SHOWN_LAST = 4, 2
 """Terms of a long list that are printed at its two ends."""
@@ -87,6 +90,20 @@ def position_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
     return f"{h} = {output}{pad} + {tap}"
 
 
+def output_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
+    """The same the other way round, which output has an input under a tap: ``p = (h + 1 - r)/2``.
+
+    ``h`` and ``r`` may be numbers; a tap's is multiplied by the dilation.
+    """
+    pad = f" + {axis.pad_before}" if axis.pad_before else ""
+    if r.isdigit():
+        tap = str(int(r) * axis.dilation)
+    else:
+        tap = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
+    sum_ = f"{h}{pad} - {tap}"
+    return f"{p} = ({sum_})/{axis.stride}" if axis.stride > 1 else f"{p} = {sum_}"
+
+
 def tap_terms(axis: ConvAxis, tap: int, letters: tuple[str, str, str]) -> AxisTerms:
     """The outputs and inputs that a filter tap brings together: of dw."""
     h, _, p = letters
@@ -123,14 +140,11 @@ def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) ->
     outputs = range(from_first, from_first - len(taps) * stride, -stride) if taps else range(0)
     if axis.filter > _LISTED_TAPS:
         found = f"{r} = {_span(taps)} with {p} = {_span(outputs)}" if taps else "no tap"
-        rule = f"{p} = ({position} + {axis.pad_before} - {r}*{axis.dilation})/{axis.stride}"
+        rule = output_text(axis, str(position), r, p)
         return AxisTerms(outputs, taps, (f"{rule} is a whole number from 0 on for {found}",))
     why = []
     for tap in range(axis.filter):
         moved = shifted - tap * axis.dilation
-        value = f"({position} + {axis.pad_before} - {tap * axis.dilation})/{axis.stride}"
-        if axis.stride == 1:
-            value = value[1:-3]
         output, rest = divmod(moved, axis.stride)
         if rest:
             verdict = "is no whole number: the stride steps over it"
@@ -140,7 +154,7 @@ def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) ->
             verdict = f"= {output}: beyond the last output, {axis.output - 1}"
         else:
             verdict = f"= {output}"
-        why.append(f"{r} = {tap}: {p} = {value} {verdict}")
+        why.append(f"{r} = {tap}: {output_text(axis, str(position), str(tap), p)} {verdict}")
     return AxisTerms(outputs, taps, tuple(why))
 
 
@@ -319,12 +333,14 @@ class Element:
     @property
     def places(self) -> str:
         """How the positions of the two tensors belong together."""
+        return self._along(position_text)
+
+    def _along(self, say: Callable[[ConvAxis, str, str, str], str]) -> str:
+        """What is to say of each axis and the names of its input, tap and output."""
         rank = self.problem.spatial_rank
         letters = zip(*(LETTERS[kind][rank] for kind in ("input", "filter", "output")), strict=True)
-        return ", ".join(
-            position_text(axis, *three)
-            for axis, three in zip(self.problem.axes, letters, strict=True)
-        )
+        axes = zip(self.problem.axes, letters, strict=True)
+        return ", ".join(say(axis, *three) for axis, three in axes)
 
     @property
     def conclusion(self) -> str:
@@ -346,13 +362,19 @@ class Element:
             images = f", over {counted(problem.N, 'image')}" if problem.N > 1 else ""
             return f"{text}{images}."
         if self.tensor == "dx":
-            return (
-                f"{counted(filters, 'filter')}{where} read this input, so there is a term for each "
-                f"of them wherever a window covers it. Image {a} alone occurs: images do not mix."
+            read = (
+                f"All {filters} filters{where} read this input, so each window that covers it "
+                "gives a term for each of them"
+                if filters > 1
+                else f"One filter{where} reads this input, so each window that covers it gives a "
+                "term"
             )
+            return f"{read}. Image {a} alone occurs: images do not mix."
+        if channels == 1:
+            return f"One input channel{where} is summed, with the taps of filter {b}."
         return (
-            f"All {counted(channels, 'input channel')}{where} are summed, each with its own taps "
-            f"of filter {b}."
+            f"All {channels} input channels{where} are summed, each with its own taps of filter "
+            f"{b}."
         )
 
     def shown(self, everything: bool = False) -> tuple[list[int], list[int]]:
@@ -367,13 +389,14 @@ class Element:
         order = problem.filter_format if self.tensor == "dw" else problem.data_format
         asked = "" if self.asked in ("", self.name) else f", here called {self.name}"
         sizes = extents(problem, self.tensor)
+        solved = f"\nso   {self._along(output_text)}" if self.tensor == "dx" else ""
         blocks: list[Paragraph | Verbatim] = [
             Paragraph(
                 f"One of the {prod(sizes):,} numbers of {self.tensor}. Indices are "
                 f"({', '.join(names(problem, self.tensor))}) of {shape_text(sizes)}, whatever the "
-                f"memory order, which is {order} here."
+                f"memory order, which is {order} here.{GROUPED if problem.groups > 1 else ''}"
             ),
-            Verbatim(f"{self.rule}\nwith {self.places}"),
+            Verbatim(f"{self.rule}\nwith {self.places}{solved}"),
         ]
         lines = [line for axis in self.axes for line in axis.why]
         if lines:

@@ -246,6 +246,17 @@ def _tensorflow(problem: ConvProblem) -> Translation:
             source, padding = f"tf.pad(X, {pairs})", '"VALID"'
             only = "with dilation, " if rank == 2 else ""
             flags.append(f"{only}conv{rank}d knows SAME and VALID only: tf.pad adds the padding")
+    single = max(problem.filter_sizes) == 1 and any(_output_padding(problem))
+    if single:
+        left = zip(problem.axes, _output_padding(problem), strict=True)
+        ends = ", ".join(f":{axis.padded_input - rest}" for axis, rest in left)
+        if padding.startswith("["):
+            source = f"tf.pad(X, {padding})"
+        source, padding = f"{source}[:, {ends}]", '"VALID"'
+        flags.append(
+            "With oneDNN, TensorFlow 2.21 may crash on gradients of strided filters of one tap "
+            "that leave inputs over at the end: these are cut off"
+        )
     if dilated:
         flags.append("On a CPU without oneDNN TensorFlow refuses gradients of dilated layers")
         if max(problem.stride) > 1:
@@ -303,7 +314,7 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         f"dw = {array('DW', filters_back)}",
     ]
     sizes = [problem.N, *problem.input_sizes, problem.C]
-    if rank == 2 and groups == 1 and not dilated:
+    if rank == 2 and groups == 1 and not dilated and not single:
         explicit = padding.startswith("[")
         word = '"EXPLICIT"' if explicit else padding
         lines += [
@@ -319,7 +330,7 @@ def _tensorflow(problem: ConvProblem) -> Translation:
     size = f"Conv2DBackpropInput(input_sizes={sizes}), conv{rank}d_transpose(output_shape={sizes})"
     if rank != 2:
         size = f"conv{rank}d_transpose(output_shape={sizes})"
-    if source != "X" or padding.startswith("["):
+    if mode in ("same_lower", "explicit") and _padded(problem):
         size += "; conv2d_transpose takes explicit padding, the others SAME and VALID only"
     imports = ("import tensorflow as tf",)
     return _made(problem, "TensorFlow", forward, imports, lines, size, flags)

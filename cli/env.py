@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -48,6 +49,7 @@ def command(require_gpu: bool, as_json: bool) -> int:
             "nvrtc": _nvrtc(missing),
             "driver": _driver(missing),
             "gpus": _gpus(missing),
+            "bindings": _bindings(missing),
             "sources": _sources(missing),
             "cache": _cache(missing),
         }
@@ -117,6 +119,14 @@ def _gpu(number: int) -> dict[str, Any]:
     }
 
 
+def _bindings(missing: list[Missing]) -> dict[str, Any] | None:
+    try:
+        return {"version": importlib.metadata.version("cuda-bindings")}
+    except importlib.metadata.PackageNotFoundError:
+        missing.append(Missing("NVIDIA's bindings, for TMA on Hopper", INSTALL_CUPY))
+        return None
+
+
 def _sources(missing: list[Missing]) -> dict[str, Any] | None:
     try:
         folder = sources.directory()
@@ -168,6 +178,7 @@ def _tables(found: dict[str, Any], missing: list[Missing]) -> list[Any]:
     for name, key, entry in (
         ("CuPy", "cupy", "version"),
         ("NVRTC", "nvrtc", "version"),
+        ("cuda-bindings", "bindings", "version"),
         ("driver", "driver", "cuda"),
     ):
         version = found[key][entry] if found[key] else "missing"

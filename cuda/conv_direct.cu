@@ -19,8 +19,9 @@
 // over the chunks of pixels (gridDim.x) by conv_direct_reduce.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE, INDEX,
-// OUTS, INS, VECTOR, SOURCE_VECTOR (sources loaded at once), LANES (threads along channels), STRIPS
-// (threads along pixels), TILE, FILTER_S, STRIDE_W, DILATION_W, PHASE_W (padding before w modulo
+// OUTS, INS, VECTOR, SOURCE_VECTOR (sources loaded at once), LANES (threads along channels, where these
+// are contiguous in memory), STRIPS (threads along pixels), TILE, RUN (pixels of a strip that are stored
+// at once where VECTOR is 1), FILTER_S, STRIDE_W, DILATION_W, PHASE_W (padding before w modulo
 // stride), STAGED_ROWS (rows of the filter held in shared memory at once), SHARE (sources that a block
 // of backprop-filter takes), ACTIVATION (of the forward pass).
 #include "epilogue.cuh"
@@ -127,6 +128,7 @@ struct Thread {
 
 constexpr bool DEPTHWISE = OUTS == 1 && INS == 1;
 static_assert(DEPTHWISE || OUTS % VECTOR == 0, "a thread's channels are of one group");
+static_assert(TILE % RUN == 0 && (RUN == 1 || VECTOR == 1), "pieces along one axis");
 static_assert(INS % SHARE == 0 && SHARE % SOURCE_VECTOR == 0, "whole pieces of sources");
 
 // The first source of a result's group.
@@ -238,23 +240,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
   if (!works) return;
 
-#pragma unroll
-  for (int i = 0; i < TILE; ++i) {
-    if (strip.first.w + i >= result_width) break;
 #if PASS == 0
 #pragma unroll
-    for (int v = 0; v < VECTOR; ++v) {
-      if (bias != nullptr)
-        sum[i][v] +=
-            Numeric<Storage>::widen(bias[(thread.channel + v) * static_cast<Index>(p.bias_stride)]);
-      sum[i][v] = activate<ACTIVATION>(sum[i][v]);
-    }
+  for (int v = 0; v < VECTOR; ++v) {
+    Accumulator added = 0;
+    if (bias != nullptr)
+      added =
+          Numeric<Storage>::widen(bias[(thread.channel + v) * static_cast<Index>(p.bias_stride)]);
+#pragma unroll
+    for (int i = 0; i < TILE; ++i) sum[i][v] = activate<ACTIVATION>(sum[i][v] + added);
+  }
 #endif
+#pragma unroll
+  for (int first = 0; first < TILE; first += RUN) {
+    if (strip.first.w + first >= result_width) break;
     Pixel<Index> pixel = strip.first;
-    pixel.w += i;
-    store_piece<VECTOR>(result + pixel_offset(pixel, result_stride) +
-                            thread.channel * static_cast<Index>(result_stride[1]),
-                        sum[i]);
+    pixel.w += first;
+    Accumulator piece[RUN * VECTOR];
+#pragma unroll
+    for (int i = 0; i < RUN * VECTOR; ++i) piece[i] = sum[first + i / VECTOR][i % VECTOR];
+    store_piece<RUN * VECTOR>(result + pixel_offset(pixel, result_stride) +
+                                  thread.channel * static_cast<Index>(result_stride[1]),
+                              piece);
   }
 }
 

@@ -1,4 +1,5 @@
-// Tensor-core gather: the three passes as implicit GEMMs on mma.sync, for 16-bit types.
+// Tensor-core gather: the three passes as implicit GEMMs on mma.sync, for 16-bit types, float32
+// rounded to tf32, and float64.
 //
 // What it adds over the generic kernels: products on the tensor cores, a ring of STAGES
 // shared-memory stages that cp.async fills ahead of use (8.0 and later; 7.5 copies through
@@ -16,7 +17,7 @@
 //
 // In backprop_input each stride phase (maps.cuh) is a dense problem with its own pixels and taps;
 // all phases are tiles of one launch.  With SPLIT, gemm_k is shared out over blockIdx.y; each split
-// writes its float sums to a workspace and conv_gather_reduce adds them in order, so the bits never
+// writes its sums to a workspace and conv_gather_reduce adds them in order, so the bits never
 // depend on scheduling.
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE, INDEX, BLOCK_M, BLOCK_N,
@@ -26,13 +27,16 @@
 #include "maps.cuh"
 #include "numeric.cuh"
 #include "ring.cuh"
+#include "vector.cuh"
 
 using Index = INDEX;
 using Storage = STORAGE;
+using Accumulator = typename Numeric<Storage>::Accumulator;
 
 constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int WARP_M = BLOCK_M / WARPS_M, WARP_N = BLOCK_N / WARPS_N;
-static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0 && BLOCK_K % 16 == 0, "whole fragments only");
+constexpr int DEPTH = Fragments<Storage>::DEPTH;
+static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0 && BLOCK_K % DEPTH == 0, "whole fragments only");
 
 // -- operands --------------------------------------------------------------------------------------
 
@@ -60,6 +64,15 @@ __device__ __forceinline__ Index narrowed(long long value) { return static_cast<
 
 // -- passes: sizes, and the halves of every address in A, B and C -----------------------------------
 
+#if PASS == 1
+using PassPhase = Phase<Index>;
+#else
+struct PassPhase {  // one, with nothing to know
+  __device__ __forceinline__ PassPhase() {}
+  __device__ __forceinline__ PassPhase(const ConvParameters&, Index) {}
+};
+#endif
+
 #if PASS == 0
 
 struct Pass {
@@ -71,7 +84,7 @@ struct Pass {
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;  // elements from one group to the next
 
-  __device__ __forceinline__ explicit Pass(const ConvParameters& parameters, Index)
+  __device__ __forceinline__ Pass(const ConvParameters& parameters, const PassPhase&)
       : p(parameters),
         a{parameters},
         gemm_m(narrowed(p.batch * p.output[0] * p.output[1] * p.output[2])),
@@ -110,9 +123,9 @@ struct Pass {
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;
 
-  __device__ __forceinline__ explicit Pass(const ConvParameters& parameters, Index phase)
+  __device__ __forceinline__ Pass(const ConvParameters& parameters, const PassPhase& phase)
       : p(parameters),
-        a(parameters, phase),
+        a{parameters, phase},
         gemm_m(a.pixels()),
         gemm_n(narrowed(p.channels)),
         gemm_k(a.taps() * narrowed(p.filters)),
@@ -150,7 +163,7 @@ struct Pass {
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;
 
-  __device__ __forceinline__ explicit Pass(const ConvParameters& parameters, Index)
+  __device__ __forceinline__ Pass(const ConvParameters& parameters, const PassPhase&)
       : p(parameters),
         b{parameters},
         gemm_m(narrowed(p.filters)),
@@ -190,21 +203,24 @@ struct BlockTile {
   __device__ __forceinline__ explicit BlockTile(const ConvParameters& p) {
     const Index phases = Pass::phases(p);
     Index blocks_of_group = 0;
-    for (phase = 0; phase < phases; ++phase) blocks_of_group += blocks(Pass(p, phase));
+    for (phase = 0; phase < phases; ++phase) blocks_of_group += blocks(p, phase);
     Index block = static_cast<Index>(blockIdx.x);
     group = block / blocks_of_group;
     block %= blocks_of_group;
     for (phase = 0; phase + 1 < phases; ++phase) {
-      const Index here = blocks(Pass(p, phase));
+      const Index here = blocks(p, phase);
       if (block < here) break;
       block -= here;
     }
-    const Index columns = (Pass(p, phase).gemm_n + BLOCK_N - 1) / BLOCK_N;
+    const PassPhase chosen(p, phase);
+    const Index columns = (Pass(p, chosen).gemm_n + BLOCK_N - 1) / BLOCK_N;
     row = block / columns * BLOCK_M;
     column = block % columns * BLOCK_N;
   }
 
-  static __device__ __forceinline__ Index blocks(const Pass& pass) {
+  static __device__ __forceinline__ Index blocks(const ConvParameters& p, Index number) {
+    const PassPhase phase(p, number);
+    const Pass pass(p, phase);
     return (pass.gemm_m + BLOCK_M - 1) / BLOCK_M * ((pass.gemm_n + BLOCK_N - 1) / BLOCK_N);
   }
 };
@@ -213,9 +229,13 @@ struct BlockTile {
 
 // The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its two halves.  Lines run
 // along k or along positions, and are filled in pieces of VECTOR elements.
-template <class Half, int EXTENT, bool ALONG_K, int VECTOR>
+//
+// The entries of a step are made by the block's first threads, or, for the other operand, by its last,
+// which are of another warp.
+template <class Half, int EXTENT, bool ALONG_K, int VECTOR, bool BY_LAST_THREADS>
 struct Operand {
-  using Tile = RingTile<Storage, ALONG_K ? EXTENT : BLOCK_K, ALONG_K ? BLOCK_K : EXTENT>;
+  using Tile =
+      RingTile<Storage, ALONG_K ? EXTENT : BLOCK_K, ALONG_K ? BLOCK_K : EXTENT, ALONG_K>;
   static constexpr int PIECES = Tile::LINE / VECTOR;
   static constexpr int POSITIONS = ALONG_K ? EXTENT : EXTENT / VECTOR;  // entries of the tables
   static constexpr int STEPS = ALONG_K ? BLOCK_K / VECTOR : BLOCK_K;
@@ -240,12 +260,13 @@ struct Operand {
   // Writes the entries of one step of k.
   template <class HalfOf>
   __device__ __forceinline__ void set_step(int parity, Index first, Index end, HalfOf half_of) {
-    if (threadIdx.x >= STEPS) return;
-    const Index k = first + static_cast<Index>(threadIdx.x) * (ALONG_K ? VECTOR : 1);
+    const int step = BY_LAST_THREADS ? THREADS - 1 - threadIdx.x : threadIdx.x;
+    if (step >= STEPS) return;
+    const Index k = first + static_cast<Index>(step) * (ALONG_K ? VECTOR : 1);
     if (k < end)
-      steps[parity][threadIdx.x] = half_of(k);
+      steps[parity][step] = half_of(k);
     else
-      set_beyond(steps[parity][threadIdx.x]);
+      set_beyond(steps[parity][step]);
   }
 
   // Copies the pieces of one step into a stage.
@@ -264,8 +285,8 @@ struct Operand {
   }
 };
 
-using OperandA = Operand<Pass::AHalf, BLOCK_M, A_ALONG_K, A_VECTOR>;
-using OperandB = Operand<Pass::BHalf, BLOCK_N, B_ALONG_K, B_VECTOR>;
+using OperandA = Operand<Pass::AHalf, BLOCK_M, A_ALONG_K, A_VECTOR, false>;
+using OperandB = Operand<Pass::BHalf, BLOCK_N, B_ALONG_K, B_VECTOR, true>;
 
 struct Stage {
   OperandA::Tile a;
@@ -276,7 +297,9 @@ struct Stage {
 struct OutputTile {
   static constexpr int LINES = C_ALONG_N ? BLOCK_M : BLOCK_N;
   static constexpr int LINE = C_ALONG_N ? BLOCK_N : BLOCK_M;
-  alignas(16) Storage element[LINES][LINE + 8];  // 8 more, so that lines start in other banks
+  // Longer than LINE, so that lines start in other banks.
+  static constexpr int PADDING = sizeof(Storage) == 2 ? 8 : 4;
+  alignas(16) Storage element[LINES][LINE + PADDING];
   Index lines[LINES], places[LINE];              // offsets in C, or BEYOND
 };
 
@@ -290,7 +313,7 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 // -- the product ------------------------------------------------------------------------------------
 
 struct Sums {
-  float value[WARP_M / 16][WARP_N / 8][4];
+  Accumulator value[WARP_M / 16][WARP_N / 8][4];
   int row, column;  // of this thread's first element within the block's tile
 
   __device__ __forceinline__ Sums() {
@@ -309,39 +332,41 @@ struct Sums {
     const int warp = threadIdx.x / 32;
     const int first_row = warp / WARPS_N * WARP_M, first_column = warp % WARPS_N * WARP_N;
 #pragma unroll
-    for (int k = 0; k < BLOCK_K; k += 16) {
-      unsigned a[WARP_M / 16][4], b[WARP_N / 16][4];
-#pragma unroll
-      for (int i = 0; i < WARP_M / 16; ++i)
-        load_fragments<A_ALONG_K, true>(a[i], stage.a, first_row + i * 16, k);
+    for (int k = 0; k < BLOCK_K; k += DEPTH) {
+      typename Fragments<Storage>::Register a[4], b[WARP_N / 16][4];
 #pragma unroll
       for (int j = 0; j < WARP_N / 16; ++j)
-        load_fragments<B_ALONG_K, false>(b[j], stage.b, first_column + j * 16, k);
+        load_fragments<false>(b[j], stage.b, first_column + j * 16, k);
 #pragma unroll
-      for (int i = 0; i < WARP_M / 16; ++i)
+      for (int i = 0; i < WARP_M / 16; ++i) {
+        load_fragments<true>(a, stage.a, first_row + i * 16, k);
 #pragma unroll
         for (int j = 0; j < WARP_N / 8; ++j)
-          multiply_16816(value[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1],
-                         Storage{});
+          multiply_fragments(value[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1],
+                             Storage{});
+      }
     }
   }
 
-  // Calls use(row, column, sum) for each of this thread's elements of the block's tile.
+  // Calls use(row, column, sums) for each two neighbours in a row of the block's tile that this
+  // thread has.
   template <class Use>
-  __device__ __forceinline__ void for_each(Use use) const {
+  __device__ __forceinline__ void for_each_pair(Use use) const {
 #pragma unroll
     for (int i = 0; i < WARP_M / 16; ++i)
 #pragma unroll
       for (int j = 0; j < WARP_N / 8; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          use(row + i * 16 + e / 2 * 8, column + j * 8 + e % 2, value[i][j][e]);
+        for (int half = 0; half < 2; ++half) {
+          const Accumulator pair[2] = {value[i][j][half * 2], value[i][j][half * 2 + 1]};
+          use(row + i * 16 + half * 8, column + j * 8, pair);
+        }
   }
 };
 
 // What the forward pass does to a sum; the gradients store it as it is.
-__device__ __forceinline__ float finished(float sum, const Pass& pass, Index group, Index n,
-                                          const Storage* bias) {
+__device__ __forceinline__ Accumulator finished(Accumulator sum, const Pass& pass, Index group,
+                                                Index n, const Storage* bias) {
 #if PASS == 0
   if (bias != nullptr) sum += Numeric<Storage>::widen(bias[pass.bias(group * pass.gemm_n + n)]);
   return activate<ACTIVATION>(sum);
@@ -350,20 +375,29 @@ __device__ __forceinline__ float finished(float sum, const Pass& pass, Index gro
 #endif
 }
 
+// Where an element's sum is in the workspace of a split: in C's order, so that both are walked along.
+__device__ __forceinline__ Index place_in_partial(const Pass& pass, Index m, Index n) {
+  return C_ALONG_N ? m * pass.gemm_n + n : n * pass.gemm_m + m;
+}
+
 // -- kernels ----------------------------------------------------------------------------------------
 
 // a, b, c are x, w, y or their gradients in the order of the table above; bias is of the forward
-// pass and may be null; partial is the workspace of SPLIT: (split, group, gemm_m, gemm_n).
+// pass and may be null; partial is the workspace of SPLIT: (split, group, gemm_m, gemm_n), the
+// last two exchanged where C is contiguous along m.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_gather(const Storage* __restrict__ a, const Storage* __restrict__ b,
                 const Storage* __restrict__ bias, Storage* __restrict__ c,
-                float* __restrict__ partial, const __grid_constant__ ConvParameters p) {
+                Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {
   __shared__ OperandA table_a;
   __shared__ OperandB table_b;
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
 
+  __shared__ PassPhase phase;  // not in registers, of which there are none to spare
   const BlockTile tile(p);
-  const Pass pass(p, tile.phase);
+  if (threadIdx.x == 0) phase = PassPhase(p, tile.phase);
+  __syncthreads();  // the phase is written
+  const Pass pass(p, phase);
   a += tile.group * static_cast<long long>(pass.group_a);
   b += tile.group * static_cast<long long>(pass.group_b);
   c += tile.group * static_cast<long long>(pass.group_c);
@@ -415,22 +449,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #if SPLIT
   partial += (static_cast<long long>(blockIdx.y) * p.groups + tile.group) *
              static_cast<long long>(pass.gemm_m) * pass.gemm_n;
-  sums.for_each([&](int row, int column, float sum) {
+  sums.for_each_pair([&](int row, int column, const Accumulator(&pair)[2]) {
     const Index m = tile.row + row, n = tile.column + column;
-    if (m < pass.gemm_m && n < pass.gemm_n)
-      partial[static_cast<long long>(m) * pass.gemm_n + n] = sum;
+    if (m >= pass.gemm_m || n >= pass.gemm_n) return;
+    if constexpr (C_ALONG_N && C_VECTOR > 1) {  // gemm_n is even
+      store_piece<2>(partial + place_in_partial(pass, m, n), pair);
+    } else {
+      partial[place_in_partial(pass, m, n)] = pair[0];
+      if (n + 1 < pass.gemm_n) partial[place_in_partial(pass, m, n + 1)] = pair[1];
+    }
   });
 #else
   wait_for_copies<0>();
   __syncthreads();  // the ring is no longer read or written: the tile of C takes its place
 
   OutputTile& output = shared.output;
-  sums.for_each([&](int row, int column, float sum) {
-    const Index n = tile.column + column;
-    const float value =
-        n < pass.gemm_n ? finished(sum, pass, tile.group, n, bias) : 0.f;
-    (C_ALONG_N ? output.element[row][column] : output.element[column][row]) =
-        Numeric<Storage>::narrow(value);
+  sums.for_each_pair([&](int row, int column, const Accumulator(&pair)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Index n = tile.column + column + i;
+      const Accumulator value =
+          n < pass.gemm_n ? finished(pair[i], pass, tile.group, n, bias) : Accumulator(0);
+      (C_ALONG_N ? output.element[row][column + i] : output.element[column + i][row]) =
+          Numeric<Storage>::narrow(value);
+    }
   });
   for (int row = threadIdx.x; row < BLOCK_M; row += THREADS) {
     const Index m = tile.row + row;
@@ -443,37 +485,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
   __syncthreads();  // the tile of C and its offsets are complete
 
-  struct alignas(C_VECTOR * sizeof(Storage)) Piece {
-    Storage element[C_VECTOR];
-  };
+  using OutputPiece = Piece<Storage, C_VECTOR>;
   constexpr int PIECES = OutputTile::LINE / C_VECTOR;
   for (int i = threadIdx.x; i < OutputTile::LINES * PIECES; i += THREADS) {
     const int line = i / PIECES, place = i % PIECES * C_VECTOR;
     if (output.lines[line] == BEYOND || output.places[place] == BEYOND) continue;
-    *reinterpret_cast<Piece*>(c + output.lines[line] + output.places[place]) =
-        *reinterpret_cast<const Piece*>(&output.element[line][place]);
+    *reinterpret_cast<OutputPiece*>(c + output.lines[line] + output.places[place]) =
+        *reinterpret_cast<const OutputPiece*>(&output.element[line][place]);
   }
 #endif
 }
 
 #if SPLIT
-// Adds the splits' sums in order, one thread for each element of C.
+// Adds the splits' sums in order, one thread for each piece of C_VECTOR elements of C.
 extern "C" __global__ void __launch_bounds__(256)
-    conv_gather_reduce(const float* __restrict__ partial, const Storage* __restrict__ bias,
+    conv_gather_reduce(const Accumulator* __restrict__ partial, const Storage* __restrict__ bias,
                        Storage* __restrict__ c, const int splits,
                        const __grid_constant__ ConvParameters p) {
-  const Pass pass(p, 0);
+  __shared__ PassPhase phase;
+  if (threadIdx.x == 0) phase = PassPhase(p, 0);
+  __syncthreads();  // the phase is written
+  const Pass pass(p, phase);
   const long long matrix = static_cast<long long>(pass.gemm_m) * pass.gemm_n;
   const long long elements = p.groups * matrix;
-  const long long element = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const long long element =
+      (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) * C_VECTOR;
   if (element >= elements) return;
 
-  float sum = 0;
-  for (int split = 0; split < splits; ++split) sum += partial[split * elements + element];
   const Index group = static_cast<Index>(element / matrix);
-  const Index m = static_cast<Index>(element % matrix / pass.gemm_n);
-  const Index n = static_cast<Index>(element % pass.gemm_n);
-  c[group * static_cast<long long>(pass.group_c) + pass.c_row(m) + pass.c_column(n)] =
-      Numeric<Storage>::narrow(finished(sum, pass, group, n, bias));
+  const Index rest = static_cast<Index>(element - group * matrix);
+  const Index line_length = C_ALONG_N ? pass.gemm_n : pass.gemm_m;
+  const Index line = rest / line_length, place = rest % line_length;
+  const Index m = C_ALONG_N ? line : place, n = C_ALONG_N ? place : line;
+
+  Accumulator sum[C_VECTOR] = {};
+#pragma unroll 4
+  for (int split = 0; split < splits; ++split) {
+    Accumulator piece[C_VECTOR];
+    load_piece<C_VECTOR>(piece, partial + split * elements + element, true);
+#pragma unroll
+    for (int i = 0; i < C_VECTOR; ++i) sum[i] += piece[i];
+  }
+#pragma unroll
+  for (int i = 0; i < C_VECTOR; ++i)
+    sum[i] = finished(sum[i], pass, group, C_ALONG_N ? n + i : n, bias);
+  store_piece<C_VECTOR>(
+      c + group * static_cast<long long>(pass.group_c) + pass.c_row(m) + pass.c_column(n), sum);
 }
 #endif

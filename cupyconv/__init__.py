@@ -1,12 +1,23 @@
 """Multi-channel convolutions for CuPy and NumPy arrays: forward, and both gradients.
 
 Everything is loaded when first used: importing cupyconv imports neither NumPy nor CuPy.
+
+Attributes:
+    benchmark: set to True, and on a GPU the first call of each pass of a problem times the most
+        promising kernels; the fastest is remembered by chip, driver and problem, in later processes
+        too.  The same kernel gives the same bits on every run; another choice may differ in
+        rounding.
+    workspace_limit: bytes of GPU memory that a pass may use beside its tensors, 0 for none; None
+        is any number.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+benchmark: bool = False
+workspace_limit: int | None = None
 
 _HOMES = {
     "ConvProblem": "problem",
@@ -28,13 +39,20 @@ _HOMES = {
     "conv_backward": "operations",
     "conv_transpose": "operations",
     "plan": "operations",
+    "as_kind_of": "arrays",
     "raw_ops": "",
+    "onnx": "",
 }
+
+_BRIDGES = ("dask", "torch")
+"""Modules that need other packages; not listed in __all__, because those may be missing."""
 
 __all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _BRIDGES:
+        return import_module(f"cupyconv.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'cupyconv' has no attribute {name!r}")
     home = _HOMES[name]
@@ -45,11 +63,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "benchmark", "workspace_limit"])
 
 
 if TYPE_CHECKING:  # the names of _HOMES, for type checkers
-    from cupyconv import raw_ops
+    from cupyconv import onnx, raw_ops
+    from cupyconv.arrays import as_kind_of
     from cupyconv.errors import (
         ConvError,
         ConvTypeError,

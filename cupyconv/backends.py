@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterable
+from functools import cache
 from math import gcd, prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
 from cupyconv.cpu.views import data_view
-from cupyconv.errors import ConvTypeError
-from cupyconv.gpu import direct, gather, generic, launch
-from cupyconv.gpu.parameters import Strides, element_strides
+from cupyconv.gpu import direct, gather, generic, hopper, launch, tensormaps, toeplitz
 from cupyconv.planning.device import CPU, Device
 from cupyconv.planning.plan import PassPlan
+from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, ConvProblem, shape_text
 
 
-@dataclass(frozen=True)
-class Tensors:
+class Tensors(NamedTuple):
     """The arrays of a pass by the role they play: the pass writes one of x, w, y.
 
     In backprop_input ``x`` is dx and ``y`` is dy; in backprop_filter ``w`` is dw and ``y`` is dy.
@@ -33,6 +31,10 @@ class Tensors:
     bias: Any = None
 
 
+Run = Callable[[Tensors], None]
+"""Computes one pass into the tensor that it writes."""
+
+
 class Backend(Protocol):
     """What the operations need of the place that arrays are in."""
 
@@ -42,18 +44,24 @@ class Backend(Protocol):
         """A new array with undefined content."""
         ...
 
-    def run(
+    def alignment(self, given: Iterable[Any]) -> int:
+        """Bytes, 16 at most, that the addresses of all arrays are multiples of."""
+        ...
+
+    def prepare(
         self,
         pass_plan: PassPlan,
         problem: ConvProblem,
-        tensors: Tensors,
+        strides: Strides | None,
         activation: str | None = None,
-    ) -> None:
-        """Compute one pass into the tensor that it writes."""
+    ) -> Run:
+        """How a planned pass is computed on any tensors that lie in memory like this."""
         ...
 
-    def sum_bias(self, problem: ConvProblem, dy: Any, db: Any) -> None:
-        """db[k] = sum of dy over the batch and the spatial axes."""
+    def prepare_bias(
+        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int
+    ) -> Run:
+        """How dy, the tensors' y, is summed over the batch and the spatial axes into their bias."""
         ...
 
 
@@ -71,6 +79,18 @@ class CpuBackend:
         except (MemoryError, ValueError):  # ValueError: the size does not even fit an integer
             raise MemoryError(memory_text(shape, dtype)) from None
 
+    def alignment(self, given: Iterable[Any]) -> int:
+        return 16  # NumPy takes any
+
+    def prepare(
+        self,
+        pass_plan: PassPlan,
+        problem: ConvProblem,
+        strides: Strides | None,
+        activation: str | None = None,
+    ) -> Run:
+        return lambda tensors: self.run(pass_plan, problem, tensors, activation)
+
     def run(
         self,
         pass_plan: PassPlan,
@@ -78,6 +98,7 @@ class CpuBackend:
         tensors: Tensors,
         activation: str | None = None,
     ) -> None:
+        """Compute one pass into the tensor that it writes."""
         module = _CPU_MODULES[pass_plan.implementation]
         t = tensors
         with np.errstate(over="ignore", invalid="ignore"):  # to infinity and NaN, as on the GPU
@@ -88,7 +109,13 @@ class CpuBackend:
             else:
                 module.backprop_filter(problem, t.x, t.y, t.w)
 
+    def prepare_bias(
+        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int
+    ) -> Run:
+        return lambda tensors: self.sum_bias(problem, tensors.y, tensors.bias)
+
     def sum_bias(self, problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
+        """db[k] = sum of dy over the batch and the spatial axes."""
         view = data_view(problem, dy)
         others = (0, *range(3, view.ndim))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -99,20 +126,11 @@ PREPARE = {
     "cuda-generic": generic.prepare,
     "cuda-gather": gather.prepare,
     "cuda-direct": direct.prepare,
+    "cuda-toeplitz": toeplitz.prepare,
+    "cuda-hopper": hopper.prepare,
+    "cuda-hopper-bf16x6": hopper.prepare,
 }
 """What works out a planned pass's launches, by implementation."""
-
-
-@lru_cache(maxsize=4096)
-def _prepared(
-    pass_plan: PassPlan,
-    problem: ConvProblem,
-    strides: Strides,
-    activation: str | None,
-    device: Device,
-) -> tuple[launch.Launch, ...]:
-    prepare = PREPARE[pass_plan.implementation]
-    return prepare(pass_plan, problem, strides, activation, device)
 
 
 class GpuBackend:
@@ -125,39 +143,37 @@ class GpuBackend:
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         return arrays.cupy().empty(shape, arrays.numpy_dtype(dtype))
 
-    def address(self, array: Any) -> int:
-        """The address of an array's first element."""
-        return int(array.data.ptr)
+    def alignment(self, given: Iterable[Any]) -> int:
+        return gcd(16, *map(self.runtime.address, given))
 
-    def run(
+    def prepare(
         self,
         pass_plan: PassPlan,
         problem: ConvProblem,
-        tensors: Tensors,
+        strides: Strides | None,
         activation: str | None = None,
-    ) -> None:
-        strides = Strides(
-            _strides("x", tensors.x),
-            _strides("w", tensors.w),
-            _strides("y", tensors.y),
-            1 if tensors.bias is None else _strides("bias", tensors.bias)[0],
-            gcd(16, *(self.address(array) for array in (tensors.x, tensors.w, tensors.y))),
-        )
-        operands = {"x": tensors.x, "w": tensors.w, "y": tensors.y, "bias": tensors.bias}
-        if pass_plan.workspace_bytes:
-            operands["workspace"] = self.empty((pass_plan.workspace_bytes // 4,), "float32")
-        launches = _prepared(pass_plan, problem, strides, activation, self.device)
-        launch.run(launches, operands, self.runtime)
+    ) -> Run:
+        assert strides is not None
+        prepare = PREPARE[pass_plan.implementation]
+        launches = prepare(pass_plan, problem, strides, activation, self.device)
+        series = launch.Series(launches, self.runtime)
+        workspace = (pass_plan.workspace_bytes // 4,)
 
-    def sum_bias(self, problem: ConvProblem, dy: Any, db: Any) -> None:
-        strides = Strides(
-            _strides("dy", dy),
-            (1,) * len(problem.filter_shape),
-            _strides("dy", dy),
-            _strides("out", db)[0],
-        )
-        launches = generic.prepare_bias(problem, strides)
-        launch.run(launches, {"y": dy, "bias": db}, self.runtime)
+        def run(tensors: Tensors) -> None:
+            operands = tensors._asdict()
+            if pass_plan.workspace_bytes:
+                operands["workspace"] = self.empty(workspace, "float32")
+            series.run(operands)
+
+        return run
+
+    def prepare_bias(
+        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int
+    ) -> Run:
+        ones = (1,) * len(problem.filter_shape)
+        strides = Strides(dy_strides, ones, dy_strides, db_stride)
+        series = launch.Series(generic.prepare_bias(problem, strides), self.runtime)
+        return lambda tensors: series.run({"y": tensors.y, "bias": tensors.bias})
 
 
 _CPU = CpuBackend()
@@ -181,7 +197,10 @@ def _gpu(ordinal: int) -> GpuBackend:
     cupy = arrays.cupy()
     properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
     device = Device.of_capability(
-        properties["name"].decode(), (properties["major"], properties["minor"])
+        properties["name"].decode(),
+        (properties["major"], properties["minor"]),
+        properties["multiProcessorCount"],
+        tensormaps.available(),
     )
     assert device.architecture is not None
     return GpuBackend(device, launch.CupyRuntime(device.architecture, ordinal))
@@ -191,10 +210,3 @@ def memory_text(shape: tuple[int, ...], dtype: str) -> str:
     """How much memory an array would take, as a sentence."""
     gib = prod(shape) * ITEMSIZE[dtype] / 2**30
     return f"an array of {shape_text(shape)} {dtype} takes {gib:,.1f} GiB, more than can be had"
-
-
-def _strides(name: str, array: Any) -> tuple[int, ...]:
-    try:
-        return element_strides(array)
-    except ValueError as error:
-        raise ConvTypeError(f"{name}: {error}. Pass a contiguous copy of it") from None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from cupyconv import arrays, backends, formats
-from cupyconv.backends import Backend, Tensors
+import cupyconv
+from cupyconv import arrays, backends, formats, measuring
+from cupyconv.backends import Backend, Run, Tensors
 from cupyconv.errors import ConvError, ConvTypeError, unknown_word
-from cupyconv.gpu.parameters import ACTIVATIONS
-from cupyconv.planning import Device, Plan, plan_pass
+from cupyconv.gpu.parameters import ACTIVATIONS, element_strides
+from cupyconv.planning import PRECISIONS, Device, PassPlan, Plan, Request, plan_pass
 from cupyconv.planning import plan as _plan
-from cupyconv.problem import ConvProblem, Padding, Size, dtype_name, shape_text
+from cupyconv.planning.strides import Strides, contiguous_strides
+from cupyconv.problem import PASSES, ConvProblem, Padding, Size, dtype_name, shape_text
 
-PRECISIONS = ("ieee", "tf32")
 GRADIENTS = ("input", "filter", "bias")
 
 
@@ -39,7 +41,7 @@ def conv_forward(
     filter_format: str | None = None,
     activation: str | None = None,
     precision: str = "ieee",
-    impl: str = "auto",
+    impl: str | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """y = activation(bias + x correlated with w).
@@ -56,7 +58,8 @@ def conv_forward(
         activation: None, "relu", "silu" or "gelu" (the exact one, with erf).
         precision: "ieee" keeps float32 arithmetic float32; "tf32" permits tensor cores to round
             float32 operands to 10 bits of mantissa, where an implementation does.
-        impl: "auto", or an implementation's name as ``cupyconv.plan`` prints it.
+        impl: "auto", an implementation's name as ``cupyconv.plan`` prints it, or the Plan of this
+            problem to carry out.
         out: array for the result, of its shape and dtype, sharing no memory with the inputs.
 
     Returns:
@@ -69,23 +72,9 @@ def conv_forward(
         ConvTypeError: arrays of different or unsupported dtypes or homes.
         DeviceError: CuPy or a GPU is needed and missing.
     """
-    _require_words(activation, precision)
-    taken, home = _take(x=x, w=w, bias=bias)
-    problem = _problem(
-        taken["x"].shape,
-        taken["w"].shape,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        data_format=data_format,
-        filter_format=filter_format,
-        dtype=_common_dtype(taken),
-    )
-    _require_bias(problem, taken.get("bias"))
-    return _run(
-        "forward", problem, taken, home, impl, out, problem.output_shape, activation=activation
-    )
+    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    given = {"x": x, "w": w, "bias": bias}
+    return _compute("forward", given, None, rules, out, impl, precision, activation)
 
 
 def conv_backprop_input(
@@ -100,7 +89,7 @@ def conv_backprop_input(
     data_format: str | None = None,
     filter_format: str | None = None,
     precision: str = "ieee",
-    impl: str = "auto",
+    impl: str | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """dx, the gradient with respect to the input, from dy, that with respect to the output.
@@ -125,21 +114,9 @@ def conv_backprop_input(
             interval of input sizes that it would belong to.
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
-    _require_words(None, precision)
-    taken, home = _take(w=w, dy=dy)
-    problem = _problem(
-        input_shape,
-        taken["w"].shape,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        data_format=data_format,
-        filter_format=filter_format,
-        dtype=_common_dtype(taken),
-    )
-    problem.require_output_gradient(taken["dy"].shape)
-    return _run("backprop_input", problem, taken, home, impl, out, problem.input_gradient_shape)
+    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    given = {"w": w, "dy": dy}
+    return _compute("backprop_input", given, input_shape, rules, out, impl, precision)
 
 
 def conv_backprop_filter(
@@ -154,7 +131,7 @@ def conv_backprop_filter(
     data_format: str | None = None,
     filter_format: str | None = None,
     precision: str = "ieee",
-    impl: str = "auto",
+    impl: str | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """dw, the gradient with respect to the filter, from dy, that with respect to the output.
@@ -176,21 +153,9 @@ def conv_backprop_filter(
         ConvError: ``dy`` does not belong to ``x`` and ``filter_shape``.
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
-    _require_words(None, precision)
-    taken, home = _take(x=x, dy=dy)
-    problem = _problem(
-        taken["x"].shape,
-        filter_shape,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        data_format=data_format,
-        filter_format=filter_format,
-        dtype=_common_dtype(taken),
-    )
-    problem.require_output_gradient(taken["dy"].shape)
-    return _run("backprop_filter", problem, taken, home, impl, out, problem.filter_gradient_shape)
+    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    given = {"x": x, "dy": dy}
+    return _compute("backprop_filter", given, filter_shape, rules, out, impl, precision)
 
 
 def conv_backprop_bias(dy: Any, *, data_format: str | None = None, out: Any = None) -> Any:
@@ -206,9 +171,7 @@ def conv_backprop_bias(dy: Any, *, data_format: str | None = None, out: Any = No
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv_forward``.
     """
-    taken, home = _take(dy=dy)
-    problem = _bias_problem(taken["dy"].shape, data_format, _common_dtype(taken))
-    return _run_bias(problem, taken["dy"], home, out)
+    return _sum_bias(dy, data_format, out)
 
 
 def conv_backward(
@@ -224,7 +187,7 @@ def conv_backward(
     data_format: str | None = None,
     filter_format: str | None = None,
     precision: str = "ieee",
-    impl: str = "auto",
+    impl: str | Plan = "auto",
 ) -> ConvGradients:
     """The gradients of a layer; only those in ``needs`` are computed.
 
@@ -240,35 +203,24 @@ def conv_backward(
     Raises:
         ConvError, ConvTypeError, DeviceError: as for the single passes.
     """
-    _require_words(None, precision)
     wanted = (needs,) if isinstance(needs, str) else tuple(needs)
     for word in wanted:
         if word not in GRADIENTS:
             raise unknown_word("gradient in needs", word, GRADIENTS)
-    taken, home = _take(x=x, w=w, dy=dy)
-    problem = _problem(
-        taken["x"].shape,
-        taken["w"].shape,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        data_format=data_format,
-        filter_format=filter_format,
-        dtype=_common_dtype(taken),
+    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    taken, _ = _take({"x": x, "w": w, "dy": dy})
+
+    def compute(operation: str) -> Any:
+        return _compute(operation, taken, None, rules, None, impl, precision)
+
+    if wanted in ((), ("bias",)):  # the others would check the layer
+        _require_words(None, precision)
+        _problem("backprop_filter", _layouts(taken), None, rules)
+    return ConvGradients(
+        compute("backprop_input") if "input" in wanted else None,
+        compute("backprop_filter") if "filter" in wanted else None,
+        _sum_bias(taken["dy"], data_format, None) if "bias" in wanted else None,
     )
-    problem.require_output_gradient(taken["dy"].shape)
-    dx = dw = db = None
-    if "input" in wanted:
-        dx = _run("backprop_input", problem, taken, home, impl, None, problem.input_gradient_shape)
-    if "filter" in wanted:
-        dw = _run(
-            "backprop_filter", problem, taken, home, impl, None, problem.filter_gradient_shape
-        )
-    if "bias" in wanted:
-        layer = _bias_problem(taken["dy"].shape, problem.data_format, problem.dtype)
-        db = _run_bias(layer, taken["dy"], home, None)
-    return ConvGradients(dx, dw, db)
 
 
 def conv_transpose(
@@ -284,7 +236,7 @@ def conv_transpose(
     data_format: str | None = None,
     filter_format: str | None = None,
     precision: str = "ieee",
-    impl: str = "auto",
+    impl: str | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """The transposed convolution: ``conv_backprop_input`` under the name people search for.
@@ -307,89 +259,304 @@ def conv_transpose(
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv_backprop_input``.
     """
-    _require_words(None, precision)
-    taken, home = _take(x=x, w=w)
-    problem = ConvProblem.from_output(
-        taken["x"].shape,
-        taken["w"].shape,
-        input_shape=output_shape,
-        output_padding=output_padding,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        data_format=data_format,
-        filter_format=filter_format,
-        dtype=_common_dtype(taken),
-    )
-    return _run("backprop_input", problem, taken, home, impl, out, problem.input_shape)
+    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    given = {"x": x, "w": w}
+    asked = (output_shape, output_padding)
+    return _compute("transpose", given, asked, rules, out, impl, precision)
 
 
-def plan(problem: ConvProblem, device: str | Device | None = None, impl: str = "auto") -> Plan:
+def plan(
+    problem: ConvProblem,
+    device: str | Device | None = None,
+    impl: str = "auto",
+    precision: str = "ieee",
+    workspace_limit: int | None = None,
+    measure: bool = False,
+) -> Plan:
     """Which implementation computes each pass of a problem, and why; needs no data and no GPU.
+
+    The functions above take the plan, or one that came back from JSON, as ``impl``.
 
     Args:
         problem: the configuration.
         device: "cpu", an architecture such as "sm_80", or a Device; by default the current GPU,
             or the CPU where there is none.
         impl: "auto", or the name of the one implementation to plan with.
+        precision: "ieee", or "tf32" to permit what it permits ``conv_forward``.
+        workspace_limit: bytes of device memory that a pass may use beside its tensors, 0 for none;
+            by default ``cupyconv.workspace_limit``.
+        measure: time the most promising kernels on the current GPU, unless that is remembered, and
+            plan with the fastest, instead of the one with the shortest estimate.
 
     Raises:
-        ConvError: the device or implementation is unknown, or cannot take the problem.
+        ConvError: the device or implementation is unknown, or cannot take the problem; or it is to
+            be measured on another device than the current GPU.
+        DeviceError: it is to be measured and there is no GPU.
     """
-    return _plan(problem, backends.current_device() if device is None else device, impl)
+    limit = cupyconv.workspace_limit if workspace_limit is None else workspace_limit
+    if measure:
+        return _measured_plan(problem, device, impl, precision, limit)
+    chosen = backends.current_device() if device is None else device
+    return _plan(problem, chosen, impl, precision, limit)
+
+
+def _measured_plan(
+    problem: ConvProblem,
+    device: str | Device | None,
+    impl: str,
+    precision: str,
+    workspace_limit: int | None,
+) -> Plan:
+    backend = backends.of(arrays.Home.GPU)
+    here = backend.device
+    if device is not None and Device.of(device).architecture != here.architecture:
+        raise ConvError(
+            "only the current GPU can be measured",
+            f"that is {here.name} ({here.architecture}), asked for is {Device.of(device).name}",
+            "Leave the device out, or plan without measure",
+        )
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    tensors = Tensors(*(backend.empty(shape, problem.dtype) for shape in shapes))
+    for array in (tensors.x, tensors.w, tensors.y):
+        array.fill(1)
+    strides = Strides.contiguous(problem)
+
+    def fastest(pass_: str) -> PassPlan:
+        request = Request(problem, pass_, here, precision, workspace_limit, strides)
+        return measuring.fastest(
+            request, impl, lambda planned: backend.prepare(planned, problem, strides)(tensors)
+        )
+
+    return Plan(problem, here, tuple(fastest(pass_) for pass_ in PASSES))
 
 
 # -- running ---------------------------------------------------------------------------------------
 
-
-@lru_cache(maxsize=4096)
-def _cached_problem(
-    spelling: str, input_shape: Any, filter_shape: Any, **arguments: Any
-) -> ConvProblem:
-    """``spelling`` tells 2.0, which is refused, from 2, which it equals."""
-    return ConvProblem(input_shape, filter_shape, **arguments)
-
-
-def _problem(input_shape: Any, filter_shape: Any, **arguments: Any) -> ConvProblem:
-    """The problem of a call; calls are mostly repeated, and a problem takes a while to validate."""
-    try:
-        spelling = repr((input_shape, filter_shape, arguments))
-        return _cached_problem(spelling, input_shape, filter_shape, **arguments)
-    except TypeError:  # a list among the arguments, or an error that is raised once more
-        return ConvProblem(input_shape, filter_shape, **arguments)
+# What an operation takes as x, w and y of its pass.
+_ROLES = {
+    "forward": ("x", "w", "out"),
+    "backprop_input": ("out", "w", "dy"),
+    "backprop_filter": ("x", "out", "dy"),
+    "transpose": ("out", "w", "x"),
+}
 
 
-def _run(
-    pass_: str,
-    problem: ConvProblem,
-    taken: Mapping[str, Any],
-    home: arrays.Home,
-    impl: str,
+class _Layout(NamedTuple):
+    """An array without its address."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+
+@dataclass
+class _Ready:
+    """What calls that are alike in all but addresses come to; calls are mostly repeated.
+
+    Attributes:
+        problem: the configuration.
+        shape: of the result.
+        run: computes the planned pass.
+        measure: finds the fastest way to compute it, on these tensors.
+        measured: that way, once it was asked for.
+    """
+
+    problem: ConvProblem
+    shape: tuple[int, ...]
+    run: Run
+    measure: Callable[[Tensors], Run]
+    measured: Run | None = None
+
+    def fastest(self, tensors: Tensors) -> Run:
+        """The way that is the fastest, measured on these tensors unless it is known."""
+        if self.measured is None:
+            self.measured = self.measure(tensors)
+        return self.measured
+
+
+def _compute(
+    operation: str,
+    given: Mapping[str, Any],
+    shape: Any,
+    rules: tuple[Any, ...],
     out: Any,
-    shape: tuple[int, ...],
+    impl: str | Plan,
+    precision: str,
     activation: str | None = None,
 ) -> Any:
+    """Carry out an operation.
+
+    Args:
+        operation: one of _ROLES.
+        given: its arrays by name, None for those that are left out.
+        shape: of the tensor that is not given; for "transpose", what is known of it.
+        rules: stride, padding, dilation, groups, data_format, filter_format, as the user put them.
+        out, impl, precision, activation: as for ``conv_forward``.
+    """
+    taken, home = _take(given)
     backend = backends.of(home)
     _require_current_device(taken, home)
-    pass_plan = plan_pass(problem, pass_, backend.device, impl)
-    result = _result(out, shape, problem.dtype, taken, home, backend)
-    dy = "dy" if "dy" in taken else "x"  # conv_transpose calls it x
-    tensors = {
-        "forward": lambda: Tensors(taken["x"], taken["w"], result, taken.get("bias")),
-        "backprop_input": lambda: Tensors(result, taken["w"], taken[dy]),
-        "backprop_filter": lambda: Tensors(taken["x"], result, taken[dy]),
-    }[pass_]()
-    backend.run(pass_plan, problem, tensors, activation)
-    return result if out is None else out
+    if out is not None:
+        taken["out"] = _take_out(out, taken, home)
+    roles = _ROLES[operation]
+    call: tuple[Any, ...] = (
+        operation,
+        repr((shape, rules)),  # tells 2.0, which is refused, from 2, which it equals
+        shape,
+        rules,
+        tuple(_layouts(taken).items()),
+        backend.alignment([taken[name] for name in roles if name in taken]),
+        impl,
+        precision,
+        activation,
+        backend,
+        cupyconv.workspace_limit,
+    )
+    ready: _Ready = _from_cache(_ready, call)
+    if out is None:
+        taken["out"] = backend.empty(ready.shape, ready.problem.dtype)
+    x, w, y = roles
+    tensors = Tensors(taken[x], taken[w], taken[y], taken.get("bias"))
+    measured = cupyconv.benchmark and backend.device.is_gpu and not isinstance(impl, Plan)
+    run = ready.fastest(tensors) if measured else ready.run
+    run(tensors)
+    return taken["out"] if out is None else out
 
 
-def _run_bias(problem: ConvProblem, dy: Any, home: arrays.Home, out: Any) -> Any:
+@lru_cache(maxsize=4096)
+def _ready(
+    operation: str,
+    spelling: str,
+    shape: Any,
+    rules: tuple[Any, ...],
+    given: tuple[tuple[str, _Layout], ...],
+    alignment: int,
+    impl: str | Plan,
+    precision: str,
+    activation: str | None,
+    backend: Backend,
+    workspace_limit: int | None,
+) -> _Ready:
+    _require_words(activation, precision)
+    layouts = dict(given)
+    problem = _problem(operation, layouts, shape, rules)
+    pass_ = "backprop_input" if operation == "transpose" else operation
+    result = {
+        "forward": problem.output_shape,
+        "backprop_input": problem.input_gradient_shape,
+        "backprop_filter": problem.filter_gradient_shape,
+    }[pass_]
+    if "out" in layouts:
+        _require_out(layouts["out"], result, problem.dtype)
+    strides = _strides(operation, problem, layouts, alignment) if backend.device.is_gpu else None
+    request = Request(problem, pass_, backend.device, precision, workspace_limit, strides)
+    if isinstance(impl, Plan):
+        chosen = impl.replay(request)
+    else:
+        device = backend.device
+        chosen = plan_pass(problem, pass_, device, impl, precision, workspace_limit, strides)
+
+    def prepare(planned: PassPlan) -> Run:
+        return backend.prepare(planned, problem, strides, activation)
+
+    def measure(tensors: Tensors) -> Run:
+        assert isinstance(impl, str)
+        return prepare(measuring.fastest(request, impl, lambda planned: prepare(planned)(tensors)))
+
+    return _Ready(problem, result, prepare(chosen), measure)
+
+
+def _sum_bias(dy: Any, data_format: str | None, out: Any) -> Any:
+    taken, home = _take({"dy": dy})
     backend = backends.of(home)
-    _require_current_device({"dy": dy}, home)
-    result = _result(out, problem.bias_shape, problem.dtype, {"dy": dy}, home, backend)
-    backend.sum_bias(problem, dy, result)
-    return result if out is None else out
+    _require_current_device(taken, home)
+    if out is not None:
+        taken["out"] = _take_out(out, taken, home)
+    layouts = _layouts(taken)
+    problem, run = _from_cache(
+        _ready_bias, (layouts["dy"], layouts.get("out"), data_format, backend)
+    )
+    if out is None:
+        taken["out"] = backend.empty(problem.bias_shape, problem.dtype)
+    run(Tensors(None, None, taken["dy"], taken["out"]))
+    return taken["out"] if out is None else out
+
+
+@lru_cache(maxsize=4096)
+def _ready_bias(
+    dy: _Layout, out: _Layout | None, data_format: str | None, backend: Backend
+) -> tuple[ConvProblem, Run]:
+    problem = _bias_problem(dy.shape, data_format, _common_dtype({"dy": dy}))
+    if out is not None:
+        _require_out(out, problem.bias_shape, problem.dtype)
+    stride = 1 if out is None else _elements("out", out)[0]
+    return problem, backend.prepare_bias(problem, _elements("dy", dy), stride)
+
+
+def _from_cache(function: Any, call: tuple[Any, ...]) -> Any:
+    """What a cached function gives; one with a list among its arguments is called as it is."""
+    try:
+        return function(*call)
+    except ConvTypeError:
+        raise
+    except TypeError:
+        return function.__wrapped__(*call)
+
+
+def _problem(
+    operation: str, layouts: Mapping[str, _Layout], shape: Any, rules: tuple[Any, ...]
+) -> ConvProblem:
+    """The problem of a call, whose arrays fit it."""
+    stride, padding, dilation, groups, data_format, filter_format = rules
+    arguments = {
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+        "data_format": data_format,
+        "filter_format": filter_format,
+        "dtype": _common_dtype(layouts),
+    }
+    x, w = layouts.get("x"), layouts.get("w")
+    if operation == "transpose":
+        assert x is not None
+        assert w is not None
+        output_shape, output_padding = shape
+        return ConvProblem.from_output(
+            x.shape, w.shape, input_shape=output_shape, output_padding=output_padding, **arguments
+        )
+    x_shape = shape if x is None else x.shape
+    w_shape = shape if w is None else w.shape
+    problem = ConvProblem(x_shape, w_shape, **arguments)
+    if "dy" in layouts:
+        problem.require_output_gradient(layouts["dy"].shape)
+    if "bias" in layouts:
+        _require_bias(problem, layouts["bias"])
+    return problem
+
+
+def _strides(
+    operation: str, problem: ConvProblem, layouts: Mapping[str, _Layout], alignment: int
+) -> Strides:
+    """How the tensors of a pass lie in memory; a result that is still to be made, contiguously."""
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    x, w, y = (
+        _elements(name, layouts[name]) if name in layouts else contiguous_strides(shape)
+        for name, shape in zip(_ROLES[operation], shapes, strict=True)
+    )
+    bias = _elements("bias", layouts["bias"])[0] if "bias" in layouts else 1
+    return Strides(x, w, y, bias, alignment)
+
+
+def _elements(name: str, layout: _Layout) -> tuple[int, ...]:
+    try:
+        return element_strides(layout)
+    except ValueError as error:
+        raise ConvTypeError(f"{name}: {error}. Pass a contiguous copy of it") from None
 
 
 def _bias_problem(dy_shape: tuple[int, ...], data_format: str | None, dtype: str) -> ConvProblem:
@@ -421,27 +588,34 @@ def _require_words(activation: str | None, precision: str) -> None:
         raise unknown_word("precision", precision, PRECISIONS)
 
 
-def _take(**given: Any) -> tuple[dict[str, Any], arrays.Home]:
+def _take(given: Mapping[str, Any]) -> tuple[dict[str, Any], arrays.Home]:
     """The arrays that are not None, and the one home that they share."""
     taken: dict[str, Any] = {}
     homes: dict[str, arrays.Home] = {}
     for name, value in given.items():
         if value is not None or name != "bias":
             taken[name], homes[name] = arrays.take(name, value)
-    if len(set(homes.values())) > 1:
+    home, *others = homes.values()
+    if others.count(home) < len(others):
         where = ", ".join(f"{name} is a {home.value} array" for name, home in homes.items())
         raise ConvTypeError(
             f"all arrays must be in one memory: {where}. "
             "Move them with cupy.asarray(...) or cupy.asnumpy(...)"
         )
-    return taken, next(iter(homes.values()))
+    return taken, home
 
 
-def _common_dtype(taken: Mapping[str, Any]) -> str:
+def _layouts(taken: Mapping[str, Any]) -> dict[str, _Layout]:
+    return {name: _Layout(a.shape, a.strides, a.dtype) for name, a in taken.items()}
+
+
+def _common_dtype(layouts: Mapping[str, _Layout]) -> str:
     names = {}
-    for name, array in taken.items():
+    for name, layout in layouts.items():
+        if name == "out":
+            continue  # which has to have theirs
         try:
-            names[name] = _dtype_name(array.dtype)
+            names[name] = _dtype_name(layout.dtype)
         except ConvTypeError as error:
             raise ConvTypeError(f"{name}: {error}") from None
     first_name, first = next(iter(names.items()))
@@ -457,8 +631,8 @@ def _common_dtype(taken: Mapping[str, Any]) -> str:
 _dtype_name = cache(dtype_name)
 
 
-def _require_bias(problem: ConvProblem, bias: Any) -> None:
-    if bias is not None and tuple(bias.shape) != problem.bias_shape:
+def _require_bias(problem: ConvProblem, bias: _Layout) -> None:
+    if bias.shape != problem.bias_shape:
         raise ConvError(
             "the bias must have one value for each output channel",
             f"bias is {shape_text(bias.shape) or 'a scalar'}, the filter has {problem.K} output "
@@ -480,17 +654,8 @@ def _require_current_device(taken: Mapping[str, Any], home: arrays.Home) -> None
             )
 
 
-def _result(
-    out: Any,
-    shape: tuple[int, ...],
-    dtype: str,
-    taken: Mapping[str, Any],
-    home: arrays.Home,
-    backend: Backend,
-) -> Any:
-    """The array that a pass writes: ``out`` over its own memory, or a new one."""
-    if out is None:
-        return backend.empty(shape, dtype)
+def _take_out(out: Any, taken: Mapping[str, Any], home: arrays.Home) -> Any:
+    """``out`` as an array over its own memory, which may be written without harm to the others."""
     array, out_home = arrays.take("out", out)
     if out_home is not home:
         raise ConvTypeError(
@@ -498,17 +663,6 @@ def _result(
             f"{home.value} arrays. Pass a {home.value} array"
         )
     _require_current_device({"out": array}, home)
-    if array.dtype != arrays.numpy_dtype(dtype):
-        raise ConvTypeError(
-            f"out must have the inputs' dtype: out is {array.dtype}, they are {dtype}. "
-            f"Pass an out of dtype {dtype}"
-        )
-    if tuple(array.shape) != shape:
-        raise ConvError(
-            "out must have the result's shape",
-            f"out is {shape_text(array.shape) or 'a scalar'}, the result is {shape_text(shape)}",
-            f"Pass an out of shape {shape}",
-        )
     if not getattr(array.flags, "writeable", True):
         raise ConvError("out must be writeable", "it is read-only", "Pass a writeable array")
     for name, other in taken.items():
@@ -519,3 +673,17 @@ def _result(
                 f"Pass a new array, or a copy of {name}",
             )
     return array
+
+
+def _require_out(out: _Layout, shape: tuple[int, ...], dtype: str) -> None:
+    if out.dtype != arrays.numpy_dtype(dtype):
+        raise ConvTypeError(
+            f"out must have the inputs' dtype: out is {out.dtype}, they are {dtype}. "
+            f"Pass an out of dtype {dtype}"
+        )
+    if out.shape != shape:
+        raise ConvError(
+            "out must have the result's shape",
+            f"out is {shape_text(out.shape) or 'a scalar'}, the result is {shape_text(shape)}",
+            f"Pass an out of shape {shape}",
+        )

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.planning import Device
-from cupyconv.planning.families import FAMILIES
+from cupyconv.planning import Device, Request, cost, plan_pass
+from cupyconv.planning.families import FAMILIES, Family
 from cupyconv.problem import PASSES
 from tests.configurations import Data, integer_data, keywords
 
 
-def fits(problem: ConvProblem, impl: str, device: str | Device) -> tuple[str, ...]:
+def fits(
+    problem: ConvProblem, impl: str, device: str | Device, precision: str = "ieee"
+) -> tuple[str, ...]:
     """The passes of a problem that a kernel family takes on a device."""
-    chosen = Device.of(device)
-    return tuple(p for p in PASSES if FAMILIES[impl].refuses(problem, p, chosen) is None)
+    requests = [Request(problem, pass_, Device.of(device), precision) for pass_ in PASSES]
+    return tuple(r.pass_ for r in requests if FAMILIES[impl].refuses(r) is None)
+
+
+@contextmanager
+def planned(impl: str, tile: int, splits: int = 1) -> Iterator[None]:
+    """Plans of a family take its tile of that number that fits, and the splits where they can."""
+
+    def only(request: Request, family: Family) -> list[cost.Candidate]:
+        assert family.name == impl
+        fitting = list(dict.fromkeys(c.tile for c in ranked(request, family)))
+        chosen = fitting[tile % len(fitting)]
+        found = cost.candidate(request, family, chosen, splits)
+        found = found or cost.candidate(request, family, chosen, 1)
+        assert found is not None
+        return [found]
+
+    ranked = cost.candidates
+    plan_pass.cache_clear()
+    try:
+        with (
+            mock.patch.object(cost, "candidates", only),
+            mock.patch.object(cost, "SPLIT_MINIMUM_STEPS", 1),
+        ):
+            yield
+    finally:
+        plan_pass.cache_clear()
 
 
 def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any) -> Any:

@@ -139,6 +139,7 @@ CASES: tuple[Case, ...] = (
         padding="valid",
         stride=2,
     ),
+    _case("groups_of_whole_tiles_and_a_pixel", (1, 16, 256), (16, 8, 2), groups=2, padding=1),
 )
 
 
@@ -160,6 +161,8 @@ FAMILY_CASES = (
     _case("grouped_pieces", (1, 48, 6, 6), (40, 24, 3, 3), groups=2, padding="same"),
     _case("ring_wraps", (3, 64, 5, 6), (72, 64, 3, 1)),
     _case("several_tiles", (1, 130, 12, 13), (134, 130, 1, 1)),
+    _case("pixels_follow", (2, 16, 8, 4), (24, 16, 1, 1)),
+    _case("pixels_follow_in_pairs_in_the_output", (2, 8, 6, 5), (10, 8, 3, 3), padding=1),
     _case("volume_phases", (1, 8, 5, 5, 5), (16, 8, 2, 2, 2), stride=2),
     _case("groups_of_4", (2, 32, 7, 9), (32, 4, 3, 3), groups=8, padding=1, stride=(1, 2)),
     _case("groups_of_3_to_2", (1, 12, 6, 7), (8, 3, 2, 3), groups=4, dilation=2),
@@ -190,8 +193,65 @@ FAMILY_CASES = (
     _case("depthwise_multiplied", (1, 8, 6, 7), (24, 1, 3, 3), groups=8, padding=1),
     _case("depthwise_many_taps", (1, 8, 9, 33), (8, 1, 3, 31), groups=8, padding=(1, 15)),
     _case("depthwise_signal", (2, 24, 50), (24, 1, 9), groups=24, padding=4),
-    _case("depthwise_chunks", (4, 8, 24, 24), (8, 1, 3, 3), groups=8, padding=1),
+    _case("depthwise_chunks", (4, 8, 24, 24), (8, 1, 3, 2), groups=8, padding=1),
+    _case("deeper_than_high_than_wide", (1, 32, 8, 4, 3), (32, 1, 2, 2, 2), groups=32),
+    _case("filter_rows_in_stages", (1, 64, 3, 2, 6), (32, 16, 2, 2, 4), groups=4),
 )
+
+HOPPER_CASES = (
+    _case("one_tile", (2, 64, 9, 7), (64, 64, 3, 3), padding=1),
+    _case("channels_beyond_a_line", (1, 72, 6, 5), (136, 72, 2, 2)),
+    _case("few_channels", (2, 8, 6, 7), (8, 8, 3, 3), padding=1),
+    _case("ring_wraps", (1, 200, 5, 5), (64, 200, 3, 1)),
+    _case("several_tiles", (3, 16, 12, 15), (264, 16, 3, 3), padding=1),
+    _case("phases_of_one_two_and_four_taps", (2, 64, 10, 9), (72, 64, 3, 3), padding=1, stride=2),
+    _case("phases_without_taps", (1, 24, 9, 10), (64, 24, 1, 1), stride=2),
+    _case("stride_beyond_input", (1, 16, 5, 2), (8, 16, 2, 2), stride=(4, 3), padding=(1, 0)),
+    _case(
+        "everything_differs",
+        (1, 24, 12, 11),
+        (40, 24, 3, 2),
+        padding=((2, 0), (1, 3)),
+        stride=(3, 2),
+        dilation=(2, 1),
+    ),
+    _case("dilation", (1, 64, 9, 10), (64, 64, 3, 3), dilation=(2, 3), padding=(2, 3)),
+    _case("stride_and_dilation", (1, 16, 13, 12), (16, 16, 3, 3), stride=2, dilation=2, padding=2),
+    _case("windows_wholly_in_the_padding", (2, 8, 4), (16, 8, 3), padding=5),
+    _case("trailing_inputs_unread", (1, 16, 11, 12), (8, 16, 2, 2), stride=4),
+    _case("a_matrix_product", (3, 136, 7, 7), (72, 136, 1, 1)),
+    _case("one_pixel_filter_padded", (1, 8, 4, 5), (8, 8, 1, 1), padding=1),
+    _case("a_row", (2, 64, 150), (64, 64, 5), padding=2),
+    _case("a_row_stride_3", (2, 16, 61), (24, 16, 4), padding=1, stride=3),
+    _case("a_volume", (1, 16, 5, 6, 7), (16, 16, 3, 3, 3), padding=1),
+    _case("a_volume_with_phases", (1, 8, 4, 5, 6), (16, 8, 2, 3, 2), stride=(1, 2, 2), padding=1),
+    _case("groups", (2, 128, 7, 6), (384, 64, 3, 3), groups=2, padding=1),
+    _case("groups_and_phases", (1, 256, 6, 5), (128, 128, 3, 3), groups=2, padding=1, stride=2),
+    _case("one_image_row", (1, 64, 1, 40), (64, 64, 1, 3)),
+)
+"""Configurations for the Hopper family, with channels and filters as TMA takes them."""
+
+TOEPLITZ_CASES = (
+    _case("seven_by_seven", (2, 8, 9, 16), (8, 1, 7, 7), groups=8, padding=3),
+    _case("many_images_in_a_tile", (9, 9, 3, 4), (9, 1, 5, 5), groups=9, padding=2),
+    _case(
+        "two_products_a_strip",
+        (1, 16, 40, 70),
+        (16, 1, 3, 13),
+        groups=16,
+        padding=((2, 1), (5, 9)),
+    ),
+    _case("rows_of_images_rounded_up", (2, 4, 35, 20), (4, 1, 31, 31), groups=4, padding=15),
+    _case("even_filter_unpadded", (2, 8, 17, 23), (8, 1, 6, 8), groups=8),
+    _case(
+        "padding_beyond_the_filter", (1, 8, 4, 6), (8, 1, 2, 3), groups=8, padding=((3, 0), (9, 4))
+    ),
+    _case("more_taps_than_lanes", (3, 16, 150), (16, 1, 33), groups=16, padding=16),
+    _case("many_chunks", (40, 8, 16, 8), (8, 1, 5, 3), groups=8, padding=((2, 2), (1, 1))),
+    _case("one_channel_one_tap", (1, 1, 3, 5), (1, 1, 1, 1)),
+    _case("no_images", (0, 8, 5, 5), (8, 1, 3, 3), groups=8),
+)
+"""Depthwise configurations for the Toeplitz family."""
 
 
 def cases(max_macs: int | None = None) -> list[Case]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -83,6 +85,15 @@ def test_mutant_of_a_shipped_kernel_is_killed(change: str, outcomes: set[str]) -
 
 def test_kernels_as_they_are_survive() -> None:
     assert mutants.judge_unchanged("conv_backprop_bias.cu", bias_cases).outcome == "survived"
+
+
+def broken_cases(file: str) -> list[mutants.Case]:
+    sys.exit(3)
+
+
+def test_a_trial_that_fails_by_itself_is_no_kill() -> None:
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        list(mutants.judge([of_kernel("0 -> 1")], broken_cases))
 
 
 def test_survivor_is_printed_unless_it_is_argued_equivalent(monkeypatch, tmp_path, capsys) -> None:

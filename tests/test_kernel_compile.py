@@ -16,14 +16,15 @@ import pytest
 from cupyconv import backends
 from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import compiler, launch, parameters, sources
-from cupyconv.gpu.parameters import Strides, contiguous_strides
-from cupyconv.planning import Device, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import PASSES, ConvProblem
 from tests.configurations import Case
 
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
+HOPPER = ("conv_hopper.cu", "conv_arrange.cu", "conv_planes.cu")
 KERNELS = [f"conv_{pass_}.cu" for pass_ in PASSES]
 MULTIPLY = {"float16": "FFMA", "bfloat16": "FFMA", "float32": "FFMA", "float64": "DFMA"}
 
@@ -99,8 +100,8 @@ def launches(cases, architecture, impl):
             contiguous_strides(problem.output_shape),
         )
         for pass_ in PASSES:
-            if FAMILIES[impl].refuses(problem, pass_, device) is None:
-                pass_plan = plan_pass(problem, pass_, device, impl)
+            if FAMILIES[impl].refuses(Request(problem, pass_, device, "tf32")) is None:
+                pass_plan = plan_pass(problem, pass_, device, impl, "tf32")
                 for prepared in prepare(pass_plan, problem, strides, None, device):
                     found[prepared.defines] = prepared
     return list(found.values())
@@ -128,6 +129,13 @@ LAYERS = {
         _layer("grouped", (32, 56, 56, 128), (3, 3, 4, 128), groups=32, **NHWC),
         _layer("stem", (8, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
     ),
+    "cuda-toeplitz": (
+        _layer("7x7", (32, 56, 56, 96), (7, 7, 1, 96), groups=96, **NHWC),
+        _layer("7x7 of 7", (32, 768, 7, 7), (768, 1, 7, 7), groups=768, padding=3),
+        _layer("13x13", (8, 14, 14, 64), (13, 13, 1, 64), groups=64, **NHWC),
+        _layer("31x31", (8, 128, 56, 56), (128, 1, 31, 31), groups=128, padding=15),
+        _layer("row", (8, 64, 1000), (64, 1, 33), groups=64, padding=16),
+    ),
 }
 
 
@@ -139,20 +147,61 @@ def test_families_compile_without_spills(impl, architecture, tmp_path):
             sources.load(prepared.source), dict(prepared.defines), architecture
         )
         assert no_spills(log), f"{prepared.defines}: {log}"
-        if impl == "cuda-gather":
+        if impl == "cuda-toeplitz":
             found = instructions(disassemble(cubin, tmp_path))
-            asynchronous = architecture != "sm_75"
-            vectors = [dict(prepared.defines)[name] for name in ("A_VECTOR", "B_VECTOR")]
             assert found["HMMA"] > 0
             assert found["LDSM"] > 0
-            assert bool(found["LDGSTS"]) == (asynchronous and max(vectors) > 1)
             assert found["LDL"] + found["STL"] == 0
+        if impl == "cuda-gather":
+            require_gather_instructions(
+                dict(prepared.defines), instructions(disassemble(cubin, tmp_path)), architecture
+            )
+
+
+ITEMSIZES = {"half_t": 2, "bfloat16_t": 2, "float": 4, "double": 8}
+
+
+def require_gather_instructions(defines, found, architecture):
+    storage = defines["STORAGE"]
+    assert found["DMMA" if storage == "double" else "HMMA"] > 0
+    along_k = defines["A_ALONG_K"] or defines["B_ALONG_K"]
+    by_matrix = ITEMSIZES[storage] == 2 or (storage == "float" and along_k)
+    assert bool(found["LDSM"]) == by_matrix
+    largest = max(defines["A_VECTOR"], defines["B_VECTOR"]) * ITEMSIZES[storage]
+    assert bool(found["LDGSTS"]) == (architecture != "sm_75" and largest > 2)
+    assert found["LDL"] + found["STL"] == 0
+
+
+@pytest.mark.parametrize("storage", ["half_t", "float", "double"])
+def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage):
+    """Every tile, operands along k and not, in pieces and one by one."""
+    itemsize = ITEMSIZES[storage]
+    tiles = [tile for tile in FAMILIES["cuda-gather"].tiles if tile.itemsize == itemsize]
+    accesses = ((0, 1, 0, 1), (1, 1, 0, 1), (1, 0, 0, 0), (2, 0, 0, 1), (2, 1, 1, 0))
+    for tile, split, (pass_, a, b, pieces) in product(tiles, (0, 1), accesses):
+        vector = 16 // itemsize if pieces else 1
+        defines = {
+            **tile_defines("float16", "long long", tile),
+            "STORAGE": storage,
+            "PASS": pass_,
+            "SPLIT": split,
+            "ASYNC_COPY": 1,
+            "A_ALONG_K": a,
+            "B_ALONG_K": b,
+            "C_ALONG_N": pieces,
+            "A_VECTOR": vector,
+            "B_VECTOR": vector,
+            "C_VECTOR": vector,
+        }
+        _, log = compiler.compile_cubin(sources.load("conv_gather.cu"), defines, "sm_80")
+        assert no_spills(log), f"{defines}: {log}"
 
 
 def test_every_kernel_file_is_compiled_above():
+    """But for the Hopper kernels, which tests/test_hopper.py compiles."""
     files = {path.name for path in sources.directory().glob("*.cu")}
     families = {f"conv_{impl.removeprefix('cuda-')}.cu" for impl in LAYERS}
-    assert files == {*KERNELS, "conv_backprop_bias.cu", *families}
+    assert files == {*KERNELS, "conv_backprop_bias.cu", *HOPPER, *families}
 
 
 def layout_checks(shift=0):

@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvProblem
+from cupyconv import ConvError, ConvProblem
 from cupyconv.backends import Tensors
-from cupyconv.planning import cost, plan_pass
+from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES
 from tests import agreement, emulator
-from tests.agreement import fits
+from tests.agreement import fits, planned
 from tests.configurations import (
     CASES,
     DTYPES,
     FAMILY_CASES,
+    Data,
     all_formats,
     integer_data,
     keywords,
@@ -28,8 +31,10 @@ SCHEDULES = dict(zip(("first-in", "reverse", "random"), emulator.SCHEDULES, stri
 
 def require_exact(problem, impl, arch="sm_80", **more):
     """The passes that a family takes agree with the reference; which they were."""
-    passes = fits(problem, impl, arch)
-    agreement.require_exact(emulator, problem, impl=impl, arch=arch, passes=passes, **more)
+    precision = "tf32" if FAMILIES[impl].uses_tensor_cores else "ieee"
+    passes = fits(problem, impl, arch, precision)
+    how = {"impl": impl, "arch": arch, "precision": precision}
+    agreement.require_exact(emulator, problem, passes=passes, **how, **more)
     return passes
 
 
@@ -51,6 +56,8 @@ def test_generic_in_every_format():
 FAMILY_DTYPES = [
     ("cuda-gather", "float16", 1),
     ("cuda-gather", "bfloat16", 4),
+    ("cuda-gather", "float32", 6),
+    ("cuda-gather", "float64", 9),
     ("cuda-direct", "float16", 1),
     ("cuda-direct", "float32", 3),
 ]
@@ -60,7 +67,7 @@ FAMILY_RUNS = [
     pytest.param(impl, case.problem.replace(dtype=dtype), id=f"{impl}-{dtype}-{case.name}")
     for impl, dtype, every in FAMILY_DTYPES
     for case in FAMILY_CASES[::every]
-    if fits(case.problem.replace(dtype=dtype), impl, "sm_80")
+    if fits(case.problem.replace(dtype=dtype), impl, "sm_80", "tf32")
 ]
 
 
@@ -108,25 +115,45 @@ def test_gather_without_asynchronous_copies():
             require_exact(problem, "cuda-gather", arch="sm_75")
 
 
-@pytest.mark.parametrize("tile", range(len(FAMILIES["cuda-gather"].tiles)))
+@pytest.mark.parametrize("number", range(len(FAMILIES["cuda-gather"].tiles)))
 @pytest.mark.parametrize("splits", [1, 3])
-def test_gather_with_every_tile_and_split(tile, splits, monkeypatch):
-    chosen = FAMILIES["cuda-gather"].tiles[tile]
-    monkeypatch.setattr(cost, "_splits", lambda blocks, gemm_k, tile: splits)
-    tiled = cost.candidates
+def test_gather_with_every_tile_and_split(number, splits):
+    dtype = {2: "float16", 4: "float32", 8: "float64"}[
+        FAMILIES["cuda-gather"].tiles[number].itemsize
+    ]
+    cases = FAMILY_CASES[:8] if dtype == "float16" else FAMILY_CASES[1:7:5]
+    with planned("cuda-gather", number, splits):
+        for turn, case in enumerate(cases):
+            formats = all_formats(case.problem.replace(dtype=dtype))
+            with emulator.settings(emulator.SCHEDULES[turn % 3]):
+                require_exact(formats[(turn + number) % len(formats)], "cuda-gather")
 
-    def only(problem, pass_, device, family):
-        return [c for c in tiled(problem, pass_, device, family) if c.tile == chosen]
 
-    monkeypatch.setattr(cost, "candidates", only)
-    plan_pass.cache_clear()
-    try:
-        for number, case in enumerate(FAMILY_CASES[:8]):
-            formats = all_formats(case.problem.replace(dtype="float16"))
-            with emulator.settings(emulator.SCHEDULES[number % 3]):
-                require_exact(formats[(number + tile) % len(formats)], "cuda-gather")
-    finally:
-        plan_pass.cache_clear()
+def test_float32_is_rounded_to_tf32_only_where_permitted():
+    """Each operand rounded to 10 bits of fraction, ties away from zero, and nothing else lost."""
+    problem = ConvProblem((2, 24, 6, 7), (16, 24, 3, 3), padding=1)
+    data = random_data(problem)
+    tie = np.float32(1 + 2**-11)  # half way between two of tf32's numbers
+    data.x[0, :, 0, 0] = tie
+    data.w[3, :, 1, 1] = -tie
+    rounded = Data(*(_as_tf32(array) for array in (data.x, data.w, data.dy)), data.bias)
+    for pass_ in PASSES:
+        got = agreement.compute(
+            emulator, pass_, problem, data, impl="cuda-gather", precision="tf32"
+        )
+        expected = agreement.compute(cupyconv, pass_, problem, rounded, impl="reference")
+        assert np.abs(got - expected).max() < 1e-4
+        exact = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
+        assert np.abs(got - exact).max() > 1e-3
+        for device in ("sm_80", "sm_90a"):
+            assert plan_pass(problem, pass_, Device.of(device)).implementation != "cuda-gather"
+    with pytest.raises(ConvError, match="precision='tf32' permits"):
+        emulator.conv_forward(data.x, data.w, impl="cuda-gather", **keywords(problem))
+
+
+def _as_tf32(array):
+    bits = array.view(np.uint32)
+    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 @pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
@@ -253,7 +280,7 @@ def test_the_last_block_of_a_tensor_beyond_32_bits(impl):
         assert last == -(-pixels // pass_plan.tile.block_m) - 1
     with emulator.settings(blocks=[last]):
         tensors = Tensors(x, emulator.memory.array(w, "w"), y)
-        backend.run(pass_plan, problem, tensors)
+        backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
     written = expected[0, 0, -1, -4:]  # what the last tile has of the last row
     assert written.any()
     assert (y[0, 0, -1, -4:] == written).all()

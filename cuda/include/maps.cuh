@@ -198,67 +198,79 @@ struct PhaseAxis {
   }
 };
 
+// The stride phase of all three axes.
+template <class Index>
+struct Phase {
+  PhaseAxis<Index> d, h, w;
+
+  __device__ __forceinline__ Phase() {}
+  // Phases are numbered with w fastest.
+  __device__ __forceinline__ Phase(const ConvParameters& p, Index number) {
+    w = axis(p, 2, number % static_cast<Index>(p.stride[2]));
+    number /= static_cast<Index>(p.stride[2]);
+    h = axis(p, 1, number % static_cast<Index>(p.stride[1]));
+    d = axis(p, 0, number / static_cast<Index>(p.stride[1]));
+  }
+
+ private:
+  static __device__ __forceinline__ PhaseAxis<Index> axis(const ConvParameters& p, int number,
+                                                          Index phase) {
+    return PhaseAxis<Index>(phase, static_cast<Index>(p.stride[number]),
+                            static_cast<Index>(p.pad[number]),
+                            static_cast<Index>(p.dilation[number]),
+                            static_cast<Index>(p.input[number]),
+                            static_cast<Index>(p.filter[number]));
+  }
+};
+
 // dy within one stride phase: what ContributionGather is for all pixels at once, without a division.
 // Pixels and taps are numbered, and their coordinates counted, within the phase.
 template <class Index>
 struct PhaseGather {
   const ConvParameters& p;
-  PhaseAxis<Index> d, h, w;
-
-  // Phases are numbered with w fastest.
-  __device__ __forceinline__ PhaseGather(const ConvParameters& parameters, Index phase)
-      : p(parameters) {
-    w = axis(2, phase % static_cast<Index>(p.stride[2]));
-    phase /= static_cast<Index>(p.stride[2]);
-    h = axis(1, phase % static_cast<Index>(p.stride[1]));
-    d = axis(0, phase / static_cast<Index>(p.stride[1]));
-  }
+  const Phase<Index>& phase;
 
   __device__ __forceinline__ Index pixels() const {
-    return static_cast<Index>(p.batch) * d.pixels * h.pixels * w.pixels;
+    return static_cast<Index>(p.batch) * phase.d.pixels * phase.h.pixels * phase.w.pixels;
   }
-  __device__ __forceinline__ Index taps() const { return d.taps * h.taps * w.taps; }
+  __device__ __forceinline__ Index taps() const {
+    return phase.d.taps * phase.h.taps * phase.w.taps;
+  }
 
   __device__ __forceinline__ Pixel<Index> pixel(Index number) const {
-    const long long sizes[3] = {d.pixels, h.pixels, w.pixels};
+    const long long sizes[3] = {phase.d.pixels, phase.h.pixels, phase.w.pixels};
     return pixel_at(number, sizes);
   }
   __device__ __forceinline__ Tap<Index> tap(Index number) const {
-    const long long counts[3] = {d.taps, h.taps, w.taps};
+    const long long counts[3] = {phase.d.taps, phase.h.taps, phase.w.taps};
     return tap_at(number, static_cast<Index>(p.filters), counts);
   }
 
   // The same pixel and tap counted in the whole input and filter.
   __device__ __forceinline__ Pixel<Index> in_input(const Pixel<Index>& pixel) const {
-    return {pixel.n, d.first_pixel + pixel.d * d.stride, h.first_pixel + pixel.h * h.stride,
-            w.first_pixel + pixel.w * w.stride};
+    return {pixel.n, phase.d.first_pixel + pixel.d * phase.d.stride,
+            phase.h.first_pixel + pixel.h * phase.h.stride,
+            phase.w.first_pixel + pixel.w * phase.w.stride};
   }
   __device__ __forceinline__ Tap<Index> in_filter(const Tap<Index>& tap) const {
-    return {tap.c, d.first_tap + tap.t * d.step, h.first_tap + tap.r * h.step,
-            w.first_tap + tap.s * w.step};
+    return {tap.c, phase.d.first_tap + tap.t * phase.d.step,
+            phase.h.first_tap + tap.r * phase.h.step, phase.w.first_tap + tap.s * phase.w.step};
   }
 
   __device__ __forceinline__ Place<Index> of_pixel(const Pixel<Index>& in) const {
-    const Pixel<Index> out = {in.n, in.d + d.shift, in.h + h.shift, in.w + w.shift};
+    const Pixel<Index> out = {in.n, in.d + phase.d.shift, in.h + phase.h.shift,
+                              in.w + phase.w.shift};
     return {pixel_offset(out, p.y_stride), out.d, out.h, out.w};
   }
   __device__ __forceinline__ Place<Index> of_tap(const Tap<Index>& tap) const {
-    const Pixel<Index> step = {0, -tap.t * d.spacing, -tap.r * h.spacing, -tap.s * w.spacing};
+    const Pixel<Index> step = {0, -tap.t * phase.d.spacing, -tap.r * phase.h.spacing,
+                               -tap.s * phase.w.spacing};
     const Index filter = tap.c * static_cast<Index>(p.y_stride[1]);
     return {pixel_offset(step, p.y_stride) + filter, step.d, step.h, step.w};
   }
   __device__ __forceinline__ bool locate(const Place<Index>& pixel, const Place<Index>& tap,
                                          Index& offset) const {
     return add_places(pixel, tap, p.output, offset);
-  }
-
- private:
-  __device__ __forceinline__ PhaseAxis<Index> axis(int number, Index phase) const {
-    return PhaseAxis<Index>(phase, static_cast<Index>(p.stride[number]),
-                            static_cast<Index>(p.pad[number]),
-                            static_cast<Index>(p.dilation[number]),
-                            static_cast<Index>(p.input[number]),
-                            static_cast<Index>(p.filter[number]));
   }
 };
 

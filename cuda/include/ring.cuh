@@ -1,27 +1,60 @@
-// A ring of shared-memory stages for tensor-core kernels: tiles of 16-bit elements, swizzled so that
-// neither copies nor ldmatrix meet a bank conflict, and filled piece by piece.
+// A ring of shared-memory stages for tensor-core kernels: tiles swizzled so that neither copies nor
+// the loads of fragments meet a bank conflict, and filled piece by piece.
 #ifndef CUPYCONV_RING_CUH
 #define CUPYCONV_RING_CUH
 
 #include "numeric.cuh"
+#include "vector.cuh"
+
+// A warp's product of fragments is 16 x 8 x DEPTH, whatever the elements; a thread holds four
+// registers of A, two of B, and four sums:
+//
+//   16 bits            m16n8k16, with 7.5 in two halves; a register holds two k
+//   float, as tf32     m16n8k8
+//   double             two by two m8n8k4
+//
+// ldmatrix loads rows of 16 bytes along k as they are, and transposes 16-bit elements only: wider ones
+// that run along positions, and doubles, are loaded one by one.
+template <class Storage>
+struct Fragments {
+  using Register = unsigned;
+  static constexpr int DEPTH = 32 / sizeof(Storage);
+  template <bool K_CONTIGUOUS>
+  static constexpr bool BY_MATRIX = sizeof(Storage) == 2 || K_CONTIGUOUS;
+};
+template <>
+struct Fragments<double> {
+  using Register = double;
+  static constexpr int DEPTH = 8;
+  template <bool K_CONTIGUOUS>
+  static constexpr bool BY_MATRIX = false;
+};
 
 // One operand's tile: LINES lines of LINE elements that are neighbours in memory.
 //
-// Lines are cut into chunks of 16 bytes, and a chunk's place in its line is exchanged according to
-// the line's number: eight chunks of the same column in eight successive lines, which is what
-// ldmatrix reads at once, then lie in eight different groups of banks.
-template <class Storage, int LINES_, int LINE_>
+// What is read at once lies in different groups of banks.  Lines are cut into chunks of 16 bytes, and a
+// chunk's place in its line is exchanged according to the line's number: ldmatrix reads one chunk of
+// eight successive lines; doubles along k are read from two chunks of four lines.  Elements along
+// positions are read one by one from four lines, which for that begin 32 bytes further on each;
+// addresses then differ by constants, which saves registers.
+template <class Storage, int LINES_, int LINE_, bool K_CONTIGUOUS_>
 struct RingTile {
+  using Element = Storage;
   static constexpr int LINES = LINES_, LINE = LINE_;
-  static constexpr int CHUNK = 8;
+  static constexpr bool K_CONTIGUOUS = K_CONTIGUOUS_;
+  static constexpr bool BY_MATRIX = Fragments<Storage>::template BY_MATRIX<K_CONTIGUOUS>;
+  static constexpr int CHUNK = 16 / sizeof(Storage);
   static constexpr int CHUNKS = LINE / CHUNK;
-  static_assert(sizeof(Storage) == 2 && (CHUNKS == 4 || CHUNKS % 8 == 0), "64 or 128 n bytes");
+  static_assert(CHUNKS == 4 || CHUNKS % 8 == 0, "64 or 128 n bytes");
 
-  alignas(128) Storage element[LINES * LINE];
+  static constexpr int PADDING = BY_MATRIX || K_CONTIGUOUS ? 0 : 32 / sizeof(Storage);
+  alignas(128) Storage element[LINES * (LINE + PADDING)];
 
   __device__ __forceinline__ Storage* at(int line, int position) {
-    const int turn = CHUNKS == 4 ? line / 2 % 4 : line % 8;
-    return &element[line * LINE + (position / CHUNK ^ turn) * CHUNK + position % CHUNK];
+    if (PADDING) return &element[line * (LINE + PADDING) + position];
+    const int row = CHUNKS == 4 ? line / 2 : line;  // of 128 bytes: all banks
+    const int turn = BY_MATRIX ? row % (CHUNKS == 4 ? 4 : 8) : row % (CHUNKS == 4 ? 2 : 4) * 2;
+    return &element[line * LINE + (position ^ turn * CHUNK)];
   }
 };
 
@@ -44,12 +77,10 @@ __device__ __forceinline__ void copy_piece(Storage* destination, const Storage* 
     return;
   }
 #endif
-  struct alignas(BYTES) Piece {
-    Storage element[VECTOR];
-  };
-  Piece piece = {};
-  if (inside) piece = *reinterpret_cast<const Piece*>(source);
-  *reinterpret_cast<Piece*>(destination) = piece;
+  using Whole = Piece<Storage, VECTOR>;
+  Whole piece = {};
+  if (inside) piece = *reinterpret_cast<const Whole*>(source);
+  *reinterpret_cast<Whole*>(destination) = piece;
 }
 
 __device__ __forceinline__ void commit_copies() {
@@ -66,25 +97,46 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// The 16 x 16 piece of an operand at (position, k) as mma fragments.  Registers hold the four 8 x 8
-// matrices in the order of an A operand (positions 0-7 and 8-15, then the next eight k), or of two B
-// operands (k 0-7 and 8-15 of positions 0-7, then of positions 8-15).
-template <bool K_CONTIGUOUS, bool IS_A, class Tile>
-__device__ __forceinline__ void load_fragments(unsigned (&registers)[4], Tile& tile, int position,
+// The piece of an operand at (position, k), 16 positions by DEPTH, as fragments.  Registers hold its
+// quarters in the order of an A operand (positions 0-7 and 8-15, then the further k), or of two B
+// operands (both halves of k for positions 0-7, then for positions 8-15).
+template <bool IS_A, class Register, class Tile>
+__device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& tile, int position,
                                                int k) {
+  using Storage = typename Tile::Element;
+  constexpr bool K_CONTIGUOUS = Tile::K_CONTIGUOUS;
+  constexpr int HALF = Fragments<Storage>::DEPTH / 2;
   const int lane = threadIdx.x % 32;
-  const int second = lane / 8 % 2, third = lane / 16;
-  position += (IS_A ? second : third) * 8;
-  k += (IS_A ? third : second) * 8;
-  if constexpr (K_CONTIGUOUS)
-    ptx::ldmatrix_x4(registers, tile.at(position + lane % 8, k));
-  else
-    ptx::ldmatrix_x4_trans(registers, tile.at(k + lane % 8, position));
+  if constexpr (Tile::BY_MATRIX) {
+    const int second = lane / 8 % 2, third = lane / 16;
+    position += (IS_A ? second : third) * 8;
+    k += (IS_A ? third : second) * HALF;
+    if constexpr (K_CONTIGUOUS)
+      ptx::ldmatrix_x4(registers, tile.at(position + lane % 8, k));
+    else
+      ptx::ldmatrix_x4_trans(registers, tile.at(k + lane % 8, position));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = position + (IS_A ? i % 2 : i / 2) * 8 + lane / 4;
+      const int depth = k + (IS_A ? i / 2 : i % 2) * HALF + lane % 4;
+      const Storage element = *(K_CONTIGUOUS ? tile.at(at, depth) : tile.at(depth, at));
+      if constexpr (sizeof(Storage) == 4)
+        registers[i] = __float_as_uint(element);
+      else
+        registers[i] = element;
+    }
+  }
+#if ASYNC_COPY
+  if constexpr (sizeof(Storage) == 4)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) registers[i] = ptx::tf32_from_f32(__uint_as_float(registers[i]));
+#endif
 }
 
-// d += a * b over 16 k on the tensor cores.
-__device__ __forceinline__ void multiply_16816(float (&d)[4], const unsigned (&a)[4], unsigned b0,
-                                               unsigned b1, half_t) {
+// d += a * b over DEPTH k on the tensor cores.
+__device__ __forceinline__ void multiply_fragments(float (&d)[4], const unsigned (&a)[4],
+                                                   unsigned b0, unsigned b1, half_t) {
 #if ASYNC_COPY
   ptx::mma_m16n8k16_f16(d, a, b0, b1);
 #else  // 7.5 has the instruction for 8 k only
@@ -94,9 +146,22 @@ __device__ __forceinline__ void multiply_16816(float (&d)[4], const unsigned (&a
 #endif
 }
 #if ASYNC_COPY
-__device__ __forceinline__ void multiply_16816(float (&d)[4], const unsigned (&a)[4], unsigned b0,
-                                               unsigned b1, bfloat16_t) {
+__device__ __forceinline__ void multiply_fragments(float (&d)[4], const unsigned (&a)[4],
+                                                   unsigned b0, unsigned b1, bfloat16_t) {
   ptx::mma_m16n8k16_bf16(d, a, b0, b1);
+}
+__device__ __forceinline__ void multiply_fragments(float (&d)[4], const unsigned (&a)[4],
+                                                   unsigned b0, unsigned b1, float) {
+  ptx::mma_m16n8k8_tf32(d, a, b0, b1);
+}
+__device__ __forceinline__ void multiply_fragments(double (&d)[4], const double (&a)[4], double b0,
+                                                   double b1, double) {
+  double upper[2] = {d[0], d[1]}, lower[2] = {d[2], d[3]};
+  ptx::mma_m8n8k4_f64(upper, a[0], b0);
+  ptx::mma_m8n8k4_f64(lower, a[1], b0);
+  ptx::mma_m8n8k4_f64(upper, a[2], b1);
+  ptx::mma_m8n8k4_f64(lower, a[3], b1);
+  d[0] = upper[0], d[1] = upper[1], d[2] = lower[0], d[3] = lower[1];
 }
 #endif
 

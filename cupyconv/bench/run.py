@@ -333,7 +333,7 @@ class _Run:
 
     def _ours(self, task: _Task, impl: str) -> _Candidate:
         problem, pass_ = task.problem, task.pass_
-        chosen = plan(problem, self.place.device, impl)[pass_]
+        chosen = plan(problem, self.place.device, impl, self.options.precision)[pass_]
         call = implementations.pass_call(problem, pass_, task.sets, impl, self.options.precision)
         return _Candidate(
             impl,

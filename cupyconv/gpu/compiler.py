@@ -93,8 +93,8 @@ def cached_cubin(source: KernelSource, defines: Mapping[str, str | int], archite
     for folder in (cache_directory(), _process_directory()):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _put(folder / f"{key}.cubin", cubin)
-            _put(folder / f"{key}.json", json.dumps(record, indent=1).encode())
+            put(folder / f"{key}.cubin", cubin)
+            put(folder / f"{key}.json", json.dumps(record, indent=1).encode())
             return folder / f"{key}.cubin"
         except OSError:
             continue
@@ -176,7 +176,8 @@ def _intact(cubin_path: Path, record_path: Path) -> bool:
         return False
 
 
-def _put(path: Path, content: bytes) -> None:
+def put(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, over one that may be there."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

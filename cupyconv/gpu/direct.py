@@ -9,10 +9,10 @@ import numpy as np
 from cupyconv.gpu import parameters
 from cupyconv.gpu.gather import neighbours
 from cupyconv.gpu.launch import STORAGE, Launch
-from cupyconv.gpu.parameters import Strides
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import direct_channels, direct_strip
 from cupyconv.planning.plan import PassPlan
+from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 THREADS = 128
@@ -42,13 +42,23 @@ def prepare(
         share = max(n for n in range(1, ins + 1) if ins % n == 0 and n <= affordable)
         source_vector = gcd(source_vector, share)
     channels = problem.groups * outs
-    lanes = min(32, 1 << (-(-channels // vector) - 1).bit_length())
+    # Neighbouring threads take neighbours in memory: channels, or else pixels.
+    results = strides.x if pass_ == "backprop_input" else strides.y
+    channel_axis, column_axis = problem.data_axes[1], problem.data_axes[-1]
+    lanes = 1
+    if results[channel_axis] == 1:
+        lanes = min(32, 1 << (-(-channels // vector) - 1).bit_length())
     accumulator = max(ITEMSIZE[problem.dtype], 4)
     while lanes > 1 and taps * ins * lanes * vector * accumulator > _STAGED_BYTES:
         lanes //= 2
     row_bytes = taps * ins * lanes * vector * accumulator
     strips = THREADS // lanes
     strip = direct_strip(problem, pass_)
+    run = 1
+    if vector == 1:
+        width = (problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)[-1]
+        itemsize = ITEMSIZE[problem.dtype]
+        run = gcd(strip, neighbours(results, column_axis, width, strides.alignment, itemsize))
     defines: dict[str, str | int] = {
         "PASS": PASSES.index(pass_),
         "STORAGE": STORAGE[problem.dtype],
@@ -61,6 +71,7 @@ def prepare(
         "LANES": lanes,
         "STRIPS": strips,
         "TILE": strip,
+        "RUN": run,
         "FILTER_S": taps,
         "STRIDE_W": problem.stride[-1],
         "DILATION_W": problem.dilation[-1],

@@ -9,14 +9,12 @@ import numpy as np
 
 from cupyconv.gpu import parameters
 from cupyconv.gpu.launch import STORAGE, Launch
-from cupyconv.gpu.parameters import Strides
 from cupyconv.planning.device import Device
 from cupyconv.planning.plan import PassPlan
-from cupyconv.problem import PASSES, ConvProblem
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
-_ITEMSIZE = 2
 _REDUCE_THREADS = 256
-_OUTPUT_PADDING = 8  # elements by which the lines of OutputTile are longer
 _INDEX_BYTES = {"int": 4, "long long": 8}
 
 # The kernel's a, b, bias, c and partial, by pass.
@@ -77,7 +75,7 @@ def prepare(
         defines=tuple(defines.items()),
         grid=(pass_plan.blocks, pass_plan.splits),
         block=(tile.threads,),
-        shared_bytes=_shared_bytes(defines),
+        shared_bytes=_shared_bytes(defines, ITEMSIZE[problem.dtype]),
         arguments=(a_role, b_role, bias, c_role, workspace, packed),
     )
     if not split:
@@ -88,7 +86,7 @@ def prepare(
         source="conv_gather.cu",
         entry="conv_gather_reduce",
         defines=product.defines,
-        grid=(-(-elements // _REDUCE_THREADS),),
+        grid=(-(-elements // (_REDUCE_THREADS * c.vector)),),
         block=(_REDUCE_THREADS,),
         shared_bytes=0,
         arguments=(workspace, bias, c_role, np.int32(pass_plan.splits), packed),
@@ -101,21 +99,56 @@ def _accesses(
 ) -> tuple[_Access, _Access, _Access]:
     """How A, B and C are taken from memory."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    x_channel, y_channel = problem.data_axes[1], problem.data_axes[1]
     w_filter, w_channel = problem.filter_axes[:2]
-    x = neighbours(strides.x, x_channel, channels, strides.alignment, _ITEMSIZE)
-    y = neighbours(strides.y, y_channel, filters, strides.alignment, _ITEMSIZE)
-    w_filters = neighbours(strides.w, w_filter, filters, strides.alignment, _ITEMSIZE)
-    w_channels = neighbours(strides.w, w_channel, channels, strides.alignment, _ITEMSIZE)
+    alignment, itemsize = strides.alignment, ITEMSIZE[problem.dtype]
     filters_last = strides.w[w_filter] < strides.w[w_channel]
-    w_vector = w_filters if filters_last else w_channels
-    x_last = strides.x[x_channel] == 1
-    y_last = strides.y[y_channel] == 1
+    w = (
+        neighbours(strides.w, w_filter, filters, alignment, itemsize)
+        if filters_last
+        else neighbours(strides.w, w_channel, channels, alignment, itemsize)
+    )
+
+    def along_channels_or_pixels(
+        layout: tuple[int, ...], extent: int, sizes: tuple[int, ...], pixels_follow: bool
+    ) -> _Access:
+        channel = problem.data_axes[1]
+        if layout[channel] == 1:
+            return _Access(True, neighbours(layout, channel, extent, alignment, itemsize))
+        follow = pixels_follow and _following_pixels(layout, problem, sizes, alignment)
+        return _Access(False, follow or 1)
+
+    # Pixels that follow each other in the matrix do so in memory where they are visited in the
+    # order of their numbers, and under a tap only if it is the only one, and each has its own.
+    unit_stride = set(problem.stride) == {1}
+    pointwise = (
+        set(problem.filter_sizes) == {1} and unit_stride and not any(map(any, problem.padding))
+    )
+    x_in_order = {"forward": pointwise, "backprop_input": unit_stride, "backprop_filter": pointwise}
+    y_in_order = pass_ != "backprop_input" or pointwise
+    x = along_channels_or_pixels(strides.x, channels, problem.input_sizes, x_in_order[pass_])
+    y = along_channels_or_pixels(strides.y, filters, problem.output_sizes, y_in_order)
     if pass_ == "forward":
-        return _Access(x_last, x), _Access(not filters_last, w_vector), _Access(y_last, y)
+        return x, _Access(not filters_last, w), y
     if pass_ == "backprop_input":
-        return _Access(y_last, y), _Access(filters_last, w_vector), _Access(x_last, x)
-    return _Access(not y_last, y), _Access(not x_last, x), _Access(not filters_last, w_vector)
+        return y, _Access(filters_last, w), x
+    return (
+        _Access(not y.along_first, y.vector),
+        _Access(not x.along_first, x.vector),
+        _Access(not filters_last, w),
+    )
+
+
+def _following_pixels(
+    strides: tuple[int, ...], problem: ConvProblem, sizes: tuple[int, ...], alignment: int
+) -> int:
+    """Pixels, in the order of their numbers, that can be moved at once: a power of two."""
+    run, rest = 1, list(strides)
+    for axis, size in reversed(list(zip(problem.data_axes[2:], sizes, strict=True))):
+        if size > 1 and strides[axis] != run:
+            break
+        run *= size
+        rest[axis] = 0
+    return neighbours((*rest, 1), len(rest), run, alignment, ITEMSIZE[problem.dtype])
 
 
 def neighbours(
@@ -146,11 +179,17 @@ def neighbours(
     return 1
 
 
-def _shared_bytes(defines: dict[str, str | int]) -> int:
+def _shared_bytes(defines: dict[str, str | int], itemsize: int) -> int:
     """Size of the kernel's SharedMemory: the ring, or the tile of C if that is larger."""
     m, n, k = (int(defines[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
-    ring = int(defines["STAGES"]) * (m + n) * k * _ITEMSIZE
+
+    def tile(extent: int, along_k: str | int) -> int:  # RingTile, with its PADDING
+        padding = 0 if along_k or itemsize == 2 else 32 // itemsize
+        return (extent + padding) * k * itemsize
+
+    stage = tile(m, defines["A_ALONG_K"]) + tile(n, defines["B_ALONG_K"])
     lines, line = (m, n) if defines["C_ALONG_N"] else (n, m)
     offsets = (m + n) * _INDEX_BYTES[str(defines["INDEX"])]
-    output = lines * (line + _OUTPUT_PADDING) * _ITEMSIZE + offsets
-    return max(ring, -(-output // 128) * 128)
+    padding = 8 if itemsize == 2 else 4  # OutputTile::PADDING
+    output = lines * (line + padding) * itemsize + offsets
+    return max(int(defines["STAGES"]) * stage, -(-output // 128) * 128)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cupyconv.gpu import parameters
 from cupyconv.gpu.launch import STORAGE, Launch
-from cupyconv.gpu.parameters import Strides
 from cupyconv.planning.device import Device
 from cupyconv.planning.plan import PassPlan
+from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
 
 BIAS_THREADS = 256

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from cupyconv import arrays
-from cupyconv.gpu import compiler, sources
+from cupyconv.gpu import compiler, sources, tensormaps
+from cupyconv.gpu.tensormaps import TensorMap, TensorMaps
 
 Kernel = Callable[..., Any]
 """Called as kernel(grid, block, arguments, shared_mem=bytes), like a cupy.RawKernel."""
@@ -31,6 +32,14 @@ _DEFAULT_SHARED_BYTES = 48 << 10  # more has to be allowed per kernel
 
 
 @dataclass(frozen=True)
+class Part:
+    """The memory of a role's array from an offset in bytes on."""
+
+    role: str
+    offset: int
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch, complete but for the memory's addresses.
 
@@ -41,7 +50,8 @@ class Launch:
         grid, block: launch dimensions; an empty grid means that there is nothing to do.
         shared_bytes: dynamic shared memory.
         arguments: the kernel's arguments in order; a str is the role of an array ("x", "w", "y",
-            "bias", "workspace"), anything else is passed by value.
+            "bias", "workspace"), a Part is an array from an offset on, TensorMaps are made for the
+            arrays of their roles, anything else is passed by value.
     """
 
     source: str
@@ -60,22 +70,42 @@ class Runtime(Protocol):
         """The loaded kernel of a launch's variant."""
         ...
 
+    def address(self, array: Any) -> int:
+        """The address of an array's first element."""
+        ...
 
-def run(launches: Sequence[Launch], operands: Mapping[str, Any], runtime: Runtime) -> None:
-    """Run launches one after the other on arrays given by role; a role without one is null."""
-    for launch in launches:
-        if 0 in launch.grid:
-            continue
-        arguments = [
-            _pointer(operands.get(argument)) if isinstance(argument, str) else argument
-            for argument in launch.arguments
-        ]
-        kernel = runtime.kernel(launch)
-        kernel(launch.grid, launch.block, tuple(arguments), shared_mem=launch.shared_bytes)
+    def encode(self, one: TensorMap, address: int) -> bytes:
+        """The 128 bytes of a tensor map."""
+        ...
 
 
-def _pointer(array: Any) -> Any:
-    return _NULL if array is None else array
+class Series:
+    """Launches one after the other, whose kernels are loaded at the first run."""
+
+    def __init__(self, launches: Sequence[Launch], runtime: Runtime) -> None:
+        self._launches = [one for one in launches if 0 not in one.grid]
+        self._runtime = runtime
+        self._kernels: list[Kernel] | None = None
+
+    def run(self, operands: Mapping[str, Any]) -> None:
+        """Run them on arrays given by role; a role without one is null."""
+        if self._kernels is None:
+            self._kernels = [self._runtime.kernel(one) for one in self._launches]
+        for one, kernel in zip(self._launches, self._kernels, strict=True):
+            arguments = [_argument(role, operands, self._runtime) for role in one.arguments]
+            kernel(one.grid, one.block, tuple(arguments), shared_mem=one.shared_bytes)
+
+
+def _argument(argument: Any, operands: Mapping[str, Any], runtime: Runtime) -> Any:
+    if isinstance(argument, str):
+        array = operands.get(argument)
+        return _NULL if array is None else array
+    if isinstance(argument, Part):
+        return np.uint64(runtime.address(operands[argument.role]) + argument.offset)
+    if isinstance(argument, TensorMaps):
+        addresses = tuple(runtime.address(operands[one.role]) for one in argument.maps)
+        return tensormaps.encoded(argument, addresses, runtime.encode)
+    return argument
 
 
 class CupyRuntime:
@@ -94,6 +124,11 @@ class CupyRuntime:
             self.architecture,
             self.ordinal,
         )
+
+    def address(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    encode = staticmethod(tensormaps.encode)
 
 
 @cache

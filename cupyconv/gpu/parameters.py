@@ -6,12 +6,11 @@ The same fields as ``ConvParameters`` in cuda/include/parameters.cuh, in the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
 import numpy as np
 
+from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
 
 SPATIAL = 3
@@ -37,28 +36,6 @@ CONV_PARAMETERS = np.dtype(
     ],
     align=True,
 )
-
-
-@dataclass(frozen=True)
-class Strides:
-    """How the tensors of a pass, or their gradients, lie in memory.
-
-    Attributes:
-        x, w, y: strides in elements, in the axis order of the tensors' formats.
-        bias: stride of the bias in elements.
-        alignment: bytes that the addresses of all three are multiples of, 16 at most.
-    """
-
-    x: tuple[int, ...]
-    w: tuple[int, ...]
-    y: tuple[int, ...]
-    bias: int = 1
-    alignment: int = 16
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a C-contiguous array."""
-    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def element_strides(array) -> tuple[int, ...]:

@@ -2,5 +2,6 @@
 
 from cupyconv.planning.device import Device
 from cupyconv.planning.plan import PassPlan, Plan, plan, plan_pass
+from cupyconv.planning.request import PRECISIONS, Request
 
-__all__ = ["Device", "PassPlan", "Plan", "plan", "plan_pass"]
+__all__ = ["PRECISIONS", "Device", "PassPlan", "Plan", "Request", "plan", "plan_pass"]

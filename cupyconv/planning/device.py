@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from cupyconv.errors import ConvError
 
@@ -19,16 +20,20 @@ class Device:
     Attributes:
         name: "cpu", or the name of a GPU.
         architecture: what kernels are compiled for, such as "sm_80" or "sm_90a"; None for the CPU.
+        multiprocessors: of the card, for grids of blocks that stay; None is the nominal chip's.
+        has_tensor_maps: whether tensor maps for TMA can be made, where the chip has it.
     """
 
     name: str
     architecture: str | None = None
+    multiprocessors: int | None = None
+    has_tensor_maps: bool = True
 
     @property
     def is_gpu(self) -> bool:
         return self.architecture is not None
 
-    @property
+    @cached_property
     def capability(self) -> tuple[int, int]:
         """Compute capability of a GPU, such as (9, 0)."""
         digits = (self.architecture or "sm_00").removeprefix("sm_").rstrip("a")
@@ -53,7 +58,12 @@ class Device:
         return Device.of_capability(word, (int(match[1]), int(match[2])))
 
     @staticmethod
-    def of_capability(name: str, capability: tuple[int, int]) -> Device:
+    def of_capability(
+        name: str,
+        capability: tuple[int, int],
+        multiprocessors: int | None = None,
+        has_tensor_maps: bool = True,
+    ) -> Device:
         """A GPU by its compute capability, such as (8, 0).
 
         Raises:
@@ -66,7 +76,8 @@ class Device:
                 "Use NumPy arrays, which are computed on the CPU",
             )
         suffix = "a" if capability in _ARCHITECTURE_SPECIFIC else ""
-        return Device(name, f"sm_{capability[0]}{capability[1]}{suffix}")
+        architecture = f"sm_{capability[0]}{capability[1]}{suffix}"
+        return Device(name, architecture, multiprocessors, has_tensor_maps)
 
 
 CPU = Device("cpu")

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from cupyconv.planning.device import Device
-from cupyconv.problem import ConvProblem
+from cupyconv.planning import hopper, toeplitz
+from cupyconv.planning.request import Request
+from cupyconv.problem import ITEMSIZE, ConvProblem
 
-Refusal = Callable[[ConvProblem, str, Device], str | None]
+Refusal = Callable[[Request], str | None]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Tile:
         threads: threads of a block.
         macros: further macros of the variant, by name.
         since: oldest compute capability that has the registers and instructions for it.
+        itemsize: bytes of the elements that it is for; None for any.
     """
 
     block_m: int
@@ -33,6 +35,7 @@ class Tile:
     threads: int
     macros: tuple[tuple[str, int], ...]
     since: tuple[int, int] = (7, 5)
+    itemsize: int | None = None
 
     @property
     def defines(self) -> dict[str, int]:
@@ -58,11 +61,13 @@ def _warp_tile(
     block_n: int,
     warps_m: int,
     warps_n: int,
-    stages: int,
-    since: tuple[int, int] = (7, 5),
+    itemsize: int,
+    since: tuple[int, int] = (8, 0),
 ) -> Tile:
-    macros = (("WARPS_M", warps_m), ("WARPS_N", warps_n), ("STAGES", stages))
-    return Tile(block_m, block_n, 32, warps_m * warps_n * 32, macros, since)
+    """Four stages, whose lines along k are of 64 bytes."""
+    macros = (("WARPS_M", warps_m), ("WARPS_N", warps_n), ("STAGES", 4))
+    threads = warps_m * warps_n * 32
+    return Tile(block_m, block_n, 64 // itemsize, threads, macros, since, itemsize)
 
 
 @dataclass(frozen=True)
@@ -73,36 +78,46 @@ class Family:
         name: what ``impl`` takes and ``plan`` prints.
         summary: how it computes, in a line.
         on_gpu: whether it runs on the GPU, else on the CPU.
-        refuses: why it cannot compute a pass of a problem on a device; None if it can.
+        refuses: why it cannot compute what is asked for; None if it can.
         tiles: block tiles its kernels may be compiled with; none on the CPU.
         uses_tensor_cores: which of the chip's rates bounds it.
         splits: whether gemm_k may be shared out over blocks.
         has_phases: whether backprop_input visits only the taps of each stride phase.
         streams: whether it has no tiles to choose and moves each byte about once.
+        stays: whether its blocks stay on the chip and compute one tile after the other.
+        on_request: whether "auto" leaves it out: its accuracy has not been measured on a GPU.
     """
 
     name: str
     summary: str
     on_gpu: bool
-    refuses: Refusal = lambda problem, pass_, device: None
+    refuses: Refusal = lambda request: None
     tiles: tuple[Tile, ...] = ()
     uses_tensor_cores: bool = False
     splits: bool = False
     has_phases: bool = False
     streams: bool = False
+    stays: bool = False
+    on_request: bool = False
 
 
-def _gather_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | None:
-    if problem.dtype not in ("float16", "bfloat16"):
-        return f"cuda-gather multiplies 16-bit types, not {problem.dtype}"
-    if problem.dtype == "bfloat16" and device.capability < (8, 0):
-        return "bfloat16 on tensor cores needs compute capability 8.0"
-    if pass_ == "backprop_input" and prod(problem.stride) > MAX_PHASES:
+def _gather_refuses(request: Request) -> str | None:
+    problem = request.problem
+    operands, capability = request.operands, request.device.capability
+    if operands == "float32":
+        return "tensor cores multiply float32 only as TF32, which precision='tf32' permits"
+    if operands == "float64" and capability not in DOUBLE_TENSOR_CORES:
+        chips = ", ".join(f"{major}.{minor}" for major, minor in sorted(DOUBLE_TENSOR_CORES))
+        return f"only chips of compute capability {chips} have tensor cores for float64"
+    if operands != "float16" and capability < (8, 0):
+        return f"{operands} on tensor cores needs compute capability 8.0"
+    if request.pass_ == "backprop_input" and prod(problem.stride) > MAX_PHASES:
         return f"{prod(problem.stride)} stride phases are more than {MAX_PHASES}"
     return None
 
 
-def _direct_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | None:
+def _direct_refuses(request: Request) -> str | None:
+    problem, pass_ = request.problem, request.pass_
     outs, ins = direct_channels(problem, pass_)
     if ins > MAX_SOURCES:
         return f"cuda-direct takes up to {MAX_SOURCES} source channels a group, not {ins}"
@@ -115,7 +130,21 @@ def _direct_refuses(problem: ConvProblem, pass_: str, device: Device) -> str | N
         return f"{taps} taps of {ins} channels are more than the {MAX_UNROLLED} that are unrolled"
     if prod(problem.filter_sizes[:-1]) * ins >= 2**16 or problem.groups * outs >= 2**16:
         return "the rows of the filter, or the channels, are more than a launch has blocks for"
-    return None
+    return _chunks_refused(request, "cuda-direct")
+
+
+def _toeplitz_refuses(request: Request) -> str | None:
+    return toeplitz.refusal(request) or _chunks_refused(request, "cuda-toeplitz")
+
+
+def _chunks_refused(request: Request, family: str) -> str | None:
+    least = chunk_bytes(request.problem) if request.pass_ == "backprop_filter" else 0
+    if request.affords(least):
+        return None
+    return (
+        f"{family} sums the filter gradient in a workspace of at least {least} bytes, the "
+        f"limit is {request.workspace_limit}"
+    )
 
 
 def direct_channels(problem: ConvProblem, pass_: str) -> tuple[int, int]:
@@ -127,12 +156,22 @@ def direct_channels(problem: ConvProblem, pass_: str) -> tuple[int, int]:
     return (channels, filters) if pass_ == "backprop_input" else (filters, channels)
 
 
+def chunk_bytes(problem: ConvProblem) -> int:
+    """Workspace that streaming families need for each chunk of pixels of the filter gradient."""
+    return prod(problem.filter_shape) * accumulator_bytes(problem)
+
+
 def direct_strip(problem: ConvProblem, pass_: str) -> int:
     """Neighbouring pixels of a row that a thread of cuda-direct computes.
 
     In backprop_input, whole strides.
     """
     return -(-4 // problem.stride[-1]) * problem.stride[-1] if pass_ == "backprop_input" else 4
+
+
+def accumulator_bytes(problem: ConvProblem) -> int:
+    """Size of the sums that splits and chunks leave in a workspace."""
+    return max(ITEMSIZE[problem.dtype], 4)
 
 
 MAX_SOURCES = 16
@@ -143,6 +182,9 @@ MAX_UNROLLED = 64
 
 MAX_COLUMNS = 96
 """Columns of the input under a strip that are still unrolled: a 31-tap filter with dilation 2."""
+
+DOUBLE_TENSOR_CORES = {(8, 0), (9, 0), (10, 0)}
+"""Compute capabilities of the chips whose tensor cores multiply float64 at a useful rate."""
 
 MAX_PHASES = 64
 """Stride phases that a block is still quick to find its own among."""
@@ -169,9 +211,15 @@ CUDA_GATHER = Family(
     refuses=_gather_refuses,
     tiles=(
         # Before 8.0 copies go through registers, which the larger tiles have none left for.
-        _warp_tile(128, 128, 2, 4, 4, since=(8, 0)),
-        _warp_tile(128, 64, 4, 2, 4, since=(8, 0)),
-        _warp_tile(64, 64, 2, 2, 4),
+        _warp_tile(128, 128, 2, 4, itemsize=2),
+        _warp_tile(128, 64, 4, 2, itemsize=2),
+        _warp_tile(64, 64, 2, 2, itemsize=2, since=(7, 5)),
+        _warp_tile(128, 128, 2, 4, itemsize=4),
+        _warp_tile(128, 64, 4, 2, itemsize=4),
+        _warp_tile(64, 64, 2, 2, itemsize=4),
+        # A sum takes two registers: 128 x 128 of them do not fit.
+        _warp_tile(128, 64, 4, 2, itemsize=8),
+        _warp_tile(64, 64, 2, 2, itemsize=8),
     ),
     uses_tensor_cores=True,
     splits=True,
@@ -186,7 +234,80 @@ CUDA_DIRECT = Family(
     streams=True,
 )
 
+
+def _hopper_tile(
+    block_m: int, block_n: int, stages: int, cluster: int = 1, itemsize: int = 2, planes: int = 1
+) -> Tile:
+    """Two warpgroups that multiply and one that loads; as many stages as shared memory holds."""
+    macros = (("STAGES", stages), ("CLUSTER", cluster), ("PLANES", planes))
+    line = hopper.LINE_BYTES // (itemsize if planes == 1 else 2)
+    return Tile(block_m, block_n, line, 384, macros, (9, 0), itemsize)
+
+
+CUDA_HOPPER = Family(
+    "cuda-hopper",
+    "implicit GEMM on wgmma, fed by TMA, in blocks that stay for many tiles",
+    on_gpu=True,
+    refuses=hopper.refusal,
+    tiles=tuple(
+        _hopper_tile(block_m, block_n, stages, cluster, itemsize)
+        for itemsize in (2, 4)
+        for block_m, block_n, stages, cluster in (
+            (128, 256, 4, 2),
+            (128, 256, 4, 1),
+            (256, 128, 4, 2),
+            (256, 128, 4, 1),
+            (128, 192, 4, 1),
+            (128, 128, 6, 2),
+            (128, 128, 6, 1),
+            (256, 64, 4, 1),
+            (128, 64, 6, 1),
+        )
+    ),
+    uses_tensor_cores=True,
+    splits=True,
+    has_phases=True,
+    stays=True,
+)
+CUDA_HOPPER_BF16X6 = Family(
+    "cuda-hopper-bf16x6",
+    "float32 as cuda-hopper's products of three bfloat16 planes",
+    on_gpu=True,
+    refuses=hopper.refusal_of_planes,
+    # Sums are kept twice, in and out of the tensor cores: 256 columns of them do not fit.
+    tiles=(
+        _hopper_tile(128, 128, 6, 2, itemsize=4, planes=hopper.PLANES),
+        _hopper_tile(128, 128, 6, itemsize=4, planes=hopper.PLANES),
+        _hopper_tile(256, 64, 4, itemsize=4, planes=hopper.PLANES),
+        _hopper_tile(128, 64, 6, itemsize=4, planes=hopper.PLANES),
+    ),
+    uses_tensor_cores=True,
+    splits=True,
+    has_phases=True,
+    stays=True,
+    on_request=True,
+)
+
+CUDA_TOEPLITZ = Family(
+    "cuda-toeplitz",
+    "rows of a channel times the filter's rows as Toeplitz matrices, on the tensor cores",
+    on_gpu=True,
+    refuses=_toeplitz_refuses,
+    uses_tensor_cores=True,
+    streams=True,
+)
+
 FAMILIES = {
-    family.name: family for family in (REFERENCE, NUMPY, CUDA_GENERIC, CUDA_GATHER, CUDA_DIRECT)
+    family.name: family
+    for family in (
+        REFERENCE,
+        NUMPY,
+        CUDA_GENERIC,
+        CUDA_GATHER,
+        CUDA_DIRECT,
+        CUDA_TOEPLITZ,
+        CUDA_HOPPER,
+        CUDA_HOPPER_BF16X6,
+    )
 }
 """All implementations by name."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache
 from typing import Any
 
 from cupyconv import markup
@@ -13,6 +13,8 @@ from cupyconv.errors import ConvError, unknown_word
 from cupyconv.planning import cost
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import FAMILIES, Family, Tile
+from cupyconv.planning.request import Request
+from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES, ConvProblem
 
 AUTO = "auto"
@@ -31,6 +33,7 @@ class PassPlan:
         splits: into how many parts a sum over pixels or gemm_k is cut; their sums are added in a
             fixed order.
         workspace_bytes: device memory beside the tensors.
+        precision: "tf32" if float32 operands may be rounded to TF32, else "ieee".
     """
 
     pass_: str
@@ -40,6 +43,7 @@ class PassPlan:
     blocks: int = 0
     splits: int = 1
     workspace_bytes: int = 0
+    precision: str = "ieee"
 
     @property
     def family(self) -> Family:
@@ -54,6 +58,9 @@ class Plan:
     device: Device
     passes: tuple[PassPlan, ...]
 
+    def __hash__(self) -> int:
+        return hash((self.problem, self.device))  # quick: a plan is looked up at every call
+
     def __getitem__(self, pass_: str) -> PassPlan:
         for pass_plan in self.passes:
             if pass_plan.pass_ == pass_:
@@ -64,8 +71,7 @@ class Plan:
         return iter(self.passes)
 
     def __str__(self) -> str:
-        where = self.device.architecture or ""
-        head = f"{self.problem}\non {self.device.name} {where}".rstrip()
+        head = f"{self.problem}\non {_place(self.device)}"
         rows = [
             (p.pass_, p.implementation, str(p.tile or ""), _blocks_text(p), p.reason)
             for p in self.passes
@@ -80,14 +86,15 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """The passes as a table, for Jupyter."""
-        where = " ".join(filter(None, (self.device.name, self.device.architecture)))
         rows = tuple(
             (p.pass_, p.implementation, str(p.tile or ""), _blocks_text(p), p.reason)
             for p in self.passes
         )
         words = ("pass", "implementation", "tile", "blocks", "reason")
         blocks = (markup.Paragraph(repr(self.problem)), markup.Table(words, rows))
-        return markup.Document(f"Plan on {where}", (markup.Section("", blocks),)).html()
+        return markup.Document(
+            f"Plan on {_place(self.device)}", (markup.Section("", blocks),)
+        ).html()
 
     def to_json(self) -> str:
         """The plan as JSON, which ``from_json`` reads."""
@@ -109,62 +116,188 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan that ``to_json`` wrote."""
-        fields: dict[str, Any] = json.loads(text)
-        passes = tuple(
-            PassPlan(**{**entry, "tile": _tile(entry["tile"])}) for entry in fields["passes"]
-        )
-        return Plan(ConvProblem(**fields["problem"]), Device(**fields["device"]), passes)
+        """The plan that ``to_json`` wrote.
+
+        Raises:
+            ConvError: it is no such text, or this version has no such kernels.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            problem, device = ConvProblem(**fields["problem"]), Device(**fields["device"])
+            passes = tuple(
+                PassPlan(**{**entry, "tile": _tile(entry["tile"])}) for entry in fields["passes"]
+            )
+            Device.of(device.architecture or "cpu")
+            if tuple(pass_plan.pass_ for pass_plan in passes) != PASSES:
+                raise ValueError(f"its passes must be {', '.join(PASSES)}")
+            for pass_plan in passes:
+                _require_possible(problem, device, pass_plan)
+        except ConvError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConvError(
+                "a plan must be JSON that Plan.to_json wrote",
+                f"{type(error).__name__}: {error}",
+                "Plan again, with cupyconv.plan(problem, device)",
+            ) from None
+        return Plan(problem, device, passes)
+
+    def replay(self, request: Request) -> PassPlan:
+        """The planned pass, if it answers a request.
+
+        Raises:
+            ConvError: it was planned for another problem or architecture, or does what the request
+                does not permit.
+        """
+        planned = self[request.pass_]
+        where = f"{request.device.name} ({request.device.architecture or 'NumPy arrays'})"
+        wrong, way_out = "", "Plan again, with cupyconv.plan(problem, device)"
+        if not _same(self.problem, request.problem):
+            wrong = f"planned was {self.problem}, computed is {request.problem}"
+        elif self.device.architecture != request.device.architecture:
+            wrong = f"planned was for {self.device.name}, the arrays are on {where}"
+        elif planned.precision == "tf32" and request.precision != "tf32":
+            wrong = "the plan rounds operands to TF32"
+            way_out = "Pass precision='tf32'"
+        elif not request.affords(planned.workspace_bytes):
+            wrong = (
+                f"{planned.workspace_bytes} bytes of workspace are planned, the limit is "
+                f"{request.workspace_limit}"
+            )
+        elif (refusal := planned.family.refuses(request)) is not None:
+            wrong = refusal
+        elif request.device.is_gpu and not self._still_costs(planned, request):
+            wrong = "the tensors lie in memory otherwise than was planned for"
+            way_out = "Pass tensors that are contiguous in the problem's formats"
+        if wrong:
+            raise ConvError("a plan must be for what is computed", wrong, way_out)
+        return planned
+
+    @staticmethod
+    def _still_costs(planned: PassPlan, request: Request) -> bool:
+        """Whether a planned pass needs as much workspace for the tensors of a request."""
+        found = cost.candidate(request, planned.family, planned.tile, planned.splits)
+        return found is not None and found.workspace_bytes == planned.workspace_bytes
 
 
-def plan(problem: ConvProblem, device: str | Device = "cpu", impl: str = AUTO) -> Plan:
+def plan(
+    problem: ConvProblem,
+    device: str | Device = "cpu",
+    impl: str = AUTO,
+    precision: str = "ieee",
+    workspace_limit: int | None = None,
+) -> Plan:
     """Which implementation computes each pass of a problem on a device, and why.
 
     Args:
         problem: the configuration.
         device: "cpu", an architecture such as "sm_80", or a Device.
         impl: "auto", or the name of the one implementation to use.
+        precision: "tf32" permits that float32 operands are rounded to TF32; "ieee" does not.
+        workspace_limit: bytes of device memory that a pass may use beside its tensors; None is any
+            number.
 
     Raises:
-        ConvError: the implementation is unknown, not for this device, or cannot take the problem.
+        ConvError: the implementation is unknown, not for this device, or cannot take the problem;
+            or an argument is none of these.
     """
     chosen = Device.of(device)
-    passes = tuple(plan_pass(problem, pass_, chosen, impl) for pass_ in PASSES)
+    passes = tuple(
+        plan_pass(problem, pass_, chosen, impl, precision, workspace_limit) for pass_ in PASSES
+    )
     return Plan(problem, chosen, passes)
 
 
 @lru_cache(maxsize=4096)
-def plan_pass(problem: ConvProblem, pass_: str, device: Device, impl: str = AUTO) -> PassPlan:
-    """One pass of ``plan``, for an implementation that need not have the others."""
-    here = {name: family for name, family in FAMILIES.items() if family.on_gpu == device.is_gpu}
-    if impl == AUTO:
-        families = [f for f in here.values() if f.refuses(problem, pass_, device) is None]
-    else:
-        family = _named(impl, here, device)
-        refusal = family.refuses(problem, pass_, device)
-        if refusal is not None:
-            raise ConvError("the implementation must fit the problem", refusal, "Use impl='auto'")
-        families = [family]
+def plan_pass(
+    problem: ConvProblem,
+    pass_: str,
+    device: Device,
+    impl: str = AUTO,
+    precision: str = "ieee",
+    workspace_limit: int | None = None,
+    strides: Strides | None = None,
+) -> PassPlan:
+    """One pass of ``plan``, for an implementation that need not have the others.
+
+    Strides are those of the tensors at hand; without, contiguous ones are planned for.
+    """
+    request = Request(problem, pass_, device, precision, workspace_limit, strides)
     if not device.is_gpu:
-        return PassPlan(pass_, families[-1].name, families[-1].summary)
-    candidates = [
-        candidate
-        for family in families
-        for candidate in cost.candidates(problem, pass_, device, family)
-    ]
-    best = min(candidates, key=lambda candidate: candidate.microseconds)
-    return PassPlan(
-        pass_,
-        best.family.name,
-        f"estimated {best.microseconds:.3g} us: {best.family.summary}",
-        best.tile,
-        best.blocks,
-        best.splits,
-        best.workspace_bytes,
+        family = _families(request, impl)[-1]
+        return PassPlan(pass_, family.name, family.summary, precision=precision)
+    best = _ranked(request, impl)[0]
+    estimate = f"estimated {best.microseconds:.3g} us"
+    if workspace_limit is not None:
+        free = _ranked(replace(request, workspace_limit=None), impl)[0]
+        if free != best:
+            estimate += (
+                f" ({free.microseconds:.3g} us by {free.family.name} with {free.workspace_bytes} "
+                f"bytes of workspace, but the limit is {workspace_limit})"
+            )
+    return _pass_plan(request, best, estimate)
+
+
+def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
+    """The most promising ways to compute a pass on a GPU, for measuring; the planned one first.
+
+    The best of each family is among them if ``count`` permits, however low its estimate ranks.
+
+    Raises:
+        ConvError: as for ``plan``.
+    """
+    ranked = _ranked(request, impl)
+    of_families = {candidate.family.name: candidate for candidate in reversed(ranked)}.values()
+    chosen = sorted(ranked, key=lambda candidate: candidate not in of_families)[:count]
+    return tuple(
+        _pass_plan(request, candidate, f"estimated {candidate.microseconds:.3g} us")
+        for candidate in sorted(chosen, key=ranked.index)
     )
 
 
-def _named(impl: str, here: dict[str, Family], device: Device) -> Family:
+def _ranked(request: Request, impl: str) -> list[cost.Candidate]:
+    """All ways to compute a pass on a GPU, by estimated time."""
+    candidates = [
+        candidate
+        for family in _families(request, impl)
+        for candidate in cost.candidates(request, family)
+    ]
+    return sorted(candidates, key=lambda candidate: candidate.microseconds)
+
+
+def _pass_plan(request: Request, chosen: cost.Candidate, why: str) -> PassPlan:
+    return PassPlan(
+        request.pass_,
+        chosen.family.name,
+        f"{why}: {chosen.family.summary}",
+        chosen.tile,
+        chosen.blocks,
+        chosen.splits,
+        chosen.workspace_bytes,
+        request.precision,
+    )
+
+
+def _families(request: Request, impl: str) -> list[Family]:
+    """Those that take what is asked for."""
+    device = request.device
+    if impl == AUTO:
+        offered = (family for family in _on(device).values() if not family.on_request)
+        return [family for family in offered if family.refuses(request) is None]
+    family = _named(impl, device)
+    refusal = family.refuses(request)
+    if refusal is not None:
+        raise ConvError("the implementation must fit the problem", refusal, "Use impl='auto'")
+    return [family]
+
+
+@cache
+def _on(device: Device) -> dict[str, Family]:
+    return {name: family for name, family in FAMILIES.items() if family.on_gpu == device.is_gpu}
+
+
+def _named(impl: str, device: Device) -> Family:
+    here = _on(device)
     if impl in here:
         return here[impl]
     if impl not in FAMILIES:
@@ -175,6 +308,37 @@ def _named(impl: str, here: dict[str, Family], device: Device) -> Family:
         f"{impl!r} does not run on {device.name}",
         f"Use one of {', '.join(map(repr, (AUTO, *here)))}, or pass {arrays}",
     )
+
+
+def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -> None:
+    """Check what was read: a kernel with other sizes than its tile's would compute nonsense."""
+    request = Request(problem, planned.pass_, device, planned.precision)
+    family = _named(planned.implementation, device)
+    wrong = family.refuses(request)
+    if wrong is None and device.is_gpu:
+        known = cost.candidate(request, family, planned.tile, planned.splits)
+        found = (planned.blocks, planned.workspace_bytes)
+        if known is None or (known.blocks, known.workspace_bytes) != found:
+            wrong = f"{planned.implementation} does not compute {planned.pass_} in this way"
+    if wrong is not None:
+        raise ConvError(
+            "a plan must have kernels that this version has",
+            wrong,
+            "Plan again, with cupyconv.plan(problem, device)",
+        )
+
+
+def _same(one: ConvProblem, other: ConvProblem) -> bool:
+    """Whether two problems are equal, however their padding is spelled."""
+    return one == other or one.replace(padding=one.padding) == other.replace(padding=other.padding)
+
+
+def _place(device: Device) -> str:
+    """A device's name, and what kernels are compiled for where the name does not say it."""
+    architecture = device.architecture or ""
+    if architecture.removesuffix("a") == device.name.removesuffix("a"):
+        return architecture
+    return f"{device.name} {architecture}".rstrip()
 
 
 def _blocks_text(planned: PassPlan) -> str:

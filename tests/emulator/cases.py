@@ -8,27 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from unittest import mock
 
 import numpy as np
 
 from cupyconv import ConvProblem
 from cupyconv.gpu import sources
-from cupyconv.planning import cost, plan_pass
 from tests import agreement
-from tests.agreement import fits
+from tests.agreement import fits, planned
 from tests.configurations import (
     CASES,
     FAMILY_CASES,
+    HOPPER_CASES,
+    TOEPLITZ_CASES,
     in_formats,
     integer_data,
     keywords,
     random_data,
 )
 
-from . import SCHEDULES, conv_backprop_bias, conv_forward, settings
+from . import SCHEDULES, Settings, conv_backprop_bias, conv_forward, settings
 
-_PROBLEMS = {case.name: case.problem for case in (*CASES, *FAMILY_CASES)}
+_PROBLEMS = {
+    case.name: case.problem for case in (*CASES, *FAMILY_CASES, *HOPPER_CASES, *TOEPLITZ_CASES)
+}
 
 # (case, data format, filter format, dtype) by family; the schedules go round.
 _GENERIC = (
@@ -37,6 +39,8 @@ _GENERIC = (
     ("stride_and_dilation_coprime", "NWC", "OWI", "float32"),
     ("padding_beyond_the_filter_on_one_side", "NCHW", "HWIO", "float32"),
     ("depthwise_multiplier", "NHWC", "HWIO", "float16"),
+    ("groups_of_whole_tiles_and_a_pixel", "NCW", "OIW", "float32"),
+    ("deeper_than_high", "NCDHW", "OIDHW", "float32"),
 )
 _GATHER = (
     ("pieces_of_8_everything_differs", "NHWC", "HWIO", "float16"),
@@ -46,7 +50,13 @@ _GATHER = (
     ("several_tiles", "NCHW", "OIHW", "float16"),
     ("volume_phases", "NDHWC", "ODHWI", "float16"),
     ("pieces_of_4", "NHWC", "HWIO", "float16"),
+    ("pieces_of_4", "NHWC", "OHWI", "float64"),
+    ("pixels_follow", "NCHW", "OIHW", "float64"),
     ("filter_beyond_input_fits_with_padding", "NHWC", "OHWI", "float16"),
+    ("phases_without_taps", "NHWC", "OHWI", "float16"),
+    ("stride_and_dilation", "NHWC", "HWIO", "float16"),
+    ("stride_beyond_input", "NHWC", "OHWI", "float16"),
+    ("deeper_than_high", "NCDHW", "OIDHW", "float16"),
 )
 _DIRECT = (
     ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
@@ -59,27 +69,74 @@ _DIRECT = (
     ("depthwise_dilated", "NHWC", "OHWI", "float16"),
     ("depthwise_chunks", "NHWC", "HWIO", "float32"),
     ("volume_depthwise", "NDHWC", "DHWIO", "float32"),
+    ("deeper_than_high_than_wide", "NCDHW", "OIDHW", "float32"),
+    ("filter_rows_in_stages", "NDHWC", "DHWIO", "float32"),
 )
-_CASES = {"cuda-generic": _GENERIC, "cuda-gather": _GATHER, "cuda-direct": _DIRECT}
-
-_KERNELS = {
-    "conv_forward.cu": ("cuda-generic", "forward"),
-    "conv_backprop_input.cu": ("cuda-generic", "backprop_input"),
-    "conv_backprop_filter.cu": ("cuda-generic", "backprop_filter"),
-    "conv_gather.cu": ("cuda-gather", None),
-    "conv_direct.cu": ("cuda-direct", None),
-    "conv_backprop_bias.cu": ("bias", None),
+_HOPPER = (
+    ("everything_differs", "NHWC", "OHWI", "float16"),
+    ("several_tiles", "NHWC", "HWIO", "float16"),
+    ("phases_of_one_two_and_four_taps", "NHWC", "HWIO", "bfloat16"),
+    ("channels_beyond_a_line", "NHWC", "OHWI", "float16"),
+    ("ring_wraps", "NHWC", "HWIO", "float16"),
+    ("a_volume_with_phases", "NDHWC", "ODHWI", "float16"),
+    ("a_row_stride_3", "NWC", "WIO", "float16"),
+    ("a_matrix_product", "NHWC", "OHWI", "float16"),
+    ("groups_and_phases", "NHWC", "OHWI", "float16"),
+    ("stride_beyond_input", "NCHW", "OIHW", "float16"),
+)
+_PLANES = (
+    ("channels_beyond_a_line", "NHWC", "HWIO", "float32"),
+    ("a_volume_with_phases", "NDHWC", "ODHWI", "float32"),
+)
+_TOEPLITZ = (
+    ("many_images_in_a_tile", "NHWC", "HWIO", "float16"),
+    ("two_products_a_strip", "NCHW", "OIHW", "bfloat16"),
+    ("rows_of_images_rounded_up", "NCHW", "HWIO", "float16"),
+    ("padding_beyond_the_filter", "NHWC", "OHWI", "float16"),
+    ("many_chunks", "NCHW", "OIHW", "float16"),
+)
+_CASES = {
+    "cuda-generic": _GENERIC,
+    "cuda-gather": _GATHER,
+    "cuda-direct": _DIRECT,
+    "cuda-toeplitz": _TOEPLITZ,
+    "cuda-hopper": _HOPPER,
+    "cuda-hopper-bf16x6": _PLANES,
 }
+
+_ARCH = {impl: "sm_90" if "hopper" in impl else "sm_80" for impl in _CASES}
+"""The chip that a family is run for."""
+
+# (kernel file, family, pass) of what is run for a mutant of the file.
+_KERNELS = (
+    ("conv_forward.cu", "cuda-generic", "forward"),
+    ("conv_backprop_input.cu", "cuda-generic", "backprop_input"),
+    ("conv_backprop_filter.cu", "cuda-generic", "backprop_filter"),
+    ("conv_gather.cu", "cuda-gather", None),
+    ("conv_direct.cu", "cuda-direct", None),
+    ("conv_toeplitz.cu", "cuda-toeplitz", None),
+    ("conv_hopper.cu", "cuda-hopper", None),
+    ("conv_hopper.cu", "cuda-hopper-bf16x6", None),
+    ("conv_arrange.cu", "cuda-hopper", None),
+    ("conv_planes.cu", "cuda-hopper-bf16x6", None),
+    ("conv_backprop_bias.cu", "bias", None),
+)
 
 
 def mutation_cases(file: str) -> list[tuple[str, Callable[[], None]]]:
-    """The cases for a kernel file, or for all kernels that reach a header."""
-    cases = []
-    for kernel, (impl, pass_) in _KERNELS.items():
-        reached = {kernel, *(name for name, _ in sources.load(kernel).headers)}
-        if file in reached:
-            cases += list(_cases_of(impl, pass_))
-    return cases
+    """The cases for a kernel file, or for the kernels that reach a header.
+
+    Of the Hopper kernels, which are slow to build, only those whose own file it is: what headers
+    they share with others is judged by the others.
+    """
+    reaching = [
+        (kernel, impl, pass_)
+        for kernel, impl, pass_ in _KERNELS
+        if file in (kernel, *(name for name, _ in sources.load(kernel).headers))
+    ]
+    others = [one for one in reaching if "hopper" not in one[1]]
+    chosen = others if others and file.endswith(".cuh") else reaching
+    return [case for _, impl, pass_ in chosen for case in _cases_of(impl, pass_)]
 
 
 def _cases_of(impl: str, only: str | None):
@@ -89,32 +146,66 @@ def _cases_of(impl: str, only: str | None):
         return
     for number, (name, data_format, filter_format, dtype) in enumerate(_CASES[impl]):
         problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
-        for pass_ in fits(problem, impl, "sm_80"):
+        run = partial(_exact, problem, impl, schedule=SCHEDULES[number % 3], arch=_ARCH[impl])
+        if "hopper" in impl:  # tiles, clusters and splits go round
+            run = partial(_planned, run, impl, 2 * number, 1 + 2 * (number % 2))
+        for pass_ in fits(problem, impl, _ARCH[impl]):
             if only in (None, pass_):
-                label = f"{impl} {pass_} {name}"
-                yield label, partial(_exact, problem, impl, pass_, SCHEDULES[number % 3])
+                yield f"{impl} {pass_} {name}", partial(run, pass_=pass_)
     if impl == "cuda-gather":
         problem = _PROBLEMS["pieces_of_8"].replace(dtype="float16")
-        yield "cuda-gather split", partial(_split, problem)
-        yield "cuda-gather 7.5", partial(_exact, problem, impl, "forward", SCHEDULES[0], "sm_75")
+        for pass_ in fits(problem, impl, "sm_80"):
+            run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
+            yield f"cuda-gather {pass_} split", partial(_planned, run, impl, 2, 3)
+        run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0], arch="sm_75")
+        yield "cuda-gather 7.5", run
+    if impl == "cuda-direct":
+        problem = _PROBLEMS["filter_rows_in_stages"]
+        yield "cuda-direct not a number", partial(_not_a_number, impl, problem)
     if only in (None, "forward"):
         yield f"{impl} activation", partial(_activation, impl)
+    if only == "forward":
+        for dtype in ("float16", "bfloat16"):
+            yield f"{impl} rounding {dtype}", partial(_rounding, impl, dtype)
 
 
-def _exact(problem: ConvProblem, impl: str, pass_: str, schedule, arch: str = "sm_80") -> None:
+def _exact(
+    problem: ConvProblem, impl: str, *, pass_: str, schedule: Settings, arch: str = "sm_80"
+) -> None:
     from tests import emulator
 
     with settings(schedule):
         agreement.require_exact(emulator, problem, impl=impl, arch=arch, passes=(pass_,))
 
 
-def _split(problem: ConvProblem) -> None:
-    """All passes with gemm_k in three parts."""
-    with mock.patch.object(cost, "_splits", return_value=3):
-        plan_pass.cache_clear()
-        for pass_ in fits(problem, "cuda-gather", "sm_80"):
-            _exact(problem, "cuda-gather", pass_, SCHEDULES[2])
-    plan_pass.cache_clear()
+def _planned(run: Callable[..., None], impl: str, tile: int, splits: int, **more: str) -> None:
+    with planned(impl, tile, splits):
+        run(**more)
+
+
+def _rounding(impl: str, dtype: str) -> None:
+    """Single products, which float32 holds exactly, rounded once: ties, overflow, NaN."""
+    problem = ConvProblem((1, 1, 600), (4, 1, 1), dtype=dtype)
+    data = random_data(problem)
+    data.x[0, 0, :4] = np.nan, np.inf, -np.inf, 6e4
+    with np.errstate(over="ignore", invalid="ignore"):
+        products = data.x.astype(np.float32) * data.w.reshape(4, 1).astype(np.float32)
+        expected = products.astype(data.x.dtype)
+        got = conv_forward(data.x, data.w, impl=impl, **keywords(problem))
+    assert np.array_equal(got, expected.reshape(got.shape), equal_nan=True)
+
+
+def _not_a_number(impl: str, problem: ConvProblem) -> None:
+    """A NaN in the input's last rows reaches the windows that have it, and no others."""
+    import cupyconv
+
+    data = integer_data(problem)
+    data.x[0, 0, -1] = np.nan
+    arguments = keywords(problem)
+    got = conv_forward(data.x, data.w, impl=impl, **arguments)
+    expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)
+    assert 0 < np.isnan(expected).mean() < 1
+    assert np.array_equal(got, expected, equal_nan=True)
 
 
 def _bias(dtype: str) -> None:
@@ -130,10 +221,13 @@ def _activation(impl: str) -> None:
     import cupyconv
 
     problem = _PROBLEMS["depthwise_pieces"].replace(dtype="float16")
+    if "hopper" in impl:
+        dtype = "float16" if impl == "cuda-hopper" else "float32"
+        problem = in_formats(_PROBLEMS["few_channels"], "NHWC", "OHWI").replace(dtype=dtype)
     data = random_data(problem)
     for activation in ("relu", "silu", "gelu"):
         arguments = {**keywords(problem), "activation": activation}
-        got = conv_forward(data.x, data.w, data.bias, impl=impl, **arguments)
+        got = conv_forward(data.x, data.w, data.bias, impl=impl, arch=_ARCH[impl], **arguments)
         expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
         difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
         assert difference.max() < 4e-3

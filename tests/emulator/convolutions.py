@@ -7,6 +7,7 @@ replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -18,8 +19,10 @@ from cupyconv.gpu import sources
 from cupyconv.gpu.launch import Launch
 from cupyconv.planning import Device
 
-from . import memory
+from . import memory, tensormap
 from .module import EmulatedKernel, EmulatedModule
+
+MULTIPROCESSORS = 4
 
 
 class EmulatorRuntime:
@@ -38,6 +41,11 @@ class EmulatorRuntime:
             kernel.max_dynamic_shared_size_bytes, launch.shared_bytes
         )
         return kernel
+
+    def address(self, array: np.ndarray) -> int:
+        return array.ctypes.data
+
+    encode = staticmethod(tensormap.encode)
 
 
 @cache
@@ -58,13 +66,13 @@ class EmulatorBackend(backends.GpuBackend):
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return memory.empty(shape, arrays.numpy_dtype(dtype))
 
-    def address(self, array: np.ndarray) -> int:
-        return array.ctypes.data
-
 
 def backend(arch: str = "sm_80", checked: bool = True) -> EmulatorBackend:
-    """The emulator as a backend that stands for a chip such as ``sm_80``."""
-    device = Device.of(arch)
+    """The emulator as a backend that stands for a chip such as ``sm_80``.
+
+    A card with few multiprocessors, so that blocks that stay have several tiles each.
+    """
+    device = replace(Device.of(arch), multiprocessors=MULTIPROCESSORS)
     assert device.architecture is not None
     return EmulatorBackend(device, EmulatorRuntime(device.architecture, checked))
 

@@ -34,7 +34,8 @@ from .reports import CheckerError
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 NOT_MUTATED = ("ptx.cuh", "parameters.cuh")  # no logic of their own
-SECONDS_PER_MUTANT = 120
+SECONDS = 120
+"""What a mutant has at least, and five times what its cases take on the unchanged kernels."""
 
 Case = tuple[str, Callable[[], None]]
 """A name, and what raises CheckerError or AssertionError where the kernels are wrong."""
@@ -169,7 +170,7 @@ def _child(mutant: Mutant | None, file: str, cases_of: CasesOf, folder: Path, an
 class _Trial:
     """A child process that judges one mutant."""
 
-    def __init__(self, mutant: Mutant | None, file: str, cases_of: CasesOf) -> None:
+    def __init__(self, mutant: Mutant | None, file: str, cases_of: CasesOf, seconds: float) -> None:
         context = multiprocessing.get_context("spawn")
         self.mutant = mutant
         self._folder = tempfile.TemporaryDirectory(prefix="mutant-")
@@ -178,32 +179,41 @@ class _Trial:
         self._child = context.Process(target=_child, args=arguments)
         self._child.start()
         sender.close()
-        self.deadline = time.monotonic() + SECONDS_PER_MUTANT
+        self.seconds = seconds
+        self.deadline = time.monotonic() + seconds
 
     def verdict(self) -> Verdict:
         """The outcome; to be called once the receiver is ready or the deadline is over."""
-        outcome, detail = "timeout", f"more than {SECONDS_PER_MUTANT} s"
+        outcome, detail = "timeout", f"more than {self.seconds:.0f} s"
+        broken = None
         if self.receiver.poll():
             try:
                 outcome, detail = self.receiver.recv()
             except EOFError:
                 self._child.join()
-                code = -(self._child.exitcode or 0)
-                outcome, detail = "crash", signal.Signals(code).name if code > 0 else "exit"
+                code = self._child.exitcode or 0
+                if code < 0:
+                    outcome, detail = "crash", signal.Signals(-code).name
+                else:  # no mutant's doing: cases answer even when they fail
+                    broken = code
         self._child.kill()
         self._child.join()
         self.receiver.close()
         self._folder.cleanup()
+        if broken is not None:
+            raise RuntimeError(f"the trial of {self.mutant} ended with {broken}")
         return Verdict(self.mutant, outcome, detail)
 
 
-def judge(mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 1) -> Iterator[Verdict]:
+def judge(
+    mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 1, seconds: float = SECONDS
+) -> Iterator[Verdict]:
     """Runs the cases on each mutant in a child process; verdicts come as they are reached."""
     waiting = iter(mutants)
     running: list[_Trial] = []
     while True:
         while len(running) < jobs and (mutant := next(waiting, None)) is not None:
-            running.append(_Trial(mutant, mutant.file, cases_of))
+            running.append(_Trial(mutant, mutant.file, cases_of, seconds))
         if not running:
             return
         patience = min(trial.deadline for trial in running) - time.monotonic()
@@ -216,8 +226,8 @@ def judge(mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 1) -> Iterat
 
 def judge_unchanged(file: str, cases_of: CasesOf) -> Verdict:
     """Runs the cases on the kernels as they are; anything but ``survived`` is a wrong case."""
-    trial = _Trial(None, file, cases_of)
-    connection.wait([trial.receiver], SECONDS_PER_MUTANT)
+    trial = _Trial(None, file, cases_of, 10 * SECONDS)
+    connection.wait([trial.receiver], trial.seconds)
     return trial.verdict()
 
 
@@ -231,13 +241,15 @@ def equivalent_mutants() -> dict[tuple[str, str, str], str]:
     }
 
 
-def survivors(mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 2) -> list[Mutant]:
+def survivors(
+    mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 2, seconds: float = SECONDS
+) -> list[Mutant]:
     """The mutants that no case kills and that are not argued equivalent; prints as it goes."""
     excused = equivalent_mutants()
     counts: Counter[str] = Counter()
     alive: list[Mutant] = []
     started = time.monotonic()
-    for verdict in judge(mutants, cases_of, jobs):
+    for verdict in judge(mutants, cases_of, jobs, seconds):
         mutant, outcome = verdict.mutant, verdict.outcome
         assert mutant is not None
         if outcome == "survived" and (mutant.file, mutant.source, mutant.change) in excused:
@@ -278,12 +290,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from .cases import mutation_cases  # cases_of(file) -> [(name, run), ...]
 
+    seconds = float(SECONDS)
     for file in sorted({mutant.file for mutant in mutants}):
+        started = time.monotonic()
         verdict = judge_unchanged(file, mutation_cases)
+        seconds = max(seconds, 5 * chosen.jobs * (time.monotonic() - started))
         if verdict.outcome != "survived":
             print(f"the cases of {file} fail on the kernels as they are: {verdict.detail}")
             return 2
-    return 1 if survivors(mutants, mutation_cases, chosen.jobs) else 0
+    return 1 if survivors(mutants, mutation_cases, chosen.jobs, seconds) else 0
 
 
 if __name__ == "__main__":

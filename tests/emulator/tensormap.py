@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cupyconv.gpu import tensormaps
+
 MAP_BYTES = 128
 _MAGIC = 0x70616D5F726F736E
 _MAX_RANK = 5
@@ -127,6 +129,22 @@ def encode_im2col(
     _check_inner(channels_per_pixel * element_size, swizzle)
     box = (channels_per_pixel, pixels_per_column)
     return _pack(address, element_size, extents, strides, box, steps, swizzle, True, lower, upper)
+
+
+def encode(one: tensormaps.TensorMap, address: int) -> bytes:
+    """What ``cupyconv.gpu.tensormaps.encode`` has the driver make."""
+    tensor = (address, one.itemsize, one.extents, one.strides)
+    if isinstance(one, tensormaps.TiledMap):
+        return encode_tiled(*tensor, one.box, swizzle=tensormaps.SWIZZLE).tobytes()
+    return encode_im2col(
+        *tensor,
+        one.lower,
+        one.upper,
+        one.channels,
+        one.pixels,
+        (1, *one.element_strides, 1),
+        swizzle=tensormaps.SWIZZLE,
+    ).tobytes()
 
 
 def _require(condition: bool, message: str) -> None:

@@ -8,10 +8,11 @@ import pytest
 
 import cupyconv
 from cupyconv import arrays, backends
+from cupyconv.formats import data_formats, filter_formats
 from cupyconv.problem import PASSES
 from tests import agreement
-from tests.agreement import fits
-from tests.configurations import CASES, FAMILY_CASES
+from tests.agreement import fits, planned
+from tests.configurations import CASES, FAMILY_CASES, HOPPER_CASES, in_formats
 
 if arrays.device_count() == 0:
     pytest.skip("no usable GPU: the CuPy path was not run", allow_module_level=True)
@@ -45,6 +46,52 @@ def test_kernels_agree_exactly_with_the_reference(case, impl, dtype):
     agreement.require_exact(
         cupyconv, problem, passes=passes, to_device=cupy.asarray, to_host=cupy.asnumpy, impl=impl
     )
+
+
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("tile", range(9))
+@pytest.mark.parametrize(
+    ("impl", "dtype", "precision"),
+    [
+        ("cuda-hopper", "float16", "ieee"),
+        ("cuda-hopper", "bfloat16", "ieee"),
+        ("cuda-hopper", "float32", "tf32"),
+        ("cuda-hopper-bf16x6", "float32", "ieee"),
+    ],
+)
+def test_hopper_kernels_with_every_tile(impl, dtype, precision, tile, case):
+    device = backends.current_device()
+    filters = filter_formats(case.problem.spatial_rank)[1 + tile % 2]
+    data = data_formats(case.problem.spatial_rank)[1]
+    problem = in_formats(case.problem, data, filters).replace(dtype=dtype)
+    with planned(impl, tile, splits=1 + 2 * (tile % 2)):
+        agreement.require_exact(
+            cupyconv,
+            problem,
+            passes=fits(problem, impl, device, precision),
+            to_device=cupy.asarray,
+            to_host=cupy.asnumpy,
+            impl=impl,
+            precision=precision,
+        )
+
+
+def test_planes_err_no_more_than_plain_float32():
+    """Largest and mean error against float64, over 4,608 terms: what decides the default."""
+    problem = cupyconv.ConvProblem(
+        (4, 14, 14, 512), (512, 3, 3, 512), padding=1, data_format="NHWC", filter_format="OHWI"
+    )
+    if not fits(problem, "cuda-hopper-bf16x6", backends.current_device()):
+        pytest.skip("these kernels need compute capability 9.0")
+    arguments = {"padding": 1, "data_format": "NHWC", "filter_format": "OHWI"}
+    x, w = (cupy.asarray(random(s)) for s in (problem.input_shape, problem.filter_shape))
+    exact = cupyconv.conv_forward(x.astype("float64"), w.astype("float64"), **arguments)
+    errors = {}
+    for impl in ("cuda-hopper-bf16x6", "cuda-generic"):
+        error = cupy.abs(cupyconv.conv_forward(x, w, impl=impl, **arguments) - exact)
+        errors[impl] = float(error.max()), float(error.mean())
+    print(errors)
+    assert errors["cuda-hopper-bf16x6"] <= errors["cuda-generic"]
 
 
 def test_nothing_synchronises_and_calls_can_be_captured():
@@ -164,3 +211,90 @@ def test_more_than_two_to_the_31_elements():
     y = cupyconv.conv_forward(x, w)
     assert float(y[0, 0, -1, -1]) == 64
     assert int(cupy.count_nonzero(y)) == 1
+
+
+@pytest.fixture
+def torch_with_cuda():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA device")
+    return torch
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ["contiguous_format", "channels_last"])
+def test_tensors_are_convolved_on_pytorchs_stream_and_in_its_memory(torch_with_cuda, dtype, order):
+    import cupyconv.torch as ct
+
+    torch = torch_with_cuda
+    numbers = torch.Generator().manual_seed(0)
+
+    def integers(*shape):
+        drawn = torch.randint(-2, 3, shape, generator=numbers).to("cuda", getattr(torch, dtype))
+        return drawn.to(memory_format=getattr(torch, order)).requires_grad_()
+
+    leaves = integers(2, 16, 9, 8), integers(8, 8, 3, 2)
+    bias = torch.ones(8, device="cuda", dtype=leaves[0].dtype, requires_grad=True)
+    window = {"stride": 2, "padding": 1, "groups": 2}
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        before = torch.cuda.memory_allocated()
+        y = ct.conv2d(*leaves, bias, **window)
+        assert torch.cuda.memory_allocated() - before >= y.numel() * y.element_size()
+        ours = [y, *torch.autograd.grad(y, (*leaves, bias), torch.ones_like(y))]
+    torch.cuda.current_stream().wait_stream(side)
+    exact = [t.detach().double().requires_grad_() for t in (*leaves, bias)]
+    expected = torch.nn.functional.conv2d(*exact, **window)
+    theirs = [expected, *torch.autograd.grad(expected, exact, torch.ones_like(expected))]
+    for mine, their in zip(ours, theirs, strict=True):
+        assert mine.is_cuda
+        assert torch.equal(mine.double(), their)
+    assert y.is_contiguous(memory_format=getattr(torch, order))
+
+
+def test_a_captured_graph_of_pytorch_has_the_kernels(torch_with_cuda):
+    import cupyconv.torch as ct
+
+    torch = torch_with_cuda
+    x = torch.ones(2, 4, 8, 8, device="cuda")
+    w = torch.ones(6, 4, 3, 3, device="cuda")
+    ct.conv2d(x, w)  # compiles before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ct.conv2d(x, w)
+    x.fill_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y == 72).all()
+
+
+def test_gradients_of_tensors_agree_with_differences(torch_with_cuda):
+    import cupyconv.torch as ct
+
+    torch = torch_with_cuda
+    leaves = [
+        torch.randn(shape, device="cuda", dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 2, 4, 3), (4, 1, 3, 2), (4,))
+    ]
+    assert torch.autograd.gradcheck(lambda *t: ct.conv2d(*t, padding=1, groups=2), leaves)
+    assert torch.autograd.gradgradcheck(lambda *t: ct.conv2d(*t, padding=1, groups=2), leaves)
+
+
+def test_tensors_on_the_host_and_the_device_are_told_apart(torch_with_cuda):
+    import cupyconv.torch as ct
+
+    torch = torch_with_cuda
+    x, w = torch.ones(1, 2, 5, device="cuda"), torch.ones(3, 2, 3)
+    with pytest.raises(cupyconv.ConvTypeError, match=r"input is on cuda:0, weight on cpu"):
+        ct.conv1d(x, w)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_go_back_to_the_tensors_library(torch_with_cuda, dtype):
+    torch = torch_with_cuda
+    x = torch.ones(1, 2, 5, device="cuda", dtype=getattr(torch, dtype))
+    y = cupyconv.conv_forward(x, torch.ones(3, 2, 3, device="cuda", dtype=x.dtype))
+    back = cupyconv.as_kind_of(y, x)
+    assert isinstance(back, torch.Tensor)
+    assert (back.dtype, back.device, back.data_ptr()) == (x.dtype, x.device, y.data.ptr)

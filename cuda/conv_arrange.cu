@@ -1,0 +1,104 @@
+// Copies a tensor between the user's memory order and channels last, which TMA walks over.
+//
+//   in    from any strides to a contiguous (n, d, h, w, channel) in the workspace
+//   out   from there to any strides
+//
+// A filter counts as a batch of filters whose pixels are its taps.  A block moves TILE pixels of TILE
+// channels through shared memory: on the user's side neighbouring threads take neighbouring pixels,
+// which is what channels-first tensors have contiguous, on ours neighbouring channels, 16 bytes a
+// thread.
+//
+// A variant is chosen with -D: STORAGE.
+#include "numeric.cuh"
+#include "vector.cuh"
+
+using Storage = STORAGE;
+
+constexpr int THREADS = 256;
+constexpr int TILE = 64;
+constexpr int VECTOR = 16 / sizeof(Storage);
+
+// The user's tensor; strides in elements.
+struct ArrangeShape {
+  long long extent[4];  // N, D, H, W
+  long long stride[4];
+  long long channels;  // a multiple of VECTOR
+  long long channel_stride;
+};
+
+struct Tile {
+  long long first_pixel, first_channel, pixels;
+  long long (&offset)[TILE];  // of the pixels, in the user's tensor
+
+  __device__ __forceinline__ Tile(const ArrangeShape& shape, long long (&offsets)[TILE])
+      : offset(offsets) {
+    const long long columns = (shape.channels + TILE - 1) / TILE;
+    first_channel = blockIdx.x % columns * TILE;
+    first_pixel = blockIdx.x / columns * TILE;
+    pixels = shape.extent[0] * shape.extent[1] * shape.extent[2] * shape.extent[3];
+    if (threadIdx.x >= TILE) return;
+    long long rest = first_pixel + threadIdx.x, place = 0;
+#pragma unroll
+    for (int axis = 3; axis >= 0; --axis) {
+      place += rest % shape.extent[axis] * shape.stride[axis];
+      rest /= shape.extent[axis];
+    }
+    offset[threadIdx.x] = place;
+  }
+
+  // Calls use(pixel, channel, offset) for this thread's elements that exist, in the user's order.
+  template <class Use>
+  __device__ __forceinline__ void for_each_element(const ArrangeShape& shape, Use use) const {
+    for (int i = threadIdx.x; i < TILE * TILE; i += THREADS) {
+      const int pixel = i % TILE, channel = i / TILE;
+      if (first_pixel + pixel < pixels && first_channel + channel < shape.channels)
+        use(pixel, channel, offset[pixel] + (first_channel + channel) * shape.channel_stride);
+    }
+  }
+
+  // Calls use(pixel, channel, offset) for this thread's pieces that exist, channels last.
+  template <class Use>
+  __device__ __forceinline__ void for_each_piece(const ArrangeShape& shape, Use use) const {
+    for (int i = threadIdx.x; i < TILE * TILE / VECTOR; i += THREADS) {
+      const int channel = i % (TILE / VECTOR) * VECTOR, pixel = i / (TILE / VECTOR);
+      if (first_pixel + pixel < pixels && first_channel + channel < shape.channels)
+        use(pixel, channel, (first_pixel + pixel) * shape.channels + first_channel + channel);
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    conv_arrange_in(const Storage* __restrict__ tensor, Storage* __restrict__ copy,
+                    const __grid_constant__ ArrangeShape shape) {
+  __shared__ Storage element[TILE][TILE + 2];  // by channel; lines begin in different banks
+  __shared__ long long offsets[TILE];
+  const Tile tile(shape, offsets);
+  __syncthreads();  // the offsets are written
+  tile.for_each_element(shape, [&](int pixel, int channel, long long place) {
+    element[channel][pixel] = tensor[place];
+  });
+  __syncthreads();  // the elements are
+  tile.for_each_piece(shape, [&](int pixel, int channel, long long place) {
+    Piece<Storage, VECTOR> piece;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) piece.element[i] = element[channel + i][pixel];
+    *reinterpret_cast<Piece<Storage, VECTOR>*>(copy + place) = piece;
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    conv_arrange_out(Storage* __restrict__ tensor, const Storage* __restrict__ copy,
+                     const __grid_constant__ ArrangeShape shape) {
+  __shared__ Storage element[TILE][TILE + 2];
+  __shared__ long long offsets[TILE];
+  const Tile tile(shape, offsets);
+  tile.for_each_piece(shape, [&](int pixel, int channel, long long place) {
+    const auto piece = *reinterpret_cast<const Piece<Storage, VECTOR>*>(copy + place);
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) element[channel + i][pixel] = piece.element[i];
+  });
+  __syncthreads();  // the elements and the offsets are written
+  tile.for_each_element(shape, [&](int pixel, int channel, long long place) {
+    tensor[place] = element[channel][pixel];
+  });
+}

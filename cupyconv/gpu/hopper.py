@@ -1,0 +1,423 @@
+"""Launches of the Hopper kernels (cuda/conv_hopper.cu)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from cupyconv.gpu import parameters
+from cupyconv.gpu.launch import STORAGE, Launch, Part
+from cupyconv.gpu.tensormaps import Im2colMap, TensorMap, TensorMaps, TiledMap
+from cupyconv.planning import cost
+from cupyconv.planning.device import Device
+from cupyconv.planning.families import Tile
+from cupyconv.planning.hopper import (
+    LINE_BYTES,
+    PLANES,
+    Walk,
+    filters_last,
+    flattens,
+    has_taps,
+    is_pointwise,
+    layout,
+    matrix,
+    shape_of,
+    walks,
+)
+from cupyconv.planning.plan import PassPlan
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+
+_CONSUMERS = 2  # warpgroups that multiply
+_OUTPUT_BYTES = 64 * 64 * 2  # of a piece of C on its way out
+_BARRIER_BYTES = 8
+_SHARED_ALIGNMENT = 1024
+_THREADS = 256  # of the kernels before and after the product
+_PIECE_BYTES = 16  # that a thread adds up
+_PLANES_VECTOR = 8  # elements that a thread splits
+_ARRANGE_TILE = 64
+
+# Values of the macro STORE in cuda/conv_hopper.cu.
+_STORE_ROWS, _STORE_BOXES, _STORE_FLOAT = range(3)
+
+# The tensor gathered under taps, the other operand, and the result, by pass.
+_OPERANDS = {
+    "forward": ("x", "w", "y"),
+    "backprop_input": ("y", "w", "x"),
+    "backprop_filter": ("x", "y", "w"),
+}
+
+
+def prepare(
+    pass_plan: PassPlan,
+    problem: ConvProblem,
+    strides: Strides,
+    activation: str | None,
+    device: Device,
+) -> tuple[Launch, ...]:
+    """The launches of a planned pass: operands split into planes, the product, splits added up."""
+    tile = pass_plan.tile
+    assert tile is not None
+    pass_, splits = pass_plan.pass_, pass_plan.splits
+    gathered, other, result = _OPERANDS[pass_]
+    planes = tile.defines["PLANES"]
+    multiplied = "tf32" if problem.dtype == "float32" and planes == 1 else problem.dtype
+    seen = layout(problem, pass_, strides, multiplied)
+    asked, given, problem, strides = problem, strides, seen.problem, seen.strides
+    walked = walks(problem, pass_)
+    walk = pack_walk(problem, pass_, tile, splits)
+    rows, columns, _ = matrix(problem, pass_, walked[0], tile.block_k)
+    elements = rows * columns * problem.groups
+
+    # The workspace: the splits' sums, then copies and planes.
+    offset = elements * splits * 4 if splits > 1 else 0
+    operands: dict[str, _Operand] = {}
+    before: list[Launch] = []
+    after: list[Launch] = []
+    for role in (gathered, other, result):
+        itemsize = ITEMSIZE[problem.dtype]
+        operands[role] = _Operand(role, itemsize, strides)
+        if role in seen.copied:
+            operands[role] = _Operand("workspace", itemsize, strides, offset)
+            copy = _arrange(asked, problem, role, given, offset, out=role == result)
+            (after if role == result else before).append(copy)
+            offset += prod(shape_of(problem, role)) * itemsize
+        elif planes > 1 and role != result:
+            before.append(_split(problem, role, strides, offset))
+            operands[role] = _Operand("workspace", 2, Strides.contiguous(problem), offset, PLANES)
+            offset += PLANES * prod(shape_of(problem, role)) * 2
+
+    c = result if result not in seen.copied else Part("workspace", operands[result].offset)
+    defines: dict[str, str | int] = {
+        "PASS": PASSES.index(pass_),
+        "STORAGE": "bfloat16_t" if planes > 1 else STORAGE[problem.dtype],
+        "RESULT": STORAGE[problem.dtype],
+        **{name: value for name, value in tile.defines.items() if name != "BLOCK_K"},
+        "SPATIAL": problem.spatial_rank,
+        "PHASES": len(walked),
+        "POINTWISE": int(is_pointwise(problem)),
+        "FILTERS_LAST": int(filters_last(problem)),
+        "STORE": _STORE_ROWS,
+        "SPLIT": int(splits > 1),
+        "ACTIVATION": parameters.ACTIVATIONS[activation],
+    }
+    if problem.dtype == "float32":
+        defines["STORE"] = _STORE_FLOAT
+    elif pass_ != "backprop_filter" and len(walked) == splits == 1:
+        batch, _, *spatial = problem.data_axes
+        if flattens(getattr(strides, result), shape_of(problem, result), (batch, *spatial)):
+            defines["STORE"] = _STORE_BOXES
+    maps = _maps(problem, pass_, tile, operands, walked)
+    if defines["STORE"] == _STORE_BOXES:
+        box = LINE_BYTES // 2  # pixels and channels
+        maps.append(_pixel_matrix(problem, result, operands[result], box, box, False))
+    else:
+        maps.append(maps[-1])  # not used
+    packed = parameters.pack(problem, strides)
+    cluster = tile.defines["CLUSTER"]
+    blocks = device.multiprocessors or cost.chip_of(device).multiprocessors
+    clusters = min(int(walk["tiles"][0]), max(blocks // cluster, 1))
+    product = Launch(
+        source="conv_hopper.cu",
+        entry="conv_hopper",
+        defines=tuple(defines.items()),
+        grid=(clusters * cluster,),
+        block=(tile.threads,),
+        shared_bytes=shared_bytes(tile),
+        arguments=("bias", c, "workspace", TensorMaps(tuple(maps)), walk, packed),
+    )
+    if splits == 1:
+        return (*before, product, *after)
+    pieces = elements // (_PIECE_BYTES // ITEMSIZE[problem.dtype])
+    reduction = Launch(
+        source="conv_hopper.cu",
+        entry="conv_hopper_reduce",
+        defines=product.defines,
+        grid=(-(-pieces // _THREADS),),
+        block=(_THREADS,),
+        shared_bytes=0,
+        arguments=("workspace", "bias", c, np.int32(splits), walk, packed),
+    )
+    return (*before, product, reduction, *after)
+
+
+def shared_bytes(tile: Tile) -> int:
+    """Size of the kernel's SharedMemory."""
+    stages = tile.defines["STAGES"]
+    ring = stages * (tile.block_m + tile.block_n) * LINE_BYTES
+    output = _CONSUMERS * 2 * _OUTPUT_BYTES
+    barriers = 2 * stages * _BARRIER_BYTES
+    return -(-(ring + output + barriers) // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
+
+
+# -- copies and planes -----------------------------------------------------------------------------
+
+PLANE_SHAPE = np.dtype([("extent", np.int64, 4), ("stride", np.int64, 4), ("inner", np.int64)])
+"""``PlaneShape`` of cuda/conv_planes.cu."""
+
+
+ARRANGE_SHAPE = np.dtype(
+    [
+        ("extent", np.int64, 4),
+        ("stride", np.int64, 4),
+        ("channels", np.int64),
+        ("channel_stride", np.int64),
+    ]
+)
+"""``ArrangeShape`` of cuda/conv_arrange.cu."""
+
+
+def _arrange(
+    asked: ConvProblem, seen: ConvProblem, role: str, strides: Strides, offset: int, *, out: bool
+) -> Launch:
+    """The launch that copies a tensor between its place and a contiguous copy in the workspace."""
+    shape, steps = shape_of(seen, role), getattr(strides, role)
+    if role == "w":
+        order = _order(asked.filter_axes, seen.filter_axes)
+    else:
+        order = _order(asked.data_axes, seen.data_axes)
+    record = np.zeros(1, ARRANGE_SHAPE)
+    missing = 5 - len(shape)
+    record[0]["extent"] = [1] * missing + list(shape[:-1])
+    record[0]["stride"] = [0] * missing + [steps[axis] for axis in order[:-1]]
+    record[0]["channels"] = shape[-1]
+    record[0]["channel_stride"] = steps[order[-1]]
+    tiles = -(-prod(shape[:-1]) // _ARRANGE_TILE) * -(-shape[-1] // _ARRANGE_TILE)
+    return Launch(
+        source="conv_arrange.cu",
+        entry="conv_arrange_out" if out else "conv_arrange_in",
+        defines=(("STORAGE", STORAGE[seen.dtype]),),
+        grid=(tiles,),
+        block=(_THREADS,),
+        shared_bytes=0,
+        arguments=(role, Part("workspace", offset), record),
+    )
+
+
+def _order(asked: Sequence[int], seen: Sequence[int]) -> list[int]:
+    """For each axis of a seen tensor, its place in the tensor that was given."""
+    place = dict(zip(seen, asked, strict=True))
+    return [place[axis] for axis in range(len(seen))]
+
+
+def _split(problem: ConvProblem, role: str, strides: Strides, offset: int) -> Launch:
+    """The launch that splits a tensor into planes at an offset of the workspace."""
+    shape, steps = shape_of(problem, role), getattr(strides, role)
+    record = np.zeros(1, PLANE_SHAPE)
+    missing = 5 - len(shape)
+    record[0]["extent"] = [1] * missing + list(shape[:-1])
+    record[0]["stride"] = [0] * missing + list(steps[:-1])
+    record[0]["inner"] = shape[-1]
+    return Launch(
+        source="conv_planes.cu",
+        entry="conv_planes",
+        defines=(),
+        grid=(-(-prod(shape) // (_THREADS * _PLANES_VECTOR)),),
+        block=(_THREADS,),
+        shared_bytes=0,
+        arguments=(role, Part("workspace", offset), record),
+    )
+
+
+# -- the walk --------------------------------------------------------------------------------------
+
+_PHASE_FIELDS = ("pixels", "base", "taps", "filter_first", "place_first")
+_SHARED_FIELDS = ("stride", "spacing", "filter_step", "place_step")
+
+
+@lru_cache(maxsize=64)
+def walk_type(phases: int) -> np.dtype:
+    """``Walk`` of cuda/include/walk.cuh for NumPy."""
+    axes = (np.int32, parameters.SPATIAL)
+    phase = np.dtype([*((name, *axes) for name in _PHASE_FIELDS), ("tile_rows", np.int32)])
+    counts = ("tile_columns", "tiles_of_group", "tiles", "steps_of_split")
+    return np.dtype(
+        [
+            *((name, *axes) for name in _SHARED_FIELDS),
+            *((name, np.int32) for name in counts),
+            ("phase", phase, phases),
+        ]
+    )
+
+
+def pack_walk(problem: ConvProblem, pass_: str, tile: Tile, splits: int) -> np.ndarray:
+    """The walk of a pass and its tiles, as a 1-element array of ``walk_type``."""
+    walked = walks(problem, pass_)
+    record = np.zeros(1, walk_type(len(walked)))
+    fields = record[0]
+    cluster_rows = tile.block_m * tile.defines["CLUSTER"]
+    tiles_of_group = all_steps = 0
+    for walk, phase in zip(walked, fields["phase"], strict=True):
+        rows, columns, steps = matrix(problem, pass_, walk, tile.block_k)
+        phase["tile_rows"] = -(-rows // cluster_rows)
+        for name in _PHASE_FIELDS:
+            phase[name] = _spatial(walk, name)
+        tiles_of_group += int(phase["tile_rows"]) * -(-columns // tile.block_n)
+        all_steps = max(all_steps, steps)
+    # What does not differ between phases; one without taps does not know the spacing.
+    sample = next(walk for walk in walked if has_taps(walk))
+    for name in _SHARED_FIELDS:
+        fields[name] = _spatial(sample, name)
+    fields["tile_columns"] = -(-columns // tile.block_n)
+    fields["tiles_of_group"] = tiles_of_group
+    fields["tiles"] = tiles_of_group * problem.groups * splits
+    fields["steps_of_split"] = -(-all_steps // splits)
+    return record
+
+
+# What a leading axis of size 1, which 1-D and 2-D layers do not have, would say.
+_NO_AXIS = {"pixels": 1, "taps": 1, "stride": 1, "spacing": 1, "filter_step": 1, "place_step": 1}
+
+
+def _spatial(walk: Walk, name: str) -> list[int]:
+    missing = [_NO_AXIS.get(name, 0)] * (parameters.SPATIAL - len(walk))
+    return missing + [getattr(axis, name) for axis in walk]
+
+
+# -- tensor maps -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """Where a tensor, or its planes, are read.
+
+    Attributes:
+        role: of the array.
+        itemsize: bytes of an element there.
+        strides: of the tensors there.
+        offset: bytes from the array's beginning.
+        planes: how many tensors follow each other.
+    """
+
+    role: str
+    itemsize: int
+    strides: Strides
+    offset: int = 0
+    planes: int = 1
+
+
+def _maps(
+    problem: ConvProblem,
+    pass_: str,
+    tile: Tile,
+    operands: dict[str, _Operand],
+    walked: Sequence[Walk],
+) -> list[TensorMap]:
+    """Maps of the gathered tensor for each walk, and of the other operand."""
+    gathered, other, _ = _OPERANDS[pass_]
+    line = tile.block_k
+    # Pixels come as the rows of a tile of C, or as its depth.
+    pixels = line if pass_ == "backprop_filter" else tile.block_m
+    maps: list[TensorMap]
+    if is_pointwise(problem):
+        maps = [_pixel_matrix(problem, gathered, operands[gathered], line, pixels)]
+    else:
+        # A phase without taps loads nothing; it gets a map that the driver takes.
+        sample = next(walk for walk in walked if has_taps(walk))
+        maps = [
+            _im2col(
+                problem, gathered, operands[gathered], walk if has_taps(walk) else sample,
+                line, pixels,
+            )
+            for walk in walked
+        ]  # fmt: skip
+    if pass_ == "backprop_filter":
+        maps.append(_pixel_matrix(problem, other, operands[other], line, line))
+    else:
+        maps.append(_filter(problem, pass_, tile, operands[other]))
+    return maps
+
+
+def _pixel_matrix(
+    problem: ConvProblem,
+    role: str,
+    operand: _Operand,
+    line: int,
+    pixels: int,
+    with_planes: bool = True,
+) -> TiledMap:
+    """x or y as a matrix of pixels and channels, in boxes of ``pixels`` and ``line``."""
+    shape, steps = shape_of(problem, role), getattr(operand.strides, role)
+    batch, channel, *spatial = problem.data_axes
+    walked = [axis for axis in (*reversed(spatial), batch) if shape[axis] > 1]
+    count = prod(shape[axis] for axis in walked)
+    step = steps[walked[0]] if walked else shape[channel]
+    extents, strides, box = [shape[channel], count], [step], [line, pixels]
+    if with_planes:
+        extents.append(operand.planes)
+        strides.append(step * count)
+        box.append(1)
+    return TiledMap(
+        operand.role,
+        operand.itemsize,
+        tuple(extents),
+        tuple(stride * operand.itemsize for stride in strides),
+        tuple(box),
+        operand.offset,
+    )
+
+
+def _im2col(
+    problem: ConvProblem, role: str, operand: _Operand, walk: Walk, line: int, pixels: int
+) -> Im2colMap:
+    """x or y under the taps of a walk; planes are further images."""
+    shape, steps = shape_of(problem, role), getattr(operand.strides, role)
+    batch, channel, *spatial = problem.data_axes
+    extents, strides, step = [shape[channel]], [], shape[channel]
+    for axis in (*reversed(spatial), batch):
+        step = steps[axis] if shape[axis] > 1 else step  # of a single element, any will do
+        strides.append(step * operand.itemsize)
+        extents.append(shape[axis])
+        step *= shape[axis]
+    extents[-1] *= operand.planes
+    inner_first = tuple(reversed(walk))
+    return Im2colMap(
+        operand.role,
+        operand.itemsize,
+        tuple(extents),
+        tuple(strides),
+        tuple(axis.base for axis in inner_first),
+        tuple(axis.upper for axis in inner_first),
+        tuple(axis.stride for axis in inner_first),
+        line,
+        pixels,
+        operand.offset,
+    )
+
+
+def _filter(problem: ConvProblem, pass_: str, tile: Tile, operand: _Operand) -> TiledMap:
+    """w, its dimensions in memory order: (filters, channels, taps) or (channels, taps, filters).
+
+    Boxes have a line of the contiguous axis: of k and, if k is contiguous, this block's share of
+    the tile's columns, else a line of k.
+    """
+    shape, steps = problem.filter_shape, operand.strides.w
+    filter_, channel, *spatial = problem.filter_axes
+    walked = [axis for axis in reversed(spatial) if shape[axis] > 1]
+    taps = prod(shape[axis] for axis in walked)
+    last, line = filters_last(problem), tile.block_k
+    along_k = last == (pass_ == "backprop_input")
+    rows = tile.block_n // tile.defines["CLUSTER"] if along_k else line
+    channels, filters = shape[channel], shape[filter_]
+    if last:
+        channel_step = steps[channel] if channels > 1 else filters
+        tap_step = steps[walked[0]] if walked else channel_step * channels
+        strides = [channel_step, tap_step, tap_step * taps]
+        extents, box = (filters, channels, taps), (line, rows, 1)
+    else:
+        tap_step = steps[walked[0]] if walked else channels
+        filter_step = steps[filter_] if filters > 1 else tap_step * taps
+        strides = [tap_step, filter_step, filter_step * filters]
+        extents, box = (channels, taps, filters), (line, 1, rows)
+    return TiledMap(
+        operand.role,
+        operand.itemsize,
+        (*extents, operand.planes),
+        tuple(stride * operand.itemsize for stride in strides),
+        (*box, 1),
+        operand.offset,
+    )

@@ -1,0 +1,353 @@
+"""What the Hopper kernels need of a problem, as numbers: the walks of TMA, and what it cannot do.
+
+The fields are those of cuda/include/walk.cuh, which says where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, product
+from math import prod
+
+from cupyconv import formats
+from cupyconv.planning.request import Request
+from cupyconv.planning.strides import Strides, contiguous_strides
+from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
+
+LINE_BYTES = 128
+"""Bytes of a line in shared memory: the span of the swizzle."""
+
+PLANES = 3
+"""bfloat16 planes that float32 tensors are split into."""
+
+MAX_PHASES = 16
+"""Stride phases whose tensor maps fit into the 4 KB of a kernel's parameters."""
+
+# Of cuTensorMapEncodeIm2col, by spatial axes: the range of the corners of the box of base pixels,
+# and the largest offset of a tap.
+_CORNERS = {1: (-32768, 32767), 2: (-128, 127), 3: (-16, 15)}
+_LARGEST_OFFSET = {1: 2**16 - 1, 2: 2**8 - 1, 3: 2**5 - 1}
+_LARGEST_ELEMENT_STRIDE = 8
+_LARGEST_STRIDE_BYTES = 2**40
+_PIECE_BYTES = 16
+
+
+@dataclass(frozen=True)
+class AxisWalk:
+    """One spatial axis of a walk.
+
+    Attributes:
+        extent: size of the tensor that is read.
+        pixels: pixels walked over.
+        base: coordinate of the first base pixel, before any tap.
+        stride: from one base pixel to the next.
+        taps: taps that contribute.
+        spacing: from one tap to the next, in the tensor read.
+        filter_first, filter_step: the taps in the filter.
+        place_first, place_step: the pixels in the tensor written.
+    """
+
+    extent: int
+    pixels: int
+    base: int
+    stride: int
+    taps: int
+    spacing: int
+    filter_first: int
+    filter_step: int
+    place_first: int
+    place_step: int
+
+    @property
+    def upper(self) -> int:
+        """Upper corner of the base pixels, counted from the tensor's last pixel."""
+        return self.base + (self.pixels - 1) * self.stride - (self.extent - 1)
+
+
+Walk = tuple[AxisWalk, ...]
+"""The spatial axes of one dense problem."""
+
+
+def has_taps(walk: Walk) -> bool:
+    """Whether any tap contributes; the pixels of a stride phase without taps are zero."""
+    return all(axis.taps for axis in walk)
+
+
+def walks(problem: ConvProblem, pass_: str) -> tuple[Walk, ...]:
+    """The walks of a pass: one, or those stride phases of backprop_input that have pixels."""
+    if pass_ != "backprop_input":
+        return (tuple(_window(axis) for axis in problem.axes),)
+    phases = product(*(_phases(axis) for axis in problem.axes))
+    return tuple(phase for phase in phases if all(axis.pixels for axis in phase))
+
+
+def _window(axis: ConvAxis) -> AxisWalk:
+    return AxisWalk(
+        extent=axis.input,
+        pixels=axis.output,
+        base=-axis.pad_before,
+        stride=axis.stride,
+        taps=axis.filter,
+        spacing=axis.dilation,
+        filter_first=0,
+        filter_step=1,
+        place_first=0,
+        place_step=1,
+    )
+
+
+def _phases(axis: ConvAxis) -> list[AxisWalk]:
+    walked = []
+    for inputs, taps in axis.stride_phases:
+        # One output further for each step of the taps, which are walked backwards.
+        spacing = taps.step * axis.dilation // axis.stride
+        last = taps[-1] if taps else 0
+        walked.append(
+            AxisWalk(
+                extent=axis.output,
+                pixels=len(inputs),
+                base=(inputs.start + axis.pad_before - last * axis.dilation) // axis.stride,
+                stride=1,
+                taps=len(taps),
+                spacing=spacing,
+                filter_first=last,
+                filter_step=-taps.step,
+                place_first=inputs.start,
+                place_step=axis.stride,
+            )
+        )
+    return walked
+
+
+def windows(problem: ConvProblem, line: int) -> int:
+    """Lines of channels under all taps: the other side of the filter gradient."""
+    return prod(problem.filter_sizes) * -(-(problem.C // problem.groups) // line)
+
+
+def matrix(problem: ConvProblem, pass_: str, walk: Walk, line: int) -> tuple[int, int, int]:
+    """Rows and columns of C for one group and walk, and the steps that each sum takes.
+
+    Args:
+        problem, pass_, walk: what is computed.
+        line: elements of a line in shared memory, and of a step.
+
+    Returns:
+        Of the filter gradient, rows or columns beyond the channels of a window count: they are
+        computed, and dropped.
+    """
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    pixels = problem.N * prod(axis.pixels for axis in walk)
+    if pass_ == "backprop_filter":
+        sides = (windows(problem, line) * line, filters)
+        rows, columns = sides if filters_last(problem) else sides[::-1]
+        return rows, columns, -(-pixels // line)
+    summed, columns = (channels, filters) if pass_ == "forward" else (filters, channels)
+    return pixels, columns, prod(axis.taps for axis in walk) * -(-summed // line)
+
+
+def plane_bytes(problem: ConvProblem, pass_: str) -> int:
+    """Workspace for the planes of both operands of a pass."""
+    shapes = {
+        "forward": (problem.input_shape, problem.filter_shape),
+        "backprop_input": (problem.output_shape, problem.filter_shape),
+        "backprop_filter": (problem.input_shape, problem.output_shape),
+    }[pass_]
+    return sum(PLANES * 2 * prod(shape) for shape in shapes)
+
+
+def is_pointwise(problem: ConvProblem) -> bool:
+    """Whether a pass is a plain matrix product over the pixels."""
+    return all(
+        axis.filter == 1 and axis.stride == 1 and not axis.pad_before and not axis.pad_after
+        for axis in problem.axes
+    )
+
+
+def flattens(strides: Sequence[int], shape: Sequence[int], axes: Sequence[int]) -> bool:
+    """Whether axes of a tensor, outermost first, can be walked over as one with a single stride."""
+    walked = [axis for axis in axes if shape[axis] > 1]
+    return all(strides[outer] == strides[inner] * shape[inner] for outer, inner in pairwise(walked))
+
+
+def filters_last(problem: ConvProblem) -> bool:
+    """Whether the filters are the last axis of w, else the channels are."""
+    return problem.filter_axes[0] == len(problem.filter_shape) - 1
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the kernels see of the tensors.
+
+    Attributes:
+        problem: the same problem with channels last, and channels or filters last in w.
+        strides: of the tensors in the axis order of its formats.
+        copied: roles ("x", "w", "y") of those that TMA cannot reach where they lie: the kernels
+            read or write contiguous copies of them.
+    """
+
+    problem: ConvProblem
+    strides: Strides
+    copied: tuple[str, ...]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Workspace for the copies."""
+        itemsize = ITEMSIZE[self.problem.dtype]
+        return sum(prod(shape_of(self.problem, role)) * itemsize for role in self.copied)
+
+
+def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
+    """Shape of x, w or y."""
+    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
+    return shapes[role]
+
+
+@lru_cache(maxsize=4096)
+def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) -> Layout:
+    """How a pass meets its tensors in memory.
+
+    Args:
+        problem, pass_: what is computed.
+        strides: of the tensors in the problem's formats.
+        operands: what is multiplied, as Request.operands says.
+    """
+    rank = problem.spatial_rank
+    filter_formats = formats.filter_formats(rank)
+    filter_, channel, *taps = problem.filter_axes
+    last = strides.w[filter_] == 1 and strides.w[channel] != 1
+    if operands == "tf32":  # wgmma takes it only with both operands contiguous along k
+        last = pass_ == "backprop_input"
+    data_order = (problem.data_axes[0], *problem.data_axes[2:], problem.data_axes[1])
+    filter_order = (*taps, channel, filter_) if last else (filter_, *taps, channel)
+    seen = problem.replace(
+        input_shape=_permuted(problem.input_shape, data_order),
+        filter_shape=_permuted(problem.filter_shape, filter_order),
+        data_format=formats.data_formats(rank)[1],
+        filter_format=filter_formats[1] if last else filter_formats[2],
+    )
+    steps = {
+        "x": _permuted(strides.x, data_order),
+        "w": _permuted(strides.w, filter_order),
+        "y": _permuted(strides.y, data_order),
+    }
+    copied = tuple(
+        role
+        for role, role_steps in steps.items()
+        if strides.alignment % _PIECE_BYTES or not _reaches(seen, pass_, role, role_steps)
+    )
+    for role in copied:
+        steps[role] = contiguous_strides(shape_of(seen, role))
+    return Layout(seen, Strides(steps["x"], steps["w"], steps["y"], strides.bias), copied)
+
+
+def _permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(values[axis] for axis in order)
+
+
+def _reaches(problem: ConvProblem, pass_: str, role: str, steps: Sequence[int]) -> bool:
+    """Whether TMA can read, or 16-byte pieces be stored to, a tensor with these strides."""
+    shape, itemsize = shape_of(problem, role), ITEMSIZE[problem.dtype]
+    outer = [step * itemsize for step, extent in zip(steps, shape, strict=True) if extent > 1][:-1]
+    fit = all(step % _PIECE_BYTES == 0 and 0 < step < _LARGEST_STRIDE_BYTES for step in outer)
+    if steps[-1] != 1 or not fit:
+        return False
+    axes = range(len(shape) - 1)
+    if role == "w":  # with the taps as one axis
+        first = 0 if filters_last(problem) else 1
+        return flattens(steps, shape, range(first, first + problem.spatial_rank))
+    is_read = role == ("y" if pass_ == "backprop_input" else "x")
+    as_matrix = is_pointwise(problem) if is_read else pass_ == "backprop_filter"
+    return not as_matrix or flattens(steps, shape, axes)
+
+
+# -- what it cannot do -----------------------------------------------------------------------------
+
+
+def refusal(request: Request) -> str | None:
+    """Why cuda-hopper cannot compute what is asked for; None if it can."""
+    operands = request.operands
+    if operands not in ("float16", "bfloat16", "tf32"):
+        return f"cuda-hopper multiplies 16-bit types and TF32, not {operands}"
+    if operands == "tf32" and request.pass_ == "backprop_filter":
+        return "wgmma takes TF32 only contiguous along k, which are pixels in backprop_filter"
+    refused = _refuse(request, ITEMSIZE[request.problem.dtype])
+    if refused is None:
+        least = layout_of(request).copied_bytes
+        if not request.affords(least):
+            return (
+                f"the tensors' copies with channels last take a workspace of {least} bytes, the "
+                f"limit is {request.workspace_limit}"
+            )
+    return refused
+
+
+def refusal_of_planes(request: Request) -> str | None:
+    """Why cuda-hopper-bf16x6 cannot compute what is asked for; None if it can."""
+    problem, pass_ = request.problem, request.pass_
+    if problem.dtype != "float32":
+        return f"cuda-hopper-bf16x6 multiplies float32, not {problem.dtype}"
+    refused = _refuse(request, operand_bytes=2)
+    if refused is not None:
+        return refused
+    least = plane_bytes(problem, pass_)
+    if not request.affords(least):
+        return (
+            f"the planes of the operands take a workspace of {least} bytes, the limit is "
+            f"{request.workspace_limit}"
+        )
+    if layout_of(request).copied:
+        return "cuda-hopper-bf16x6 takes tensors with channels or filters last, 16-byte aligned"
+    return None
+
+
+def layout_of(request: Request) -> Layout:
+    """The layout of what is asked for."""
+    return layout(request.problem, request.pass_, request.memory, request.operands)
+
+
+def _refuse(request: Request, operand_bytes: int) -> str | None:
+    problem = request.problem
+    if request.device.capability != (9, 0):
+        return "wgmma needs compute capability 9.0"
+    if not request.device.has_tensor_maps:
+        return "TMA needs NVIDIA's bindings of the driver: pip install cuda-bindings"
+    if 0 in (*problem.input_shape, *problem.filter_shape, *problem.output_shape):
+        return "TMA takes no empty tensors"
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    multiple = (LINE_BYTES if problem.groups > 1 else _PIECE_BYTES) // operand_bytes
+    if channels % multiple or filters % multiple:
+        of_group = " of each group" if problem.groups > 1 else ""
+        return (
+            f"TMA needs channels and filters{of_group} in multiples of {multiple}, "
+            f"not {channels} and {filters}"
+        )
+    return _refuse_walks(problem, request.pass_)
+
+
+def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
+    """What the im2col mode cannot walk over."""
+    phases = prod(problem.stride) if pass_ == "backprop_input" else 1
+    if phases > MAX_PHASES:
+        return f"{phases} stride phases are more than {MAX_PHASES}"
+    pixels = problem.N * max(prod(problem.input_sizes), prod(problem.output_sizes))
+    if pixels * 2 >= 2**31:
+        return f"{pixels} pixels are more than TMA's coordinates count"
+    if is_pointwise(problem):
+        return None
+    if not any(map(has_taps, walks(problem, pass_))):
+        return "no tap meets the input, so that there is nothing to walk over"
+    low, high = _CORNERS[problem.spatial_rank]
+    for axis in (axis for walk in walks(problem, pass_) if has_taps(walk) for axis in walk):
+        if axis.stride > _LARGEST_ELEMENT_STRIDE:
+            return f"TMA walks with strides up to {_LARGEST_ELEMENT_STRIDE}, not {axis.stride}"
+        if not low <= axis.base <= high or not low <= axis.upper <= high:
+            return f"TMA's corners lie in [{low}, {high}], not at {axis.base} and {axis.upper}"
+        offset = (axis.taps - 1) * axis.spacing
+        if offset > _LARGEST_OFFSET[problem.spatial_rank]:
+            return f"TMA's taps reach {_LARGEST_OFFSET[problem.spatial_rank]} pixels, not {offset}"
+    return None

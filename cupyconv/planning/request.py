@@ -1,0 +1,71 @@
+"""What a plan is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupyconv.errors import ConvError, unknown_word
+from cupyconv.planning.device import Device
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES, ConvProblem
+
+PRECISIONS = ("ieee", "tf32")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One pass of a problem on a device, and what may be done for it.
+
+    Attributes:
+        problem: the configuration.
+        pass_: "forward", "backprop_input" or "backprop_filter".
+        device: where it runs.
+        precision: "tf32" permits that float32 operands are rounded to TF32; "ieee" does not.
+        workspace_limit: bytes of device memory that may be used beside the tensors; None is any
+            number.
+        strides: how the tensors lie in memory; None where they are contiguous.
+
+    Raises:
+        ConvError: no such pass or precision, or the limit is not a number of bytes.
+    """
+
+    problem: ConvProblem
+    pass_: str
+    device: Device
+    precision: str = "ieee"
+    workspace_limit: int | None = None
+    strides: Strides | None = None
+
+    def __post_init__(self) -> None:
+        if self.pass_ not in PASSES:
+            raise unknown_word("pass", self.pass_, PASSES)
+        if self.precision not in PRECISIONS:
+            raise unknown_word("precision", self.precision, PRECISIONS)
+        limit = self.workspace_limit
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise ConvError(
+                "workspace_limit must be a number of bytes",
+                f"got {limit!r}",
+                "Use 0 for none at all, or None for no limit",
+            )
+
+    @property
+    def operands(self) -> str:
+        """What operands are multiplied as: "tf32" for float32 where permitted, else the dtype."""
+        permitted = self.problem.dtype == "float32" and self.precision == "tf32"
+        return "tf32" if permitted else self.problem.dtype
+
+    @property
+    def memory(self) -> Strides:
+        """How the tensors lie in memory."""
+        return self.strides or Strides.contiguous(self.problem)
+
+    def affords(self, workspace_bytes: int) -> bool:
+        """Whether a workspace keeps within the limit."""
+        return self.workspace_limit is None or workspace_bytes <= self.workspace_limit
+
+    def most_within_limit(self, wanted: int, bytes_each: int) -> int:
+        """How many of the wanted parts of a workspace keep within the limit."""
+        if self.workspace_limit is None or not bytes_each:
+            return wanted
+        return min(wanted, self.workspace_limit // bytes_each)

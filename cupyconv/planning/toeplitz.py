@@ -1,0 +1,171 @@
+"""How the Toeplitz kernels (cuda/conv_toeplitz.cu) cut a depthwise layer, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import gcd, prod
+
+from cupyconv.planning.request import Request
+from cupyconv.problem import ITEMSIZE, ConvProblem
+
+CHANNELS = 8
+"""Channels of a block, a warp each."""
+
+LARGEST_FILTER = 64
+"""Taps of a filter row: 8 fragments of columns under a strip."""
+
+_LARGEST_STRIPS = 8
+_TARGET_BLOCKS = 1024
+_MINIMUM_PATCHES = 2
+_MAX_CHUNKS = 256
+_LARGE_MEMORIES = {(8, 0), (9, 0), (10, 0)}  # at least 160 KB a multiprocessor
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a block takes.
+
+    Attributes:
+        row_tiles: tiles of 16 rows of the walked tensor.
+        aligned: whether the rows of an image are rounded up to whole blocks, else those of all
+            images follow each other.
+        strips: strips of 8 columns.
+        tap_rows: rows of the filter.
+        lines: rows of the source.
+        shared_bytes: of shared memory.
+        patches: how many patches of rows and columns cover the walked tensor.
+        shares: parts of the filter's rows.
+    """
+
+    row_tiles: int
+    aligned: bool
+    strips: int
+    tap_rows: int
+    lines: int
+    shared_bytes: int
+    patches: int
+    shares: int
+
+
+@lru_cache(maxsize=4096)
+def cut(request: Request) -> Cut | None:
+    """The cheapest cut; None if none fits into shared memory."""
+    problem, capability = request.problem, request.device.capability
+    limit = (64 if capability < (8, 0) else 99) << 10
+    half = (80 if capability in _LARGE_MEMORIES else 48) << 10
+    # Sums that a thread of backprop_filter has registers for.
+    sums = 40 if capability < (8, 0) else 48
+    sizes = problem.input_sizes if request.pass_ == "backprop_input" else problem.output_sizes
+    rows = problem.N * (sizes[0] if len(sizes) == 2 else 1)
+    strips = min(-(-sizes[-1] // 8), _LARGEST_STRIPS)
+    taps = problem.filter_sizes[-1]
+    ways = product((2, 1) if rows > 16 else (1,), (False, True), range(strips, 0, -1))
+    cuts = [_cut(problem, request.pass_, sums, *way) for way in ways]
+
+    def cost(made: Cut) -> float:
+        alone = 1.0 if made.shared_bytes <= half else 1.3  # no other block hides its latencies
+        return alone * _cycles(made, taps)
+
+    fitting = (made for made in cuts if made.shared_bytes <= limit)
+    return min(fitting, key=cost, default=None)
+
+
+def _cut(
+    problem: ConvProblem, pass_: str, sums: int, row_tiles: int, aligned: bool, strips: int
+) -> Cut:
+    height, taps_r = problem.input_sizes[0], problem.filter_sizes[0]
+    if pass_ != "backprop_input":
+        height = problem.output_sizes[0]
+    if problem.spatial_rank == 1:
+        height = taps_r = 1
+    taps = problem.filter_sizes[-1]
+    width = (problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)[-1]
+    shares = 1
+    if pass_ == "backprop_filter":
+        affordable = max(sums // (4 * products(taps)), 1)
+        shares = -(-taps_r // affordable)
+    tap_rows = -(-taps_r // shares)
+    rows = 16 * row_tiles
+    if aligned:
+        height = -(-height // rows) * rows
+    # Blocks begin at multiples of rows.
+    images_begun = 1 + (rows - gcd(rows, height) - 1) // height
+    lines = rows + (tap_rows - 1) * (1 + images_begun)
+    source = CHANNELS * lines * _line_bytes(strips + window(taps) - 1)
+    walked = CHANNELS * rows * _line_bytes(strips)
+    if pass_ == "backprop_filter":
+        plain_sums = CHANNELS * tap_rows * taps * 4
+        diagonals = CHANNELS * 16 * products(taps) * 9 * 4
+        shared = max(source + walked + plain_sums, diagonals)
+    else:
+        shared = max(source, walked) + CHANNELS * taps_r * (8 * window(taps) + 8) * 2
+    patches = -(-problem.N * height // rows) * -(-width // (8 * strips))
+    return Cut(row_tiles, aligned, strips, tap_rows, lines, -(-shared // 16) * 16, patches, shares)
+
+
+def window(taps: int) -> int:
+    """Blocks of 8 columns under a strip of 8."""
+    return (taps + 14) // 8
+
+
+def products(taps: int) -> int:
+    """Products of 16 columns for a strip and a row of the filter."""
+    return (window(taps) + 1) // 2
+
+
+def _line_bytes(blocks: int) -> int:
+    return (blocks | 1) * 16
+
+
+def _cycles(made: Cut, taps: int) -> int:
+    """Of a channel's warps: 8 for a product, about 1 for a column of T_r or a chunk of a line."""
+    of_row = 8 * made.row_tiles * made.strips * products(taps) + 8 * products(taps)
+    of_source = made.lines * (made.strips + window(taps) - 1)
+    return made.patches * made.shares * (made.tap_rows * of_row + of_source)
+
+
+def operations(request: Request, made: Cut) -> int:
+    """Operations that the tensor cores could do in the time that a pass takes its warps."""
+    channels = -(-request.problem.groups // CHANNELS) * CHANNELS
+    of_product = 2 * 16 * 8 * 16
+    return channels * _cycles(made, request.problem.filter_sizes[-1]) * of_product // 8
+
+
+def halo_bytes(request: Request, made: Cut) -> int:
+    """Bytes of the source that blocks load again because their neighbours do; mostly from L2."""
+    problem = request.problem
+    blocks = made.strips + window(problem.filter_sizes[-1]) - 1
+    loaded = problem.groups * made.patches * made.shares * made.lines * blocks * 8
+    source = problem.output_shape if request.pass_ == "backprop_input" else problem.input_shape
+    return max(loaded - prod(source), 0) * ITEMSIZE[problem.dtype]
+
+
+def chunks(request: Request, made: Cut) -> int:
+    """Parts that backprop_filter cuts the patches into."""
+    others = -(-request.problem.groups // CHANNELS) * made.shares
+    wanted = -(-_TARGET_BLOCKS // others)
+    return max(min(wanted, made.patches // _MINIMUM_PATCHES, _MAX_CHUNKS), 1)
+
+
+def refusal(request: Request) -> str | None:
+    """Why the kernels cannot compute what is asked for; None if they can."""
+    problem = request.problem
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"cuda-toeplitz multiplies 16-bit types, not {problem.dtype}"
+    if problem.dtype == "bfloat16" and request.device.capability < (8, 0):
+        return "bfloat16 on tensor cores needs compute capability 8.0"
+    if not problem.C == problem.K == problem.groups:
+        return "cuda-toeplitz takes depthwise layers with one filter a channel"
+    if problem.spatial_rank == 3:
+        return "cuda-toeplitz takes 1-D and 2-D layers"
+    if set(problem.stride) != {1} or set(problem.dilation) != {1}:
+        return "cuda-toeplitz takes stride 1 and dilation 1"
+    if problem.filter_sizes[-1] > LARGEST_FILTER:
+        return f"{problem.filter_sizes[-1]} taps of a row are more than {LARGEST_FILTER}"
+    if -(-problem.groups // CHANNELS) >= 2**16:
+        return "the channels are more than a launch has blocks for"
+    if cut(request) is None:
+        return "the rows under a block and the filter do not fit into shared memory"
+    return None

@@ -1,0 +1,498 @@
+"""The Hopper kernels on the CPU, under the checker: exact on integers, in three schedules.
+
+Data formats are mostly channels last, and filters in both formats that need no copy; tiles,
+clusters, splits and schedules go round the cases, so that each meets many.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvProblem, formats
+from cupyconv.backends import Tensors
+from cupyconv.errors import KernelCompileError
+from cupyconv.gpu import compiler, hopper, sources, tensormaps
+from cupyconv.planning import Device, PassPlan, Request, plan_pass
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.hopper import layout, layout_of, walks
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES
+from tests import agreement, emulator
+from tests.agreement import fits, planned
+from tests.configurations import (
+    HOPPER_CASES,
+    all_formats,
+    in_formats,
+    integer_data,
+    keywords,
+    random_data,
+    random_problems,
+)
+from tests.test_kernel_compile import disassemble, instructions, no_spills
+
+ARCH = "sm_90"
+FAMILY = FAMILIES["cuda-hopper"]
+PLANES = FAMILIES["cuda-hopper-bf16x6"]
+
+
+def last_axes(problem: ConvProblem) -> list[ConvProblem]:
+    """The problem with channels-last data, with its filters' channels last and filters last."""
+    rank = problem.spatial_rank
+    data = formats.data_formats(rank)[1]
+    return [in_formats(problem, data, filters) for filters in formats.filter_formats(rank)[1:]]
+
+
+def require_exact(
+    problem: ConvProblem, impl: str = "cuda-hopper", precision: str = "ieee"
+) -> tuple[str, ...]:
+    """The passes that the family takes agree with the reference; which they were."""
+    passes = fits(problem, impl, ARCH, precision)
+    agreement.require_exact(
+        emulator, problem, impl=impl, arch=ARCH, passes=passes, precision=precision
+    )
+    return passes
+
+
+def run_case(number: int, turn: int) -> tuple[str, ...]:
+    problem = last_axes(HOPPER_CASES[number].problem)[turn]
+    with (
+        planned("cuda-hopper", 2 * number + turn, splits=1 + 2 * (number % 2)),
+        emulator.settings(emulator.SCHEDULES[(number + turn) % 3]),
+    ):
+        dtype = "bfloat16" if number % 4 == 3 else "float16"
+        return require_exact(problem.replace(dtype=dtype))
+
+
+@pytest.mark.parametrize("number", range(len(HOPPER_CASES)), ids=[c.name for c in HOPPER_CASES])
+def test_on_its_edges(number):
+    assert run_case(number, turn=number % 2) == PASSES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(HOPPER_CASES)), ids=[c.name for c in HOPPER_CASES])
+def test_on_its_edges_in_the_other_filter_format(number):
+    assert run_case(number, turn=1 - number % 2) == PASSES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", range(9))
+@pytest.mark.parametrize("splits", [1, 3])
+def test_with_every_tile_and_split(tile, splits):
+    for name in ("several_tiles", "phases_of_one_two_and_four_taps", "groups"):
+        case = next(case for case in HOPPER_CASES if case.name == name)
+        for number, problem in enumerate(last_axes(case.problem)):
+            with (
+                planned("cuda-hopper", tile, splits),
+                emulator.settings(emulator.SCHEDULES[number]),
+            ):
+                require_exact(problem.replace(dtype="float16"))
+
+
+# -- float32 ---------------------------------------------------------------------------------------
+
+FLOAT_CASES = ("one_tile", "everything_differs", "a_volume_with_phases", "groups", "ring_wraps")
+
+
+@pytest.mark.parametrize("name", FLOAT_CASES)
+def test_tf32(name):
+    """wgmma takes operands contiguous along k; there are copies of those that are not."""
+    number = [case.name for case in HOPPER_CASES].index(name)
+    schedule = emulator.SCHEDULES[number % 3]
+    problem = last_axes(HOPPER_CASES[number].problem)[number % 2]
+    with planned("cuda-hopper", number, splits=1 + 2 * (number % 2)), emulator.settings(schedule):
+        assert require_exact(problem, precision="tf32") == ("forward", "backprop_input")
+
+
+@pytest.mark.parametrize("name", FLOAT_CASES)
+def test_planes_on_the_edges(name):
+    number = [case.name for case in HOPPER_CASES].index(name)
+    problem = last_axes(HOPPER_CASES[number].problem)[number % 2]
+    schedule = emulator.SCHEDULES[number % 3]
+    with planned(PLANES.name, number, splits=1 + 2 * (number % 2)), emulator.settings(schedule):
+        assert require_exact(problem, PLANES.name) == PASSES
+
+
+def test_planes_hold_all_bits_of_float32():
+    """Integers of 20 bits times -1, 0 and 1, either way round: every plane is needed."""
+    problem = ConvProblem(
+        (1, 5, 6, 8), (8, 1, 1, 8), data_format="NHWC", filter_format="OHWI"
+    )  # fmt: skip
+    generator = np.random.default_rng(0)
+    arguments = keywords(problem)
+    for long, short in (("x", "w"), ("w", "x")):
+        shapes = {"x": problem.input_shape, "w": problem.filter_shape}
+        tensors = {
+            long: generator.integers(-(2**20), 2**20, shapes[long]).astype(np.float32),
+            short: generator.integers(-1, 2, shapes[short]).astype(np.float32),
+        }
+        got = emulator.conv_forward(**tensors, impl=PLANES.name, arch=ARCH, **arguments)
+        assert (got == cupyconv.conv_forward(**tensors, impl="reference", **arguments)).all()
+
+
+def test_planes_err_no_more_than_plain_float32():
+    """Against float64, in units of the sum of the terms' magnitudes, over 576 terms each."""
+    problem = ConvProblem(
+        (1, 9, 9, 64), (64, 3, 3, 64), padding=1, data_format="NHWC", filter_format="OHWI"
+    )  # fmt: skip
+    data = random_data(problem)
+    arguments = keywords(problem)
+
+    def forward(api, x, w, **more):
+        return api.conv_forward(x, w, **arguments, **more).astype(np.float64)
+
+    wide = (data.x.astype(np.float64), data.w.astype(np.float64))
+    exact = forward(cupyconv, *wide, impl="reference")
+    scale = forward(cupyconv, *map(np.abs, wide), impl="reference")
+    planes = forward(emulator, data.x, data.w, impl=PLANES.name, arch=ARCH)
+    plain = forward(emulator, data.x, data.w, impl="cuda-generic", arch=ARCH)
+    errors = [np.abs(got - exact) / scale for got in (planes, plain)]
+    assert errors[0].max() <= errors[1].max()
+    assert np.sqrt((errors[0] ** 2).mean()) <= np.sqrt((errors[1] ** 2).mean())
+
+
+def test_planes_at_the_ends_of_the_range():
+    """What the header of conv_planes.cu promises of overflow, subnormals, infinity and NaN."""
+    problem = ConvProblem(
+        (1, 1, 8, 8), (8, 1, 1, 8), data_format="NHWC", filter_format="OHWI"
+    )  # fmt: skip
+    largest, tiny = np.finfo(np.float32).max, np.float32(2.0**-133)
+    x = np.zeros(problem.input_shape, np.float32)
+    x[0, 0, :4, 0] = largest, -largest, tiny, 2.0**-140
+    x[0, 0, 4:7, 0] = np.nan, np.inf, -np.inf
+    w = np.zeros(problem.filter_shape, np.float32)
+    w[:, 0, 0, 0] = 1
+    y = emulator.conv_forward(x, w, impl=PLANES.name, arch=ARCH, **keywords(problem))[0, 0, :, 0]
+    assert (y[:3] == (largest, -largest, tiny)).all()
+    assert abs(y[3]) <= tiny
+    assert np.isnan(y[4])
+    assert not np.isfinite(y[5:7]).any()
+    assert y[7] == 0
+
+
+def test_planes_are_not_chosen_unasked():
+    """Their accuracy has not been measured on a GPU."""
+    problem = last_axes(HOPPER_CASES[0].problem)[0]
+    assert PLANES.refuses(Request(problem, "forward", Device.of(ARCH))) is None
+    for pass_ in PASSES:
+        assert plan_pass(problem, pass_, Device.of(ARCH)).implementation != PLANES.name
+        limited = Request(problem, pass_, Device.of(ARCH), workspace_limit=1000)
+        assert "workspace" in PLANES.refuses(limited)
+
+
+def random_lines(count: int, seed: int) -> list[ConvProblem]:
+    """Random problems with channels and filters in multiples of 8, and channels last."""
+    found = []
+    for problem in random_problems(count, seed=seed):
+        if problem.groups == 1 and 0 not in problem.input_shape:
+            first = in_formats(problem, *(f(problem.spatial_rank)[0] for f in FORMATS))
+            x, w = list(first.input_shape), list(first.filter_shape)
+            x[1], w[0], w[1] = x[1] * 8, w[0] * 8, w[1] * 8
+            wide = first.replace(input_shape=x, filter_shape=w, dtype="float16")
+            found.append(last_axes(wide)[len(found) % 2])
+    return found
+
+
+FORMATS = (formats.data_formats, formats.filter_formats)
+
+
+def test_random_configurations():
+    """One variant each of three ranks would be compiled anew: only as many as time allows."""
+    ran = 0
+    for number, problem in enumerate(random_lines(32, seed=3)):
+        with emulator.settings(emulator.SCHEDULES[number % 3]):
+            ran += len(require_exact(problem))
+    assert ran >= 20
+
+
+@pytest.mark.slow
+def test_more_random_configurations():
+    for number, problem in enumerate(random_lines(200, seed=4)):
+        with planned("cuda-hopper", number), emulator.settings(emulator.SCHEDULES[number % 3]):
+            require_exact(problem)
+
+
+def test_activation_and_bias_are_fused():
+    problem = last_axes(HOPPER_CASES[0].problem.replace(dtype="float16"))[0]
+    data = random_data(problem)
+    for activation in ("relu", "silu", "gelu"):
+        arguments = {**keywords(problem), "activation": activation}
+        got = emulator.conv_forward(
+            data.x, data.w, data.bias, impl="cuda-hopper", arch=ARCH, **arguments
+        )
+        expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
+        np.testing.assert_allclose(
+            got.astype(np.float64), expected.astype(np.float64), rtol=2e-3, atol=2e-3
+        )
+
+
+def test_tensors_with_gaps_between_pixels():
+    """x and y are channels of wider tensors, so that C is not stored by TMA's boxes."""
+    problem = last_axes(HOPPER_CASES[0].problem.replace(dtype="float16"))[0]
+    data = integer_data(problem)
+    wide = np.zeros((*data.x.shape[:2], 2 * data.x.shape[2], data.x.shape[3] + 8), np.float16)
+    wide[:, :, ::2, : data.x.shape[3]] = data.x
+    x = wide[:, :, ::2, : data.x.shape[3]]
+    y = np.zeros((*problem.output_shape[:-1], 2 * problem.output_shape[-1]), np.float16)
+    arguments = keywords(problem)
+    expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)
+    out = y[..., : problem.output_shape[-1]]
+    emulator.conv_forward(x, data.w, out=out, impl="cuda-hopper", arch=ARCH, **arguments)
+    assert (out == expected).all()
+    assert not y[..., problem.output_shape[-1] :].any()
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["one_tile", "everything_differs", "a_volume_with_phases"])
+def test_other_memory_orders_go_through_copies(name):
+    number = [case.name for case in HOPPER_CASES].index(name)
+    first, *others = all_formats(HOPPER_CASES[number].problem.replace(dtype="float16"))
+    for turn, problem in enumerate((first, others[number % 3])):
+        with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
+            assert require_exact(problem) == PASSES
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x[..., ::2], lambda x: x[:, :, ::-1, ::2]], ids=["gaps", "backwards"]
+)
+def test_memory_that_tma_cannot_read_goes_through_a_copy(change):
+    problem = last_axes(HOPPER_CASES[2].problem.replace(dtype="float16"))[0]
+    data = integer_data(problem)
+    x = change(np.repeat(data.x, 2, axis=3))
+    arguments = keywords(problem)
+    got = emulator.conv_forward(x, data.w, impl="cuda-hopper", arch=ARCH, **arguments)
+    assert (got == cupyconv.conv_forward(x, data.w, impl="reference", **arguments)).all()
+
+
+def test_only_what_cannot_be_reached_is_copied():
+    problem = HOPPER_CASES[0].problem.replace(dtype="float16")
+    wanted = {
+        ("NHWC", "OHWI"): (),
+        ("NHWC", "HWIO"): (),
+        ("NHWC", "OIHW"): ("w",),
+        ("NCHW", "OHWI"): ("x", "y"),
+        ("NCHW", "OIHW"): ("x", "w", "y"),
+    }
+    for in_memory, copied in wanted.items():
+        given = in_formats(problem, *in_memory)
+        for pass_ in PASSES:
+            seen = layout(given, pass_, Strides.contiguous(given), "float16")
+            assert seen.copied == copied
+            assert seen.problem.data_format == "NHWC"
+    # A channels-first array whose memory is channels last, as PyTorch has them.
+    strides = Strides.contiguous(in_formats(problem, "NHWC", "OHWI"))
+    x, w, y = ((s[0], s[3], s[1], s[2]) for s in (strides.x, strides.w, strides.y))
+    for pass_ in PASSES:
+        assert layout(problem, pass_, Strides(x, w, y), "float16").copied == ()
+        unaligned = Strides(x, w, y, alignment=8)
+        assert layout(problem, pass_, unaligned, "float16").copied == ("x", "w", "y")
+
+
+def test_copies_keep_to_the_workspace_limit():
+    problem = HOPPER_CASES[0].problem.replace(dtype="float16")
+    for pass_ in PASSES:
+        request = Request(problem, pass_, Device.of(ARCH))
+        needed = layout_of(request).copied_bytes
+        assert FAMILY.refuses(replace(request, workspace_limit=needed)) is None
+        assert "workspace" in FAMILY.refuses(replace(request, workspace_limit=needed - 1))
+
+
+def test_the_last_tile_of_tensors_beyond_32_bits():
+    """Only the pages that one tile touches exist."""
+    problem = ConvProblem(
+        (1, 32_000, 33_000, 8), (8, 3, 3, 8), data_format="NHWC", filter_format="OHWI",
+        dtype="float16",
+    )  # fmt: skip
+    assert problem.needs_64bit_indexing
+    corner = 40
+    values, w = (
+        np.random.default_rng(seed).integers(-3, 4, shape).astype(np.float16)
+        for seed, shape in enumerate(((1, corner, corner, 8), problem.filter_shape))
+    )
+    arguments = {"data_format": "NHWC", "filter_format": "OHWI", "impl": "reference"}
+    expected = cupyconv.conv_forward(values, w, **arguments)
+    x = emulator.memory.lazy(problem.input_shape, np.float16, "x")
+    y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
+    x[:, -corner:, -corner:] = values
+    backend = emulator.convolutions.backend(ARCH)
+    backend.device = replace(backend.device, multiprocessors=2**30)  # a block for each tile
+    pass_plan = plan_pass(problem, "forward", backend.device, "cuda-hopper")
+    tensors = Tensors(x, emulator.memory.array(w, "w"), y)
+    with emulator.settings(blocks=[pass_plan.blocks // pass_plan.tile.defines["CLUSTER"] - 1]):
+        backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
+    assert (y[0, -1, -4:] == expected[0, -1, -4:]).all()
+    assert not y[0, : 1 << 8, 0].any()
+
+
+# -- maps and walks --------------------------------------------------------------------------------
+
+
+def test_a_map_belongs_to_its_address_and_its_shape():
+    made = []
+
+    def encode(one, address):
+        made.append((one, address))
+        return bytes(tensormaps.MAP_BYTES)
+
+    one = tensormaps.TiledMap("x", 2, (64, 100), (128,), (64, 64))
+    other = replace(one, extents=(64, 50))
+    for maps, address in ((one, 4096), (one, 4096), (other, 4096), (one, 8192), (other, 4096)):
+        struct = tensormaps.encoded(tensormaps.TensorMaps((maps, maps)), (address,) * 2, encode)
+        assert struct.shape == (1,)
+        assert struct.nbytes == 2 * tensormaps.MAP_BYTES
+    assert made == [(one, 4096)] * 2 + [(other, 4096)] * 2 + [(one, 8192)] * 2
+
+
+def test_nothing_is_planned_that_the_driver_would_refuse():
+    """The stand-in encoders hold every map to the driver's documented rules."""
+    device = Device.of(ARCH)
+    taken = refused = 0
+    for problem in random_lines(2500, seed=5):
+        stretched = problem.replace(
+            padding=tuple((before * 9, after) for before, after in problem.padding)
+        )
+        for pass_ in PASSES:
+            request = Request(stretched, pass_, device)
+            if FAMILY.refuses(request) is not None:
+                refused += 1
+                continue
+            pass_plan = plan_pass(stretched, pass_, device, "cuda-hopper")
+            strides = Strides.contiguous(stretched)
+            product = hopper.prepare(pass_plan, stretched, strides, None, device)[0]
+            for argument in product.arguments:
+                if isinstance(argument, tensormaps.TensorMaps):
+                    for one in argument.maps:
+                        emulator.tensormap.encode(one, 4096)
+                    taken += 1
+    assert taken > 1500
+    assert refused > 100
+
+
+def test_every_contribution_is_walked_over_once():
+    """The walks of backprop-input meet each (input, tap, output) of the definition, once."""
+    for problem in random_lines(300, seed=6):
+        for axis, extent in enumerate(problem.input_sizes):
+            rule = problem.axes[axis]
+            expected = sorted(
+                (output * rule.stride - rule.pad_before + tap * rule.dilation, tap, output)
+                for output in range(rule.output)
+                for tap in range(rule.filter)
+            )
+            phases = {walk[axis] for walk in walks(problem, "backprop_input") if walk[axis].taps}
+            met = sorted(
+                (
+                    walk.place_first + pixel * walk.place_step,
+                    walk.filter_first + tap * walk.filter_step,
+                    walk.base + pixel * walk.stride + tap * walk.spacing,
+                )
+                for walk in phases
+                for pixel in range(walk.pixels)
+                for tap in range(walk.taps)
+            )
+            inside = [one for one in expected if 0 <= one[0] < extent]
+            assert [one for one in met if 0 <= one[2] < rule.output] == inside
+
+
+# -- compile evidence ------------------------------------------------------------------------------
+
+
+def variants():
+    """A launch for every tile, pass and filter format, with phases and splits."""
+    device = Device.of(ARCH)
+    layer = ConvProblem(
+        (32, 56, 56, 256), (256, 3, 3, 256), padding=1, data_format="NHWC", filter_format="OHWI",
+        dtype="float16",
+    )  # fmt: skip
+    filters_last = in_formats(layer, "NHWC", "HWIO").replace(dtype="bfloat16")
+    volume = ConvProblem(
+        (2, 8, 28, 28, 64), (64, 3, 3, 3, 64), stride=(1, 2, 2), padding=1, data_format="NDHWC",
+        filter_format="ODHWI", dtype="float16",
+    )  # fmt: skip
+    wanted = [(layer, "forward", tile, 1) for tile in FAMILY.tiles[:9:2]]
+    widest = FAMILY.tiles[0]
+    wanted += [
+        (filters_last, "forward", widest, 1),
+        (layer, "backprop_input", widest, 1),
+        (filters_last.replace(stride=2), "backprop_input", FAMILY.tiles[2], 1),
+        (volume, "backprop_input", widest, 1),
+        (layer, "backprop_filter", widest, 1),
+        (layer, "backprop_filter", FAMILY.tiles[2], 3),
+        (filters_last, "backprop_filter", widest, 3),
+    ]
+    single, single_last = (problem.replace(dtype="float32") for problem in (layer, filters_last))
+    wanted += [(single, "forward", tile, 1) for tile in FAMILY.tiles[9::4]]
+    wanted += [(single_last, "backprop_input", FAMILY.tiles[9], 1)]
+    wanted += [(single, "forward", tile, 1) for tile in PLANES.tiles[::3]]
+    wanted += [(single_last, "backprop_filter", PLANES.tiles[1], 3)]
+    for problem, pass_, tile, splits in wanted:
+        pass_plan = PassPlan(pass_, "cuda-hopper", "", tile, 1, splits, 1)
+        strides = Strides.contiguous(problem)
+        launches = hopper.prepare(pass_plan, problem, strides, None, device)
+        yield next(launch for launch in launches if launch.entry == "conv_hopper")
+
+
+def test_compiles_without_spills_and_with_the_instructions_it_is_for(tmp_path):
+    pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
+    for prepared in variants():
+        defines = dict(prepared.defines)
+        source = sources.load(prepared.source)
+        cubin, log = compiler.compile_cubin(source, defines, "sm_90a")
+        assert no_spills(log), f"{defines}: {log}"
+        found = instructions(disassemble(cubin, tmp_path))
+        # All products of a step, and none that waits for the one before (a wait for each would
+        # be more than these three).
+        assert found["HGMMA"] == defines["BLOCK_M"] // 128 * 4
+        assert found["WARPGROUP"] == 3
+        assert found["USETMAXREG"] == 2
+        assert found["UTMALDG"] >= 2
+        assert bool(found["UTMASTG"]) == (defines["STORE"] == 1)
+        assert bool(found["STSM"]) == (not defines["SPLIT"] and defines["STORE"] != 2)
+        assert found["LDL"] + found["STL"] == 0, "an array went to local memory"
+
+
+def test_kernels_before_and_after_the_product_compile_without_spills():
+    pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
+    types = ("half_t", "bfloat16_t", "float")
+    kernels = [("conv_arrange.cu", {"STORAGE": storage}) for storage in types]
+    for kernel, defines in (("conv_planes.cu", {}), *kernels):
+        _, log = compiler.compile_cubin(sources.load(kernel), defines, "sm_90a")
+        assert no_spills(log), log
+
+
+def layout_checks(shift: int = 0) -> sources.KernelSource:
+    """A source that compiles only if structs have NumPy's layout, offsets moved by ``shift``."""
+    walk = hopper.walk_type(3)
+    structs = {
+        "Walk<3>": walk,
+        "WalkPhase": walk["phase"].base,
+        "PlaneShape": hopper.PLANE_SHAPE,
+        "ArrangeShape": hopper.ARRANGE_SHAPE,
+    }
+    checks = []
+    for struct, fields in structs.items():
+        checks.append(f'static_assert(sizeof({struct}) == {fields.itemsize}, "size");')
+        for name in fields.names:
+            offset = fields.fields[name][1] + shift
+            checks.append(
+                f'static_assert(__builtin_offsetof({struct}, {name}) == {offset}, "{name}");'
+            )
+    header = dict(sources.load("conv_hopper.cu").headers)["walk.cuh"]
+    declared = [
+        re.search(r"struct (Plane|Arrange)Shape \{.*?\};", sources.load(file).text, re.S)[0]
+        for file in ("conv_planes.cu", "conv_arrange.cu")
+    ]
+    text = "\n".join(['#include "walk.cuh"', *declared, *checks])
+    return sources.KernelSource("layout.cu", text, (("walk.cuh", header),))
+
+
+def test_structs_have_the_compilers_layout():
+    pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
+    compiler.compile_cubin(layout_checks(), {}, "sm_90a")
+    with pytest.raises(KernelCompileError, match="static assertion"):
+        compiler.compile_cubin(layout_checks(shift=4), {}, "sm_90a")

@@ -1,0 +1,277 @@
+"""Measured plans: the fastest is chosen, once, and remembered; on a stand-in for a GPU."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem, ConvTypeError, DeviceError, arrays, backends, measuring
+from cupyconv.errors import KernelCompileError
+from cupyconv.gpu import compiler
+from cupyconv.planning import Device, Request
+from cupyconv.planning.plan import contenders
+
+PROBLEM = ConvProblem((4, 32, 20, 20), (32, 32, 3, 3), dtype="float16")
+
+
+class StandIn:
+    """A GPU that computes nothing: its kernels are recorded, and their time is made up."""
+
+    def __init__(self):
+        self.launched = []
+        self.seconds = {}  # by implementation; others take 1 ms
+        self.broken = {}  # errors by source file
+        self.timed = 0
+
+    def kernel(self, launch):
+        if launch.source in self.broken:
+            raise self.broken[launch.source]
+        return lambda *_, **__: self.launched.append(launch)
+
+    def address(self, array):
+        return 0  # aligned
+
+    def time(self, call, count):
+        self.timed += 1
+        for _ in range(count):
+            call()
+        (candidate,) = call.args
+        return self.seconds.get(candidate.implementation, 1e-3) * (1 + candidate.splits / 1000)
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    runtime = StandIn()
+    backend = backends.GpuBackend(Device("Imaginary 9000", "sm_80"), runtime)
+    backend.empty = lambda shape, dtype: np.empty(shape, arrays.numpy_dtype(dtype))
+    monkeypatch.setattr(backends, "of", lambda home: backend)
+    monkeypatch.setattr(measuring, "seconds", runtime.time)
+    monkeypatch.setattr(measuring, "capturing", lambda: False)
+    monkeypatch.setattr(measuring, "driver_version", lambda: 13010)
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    measuring.forget()
+    yield runtime
+    measuring.forget()
+
+
+def call(**more):
+    x = np.ones(PROBLEM.input_shape, PROBLEM.dtype)
+    w = np.ones(PROBLEM.filter_shape, PROBLEM.dtype)
+    return cupyconv.conv_forward(x, w, **more)
+
+
+def files(folder):
+    return sorted((folder / "measured").glob("*"))
+
+
+def test_the_fastest_is_planned(gpu):
+    gpu.seconds = {"cuda-generic": 1e-4}
+    assert cupyconv.plan(PROBLEM, "sm_80")["forward"].implementation == "cuda-gather"
+    measured = cupyconv.plan(PROBLEM, measure=True)
+    for planned in measured:
+        assert planned.implementation == "cuda-generic"
+        assert "measured 100 us" in planned.reason
+    assert cupyconv.Plan.from_json(measured.to_json()) == measured
+
+
+def test_a_difference_that_may_be_chance_changes_nothing(gpu):
+    gpu.seconds = {"cuda-generic": 0.99e-3}
+    assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-gather"
+
+
+def test_calls_measure_when_they_are_told_to(gpu, monkeypatch):
+    gpu.seconds = {"cuda-generic": 1e-4}
+    call()
+    assert gpu.timed == 0
+    assert [one.source for one in gpu.launched] == ["conv_gather.cu"]
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    call()
+    assert gpu.launched[-1].source == "conv_forward.cu"
+    timed = gpu.timed
+    assert timed > len(contenders(Request(PROBLEM, "forward", Device.of("sm_80")), "auto", 5))
+    gpu.launched.clear()
+    call()
+    call(activation="relu")
+    assert gpu.timed == timed
+    assert [one.source for one in gpu.launched] == ["conv_forward.cu"] * 2
+    call(impl="cuda-gather")  # a choice of its own
+    assert gpu.launched[-1].source == "conv_gather.cu"
+    assert gpu.timed > timed
+
+
+def test_a_repeated_call_is_worked_out_once(gpu, monkeypatch):
+    prepared, loaded = [], []
+    prepare, kernel = backends.PREPARE["cuda-gather"], gpu.kernel
+    monkeypatch.setitem(
+        backends.PREPARE, "cuda-gather", lambda *a: (prepared.append(a), prepare(*a))[1]
+    )
+    gpu.kernel = lambda launch: (loaded.append(launch), kernel(launch))[1]
+    for _ in range(3):
+        call()
+        call(stride=[1, 1])  # cannot be hashed
+    assert len(gpu.launched) == 6
+    assert len(prepared) == len(loaded) == 1 + 3
+    for change in ({"activation": "relu"}, {"padding": 1}, {"impl": "cuda-gather"}):
+        count = len(prepared)
+        call(**change)
+        call(**change)
+        assert len(prepared) == count + 1
+    with pytest.raises(ConvTypeError, match="must be made of integers"):
+        call(stride=1.0)  # equals 1, and so would find what that came to
+
+
+def test_a_choice_outlives_the_process(gpu, tmp_path):
+    gpu.seconds = {"cuda-generic": 1e-4}
+    first = cupyconv.plan(PROBLEM, measure=True)
+    assert len(files(tmp_path)) == 3
+    entry = json.loads(files(tmp_path)[0].read_text())
+    assert entry["device"] == "Imaginary 9000"
+    measuring.forget()
+    gpu.seconds, gpu.timed = {"cuda-gather": 1e-6}, 0
+    assert cupyconv.plan(PROBLEM, measure=True) == first
+    assert gpu.timed == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace('"fastest": ', '"fastest": 7'),
+        lambda text: text.replace('"fastest": ', '"fastest": -'),
+        lambda text: text.replace('"seconds"', '"minutes"'),
+        lambda text: "",
+    ],
+)
+def test_a_damaged_file_is_measured_again(gpu, tmp_path, change):
+    gpu.seconds = {"cuda-generic": 1e-4}
+    cupyconv.plan(PROBLEM, measure=True)
+    for path in files(tmp_path):
+        path.write_text(change(path.read_text()))
+    measuring.forget()
+    gpu.timed = 0
+    planned = cupyconv.plan(PROBLEM, measure=True)
+    assert gpu.timed > 0
+    assert planned["forward"].implementation == "cuda-generic"
+    measuring.forget()
+    gpu.timed = 0
+    assert cupyconv.plan(PROBLEM, measure=True) == planned
+    assert gpu.timed == 0
+
+
+@pytest.mark.parametrize("what", ["driver", "chip", "version", "limit", "precision"])
+def test_a_choice_holds_for_what_it_was_measured_on(gpu, monkeypatch, what):
+    cupyconv.plan(PROBLEM, measure=True)
+    measuring.forget()
+    gpu.timed = 0
+    more = {}
+    if what == "driver":
+        monkeypatch.setattr(measuring, "driver_version", lambda: 13020)
+    elif what == "chip":
+        backends.of(arrays.Home.GPU).device = Device("Imaginary 9001", "sm_80")
+    elif what == "version":
+        monkeypatch.setattr(cupyconv, "__version__", "99")
+    elif what == "limit":
+        more = {"workspace_limit": 0}
+    else:
+        more = {"precision": "tf32"}
+    cupyconv.plan(PROBLEM, measure=True, **more)
+    assert gpu.timed > 0
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(gpu, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "file"))
+    gpu.seconds = {"cuda-generic": 1e-4}
+    assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
+    timed = gpu.timed
+    cupyconv.plan(PROBLEM, measure=True)
+    assert gpu.timed == timed
+
+
+@pytest.mark.parametrize("error", [KernelCompileError("no registers", ""), MemoryError()])
+def test_what_cannot_run_is_not_chosen(gpu, error):
+    gpu.seconds = {"cuda-gather": 1e-6}
+    gpu.broken = {"conv_gather.cu": error}
+    assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
+    gpu.broken["conv_forward.cu"] = error
+    measuring.forget()
+    with pytest.raises(type(error)):
+        cupyconv.plan(PROBLEM, measure=True, workspace_limit=0)
+
+
+def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch):
+    monkeypatch.setattr(measuring, "capturing", lambda: True)
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    with pytest.raises(ConvError, match="while a graph is captured"):
+        call()
+    assert gpu.launched == []
+    monkeypatch.setattr(measuring, "capturing", lambda: False)
+    call()
+    monkeypatch.setattr(measuring, "capturing", lambda: True)
+    call()  # remembered by now
+
+
+def test_a_workspace_limit_is_kept_by_what_is_measured(gpu, monkeypatch):
+    monkeypatch.setattr(cupyconv, "workspace_limit", 0)
+    for planned in cupyconv.plan(PROBLEM, measure=True):
+        assert planned.workspace_bytes == 0
+    request = Request(PROBLEM, "backprop_filter", Device.of("sm_80"))
+    assert any(one.workspace_bytes for one in contenders(request, "auto", 5))
+
+
+def test_only_the_current_gpu_is_measured(gpu):
+    cupyconv.plan(PROBLEM, "sm_80", measure=True)
+    with pytest.raises(ConvError, match=r"Imaginary 9000 \(sm_80\), asked for is sm_90"):
+        cupyconv.plan(PROBLEM, "sm_90", measure=True)
+    with pytest.raises(ConvError, match="asked for is cpu"):
+        cupyconv.plan(PROBLEM, "cpu", measure=True)
+
+
+def test_measuring_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
+    with pytest.raises(DeviceError, match="GPU"):
+        cupyconv.plan(PROBLEM, measure=True)
+
+
+def test_numpy_arrays_are_not_measured(monkeypatch):
+    expected = call()
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    assert (call() == expected).all()
+
+
+def test_time_is_taken_with_events_over_calls_in_a_row(monkeypatch):
+    """CuPy's part of it, on a stand-in for CuPy."""
+    log = []
+
+    class Event:
+        def record(self):
+            log.append("record")
+
+        def synchronize(self):
+            log.append("wait")
+
+    runtime = SimpleNamespace(driverGetVersion=lambda: 13010)
+    stream = SimpleNamespace(is_capturing=lambda: True)
+    cuda = SimpleNamespace(
+        Event=Event,
+        get_elapsed_time=lambda start, stop: 6.0,  # ms
+        get_current_stream=lambda: stream,
+        runtime=runtime,
+    )
+    monkeypatch.setattr(arrays, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    assert measuring.seconds(lambda: log.append("call"), 3) == 2e-3
+    assert log == ["record", "call", "call", "call", "record", "wait"]
+    assert measuring.driver_version() == 13010
+    assert measuring.capturing()
+
+
+def test_the_best_of_each_family_is_measured():
+    request = Request(PROBLEM, "forward", Device.of("sm_80"))
+    chosen = contenders(request, "auto", 5)
+    assert {one.implementation for one in chosen} == {"cuda-gather", "cuda-generic"}
+    assert chosen[0].implementation == "cuda-gather"
+    assert len(set(chosen)) == 5
+    assert contenders(request, "auto", 1) == chosen[:1]

@@ -1,0 +1,191 @@
+"""Faults put into the shipped kernels are reported, at the line where they show.
+
+The mutation run (tests/emulator/mutants.py) changes everything and asks whether anyone notices;
+here are the faults that a kernel's author makes, each with what the checker has to say of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupyconv import ConvProblem
+from cupyconv.gpu import sources
+from tests import emulator
+from tests.agreement import compute, planned
+from tests.configurations import integer_data
+from tests.emulator import convolutions
+from tests.emulator.build import KERNEL_DIRECTORY
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is computed on the faulty kernel."""
+
+    impl: str
+    problem: ConvProblem
+    pass_: str = "forward"
+    tile: int = 0
+    arch: str = "sm_80"
+
+
+def _layer(x: tuple, w: tuple, dtype: str = "float16", **more: object) -> ConvProblem:
+    return ConvProblem(x, w, data_format="NHWC", filter_format="OHWI", dtype=dtype, **more)
+
+
+GENERIC = Run("cuda-generic", _layer((1, 6, 7, 40), (70, 3, 3, 40), "float32"))
+GATHER = Run("cuda-gather", _layer((1, 9, 8, 64), (72, 3, 3, 64), padding=1))
+DIRECT = Run("cuda-direct", _layer((1, 9, 8, 16), (16, 3, 3, 1), groups=16, padding=1))
+DIRECT_FILTER = Run(DIRECT.impl, DIRECT.problem, "backprop_filter")
+# 128 x 256 in clusters of two; two tiles down, for two multiprocessors of the emulator's four.
+HOPPER = Run("cuda-hopper", _layer((4, 16, 15, 128), (256, 1, 2, 128)), arch="sm_90")
+PHASES = Run("cuda-hopper", _layer((2, 9, 8, 64), (64, 3, 3, 64), stride=2), "backprop_input",
+             tile=1, arch="sm_90")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of a kernel: what it is, what is run, and what is reported where.
+
+    Attributes:
+        file: In cuda/ or cuda/include/.
+        old, new: Text that occurs once, and what takes its place.
+        kinds: Of report, one of which is expected.
+        at: Text of the lines that it is expected at; any line of the file where empty.
+    """
+
+    name: str
+    run: Run
+    file: str
+    old: str
+    new: str
+    kinds: tuple[str, ...]
+    at: str = ""
+
+
+FAULTS = (
+    Fault("tiles read before they are complete", GENERIC, "conv_forward.cu",
+          "    __syncthreads();  // a and b are complete\n", "\n",
+          ("race", "uninitialised-read"), "element[k]"),
+    Fault("tiles overwritten while they are read", GENERIC, "conv_forward.cu",
+          "    __syncthreads();  // taps are written;", "    __syncwarp();  // taps are written;",
+          ("race",)),
+    Fault("a copy is not waited for", GATHER, "conv_gather.cu",
+          "    wait_for_copies<STAGES - 2>();\n", "\n",
+          ("async-before-wait",), "ldmatrix"),
+    Fault("a copy is waited for a step too late", GATHER, "conv_gather.cu",
+          "wait_for_copies<STAGES - 2>();", "wait_for_copies<STAGES - 1>();",
+          ("async-before-wait",), "ldmatrix"),
+    Fault("a stage is refilled while it is read", GATHER, "conv_gather.cu",
+          "    __syncthreads();  // this step's tiles are complete,",
+          "    __syncwarp();  // this step's tiles are complete,",
+          ("race", "async-before-wait", "async-overwrite", "uninitialised-read")),
+    Fault("one row too many is stored", GATHER, "conv_gather.cu",
+          "row] = m < pass.gemm_m ?", "row] = m <= pass.gemm_m ?",
+          ("out-of-bounds",), "c + output.lines[line]"),
+    Fault("rows are read before they are staged", DIRECT_FILTER, "conv_direct.cu",
+          "      __syncthreads();  // the sums of the tap before are read\n", "\n",
+          ("race", "uninitialised-read")),
+    Fault("more bytes expected than come", HOPPER, "conv_hopper.cu",
+          "expect_tx(full, sizeof(Stage));", "expect_tx(full, sizeof(Stage) + 64);",
+          ("transaction-count",)),
+    Fault("fewer bytes expected than come", HOPPER, "conv_hopper.cu",
+          "expect_tx(full, sizeof(Stage));", "expect_tx(full, sizeof(Stage) / 2);",
+          ("transaction-count", "async-before-wait", "race")),
+    Fault("a stage is multiplied before it is full", HOPPER, "conv_hopper.cu",
+          "      wait_for(&shared.full[cursor.stage], cursor.parity);\n", "\n",
+          ("async-before-wait", "uninitialised-read", "mbarrier", "race")),
+    Fault("a stage is loaded before it is empty", HOPPER, "conv_hopper.cu",
+          "    wait_for(&shared.empty[cursor.stage], cursor.parity ^ 1);\n", "\n",
+          ("async-overwrite", "race", "transaction-count", "mbarrier")),
+    Fault("a stage is given back while products read it", HOPPER, "conv_hopper.cu",
+          "      ptx::wgmma_wait<1>();\n", "\n", ("async-overwrite",)),
+    Fault("barriers are not fenced", HOPPER, "conv_hopper.cu",
+          "    ptx::fence_mbarrier_init();\n", "\n", ("missing-proxy-fence",)),
+    Fault("a block loads into one that is not ready", HOPPER, "conv_hopper.cu",
+          "  synchronise_cluster();  // no block loads", "  __syncthreads();  // no block loads",
+          ("race", "mbarrier", "cluster")),
+    Fault("a block leaves while another reaches for it", HOPPER, "conv_hopper.cu",
+          "  synchronise_cluster();  // no block leaves", "  // no block leaves",
+          ("cluster",)),
+    Fault("C is stored without a proxy fence", HOPPER, "conv_hopper.cu",
+          "        ptx::fence_proxy_async();\n", "\n", ("missing-proxy-fence",), "tma_store_2d"),
+    Fault("C is stored before all have written it", HOPPER, "conv_hopper.cu",
+          "        ptx::named_barrier_sync(1 + number, WARPGROUP);    // this one is complete\n",
+          "\n", ("race", "uninitialised-read", "missing-proxy-fence")),
+    Fault("a buffer is written while a store reads it", HOPPER, "conv_hopper.cu",
+          "        if (thread() == 0) ptx::tma_store_wait_read<0>();", "",
+          ("async-overwrite",)),
+    Fault("the last stores are not waited for", HOPPER, "conv_hopper.cu",
+          "    if (consumer.thread() == 0) ptx::tma_store_wait<0>();\n", "\n", ("unwaited-copy",)),
+    Fault("rows beyond the phase are stored", PHASES, "conv_hopper.cu",
+          "if (row >= rows(phase)) return BEYOND;", "if (row > rows(phase)) return BEYOND;",
+          ("out-of-bounds", "block-race", "race")),
+    Fault("pieces are stored before all have written them", PHASES, "conv_hopper.cu",
+          "        ptx::named_barrier_sync(1 + number, WARPGROUP);  // complete, and",
+          "        // complete, and", ("race", "uninitialised-read")),
+)  # fmt: skip
+
+
+def reports_of(fault: Fault) -> list[emulator.Report]:
+    """What the checker has to say in all schedules, with the changed kernels in a folder."""
+    run = fault.run
+    data = integer_data(run.problem)
+    found: list[emulator.Report] = []
+    outcomes: list[emulator.Outcome] = []
+    with planned(run.impl, run.tile):
+        for schedule in emulator.SCHEDULES:
+            with emulator.settings(schedule, raise_reports=False, on_outcome=outcomes.append):
+                try:
+                    compute(emulator, run.pass_, run.problem, data, impl=run.impl, arch=run.arch)
+                except emulator.CheckerError as error:  # elements that nobody wrote
+                    found += error.reports
+    return [*found, *(report for one in outcomes for report in one.reports)]
+
+
+@pytest.fixture
+def changed(tmp_path, monkeypatch):
+    """Puts a changed file into a copy of the kernels, which is then what the library loads."""
+
+    def change(fault: Fault) -> None:
+        kernels = tmp_path / "cuda"
+        shutil.copytree(KERNEL_DIRECTORY, kernels)
+        (path,) = kernels.rglob(fault.file)
+        text = path.read_text()
+        assert text.count(fault.old) == 1, f"{fault.old!r} occurs {text.count(fault.old)} times"
+        path.write_text(text.replace(fault.old, fault.new))
+        monkeypatch.setattr(sources, "directory", lambda: kernels)
+        convolutions._module.cache_clear()
+
+    yield change
+    convolutions._module.cache_clear()
+
+
+def line_of(report: emulator.Report, folder: Path) -> str:
+    """The line of the changed kernels that a report names."""
+    (path,) = (folder / "cuda").rglob(Path(report.file).name)
+    return path.read_text().split("\n")[report.line - 1]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
+def test_fault_is_reported(fault, changed, tmp_path):
+    changed(fault)
+    found = reports_of(fault)
+    expected = [report for report in found if report.kind in fault.kinds]
+    assert expected, f"none of {fault.kinds} in {[str(report) for report in found]}"
+    lines = {line_of(report, tmp_path) for report in expected}
+    assert any(fault.at in line for line in lines), f"reported at {lines}"
+
+
+@pytest.mark.parametrize(
+    "run", [GENERIC, GATHER, DIRECT, DIRECT_FILTER, HOPPER, PHASES], ids=lambda run: run.impl
+)
+def test_kernels_as_they_are_have_nothing_to_report(run):
+    data = integer_data(run.problem)
+    with planned(run.impl, run.tile):
+        result = compute(emulator, run.pass_, run.problem, data, impl=run.impl, arch=run.arch)
+    assert np.isfinite(result.astype(np.float64)).all()

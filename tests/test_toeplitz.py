@@ -1,0 +1,210 @@
+"""The Toeplitz kernels on the CPU, under the checker, and the layers that they are planned for."""
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvProblem
+from cupyconv.backends import Tensors
+from cupyconv.planning import Device, Request, plan_pass, toeplitz
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES
+from tests import agreement, emulator
+from tests.agreement import fits
+from tests.configurations import (
+    CASES,
+    FAMILY_CASES,
+    TOEPLITZ_CASES,
+    all_formats,
+    in_formats,
+    keywords,
+    random_data,
+)
+
+IMPL = "cuda-toeplitz"
+
+
+def require_exact(problem, arch="sm_80"):
+    """Every pass agrees with the reference, in a schedule that depends on the problem's size."""
+    assert fits(problem, IMPL, arch) == PASSES
+    with emulator.settings(emulator.SCHEDULES[sum(problem.input_shape) % 3]):
+        agreement.require_exact(emulator, problem, impl=IMPL, arch=arch)
+
+
+@pytest.mark.parametrize("number", range(len(TOEPLITZ_CASES)), ids=[c.name for c in TOEPLITZ_CASES])
+def test_edges(number):
+    """In one of six formats; which one goes round."""
+    dtype = "bfloat16" if number % 3 == 2 else "float16"
+    formats = all_formats(TOEPLITZ_CASES[number].problem.replace(dtype=dtype))
+    require_exact(formats[number * 4 % len(formats) + number // 3 % 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_format(dtype):
+    for case in (*CASES, *FAMILY_CASES, *TOEPLITZ_CASES):
+        for problem in all_formats(case.problem.replace(dtype=dtype)):
+            if fits(problem, IMPL, "sm_80"):
+                require_exact(problem)
+
+
+@pytest.mark.parametrize("taps", [1, 2, 9, 10, 17, 18, 64])
+def test_widths_of_the_band(taps):
+    """Where a strip's window takes another block of columns, or another product, and the widest."""
+    require_exact(
+        ConvProblem(
+            (1, 2, 19, 11), (2, 1, 2, taps), groups=2, padding=(1, taps - 1), dtype="float16"
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_layers(seed):
+    numbers = np.random.default_rng(seed)
+    rank = int(numbers.integers(1, 3))
+    channels = int(numbers.integers(1, 20))
+    taps = [int(n) for n in numbers.integers(1, 12, rank)]
+    sizes = [int(n) for n in numbers.integers(1, 30, rank)]
+    padding = [
+        (max(int(a), tap - size), int(b))
+        for a, b, tap, size in zip(*numbers.integers(0, 7, (2, rank)), taps, sizes, strict=True)
+    ]
+    problem = ConvProblem(
+        (int(numbers.integers(1, 5)), channels, *sizes),
+        (channels, 1, *taps),
+        groups=channels,
+        padding=padding,
+        dtype="float16",
+    )
+    require_exact(all_formats(problem)[seed % 6])
+
+
+def test_without_the_instructions_of_8_0():
+    require_exact(TOEPLITZ_CASES[0].problem.replace(dtype="float16"), "sm_75")
+
+
+def test_64_bit_indices(monkeypatch):
+    monkeypatch.setattr("cupyconv.gpu.parameters.index_type", lambda *_: "long long")
+    require_exact(TOEPLITZ_CASES[0].problem.replace(dtype="float16"))
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu", "gelu"])
+def test_bias_and_activation(activation):
+    problem = in_formats(TOEPLITZ_CASES[0].problem, "NHWC", "HWIO").replace(dtype="float16")
+    data = random_data(problem)
+    arguments = {**keywords(problem), "activation": activation}
+    got = emulator.conv_forward(data.x, data.w, data.bias, impl=IMPL, **arguments)
+    expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
+    difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+    assert difference.max() < 2e-2  # sums of up to 30, rounded to 11 bits
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_not_a_number_stays_where_it_belongs(pass_, special):
+    """Beside a window it meets a zero of the Toeplitz matrix, which must not make it NaN."""
+    problem = ConvProblem((1, 3, 20, 30), (3, 1, 2, 5), groups=3, dtype="float16")
+    data = random_data(problem)
+    data.x[0, 1, 9, 11] = special
+    data.x[0, 2, 4, 29] = special  # no output has it under its first tap
+    data.dy[0, 1, 9, 11] = special
+    if pass_ == "backprop_filter":
+        data.dy[...] = random_data(problem).dy
+    got = agreement.compute(emulator, pass_, problem, data, impl=IMPL).astype(np.float64)
+    expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
+    expected = expected.astype(np.float64)
+    assert 0 < np.isfinite(expected).sum() < expected.size
+    assert (np.isnan(got) == np.isnan(expected)).all()
+    assert (np.isinf(got) == np.isinf(expected)).all()
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(got[finite], expected[finite], rtol=4e-3, atol=4e-2)
+
+
+def test_views_are_read_and_written_in_place():
+    problem = TOEPLITZ_CASES[0].problem.replace(dtype="float16")
+    data = random_data(problem)
+    wide = np.zeros((*data.x.shape[:-1], 2 * data.x.shape[-1] + 1), data.x.dtype)
+    x = wide[..., 1::2]
+    x[...] = data.x
+    y = np.zeros((*problem.output_shape[:-1], 3 * problem.output_shape[-1]), x.dtype)[..., ::3]
+    emulator.conv_forward(x, data.w, out=y, impl=IMPL, **keywords(problem))
+    assert (y == emulator.conv_forward(data.x, data.w, impl=IMPL, **keywords(problem))).all()
+
+
+def test_the_last_block_of_a_tensor_beyond_32_bits():
+    """x and y have more than 2^32 elements; only the pages that one block touches exist."""
+    size, corner = 65_600, 40
+    problem = ConvProblem((1, 1, size, size), (1, 1, 3, 3), dtype="float16")
+    values = np.random.default_rng(0).integers(-3, 4, (1, 1, corner, corner)).astype("float16")
+    w = np.random.default_rng(1).integers(-3, 4, problem.filter_shape).astype("float16")
+    expected = cupyconv.conv_forward(values, w, impl="reference")
+    x = emulator.memory.lazy(problem.input_shape, np.float16, "x")
+    y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
+    x[..., -corner:, -corner:] = values
+    backend = emulator.convolutions.backend("sm_80")
+    pass_plan = plan_pass(problem, "forward", backend.device, IMPL)
+    last = toeplitz.cut(Request(problem, "forward", backend.device)).patches - 1
+    with emulator.settings(blocks=[last]):
+        tensors = Tensors(x, emulator.memory.array(w, "w"), y)
+        backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
+    assert expected[0, 0, -1, -4:].any()
+    assert (y[0, 0, -1, -4:] == expected[0, 0, -1, -4:]).all()
+
+
+def test_large_filters_are_planned_for_it_and_small_ones_are_not():
+    for arch, taps, taken in (
+        ("sm_90a", 3, False),
+        ("sm_80", 7, True),
+        ("sm_90a", 7, True),
+        ("sm_120a", 31, True),
+    ):
+        problem = ConvProblem(
+            (32, 56, 56, 128),
+            (taps, taps, 1, 128),
+            groups=128,
+            padding="same",
+            data_format="NHWC",
+            dtype="bfloat16",
+        )
+        planned = plan_pass(problem, "forward", Device.of(arch)).implementation
+        assert (planned == IMPL) == taken, f"{taps} taps on {arch}: {planned}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": "float32"}, "16-bit"),
+        ({"stride": 2}, "stride 1"),
+        ({"dilation": 2}, "dilation 1"),
+        ({"filter_shape": (16, 1, 3, 3)}, "one filter a channel"),
+        ({"input_shape": (1, 8, 9, 300), "filter_shape": (8, 1, 3, 65)}, "65 taps"),
+    ],
+)
+def test_refusals_say_why(changes, reason):
+    problem = ConvProblem((1, 8, 9, 9), (8, 1, 3, 3), groups=8, dtype="float16").replace(**changes)
+    refusal = toeplitz.refusal(Request(problem, "forward", Device.of("sm_80")))
+    assert refusal is not None
+    assert reason in refusal
+
+
+def test_cuts_cover_the_layer_within_the_chips_shared_memory():
+    numbers = np.random.default_rng(1)
+    for _ in range(300):
+        sizes = [int(n) for n in numbers.integers(1, 200, 2)]
+        taps = [int(n) for n in numbers.integers(1, 40, 2)]
+        problem = ConvProblem(
+            (int(numbers.integers(1, 33)), 16, *sizes),
+            (16, 1, *taps),
+            groups=16,
+            padding="same",
+            dtype="float16",
+        )
+        for pass_ in PASSES:
+            for arch, limit in (("sm_75", 64), ("sm_86", 99)):
+                made = toeplitz.cut(Request(problem, pass_, Device.of(arch)))
+                if made is None:
+                    continue
+                assert made.shared_bytes <= limit << 10
+                assert made.tap_rows * made.shares >= taps[0]
+                covered = made.patches * 16 * made.row_tiles * 8 * made.strips
+                assert covered >= problem.N * sizes[0] * sizes[1]

@@ -1,11 +1,14 @@
 """Where arrays live, and the only module that imports CuPy.
 
 NumPy arrays are computed on the CPU, CuPy arrays on the GPU.  Objects of other libraries come in
-without a copy through DLPack or ``__cuda_array_interface__``.
+without a copy through DLPack or ``__cuda_array_interface__``; ``as_kind_of`` gives results back to
+such a library.
 """
 
 from __future__ import annotations
 
+import ctypes
+import re
 import sys
 from enum import Enum
 from functools import cache
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 # Device types of the DLPack specification, dlpack.h.
 _DLPACK_CPU = (1,)
 _DLPACK_CUDA = (2, 3, 13)  # device, pinned host, managed
+# Its codes of the kinds of numbers.
+_DLPACK_UINT = 1
+_DLPACK_BFLOAT = 4
 
 
 class Home(Enum):
@@ -29,12 +35,18 @@ class Home(Enum):
     GPU = "CuPy"
 
 
+_cupy: ModuleType | None = None  # once it is imported
+
+
 def cupy() -> ModuleType:
     """The CuPy package.
 
     Raises:
         DeviceError: it is not installed, or its own import fails.
     """
+    global _cupy
+    if _cupy is not None and sys.modules.get("cupy") is _cupy:
+        return _cupy  # an import statement takes several times as long
     try:
         import cupy as module
     except ImportError as error:
@@ -42,6 +54,7 @@ def cupy() -> ModuleType:
             f"CuPy could not be imported ({error}). "
             "Install it with: pip install 'cupyconv[cuda13]' (or cuda12)"
         ) from error
+    _cupy = module
     return module
 
 
@@ -90,15 +103,22 @@ def take(name: str, value: Any) -> tuple[Any, Home]:
     module = sys.modules.get("cupy")
     if module is not None and isinstance(value, module.ndarray):
         return value, Home.GPU
+    if getattr(value, "requires_grad", False):
+        raise ConvTypeError(
+            f"{name} requires grad, and what is computed on its memory is not recorded. "
+            "Call cupyconv.torch.conv2d or its like, which are differentiated, or pass "
+            f"{name}.detach()"
+        )
     try:
-        if hasattr(value, "__cuda_array_interface__"):
-            return cupy().asarray(value), Home.GPU
+        # DLPack first: it orders the streams of the two libraries, the other does not.
         if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
             device_type = int(value.__dlpack_device__()[0])
             if device_type in _DLPACK_CPU:
-                return np.from_dlpack(value), Home.CPU
+                return _numpy_from_dlpack(value), Home.CPU
             if device_type in _DLPACK_CUDA:
                 return cupy().from_dlpack(value), Home.GPU
+        if hasattr(value, "__cuda_array_interface__"):
+            return cupy().asarray(value), Home.GPU
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, DeviceError):
             raise
@@ -108,8 +128,112 @@ def take(name: str, value: Any) -> tuple[Any, Home]:
         ) from error
     raise ConvTypeError(
         f"{name} must be a NumPy or CuPy array, or export DLPack: got {_type_name(value)}. "
-        "Convert it first, for example numpy.asarray(x, dtype='float32')"
+        f"{_way_in(name, value)}"
     )
+
+
+def _way_in(name: str, value: Any) -> str:
+    """What to do with an object that has no memory to compute on."""
+    library = type(value).__module__.split(".")[0]
+    if library == "dask":
+        return "Call cupyconv.dask, which has the same functions for Dask's arrays"
+    if library == "jax":
+        return "Inside jax.jit and jax.grad there are no numbers yet: call it outside of them"
+    return f"Convert it first, for example numpy.asarray({name}, dtype='float32')"
+
+
+def as_kind_of(array: Any, like: Any) -> Any:
+    """A result as an array of the library that ``like`` is of, over the same memory.
+
+    Args:
+        array: a NumPy or CuPy array, such as every function here gives.
+        like: an array of NumPy, CuPy, PyTorch, JAX, TensorFlow, or of another library with the
+            array API standard's ``from_dlpack``.
+
+    Returns:
+        ``array`` itself where that is its kind already.  Copied is what a library does not take as
+        it is: negative strides, and by JAX memory that is not aligned to 64 bytes.
+
+    Raises:
+        ConvTypeError: the library takes no arrays by DLPack, not this one, or changes its dtype.
+        DeviceError: CuPy is needed and missing.
+    """
+    source, home = take("array", array)
+    if isinstance(like, type(source)):
+        return source
+    if any(stride < 0 for stride in source.strides):
+        source = source.copy(order="C")  # PyTorch does not refuse them, it aborts
+    exported: Any = source
+    if home is Home.CPU and source.dtype == numpy_dtype("bfloat16"):
+        exported = _Relabelled(source.view("uint16"), _DLPACK_BFLOAT)
+    try:
+        given = _from_dlpack_of(like)(exported)
+    except ConvTypeError:
+        raise
+    except Exception as error:  # each library has its own
+        raise ConvTypeError(
+            f"{_type_name(like)} does not take an array of {source.dtype} in {home.value}'s "
+            f"memory: {error}. Convert it with that library's own functions"
+        ) from error
+    kept = str(source.dtype)
+    if not re.search(rf"\b{kept}\b", str(given.dtype)):
+        raise ConvTypeError(
+            f"{_type_name(like)} must keep the dtype: {kept} became {given.dtype}. "
+            f"Convert first, for example y.astype({str(given.dtype)!r}), or permit {kept} there"
+        )
+    return given
+
+
+def _from_dlpack_of(like: Any) -> Any:
+    """The function of a library that takes an object exporting DLPack."""
+    if hasattr(like, "__array_namespace__"):
+        return like.__array_namespace__().from_dlpack
+    library = type(like).__module__.split(".")[0]
+    module: Any = sys.modules.get(library)
+    if library == "tensorflow":  # takes the capsule, where the others take its exporter
+        take_capsule = module.experimental.dlpack.from_dlpack
+        return lambda exported: take_capsule(exported.__dlpack__())
+    if hasattr(module, "from_dlpack"):
+        return module.from_dlpack
+    raise ConvTypeError(
+        f"arrays are given back to libraries that take DLPack: {_type_name(like)} is of none. "
+        "Pass an array of NumPy, CuPy, PyTorch, JAX or TensorFlow"
+    )
+
+
+def _numpy_from_dlpack(value: Any) -> np.ndarray:
+    """A NumPy array over the memory of an object that exports DLPack."""
+    import numpy as np
+
+    if "bfloat16" not in str(getattr(value, "dtype", "")):
+        return np.from_dlpack(value)
+    # NumPy exchanges the dtypes of its own only, which bfloat16 is not.
+    return np.from_dlpack(_Relabelled(value, _DLPACK_UINT)).view(numpy_dtype("bfloat16"))
+
+
+class _Relabelled:
+    """Exports another object's memory as another kind of numbers of the same size."""
+
+    def __init__(self, owner: Any, code: int) -> None:
+        self._owner, self._code = owner, code
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._owner.__dlpack_device__()
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        capsule = self._owner.__dlpack__(**keywords)
+        api = ctypes.pythonapi
+        api.PyCapsule_IsValid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+        api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        # Offsets of DLDataType.code in dlpack.h: DLTensor has it after data, device and ndim;
+        # DLManagedTensor begins with the tensor, DLManagedTensorVersioned has 32 bytes before it.
+        for capsule_name, offset in ((b"dltensor", 20), (b"dltensor_versioned", 52)):
+            if api.PyCapsule_IsValid(capsule, capsule_name):
+                address = api.PyCapsule_GetPointer(capsule, capsule_name)
+                ctypes.c_uint8.from_address(address + offset).value = self._code
+                return capsule
+        raise BufferError("its __dlpack__ gives no DLPack capsule")
 
 
 def _type_name(value: Any) -> str:

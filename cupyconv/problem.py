@@ -344,7 +344,7 @@ class ConvProblem:
         )
         return 2 * self.N * self.K * (self.C // self.groups) * pairs
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes any one pass must move: two of x, w, y read once and the third written once."""
         tensors = (self.input_shape, self.filter_shape, self.output_shape)
@@ -367,17 +367,20 @@ class ConvProblem:
         Formulas as in CUTLASS's implicit_gemm_convolution.md; the stride phases of
         backprop_input are counted together.
         """
+        if pass_ not in self._gemms:
+            raise unknown_word("pass", pass_, PASSES)
+        return self._gemms[pass_]
+
+    @cached_property
+    def _gemms(self) -> dict[str, GemmView]:
         outputs, taps = self.N * prod(self.output_sizes), prod(self.filter_sizes)
         inputs = self.N * prod(self.input_sizes)
         channels, filters = self.C // self.groups, self.K // self.groups
-        views = {
-            "forward": (outputs, filters, channels * taps),
-            "backprop_input": (inputs, channels, filters * taps),
-            "backprop_filter": (filters, channels * taps, outputs),
+        return {
+            "forward": GemmView(outputs, filters, channels * taps, self.groups),
+            "backprop_input": GemmView(inputs, channels, filters * taps, self.groups),
+            "backprop_filter": GemmView(filters, channels * taps, outputs, self.groups),
         }
-        if pass_ not in views:
-            raise unknown_word("pass", pass_, PASSES)
-        return GemmView(*views[pass_], self.groups)
 
     @cached_property
     def phase_gemms(self) -> tuple[GemmView, ...]:

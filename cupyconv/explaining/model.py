@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.onnx import conv_problem, conv_transpose_problem
 from cupyconv.problem import ConvProblem, shape_text
 
 OPERATORS = ("Conv", "ConvTranspose")
 
-_MODES = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
+_COMMON = {"auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"}
+_ATTRIBUTES = {"Conv": _COMMON, "ConvTranspose": _COMMON | {"output_padding", "output_shape"}}
 
 Shape = tuple[int | str, ...]
 """Sizes; a name for one that the model leaves open."""
@@ -205,21 +207,10 @@ def _layer(
     dtype = onnx.TensorProto.DataType.Name(known[node.input[0]][1]).lower()
     dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    mode = attributes.get("auto_pad", b"NOTSET").decode()
-    rank = len(x) - 2
-    pads = list(attributes.get("pads", [0] * 2 * rank))
-    rest: dict[str, Any] = {
-        "stride": list(attributes.get("strides", [1] * rank)),
-        "dilation": list(attributes.get("dilations", [1] * rank)),
-        "groups": attributes.get("group", 1),
-        "padding": _MODES.get(mode, list(zip(pads[:rank], pads[rank:], strict=False))),
-        "dtype": dtype,
-    }
+    given = {key: _plain(attributes[key]) for key in _ATTRIBUTES[node.op_type] & set(attributes)}
+    meaning = conv_problem if node.op_type == "Conv" else conv_transpose_problem
     try:
-        if node.op_type == "Conv":
-            problem = ConvProblem(x, w, **rest)
-        else:
-            problem = _transposed(x, w, attributes, mode, rest)
+        problem = meaning(x, w, dtype=dtype, **given)
     except ConvError as error:
         raise ConvError(
             f"{name}: {error.rule}", error.values, error.remedy, axis=error.axis
@@ -227,31 +218,9 @@ def _layer(
     return ModelLayer(name, node.op_type, problem, len(node.input) > 2 and bool(node.input[2]))
 
 
-def _transposed(
-    x: tuple[int, ...],
-    w: tuple[int, ...],
-    attributes: Mapping[str, Any],
-    mode: str,
-    rest: dict[str, Any],
-) -> ConvProblem:
-    """The convolution that a ConvTranspose is the transpose of."""
-    extra = list(attributes.get("output_padding", [0] * (len(x) - 2)))
-    asked = attributes.get("output_shape")
-    if asked is None:
-        # auto_pad makes the result stride times as large, which is from_output's own choice.
-        return ConvProblem.from_output(
-            x, w, output_padding=None if mode.startswith("SAME") else extra, **rest
-        )
-    sizes = tuple(asked)[-(len(x) - 2) :]
-    # The smallest unpadded result, which ONNX crops to what is asked for.
-    whole = ConvProblem.from_output(x, w, output_padding=extra, **{**rest, "padding": "valid"})
-    pairs = []
-    for had, wanted in zip(whole.input_sizes, sizes, strict=True):
-        total = max(had - wanted, 0)
-        half = total // 2
-        pairs.append((half, total - half) if mode == "SAME_UPPER" else (total - half, half))
-    result = (x[0], w[1] * rest["groups"], *sizes)
-    return ConvProblem.from_output(x, w, input_shape=result, **{**rest, "padding": pairs})
+def _plain(value: Any) -> Any:
+    """An attribute as ``cupyconv.onnx`` takes it: words are kept as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _sizes(

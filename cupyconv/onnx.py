@@ -1,0 +1,291 @@
+"""ONNX's convolution operators: their attributes, on NumPy and CuPy arrays.
+
+``conv`` and ``conv_transpose`` take the attributes of the operators Conv and ConvTranspose
+(opset 11 and later) under their own names, and ``conv_problem`` and ``conv_transpose_problem`` say
+what they mean without data.  The onnx package is not needed.
+
+Formulas from https://onnx.ai/onnx/operators/onnx__Conv.html and onnx__ConvTranspose.html, with what
+they leave to the reader:
+
+* ``pads`` has the beginnings of all spatial axes and then their ends.  It counts under
+  ``auto_pad="NOTSET"`` only.
+* SAME_UPPER puts the odd pixel of padding at the end, SAME_LOWER at the beginning.
+* The result of a ConvTranspose has the size that its attributes make it, or under SAME the input
+  times the strides, or ``output_shape``.  In the last two cases its padding follows: what is beyond
+  that size is cropped on both sides, the odd pixel at the end under SAME_UPPER and else at the
+  beginning.  Where nothing is beyond it, nothing is cropped, and what no window reaches is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cupyconv import arrays, operations
+from cupyconv.errors import ConvError, ConvTypeError, unknown_word
+from cupyconv.problem import ConvProblem, shape_text
+
+__all__ = ["conv", "conv_problem", "conv_transpose", "conv_transpose_problem"]
+
+Ints = Sequence[int] | None
+
+_PADDING = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
+_AUTO_PADS = ("NOTSET", *_PADDING)
+
+
+def conv(
+    x: Any,
+    w: Any,
+    b: Any = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = None,
+    group: int = 1,
+    kernel_shape: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Any:
+    """The operator Conv.
+
+    Args:
+        x: (N, C, [[D,] H,] W).
+        w: (M, C / group, spatial).
+        b: (M,).
+        auto_pad: "NOTSET", "SAME_UPPER", "SAME_LOWER" or "VALID".
+        dilations, strides: one per spatial axis; 1 by default.
+        group: C and M are split into this many independent convolutions.
+        kernel_shape: the spatial sizes of w, if they are to be checked.
+        pads: beginnings and then ends of the spatial axes; 0 by default.
+
+    Returns:
+        y, (N, M, spatial), of x's dtype and home.
+
+    Raises:
+        ConvError: no such convolution exists.
+        ConvTypeError, DeviceError: as for ``conv_forward``.
+    """
+    x, w = arrays.take("x", x)[0], arrays.take("w", w)[0]
+    problem = conv_problem(
+        x.shape,
+        w.shape,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return operations.conv_forward(x, w, b, **_keywords(problem))
+
+
+def conv_transpose(
+    x: Any,
+    w: Any,
+    b: Any = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = None,
+    group: int = 1,
+    kernel_shape: Ints = None,
+    output_padding: Ints = None,
+    output_shape: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Any:
+    """The operator ConvTranspose.
+
+    Args:
+        x: (N, C, spatial).
+        w: (C, M / group, spatial).
+        b: (M,).
+        output_padding: what is added to each spatial size at its end; less than the stride.
+        output_shape: the spatial sizes of the result; the padding follows from them.  At most the
+            stride - 1 beyond what the windows reach.
+        auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
+
+    Returns:
+        y, (N, M, spatial), of x's dtype and home.  A bias is added after 16-bit types have been
+        rounded.
+
+    Raises:
+        ConvError, ConvTypeError, DeviceError: as for ``conv``.
+    """
+    x, w = arrays.take("x", x)[0], arrays.take("w", w)[0]
+    problem = conv_transpose_problem(
+        x.shape,
+        w.shape,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        output_padding=output_padding,
+        output_shape=output_shape,
+        pads=pads,
+        strides=strides,
+    )
+    bias = None if b is None else _bias(b, x, problem)
+    y = operations.conv_transpose(x, w, output_shape=problem.input_shape, **_keywords(problem))
+    if bias is not None:
+        y += bias
+    return y
+
+
+def conv_problem(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = None,
+    group: int = 1,
+    kernel_shape: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+    dtype: Any = "float32",
+) -> ConvProblem:
+    """The convolution that a Conv with these attributes is.
+
+    Raises:
+        ConvError: there is none.
+    """
+    mode = _auto_pad(auto_pad)
+    _require_kernel_shape(kernel_shape, w_shape)
+    return ConvProblem(
+        x_shape,
+        w_shape,
+        stride=_per_axis("strides", strides, w_shape),
+        dilation=_per_axis("dilations", dilations, w_shape),
+        padding=_PADDING.get(mode) or _pairs(pads, w_shape),
+        groups=group,
+        dtype=dtype,
+    )
+
+
+def conv_transpose_problem(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = None,
+    group: int = 1,
+    kernel_shape: Ints = None,
+    output_padding: Ints = None,
+    output_shape: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+    dtype: Any = "float32",
+) -> ConvProblem:
+    """The convolution that a ConvTranspose with these attributes is the transpose of.
+
+    Its output has ``x_shape``, and its input has the shape of the operator's result.
+
+    Raises:
+        ConvError: there is none.
+    """
+    mode = _auto_pad(auto_pad)
+    _require_kernel_shape(kernel_shape, w_shape)
+    rank = len(w_shape) - 2
+    stride = _per_axis("strides", strides, w_shape)
+    layer: dict[str, Any] = {
+        "stride": stride,
+        "dilation": _per_axis("dilations", dilations, w_shape),
+        "groups": group,
+        "dtype": dtype,
+    }
+    extra = _per_axis("output_padding", output_padding, w_shape, default=0)
+    if output_shape is None and not mode.startswith("SAME"):
+        padding = "valid" if mode == "VALID" else _pairs(pads, w_shape)
+        return ConvProblem.from_output(
+            x_shape, w_shape, output_padding=extra, padding=padding, **layer
+        )
+    whole = ConvProblem.from_output(
+        x_shape, w_shape, output_padding=extra, padding="valid", **layer
+    )
+    if output_shape is None:
+        sizes = [n * s for n, s in zip(x_shape[2:], stride, strict=True)]
+    else:
+        sizes = list(output_shape)[-rank:]  # older models have the batch and the channels too
+        if len(sizes) != rank:
+            raise _wrong_count("output_shape", len(sizes), rank)
+    cropped = [max(had - wanted, 0) for had, wanted in zip(whole.input_sizes, sizes, strict=True)]
+    halves = [(total // 2, total - total // 2) for total in cropped]
+    return ConvProblem.from_output(
+        x_shape,
+        w_shape,
+        input_shape=(whole.N, whole.C, *sizes),
+        padding=halves if mode == "SAME_UPPER" else [(b, a) for a, b in halves],
+        **layer,
+    )
+
+
+def _keywords(problem: ConvProblem) -> dict[str, Any]:
+    return {
+        "stride": problem.stride,
+        "padding": problem.padding,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+    }
+
+
+def _bias(b: Any, x: Any, problem: ConvProblem) -> Any:
+    """The bias of a transposed convolution, as it is added to the result."""
+    bias, _ = arrays.take("b", b)
+    if not isinstance(bias, type(x)) or bias.dtype != x.dtype:
+        raise ConvTypeError(
+            f"b must be an array as x is: b is {type(bias).__name__} of {bias.dtype}, x is "
+            f"{type(x).__name__} of {x.dtype}. Convert one of them"
+        )
+    if tuple(bias.shape) != (problem.C,):
+        raise ConvError(
+            "the bias must have one value for each channel of the result",
+            f"b is {shape_text(bias.shape) or 'a scalar'}, the result has {problem.C} channels",
+            f"Pass a bias of shape ({problem.C},)",
+        )
+    return bias.reshape(-1, *[1] * problem.spatial_rank)
+
+
+def _auto_pad(word: str) -> str:
+    if word not in _AUTO_PADS:
+        raise unknown_word("auto_pad", word, _AUTO_PADS)
+    return word
+
+
+def _require_kernel_shape(kernel_shape: Ints, w_shape: Sequence[int]) -> None:
+    sizes = tuple(w_shape)[2:]
+    if kernel_shape is not None and tuple(kernel_shape) != sizes:
+        raise ConvError(
+            "kernel_shape must be the spatial sizes of w",
+            f"got {shape_text(kernel_shape)}, w is {shape_text(w_shape)}",
+            f"Leave it out, or pass {list(sizes)}",
+        )
+
+
+def _per_axis(
+    what: str, values: Ints, w_shape: Sequence[int], *, default: int = 1
+) -> tuple[int, ...]:
+    rank = max(len(w_shape) - 2, 0)  # of a w without spatial axes, ConvProblem reports the rank
+    if values is None:
+        return (default,) * rank
+    if len(values) != rank:
+        raise _wrong_count(what, len(values), rank)
+    return tuple(values)
+
+
+def _pairs(pads: Ints, w_shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    rank = max(len(w_shape) - 2, 0)
+    if pads is None:
+        return ((0, 0),) * rank
+    if len(pads) != 2 * rank:
+        raise ConvError(
+            "pads must have the beginning of every spatial axis and then the end of every one",
+            f"got {len(pads)} values for {rank} spatial axes",
+            f"Pass {2 * rank} integers",
+        )
+    return tuple(zip(pads[:rank], pads[rank:], strict=True))
+
+
+def _wrong_count(what: str, count: int, rank: int) -> ConvError:
+    return ConvError(
+        f"{what} must have one integer for each spatial axis",
+        f"got {count} for {rank} spatial axes",
+        f"Pass {rank}",
+    )

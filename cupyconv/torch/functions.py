@@ -1,0 +1,490 @@
+"""PyTorch's signatures, and how their arguments are said to the operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cupyconv import formats
+from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.problem import ITEMSIZE, ConvAxis
+from cupyconv.torch import operators
+from cupyconv.torch.operators import DTYPES
+
+IntOrInts = int | Sequence[int]
+
+_DEVICES = ("cpu", "cuda", "meta")
+
+
+# -- torch.nn.functional ---------------------------------------------------------------------------
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: str | IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.nn.functional.conv1d``.
+
+    Args:
+        input: (N, C, W), or (C, W) without a batch.
+        weight: (K, C / groups, S).
+        bias: (K,).
+        stride, dilation: an int, or one per spatial axis.
+        padding: an int, one per spatial axis, "valid", or with a stride of 1 "same".
+        groups: C and K are split into this many independent convolutions.
+
+    Returns:
+        (N, K, Q), or (K, Q).
+
+    Raises:
+        ConvError: no such convolution exists.
+        ConvTypeError: a tensor's dtype, device or kind is not supported, or two differ.
+        DeviceError: a CUDA tensor, and CuPy is not installed.
+    """
+    return _convolution(1, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: str | IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.nn.functional.conv2d``: as ``conv1d``, with (H, W), (R, S) and (P, Q).
+
+    The result is channels_last in memory if the input or the weight is.
+    """
+    return _convolution(2, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: str | IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.nn.functional.conv3d``: as ``conv1d``, with (D, H, W), (T, R, S) and (Z, P, Q).
+
+    The result is channels_last_3d in memory if the input or the weight is.
+    """
+    return _convolution(3, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    output_padding: IntOrInts = 0,
+    groups: int = 1,
+    dilation: IntOrInts = 1,
+) -> Tensor:
+    """``torch.nn.functional.conv_transpose1d``.
+
+    Args:
+        input: (N, K, Q), or (K, Q) without a batch.
+        weight: (K, C / groups, S).
+        bias: (C,).
+        stride, padding, dilation, groups: of the convolution that is transposed.
+        output_padding: how many pixels the result has beyond the least that go with ``input``;
+            less than the stride, or than the dilation.
+
+    Returns:
+        (N, C, W), or (C, W).
+
+    Raises:
+        ConvError, ConvTypeError, DeviceError: as for ``conv1d``.
+    """
+    return _transposed(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    output_padding: IntOrInts = 0,
+    groups: int = 1,
+    dilation: IntOrInts = 1,
+) -> Tensor:
+    """``torch.nn.functional.conv_transpose2d``: as ``conv_transpose1d``, from (P, Q) to (H, W)."""
+    return _transposed(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    output_padding: IntOrInts = 0,
+    groups: int = 1,
+    dilation: IntOrInts = 1,
+) -> Tensor:
+    """``torch.nn.functional.conv_transpose3d``: from (Z, P, Q) to (D, H, W)."""
+    return _transposed(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+# -- torch.nn.grad ---------------------------------------------------------------------------------
+
+
+def conv1d_input(
+    input_size: Sequence[int],
+    weight: Tensor,
+    grad_output: Tensor,
+    stride: IntOrInts = 1,
+    padding: str | IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.nn.grad.conv1d_input``: the gradient of ``conv1d`` with respect to its input.
+
+    Args:
+        input_size: shape of the input, (N, C, W).
+        weight: (K, C / groups, S).
+        grad_output: (N, K, Q), the gradient with respect to the output.
+        stride, padding, dilation, groups: of the convolution.
+
+    Returns:
+        A tensor of shape ``input_size``, which can be differentiated further.
+
+    Raises:
+        ConvError: ``grad_output`` does not belong to this input; others as for ``conv1d``.
+    """
+    return _input_gradient(1, input_size, weight, grad_output, stride, padding, dilation, groups)
+
+
+def conv2d_input(
+    input_size: Sequence[int],
+    weight: Tensor,
+    grad_output: Tensor,
+    stride: IntOrInts = 1,
+    padding: str | IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.nn.grad.conv2d_input``: as ``conv1d_input``."""
+    return _input_gradient(2, input_size, weight, grad_output, stride, padding, dilation, groups)
+
+
+def conv3d_input(
+    input_size: Sequence[int],
+    weight: Tensor,
+    grad_output: Tensor,
+    stride: IntOrInts = 1,
+    padding: str | IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.nn.grad.conv3d_input``: as ``conv1d_input``."""
+    return _input_gradient(3, input_size, weight, grad_output, stride, padding, dilation, groups)
+
+
+def conv1d_weight(
+    input: Tensor,
+    weight_size: Sequence[int],
+    grad_output: Tensor,
+    stride: IntOrInts = 1,
+    padding: str | IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.nn.grad.conv1d_weight``: the gradient of ``conv1d`` with respect to its weight.
+
+    Args:
+        input: (N, C, W).
+        weight_size: shape of the weight, (K, C / groups, S).
+        grad_output: (N, K, Q), the gradient with respect to the output.
+        stride, padding, dilation, groups: of the convolution.
+
+    Returns:
+        A tensor of shape ``weight_size``, which can be differentiated further.
+
+    Raises:
+        ConvError: ``grad_output`` does not belong to this input; others as for ``conv1d``.
+    """
+    return _weight_gradient(1, input, weight_size, grad_output, stride, padding, dilation, groups)
+
+
+def conv2d_weight(
+    input: Tensor,
+    weight_size: Sequence[int],
+    grad_output: Tensor,
+    stride: IntOrInts = 1,
+    padding: str | IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.nn.grad.conv2d_weight``: as ``conv1d_weight``."""
+    return _weight_gradient(2, input, weight_size, grad_output, stride, padding, dilation, groups)
+
+
+def conv3d_weight(
+    input: Tensor,
+    weight_size: Sequence[int],
+    grad_output: Tensor,
+    stride: IntOrInts = 1,
+    padding: str | IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.nn.grad.conv3d_weight``: as ``conv1d_weight``."""
+    return _weight_gradient(3, input, weight_size, grad_output, stride, padding, dilation, groups)
+
+
+# -- from PyTorch's arguments to the operators -----------------------------------------------------
+
+
+def _convolution(
+    rank: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: IntOrInts,
+    padding: str | IntOrInts,
+    dilation: IntOrInts,
+    groups: int,
+) -> Tensor:
+    (x, w, b), batched = _operands(rank, "input", input, weight, bias)
+    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
+    y = operators.forward(x, w, b, strides, pads, dilations, groups)
+    return y if batched else y.squeeze(0)
+
+
+def _transposed(
+    rank: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: IntOrInts,
+    padding: IntOrInts,
+    output_padding: IntOrInts,
+    groups: int,
+    dilation: IntOrInts,
+) -> Tensor:
+    if isinstance(padding, str):
+        raise ConvError(
+            "the padding of a transposed convolution is a number",
+            f"got {padding!r}",
+            "Pass an integer, or one for each spatial axis",
+        )
+    (x, w, b), batched = _operands(rank, "input", input, weight, bias)
+    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
+    extra = _per_axis("output_padding", output_padding, rank)
+    sizes, missing = [], []
+    for i in range(rank):
+        if extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
+            raise ConvError(
+                "output_padding must be at least 0 and less than the stride or the dilation",
+                f"got {extra[i]} with stride {strides[i]} and dilation {dilations[i]}",
+                f"Use 0 to {max(strides[i], dilations[i]) - 1}",
+                axis=formats.SPATIAL_AXES[rank][i],
+            )
+        size, taps, before = x.shape[2 + i], w.shape[2 + i], pads[2 * i]
+        axis = ConvAxis("", 0, taps, strides[i], dilations[i], before, before, "explicit")
+        sizes.append(axis.first_input_size_for(size) + extra[i])
+        # From the stride on, the result has more windows than x has pixels: these would be zero.
+        missing.append(extra[i] // strides[i])
+    if any(missing):
+        x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
+    shape = [x.shape[0], w.shape[1] * groups, *sizes]
+    y = operators.backprop_input(shape, w, x, strides, pads, dilations, groups)
+    if b is not None:
+        if b.shape != (shape[1],):
+            raise ConvError(
+                "the bias must have one value for each channel of the result",
+                f"bias is {_shape_text(b)}, the result has {shape[1]} channels",
+                f"Pass a bias of shape ({shape[1]},)",
+            )
+        y = y + b.reshape(-1, *[1] * rank)
+    return y if batched else y.squeeze(0)
+
+
+def _input_gradient(
+    rank: int,
+    input_size: Sequence[int],
+    weight: Tensor,
+    grad_output: Tensor,
+    stride: IntOrInts,
+    padding: str | IntOrInts,
+    dilation: IntOrInts,
+    groups: int,
+) -> Tensor:
+    (dy, w, _), batched = _operands(rank, "grad_output", grad_output, weight, None)
+    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
+    shape = list(input_size) if batched else [1, *input_size]
+    dx = operators.backprop_input(shape, w, dy, strides, pads, dilations, groups)
+    return dx if batched else dx.squeeze(0)
+
+
+def _weight_gradient(
+    rank: int,
+    input: Tensor,
+    weight_size: Sequence[int],
+    grad_output: Tensor,
+    stride: IntOrInts,
+    padding: str | IntOrInts,
+    dilation: IntOrInts,
+    groups: int,
+) -> Tensor:
+    shape = list(weight_size)
+    if len(shape) != rank + 2:
+        raise ConvError(
+            f"the weight of a {rank}-D convolution has {rank + 2} axes",
+            f"weight_size is {shape}",
+            f"Pass {rank + 2} sizes",
+        )
+    x, dy = _cast("input", input, "grad_output", grad_output)
+    x, _ = _batched(rank, "input", x)
+    dy, _ = _batched(rank, "grad_output", dy)
+    strides, pads, dilations = _window(rank, shape[2:], stride, padding, dilation)
+    return operators.backprop_filter(x, shape, dy, strides, pads, dilations, groups)
+
+
+def _operands(
+    rank: int, name: str, data: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[tuple[Tensor, Tensor, Tensor | None], bool]:
+    """The tensors of a call, with a batch; and whether the caller's had one."""
+    if bias is None:
+        data, weight = _cast(name, data, "weight", weight)
+    else:
+        data, weight, bias = _cast(name, data, "weight", weight, "bias", bias)
+    if weight.dim() != rank + 2:
+        raise ConvError(
+            f"the weight of a {rank}-D convolution has {rank + 2} axes",
+            f"got {_shape_text(weight)}",
+            f"Use the function for {weight.dim() - 2} spatial axes"
+            if weight.dim() - 2 in formats.SPATIAL_AXES
+            else "Reshape it",
+        )
+    data, batched = _batched(rank, name, data)
+    return (data, weight, bias), batched
+
+
+def _batched(rank: int, name: str, data: Tensor) -> tuple[Tensor, bool]:
+    """The tensor with a batch axis, and whether it had one."""
+    if data.dim() == rank + 2:
+        return data, True
+    if data.dim() == rank + 1:
+        return data.unsqueeze(0), False
+    raise ConvError(
+        f"the {name} of a {rank}-D convolution has {rank + 2} axes, or {rank + 1} without a batch",
+        f"got {_shape_text(data)}",
+        "Reshape it, or use the function for another number of spatial axes",
+    )
+
+
+def _cast(*named: Any) -> list[Tensor]:
+    """The tensors of a call, as autocast wants them; all of one dtype on one device.
+
+    Args:
+        named: names, each followed by its tensor.
+    """
+    names, tensors = named[::2], list(named[1::2])
+    for name, tensor in zip(names, tensors, strict=True):
+        if not isinstance(tensor, Tensor):
+            raise ConvTypeError(
+                f"{name} must be a tensor: got {type(tensor).__name__}. "
+                "Convert it with torch.from_dlpack, or call cupyconv.conv_forward and its like"
+            )
+        if tensor.layout is not torch.strided:
+            raise ConvTypeError(
+                f"{name} must be a dense tensor: its layout is {tensor.layout}. "
+                f"Pass {name}.to_dense()"
+            )
+    device = tensors[0].device
+    if device.type not in _DEVICES:
+        raise ConvTypeError(
+            f"tensors must be on the CPU or on a CUDA device: {names[0]} is on {device}. "
+            f"Move them, for example {names[0]}.cpu()"
+        )
+    if device.type != "meta" and torch.is_autocast_enabled(device.type):
+        # What PyTorch does for its own convolutions: all but float64 are computed in this dtype.
+        wanted = torch.get_autocast_dtype(device.type)
+        tensors = [
+            t.to(wanted) if t.is_floating_point() and t.dtype != torch.float64 else t
+            for t in tensors
+        ]
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor.device != device:
+            raise ConvTypeError(
+                f"all tensors must be on one device: {names[0]} is on {device}, {name} on "
+                f"{tensor.device}. Move one, for example {name}.to({str(device)!r})"
+            )
+        if tensor.dtype not in DTYPES:
+            raise ConvTypeError(
+                f"dtype must be one of {', '.join(ITEMSIZE)}: {name} is {tensor.dtype}. "
+                + (
+                    "Convolve the real and imaginary parts, which are linear"
+                    if tensor.is_complex()
+                    else f"Convert it, for example {name}.float()"
+                )
+            )
+        if tensor.dtype != tensors[0].dtype:
+            raise ConvTypeError(
+                f"all tensors must have one dtype: {names[0]} is {tensors[0].dtype}, {name} is "
+                f"{tensor.dtype}. Convert one, for example {name}.to({tensors[0].dtype})"
+            )
+    return tensors
+
+
+def _window(
+    rank: int,
+    taps: Sequence[int],
+    stride: IntOrInts,
+    padding: str | IntOrInts,
+    dilation: IntOrInts,
+) -> tuple[list[int], list[int], list[int]]:
+    """Strides, paddings (before and after of each axis in turn) and dilations."""
+    strides = _per_axis("stride", stride, rank)
+    dilations = _per_axis("dilation", dilation, rank)
+    if not isinstance(padding, str):
+        return strides, [p for p in _per_axis("padding", padding, rank) for _ in "ba"], dilations
+    if padding == "valid":
+        return strides, [0] * (2 * rank), dilations
+    if padding != "same":
+        raise ConvError(
+            "padding must be a number, 'same' or 'valid'", f"got {padding!r}", "Use one of them"
+        )
+    if any(s != 1 for s in strides):
+        raise ConvError(
+            "PyTorch's padding='same' goes with a stride of 1",
+            f"got a stride of {strides}",
+            "Pass the padding as numbers; cupyconv.conv_forward has TensorFlow's 'same'",
+        )
+    totals = [(taps[i] - 1) * dilations[i] for i in range(rank)]
+    return strides, [p for t in totals for p in (t // 2, t - t // 2)], dilations
+
+
+def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:
+    """One integer for each spatial axis, of which PyTorch also takes a list of one for all."""
+    values = [value] if isinstance(value, (int, torch.SymInt)) else list(value)
+    if len(values) == 1:
+        values = values * rank
+    if len(values) != rank:
+        raise ConvError(
+            f"{what} must be one integer, or one for each spatial axis",
+            f"got {len(values)} values for {rank} spatial axes",
+            f"Pass one integer, or {rank}",
+        )
+    return values
+
+
+def _shape_text(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"

@@ -1,0 +1,218 @@
+"""The three passes as custom operators of PyTorch: their kernels, shapes and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cupyconv import arrays, operations
+from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
+
+DTYPES = {getattr(torch, name): name for name in ITEMSIZE}
+"""PyTorch's dtypes that are computed, with their names."""
+
+_LAYER = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+_SCHEMAS = (
+    f"forward(Tensor x, Tensor w, Tensor? bias, {_LAYER}) -> Tensor",
+    f"backprop_input(SymInt[] input_shape, Tensor w, Tensor dy, {_LAYER}) -> Tensor",
+    f"backprop_filter(Tensor x, SymInt[] filter_shape, Tensor dy, {_LAYER}) -> Tensor",
+)
+"""``padding`` has two entries for each spatial axis: before and after."""
+
+_library = torch.library.Library("cupyconv", "DEF")
+for _schema in _SCHEMAS:
+    # The result's memory order follows the operands', so a compiler must keep theirs.
+    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order,))
+
+forward = torch.ops.cupyconv.forward.default
+backprop_input = torch.ops.cupyconv.backprop_input.default
+backprop_filter = torch.ops.cupyconv.backprop_filter.default
+
+
+def _run_forward(x, w, bias, stride, padding, dilation, groups):
+    problem, layer = _layer(x.shape, w.shape, x.dtype, stride, padding, dilation, groups)
+    y = _empty(problem.output_shape, x, w)
+    b = None if bias is None else bias.detach()
+    with _place(x.device):
+        operations.conv_forward(x.detach(), w.detach(), b, out=y, **layer)
+    return y
+
+
+def _run_backprop_input(input_shape, w, dy, stride, padding, dilation, groups):
+    problem, layer = _layer(input_shape, w.shape, w.dtype, stride, padding, dilation, groups)
+    problem.require_output_gradient(dy.shape)
+    dx = _empty(input_shape, dy, w)
+    with _place(w.device):
+        operations.conv_backprop_input(tuple(input_shape), w.detach(), dy.detach(), out=dx, **layer)
+    return dx
+
+
+def _run_backprop_filter(x, filter_shape, dy, stride, padding, dilation, groups):
+    problem, layer = _layer(x.shape, filter_shape, x.dtype, stride, padding, dilation, groups)
+    problem.require_output_gradient(dy.shape)
+    dw = _empty(filter_shape, x, dy)
+    with _place(x.device):
+        operations.conv_backprop_filter(
+            x.detach(), tuple(filter_shape), dy.detach(), out=dw, **layer
+        )
+    return dw
+
+
+def _layer(x_shape, w_shape, dtype, *window) -> tuple[ConvProblem, dict[str, Any]]:
+    """The problem of a call, and the library's keywords for it."""
+    stride, padding, dilation, groups = window
+    pairs = tuple(zip(padding[::2], padding[1::2], strict=True))
+    layer = {
+        "stride": tuple(stride),
+        "padding": pairs,
+        "dilation": tuple(dilation),
+        "groups": groups,
+    }
+    name = DTYPES.get(dtype, str(dtype))
+    return _problem(tuple(x_shape), tuple(w_shape), dtype=name, **layer), layer
+
+
+@lru_cache(maxsize=4096)
+def _problem(x_shape: tuple[int, ...], w_shape: tuple[int, ...], **layer: Any) -> ConvProblem:
+    return ConvProblem(x_shape, w_shape, **layer)
+
+
+@contextmanager
+def _on_cuda(device: torch.device) -> Iterator[None]:
+    """CuPy on the device, and on the stream that PyTorch uses there."""
+    cupy = arrays.require_gpu()
+    stream = torch.cuda.current_stream(device).cuda_stream
+    with cupy.cuda.Device(device.index), cupy.cuda.ExternalStream(stream, device.index):
+        yield
+
+
+def _place(device: torch.device) -> AbstractContextManager[None]:
+    return _on_cuda(device) if device.type == "cuda" else nullcontext()
+
+
+def _empty(shape: Sequence[int], *operands: Tensor) -> Tensor:
+    """A result of this shape, in the memory order that PyTorch's convolutions would give it.
+
+    Channels last if one of the operands is, else contiguous.
+    """
+    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    last = order is not None and any(_is_channels_last(operand, order) for operand in operands)
+    return torch.empty(
+        shape,
+        dtype=operands[0].dtype,
+        device=operands[0].device,
+        memory_format=order if last else torch.contiguous_format,
+    )
+
+
+def _is_channels_last(tensor: Tensor, order: torch.memory_format) -> bool:
+    """Whether a tensor is in this order and in no other: one of a single channel is in both."""
+    return tensor.is_contiguous(memory_format=order) and not tensor.is_contiguous()
+
+
+# -- their shapes without data ---------------------------------------------------------------------
+
+
+def _forward_shape(x, w, bias, stride, padding, dilation, groups):
+    if not _is_symbolic(x.shape, w.shape, stride, padding, dilation, (groups,)):
+        problem, _ = _layer(x.shape, w.shape, x.dtype, stride, padding, dilation, groups)
+        return _empty(problem.output_shape, x, w)
+    sizes = [
+        ConvAxis("", size, taps, s, d, before, after, "explicit").output
+        for size, taps, s, d, before, after in zip(
+            x.shape[2:], w.shape[2:], stride, dilation, padding[::2], padding[1::2], strict=True
+        )
+    ]
+    return _empty((x.shape[0], w.shape[0], *sizes), x, w)
+
+
+def _backprop_input_shape(input_shape, w, dy, stride, padding, dilation, groups):
+    if not _is_symbolic(input_shape, w.shape, dy.shape, stride, padding, dilation, (groups,)):
+        problem, _ = _layer(input_shape, w.shape, w.dtype, stride, padding, dilation, groups)
+        problem.require_output_gradient(dy.shape)
+    return _empty(input_shape, dy, w)
+
+
+def _backprop_filter_shape(x, filter_shape, dy, stride, padding, dilation, groups):
+    if not _is_symbolic(x.shape, filter_shape, dy.shape, stride, padding, dilation, (groups,)):
+        problem, _ = _layer(x.shape, filter_shape, x.dtype, stride, padding, dilation, groups)
+        problem.require_output_gradient(dy.shape)
+    return _empty(filter_shape, x, dy)
+
+
+def _is_symbolic(*shapes: Sequence[int]) -> bool:
+    """Whether a compiler has left some of the sizes open; the rules are checked when it runs."""
+    return any(isinstance(size, torch.SymInt) for shape in shapes for size in shape)
+
+
+# -- their gradients -------------------------------------------------------------------------------
+
+
+def _forward_setup(ctx, inputs, output):
+    x, w, _bias, *ctx.layer = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _forward_backward(ctx, dy):
+    x, w = ctx.saved_tensors
+    needs_x, needs_w, needs_bias, *_ = ctx.needs_input_grad
+    dx = backprop_input(x.shape, w, dy, *ctx.layer) if needs_x else None
+    dw = backprop_filter(x, w.shape, dy, *ctx.layer) if needs_w else None
+    db = dy.sum([0, *range(2, dy.dim())]) if needs_bias else None
+    return dx, dw, db, None, None, None, None
+
+
+def _backprop_input_setup(ctx, inputs, output):
+    _, w, dy, *ctx.layer = inputs
+    ctx.save_for_backward(w, dy)
+
+
+def _backprop_input_backward(ctx, ddx):
+    w, dy = ctx.saved_tensors
+    _, needs_w, needs_dy, *_ = ctx.needs_input_grad
+    dw = backprop_filter(ddx, w.shape, dy, *ctx.layer) if needs_w else None
+    ddy = forward(ddx, w, None, *ctx.layer) if needs_dy else None
+    return None, dw, ddy, None, None, None, None
+
+
+def _backprop_filter_setup(ctx, inputs, output):
+    x, _, dy, *ctx.layer = inputs
+    ctx.save_for_backward(x, dy)
+
+
+def _backprop_filter_backward(ctx, ddw):
+    x, dy = ctx.saved_tensors
+    needs_x, _, needs_dy, *_ = ctx.needs_input_grad
+    dx = backprop_input(x.shape, ddw, dy, *ctx.layer) if needs_x else None
+    ddy = forward(x, ddw, None, *ctx.layer) if needs_dy else None
+    return dx, None, ddy, None, None, None, None
+
+
+for _name, _kernel, _shape, _backward, _setup in (
+    ("forward", _run_forward, _forward_shape, _forward_backward, _forward_setup),
+    (
+        "backprop_input",
+        _run_backprop_input,
+        _backprop_input_shape,
+        _backprop_input_backward,
+        _backprop_input_setup,
+    ),
+    (
+        "backprop_filter",
+        _run_backprop_filter,
+        _backprop_filter_shape,
+        _backprop_filter_backward,
+        _backprop_filter_setup,
+    ),
+):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _kernel, _device)
+    torch.library.register_fake(f"cupyconv::{_name}", _shape, lib=_library)
+    torch.library.register_autograd(
+        f"cupyconv::{_name}", _backward, setup_context=_setup, lib=_library
+    )

@@ -1,0 +1,137 @@
+"""Models that call PyTorch's own convolutions, run through ours."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from cupyconv.errors import CupyconvError
+from cupyconv.torch.functions import (
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+)
+
+
+@dataclass
+class PatchReport:
+    """What ``patch`` did with every convolution that was called.
+
+    Attributes:
+        calls: how often, by (layer, function, reason); the reason is why cupyconv did not take
+            it, or None where it did.  A layer is named as ``named_modules`` of the outermost
+            module that was called names it, or "" if the function was called outside of any.
+    """
+
+    calls: dict[tuple[str, str, str | None], int] = field(default_factory=dict)
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Names of the layers that ran through cupyconv."""
+        return tuple(dict.fromkeys(layer for layer, _, why in self.calls if why is None))
+
+    @property
+    def left(self) -> dict[str, str]:
+        """Why PyTorch computed a layer itself, by the layer's name."""
+        return {layer: why for layer, _, why in self.calls if why is not None}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{layer or 'outside of any module'}: {function}, "
+            f"{count} call{'s' if count > 1 else ''}, {why or 'by cupyconv'}"
+            for (layer, function, why), count in self.calls.items()
+        ]
+        return "\n".join(lines) or "no convolution was called"
+
+
+@contextmanager
+def patch() -> Iterator[PatchReport]:
+    """Run models through cupyconv: in this block and thread, PyTorch's convolutions are ours.
+
+    The functions of ``torch`` and ``torch.nn.functional`` named as those here are replaced, and so
+    are the layers that call them, such as ``torch.nn.Conv2d``.  A call that cupyconv does not
+    support is left to PyTorch and reported.  Nothing in the model is changed; what was computed in
+    the block is differentiated by cupyconv after it too.
+
+    Yields:
+        A PatchReport, filled as the block runs.
+    """
+    report = PatchReport()
+    with _called_modules() as current_layer, _Patch(report, current_layer):
+        yield report
+
+
+_REPLACED = {
+    getattr(torch, function.__name__): function
+    for function in (
+        conv1d,
+        conv2d,
+        conv3d,
+        conv_transpose1d,
+        conv_transpose2d,
+        conv_transpose3d,
+    )
+}
+
+
+class _Patch(TorchFunctionMode):
+    """Sees every call of PyTorch's functions, and answers those of convolutions."""
+
+    def __init__(self, report: PatchReport, current_layer: Callable[[], str]) -> None:
+        super().__init__()
+        self._report, self._current_layer = report, current_layer
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        ours = _REPLACED.get(func)
+        if ours is None:
+            return func(*args, **(kwargs or {}))
+        reason = None
+        try:
+            result = ours(*args, **(kwargs or {}))
+        except CupyconvError as error:
+            reason = str(error)
+            result = func(*args, **(kwargs or {}))
+        key = (self._current_layer(), ours.__name__, reason)
+        self._report.calls[key] = self._report.calls.get(key, 0) + 1
+        return result
+
+
+@contextmanager
+def _called_modules() -> Iterator[Callable[[], str]]:
+    """Follow which module of this thread is being called; yields what tells its name."""
+    modules = torch.nn.modules.module
+    thread = threading.get_ident()
+    stack: list[torch.nn.Module] = []
+    names: dict[torch.nn.Module, dict[torch.nn.Module, str]] = {}
+
+    def enter(module, _inputs):
+        if threading.get_ident() == thread:
+            stack.append(module)
+
+    def leave(_module, _inputs, _output):
+        if threading.get_ident() == thread:
+            stack.pop()
+
+    def current() -> str:
+        if not stack:
+            return ""
+        root, module = stack[0], stack[-1]
+        if root not in names:
+            names[root] = {inner: name for name, inner in root.named_modules()}
+        return names[root].get(module) or type(module).__name__
+
+    before = modules.register_module_forward_pre_hook(enter)
+    after = modules.register_module_forward_hook(leave, always_call=True)
+    try:
+        yield current
+    finally:
+        before.remove()
+        after.remove()

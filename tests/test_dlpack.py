@@ -1,0 +1,188 @@
+"""Arrays of other libraries: taken without a copy, and given back as their own kind."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvTypeError, arrays
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+X = np.random.default_rng(0).integers(-3, 4, (2, 3, 7, 6))
+W = np.random.default_rng(1).integers(-3, 4, (4, 3, 3, 2))
+
+
+def torch_array(array: np.ndarray, dtype: str) -> Any:
+    import torch
+
+    return torch.from_numpy(array).to(getattr(torch, dtype))
+
+
+def jax_array(array: np.ndarray, dtype: str) -> Any:
+    import jax
+
+    with jax.enable_x64(True):
+        return jax.numpy.asarray(array, dtype)
+
+
+def tensorflow_array(array: np.ndarray, dtype: str) -> Any:
+    import tensorflow
+
+    return tensorflow.cast(tensorflow.constant(array), dtype)
+
+
+def numpy_array(array: np.ndarray, dtype: str) -> Any:
+    return array.astype(arrays.numpy_dtype(dtype))
+
+
+LIBRARIES = {
+    "numpy": numpy_array,
+    "torch": torch_array,
+    "jax": jax_array,
+    "tensorflow": tensorflow_array,
+}
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request):
+    """What makes an array of a library, where it is installed."""
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    if request.param == "jax":
+        import jax
+
+        with jax.enable_x64(True):  # else float64 becomes float32
+            yield LIBRARIES[request.param]
+    else:
+        yield LIBRARIES[request.param]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_library_gets_its_own_kind_back(library, dtype):
+    x, w = library(X, dtype), library(W, dtype)
+    y = cupyconv.conv_forward(x, w, padding=1)
+    expected = cupyconv.conv_forward(
+        X.astype("float64"), W.astype("float64"), padding=1, impl="reference"
+    )
+    assert type(y) is np.ndarray
+    assert y.dtype == arrays.numpy_dtype(dtype)
+    back = cupyconv.as_kind_of(y, x)
+    assert type(back) is type(x)
+    assert back.dtype == x.dtype
+    assert tuple(back.shape) == y.shape
+    taken, _ = arrays.take("back", back)  # and in again
+    np.testing.assert_array_equal(taken.astype("float64"), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_memory_is_shared_in_both_directions(dtype):
+    torch = pytest.importorskip("torch")
+    tensor = torch_array(X, dtype)
+    taken, home = arrays.take("x", tensor)
+    assert home is arrays.Home.CPU
+    assert taken.ctypes.data == tensor.data_ptr()
+    assert taken.dtype == arrays.numpy_dtype(dtype)
+    y = cupyconv.conv_forward(tensor, torch_array(W, dtype))
+    back = cupyconv.as_kind_of(y, tensor)
+    assert back.data_ptr() == y.ctypes.data
+    back.fill_(7)
+    assert (y.astype("float32") == 7).all()
+    out = torch.zeros(y.shape, dtype=tensor.dtype)
+    assert cupyconv.conv_forward(tensor, torch_array(W, dtype), out=out) is out
+    assert torch.count_nonzero(out) > 0
+
+
+def test_strided_arrays_and_sizes_of_zero_keep_their_shape():
+    torch = pytest.importorskip("torch")
+    y = numpy_array(X, "bfloat16")[:, ::2, ::-1, 1:]
+    back = cupyconv.as_kind_of(y, torch.zeros(1))  # a copy: PyTorch has no negative strides
+    np.testing.assert_array_equal(back.float().numpy(), y.astype("float32"))
+    part = y[:, :, ::-1]
+    back = cupyconv.as_kind_of(part, torch.zeros(1))
+    assert back.data_ptr() == part.ctypes.data
+    np.testing.assert_array_equal(back.float().numpy(), part.astype("float32"))
+    empty = cupyconv.as_kind_of(numpy_array(X, "bfloat16")[:0], torch.zeros(1))
+    assert tuple(empty.shape) == (0, 3, 7, 6)
+
+
+def test_an_array_of_its_own_kind_is_itself():
+    y = numpy_array(X, "float32")
+    assert cupyconv.as_kind_of(y, np.zeros(1)) is y
+
+
+def test_any_library_of_the_array_api_standard_will_do():
+    class Namespace:
+        @staticmethod
+        def from_dlpack(exporter):
+            return Other(np.from_dlpack(exporter))
+
+    class Other:
+        def __init__(self, array):
+            self.array, self.dtype = array, array.dtype
+
+        def __array_namespace__(self):
+            return Namespace
+
+        def __dlpack__(self, **keywords):
+            return self.array.__dlpack__(**keywords)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    x = Other(numpy_array(X, "float32"))
+    y = cupyconv.conv_forward(x, numpy_array(W, "float32"))
+    assert type(cupyconv.as_kind_of(y, x)) is Other
+
+
+# -- what is not supported says so -----------------------------------------------------------------
+
+
+def test_a_library_without_dlpack_is_named():
+    with pytest.raises(ConvTypeError, match=r"list is of none.*Pass an array of"):
+        cupyconv.as_kind_of(numpy_array(X, "float32"), [1.0])
+
+
+def test_a_dtype_that_would_change_is_an_error():
+    pytest.importorskip("jax")
+    like = jax_array(X, "float32")
+    with pytest.raises(ConvTypeError, match=r"float64 became float32.*permit float64"):
+        cupyconv.as_kind_of(numpy_array(X, "float64"), like)
+
+
+def test_arrays_without_numbers_yet_are_told_where_to_go():
+    jax = pytest.importorskip("jax")
+    w = numpy_array(W, "float32")
+    with pytest.raises(ConvTypeError, match=r"Inside jax\.jit.*call it outside"):
+        jax.jit(lambda x: cupyconv.conv_forward(x, w))(jax_array(X, "float32"))
+    with pytest.raises(ConvTypeError, match=r"Inside jax\.jit.*call it outside"):
+        jax.grad(lambda x: cupyconv.conv_forward(x, w).sum())(jax_array(X, "float32"))
+
+
+def test_a_dask_array_is_told_of_its_own_functions():
+    da = pytest.importorskip("dask.array")
+    with pytest.raises(ConvTypeError, match=r"Call cupyconv\.dask"):
+        cupyconv.conv_forward(da.ones((1, 3, 8, 8)), W)
+
+
+def test_dtypes_that_no_pass_takes_come_in_and_are_refused_by_name():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ConvTypeError, match=r"x: dtype must be one of.*got complex64"):
+        cupyconv.conv_forward(torch.ones(1, 1, 3, dtype=torch.complex64), torch.ones(1, 1, 2))
+
+
+def test_a_broken_exporter_is_told():
+    class Broken:
+        dtype = "bfloat16"
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **_):
+            return object()
+
+    with pytest.raises(ConvTypeError, match=r"does not export its memory.*no DLPack capsule"):
+        arrays.take("x", Broken())

@@ -1,0 +1,584 @@
+"""PyTorch's functions on cupyconv: the same numbers, gradients, memory orders and graphs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvError, ConvTypeError, DeviceError, backends
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+ct = importlib.import_module("cupyconv.torch")
+F = torch.nn.functional
+
+RANKS = (1, 2, 3)
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+LAYERS = {
+    "plain": {},
+    "strided": {"stride": 2, "padding": 1},
+    "per axis": {"stride": "per axis", "dilation": "per axis", "padding": 2},
+    "grouped": {"groups": 2, "padding": 1},
+    "depthwise": {"groups": 4},
+    "valid": {"padding": "valid", "stride": 3},
+    "same": {"padding": "same", "dilation": 2},
+    "a list of one": {"stride": [2], "padding": (1,), "dilation": [1]},
+}
+
+TRANSPOSED = {
+    "plain": {},
+    "strided": {"stride": 2, "padding": 1, "output_padding": 1},
+    "grouped": {"groups": 2, "stride": 3},
+    "output_padding below the stride": {"stride": 3, "output_padding": 2},
+    "output_padding of the stride and more": {"stride": 2, "dilation": 4, "output_padding": 3},
+    "output_padding with no stride": {"dilation": 3, "output_padding": 2, "padding": 1},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def integers(*shape, dtype="float32", seed=0):
+    """A tensor of small integers, of which sums are exact in every dtype."""
+    numbers = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randint(-2, 3, shape, generator=numbers).to(getattr(torch, dtype))
+
+
+def layer_of(words: dict, rank: int) -> dict:
+    """The keywords of a layer; different numbers on each axis where it says so."""
+    return {key: list(range(1, rank + 1)) if v == "per axis" else v for key, v in words.items()}
+
+
+def operands(rank: int, words: dict, dtype="float32", transposed=False):
+    """input, weight and bias for 4 channels on one side and 8 on the other."""
+    groups = words.get("groups", 1)
+    x = integers(2, 4, *(7 + 2 * i for i in range(rank)), dtype=dtype)
+    w_shape = (4, 8 // groups) if transposed else (8, 4 // groups)
+    w = integers(*w_shape, *(2 + i for i in range(rank)), dtype=dtype, seed=1)
+    return x, w, integers(8, dtype=dtype, seed=2)
+
+
+def assert_same(ours, theirs):
+    assert ours.dtype == theirs.dtype
+    assert ours.shape == theirs.shape
+    assert torch.equal(ours, theirs)
+
+
+# -- the same numbers ------------------------------------------------------------------------------
+
+
+# PyTorch says of "same" with even filters that it copies; that is no concern of ours.
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("rank", RANKS)
+def test_convolutions_and_their_gradients_are_pytorchs(rank, name, dtype):
+    words = layer_of(LAYERS[name], rank)
+    leaves = [t.requires_grad_() for t in operands(rank, words, dtype)]
+    ours = getattr(ct, f"conv{rank}d")(*leaves, **words)
+    theirs = getattr(F, f"conv{rank}d")(*leaves, **words)
+    assert_same(ours, theirs)
+    dy = integers(*theirs.shape, dtype=dtype, seed=3)
+    for mine, their in zip(
+        torch.autograd.grad(ours, leaves, dy), torch.autograd.grad(theirs, leaves, dy), strict=True
+    ):
+        assert_same(mine, their)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", TRANSPOSED)
+@pytest.mark.parametrize("rank", RANKS)
+def test_transposed_convolutions_and_their_gradients_are_pytorchs(rank, name, dtype):
+    words = TRANSPOSED[name]
+    leaves = [t.requires_grad_() for t in operands(rank, words, dtype, transposed=True)]
+    ours = getattr(ct, f"conv_transpose{rank}d")(*leaves, **words)
+    theirs = getattr(F, f"conv_transpose{rank}d")(*leaves, **words)
+    assert_same(ours, theirs)
+    dy = integers(*theirs.shape, dtype=dtype, seed=3)
+    for mine, their in zip(
+        torch.autograd.grad(ours, leaves, dy), torch.autograd.grad(theirs, leaves, dy), strict=True
+    ):
+        assert_same(mine, their)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_arguments_without_names_are_in_pytorchs_order(rank):
+    x, w, b = operands(rank, {"groups": 2})
+    assert_same(
+        getattr(ct, f"conv{rank}d")(x, w, b, 2, 1, 2, 2),
+        getattr(F, f"conv{rank}d")(x, w, b, 2, 1, 2, 2),
+    )
+    x, w, b = operands(rank, {"groups": 2}, transposed=True)
+    assert_same(
+        getattr(ct, f"conv_transpose{rank}d")(x, w, b, 3, 1, 2, 2, 1),
+        getattr(F, f"conv_transpose{rank}d")(x, w, b, 3, 1, 2, 2, 1),
+    )
+
+
+@pytest.mark.parametrize("name", [f"conv{r}d_{of}" for r in RANKS for of in ("input", "weight")])
+def test_gradients_as_functions_are_those_of_torch_nn_grad(name):
+    ours, theirs = getattr(ct, name), getattr(torch.nn.grad, name)
+    mine, their = (inspect.signature(f).parameters.values() for f in (ours, theirs))
+    assert [(p.name, p.default) for p in mine] == [(p.name, p.default) for p in their]
+    rank, words = int(name[4]), {"stride": 2, "padding": 1, "groups": 2}
+    x, w, _ = operands(rank, words)
+    dy = integers(*getattr(F, name[:6])(x, w, **words).shape, seed=4)
+    given = (x.shape, w, dy) if name.endswith("input") else (x, w.shape, dy)
+    assert_same(ours(*given, **words), theirs(*given, **words))
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_batch_may_be_left_out_or_empty(rank):
+    x, w, b = operands(rank, {})
+    for input in (x[0], x[:0]):
+        ours = getattr(ct, f"conv{rank}d")(input, w, b, padding=1)
+        assert_same(ours, getattr(F, f"conv{rank}d")(input, w, b, padding=1))
+    x, w, b = operands(rank, {}, transposed=True)
+    for input in (x[0], x[:0]):
+        ours = getattr(ct, f"conv_transpose{rank}d")(input, w, b)
+        assert_same(ours, getattr(F, f"conv_transpose{rank}d")(input, w, b))
+    x, w, _ = operands(rank, {})
+    dy = getattr(F, f"conv{rank}d")(x, w)
+    dw = getattr(ct, f"conv{rank}d_weight")(x[0], w.shape, dy[0])
+    assert_same(dw, getattr(ct, f"conv{rank}d_weight")(x[:1], w.shape, dy[:1]))
+    dx = getattr(ct, f"conv{rank}d_input")(x.shape[1:], w, dy[0])
+    assert_same(dx, getattr(ct, f"conv{rank}d_input")(x[:1].shape, w, dy[:1])[0])
+
+
+def test_views_and_expanded_gradients_are_taken():
+    wide = integers(2, 4, 9, 18)
+    x, w, _ = wide[..., :: -1 if False else 2], *operands(2, {})[1:]
+    assert_same(ct.conv2d(x, w), F.conv2d(x, w))
+    leaf = x.clone().requires_grad_()
+    ct.conv2d(leaf, w).sum().backward()  # dy has strides of 0
+    expected = leaf.grad
+    leaf.grad = None
+    F.conv2d(leaf, w).sum().backward()
+    assert_same(expected, leaf.grad)
+
+
+# -- derivatives -----------------------------------------------------------------------------------
+
+
+def doubles(*shapes):
+    numbers = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=numbers, dtype=torch.float64).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_first_and_second_derivatives_agree_with_differences(rank):
+    window = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
+    tail = (4, 3, 3)[:rank]
+    conv, transposed = getattr(ct, f"conv{rank}d"), getattr(ct, f"conv_transpose{rank}d")
+    fast = rank == 3  # along random directions, where one by one takes seconds
+    for call, leaves in (
+        (conv, doubles((2, 2, *tail), (4, 1, *[2] * rank), (4,))),
+        (transposed, doubles((1, 4, *[2] * rank), (4, 1, *[2] * rank), (2,))),
+    ):
+        assert torch.autograd.gradcheck(partial(call, **window), leaves, fast_mode=fast)
+        assert torch.autograd.gradgradcheck(partial(call, **window), leaves, fast_mode=fast)
+
+
+def test_the_gradients_are_differentiable_functions_too():
+    x, w, dy = doubles((2, 2, 4, 3), (3, 2, 3, 2), (2, 3, 2, 2))
+    for call, leaves in (
+        (lambda w, dy: ct.conv2d_input((2, 2, 4, 3), w, dy), (w, dy)),
+        (lambda x, dy: ct.conv2d_weight(x, (3, 2, 3, 2), dy), (x, dy)),
+    ):
+        assert torch.autograd.gradcheck(call, leaves)
+        assert torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_third_derivatives_are_pytorchs():
+    leaves = doubles((1, 2, 5), (3, 2, 2))
+
+    def third(conv):
+        y = conv(*leaves, padding=1).tanh().sum()
+        (dx,) = torch.autograd.grad(y, leaves[0], create_graph=True)
+        (ddx,) = torch.autograd.grad(dx.pow(2).sum(), leaves[1], create_graph=True)
+        return torch.autograd.grad(ddx.pow(2).sum(), leaves)
+
+    for ours, theirs in zip(third(ct.conv1d), third(F.conv1d), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_only_the_gradients_that_are_needed_are_computed(monkeypatch):
+    ran = []
+    run = backends.CpuBackend.run
+
+    def watched(self, pass_plan, *rest, **more):
+        ran.append(pass_plan.pass_)
+        return run(self, pass_plan, *rest, **more)
+
+    monkeypatch.setattr(backends.CpuBackend, "run", watched)
+    x, w, _ = operands(2, {})
+    w.requires_grad_()
+    ct.conv2d(x, w).sum().backward()
+    assert ran == ["forward", "backprop_filter"]
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+
+def network(x, w, b):
+    """Both kinds of layer, with what a compiler could move around them."""
+    y = ct.conv2d(x.relu(), w, b, stride=2, padding=1)
+    return ct.conv_transpose2d(y * 2, w, stride=2, padding=1, output_padding=1).sigmoid()
+
+
+def assert_compiles(backend: str, dynamic: bool | None):
+    torch._dynamo.reset()
+    compiled = torch.compile(network, fullgraph=True, backend=backend, dynamic=dynamic)
+    for size in (8, 12):
+        leaves = doubles((2, 3, size, size + 2), (4, 3, 3, 3), (4,))
+        ours, expected = compiled(*leaves), network(*leaves)
+        assert ours.stride() == expected.stride()
+        torch.testing.assert_close(ours, expected)
+        for mine, their in zip(
+            torch.autograd.grad(ours.sum(), leaves),
+            torch.autograd.grad(expected.sum(), leaves),
+            strict=True,
+        ):
+            torch.testing.assert_close(mine, their)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's compiler has its own
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_functions_compile_into_one_graph(dynamic):
+    assert_compiles("aot_eager", dynamic)
+
+
+@pytest.mark.slow  # calls a C++ compiler
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamic", [False, None])  # None: sizes that turn out to change
+def test_functions_compile_with_inductor(dynamic):
+    try:
+        assert_compiles("inductor", dynamic)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        if "compiler" in str(error):
+            pytest.skip("there is no C++ compiler")
+        raise
+
+
+@pytest.mark.parametrize("order", ["contiguous", "channels_last"])
+def test_operators_keep_what_they_promise(order):
+    # PyTorch's own checks: the schema, the fake shapes and strides, autograd, dynamic shapes.
+    x, w, b = doubles((2, 4, 6, 5), (6, 2, 3, 2), (6,))
+    if order == "channels_last":
+        x = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+    window = [2, 1], [1, 0, 2, 1], [1, 2], 2
+    operators = torch.ops.cupyconv
+    torch.library.opcheck(operators.forward, (x, w, b, *window))
+    dy = operators.forward(x, w, b, *window).detach().requires_grad_()
+    torch.library.opcheck(operators.backprop_input, (list(x.shape), w, dy, *window))
+    torch.library.opcheck(operators.backprop_filter, (x, list(w.shape), dy, *window))
+
+
+def test_meta_tensors_have_the_shapes_without_the_numbers():
+    x, w, b = (t.to("meta") for t in operands(2, {}))
+    y = ct.conv2d(x, w, b, stride=2)
+    assert y.device.type == "meta"
+    assert y.shape == F.conv2d(x, w, b, stride=2).shape
+    with pytest.raises(ConvError, match="must fit into the padded input"):
+        ct.conv2d(x, torch.empty(8, 4, 30, 3, device="meta"))
+    with pytest.raises(ConvError, match="dy must have the output size"):
+        ct.conv2d_weight(x, w.shape, y)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_channels_last_stays_channels_last(rank):
+    order = {2: torch.channels_last, 3: torch.channels_last_3d}[rank]
+    x, w, b = operands(rank, {})
+    conv, transposed = getattr(ct, f"conv{rank}d"), getattr(ct, f"conv_transpose{rank}d")
+    for x_last, w_last in itertools.product((False, True), repeat=2):
+        input = x.to(memory_format=order) if x_last else x
+        leaves = [
+            input.clone().requires_grad_(),
+            (w.to(memory_format=order) if w_last else w).clone().requires_grad_(),
+        ]
+        y = conv(*leaves, b, padding=1)
+        assert_same(y, getattr(F, f"conv{rank}d")(x, w, b, padding=1))
+        assert y.is_contiguous(memory_format=order) == (x_last or w_last)
+        assert y.is_contiguous() == (not (x_last or w_last))
+        dx, dw = torch.autograd.grad(y, leaves, torch.ones_like(y))
+        assert dx.is_contiguous(memory_format=order) == (x_last or w_last)
+        assert dw.is_contiguous(memory_format=order) == (x_last or w_last)
+        back = transposed(y.detach(), leaves[1], padding=1)
+        assert back.is_contiguous(memory_format=order) == (x_last or w_last)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_library_computes_on_the_tensors_own_memory(monkeypatch, dtype):
+    seen = []
+    run = backends.CpuBackend.run
+
+    def watched(self, pass_plan, problem, tensors, *rest, **more):
+        seen.append([a.ctypes.data for a in (tensors.x, tensors.w, tensors.y, tensors.bias)])
+        return run(self, pass_plan, problem, tensors, *rest, **more)
+
+    monkeypatch.setattr(backends.CpuBackend, "run", watched)
+    x, w, b = operands(2, {}, dtype)
+    y = ct.conv2d(x, w, b)
+    assert seen == [[x.data_ptr(), w.data_ptr(), y.data_ptr(), b.data_ptr()]]
+
+
+# -- autocast --------------------------------------------------------------------------------------
+
+
+def test_autocast_decides_the_dtype_as_it_does_for_pytorchs_own():
+    x, w, b = (t.requires_grad_() for t in operands(2, {}))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, theirs = ct.conv2d(x, w, b), F.conv2d(x, w, b)
+        mixed = ct.conv2d(x, w.detach().bfloat16(), b)
+        exact = ct.conv2d(x.double(), w.double(), b.double())
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    assert_same(ours, theirs)
+    assert_same(mixed, theirs)
+    assert exact.dtype == torch.float64
+    (dw,) = torch.autograd.grad(ours.sum(), w)
+    assert dw.dtype == torch.float32
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+def test_the_plain_functions_name_what_is_differentiated():
+    x, w, _ = operands(2, {})
+    x.requires_grad_()
+    for call in (
+        lambda: cupyconv.conv_forward(x, w),
+        lambda: cupyconv.conv_backprop_filter(x, w.shape, w),
+        lambda: cupyconv.raw_ops.Conv2D(input=x, filter=w, strides=[1] * 4, padding="SAME"),
+    ):
+        with pytest.raises(ConvTypeError, match=r"requires grad.*cupyconv\.torch\.conv2d.*detach"):
+            call()
+    assert cupyconv.conv_forward(x.detach(), w).shape == ct.conv2d(x, w).shape
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x, w, b: (x.numpy(), w, b), r"input must be a tensor: got ndarray.*from_dlpack"),
+        (lambda x, w, b: (x, w.double(), b), r"input is torch\.float32, weight is torch\.float64"),
+        (lambda x, w, b: (x, w, b.half()), r"bias is torch\.float16.*bias\.to\(torch\.float32\)"),
+        (lambda x, w, b: (x.long(), w.long(), b.long()), r"input is torch\.int64.*input\.float"),
+        (lambda x, w, b: (x.cfloat(), w.cfloat(), None), r"complex64.*real and imaginary parts"),
+        (lambda x, w, b: (x.to_sparse(), w, b), r"dense tensor.*input\.to_dense"),
+        (lambda x, w, b: (x.to("meta"), w, b), r"input is on meta, weight on cpu.*weight\.to"),
+    ],
+)
+def test_tensors_of_another_kind_are_told_apart(change, said):
+    with pytest.raises(ConvTypeError, match=said):
+        ct.conv2d(*change(*operands(2, {})))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x, w, b: ct.conv2d(x, w, b[:3]), r"one value for each output channel"),
+        (lambda x, w, b: ct.conv1d(x, w, b), r"1-D convolution has 3 axes.*for 2 spatial axes"),
+        (lambda x, w, b: ct.conv2d(x[0, 0], w, b), r"has 4 axes, or 3 without a batch"),
+        (lambda x, w, b: ct.conv2d(x, w, stride=(1, 2, 3)), r"3 values for 2 spatial axes"),
+        (lambda x, w, b: ct.conv2d(x, w, padding="full"), r"'same' or 'valid'"),
+        (lambda x, w, b: ct.conv2d(x, w, padding="same", stride=2), r"stride of 1"),
+        (lambda x, w, b: ct.conv2d(x, w, groups=3), r"groups must divide"),
+        (lambda x, w, b: ct.conv2d(x[:, :3], w), r"input channels"),
+        (lambda x, w, b: ct.conv2d(x, w, padding=-1), r"must not be negative"),
+        (lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, b), r"bias.*4 channels"),
+        (
+            lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, output_padding=1),
+            r"less than the stride or the dilation.*\(axis H\)|Use 0 to 0",
+        ),
+        (
+            lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, padding="same"),
+            r"is a number",
+        ),
+        (lambda x, w, b: ct.conv2d_input((2, 4, 9, 9), w, x), r"dy must have one channel"),
+        (lambda x, w, b: ct.conv2d_weight(x, (8, 4, 3), x), r"has 4 axes"),
+    ],
+)
+def test_impossible_calls_say_what_would_be_possible(call, said):
+    with pytest.raises(ConvError, match=said):
+        call(*operands(2, {}))
+
+
+def test_without_pytorch_its_name_is_told(monkeypatch):
+    for name in [n for n in sys.modules if n.startswith("cupyconv.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"needs PyTorch.*pytorch\.org"):
+        importlib.import_module("cupyconv.torch")
+
+
+def test_the_library_does_without_pytorch_until_it_is_asked():
+    script = (
+        "import sys, numpy, cupyconv\n"
+        "cupyconv.conv_forward(numpy.ones((1, 1, 3)), numpy.ones((1, 1, 2)))\n"
+        "print([m for m in ('torch', 'dask', 'onnx', 'jax') if m in sys.modules])\n"
+        "print(cupyconv.torch.conv1d.__name__, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]", "conv1d True"], done.stderr
+
+
+@pytest.mark.skipif(not hasattr(torch, "mps"), reason="for the message only")
+def test_other_devices_are_refused_by_name():
+    class Elsewhere:
+        layout = torch.strided
+        device = torch.device("mps")
+
+    stand_in = Elsewhere()
+    from cupyconv.torch import functions
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "Tensor", Elsewhere)
+        with pytest.raises(ConvTypeError, match=r"input is on mps.*input\.cpu\(\)"):
+            functions._cast("input", stand_in, "weight", stand_in)
+
+
+def test_a_cuda_tensor_needs_cupy_and_a_gpu():
+    from cupyconv import arrays
+    from cupyconv.torch import operators
+
+    if arrays.device_count():
+        pytest.skip("there is a GPU")
+    with pytest.raises(DeviceError), operators._place(torch.device("cuda", 0)):
+        pass
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+class BasicBlock(torch.nn.Module):
+    """The residual block of ResNet-18 (He et al. 2015), with its strided shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = torch.nn.BatchNorm2d(outputs)
+        self.conv2 = torch.nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = torch.nn.BatchNorm2d(outputs)
+        self.downsample = torch.nn.Sequential(
+            torch.nn.Conv2d(inputs, outputs, 1, stride, bias=False), torch.nn.BatchNorm2d(outputs)
+        )
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect")
+        self.layers = torch.nn.ModuleList([BasicBlock(8, 12, 2), BasicBlock(12, 12, 1)])
+        self.head = torch.nn.Linear(12, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+def train(steps: int, dtype, order=torch.contiguous_format) -> list[float]:
+    """The losses of some steps of SGD, from the same start on the same data."""
+    torch.manual_seed(0)
+    model = Net().to(dtype=dtype, memory_format=order)
+    x = torch.randn(4, 3, 12, 10).to(dtype=dtype, memory_format=order)
+    target = torch.arange(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+def test_a_resnet_trains_with_pytorchs_loss(dtype, rounding, order):
+    expected = train(6, dtype)
+    with ct.patch() as report:
+        losses = train(6, dtype, order)
+    np.testing.assert_allclose(losses, expected, rtol=rounding)
+    assert losses[-1] < losses[0] / 2
+    assert report.left == {}
+    assert report.taken == (
+        "stem",
+        *(f"layers.{i}.{name}" for i in (0, 1) for name in ("conv1", "conv2", "downsample.0")),
+    )
+    assert set(report.calls.values()) == {6}
+    assert train(1, dtype) == expected[:1]  # the patch ended with its block
+
+
+def test_a_patch_says_what_it_left_and_why():
+    x, w, _ = operands(2, {})
+    whole = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.ReLU())
+    spectral = torch.nn.Conv1d(2, 3, 3, dtype=torch.complex64)
+    with ct.patch() as report:
+        y = F.conv2d(x, w)
+        whole(x)
+        z = spectral(torch.ones(1, 2, 9, dtype=torch.complex64))
+        torch.conv_transpose2d(y, w)
+        F.relu(x)
+    assert_same(y, F.conv2d(x, w))
+    assert z.dtype == torch.complex64
+    assert report.taken == ("", "0")
+    assert list(report.left) == ["Conv1d"]
+    assert "complex64" in report.left["Conv1d"]
+    assert [key[:2] for key in report.calls] == [
+        ("", "conv2d"),
+        ("0", "conv2d"),
+        ("Conv1d", "conv1d"),
+        ("", "conv_transpose2d"),
+    ]
+    text = str(report)
+    assert "0: conv2d, 1 call, by cupyconv" in text
+    assert "Conv1d: conv1d, 1 call, dtype must be one of" in text
+
+
+def test_a_patch_leaves_errors_to_pytorch_and_ends_cleanly():
+    def broken(module, inputs):
+        raise KeyError("in the model")
+
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3))
+    x = integers(1, 4, 6, 6)
+    with ct.patch() as report:
+        with pytest.raises(RuntimeError, match="expected input"):
+            F.conv2d(x[:, :2], model[0].weight)
+        handle = model[0].register_forward_pre_hook(broken)
+        with pytest.raises(KeyError):
+            model(x)
+        handle.remove()
+        model(x)
+    assert report.taken == ("0",)
+    assert str(ct.PatchReport()) == "no convolution was called"
+
+
+def test_patches_may_be_nested():
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3))
+    with ct.patch() as outer, ct.patch() as inner:
+        model(integers(1, 4, 6, 6))
+    assert inner.taken == ("0",)
+    assert outer.taken == ()

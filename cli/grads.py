@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,13 @@ TENSORS = ("x", "w", "dy")
 @click.option("--impl", metavar="NAME", default="auto", show_default=True, help="Implementation.")
 @click.option("--save", metavar="FILE", help="Write all tensors to this .npz file.")
 @click.option("--no-check", is_flag=True, help="Only compute; the checks can take far longer.")
+@click.option(
+    "--dask",
+    "chunked",
+    is_flag=True,
+    help="For data larger than memory: --x, --w and --dy may be Zarr folders too, --save is a "
+    "folder of them, and the only check is the adjoint identity.",
+)
 @output.json_option
 def command(
     x: str | None,
@@ -55,6 +63,7 @@ def command(
     impl: str,
     save: str | None,
     no_check: bool,
+    chunked: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -76,6 +85,9 @@ def command(
             "Give a file with one layer",
         )
     target = Path(save) if save else None
+    if chunked:
+        report = _chunked(layers, files, target, seed, device, impl, no_check, options)
+        return _tell([report], target, as_json)
     if target:
         data.require_writable(target)
     place = data.Place.of(device, impl)
@@ -95,6 +107,50 @@ def command(
         if target:
             data.save(target, {**operands._asdict(), **results._asdict()})
         reports.append(report)
+    return _tell(reports, target, as_json)
+
+
+def _chunked(
+    layers: list[Layer],
+    files: dict[str, str],
+    target: Path | None,
+    seed: int,
+    device: str,
+    impl: str,
+    no_check: bool,
+    options: Mapping[str, Any],
+) -> _Report:
+    """The report of --dask."""
+    from cupyconv.cli import data
+
+    try:
+        from cupyconv.cli import chunked
+
+        import_module("cupyconv.dask")
+    except ImportError as error:
+        raise ConvTypeError(str(error)) from None
+    if device == "gpu" or len(layers) > 1:
+        raise ConvError(
+            "--dask computes one layer, on the CPU",
+            f"got {len(layers)} layers and --device {device}",
+            "Give one layer and --device cpu; cupyconv.dask takes chunks of CuPy from Python",
+        )
+    if target:
+        chunked.require_folder(target)
+    opened = {name: chunked.open_array(f"--{name}", path) for name, path in files.items()}
+    problem = _problem(layers[0], opened, options)
+    planned = data.Place.of("cpu", impl).plan(problem, impl)
+    norms, products = chunked.compute(problem, opened, seed, impl, target)
+    report = _Report(layers[0], problem, planned, files, seed, norms)
+    report.chunked = True
+    if not no_check:
+        report.products = products
+        report.agreements = [chunked.adjoint(problem, norms, products)]
+    return report
+
+
+def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
+    """Print what was found; 1 if a check failed."""
     if as_json:
         everything = [report.as_json() for report in reports]
         output.write_json({"layers": everything, "saved": str(target) if target else None})
@@ -120,6 +176,7 @@ class _Report:
         self.files, self.seed, self.norms = files, seed, norms
         self.agreements: list[Agreement] | None = None
         self.products: dict[str, float] = {}
+        self.chunked = False
 
     def check(self, operands: Operands, results: Results) -> None:
         from cupyconv.cli.agreement import Truth
@@ -142,7 +199,8 @@ class _Report:
             tensors.add_row(tensor, shape_text(shape), f"{self.norms[tensor]:.5g}", reason)
         parts = [title(self.layer, self.problem), tensors, axes_table(self.problem)]
         if self.agreements is not None:
-            parts += [self._agreement_table(self.agreements), self._reading()]
+            reading = self._reading_of_chunks() if self.chunked else self._reading()
+            parts += [self._agreement_table(self.agreements), reading]
         return [*parts, self._ran()]
 
     def _agreement_table(self, agreements: list[Agreement]) -> Any:
@@ -163,15 +221,24 @@ class _Report:
             previous = agreement.check
         return table
 
+    def _products(self) -> str:
+        return ", ".join(f"{name} = {value:.7g}" for name, value in self.products.items())
+
     def _reading(self) -> Any:
-        products = ", ".join(f"{name} = {value:.7g}" for name, value in self.products.items())
         return output.heading(
             "how to read this",
             "The loss is <y,dy>. It is linear in x, in w and in the bias, so central differences "
             "in float64 are exact but for rounding.",
-            f"Inner products: {products}.",
+            f"Inner products: {self._products()}.",
             "Differences are relative to the sum of the absolute values of a number's terms. "
             "Bounds come from what plain summation in the same precision loses on this data.",
+        )
+
+    def _reading_of_chunks(self) -> Any:
+        return output.heading(
+            "how to read this",
+            f"Inner products: {self._products()}.",
+            "Their difference is relative to the norms: |<a,b>| is at most |a| |b|.",
         )
 
     def _ran(self) -> str:

@@ -1,0 +1,170 @@
+"""`cupyconv grads --dask`: the passes on files that are larger than memory, chunk by chunk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cupyconv import ConvError, ConvProblem
+from cupyconv.cli import data
+from cupyconv.cli.agreement import Agreement
+
+THREADS = 2
+"""Chunks at once: NumPy's BLAS has threads of its own."""
+
+
+_ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
+_SLACK = 64  # for the sums inside of each number
+
+
+def open_array(option: str, place: str) -> Any:
+    """A Dask array over a .npy file or a Zarr folder, of which nothing is read yet.
+
+    Raises:
+        ConvError: it is neither, or damaged.
+        OSError: it cannot be opened.
+    """
+    import dask.array as da
+    import numpy as np
+
+    path = Path(place)
+    if not path.is_dir():
+        path.open("rb").close()  # has an error of its own where there is no such file
+    try:
+        if path.is_dir():
+            array = da.from_zarr(str(path))
+        else:
+            array = da.from_array(np.load(path, mmap_mode="r"), chunks="auto")
+    except Exception as error:  # parsers of damaged files raise nearly anything
+        raise ConvError(
+            f"with --dask, {option} must be a .npy file or a Zarr folder of one array",
+            f"{path} is not one, or damaged ({' '.join(str(error).split())[:120]})",
+            "Write it with numpy.save or cupyconv.dask.to_zarr",
+        ) from None
+    if array.dtype.kind not in "biuf":
+        raise ConvError(
+            f"{option} must be an array of real numbers",
+            f"{path} has dtype {array.dtype}",
+            "Write it again with a dtype such as float32",
+        )
+    return array
+
+
+def require_folder(path: Path) -> None:
+    """Check, before anything is computed, that a folder for results can be made.
+
+    Raises:
+        ConvError: there is something there already, or nothing that it could be made in.
+    """
+    if path.exists():
+        raise ConvError(
+            "with --dask, --save must be a new folder", f"{path} exists", "Choose another"
+        )
+    data.require_writable(path)
+
+
+def compute(
+    problem: ConvProblem,
+    opened: dict[str, Any],
+    seed: int,
+    impl: str,
+    target: Path | None,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """All passes, a few chunks at a time, with a progress bar.
+
+    Args:
+        problem: the layer.
+        opened: those of x, w and dy that were given; the others are random.
+        seed: of the random ones.
+        impl: implementation.
+        target: a folder for y.zarr, dx.zarr, dw.zarr and db.zarr, if they are to be kept.
+
+    Returns:
+        The Euclidean norms of all tensors, and the inner products that must agree.
+    """
+    import dask
+    import dask.array as da
+
+    import cupyconv.dask as cd
+    from cupyconv import arrays
+
+    available = data.available_memory() or 1 << 32
+    suggested = cd.suggest_chunks(problem, available // 2 // THREADS)
+    dtype = arrays.numpy_dtype(problem.dtype)
+    drawn = da.random.default_rng(seed)
+    shapes = {
+        "x": (problem.input_shape, suggested),
+        "w": (problem.filter_shape, -1),
+        "dy": (problem.output_shape, None),
+    }
+    operands: dict[str, Any] = {}
+    for name, (shape, chunks) in shapes.items():
+        if name == "dy":  # as the forward pass gives y, so that the passes share their chunks
+            chunks = cd.conv_forward(operands["x"], operands["w"], **_layer(problem, impl)).chunks
+        array = opened.get(name)
+        if array is None:
+            array = drawn.standard_normal(shape, chunks=chunks)
+        operands[name] = array.astype(dtype).rechunk(chunks)
+    x, w, dy = operands.values()
+    layer = _layer(problem, impl)
+    results = {
+        "y": cd.conv_forward(x, w, **layer),
+        "dx": cd.conv_backprop_input(problem.input_shape, w, dy, **layer),
+        "dw": cd.conv_backprop_filter(x, problem.filter_shape, dy, **layer),
+        "db": cd.conv_backprop_bias(dy, data_format=problem.data_format),
+    }
+    with dask.config.set(scheduler="threads", num_workers=THREADS), _progress():
+        if target:
+            target.mkdir()
+            for name, array in results.items():
+                kept = array.astype("float32") if problem.dtype == "bfloat16" else array
+                results[name] = da.from_zarr(str(cd.to_zarr(kept, target / f"{name}.zarr")))
+        wide = {name: array.astype("float64") for name, array in (operands | results).items()}
+        pairs = {"<y,dy>": ("y", "dy"), "<x,dx>": ("x", "dx"), "<w,dw>": ("w", "dw")}
+        norms = {name: da.sqrt((array**2).sum()) for name, array in wide.items()}
+        products = {name: (wide[a] * wide[b]).sum() for name, (a, b) in pairs.items()}
+        norms, products = dask.compute(norms, products)
+    return (
+        {name: float(norms[name]) for name in ("x", "w", "y", "dy", "dx", "dw", "db")},
+        {name: float(value) for name, value in products.items()},
+    )
+
+
+def adjoint(
+    problem: ConvProblem, norms: Mapping[str, float], products: Mapping[str, float]
+) -> Agreement:
+    """The adjoint identity, <conv(x, w), dy> = <x, dx> = <w, dw>, judged by the tensors' norms."""
+    scale = max(norms[a] * norms[b] for a, b in (("y", "dy"), ("x", "dx"), ("w", "dw")))
+    values = list(products.values())
+    difference = None
+    if math.isfinite(scale) and all(map(math.isfinite, values)):
+        difference = (max(values) - min(values)) / scale if scale else 0.0
+    bound = _SLACK * _ROUNDING[problem.dtype]
+    return Agreement("adjoint identity", "y, dx, dw", "3 inner products", 3, difference, bound)
+
+
+def _layer(problem: ConvProblem, impl: str) -> dict[str, Any]:
+    return {
+        "stride": problem.stride,
+        "padding": problem.padding,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "data_format": problem.data_format,
+        "filter_format": problem.filter_format,
+        "impl": impl,
+    }
+
+
+@contextmanager
+def _progress() -> Iterator[None]:
+    """A progress bar over the tasks of each computation."""
+    import sys
+
+    from dask.callbacks import Callback
+    from dask.diagnostics import ProgressBar
+
+    with ProgressBar(out=sys.stderr) if sys.stderr.isatty() else Callback():
+        yield

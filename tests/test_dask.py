@@ -1,0 +1,517 @@
+"""The passes on Dask arrays: the same numbers for any chunks, workers and accidents."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem, ConvTypeError, arrays
+
+dask = pytest.importorskip("dask", reason="Dask is not installed")
+da = pytest.importorskip("dask.array")
+cd = pytest.importorskip("cupyconv.dask")
+
+from tests.configurations import CASES, integer_data, keywords, problems  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+def cut(array: np.ndarray, pieces: int, seed: int):
+    """A Dask array with up to so many chunks on each axis, of any sizes, 0 among them."""
+    numbers = np.random.default_rng(seed)
+    chunks = []
+    for size in array.shape:
+        bounds = sorted(numbers.integers(0, size + 1, pieces - 1).tolist())
+        chunks.append(tuple(np.diff([0, *bounds, size]).tolist()))
+    return da.from_array(array, chunks=tuple(chunks))
+
+
+def assert_passes_agree(problem: ConvProblem, seed: int = 0) -> None:
+    """Every pass on chunks of any sizes gives what it gives on whole arrays."""
+    data, words = integer_data(problem, seed), keywords(problem)
+    words = {key: value for key, value in words.items() if key != "dtype"}
+    x, w, dy = (cut(a, 3, seed + i) for i, a in enumerate((data.x, data.w, data.dy)))
+    pairs = (
+        (
+            cd.conv_forward(x, w, data.bias, **words),
+            cupyconv.conv_forward(data.x, data.w, data.bias, **words),
+        ),
+        (
+            cd.conv_backprop_input(problem.input_shape, w, dy, **words),
+            cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **words),
+        ),
+        (
+            cd.conv_backprop_filter(x, problem.filter_shape, dy, **words),
+            cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **words),
+        ),
+        (
+            cd.conv_backprop_bias(dy, data_format=problem.data_format),
+            cupyconv.conv_backprop_bias(data.dy, data_format=problem.data_format),
+        ),
+    )
+    for lazy, expected in pairs:
+        assert lazy.shape == expected.shape
+        got = lazy.compute()
+        assert got.shape == expected.shape
+        assert got.dtype == lazy.dtype == expected.dtype
+        np.testing.assert_array_equal(got.astype("float64"), expected.astype("float64"))
+
+
+# -- the same numbers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.problem.flops < 2e5], ids=lambda case: case.name
+)
+def test_any_chunks_give_the_same_numbers(case):
+    assert_passes_agree(case.problem)
+
+
+@settings(max_examples=25)
+@given(problem=problems(), seed=st.integers(0, 99))
+def test_random_layers_and_chunks(problem, seed):
+    assert_passes_agree(problem, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(problem=problems(dtypes=("float16", "bfloat16", "float32", "float64")), seed=st.integers())
+def test_many_random_layers_and_chunks(problem, seed):
+    assert_passes_agree(problem, abs(seed) % 2**32)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_sums_over_chunks_are_rounded_once(dtype):
+    kind = arrays.numpy_dtype(dtype)
+    numbers = np.random.default_rng(0)
+    x, w = (numbers.standard_normal(s).astype(kind) for s in ((2, 12, 9), (5, 12, 3)))
+    dy = numbers.standard_normal((2, 5, 7)).astype(kind)
+    lazy = da.from_array(x, chunks=(1, 4, 3))
+    y = cd.conv_forward(lazy, w).compute()
+    dw = cd.conv_backprop_filter(lazy, w.shape, da.from_array(dy, chunks=(1, 2, 3))).compute()
+    exact = [a.astype("float64") for a in (x, w, dy)]
+    for got, expected in (
+        (y, cupyconv.conv_forward(exact[0], exact[1])),
+        (dw, cupyconv.conv_backprop_filter(exact[0], w.shape, exact[2])),
+    ):
+        rounded = expected.astype("float32").astype(kind)
+        # A last bit may differ where float32's own rounding lies next to a tie.
+        assert (got == rounded).mean() > 0.98
+
+
+def test_plain_arrays_are_taken_as_one_chunk():
+    x, w = np.ones((2, 3, 8), "float32"), np.ones((4, 3, 3), "float32")
+    y = cd.conv_forward(x, w)
+    assert isinstance(y, da.Array)
+    np.testing.assert_array_equal(y, cupyconv.conv_forward(x, w))
+
+
+def test_the_front_door_has_it():
+    assert cupyconv.dask is cd
+
+
+# -- the graph -------------------------------------------------------------------------------------
+
+
+def axis_of(size=40, taps=5, stride=3, dilation=2, before=4, after=1):
+    problem = ConvProblem(
+        (1, 1, size), (1, 1, taps), stride=stride, dilation=dilation, padding=[(before, after)]
+    )
+    return problem.axes[0]
+
+
+AXES = [
+    axis_of(),
+    axis_of(stride=1, dilation=1),
+    axis_of(taps=2, stride=5),
+    axis_of(taps=1, stride=4, before=0, after=0),
+    axis_of(size=17, taps=4, stride=2, dilation=5, before=9, after=12),
+]
+
+
+@pytest.mark.parametrize("axis", AXES, ids=str)
+def test_halos_are_exact(axis):
+    reads = {
+        output: {axis.inputs_of_tap(t)[output - axis.outputs_of_tap(t).start]
+                 for t in range(axis.filter) if output in axis.outputs_of_tap(t)}
+        for output in range(axis.output)
+    }  # fmt: skip
+    for start in range(axis.output):
+        for stop in range(start + 1, axis.output + 1):
+            (low, high), _ = cd._window(axis, start, stop)
+            touched = set().union(*(reads[o] for o in range(start, stop)))
+            if touched:
+                assert (low, high) == (min(touched), max(touched) + 1) or touched_by_padding(
+                    axis, low, high, touched
+                )
+    for start in range(axis.input):
+        for stop in range(start + 1, axis.input + 1):
+            (low, high), _, _ = cd._reach(axis, start, stop)
+            readers = [o for o in range(axis.output) if reads[o] & set(range(start, stop))]
+            expected = (readers[0], readers[-1] + 1) if readers else (0, 0)
+            assert (low, high) == expected
+
+
+def touched_by_padding(axis, low, high, touched) -> bool:
+    """At an edge of the input, a dilated window may begin in the padding and step over pixels."""
+    return (low == 0 or low == min(touched)) and (high == axis.input or high == max(touched) + 1)
+
+
+def moved_elements(array) -> int:
+    """Elements that the graph of an array takes out of the chunks of its operands."""
+    regions = 0
+    for key in array.dask.layers[array.name]:
+        if str(key[0]).startswith("conv-region"):
+            ranges = key[1:]
+            regions += np.prod([b - a for a, b in zip(ranges[::2], ranges[1::2], strict=True)])
+    return int(regions)
+
+
+def test_no_pixel_is_fetched_that_is_not_read():
+    x = da.zeros((1, 1, 60), chunks=(1, 1, 10), dtype="float32")
+    y = cd.conv_forward(x, np.ones((1, 1, 3), "float32"), stride=2, padding=1)
+    axis = ConvProblem((1, 1, 60), (1, 1, 3), stride=2, padding=1).axes[0]
+    bounds = np.cumsum([0, *y.chunks[2]]).tolist()
+    needed = [cd._window(axis, a, b)[0] for a, b in itertools.pairwise(bounds)]
+    assert moved_elements(y) == sum(b - a for a, b in needed if b - a != 10)
+    # A filter of one pixel needs no neighbour, so that nothing is put together at all.
+    assert moved_elements(cd.conv_forward(x, np.ones((2, 1, 1), "float32"))) == 0
+
+
+def test_the_graph_is_linear_in_the_chunks():
+    w = np.ones((2, 2, 3, 3), "float32")
+    counts = []
+    for cuts in (4, 8, 16):
+        size = 12 * cuts
+        x = da.zeros((1, 2, size, size), chunks=(1, 2, 12, 12), dtype="float32")
+        y = cd.conv_forward(x, w, padding=1)
+        dx = cd.conv_backprop_input(x.shape, w, y, padding=1)
+        dw = cd.conv_backprop_filter(x, w.shape, y, padding=1)
+        assert y.numblocks == dx.numblocks == x.numblocks
+        counts.append([len(a.dask.layers[a.name]) / cuts**2 for a in (y, dx, dw)])
+    assert np.max(counts) < 3**2 + 3  # pieces of 9 chunks, joined, computed, added
+    assert np.ptp([row[0] for row in counts]) < 4
+
+
+def test_channels_are_not_gathered_where_groups_are_apart():
+    x = da.zeros((1, 32, 6, 6), chunks=(1, 4, 6, 6), dtype="float32")
+    w = np.ones((64, 1, 3, 3), "float32")
+    y = cd.conv_forward(x, w, groups=32)
+    assert y.chunks[1] == (8,) * 8
+    assert moved_elements(y) == 0  # each block reads one chunk of x, whole
+
+
+def test_the_same_call_is_the_same_graph():
+    x = da.ones((1, 1, 9), chunks=3)
+    w = da.ones((1, 1, 3))
+    assert cd.conv_forward(x, w).name == cd.conv_forward(x, w).name
+    assert cd.conv_forward(x, w).name != cd.conv_forward(x, w, padding=1).name
+
+
+# -- chunk sizes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data_format", ["NCDHW", "NDHWC"])
+def test_suggested_chunks_keep_the_memory(data_format):
+    sizes = (3, 4, 200, 220, 240)
+    shape = sizes if data_format == "NCDHW" else (3, 200, 220, 240, 4)
+    filters = (8, 4, 3, 3, 3) if data_format == "NCDHW" else (3, 3, 3, 4, 8)
+    problem = ConvProblem(shape, filters, stride=2, data_format=data_format)
+    largest = []
+    for limit in (1 << 26, 1 << 28, 1 << 32):
+        chunks = cd.suggest_chunks(problem, limit)
+        assert tuple(map(sum, chunks)) == shape
+        lengths = [max(chunks[axis]) for axis in (0, *problem.data_axes[2:])]
+        assert cd._task_bytes(problem, lengths) <= limit // 4
+        assert all(length % 2 == 0 for length in lengths[1:])
+        largest.append(np.prod([max(axis) for axis in chunks]))
+    assert largest == sorted(largest)
+
+
+def test_chunks_that_cannot_be_small_enough_say_what_would_do():
+    problem = ConvProblem((1, 512, 9, 9), (512, 512, 3, 3))
+    with pytest.raises(ConvError, match=r"Use a limit of at least ([\d,]+) bytes") as caught:
+        cd.suggest_chunks(problem, 1 << 20)
+    limit = int(str(caught.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))
+    cd.suggest_chunks(problem, limit)
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+def test_unknown_chunk_sizes_say_how_to_know_them():
+    x = da.ones((4, 2, 9), chunks=2)
+    unknown = x[x[:, 0, 0] > 0]
+    w = np.ones((3, 2, 3))
+    with pytest.raises(ConvError, match=r"axis 0 of x has chunks of unknown size.*compute_chunk"):
+        cd.conv_forward(unknown, w)
+    unknown.compute_chunk_sizes()
+    assert cd.conv_forward(unknown, w).compute().shape == (4, 3, 7)
+
+
+def test_what_does_not_fit_is_told_before_anything_is_computed():
+    x, w = da.ones((2, 3, 8), chunks=2), da.ones((4, 3, 3))
+    with pytest.raises(ConvError, match="filter's input channels"):
+        cd.conv_forward(x, w[:, :2])
+    with pytest.raises(ConvTypeError, match=r"x is float64, w is float32.*w\.astype\('float64'\)"):
+        cd.conv_forward(x, w.astype("float32"))
+    with pytest.raises(ConvTypeError, match="dtype must be one of"):
+        cd.conv_forward(x.astype(int), w.astype(int))
+    with pytest.raises(ConvError, match="one value for each output channel"):
+        cd.conv_forward(x, w, np.ones(3))
+    with pytest.raises(ConvError, match="dy must have the output size"):
+        cd.conv_backprop_filter(x, w.shape, da.ones((2, 4, 5)))
+    with pytest.raises(ConvError, match="1 to 3 spatial axes"):
+        cd.conv_backprop_bias(da.ones((2, 2)))
+
+
+# -- Zarr ------------------------------------------------------------------------------------------
+
+
+def test_zarr_is_written_whole(tmp_path):
+    pytest.importorskip("zarr")
+    numbers = np.random.default_rng(0)
+    x = numbers.standard_normal((1, 2, 23, 17)).astype("float32")
+    w = numbers.standard_normal((3, 2, 3, 3)).astype("float32")
+    source = cd.to_zarr(da.from_array(x, chunks=(1, 2, 8, 8)), tmp_path / "x.zarr")
+    y = cd.conv_forward(da.from_zarr(source), w, stride=2, padding="same")
+    written = cd.to_zarr(y, tmp_path / "y.zarr")
+    expected = cupyconv.conv_forward(x, w, stride=2, padding="same")
+    np.testing.assert_allclose(da.from_zarr(written), expected, rtol=1e-5, atol=1e-5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.zarr", "y.zarr"]
+    with pytest.raises(ConvError, match=r"y\.zarr exists"):
+        cd.to_zarr(y, written)
+    with pytest.raises(ConvError, match="there is no"):
+        cd.to_zarr(y, tmp_path / "none" / "y.zarr")
+    with pytest.raises(ConvTypeError, match="no bfloat16"):
+        cd.to_zarr(y.astype(arrays.numpy_dtype("bfloat16")), tmp_path / "b.zarr")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of file sizes are Unix's")
+def test_a_disk_that_is_full_leaves_nothing_that_looks_done(tmp_path):
+    pytest.importorskip("zarr")
+    script = (
+        "import resource, sys, dask, numpy, dask.array as da, cupyconv.dask as cd\n"
+        "dask.config.set(scheduler='synchronous')\n"
+        "x = da.from_array(numpy.random.default_rng(0).random((4, 1, 100)), chunks=(1, 1, 100))\n"
+        "big = da.from_array(numpy.random.default_rng(0).random((1, 1, 9999)), chunks=-1)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"  # as on a full disk
+        "cd.to_zarr(x, sys.argv[1] + '/small.zarr')\n"
+        "try: cd.to_zarr(big, sys.argv[1] + '/big.zarr')\n"
+        "except OSError as error: print('refused:', error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert "refused:" in done.stdout, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["small.zarr"]
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+def run(*args: str):
+    from click.testing import CliRunner
+
+    from cupyconv.cli.main import main
+
+    return CliRunner().invoke(main, ["grads", "--dask", *args], env={"COLUMNS": None})
+
+
+def test_files_are_computed_chunk_by_chunk(tmp_path, monkeypatch):
+    pytest.importorskip("zarr")
+    import json
+
+    from cupyconv.cli import data
+
+    monkeypatch.setattr(data, "available_memory", lambda: 400_000)  # forces many chunks
+    numbers = np.random.default_rng(0)
+    x = numbers.standard_normal((2, 3, 60, 50)).astype("float32")
+    w = numbers.standard_normal((4, 3, 3, 3)).astype("float32")
+    dy = numbers.standard_normal((2, 4, 30, 25)).astype("float32")
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "w.npy", w)
+    cd.to_zarr(da.from_array(dy, chunks=(1, 4, 7, 25)), tmp_path / "dy.zarr")
+    files = [f"--{name}={tmp_path / file}" for name, file in
+             (("x", "x.npy"), ("w", "w.npy"), ("dy", "dy.zarr"))]  # fmt: skip
+    window = ["--stride", "2", "--padding", "same"]
+    result = run(*files, *window, "--save", str(tmp_path / "out"), "--json")
+    assert result.exit_code == 0, result.output
+    (told,) = json.loads(result.stdout)["layers"]
+    assert told["agreements"][0]["compared_with"] == "adjoint identity"
+    assert told["passed"] is True
+    gradients = cupyconv.conv_backward(x, w, dy, stride=2, padding="same")
+    for name, expected in gradients._asdict().items():
+        got = da.from_zarr(str(tmp_path / "out" / f"{name[0:2]}.zarr")).compute()
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+        assert told["norms"][name] == pytest.approx(np.linalg.norm(expected.ravel()), rel=1e-5)
+    text = run(*files, *window)
+    assert "1 checks, 0 failed" in text.stdout
+    assert "adjoint identity" in text.stdout
+    again = run(*files, *window, "--save", str(tmp_path / "out"))
+    assert again.exit_code == 2
+    assert "out exists" in again.stderr
+
+
+def test_a_wrong_result_fails_the_check(tmp_path, monkeypatch):
+    right = cd.conv_backprop_input
+    monkeypatch.setattr(cd, "conv_backprop_input", lambda *a, **k: right(*a, **k) * 1.001)
+    result = run("--input", "1x2x9x9", "--filter", "3x2x3x3")
+    assert result.exit_code == 1
+    assert "FAIL" in result.stdout
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00"])
+def test_damaged_files_are_told_in_a_line(tmp_path, content):
+    path = tmp_path / "x.npy"
+    path.write_bytes(content)
+    for place in (path, tmp_path):
+        result = run("--x", str(place), "--filter", "3x2x3x3")
+        assert result.exit_code == 2
+        assert "must be a .npy file or a Zarr folder" in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+@cache
+def layer():
+    """A layer of many chunks, and its gradients by the synchronous scheduler."""
+    numbers = np.random.default_rng(0)
+    x = numbers.standard_normal((2, 6, 40, 44)).astype("float32")
+    w = numbers.standard_normal((8, 6, 3, 3)).astype("float32")
+    dy = numbers.standard_normal((2, 8, 20, 22)).astype("float32")
+    lazy = [da.from_array(x, chunks=(1, 3, 12, 12)), w, da.from_array(dy, chunks=(1, 4, 6, 6))]
+    window = {"stride": 2, "padding": 1}
+    passes = [
+        cd.conv_forward(*lazy[:2], **window),
+        cd.conv_backprop_input(x.shape, w, lazy[2], **window),
+        cd.conv_backprop_filter(lazy[0], w.shape, lazy[2], **window),
+    ]
+    with dask.config.set(scheduler="synchronous"):
+        return passes, [p.compute() for p in passes]
+
+
+def test_threads_give_the_same_bits():
+    passes, expected = layer()
+    for workers in (1, 3):
+        with dask.config.set(scheduler="threads", num_workers=workers):
+            for lazy, want in zip(passes, expected, strict=True):
+                assert lazy.compute().tobytes() == want.tobytes()
+
+
+def die_once(block, marker):
+    """Ends the worker that computes this first, as the kernel does when memory is short."""
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return block
+    os._exit(1)
+
+
+def die(block):
+    os._exit(1)
+
+
+@pytest.fixture
+def cluster():
+    """Two workers in processes of their own, with limits of memory."""
+    distributed = pytest.importorskip("distributed")
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        distributed.LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit="300MB",
+            dashboard_address=None,
+            silence_logs=50,
+        ) as workers,
+        distributed.Client(workers) as client,
+        dask.config.set(scheduler="distributed"),
+    ):
+        yield client
+
+
+@pytest.mark.filterwarnings("ignore")  # of distributed, about its own processes and sockets
+def test_two_workers_one_of_which_dies_give_the_same_bits(cluster, tmp_path):
+    passes, expected = layer()
+    for lazy, want in zip(passes, expected, strict=True):
+        assert lazy.compute().tobytes() == want.tobytes()
+    x = da.from_array(np.ones((1, 1, 64), "float32"), chunks=(1, 1, 8))
+    mortal = x.map_blocks(die_once, str(tmp_path / "died"), dtype=x.dtype, meta=x._meta)
+    w = np.ones((1, 1, 3), "float32")
+    got = cd.conv_forward(mortal, w).compute()
+    assert (tmp_path / "died").exists()
+    np.testing.assert_array_equal(got, np.full((1, 1, 62), 3, "float32"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_task_that_always_kills_its_worker_ends_in_an_error(cluster):
+    from distributed import KilledWorker
+
+    x = da.from_array(np.ones((1, 1, 64), "float32"), chunks=(1, 1, 8))
+    w = np.ones((1, 1, 3), "float32")
+    deadly = x.map_blocks(die, dtype=x.dtype, meta=x._meta)
+    with pytest.raises(KilledWorker):
+        cd.conv_forward(deadly, w).compute()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_volume_larger_than_the_workers_memory(cluster, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    size, depth = (768, 768), 840
+    numbers = np.random.default_rng(0)
+    source = zarr.create_array(
+        str(tmp_path / "x.zarr"), shape=(1, 1, depth, *size), chunks=(1, 1, 35, 192, 192),
+        dtype="float32",
+    )  # fmt: skip
+    for start in range(0, depth, 70):
+        block = numbers.integers(-3, 4, (1, 1, 70, *size), dtype=np.int8)
+        source[:, :, start : start + 70] = block.astype("float32")
+    x = da.from_zarr(str(tmp_path / "x.zarr"))
+    assert x.nbytes > 3 * 2 * 300e6
+    w = numbers.integers(-3, 4, (1, 1, 3, 2, 2)).astype("float32")
+    problem = ConvProblem(x.shape, w.shape, padding="same")
+    y = cd.conv_forward(x, w, padding="same")
+    began = time.perf_counter()
+    written = cd.to_zarr(y, tmp_path / "y.zarr")
+    print(f"\n{x.nbytes / 1e9:.2f} GB there and back in {time.perf_counter() - began:.0f} s")
+    result = zarr.open_array(str(written), mode="r")
+    assert result.shape == problem.output_shape
+    (before, _), *sides = problem.padding
+    for start in range(0, depth, 105):  # slabs that are no chunks of either
+        low, high = max(start - before, 0), min(start + 105 + 2 - before, depth)
+        ends = before - (start - low), start + 105 + 2 - before - high
+        slab = np.asarray(source[:, :, low:high])
+        expected = cupyconv.conv_forward(slab, w, padding=[ends, *sides])
+        np.testing.assert_array_equal(result[:, :, start : start + 105], expected)
+    part = slice(None), slice(None), slice(0, 140)
+    dy = da.from_zarr(str(written))[part]
+    dw = cd.conv_backprop_filter(x[part], w.shape, dy, padding="same").compute()
+    exact = [np.asarray(zarr_array[part], "float64") for zarr_array in (source, result)]
+    expected = cupyconv.conv_backprop_filter(exact[0], w.shape, exact[1], padding="same")
+    np.testing.assert_allclose(dw, expected, rtol=1e-4)
+    peaks = cluster.run(lambda: __import__("resource").getrusage(0).ru_maxrss / 1024)
+    print(f"peak memory of the workers: {', '.join(f'{p:.0f} MiB' for p in peaks.values())}")
+    assert max(peaks.values()) < 300e6 / 2**20 * 1.05

@@ -11,9 +11,22 @@
 //   backprop_filter  filters         taps * channels   output pixels   dy         im2col(x)
 //
 // with taps numbered channel-fastest.  An operand comes in pieces of A_VECTOR or B_VECTOR elements
-// that are neighbours in memory, along k (A_ALONG_K, B_ALONG_K) or along m and n.  A piece's address
-// is the sum of two halves, one of its line and one of its place in the line; both are worked out
-// once per block, or once per step of k, into small shared-memory tables.
+// that are neighbours in memory, along k (A_ALONG_K, B_ALONG_K) or along m and n.  A piece's
+// address is the sum of two halves, one of its line and one of its place in the line; both are
+// worked out once per block, or once per step of k, into small shared-memory tables.
+//
+// Pixels come in pieces too, in NCHW: those of the output as it is stored and as dy is summed, and
+// those of the input under a 1 x 1 filter of stride 1 without padding, where they follow each other
+// in memory.  That makes such a layer a plain matrix product, with 16-byte copies in either order of
+// memory; the tables then cost an addition and a comparison for each piece, about an eighth of a
+// step's instructions.
+//
+// A first layer of 3 channels is copied element by element: a row of the filter reads S * C
+// neighbours, but from (q * stride - pad) * C on, which is odd as often as not, and cp.async can
+// leave out the tail of a piece, not its head.  Counted, not measured: a tile of 128 pixels of a
+// 7 x 7 layer is 18,816 elements of some 20 instructions each, about 3,000 cycles of a
+// multiprocessor of 8.0 beside 1,300 for the products; cuda-direct needs 18,800 for 64 filters at
+// the full rate of float32.  A patch in shared memory, as in conv_toeplitz.cu, would do better.
 //
 // In backprop_input each stride phase (maps.cuh) is a dense problem with its own pixels and taps;
 // all phases are tiles of one launch.  With SPLIT, gemm_k is shared out over blockIdx.y; each split
@@ -227,11 +240,11 @@ struct BlockTile {
 
 // -- tiles in shared memory -------------------------------------------------------------------------
 
-// The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its two halves.  Lines run
-// along k or along positions, and are filled in pieces of VECTOR elements.
+// The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its two halves.  Lines
+// run along k or along positions, and are filled in pieces of VECTOR elements.
 //
-// The entries of a step are made by the block's first threads, or, for the other operand, by its last,
-// which are of another warp.
+// The entries of a step are made by the block's first threads, or, for the other operand, by its
+// last, which are of another warp.
 template <class Half, int EXTENT, bool ALONG_K, int VECTOR, bool BY_LAST_THREADS>
 struct Operand {
   using Tile =
@@ -375,7 +388,8 @@ __device__ __forceinline__ Accumulator finished(Accumulator sum, const Pass& pas
 #endif
 }
 
-// Where an element's sum is in the workspace of a split: in C's order, so that both are walked along.
+// Where an element's sum is in the workspace of a split: in C's order, so that both are walked
+// along.
 __device__ __forceinline__ Index place_in_partial(const Pass& pass, Index m, Index n) {
   return C_ALONG_N ? m * pass.gemm_n + n : n * pass.gemm_m + m;
 }

@@ -1,38 +1,43 @@
-// Depthwise convolution with large filters, on the tensor cores: 16-bit types, stride 1, 1-D and 2-D.
+// Depthwise convolution with large filters, on the tensor cores: 16-bit types, stride 1, 1-D and
+// 2-D.
 //
 //   forward          y[n, c, p, q]  = sum over r, s of x[n, c, p - pad + r, q - pad + s] * w[c, r, s]
-//   backprop-input   the same with dy for x, the filter turned by 180 degrees, and pad = filter - 1 - pad
+//   backprop-input   the same with dy for x, w turned by 180 degrees, and filter - 1 - pad for pad
 //   backprop-filter  dw[c, r, s]    = sum over n, p, q of dy[n, c, p, q] * x[n, c, p - pad + r, ...]
 //
-// From about 7 x 7 on, what binds cuda-direct is the rate of plain float32.  What this adds: the rows of
-// a channel are multiplied by the filter's rows as matrices.  With the rows (n, p) of all images as
-// gemm_m, a strip of 8 outputs of a row is, for each row r of the filter,
+// From about 7 x 7 on, what binds cuda-direct is the rate of plain float32.  What this adds: the
+// rows of a channel are multiplied by the filter's rows as matrices.  With the rows (n, p) of all
+// images as gemm_m, a strip of 8 outputs of a row is, for each row r of the filter,
 //
 //   Y[m, i] += sum over j of X[m + r, j] * T_r[j, i],   T_r[j, i] = w[r, j - i]
 //
-// a product with a Toeplitz matrix, of which FILTER_S in FILTER_S + 7 columns j are in the band (rounded
-// up to products of 16: 7 of 16 for 7 taps, 31 of 48 for 31).  It is the same for every strip, so that
-// its fragments are made once per row of the filter; those of X serve every strip that they are under.
-// The filter's gradient is the transpose: with m as gemm_k,
+// a product with a Toeplitz matrix, of which FILTER_S in FILTER_S + 7 columns j are in the band
+// (rounded up to products of 16: 7 of 16 for 7 taps, 31 of 48 for 31).  It is the same for every
+// strip, so that its fragments are made once per row of the filter; those of X serve every strip
+// that they are under.  The filter's gradient is the transpose: with m as gemm_k,
 //
-//   D_r[j, i] = sum over m and strips of X[m + r, j] * dY[m, i],   dw[r, s] = sum over i of D_r[i + s, i]
+//   D_r[j, i] = sum over m and strips of X[m + r, j] * dY[m, i]
+//   dw[r, s]  = sum over i of D_r[i + s, i]
 //
-// where D_r stays in registers for all strips and rows of a block.  Blocks take a chunk of the pixels
-// and write their sums to a workspace; conv_toeplitz_reduce adds the chunks in order.
+// where D_r stays in registers for all strips and rows of a block.  Blocks take a chunk of the
+// pixels and write their sums to a workspace; conv_toeplitz_reduce adds the chunks in order.
 //
-// Zeros of T_r meet numbers that are not under the window.  Where one of these is not finite, the block
-// falls back to plain sums from the same shared memory, so that NaN and infinity stay where they belong.
+// Zeros of T_r meet numbers that are not under the window.  Where one of these is not finite, the
+// block falls back to plain sums from the same shared memory, so that NaN and infinity stay where
+// they belong.
 //
-// A block takes CHANNELS channels, a warp each, 16 * ROW_TILES rows and 8 * STRIPS columns.  The source
-// lies in shared memory channel by channel, with zeros for the padding, whatever its order in memory:
-// lines of an odd number of 16-byte chunks, from which ldmatrix reads without a bank conflict.
+// A block takes CHANNELS channels, a warp each, 16 * ROW_TILES rows and 8 * STRIPS columns.  The
+// source lies in shared memory channel by channel, with zeros for the padding, whatever its order
+// in memory: lines of an odd number of 16-byte chunks, from which ldmatrix reads without a bank
+// conflict.
 //
-// A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE, INDEX,
-// FILTER_R, FILTER_S, TAP_ROWS (rows of the filter that a block takes: all, but in backprop-filter),
-// ROW_TILES, ALIGNED (whether the rows of an image are rounded up to whole blocks), STRIPS, SOURCE_LINES (lines of the source in a block), SOURCE_LAST, RESULT_LAST (whether
-// channels are contiguous in the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR (elements moved
-// at once, along channels or columns), SOURCE_SHIFT (columns from an aligned one to a strip's first),
-// ASYNC_COPY (8.0 and later), ACTIVATION (of the forward pass).
+// A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE,
+// INDEX, FILTER_R, FILTER_S, TAP_ROWS (rows of the filter that a block takes: all, but in
+// backprop-filter), ROW_TILES, ALIGNED (whether the rows of an image are rounded up to whole
+// blocks), STRIPS, SOURCE_LINES (lines of the source in a block), SOURCE_LAST, RESULT_LAST (whether
+// channels are contiguous in the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR
+// (elements moved at once, along channels or columns), SOURCE_SHIFT (columns from an aligned one to
+// a strip's first), ASYNC_COPY (8.0 and later), ACTIVATION (of the forward pass).
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "ring.cuh"
@@ -150,9 +155,9 @@ __device__ __forceinline__ bool is_finite(bfloat16_t value) {
   return (value.bits & 0x7f80) != 0x7f80;
 }
 
-// Fills the block's planes with lines of a tensor, zeros where it has nothing; whether what this thread
-// brought is finite.  row_of(line, n, h) says which row a line is; from first_column on, SHIFT columns
-// behind one that VECTOR neighbours may be loaded from.
+// Fills the block's planes with lines of a tensor, zeros where it has nothing; whether what this
+// thread brought is finite.  row_of(line, n, h) says which row a line is; from first_column on,
+// SHIFT columns behind one that VECTOR neighbours may be loaded from.
 template <int COUNT, int BLOCKS_, bool LAST, int VECTOR, int SHIFT, class RowOf>
 __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storage* tensor,
                                      const long long (&stride)[5], Index width, Index channels,

@@ -13,8 +13,8 @@
 //   float, as tf32     m16n8k8
 //   double             two by two m8n8k4
 //
-// ldmatrix loads rows of 16 bytes along k as they are, and transposes 16-bit elements only: wider ones
-// that run along positions, and doubles, are loaded one by one.
+// ldmatrix loads rows of 16 bytes along k as they are, and transposes 16-bit elements only: wider
+// ones that run along positions, and doubles, are loaded one by one.
 template <class Storage>
 struct Fragments {
   using Register = unsigned;
@@ -32,11 +32,11 @@ struct Fragments<double> {
 
 // One operand's tile: LINES lines of LINE elements that are neighbours in memory.
 //
-// What is read at once lies in different groups of banks.  Lines are cut into chunks of 16 bytes, and a
-// chunk's place in its line is exchanged according to the line's number: ldmatrix reads one chunk of
-// eight successive lines; doubles along k are read from two chunks of four lines.  Elements along
-// positions are read one by one from four lines, which for that begin 32 bytes further on each;
-// addresses then differ by constants, which saves registers.
+// What is read at once lies in different groups of banks.  Lines are cut into chunks of 16 bytes,
+// and a chunk's place in its line is exchanged according to the line's number: ldmatrix reads one
+// chunk of eight successive lines; doubles along k are read from two chunks of four lines.
+// Elements along positions are read one by one from four lines, which for that begin 32 bytes
+// further on each; addresses then differ by constants, which saves registers.
 template <class Storage, int LINES_, int LINE_, bool K_CONTIGUOUS_>
 struct RingTile {
   using Element = Storage;
@@ -97,9 +97,9 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// The piece of an operand at (position, k), 16 positions by DEPTH, as fragments.  Registers hold its
-// quarters in the order of an A operand (positions 0-7 and 8-15, then the further k), or of two B
-// operands (both halves of k for positions 0-7, then for positions 8-15).
+// The piece of an operand at (position, k), 16 positions by DEPTH, as fragments.  Registers hold
+// its quarters in the order of an A operand (positions 0-7 and 8-15, then the further k), or of two
+// B operands (both halves of k for positions 0-7, then for positions 8-15).
 template <bool IS_A, class Register, class Tile>
 __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& tile, int position,
                                                int k) {

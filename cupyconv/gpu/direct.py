@@ -55,7 +55,7 @@ def prepare(
     strips = THREADS // lanes
     strip = direct_strip(problem, pass_)
     run = 1
-    if vector == 1:
+    if vector == 1 and pass_ != "backprop_filter":
         width = (problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)[-1]
         itemsize = ITEMSIZE[problem.dtype]
         run = gcd(strip, neighbours(results, column_axis, width, strides.alignment, itemsize))

@@ -52,6 +52,8 @@ _GATHER = (
     ("pieces_of_4", "NHWC", "HWIO", "float16"),
     ("pieces_of_4", "NHWC", "OHWI", "float64"),
     ("pixels_follow", "NCHW", "OIHW", "float64"),
+    ("pieces_of_4", "NHWC", "OHWI", "float32"),
+    ("pixels_follow", "NCHW", "OIHW", "float32"),
     ("filter_beyond_input_fits_with_padding", "NHWC", "OHWI", "float16"),
     ("phases_without_taps", "NHWC", "OHWI", "float16"),
     ("stride_and_dilation", "NHWC", "HWIO", "float16"),
@@ -146,12 +148,17 @@ def _cases_of(impl: str, only: str | None):
         return
     for number, (name, data_format, filter_format, dtype) in enumerate(_CASES[impl]):
         problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
-        run = partial(_exact, problem, impl, schedule=SCHEDULES[number % 3], arch=_ARCH[impl])
+        precision = "tf32" if impl == "cuda-gather" else "ieee"
+        schedule, arch = SCHEDULES[number % 3], _ARCH[impl]
+        run = partial(_exact, problem, impl, schedule=schedule, arch=arch, precision=precision)
         if "hopper" in impl:  # tiles, clusters and splits go round
             run = partial(_planned, run, impl, 2 * number, 1 + 2 * (number % 2))
-        for pass_ in fits(problem, impl, _ARCH[impl]):
+        for pass_ in fits(problem, impl, arch, precision):
             if only in (None, pass_):
-                yield f"{impl} {pass_} {name}", partial(run, pass_=pass_)
+                yield f"{impl} {pass_} {name} {dtype}", partial(run, pass_=pass_)
+    if impl == "cuda-hopper-bf16x6":
+        yield "all bits of float32", _bits_of_float32
+        yield "ends of the range of float32", _range_of_float32
     if impl == "cuda-gather":
         problem = _PROBLEMS["pieces_of_8"].replace(dtype="float16")
         for pass_ in fits(problem, impl, "sm_80"):
@@ -169,18 +176,29 @@ def _cases_of(impl: str, only: str | None):
             yield f"{impl} rounding {dtype}", partial(_rounding, impl, dtype)
 
 
-def _exact(
-    problem: ConvProblem, impl: str, *, pass_: str, schedule: Settings, arch: str = "sm_80"
-) -> None:
+def _exact(problem: ConvProblem, impl: str, *, pass_: str, schedule: Settings, **more: str) -> None:
     from tests import emulator
 
+    how = {"impl": impl, "arch": "sm_80", **more}
     with settings(schedule):
-        agreement.require_exact(emulator, problem, impl=impl, arch=arch, passes=(pass_,))
+        agreement.require_exact(emulator, problem, passes=(pass_,), **how)
 
 
 def _planned(run: Callable[..., None], impl: str, tile: int, splits: int, **more: str) -> None:
     with planned(impl, tile, splits):
         run(**more)
+
+
+def _bits_of_float32() -> None:
+    from tests import test_hopper
+
+    test_hopper.test_planes_hold_all_bits_of_float32()
+
+
+def _range_of_float32() -> None:
+    from tests import test_hopper
+
+    test_hopper.test_planes_at_the_ends_of_the_range()
 
 
 def _rounding(impl: str, dtype: str) -> None:

@@ -166,6 +166,10 @@ def _cases_of(impl: str, only: str | None):
             yield f"cuda-gather {pass_} split", partial(_planned, run, impl, 2, 3)
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0], arch="sm_75")
         yield "cuda-gather 7.5", run
+        for dtype in ("float16", "float32", "float64"):
+            for formats in (("NHWC", "OHWI"), ("NCHW", "OIHW")):
+                run = partial(_bank_conflicts, dtype, formats)
+                yield f"cuda-gather bank conflicts {dtype} {formats[0]}", run
     if impl == "cuda-direct":
         problem = _PROBLEMS["filter_rows_in_stages"]
         yield "cuda-direct not a number", partial(_not_a_number, impl, problem)
@@ -187,6 +191,12 @@ def _exact(problem: ConvProblem, impl: str, *, pass_: str, schedule: Settings, *
 def _planned(run: Callable[..., None], impl: str, tile: int, splits: int, **more: str) -> None:
     with planned(impl, tile, splits):
         run(**more)
+
+
+def _bank_conflicts(dtype: str, formats: tuple[str, str]) -> None:
+    from tests import test_kernels
+
+    test_kernels.test_the_ring_of_gather_meets_no_bank_conflict(dtype, formats)
 
 
 def _bits_of_float32() -> None:

@@ -65,7 +65,7 @@ class Backend(Protocol):
         ...
 
 
-_CPU_MODULES = {"reference": reference, "numpy": blocked}
+_CPU_MODULES: dict[str, Any] = {"reference": reference, "numpy": blocked}
 
 
 class CpuBackend:
@@ -99,15 +99,15 @@ class CpuBackend:
         activation: str | None = None,
     ) -> None:
         """Compute one pass into the tensor that it writes."""
-        module = _CPU_MODULES[pass_plan.implementation]
-        t = tensors
+        module, t = _CPU_MODULES[pass_plan.implementation], tensors
+        how = (problem, pass_plan.method) if pass_plan.method else (problem,)
         with np.errstate(over="ignore", invalid="ignore"):  # to infinity and NaN, as on the GPU
             if pass_plan.pass_ == "forward":
-                module.forward(problem, t.x, t.w, t.bias, activation, t.y)
+                module.forward(*how, t.x, t.w, t.bias, activation, t.y)
             elif pass_plan.pass_ == "backprop_input":
-                module.backprop_input(problem, t.w, t.y, t.x)
+                module.backprop_input(*how, t.w, t.y, t.x)
             else:
-                module.backprop_filter(problem, t.x, t.y, t.w)
+                module.backprop_filter(*how, t.x, t.y, t.w)
 
     def prepare_bias(
         self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int

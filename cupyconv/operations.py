@@ -66,6 +66,8 @@ def conv_forward(
         y, (N, K, [[Z,] P,] Q) in ``data_format`` order, of x's dtype and home: ``out`` if given.
         16-bit types are summed in float32 and rounded once.  NaN and infinity propagate; one in
         w may also reach outputs where it lies over padding, since it is multiplied by a zero there.
+        With NumPy a pass takes at most 64 MB of memory beside its operands and result, as long as
+        a window has no more than a million values; a thread keeps it for its next pass.
 
     Raises:
         ConvError: no such convolution exists, or ``out`` does not fit it.

@@ -385,21 +385,30 @@ def test_pictures_of_little():
 # -- README ----------------------------------------------------------------------------------------
 
 
-def test_the_readme_says_that_nothing_was_measured(tmp_path):
-    assert readme.table(readme.newest(tmp_path / "missing")) == readme.NOTHING
-    cpu = measured(ROW, environment={"device": "cpu", "date": "2026-12-01"})
-    export.write_json(cpu, tmp_path / "bench-cpu.json")
-    assert readme.newest(tmp_path) is None
+@pytest.fixture
+def folders(tmp_path):
+    for device in ("gpu", "cpu"):
+        (tmp_path / device / "results").mkdir(parents=True)
+    return tmp_path
 
 
-def test_the_readme_takes_the_newest_run_on_a_gpu(tmp_path, capsys):
-    export.write_json(suite(), tmp_path / "bench-sm_90a.json")
+def test_the_readme_says_that_nothing_was_measured(folders):
+    assert readme.table(folders / "missing", "gpu") == readme.NOTHING["gpu"]
+    on_cpu = measured(ROW, environment={"device": "cpu", "date": "2026-12-01"})
+    export.write_json(on_cpu, folders / "gpu" / "results" / "bench-cpu.json")
+    assert readme.newest(folders, "gpu") is None
+    assert readme.table(folders, "cpu") == readme.NOTHING["cpu"]
+
+
+def test_the_readme_takes_the_newest_run_on_a_gpu(folders, capsys):
+    results = folders / "gpu" / "results"
+    export.write_json(suite(), results / "bench-sm_90a.json")
     older = suite()
     older.environment = {**older.environment, "gpu": "Older", "date": "2026-10-20 10:00 UTC"}
-    export.write_json(older, tmp_path / "bench-sm_80.json")
-    (tmp_path / "bench-other.json").write_text("{}")
-    (tmp_path / "summary-sm_90a.json").write_text("{}")
-    text = readme.table(readme.newest(tmp_path))
+    export.write_json(older, results / "bench-sm_80.json")
+    (results / "bench-other.json").write_text("{}")
+    (results / "summary-sm_90a.json").write_text("{}")
+    text = readme.table(folders, "gpu")
     assert text.splitlines() == [
         "Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, cuDNN 91900, CuPy 14.2.0, driver 580.1, "
         "SM clock up to 1980): PyTorch's time over cupyconv's, geometric means over the three "
@@ -415,25 +424,46 @@ def test_the_readme_takes_the_newest_run_on_a_gpu(tmp_path, capsys):
     assert "passed over bench-other.json" in capsys.readouterr().err
 
 
-def test_the_table_is_put_between_the_lines(tmp_path):
-    path = tmp_path / "README.md"
-    path.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+def test_the_readme_takes_the_run_on_a_cpu(folders):
+    about = {
+        "device": "cpu",
+        "cpu": "Abacus",
+        "threads": 2,
+        "date": "2026-12-01 10:00 UTC",
+        "torch": "2.13.0",
+        "numpy": "2.5.0",
+        "cupy": "14.2.0",
+    }
+    results = folders / "cpu" / "results"
+    export.write_json(measured(*suite().rows, environment=about), results / "bench-cpu.json")
+    first, *_ = readme.table(folders, "cpu").splitlines()
+    assert first.startswith(
+        "Abacus, 2 threads, 2026-12-01 (PyTorch 2.13.0, NumPy 2.5.0): PyTorch's"
+    )
+
+
+def test_the_tables_are_put_between_their_lines(folders):
+    path = folders / "README.md"
+    lines = {device: readme.lines_around(device) for device in ("gpu", "cpu")}
+    parts = [f"{begin}\nold\n{end}\nafter\n" for begin, end in lines.values()]
+    path.write_text("before\n" + "".join(parts))
     for _ in range(2):
-        readme.main([str(tmp_path), "--into", str(path)])
-        assert path.read_text() == (
-            f"before\n{readme.BEGIN}\n{readme.NOTHING}\n{readme.END}\nafter\n"
+        readme.main([str(folders), "--into", str(path)])
+        assert path.read_text() == "before\n" + "".join(
+            f"{begin}\n{readme.NOTHING[device]}\n{end}\nafter\n"
+            for device, (begin, end) in lines.items()
         )
     with pytest.raises(ConvError, match="two lines"):
-        readme.put_into("nothing", "table")
+        readme.put_into("nothing", "gpu", "table")
 
 
-def test_the_readme_is_printed(tmp_path, capsys):
-    readme.main([str(tmp_path)])
-    assert capsys.readouterr().out == f"{readme.NOTHING}\n"
+def test_the_readme_is_printed(folders, capsys):
+    readme.main([str(folders)])
+    assert capsys.readouterr().out == "\n\n".join(readme.NOTHING.values()) + "\n"
     unfinished = suite()
     unfinished.finished = False
-    assert "did not come to its end" in readme.table(unfinished)
-    assert "PyTorch was not measured" in readme.table(measured(ROW))
+    assert "did not come to its end" in readme.of_results(unfinished)
+    assert "PyTorch was not measured" in readme.of_results(measured(ROW))
 
 
 # -- environment -----------------------------------------------------------------------------------

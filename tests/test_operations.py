@@ -145,7 +145,7 @@ def test_memory_order_changes_no_value(case, impl):
 def test_blocks_of_any_size_give_the_same(case, buffer_bytes, monkeypatch):
     data = integer_data(case.problem, seed=2)
     expected = three_passes(case.problem, data, "reference")
-    monkeypatch.setattr(blocked, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(blocked, "BLOCK_BYTES", buffer_bytes)
     assert_same(three_passes(case.problem, data, "numpy"), expected)
 
 

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from cupyconv.bench import readme
 from tests.readme import README, filled
 
@@ -22,7 +24,8 @@ def test_the_two_commands_are_in_the_makefile():
         assert re.search(rf"^{command}:", makefile, re.M)
 
 
-def test_the_speed_table_is_that_of_the_newest_results():
-    shown = README.read_text().partition(readme.BEGIN)[2].partition(readme.END)[0]
-    newest = readme.newest(README.parent / "tests" / "gpu" / "results")
-    assert shown.strip() == readme.table(newest).strip()
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_the_speed_table_is_that_of_the_newest_results(device):
+    begin, end = readme.lines_around(device)
+    shown = README.read_text().partition(begin)[2].partition(end)[0]
+    assert shown.strip() == readme.table(README.parent / "tests", device).strip()

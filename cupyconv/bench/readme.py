@@ -1,8 +1,9 @@
-"""The README's table of speed, from the newest results that were measured on a GPU.
+"""The README's tables of speed, from the newest results that were measured on a GPU and on a CPU.
 
-    python -m cupyconv.bench.readme tests/gpu/results --into README.md
+    python -m cupyconv.bench.readme tests --into README.md
 
-writes it between two comment lines of the README; without --into, it is printed.
+takes tests/gpu/results and tests/cpu/results, and writes each table between two comment lines of
+the README; without --into, they are printed.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from cupyconv.bench.results import Results
 from cupyconv.bench.suites import KINDS
 from cupyconv.errors import ConvError
 
-BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
-
-NOTHING = (
-    "Nothing has been measured on a GPU yet: there is no results file. On a machine with one, "
-    "`python -m tests.gpu --out tests/gpu/results` measures it."
-)
+NOTHING = {
+    "gpu": "Nothing has been measured on a GPU yet: there is no results file. On a machine with "
+    "one, `python -m tests.gpu --out tests/gpu/results` measures it.",
+    "cpu": "Nothing has been measured on a CPU yet: there is no results file. "
+    "`cupyconv bench --device cpu --json tests/cpu/results/bench-cpu.json` measures it.",
+}
+"""What stands in the place of the table of a device, before there is one."""
 
 _COUNTED = "auto"  # the implementation that a user gets
 
 
-def newest(folder: Path) -> Results | None:
-    """The latest run on a GPU among a folder's bench-*.json; other versions are passed over."""
+def newest(root: Path, device: str) -> Results | None:
+    """The latest run on "gpu" or "cpu" among its results, bench-*.json; others are passed over."""
+    folder = root / device / "results"
     found = []
     for path in sorted(folder.glob("bench-*.json")) if folder.is_dir() else []:
         try:
@@ -36,15 +39,19 @@ def newest(folder: Path) -> Results | None:
         except ConvError as error:
             print(f"passed over {path.name}: {error}", file=sys.stderr)
             continue
-        if loaded.environment.get("device") == "gpu" and loaded.rows:
+        if loaded.environment.get("device") == device and loaded.rows:
             found.append(loaded)
     return max(found, key=lambda one: str(one.environment.get("date")), default=None)
 
 
-def table(found: Results | None) -> str:
-    """The table as Markdown, with the card, the date and the versions above it."""
-    if found is None:
-        return NOTHING
+def table(root: Path, device: str) -> str:
+    """The newest table as Markdown, with the processor, the date and the versions above it."""
+    found = newest(root, device)
+    return NOTHING[device] if found is None else of_results(found)
+
+
+def of_results(found: Results) -> str:
+    """The table of a run, as Markdown."""
     pairs = [pair for pair in report.comparisons(found) if pair.row.implementation == _COUNTED]
     counted = report.tallies(pairs)
     dtypes = list(dict.fromkeys(pair.row.dtype for pair in pairs))
@@ -68,6 +75,8 @@ def table(found: Results | None) -> str:
 def _about(found: Results) -> str:
     about = found.environment
     words = {"torch": "PyTorch", "cudnn": "cuDNN", "cupy": "CuPy", "cuda_runtime": "CUDA"}
+    if about.get("device") == "cpu":
+        words = {"torch": "PyTorch", "numpy": "NumPy", "blas": "BLAS"}
     versions = [f"{label} {about[word]}" for word, label in words.items() if about.get(word)]
     if about.get("smi"):
         versions.append(f"driver {about['smi'].get('driver_version')}")
@@ -78,33 +87,42 @@ def _about(found: Results) -> str:
     )
 
 
-def put_into(text: str, content: str) -> str:
+def lines_around(device: str) -> tuple[str, str]:
+    """The comment lines that a table stands between."""
+    return f"<!-- speed, {device}: begin -->", f"<!-- speed, {device}: end -->"
+
+
+def put_into(text: str, device: str, content: str) -> str:
     """A README with the table between its two comment lines.
 
     Raises:
         ConvError: it does not have them.
     """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    first, last = lines_around(device)
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
         raise ConvError(
             "the README must have two lines for the table to stand between",
-            f"{BEGIN} and {END} are not both there",
+            f"{first} and {last} are not both there",
             "Add them",
         )
-    return f"{before}{BEGIN}\n{content}\n{END}{after}"
+    return f"{before}{first}\n{content}\n{last}{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m cupyconv.bench.readme", description=__doc__)
-    parser.add_argument("results", type=Path, help="folder of results files")
+    parser.add_argument("results", type=Path, help="folder that has gpu/results and cpu/results")
     parser.add_argument("--into", type=Path, metavar="README", help="file to write it into")
     given = parser.parse_args(arguments)
-    content = table(newest(given.results))
+    tables = {device: table(given.results, device) for device in NOTHING}
     if given.into is None:
-        print(content)
-    else:
-        given.into.write_text(put_into(given.into.read_text(), content))
+        print("\n\n".join(tables.values()))
+        return
+    text = given.into.read_text()
+    for device, content in tables.items():
+        text = put_into(text, device, content)
+    given.into.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,137 +1,100 @@
-"""The passes as blocks of the im2col matrix times the filter.
+"""The passes with NumPy, block by block, each by the method that suits its shape.
 
-Outputs are taken a few rows at a time.  For each block, the pixels under its windows are copied
-into a buffer of at most BUFFER_BYTES (or one output row's worth, if that is more), and one matrix
-product per image and group does the rest.  16-bit types are computed in float32, block by block.
+A pass is computed by one of the methods that cupyconv/planning/cpu.py chooses among.  Beside its
+operands and its result it takes a fixed block of memory, whatever the layer: at most 64 MB, as long
+as a window has no more than a million values.  Arithmetic is in float32, of float64 arrays in
+float64; 16-bit types are converted block by block.  Only the BLAS has threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from cupyconv.cpu.activations import activate
-from cupyconv.cpu.views import data_view, filter_view, taps
+from cupyconv.cpu import depthwise, products, scattered, winograd
+from cupyconv.cpu.correlation import Correlation, correlation, input_correlations
+from cupyconv.cpu.scratch import Scratch, scratch
+from cupyconv.planning.cpu import BLOCK_BYTES
 from cupyconv.problem import ConvProblem
 
-BUFFER_BYTES = 4 << 20
-"""Size that the buffer of gathered pixels is kept under: about what a core's cache holds."""
+UFUNC_BUFFER = 64
+"""Elements of NumPy's own buffers, into which it copies rows shorter than these before it adds."""
 
-ALL = slice(None)
+Compute = Callable[[Correlation, Scratch, int], bool | None]
+"""Computes a correlation, in blocks of about so many bytes; False if another method has to."""
+
+CORRELATE: dict[str, Compute] = {
+    "products": products.correlate,
+    "scattered": scattered.correlate,
+    "winograd 2x2": partial(winograd.correlate, transform=winograd.TWO),
+    "winograd 4x4": partial(winograd.correlate, transform=winograd.FOUR),
+    "taps": depthwise.correlate_by_taps,
+    "bands": depthwise.correlate_by_bands,
+}
+
+FILTER_GRADIENT: dict[str, Compute] = {
+    "products": products.filter_gradient,
+    "turned products": products.filter_gradient,
+    "winograd 2x2": partial(winograd.filter_gradient, transform=winograd.TWO),
+    "winograd 4x4": partial(winograd.filter_gradient, transform=winograd.FOUR),
+    "taps": depthwise.filter_gradient_by_taps,
+    "bands": depthwise.filter_gradient_by_bands,
+}
 
 
 def forward(
     problem: ConvProblem,
+    method: str,
     x: np.ndarray,
     w: np.ndarray,
     bias: np.ndarray | None,
     activation: str | None,
     y: np.ndarray,
 ) -> None:
-    """y = act(bias + filter matrix @ im2col(x))."""
-    accumulator = _accumulator(problem)
-    rows = _filter_matrix(problem, w, accumulator)
-    added: Any = None if bias is None else bias.astype(accumulator).reshape(problem.groups, -1, 1)
-    y_view = data_view(problem, y)
-    for image, outputs, columns in _blocks(problem, data_view(problem, x), accumulator):
-        block = rows @ columns
-        if added is not None:
-            block += added
-        target = y_view[(image, ALL, ALL, outputs)]
-        target[...] = activate(block, activation).reshape(target.shape)
+    """y[n, k, p] = act(bias[k] + sum over c, r of x[n, c, h] w[k, c, r])."""
+    _correlate(correlation(problem, x, w, y, bias, activation), method)
 
 
-def backprop_input(problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> None:
-    """dx = col2im(filter matrix transposed @ dy): products are added where pixels came from."""
-    accumulator = _accumulator(problem)
-    rows = _filter_matrix(problem, w, accumulator).transpose(0, 2, 1)
-    dx_view, dy_view = data_view(problem, dx), data_view(problem, dy)
-    all_taps = list(taps(problem))
-    channels = problem.C // problem.groups
-    for image in range(problem.N):
-        gathered: Any = np.zeros(dx_view.shape[1:], accumulator)
-        for outputs in _output_rows(problem, accumulator):
-            block = dy_view[image][:, :, outputs].astype(accumulator)
-            columns = rows @ block.reshape(*block.shape[:2], -1)
-            columns = columns.reshape(problem.groups, channels, len(all_taps), *block.shape[2:])
-            for number, (_, tap_outputs, tap_inputs) in enumerate(all_taps):
-                source, first = _clip(problem, tap_outputs, tap_inputs, outputs)
-                gathered[(ALL, ALL, first, *tap_inputs[1:])] += columns[
-                    (ALL, ALL, number, source, *tap_outputs[1:])
-                ]
-        dx_view[image] = gathered
+def backprop_input(
+    problem: ConvProblem, method: str, w: np.ndarray, dy: np.ndarray, dx: np.ndarray
+) -> None:
+    """dx[n, c, h] = sum of dy[n, k, p] w[k, c, r], for each stride phase of h."""
+    for phase in input_correlations(problem, w, dy, dx):
+        _correlate(phase, method)
 
 
-def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
-    """dw = sum over blocks of dy @ im2col(x) transposed, in a fixed order."""
-    accumulator = _accumulator(problem)
-    dw_view, dy_view = filter_view(problem, dw), data_view(problem, dy)
-    total: Any = np.zeros(
-        (problem.groups, problem.K // problem.groups, _gemm_k(problem)), accumulator
-    )
-    for image, outputs, columns in _blocks(problem, data_view(problem, x), accumulator):
-        block = dy_view[image][:, :, outputs].astype(accumulator)
-        total += block.reshape(*block.shape[:2], -1) @ columns.transpose(0, 2, 1)
-    dw_view[...] = total.reshape(dw_view.shape)
+def backprop_filter(
+    problem: ConvProblem, method: str, x: np.ndarray, dy: np.ndarray, dw: np.ndarray
+) -> None:
+    """dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h]."""
+    if method == "turned products":
+        # Without stride there is one phase, in which dy is the source and dw all of the filters.
+        (whole,) = input_correlations(problem, dw, dy, x)
+    else:
+        whole = correlation(problem, x, dw, dy)
+    if _has_terms(whole):
+        _compute(FILTER_GRADIENT, method, whole)
+    else:
+        whole.filters[...] = 0
 
 
-def _accumulator(problem: ConvProblem) -> type:
-    return np.float64 if problem.dtype == "float64" else np.float32
+def _correlate(whole: Correlation, method: str) -> None:
+    if _has_terms(whole):
+        _compute(CORRELATE, method, whole)
+    else:
+        one = [1] * len(whole.axes)
+        whole.finish(np.zeros((1, whole.groups, whole.filter_count, *one), whole.accumulator))
 
 
-def _gemm_k(problem: ConvProblem) -> int:
-    return problem.C // problem.groups * prod(problem.filter_sizes)
+def _has_terms(whole: Correlation) -> bool:
+    """Whether there are images, and any window has anything inside the source."""
+    return whole.images > 0 and whole.trimmed().filters.size > 0
 
 
-def _filter_matrix(problem: ConvProblem, w: np.ndarray, accumulator: type) -> np.ndarray:
-    """w as (G, K/G, C/G * taps)."""
-    view: Any = filter_view(problem, w).astype(accumulator)
-    return view.reshape(*view.shape[:2], -1)
-
-
-def _output_rows(problem: ConvProblem, accumulator: type) -> Iterator[slice]:
-    """The first spatial axis of y in pieces whose gathered pixels fit the buffer."""
-    rows, *others = problem.output_sizes
-    row_bytes = problem.groups * _gemm_k(problem) * prod(others) * np.dtype(accumulator).itemsize
-    step = max(BUFFER_BYTES // row_bytes, 1)
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
-
-
-def _blocks(
-    problem: ConvProblem, x: np.ndarray, accumulator: type
-) -> Iterator[tuple[int, slice, np.ndarray]]:
-    """(image, output rows, im2col(x) of these rows as (G, C/G * taps, pixels)) for every block."""
-    all_taps = list(taps(problem))
-    channels = problem.C // problem.groups
-    for image in range(problem.N):
-        for outputs in _output_rows(problem, accumulator):
-            size = (outputs.stop - outputs.start, *problem.output_sizes[1:])
-            columns = np.zeros((problem.groups, channels, len(all_taps), *size), accumulator)
-            for number, (_, tap_outputs, tap_inputs) in enumerate(all_taps):
-                target, first = _clip(problem, tap_outputs, tap_inputs, outputs)
-                columns[(ALL, ALL, number, target, *tap_outputs[1:])] = x[
-                    (image, ALL, ALL, first, *tap_inputs[1:])
-                ]
-            yield image, outputs, columns.reshape(problem.groups, channels * len(all_taps), -1)
-
-
-def _clip(
-    problem: ConvProblem, tap_outputs: tuple, tap_inputs: tuple, block: slice
-) -> tuple[slice, slice]:
-    """Of a tap's pairs on the first spatial axis, those in a block of outputs.
-
-    Returns:
-        The outputs, counted from the block's first, and the inputs that go with them.
-    """
-    stride = problem.stride[0]
-    first = max(tap_outputs[0].start, block.start)
-    last = max(min(tap_outputs[0].stop, block.stop), first)
-    if first == last:
-        return slice(0, 0), slice(0, 0)
-    begin = tap_inputs[0].start + (first - tap_outputs[0].start) * stride
-    inputs = slice(begin, begin + (last - first - 1) * stride + 1, stride)
-    return slice(first - block.start, last - block.start), inputs
+def _compute(by_method: dict[str, Compute], method: str, whole: Correlation) -> None:
+    with np.errstate(), scratch(whole.accumulator) as memory:  # errstate restores the buffer's size
+        np.setbufsize(UFUNC_BUFFER)
+        if by_method[method](whole, memory, BLOCK_BYTES) is False:
+            by_method["products"](whole, memory, BLOCK_BYTES)

@@ -193,7 +193,7 @@ REFERENCE = Family(
     "reference", "the definition, tap by tap, summed in float64 with NumPy", on_gpu=False
 )
 NUMPY = Family(
-    "numpy", "blocks of the im2col matrix times the filter, with NumPy's BLAS", on_gpu=False
+    "numpy", "block by block with NumPy's BLAS, by the method that suits the layer", on_gpu=False
 )
 CUDA_GENERIC = Family(
     "cuda-generic",

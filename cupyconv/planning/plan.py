@@ -10,9 +10,9 @@ from typing import Any
 
 from cupyconv import markup
 from cupyconv.errors import ConvError, unknown_word
-from cupyconv.planning import cost
+from cupyconv.planning import cost, cpu
 from cupyconv.planning.device import Device
-from cupyconv.planning.families import FAMILIES, Family, Tile
+from cupyconv.planning.families import FAMILIES, NUMPY, Family, Tile
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES, ConvProblem
@@ -34,6 +34,7 @@ class PassPlan:
             fixed order.
         workspace_bytes: device memory beside the tensors.
         precision: "tf32" if float32 operands may be rounded to TF32, else "ieee".
+        method: how "numpy" computes it (cupyconv/planning/cpu.py), else empty.
     """
 
     pass_: str
@@ -44,6 +45,7 @@ class PassPlan:
     splits: int = 1
     workspace_bytes: int = 0
     precision: str = "ieee"
+    method: str = ""
 
     @property
     def family(self) -> Family:
@@ -225,7 +227,10 @@ def plan_pass(
     request = Request(problem, pass_, device, precision, workspace_limit, strides)
     if not device.is_gpu:
         family = _families(request, impl)[-1]
-        return PassPlan(pass_, family.name, family.summary, precision=precision)
+        if family is not NUMPY:
+            return PassPlan(pass_, family.name, family.summary, precision=precision)
+        method = cpu.choose(problem, pass_)
+        return PassPlan(pass_, family.name, method.reason, precision=precision, method=method.name)
     best = _ranked(request, impl)[0]
     estimate = f"estimated {best.microseconds:.3g} us"
     if workspace_limit is not None:
@@ -320,6 +325,10 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
         found = (planned.blocks, planned.workspace_bytes)
         if known is None or (known.blocks, known.workspace_bytes) != found:
             wrong = f"{planned.implementation} does not compute {planned.pass_} in this way"
+    elif wrong is None:
+        methods = [one.name for one in cpu.methods(problem, planned.pass_)]
+        if planned.method not in (methods if family is NUMPY else ("",)):
+            wrong = f"{family.name} does not compute {planned.pass_} by {planned.method!r}"
     if wrong is not None:
         raise ConvError(
             "a plan must have kernels that this version has",

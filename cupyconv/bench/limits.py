@@ -1,0 +1,230 @@
+"""What keeps the NumPy path from being faster: the shares of its time, and the rates it reaches.
+
+    python -m cupyconv.bench.limits --json tests/cpu/results/limits.json
+
+times each pass of the layers of ``--quick`` beside PyTorch, and how much of it NumPy spends in its
+two loops that compute: matrix products (BLAS) and einsum (depthwise layers).  The rest is copying:
+gathering, padding, transposing, adding up.  If that took no time at all, the ratio to PyTorch would
+be what the column "at most" says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from cupyconv.bench import data, environment, implementations, peers, places
+from cupyconv.bench.report import Section, geometric_mean
+from cupyconv.bench.suites import KINDS, QUICK, Layer, select, with_batch
+from cupyconv.planning import plan
+from cupyconv.problem import PASSES, ConvProblem
+
+MOST_FLOPS = 4e9
+"""Of a pass; the batch is made smaller until a layer has no more."""
+
+SECONDS = 0.3
+"""Of each measurement."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One pass of a layer, in the faster of the memory orders.
+
+    Attributes:
+        batch: images.
+        method: of cupyconv/planning/cpu.py.
+        seconds, computing, peer: of a call, of that in products and einsum, and of PyTorch's call.
+        operations: that the products and einsum did, in a call.
+        flops: of the pass by its definition, padding included.
+    """
+
+    layer: str
+    kind: str
+    pass_: str
+    batch: int
+    layout: str
+    method: str
+    seconds: float
+    computing: float
+    operations: float
+    flops: float
+    peer: float
+
+    @property
+    def ratio(self) -> float:
+        """PyTorch's time over ours."""
+        return self.peer / self.seconds
+
+    @property
+    def limit(self) -> float:
+        """The ratio, if everything but products and einsum took no time."""
+        return self.peer / self.computing
+
+
+@dataclass
+class _Meter:
+    seconds: float = 0
+    operations: float = 0
+
+
+@contextmanager
+def _metered(meter: _Meter) -> Iterator[None]:
+    """NumPy's matmul and einsum, timed while the context lasts."""
+    matmul, einsum = np.matmul, np.einsum
+
+    def timed(function: Callable, count: Callable[[tuple[Any, ...]], float]) -> Callable:
+        def call(*operands: Any, **arguments: Any) -> Any:
+            start = perf_counter()
+            result = function(*operands, **arguments)
+            meter.seconds += perf_counter() - start
+            meter.operations += 2 * count((*operands, result))
+            return result
+
+        return call
+
+    def products(operands: tuple[Any, ...]) -> float:
+        return operands[-1].size * operands[0].shape[-1]
+
+    def terms(operands: tuple[Any, ...]) -> float:
+        return max(operand.size for operand in operands[1:])
+
+    replaced: Any = np
+    replaced.matmul, replaced.einsum = timed(matmul, products), timed(einsum, terms)
+    try:
+        yield
+    finally:
+        replaced.matmul, replaced.einsum = matmul, einsum
+
+
+def measure(layers: Iterable[Layer], peer: peers.TorchPeer) -> list[Share]:
+    """The shares of every pass of some layers on the CPU."""
+    found = []
+    for layer in layers:
+        fitting = _fitting(layer)
+        for pass_ in PASSES:
+            orders = [data.in_layout(fitting, layout, "float32") for layout in data.LAYOUTS]
+            ours = [_share(layer, problem, pass_) for problem in orders]
+            theirs = min(_seconds(_peer_call(peer, problem, pass_)) for problem in orders)
+            best = min(ours, key=lambda share: share.seconds)
+            found.append(Share(**{**asdict(best), "peer": theirs}))
+    return found
+
+
+def _fitting(layer: Layer) -> ConvProblem:
+    batch = layer.problem.N
+    while batch > 1 and _flops(with_batch(layer, batch).problem) > MOST_FLOPS:
+        batch //= 2
+    return with_batch(layer, batch).problem
+
+
+def _flops(problem: ConvProblem) -> float:
+    channels = problem.C // problem.groups
+    return 2.0 * prod(problem.output_shape) * channels * prod(problem.filter_sizes)
+
+
+def _share(layer: Layer, problem: ConvProblem, pass_: str) -> Share:
+    sets = data.random_sets(problem, 1, np)
+    call = implementations.pass_call(problem, pass_, sets, "numpy", "ieee")
+    meter = _Meter()
+    seconds = _seconds(lambda: call(0))
+    with _metered(meter):
+        call(0)
+        runs = []
+        for _ in range(max(3, int(SECONDS / seconds))):
+            meter.seconds = meter.operations = 0
+            call(0)
+            runs.append(meter.seconds)
+    return Share(
+        layer.name,
+        layer.kind,
+        pass_,
+        problem.N,
+        problem.data_format,
+        plan(problem, "cpu")[pass_].method,
+        seconds,
+        median(runs),
+        meter.operations,
+        _flops(problem),
+        0,
+    )
+
+
+def _peer_call(peer: peers.TorchPeer, problem: ConvProblem, pass_: str) -> Callable[[], Any]:
+    call = peer.call(problem, pass_, data.random_sets(problem, 1, np))
+    return lambda: call(0)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """The median time of a call."""
+    call()
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < SECONDS:
+        start = perf_counter()
+        call()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
+# -- report ----------------------------------------------------------------------------------------
+
+
+def section(shares: Sequence[Share], about: dict[str, Any]) -> Section:
+    """A line for each pass of each layer, and means of each kind."""
+    columns = ("layer", "pass", "method", "ms", "computing", "GFLOP/s", "PyTorch's", "ratio")
+    rows: list[tuple[str, ...]] = [
+        (
+            share.layer,
+            share.pass_,
+            share.method,
+            f"{share.seconds * 1e3:.2f}",
+            f"{share.computing / share.seconds:.0%}",
+            f"{share.operations / share.computing / 1e9:.0f}",
+            f"{share.flops / share.peer / 1e9:.0f}",
+            f"{share.ratio:.2f}",
+            f"{share.limit:.2f}",
+        )
+        for share in shares
+    ]
+    for kind in KINDS:
+        ones = [share for share in shares if share.kind == kind]
+        if ones:
+            ratio = geometric_mean([one.ratio for one in ones])
+            limit = geometric_mean([one.limit for one in ones])
+            rows.append((f"all {kind}", *[""] * 6, f"{ratio:.2f}", f"{limit:.2f}"))
+    title = f"Shares of the NumPy path's time, {environment.title(about)}"
+    return Section(title, (), (*columns, "at most"), tuple(rows), ("layer", "pass", "method"))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m cupyconv.bench.limits", description=__doc__)
+    parser.add_argument("--layer", help="names with commas between them; those of --quick")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file to write")
+    given = parser.parse_args(arguments)
+    place = places.of("cpu")
+    peer, why_not = peers.find(place)
+    if peer is None:
+        sys.exit(f"the shares are measured beside PyTorch: {why_not}")
+    options = sys.argv[1:] if arguments is None else arguments
+    about = environment.describe(place, ["-m", "cupyconv.bench.limits", *options], "python")
+    with peer.settings("ieee", environment.threads()):
+        shares = measure(select((), given.layer.split(",") if given.layer else QUICK), peer)
+    print(section(shares, about).text())
+    if given.json is not None:
+        content = {"environment": about, "shares": [asdict(share) for share in shares]}
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

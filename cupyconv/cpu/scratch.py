@@ -1,0 +1,73 @@
+"""Memory that is used for one block after another, and again by a thread's next pass.
+
+The system hands out memory in pages that it fills with zeros first, which takes about as long as
+computing on them once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+
+import numpy as np
+
+KEPT_BYTES = 64 << 20
+"""What a thread keeps for its next pass, at most; of a pass that took more, nothing."""
+
+
+class Scratch:
+    """Arrays by name.
+
+    Args:
+        dtype: of the arrays.
+        kept: memory by name, from an earlier pass.
+    """
+
+    def __init__(self, dtype: np.dtype, kept: dict[str, np.ndarray]) -> None:
+        self._dtype = dtype
+        self._kept = kept
+        self._used: dict[str, np.ndarray] = {}
+
+    def array(self, name: str, shape: Sequence[int]) -> np.ndarray:
+        """An array with undefined content, in the memory of the last one of that name."""
+        size = prod(shape) * self._dtype.itemsize
+        memory = self._used.get(name)
+        if memory is None:
+            memory = self._kept.pop(name, None)
+        if memory is None or memory.size < size:
+            # What belongs to passes of another kind must not add up with what this one takes.
+            self._kept.clear()
+            self._used.pop(name, None)
+            memory = np.empty(size, np.uint8)
+        self._used[name] = memory
+        return memory[:size].view(self._dtype).reshape(shape)
+
+    @property
+    def memory(self) -> dict[str, np.ndarray]:
+        """All by name, used or still kept; nothing if that is more than may be kept."""
+        whole = {**self._kept, **self._used}
+        return whole if sum(array.size for array in whole.values()) <= KEPT_BYTES else {}
+
+
+_of_thread = threading.local()
+
+
+@contextmanager
+def scratch(dtype: np.dtype) -> Iterator[Scratch]:
+    """Memory for a pass, as the thread's last one left it."""
+    kept: dict[str, np.ndarray] = _of_thread.__dict__.pop("memory", {})
+    borrowed = Scratch(dtype, kept)
+    yield borrowed
+    _of_thread.memory = borrowed.memory
+
+
+def release() -> None:
+    """Free what this thread keeps."""
+    _of_thread.__dict__.clear()
+
+
+def kept_bytes() -> int:
+    """Of what this thread keeps."""
+    return sum(array.size for array in _of_thread.__dict__.get("memory", {}).values())

@@ -1,0 +1,403 @@
+"""Which method computes a pass with NumPy, by a written-down cost rule.
+
+    time = operations / RATE + elements / SPEED + calls * CALL
+
+with the operations of the matrix products, the elements that NumPy's own loops copy, add or
+multiply, and the calls of NumPy.  The constants are nominal, those of two cores with AVX-512 at
+about 3.5 GHz: every machine takes the same method, whatever it has, and so every thread count adds
+up the same terms.
+
+The methods, which cupyconv/cpu/ has a module each for:
+
+- products: filters times gathered pixels (im2col); every configuration.
+- turned products: of backprop_filter, with the roles of x and dy exchanged.
+- scattered: filters times pixels, then each tap's products are added up (col2im).
+- winograd 2x2, winograd 4x4: 16 and 49 products where there were 36 and 144, for 3x3 taps.
+- taps: of a depthwise layer, the taps one after another.
+- bands: of a depthwise layer, rows of a channel times a band matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd, prod
+
+from cupyconv.problem import ConvProblem
+
+RATE = 230e9
+"""Operations of a matrix product in a second."""
+
+SPEED = 3.5e9
+"""Elements that NumPy moves, or adds to others, in a second."""
+
+CALL = 4e-6
+"""Seconds that a call of NumPy takes beside its work, with the slicing around it."""
+
+BLOCK_BYTES = 4 << 20
+"""The unit of a block's buffers: a few of them, and of filters, are in memory at a time."""
+
+LEAST_ROWS = 64
+"""Filters below which matrix products are slower, nearly in proportion."""
+
+SMALL_SHARE = 0.7
+"""Share of the rate that products with small matrices reach."""
+
+ROW_SHARE = 0.8
+"""Share of the rate that products reach whose columns are the pixels of a row."""
+
+LEAST_TILES = 30
+"""Tiles of a block that take as long as the packing of the filters they are multiplied with."""
+
+LEAST_PIXELS, MOST_PIXELS = 64, 512
+"""Columns of a matrix product that are worth packing few filters, and any number of them."""
+
+LOOP_ELEMENTS = 32
+"""Elements that NumPy could have moved in the time that it takes to begin a row of neighbours."""
+
+TRANSPOSED = 5
+"""How many times as long elements take that are moved from channels first to channels last."""
+
+LEAST_CHANNELS = 16
+"""Channels from which it is better to gather them side by side where they are so in the source."""
+
+PADDED_SHARE = 0.85
+"""Share of products with pixels, not padding, below which it pays to leave out the others."""
+
+WINOGRAD = {2: 16, 4: 49}
+"""Results of a Winograd tile along an axis, and the products of a tile along both."""
+
+LEAST_TERMS = 8
+"""Channels, or tiles, that a sum of Winograd's products must be over: of fewer, the rounding of
+the transforms shows beside that of the sum."""
+
+BAND_COLUMNS = 64
+"""Pixels of the result that a band matrix is for, about."""
+
+BAND_SHARE = 0.4
+"""Share of the rate that products with band matrices reach, one for each channel."""
+
+LARGEST_BAND = 1 << 20
+"""Elements of the largest band matrix that is made."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to compute a pass, with what it takes.
+
+    Attributes:
+        name: as ``plan`` prints it.
+        summary: how it computes, in a few words.
+        operations: of matrix products, those of a lower rate counted more often.
+        elements: that are copied or added.
+        calls: of NumPy.
+    """
+
+    name: str
+    summary: str
+    operations: float
+    elements: float
+    calls: float
+
+    @property
+    def microseconds(self) -> float:
+        """The rule's estimate."""
+        return (self.operations / RATE + self.elements / SPEED + self.calls * CALL) * 1e6
+
+    @property
+    def reason(self) -> str:
+        """What ``plan`` says of it."""
+        return f"{self.name}, {self.summary}: estimated {self.microseconds / 1e3:.3g} ms"
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A spatial axis as a pass sees it.
+
+    Attributes:
+        outputs, taps, size: extents of what is summed to, of the filter, and of what is read;
+            in backprop_input the taps of a stride phase, rounded up.
+        useful: the share of the products that are not with padding.
+    """
+
+    outputs: int
+    taps: int
+    size: int
+    stride: int
+    dilation: int
+    useful: float
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A pass as a correlation of a source with filters.
+
+    Attributes:
+        channels, filters: of a group; in backprop_input exchanged.
+        channels_last: whether they are neighbours in memory.
+        of_filters: whether the filters' gradient is summed, not the result.
+    """
+
+    images: int
+    groups: int
+    channels: int
+    filters: int
+    axes: tuple[_Axis, ...]
+    channels_last: bool
+    of_filters: bool
+
+    @property
+    def pixels(self) -> int:
+        """Of the result, in all images and groups."""
+        return self.images * self.groups * prod(axis.outputs for axis in self.axes)
+
+    @property
+    def taps(self) -> int:
+        return prod(axis.taps for axis in self.axes)
+
+    @property
+    def weights(self) -> int:
+        """Of all filters."""
+        return self.groups * self.filters * self.channels * self.taps
+
+    @property
+    def short_runs(self) -> float:
+        """How many times as long elements take, as few are neighbours when they are moved."""
+        if self.channels_last and self.channels >= LEAST_CHANNELS:
+            return 1 + LOOP_ELEMENTS / self.channels
+        apart = 4 if self.channels_last else 1
+        return apart + LOOP_ELEMENTS / self.axes[-1].outputs
+
+    @property
+    def operations(self) -> float:
+        """Of all windows, padding included."""
+        return 2.0 * self.pixels * self.filters * self.channels * self.taps
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: ConvProblem, pass_: str) -> Method:
+    """The method of the least estimate, of those that can compute the pass."""
+    return min(methods(problem, pass_), key=lambda method: method.microseconds)
+
+
+def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
+    """All methods that can compute a pass."""
+    seen = _seen(problem, pass_)
+    found = [_products(seen), *_winograd(problem, seen), *_taps(seen), *_bands(seen)]
+    if pass_ == "backprop_filter":
+        return (*found, *_turned_products(problem))
+    return (*found, *_scattered(problem, seen))
+
+
+# -- rules that the methods themselves go by -------------------------------------------------------
+
+
+def overlaps_rows(taps: int, dilation: int, pixels: int, filters: int) -> bool:
+    """Whether windows of neighbouring rows are left to overlap in memory.
+
+    An axis of one tap has nothing to gain by that, and the rows under a dilated window are no
+    neighbours; and a matrix product for each row must have columns enough.
+
+    Args:
+        taps, dilation: of the axis of the rows.
+        pixels: of a row, in all images.
+    """
+    return taps > 1 and dilation == 1 and pixels >= worthwhile_pixels(filters)
+
+
+def worthwhile_pixels(filters: int) -> int:
+    """Columns of a matrix product that make up for packing this many filters once more."""
+    return max(min(2 * filters, MOST_PIXELS), LEAST_PIXELS)
+
+
+def winograd_filters(
+    components: int, channels: int, filters: int, itemsize: int, block_bytes: int, of_filters: bool
+) -> int:
+    """Filters that are transformed at a time; with ``of_filters``, whose gradients are summed.
+
+    Args:
+        channels: those of all planes under a window.
+    """
+    fitting = 5 * block_bytes // (1 + of_filters) // max(components * channels * itemsize, 1)
+    return max(min(fitting, filters), 1)
+
+
+def winograd_tiles(
+    components: int, channels: int, filters: int, itemsize: int, block_bytes: int
+) -> int:
+    """Tiles of a block, with so many filters at a time."""
+    return max(6 * block_bytes // (components * (2 * channels + filters) * itemsize), 1)
+
+
+def band_rows(rows: int, columns: int) -> int:
+    """Rows of a result of this size that one band matrix is for."""
+    return min(-(-BAND_COLUMNS // columns), rows)
+
+
+# -- the methods' costs ----------------------------------------------------------------------------
+
+
+def _seen(problem: ConvProblem, pass_: str) -> _Pass:
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    axes = []
+    for axis in problem.axes:
+        pairs = sum(len(axis.outputs_of_tap(tap)) for tap in range(axis.filter))
+        if pass_ == "backprop_input":
+            common = gcd(axis.stride, axis.dilation)
+            taps, dilation = -(-axis.filter * common // axis.stride), axis.dilation // common
+            useful = min(pairs / (axis.input * taps), 1.0)
+            axes.append(_Axis(axis.input, taps, axis.output, 1, dilation, useful))
+        else:
+            useful = pairs / (axis.output * axis.filter)
+            extents = (axis.output, axis.filter, axis.input)
+            axes.append(_Axis(*extents, axis.stride, axis.dilation, useful))
+    if pass_ == "backprop_input":
+        channels, filters = filters, channels
+    channels_last, of_filters = problem.data_format.endswith("C"), pass_ == "backprop_filter"
+    images = max(problem.N, 1)  # of no images, the work is that of one
+    return _Pass(images, problem.groups, channels, filters, tuple(axes), channels_last, of_filters)
+
+
+def _products(seen: _Pass) -> Method:
+    row, *others = seen.axes
+    pixels = seen.images * prod(axis.outputs for axis in others)
+    overlapping = others and overlaps_rows(row.taps, row.dilation, pixels, seen.filters)
+    share = ROW_SHARE if overlapping else 1
+    gathered = seen.channels * seen.taps
+    if overlapping:
+        gathered = gathered // row.taps * row.stride
+    elements = seen.pixels * (gathered + seen.filters) * seen.short_runs + 2 * seen.weights
+    if all(axis.taps == axis.stride == axis.useful == 1 for axis in seen.axes):
+        elements = 0  # nothing to gather
+    window = seen.channels * seen.taps + seen.filters
+    step = max(worthwhile_pixels(seen.filters), BLOCK_BYTES // (4 * window * seen.groups))
+    if overlapping:
+        step = min(step, pixels)
+    products = seen.pixels / min(step, seen.pixels / seen.groups)
+    if seen.of_filters:
+        elements += 2 * products * seen.weights / seen.groups
+    blocks = 4 * elements / BLOCK_BYTES + 1
+    return Method(
+        "products",
+        "filters times gathered pixels",
+        seen.operations * _uncut_share(seen.axes) * _slower(seen.filters) / share,
+        elements,
+        products + 4 * blocks * (seen.taps // row.taps + 2),
+    )
+
+
+def _turned_products(problem: ConvProblem) -> Iterator[Method]:
+    if max(problem.stride) > 1 or problem.C <= problem.K:
+        return
+    products = _products(_seen(problem, "backprop_input"))
+    yield replace(products, name="turned products", summary="gathered pixels of dy times x")
+
+
+def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
+    rows, *columns = seen.axes
+    wide = max(seen.filters * seen.taps // rows.taps, seen.channels)
+    if 4 * seen.groups * wide * prod(axis.size for axis in columns) > 2 * BLOCK_BYTES:
+        return  # a row, which is the least that is computed at a time, takes too much memory
+    read = seen.images * seen.groups * min(rows.size, rows.outputs * rows.taps)
+    read *= prod(axis.size for axis in columns)
+    sums = seen.filters * prod(problem.filter_sizes)
+    added = problem.useful_flops // (2 * seen.channels)
+    run = 1 + LOOP_ELEMENTS / columns[-1].outputs if columns else 1
+    yield Method(
+        "scattered",
+        "filters times pixels, added up by taps",
+        2 * read * seen.channels * sums * _slower(seen.filters * seen.taps // rows.taps),
+        3 * (added + seen.pixels * seen.filters) * run + seen.weights,
+        4 * (4 * read * sums / BLOCK_BYTES + 1) * prod(problem.filter_sizes),
+    )
+
+
+def _winograd(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
+    flat = problem.axes[-2:]
+    if len(flat) == 1 or max(problem.dilation) > 1:
+        return
+    if any(axis.filter != 3 or axis.stride > 1 for axis in flat):
+        return
+    *depth, height, width = seen.axes
+    planes = prod(axis.outputs for axis in depth)
+    deep = seen.channels * seen.taps // 9  # the channels of all planes under a window
+    share = _uncut_share(depth) * _slower(min(seen.channels, seen.filters))
+    run = 1 + LOOP_ELEMENTS / seen.channels, 1 + LOOP_ELEMENTS / seen.filters
+    for size, components in WINOGRAD.items():
+        pixels, results = (size + 2) ** 2, size**2
+        at_once = winograd_filters(components, deep, seen.filters, 4, BLOCK_BYTES, seen.of_filters)
+        most = winograd_tiles(components, deep, at_once, 4, BLOCK_BYTES)
+        chunks = -(-seen.filters // at_once)
+        tiles = seen.images * planes * -(-height.outputs // size) * -(-width.outputs // size)
+        if (tiles if seen.of_filters else deep) < LEAST_TERMS:
+            continue
+        blocks = max(tiles / most, 1)
+        weights = components * deep * seen.filters
+        # Of a group: the transforms of pixels, of results, and of filters or into sums of them.
+        of_pixels = components * pixels * seen.channels * tiles
+        of_results = components * results * seen.filters * tiles
+        moved = (1.3 * size**2 + pixels + components / 2) * seen.channels * run[0] * tiles
+        stored = (components / 2 + 2 * results) * seen.filters * run[1] * tiles
+        if not seen.channels_last:
+            moved += TRANSPOSED * results * seen.channels * tiles
+            stored += TRANSPOSED * results * seen.filters * tiles
+        if seen.of_filters:
+            times = 2 * blocks
+            of_pixels, moved = of_pixels * chunks, moved * chunks
+        else:
+            times = 2 * blocks if chunks > 1 else 2
+        products = weights * tiles * share * (1 + LEAST_TILES / min(most, tiles))
+        transforms = of_pixels + of_results + 9 * weights * (blocks if chunks > 1 else 1)
+        yield Method(
+            f"winograd {size}x{size}",
+            f"F({size}x{size}, 3x3) as {components} matrix products",
+            2 * seen.groups * (products + transforms / SMALL_SHARE),
+            seen.groups * (moved + stored + times * weights),
+            seen.groups * chunks * blocks * (40 + 4 * results),
+        )
+
+
+def _taps(seen: _Pass) -> Iterator[Method]:
+    if seen.channels != 1 or seen.filters != 1:
+        return
+    reads = prod(axis.stride for axis in seen.axes)
+    moved = 1.5 + 1.5 * reads + (0 if seen.channels_last else 5)
+    yield Method(
+        "taps",
+        "tap by tap in rows of channels",
+        0,
+        seen.pixels * (0.6 * seen.taps + moved) + seen.weights,
+        20 * (4 * seen.pixels / BLOCK_BYTES + 1),
+    )
+
+
+def _bands(seen: _Pass) -> Iterator[Method]:
+    if seen.channels != 1 or seen.filters != 1 or len(seen.axes) != 2:
+        return
+    height, width = seen.axes
+    rows = band_rows(height.outputs, width.outputs)
+    high = (rows - 1) * height.stride + (height.taps - 1) * height.dilation + 1
+    band = high * width.size * rows * width.outputs
+    if band > LARGEST_BAND:
+        return
+    moved = 4
+    if seen.channels_last:
+        moved += TRANSPOSED * (1 + height.stride * width.stride)
+    yield Method(
+        "bands",
+        "rows times band matrices",
+        2 * seen.pixels * min(high, height.size) * width.size / BAND_SHARE,
+        seen.pixels * moved + 2 * seen.groups * band,
+        20 * (4 * seen.pixels / BLOCK_BYTES + 1) + seen.groups,
+    )
+
+
+def _uncut_share(axes: Iterable[_Axis]) -> float:
+    """The share of the products that is left where those with padding are left out."""
+    return prod(axis.useful for axis in axes if axis.useful < PADDED_SHARE)
+
+
+def _slower(rows: int) -> float:
+    """How many times as long a matrix product of few rows takes."""
+    return max(LEAST_ROWS / max(rows, 1), 1.0) ** 0.9

@@ -1,0 +1,59 @@
+"""The shares of the NumPy path's time, on small layers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cupyconv import ConvProblem
+from cupyconv.bench import limits, peers, places
+from cupyconv.bench.suites import Layer
+from cupyconv.problem import PASSES
+
+DENSE = Layer("dense-1", ConvProblem((2, 16, 12, 12), (16, 16, 3, 3), padding=1))
+DEPTHWISE = Layer("depthwise-1", ConvProblem((2, 16, 12, 12), (16, 1, 3, 3), padding=1, groups=16))
+
+
+@pytest.fixture
+def peer(monkeypatch):
+    monkeypatch.setattr(limits, "SECONDS", 0.001)
+    found, why_not = peers.find(places.of("cpu"))
+    if found is None:
+        pytest.skip(why_not)
+    return found
+
+
+def test_every_pass_has_its_share_and_its_limit(peer):
+    matmul, einsum = np.matmul, np.einsum
+    shares = limits.measure([DENSE, DEPTHWISE], peer)
+    assert (np.matmul, np.einsum) == (matmul, einsum)
+    assert [(share.layer, share.pass_) for share in shares] == [
+        (layer.name, pass_) for layer in (DENSE, DEPTHWISE) for pass_ in PASSES
+    ]
+    for share in shares:
+        assert share.computing > 0
+        assert share.ratio == share.peer / share.seconds
+        # No tap is counted twice; those over padding may be left out.
+        assert share.operations > share.flops / 4
+
+
+def test_operations_are_counted_as_they_are_done():
+    with limits._metered(meter := limits._Meter()):
+        np.matmul(np.ones((3, 4, 5)), np.ones((5, 6)))
+        assert meter.operations == 2 * 3 * 4 * 5 * 6
+        np.einsum("ab,b->a", np.ones((7, 8)), np.ones(8))
+        assert meter.operations == 2 * 3 * 4 * 5 * 6 + 2 * 7 * 8
+    assert meter.seconds > 0
+
+
+def test_figures_are_printed_and_kept_with_their_command(peer, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(limits, "select", lambda *_words: (DENSE,))
+    limits.main(["--json", str(tmp_path / "new" / "limits.json")])
+    printed = capsys.readouterr().out
+    assert "at most" in printed
+    assert "all dense" in printed
+    kept = json.loads((tmp_path / "new" / "limits.json").read_text())
+    assert kept["environment"]["command"].endswith("-m cupyconv.bench.limits --json limits.json")
+    assert [share["pass_"] for share in kept["shares"]] == list(PASSES)

@@ -1,0 +1,270 @@
+"""The methods of the NumPy path: each exact, bounded in error and memory, and chosen by rule."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvProblem, Plan
+from cupyconv.cpu import blocked, scratch
+from cupyconv.errors import ConvError
+from cupyconv.planning import cpu
+from cupyconv.problem import PASSES
+from tests import agreement
+from tests.configurations import CASES, Data, in_formats, integer_data, random_data
+
+METHODS = (*blocked.CORRELATE, "turned products")
+MEMORY = 64 << 20
+
+# Layers that every method but those for depthwise layers, and those, have many blocks of.
+DENSE = ConvProblem((3, 40, 25, 26), (33, 40, 3, 3), padding=1)
+DEPTHWISE = ConvProblem((3, 40, 25, 26), (40, 1, 3, 3), padding=1, groups=40)
+DEEP = ConvProblem((2, 12, 6, 9, 10), (7, 12, 3, 3, 3), padding=(2, 1, 0))
+
+
+def by_method(problem: ConvProblem, pass_: str, method: str) -> Plan:
+    """The plan of a problem, with one pass by the method of that name."""
+    planned = cupyconv.plan(problem)
+    return replace(
+        planned,
+        passes=tuple(
+            replace(one, method=method) if one.pass_ == pass_ else one for one in planned.passes
+        ),
+    )
+
+
+def methods(problem: ConvProblem) -> list[tuple[str, str]]:
+    """(pass, method) for all that can compute a problem."""
+    return [(pass_, one.name) for pass_ in PASSES for one in cpu.methods(problem, pass_)]
+
+
+def compute(
+    problem: ConvProblem, pass_: str, method: str, data: Data, **more: object
+) -> np.ndarray:
+    impl = by_method(problem, pass_, method)
+    return agreement.compute(cupyconv, pass_, problem, data, impl=impl, **more)
+
+
+# -- exact on integers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_method_is_exact(case):
+    for problem in (case.problem, *channels_last(case.problem)):
+        data = integer_data(problem)
+        for pass_, method in methods(problem):
+            expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
+            got = compute(problem, pass_, method, data)
+            np.testing.assert_array_equal(got, expected, err_msg=f"{pass_} by {method}")
+
+
+def channels_last(problem: ConvProblem) -> list[ConvProblem]:
+    formats = {1: ("NWC", "WIO"), 2: ("NHWC", "HWIO"), 3: ("NDHWC", "DHWIO")}
+    wanted = formats[problem.spatial_rank]
+    return [] if problem.data_format == wanted[0] else [in_formats(problem, *wanted)]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 3000, 30_000])
+@pytest.mark.parametrize("problem", [DENSE, DEPTHWISE, DEEP], ids=["dense", "depthwise", "deep"])
+def test_every_method_is_exact_in_blocks_of_any_size(problem, block_bytes, monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK_BYTES", block_bytes)
+    small = problem.replace(input_shape=(2, *problem.input_shape[1:-2], 11, 10))
+    data = integer_data(small)
+    for pass_, method in methods(small):
+        expected = agreement.compute(cupyconv, pass_, small, data, impl="reference")
+        got = compute(small, pass_, method, data)
+        np.testing.assert_array_equal(got, expected, err_msg=f"{pass_} by {method}")
+
+
+def test_the_cases_are_of_every_method():
+    seen = {method for case in CASES for _, method in methods(case.problem)}
+    assert seen == set(METHODS)
+
+
+# -- rounding --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", [DENSE, DEPTHWISE, DEEP], ids=["dense", "depthwise", "deep"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_errors_are_those_of_plain_sums(problem, dtype):
+    problem = problem.replace(dtype=dtype)
+    data = random_data(problem)
+    exact_problem = problem.replace(dtype="float64")
+    exact_data = Data(*(array.astype(np.float64) for array in vars(data).values()))
+    for pass_, method in methods(problem):
+        exact = agreement.compute(cupyconv, pass_, exact_problem, exact_data, impl="reference")
+        plain = plain_sums(problem, pass_, data).astype(data.x.dtype).astype(np.float64)
+        got = compute(problem, pass_, method, data).astype(np.float64)
+        bound = 2 * np.abs(plain - exact).max()
+        assert np.abs(got - exact).max() <= bound, f"{pass_} by {method}"
+
+
+def plain_sums(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
+    """A pass of one group, or of a group for each channel, one float32 term after another."""
+    x, w, dy, bias = (array.astype(np.float32) for array in vars(data).values())
+    spatial = tuple(range(2, x.ndim))
+    column = (-1, *[1] * len(spatial))
+    padded = np.pad(x, [(0, 0), (0, 0), *problem.padding])
+    gradient, y, dw = np.zeros_like(padded), np.zeros_like(dy), np.zeros_like(w)
+    depthwise = problem.groups > 1
+    for tap in np.ndindex(*w.shape[2:]):
+        window = tuple(slice(t, t + size) for t, size in zip(tap, dy.shape[2:], strict=True))
+        every = slice(None)
+        for i in range(problem.C // problem.groups):
+            pixels = padded[(every, every if depthwise else slice(i, i + 1), *window)]
+            y += pixels * w[:, i, *tap].reshape(column)
+            terms = np.moveaxis(dy * pixels, 1, 0).reshape(problem.K, -1)
+            dw[:, i, *tap] = np.cumsum(terms, axis=1)[:, -1]
+        if depthwise:
+            gradient[(every, every, *window)] += dy * w[:, 0, *tap].reshape(column)
+            continue
+        for k in range(problem.K):
+            gradient[(every, every, *window)] += dy[:, k : k + 1] * w[k, :, *tap].reshape(column)
+    sizes = zip(problem.padding, x.shape[2:], strict=True)
+    inner = tuple(slice(before, before + size) for (before, _), size in sizes)
+    return {
+        "forward": y + bias.reshape(column),
+        "backprop_input": gradient[:, :, *inner],
+        "backprop_filter": dw,
+    }[pass_]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("problem", [DENSE, DEPTHWISE], ids=["dense", "depthwise"])
+def test_numbers_that_are_not_finite_stay_under_their_windows(problem, value):
+    data = random_data(problem)
+    data.x[1, 2, 3, 4] = value
+    data.x[1, 2, 3, 5] = -value
+    data.dy[0, 1, 20, 3] = value
+    for pass_, method in methods(problem):
+        expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
+        got = compute(problem, pass_, method, data)
+        assert (np.isfinite(got) == np.isfinite(expected)).all(), f"{pass_} by {method}"
+
+
+def test_results_hardly_depend_on_the_number_of_threads():
+    script = (
+        "import numpy, sys, cupyconv; from tests import test_cpu; "
+        "sys.stdout.buffer.write(test_cpu.all_passes(test_cpu.DENSE).tobytes())"
+    )
+    results = []
+    for threads in ("1", "2"):
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": threads}
+        run = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, check=True
+        )
+        results.append(np.frombuffer(run.stdout, np.float32))
+    one, two = results
+    assert np.abs(one - two).max() <= 1e-5 * np.abs(one).max()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted on Linux")
+def test_no_threads_are_started_beside_those_of_blas():
+    np.matmul(*np.ones((2, 512, 512), np.float32))  # starts them
+    before = os.listdir("/proc/self/task")
+    all_passes(DENSE)
+    all_passes(DEPTHWISE)
+    assert os.listdir("/proc/self/task") == before
+
+
+def all_passes(problem: ConvProblem) -> np.ndarray:
+    """The results of every method, one after the other."""
+    data = random_data(problem)
+    return np.concatenate([compute(problem, *one, data).ravel() for one in methods(problem)])
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+LARGE = {
+    "many pixels": ConvProblem((1, 16, 500, 500), (16, 16, 3, 3), padding=1),
+    "long rows": ConvProblem((1, 64, 4, 30_000), (16, 64, 3, 3), padding=1),
+    "many channels": ConvProblem((1, 1500, 9, 9), (700, 1500, 3, 3), padding=1),
+    "large filters": ConvProblem((1, 4, 130, 130), (3, 4, 61, 61)),
+    "depthwise": ConvProblem((2, 100, 150, 150), (100, 1, 5, 5), padding=2, groups=100),
+    "volume": ConvProblem((1, 16, 40, 40, 40), (16, 16, 3, 3, 3), padding=1),
+    "float64": ConvProblem((1, 64, 120, 120), (64, 64, 3, 3), padding=1, dtype="float64"),
+    "float16": ConvProblem((1, 32, 200, 200), (64, 32, 3, 3), padding=1, dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_memory_is_bounded_whatever_the_layer(name):
+    problem = LARGE[name]
+    dtype = np.dtype(problem.dtype)
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape, problem.bias_shape)
+    data = Data(*(np.zeros(shape, dtype) for shape in (shapes[0], shapes[1], shapes[2], shapes[3])))
+    results = dict(zip(PASSES, (data.dy, data.x, data.w), strict=True))
+    for pass_ in PASSES:
+        scratch.release()
+        planned = cupyconv.plan(problem)
+        tracemalloc.start()
+        agreement.compute(
+            cupyconv, pass_, problem, data, impl=planned, out=np.empty_like(results[pass_])
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak - results[pass_].nbytes <= MEMORY, planned[pass_].reason
+        assert scratch.kept_bytes() <= MEMORY
+
+
+def test_repeated_passes_take_no_new_memory():
+    data = random_data(DENSE)
+    out = np.empty(DENSE.output_shape, np.float32)
+    for _ in range(2):
+        tracemalloc.start()
+        agreement.compute(cupyconv, "forward", DENSE, data, out=out)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 1 << 20 < scratch.kept_bytes()
+
+
+# -- the choice ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "filter_shape", "rules", "method"),
+    [
+        ((8, 256, 14, 14), (1024, 256, 1, 1), {}, "products"),
+        ((8, 256, 14, 14), (256, 256, 3, 3), {"padding": 1}, "winograd 2x2"),
+        ((8, 128, 56, 56), (128, 128, 3, 3), {"padding": 1}, "winograd 4x4"),
+        ((8, 128, 56, 56), (128, 128, 3, 3), {"padding": 1, "stride": 2}, "products"),
+        ((8, 128, 56, 56), (3, 128, 5, 5), {"padding": 2}, "scattered"),
+        ((8, 3, 224, 224), (64, 3, 7, 7), {"padding": 3, "stride": 2}, "products"),
+        ((8, 96, 112, 112), (96, 1, 3, 3), {"padding": 1, "groups": 96}, "taps"),
+        ((64, 768, 7, 7), (768, 1, 7, 7), {"padding": 3, "groups": 768}, "bands"),
+    ],
+)
+def test_plans_show_the_method_that_suits_a_layer(input_shape, filter_shape, rules, method):
+    problem = ConvProblem(input_shape, filter_shape, **rules)
+    planned = cupyconv.plan(problem)["forward"]
+    assert planned.method == method
+    assert planned.reason.startswith(f"{method}, ")
+    assert planned.reason in str(cupyconv.plan(problem))
+
+
+def test_a_plan_is_replayed_by_its_method(monkeypatch):
+    data = integer_data(DENSE)
+    kept = Plan.from_json(by_method(DENSE, "forward", "scattered").to_json())
+    monkeypatch.setitem(blocked.CORRELATE, "scattered", _refuse)
+    with pytest.raises(AssertionError, match="as planned"):
+        agreement.compute(cupyconv, "forward", DENSE, data, impl=kept)
+
+
+def _refuse(*_args):
+    raise AssertionError("as planned")
+
+
+@pytest.mark.parametrize("method", ["bands", "", "im2col"])
+def test_a_plan_of_a_method_that_cannot_compute_it_is_refused(method):
+    fields = json.loads(cupyconv.plan(DENSE).to_json())
+    fields["passes"][0]["method"] = method
+    with pytest.raises(ConvError, match=f"numpy does not compute forward by '{method}'"):
+        Plan.from_json(json.dumps(fields))

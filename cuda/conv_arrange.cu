@@ -70,7 +70,7 @@ struct Tile {
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv_arrange_in(const Storage* __restrict__ tensor, Storage* __restrict__ copy,
                     const __grid_constant__ ArrangeShape shape) {
-  __shared__ Storage element[TILE][TILE + 2];  // by channel; lines begin in different banks
+  __shared__ Storage element[TILE][TILE + 1];  // by channel; lines begin in different banks
   __shared__ long long offsets[TILE];
   const Tile tile(shape, offsets);
   __syncthreads();  // the offsets are written
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv_arrange_out(Storage* __restrict__ tensor, const Storage* __restrict__ copy,
                      const __grid_constant__ ArrangeShape shape) {
-  __shared__ Storage element[TILE][TILE + 2];
+  __shared__ Storage element[TILE][TILE + 1];
   __shared__ long long offsets[TILE];
   const Tile tile(shape, offsets);
   tile.for_each_piece(shape, [&](int pixel, int channel, long long place) {

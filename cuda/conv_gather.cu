@@ -23,10 +23,8 @@
 //
 // A first layer of 3 channels is copied element by element: a row of the filter reads S * C
 // neighbours, but from (q * stride - pad) * C on, which is odd as often as not, and cp.async can
-// leave out the tail of a piece, not its head.  Counted, not measured: a tile of 128 pixels of a
-// 7 x 7 layer is 18,816 elements of some 20 instructions each, about 3,000 cycles of a
-// multiprocessor of 8.0 beside 1,300 for the products; cuda-direct needs 18,800 for 64 filters at
-// the full rate of float32.  A patch in shared memory, as in conv_toeplitz.cu, would do better.
+// leave out the tail of a piece, not its head.  Forward and backprop_filter of such layers are better
+// left to conv_patch.cu, which copies the input under a tile once.
 //
 // In backprop_input each stride phase (maps.cuh) is a dense problem with its own pixels and taps;
 // all phases are tiles of one launch.  With SPLIT, gemm_k is shared out over blockIdx.y; each split

@@ -27,6 +27,7 @@ _HOMES = {
     "ConvTypeError": "errors",
     "DeviceError": "errors",
     "KernelCompileError": "errors",
+    "WorkerError": "errors",
     "Device": "planning",
     "Plan": "planning",
     "Explanation": "explaining.explanation",
@@ -75,6 +76,7 @@ if TYPE_CHECKING:  # the names of _HOMES, for type checkers
         CupyconvError,
         DeviceError,
         KernelCompileError,
+        WorkerError,
     )
     from cupyconv.explaining.explanation import Explanation, explain
     from cupyconv.operations import (

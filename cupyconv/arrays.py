@@ -35,6 +35,9 @@ class Home(Enum):
     GPU = "CuPy"
 
 
+HOMES: dict[type, Home] = {}
+"""Where arrays of the types that have come in so far are; looked up by every call."""
+
 _cupy: ModuleType | None = None  # once it is imported
 
 
@@ -99,9 +102,11 @@ def take(name: str, value: Any) -> tuple[Any, Home]:
     import numpy as np
 
     if isinstance(value, np.ndarray):
+        HOMES[type(value)] = Home.CPU
         return value, Home.CPU
     module = sys.modules.get("cupy")
     if module is not None and isinstance(value, module.ndarray):
+        HOMES[type(value)] = Home.GPU
         return value, Home.GPU
     if getattr(value, "requires_grad", False):
         raise ConvTypeError(

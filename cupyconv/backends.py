@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from math import gcd, prod
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
 from cupyconv.cpu.views import data_view
-from cupyconv.gpu import direct, gather, generic, hopper, launch, tensormaps, toeplitz
+from cupyconv.gpu import direct, gather, generic, hopper, launch, patch, tensormaps, toeplitz
 from cupyconv.planning.device import CPU, Device
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
@@ -39,6 +39,9 @@ class Backend(Protocol):
     """What the operations need of the place that arrays are in."""
 
     device: Device
+
+    ordinal: int | None
+    """CuPy's number of the device that arrays have to be on; None where there is but one place."""
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """A new array with undefined content."""
@@ -72,6 +75,7 @@ class CpuBackend:
     """NumPy arrays."""
 
     device = CPU
+    ordinal: int | None = None
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         try:
@@ -127,6 +131,7 @@ PREPARE = {
     "cuda-gather": gather.prepare,
     "cuda-direct": direct.prepare,
     "cuda-toeplitz": toeplitz.prepare,
+    "cuda-patch": patch.prepare,
     "cuda-hopper": hopper.prepare,
     "cuda-hopper-bf16x6": hopper.prepare,
 }
@@ -136,15 +141,19 @@ PREPARE = {
 class GpuBackend:
     """Kernels on the current CuPy device and stream, or on whatever ``runtime`` stands for."""
 
-    def __init__(self, device: Device, runtime: launch.Runtime) -> None:
+    def __init__(self, device: Device, runtime: launch.Runtime, ordinal: int | None = None) -> None:
         self.device = device
         self.runtime = runtime
+        self.ordinal = ordinal
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return arrays.cupy().empty(shape, arrays.numpy_dtype(dtype))
+        return arrays.cupy().ndarray(shape, arrays.numpy_dtype(dtype))
 
     def alignment(self, given: Iterable[Any]) -> int:
-        return gcd(16, *map(self.runtime.address, given))
+        bits, address = 16, self.runtime.address
+        for array in given:
+            bits |= address(array)
+        return bits & -bits  # the lowest that is set
 
     def prepare(
         self,
@@ -157,23 +166,17 @@ class GpuBackend:
         prepare = PREPARE[pass_plan.implementation]
         launches = prepare(pass_plan, problem, strides, activation, self.device)
         series = launch.Series(launches, self.runtime)
+        if not pass_plan.workspace_bytes:
+            return series.run
         workspace = (pass_plan.workspace_bytes // 4,)
-
-        def run(tensors: Tensors) -> None:
-            operands = tensors._asdict()
-            if pass_plan.workspace_bytes:
-                operands["workspace"] = self.empty(workspace, "float32")
-            series.run(operands)
-
-        return run
+        return lambda tensors: series.run((*tensors, self.empty(workspace, "float32")))
 
     def prepare_bias(
         self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int
     ) -> Run:
         ones = (1,) * len(problem.filter_shape)
         strides = Strides(dy_strides, ones, dy_strides, db_stride)
-        series = launch.Series(generic.prepare_bias(problem, strides), self.runtime)
-        return lambda tensors: series.run({"y": tensors.y, "bias": tensors.bias})
+        return launch.Series(generic.prepare_bias(problem, strides), self.runtime).run
 
 
 _CPU = CpuBackend()
@@ -203,7 +206,7 @@ def _gpu(ordinal: int) -> GpuBackend:
         tensormaps.available(),
     )
     assert device.architecture is not None
-    return GpuBackend(device, launch.CupyRuntime(device.architecture, ordinal))
+    return GpuBackend(device, launch.CupyRuntime(device.architecture, ordinal), ordinal)
 
 
 def memory_text(shape: tuple[int, ...], dtype: str) -> str:

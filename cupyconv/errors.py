@@ -38,6 +38,10 @@ class DeviceError(CupyconvError, RuntimeError):
     """A GPU, or the package that reaches it, was asked for and is not there."""
 
 
+class WorkerError(CupyconvError, RuntimeError):
+    """Workers of a Dask cluster died while they computed, more often than it tries again."""
+
+
 class KernelCompileError(CupyconvError, RuntimeError):
     """A kernel did not compile; ``log`` is the compiler's own output."""
 

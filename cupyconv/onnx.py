@@ -14,6 +14,10 @@ they leave to the reader:
   times the strides, or ``output_shape``.  In the last two cases its padding follows: what is beyond
   that size is cropped on both sides, the odd pixel at the end under SAME_UPPER and else at the
   beginning.  Where nothing is beyond it, nothing is cropped, and what no window reaches is zero.
+* An ``output_shape`` that lies a stride or more beyond what the windows reach is refused: the Conv
+  that is transposed would not give ``x``'s size back from it, and its padding would be negative, of
+  which the text says nothing.  ONNX's own evaluator refuses it as well, but for SAME, and so does
+  ONNX Runtime (its pull request 29446).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ def conv_forward(
         DeviceError: CuPy or a GPU is needed and missing.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    given = {"x": x, "w": w, "bias": bias}
+    given = (x, w) if bias is None else (x, w, bias)
     return _compute("forward", given, None, rules, out, impl, precision, activation)
 
 
@@ -117,8 +117,7 @@ def conv_backprop_input(
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    given = {"w": w, "dy": dy}
-    return _compute("backprop_input", given, input_shape, rules, out, impl, precision)
+    return _compute("backprop_input", (w, dy), input_shape, rules, out, impl, precision)
 
 
 def conv_backprop_filter(
@@ -156,8 +155,7 @@ def conv_backprop_filter(
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    given = {"x": x, "dy": dy}
-    return _compute("backprop_filter", given, filter_shape, rules, out, impl, precision)
+    return _compute("backprop_filter", (x, dy), filter_shape, rules, out, impl, precision)
 
 
 def conv_backprop_bias(dy: Any, *, data_format: str | None = None, out: Any = None) -> Any:
@@ -210,19 +208,20 @@ def conv_backward(
         if word not in GRADIENTS:
             raise unknown_word("gradient in needs", word, GRADIENTS)
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    taken, _ = _take({"x": x, "w": w, "dy": dy})
-
-    def compute(operation: str) -> Any:
-        return _compute(operation, taken, None, rules, None, impl, precision)
-
-    if wanted in ((), ("bias",)):  # the others would check the layer
+    (x, w, dy), _, _ = _take(("x", "w", "dy"), (x, w, dy))
+    if wanted in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
+        # No pass would check all of the layer.
         _require_words(None, precision)
-        _problem("backprop_filter", _layouts(taken), None, rules)
-    return ConvGradients(
-        compute("backprop_input") if "input" in wanted else None,
-        compute("backprop_filter") if "filter" in wanted else None,
-        _sum_bias(taken["dy"], data_format, None) if "bias" in wanted else None,
-    )
+        layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}
+        _problem("backprop_filter", layouts, None, rules)
+    dx = dw = db = None
+    if "input" in wanted:
+        dx = _compute("backprop_input", (w, dy), x.shape, rules, None, impl, precision)
+    if "filter" in wanted:
+        dw = _compute("backprop_filter", (x, dy), w.shape, rules, None, impl, precision)
+    if "bias" in wanted:
+        db = _sum_bias(dy, data_format, None)
+    return ConvGradients(dx, dw, db)
 
 
 def conv_transpose(
@@ -262,9 +261,8 @@ def conv_transpose(
         ConvError, ConvTypeError, DeviceError: as for ``conv_backprop_input``.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    given = {"x": x, "w": w}
     asked = (output_shape, output_padding)
-    return _compute("transpose", given, asked, rules, out, impl, precision)
+    return _compute("transpose", (w, x), asked, rules, out, impl, precision)
 
 
 def plan(
@@ -341,6 +339,16 @@ _ROLES = {
     "backprop_filter": ("x", "out", "dy"),
     "transpose": ("out", "w", "x"),
 }
+_GIVEN = {
+    "forward": ("x", "w", "bias"),  # the last need not be there
+    "backprop_input": ("w", "dy"),
+    "backprop_filter": ("x", "dy"),
+    "transpose": ("w", "x"),
+}
+"""The arrays that an operation is given; all but the bias in the order of the pass's x, w, y."""
+
+_PLAIN = frozenset((int, str, type(None)))
+"""Types whose values, if they are equal, are written in the same way."""
 
 
 class _Layout(NamedTuple):
@@ -353,6 +361,10 @@ class _Layout(NamedTuple):
     @property
     def itemsize(self) -> int:
         return self.dtype.itemsize
+
+    @staticmethod
+    def of(array: Any) -> _Layout:
+        return _Layout(array.shape, array.strides, array.dtype)
 
 
 @dataclass
@@ -382,7 +394,7 @@ class _Ready:
 
 def _compute(
     operation: str,
-    given: Mapping[str, Any],
+    given: tuple[Any, ...],
     shape: Any,
     rules: tuple[Any, ...],
     out: Any,
@@ -392,26 +404,31 @@ def _compute(
 ) -> Any:
     """Carry out an operation.
 
+    A call is mostly a repeated one, and its Python should not take longer than its launch: what it
+    comes to is looked up under all that it depends on, and everything slow is in ``_ready``.
+
     Args:
-        operation: one of _ROLES.
-        given: its arrays by name, None for those that are left out.
+        operation: one of _GIVEN.
+        given: its arrays.
         shape: of the tensor that is not given; for "transpose", what is known of it.
         rules: stride, padding, dilation, groups, data_format, filter_format, as the user put them.
         out, impl, precision, activation: as for ``conv_forward``.
     """
-    taken, home = _take(given)
-    backend = backends.of(home)
-    _require_current_device(taken, home)
+    names = _GIVEN[operation]
+    given, home, backend = _take(names, given)
+    operands, result, out_layout = given[:2], None, None
     if out is not None:
-        taken["out"] = _take_out(out, taken, home)
-    roles = _ROLES[operation]
+        result = _take_out(out, names, given, home, backend)
+        operands += (result,)
+        out_layout = (result.shape, result.strides, result.dtype)
     call: tuple[Any, ...] = (
         operation,
-        repr((shape, rules)),  # tells 2.0, which is refused, from 2, which it equals
+        tuple([(array.shape, array.strides, array.dtype) for array in given]),
+        out_layout,
+        backend.alignment(operands),
         shape,
         rules,
-        tuple(_layouts(taken).items()),
-        backend.alignment([taken[name] for name in roles if name in taken]),
+        _spelling(shape, rules),
         impl,
         precision,
         activation,
@@ -419,41 +436,60 @@ def _compute(
         cupyconv.workspace_limit,
     )
     ready: _Ready = _from_cache(_ready, call)
-    if out is None:
-        taken["out"] = backend.empty(ready.shape, ready.problem.dtype)
-    x, w, y = roles
-    tensors = Tensors(taken[x], taken[w], taken[y], taken.get("bias"))
+    if result is None:
+        result = backend.empty(ready.shape, ready.problem.dtype)
+    if operation == "forward":
+        x, w, *bias = given
+        tensors = Tensors(x, w, result, *bias)
+    elif operation == "backprop_filter":
+        tensors = Tensors(given[0], result, given[1])
+    else:
+        tensors = Tensors(result, *given)
     measured = cupyconv.benchmark and backend.device.is_gpu and not isinstance(impl, Plan)
     run = ready.fastest(tensors) if measured else ready.run
     run(tensors)
-    return taken["out"] if out is None else out
+    return result if out is None else out
+
+
+def _spelling(shape: Any, rules: tuple[Any, ...]) -> str | None:
+    """Tells 2.0, which is refused, from 2, which it equals; None for integers and words alone."""
+    plain = shape is None or (type(shape) is tuple and _PLAIN.issuperset(map(type, shape)))
+    return None if plain and _PLAIN.issuperset(map(type, rules)) else repr((shape, rules))
 
 
 @lru_cache(maxsize=4096)
 def _ready(
     operation: str,
-    spelling: str,
+    given: tuple[tuple[Any, ...], ...],
+    out: tuple[Any, ...] | None,
+    alignment: int,
     shape: Any,
     rules: tuple[Any, ...],
-    given: tuple[tuple[str, _Layout], ...],
-    alignment: int,
+    spelling: str | None,
     impl: str | Plan,
     precision: str,
     activation: str | None,
     backend: Backend,
     workspace_limit: int | None,
 ) -> _Ready:
+    """What a call comes to; arrays are their layouts here.
+
+    Raises:
+        ConvError, ConvTypeError: all that can be wrong with a call, but for where its arrays are.
+    """
     _require_words(activation, precision)
-    layouts = dict(given)
+    layouts = dict(zip(_GIVEN[operation], map(_Layout._make, given), strict=False))
+    if out is not None:
+        layouts["out"] = _Layout._make(out)
     problem = _problem(operation, layouts, shape, rules)
     pass_ = "backprop_input" if operation == "transpose" else operation
-    result = {
+    written = {
         "forward": problem.output_shape,
         "backprop_input": problem.input_gradient_shape,
         "backprop_filter": problem.filter_gradient_shape,
     }[pass_]
     if "out" in layouts:
-        _require_out(layouts["out"], result, problem.dtype)
+        _require_out(layouts["out"], written, problem.dtype)
     strides = _strides(operation, problem, layouts, alignment) if backend.device.is_gpu else None
     request = Request(problem, pass_, backend.device, precision, workspace_limit, strides)
     if isinstance(impl, Plan):
@@ -469,34 +505,32 @@ def _ready(
         assert isinstance(impl, str)
         return prepare(measuring.fastest(request, impl, lambda planned: prepare(planned)(tensors)))
 
-    return _Ready(problem, result, prepare(chosen), measure)
+    return _Ready(problem, written, prepare(chosen), measure)
 
 
 def _sum_bias(dy: Any, data_format: str | None, out: Any) -> Any:
-    taken, home = _take({"dy": dy})
-    backend = backends.of(home)
-    _require_current_device(taken, home)
-    if out is not None:
-        taken["out"] = _take_out(out, taken, home)
-    layouts = _layouts(taken)
-    problem, run = _from_cache(
-        _ready_bias, (layouts["dy"], layouts.get("out"), data_format, backend)
-    )
-    if out is None:
-        taken["out"] = backend.empty(problem.bias_shape, problem.dtype)
-    run(Tensors(None, None, taken["dy"], taken["out"]))
-    return taken["out"] if out is None else out
+    (dy,), home, backend = _take(("dy",), (dy,))
+    result = None if out is None else _take_out(out, ("dy",), (dy,), home, backend)
+    out_layout = None if result is None else _Layout.of(result)
+    call = (_Layout.of(dy), out_layout, data_format, backend)
+    shape, dtype, run = _from_cache(_ready_bias, call)
+    if result is None:
+        result = backend.empty(shape, dtype)
+    run(Tensors(None, None, dy, result))
+    return result if out is None else out
 
 
 @lru_cache(maxsize=4096)
 def _ready_bias(
     dy: _Layout, out: _Layout | None, data_format: str | None, backend: Backend
-) -> tuple[ConvProblem, Run]:
+) -> tuple[tuple[int, ...], str, Run]:
+    """Shape and dtype of db, and what computes it."""
     problem = _bias_problem(dy.shape, data_format, _common_dtype({"dy": dy}))
     if out is not None:
         _require_out(out, problem.bias_shape, problem.dtype)
     stride = 1 if out is None else _elements("out", out)[0]
-    return problem, backend.prepare_bias(problem, _elements("dy", dy), stride)
+    run = backend.prepare_bias(problem, _elements("dy", dy), stride)
+    return problem.bias_shape, problem.dtype, run
 
 
 def _from_cache(function: Any, call: tuple[Any, ...]) -> Any:
@@ -590,25 +624,36 @@ def _require_words(activation: str | None, precision: str) -> None:
         raise unknown_word("precision", precision, PRECISIONS)
 
 
-def _take(given: Mapping[str, Any]) -> tuple[dict[str, Any], arrays.Home]:
-    """The arrays that are not None, and the one home that they share."""
-    taken: dict[str, Any] = {}
-    homes: dict[str, arrays.Home] = {}
-    for name, value in given.items():
-        if value is not None or name != "bias":
-            taken[name], homes[name] = arrays.take(name, value)
-    home, *others = homes.values()
-    if others.count(home) < len(others):
-        where = ", ".join(f"{name} is a {home.value} array" for name, home in homes.items())
+def _take(
+    names: Sequence[str], given: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], arrays.Home, Backend]:
+    """The arrays, all on the current device, the one home that they share, and its backend."""
+    kind = type(given[0])
+    home = arrays.HOMES.get(kind)
+    for value in given:
+        if home is None or type(value) is not kind:
+            given, home = _take_all(names, given)
+            break
+    assert home is not None
+    backend = backends.of(home)
+    if backend.ordinal is not None:
+        _require_current_device(names, given, backend.ordinal)
+    return given, home, backend
+
+
+def _take_all(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, ...], arrays.Home]:
+    """Objects of any kind as arrays, and the one home that they share."""
+    taken = [arrays.take(name, value) for name, value in zip(names, given, strict=False)]
+    homes = [home for _, home in taken]
+    if homes.count(homes[0]) < len(homes):
+        where = ", ".join(
+            f"{name} is a {home.value} array" for name, home in zip(names, homes, strict=False)
+        )
         raise ConvTypeError(
             f"all arrays must be in one memory: {where}. "
             "Move them with cupy.asarray(...) or cupy.asnumpy(...)"
         )
-    return taken, home
-
-
-def _layouts(taken: Mapping[str, Any]) -> dict[str, _Layout]:
-    return {name: _Layout(a.shape, a.strides, a.dtype) for name, a in taken.items()}
+    return tuple([array for array, _ in taken]), homes[0]
 
 
 def _common_dtype(layouts: Mapping[str, _Layout]) -> str:
@@ -643,20 +688,20 @@ def _require_bias(problem: ConvProblem, bias: _Layout) -> None:
         )
 
 
-def _require_current_device(taken: Mapping[str, Any], home: arrays.Home) -> None:
-    if home is not arrays.Home.GPU:
-        return
-    current = arrays.cupy().cuda.runtime.getDevice()
-    for name, array in taken.items():
-        if array.device.id != current:
+def _require_current_device(names: Sequence[str], given: Sequence[Any], current: int) -> None:
+    for position, array in enumerate(given):
+        device = array.data.device_id
+        if device != current:
             raise ConvTypeError(
-                f"all arrays must be on the current device: {name} is on device "
-                f"{array.device.id}, current is {current}. "
-                f"Compute under `with cupy.cuda.Device({array.device.id}):`"
+                f"all arrays must be on the current device: {names[position]} is on device "
+                f"{device}, current is {current}. "
+                f"Compute under `with cupy.cuda.Device({device}):`"
             )
 
 
-def _take_out(out: Any, taken: Mapping[str, Any], home: arrays.Home) -> Any:
+def _take_out(
+    out: Any, names: Sequence[str], given: Sequence[Any], home: arrays.Home, backend: Backend
+) -> Any:
     """``out`` as an array over its own memory, which may be written without harm to the others."""
     array, out_home = arrays.take("out", out)
     if out_home is not home:
@@ -664,10 +709,11 @@ def _take_out(out: Any, taken: Mapping[str, Any], home: arrays.Home) -> Any:
             f"out must be where the inputs are: out is a {out_home.value} array, they are "
             f"{home.value} arrays. Pass a {home.value} array"
         )
-    _require_current_device({"out": array}, home)
+    if backend.ordinal is not None:
+        _require_current_device(("out",), (array,), backend.ordinal)
     if not getattr(array.flags, "writeable", True):
         raise ConvError("out must be writeable", "it is read-only", "Pass a writeable array")
-    for name, other in taken.items():
+    for name, other in zip(names, given, strict=False):
         if arrays.overlap(array, other, home):
             raise ConvError(
                 "out must not share memory with an input",

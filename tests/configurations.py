@@ -196,6 +196,9 @@ FAMILY_CASES = (
     _case("depthwise_chunks", (4, 8, 24, 24), (8, 1, 3, 2), groups=8, padding=1),
     _case("deeper_than_high_than_wide", (1, 32, 8, 4, 3), (32, 1, 2, 2, 2), groups=32),
     _case("filter_rows_in_stages", (1, 64, 3, 2, 6), (32, 16, 2, 2, 4), groups=4),
+    _case("whole_tiles", (1, 256, 8, 16), (256, 128, 1, 1), groups=2),
+    _case("a_tile_and_one", (1, 129, 3, 43), (129, 129, 1, 1)),
+    _case("grouped_strides_differ", (1, 16, 7, 9), (16, 8, 3, 3), groups=2, stride=(2, 1)),
 )
 
 HOPPER_CASES = (
@@ -224,10 +227,21 @@ HOPPER_CASES = (
     _case("a_row", (2, 64, 150), (64, 64, 5), padding=2),
     _case("a_row_stride_3", (2, 16, 61), (24, 16, 4), padding=1, stride=3),
     _case("a_volume", (1, 16, 5, 6, 7), (16, 16, 3, 3, 3), padding=1),
-    _case("a_volume_with_phases", (1, 8, 4, 5, 6), (16, 8, 2, 3, 2), stride=(1, 2, 2), padding=1),
+    _case("a_volume_with_phases", (2, 8, 4, 5, 6), (16, 8, 2, 3, 2), stride=(1, 2, 2), padding=1),
     _case("groups", (2, 128, 7, 6), (384, 64, 3, 3), groups=2, padding=1),
     _case("groups_and_phases", (1, 256, 6, 5), (128, 128, 3, 3), groups=2, padding=1, stride=2),
     _case("one_image_row", (1, 64, 1, 40), (64, 64, 1, 3)),
+    _case("one_pixel_beyond_a_line", (1, 8, 13, 5), (8, 8, 1, 1)),
+    _case("a_phase_without_taps_then_a_full_ring", (1, 192, 30), (1344, 64, 1), groups=3, stride=3),
+    _case("several_tiles_strided", (1, 8, 30, 41), (8, 8, 3, 3), stride=(2, 3), padding=1),
+    _case(
+        "several_tiles_of_a_volume",
+        (1, 8, 16, 5, 14),
+        (8, 8, 2, 2, 2),
+        stride=(2, 1, 2),
+        dilation=(2, 1, 1),
+        padding=((1, 0), (0, 0), (0, 1)),
+    ),
 )
 """Configurations for the Hopper family, with channels and filters as TMA takes them."""
 
@@ -241,17 +255,55 @@ TOEPLITZ_CASES = (
         groups=16,
         padding=((2, 1), (5, 9)),
     ),
-    _case("rows_of_images_rounded_up", (2, 4, 35, 20), (4, 1, 31, 31), groups=4, padding=15),
+    _case("rows_of_images_rounded_up", (2, 4, 33, 20), (4, 1, 31, 31), groups=4, padding=15),
     _case("even_filter_unpadded", (2, 8, 17, 23), (8, 1, 6, 8), groups=8),
     _case(
         "padding_beyond_the_filter", (1, 8, 4, 6), (8, 1, 2, 3), groups=8, padding=((3, 0), (9, 4))
     ),
     _case("more_taps_than_lanes", (3, 16, 150), (16, 1, 33), groups=16, padding=16),
     _case("many_chunks", (40, 8, 16, 8), (8, 1, 5, 3), groups=8, padding=((2, 2), (1, 1))),
+    _case(
+        "as_many_blocks_as_are_loaded",
+        (1, 8, 6, 16),
+        (8, 1, 2, 10),
+        groups=8,
+        padding=((1, 1), (5, 4)),
+    ),
+    _case("many_blocks_of_columns", (1, 8, 257), (8, 1, 5), groups=8, padding=2),
     _case("one_channel_one_tap", (1, 1, 3, 5), (1, 1, 1, 1)),
     _case("no_images", (0, 8, 5, 5), (8, 1, 3, 3), groups=8),
 )
 """Depthwise configurations for the Toeplitz family."""
+
+PATCH_CASES = (
+    _case("seven_by_seven_of_three", (1, 3, 20, 24), (16, 3, 7, 7), stride=2, padding=3),
+    _case("windows_begin_odd_and_even", (2, 3, 17, 19), (10, 3, 3, 3), padding=1),
+    _case("runs_of_whole_words", (1, 4, 21, 40), (24, 4, 4, 4), stride=2, padding=((1, 2), (3, 1))),
+    _case("one_channel", (1, 1, 12, 40), (72, 1, 5, 4), padding=2),
+    _case("filters_beyond_a_block", (1, 2, 9, 8), (130, 2, 2, 2)),
+    _case("gaps_between_windows", (2, 3, 24, 23), (7, 3, 2, 2), stride=5),
+    _case("gaps_in_the_window", (2, 3, 15, 18), (6, 3, 3, 3), dilation=2, padding=2),
+    _case("gaps_of_odd_length", (1, 1, 9, 40), (8, 1, 2, 3), dilation=3, stride=(1, 2)),
+    _case("rows_left_out", (1, 3, 20, 17), (5, 3, 3, 4), dilation=(3, 1), stride=(2, 3)),
+    _case("windows_wholly_in_the_padding", (1, 3, 4, 5), (5, 3, 3, 3), padding=6),
+    _case("blocks_take_several_tiles", (5, 3, 49, 30), (12, 3, 3, 3), stride=2, padding=1),
+    _case("eleven_by_eleven", (1, 3, 35, 35), (33, 3, 11, 11), stride=4),
+    _case("a_row", (2, 3, 300), (5, 3, 9), stride=3, padding=4),
+    _case("a_row_with_gaps", (1, 2, 150), (6, 2, 5), dilation=2, padding=3),
+    _case(
+        "a_volume",
+        (1, 3, 7, 10, 12),
+        (6, 3, 3, 2, 3),
+        stride=(3, 2, 1),
+        dilation=(2, 1, 1),
+        padding=((0, 1), (2, 1), (1, 0)),
+    ),
+    _case("words_beyond_a_block", (1, 3, 7, 8, 9), (4, 3, 7, 7, 7), padding=3),
+    _case("chunks_without_tiles", (33, 2, 5, 9), (3, 2, 2, 3)),
+    _case("eight_channels_one_tap", (1, 8, 9, 10), (6, 8, 1, 1)),
+    _case("no_images", (0, 3, 5, 5), (4, 3, 3, 3)),
+)
+"""Configurations of few channels for the patch family."""
 
 
 def cases(max_macs: int | None = None) -> list[Case]:

@@ -330,7 +330,9 @@ def fake_cupy():
     )
     pool = SimpleNamespace(free_all_blocks=lambda: None)
     fake = ModuleType("cupy")
-    fake.cuda, fake.__version__ = cuda, "14.0"
+    fake.cuda, fake.__version__, fake.ndarray = cuda, "14.0", np.ndarray
+    idle = SimpleNamespace(get_function=lambda name: lambda *_, **__: None)
+    fake.RawModule = lambda code: idle
     fake.asnumpy, fake.get_default_memory_pool = np.asarray, lambda: pool
     names = ("ones", "empty", "asarray", "ascontiguousarray", "empty_like", "copyto", "from_dlpack")
     for name in names:
@@ -362,6 +364,7 @@ def test_a_gpu_is_timed_with_events_and_its_host_apart(gpu):
     assert environment.title(about).startswith("Imaginary 9000, ")
     text = "\n".join(section.text() for section in report.sections(found))
     assert "µs of the host" in text
+    assert f"{about['launch_microseconds']:.1f} µs of every GPU call are CuPy's own" in text
     assert "MiB of workspace" in text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import subprocess
@@ -16,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, ConvTypeError, arrays
+from cupyconv import ConvError, ConvProblem, ConvTypeError, WorkerError, arrays
 
 dask = pytest.importorskip("dask", reason="Dask is not installed")
 da = pytest.importorskip("dask.array")
 cd = pytest.importorskip("cupyconv.dask")
 
+from cupyconv.dask import chunks as chunking  # noqa: E402
+from cupyconv.dask import halos  # noqa: E402
 from tests.configurations import CASES, integer_data, keywords, problems  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -155,7 +158,7 @@ def test_halos_are_exact(axis):
     }  # fmt: skip
     for start in range(axis.output):
         for stop in range(start + 1, axis.output + 1):
-            (low, high), _ = cd._window(axis, start, stop)
+            (low, high), _ = halos.window_of(axis, start, stop)
             touched = set().union(*(reads[o] for o in range(start, stop)))
             if touched:
                 assert (low, high) == (min(touched), max(touched) + 1) or touched_by_padding(
@@ -163,7 +166,7 @@ def test_halos_are_exact(axis):
                 )
     for start in range(axis.input):
         for stop in range(start + 1, axis.input + 1):
-            (low, high), _, _ = cd._reach(axis, start, stop)
+            (low, high), _, _ = halos.reach_of(axis, start, stop)
             readers = [o for o in range(axis.output) if reads[o] & set(range(start, stop))]
             expected = (readers[0], readers[-1] + 1) if readers else (0, 0)
             assert (low, high) == expected
@@ -189,7 +192,7 @@ def test_no_pixel_is_fetched_that_is_not_read():
     y = cd.conv_forward(x, np.ones((1, 1, 3), "float32"), stride=2, padding=1)
     axis = ConvProblem((1, 1, 60), (1, 1, 3), stride=2, padding=1).axes[0]
     bounds = np.cumsum([0, *y.chunks[2]]).tolist()
-    needed = [cd._window(axis, a, b)[0] for a, b in itertools.pairwise(bounds)]
+    needed = [halos.window_of(axis, a, b)[0] for a, b in itertools.pairwise(bounds)]
     assert moved_elements(y) == sum(b - a for a, b in needed if b - a != 10)
     # A filter of one pixel needs no neighbour, so that nothing is put together at all.
     assert moved_elements(cd.conv_forward(x, np.ones((2, 1, 1), "float32"))) == 0
@@ -239,7 +242,7 @@ def test_suggested_chunks_keep_the_memory(data_format):
         chunks = cd.suggest_chunks(problem, limit)
         assert tuple(map(sum, chunks)) == shape
         lengths = [max(chunks[axis]) for axis in (0, *problem.data_axes[2:])]
-        assert cd._task_bytes(problem, lengths) <= limit // 4
+        assert chunking.task_bytes(problem, lengths) <= limit // 4
         assert all(length % 2 == 0 for length in lengths[1:])
         largest.append(np.prod([max(axis) for axis in chunks]))
     assert largest == sorted(largest)
@@ -370,6 +373,19 @@ def test_files_are_computed_chunk_by_chunk(tmp_path, monkeypatch):
     assert "out exists" in again.stderr
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown_on_a_terminal(monkeypatch, is_terminal):
+    from cupyconv.cli import chunked
+
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", shown)
+    with chunked._progress():
+        da.ones((4,), chunks=1).sum().compute()
+    assert ("100% Completed" in shown.getvalue()) == is_terminal
+    assert bool(shown.getvalue()) == is_terminal
+
+
 def test_a_wrong_result_fails_the_check(tmp_path, monkeypatch):
     right = cd.conv_backprop_input
     monkeypatch.setattr(cd, "conv_backprop_input", lambda *a, **k: right(*a, **k) * 1.001)
@@ -427,7 +443,10 @@ def die_once(block, marker):
     os._exit(1)
 
 
-def die(block):
+def die(block, marker):
+    """Ends every worker that computes this, and counts them."""
+    with open(marker, "a") as file:
+        file.write(".")
     os._exit(1)
 
 
@@ -464,16 +483,20 @@ def test_two_workers_one_of_which_dies_give_the_same_bits(cluster, tmp_path):
     np.testing.assert_array_equal(got, np.full((1, 1, 62), 3, "float32"))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_task_that_always_kills_its_worker_ends_in_an_error(cluster):
-    from distributed import KilledWorker
-
-    x = da.from_array(np.ones((1, 1, 64), "float32"), chunks=(1, 1, 8))
-    w = np.ones((1, 1, 3), "float32")
-    deadly = x.map_blocks(die, dtype=x.dtype, meta=x._meta)
-    with pytest.raises(KilledWorker):
-        cd.conv_forward(deadly, w).compute()
+def test_a_task_that_always_kills_its_worker_is_tried_again_and_then_told(cluster, tmp_path):
+    marker = tmp_path / "deaths"
+    x = da.from_array(np.ones((1, 1, 8), "float32"), chunks=-1)
+    deadly = x.map_blocks(die, str(marker), dtype=x.dtype, meta=x._meta)
+    y = cd.conv_forward(deadly, np.ones((1, 1, 3), "float32"))
+    with pytest.raises(WorkerError, match=r"died, 2 of them: the task is .* smaller chunks"):
+        cd.compute(y)
+    assert marker.read_text() == ".."  # once more than it may fail
+    with pytest.raises(WorkerError, match="raise memory_limit"):
+        cd.to_zarr(y, tmp_path / "y.zarr")
+    assert [path.name for path in tmp_path.iterdir()] == ["deaths"]
+    (alive,) = cd.compute(cd.conv_forward(x, np.ones((1, 1, 3), "float32")))
+    np.testing.assert_array_equal(alive, np.full((1, 1, 6), 3, "float32"))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ clusters, splits and schedules go round the cases, so that each meets many.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -23,9 +24,10 @@ from cupyconv.planning.hopper import layout, layout_of, walks
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
-from tests.agreement import fits, planned
+from tests.agreement import compute, fits, planned
 from tests.configurations import (
     HOPPER_CASES,
+    Data,
     all_formats,
     in_formats,
     integer_data,
@@ -216,6 +218,74 @@ def test_more_random_configurations():
             require_exact(problem)
 
 
+OTHER_TYPES = {
+    "bfloat16": ("cuda-hopper", "bfloat16", "ieee"),
+    "tf32": ("cuda-hopper", "float32", "tf32"),
+    "planes": (PLANES.name, "float32", "ieee"),
+}
+"""Family, dtype and precision."""
+
+
+def long_integers(problem: ConvProblem, pass_: str, share: int) -> Data:
+    """Integers whose sums float32 holds, and of which every plane of bfloat16 has a part.
+
+    The bits that the number of terms leaves go to the first operand (``share`` 0), to the second
+    (1), or half to each (2), so that all six products of planes are needed.
+    """
+    taps = math.prod(problem.filter_sizes)
+    terms = {
+        "forward": taps * (problem.C // problem.groups),
+        "backprop_input": taps * (problem.K // problem.groups),
+        "backprop_filter": problem.N * math.prod(problem.output_sizes),
+    }[pass_]
+    bits = 22 - max(terms, 1).bit_length()  # sums of parts that were rounded up, and the bias
+    first = (bits, 0, bits // 2)[share]
+    generator = np.random.default_rng(share)
+
+    def integers(shape: tuple[int, ...], bits: int) -> np.ndarray:
+        return generator.integers(-(2**bits), 2**bits + 1, shape).astype(np.float32)
+
+    dy_bits = first if pass_ == "backprop_input" else bits - first
+    return Data(
+        integers(problem.input_shape, first),
+        integers(problem.filter_shape, bits - first),
+        integers(problem.output_shape, dy_bits),
+        integers(problem.bias_shape, 3),
+    )
+
+
+def require_random(kind: str, count: int, seed: int) -> int:
+    """Random problems of a type agree with the reference in all passes; how many runs it were."""
+    impl, dtype, precision = OTHER_TYPES[kind]
+    ran = 0
+    for number, random in enumerate(random_lines(8 * count, seed=seed)[:count]):
+        problem = random.replace(dtype=dtype)
+        with (
+            planned(impl, number, splits=1 + 2 * (number % 2)),
+            emulator.settings(emulator.SCHEDULES[number % 3]),
+        ):
+            passes = require_exact(problem, impl, precision)
+            for pass_ in passes if kind == "planes" else ():
+                data = long_integers(problem, pass_, (number + PASSES.index(pass_)) % 3)
+                got = compute(emulator, pass_, problem, data, impl=impl, arch=ARCH)
+                expected = compute(cupyconv, pass_, problem, data, impl="reference")
+                assert np.array_equal(got, expected), f"{pass_} of {problem}"
+        ran += len(passes)
+    return ran
+
+
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+def test_random_configurations_of_other_types(kind):
+    """Few, because each needs kernels of its own."""
+    assert require_random(kind, 3, seed=7) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+def test_more_random_configurations_of_other_types(kind):
+    assert require_random(kind, 60, seed=8) >= 80
+
+
 def test_activation_and_bias_are_fused():
     problem = last_axes(HOPPER_CASES[0].problem.replace(dtype="float16"))[0]
     data = random_data(problem)
@@ -294,6 +364,17 @@ def test_only_what_cannot_be_reached_is_copied():
         assert layout(problem, pass_, unaligned, "float16").copied == ("x", "w", "y")
 
 
+def test_copies_of_16_bits_meet_no_bank_conflict():
+    problem = HOPPER_CASES[0].problem.replace(dtype="float16")  # channels first
+    outcomes = []
+    with emulator.settings(bank_conflicts=True, on_outcome=outcomes.append):
+        assert require_exact(problem) == PASSES
+    traffic = [one for outcome in outcomes for one in outcome.bank_conflicts]
+    of_copies = [one for one in traffic if one.file.endswith("conv_arrange.cu")]
+    assert len({one.line for one in of_copies}) >= 6
+    assert [one for one in of_copies if one.wavefronts > one.ideal] == []
+
+
 def test_copies_keep_to_the_workspace_limit():
     problem = HOPPER_CASES[0].problem.replace(dtype="float16")
     for pass_ in PASSES:
@@ -330,6 +411,35 @@ def test_the_last_tile_of_tensors_beyond_32_bits():
     assert not y[0, : 1 << 8, 0].any()
 
 
+def test_tiles_are_taken_in_bands():
+    """Eight rows of tiles, one column of them after the other: operands are still in L2."""
+    problem = ConvProblem(
+        (1, 32, 40, 8), (128, 1, 1, 8), data_format="NHWC", filter_format="OHWI", dtype="float16"
+    )  # fmt: skip
+    data = integer_data(problem)
+    expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **keywords(problem))
+    backend = emulator.convolutions.backend(ARCH)
+    backend.device = replace(backend.device, multiprocessors=2**30)  # a block for each tile
+    (tile,) = (t for t in FAMILY.tiles if (t.block_m, t.block_n, t.itemsize) == (128, 64, 2))
+    with planned("cuda-hopper", FAMILY.tiles.index(tile)):
+        pass_plan = plan_pass(problem, "forward", backend.device, "cuda-hopper")
+    assert pass_plan.tile == tile
+    met = []
+    for block in range(pass_plan.blocks):
+        y = emulator.memory.empty(problem.output_shape, np.float16, "y")
+        tensors = Tensors(*(emulator.memory.array(a) for a in (data.x, data.w)), y)
+        with emulator.settings(blocks=[block]):
+            backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
+        written = np.argwhere(~np.isnan(y.reshape(-1, 128)))
+        row, column = written[0]
+        assert len(written) == 128 * 64
+        met.append((int(row) // 128, int(column) // 64))
+        flat = (slice(row, row + 128), slice(column, column + 64))
+        assert (y.reshape(-1, 128)[flat] == expected.reshape(-1, 128)[flat]).all()
+    bands = (range(8), range(8, 10))
+    assert met == [(row, column) for band in bands for column in range(2) for row in band]
+
+
 # -- maps and walks --------------------------------------------------------------------------------
 
 
@@ -342,8 +452,11 @@ def test_a_map_belongs_to_its_address_and_its_shape():
 
     one = tensormaps.TiledMap("x", 2, (64, 100), (128,), (64, 64))
     other = replace(one, extents=(64, 50))
-    for maps, address in ((one, 4096), (one, 4096), (other, 4096), (one, 8192), (other, 4096)):
-        struct = tensormaps.encoded(tensormaps.TensorMaps((maps, maps)), (address,) * 2, encode)
+    first, second = (tensormaps.TensorMaps((each, each)) for each in (one, other))
+    for maps, address in (
+        (first, 4096), (first, 4096), (second, 4096), (first, 8192), (second, 4096),
+    ):  # fmt: skip
+        struct = tensormaps.encoded(maps, (address,) * 2, encode)
         assert struct.shape == (1,)
         assert struct.nbytes == 2 * tensormaps.MAP_BYTES
     assert made == [(one, 4096)] * 2 + [(other, 4096)] * 2 + [(one, 8192)] * 2
@@ -444,7 +557,9 @@ def test_compiles_without_spills_and_with_the_instructions_it_is_for(tmp_path):
         source = sources.load(prepared.source)
         cubin, log = compiler.compile_cubin(source, defines, "sm_90a")
         assert no_spills(log), f"{defines}: {log}"
-        found = instructions(disassemble(cubin, tmp_path))
+        listing = disassemble(cubin, tmp_path)
+        found = instructions(listing)
+        assert ("MULTICAST" in listing) == (defines["CLUSTER"] > 1)
         # All products of a step, and none that waits for the one before (a wait for each would
         # be more than these three).
         assert found["HGMMA"] == defines["BLOCK_M"] // 128 * 4

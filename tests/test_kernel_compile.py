@@ -197,10 +197,43 @@ def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage):
         assert no_spills(log), f"{defines}: {log}"
 
 
+PATCH_LAYERS = (
+    _layer("7x7", (32, 224, 224, 3), (7, 7, 3, 64), stride=2, padding=3, data_format="NHWC"),
+    _layer("two classes", (16, 3, 224, 224), (64, 3, 3, 3), padding=1),
+    _layer("element by element", (32, 227, 227, 3), (11, 11, 3, 96), stride=4, data_format="NHWC"),
+    _layer("few filters", (128, 1, 28, 28), (32, 1, 5, 5), padding=2),
+    _layer("volume", (8, 3, 16, 112, 112), (64, 3, 7, 7, 7), stride=(1, 2, 2), padding=3),
+    _layer("row", (8, 160000, 2), (10, 2, 512), stride=5, data_format="NWC"),
+)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers"),
+    [(architecture, 1) for architecture in ("sm_75", "sm_80")]
+    + [
+        pytest.param(architecture, len(PATCH_LAYERS), marks=pytest.mark.slow)
+        for architecture in compiler.ARCHITECTURES
+    ],
+)
+def test_patch_compiles_without_spills(architecture, layers, tmp_path):
+    found = launches(PATCH_LAYERS[:layers], architecture, "cuda-patch")
+    assert len(found) >= 2
+    for prepared in found:
+        defines = dict(prepared.defines)
+        cubin, log = compiler.compile_cubin(sources.load(prepared.source), defines, architecture)
+        assert no_spills(log), f"{defines}: {log}"
+        kinds = instructions(disassemble(cubin, tmp_path))
+        assert kinds["DMMA" if defines["STORAGE"] == "double" else "HMMA"] > 0
+        vectors = {defines["X_VECTOR"], defines["Y_VECTOR"] if defines["PASS"] == 2 else 1}
+        copied = max(vectors) * ITEMSIZES[defines["STORAGE"]]
+        assert bool(kinds["LDGSTS"]) == (architecture != "sm_75" and copied > 2)
+        assert kinds["LDL"] + kinds["STL"] == 0
+
+
 def test_every_kernel_file_is_compiled_above():
     """But for the Hopper kernels, which tests/test_hopper.py compiles."""
     files = {path.name for path in sources.directory().glob("*.cu")}
-    families = {f"conv_{impl.removeprefix('cuda-')}.cu" for impl in LAYERS}
+    families = {f"conv_{impl.removeprefix('cuda-')}.cu" for impl in (*LAYERS, "cuda-patch")}
     assert files == {*KERNELS, "conv_backprop_bias.cu", *HOPPER, *families}
 
 

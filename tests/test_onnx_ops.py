@@ -187,6 +187,23 @@ def test_an_output_shape_may_have_batch_and_channels_as_in_older_models():
     assert whole.padding == ((1, 1), (1, 0))
 
 
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "VALID"])
+def test_an_output_shape_beyond_the_windows_is_refused_from_where_onnxs_evaluator_refuses_it(
+    auto_pad,
+):
+    x, w, no_bias = integers(1, 1, 3), integers(1, 1, 2), np.zeros(1, "float32")
+    for size in (6, 7, 8, 9):  # the windows reach 6
+        given = {"strides": [2], "output_shape": [size], "auto_pad": auto_pad}
+        if size < 8:
+            expected = evaluate("ConvTranspose", x, w, no_bias, given)
+            np.testing.assert_array_equal(co.conv_transpose(x, w, **given), expected)
+            continue
+        with pytest.raises(ValueError, match="output_shape"):
+            evaluate("ConvTranspose", x, w, no_bias, given)
+        with pytest.raises(ConvError, match="Use a result of 6 to 7"):
+            co.conv_transpose(x, w, **given)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_other_dtypes(dtype):
     x, w, b = integers(1, 4, 6, dtype=dtype), integers(4, 2, 3, dtype=dtype), integers(2)

@@ -102,6 +102,8 @@ def test_plans_fit_the_problem_and_the_chip():
         for pass_ in PASSES:
             for name in expected:
                 assert picked[device][name, pass_] >= 20, (name, pass_, device)
+            has_patch = picked[device]["cuda-patch", pass_] > 0  # few are first layers
+            assert has_patch == (pass_ != "backprop_input")
 
 
 def test_every_way_that_is_ranked_fits_the_chip():
@@ -482,7 +484,7 @@ def test_a_phase_has_the_taps_that_reach_its_pixels():
 
 def test_small_grids_are_split_and_large_ones_are_not():
     small = ConvProblem((32, 64, 56, 56), (64, 64, 3, 3), dtype="float16")
-    planned = plan(small, "sm_90a")
+    planned = plan(small, "sm_80")
     assert planned["backprop_filter"].splits > 1
     assert planned["backprop_filter"].workspace_bytes == planned["backprop_filter"].splits * (
         64 * 64 * 9 * 4

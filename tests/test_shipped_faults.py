@@ -41,6 +41,8 @@ GENERIC = Run("cuda-generic", _layer((1, 6, 7, 40), (70, 3, 3, 40), "float32"))
 GATHER = Run("cuda-gather", _layer((1, 9, 8, 64), (72, 3, 3, 64), padding=1))
 DIRECT = Run("cuda-direct", _layer((1, 9, 8, 16), (16, 3, 3, 1), groups=16, padding=1))
 DIRECT_FILTER = Run(DIRECT.impl, DIRECT.problem, "backprop_filter")
+PATCH = Run("cuda-patch", _layer((5, 33, 40, 4), (12, 3, 3, 4), stride=2, padding=1))
+PATCH_FILTER = Run(PATCH.impl, PATCH.problem, "backprop_filter")
 # 128 x 256 in clusters of two; two tiles down, for two multiprocessors of the emulator's four.
 HOPPER = Run("cuda-hopper", _layer((4, 16, 15, 128), (256, 1, 2, 128)), arch="sm_90")
 PHASES = Run("cuda-hopper", _layer((2, 9, 8, 64), (64, 3, 3, 64), stride=2), "backprop_input",
@@ -90,6 +92,16 @@ FAULTS = (
     Fault("rows are read before they are staged", DIRECT_FILTER, "conv_direct.cu",
           "      __syncthreads();  // the sums of the tap before are read\n", "\n",
           ("race", "uninitialised-read")),
+    Fault("a patch is not waited for", PATCH, "conv_patch.cu",
+          "    wait_for_copies<0>();\n    __syncthreads();  // this patch and",
+          "    __syncthreads();  // this patch and",
+          ("async-before-wait",), "reinterpret_cast<const unsigned*>(at)"),
+    Fault("a patch is overwritten while it is read", PATCH, "conv_patch.cu",
+          "copy_patch(shared.patch[parity ^ 1],", "copy_patch(shared.patch[parity],",
+          ("async-before-wait", "async-overwrite", "race")),
+    Fault("warps add their sums at once", PATCH_FILTER, "conv_patch.cu",
+          "    __syncthreads();  // the sums of this turn are written\n", "\n",
+          ("race", "block-race", "uninitialised-read"), "adds ?"),
     Fault("more bytes expected than come", HOPPER, "conv_hopper.cu",
           "expect_tx(full, sizeof(Stage));", "expect_tx(full, sizeof(Stage) + 64);",
           ("transaction-count",)),
@@ -182,7 +194,9 @@ def test_fault_is_reported(fault, changed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "run", [GENERIC, GATHER, DIRECT, DIRECT_FILTER, HOPPER, PHASES], ids=lambda run: run.impl
+    "run",
+    [GENERIC, GATHER, DIRECT, DIRECT_FILTER, PATCH, PATCH_FILTER, HOPPER, PHASES],
+    ids=lambda run: run.impl,
 )
 def test_kernels_as_they_are_have_nothing_to_report(run):
     data = integer_data(run.problem)

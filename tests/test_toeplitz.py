@@ -99,14 +99,22 @@ def test_bias_and_activation(activation):
     assert difference.max() < 2e-2  # sums of up to 30, rounded to 11 bits
 
 
+PLAIN_LAYERS = {
+    "several_blocks_of_rows": ((2, 3, 40, 36), (3, 1, 2, 5)),
+    "several_blocks_of_columns": ((1, 3, 12, 300), (3, 1, 2, 5)),
+    "more_taps_than_lanes": ((1, 3, 12, 80), (3, 1, 2, 64)),
+}
+
+
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("special", [np.nan, np.inf])
-def test_not_a_number_stays_where_it_belongs(pass_, special):
+@pytest.mark.parametrize("layer", PLAIN_LAYERS)
+def test_not_a_number_stays_where_it_belongs(layer, special, pass_):
     """Beside a window it meets a zero of the Toeplitz matrix, which must not make it NaN."""
-    problem = ConvProblem((1, 3, 20, 30), (3, 1, 2, 5), groups=3, dtype="float16")
+    problem = ConvProblem(*PLAIN_LAYERS[layer], groups=3, dtype="float16")
     data = random_data(problem)
     data.x[0, 1, 9, 11] = special
-    data.x[0, 2, 4, 29] = special  # no output has it under its first tap
+    data.x[0, 2, 4, -1] = special  # no output has it under its first tap
     data.dy[0, 1, 9, 11] = special
     if pass_ == "backprop_filter":
         data.dy[...] = random_data(problem).dy

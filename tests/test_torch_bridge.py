@@ -419,6 +419,30 @@ def test_impossible_calls_say_what_would_be_possible(call, said):
         call(*operands(2, {}))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forward mode has its own
+def test_derivatives_that_pytorch_would_lose_are_refused():
+    x, w, b = operands(2, {})
+    for call, name in (
+        (lambda t: ct.conv2d(t, w, b), "input"),
+        (lambda t: ct.conv_transpose2d(b.new_ones(1, 4, 3, 3), t), "weight"),
+        (lambda t: ct.conv2d_weight(t, (8, 4, 3, 3), torch.ones(2, 8, 5, 7)), "input"),
+    ):
+        leaf = x if name == "input" else w.new_ones(4, 2, 3, 3)
+        with pytest.raises(ConvTypeError, match=rf"{name} is inside of its grad.*autograd"):
+            torch.func.grad(lambda t, call=call: call(t).sum())(leaf)
+        with pytest.raises(ConvTypeError, match=rf"{name} has a tangent.*convolve the tangent"):
+            torch.func.jvp(call, (leaf,), (leaf,))
+        with (
+            torch.autograd.forward_ad.dual_level(),
+            pytest.raises(ConvTypeError, match=rf"{name} has a tangent.*convolve the tangent"),
+        ):
+            call(torch.autograd.forward_ad.make_dual(leaf, leaf))
+    with torch.autograd.forward_ad.dual_level():
+        assert_same(ct.conv2d(x, w, b), F.conv2d(x, w, b))  # nothing is lost here
+    stacked = torch.func.vmap(lambda t: ct.conv2d(t, w, b))(torch.stack([x, 2 * x]))
+    assert_same(stacked, torch.stack([ct.conv2d(x, w, b), ct.conv2d(2 * x, w, b)]))
+
+
 def test_without_pytorch_its_name_is_told(monkeypatch):
     for name in [n for n in sys.modules if n.startswith("cupyconv.torch")]:
         monkeypatch.delitem(sys.modules, name)
@@ -574,6 +598,45 @@ def test_a_patch_leaves_errors_to_pytorch_and_ends_cleanly():
         model(x)
     assert report.taken == ("0",)
     assert str(ct.PatchReport()) == "no convolution was called"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's compiler has its own
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # of a patch's hooks
+def test_a_compiled_model_is_compiled_anew_for_a_patch(monkeypatch):
+    ran = []
+    run = backends.CpuBackend.run
+    monkeypatch.setattr(
+        backends.CpuBackend,
+        "run",
+        lambda self, plan, *rest: (ran.append(plan.pass_), run(self, plan, *rest))[1],
+    )
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(4, 6, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(6, 2, 3)
+    )
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = integers(2, 4, 7, 6).requires_grad_()
+    expected = compiled(x)
+    assert ran == []
+    for _ in range(2):
+        ran.clear()
+        with ct.patch() as report:
+            y = compiled(x)
+        assert ran == ["forward"] * 2
+        assert report.calls == {("in a compiled graph", "conv2d", None): 2}
+        assert str(report) == "in a compiled graph: conv2d, 2 calls, by cupyconv"
+    torch.testing.assert_close(y, expected)
+    for mine, their in zip(
+        torch.autograd.grad(y.sum(), [x, *model.parameters()]),
+        torch.autograd.grad(expected.sum(), [x, *model.parameters()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, their)
+    assert sorted(ran[2:]) == ["backprop_filter"] * 2 + ["backprop_input"] * 2
+    ran.clear()
+    torch.testing.assert_close(compiled(x), expected)
+    assert ran == []  # the patch ended with its block
+    torch._dynamo.reset()
 
 
 def test_patches_may_be_nested():

@@ -7,6 +7,7 @@ data          random tensors of a layer, in a memory order
 implementations, peers    ours and PyTorch's, as calls
 checks        is a result right; nothing is timed before it is
 ceilings      the rates of a large matrix product and a large copy
+ecosystem     what a call through PyTorch and a layer on Dask cost
 first_call    how long a new process takes for its first result
 environment   what the figures were measured on
 results       figures, the log they are appended to, and reading them back

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import cupyconv
-from cupyconv.bench.places import Place
+from cupyconv.bench.places import GpuPlace, Place
 
 _SMI_FIELDS = (
     "name",
@@ -54,7 +54,7 @@ def describe(
         "numpy": np.__version__,
         "blas": blas(),
         "torch": version("torch"),
-        **(gpu(place) if place.name == "gpu" else {}),
+        **(gpu(place) if isinstance(place, GpuPlace) else {}),
     }
 
 
@@ -66,8 +66,8 @@ def title(environment: dict[str, Any]) -> str:
     return f"{processor}, {str(environment.get('date', '')).partition(' ')[0]}"
 
 
-def gpu(place: Place) -> dict[str, Any]:
-    """The current GPU with its clocks, and the versions of what drives it."""
+def gpu(place: GpuPlace) -> dict[str, Any]:
+    """The current GPU with its clocks, and the versions and the cost of what drives it."""
     cupy = place.xp
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(runtime.getDevice())
@@ -81,6 +81,7 @@ def gpu(place: Place) -> dict[str, Any]:
         "cupy": cupy.__version__,
         "cuda_runtime": _dotted(runtime.runtimeGetVersion()),
         "cuda_driver": _dotted(runtime.driverGetVersion()),
+        "launch_microseconds": place.launch_seconds() * 1e6,
         "smi": smi(),
     }
     torch = sys.modules.get("torch")

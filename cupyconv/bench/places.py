@@ -11,12 +11,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from cupyconv import arrays, backends
-from cupyconv.bench.timing import Clock, CpuClock, CudaClock
+from cupyconv.bench.timing import Clock, CpuClock, CudaClock, host_seconds
 from cupyconv.errors import unknown_word
+from cupyconv.gpu.parameters import CONV_PARAMETERS
 from cupyconv.planning.device import CPU, Device
 
 DEVICES = ("cpu", "gpu")
 
+_LAUNCH_SECONDS = 0.1
+_IDLE_KERNEL = """
+struct Parameters { long long fields[%d]; };
+extern "C" __global__ void idle(const void*, const void*, void*, const void*, Parameters) {}
+"""
 _FEWEST_SWEEP_BYTES = 256 << 20  # on a GPU: a sweep should hide what a call costs the host
 _MOST_SWEEP_BYTES = 128 << 20  # on the CPU
 _CACHE_BYTES = 32 << 20  # of a CPU that does not tell
@@ -104,6 +110,21 @@ class GpuPlace:
         runtime = self.xp.cuda.runtime
         cache_bytes = runtime.getDeviceProperties(runtime.getDevice())["l2CacheSize"]
         return CudaClock(self.xp, max(2 * cache_bytes, _FEWEST_SWEEP_BYTES))
+
+    def launch_seconds(self) -> float:
+        """Time that CuPy takes to make an array and launch a kernel, which every call has to.
+
+        The kernel does nothing, and takes what a convolution's does.
+        """
+        struct = np.zeros(1, CONV_PARAMETERS)
+        kernel = self.xp.RawModule(code=_IDLE_KERNEL % (struct.nbytes // 8)).get_function("idle")
+        given, null = self.xp.empty((1,), "float16"), np.uint64(0)
+
+        def call(_: int) -> None:
+            result = self.xp.ndarray((1,), given.dtype)
+            kernel((1,), (1,), (given, given, result, null, struct), shared_mem=0)
+
+        return host_seconds(call, 1, self.clock, _LAUNCH_SECONDS)
 
     def synchronize(self) -> None:
         self.xp.cuda.get_current_stream().synchronize()

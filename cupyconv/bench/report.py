@@ -277,6 +277,11 @@ def _slowest(pairs: Sequence[Comparison]) -> list[Section]:
 
 def _per_call(results: Results) -> Section:
     lines = []
+    launch = results.environment.get("launch_microseconds")
+    if launch is not None:
+        lines.append(
+            f"{launch:.1f} µs of every GPU call are CuPy's own: an array made, a kernel launched"
+        )
     for name in dict.fromkeys(row.implementation for row in results.rows):
         rows = [row for row in results.rows if row.implementation == name]
         hosts = [row.host_microseconds for row in rows if row.host_microseconds is not None]

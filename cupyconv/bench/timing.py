@@ -179,7 +179,7 @@ def _prepare(call: Call, sets: int, clock: Clock, seconds: float) -> _Series:
     clock.synchronize()
     if clock.now() - start < seconds:
         call(min(1, sets - 1))
-    host = _host_seconds(call, sets, clock, seconds) if clock.asynchronous else None
+    host = host_seconds(call, sets, clock, seconds) if clock.asynchronous else None
     lead = 2 * (host or 0.0)
     estimate = max(clock.sample([lambda: call(0)], lead), 1e-9)
     in_a_row = min(max(ceil(SHORTEST_SAMPLE / estimate), 1), sets)
@@ -189,7 +189,7 @@ def _prepare(call: Call, sets: int, clock: Clock, seconds: float) -> _Series:
     return _Series(call, in_a_row, ceil(samples / ROUNDS), lead, host, [])
 
 
-def _host_seconds(call: Call, sets: int, clock: Clock, seconds: float) -> float:
+def host_seconds(call: Call, sets: int, clock: Clock, seconds: float) -> float:
     """Median time until a call returns, the device being free to take it."""
     start = clock.now()
     call(0)

@@ -7,12 +7,11 @@ from math import gcd, prod
 import numpy as np
 
 from cupyconv.gpu import parameters
-from cupyconv.gpu.gather import neighbours
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import direct_channels, direct_strip
 from cupyconv.planning.plan import PassPlan
-from cupyconv.planning.strides import Strides
+from cupyconv.planning.strides import Strides, neighbours
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 THREADS = 128

@@ -6,7 +6,7 @@ emulator's in the tests, loads kernels and runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -27,6 +27,9 @@ STORAGE = {
     "float32": "float",
     "float64": "double",
 }
+ROLES = ("x", "w", "y", "bias", "workspace")
+"""The arrays that a launch may take; in backprop_input x is dx, and so on."""
+
 _NULL = np.uint64(0)
 _DEFAULT_SHARED_BYTES = 48 << 10  # more has to be allowed per kernel
 
@@ -49,9 +52,9 @@ class Launch:
         defines: macros that make the variant.
         grid, block: launch dimensions; an empty grid means that there is nothing to do.
         shared_bytes: dynamic shared memory.
-        arguments: the kernel's arguments in order; a str is the role of an array ("x", "w", "y",
-            "bias", "workspace"), a Part is an array from an offset on, TensorMaps are made for the
-            arrays of their roles, anything else is passed by value.
+        arguments: the kernel's arguments in order; a str is one of ROLES, a Part is an array from
+            an offset on, TensorMaps are made for the arrays of their roles, anything else is
+            passed by value.
     """
 
     source: str
@@ -85,27 +88,60 @@ class Series:
     def __init__(self, launches: Sequence[Launch], runtime: Runtime) -> None:
         self._launches = [one for one in launches if 0 not in one.grid]
         self._runtime = runtime
-        self._kernels: list[Kernel] | None = None
+        self._loaded: list[tuple[Kernel, Launch, _Arguments]] | None = None
 
-    def run(self, operands: Mapping[str, Any]) -> None:
-        """Run them on arrays given by role; a role without one is null."""
-        if self._kernels is None:
-            self._kernels = [self._runtime.kernel(one) for one in self._launches]
-        for one, kernel in zip(self._launches, self._kernels, strict=True):
-            arguments = [_argument(role, operands, self._runtime) for role in one.arguments]
-            kernel(one.grid, one.block, tuple(arguments), shared_mem=one.shared_bytes)
+    def run(self, operands: Sequence[Any]) -> None:
+        """Run them on arrays in the order of ROLES; one that is missing or None is null."""
+        if self._loaded is None:
+            runtime = self._runtime
+            self._loaded = [
+                (runtime.kernel(one), one, _Arguments(one.arguments, runtime))
+                for one in self._launches
+            ]
+        for kernel, one, arguments in self._loaded:
+            kernel(one.grid, one.block, arguments.of(operands), shared_mem=one.shared_bytes)
 
 
-def _argument(argument: Any, operands: Mapping[str, Any], runtime: Runtime) -> Any:
-    if isinstance(argument, str):
-        array = operands.get(argument)
-        return _NULL if array is None else array
-    if isinstance(argument, Part):
-        return np.uint64(runtime.address(operands[argument.role]) + argument.offset)
-    if isinstance(argument, TensorMaps):
-        addresses = tuple(runtime.address(operands[one.role]) for one in argument.maps)
-        return tensormaps.encoded(argument, addresses, runtime.encode)
-    return argument
+class _Arguments:
+    """A launch's arguments, worked out as far as they are without the arrays."""
+
+    def __init__(self, arguments: Sequence[Any], runtime: Runtime) -> None:
+        self._fixed: list[Any] = []
+        self._arrays: list[tuple[int, int]] = []  # positions among the arguments and in ROLES
+        self._made: list[tuple[int, Callable[[Sequence[Any]], Any]]] = []
+        for position, argument in enumerate(arguments):
+            self._fixed.append(_NULL if isinstance(argument, str) else argument)
+            if isinstance(argument, str):
+                self._arrays.append((position, ROLES.index(argument)))
+            elif isinstance(argument, Part):
+                self._made.append((position, _part_maker(argument, runtime)))
+            elif isinstance(argument, TensorMaps):
+                self._made.append((position, _maps_maker(argument, runtime)))
+
+    def of(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments for arrays in the order of ROLES."""
+        arguments = self._fixed.copy()
+        for position, role in self._arrays:
+            if role < len(operands) and operands[role] is not None:
+                arguments[position] = operands[role]
+        for position, make in self._made:
+            arguments[position] = make(operands)
+        return tuple(arguments)
+
+
+def _part_maker(part: Part, runtime: Runtime) -> Callable[[Sequence[Any]], np.uint64]:
+    role, offset, address = ROLES.index(part.role), part.offset, runtime.address
+    return lambda operands: np.uint64(address(operands[role]) + offset)
+
+
+def _maps_maker(maps: TensorMaps, runtime: Runtime) -> Callable[[Sequence[Any]], np.ndarray]:
+    roles, address = [ROLES.index(one.role) for one in maps.maps], runtime.address
+
+    def make(operands: Sequence[Any]) -> np.ndarray:
+        addresses = tuple([address(operands[role]) for role in roles])
+        return tensormaps.encoded(maps, addresses, runtime.encode)
+
+    return make
 
 
 class CupyRuntime:
@@ -126,7 +162,8 @@ class CupyRuntime:
         )
 
     def address(self, array: Any) -> int:
-        return int(array.data.ptr)
+        pointer: int = array.data.ptr
+        return pointer
 
     encode = staticmethod(tensormaps.encode)
 

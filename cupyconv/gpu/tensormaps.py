@@ -67,9 +67,13 @@ class Im2colMap:
 TensorMap = TiledMap | Im2colMap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TensorMaps:
-    """Maps that a kernel takes together, as one struct by value."""
+    """Maps that a kernel takes together, as one struct by value.
+
+    Told apart by identity: every launch has its own, and hashing all the maps whenever their
+    encoded form is looked up would take a third of a call's time.
+    """
 
     maps: tuple[TensorMap, ...]
 

@@ -7,13 +7,12 @@ from math import prod
 import numpy as np
 
 from cupyconv.gpu import parameters
-from cupyconv.gpu.gather import neighbours
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning import toeplitz
 from cupyconv.planning.device import Device
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.request import Request
-from cupyconv.planning.strides import Strides
+from cupyconv.planning.strides import Strides, neighbours
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 THREADS = 32 * toeplitz.CHANNELS

@@ -4,8 +4,10 @@
            + launches * overhead
 
 with the operations of whole tiles, those beyond the matrix's edge included, and the bytes of each
-tensor once plus the workspace's twice.  It depends on an architecture's nominal chip, never on the
-card at hand, so that every card of an architecture takes the same kernel and gives the same bits.
+tensor once plus the workspace's twice.  Where loads from shared memory, or the instructions that
+copy an operand's pieces, are counted and take longer than the operations, they take their place.
+It depends on an architecture's nominal chip, never on the card at hand, so that every card of an
+architecture takes the same kernel and gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from cupyconv.planning import hopper, toeplitz
+from cupyconv.planning import gather, hopper, patch, toeplitz
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import Family, Tile, accumulator_bytes, chunk_bytes
 from cupyconv.planning.request import Request
@@ -33,6 +35,7 @@ class Chip:
         double_rate: TFLOP/s of float64 outside the tensor cores.
         double_tensor_rate: TFLOP/s of float64 on the tensor cores; 0 where they have none.
         bandwidth: of device memory, in GB/s.
+        clock: of the multiprocessors, in GHz.
     """
 
     multiprocessors: int
@@ -42,16 +45,18 @@ class Chip:
     double_rate: float
     double_tensor_rate: float
     bandwidth: float
+    clock: float
 
 
 CHIPS = {
-    (7, 5): Chip(40, 65, 0, 8.1, 0.25, 0, 320),
-    (8, 0): Chip(108, 312, 0, 19.5, 9.7, 19.5, 1555),
-    (8, 6): Chip(84, 150, 0, 37.4, 0.6, 0, 696),
-    (8, 9): Chip(142, 362, 0, 91.1, 1.4, 0, 864),
-    (9, 0): Chip(132, 620, 989, 67.0, 33.5, 67.0, 4800),  # mma.sync: about 60 % of the wgmma rate
-    (10, 0): Chip(148, 620, 0, 75.0, 37.0, 37.0, 8000),
-    (12, 0): Chip(170, 420, 0, 104.0, 1.6, 0, 1790),
+    (7, 5): Chip(40, 65, 0, 8.1, 0.25, 0, 320, 1.59),
+    (8, 0): Chip(108, 312, 0, 19.5, 9.7, 19.5, 1555, 1.41),
+    (8, 6): Chip(84, 150, 0, 37.4, 0.6, 0, 696, 1.74),
+    (8, 9): Chip(142, 362, 0, 91.1, 1.4, 0, 864, 2.52),
+    # Through mma.sync, about 60 % of the wgmma rate.
+    (9, 0): Chip(132, 620, 989, 67.0, 33.5, 67.0, 4800, 1.98),
+    (10, 0): Chip(148, 620, 0, 75.0, 37.0, 37.0, 8000, 1.98),
+    (12, 0): Chip(170, 420, 0, 104.0, 1.6, 0, 1790, 2.41),
 }
 """By compute capability; one between takes the newest that is older."""
 
@@ -61,6 +66,7 @@ _EFFICIENCY = {
     "cuda-gather": 0.5,
     "cuda-direct": 0.3,
     "cuda-toeplitz": 0.3,
+    "cuda-patch": 0.5,
     "cuda-hopper": 0.75,
     "cuda-hopper-bf16x6": 0.75,
 }
@@ -90,6 +96,9 @@ TILE_OVERHEAD = 0.7
 
 LAUNCH_OVERHEAD = 2.0
 """Microseconds of each launch, those before and after the product included."""
+
+ISSUED = 128
+"""Instructions of threads that a multiprocessor begins in a cycle."""
 
 PLANE_PRODUCTS = 6
 """Products of bfloat16 planes for each product of float32."""
@@ -168,14 +177,13 @@ def _streaming(request: Request, family: Family, chunks: int) -> Candidate:
     workspace = 0
     if request.pass_ == "backprop_filter":
         workspace = chunks * chunk_bytes(problem)
-    operations, rate, halo = problem.flops, _plain_rate(problem, chip), 0
     if family.uses_tensor_cores:
-        cut = toeplitz.cut(request)
-        assert cut is not None
-        operations, rate = toeplitz.operations(request, cut), chip.tensor_rate
-        halo = toeplitz.halo_bytes(request, cut)
-    compute = operations / (rate * 1e6 * _EFFICIENCY[family.name])
-    memory = (problem.bytes + 2 * workspace + halo / 2) / (chip.bandwidth * 1e3)
+        flow = _FLOWS[family.name](request)
+        compute = _compute(flow, _tensor_rate(request, chip), chip, family)
+    else:
+        flow = _Flow(problem.flops)
+        compute = _compute(flow, _plain_rate(problem, chip), chip, family)
+    memory = (problem.bytes + 2 * workspace + flow.halo_bytes / 2) / (chip.bandwidth * 1e3)
     launches = 2 if request.pass_ == "backprop_filter" else 1
     microseconds = max(compute, memory) + launches * LAUNCH_OVERHEAD
     return Candidate(family, None, 0, chunks, workspace, microseconds)
@@ -186,9 +194,7 @@ def _chunks(request: Request, family: Family) -> int:
         return 1
     problem = request.problem
     if family.uses_tensor_cores:
-        cut = toeplitz.cut(request)
-        assert cut is not None
-        chunks = toeplitz.chunks(request, cut)
+        chunks = _FLOWS[family.name](request).chunks
         return max(request.most_within_limit(chunks, chunk_bytes(problem)), 1)
     channels_and_rows = -(-problem.K // 64) * prod(problem.filter_sizes[:-1])
     pixels = problem.N * prod(problem.output_sizes)
@@ -208,12 +214,13 @@ def _tiled(request: Request, family: Family, tile: Tile, splits: int) -> Candida
     depth = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
     padded = sum(n * k for n, k in zip(per_gemm, depth, strict=True))
     operations = 2 * padded * tile.block_m * tile.block_n
+    instructions = 0.0
     if family.uses_tensor_cores:
-        tensor_rates = {"tf32": chip.tensor_rate / 2, "float64": chip.double_tensor_rate}
-        rate = tensor_rates.get(request.operands, chip.tensor_rate)
+        rate = _tensor_rate(request, chip)
+        instructions = _copying(request, tile, padded)
     else:
         rate = _plain_rate(problem, chip)
-    compute = operations / (rate * 1e6 * _EFFICIENCY[family.name])
+    compute = _compute(_Flow(operations, instructions=instructions), rate, chip, family)
     memory = (problem.bytes + 2 * workspace) / (chip.bandwidth * 1e3)
     launched = blocks * splits
     waves = -(-launched // chip.multiprocessors)
@@ -289,6 +296,12 @@ def _matrices(request: Request, tile: Tile) -> list[tuple[int, int, int]]:
     return [hopper.matrix(problem, pass_, walk, tile.block_k) for walk in walks]
 
 
+def _copying(request: Request, tile: Tile, depth: int) -> float:
+    """Instructions that copy the operands' pieces, for tiles of that depth altogether."""
+    a, b, _ = gather.accesses(request.pass_, request.problem, request.memory)
+    return depth * (tile.block_m / a.vector + tile.block_n / b.vector) * gather.PIECE_INSTRUCTIONS
+
+
 def _may_split(request: Request, family: Family) -> bool:
     return family.splits and len(_gemms(request.problem, request.pass_, family)) == 1
 
@@ -304,6 +317,63 @@ def _splits_within(request: Request, family: Family, tile: Tile) -> int:
 
 def _split_bytes(problem: ConvProblem, gemm: GemmView) -> int:
     return gemm.gemm_m * gemm.gemm_n * gemm.groups * accumulator_bytes(problem)
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """What a kernel does besides moving each tensor's bytes once.
+
+    Attributes:
+        operations: of products, those with padding included.
+        wavefronts: of loads from shared memory, where these may be what binds.
+        instructions: of threads outside the products, where these may be what binds.
+        halo_bytes: of the input that neighbouring blocks load again.
+        chunks: that the filter gradient's pixels are cut into.
+    """
+
+    operations: float
+    wavefronts: float = 0
+    instructions: float = 0
+    halo_bytes: int = 0
+    chunks: int = 1
+
+
+def _compute(flow: _Flow, rate: float, chip: Chip, family: Family) -> float:
+    """Microseconds of the slowest of these, at the share of its rate that a family reaches."""
+    cycles = max(flow.wavefronts, flow.instructions / ISSUED) / chip.multiprocessors
+    full_rate = max(flow.operations / (rate * 1e6), cycles / (chip.clock * 1e3))
+    return full_rate / _EFFICIENCY[family.name]
+
+
+def _toeplitz_flow(request: Request) -> _Flow:
+    cut = toeplitz.cut(request)
+    assert cut is not None
+    return _Flow(
+        toeplitz.operations(request, cut),
+        halo_bytes=toeplitz.halo_bytes(request, cut),
+        chunks=toeplitz.chunks(request, cut),
+    )
+
+
+def _patch_flow(request: Request) -> _Flow:
+    cut = patch.cut(request)
+    assert cut is not None
+    return _Flow(
+        patch.operations(request, cut),
+        cut.wavefronts,
+        cut.instructions,
+        patch.halo_bytes(request, cut),
+        patch.chunks(request, cut),
+    )
+
+
+# Of the families that stream through the tensor cores.
+_FLOWS = {"cuda-toeplitz": _toeplitz_flow, "cuda-patch": _patch_flow}
+
+
+def _tensor_rate(request: Request, chip: Chip) -> float:
+    rates = {"tf32": chip.tensor_rate / 2, "float64": chip.double_tensor_rate}
+    return rates.get(request.operands, chip.tensor_rate)
 
 
 def _plain_rate(problem: ConvProblem, chip: Chip) -> float:

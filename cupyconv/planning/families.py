@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from cupyconv.planning import hopper, toeplitz
+from cupyconv.planning import hopper, patch, toeplitz
 from cupyconv.planning.request import Request
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
@@ -101,8 +101,8 @@ class Family:
     on_request: bool = False
 
 
-def _gather_refuses(request: Request) -> str | None:
-    problem = request.problem
+def _tensor_cores_refuse(request: Request) -> str | None:
+    """Why mma.sync does not multiply the operands; None if it does."""
     operands, capability = request.operands, request.device.capability
     if operands == "float32":
         return "tensor cores multiply float32 only as TF32, which precision='tf32' permits"
@@ -111,9 +111,14 @@ def _gather_refuses(request: Request) -> str | None:
         return f"only chips of compute capability {chips} have tensor cores for float64"
     if operands != "float16" and capability < (8, 0):
         return f"{operands} on tensor cores needs compute capability 8.0"
-    if request.pass_ == "backprop_input" and prod(problem.stride) > MAX_PHASES:
-        return f"{prod(problem.stride)} stride phases are more than {MAX_PHASES}"
     return None
+
+
+def _gather_refuses(request: Request) -> str | None:
+    refusal, phases = _tensor_cores_refuse(request), prod(request.problem.stride)
+    if refusal is None and request.pass_ == "backprop_input" and phases > MAX_PHASES:
+        return f"{phases} stride phases are more than {MAX_PHASES}"
+    return refusal
 
 
 def _direct_refuses(request: Request) -> str | None:
@@ -135,6 +140,11 @@ def _direct_refuses(request: Request) -> str | None:
 
 def _toeplitz_refuses(request: Request) -> str | None:
     return toeplitz.refusal(request) or _chunks_refused(request, "cuda-toeplitz")
+
+
+def _patch_refuses(request: Request) -> str | None:
+    refusal = _tensor_cores_refuse(request) or patch.refusal(request)
+    return refusal or _chunks_refused(request, "cuda-patch")
 
 
 def _chunks_refused(request: Request, family: str) -> str | None:
@@ -297,6 +307,16 @@ CUDA_TOEPLITZ = Family(
     streams=True,
 )
 
+CUDA_PATCH = Family(
+    "cuda-patch",
+    "few channels: the input under a tile copied once, rows of the filter as gemm_k, on the tensor "
+    "cores",
+    on_gpu=True,
+    refuses=_patch_refuses,
+    uses_tensor_cores=True,
+    streams=True,
+)
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -306,6 +326,7 @@ FAMILIES = {
         CUDA_GATHER,
         CUDA_DIRECT,
         CUDA_TOEPLITZ,
+        CUDA_PATCH,
         CUDA_HOPPER,
         CUDA_HOPPER_BF16X6,
     )

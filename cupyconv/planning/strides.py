@@ -36,3 +36,31 @@ class Strides:
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides, in elements, of a C-contiguous array."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def neighbours(
+    strides: Sequence[int],
+    axis: int,
+    extent: int,
+    alignment: int,
+    itemsize: int,
+    largest_bytes: int = 16,
+) -> int:
+    """Elements that can be moved at once along an axis: a power of two, 1 if none are neighbours.
+
+    Args:
+        strides: of the tensor, in elements.
+        axis: along which the elements would be taken.
+        extent: elements that belong together on it, such as the channels of a group.
+        alignment: bytes that the tensor's address is a multiple of.
+        itemsize: bytes of an element.
+        largest_bytes: that can be moved at once.
+    """
+    others = [stride for number, stride in enumerate(strides) if number != axis]
+    vector = largest_bytes // itemsize if strides[axis] == 1 else 1
+    while vector > 1:
+        fits = alignment % (vector * itemsize) == 0 and extent % vector == 0
+        if fits and all(stride % vector == 0 for stride in others):
+            return vector
+        vector //= 2
+    return 1

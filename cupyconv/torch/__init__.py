@@ -25,7 +25,9 @@ What differs from PyTorch:
 * float16, bfloat16, float32 and float64 only: complex and integer tensors are refused.
 * float32 is computed in float32 whatever ``torch.backends.cudnn.allow_tf32`` says.
 * Every tensor must have at least one channel and one pixel; the batch may be empty.
-* ``torch.func`` does not transform custom operators made in this way; ``torch.autograd`` does.
+* ``torch.autograd`` differentiates these functions, as often as is asked for; forward mode and
+  ``torch.func``'s ``grad``, ``vjp`` and ``jvp``, which PyTorch has not for such operators, are
+  refused.  ``torch.func.vmap`` takes one example after the other.
 
 Needs PyTorch 2.4 or later, which is not among the library's dependencies.
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from cupyconv import formats
 from cupyconv.errors import ConvError, ConvTypeError
@@ -408,6 +409,8 @@ def _cast(*named: Any) -> list[Tensor]:
                 f"{name} must be a dense tensor: its layout is {tensor.layout}. "
                 f"Pass {name}.to_dense()"
             )
+    if not torch.compiler.is_compiling():
+        _require_reverse_mode(names, tensors)
     device = tensors[0].device
     if device.type not in _DEVICES:
         raise ConvTypeError(
@@ -442,6 +445,29 @@ def _cast(*named: Any) -> list[Tensor]:
                 f"{tensor.dtype}. Convert one, for example {name}.to({tensors[0].dtype})"
             )
     return tensors
+
+
+def _require_reverse_mode(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+    """Refuse derivatives that PyTorch does not take of a custom operator.
+
+    Of forward mode it would say nothing and lose the tangents; of torch.func's gradients it would
+    speak of its own classes.
+    """
+    if not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0:
+        return
+    for name, tensor in zip(names, tensors, strict=True):
+        if torch._C._functorch.is_gradtrackingtensor(tensor) and tensor.requires_grad:
+            raise ConvTypeError(
+                f"torch.func does not differentiate custom operators: {name} is inside of its "
+                "grad, vjp or the like. Use torch.autograd.grad, which takes derivatives of any "
+                "order, or torch.nn.functional's convolutions"
+            )
+        if forward_ad.unpack_dual(tensor).tangent is not None:
+            raise ConvTypeError(
+                f"forward-mode derivatives are not taken of custom operators: {name} has a "
+                "tangent. Convolution is linear: convolve the tangent itself, for example "
+                "conv2d(tangent, weight)"
+            )
 
 
 def _window(

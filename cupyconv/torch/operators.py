@@ -35,51 +35,76 @@ backprop_filter = torch.ops.cupyconv.backprop_filter.default
 
 
 def _run_forward(x, w, bias, stride, padding, dilation, groups):
-    problem, layer = _layer(x.shape, w.shape, x.dtype, stride, padding, dilation, groups)
+    problem, layer = _layer(x.shape, w.shape, None, x.dtype, stride, padding, dilation, groups)
     y = _empty(problem.output_shape, x, w)
-    b = None if bias is None else bias.detach()
     with _place(x.device):
-        operations.conv_forward(x.detach(), w.detach(), b, out=y, **layer)
+        b = None if bias is None else _memory(bias)
+        operations.conv_forward(_memory(x), _memory(w), b, out=_memory(y), **layer)
     return y
 
 
 def _run_backprop_input(input_shape, w, dy, stride, padding, dilation, groups):
-    problem, layer = _layer(input_shape, w.shape, w.dtype, stride, padding, dilation, groups)
-    problem.require_output_gradient(dy.shape)
+    window = (stride, padding, dilation, groups)
+    _, layer = _layer(input_shape, w.shape, dy.shape, w.dtype, *window)
     dx = _empty(input_shape, dy, w)
     with _place(w.device):
-        operations.conv_backprop_input(tuple(input_shape), w.detach(), dy.detach(), out=dx, **layer)
+        operations.conv_backprop_input(
+            tuple(input_shape), _memory(w), _memory(dy), out=_memory(dx), **layer
+        )
     return dx
 
 
 def _run_backprop_filter(x, filter_shape, dy, stride, padding, dilation, groups):
-    problem, layer = _layer(x.shape, filter_shape, x.dtype, stride, padding, dilation, groups)
-    problem.require_output_gradient(dy.shape)
+    window = (stride, padding, dilation, groups)
+    _, layer = _layer(x.shape, filter_shape, dy.shape, x.dtype, *window)
     dw = _empty(filter_shape, x, dy)
     with _place(x.device):
         operations.conv_backprop_filter(
-            x.detach(), tuple(filter_shape), dy.detach(), out=dw, **layer
+            _memory(x), tuple(filter_shape), _memory(dy), out=_memory(dw), **layer
         )
     return dw
 
 
-def _layer(x_shape, w_shape, dtype, *window) -> tuple[ConvProblem, dict[str, Any]]:
-    """The problem of a call, and the library's keywords for it."""
-    stride, padding, dilation, groups = window
-    pairs = tuple(zip(padding[::2], padding[1::2], strict=True))
-    layer = {
-        "stride": tuple(stride),
-        "padding": pairs,
-        "dilation": tuple(dilation),
-        "groups": groups,
-    }
-    name = DTYPES.get(dtype, str(dtype))
-    return _problem(tuple(x_shape), tuple(w_shape), dtype=name, **layer), layer
+def _layer(x_shape, w_shape, dy_shape, dtype, stride, padding, dilation, groups):
+    """The problem of a call, which dy fits if there is one, and the library's keywords for it."""
+    shapes = tuple(x_shape), tuple(w_shape), None if dy_shape is None else tuple(dy_shape)
+    return _checked_layer(*shapes, dtype, tuple(stride), tuple(padding), tuple(dilation), groups)
 
 
 @lru_cache(maxsize=4096)
-def _problem(x_shape: tuple[int, ...], w_shape: tuple[int, ...], **layer: Any) -> ConvProblem:
-    return ConvProblem(x_shape, w_shape, **layer)
+def _checked_layer(
+    x_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    dy_shape: tuple[int, ...] | None,
+    dtype: torch.dtype,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> tuple[ConvProblem, dict[str, Any]]:
+    layer: dict[str, Any] = {
+        "stride": stride,
+        "padding": tuple(zip(padding[::2], padding[1::2], strict=True)),
+        "dilation": dilation,
+        "groups": groups,
+    }
+    problem = ConvProblem(x_shape, w_shape, dtype=DTYPES.get(dtype, str(dtype)), **layer)
+    if dy_shape is not None:
+        problem.require_output_gradient(dy_shape)
+    return problem, layer
+
+
+def _memory(tensor: Tensor) -> Any:
+    """The tensor's memory as what the library takes.
+
+    Of CPU tensors an array, which takes a tenth of the time of the exchange through DLPack.
+    """
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        return tensor
+    if tensor.dtype is torch.bfloat16:  # which NumPy itself does not have
+        return tensor.view(torch.uint16).numpy().view(arrays.numpy_dtype("bfloat16"))
+    return tensor.numpy()
 
 
 @contextmanager
@@ -120,7 +145,7 @@ def _is_channels_last(tensor: Tensor, order: torch.memory_format) -> bool:
 
 def _forward_shape(x, w, bias, stride, padding, dilation, groups):
     if not _is_symbolic(x.shape, w.shape, stride, padding, dilation, (groups,)):
-        problem, _ = _layer(x.shape, w.shape, x.dtype, stride, padding, dilation, groups)
+        problem, _ = _layer(x.shape, w.shape, None, x.dtype, stride, padding, dilation, groups)
         return _empty(problem.output_shape, x, w)
     sizes = [
         ConvAxis("", size, taps, s, d, before, after, "explicit").output
@@ -133,15 +158,15 @@ def _forward_shape(x, w, bias, stride, padding, dilation, groups):
 
 def _backprop_input_shape(input_shape, w, dy, stride, padding, dilation, groups):
     if not _is_symbolic(input_shape, w.shape, dy.shape, stride, padding, dilation, (groups,)):
-        problem, _ = _layer(input_shape, w.shape, w.dtype, stride, padding, dilation, groups)
-        problem.require_output_gradient(dy.shape)
+        window = (stride, padding, dilation, groups)
+        _layer(input_shape, w.shape, dy.shape, w.dtype, *window)
     return _empty(input_shape, dy, w)
 
 
 def _backprop_filter_shape(x, filter_shape, dy, stride, padding, dilation, groups):
     if not _is_symbolic(x.shape, filter_shape, dy.shape, stride, padding, dilation, (groups,)):
-        problem, _ = _layer(x.shape, filter_shape, x.dtype, stride, padding, dilation, groups)
-        problem.require_output_gradient(dy.shape)
+        window = (stride, padding, dilation, groups)
+        _layer(x.shape, filter_shape, dy.shape, x.dtype, *window)
     return _empty(filter_shape, x, dy)
 
 

@@ -20,6 +20,9 @@ from cupyconv.torch.functions import (
     conv_transpose3d,
 )
 
+COMPILED = "in a compiled graph"
+"""What a PatchReport calls the layers of a graph."""
+
 
 @dataclass
 class PatchReport:
@@ -28,7 +31,8 @@ class PatchReport:
     Attributes:
         calls: how often, by (layer, function, reason); the reason is why cupyconv did not take
             it, or None where it did.  A layer is named as ``named_modules`` of the outermost
-            module that was called names it, or "" if the function was called outside of any.
+            module that was called names it, "" if the function was called outside of any, and
+            COMPILED in a graph of ``torch.compile``, which has no modules any more.
     """
 
     calls: dict[tuple[str, str, str | None], int] = field(default_factory=dict)
@@ -59,7 +63,8 @@ def patch() -> Iterator[PatchReport]:
     The functions of ``torch`` and ``torch.nn.functional`` named as those here are replaced, and so
     are the layers that call them, such as ``torch.nn.Conv2d``.  A call that cupyconv does not
     support is left to PyTorch and reported.  Nothing in the model is changed; what was computed in
-    the block is differentiated by cupyconv after it too.
+    the block is differentiated by cupyconv after it too.  A model that is compiled by
+    ``torch.compile`` is compiled anew for the block, with cupyconv's operators in its graph.
 
     Yields:
         A PatchReport, filled as the block runs.
@@ -107,20 +112,22 @@ class _Patch(TorchFunctionMode):
 @contextmanager
 def _called_modules() -> Iterator[Callable[[], str]]:
     """Follow which module of this thread is being called; yields what tells its name."""
-    modules = torch.nn.modules.module
+    modules, is_compiling = torch.nn.modules.module, torch.compiler.is_compiling
     thread = threading.get_ident()
     stack: list[torch.nn.Module] = []
     names: dict[torch.nn.Module, dict[torch.nn.Module, str]] = {}
 
     def enter(module, _inputs):
-        if threading.get_ident() == thread:
+        if not is_compiling() and threading.get_ident() == thread:
             stack.append(module)
 
     def leave(_module, _inputs, _output):
-        if threading.get_ident() == thread:
+        if not is_compiling() and threading.get_ident() == thread:
             stack.pop()
 
     def current() -> str:
+        if is_compiling():
+            return COMPILED
         if not stack:
             return ""
         root, module = stack[0], stack[-1]

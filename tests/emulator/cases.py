@@ -6,19 +6,22 @@ for an edge that some change would otherwise survive.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
 import numpy as np
 
 from cupyconv import ConvProblem
 from cupyconv.gpu import sources
+from cupyconv.problem import PASSES
 from tests import agreement
 from tests.agreement import fits, planned
 from tests.configurations import (
     CASES,
     FAMILY_CASES,
     HOPPER_CASES,
+    PATCH_CASES,
     TOEPLITZ_CASES,
     in_formats,
     integer_data,
@@ -29,7 +32,8 @@ from tests.configurations import (
 from . import SCHEDULES, Settings, conv_backprop_bias, conv_forward, settings
 
 _PROBLEMS = {
-    case.name: case.problem for case in (*CASES, *FAMILY_CASES, *HOPPER_CASES, *TOEPLITZ_CASES)
+    case.name: case.problem
+    for case in (*CASES, *FAMILY_CASES, *HOPPER_CASES, *TOEPLITZ_CASES, *PATCH_CASES)
 }
 
 # (case, data format, filter format, dtype) by family; the schedules go round.
@@ -59,6 +63,15 @@ _GATHER = (
     ("stride_and_dilation", "NHWC", "HWIO", "float16"),
     ("stride_beyond_input", "NHWC", "OHWI", "float16"),
     ("deeper_than_high", "NCDHW", "OIDHW", "float16"),
+    ("whole_tiles", "NHWC", "OHWI", "float16"),
+    ("a_tile_and_one", "NHWC", "OHWI", "float16"),
+    ("grouped_strides_differ", "NHWC", "OHWI", "float16"),
+    ("groups_of_3_to_2", "NHWC", "HWIO", "float16"),
+)
+_SPLIT = (
+    ("pieces_of_8", "NCHW", "OIHW"),
+    ("odd_channels", "NCHW", "OIHW"),
+    ("odd_channels", "NHWC", "HWIO"),
 )
 _DIRECT = (
     ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
@@ -85,6 +98,17 @@ _HOPPER = (
     ("a_matrix_product", "NHWC", "OHWI", "float16"),
     ("groups_and_phases", "NHWC", "OHWI", "float16"),
     ("stride_beyond_input", "NCHW", "OIHW", "float16"),
+    ("groups", "NHWC", "OHWI", "float16"),
+    ("one_pixel_beyond_a_line", "NHWC", "HWIO", "float16"),
+    ("several_tiles_strided", "NHWC", "OHWI", "float16"),
+    ("several_tiles_of_a_volume", "NDHWC", "ODHWI", "float16"),
+    ("a_phase_without_taps_then_a_full_ring", "NWC", "OWI", "float16"),
+)
+_ARRANGED = (
+    ("stride_beyond_input", "NCHW", "OIHW", "float16"),
+    ("one_tile", "NCHW", "OIHW", "float16"),
+    ("a_matrix_product", "NCHW", "OIHW", "bfloat16"),
+    ("a_volume_with_phases", "NCDHW", "OIDHW", "float16"),
 )
 _PLANES = (
     ("channels_beyond_a_line", "NHWC", "HWIO", "float32"),
@@ -96,12 +120,33 @@ _TOEPLITZ = (
     ("rows_of_images_rounded_up", "NCHW", "HWIO", "float16"),
     ("padding_beyond_the_filter", "NHWC", "OHWI", "float16"),
     ("many_chunks", "NCHW", "OIHW", "float16"),
+    ("more_taps_than_lanes", "NCW", "OIW", "float16"),
+    ("as_many_blocks_as_are_loaded", "NHWC", "OHWI", "float16"),
+    ("many_blocks_of_columns", "NWC", "OWI", "float16"),
 )
+_PATCH = (
+    ("seven_by_seven_of_three", "NHWC", "HWIO", "float16"),
+    ("windows_begin_odd_and_even", "NCHW", "OIHW", "float16"),
+    ("windows_begin_odd_and_even", "NHWC", "OHWI", "bfloat16"),
+    ("filters_beyond_a_block", "NHWC", "HWIO", "float16"),
+    ("runs_of_whole_words", "NCHW", "OIHW", "float16"),
+    ("gaps_between_windows", "NHWC", "HWIO", "float16"),
+    ("gaps_of_odd_length", "NCHW", "OIHW", "float16"),
+    ("gaps_in_the_window", "NHWC", "HWIO", "float32"),
+    ("words_beyond_a_block", "NDHWC", "DHWIO", "float16"),
+    ("a_volume", "NCDHW", "OIDHW", "float16"),
+    ("a_volume", "NDHWC", "ODHWI", "float64"),
+    ("blocks_take_several_tiles", "NHWC", "OHWI", "float16"),
+    ("blocks_take_several_tiles", "NCHW", "HWIO", "float32"),
+    ("chunks_without_tiles", "NHWC", "OHWI", "float16"),
+)
+_PLAIN_LAYERS = ("several_blocks_of_rows", "several_blocks_of_columns", "more_taps_than_lanes")
 _CASES = {
     "cuda-generic": _GENERIC,
     "cuda-gather": _GATHER,
     "cuda-direct": _DIRECT,
     "cuda-toeplitz": _TOEPLITZ,
+    "cuda-patch": _PATCH,
     "cuda-hopper": _HOPPER,
     "cuda-hopper-bf16x6": _PLANES,
 }
@@ -117,6 +162,7 @@ _KERNELS = (
     ("conv_gather.cu", "cuda-gather", None),
     ("conv_direct.cu", "cuda-direct", None),
     ("conv_toeplitz.cu", "cuda-toeplitz", None),
+    ("conv_patch.cu", "cuda-patch", None),
     ("conv_hopper.cu", "cuda-hopper", None),
     ("conv_hopper.cu", "cuda-hopper-bf16x6", None),
     ("conv_arrange.cu", "cuda-hopper", None),
@@ -138,17 +184,16 @@ def mutation_cases(file: str) -> list[tuple[str, Callable[[], None]]]:
     ]
     others = [one for one in reaching if "hopper" not in one[1]]
     chosen = others if others and file.endswith(".cuh") else reaching
+    if file == "conv_arrange.cu":
+        conflicts = ("bank conflicts", _bank_conflicts_of_copies)
+        return [*_layers("cuda-hopper", _ARRANGED, None), conflicts]
     return [case for _, impl, pass_ in chosen for case in _cases_of(impl, pass_)]
 
 
-def _cases_of(impl: str, only: str | None):
-    if impl == "bias":
-        for dtype in ("float32", "bfloat16"):
-            yield f"bias {dtype}", partial(_bias, dtype)
-        return
-    for number, (name, data_format, filter_format, dtype) in enumerate(_CASES[impl]):
+def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | None):
+    for number, (name, data_format, filter_format, dtype) in enumerate(layers):
         problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
-        precision = "tf32" if impl == "cuda-gather" else "ieee"
+        precision = "tf32" if impl in ("cuda-gather", "cuda-patch") else "ieee"
         schedule, arch = SCHEDULES[number % 3], _ARCH[impl]
         run = partial(_exact, problem, impl, schedule=schedule, arch=arch, precision=precision)
         if "hopper" in impl:  # tiles, clusters and splits go round
@@ -156,14 +201,28 @@ def _cases_of(impl: str, only: str | None):
         for pass_ in fits(problem, impl, arch, precision):
             if only in (None, pass_):
                 yield f"{impl} {pass_} {name} {dtype}", partial(run, pass_=pass_)
+
+
+def _cases_of(impl: str, only: str | None):
+    if impl == "bias":
+        for dtype in ("float32", "bfloat16"):
+            yield f"bias {dtype}", partial(_bias, dtype)
+        return
+    yield from _layers(impl, _CASES[impl], only)
+    if impl == "cuda-hopper":
+        yield "tiles are taken in bands", _bands
     if impl == "cuda-hopper-bf16x6":
         yield "all bits of float32", _bits_of_float32
         yield "ends of the range of float32", _range_of_float32
     if impl == "cuda-gather":
+        for name, *in_memory in _SPLIT:
+            problem = in_formats(_PROBLEMS[name], *in_memory).replace(dtype="float16")
+            for pass_ in fits(problem, impl, "sm_80"):
+                run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
+                run = partial(_planned, run, impl, 2, 3)
+                yield f"cuda-gather {pass_} split {name} {in_memory[0]}", run
+        yield "cuda-gather rounds to tf32", _rounds_to_tf32
         problem = _PROBLEMS["pieces_of_8"].replace(dtype="float16")
-        for pass_ in fits(problem, impl, "sm_80"):
-            run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
-            yield f"cuda-gather {pass_} split", partial(_planned, run, impl, 2, 3)
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0], arch="sm_75")
         yield "cuda-gather 7.5", run
         for dtype in ("float16", "float32", "float64"):
@@ -173,6 +232,23 @@ def _cases_of(impl: str, only: str | None):
     if impl == "cuda-direct":
         problem = _PROBLEMS["filter_rows_in_stages"]
         yield "cuda-direct not a number", partial(_not_a_number, impl, problem)
+    if impl == "cuda-toeplitz":
+        for layer, pass_ in product(_PLAIN_LAYERS, PASSES):
+            run = partial(_stays_where_it_belongs, layer, pass_)
+            yield f"cuda-toeplitz {pass_} not a number {layer}", run
+    if impl == "cuda-patch":
+        for pass_, *layer in (
+            ("forward", "odd_run", "float16"),
+            ("forward", "two_classes", "float16"),
+            ("backprop_filter", "two_classes", "float16"),
+            ("backprop_filter", "two_classes", "float32"),
+        ):
+            run = partial(_stays_in_its_windows, pass_, *layer)
+            yield f"cuda-patch {pass_} not a number {' '.join(layer)}", run
+        yield "cuda-patch conflicts", _conflicts_as_planned
+        yield "cuda-patch rounds to tf32", _patch_rounds_to_tf32
+        yield "cuda-patch all bits", _all_bits_of_x
+        yield "cuda-patch views", _patch_of_views
     if only in (None, "forward"):
         yield f"{impl} activation", partial(_activation, impl)
     if only == "forward":
@@ -197,6 +273,61 @@ def _bank_conflicts(dtype: str, formats: tuple[str, str]) -> None:
     from tests import test_kernels
 
     test_kernels.test_the_ring_of_gather_meets_no_bank_conflict(dtype, formats)
+
+
+def _bands() -> None:
+    from tests import test_hopper
+
+    test_hopper.test_tiles_are_taken_in_bands()
+
+
+def _rounds_to_tf32() -> None:
+    from tests import test_kernels
+
+    test_kernels.test_float32_is_rounded_to_tf32_only_where_permitted()
+
+
+def _stays_where_it_belongs(layer: str, pass_: str) -> None:
+    from tests import test_toeplitz
+
+    test_toeplitz.test_not_a_number_stays_where_it_belongs(layer, np.nan, pass_)
+
+
+def _stays_in_its_windows(pass_: str, layer: str, dtype: str) -> None:
+    from tests import test_patch
+
+    test_patch.test_not_a_number_stays_where_it_belongs(pass_, layer, dtype)
+
+
+def _conflicts_as_planned() -> None:
+    from tests import test_patch
+
+    for pass_ in test_patch.TAKEN:
+        test_patch.test_loads_from_the_patch_meet_as_many_conflicts_as_planned(pass_)
+
+
+def _patch_of_views() -> None:
+    from tests import test_patch
+
+    test_patch.test_views_are_read_and_written_in_place()
+
+
+def _all_bits_of_x() -> None:
+    from tests import test_patch
+
+    test_patch.test_all_bits_of_x_reach_the_filter_gradient()
+
+
+def _patch_rounds_to_tf32() -> None:
+    from tests import test_patch
+
+    test_patch.test_float32_is_rounded_to_tf32()
+
+
+def _bank_conflicts_of_copies() -> None:
+    from tests import test_hopper
+
+    test_hopper.test_copies_of_16_bits_meet_no_bank_conflict()
 
 
 def _bits_of_float32() -> None:
@@ -252,6 +383,8 @@ def _activation(impl: str) -> None:
     if "hopper" in impl:
         dtype = "float16" if impl == "cuda-hopper" else "float32"
         problem = in_formats(_PROBLEMS["few_channels"], "NHWC", "OHWI").replace(dtype=dtype)
+    if impl == "cuda-patch":
+        problem = _PROBLEMS["gaps_of_odd_length"].replace(dtype="float16")
     data = random_data(problem)
     for activation in ("relu", "silu", "gelu"):
         arguments = {**keywords(problem), "activation": activation}

@@ -8,11 +8,13 @@ import pytest
 
 import cupyconv
 from cupyconv import arrays, backends
+from cupyconv.bench import places
+from cupyconv.bench.timing import host_seconds
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.problem import PASSES
 from tests import agreement
 from tests.agreement import fits, planned
-from tests.configurations import CASES, FAMILY_CASES, HOPPER_CASES, in_formats
+from tests.configurations import CASES, FAMILY_CASES, HOPPER_CASES, PATCH_CASES, in_formats
 
 if arrays.device_count() == 0:
     pytest.skip("no usable GPU: the CuPy path was not run", allow_module_level=True)
@@ -45,6 +47,24 @@ def test_kernels_agree_exactly_with_the_reference(case, impl, dtype):
     passes = PASSES if impl == "auto" else fits(problem, impl, device)
     agreement.require_exact(
         cupyconv, problem, passes=passes, to_device=cupy.asarray, to_host=cupy.asnumpy, impl=impl
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", PATCH_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("last", [False, True], ids=["channels_first", "channels_last"])
+def test_patch_kernels_agree_exactly_with_the_reference(case, last, dtype):
+    rank = case.problem.spatial_rank
+    data, filters = data_formats(rank)[last], filter_formats(rank)[last]
+    problem = in_formats(case.problem, data, filters).replace(dtype=dtype)
+    agreement.require_exact(
+        cupyconv,
+        problem,
+        passes=fits(problem, "cuda-patch", backends.current_device(), "tf32"),
+        to_device=cupy.asarray,
+        to_host=cupy.asnumpy,
+        impl="cuda-patch",
+        precision="tf32",
     )
 
 
@@ -136,6 +156,27 @@ def test_results_come_from_the_memory_pool():
     y = cupyconv.conv_forward(x, w, **LAYER)
     assert pool.used_bytes() - before >= y.nbytes
     assert y.shape == problem.output_shape
+
+
+def test_a_repeated_calls_own_python_takes_less_than_10_us():
+    """Beyond the array and the launch, which are CuPy's; the best of a few medians."""
+    place = places.of("gpu")
+    shape, filters = (32, 56, 56, 64), (64, 3, 3, 64)
+    x, w = cupy.ones(shape, "float16"), cupy.ones(filters, "float16")
+    bias = cupy.ones(64, "float16")
+    rules = {"padding": 1, "data_format": "NHWC", "filter_format": "OHWI"}
+    calls = {
+        "forward": lambda _: cupyconv.conv_forward(x, w, **rules),
+        "bias": lambda _: cupyconv.conv_forward(x, w, bias, activation="relu", **rules),
+        "backprop_input": lambda _: cupyconv.conv_backprop_input(shape, w, x, **rules),
+    }
+    launch = min(place.launch_seconds() for _ in range(5))
+    own = {
+        name: min(host_seconds(call, 1, place.clock, 0.5) for _ in range(5)) - launch
+        for name, call in calls.items()
+    }
+    print(f"launch {launch * 1e6:.1f} us", {name: f"{s * 1e6:.1f} us" for name, s in own.items()})
+    assert max(own.values()) < 10e-6
 
 
 def test_views_are_read_and_written_in_place():

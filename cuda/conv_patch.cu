@@ -1,0 +1,655 @@
+// Convolution of few channels in one group, the first layer of a network above all, on the tensor
+// cores: 16-bit types, float32 rounded to tf32, and float64; 1-D to 3-D, any stride and dilation.
+//
+//   forward          y[n, z, p, q, k]  = sum over t, r, s, c of x[n, d, h, w, c] * w[k, t, r, s, c]
+//   backprop-filter  dw[k, t, r, s, c] = sum over n, z, p, q of dy[n, z, p, q, k] * x[n, d, h, w, c]
+//
+// with h = p * stride - pad + r * dilation, and d and w likewise.  The gradient of the input, which a
+// first layer does not need, has too few columns for these tiles.
+//
+// A row of the filter reads neighbours in memory: S * C of them where channels are last, S of each
+// channel where they are first.  But they begin anywhere, so that conv_gather.cu copies such a layer
+// element by element, and each element as often as windows overlap.  What this adds: the input under
+// a tile of TILE_P x TILE_Q neighbouring outputs of an image, zeros for the padding included, is
+// copied once to shared memory, the patch.  The flattened rows are gemm_k, each rounded up to whole
+// words, not to pieces: 154 for a layer of 7 x 7 x 3 in 16 bits, where windows of 4 channels and 8
+// columns would have 224.
+//
+//   pass             gemm_m          gemm_n            gemm_k          A          B
+//   forward          output pixels   filters           flattened rows  patch      w
+//   backprop_filter  filters         flattened rows    output pixels   dy         patch
+//
+// A word is what a register of a fragment holds: two 16-bit elements that are neighbours in the
+// patch, or one wider element.  Its address is the sum of its pixel's and its own within the window.
+// 16-bit words begin at even elements only.  Where windows begin at even and at odd ones (stride
+// times channels is odd), the pixels of a tile are in two CLASSES: those of the odd class have a
+// filter of their own, shifted by an element, and are numbered apart, so that fragments do not mix
+// classes.  Elements of a word that are beside the row, and words beyond the last row, are masked:
+// zeros of the filter do not meet what is not under the window, which may not be finite.
+//
+// Fragments of the patch are loaded a word at a time.  A fragment's pixels are neighbours in a row
+// and the words of a step neighbours in a filter row, so that most loads are from different banks;
+// LINE_PITCH, the elements from a line to the next, is chosen to keep the rest apart too.
+//
+// In backprop_filter the roles change: a word has two columns of gemm_n, and two words of
+// neighbouring pixels are exchanged half for half into the fragments of both columns.
+//
+// A block keeps the filter, or the sums of its gradient, and takes tile after tile; while it
+// multiplies one, the patch (and dy) of the next is copied.  In backprop_filter a block takes a chunk
+// of the tiles (blockIdx.x), 16 * ROW_TILES filters (blockIdx.y) and SHARE_WORDS words (blockIdx.z);
+// WARPS_K warps share out the pixels and add up in order, as conv_patch_reduce adds the chunks.
+//
+// A variant is chosen with -D: PASS (0 forward, 2 backprop-filter), STORAGE, INDEX, CHANNELS, X_LAST
+// (whether a line of the patch has all channels, else one), FILTER_T, FILTER_R, FILTER_S, STRIDE_H,
+// STRIDE_W, DILATION_H, DILATION_W, TILE_P, TILE_Q, LINE_PITCH, X_VECTOR (elements copied at once),
+// SHIFT (elements from an aligned one to the first window), Y_LAST (whether channels are contiguous
+// in y or dy), Y_VECTOR (elements of it moved at once), ASYNC_COPY (8.0 and later); of the forward
+// pass BLOCK_N (filters of a block), ACTIVATION; of backprop-filter ROW_TILES, WARPS_N and WARPS_K
+// (warps along words and pixels), WARP_WORDS (blocks of 8 words of a warp), SHARE_WORDS.
+#include "epilogue.cuh"
+#include "maps.cuh"
+#include "numeric.cuh"
+#include "ring.cuh"
+#include "vector.cuh"
+
+using Index = INDEX;
+using Storage = STORAGE;
+using Accumulator = typename Numeric<Storage>::Accumulator;
+using Word = typename Fragments<Storage>::Register;
+
+constexpr int WARPS = 4;
+constexpr int THREADS = WARPS * 32;
+constexpr int PIXELS = TILE_P * TILE_Q;
+constexpr int WORD = sizeof(Storage) == 2 ? 2 : 1;  // elements of a word
+constexpr int DEPTH = Fragments<Storage>::DEPTH;
+static_assert(DEPTH == 8 * WORD, "eight words are a step of gemm_k");
+
+// -- flattened rows ---------------------------------------------------------------------------------
+
+constexpr int STEP = X_LAST ? CHANNELS : 1;           // elements from a column of a line to the next
+constexpr int LINE_CHANNELS = X_LAST ? 1 : CHANNELS;  // lines of an input row
+constexpr int WINDOW_STEP = STRIDE_W * STEP;          // elements from a window to the next
+
+// A run of neighbours: the part of a line that is under the window or, with gaps in between, each of
+// its columns.  Runs are numbered by t, r, line and column.
+constexpr bool HAS_GAPS = DILATION_W > 1;
+constexpr int RUN = HAS_GAPS ? STEP : FILTER_S * STEP;
+constexpr int RUNS_OF_LINE = HAS_GAPS ? FILTER_S : 1;
+constexpr int RUNS = FILTER_T * FILTER_R * LINE_CHANNELS * RUNS_OF_LINE;
+
+constexpr int CLASSES = WORD == 2 && WINDOW_STEP % 2 ? 2 : 1;
+
+// Elements from the beginning of a word to that of the run in it.
+__device__ constexpr int lead(int pixel_class, int s) {
+  return (SHIFT + pixel_class * WINDOW_STEP + s * DILATION_W * STEP) % WORD;
+}
+// Leads that differ between columns make no difference: their runs are odd, and have room for one.
+constexpr int LARGEST_LEAD = CLASSES == 2 ? 1 : lead(0, 0);
+constexpr int RUN_WORDS = (RUN + LARGEST_LEAD + WORD - 1) / WORD;
+constexpr int WORDS = (RUNS * RUN_WORDS + 7) / 8 * 8;
+constexpr int STEPS = WORDS / 8;
+constexpr bool ALL_IN_WINDOW = RUN_WORDS * WORD == RUN && WORDS == RUNS * RUN_WORDS;
+
+// -- the patch --------------------------------------------------------------------------------------
+
+constexpr int ROWS = (TILE_P - 1) * STRIDE_H + (FILTER_R - 1) * DILATION_H + 1;
+constexpr int COLUMNS = (TILE_Q - 1) * STRIDE_W + (FILTER_S - 1) * DILATION_W + 1;
+constexpr int LINES = FILTER_T * ROWS * LINE_CHANNELS;
+constexpr int UNIT = X_VECTOR > WORD ? X_VECTOR : WORD;
+constexpr int LINE = (SHIFT + COLUMNS * STEP + UNIT - 1) / UNIT * UNIT;
+constexpr int PATCH = LINES * LINE_PITCH;
+static_assert(LINE_PITCH >= LINE && LINE_PITCH % UNIT == 0, "aligned lines that do not overlap");
+static_assert(SHIFT < X_VECTOR && TILE_Q * WINDOW_STEP % X_VECTOR == 0, "tiles begin alike");
+
+// The row and column in the tile of a pixel by its number, with the classes one after the other.
+// Both, and the place in the patch, are sums over the bits of the number.
+static_assert((TILE_P & (TILE_P - 1)) == 0 && (TILE_Q & (TILE_Q - 1)) == 0, "powers of two");
+static_assert(TILE_Q >= 8 * CLASSES, "eight neighbours of a class");
+constexpr int CLASS_PIXELS = PIXELS / CLASSES;
+constexpr int CLASS_COLUMNS = TILE_Q / CLASSES;
+__device__ constexpr int row_of(int number) { return number % CLASS_PIXELS / CLASS_COLUMNS; }
+__device__ constexpr int column_of(int number) {
+  return number % CLASS_COLUMNS * CLASSES + number / CLASS_PIXELS;
+}
+__device__ constexpr int window_of(int number) {  // first element, from that of pixel 0 on
+  return row_of(number) * (STRIDE_H * LINE_CHANNELS * LINE_PITCH) + column_of(number) * WINDOW_STEP;
+}
+
+// A word of the flattened rows.
+struct FlatWord {
+  int t, r, s, c;  // the first tap of its run
+  int first;       // number in the run of the word's first element: -1 if the run begins later
+  bool exists;
+
+  __device__ __forceinline__ FlatWord(int pixel_class, int number) {
+    const int run = number / RUN_WORDS, line = run / RUNS_OF_LINE;
+    s = run % RUNS_OF_LINE;
+    c = line % LINE_CHANNELS;
+    r = line / LINE_CHANNELS % FILTER_R;
+    t = line / LINE_CHANNELS / FILTER_R;
+    first = number % RUN_WORDS * WORD - lead(pixel_class, s);
+    exists = run < RUNS;
+  }
+
+  __device__ __forceinline__ bool in_window(int element) const {
+    return exists && first + element >= 0 && first + element < RUN;
+  }
+
+  // The tap that an element in the window is under.
+  __device__ __forceinline__ Tap<Index> tap(int element) const {
+    const int place = first + element;
+    return {c + place % STEP, t, r, s + place / STEP};
+  }
+
+  // Elements from the window's first one to the word, in the patch.
+  __device__ __forceinline__ int offset() const {
+    return ((t * ROWS + r * DILATION_H) * LINE_CHANNELS + c) * LINE_PITCH + s * DILATION_W * STEP +
+           first;
+  }
+};
+
+// Where a word is from its window's first element on, and which of its bits are under the window.
+// Where none are, it is the word before, which other lanes load from.
+struct alignas(8) WordPlace {
+  int offset;
+  unsigned mask;
+
+  __device__ __forceinline__ WordPlace(int pixel_class, int number) {
+    constexpr int COUNT = RUNS * RUN_WORDS;
+    const FlatWord word(pixel_class, number < COUNT ? number : COUNT - 1);
+    mask = word.in_window(0) ? WORD == 2 ? 0x0000ffffu : 0xffffffffu : 0;
+    if (WORD == 2 && word.in_window(1)) mask |= 0xffff0000u;
+    offset = word.offset() - (mask == 0 ? WORD : 0);
+    if (number >= COUNT) mask = 0;
+  }
+};
+
+__device__ __forceinline__ unsigned masked(unsigned word, unsigned mask) { return word & mask; }
+__device__ __forceinline__ double masked(double word, unsigned mask) { return mask ? word : 0.0; }
+
+__device__ __forceinline__ unsigned load_word(const half_t* at) {
+  return *reinterpret_cast<const unsigned*>(at);
+}
+#if ASYNC_COPY
+__device__ __forceinline__ unsigned load_word(const bfloat16_t* at) {
+  return *reinterpret_cast<const unsigned*>(at);
+}
+__device__ __forceinline__ unsigned load_word(const float* at) { return ptx::tf32_from_f32(*at); }
+__device__ __forceinline__ double load_word(const double* at) { return *at; }
+#endif
+
+// -- tiles ------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ Index narrowed(long long value) { return static_cast<Index>(value); }
+
+// The tiles of all images, numbered with neighbours in a row first.
+struct Tiles {
+  const ConvParameters& p;
+  long long of_image[3];  // along Z, P, Q
+  Index count;
+
+  __device__ __forceinline__ explicit Tiles(const ConvParameters& parameters) : p(parameters) {
+    of_image[0] = p.output[0];
+    of_image[1] = (p.output[1] + TILE_P - 1) / TILE_P;
+    of_image[2] = (p.output[2] + TILE_Q - 1) / TILE_Q;
+    count = narrowed(p.batch * of_image[0] * of_image[1] * of_image[2]);
+  }
+
+  // A tile's first output.
+  __device__ __forceinline__ Pixel<Index> first(Index number) const {
+    Pixel<Index> tile = pixel_at(number, of_image);
+    tile.h *= TILE_P;
+    tile.w *= TILE_Q;
+    return tile;
+  }
+};
+
+// Copies the input under a tile, which may take until the next wait.
+__device__ __forceinline__ void copy_patch(Storage* patch, const Storage* x, const ConvParameters& p,
+                                           const Pixel<Index>& tile) {
+  const Index first_d = tile.d * narrowed(p.stride[0]) - narrowed(p.pad[0]);
+  const Index first_h = tile.h * STRIDE_H - narrowed(p.pad[1]);
+  const Index first_w = tile.w * STRIDE_W - narrowed(p.pad[2]);
+  const Index width = narrowed(p.input[2]);
+  constexpr int PIECES = LINE / X_VECTOR;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < LINES * PIECES; i += THREADS) {
+    const int line = i / PIECES, element = i % PIECES * X_VECTOR;
+    const Index d = first_d + line / LINE_CHANNELS / ROWS * narrowed(p.dilation[0]);
+    const Index h = first_h + line / LINE_CHANNELS % ROWS;
+    bool inside = d >= 0 && d < narrowed(p.input[0]) && h >= 0 && h < narrowed(p.input[1]);
+    Index place;  // from the row's first pixel on
+    if constexpr (X_VECTOR > 1) {  // an input row is elements that follow each other
+      place = first_w * STEP - SHIFT + element;
+      inside = inside && place >= 0 && place < width * STEP;
+    } else {
+      const Index w = first_w + element / STEP;
+      inside = inside && w >= 0 && w < width;
+      place = inside ? w * narrowed(p.x_stride[4]) + element % STEP * narrowed(p.x_stride[1]) : 0;
+    }
+    const Storage* source = x;
+    if (inside)  // beyond, an offset may not fit into an Index
+      source += pixel_offset(Pixel<Index>{tile.n, d, h, 0}, p.x_stride) +
+                line % LINE_CHANNELS * narrowed(p.x_stride[1]) + place;
+    copy_piece<X_VECTOR>(patch + line * LINE_PITCH + element, source, inside);
+  }
+}
+
+extern __shared__ __align__(128) unsigned char shared_memory[];
+
+// Blocks of a multiprocessor that registers are kept for, by those that a thread's sums take.
+__device__ constexpr int resident_blocks(int sums) {
+  const int registers = sums * static_cast<int>(sizeof(Accumulator) / 4);
+  return registers <= 32 ? 4 : registers <= 64 ? 3 : 2;
+}
+
+#if PASS == 0
+
+// -- forward ----------------------------------------------------------------------------------------
+
+constexpr int WARP_M = PIXELS / WARPS;
+static_assert(WARP_M % 16 == 0 && BLOCK_N % 16 == 0, "whole fragments only");
+static_assert(CLASS_PIXELS % WARP_M == 0, "a warp's pixels are of one class");
+
+// The tile of y on its way out, with lines along the axis that is contiguous in memory.
+struct OutputTile {
+  static constexpr int LINES = Y_LAST ? PIXELS : BLOCK_N;
+  static constexpr int LINE = Y_LAST ? BLOCK_N : PIXELS;
+  // Longer than LINE, so that lines start in other banks.
+  static constexpr int PADDING = sizeof(Storage) == 2 ? 8 : 4;
+  alignas(16) Storage element[LINES][LINE + PADDING];
+};
+
+// The filter in the order of B fragments: a lane's four registers of 16 filters and a step, in
+// pieces of 16 bytes.
+struct FilterTile {
+  static constexpr int VECTOR = 16 / sizeof(Word);
+  alignas(16) Word word[CLASSES][STEPS][BLOCK_N / 16][4 / VECTOR][32][VECTOR];
+
+  __device__ __forceinline__ Word* at(int pixel_class, int number, int filter) {
+    const int lane = filter % 8 * 4 + number % 4;
+    const int place = filter / 8 % 2 * 2 + number / 4 % 2;  // as load_fragments has them
+    return &word[pixel_class][number / 8][filter / 16][place / VECTOR][lane][place % VECTOR];
+  }
+};
+
+struct SharedMemory {
+  FilterTile filter;
+  alignas(16) Storage patch[2][PATCH];  // of this tile, and of the next
+  OutputTile output;
+  WordPlace place[CLASSES][WORDS];
+  Accumulator bias[BLOCK_N];
+};
+
+// Fills the filter, zeros where no tap is or no filter, eight filters of a word at a time.
+__device__ __forceinline__ void load_filter(FilterTile& tile, const Storage* w,
+                                            const ConvParameters& p, Index first_filter) {
+  for (int i = threadIdx.x; i < CLASSES * WORDS * (BLOCK_N / 8); i += THREADS) {
+    const int number = i % WORDS, pixel_class = i / WORDS % CLASSES;
+    const int filter = i / WORDS / CLASSES * 8;
+    const FlatWord word(pixel_class, number);
+    Index offset[WORD] = {};
+    bool inside[WORD];
+#pragma unroll
+    for (int e = 0; e < WORD; ++e) {
+      inside[e] = word.in_window(e);
+      if (inside[e]) offset[e] = tap_offset(word.tap(e), p.w_stride);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const Index k = first_filter + filter + j;
+      alignas(8) Storage element[WORD];
+#pragma unroll
+      for (int e = 0; e < WORD; ++e)
+        element[e] = inside[e] && k < narrowed(p.filters)
+                         ? w[k * narrowed(p.w_stride[0]) + offset[e]]
+                         : Storage{};
+      *tile.at(pixel_class, number, filter + j) = load_word(element);
+    }
+  }
+}
+
+struct Sums {
+  Accumulator value[WARP_M / 16][BLOCK_N / 8][4] = {};
+
+  // The products of this warp's pixels.
+  __device__ __forceinline__ void multiply(const SharedMemory& shared, const Storage* patch) {
+    const int first = threadIdx.x / 32 * WARP_M, lane = threadIdx.x % 32;
+    const int pixel_class = first / CLASS_PIXELS;
+    const Storage* windows = patch + SHIFT + window_of(first) + window_of(lane / 4);
+#pragma unroll 2
+    for (int step = 0; step < STEPS; ++step) {
+      Word a[WARP_M / 16][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const WordPlace place = shared.place[pixel_class][step * 8 + half * 4 + lane % 4];
+#pragma unroll
+        for (int i = 0; i < WARP_M / 8; ++i) {
+          const Word word = load_word(windows + place.offset + window_of(i * 8));
+          a[i / 2][half * 2 + i % 2] = ALL_IN_WINDOW ? word : masked(word, place.mask);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < BLOCK_N / 16; ++j) {
+        constexpr int VECTOR = FilterTile::VECTOR;
+        Word b[4];
+#pragma unroll
+        for (int piece = 0; piece < 4; piece += VECTOR) {
+          const auto loaded = *reinterpret_cast<const Piece<Word, VECTOR>*>(
+              shared.filter.word[pixel_class][step][j][piece / VECTOR][lane]);
+#pragma unroll
+          for (int e = 0; e < VECTOR; ++e) b[piece + e] = loaded.element[e];
+        }
+#pragma unroll
+        for (int i = 0; i < WARP_M / 16; ++i) {
+          multiply_fragments(value[i][j * 2], a[i], b[0], b[1], Storage{});
+          multiply_fragments(value[i][j * 2 + 1], a[i], b[2], b[3], Storage{});
+        }
+      }
+    }
+  }
+
+  // Rounds them into the tile of y.
+  __device__ __forceinline__ void finish(SharedMemory& shared) const {
+    const int first = threadIdx.x / 32 * WARP_M, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < WARP_M / 8; ++i) {
+      const int number = first + i * 8 + lane / 4;
+      const int pixel = row_of(number) * TILE_Q + column_of(number);
+#pragma unroll
+      for (int j = 0; j < BLOCK_N / 8; ++j) {
+        const int filter = j * 8 + lane % 4 * 2;
+        Accumulator two[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          two[e] = activate<ACTIVATION>(value[i / 2][j][i % 2 * 2 + e] + shared.bias[filter + e]);
+        if constexpr (Y_LAST) {
+          store_piece<2>(&shared.output.element[pixel][filter], two);
+        } else {
+          shared.output.element[filter][pixel] = Numeric<Storage>::narrow(two[0]);
+          shared.output.element[filter + 1][pixel] = Numeric<Storage>::narrow(two[1]);
+        }
+      }
+    }
+  }
+};
+
+// Stores a tile of y, for BLOCK_N filters from the first on.
+__device__ __forceinline__ void store_tile(const OutputTile& output, Storage* y,
+                                           const ConvParameters& p, const Pixel<Index>& tile,
+                                           Index first_filter) {
+  using OutputPiece = Piece<Storage, Y_VECTOR>;
+  constexpr int PIECES = OutputTile::LINE / Y_VECTOR;
+  const Index rows = narrowed(p.output[1]) - tile.h, columns = narrowed(p.output[2]) - tile.w;
+  const Index filters = narrowed(p.filters) - first_filter;
+  y += pixel_offset(tile, p.y_stride) + first_filter * narrowed(p.y_stride[1]);
+  for (int i = threadIdx.x; i < OutputTile::LINES * PIECES; i += THREADS) {
+    const int line = i / PIECES, place = i % PIECES * Y_VECTOR;
+    const int pixel = Y_LAST ? line : place, filter = Y_LAST ? place : line;
+    const int row = pixel / TILE_Q, column = pixel % TILE_Q;
+    if (filter >= filters || row >= rows || column >= columns) continue;
+    *reinterpret_cast<OutputPiece*>(y + row * narrowed(p.y_stride[3]) +
+                                    column * narrowed(p.y_stride[4]) +
+                                    filter * narrowed(p.y_stride[1])) =
+        *reinterpret_cast<const OutputPiece*>(&output.element[line][place]);
+  }
+}
+
+// bias may be null.  blockIdx.y is a block of filters.
+extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(WARP_M * BLOCK_N / 32))
+    conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ w,
+               const Storage* __restrict__ bias, Storage* __restrict__ y,
+               const __grid_constant__ ConvParameters p) {
+  SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
+  const Tiles tiles(p);
+  const Index first_filter = static_cast<Index>(blockIdx.y) * BLOCK_N;
+
+  Index number = static_cast<Index>(blockIdx.x);
+  Pixel<Index> tile = tiles.first(number);
+  copy_patch(shared.patch[0], x, p, tile);
+  commit_copies();
+  load_filter(shared.filter, w, p, first_filter);
+  for (int i = threadIdx.x; i < CLASSES * WORDS; i += THREADS)
+    shared.place[i / WORDS][i % WORDS] = WordPlace(i / WORDS, i % WORDS);
+  for (int i = threadIdx.x; i < BLOCK_N; i += THREADS) {
+    const Index k = first_filter + i;
+    shared.bias[i] = bias != nullptr && k < narrowed(p.filters)
+                         ? Numeric<Storage>::widen(bias[k * narrowed(p.bias_stride)])
+                         : Accumulator(0);
+  }
+
+#pragma unroll 1
+  for (int parity = 0; number < tiles.count; parity ^= 1) {
+    number += static_cast<Index>(gridDim.x);
+    const Pixel<Index> next = tiles.first(number);
+    wait_for_copies<0>();
+    __syncthreads();  // this patch and the filter are complete; the last patch and tile are used up
+    if (number < tiles.count) copy_patch(shared.patch[parity ^ 1], x, p, next);
+    commit_copies();
+    Sums sums;
+    sums.multiply(shared, shared.patch[parity]);
+    sums.finish(shared);
+    __syncthreads();  // the tile of y is complete
+    store_tile(shared.output, y, p, tile, first_filter);
+    tile = next;
+  }
+}
+
+#else
+
+// -- backprop-filter --------------------------------------------------------------------------------
+
+constexpr int BLOCK_M = 16 * ROW_TILES;
+constexpr int WARP_PIXELS = PIXELS / WARPS_K;
+static_assert(WARPS_N * WARPS_K == WARPS, "a warp for each part");
+// A tap is in one word for the even class, and may be in the next for the odd one.
+static_assert(CLASSES == 1 || SHARE_WORDS % RUN_WORDS == 0, "whole runs: taps are of one share");
+static_assert(SHARE_WORDS <= WARPS_N * WARP_WORDS * 8, "a share fits a block");
+static_assert(WARP_PIXELS % DEPTH == 0, "whole fragments only");
+static_assert(CLASS_PIXELS % WARP_PIXELS == 0, "a warp's pixels are of one class");
+
+// dy under a tile, its pixels by number, with lines along the axis that is contiguous in memory.
+using GradientTile = RingTile<Storage, Y_LAST ? PIXELS : BLOCK_M, Y_LAST ? BLOCK_M : PIXELS, !Y_LAST>;
+
+struct Stage {
+  GradientTile dy;
+  alignas(16) Storage patch[PATCH];
+};
+
+// Copies dy at a tile, zeros where it has no pixel or no filter.
+__device__ __forceinline__ void copy_gradient(GradientTile& gradient, const Storage* dy,
+                                              const ConvParameters& p, const Pixel<Index>& tile,
+                                              Index first_filter) {
+  constexpr int PIECES = GradientTile::LINE / Y_VECTOR;
+  const Index rows = narrowed(p.output[1]) - tile.h, columns = narrowed(p.output[2]) - tile.w;
+  const Index filters = narrowed(p.filters) - first_filter;
+  dy += pixel_offset(tile, p.y_stride) + first_filter * narrowed(p.y_stride[1]);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < GradientTile::LINES * PIECES; i += THREADS) {
+    const int line = i / PIECES, place = i % PIECES * Y_VECTOR;
+    // Neighbours in memory are taken together, which in a row are of both classes.
+    const int row = Y_LAST ? row_of(line) : place / TILE_Q;
+    const int column = Y_LAST ? column_of(line) : place % TILE_Q;
+    const int filter = Y_LAST ? place : line;
+    const bool inside = filter < filters && row < rows && column < columns;
+    const Storage* source = dy;
+    if (inside)
+      source += row * narrowed(p.y_stride[3]) + column * narrowed(p.y_stride[4]) +
+                filter * narrowed(p.y_stride[1]);
+    if constexpr (Y_LAST || CLASSES == 1) {
+      copy_piece<Y_VECTOR>(gradient.at(line, place), source, inside);
+    } else {
+      Piece<Storage, Y_VECTOR> piece = {};
+      if (inside) piece = *reinterpret_cast<const Piece<Storage, Y_VECTOR>*>(source);
+#pragma unroll
+      for (int e = 0; e < Y_VECTOR; ++e) {
+        const int number =
+            (column + e) % 2 * CLASS_PIXELS + row * CLASS_COLUMNS + (column + e) / 2;
+        *gradient.at(line, number) = piece.element[e];
+      }
+    }
+  }
+}
+
+// Registers of B for the columns that a word has, of its pixels in the order of the fragment.
+__device__ __forceinline__ void exchange(unsigned (&b)[2][2], const unsigned (&word)[4],
+                                         const unsigned (&mask)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    b[0][half] = __byte_perm(word[2 * half], word[2 * half + 1], 0x5410) & mask[half];
+    b[1][half] = __byte_perm(word[2 * half], word[2 * half + 1], 0x7632) & mask[half];
+  }
+}
+template <class Wide>
+__device__ __forceinline__ void exchange(Wide (&b)[1][2], const Wide (&word)[2],
+                                         const unsigned (&mask)[2]) {
+  b[0][0] = masked(word[0], mask[0]);
+  b[0][1] = masked(word[1], mask[1]);
+}
+
+struct Sums {
+  Accumulator value[ROW_TILES][WARP_WORDS][WORD][4] = {};
+  int share, first_word, first_pixel, pixel_class;  // of this warp; words count from the share's on
+  int offset[WARP_WORDS];                           // of this lane's words, for its first pixel
+
+  __device__ __forceinline__ explicit Sums(int first_word_of_share) : share(first_word_of_share) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    first_word = warp % WARPS_N * WARP_WORDS * 8;
+    first_pixel = warp / WARPS_N * WARP_PIXELS;
+    pixel_class = first_pixel / CLASS_PIXELS;
+#pragma unroll
+    for (int j = 0; j < WARP_WORDS; ++j)
+      offset[j] = SHIFT + window_of(first_pixel) + window_of(lane % 4 * WORD) +
+                  WordPlace(pixel_class, share + first_word + j * 8 + lane / 4).offset;
+  }
+
+  // Adds the products of this warp's pixels, of which rows x columns of the tile exist.
+  __device__ __forceinline__ void multiply(Stage& stage, Index rows, Index columns) {
+    // Rows and columns beyond this lane's first pixel.
+    const int own = first_pixel + threadIdx.x % 4 * WORD;
+    rows -= row_of(own);
+    columns -= column_of(own);
+#pragma unroll
+    for (int step = 0; step < WARP_PIXELS; step += DEPTH) {
+      // A lane's pixels of a fragment: WORD neighbours, and as many half a step further on.
+      constexpr int COUNT = 2 * WORD;
+      unsigned mask[2] = {};
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) {
+        const int further = step + i / WORD * (DEPTH / 2) + i % WORD;
+        if (row_of(further) < rows && column_of(further) < columns)
+          mask[i / WORD] |= WORD == 1 ? 0xffffffffu : 0xffffu << 16 * (i % WORD);
+      }
+      Word a[ROW_TILES][4];
+#pragma unroll
+      for (int i = 0; i < ROW_TILES; ++i)
+        load_fragments<true>(a[i], stage.dy, i * 16, first_pixel + step);
+#pragma unroll
+      for (int j = 0; j < WARP_WORDS; ++j) {
+        Word word[COUNT], b[WORD][2];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+          word[i] = load_word(stage.patch + offset[j] +
+                              window_of(step + i / WORD * (DEPTH / 2) + i % WORD));
+        exchange(b, word, mask);
+#pragma unroll
+        for (int i = 0; i < ROW_TILES; ++i)
+#pragma unroll
+          for (int e = 0; e < WORD; ++e)
+            multiply_fragments(value[i][j][e], a[i], b[e][0], b[e][1], Storage{});
+      }
+    }
+  }
+
+  // Writes them to a chunk's workspace, or adds them to what is there.
+  __device__ __forceinline__ void store(Accumulator* partial, const ConvParameters& p,
+                                        Index first_filter, bool adds) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < WARP_WORDS; ++j)
+#pragma unroll
+      for (int e = 0; e < WORD; ++e)
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          const int number = first_word + j * 8 + lane % 4 * 2 + side;
+          const FlatWord word(pixel_class, share + number);
+          if (number >= SHARE_WORDS || !word.in_window(e)) continue;
+          const Tap<Index> tap = word.tap(e);
+          Accumulator* filters =
+              partial + (((tap.t * FILTER_R + tap.r) * FILTER_S + tap.s) * CHANNELS + tap.c) *
+                            static_cast<long long>(p.filters);
+#pragma unroll
+          for (int i = 0; i < 2 * ROW_TILES; ++i) {
+            const Index filter = first_filter + i * 8 + lane / 4;
+            if (filter >= narrowed(p.filters)) continue;
+            const Accumulator sum = value[i / 2][j][e][i % 2 * 2 + side];
+            filters[filter] = adds ? filters[filter] + sum : sum;
+          }
+        }
+  }
+};
+
+// One block sums a chunk of the tiles (blockIdx.x) for its filters (blockIdx.y) and words
+// (blockIdx.z) into partial: (chunk, t, r, s, c, k).
+extern "C" __global__ void __launch_bounds__(
+    THREADS, resident_blocks(BLOCK_M * WARP_WORDS * 8 * WORD / 32))
+    conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ dy,
+               Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {
+  Stage* stages = reinterpret_cast<Stage*>(shared_memory);  // of this tile, and of the next
+  const Tiles tiles(p);
+  const Index first_filter = static_cast<Index>(blockIdx.y) * BLOCK_M;
+
+  // This chunk's share of the tiles.
+  const Index share = (tiles.count + gridDim.x - 1) / static_cast<Index>(gridDim.x);
+  const Index begin = static_cast<Index>(blockIdx.x) * share;
+  const Index rest = tiles.count - begin;
+  const Index count = rest < 0 ? 0 : rest < share ? rest : share;
+  auto copy = [&](Index number, const Pixel<Index>& tile) {
+    Stage& stage = stages[number % 2];
+    copy_patch(stage.patch, x, p, tile);
+    copy_gradient(stage.dy, dy, p, tile, first_filter);
+  };
+
+  Sums sums(static_cast<int>(blockIdx.z) * SHARE_WORDS);
+  Pixel<Index> tile = tiles.first(begin);
+  if (count > 0) copy(0, tile);
+  commit_copies();
+#pragma unroll 1
+  for (Index number = 0; number < count; ++number) {
+    wait_for_copies<0>();
+    __syncthreads();  // this stage is complete, the other one used up
+    const Pixel<Index> next = tiles.first(begin + number + 1);
+    if (number + 1 < count) copy(number + 1, next);
+    commit_copies();
+    sums.multiply(stages[number % 2], narrowed(p.output[1]) - tile.h,
+                  narrowed(p.output[2]) - tile.w);
+    tile = next;
+  }
+
+  partial += static_cast<long long>(blockIdx.x) * (FILTER_T * FILTER_R * FILTER_S * CHANNELS) *
+             p.filters;
+#pragma unroll 1
+  for (int turn = 0; turn < WARPS_K; ++turn) {
+    if (static_cast<int>(threadIdx.x) / 32 / WARPS_N == turn)
+      sums.store(partial, p, first_filter, turn > 0);
+    __syncthreads();  // the sums of this turn are written
+  }
+}
+
+// Adds the chunks' sums in order, one thread for each element of dw.
+extern "C" __global__ void __launch_bounds__(256)
+    conv_patch_reduce(const Accumulator* __restrict__ partial, Storage* __restrict__ dw,
+                      const int chunks, const __grid_constant__ ConvParameters p) {
+  const long long elements = p.filters * (FILTER_T * FILTER_R * FILTER_S * CHANNELS);
+  const long long element = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (element >= elements) return;
+
+  Accumulator sum = 0;
+  for (int chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * elements + element];
+  const Index filter = narrowed(element % p.filters);
+  const Tap<Index> tap = tap_at(narrowed(element / p.filters), Index(CHANNELS), p.filter);
+  dw[filter * narrowed(p.w_stride[0]) + tap_offset(tap, p.w_stride)] =
+      Numeric<Storage>::narrow(sum);
+}
+
+#endif

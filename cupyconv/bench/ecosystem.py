@@ -1,0 +1,363 @@
+"""What the ways into other libraries cost on the CPU: PyTorch's operators and Dask's tasks.
+
+    python -m cupyconv.bench.ecosystem --json tests/cpu/results/ecosystem.json
+
+It asks how long a call through ``cupyconv.torch`` takes on a layer so small that nothing else
+counts, and how much of it is PyTorch's own; how much longer a layer that fits into memory takes on
+a Dask cluster than in one process on the same cores; and how much memory a worker takes at most
+for a layer that does not fit.  Needs Linux, PyTorch, Dask with distributed, and Zarr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import cupyconv
+from cupyconv import ConvProblem
+from cupyconv.bench import environment, places
+
+ROUNDS = 7  # turns that each call takes; the median counts
+
+TINY = ConvProblem((1, 4, 8, 8), (4, 4, 3, 3), padding=1)
+FITS = ConvProblem((8, 64, 112, 112), (64, 64, 3, 3), padding=1)
+CHUNKS = (1, 64, 56, 112)  # of x of FITS
+TOO_LARGE = ConvProblem((1, 4, 160, 512, 512), (4, 4, 3, 3, 3), padding=1)
+MEMORY_LIMIT = 300_000_000  # bytes of a worker, of which a new one takes about half
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure everything, print it, and write it to a file."""
+    parser = argparse.ArgumentParser(prog="python -m cupyconv.bench.ecosystem", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures are kept")
+    path = parser.parse_args(arguments).json
+    options = ["--json", str(path)] if path else []
+    place = places.of("cpu")
+    about = environment.describe(place, ["-m", "cupyconv.bench.ecosystem", *options], "python")
+    versions = {name: environment.version(name) for name in ("dask", "distributed", "zarr")}
+    found = {
+        "environment": about | versions,
+        "torch": asdict(torch_calls(TINY)),
+        "dask": asdict(dask_time(FITS, CHUNKS, environment.threads())),
+        "dask_memory": asdict(dask_memory(TOO_LARGE, MEMORY_LIMIT)),
+    }
+    text = json.dumps(found, indent=1)
+    print(text)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+def _medians(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Median seconds of each call; they take turns of at least one call."""
+    turns: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            count, start = 0, perf_counter()
+            while count == 0 or perf_counter() - start < seconds:
+                call()
+                count += 1
+            turns[name].append((perf_counter() - start) / count)
+    return {name: median(times) for name, times in turns.items()}
+
+
+# -- PyTorch ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TorchCalls:
+    """Microseconds of a call on one thread, by what is called.
+
+    Attributes:
+        layer: what is computed.
+        forward: "numpy" is ``cupyconv.conv_forward`` on the same numbers; "idle" is a custom
+            operator registered as ours are that computes nothing, and so what PyTorch takes for
+            any that is written in Python; "torch" is PyTorch's own function.
+        gradients: the same for the forward pass and both gradients.
+    """
+
+    layer: str
+    forward: dict[str, float]
+    gradients: dict[str, float]
+
+
+def torch_calls(problem: ConvProblem, seconds: float = 0.1) -> TorchCalls:
+    """Time calls on a 2-D layer.
+
+    Args:
+        seconds: of one turn of one call.
+    """
+    import torch
+
+    import cupyconv.torch as ct
+
+    numbers = torch.Generator().manual_seed(0)
+    x, w, dy = (
+        torch.randn(shape, generator=numbers)
+        for shape in (problem.input_shape, problem.filter_shape, problem.output_shape)
+    )
+    leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+    arrays = [tensor.numpy() for tensor in (x, w, dy)]
+    padding = problem.padding[0][0]
+    rules: dict[str, Any] = {"stride": problem.stride, "padding": padding}
+    convs: dict[str, Callable[..., Any]] = {
+        "cupyconv.torch": ct.conv2d,
+        "idle": _idle_operator(problem.output_shape),
+        "torch": torch.nn.functional.conv2d,
+    }
+
+    def gradients(conv: Callable[..., Any]) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(conv(*leaves, **rules), leaves, dy)
+
+    def numpy_gradients() -> None:
+        cupyconv.conv_forward(*arrays[:2], **rules)
+        cupyconv.conv_backward(*arrays, needs=("input", "filter"), **rules)
+
+    forward: dict[str, Callable[[], Any]] = {
+        "numpy": lambda: cupyconv.conv_forward(*arrays[:2], **rules),
+        **{name: partial(conv, x, w, **rules) for name, conv in convs.items()},
+    }
+    both = {"numpy": numpy_gradients, **{name: gradients(conv) for name, conv in convs.items()}}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = [_medians(calls, seconds) for calls in (forward, both)]
+    finally:
+        torch.set_num_threads(threads)
+    return TorchCalls(
+        str(problem), *({name: s * 1e6 for name, s in times.items()} for times in found)
+    )
+
+
+@cache
+def _idle_library() -> Any:
+    """Operators with the signatures of ours that make their results and compute nothing."""
+    import torch
+
+    library = torch.library.Library("cupyconv_idle", "DEF")
+    for name in ("forward", "backprop_input", "backprop_filter"):
+        shape = "SymInt[] output_shape" if name == "forward" else "SymInt[] shape"
+        library.define(
+            f"{name}({shape}, Tensor first, Tensor second, SymInt[] stride, SymInt[] padding, "
+            "SymInt[] dilation, SymInt groups) -> Tensor"
+        )
+        library.impl(name, lambda shape, *_: torch.empty(shape), "CPU")
+    ours = torch.ops.cupyconv_idle
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        _, x, w, *ctx.layer = inputs
+        ctx.save_for_backward(x, w)
+
+    def backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
+        x, w = ctx.saved_tensors
+        dx = ours.backprop_input.default(x.shape, w, dy, *ctx.layer)
+        dw = ours.backprop_filter.default(w.shape, x, dy, *ctx.layer)
+        return None, dx, dw, None, None, None, None
+
+    for name in ("forward", "backprop_input", "backprop_filter"):
+        torch.library.register_autograd(
+            f"cupyconv_idle::{name}", backward, setup_context=setup, lib=library
+        )
+    return library
+
+
+def _idle_operator(output_shape: Sequence[int]) -> Callable[..., Any]:
+    import torch
+
+    _idle_library()
+    operator, shape = torch.ops.cupyconv_idle.forward.default, list(output_shape)
+
+    def conv(x: Any, w: Any, stride: Sequence[int], padding: int) -> Any:
+        return operator(shape, x, w, list(stride), [padding] * 4, [1, 1], 1)
+
+    return conv
+
+
+# -- Dask ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DaskTime:
+    """Seconds of each pass in one process and on a cluster of the same cores.
+
+    Attributes:
+        layer, chunks: what is computed, and how x is cut.
+        workers: processes of one thread each.
+        one_process: by pass, with as many threads of BLAS as there are workers.
+        cluster: by pass, from chunks in the workers' memory to chunks in the workers' memory.
+        overhead: how much longer the cluster takes, as a share of the time of one process.
+    """
+
+    layer: str
+    chunks: tuple[int, ...]
+    workers: int
+    one_process: dict[str, float]
+    cluster: dict[str, float]
+    overhead: dict[str, float]
+
+
+def dask_time(problem: ConvProblem, chunks: tuple[int, ...], workers: int) -> DaskTime:
+    """Time each pass of a layer in this process and on a cluster."""
+    import dask
+    import dask.array as da
+    from distributed import wait
+
+    import cupyconv.dask as cd
+
+    numbers = np.random.default_rng(0)
+    x, w, dy = (
+        numbers.standard_normal(shape).astype(problem.dtype)
+        for shape in (problem.input_shape, problem.filter_shape, problem.output_shape)
+    )
+    rules: dict[str, Any] = {"stride": problem.stride, "padding": problem.padding}
+    alone: dict[str, Callable[[], Any]] = {
+        "forward": lambda: cupyconv.conv_forward(x, w, **rules),
+        "backprop_input": lambda: cupyconv.conv_backprop_input(x.shape, w, dy, **rules),
+        "backprop_filter": lambda: cupyconv.conv_backprop_filter(x, w.shape, dy, **rules),
+    }
+    with _cluster(workers, memory_limit=0) as client:
+        lazy_x = da.from_array(x, chunks=chunks)
+        like_y = cd.conv_forward(lazy_x, w, **rules).chunks
+        lazy_x, lazy_dy = client.persist([lazy_x, da.from_array(dy, chunks=like_y)])
+        wait([lazy_x, lazy_dy])
+        lazy = {
+            "forward": lambda: cd.conv_forward(lazy_x, w, **rules),
+            "backprop_input": lambda: cd.conv_backprop_input(x.shape, w, lazy_dy, **rules),
+            "backprop_filter": lambda: cd.conv_backprop_filter(lazy_x, w.shape, lazy_dy, **rules),
+        }
+
+        def on_workers(make: Callable[[], Any]) -> Callable[[], None]:
+            def call() -> None:
+                with dask.config.set(scheduler=client):
+                    wait(client.persist(make()))
+
+            return call
+
+        times = _medians(
+            alone | {f"{name} on workers": on_workers(make) for name, make in lazy.items()}, 0
+        )
+    one = {name: times[name] for name in alone}
+    cluster = {name: times[f"{name} on workers"] for name in alone}
+    overhead = {name: cluster[name] / one[name] - 1 for name in alone}
+    return DaskTime(str(problem), chunks, workers, one, cluster, overhead)
+
+
+@dataclass(frozen=True)
+class DaskMemory:
+    """What workers take for a layer whose tensors are larger than their memory.
+
+    Attributes:
+        layer: of which the forward pass is computed, from a Zarr folder to another.
+        chunks: of x, as ``suggest_chunks`` gives them for the limit.
+        workers: processes of one thread each.
+        bytes: of x and y.
+        limit: bytes that each worker may take.
+        before, peaks: resident bytes of each worker, when it was new and at most.
+        seconds: that it took.
+    """
+
+    layer: str
+    chunks: tuple[int, ...]
+    workers: int
+    bytes: int
+    limit: int
+    before: tuple[int, ...]
+    peaks: tuple[int, ...]
+    seconds: float
+
+
+def dask_memory(problem: ConvProblem, limit: int, workers: int = 2) -> DaskMemory:
+    """Peak memory of the workers that convolve a volume on disk."""
+    import dask.array as da
+    import zarr
+
+    import cupyconv.dask as cd
+
+    numbers = np.random.default_rng(0)
+    w = numbers.standard_normal(problem.filter_shape).astype(problem.dtype)
+    with _cluster(workers, limit) as client, tempfile.TemporaryDirectory() as folder:
+        client.run(_import)
+        before = client.run(_peak_bytes)
+        free = limit - max(before.values())
+        suggested = cd.suggest_chunks(problem, free)
+        chunks = tuple(max(sizes) for sizes in suggested)
+        x = zarr.create_array(
+            f"{folder}/x.zarr", shape=problem.input_shape, chunks=chunks, dtype=problem.dtype
+        )
+        for start in range(0, problem.input_shape[2], chunks[2]):
+            slab = slice(None), slice(None), slice(start, start + chunks[2])
+            x[slab] = numbers.standard_normal(x[slab].shape, dtype="float32")
+        began = perf_counter()
+        y = cd.conv_forward(
+            da.from_zarr(f"{folder}/x.zarr"), w, stride=problem.stride, padding=problem.padding
+        )
+        cd.to_zarr(y, f"{folder}/y.zarr")
+        seconds = perf_counter() - began
+        peaks = client.run(_peak_bytes)
+    return DaskMemory(
+        str(problem),
+        chunks,
+        workers,
+        x.nbytes + y.nbytes,
+        limit,
+        tuple(before.values()),
+        tuple(peaks.values()),
+        seconds,
+    )
+
+
+@contextmanager
+def _cluster(workers: int, memory_limit: int) -> Iterator[Any]:
+    """A client of workers of one thread each, with bytes for each, or 0 for no limit."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            memory_limit=memory_limit,
+            dashboard_address=None,
+            silence_logs=40,
+        ) as cluster,
+        Client(cluster) as client,
+        dask.config.set(scheduler=client),
+    ):
+        yield client
+
+
+def _import() -> None:
+    """Load on a worker what its first task would."""
+    import zarr  # noqa: F401
+
+    import cupyconv.dask
+
+    x = np.ones((1, 1, 3), np.float32)
+    cupyconv.conv_forward(x, x)
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process has taken; Linux only.
+
+    Not what getrusage says, which begins with the memory of the process that started this one.
+    """
+    status = Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""The passes on Dask arrays: which part of which operand each chunk of a result is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from math import prod
+from typing import Any
+
+import dask.array as da
+
+from cupyconv import formats
+from cupyconv.dask.chunks import as_chunked, shared_dtype
+from cupyconv.dask.graph import FAN_IN, Graph
+from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, reach_of, window_of
+from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
+from cupyconv.errors import ConvError
+from cupyconv.problem import ConvProblem, Padding, Size, shape_text
+
+
+def conv_forward(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    *,
+    stride: Size = 1,
+    padding: Padding = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    data_format: str | None = None,
+    filter_format: str | None = None,
+    precision: str = "ieee",
+    impl: str = "auto",
+) -> da.Array:
+    """``cupyconv.conv_forward`` on Dask arrays.
+
+    Args:
+        x: input; its chunks decide those of the result.
+        w: filter, of x's dtype; a Dask array, or any array that ``conv_forward`` takes.  Its chunks
+            over O are those of the result's channels.
+        bias: (K,), likewise.
+        stride, padding, dilation, groups, data_format, filter_format, precision, impl: as for
+            ``cupyconv.conv_forward``.
+
+    Returns:
+        y, with a chunk for each of x's over the batch and space: the outputs whose windows are
+        centred in it.
+
+    Raises:
+        ConvError: no such convolution exists, or a chunk's size is unknown (nan).
+        ConvTypeError: dtypes that differ or are not supported.
+    """
+    x, w = as_chunked("x", x), as_chunked("w", w)
+    layer: dict[str, Any] = {
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+        "data_format": data_format,
+        "filter_format": filter_format,
+    }
+    problem = ConvProblem(x.shape, w.shape, dtype=shared_dtype(x=x, w=w), **layer)
+    graph = Graph("forward", problem, precision, impl, x, w, bias)
+    if bias is not None:
+        bias = as_chunked("bias", bias)
+        shared_dtype(x=x, bias=bias)
+        if bias.shape != problem.bias_shape:
+            raise ConvError(
+                "the bias must have one value for each output channel",
+                f"bias is {shape_text(bias.shape) or 'a scalar'}, the filter has {problem.K} "
+                "output channels",
+                f"Pass a bias of shape ({problem.K},)",
+            )
+    n_axis, c_axis, *spatial = problem.data_axes
+    batches = ranges_of(x.chunks[n_axis])
+    blocks = channel_blocks(
+        problem, bounds_of(x.chunks[c_axis]), bounds_of(w.chunks[problem.filter_axes[0]])
+    )
+    graph.sums(any(len(pieces) > 1 for _, pieces in blocks))
+    grids = [
+        split(output_bounds(axis, bounds_of(x.chunks[position])))
+        for axis, position in zip(problem.axes, spatial, strict=True)
+    ]
+    for place, (batch, (filters, pieces), *outputs) in combinations(batches, blocks, *grids):
+        windows = [window_of(axis, *o) for axis, o in zip(problem.axes, outputs, strict=True)]
+        terms = []
+        for number, (channels, taken, count) in enumerate(pieces):
+            inputs = [window[0] for window in windows]
+            arguments = [
+                graph.gather(x, graph.data(batch, channels, *inputs)),
+                graph.gather(w, graph.filters(filters, taken)),
+            ]
+            if bias is not None and number == 0:
+                arguments.append(graph.gather(bias, [filters]))
+            shape = lengths_of(graph.data(batch, filters, *outputs))
+            terms.append(graph.block([pads for _, pads in windows], count, shape, arguments))
+        graph.finish(graph.data(*place), terms)
+    sizes = (batches, [k for k, _ in blocks], *grids)
+    return graph.array(graph.data(*map(lengths_of, sizes)), [x, w, bias])
+
+
+def conv_backprop_input(
+    input_shape: Iterable[int],
+    w: Any,
+    dy: Any,
+    *,
+    stride: Size = 1,
+    padding: Padding = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    data_format: str | None = None,
+    filter_format: str | None = None,
+    precision: str = "ieee",
+    impl: str = "auto",
+) -> da.Array:
+    """``cupyconv.conv_backprop_input`` on Dask arrays.
+
+    Args:
+        input_shape: shape of x.
+        w: filter, of dy's dtype; a Dask array, or any array that ``conv_forward`` takes.  Without
+            groups, its chunks over I are those of the result's channels.
+        dy: gradient with respect to the output; its chunks decide those of the result.
+        stride, padding, dilation, groups, data_format, filter_format, precision, impl: as for
+            ``cupyconv.conv_backprop_input``.
+
+    Returns:
+        dx, with a chunk for each of dy's over the batch and space.
+
+    Raises:
+        ConvError, ConvTypeError: as for ``conv_forward``.
+    """
+    w, dy = as_chunked("w", w), as_chunked("dy", dy)
+    layer: dict[str, Any] = {
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+        "data_format": data_format,
+        "filter_format": filter_format,
+    }
+    problem = ConvProblem(input_shape, w.shape, dtype=shared_dtype(w=w, dy=dy), **layer)
+    problem.require_output_gradient(dy.shape)
+    graph = Graph("backprop_input", problem, precision, impl, dy, w)
+    n_axis, k_axis, *spatial = problem.data_axes
+    batches = ranges_of(dy.chunks[n_axis])
+    wanted = bounds_of(w.chunks[problem.filter_axes[1]]) if problem.groups == 1 else [0, problem.C]
+    blocks = channel_blocks(problem, wanted, bounds_of(dy.chunks[k_axis]), of_input=True)
+    graph.sums(any(len(pieces) > 1 for _, pieces in blocks))
+    grids = [
+        split(input_bounds(axis, bounds_of(dy.chunks[position])))
+        for axis, position in zip(problem.axes, spatial, strict=True)
+    ]
+    for place, (batch, (channels, pieces), *inputs) in combinations(batches, blocks, *grids):
+        reaches = [reach_of(axis, *h) for axis, h in zip(problem.axes, inputs, strict=True)]
+        terms = []
+        for filters, taken, count in pieces:
+            outputs = [reach[0] for reach in reaches]
+            arguments = [
+                graph.gather(w, graph.filters(filters, taken)),
+                graph.gather(dy, graph.data(batch, filters, *outputs)),
+            ]
+            shape = lengths_of(graph.data(batch, channels, *inputs))
+            read = [
+                (computed[0] - h[0], computed[1] - h[0])
+                for (_, computed, _), h in zip(reaches, inputs, strict=True)
+            ]
+            into = graph.data((0, batch[1] - batch[0]), (0, channels[1] - channels[0]), *read)
+            pads = [pads for *_, pads in reaches]
+            terms.append(graph.block(pads, count, shape, arguments, into=into))
+        graph.finish(graph.data(*place), terms)
+    sizes = (batches, [c for c, _ in blocks], *grids)
+    return graph.array(graph.data(*map(lengths_of, sizes)), [w, dy])
+
+
+def conv_backprop_filter(
+    x: Any,
+    filter_shape: Iterable[int],
+    dy: Any,
+    *,
+    stride: Size = 1,
+    padding: Padding = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    data_format: str | None = None,
+    filter_format: str | None = None,
+    precision: str = "ieee",
+    impl: str = "auto",
+) -> da.Array:
+    """``cupyconv.conv_backprop_filter`` on Dask arrays.
+
+    Each chunk of dy gives a part of the sum, and the parts are added in a tree of fixed order.
+
+    Args:
+        x: input, of dy's dtype; a Dask array, or any array that ``conv_forward`` takes.
+        filter_shape: shape of w.
+        dy: gradient with respect to the output; its chunks are the parts of the sum.
+        stride, padding, dilation, groups, data_format, filter_format, precision, impl: as for
+            ``cupyconv.conv_backprop_filter``.
+
+    Returns:
+        dw, chunked over O as dy's channels are, and without groups over I as x's are.
+
+    Raises:
+        ConvError, ConvTypeError: as for ``conv_forward``.
+    """
+    x, dy = as_chunked("x", x), as_chunked("dy", dy)
+    layer: dict[str, Any] = {
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+        "data_format": data_format,
+        "filter_format": filter_format,
+    }
+    problem = ConvProblem(x.shape, filter_shape, dtype=shared_dtype(x=x, dy=dy), **layer)
+    problem.require_output_gradient(dy.shape)
+    graph = Graph("backprop_filter", problem, precision, impl, dy, x)
+    n_axis, c_axis, *spatial = problem.data_axes
+    batches = ranges_of(dy.chunks[n_axis])
+    blocks = channel_blocks(problem, bounds_of(x.chunks[c_axis]), bounds_of(dy.chunks[c_axis]))
+    grids = [ranges_of(dy.chunks[position]) for position in spatial]
+    graph.sums(len(batches) * prod(map(len, grids)) > 1)
+    in_depth = (
+        [taken for _, taken, _ in blocks[0][1]] if groups == 1 else [(0, problem.C // groups)]
+    )
+    for k_place, (filters, pieces) in enumerate(blocks):
+        parts = []
+        for channels, taken, count in pieces:
+            terms = []
+            for batch, *outputs in product(batches, *grids):
+                windows = [
+                    window_of(axis, *o) for axis, o in zip(problem.axes, outputs, strict=True)
+                ]
+                inputs = [window[0] for window in windows]
+                arguments = [
+                    graph.gather(x, graph.data(batch, channels, *inputs)),
+                    graph.gather(dy, graph.data(batch, filters, *outputs)),
+                ]
+                shape = lengths_of(graph.filters(filters, taken))
+                terms.append(graph.block([pads for _, pads in windows], count, shape, arguments))
+            parts.append(terms)
+        if groups == 1:
+            for i_place, terms in enumerate(parts):
+                graph.finish(graph.filters(k_place, i_place, taps=0), terms)
+        else:
+            graph.finish(graph.filters(k_place, 0, taps=0), *parts, join=problem.filter_axes[1])
+    sizes = graph.filters(lengths_of([k for k, _ in blocks]), lengths_of(in_depth))
+    taps = set(problem.filter_axes[2:])
+    chunks = [(size[1],) if axis in taps else size for axis, size in enumerate(sizes)]
+    return graph.array(chunks, [x, dy])
+
+
+def conv_backprop_bias(dy: Any, *, data_format: str | None = None) -> da.Array:
+    """``cupyconv.conv_backprop_bias`` on Dask arrays: dy summed over all axes but the channels.
+
+    Args:
+        dy: (N, K, spatial) in ``data_format`` order.
+
+    Returns:
+        db, (K,), chunked as dy's channels are.
+
+    Raises:
+        ConvError, ConvTypeError: as for ``conv_forward``.
+    """
+    dy = as_chunked("dy", dy)
+    name = shared_dtype(dy=dy)
+    rank = dy.ndim - 2
+    if rank not in formats.SPATIAL_AXES:
+        raise ConvError(
+            "dy must have a batch axis, a channel axis and 1 to 3 spatial axes",
+            f"it is {shape_text(dy.shape) or 'a scalar'}",
+            "Pass 3 to 5 axes",
+        )
+    n_axis, _, *spatial = formats.data_axes(formats.resolve_data_format(data_format, rank))
+    wide = "float64" if name == "float64" else "float32"
+    return dy.sum(axis=(n_axis, *spatial), dtype=wide, split_every=FAN_IN).astype(dy.dtype)

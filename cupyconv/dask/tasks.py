@@ -1,0 +1,91 @@
+"""What the tasks do, on the chunks themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cupyconv import operations
+from cupyconv.dask.ranges import Range, lengths_of
+
+
+def cut(chunk: Any, where: tuple[slice, ...]) -> Any:
+    """A part of a chunk; copied, because a view would keep the whole chunk in memory."""
+    return chunk[where].copy()
+
+
+def join(shape: tuple[int, ...], places: Sequence[tuple[slice, ...]], pieces: Sequence[Any]) -> Any:
+    joined = np.empty_like(pieces[0], shape=shape)
+    for place, piece in zip(places, pieces, strict=True):
+        joined[place] = piece
+    return joined
+
+
+def concatenate(axis: int, parts: Sequence[Any]) -> Any:
+    return np.concatenate(parts, axis=axis)
+
+
+def add(parts: Sequence[Any]) -> Any:
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total
+
+
+def cast(dtype: np.dtype, array: Any) -> Any:
+    return array.astype(dtype)
+
+
+def _operands(wide: bool, *given: Any) -> list[Any]:
+    return [array.astype(np.float32) if wide else array for array in given]
+
+
+def _forward(
+    shape: tuple[int, ...], layer: dict[str, Any], x: Any, w: Any, *bias: Any, wide: bool
+) -> Any:
+    x, w, *shift = _operands(wide, x, w, *bias)
+    if 0 not in x.shape:
+        return operations.conv_forward(x, w, *shift, **layer)
+    y = np.zeros_like(x, shape=shape)  # under every window there is padding only
+    if shift:
+        y += shift[0].reshape([-1 if letter == "C" else 1 for letter in layer["data_format"]])
+    return y
+
+
+def _backprop_input(
+    shape: tuple[int, ...],
+    layer: dict[str, Any],
+    w: Any,
+    dy: Any,
+    *,
+    wide: bool,
+    into: tuple[Range, ...],
+) -> Any:
+    w, dy = _operands(wide, w, dy)
+    computed = lengths_of(into)
+    if 0 in dy.shape or 0 in computed:  # no window reaches this chunk
+        return np.zeros_like(dy, shape=shape)
+    dx = operations.conv_backprop_input(computed, w, dy, **layer)
+    if computed == shape:
+        return dx
+    whole = np.zeros_like(dy, shape=shape)
+    whole[tuple(slice(*one) for one in into)] = dx
+    return whole
+
+
+def _backprop_filter(
+    shape: tuple[int, ...], layer: dict[str, Any], x: Any, dy: Any, *, wide: bool
+) -> Any:
+    x, dy = _operands(wide, x, dy)
+    if 0 in x.shape:
+        return np.zeros_like(dy, shape=shape)
+    return operations.conv_backprop_filter(x, shape, dy, **layer)
+
+
+COMPUTE: dict[str, Callable[..., Any]] = {
+    "forward": _forward,
+    "backprop_input": _backprop_input,
+    "backprop_filter": _backprop_filter,
+}

@@ -1,0 +1,97 @@
+"""Launches of the patch kernels (cuda/conv_patch.cu)."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from cupyconv.gpu import parameters
+from cupyconv.gpu.launch import STORAGE, Launch
+from cupyconv.planning import cost, patch
+from cupyconv.planning.device import Device
+from cupyconv.planning.plan import PassPlan
+from cupyconv.planning.request import Request
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES, ConvProblem
+
+THREADS = 32 * patch.WARPS
+_REDUCE_THREADS = 256
+
+
+def prepare(
+    pass_plan: PassPlan,
+    problem: ConvProblem,
+    strides: Strides,
+    activation: str | None,
+    device: Device,
+) -> tuple[Launch, ...]:
+    """The launches of one planned pass; backprop_filter has the reduction of its chunks too."""
+    request = Request(problem, pass_plan.pass_, device, strides=strides)
+    access, made = patch.access_of(request), patch.cut(request)
+    assert made is not None
+    is_filter = pass_plan.pass_ == "backprop_filter"
+    depth, height, width = patch.spatial(problem.filter_sizes)
+    defines: dict[str, str | int] = {
+        "PASS": PASSES.index(pass_plan.pass_),
+        "STORAGE": STORAGE[problem.dtype],
+        "INDEX": parameters.index_type(problem, strides),
+        "CHANNELS": problem.C,
+        "X_LAST": int(access.x_last),
+        "FILTER_T": depth,
+        "FILTER_R": height,
+        "FILTER_S": width,
+        "STRIDE_H": patch.spatial(problem.stride)[1],
+        "STRIDE_W": problem.stride[-1],
+        "DILATION_H": patch.spatial(problem.dilation)[1],
+        "DILATION_W": problem.dilation[-1],
+        "TILE_P": made.tile_p,
+        "TILE_Q": made.tile_q,
+        "LINE_PITCH": made.line_pitch,
+        "X_VECTOR": access.x_vector,
+        "SHIFT": access.shift,
+        "Y_LAST": int(access.y_last),
+        "Y_VECTOR": access.y_vector,
+        "ASYNC_COPY": int(device.capability >= (8, 0)),
+    }
+    if is_filter:
+        defines |= {
+            "ROW_TILES": made.filters // 16,
+            "WARPS_N": made.warps_n,
+            "WARPS_K": made.warps_k,
+            "WARP_WORDS": made.warp_words,
+            "SHARE_WORDS": made.share_words,
+        }
+    else:
+        defines |= {"BLOCK_N": made.filters, "ACTIVATION": parameters.ACTIVATIONS[activation]}
+    packed = parameters.pack(problem, strides)
+    filter_blocks = -(-problem.K // made.filters)
+
+    def launch(entry: str, grid: tuple[int, ...], threads: int, *arguments: object) -> Launch:
+        shared = made.shared_bytes if entry == "conv_patch" else 0
+        return Launch(
+            "conv_patch.cu", entry, tuple(defines.items()), grid, (threads,), shared, arguments
+        )
+
+    if not is_filter:
+        # Blocks stay, and take as many tiles each as others do.
+        multiprocessors = device.multiprocessors or cost.chip_of(device).multiprocessors
+        at_once = max(multiprocessors * made.resident // filter_blocks, 1)
+        tiles_each = max(-(-made.tiles // at_once), 1)
+        grid = (-(-made.tiles // tiles_each), filter_blocks)
+        return (launch("conv_patch", grid, THREADS, "x", "w", "bias", "y", packed),)
+    chunks = np.int32(pass_plan.splits)
+    return (
+        launch(
+            "conv_patch",
+            (pass_plan.splits, filter_blocks, made.shares),
+            THREADS,
+            *("x", "y", "workspace", packed),
+        ),
+        launch(
+            "conv_patch_reduce",
+            (-(-prod(problem.filter_shape) // _REDUCE_THREADS),),
+            _REDUCE_THREADS,
+            *("workspace", "w", chunks, packed),
+        ),
+    )

@@ -1,0 +1,68 @@
+"""What the ways into other libraries cost: the measurements themselves, on small layers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import pytest
+
+from cupyconv import ConvProblem
+from cupyconv.bench import ecosystem
+from cupyconv.problem import PASSES
+
+
+def test_calls_through_pytorch_are_timed_beside_its_own():
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    found = ecosystem.torch_calls(ecosystem.TINY, seconds=0)
+    for times in (found.forward, found.gradients):
+        assert list(times) == ["numpy", "cupyconv.torch", "idle", "torch"]
+        assert all(0 < microseconds < 1e6 for microseconds in times.values())
+    assert found.layer == str(ecosystem.TINY)
+
+
+def test_an_idle_operator_makes_what_a_convolution_would():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    problem = ecosystem.TINY
+    x, w = torch.ones(problem.input_shape), torch.ones(problem.filter_shape)
+    leaves = [t.requires_grad_() for t in (x, w)]
+    y = ecosystem._idle_operator(problem.output_shape)(x, w, stride=(1, 1), padding=1)
+    assert y.shape == problem.output_shape
+    shapes = [g.shape for g in torch.autograd.grad(y, leaves, torch.ones_like(y))]
+    assert shapes == [problem.input_shape, problem.filter_shape]
+
+
+def test_figures_are_printed_and_kept_with_their_command(monkeypatch, tmp_path, capsys):
+    calls = ecosystem.TorchCalls("a layer", {"torch": 5.0}, {"torch": 40.0})
+    once = dict.fromkeys(PASSES, 1.0)
+    fits = ecosystem.DaskTime("a layer", (1, 2, 3), 2, once, once, dict.fromkeys(PASSES, 0.0))
+    large = ecosystem.DaskMemory("a layer", (1, 2, 3), 2, 9, 8, (1, 1), (4, 5), 2.5)
+    for name, value in (("torch_calls", calls), ("dask_time", fits), ("dask_memory", large)):
+        monkeypatch.setattr(ecosystem, name, lambda *_, value=value: value)
+    path = tmp_path / "new" / "figures.json"
+    ecosystem.main(["--json", str(path)])
+    kept = json.loads(path.read_text())
+    assert kept == json.loads(capsys.readouterr().out)
+    assert kept["environment"]["command"].startswith("python -m cupyconv.bench.ecosystem --json")
+    assert kept["torch"] == asdict(calls)
+    assert kept["dask_memory"]["peaks"] == [4, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read as Linux tells it")
+@pytest.mark.filterwarnings("ignore")  # of distributed, about its own processes and sockets
+def test_dask_is_measured_on_a_cluster():
+    pytest.importorskip("distributed")
+    pytest.importorskip("zarr")
+    problem = ConvProblem((2, 3, 20, 18), (4, 3, 3, 3), padding=1)
+    found = ecosystem.dask_time(problem, (1, 3, 10, 18), 1)
+    assert set(found.one_process) == set(found.cluster) == set(found.overhead) == set(PASSES)
+    for name in PASSES:
+        share = found.cluster[name] / found.one_process[name] - 1
+        assert found.overhead[name] == pytest.approx(share)
+    volume = ConvProblem((1, 1, 40, 300, 300), (1, 1, 3, 3, 3), padding=1)
+    memory = ecosystem.dask_memory(volume, 400_000_000, workers=1)
+    assert memory.bytes == 2 * 4 * 40 * 300 * 300
+    (before,), (peak,) = memory.before, memory.peaks
+    assert 50e6 < before <= peak < 400e6

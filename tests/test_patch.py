@@ -1,0 +1,344 @@
+"""The patch kernels on the CPU, under the checker, and the layers that they are planned for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvProblem
+from cupyconv.backends import Tensors
+from cupyconv.gpu import parameters
+from cupyconv.planning import Device, Request, patch, plan_pass
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.strides import Strides
+from tests import agreement, emulator
+from tests.agreement import fits
+from tests.configurations import (
+    CASES,
+    DTYPES,
+    FAMILY_CASES,
+    PATCH_CASES,
+    all_formats,
+    in_formats,
+    keywords,
+    random_data,
+)
+
+IMPL = "cuda-patch"
+TAKEN = ("forward", "backprop_filter")
+
+
+def require_exact(problem, arch="sm_80"):
+    """Both passes agree with the reference, in a schedule that depends on the problem's size."""
+    assert fits(problem, IMPL, arch, "tf32") == TAKEN
+    with emulator.settings(emulator.SCHEDULES[sum(problem.input_shape) % 3]):
+        agreement.require_exact(
+            emulator, problem, impl=IMPL, arch=arch, precision="tf32", passes=TAKEN
+        )
+
+
+# Each case builds two kernels; the edges of these are also hit, if less clearly, by the others.
+SLOW_CASES = {
+    "runs_of_whole_words",
+    "one_channel",
+    "filters_beyond_a_block",
+    "gaps_between_windows",
+    "gaps_in_the_window",
+    "windows_wholly_in_the_padding",
+    "eleven_by_eleven",
+    "a_row",
+    "a_row_with_gaps",
+    "eight_channels_one_tap",
+}
+EDGES = [
+    pytest.param(number, id=case.name, marks=pytest.mark.slow if case.name in SLOW_CASES else ())
+    for number, case in enumerate(PATCH_CASES)
+]
+
+
+@pytest.mark.parametrize("number", EDGES)
+def test_edges(number):
+    """In one of six formats and one of four dtypes, 16-bit ones twice as often."""
+    dtype = ("float16", "bfloat16", "float32", "float16", "bfloat16", "float64")[number % 6]
+    formats = all_formats(PATCH_CASES[number].problem.replace(dtype=dtype))
+    require_exact(formats[number * 5 % len(formats)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(PATCH_CASES)), ids=[c.name for c in PATCH_CASES])
+def test_every_format(number):
+    for turn, problem in enumerate(all_formats(PATCH_CASES[number].problem)):
+        require_exact(problem.replace(dtype="float16"))
+        other = problem.replace(dtype=DTYPES[(number + turn) % 4])
+        if fits(other, IMPL, "sm_80", "tf32"):  # wide elements need more shared memory
+            require_exact(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cases_of_all_families(dtype):
+    for number, case in enumerate((*CASES, *FAMILY_CASES)):
+        formats = all_formats(case.problem.replace(dtype=dtype))
+        problem = formats[number % len(formats)]
+        if fits(problem, IMPL, "sm_80", "tf32"):
+            require_exact(problem)
+
+
+def random_layer(seed):
+    numbers = np.random.default_rng(seed)
+
+    def pick(first, last):
+        return int(numbers.integers(first, last + 1))
+
+    rank = pick(1, 3)
+    taps = [pick(1, (12, 7, 3)[rank - 1]) for _ in range(rank)]
+    stride, dilation = ([pick(1, 4) for _ in taps] for _ in range(2))
+    dilation = [gap if seed % 3 == 0 else 1 for gap in dilation]
+    reach = [(tap - 1) * gap + 1 for tap, gap in zip(taps, dilation, strict=True)]
+    channels = pick(1, 5)
+    problem = ConvProblem(
+        (pick(1, 3), channels, *(pick(size, size + (200, 30, 9)[rank - 1]) for size in reach)),
+        (pick(1, 40), channels, *taps),
+        stride=stride,
+        dilation=dilation,
+        padding=[(pick(0, size), pick(0, size)) for size in reach],
+        dtype=DTYPES[seed % 4],
+    )
+    formats = all_formats(problem)
+    return formats[pick(0, len(formats) - 1)]
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_random_layers(seed):
+    require_exact(random_layer(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 80))
+def test_more_random_layers(seed):
+    require_exact(random_layer(seed))
+
+
+def test_without_the_instructions_of_8_0():
+    require_exact(PATCH_CASES[1].problem.replace(dtype="float16"), "sm_75")
+
+
+def test_64_bit_indices(monkeypatch):
+    monkeypatch.setattr("cupyconv.gpu.parameters.index_type", lambda *_: "long long")
+    require_exact(PATCH_CASES[1].problem.replace(dtype="float16"))
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_bias_and_activation(activation):
+    problem = in_formats(PATCH_CASES[1].problem, "NHWC", "HWIO").replace(dtype="float16")
+    data = random_data(problem)
+    arguments = {**keywords(problem), "activation": activation}
+    got = emulator.conv_forward(data.x, data.w, data.bias, impl=IMPL, **arguments)
+    expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
+    difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+    assert difference.max() < 2e-2  # sums of up to 20, rounded to 11 bits
+
+
+def test_float32_is_rounded_to_tf32():
+    """Each operand to 10 bits of fraction, ties away from zero, and nothing else lost."""
+    problem = in_formats(PATCH_CASES[1].problem, "NHWC", "HWIO")
+    data = random_data(problem)
+    data.x[0, 0, 0] = np.float32(1 + 2**-11)  # half way between two of tf32's numbers
+    rounded = replace(data, **{role: _as_tf32(getattr(data, role)) for role in ("x", "w", "dy")})
+    for pass_ in TAKEN:
+        got = agreement.compute(emulator, pass_, problem, data, impl=IMPL, precision="tf32")
+        expected = agreement.compute(cupyconv, pass_, problem, rounded, impl="reference")
+        assert np.abs(got - expected).max() < 2e-4
+        exact = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
+        assert np.abs(got - exact).max() > 1e-3
+
+
+def _as_tf32(array):
+    bits = array.view(np.uint32)
+    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def test_all_bits_of_x_reach_the_filter_gradient():
+    """Filter k has a gradient at pixel k only, so that dw is the window there."""
+    problem = ConvProblem((1, 3, 8, 16), (8, 3, 3, 3), stride=(6, 2), dtype="float16")
+    data = random_data(problem)
+    data.dy[...] = 0
+    pixels = np.arange(problem.output_sizes[1])
+    data.dy[0, pixels, 0, pixels] = 1
+    got = agreement.compute(emulator, "backprop_filter", problem, data, impl=IMPL)
+    for k in pixels:
+        assert (got[k] == data.x[0, :, :3, 2 * k : 2 * k + 3]).all()
+
+
+# What gemm_k's padding meets: elements of a word beside the run, of either class or between taps,
+# words beyond the last run, and pixels beyond the output.
+SPECIAL_LAYERS = {
+    "odd_run": ("NHWC", (1, 3, 13, 21), (5, 3, 3, 3), {"stride": 2}),
+    "two_classes": ("NHWC", (1, 3, 12, 20), (5, 3, 3, 3), {"padding": 1}),
+    "gaps": ("NCHW", (1, 1, 9, 30), (5, 1, 2, 3), {"dilation": 3}),
+    "even_run_of_two_classes": ("NCHW", (1, 2, 14, 22), (5, 2, 2, 4), {"stride": (2, 3)}),
+}
+
+
+@pytest.mark.parametrize(
+    ("pass_", "layer", "dtype"),
+    [
+        *(("forward", layer, "float16") for layer in SPECIAL_LAYERS),
+        ("backprop_filter", "two_classes", "float16"),
+        ("backprop_filter", "two_classes", "float32"),
+    ],
+)
+def test_not_a_number_stays_where_it_belongs(pass_, layer, dtype):
+    data_format, x_shape, w_shape, rules = SPECIAL_LAYERS[layer]
+    problem = ConvProblem(x_shape, w_shape, dtype=dtype, **rules)
+    problem = in_formats(problem, data_format, "OIHW")
+    data = random_data(problem)
+    # In the corner, where no window or only some have it; in dw, the others would be everywhere.
+    specials = {(-1, -1): np.nan}
+    if pass_ == "forward":
+        specials |= {(5, 9): np.nan, (1, -3): np.inf}
+    for (h, w), special in specials.items():
+        data.x[(0, 0, h, w) if data_format == "NCHW" else (0, h, w, 0)] = special
+    got = agreement.compute(emulator, pass_, problem, data, impl=IMPL, precision="tf32")
+    got = got.astype(np.float64)
+    expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
+    expected = expected.astype(np.float64)
+    assert np.isfinite(expected).any()
+    assert (np.isnan(got) == np.isnan(expected)).all()
+    assert (np.isinf(got) == np.isinf(expected)).all()
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(got[finite], expected[finite], rtol=4e-3, atol=4e-2)
+
+
+def test_views_are_read_and_written_in_place():
+    problem = PATCH_CASES[1].problem.replace(dtype="float16")
+    data = random_data(problem)
+    wide = np.zeros((*data.x.shape[:-1], 2 * data.x.shape[-1] + 1), data.x.dtype)
+    x = wide[..., 1::2]
+    x[...] = data.x
+    y = np.zeros((*problem.output_shape[:-1], 3 * problem.output_shape[-1]), x.dtype)[..., ::3]
+    emulator.conv_forward(x, data.w, out=y, impl=IMPL, **keywords(problem))
+    assert (y == emulator.conv_forward(data.x, data.w, impl=IMPL, **keywords(problem))).all()
+
+
+@pytest.mark.parametrize("pass_", TAKEN)
+def test_loads_from_the_patch_meet_as_many_conflicts_as_planned(pass_):
+    problem = ConvProblem((1, 3, 12, 32), (64, 3, 3, 3), padding=1, dtype="float16")
+    device = emulator.convolutions.backend("sm_80").device
+    rows = patch.rows_of(Request(problem, pass_, device))
+    outcomes = []
+    with emulator.settings(bank_conflicts=True, on_outcome=outcomes.append):
+        agreement.require_exact(emulator, problem, impl=IMPL, passes=(pass_,))
+    text = (emulator.build.KERNEL_DIRECTORY / "conv_patch.cu").read_text().split("\n")
+    loads = [
+        one
+        for one in outcomes[0].bank_conflicts
+        if one.file.endswith("conv_patch.cu")
+        and "reinterpret_cast<const unsigned*>(at)" in text[one.line - 1]
+    ]
+    requests = sum(one.requests for one in loads)
+    assert requests > 0
+    assert sum(one.wavefronts for one in loads) == rows.conflicts * requests
+
+
+def _only_the_last_tile(problem):
+    """Whether the forward pass's last output is right, of which only the last block is run.
+
+    The grid has a block for each tile, and only the pages that the last one touches exist.
+    """
+    backend = emulator.convolutions.backend("sm_80")
+    backend.device = replace(backend.device, multiprocessors=2**40)
+    pass_plan = plan_pass(problem, "forward", backend.device, IMPL)
+    height, width = problem.filter_sizes
+    values = np.random.default_rng(0).integers(1, 4, (height, width)).astype("float16")
+    w = np.random.default_rng(1).integers(1, 4, problem.filter_shape).astype("float16")
+    x = emulator.memory.lazy(problem.input_shape, np.float16, "x")
+    y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
+    x[0, 0, -height:, -width:] = values
+    made = patch.cut(Request(problem, "forward", backend.device))
+    with emulator.settings(blocks=[made.tiles - 1]):
+        tensors = Tensors(x, emulator.memory.array(w, "w"), y)
+        backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
+    return y[0, 0, -1, -1] == (values * w[0, 0]).sum()
+
+
+def test_a_tensor_beyond_32_bits():
+    """x and y have more than 2^32 elements."""
+    assert _only_the_last_tile(ConvProblem((1, 1, 65_600, 65_600), (1, 1, 3, 3), dtype="float16"))
+
+
+def test_32_bits_that_hold_all_elements_but_not_those_under_a_whole_tile(monkeypatch):
+    """The only row of outputs begins tiles of eight, whose last would be beyond 2^31."""
+    problem = ConvProblem((1, 1, 3, 45_000_000), (1, 1, 3, 3), stride=(30, 1), dtype="float16")
+    monkeypatch.setattr(patch, "_PIXELS", (128,))
+    monkeypatch.setattr(patch, "_COLUMNS", (16,))
+    assert parameters.index_type(problem, Strides.contiguous(problem)) == "int"
+    assert _only_the_last_tile(problem)
+
+
+def test_first_layers_are_planned_for_it_and_others_are_not():
+    first = ConvProblem(
+        (32, 224, 224, 3),
+        (7, 7, 3, 64),
+        stride=2,
+        padding=3,
+        data_format="NHWC",
+        dtype="float16",
+    )
+    wider = first.replace(input_shape=(32, 112, 112, 64), filter_shape=(3, 3, 64, 64), stride=1)
+    for arch in ("sm_80", "sm_86", "sm_90a", "sm_120a"):
+        for data_format, filter_format in (("NHWC", "HWIO"), ("NCHW", "OIHW")):
+            for problem, taken in ((first, True), (wider, False)):
+                laid_out = in_formats(problem, data_format, filter_format)
+                for pass_ in TAKEN:
+                    planned = plan_pass(laid_out, pass_, Device.of(arch)).implementation
+                    assert (planned == IMPL) == taken, f"{pass_} of {laid_out} on {arch}: {planned}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "pass_", "reason"),
+    [
+        ({}, "backprop_input", "computes forward and backprop_filter"),
+        ({"dtype": "float32"}, "forward", "precision='tf32' permits"),
+        ({"dtype": "float64"}, "forward", "tensor cores for float64"),
+        ({"filter_shape": (8, 2, 3, 3), "groups": 2}, "forward", "one group, not 2"),
+        ({"input_shape": (1, 9, 9, 9), "filter_shape": (8, 9, 3, 3)}, "forward", "not 9"),
+        ({"input_shape": (1, 4, 99, 99), "filter_shape": (8, 4, 33, 33)}, "forward", "do not fit"),
+    ],
+)
+def test_refusals_say_why(changes, pass_, reason):
+    problem = ConvProblem((1, 4, 9, 9), (8, 4, 3, 3), dtype="float16").replace(**changes)
+    refusal = FAMILIES[IMPL].refuses(Request(problem, pass_, Device.of("sm_86")))
+    assert refusal is not None
+    assert reason in refusal
+
+
+def test_the_filter_gradient_needs_a_chunk_of_workspace():
+    problem = ConvProblem((8, 4, 64, 64), (8, 4, 3, 3), dtype="float16")
+    chunk = 4 * 8 * 4 * 9
+    device = Device.of("sm_80")
+    planned = plan_pass(problem, "backprop_filter", device, IMPL, workspace_limit=3 * chunk)
+    assert (planned.splits, planned.workspace_bytes) == (3, 3 * chunk)
+    with pytest.raises(cupyconv.ConvError, match=f"at least {chunk} bytes"):
+        plan_pass(problem, "backprop_filter", device, IMPL, workspace_limit=chunk - 1)
+
+
+def test_cuts_cover_the_layer_within_the_chips_shared_memory():
+    for seed in range(100):
+        problem = random_layer(seed)
+        height, width = patch.spatial(problem.output_sizes)[1:]
+        for pass_ in TAKEN:
+            for arch, limit in (("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90a", 227)):
+                request = Request(problem, pass_, Device.of(arch), "tf32")
+                made = patch.cut(request)
+                if made is None:
+                    continue
+                assert made.shared_bytes <= limit << 10
+                covered = made.tiles * made.tile_p * made.tile_q
+                assert covered >= problem.N * height * width
+                if pass_ == "backprop_filter":
+                    of_block = 8 * made.warps_n * made.warp_words
+                    assert made.share_words <= of_block
+                    rows = patch.rows_of(request)
+                    assert made.shares * made.share_words >= rows.words - 7

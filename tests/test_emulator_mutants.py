@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import emulator
-from tests.emulator import mutants
+from tests.emulator import mutants, mutations, trials
 from tests.emulator.build import KERNEL_DIRECTORY
 
 TEXT = """\
@@ -28,7 +28,7 @@ extern "C" __global__ void kernel(float* y) {
 
 
 def test_mutations_of_a_text() -> None:
-    found = {(one.line, one.change) for one in mutants.mutations("kernel.cu", TEXT)}
+    found = {(one.line, one.change) for one in mutations.mutations("kernel.cu", TEXT)}
     assert found == {
         (5, "0 -> 1"),
         (5, "16 -> 15"),
@@ -45,7 +45,7 @@ def test_mutations_of_a_text() -> None:
 
 
 def test_removed_statement_leaves_the_rest() -> None:
-    (one,) = [m for m in mutants.mutations("kernel.cu", TEXT) if "parity" in m.change]
+    (one,) = [m for m in mutations.mutations("kernel.cu", TEXT) if "parity" in m.change]
     assert "mbarrier" not in one.text
     assert one.text.count("\n") >= TEXT.count("\n") - 1
     assert str(one).startswith("kernel.cu:9: [ptx::mbarrier_try_wait_parity removed] in: while (")
@@ -57,17 +57,17 @@ def bias_case() -> None:
     assert np.array_equal(db, dy.sum(axis=(0, 2, 3)))
 
 
-def bias_cases(file: str) -> list[mutants.Case]:
+def bias_cases(file: str) -> list[trials.Case]:
     return [("bias", bias_case)]
 
 
-def no_cases(file: str) -> list[mutants.Case]:
+def no_cases(file: str) -> list[trials.Case]:
     return []
 
 
-def of_kernel(change: str) -> mutants.Mutant:
+def of_kernel(change: str) -> mutations.Mutant:
     text = (KERNEL_DIRECTORY / "conv_backprop_bias.cu").read_text()
-    return next(m for m in mutants.mutations("conv_backprop_bias.cu", text) if m.change == change)
+    return next(m for m in mutations.mutations("conv_backprop_bias.cu", text) if m.change == change)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def of_kernel(change: str) -> mutants.Mutant:
 )
 def test_mutant_of_a_shipped_kernel_is_killed(change: str, outcomes: set[str]) -> None:
     mutant = of_kernel(change)
-    (verdict,) = mutants.judge([mutant], bias_cases)
+    (verdict,) = trials.judge([mutant], bias_cases)
     assert verdict.outcome in outcomes, verdict
     if change == "__syncthreads removed":
         assert "race" in verdict.detail or "uninitialised-read" in verdict.detail
@@ -84,16 +84,67 @@ def test_mutant_of_a_shipped_kernel_is_killed(change: str, outcomes: set[str]) -
 
 
 def test_kernels_as_they_are_survive() -> None:
-    assert mutants.judge_unchanged("conv_backprop_bias.cu", bias_cases).outcome == "survived"
+    unchanged = trials.judge_unchanged("conv_backprop_bias.cu", bias_cases)
+    assert not unchanged.failure
+    ((variant, _),) = unchanged.cases["bias"].sources.items()
+    assert variant[0] == "conv_backprop_bias.cu"
 
 
-def broken_cases(file: str) -> list[mutants.Case]:
+def wrong_cases(file: str) -> list[trials.Case]:
+    return [("bias", bias_case), ("wrong", bias_case_of_something_else)]
+
+
+def bias_case_of_something_else() -> None:
+    assert emulator.conv_backprop_bias(np.ones((1, 1, 2), np.float32))[0] == 3
+
+
+def test_a_case_that_fails_on_the_kernels_as_they_are_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"fail on the kernels as they are: wrong"):
+        list(trials.judge([of_kernel("0 -> 1")], wrong_cases))
+
+
+def two_cases(file: str) -> list[trials.Case]:
+    return [("generic", generic_case), ("bias", bias_case)]
+
+
+def generic_case() -> None:
+    x, w = np.ones((1, 1, 4), np.float32), np.ones((1, 1, 2), np.float32)
+    assert (emulator.conv_forward(x, w, impl="cuda-generic") == 2).all()
+
+
+def test_cases_whose_kernels_do_not_change_are_left_out() -> None:
+    mutant = of_kernel("__syncthreads removed")
+    (verdict,) = trials.judge([mutant], two_cases)
+    assert verdict.case == "bias"
+    unchanged = trials.judge_unchanged(mutant.file, two_cases)
+    assert set(unchanged.cases) == {"generic", "bias"}
+
+
+def test_what_never_ends_is_killed() -> None:
+    mutant = of_kernel("> -> >=")  # half > 0, halved
+    (verdict,) = trials.judge([mutant], bias_cases)
+    assert (verdict.outcome, verdict.case) == ("timeout", "bias")
+
+
+def test_cases_that_killed_the_nearest_mutants_come_first() -> None:
+    text = (KERNEL_DIRECTORY / "conv_backprop_bias.cu").read_text()
+    found = list(mutations.mutations("conv_backprop_bias.cu", text))
+    kills = trials._Kills()
+    assert kills.order(found[0], ["a", "b", "c"]) == ["a", "b", "c"]
+    kills.add(trials.Verdict(found[0], "numbers", "c"))
+    kills.add(trials.Verdict(found[-1], "report", "b"))
+    kills.add(trials.Verdict(found[-1], "survived"))
+    assert kills.order(found[0], ["a", "b", "c"]) == ["c", "b", "a"]
+    assert kills.order(found[-1], ["a", "b", "c"]) == ["b", "c", "a"]
+
+
+def broken_cases(file: str) -> list[trials.Case]:
     sys.exit(3)
 
 
 def test_a_trial_that_fails_by_itself_is_no_kill() -> None:
     with pytest.raises(RuntimeError, match="ended with 3"):
-        list(mutants.judge([of_kernel("0 -> 1")], broken_cases))
+        list(trials.judge([of_kernel("0 -> 1")], broken_cases))
 
 
 def test_survivor_is_printed_unless_it_is_argued_equivalent(monkeypatch, tmp_path, capsys) -> None:
@@ -101,7 +152,7 @@ def test_survivor_is_printed_unless_it_is_argued_equivalent(monkeypatch, tmp_pat
     monkeypatch.setattr(mutants, "EQUIVALENT", tmp_path / "list.toml")
     (tmp_path / "list.toml").write_text("")
     assert mutants.survivors([mutant], no_cases) == [mutant]
-    assert f"survived  conv_backprop_bias.cu:{mutant.line}" in capsys.readouterr().out
+    assert f"survived   conv_backprop_bias.cu:{mutant.line}" in capsys.readouterr().out
     (tmp_path / "list.toml").write_text(
         f"[[mutant]]\nfile = '{mutant.file}'\nsource = '{mutant.source}'\n"
         f"changes = ['{mutant.change}']\nreason = 'a test'\n"
@@ -110,6 +161,6 @@ def test_survivor_is_printed_unless_it_is_argued_equivalent(monkeypatch, tmp_pat
 
 
 def test_listed_equivalents_exist() -> None:
-    existing = {(m.file, m.source, m.change) for m in mutants.all_mutants()}
+    existing = {(m.file, m.source, m.change) for m in mutations.all_mutants()}
     gone = set(mutants.equivalent_mutants()) - existing
     assert not gone, "entries of equivalent_mutants.toml whose line no longer exists"

@@ -1,0 +1,86 @@
+"""Mutants of the kernels: one literal, one comparison or one synchronisation changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .build import INCLUDE_DIRECTORY, KERNEL_DIRECTORY
+
+NOT_MUTATED = ("ptx.cuh", "parameters.cuh")  # no logic of their own
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one line.
+
+    Attributes:
+        file: Name of the kernel file or header.
+        line: Number of the line, from 1.
+        source: The line as it is, stripped.
+        change: ``old -> new``; ``removed`` for a statement.
+        text: The whole file, changed.
+    """
+
+    file: str
+    line: int
+    source: str
+    change: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: [{self.change}] in: {self.source}"
+
+
+_LITERAL = re.compile(r"(?<![\w.])(\d+)(?=(?:u|ll|ull)?\b)(?![\w.]*\.\d|\.)")
+_COMPARISON = re.compile(r"(?<= )(<=|>=|==|!=|<|>)(?= )")
+_FLIPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
+_SYNCHRONISATION = re.compile(
+    r"(?:while \(!)?(?:__sync\w+|__threadfence\w*|ptx::(?:cp_async_(?:wait|commit)\w*|fence_\w+"
+    r"|mbarrier_\w+|named_barrier_\w+|cluster_(?:arrive|wait)|wgmma_(?:fence|commit|wait)"
+    r"|tma_store_(?:commit|wait)\w*))(?:<[^;]*?>)?\([^;]*?\);"
+    r"|while \(!ptx::mbarrier_\w+\([^;{]*\{\s*\}"
+)
+_LEFT_ALONE = re.compile(r"^\s*#|static_assert|__launch_bounds__|alignas|__align__|^\s*using\b")
+
+
+def _without_comments(text: str) -> str:
+    """The text with comments blanked, every other character in its place."""
+    blank = lambda match: re.sub(r"[^\n]", " ", match[0])  # noqa: E731
+    return re.sub(r"//[^\n]*|/\*.*?\*/", blank, text, flags=re.S)
+
+
+def mutations(file: str, text: str) -> Iterator[Mutant]:
+    """Every mutant of a source text."""
+    code = _without_comments(text)
+    lines = code.split("\n")
+
+    def changed(start: int, end: int, new: str, change: str) -> Iterator[Mutant]:
+        number = code.count("\n", 0, start)
+        if not _LEFT_ALONE.search(lines[number]):
+            source = text.split("\n")[number].strip()
+            yield Mutant(file, number + 1, source, change, text[:start] + new + text[end:])
+
+    for match in _LITERAL.finditer(code):
+        value = int(match[1])
+        for other in {value + 1, max(value - 1, 0)} - {value}:
+            yield from changed(*match.span(), str(other), f"{value} -> {other}")
+    for match in _COMPARISON.finditer(code):
+        new = _FLIPPED[match[1]]
+        yield from changed(*match.span(), new, f"{match[1]} -> {new}")
+    for match in _SYNCHRONISATION.finditer(code):
+        call = re.search(r"(__\w+|ptx::\w+)", match[0])[1]
+        yield from changed(*match.span(), ";", f"{call} removed")
+
+
+def all_mutants(kernel: str | None = None) -> list[Mutant]:
+    """The mutants of one file (``conv_forward``, or a header as ``tile.cuh``), or of all."""
+    found = []
+    for path in sorted([*KERNEL_DIRECTORY.glob("*.cu"), *INCLUDE_DIRECTORY.glob("*.cuh")]):
+        wanted = kernel in (None, path.name, path.stem)
+        if wanted and path.name not in NOT_MUTATED:
+            found.extend(mutations(path.name, path.read_text()))
+    if not found:
+        raise SystemExit(f"no kernel file or header called {kernel}")
+    return found

@@ -8,7 +8,7 @@ what plain summation in the same precision gets on the same data, and one unit i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import cupyconv
 from cupyconv import ConvProblem, arrays
 from cupyconv.cli.data import Place
 from cupyconv.cpu import naive
+from cupyconv.problem import PASSES
 
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 """One unit in the last place, relative, by dtype."""
@@ -38,6 +39,10 @@ class Operands(NamedTuple):
     x: np.ndarray
     w: np.ndarray
     dy: np.ndarray
+
+
+RESULT = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
+"""What each pass gives."""
 
 
 class Results(NamedTuple):
@@ -74,13 +79,28 @@ class Agreement:
         return None if self.difference is None else self.difference <= self.bound
 
 
-def compute(problem: ConvProblem, operands: Operands, place: Place, impl: str) -> Results:
-    """The three passes and the bias gradient, by the public functions."""
+def compute(
+    problem: ConvProblem,
+    operands: Operands,
+    place: Place,
+    impl: str,
+    passes: Sequence[str] = PASSES,
+) -> Results:
+    """The three passes and the bias gradient, by the public functions.
+
+    Args:
+        impl: what computes ``passes``; the others are computed by what is planned.
+    """
     x, w, dy = map(place.put, operands)
     words = _words(problem)
-    gradients = cupyconv.conv_backward(x, w, dy, impl=impl, **words)
-    y = cupyconv.conv_forward(x, w, impl=impl, **words)
-    return Results(*map(place.get, (y, *gradients)))
+    by = {pass_: impl if pass_ in passes else "auto" for pass_ in PASSES}
+    results = (
+        cupyconv.conv_forward(x, w, impl=by["forward"], **words),
+        cupyconv.conv_backprop_input(x.shape, w, dy, impl=by["backprop_input"], **words),
+        cupyconv.conv_backprop_filter(x, w.shape, dy, impl=by["backprop_filter"], **words),
+        cupyconv.conv_backprop_bias(dy, data_format=problem.data_format),
+    )
+    return Results(*map(place.get, results))
 
 
 def _words(problem: ConvProblem) -> dict[str, Any]:

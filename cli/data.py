@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv import ConvError, ConvProblem, Device, Plan, arrays, plan
+from cupyconv import ConvError, ConvProblem, Device, Plan, arrays, backends, plan
+from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
+from cupyconv.problem import PASSES
 
 DEVICES = ("auto", "cpu", "gpu")
 
@@ -40,6 +42,11 @@ class Place:
         """What would compute a problem here."""
         return plan(problem, None if self.on_gpu else Device.of("cpu"), impl)
 
+    def passes(self, problem: ConvProblem, impl: str) -> tuple[str, ...]:
+        """The passes of a problem that an implementation computes here."""
+        device = backends.current_device() if self.on_gpu else Device.of("cpu")
+        return tuple(pass_ for pass_ in PASSES if _takes(problem, pass_, device, impl))
+
     def put(self, array: np.ndarray) -> Any:
         """A NumPy array in this place's memory."""
         return array if self._cupy is None else self._cupy.asarray(array)
@@ -51,6 +58,14 @@ class Place:
     def available_memory(self) -> int | None:
         """Bytes that can still be allocated on the GPU; None on the CPU."""
         return None if self._cupy is None else int(self._cupy.cuda.runtime.memGetInfo()[0])
+
+
+def _takes(problem: ConvProblem, pass_: str, device: Device, impl: str) -> bool:
+    try:
+        plan_pass(problem, pass_, device, impl)
+    except ConvError:
+        return False
+    return True
 
 
 # -- random numbers --------------------------------------------------------------------------------

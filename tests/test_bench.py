@@ -248,6 +248,10 @@ class FakeClock:
         self.asynchronous, self.sweep_seconds = asynchronous, sweep
         self.time, self.device_time = 0.0, 0.0
         self.samples: list[tuple[int, float]] = []
+        self.settled: list[int] = []  # after so many samples
+
+    def settle(self):
+        self.settled.append(len(self.samples))
 
     def now(self):
         return self.time
@@ -290,6 +294,16 @@ def test_the_median_of_calls_is_measured():
     assert found["b"].low == pytest.approx(0.002)
     assert found["b"].high >= found["b"].median
     assert found["a"].host is None
+
+
+def test_a_turn_begins_when_the_other_implementation_is_at_rest():
+    clock = FakeClock()
+    timing.measure({"a": clock.call(0.01)}, 4, clock, 0.1)
+    assert clock.settled == []
+    clock = FakeClock()
+    timing.measure({"a": clock.call(0.5), "b": clock.call(0.5)}, 4, clock, 0.1)
+    warm_up = 2
+    assert clock.settled == [warm_up + turn for turn in range(2 * timing.ROUNDS)]
 
 
 def test_repetitions_follow_the_time_that_is_given():

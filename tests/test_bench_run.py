@@ -52,6 +52,7 @@ def small(monkeypatch):
     monkeypatch.setattr(ceilings, "COPY_BYTES", {"cpu": 1 << 16, "gpu": 1 << 16})
     monkeypatch.setattr(places, "_FEWEST_SWEEP_BYTES", 1 << 16)
     monkeypatch.setattr(places, "_MOST_SWEEP_BYTES", 1 << 16)
+    monkeypatch.setattr(timing, "PAUSE", 0.0)
     monkeypatch.setattr(first_call, "measure", lambda *_, **__: iter(()))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -19,6 +21,8 @@ from cupyconv import ConvProblem, KernelCompileError, arrays
 from cupyconv.cli import data
 from cupyconv.cli.main import BUG, COMMANDS, main
 from cupyconv.cpu import blocked
+from cupyconv.planning import plan_pass
+from cupyconv.planning.families import FAMILIES
 
 SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
 
@@ -417,6 +421,27 @@ def test_finite_differences_alone_notice_one_wrong_element(monkeypatch):
     }
     assert by_tensor == {"dx": True, "dw": False, "db": True}
     assert failed["adjoint identity"] is False
+
+
+def test_check_takes_the_passes_that_an_implementation_has(monkeypatch):
+    def refuses(request):
+        return "not this pass" if request.pass_ == "backprop_input" else None
+
+    only_some = dataclasses.replace(FAMILIES["numpy"], refuses=refuses)
+    monkeypatch.setitem(FAMILIES, "numpy", only_some)
+    caches = (plan_pass, importlib.import_module("cupyconv.planning.plan")._on)
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        options = ("--impl", "numpy", "--dtype", "float32", "--json")
+        report = json.loads(run("check", *SMALL, *options).stdout)
+    finally:
+        for cache in caches:
+            cache.cache_clear()
+    assert report["passed"] is True
+    assert report["refused"] == {"numpy": 0}
+    (one,) = report["implementations"]
+    assert one["comparisons"] == 2 * 3 + 1  # y, dw and db of both kinds of data, and the identity
 
 
 def test_an_implementation_that_raises_is_a_failure(monkeypatch):

@@ -4,7 +4,8 @@ A sample is one or more calls in a row, each on another set of operands.  Before
 scratch array larger than the cache makes sure that every operand is read from memory.  On a GPU
 the sweep has a second use: while it runs, the host gets ahead, so that the events around the calls
 measure the device and not Python.  Implementations that are compared take turns, so that a change
-of the clock frequency meets them all.
+of the clock frequency meets them all.  On the CPU, a turn begins with a pause: the threads of a
+BLAS go on spinning for a tenth of a second, and would take the cores from those of another.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ FEWEST_SAMPLES, MOST_SAMPLES = 3, 150
 SHORTEST_SAMPLE = 50e-6  # s; shorter calls are put in a row, as far as there are sets
 HOST_CALLS = 20  # in a row: well under the launches that a stream can queue
 MOST_SWEEPS = 64  # before one sample
+PAUSE = 0.15  # s, before a turn on the CPU
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class Clock(Protocol):
         """Wait until everything that was called is done."""
         ...
 
+    def settle(self) -> None:
+        """Wait until nothing is left running of what another implementation started."""
+        ...
+
     def sample(self, calls: Sequence[Callable[[], Any]], lead: float = 0.0) -> float:
         """Seconds that the calls take together, from a cold cache.
 
@@ -88,6 +94,9 @@ class CpuClock:
 
     def synchronize(self) -> None:
         """Nothing to do: calls return when they are done."""
+
+    def settle(self) -> None:
+        time.sleep(PAUSE)
 
     def sample(self, calls: Sequence[Callable[[], Any]], lead: float = 0.0) -> float:
         self._sweep()
@@ -119,6 +128,9 @@ class CudaClock:
 
     def synchronize(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()
+
+    def settle(self) -> None:
+        self.synchronize()
 
     def sample(self, calls: Sequence[Callable[[], Any]], lead: float = 0.0) -> float:
         sweeps = ceil(lead / self.sweep_seconds) if self.sweep_seconds else 0
@@ -161,6 +173,8 @@ def measure(
     series = {name: _prepare(call, sets, clock, seconds) for name, call in calls.items()}
     for _ in range(ROUNDS):
         for one in series.values():
+            if len(series) > 1:
+                clock.settle()
             for _ in range(one.samples):
                 row = [_bound(one.call, number, sets, one.times) for number in range(one.calls)]
                 one.times.append(clock.sample(row, one.lead) / one.calls)

@@ -227,7 +227,7 @@ def plan_pass(
     request = Request(problem, pass_, device, precision, workspace_limit, strides)
     if not device.is_gpu:
         family = _families(request, impl)[-1]
-        if family is not NUMPY:
+        if family.name != NUMPY.name:
             return PassPlan(pass_, family.name, family.summary, precision=precision)
         method = cpu.choose(problem, pass_)
         return PassPlan(pass_, family.name, method.reason, precision=precision, method=method.name)
@@ -327,7 +327,7 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
             wrong = f"{planned.implementation} does not compute {planned.pass_} in this way"
     elif wrong is None:
         methods = [one.name for one in cpu.methods(problem, planned.pass_)]
-        if planned.method not in (methods if family is NUMPY else ("",)):
+        if planned.method not in (methods if family.name == NUMPY.name else ("",)):
             wrong = f"{family.name} does not compute {planned.pass_} by {planned.method!r}"
     if wrong is not None:
         raise ConvError(

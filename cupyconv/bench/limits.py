@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ import numpy as np
 from cupyconv.bench import data, environment, implementations, peers, places
 from cupyconv.bench.report import Section, geometric_mean
 from cupyconv.bench.suites import KINDS, QUICK, Layer, select, with_batch
+from cupyconv.bench.timing import PAUSE
 from cupyconv.planning import plan
 from cupyconv.problem import PASSES, ConvProblem
 
@@ -166,7 +167,8 @@ def _peer_call(peer: peers.TorchPeer, problem: ConvProblem, pass_: str) -> Calla
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    """The median time of a call."""
+    """The median time of a call, when what was called before is at rest."""
+    sleep(PAUSE)
     call()
     times: list[float] = []
     while len(times) < 3 or sum(times) < SECONDS:

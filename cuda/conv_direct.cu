@@ -24,6 +24,7 @@
 // at once where VECTOR is 1), FILTER_S, STRIDE_W, DILATION_W, PHASE_W (padding before w modulo
 // stride), STAGED_ROWS (rows of the filter held in shared memory at once), SHARE (sources that a block
 // of backprop-filter takes), ACTIVATION (of the forward pass).
+#include "chunks.cuh"
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "vector.cuh"
@@ -358,21 +359,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-// Adds the chunks' sums in order, one thread for each element of dw.
 extern "C" __global__ void __launch_bounds__(256)
     conv_direct_reduce(const Accumulator* __restrict__ partial, Storage* __restrict__ dw,
                        const int chunks, const __grid_constant__ ConvParameters p) {
-  const long long channels = p.groups * OUTS;
-  const long long elements = channels * INS * p.filter[0] * p.filter[1] * p.filter[2];
-  const long long element = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (element >= elements) return;
-
-  Accumulator sum = 0;
-  for (int chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * elements + element];
-  const Index filter = static_cast<Index>(element % channels);
-  const Tap<Index> tap = tap_at(static_cast<Index>(element / channels), Index(INS), p.filter);
-  dw[filter * static_cast<Index>(p.w_stride[0]) + tap_offset(tap, p.w_stride)] =
-      Numeric<Storage>::narrow(sum);
+  add_chunks<true, Index>(partial, dw, chunks, p);
 }
 
 #endif

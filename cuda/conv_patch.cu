@@ -46,6 +46,7 @@
 // in y or dy), Y_VECTOR (elements of it moved at once), ASYNC_COPY (8.0 and later); of the forward
 // pass BLOCK_N (filters of a block), ACTIVATION; of backprop-filter ROW_TILES, WARPS_N and WARPS_K
 // (warps along words and pixels), WARP_WORDS (blocks of 8 words of a warp), SHARE_WORDS.
+#include "chunks.cuh"
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
@@ -636,20 +637,10 @@ extern "C" __global__ void __launch_bounds__(
   }
 }
 
-// Adds the chunks' sums in order, one thread for each element of dw.
 extern "C" __global__ void __launch_bounds__(256)
     conv_patch_reduce(const Accumulator* __restrict__ partial, Storage* __restrict__ dw,
                       const int chunks, const __grid_constant__ ConvParameters p) {
-  const long long elements = p.filters * (FILTER_T * FILTER_R * FILTER_S * CHANNELS);
-  const long long element = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (element >= elements) return;
-
-  Accumulator sum = 0;
-  for (int chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * elements + element];
-  const Index filter = narrowed(element % p.filters);
-  const Tap<Index> tap = tap_at(narrowed(element / p.filters), Index(CHANNELS), p.filter);
-  dw[filter * narrowed(p.w_stride[0]) + tap_offset(tap, p.w_stride)] =
-      Numeric<Storage>::narrow(sum);
+  add_chunks<true, Index>(partial, dw, chunks, p);
 }
 
 #endif

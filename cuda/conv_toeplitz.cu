@@ -38,6 +38,7 @@
 // channels are contiguous in the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR
 // (elements moved at once, along channels or columns), SOURCE_SHIFT (columns from an aligned one to
 // a strip's first), ASYNC_COPY (8.0 and later), ACTIVATION (of the forward pass).
+#include "chunks.cuh"
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "ring.cuh"
@@ -490,21 +491,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// Adds the chunks' sums in order, one thread for each element of dw.
 extern "C" __global__ void __launch_bounds__(256)
     conv_toeplitz_reduce(const float* __restrict__ partial, Storage* __restrict__ dw,
                          const int chunks, const __grid_constant__ ConvParameters p) {
-  const long long elements = p.groups * (FILTER_R * FILTER_S);
-  const long long element = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (element >= elements) return;
-
-  float sum = 0;
-  for (int chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * elements + element];
-  const Index s = static_cast<Index>(element % FILTER_S);
-  const Index r = static_cast<Index>(element / FILTER_S % FILTER_R);
-  const Index channel = static_cast<Index>(element / (FILTER_R * FILTER_S));
-  dw[channel * static_cast<Index>(p.w_stride[0]) +
-     tap_offset(Tap<Index>{0, 0, r, s}, p.w_stride)] = Numeric<Storage>::narrow(sum);
+  add_chunks<false, Index>(partial, dw, chunks, p);
 }
 
 #endif

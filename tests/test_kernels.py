@@ -266,8 +266,7 @@ def test_not_a_number_stays_where_it_belongs(impl):
     arguments = keywords(problem)
     got = emulator.conv_forward(data.x, data.w, impl=impl, **arguments)
     expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)
-    assert (np.isnan(got) == np.isnan(expected)).all()
-    assert (np.isinf(got) == np.isinf(expected)).all()
+    agreement.require_close(got, expected, rtol=2e-3, atol=2e-2)
 
 
 @pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from math import gcd, prod
 
-import numpy as np
-
-from cupyconv.gpu import parameters
+from cupyconv.gpu import chunks, parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import direct_channels, direct_strip
@@ -15,7 +13,6 @@ from cupyconv.planning.strides import Strides, neighbours
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 THREADS = 128
-_REDUCE_THREADS = 256
 _STAGED_BYTES = 24 << 10  # of shared memory for rows of the filter
 
 # Sums that a thread of backprop_filter keeps: taps of a filter row, sources and channels.
@@ -81,28 +78,18 @@ def prepare(
     packed = parameters.pack(problem, strides)
     channel_blocks = -(-channels // (lanes * vector))
 
-    def launch(entry: str, grid: tuple[int, ...], threads: int, *arguments: object) -> Launch:
+    def launch(grid: tuple[int, ...], *arguments: object) -> Launch:
         variant = tuple(defines.items())
-        return Launch("conv_direct.cu", entry, variant, grid, (threads,), 0, arguments)
+        return Launch("conv_direct.cu", "conv_direct", variant, grid, (THREADS,), 0, arguments)
 
     if pass_ != "backprop_filter":
         walked = problem.output_sizes if pass_ == "forward" else problem.input_sizes
         blocks = -(-_strips(problem, walked, strip) // strips)
         source, result = ("x", "y") if pass_ == "forward" else ("y", "x")
-        grid = (blocks, channel_blocks)
-        return (launch("conv_direct", grid, THREADS, source, "w", "bias", result, packed),)
-    chunks = pass_plan.splits
-    launched = (chunks, channel_blocks, rows * (ins // share))
-    reduction = (-(-prod(problem.filter_shape) // _REDUCE_THREADS),)
-    return (
-        launch("conv_direct", launched, THREADS, "x", "y", "workspace", packed),
-        launch(
-            "conv_direct_reduce",
-            reduction,
-            _REDUCE_THREADS,
-            *("workspace", "w", np.int32(chunks), packed),
-        ),
-    )
+        return (launch((blocks, channel_blocks), source, "w", "bias", result, packed),)
+    grid = (pass_plan.splits, channel_blocks, rows * (ins // share))
+    product = launch(grid, "x", "y", "workspace", packed)
+    return product, chunks.reduction(product, problem, pass_plan.splits)
 
 
 def _strips(problem: ConvProblem, sizes: tuple[int, ...], strip: int) -> int:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
-
-import numpy as np
-
-from cupyconv.gpu import parameters
+from cupyconv.gpu import chunks, parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning import cost, patch
 from cupyconv.planning.device import Device
@@ -16,7 +12,6 @@ from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES, ConvProblem
 
 THREADS = 32 * patch.WARPS
-_REDUCE_THREADS = 256
 
 
 def prepare(
@@ -67,10 +62,15 @@ def prepare(
     packed = parameters.pack(problem, strides)
     filter_blocks = -(-problem.K // made.filters)
 
-    def launch(entry: str, grid: tuple[int, ...], threads: int, *arguments: object) -> Launch:
-        shared = made.shared_bytes if entry == "conv_patch" else 0
+    def launch(grid: tuple[int, ...], *arguments: object) -> Launch:
         return Launch(
-            "conv_patch.cu", entry, tuple(defines.items()), grid, (threads,), shared, arguments
+            source="conv_patch.cu",
+            entry="conv_patch",
+            defines=tuple(defines.items()),
+            grid=grid,
+            block=(THREADS,),
+            shared_bytes=made.shared_bytes,
+            arguments=arguments,
         )
 
     if not is_filter:
@@ -79,19 +79,6 @@ def prepare(
         at_once = max(multiprocessors * made.resident // filter_blocks, 1)
         tiles_each = max(-(-made.tiles // at_once), 1)
         grid = (-(-made.tiles // tiles_each), filter_blocks)
-        return (launch("conv_patch", grid, THREADS, "x", "w", "bias", "y", packed),)
-    chunks = np.int32(pass_plan.splits)
-    return (
-        launch(
-            "conv_patch",
-            (pass_plan.splits, filter_blocks, made.shares),
-            THREADS,
-            *("x", "y", "workspace", packed),
-        ),
-        launch(
-            "conv_patch_reduce",
-            (-(-prod(problem.filter_shape) // _REDUCE_THREADS),),
-            _REDUCE_THREADS,
-            *("workspace", "w", chunks, packed),
-        ),
-    )
+        return (launch(grid, "x", "w", "bias", "y", packed),)
+    product = launch((pass_plan.splits, filter_blocks, made.shares), "x", "y", "workspace", packed)
+    return product, chunks.reduction(product, problem, pass_plan.splits)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
-
-import numpy as np
-
-from cupyconv.gpu import parameters
+from cupyconv.gpu import chunks, parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning import toeplitz
 from cupyconv.planning.device import Device
@@ -16,7 +12,6 @@ from cupyconv.planning.strides import Strides, neighbours
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 THREADS = 32 * toeplitz.CHANNELS
-_REDUCE_THREADS = 256
 
 
 def prepare(
@@ -74,16 +69,7 @@ def prepare(
     )
     if not is_filter:
         return (product,)
-    reduction = Launch(
-        source="conv_toeplitz.cu",
-        entry="conv_toeplitz_reduce",
-        defines=product.defines,
-        grid=(-(-prod(problem.filter_shape) // _REDUCE_THREADS),),
-        block=(_REDUCE_THREADS,),
-        shared_bytes=0,
-        arguments=("workspace", "w", np.int32(pass_plan.splits), packed),
-    )
-    return product, reduction
+    return product, chunks.reduction(product, problem, pass_plan.splits)
 
 
 def _access(

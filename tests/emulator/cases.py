@@ -139,6 +139,7 @@ _PATCH = (
     ("blocks_take_several_tiles", "NHWC", "OHWI", "float16"),
     ("blocks_take_several_tiles", "NCHW", "HWIO", "float32"),
     ("chunks_without_tiles", "NHWC", "OHWI", "float16"),
+    ("one_word_beyond_a_step", "NCHW", "OIHW", "float16"),
 )
 _PLAIN_LAYERS = ("several_blocks_of_rows", "several_blocks_of_columns", "more_taps_than_lanes")
 _CASES = {
@@ -240,6 +241,7 @@ def _cases_of(impl: str, only: str | None):
         for pass_, *layer in (
             ("forward", "odd_run", "float16"),
             ("forward", "two_classes", "float16"),
+            ("forward", "gaps", "float64"),
             ("backprop_filter", "two_classes", "float16"),
             ("backprop_filter", "two_classes", "float32"),
         ):
@@ -376,7 +378,7 @@ def _bias(dtype: str) -> None:
 
 
 def _activation(impl: str) -> None:
-    """Bias and every activation against NumPy, on data of both signs."""
+    """Every activation against NumPy, with and without a bias, on data of both signs."""
     import cupyconv
 
     problem = _PROBLEMS["depthwise_pieces"].replace(dtype="float16")
@@ -386,9 +388,9 @@ def _activation(impl: str) -> None:
     if impl == "cuda-patch":
         problem = _PROBLEMS["gaps_of_odd_length"].replace(dtype="float16")
     data = random_data(problem)
-    for activation in ("relu", "silu", "gelu"):
+    for activation, bias in (("relu", data.bias), ("silu", None), ("gelu", data.bias)):
         arguments = {**keywords(problem), "activation": activation}
-        got = conv_forward(data.x, data.w, data.bias, impl=impl, arch=_ARCH[impl], **arguments)
-        expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
+        got = conv_forward(data.x, data.w, bias, impl=impl, arch=_ARCH[impl], **arguments)
+        expected = cupyconv.conv_forward(data.x, data.w, bias, impl="reference", **arguments)
         difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
         assert difference.max() < 4e-3

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cupyconv import arrays
+
 SOURCE = Path(__file__).with_name("golden.cu")
 RESULTS = Path(__file__).with_name("results")
 INCLUDE = Path(__file__).resolve().parents[2] / "cuda" / "include"
@@ -573,9 +575,7 @@ class CupyDevice:
     """The current GPU, through CuPy."""
 
     def __init__(self) -> None:
-        import cupy
-
-        self._cupy = cupy
+        self._cupy = cupy = arrays.require_gpu()
         properties = cupy.cuda.runtime.getDeviceProperties(0)
         self.capability = properties["major"] * 10 + properties["minor"]
         self.name = properties["name"].decode()
@@ -648,8 +648,6 @@ class CupyDevice:
 
 def main() -> None:
     """Runs every case that the GPU can run, and writes the file."""
-    from cupyconv import arrays
-
     if arrays.device_count() == 0:
         sys.exit("no usable GPU: nothing was run and nothing written")
     device = CupyDevice()

@@ -1,0 +1,31 @@
+// The end of a filter gradient whose pixels were shared out in chunks: each block left its chunk's
+// sums in the workspace, and these are added in order, so the bits never depend on the schedule.
+#ifndef CUPYCONV_CHUNKS_CUH
+#define CUPYCONV_CHUNKS_CUH
+
+#include "maps.cuh"
+#include "numeric.cuh"
+
+// dw from partial[chunk][tap][filter], or partial[chunk][filter][tap] without FILTERS_LAST; a tap is
+// (t, r, s, c) here.  One thread for each element of dw.
+template <bool FILTERS_LAST, class Index, class Accumulator, class Storage>
+__device__ __forceinline__ void add_chunks(const Accumulator* __restrict__ partial,
+                                           Storage* __restrict__ dw, int chunks,
+                                           const ConvParameters& p) {
+  const Index filters = static_cast<Index>(p.groups * p.filters);
+  const Index taps = static_cast<Index>(p.channels * p.filter[0] * p.filter[1] * p.filter[2]);
+  const long long elements = static_cast<long long>(filters) * taps;
+  const long long number = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (number >= elements) return;
+
+  Accumulator sum = 0;
+  for (int chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * elements + number];
+  const Index element = static_cast<Index>(number);
+  const Index filter = FILTERS_LAST ? element % filters : element / taps;
+  const Index number_of_tap = FILTERS_LAST ? element / filters : element % taps;
+  const Tap<Index> tap = tap_at(number_of_tap, static_cast<Index>(p.channels), p.filter);
+  dw[filter * static_cast<Index>(p.w_stride[0]) + tap_offset(tap, p.w_stride)] =
+      Numeric<Storage>::narrow(sum);
+}
+
+#endif

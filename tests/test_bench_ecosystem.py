@@ -46,6 +46,7 @@ def test_figures_are_printed_and_kept_with_their_command(monkeypatch, tmp_path, 
     assert kept == json.loads(capsys.readouterr().out)
     assert kept["environment"]["command"].startswith("python -m cupyconv.bench.ecosystem --json")
     assert kept["torch"] == asdict(calls)
+    assert kept["dask"] == [json.loads(json.dumps(asdict(fits)))] * len(ecosystem.FITS)
     assert kept["dask_memory"]["peaks"] == [4, 5]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ da = pytest.importorskip("dask.array")
 cd = pytest.importorskip("cupyconv.dask")
 
 from cupyconv.dask import chunks as chunking  # noqa: E402
-from cupyconv.dask import halos  # noqa: E402
+from cupyconv.dask import halos, tasks  # noqa: E402
 from tests.configurations import CASES, integer_data, keywords, problems  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -177,14 +178,24 @@ def touched_by_padding(axis, low, high, touched) -> bool:
     return (low == 0 or low == min(touched)) and (high == axis.input or high == max(touched) + 1)
 
 
-def moved_elements(array) -> int:
-    """Elements that the graph of an array takes out of the chunks of its operands."""
-    regions = 0
-    for key in array.dask.layers[array.name]:
-        if str(key[0]).startswith("conv-region"):
-            ranges = key[1:]
-            regions += np.prod([b - a for a, b in zip(ranges[::2], ranges[1::2], strict=True)])
-    return int(regions)
+def joined_elements(array) -> int:
+    """Elements of the operands that the tasks of an array put together from several chunks."""
+    joined = 0
+    for _, *arguments in array.dask.layers[array.name].values():
+        for function, *_ in (one for one in arguments if isinstance(one, tuple)):
+            if getattr(function, "func", None) is tasks.join:
+                shape, _ = function.args
+                joined += math.prod(shape)
+    return joined
+
+
+def cut_elements(array, operand) -> int:
+    """Elements that the tasks of an array cut out of an operand's chunks, to be moved alone."""
+    return sum(
+        math.prod(inside.stop - inside.start for inside in function.keywords["where"])
+        for key, (function, *_) in array.dask.layers[array.name].items()
+        if key[0].startswith(f"conv-piece-{operand.name}-")
+    )
 
 
 def test_no_pixel_is_fetched_that_is_not_read():
@@ -193,9 +204,15 @@ def test_no_pixel_is_fetched_that_is_not_read():
     axis = ConvProblem((1, 1, 60), (1, 1, 3), stride=2, padding=1).axes[0]
     bounds = np.cumsum([0, *y.chunks[2]]).tolist()
     needed = [halos.window_of(axis, a, b)[0] for a, b in itertools.pairwise(bounds)]
-    assert moved_elements(y) == sum(b - a for a, b in needed if b - a != 10)
+    chunks = list(itertools.pairwise(range(0, 61, 10)))
+    joined = [one for one in needed if one not in chunks]
+    assert joined_elements(y) == sum(b - a for a, b in joined)
+    # Of a chunk that is needed whole, nothing is cut.
+    within = [a <= c and d <= b for a, b in joined for c, d in chunks]
+    assert cut_elements(y, x) == joined_elements(y) - 10 * sum(within) > 0
     # A filter of one pixel needs no neighbour, so that nothing is put together at all.
-    assert moved_elements(cd.conv_forward(x, np.ones((2, 1, 1), "float32"))) == 0
+    alone = cd.conv_forward(x, np.ones((2, 1, 1), "float32"))
+    assert joined_elements(alone) == cut_elements(alone, x) == 0
 
 
 def test_the_graph_is_linear_in_the_chunks():
@@ -209,7 +226,7 @@ def test_the_graph_is_linear_in_the_chunks():
         dw = cd.conv_backprop_filter(x, w.shape, y, padding=1)
         assert y.numblocks == dx.numblocks == x.numblocks
         counts.append([len(a.dask.layers[a.name]) / cuts**2 for a in (y, dx, dw)])
-    assert np.max(counts) < 3**2 + 3  # pieces of 9 chunks, joined, computed, added
+    assert np.max(counts) < 3**2 + 1  # pieces for 8 neighbours, computed, added
     assert np.ptp([row[0] for row in counts]) < 4
 
 
@@ -218,7 +235,7 @@ def test_channels_are_not_gathered_where_groups_are_apart():
     w = np.ones((64, 1, 3, 3), "float32")
     y = cd.conv_forward(x, w, groups=32)
     assert y.chunks[1] == (8,) * 8
-    assert moved_elements(y) == 0  # each block reads one chunk of x, whole
+    assert joined_elements(y) == cut_elements(y, x) == 0  # each block reads one chunk of x, whole
 
 
 def test_the_same_call_is_the_same_graph():
@@ -246,6 +263,16 @@ def test_suggested_chunks_keep_the_memory(data_format):
         assert all(length % 2 == 0 for length in lengths[1:])
         largest.append(np.prod([max(axis) for axis in chunks]))
     assert largest == sorted(largest)
+
+
+def test_suggested_chunks_are_slabs_until_these_are_thin():
+    problem = ConvProblem((2, 8, 512, 512), (8, 8, 3, 3), padding=1)
+
+    def suggested(limit):
+        return tuple(max(sizes) for sizes in cd.suggest_chunks(problem, limit))
+
+    found = [suggested(limit) for limit in (1 << 28, 1 << 26, 1 << 24, 1 << 22)]
+    assert found == [(1, 8, 512, 512), (1, 8, 128, 512), (1, 8, 32, 512), (1, 8, 32, 128)]
 
 
 def test_chunks_that_cannot_be_small_enough_say_what_would_do():

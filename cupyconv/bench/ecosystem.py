@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,17 @@ import numpy as np
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.bench import environment, places
+from cupyconv.bench.timing import PAUSE
 
 ROUNDS = 7  # turns that each call takes; the median counts
 
 TINY = ConvProblem((1, 4, 8, 8), (4, 4, 3, 3), padding=1)
-FITS = ConvProblem((8, 64, 112, 112), (64, 64, 3, 3), padding=1)
-CHUNKS = (1, 64, 56, 112)  # of x of FITS
+# Two layers that fit into memory: one in tasks so short that Dask's own work for them shows, which
+# is a few milliseconds each, and one in tasks so long that it should not.
+FITS = (
+    (ConvProblem((8, 64, 112, 112), (64, 64, 3, 3), padding=1), (1, 64, 56, 112)),
+    (ConvProblem((1, 64, 1024, 1024), (64, 64, 3, 3), padding=1), (1, 64, 128, 1024)),
+)
 TOO_LARGE = ConvProblem((1, 4, 160, 512, 512), (4, 4, 3, 3, 3), padding=1)
 MEMORY_LIMIT = 300_000_000  # bytes of a worker, of which a new one takes about half
 
@@ -49,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = {
         "environment": about | versions,
         "torch": asdict(torch_calls(TINY)),
-        "dask": asdict(dask_time(FITS, CHUNKS, environment.threads())),
+        "dask": [asdict(dask_time(*layer, environment.threads())) for layer in FITS],
         "dask_memory": asdict(dask_memory(TOO_LARGE, MEMORY_LIMIT)),
     }
     text = json.dumps(found, indent=1)
@@ -60,12 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _medians(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Median seconds of each call; they take turns of at least one call."""
+    """Median seconds of each call; they take turns of at least one call.
+
+    There is a pause before each, since the threads of a BLAS run on for a while after a call.
+    """
     turns: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     for _ in range(ROUNDS):
         for name, call in calls.items():
+            sleep(PAUSE)
             count, start = 0, perf_counter()
             while count == 0 or perf_counter() - start < seconds:
                 call()

@@ -12,6 +12,8 @@ from cupyconv import arrays
 from cupyconv.errors import ConvError, ConvTypeError
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
+_LENGTH_OF_HALO = 16  # times which a chunk is long, before the next axis is cut
+
 
 def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, ...], ...]:
     """Chunks of x under which every task of every pass keeps within a quarter of the memory.
@@ -33,8 +35,7 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
     strides = (1, *problem.stride)
     lengths = [max(problem.N, 1), *problem.input_sizes]
     while (needed := task_bytes(problem, lengths)) > budget:
-        # A batch costs nothing to cut; then the longest axis, whose halo is least beside it.
-        axis = 0 if lengths[0] > 1 else max(range(1, len(lengths)), key=lengths.__getitem__)
+        axis = 0 if lengths[0] > 1 else _axis_to_halve(problem, lengths)  # a batch has no halo
         shorter = ceil(lengths[axis] / 2 / strides[axis]) * strides[axis]
         if shorter >= lengths[axis]:
             raise ConvError(
@@ -53,6 +54,18 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
         whole, rest = divmod(total, length)
         chunks[axis] = (length,) * whole + ((rest,) if rest or not whole else ())
     return tuple(chunks)
+
+
+def _axis_to_halve(problem: ConvProblem, lengths: Sequence[int]) -> int:
+    """The outermost spatial axis whose halves are long beside the halo that they read.
+
+    Slabs have two neighbours, where blocks have eight or twenty-six and a task for a piece of each.
+    Where every axis is short already it is the longest, whose halo is least.
+    """
+    for number, axis in enumerate(problem.axes, 1):
+        if lengths[number] >= 2 * _LENGTH_OF_HALO * max(axis.effective_filter - 1, 1):
+            return number
+    return max(range(1, len(lengths)), key=lengths.__getitem__)
 
 
 def task_bytes(problem: ConvProblem, lengths: Sequence[int]) -> int:

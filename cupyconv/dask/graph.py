@@ -71,10 +71,12 @@ class Graph:
         return placed
 
     def gather(self, array: da.Array, ranges: Sequence[Range]) -> Any:
-        """The key of a region of an array, put together from its chunks."""
-        key = (f"conv-region-{array.name}-{self._token}", *(n for one in ranges for n in one))
-        if key in self._tasks:
-            return key
+        """A region of an array: the key of a chunk, or what puts it together from pieces of chunks.
+
+        The pieces are tasks of their own, made where their chunk is, so that no more than them is
+        moved.  Putting them together is not: it is done where the region is used, and the region
+        is neither kept nor moved.
+        """
         pieces = [_pieces(sizes, *one) for sizes, one in zip(array.chunks, ranges, strict=True)]
         keys, places = [], []
         for combined in product(*pieces):
@@ -85,15 +87,15 @@ class Graph:
                 for (number, inner, _), sizes in zip(combined, array.chunks, strict=True)
             )
             if not whole:
-                piece = (f"conv-piece-{array.name}-{self._token}", len(self._tasks))
+                inside = (bound for one in cut for bound in (one.start, one.stop))
+                piece = (f"conv-piece-{array.name}-{self._token}", *chunk[1:], *inside)
                 self._tasks[piece] = (partial(tasks.cut, where=cut), chunk)
                 chunk = piece
             keys.append(chunk)
             places.append(tuple(slice(at, at + i.stop - i.start) for _, i, at in combined))
         if len(keys) == 1:
             return keys[0]
-        self._tasks[key] = (partial(tasks.join, lengths_of(ranges), places), keys)
-        return key
+        return (partial(tasks.join, lengths_of(ranges), places), keys)
 
     def block(
         self,
@@ -109,7 +111,7 @@ class Graph:
             pads: the padding on each spatial axis.
             groups: of this part.
             shape: of the chunk; of it, ``into`` is computed and the rest is zero.
-            arguments: keys of the operands.
+            arguments: the operands, as ``gather`` gives them.
         """
         problem = self._problem
         layer = {

@@ -411,15 +411,16 @@ def test_the_readme_takes_the_newest_run_on_a_gpu(folders, capsys):
     text = readme.table(folders, "gpu")
     assert text.splitlines() == [
         "Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, cuDNN 91900, CuPy 14.2.0, driver 580.1, "
-        "SM clock up to 1980): PyTorch's time over cupyconv's, geometric means over the three "
-        "passes of each layer. Above 1, cupyconv is faster.",
+        "SM clock up to 1980): PyTorch's time over cupyconv's, geometric means over the layers "
+        "of a kind, so many of which were measured. Above 1, cupyconv is faster; in brackets, on "
+        "how many layers it is faster, even and slower.",
         "",
-        "| | float16 |",
-        "|---|---:|",
-        "| dense | 0.50× |",
-        "| depthwise | 8.00× |",
-        "| all | 2.00× |",
-        "| faster / even / slower | 2 / 0 / 2 |",
+        "| dtype | layers | forward | backprop-input | backprop-filter | all |",
+        "|---|---|---:|---:|---:|---:|",
+        "| float16 | dense (1) | 0.50× (0 / 0 / 1) | – | 0.50× (0 / 0 / 1) | 0.50× (0 / 0 / 2) |",
+        "| float16 | depthwise (1) | 8.00× (1 / 0 / 0) | – | 8.00× (1 / 0 / 0) "
+        "| 8.00× (2 / 0 / 0) |",
+        "| float16 | all (2) | 2.00× (1 / 0 / 1) | – | 2.00× (1 / 0 / 1) | 2.00× (2 / 0 / 2) |",
     ]
     assert "passed over bench-other.json" in capsys.readouterr().err
 

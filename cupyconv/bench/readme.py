@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cupyconv.bench import environment, report, results
+from cupyconv.bench.report import Tally
 from cupyconv.bench.results import Results
 from cupyconv.bench.suites import KINDS
 from cupyconv.errors import ConvError
+from cupyconv.problem import PASSES
 
 NOTHING = {
     "gpu": "Nothing has been measured on a GPU yet: there is no results file. On a machine with "
@@ -27,6 +29,7 @@ NOTHING = {
 """What stands in the place of the table of a device, before there is one."""
 
 _COUNTED = "auto"  # the implementation that a user gets
+_COLUMNS = {pass_.replace("_", "-"): pass_ for pass_ in PASSES} | {"all": "all"}
 
 
 def newest(root: Path, device: str) -> Results | None:
@@ -54,22 +57,28 @@ def of_results(found: Results) -> str:
     """The table of a run, as Markdown."""
     pairs = [pair for pair in report.comparisons(found) if pair.row.implementation == _COUNTED]
     counted = report.tallies(pairs)
-    dtypes = list(dict.fromkeys(pair.row.dtype for pair in pairs))
+    dtypes = dict.fromkeys(pair.row.dtype for pair in pairs)
     lines = [_about(found), ""]
     if not pairs:
         return "\n".join([*lines, "PyTorch was not measured beside it."])
-    lines += [f"| | {' | '.join(dtypes)} |", f"|---|{'---:|' * len(dtypes)}"]
-    for kind in (*KINDS, "all"):
-        tallies = [counted.get((dtype, _COUNTED, kind, "all")) for dtype in dtypes]
-        if any(tallies):
-            cells = [f"{report.geometric_mean(t.ratios):.2f}×" if t else "–" for t in tallies]
-            lines.append(f"| {kind} | {' | '.join(cells)} |")
-    totals = [counted.get((dtype, _COUNTED, "all", "all")) for dtype in dtypes]
-    cells = [f"{t.wins} / {t.even} / {t.losses}" if t else "–" for t in totals]
-    lines.append(f"| faster / even / slower | {' | '.join(cells)} |")
+    lines += [f"| dtype | layers | {' | '.join(_COLUMNS)} |", f"|---|---|{'---:|' * len(_COLUMNS)}"]
+    for dtype in dtypes:
+        for kind in (*KINDS, "all"):
+            rows = [p.row for p in pairs if p.row.dtype == dtype and kind in (p.row.kind, "all")]
+            if rows:
+                layers = len({row.layer for row in rows})
+                tallies = [counted.get((dtype, _COUNTED, kind, one)) for one in _COLUMNS.values()]
+                lines.append(f"| {dtype} | {kind} ({layers}) | {' | '.join(map(_cell, tallies))} |")
     if not found.finished:
         lines += ["", "The run did not come to its end: these are the figures it had."]
     return "\n".join(lines)
+
+
+def _cell(tally: Tally | None) -> str:
+    if tally is None:
+        return "–"
+    counts = f"{tally.wins} / {tally.even} / {tally.losses}"
+    return f"{report.geometric_mean(tally.ratios):.2f}× ({counts})"
 
 
 def _about(found: Results) -> str:
@@ -83,7 +92,8 @@ def _about(found: Results) -> str:
         versions.append(f"SM clock up to {about['smi'].get('clocks.max.sm')}")
     return (
         f"{environment.title(about)} ({', '.join(versions)}): PyTorch's time over cupyconv's, "
-        "geometric means over the three passes of each layer. Above 1, cupyconv is faster."
+        "geometric means over the layers of a kind, so many of which were measured. Above 1, "
+        "cupyconv is faster; in brackets, on how many layers it is faster, even and slower."
     )
 
 

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
@@ -124,14 +123,9 @@ def measure(layers: Iterable[Layer], peer: peers.TorchPeer) -> list[Share]:
 
 def _fitting(layer: Layer) -> ConvProblem:
     batch = layer.problem.N
-    while batch > 1 and _flops(with_batch(layer, batch).problem) > MOST_FLOPS:
+    while batch > 1 and with_batch(layer, batch).problem.flops > MOST_FLOPS:
         batch //= 2
     return with_batch(layer, batch).problem
-
-
-def _flops(problem: ConvProblem) -> float:
-    channels = problem.C // problem.groups
-    return 2.0 * prod(problem.output_shape) * channels * prod(problem.filter_sizes)
 
 
 def _share(layer: Layer, problem: ConvProblem, pass_: str) -> Share:
@@ -156,7 +150,7 @@ def _share(layer: Layer, problem: ConvProblem, pass_: str) -> Share:
         seconds,
         median(runs),
         meter.operations,
-        _flops(problem),
+        problem.flops,
         0,
     )
 

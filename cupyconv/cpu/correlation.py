@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cupyconv.cpu.activations import activate
-from cupyconv.cpu.views import data_view, filter_view
+from cupyconv.cpu.views import copy, copy_uncached, data_view, filter_view
 from cupyconv.planning.cpu import PADDED_SHARE
 from cupyconv.problem import ConvAxis, ConvProblem
 
@@ -178,19 +178,20 @@ class Correlation:
 
     def with_axis(self, at: int) -> Correlation:
         """With one more spatial axis, of one pixel and one tap, before axis number ``at``."""
+        added = (ALL,) * (3 + at) + (None,)
         return replace(
             self,
             axes=(*self.axes[:at], Axis(), *self.axes[at:]),
-            source=np.expand_dims(self.source, 3 + at),
-            filters=np.expand_dims(self.filters, 3 + at),
-            result=np.expand_dims(self.result, 3 + at),
+            source=self.source[added],
+            filters=self.filters[added],
+            result=self.result[added],
         )
 
     def finish(self, sums: np.ndarray) -> None:
         """Add the bias to sums of the result's shape, activate them, and write the result."""
         if self.bias is not None:
             sums += self.bias.reshape(*self.bias.shape, *[1] * len(self.axes))
-        self.result[...] = activate(sums, self.activation)
+        copy(self.result, activate(sums, self.activation))
 
 
 def correlation(
@@ -265,20 +266,17 @@ def _is_whole(part: slice, extent: int) -> bool:
 # -- blocks ----------------------------------------------------------------------------------------
 
 
-def gather(
-    target: np.ndarray, source: np.ndarray, axes: dict[int, Axis], taps: Sequence[int] = ()
-) -> None:
-    """Copy what one tap of each axis reads, and zero where that is outside the source.
+def gather(target: np.ndarray, source: np.ndarray, axes: dict[int, Axis]) -> None:
+    """Copy what the first tap of each axis reads, and zero where that is outside the source.
 
     Args:
         axes: the rules, by the position of the axis in both arrays; others are copied whole.
-        taps: in the same order; the first ones if they are left out.
     """
     to: list[slice] = [ALL] * target.ndim
     origin: list[slice] = [ALL] * target.ndim
-    for (position, axis), tap in zip(axes.items(), taps or [0] * len(axes), strict=True):
-        to[position], origin[position] = axis.inside(tap)
-    target[tuple(to)] = source[tuple(origin)]
+    for position, axis in axes.items():
+        to[position], origin[position] = axis.inside(0)
+    copy_uncached(target[tuple(to)], source[tuple(origin)])
     for position, axis in axes.items():
         around = (ALL,) * position
         if to[position].start > 0:

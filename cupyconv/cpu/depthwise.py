@@ -23,7 +23,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.correlation import Correlation, clamp, gather, parts
 from cupyconv.cpu.scratch import Scratch
-from cupyconv.cpu.views import operand, transpose_into
+from cupyconv.cpu.views import copy_uncached, operand
 from cupyconv.planning.cpu import band_rows
 
 # -- by taps ---------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ def correlate_by_taps(whole: Correlation, scratch: Scratch, block_bytes: int) ->
     """Compute the result."""
     for chunk in _channel_chunks(_with_planes(whole), block_bytes // 2):
         weights = _repeated_weights(chunk, scratch)
-        for block in _row_blocks(chunk, block_bytes // 4):
+        for block in _row_blocks(chunk, block_bytes):
             in_place = _is_by_pixel(block.result, block) and block.activation is None
             sums = _by_pixel(block.result)
             if not in_place:
@@ -58,11 +58,11 @@ def filter_gradient_by_taps(whole: Correlation, scratch: Scratch, block_bytes: i
         total = scratch.array("total", (*taps, chunk.axes[2].outputs, chunk.groups))
         total[...] = 0
         term = scratch.array("term", total.shape)
-        for block in _row_blocks(chunk, block_bytes // 4):
+        for block in _row_blocks(chunk, block_bytes):
             gradients = _by_pixel(block.result)
             if not _is_by_pixel(block.result, block):
                 gradients = scratch.array("gradients", gradients.shape)
-                gradients[...] = _by_pixel(block.result)
+                copy_uncached(gradients, _by_pixel(block.result))
             np.einsum(
                 "ndhtrsqc,ndhqc->trsqc",
                 _windows(block, scratch),
@@ -273,7 +273,7 @@ def _flat(array: np.ndarray, block: Correlation, scratch: Scratch, name: str) ->
     view = operand(array, 2, block.accumulator)
     if view is None:
         view = scratch.array(name, _flat_shape(array))
-        transpose_into(view.reshape(array.shape), array)
+        copy_uncached(view.reshape(array.shape), array)
     return view
 
 

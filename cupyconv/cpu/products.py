@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from math import prod
 
 import numpy as np
@@ -23,7 +22,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.correlation import ALL, Correlation, clamp, gather, parts
 from cupyconv.cpu.scratch import Scratch
-from cupyconv.cpu.views import merged, operand
+from cupyconv.cpu.views import channels_are_last, copy, copy_uncached, merged, operand
 from cupyconv.planning.cpu import LEAST_CHANNELS, overlaps_rows, worthwhile_pixels
 
 
@@ -52,12 +51,12 @@ def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> N
                 gradients = _result_view(block)
                 if gradients is None:
                     gradients = _like_result(block, scratch)
-                    gradients[...] = _by_row(block.result)
+                    copy_uncached(gradients, _by_row(block.result))
                 columns, windows = merged(gradients, 3), _windows(block, scratch)
                 for row in range(block.axes[0].outputs):
                     np.matmul(columns[:, row], windows[:, row].swapaxes(1, 2), out=by_tap)
-                    piece.filters[...] += term
-        chunk.filters[...] = total
+                    np.add(piece.filters, term, out=piece.filters)
+        copy_uncached(chunk.filters, total)
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -135,14 +134,17 @@ def _packed(piece: Correlation, scratch: Scratch) -> np.ndarray:
     else:
         packed = scratch.array("filters", (groups, filters, *taps, channels))
     packed = np.moveaxis(packed, -1, 2)
-    packed[...] = piece.filters
+    copy_uncached(packed, piece.filters)
     return packed
 
 
 def _like_filters(piece: Correlation, scratch: Scratch, name: str) -> np.ndarray:
-    """Scratch memory for the filters, with filters as neighbours if they are so in the result."""
+    """Scratch memory for the filters, the fewer of which are neighbours: so BLAS is faster.
+
+    Those are filters or, if there are less of them, taps and channels.
+    """
     groups, filters, channels, *taps = piece.filters.shape
-    if _channels_are_last(piece.result):
+    if filters <= channels * prod(taps):
         packed = np.moveaxis(scratch.array(name, (groups, *taps, channels, filters)), -1, 1)
     else:
         packed = scratch.array(name, (groups, filters, *taps, channels))
@@ -174,20 +176,48 @@ def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:
 
 def _gathered(block: Correlation, scratch: Scratch) -> np.ndarray:
     """(G, source rows, taps of the other axes, C, N, pixels of the other axes)."""
-    row, *others = block.axes
-    lines = row.pixels()
-    kernel = (lines.outputs, *(axis.taps for axis in others), block.channels)
+    others = block.axes[1:]
+    source = _padded(block, scratch)
+    group, line, channel, image, *steps = source.strides
+    kernel = (source.shape[1], *(axis.taps for axis in others), block.channels)
     pixels = (block.images, *(axis.outputs for axis in others))
-    if block.channels >= LEAST_CHANNELS and _channels_are_last(block.source):
+    if _gathers_channels(block):
         memory = scratch.array("gathered", (block.groups, *pixels, *kernel))
         gathered = np.moveaxis(memory, range(-len(kernel), 0), range(1, 1 + len(kernel)))
     else:
         gathered = scratch.array("gathered", (block.groups, *kernel, *pixels))
-    source = _by_row(block.source)
-    for taps in product(*(range(axis.taps) for axis in others)):
-        piece = gathered[(ALL, ALL, *taps)]
-        gather(piece, source, {1: lines, **dict(enumerate(others, 4))}, (0, *taps))
+    taps = (axis.dilation * step for axis, step in zip(others, steps, strict=True))
+    outputs = (axis.stride * step for axis, step in zip(others, steps, strict=True))
+    windows = (group, line, *taps, channel, image, *outputs)
+    copy(gathered, as_strided(source, gathered.shape, windows))
     return gathered
+
+
+def _padded(block: Correlation, scratch: Scratch) -> np.ndarray:
+    """(G, source rows, C, N, pixels of the other axes): all under the windows, some twice."""
+    axes = [axis.pixels() for axis in block.axes]
+    source = _by_row(block.source)
+    inside = [axis.inside(0) for axis in axes]
+    turned = channels_are_last(block.source) and not _gathers_channels(block)
+    whole = all(
+        outputs == slice(0, axis.outputs) for axis, (outputs, _) in zip(axes, inside, strict=True)
+    )
+    if whole and not turned:
+        first, *others = (origin for _, origin in inside)
+        return source[(ALL, first, ALL, ALL, *others)]
+    line, *sizes = (axis.outputs for axis in axes)
+    if channels_are_last(block.source) and not turned:
+        memory = scratch.array("padded", (block.images, line, *sizes, block.groups, block.channels))
+        padded = _by_row(np.moveaxis(memory, (-2, -1), (1, 2)))
+    else:
+        padded = scratch.array("padded", (block.groups, line, block.channels, block.images, *sizes))
+    gather(padded, source, dict(zip((1, *range(4, padded.ndim)), axes, strict=True)))
+    return padded
+
+
+def _gathers_channels(block: Correlation) -> bool:
+    """Whether the channels of a pixel are neighbours when they are gathered, as in the source."""
+    return block.channels >= LEAST_CHANNELS and channels_are_last(block.source)
 
 
 def _source_view(block: Correlation) -> np.ndarray | None:
@@ -211,14 +241,10 @@ def _result_view(block: Correlation) -> np.ndarray | None:
 def _like_result(block: Correlation, scratch: Scratch) -> np.ndarray:
     """Scratch memory (G, rows, K, N, pixels of a row), with its axes about as in the result."""
     groups, rows, filters, *pixels = _by_row(block.result).shape
-    if _channels_are_last(block.result):
-        memory = scratch.array("sums", (rows, *pixels, groups, filters))
-        return np.moveaxis(memory, (-2, -1), (0, 2))
+    if channels_are_last(block.result):
+        memory = scratch.array("sums", (groups, rows, *pixels, filters))
+        return np.moveaxis(memory, -1, 2)
     return scratch.array("sums", (groups, filters, rows, *pixels)).swapaxes(1, 2)
-
-
-def _channels_are_last(array: np.ndarray) -> bool:
-    return abs(array.strides[2]) == array.itemsize
 
 
 def _by_row(array: np.ndarray) -> np.ndarray:

@@ -8,14 +8,13 @@ gathered, and the matrix products have taps times filters for rows instead of fi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from math import prod
 
 import numpy as np
 
 from cupyconv.cpu.correlation import ALL, Correlation, clamp, parts
 from cupyconv.cpu.scratch import Scratch
-from cupyconv.cpu.views import operand
+from cupyconv.cpu.views import copy_uncached, operand
 
 
 def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
@@ -26,44 +25,51 @@ def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
 
 def _correlate(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
     filters = np.moveaxis(chunk.filters, (1, 2), (-2, -1))  # (G, *taps, K, C)
-    groups, _, *other_taps, count, channels = filters.shape
     matrices = scratch.array("filters", filters.shape)
     matrices[...] = filters
     for block in _blocks(chunk, block_bytes):
-        row, *others = block.axes
         sums = scratch.array("sums", block.result.swapaxes(0, 1).shape)
         sums[...] = 0
-        for tap in range(row.taps):
-            rows, origin = row.inside(tap)
-            if rows.start == rows.stop:
-                continue
-            lines = _lines(block.source[:, :, :, origin], block, scratch)
-            one = [1] * (lines.ndim - 3)
-            matrix = matrices[:, tap].reshape(groups, *one, -1, channels)
-            shape = (*lines.shape[:-2], matrix.shape[-2], lines.shape[-1])
-            products = np.matmul(matrix, lines, out=scratch.array("products", shape))
-            by_tap = products.reshape(*lines.shape[:-2], *other_taps, count, -1)
-            for taps in product(*map(range, other_taps)):
-                inside = [axis.inside(t) for axis, t in zip(others, taps, strict=True)]
-                to, read = [to for to, _ in inside], [read for _, read in inside]
-                last = (*taps, ALL, read[-1]) if others else ()
-                some = by_tap[(ALL, ALL, ALL, *read[:-1], *last)]
-                sums[(ALL, ALL, ALL, rows, *to)] += np.moveaxis(some, -2, 2)
+        for some in parts(block.axes[0].taps, _taps_at_once(block, block_bytes)):
+            _add(sums, block, matrices, some, scratch)
         block.finish(sums.swapaxes(0, 1))
 
 
-def _lines(rows: np.ndarray, block: Correlation, scratch: Scratch) -> np.ndarray:
-    """Rows of the source, (N, G, C, rows, others), as (G, N, rows, others but the last, C, last).
+def _add(
+    sums: np.ndarray, block: Correlation, matrices: np.ndarray, some: slice, scratch: Scratch
+) -> None:
+    """Add the products with some taps of the first axis to the sums."""
+    row, *others = block.axes
+    row = row.with_taps(some)
+    _, under = row.pixels().inside(0)
+    if under.start == under.stop:
+        return
+    lines = block.source[:, :, :, under]
+    pixels = _pixels(lines, block, scratch)
+    matrix = matrices[:, some].reshape(block.groups, 1, -1, block.channels)
+    shape = (*pixels.shape[:2], matrix.shape[2], pixels.shape[-1])
+    products = np.matmul(matrix, pixels, out=scratch.array("products", shape))
+    taps = (row.taps, *matrices.shape[2:-2])
+    by_tap = products.reshape(*shape[:2], *taps, block.filter_count, *lines.shape[3:])
+    for tap in np.ndindex(*taps):
+        inside = [axis.inside(t) for axis, t in zip((row, *others), tap, strict=True)]
+        to, (read, *columns) = zip(*inside, strict=True)
+        if read.start == read.stop:
+            continue
+        read = slice(read.start - under.start, read.stop - under.start, read.step)
+        total = sums[(ALL, ALL, ALL, *to)]
+        np.add(total, by_tap[(ALL, ALL, *tap, ALL, read, *columns)], out=total)
 
-    So many pixels at a time are in the cache, and BLAS is fast with so few filters.
-    """
-    lines = np.moveaxis(rows.swapaxes(0, 1), 2, -2)
-    view = operand(lines, lines.ndim - 1, block.accumulator)
+
+def _pixels(lines: np.ndarray, block: Correlation, scratch: Scratch) -> np.ndarray:
+    """Lines of the source, (N, G, C, rows, others), as (G, N, C, pixels)."""
+    lines = lines.swapaxes(0, 1)
+    view = operand(lines, 3, block.accumulator)
     if view is not None:
         return view
-    copy = scratch.array("source", lines.shape)
-    copy[...] = lines
-    return copy
+    turned = scratch.array("source", lines.shape)
+    copy_uncached(turned, lines)
+    return turned.reshape(*lines.shape[:3], -1)
 
 
 def _chunks(whole: Correlation, chunk_bytes: int) -> Iterator[Correlation]:
@@ -76,7 +82,7 @@ def _chunks(whole: Correlation, chunk_bytes: int) -> Iterator[Correlation]:
 
 
 def _blocks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """The images and rows in parts whose products fit."""
+    """The images and rows in parts whose pixels, and whose products with a row of taps, fit."""
     row, *others = whole.axes
     taps = prod(axis.taps for axis in others)
     channels = max(whole.filter_count * taps, whole.channels) * whole.groups
@@ -85,3 +91,11 @@ def _blocks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
     for some in parts(whole.images, clamp(block_bytes // (line * rows), whole.images)):
         for lines in parts(row.outputs, rows):
             yield whole.part(images=some, outputs=(lines,))
+
+
+def _taps_at_once(block: Correlation, block_bytes: int) -> int:
+    """Taps of the first axis whose products fit."""
+    row, *others = block.axes
+    columns = prod(axis.taps * axis.size for axis in others) * row.pixels().outputs
+    tap = block.images * block.groups * block.filter_count * columns * block.accumulator.itemsize
+    return clamp(2 * block_bytes // tap, row.taps)

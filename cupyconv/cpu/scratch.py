@@ -61,13 +61,3 @@ def scratch(dtype: np.dtype) -> Iterator[Scratch]:
     borrowed = Scratch(dtype, kept)
     yield borrowed
     _of_thread.memory = borrowed.memory
-
-
-def release() -> None:
-    """Free what this thread keeps."""
-    _of_thread.__dict__.clear()
-
-
-def kept_bytes() -> int:
-    """Of what this thread keeps."""
-    return sum(array.size for array in _of_thread.__dict__.get("memory", {}).values())

@@ -10,6 +10,18 @@ import numpy as np
 
 from cupyconv.problem import ConvProblem
 
+SHORT_ROW = 16
+"""Elements from which NumPy copies a row of neighbours about as fast as a single item."""
+
+SMALL_BYTES = 1 << 13
+"""Less is copied in the time that it takes to think about it."""
+
+PIECE_BYTES = 1 << 16
+"""What is transposed at a time: it is in the cache, and worth a call of NumPy."""
+
+MOST_LINES = 256
+"""Lines of the cache that may be read in turn: of more, the first has left before it is again."""
+
 
 def data_view(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
     """x, y or a gradient of theirs as a view (N, G, channels of a group, *spatial)."""
@@ -60,14 +72,71 @@ def operand(array: np.ndarray, first: int, dtype: np.dtype) -> np.ndarray | None
     return flat
 
 
-def transpose_into(target: np.ndarray, source: np.ndarray) -> None:
-    """target[...] = source, whose first axis is contiguous where target's last one is.
+def channels_are_last(array: np.ndarray) -> bool:
+    """Whether the channels of (N, G, channels, ...) are neighbours in memory."""
+    return abs(array.strides[2]) == array.itemsize
 
-    NumPy would write along the first axis, a line of the cache for each number.  Line by line, what
-    is written stays in the cache until it is whole.
+
+def copy(target: np.ndarray, source: np.ndarray) -> None:
+    """target[...] = source, of the same shape."""
+    if target.nbytes > SMALL_BYTES:
+        target, source = _as_items(target, source)
+    target[...] = source
+
+
+def copy_uncached(target: np.ndarray, source: np.ndarray) -> None:
+    """target[...] = source, of the same shape, which is not in the cache."""
+    if target.nbytes <= PIECE_BYTES:
+        copy(target, source)
+        return
+    target, source = _as_items(target, source)
+    step = target.strides[_innermost(source)]
+    between = (n for n, other in zip(target.shape, target.strides, strict=True) if other < step)
+    if prod(between) > MOST_LINES:
+        _transpose(target, source)
+    else:
+        target[...] = source
+
+
+def _transpose(target: np.ndarray, source: np.ndarray) -> None:
+    """target[...] = source, piece by piece, so that what is read stays in the cache."""
+    if target.nbytes <= PIECE_BYTES:
+        target[...] = source
+        return
+    # Along what is far apart in both, so that neighbours stay together.
+    steps = (tuple(map(abs, array.strides)) for array in (target, source))
+    nearest = [min(pair) for pair in zip(*steps, strict=True)]
+    axis = max(_long_axes(target), key=nearest.__getitem__)
+    step = max(len(source.swapaxes(0, axis)) * PIECE_BYTES // target.nbytes, 1)
+    target, source = target.swapaxes(0, axis), source.swapaxes(0, axis)
+    for start in range(0, len(source), step):
+        some = slice(start, start + step)
+        _transpose(target[some], source[some])
+
+
+def _as_items(target: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same with a few neighbours in both arrays as one item, if there are such.
+
+    NumPy would begin a loop for each of these rows.
     """
-    for middle in np.ndindex(target.shape[1:-1]):
-        target[:, *middle] = source[:, *middle]
+    if target.dtype == source.dtype:
+        size = target.itemsize
+        for axis, extent in enumerate(target.shape):
+            if target.strides[axis] == source.strides[axis] == size and 1 < extent < SHORT_ROW:
+                item = np.dtype((np.void, extent * size))
+                order = [other for other in range(target.ndim) if other != axis] + [axis]
+                return target.transpose(order).view(item), source.transpose(order).view(item)
+    return target, source
+
+
+def _innermost(array: np.ndarray) -> int:
+    """The axis along which items are nearest in memory."""
+    return min(_long_axes(array), key=lambda axis: abs(array.strides[axis]))
+
+
+def _long_axes(array: np.ndarray) -> list[int]:
+    """Those of more than one item."""
+    return [axis for axis, extent in enumerate(array.shape) if extent > 1]
 
 
 def _is_mergeable(array: np.ndarray, first: int) -> bool:

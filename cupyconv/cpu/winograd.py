@@ -39,6 +39,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.correlation import Axis, Correlation, clamp, gather, parts
 from cupyconv.cpu.scratch import Scratch
+from cupyconv.cpu.views import copy_uncached
 from cupyconv.planning.cpu import winograd_filters, winograd_tiles
 
 TAPS = 3
@@ -108,12 +109,13 @@ def correlate(whole: Correlation, scratch: Scratch, block_bytes: int, transform:
     pieces = (piece for group in _groups(whole) for piece in group.pieces(first=1))
     for piece in pieces:
         chunks = _filter_chunks(piece, block_bytes, transform, of_filters=False)
-        weights = _transformed_filters(piece.part(filters=chunks[0]), transform, scratch)
+        only = _transformed_filters(piece, transform, scratch) if len(chunks) == 1 else None
         for block in _blocks(piece, block_bytes, transform, chunks[0].stop):
             windows = _transformed_windows(block, transform, scratch)
             for some in chunks:
                 part = block.part(filters=some)
-                if len(chunks) > 1:
+                weights = only
+                if weights is None:
                     weights = _transformed_filters(part, transform, scratch)
                 _, rows, tiles, _ = windows.shape
                 shape = (transform.components, tiles, rows, part.filter_count)
@@ -228,7 +230,7 @@ def _transformed_filters(part: Correlation, transform: Transform, scratch: Scrat
         order = [3, 4, 0, 2, 1]
     by_tap = part.filters[0].transpose(order)
     packed = scratch.array("filters", by_tap.shape)
-    packed[...] = by_tap
+    copy_uncached(packed, by_tap)
     packed = packed.reshape(TAPS * TAPS, *by_tap.shape[2:])
     weights = scratch.array("weights", (transform.components, *packed.shape[1:]))
     _times(_both_axes(transform.g, part), packed, weights)

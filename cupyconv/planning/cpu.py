@@ -56,7 +56,7 @@ LEAST_PIXELS, MOST_PIXELS = 64, 512
 LOOP_ELEMENTS = 32
 """Elements that NumPy could have moved in the time that it takes to begin a row of neighbours."""
 
-TRANSPOSED = 5
+TRANSPOSED = 2.5
 """How many times as long elements take that are moved from channels first to channels last."""
 
 LEAST_CHANNELS = 16
@@ -75,7 +75,7 @@ the transforms shows beside that of the sum."""
 BAND_COLUMNS = 64
 """Pixels of the result that a band matrix is for, about."""
 
-BAND_SHARE = 0.4
+BAND_SHARE = 0.3
 """Share of the rate that products with band matrices reach, one for each channel."""
 
 LARGEST_BAND = 1 << 20
@@ -166,8 +166,7 @@ class _Pass:
         """How many times as long elements take, as few are neighbours when they are moved."""
         if self.channels_last and self.channels >= LEAST_CHANNELS:
             return 1 + LOOP_ELEMENTS / self.channels
-        apart = 4 if self.channels_last else 1
-        return apart + LOOP_ELEMENTS / self.axes[-1].outputs
+        return 1 + LOOP_ELEMENTS / self.axes[-1].outputs
 
     @property
     def operations(self) -> float:
@@ -267,7 +266,11 @@ def _products(seen: _Pass) -> Method:
     gathered = seen.channels * seen.taps
     if overlapping:
         gathered = gathered // row.taps * row.stride
-    elements = seen.pixels * (gathered + seen.filters) * seen.short_runs + 2 * seen.weights
+    elements: float = 2 * seen.weights
+    elements += seen.pixels * (gathered + seen.filters) * seen.short_runs
+    if seen.channels_last and seen.channels < LEAST_CHANNELS:
+        read = seen.pixels * seen.channels * prod(axis.stride for axis in seen.axes)
+        elements += TRANSPOSED * read
     if all(axis.taps == axis.stride == axis.useful == 1 for axis in seen.axes):
         elements = 0  # nothing to gather
     window = seen.channels * seen.taps + seen.filters
@@ -281,9 +284,9 @@ def _products(seen: _Pass) -> Method:
     return Method(
         "products",
         "filters times gathered pixels",
-        seen.operations * _uncut_share(seen.axes) * _slower(seen.filters) / share,
+        seen.operations * _uncut_share(seen.axes) * _slower(seen.filters, 0.6) / share,
         elements,
-        products + 4 * blocks * (seen.taps // row.taps + 2),
+        products + 16 * blocks,
     )
 
 
@@ -307,7 +310,7 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
     yield Method(
         "scattered",
         "filters times pixels, added up by taps",
-        2 * read * seen.channels * sums * _slower(seen.filters * seen.taps // rows.taps),
+        2 * read * seen.channels * sums * _slower(seen.filters * seen.taps),
         3 * (added + seen.pixels * seen.filters) * run + seen.weights,
         4 * (4 * read * sums / BLOCK_BYTES + 1) * prod(problem.filter_sizes),
     )
@@ -381,7 +384,7 @@ def _bands(seen: _Pass) -> Iterator[Method]:
     band = high * width.size * rows * width.outputs
     if band > LARGEST_BAND:
         return
-    moved = 4
+    moved: float = 4
     if seen.channels_last:
         moved += TRANSPOSED * (1 + height.stride * width.stride)
     yield Method(
@@ -398,6 +401,6 @@ def _uncut_share(axes: Iterable[_Axis]) -> float:
     return prod(axis.useful for axis in axes if axis.useful < PADDED_SHARE)
 
 
-def _slower(rows: int) -> float:
+def _slower(rows: int, power: float = 0.9) -> float:
     """How many times as long a matrix product of few rows takes."""
-    return max(LEAST_ROWS / max(rows, 1), 1.0) ** 0.9
+    return max(LEAST_ROWS / max(rows, 1), 1.0) ** power

@@ -206,7 +206,7 @@ class DaskTime:
         layer, chunks: what is computed, and how x is cut.
         workers: processes of one thread each.
         one_process: by pass, with as many threads of BLAS as there are workers.
-        cluster: by pass, from chunks in the workers' memory to chunks in the workers' memory.
+        cluster: by pass, from chunks in the workers' memory, as many in each, to chunks there.
         overhead: how much longer the cluster takes, as a share of the time of one process.
     """
 
@@ -221,7 +221,6 @@ class DaskTime:
 def dask_time(problem: ConvProblem, chunks: tuple[int, ...], workers: int) -> DaskTime:
     """Time each pass of a layer in this process and on a cluster."""
     import dask
-    import dask.array as da
     from distributed import wait
 
     import cupyconv.dask as cd
@@ -238,10 +237,8 @@ def dask_time(problem: ConvProblem, chunks: tuple[int, ...], workers: int) -> Da
         "backprop_filter": lambda: cupyconv.conv_backprop_filter(x, w.shape, dy, **rules),
     }
     with _cluster(workers, memory_limit=0) as client:
-        lazy_x = da.from_array(x, chunks=chunks)
-        like_y = cd.conv_forward(lazy_x, w, **rules).chunks
-        lazy_x, lazy_dy = client.persist([lazy_x, da.from_array(dy, chunks=like_y)])
-        wait([lazy_x, lazy_dy])
+        lazy_x = _spread(client, "x", x, chunks)
+        lazy_dy = _spread(client, "dy", dy, cd.conv_forward(lazy_x, w, **rules).chunks)
         lazy = {
             "forward": lambda: cd.conv_forward(lazy_x, w, **rules),
             "backprop_input": lambda: cd.conv_backprop_input(x.shape, w, lazy_dy, **rules),
@@ -262,6 +259,24 @@ def dask_time(problem: ConvProblem, chunks: tuple[int, ...], workers: int) -> Da
     cluster = {name: times[f"{name} on workers"] for name in alone}
     overhead = {name: cluster[name] / one[name] - 1 for name in alone}
     return DaskTime(str(problem), chunks, workers, one, cluster, overhead)
+
+
+def _spread(client: Any, name: str, array: np.ndarray, chunks: Any) -> Any:
+    """A Dask array in the workers' memory, as many chunks in each, and neighbours in the same.
+
+    Where Dask places the chunks of an array that is persisted is its own affair, and can be most of
+    them on one worker.
+    """
+    import dask.array as da
+
+    sizes = da.core.normalize_chunks(chunks, array.shape)
+    places = list(np.ndindex(*map(len, sizes)))
+    workers = sorted(client.ncores())
+    held = {}
+    for number, where in enumerate(da.core.slices_from_chunks(sizes)):
+        worker = workers[number * len(workers) // len(places)]
+        held[name, *places[number]] = client.scatter(array[where], workers=[worker], hash=False)
+    return da.Array(held, name, sizes, dtype=array.dtype)
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ FAMILY_CASES = (
     _case("depthwise_many_taps", (1, 8, 9, 33), (8, 1, 3, 31), groups=8, padding=(1, 15)),
     _case("depthwise_signal", (2, 24, 50), (24, 1, 9), groups=24, padding=4),
     _case("depthwise_chunks", (4, 8, 24, 24), (8, 1, 3, 2), groups=8, padding=1),
-    _case("deeper_than_high_than_wide", (1, 32, 8, 4, 3), (32, 1, 2, 2, 2), groups=32),
+    _case("deeper_than_high_than_wide", (1, 32, 12, 4, 3), (32, 1, 2, 2, 2), groups=32),
     _case("filter_rows_in_stages", (1, 64, 3, 2, 6), (32, 16, 2, 2, 4), groups=4),
     _case("whole_tiles", (1, 256, 8, 16), (256, 128, 1, 1), groups=2),
     _case("a_tile_and_one", (1, 129, 3, 43), (129, 129, 1, 1)),

@@ -117,6 +117,10 @@ def test_file_without_kernels_is_refused(tmp_path: Path) -> None:
         build.build_kernel(path)
 
 
+def test_the_version_of_the_compilers_clang_is_known() -> None:
+    assert build.find_compiler().clang >= build.MINIMUM_CLANG
+
+
 def test_without_a_compiler_one_line_says_what_to_install(monkeypatch) -> None:
     def not_found(name: str) -> str:
         raise build.importlib.metadata.PackageNotFoundError(name)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.emulator import SCHEDULES, CheckerError, EmulatedModule, Report, memory, settings
+from tests.emulator.build import find_compiler
 from tests.emulator.reports import KINDS, UNWRITTEN_OUTPUT
 from tests.emulator.tensormap import encode_tiled
 
@@ -40,6 +41,7 @@ class Fault:
     grid: int
     block: int
     shared: int
+    clang: int
     zeroed: bool
     takes_map: bool
     marks: tuple[Mark, ...]
@@ -50,7 +52,7 @@ def read_faults() -> list[Fault]:
     for file in sorted(FAULTS.glob("*.cu")):
         text = file.read_text()
         for match in _KERNEL.finditer(text):
-            words = dict(re.findall(r"(grid|block|shared) (\d+)", match["launch"]))
+            words = dict(re.findall(r"(grid|block|shared|clang) (\d+)", match["launch"]))
             first_line = text[: match.start("head")].count("\n") + 1
             marks = []
             for number, line in enumerate(match.group(0).split("\n")[1:], first_line):
@@ -65,6 +67,7 @@ def read_faults() -> list[Fault]:
                     int(words.get("grid", 1)),
                     int(words["block"]),
                     int(words.get("shared", 0)),
+                    int(words.get("clang", 0)),
                     "zeroed" in match["launch"],
                     "TensorMap" in match["head"],
                     tuple(marks),
@@ -96,6 +99,8 @@ def launch(fault: Fault) -> list[Report]:
 
 @pytest.mark.parametrize("fault", FAULT_KERNELS, ids=lambda fault: fault.kernel)
 def test_fault_is_reported_where_it_is(fault: Fault) -> None:
+    if (clang := find_compiler().clang) < fault.clang:
+        pytest.skip(f"clang {fault.clang} or later has this check: this is {clang}")
     for schedule in SCHEDULES:
         with settings(schedule, raise_reports=False):
             reports = launch(fault)
@@ -127,6 +132,24 @@ def test_report_names_what_happened() -> None:
     assert report.block == (0, 0, 0)
     assert "shared tile of 128 bytes" in report.text
     assert str(report).startswith("out-of-bounds: shared_read_past_the_end block(0,0,0) thread(31")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "text"),
+    [
+        (
+            "read_past_the_last_array_of_a_struct",
+            "index 2 is outside of the array's declared bound",
+        ),
+        ("row_of_a_local_array_past_its_bound", "index 8 is outside of the array's declared bound"),
+    ],
+)
+def test_report_names_the_thread_whose_local_array_ends(kernel: str, text: str) -> None:
+    fault = next(one for one in FAULT_KERNELS if one.kernel == kernel)
+    with settings(raise_reports=False):
+        (report,) = launch(fault)
+    assert (report.block, report.thread) == ((0, 0, 0), (40, 0, 0))
+    assert report.text == text
 
 
 # --------------------------------------------------------------------------------------------------

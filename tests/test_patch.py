@@ -175,6 +175,7 @@ def test_all_bits_of_x_reach_the_filter_gradient():
 # words beyond the last run, and pixels beyond the output.
 SPECIAL_LAYERS = {
     "odd_run": ("NHWC", (1, 3, 13, 21), (5, 3, 3, 3), {"stride": 2}),
+    "odd_runs_of_a_whole_step": ("NHWC", (1, 3, 13, 21), (5, 3, 4, 1), {"stride": 2}),
     "two_classes": ("NHWC", (1, 3, 12, 20), (5, 3, 3, 3), {"padding": 1}),
     "gaps": ("NCHW", (1, 1, 9, 30), (5, 1, 2, 3), {"dilation": 3}),
     "even_run_of_two_classes": ("NCHW", (1, 2, 14, 22), (5, 2, 2, 4), {"stride": (2, 3)}),

@@ -38,6 +38,7 @@ RUNTIME_SOURCES = (
     "launch.cpp",
 )
 MINIMUM_CLANG = 16
+LOCAL_BOUNDS_CLANG = 20  # before it, this check could only end the process
 
 COMMON_FLAGS = (
     "-std=c++17",
@@ -74,6 +75,8 @@ CHECKED_FLAGS = (
     "-fsanitize=kernel-address",
     "-fsanitize=signed-integer-overflow,array-bounds,shift-exponent,integer-divide-by-zero,"
     "implicit-integer-truncation",
+    # The last array of a struct has its declared bound too: it is not taken for a flexible one.
+    "-fstrict-flex-arrays=3",
     *(
         word
         for option in (
@@ -90,6 +93,13 @@ CHECKED_FLAGS = (
         for word in ("-mllvm", option)
     ),
 )
+# Accesses past a whole local variable, as through a pointer into it, where no bound is declared.
+LOCAL_BOUNDS_FLAGS = (
+    "-fsanitize=local-bounds",
+    "-fno-sanitize-trap=local-bounds",
+    "-fsanitize-recover=local-bounds",
+    "-fno-sanitize-merge=local-bounds",  # each report has its line
+)
 UNCHECKED_FLAGS = ("-O2",)
 
 
@@ -99,16 +109,24 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: the command that runs it and the version its products depend on."""
+    """A C++ compiler: its command, the version its products depend on, and that of its clang."""
 
     command: tuple[str, ...]
     version: str
+    clang: int
 
     def run(self, arguments: Sequence[str], doing: str) -> None:
         """Runs the compiler; BuildError with its messages if it fails."""
         result = subprocess.run([*self.command, *arguments], capture_output=True, text=True)
         if result.returncode:
             raise BuildError(f"{doing} failed:\n{result.stderr.strip() or result.stdout.strip()}")
+
+
+def _clang_version(command: Sequence[str]) -> tuple[str, int]:
+    """The first line of what a compiler says of itself, and the major version of its clang."""
+    text = subprocess.run([*command, "--version"], capture_output=True, text=True).stdout
+    match = re.search(r"clang version (\d+)", text)
+    return text.partition("\n")[0], int(match[1]) if match else 0
 
 
 @functools.cache
@@ -118,10 +136,9 @@ def find_compiler() -> Compiler:
         path = shutil.which(name)
         if path is None:
             continue
-        text = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
-        match = re.search(r"clang version (\d+)", text)
-        if match and int(match[1]) >= MINIMUM_CLANG:
-            return Compiler((path,), text.splitlines()[0])
+        text, clang = _clang_version((path,))
+        if clang >= MINIMUM_CLANG:
+            return Compiler((path,), text, clang)
     try:
         version = importlib.metadata.version("ziglang")
     except importlib.metadata.PackageNotFoundError:
@@ -131,7 +148,7 @@ def find_compiler() -> Compiler:
         ) from None
     # A named target: the wheel's own headers and a plain CPU, whatever is on the machine.
     command = (sys.executable, "-m", "ziglang", "c++", "-target", "x86_64-linux-gnu.2.28")
-    return Compiler(command, f"ziglang {version}")
+    return Compiler(command, f"ziglang {version}", _clang_version(command)[1])
 
 
 def cache_directory() -> Path:
@@ -368,6 +385,7 @@ def build_kernel(
         *COMMON_FLAGS,
         *KERNEL_FLAGS,
         *(CHECKED_FLAGS if checked else UNCHECKED_FLAGS),
+        *(LOCAL_BOUNDS_FLAGS if checked and compiler.clang >= LOCAL_BOUNDS_CLANG else ()),
         f"-I{HOST_DIRECTORY}",
         *macros,
     ]

@@ -85,6 +85,7 @@ _DIRECT = (
     ("depthwise_chunks", "NHWC", "HWIO", "float32"),
     ("volume_depthwise", "NDHWC", "DHWIO", "float32"),
     ("deeper_than_high_than_wide", "NCDHW", "OIDHW", "float32"),
+    ("deeper_than_high_than_wide", "NDHWC", "DHWIO", "float32"),
     ("filter_rows_in_stages", "NDHWC", "DHWIO", "float32"),
 )
 _HOPPER = (
@@ -139,7 +140,7 @@ _PATCH = (
     ("blocks_take_several_tiles", "NHWC", "OHWI", "float16"),
     ("blocks_take_several_tiles", "NCHW", "HWIO", "float32"),
     ("chunks_without_tiles", "NHWC", "OHWI", "float16"),
-    ("one_word_beyond_a_step", "NCHW", "OIHW", "float16"),
+    ("one_word_beyond_a_step", "NCHW", "OIHW", "bfloat16"),
 )
 _PLAIN_LAYERS = ("several_blocks_of_rows", "several_blocks_of_columns", "more_taps_than_lanes")
 _CASES = {
@@ -231,7 +232,7 @@ def _cases_of(impl: str, only: str | None):
                 run = partial(_bank_conflicts, dtype, formats)
                 yield f"cuda-gather bank conflicts {dtype} {formats[0]}", run
     if impl == "cuda-direct":
-        problem = _PROBLEMS["filter_rows_in_stages"]
+        problem = in_formats(_PROBLEMS["filter_rows_in_stages"], "NDHWC", "DHWIO")
         yield "cuda-direct not a number", partial(_not_a_number, impl, problem)
     if impl == "cuda-toeplitz":
         for layer, pass_ in product(_PLAIN_LAYERS, PASSES):
@@ -240,6 +241,7 @@ def _cases_of(impl: str, only: str | None):
     if impl == "cuda-patch":
         for pass_, *layer in (
             ("forward", "odd_run", "float16"),
+            ("forward", "odd_runs_of_a_whole_step", "float16"),
             ("forward", "two_classes", "float16"),
             ("forward", "gaps", "float64"),
             ("backprop_filter", "two_classes", "float16"),
@@ -357,11 +359,11 @@ def _rounding(impl: str, dtype: str) -> None:
 
 
 def _not_a_number(impl: str, problem: ConvProblem) -> None:
-    """A NaN in the input's last rows reaches the windows that have it, and no others."""
+    """A NaN in the input's last slice reaches the windows that have it, and no others."""
     import cupyconv
 
     data = integer_data(problem)
-    data.x[0, 0, -1] = np.nan
+    data.x[0, -1] = np.nan
     arguments = keywords(problem)
     got = conv_forward(data.x, data.w, impl=impl, **arguments)
     expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)

@@ -1,6 +1,7 @@
 // Accesses that no kernel may make.  Kernels here read `in` (4096 floats, an input) and write
 // `out` (4096 floats, without values at first); test_emulator_checker.py launches each as its
-// `launch:` line says and expects a report of the kind, and at the line, that FAULT marks.
+// `launch:` line says and expects a report of the kind, and at the line, that FAULT marks.  `clang`:
+// the version that the check begins with.
 
 // launch: block 32
 extern "C" __global__ void global_read_past_the_end(const float* in, float* out) {
@@ -44,6 +45,57 @@ extern "C" __global__ void local_array_past_its_bound(const float* in, float* ou
   for (int i = 0; i < 4; i++) values[i] = in[i];
   const int n = in[0] > -1e30f ? 4 : 3;
   out[0] = values[n];  // FAULT out-of-bounds
+}
+
+struct RowSums {
+  float rows[2][4];
+  float sums[2];  // the last array of a struct, which must not be taken for a flexible one
+};
+
+// launch: block 64
+extern "C" __global__ void read_past_the_last_array_of_a_struct(const float* in, float* out) {
+  RowSums mine = {};
+  const int last = threadIdx.x < 40 ? 1 : 2;
+  for (int j = 0; j < 4; j++) mine.rows[1][j] = in[threadIdx.x + j];
+  for (int j = 0; j < 4; j++) mine.sums[1] += mine.rows[1][j];
+  out[threadIdx.x] = mine.sums[last];  // FAULT out-of-bounds
+}
+
+// launch: block 64
+extern "C" __global__ void write_past_the_last_array_of_a_struct(const float* in, float* out) {
+  RowSums mine = {};
+  const int last = threadIdx.x < 40 ? 1 : 2;
+  for (int i = 0; i <= last; i++)
+    mine.sums[i] = in[i];  // FAULT out-of-bounds
+  out[threadIdx.x] = mine.sums[threadIdx.x % 2];
+}
+
+// launch: block 64
+extern "C" __global__ void row_of_a_local_array_past_its_bound(const float* in, float* out) {
+  float tile[4][8] = {};
+  const int columns = threadIdx.x < 40 ? 8 : 9;
+  for (int j = 0; j < columns; j++)
+    tile[2][j] = in[j];  // FAULT out-of-bounds
+  out[threadIdx.x] = tile[threadIdx.x % 4][threadIdx.x % 8];
+}
+
+// launch: block 64, clang 20
+extern "C" __global__ void pointer_past_a_local_array(const float* in, float* out) {
+  float values[8];
+  for (int i = 0; i < 8; i++) values[i] = in[i];
+  const float* window = values + threadIdx.x % 8;
+  const int further = threadIdx.x == 40 ? 8 : 0;
+  out[threadIdx.x] = window[further];  // FAULT out-of-bounds
+}
+
+// launch: block 64, clang 20
+extern "C" __global__ void pointer_before_a_local_array(const float* in, float* out) {
+  float values[8];
+  for (int i = 0; i < 8; i++) values[i] = in[i];
+  float* cursor = values + threadIdx.x % 8;
+  const int back = threadIdx.x == 41 ? 2 : 0;
+  cursor[-back] = in[8];  // FAULT out-of-bounds
+  out[threadIdx.x] = values[0];
 }
 
 // launch: block 32

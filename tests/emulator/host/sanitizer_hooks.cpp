@@ -76,7 +76,7 @@ void* __asan_memset(void* to, int value, size_t size) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Integer checks.  Each handler's first argument begins with the source location.
+// Integer and bounds checks.  A handler's first argument, if any, begins with the source location.
 // ---------------------------------------------------------------------------------------------
 struct SourceLocation {
   const char* file;
@@ -98,10 +98,18 @@ INTEGER_HANDLER(negate_overflow, kIntegerOverflow, "a negation overflows")
 INTEGER_HANDLER(implicit_conversion, kIntegerOverflow, "an implicit conversion changes the value")
 INTEGER_HANDLER(divrem_overflow, kUndefined, "division by zero, or the quotient overflows")
 INTEGER_HANDLER(shift_out_of_bounds, kUndefined, "the shift is as wide as the type, or wider")
+// Past an array the launch ends, before a write destroys its neighbours on the stack.
 void __ubsan_handle_out_of_bounds(const SourceLocation* where, size_t index) {
+  if (!current || !settings.check) return;
   char text[80];
   snprintf(text, sizeof text, "index %ld is outside of the array's declared bound",
            static_cast<long>(index));
-  report_integer(ReportKind::kOutOfBounds, where, text);
+  report_at_source(ReportKind::kOutOfBounds, where->file, where->line, where->column, text);
+  abort_launch();
+}
+void __ubsan_handle_local_out_of_bounds() {
+  if (current && settings.check)
+    report_fatal(ReportKind::kOutOfBounds, program_counter(CALLER), 0,
+                 "an access past the local variable that the pointer is into");
 }
 }

@@ -116,8 +116,12 @@ class Compiler:
     clang: int
 
     def run(self, arguments: Sequence[str], doing: str) -> None:
-        """Runs the compiler; BuildError with its messages if it fails."""
-        result = subprocess.run([*self.command, *arguments], capture_output=True, text=True)
+        """Runs the compiler; BuildError with its messages if it fails.  Paths are absolute."""
+        # Always in the same folder: zig's cache tells its own library's files by their way from
+        # there, and builds the C++ library, which takes a minute, anew for another one.
+        result = subprocess.run(
+            [*self.command, *arguments], capture_output=True, text=True, cwd=HOST_DIRECTORY
+        )
         if result.returncode:
             raise BuildError(f"{doing} failed:\n{result.stderr.strip() or result.stdout.strip()}")
 
@@ -155,7 +159,7 @@ def cache_directory() -> Path:
     """Where build products are kept; created if missing."""
     chosen = os.environ.get("CUPYCONV_EMULATOR_CACHE")
     if chosen:
-        directory = Path(chosen)
+        directory = Path(chosen).absolute()
     else:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         directory = Path(base) / "cupyconv" / "emulator"
@@ -406,17 +410,9 @@ def build_kernel(
         expanded = _preprocessed(compiler, path, macros, Path(scratch))
         source.write_text(_kernel_translation_unit(path, expanded))
         compiler.run([*flags, "-c", str(source), "-o", str(object_file)], f"compiling {path.name}")
-        # Linked without -fsanitize: the runtime defines what the instrumentation calls.
-        compiler.run(
-            [
-                "-shared",
-                "-fno-sanitize=undefined",
-                str(object_file),
-                str(runtime),
-                "-o",
-                str(partial),
-            ],
-            f"linking {path.name}",
-        )
+        # Linked without -fsanitize: the runtime defines what the instrumentation calls.  With the
+        # flags of the runtime, for which zig has built the C++ library already.
+        link = [*COMMON_FLAGS, *RUNTIME_FLAGS, "-shared", str(object_file), str(runtime)]
+        compiler.run([*link, "-o", str(partial)], f"linking {path.name}")
         os.replace(partial, product)
     return product

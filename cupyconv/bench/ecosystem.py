@@ -48,12 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = parser.parse_args(arguments).json
     options = ["--json", str(path)] if path else []
     place = places.of("cpu")
+    workers = (
+        environment.threads()
+    )  # before Dask, which leaves its workers' number of threads in it
     about = environment.describe(place, ["-m", "cupyconv.bench.ecosystem", *options], "python")
     versions = {name: environment.version(name) for name in ("dask", "distributed", "zarr")}
     found = {
         "environment": about | versions,
         "torch": asdict(torch_calls(TINY)),
-        "dask": [asdict(dask_time(*layer, environment.threads())) for layer in FITS],
+        "dask": [asdict(dask_time(*layer, workers)) for layer in FITS],
         "dask_memory": asdict(dask_memory(TOO_LARGE, MEMORY_LIMIT)),
     }
     text = json.dumps(found, indent=1)

@@ -48,9 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = parser.parse_args(arguments).json
     options = ["--json", str(path)] if path else []
     place = places.of("cpu")
-    workers = (
-        environment.threads()
-    )  # before Dask, which leaves its workers' number of threads in it
+    # Before Dask, which leaves its workers' number of threads in this process's environment.
+    workers = environment.threads()
     about = environment.describe(place, ["-m", "cupyconv.bench.ecosystem", *options], "python")
     versions = {name: environment.version(name) for name in ("dask", "distributed", "zarr")}
     found = {

@@ -412,8 +412,8 @@ def test_the_readme_takes_the_newest_run_on_a_gpu(folders, capsys):
     assert text.splitlines() == [
         "Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, cuDNN 91900, CuPy 14.2.0, driver 580.1, "
         "SM clock up to 1980): PyTorch's time over cupyconv's, geometric means over the layers "
-        "of a kind, so many of which were measured. Above 1, cupyconv is faster; in brackets, on "
-        "how many layers it is faster, even and slower.",
+        "of a kind, so many of which were measured. Above 1, cupyconv is faster; in brackets, "
+        "how often it is faster, even and slower.",
         "",
         "| dtype | layers | forward | backprop-input | backprop-filter | all |",
         "|---|---|---:|---:|---:|---:|",

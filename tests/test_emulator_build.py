@@ -121,6 +121,18 @@ def test_the_version_of_the_compilers_clang_is_known() -> None:
     assert build.find_compiler().clang >= build.MINIMUM_CLANG
 
 
+@pytest.mark.parametrize(
+    ("installed", "wheel", "chosen"),
+    [(22, 22, "installed"), (19, 22, "wheel"), (19, None, "installed"), (None, 22, "wheel")],
+)
+def test_the_compiler_has_all_checks_where_one_does(monkeypatch, installed, wheel, chosen) -> None:
+    for name, clang in (("installed", installed), ("wheel", wheel)):
+        compiler = clang and build.Compiler((name,), name, clang)
+        finder = "_installed_clang" if name == "installed" else "_wheels_clang"
+        monkeypatch.setattr(build, finder, lambda compiler=compiler: compiler)
+    assert build.find_compiler.__wrapped__().version == chosen
+
+
 def test_without_a_compiler_one_line_says_what_to_install(monkeypatch) -> None:
     def not_found(name: str) -> str:
         raise build.importlib.metadata.PackageNotFoundError(name)

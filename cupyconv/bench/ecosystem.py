@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 
@@ -28,7 +29,7 @@ from cupyconv import ConvProblem
 from cupyconv.bench import environment, places
 from cupyconv.bench.timing import PAUSE
 
-ROUNDS = 7  # turns that each call takes; the fastest counts
+ROUNDS = 7  # turns that each call takes; the median counts
 
 TINY = ConvProblem((1, 4, 8, 8), (4, 4, 3, 3), padding=1)
 # Two layers that fit into memory: one in tasks so short that Dask's own work for them shows, which
@@ -65,12 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path.write_text(text + "\n")
 
 
-def _least(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """The least seconds that each call took in a turn; they take turns of at least one call.
+def _medians(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Median seconds of each call; they take turns of at least one call.
 
-    The least and not the middle, because the many processes of a cluster are at the mercy of what
-    else runs on a shared machine, which can only add.  There is a pause before each turn, since the
-    threads of a BLAS run on for a while after a call.
+    There is a pause before each turn, since the threads of a BLAS run on for a while after a call.
     """
     turns: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -83,7 +82,7 @@ def _least(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, 
                 call()
                 count += 1
             turns[name].append((perf_counter() - start) / count)
-    return {name: min(times) for name, times in turns.items()}
+    return {name: median(times) for name, times in turns.items()}
 
 
 # -- PyTorch ---------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ def torch_calls(problem: ConvProblem, seconds: float = 0.1) -> TorchCalls:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = [_least(calls, seconds) for calls in (forward, both)]
+        found = [_medians(calls, seconds) for calls in (forward, both)]
     finally:
         torch.set_num_threads(threads)
     return TorchCalls(
@@ -255,7 +254,7 @@ def dask_time(problem: ConvProblem, chunks: tuple[int, ...], workers: int) -> Da
 
             return call
 
-        times = _least(
+        times = _medians(
             alone | {f"{name} on workers": on_workers(make) for name, make in lazy.items()}, 0
         )
     one = {name: times[name] for name in alone}

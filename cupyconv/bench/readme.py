@@ -93,7 +93,7 @@ def _about(found: Results) -> str:
     return (
         f"{environment.title(about)} ({', '.join(versions)}): PyTorch's time over cupyconv's, "
         "geometric means over the layers of a kind, so many of which were measured. Above 1, "
-        "cupyconv is faster; in brackets, on how many layers it is faster, even and slower."
+        "cupyconv is faster; in brackets, how often it is faster, even and slower."
     )
 
 

@@ -135,7 +135,24 @@ def _clang_version(command: Sequence[str]) -> tuple[str, int]:
 
 @functools.cache
 def find_compiler() -> Compiler:
-    """An installed clang of at least version 16, else the one in the ziglang wheel."""
+    """An installed clang that has all checks, else that of the ziglang wheel, else an older one.
+
+    Raises:
+        BuildError: there is none of at least version 16.
+    """
+    installed = _installed_clang()
+    if installed is not None and installed.clang >= LOCAL_BOUNDS_CLANG:
+        return installed
+    found = _wheels_clang() or installed
+    if found is None:
+        raise BuildError(
+            "running kernels on the CPU needs a compiler: pip install ziglang"
+            f" (or install clang {MINIMUM_CLANG} or later)"
+        )
+    return found
+
+
+def _installed_clang() -> Compiler | None:
     for name in ("clang++", *(f"clang++-{version}" for version in range(30, 15, -1))):
         path = shutil.which(name)
         if path is None:
@@ -143,13 +160,14 @@ def find_compiler() -> Compiler:
         text, clang = _clang_version((path,))
         if clang >= MINIMUM_CLANG:
             return Compiler((path,), text, clang)
+    return None
+
+
+def _wheels_clang() -> Compiler | None:
     try:
         version = importlib.metadata.version("ziglang")
     except importlib.metadata.PackageNotFoundError:
-        raise BuildError(
-            "running kernels on the CPU needs a compiler: pip install ziglang"
-            f" (or install clang {MINIMUM_CLANG} or later)"
-        ) from None
+        return None
     # A named target: the wheel's own headers and a plain CPU, whatever is on the machine.
     command = (sys.executable, "-m", "ziglang", "c++", "-target", "x86_64-linux-gnu.2.28")
     return Compiler(command, f"ziglang {version}", _clang_version(command)[1])

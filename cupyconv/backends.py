@@ -12,7 +12,7 @@ import numpy as np
 from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
 from cupyconv.cpu.views import data_view
-from cupyconv.gpu import direct, gather, generic, hopper, launch, patch, tensormaps, toeplitz
+from cupyconv.gpu import direct, gather, generic, halo, hopper, launch, patch, tensormaps, toeplitz
 from cupyconv.planning.device import CPU, Device
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
@@ -134,6 +134,7 @@ PREPARE = {
     "cuda-patch": patch.prepare,
     "cuda-hopper": hopper.prepare,
     "cuda-hopper-bf16x6": hopper.prepare,
+    "cuda-hopper-halo": halo.prepare,
 }
 """What works out a planned pass's launches, by implementation."""
 

@@ -681,7 +681,7 @@ def test_the_gpu_run_goes_through_its_steps_in_order(tmp_path, gpu, monkeypatch,
     from tests.gpu import __main__ as everything
 
     order = [step.name for step in everything.steps(tmp_path, "sm_90a", 1)]
-    assert order == ["golden", "tests", "memcheck", "racecheck", "bench"]
+    assert order == ["golden", "tests", "memcheck", "racecheck", "feeding", "bench"]
     python = sys.executable
     quick = everything.Step("golden", (python, "-c", f"print('in {ROOT}/a.py')"), 1.0)
     wrong = everything.Step("tests", (python, "-c", "print('== 1 failed =='); exit(1)"), 1.0)
@@ -702,6 +702,20 @@ def test_the_gpu_run_goes_through_its_steps_in_order(tmp_path, gpu, monkeypatch,
     assert everything.main(["--out", str(tmp_path / "out")]) == 1
     monkeypatch.setattr(everything, "steps", lambda *_: [quick])
     assert everything.main(["--out", str(tmp_path / "out")]) == 0
+
+
+def test_the_benchmarks_of_the_gpu_run_are_given_options_that_there_are(tmp_path):
+    from tests.gpu import __main__ as everything
+
+    steps = {step.name: step for step in everything.steps(tmp_path, "sm_90a", 5)}
+    for name, minutes in (("feeding", "1.00"), ("bench", "5.00")):
+        program, _, script, command, *options = steps[name].command
+        assert (command, options[options.index("--minutes") + 1]) == ("bench", minutes)
+        listed = subprocess.run(
+            [program, "-c", script, command, *options, "--list"], capture_output=True, text=True
+        )
+        assert listed.returncode == 0, listed.stderr
+        assert "resnet50-03" in listed.stdout
 
 
 def test_a_step_that_takes_too_long_is_interrupted_with_all_it_started(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from cupyconv.planning.hopper import (
     has_taps,
     is_pointwise,
     layout,
-    matrix,
+    matrices,
     shape_of,
     walks,
 )
@@ -32,24 +32,129 @@ from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
-_CONSUMERS = 2  # warpgroups that multiply
-_OUTPUT_BYTES = 64 * 64 * 2  # of a piece of C on its way out
-_BARRIER_BYTES = 8
+BARRIER_BYTES = 8
+OUTPUT_BYTES = 2 * 2 * 64 * 64 * 2  # of two warpgroups' two buffers for C on its way out
 _SHARED_ALIGNMENT = 1024
 _THREADS = 256  # of the kernels before and after the product
 _PIECE_BYTES = 16  # that a thread adds up
 _PLANES_VECTOR = 8  # elements that a thread splits
 _ARRANGE_TILE = 64
 
-# Values of the macro STORE in cuda/conv_hopper.cu.
-_STORE_ROWS, _STORE_BOXES, _STORE_FLOAT = range(3)
+# Values of the macro STORE in cuda/include/hopper.cuh.
+STORE_ROWS, STORE_BOXES, STORE_FLOAT = range(3)
 
-# The tensor gathered under taps, the other operand, and the result, by pass.
-_OPERANDS = {
+# The roles of the tensor gathered under taps, the other operand, and the result, by pass.
+ROLES_OF = {
     "forward": ("x", "w", "y"),
     "backprop_input": ("y", "w", "x"),
     "backprop_filter": ("x", "y", "w"),
 }
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a tensor, or its planes, are read.
+
+    Attributes:
+        role: of the array.
+        itemsize: bytes of an element there.
+        strides: of the tensors there.
+        offset: bytes from the array's beginning.
+        planes: how many tensors follow each other.
+    """
+
+    role: str
+    itemsize: int
+    strides: Strides
+    offset: int = 0
+    planes: int = 1
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A pass as the product meets it.
+
+    Attributes:
+        problem, strides: of the tensors, or their copies, with channels or filters last.
+        gathered, other, result: the tensor under the taps, the other operand, and C.
+        before, after: launches that copy tensors, or split them into planes.
+    """
+
+    problem: ConvProblem
+    strides: Strides
+    gathered: Operand
+    other: Operand
+    result: Operand
+    before: tuple[Launch, ...]
+    after: tuple[Launch, ...]
+
+    @property
+    def c(self) -> str | Part:
+        """The kernel's argument that says where C lies."""
+        role, offset = self.result.role, self.result.offset
+        return Part(role, offset) if role == "workspace" else role
+
+
+def stage(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> Staged:
+    """Where a planned pass finds its operands: in copies and planes behind the splits' sums."""
+    tile, pass_, splits = pass_plan.tile, pass_plan.pass_, pass_plan.splits
+    assert tile is not None
+    planes = tile.defines.get("PLANES", 1)
+    multiplied = "tf32" if problem.dtype == "float32" and planes == 1 else problem.dtype
+    seen = layout(problem, pass_, strides, multiplied)
+    itemsize = ITEMSIZE[problem.dtype]
+
+    offset = _elements(seen.problem, pass_, tile) * splits * 4 if splits > 1 else 0
+    operands: list[Operand] = []
+    before: list[Launch] = []
+    after: list[Launch] = []
+    roles = ROLES_OF[pass_]
+    for role in roles:
+        operand = Operand(role, itemsize, seen.strides)
+        elements = prod(shape_of(seen.problem, role))
+        is_result = role == roles[-1]
+        if role in seen.copied:
+            operand = Operand("workspace", itemsize, seen.strides, offset)
+            copy = _arrange(problem, seen.problem, role, strides, offset, out=is_result)
+            (after if is_result else before).append(copy)
+            offset += elements * itemsize
+        elif planes > 1 and not is_result:
+            before.append(_split(seen.problem, role, seen.strides, offset))
+            inner = Strides.contiguous(seen.problem)
+            operand = Operand("workspace", 2, inner, offset, PLANES)
+            offset += PLANES * elements * 2
+        operands.append(operand)
+    gathered, other, result = operands
+    return Staged(seen.problem, seen.strides, gathered, other, result, tuple(before), tuple(after))
+
+
+def _elements(problem: ConvProblem, pass_: str, tile: Tile) -> int:
+    rows, columns, _ = matrices(problem, pass_, tile)[0]
+    return rows * columns * problem.groups
+
+
+def common_defines(
+    pass_plan: PassPlan, problem: ConvProblem, activation: str | None
+) -> dict[str, str | int]:
+    """The macros of hopper.cuh that do not depend on how operands are loaded and C is stored."""
+    tile = pass_plan.tile
+    assert tile is not None
+    planes = tile.defines.get("PLANES", 1)
+    return {
+        "PASS": PASSES.index(pass_plan.pass_),
+        "STORAGE": "bfloat16_t" if planes > 1 else STORAGE[problem.dtype],
+        "RESULT": STORAGE[problem.dtype],
+        **{name: value for name, value in tile.defines.items() if name != "BLOCK_K"},
+        "FILTERS_LAST": int(filters_last(problem)),
+        "ACTIVATION": parameters.ACTIVATIONS[activation],
+    }
+
+
+def staying_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
+    """As many blocks as stay on the chip, or as there are tiles."""
+    cluster = tile.defines["CLUSTER"]
+    blocks = device.multiprocessors or cost.chip_of(device).multiprocessors
+    return (min(int(walk["tiles"][0]), max(blocks // cluster, 1)) * cluster,)
 
 
 def prepare(
@@ -60,79 +165,41 @@ def prepare(
     device: Device,
 ) -> tuple[Launch, ...]:
     """The launches of a planned pass: operands split into planes, the product, splits added up."""
-    tile = pass_plan.tile
+    tile, pass_, splits = pass_plan.tile, pass_plan.pass_, pass_plan.splits
     assert tile is not None
-    pass_, splits = pass_plan.pass_, pass_plan.splits
-    gathered, other, result = _OPERANDS[pass_]
-    planes = tile.defines["PLANES"]
-    multiplied = "tf32" if problem.dtype == "float32" and planes == 1 else problem.dtype
-    seen = layout(problem, pass_, strides, multiplied)
-    asked, given, problem, strides = problem, strides, seen.problem, seen.strides
-    walked = walks(problem, pass_)
-    walk = pack_walk(problem, pass_, tile, splits)
-    rows, columns, _ = matrix(problem, pass_, walked[0], tile.block_k)
-    elements = rows * columns * problem.groups
-
-    # The workspace: the splits' sums, then copies and planes.
-    offset = elements * splits * 4 if splits > 1 else 0
-    operands: dict[str, _Operand] = {}
-    before: list[Launch] = []
-    after: list[Launch] = []
-    for role in (gathered, other, result):
-        itemsize = ITEMSIZE[problem.dtype]
-        operands[role] = _Operand(role, itemsize, strides)
-        if role in seen.copied:
-            operands[role] = _Operand("workspace", itemsize, strides, offset)
-            copy = _arrange(asked, problem, role, given, offset, out=role == result)
-            (after if role == result else before).append(copy)
-            offset += prod(shape_of(problem, role)) * itemsize
-        elif planes > 1 and role != result:
-            before.append(_split(problem, role, strides, offset))
-            operands[role] = _Operand("workspace", 2, Strides.contiguous(problem), offset, PLANES)
-            offset += PLANES * prod(shape_of(problem, role)) * 2
-
-    c = result if result not in seen.copied else Part("workspace", operands[result].offset)
+    staged = stage(pass_plan, problem, strides)
+    seen = staged.problem
+    walked = walks(seen, pass_)
+    walk = pack_walk(seen, pass_, tile, splits)
     defines: dict[str, str | int] = {
-        "PASS": PASSES.index(pass_),
-        "STORAGE": "bfloat16_t" if planes > 1 else STORAGE[problem.dtype],
-        "RESULT": STORAGE[problem.dtype],
-        **{name: value for name, value in tile.defines.items() if name != "BLOCK_K"},
-        "SPATIAL": problem.spatial_rank,
+        **common_defines(pass_plan, seen, activation),
+        "SPATIAL": seen.spatial_rank,
         "PHASES": len(walked),
-        "POINTWISE": int(is_pointwise(problem)),
-        "FILTERS_LAST": int(filters_last(problem)),
-        "STORE": _STORE_ROWS,
+        "POINTWISE": int(is_pointwise(seen)),
+        "STORE": _store(staged, pass_) if len(walked) == splits == 1 else STORE_ROWS,
         "SPLIT": int(splits > 1),
-        "ACTIVATION": parameters.ACTIVATIONS[activation],
     }
-    if problem.dtype == "float32":
-        defines["STORE"] = _STORE_FLOAT
-    elif pass_ != "backprop_filter" and len(walked) == splits == 1:
-        batch, _, *spatial = problem.data_axes
-        if flattens(getattr(strides, result), shape_of(problem, result), (batch, *spatial)):
-            defines["STORE"] = _STORE_BOXES
-    maps = _maps(problem, pass_, tile, operands, walked)
-    if defines["STORE"] == _STORE_BOXES:
+    if seen.dtype == "float32":
+        defines["STORE"] = STORE_FLOAT
+    maps = _maps(staged, pass_, tile, walked)
+    if defines["STORE"] == STORE_BOXES:
         box = LINE_BYTES // 2  # pixels and channels
-        maps.append(_pixel_matrix(problem, result, operands[result], box, box, False))
+        maps.append(_pixel_matrix(seen, ROLES_OF[pass_][-1], staged.result, box, box, False))
     else:
         maps.append(maps[-1])  # not used
-    packed = parameters.pack(problem, strides)
-    cluster = tile.defines["CLUSTER"]
-    blocks = device.multiprocessors or cost.chip_of(device).multiprocessors
-    clusters = min(int(walk["tiles"][0]), max(blocks // cluster, 1))
+    packed = parameters.pack(seen, staged.strides)
     product = Launch(
         source="conv_hopper.cu",
         entry="conv_hopper",
         defines=tuple(defines.items()),
-        grid=(clusters * cluster,),
+        grid=staying_grid(walk, tile, device),
         block=(tile.threads,),
         shared_bytes=shared_bytes(tile),
-        arguments=("bias", c, "workspace", TensorMaps(tuple(maps)), walk, packed),
+        arguments=("bias", staged.c, "workspace", TensorMaps(tuple(maps)), walk, packed),
     )
     if splits == 1:
-        return (*before, product, *after)
-    pieces = elements // (_PIECE_BYTES // ITEMSIZE[problem.dtype])
+        return (*staged.before, product, *staged.after)
+    pieces = _elements(seen, pass_, tile) // (_PIECE_BYTES // ITEMSIZE[seen.dtype])
     reduction = Launch(
         source="conv_hopper.cu",
         entry="conv_hopper_reduce",
@@ -140,18 +207,32 @@ def prepare(
         grid=(-(-pieces // _THREADS),),
         block=(_THREADS,),
         shared_bytes=0,
-        arguments=("workspace", "bias", c, np.int32(splits), walk, packed),
+        arguments=("workspace", "bias", staged.c, np.int32(splits), walk, packed),
     )
-    return (*before, product, reduction, *after)
+    return (*staged.before, product, reduction, *staged.after)
+
+
+def _store(staged: Staged, pass_: str) -> int:
+    """How 16-bit sums of a single walk are stored."""
+    if pass_ == "backprop_filter":
+        return STORE_ROWS
+    result = ROLES_OF[pass_][-1]
+    batch, _, *spatial = staged.problem.data_axes
+    steps, shape = getattr(staged.strides, result), shape_of(staged.problem, result)
+    return STORE_BOXES if flattens(steps, shape, (batch, *spatial)) else STORE_ROWS
 
 
 def shared_bytes(tile: Tile) -> int:
     """Size of the kernel's SharedMemory."""
     stages = tile.defines["STAGES"]
     ring = stages * (tile.block_m + tile.block_n) * LINE_BYTES
-    output = _CONSUMERS * 2 * _OUTPUT_BYTES
-    barriers = 2 * stages * _BARRIER_BYTES
-    return -(-(ring + output + barriers) // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
+    barriers = 2 * stages * BARRIER_BYTES
+    return whole_shared_bytes(ring + OUTPUT_BYTES + barriers)
+
+
+def whole_shared_bytes(size: int) -> int:
+    """The size of a struct that is aligned as the swizzle is."""
+    return -(-size // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
 
 
 # -- copies and planes -----------------------------------------------------------------------------
@@ -246,13 +327,13 @@ def walk_type(phases: int) -> np.dtype:
 
 def pack_walk(problem: ConvProblem, pass_: str, tile: Tile, splits: int) -> np.ndarray:
     """The walk of a pass and its tiles, as a 1-element array of ``walk_type``."""
-    walked = walks(problem, pass_)
+    walked, parts = walks(problem, pass_), matrices(problem, pass_, tile)
     record = np.zeros(1, walk_type(len(walked)))
     fields = record[0]
     cluster_rows = tile.block_m * tile.defines["CLUSTER"]
     tiles_of_group = all_steps = 0
-    for walk, phase in zip(walked, fields["phase"], strict=True):
-        rows, columns, steps = matrix(problem, pass_, walk, tile.block_k)
+    for walk, part, phase in zip(walked, parts, fields["phase"], strict=True):
+        rows, columns, steps = part
         phase["tile_rows"] = -(-rows // cluster_rows)
         for name in _PHASE_FIELDS:
             phase[name] = _spatial(walk, name)
@@ -281,61 +362,37 @@ def _spatial(walk: Walk, name: str) -> list[int]:
 # -- tensor maps -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Operand:
-    """Where a tensor, or its planes, are read.
-
-    Attributes:
-        role: of the array.
-        itemsize: bytes of an element there.
-        strides: of the tensors there.
-        offset: bytes from the array's beginning.
-        planes: how many tensors follow each other.
-    """
-
-    role: str
-    itemsize: int
-    strides: Strides
-    offset: int = 0
-    planes: int = 1
-
-
-def _maps(
-    problem: ConvProblem,
-    pass_: str,
-    tile: Tile,
-    operands: dict[str, _Operand],
-    walked: Sequence[Walk],
-) -> list[TensorMap]:
+def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> list[TensorMap]:
     """Maps of the gathered tensor for each walk, and of the other operand."""
-    gathered, other, _ = _OPERANDS[pass_]
+    problem = staged.problem
+    gathered, other, _ = ROLES_OF[pass_]
     line = tile.block_k
     # Pixels come as the rows of a tile of C, or as its depth.
     pixels = line if pass_ == "backprop_filter" else tile.block_m
     maps: list[TensorMap]
     if is_pointwise(problem):
-        maps = [_pixel_matrix(problem, gathered, operands[gathered], line, pixels)]
+        maps = [_pixel_matrix(problem, gathered, staged.gathered, line, pixels)]
     else:
         # A phase without taps loads nothing; it gets a map that the driver takes.
         sample = next(walk for walk in walked if has_taps(walk))
         maps = [
             _im2col(
-                problem, gathered, operands[gathered], walk if has_taps(walk) else sample,
+                problem, gathered, staged.gathered, walk if has_taps(walk) else sample,
                 line, pixels,
             )
             for walk in walked
         ]  # fmt: skip
     if pass_ == "backprop_filter":
-        maps.append(_pixel_matrix(problem, other, operands[other], line, line))
+        maps.append(_pixel_matrix(problem, other, staged.other, line, line))
     else:
-        maps.append(_filter(problem, pass_, tile, operands[other]))
+        maps.append(filter_map(problem, pass_, tile, staged.other))
     return maps
 
 
 def _pixel_matrix(
     problem: ConvProblem,
     role: str,
-    operand: _Operand,
+    operand: Operand,
     line: int,
     pixels: int,
     with_planes: bool = True,
@@ -362,24 +419,16 @@ def _pixel_matrix(
 
 
 def _im2col(
-    problem: ConvProblem, role: str, operand: _Operand, walk: Walk, line: int, pixels: int
+    problem: ConvProblem, role: str, operand: Operand, walk: Walk, line: int, pixels: int
 ) -> Im2colMap:
     """x or y under the taps of a walk; planes are further images."""
-    shape, steps = shape_of(problem, role), getattr(operand.strides, role)
-    batch, channel, *spatial = problem.data_axes
-    extents, strides, step = [shape[channel]], [], shape[channel]
-    for axis in (*reversed(spatial), batch):
-        step = steps[axis] if shape[axis] > 1 else step  # of a single element, any will do
-        strides.append(step * operand.itemsize)
-        extents.append(shape[axis])
-        step *= shape[axis]
-    extents[-1] *= operand.planes
+    extents, strides = pixel_dimensions(problem, role, operand)
     inner_first = tuple(reversed(walk))
     return Im2colMap(
         operand.role,
         operand.itemsize,
-        tuple(extents),
-        tuple(strides),
+        (*extents[:-1], extents[-1] * operand.planes),
+        strides,
         tuple(axis.base for axis in inner_first),
         tuple(axis.upper for axis in inner_first),
         tuple(axis.stride for axis in inner_first),
@@ -389,7 +438,22 @@ def _im2col(
     )
 
 
-def _filter(problem: ConvProblem, pass_: str, tile: Tile, operand: _Operand) -> TiledMap:
+def pixel_dimensions(
+    problem: ConvProblem, role: str, operand: Operand
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Extents of x or y, channels first and images last, and the strides in bytes between them."""
+    shape, steps = shape_of(problem, role), getattr(operand.strides, role)
+    batch, channel, *spatial = problem.data_axes
+    extents, strides, step = [shape[channel]], [], shape[channel]
+    for axis in (*reversed(spatial), batch):
+        step = steps[axis] if shape[axis] > 1 else step  # of a single element, any will do
+        strides.append(step * operand.itemsize)
+        extents.append(shape[axis])
+        step *= shape[axis]
+    return tuple(extents), tuple(strides)
+
+
+def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -> TiledMap:
     """w, its dimensions in memory order: (filters, channels, taps) or (channels, taps, filters).
 
     Boxes have a line of the contiguous axis: of k and, if k is contiguous, this block's share of

@@ -69,6 +69,7 @@ _EFFICIENCY = {
     "cuda-patch": 0.5,
     "cuda-hopper": 0.75,
     "cuda-hopper-bf16x6": 0.75,
+    "cuda-hopper-halo": 0.75,
 }
 
 SPLIT_TARGET_BLOCKS = 256
@@ -143,7 +144,7 @@ def candidates(request: Request, family: Family) -> list[Candidate]:
         return [
             _staying(request, family, tile, splits)
             for tile in _tiles(request, family)
-            for splits in _staying_splits(request, tile)
+            for splits in _staying_splits(request, family, tile)
         ]
     return [
         _tiled(request, family, tile, _splits_within(request, family, tile))
@@ -159,7 +160,7 @@ def candidate(request: Request, family: Family, tile: Tile | None, splits: int) 
     if tile is None or tile not in _tiles(request, family):
         return None
     if family.stays:
-        offered = _staying_splits(request, tile)
+        offered = _staying_splits(request, family, tile)
         return _staying(request, family, tile, splits) if splits in offered else None
     most = MAX_SPLITS if _may_split(request, family) else 1
     return _tiled(request, family, tile, splits) if 1 <= splits <= most else None
@@ -264,10 +265,10 @@ def _staying(request: Request, family: Family, tile: Tile, splits: int) -> Candi
     return Candidate(family, tile, tiles, splits, workspace, microseconds)
 
 
-def _staying_splits(request: Request, tile: Tile) -> list[int]:
+def _staying_splits(request: Request, family: Family, tile: Tile) -> list[int]:
     """The splits worth a thought: those that leave steps enough, within the workspace limit."""
     matrices = _matrices(request, tile)
-    if len(matrices) > 1:
+    if len(matrices) > 1 or not family.splits:
         return [1]
     most = min(matrices[0][2] // SPLIT_MINIMUM_STEPS, MAX_SPLITS)
     least = _plane_bytes(request, tile) + hopper.layout_of(request).copied_bytes
@@ -285,15 +286,13 @@ def _staying_split_bytes(request: Request, tile: Tile) -> int:
 
 
 def _plane_bytes(request: Request, tile: Tile) -> int:
-    if tile.defines["PLANES"] == 1:
+    if tile.defines.get("PLANES", 1) == 1:
         return 0
     return hopper.plane_bytes(request.problem, request.pass_)
 
 
 def _matrices(request: Request, tile: Tile) -> list[tuple[int, int, int]]:
-    problem, pass_ = hopper.layout_of(request).problem, request.pass_
-    walks = hopper.walks(problem, pass_)
-    return [hopper.matrix(problem, pass_, walk, tile.block_k) for walk in walks]
+    return hopper.matrices(hopper.layout_of(request).problem, request.pass_, tile)
 
 
 def _copying(request: Request, tile: Tile, depth: int) -> float:

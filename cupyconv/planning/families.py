@@ -85,7 +85,8 @@ class Family:
         has_phases: whether backprop_input visits only the taps of each stride phase.
         streams: whether it has no tiles to choose and moves each byte about once.
         stays: whether its blocks stay on the chip and compute one tile after the other.
-        on_request: whether "auto" leaves it out: its accuracy has not been measured on a GPU.
+        on_request: whether "auto" leaves it out: its accuracy, or when it is the faster one, has
+            not been measured on a GPU.
     """
 
     name: str
@@ -298,6 +299,30 @@ CUDA_HOPPER_BF16X6 = Family(
     on_request=True,
 )
 
+
+def _halo_tile(block_m: int, block_n: int, rows: int, cluster: int, itemsize: int) -> Tile:
+    """Pixels in rows of 8, and as many stages of the filter as shared memory holds beside them."""
+    macros = (("CLUSTER", cluster), ("ROWS", rows))
+    return Tile(block_m, block_n, hopper.LINE_BYTES // itemsize, 384, macros, (9, 0), itemsize)
+
+
+CUDA_HOPPER_HALO = Family(
+    "cuda-hopper-halo",
+    "cuda-hopper for filters of several rows: the input loaded once for each filter column",
+    on_gpu=True,
+    refuses=hopper.refusal_of_halos,
+    tiles=tuple(
+        _halo_tile(block_m, block_n, rows, cluster, itemsize)
+        for itemsize in (2, 4)
+        for block_m, block_n in ((128, 256), (256, 128), (128, 128))
+        for rows in (16, 8)
+        for cluster in (2, 1)
+    ),
+    uses_tensor_cores=True,
+    stays=True,
+    on_request=True,
+)
+
 CUDA_TOEPLITZ = Family(
     "cuda-toeplitz",
     "rows of a channel times the filter's rows as Toeplitz matrices, on the tensor cores",
@@ -329,6 +354,7 @@ FAMILIES = {
         CUDA_PATCH,
         CUDA_HOPPER,
         CUDA_HOPPER_BF16X6,
+        CUDA_HOPPER_HALO,
     )
 }
 """All implementations by name."""

@@ -10,17 +10,27 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
+from typing import TYPE_CHECKING
 
 from cupyconv import formats
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
 
+if TYPE_CHECKING:
+    from cupyconv.planning.families import Tile
+
 LINE_BYTES = 128
 """Bytes of a line in shared memory: the span of the swizzle."""
 
 PLANES = 3
 """bfloat16 planes that float32 tensors are split into."""
+
+SQUARE = 8
+"""Rows and columns of the pixels of a product where halos are loaded."""
+
+MAX_HALO = 8
+"""Rows of a halo for which shared memory has room beside enough of the filter."""
 
 MAX_PHASES = 16
 """Stride phases whose tensor maps fit into the 4 KB of a kernel's parameters."""
@@ -126,17 +136,20 @@ def windows(problem: ConvProblem, line: int) -> int:
     return prod(problem.filter_sizes) * -(-(problem.C // problem.groups) // line)
 
 
-def matrix(problem: ConvProblem, pass_: str, walk: Walk, line: int) -> tuple[int, int, int]:
-    """Rows and columns of C for one group and walk, and the steps that each sum takes.
+def matrices(problem: ConvProblem, pass_: str, tile: Tile) -> list[tuple[int, int, int]]:
+    """Rows and columns of C for one group, and the steps that each sum takes, for each walk.
 
-    Args:
-        problem, pass_, walk: what is computed.
-        line: elements of a line in shared memory, and of a step.
-
-    Returns:
-        Of the filter gradient, rows or columns beyond the channels of a window count: they are
-        computed, and dropped.
+    Of the filter gradient, rows or columns beyond the channels of a window count, and of a tile
+    with halos, pixels beyond the edges of its rectangles: they are computed, and dropped.
     """
+    found = [_matrix(problem, pass_, walk, tile.block_k) for walk in walks(problem, pass_)]
+    if "ROWS" not in tile.defines:
+        return found
+    ((_, columns, steps),) = found
+    return [(rectangles(problem, pass_, tile) * tile.block_m, columns, steps)]
+
+
+def _matrix(problem: ConvProblem, pass_: str, walk: Walk, line: int) -> tuple[int, int, int]:
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     pixels = problem.N * prod(axis.pixels for axis in walk)
     if pass_ == "backprop_filter":
@@ -145,6 +158,20 @@ def matrix(problem: ConvProblem, pass_: str, walk: Walk, line: int) -> tuple[int
         return rows, columns, -(-pixels // line)
     summed, columns = (channels, filters) if pass_ == "forward" else (filters, channels)
     return pixels, columns, prod(axis.taps for axis in walk) * -(-summed // line)
+
+
+def rectangles(problem: ConvProblem, pass_: str, tile: Tile) -> int:
+    """Tiles of pixels with a halo that cover the tensor that a pass writes."""
+    down, across = (axis.pixels for axis in walks(problem, pass_)[0])
+    rows = tile.defines["ROWS"]
+    images = tile.block_m // (rows * SQUARE)
+    return -(-problem.N // images) * -(-down // rows) * -(-across // SQUARE)
+
+
+def halo_rows(problem: ConvProblem, pass_: str) -> int:
+    """Rows of pixels by which the taps of a column of the filter reach beyond one pixel."""
+    down, _ = walks(problem, pass_)[0]
+    return (down.taps - 1) * down.spacing
 
 
 def plane_bytes(problem: ConvProblem, pass_: str) -> int:
@@ -303,6 +330,24 @@ def refusal_of_planes(request: Request) -> str | None:
     if layout_of(request).copied:
         return "cuda-hopper-bf16x6 takes tensors with channels or filters last, 16-byte aligned"
     return None
+
+
+def refusal_of_halos(request: Request) -> str | None:
+    """Why cuda-hopper-halo cannot compute what is asked for; None if it can."""
+    problem, pass_ = request.problem, request.pass_
+    if pass_ == "backprop_filter":
+        return "cuda-hopper-halo has the forward pass and backprop_input"
+    if problem.spatial_rank != 2:
+        return f"cuda-hopper-halo takes two spatial axes, not {problem.spatial_rank}"
+    if problem.stride != (1, 1):
+        return f"cuda-hopper-halo takes stride 1, not {problem.stride}"
+    if problem.filter_sizes[0] == 1:
+        return "a filter of one row has no halo whose rows several taps share"
+    refused = refusal(request)
+    if refused is None and halo_rows(problem, pass_) > MAX_HALO:
+        rows = halo_rows(problem, pass_)
+        return f"cuda-hopper-halo has room for a halo of {MAX_HALO} rows, not {rows}"
+    return refused
 
 
 def layout_of(request: Request) -> Layout:

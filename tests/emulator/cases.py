@@ -20,6 +20,7 @@ from tests.agreement import fits, planned
 from tests.configurations import (
     CASES,
     FAMILY_CASES,
+    HALO_CASES,
     HOPPER_CASES,
     PATCH_CASES,
     TOEPLITZ_CASES,
@@ -33,7 +34,14 @@ from . import SCHEDULES, Settings, conv_backprop_bias, conv_forward, settings
 
 _PROBLEMS = {
     case.name: case.problem
-    for case in (*CASES, *FAMILY_CASES, *HOPPER_CASES, *TOEPLITZ_CASES, *PATCH_CASES)
+    for case in (
+        *CASES,
+        *FAMILY_CASES,
+        *HOPPER_CASES,
+        *HALO_CASES,
+        *TOEPLITZ_CASES,
+        *PATCH_CASES,
+    )
 }
 
 # (case, data format, filter format, dtype) by family; the schedules go round.
@@ -115,6 +123,14 @@ _PLANES = (
     ("channels_beyond_a_line", "NHWC", "HWIO", "float32"),
     ("a_volume_with_phases", "NDHWC", "ODHWI", "float32"),
 )
+_HALO = (
+    ("everything_differs_in_rectangles", "NHWC", "OHWI", "float16"),
+    ("dilated_rows", "NHWC", "HWIO", "bfloat16"),
+    ("images_beyond_the_last", "NHWC", "OHWI", "float16"),
+    ("rings_wrap", "NHWC", "HWIO", "float16"),
+    ("groups_with_halos", "NHWC", "OHWI", "float16"),
+    ("blocks_take_several_rectangles", "NHWC", "HWIO", "float16"),
+)
 _TOEPLITZ = (
     ("many_images_in_a_tile", "NHWC", "HWIO", "float16"),
     ("two_products_a_strip", "NCHW", "OIHW", "bfloat16"),
@@ -151,6 +167,7 @@ _CASES = {
     "cuda-patch": _PATCH,
     "cuda-hopper": _HOPPER,
     "cuda-hopper-bf16x6": _PLANES,
+    "cuda-hopper-halo": _HALO,
 }
 
 _ARCH = {impl: "sm_90" if "hopper" in impl else "sm_80" for impl in _CASES}
@@ -167,6 +184,7 @@ _KERNELS = (
     ("conv_patch.cu", "cuda-patch", None),
     ("conv_hopper.cu", "cuda-hopper", None),
     ("conv_hopper.cu", "cuda-hopper-bf16x6", None),
+    ("conv_hopper_halo.cu", "cuda-hopper-halo", None),
     ("conv_arrange.cu", "cuda-hopper", None),
     ("conv_planes.cu", "cuda-hopper-bf16x6", None),
     ("conv_backprop_bias.cu", "bias", None),

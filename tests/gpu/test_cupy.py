@@ -14,7 +14,14 @@ from cupyconv.formats import data_formats, filter_formats
 from cupyconv.problem import PASSES
 from tests import agreement
 from tests.agreement import fits, planned
-from tests.configurations import CASES, FAMILY_CASES, HOPPER_CASES, PATCH_CASES, in_formats
+from tests.configurations import (
+    CASES,
+    FAMILY_CASES,
+    HALO_CASES,
+    HOPPER_CASES,
+    PATCH_CASES,
+    in_formats,
+)
 
 if arrays.device_count() == 0:
     pytest.skip("no usable GPU: the CuPy path was not run", allow_module_level=True)
@@ -68,18 +75,7 @@ def test_patch_kernels_agree_exactly_with_the_reference(case, last, dtype):
     )
 
 
-@pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("tile", range(9))
-@pytest.mark.parametrize(
-    ("impl", "dtype", "precision"),
-    [
-        ("cuda-hopper", "float16", "ieee"),
-        ("cuda-hopper", "bfloat16", "ieee"),
-        ("cuda-hopper", "float32", "tf32"),
-        ("cuda-hopper-bf16x6", "float32", "ieee"),
-    ],
-)
-def test_hopper_kernels_with_every_tile(impl, dtype, precision, tile, case):
+def require_with_tile(impl, case, tile, dtype, precision):
     device = backends.current_device()
     filters = filter_formats(case.problem.spatial_rank)[1 + tile % 2]
     data = data_formats(case.problem.spatial_rank)[1]
@@ -94,6 +90,30 @@ def test_hopper_kernels_with_every_tile(impl, dtype, precision, tile, case):
             impl=impl,
             precision=precision,
         )
+
+
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("tile", range(9))
+@pytest.mark.parametrize(
+    ("impl", "dtype", "precision"),
+    [
+        ("cuda-hopper", "float16", "ieee"),
+        ("cuda-hopper", "bfloat16", "ieee"),
+        ("cuda-hopper", "float32", "tf32"),
+        ("cuda-hopper-bf16x6", "float32", "ieee"),
+    ],
+)
+def test_hopper_kernels_with_every_tile(impl, dtype, precision, tile, case):
+    require_with_tile(impl, case, tile, dtype, precision)
+
+
+@pytest.mark.parametrize("case", HALO_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("tile", range(12))
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]
+)
+def test_hopper_kernels_that_load_halos(dtype, precision, tile, case):
+    require_with_tile("cuda-hopper-halo", case, tile, dtype, precision)
 
 
 def test_planes_err_no_more_than_plain_float32():

@@ -1,0 +1,408 @@
+// What the Hopper kernels share: tiles that blocks take in turn, positions in a ring of stages, the
+// filter's part of an operand, products of warpgroups, and the way of C from registers to memory.
+//
+// A kernel says with macros what it computes (PASS, STORAGE, RESULT, BLOCK_M, BLOCK_N, CLUSTER,
+// PHASES, FILTERS_LAST, STORE, ACTIVATION, as conv_hopper.cu explains them), where rows of C lie in
+// memory (Output), and what its producer loads.
+#ifndef CUPYCONV_HOPPER_CUH
+#define CUPYCONV_HOPPER_CUH
+
+#include "epilogue.cuh"
+#include "maps.cuh"
+#include "numeric.cuh"
+#include "vector.cuh"
+#include "walk.cuh"
+
+using Storage = STORAGE;
+using Result = RESULT;
+
+// How C is stored: 16-bit types through shared memory, by threads in pieces of rows or, where C is a
+// plain matrix, in boxes by TMA; float from registers.
+#define STORE_ROWS 0
+#define STORE_BOXES 1
+#define STORE_FLOAT 2
+
+constexpr int WARPGROUP = 128;
+constexpr int CONSUMERS = 2;
+constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
+constexpr int CONSUMER_ROWS = BLOCK_M / CONSUMERS;
+constexpr int PRODUCTS = CONSUMER_ROWS / 64;
+constexpr int BAND = 8;
+
+// Elements of one line of a tile in shared memory, 128 bytes: what the swizzle spans, and as many as
+// a TMA box or a step along k takes at once.
+constexpr int LINE = 128 / sizeof(Storage);
+constexpr int BLOCK_K = LINE;
+constexpr int BOX = LINE * LINE;
+static_assert(BLOCK_M % 128 == 0 && BLOCK_N % 64 == 0, "whole products, and whole boxes of them");
+
+// Whether an operand's lines run along m or n, not along k.
+constexpr bool A_LINES_ALONG_M = PASS == 2;
+constexpr bool B_LINES_ALONG_N = PASS == 2 || (PASS == 0) == (FILTERS_LAST != 0);
+static_assert(CLUSTER == 1 || !B_LINES_ALONG_N || BLOCK_N % 128 == 0, "B is loaded in two halves");
+static_assert(sizeof(Storage) == 2 || !B_LINES_ALONG_N, "TF32 operands have lines along k");
+
+extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+// Tensor maps: what is gathered under taps (for each phase), the other operand, and C.
+struct TensorMaps {
+  ptx::TensorMap gathered[PHASES];
+  ptx::TensorMap other;
+  ptx::TensorMap c;
+};
+
+__device__ __forceinline__ int lines(long long extent) {
+  return static_cast<int>((extent + LINE - 1) / LINE);
+}
+
+// -- which tile -------------------------------------------------------------------------------------
+
+// Tiles are numbered by split, group, phase and band of BAND tile rows; within a band, downwards
+// first.  With clusters, a tile row is one of pairs, of which this block has its own half.
+struct Tile {
+  int split, group, phase, row, column;  // row and column of the tile's first element in C
+
+  __device__ __forceinline__ Tile(int number, int rank, const ConvParameters& p,
+                                  const Walk<PHASES>& walk) {
+    group = number / walk.tiles_of_group;
+    number -= group * walk.tiles_of_group;
+    split = group / static_cast<int>(p.groups);
+    group -= split * static_cast<int>(p.groups);
+    for (phase = 0; phase + 1 < PHASES; ++phase) {
+      const int here = walk.phase[phase].tile_rows * walk.tile_columns;
+      if (number < here) break;
+      number -= here;
+    }
+    const int band = number / (BAND * walk.tile_columns);
+    number -= band * BAND * walk.tile_columns;
+    const int rest = walk.phase[phase].tile_rows - band * BAND;
+    const int height = rest < BAND ? rest : BAND;
+    row = ((band * BAND + number % height) * CLUSTER + rank) * BLOCK_M;
+    column = number / height * BLOCK_N;
+  }
+};
+
+// A block's place in the grid: clusters take tiles in turn.
+struct Schedule {
+  int rank, first, step;
+
+  __device__ __forceinline__ Schedule() : rank(0) {
+#if CLUSTER > 1
+    rank = static_cast<int>(ptx::cluster_block_rank());
+#endif
+    first = static_cast<int>(blockIdx.x) / CLUSTER;
+    step = static_cast<int>(gridDim.x) / CLUSTER;
+  }
+};
+
+// -- stages and blocks ------------------------------------------------------------------------------
+
+__device__ __forceinline__ void wait_for(unsigned long long* barrier, unsigned parity) {
+  while (!ptx::mbarrier_try_wait_parity(barrier, parity)) {
+  }
+}
+
+// A position in a ring of stages, and the parity of the barriers' phase there.
+template <int COUNT>
+struct Cursor {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage < COUNT) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// Tells the producer of this block that the calling warp has read a stage.
+__device__ __forceinline__ void release(unsigned long long* empty) {
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+}
+
+// Tells the producers of all blocks that share the stage.
+__device__ __forceinline__ void release_in_cluster(unsigned long long* empty) {
+#if CLUSTER > 1
+  if (threadIdx.x % 32 != 0) return;
+  const unsigned address = ptx::shared_address(empty);
+#pragma unroll
+  for (unsigned block = 0; block < CLUSTER; ++block)
+    ptx::mbarrier_arrive_cluster(ptx::map_to_block(address, block));
+#else
+  release(empty);
+#endif
+}
+
+#if CLUSTER > 1
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_DIMS
+#endif
+
+__device__ __forceinline__ void synchronise_cluster() {
+#if CLUSTER > 1
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+#else
+  __syncthreads();
+#endif
+}
+
+
+// Calls use(box, to_both) for the boxes this block loads: of B in a cluster, half, for both.
+template <int BOXES, bool IS_B, class Use>
+__device__ __forceinline__ void for_boxes(int rank, Use use) {
+  constexpr bool SHARED = IS_B && CLUSTER > 1;
+  constexpr int SHARE = SHARED ? BOXES / CLUSTER : BOXES;
+#pragma unroll
+  for (int i = 0; i < BOXES; ++i)
+    if (!SHARED || i / SHARE == rank) use(i, SHARED);
+}
+
+constexpr unsigned short BOTH_BLOCKS = 3;
+
+// -- the filter -------------------------------------------------------------------------------------
+
+// Loads B, which is the filter in the forward pass and in backprop_input.
+struct FilterLoader {
+  const ptx::TensorMap& map;
+  const ConvParameters& p;
+  const Walk<PHASES>& walk;
+  int rank;
+
+  // BLOCK_N by BLOCK_K of w under one tap of a phase.
+  __device__ __forceinline__ void load(Storage* b, unsigned long long* full, const Tile& tile,
+                                       int k, const Tap<int>& tap, int plane) const {
+    const int first_filter = tile.group * static_cast<int>(p.filters);
+    const int number = number_of(tap, walk.phase[tile.phase]);
+    if constexpr (PASS == 1) k += first_filter;
+    const int n = tile.column + (PASS == 0 ? first_filter : 0);
+    if constexpr (B_LINES_ALONG_N) {
+      for_boxes<BLOCK_N / LINE, true>(rank, [&](int i, bool to_both) {
+        load_box(b + i * BOX, full, n + i * LINE, k, number, plane, to_both);
+      });
+    } else {
+      constexpr int SHARE = BLOCK_N / CLUSTER;
+      load_box(b + rank * SHARE * BLOCK_K, full, k, n + rank * SHARE, number, plane, CLUSTER > 1);
+    }
+  }
+
+ private:
+  // The number in the filter of a tap of the phase.
+  __device__ __forceinline__ int number_of(const Tap<int>& tap, const WalkPhase& here) const {
+    const int t = here.filter_first[0] + tap.t * walk.filter_step[0];
+    const int r = here.filter_first[1] + tap.r * walk.filter_step[1];
+    const int s = here.filter_first[2] + tap.s * walk.filter_step[2];
+    return (t * static_cast<int>(p.filter[1]) + r) * static_cast<int>(p.filter[2]) + s;
+  }
+  // The map's dimensions are w's in memory order, (filter, channel, tap) or (channel, tap, filter),
+  // and planes.
+  __device__ __forceinline__ void load_box(Storage* to, unsigned long long* full, int inner,
+                                           int outer, int tap, int plane, bool to_both) const {
+    const int second = FILTERS_LAST ? outer : tap, third = FILTERS_LAST ? tap : outer;
+    if (to_both)
+      ptx::tma_load_4d_multicast(to, &map, full, inner, second, third, plane, BOTH_BLOCKS);
+    else
+      ptx::tma_load_4d(to, &map, full, inner, second, third, plane);
+  }
+};
+
+// -- products ---------------------------------------------------------------------------------------
+
+// Describes 64 (or, of B, BLOCK_N) positions of an operand to wgmma, and a quarter of a step along k.
+template <bool LINES_ALONG_POSITIONS>
+__device__ __forceinline__ unsigned long long describe(const Storage* tile, int position, int k) {
+  constexpr unsigned EIGHT_LINES = 8 * LINE * sizeof(Storage);
+  if constexpr (LINES_ALONG_POSITIONS)  // boxes, in which lines follow each other by k
+    return ptx::wgmma_descriptor<128>(tile + position / LINE * BOX + k * LINE,
+                                      BOX * sizeof(Storage), EIGHT_LINES);
+  return ptx::wgmma_descriptor<128>(tile + position * LINE + k, 16, EIGHT_LINES);
+}
+
+__device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned long long a,
+                                         unsigned long long b, int keep, half_t) {
+  ptx::wgmma_m64_f16<BLOCK_N, A_LINES_ALONG_M, B_LINES_ALONG_N>(sums, a, b, keep);
+}
+__device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned long long a,
+                                         unsigned long long b, int keep, bfloat16_t) {
+  ptx::wgmma_m64_bf16<BLOCK_N, A_LINES_ALONG_M, B_LINES_ALONG_N>(sums, a, b, keep);
+}
+
+__device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned long long a,
+                                         unsigned long long b, int keep, float) {
+  ptx::wgmma_m64_tf32<BLOCK_N>(sums, a, b, keep);
+}
+
+// One thread's sums of a tile: of each product, BLOCK_N columns of 64 rows in a warpgroup.
+using Sums = float[PRODUCTS][BLOCK_N / 2];
+
+// Starts a step's products, BLOCK_K along k; position_of says where in A a product's rows begin.
+template <class Position>
+__device__ __forceinline__ void start_products(Sums& sums, const Storage* a, const Storage* b,
+                                               bool keep, Position position_of) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < BLOCK_K; k += BLOCK_K / 4) {
+    const auto b_here = describe<B_LINES_ALONG_N>(b, 0, k);
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; ++i)
+      multiply(sums[i], describe<A_LINES_ALONG_M>(a, position_of(i), k), b_here, keep || k > 0,
+               Storage{});
+  }
+  ptx::wgmma_commit();
+}
+
+__device__ __forceinline__ void clear(Sums& sums) {
+#pragma unroll
+  for (int i = 0; i < PRODUCTS; ++i)
+#pragma unroll
+    for (int j = 0; j < BLOCK_N / 2; ++j) sums[i][j] = 0;
+}
+
+// -- the way of C to memory -------------------------------------------------------------------------
+
+__device__ __forceinline__ unsigned packed(float low, float high, half_t) {
+  return ptx::f16x2_from_f32(low, high);
+}
+__device__ __forceinline__ unsigned packed(float low, float high, bfloat16_t) {
+  return ptx::bf16x2_from_f32(low, high);
+}
+
+// What the forward pass does to a sum; the gradients store it as it is.
+__device__ __forceinline__ float finished(float sum, int filter, const ConvParameters& p,
+                                          const Result* bias) {
+#if PASS == 0
+  if (bias != nullptr && filter < p.groups * p.filters)
+    sum += Numeric<Result>::widen(bias[filter * p.bias_stride]);
+  return activate<ACTIVATION>(sum);
+#else
+  return sum;
+#endif
+}
+
+// Holds 64 x 64 elements of C on their way out.
+struct alignas(1024) OutputBuffer {
+  Result element[64 * 64 * 2 / sizeof(Result)];
+};
+
+// One warpgroup's way out for its half of a tile.  Output says where elements of C lie:
+//
+//   row_offset(row, phase), column_offset(column)   whose sum is an element's; BEYOND: none
+//   columns()                                       of C, in a group
+//   store_box(map, buffer, row, column)             starts the store of 64 x 64
+template <class Output>
+struct Epilogue {
+  OutputBuffer (&buffers)[2];
+  const ConvParameters& p;
+  int number;  // of the warpgroup
+  int next_buffer = 0;
+
+  __device__ __forceinline__ int thread() const { return threadIdx.x % WARPGROUP; }
+
+#if STORE != STORE_FLOAT
+  // Rounds 64 x 64 sums and writes them to a buffer, swizzled as the tensor map of C says.
+  __device__ __forceinline__ void stage_out(Result* buffer, const float (&sums)[BLOCK_N / 2],
+                                            int chunk, int first_filter, const Result* bias) {
+    const int lane = threadIdx.x % 32, warp = thread() / 32;
+    const int line = warp * 16 + lane % 16;
+#pragma unroll
+    for (int column = 0; column < 64; column += 16) {
+      unsigned registers[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int right = i / 2 * 8 + lane % 4 * 2;  // of the first column
+        const int filter = first_filter + chunk * 64 + column + right;
+        const float* pair = &sums[chunk * 32 + column / 2 + i / 2 * 4 + i % 2 * 2];
+        registers[i] = packed(finished(pair[0], filter, p, bias),
+                              finished(pair[1], filter + 1, p, bias), Result{});
+      }
+      const int piece = (column / 8 + lane / 16) ^ line % 8;
+      ptx::stmatrix_x4(buffer + line * 64 + piece * 8, registers);
+    }
+  }
+
+  // The tile's half of C, 64 x 64 at a time through two buffers in turn.
+  __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
+                                        const ptx::TensorMap& map, Result* c, const Result* bias) {
+    const int first_filter = tile.group * static_cast<int>(p.filters) + tile.column;
+    const int columns = output.columns() - tile.column;
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; ++i) {
+      const int first_row = tile.row + number * CONSUMER_ROWS + i * 64;
+#if STORE == STORE_ROWS
+      const int piece = thread() % 8;
+      long long offsets[4];  // of the rows that this thread stores a piece of
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        offsets[j] = output.row_offset(first_row + thread() / 8 + j * 16, tile.phase);
+#endif
+#pragma unroll
+      for (int chunk = 0; chunk < BLOCK_N / 64; ++chunk) {
+        if (chunk * 64 >= columns) continue;
+        Result* const buffer = buffers[next_buffer].element;
+        next_buffer ^= 1;
+        stage_out(buffer, sums[i], chunk, first_filter, bias);
+#if STORE == STORE_BOXES
+        ptx::fence_proxy_async();
+        if (thread() == 0) ptx::tma_store_wait_read<0>();  // the other buffer is free again
+        ptx::named_barrier_sync(1 + number, WARPGROUP);    // this one is complete
+        if (thread() == 0) {
+          output.store_box(map, buffer, first_row, tile.column + chunk * 64);
+          ptx::tma_store_commit();
+        }
+#else
+        ptx::named_barrier_sync(1 + number, WARPGROUP);  // complete, and the other is read
+        const long long column = output.column_offset(tile.column + chunk * 64 + piece * 8);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int line = thread() / 8 + j * 16;
+          if (offsets[j] == Output::BEYOND || column == Output::BEYOND) continue;
+          using Eight = Piece<Result, 8>;
+          *reinterpret_cast<Eight*>(c + offsets[j] + column) =
+              *reinterpret_cast<const Eight*>(buffer + line * 64 + (piece ^ line % 8) * 8);
+        }
+#endif
+      }
+    }
+  }
+#else
+  // The tile's half of C in float, straight from registers: four lanes fill a sector of memory.
+  __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
+                                        const ptx::TensorMap&, float* c, const float* bias) const {
+    const int first_filter = tile.group * static_cast<int>(p.filters);
+    for_each_pair(sums, tile, [&](int row, int column, const float(&pair)[2]) {
+      const long long row_offset = output.row_offset(row, tile.phase);
+      const long long column_offset = output.column_offset(column);
+      if (row_offset == Output::BEYOND || column_offset == Output::BEYOND) return;
+      const float done[2] = {finished(pair[0], first_filter + column, p, bias),
+                             finished(pair[1], first_filter + column + 1, p, bias)};
+      store_piece(c + row_offset + column_offset, done);
+    });
+  }
+#endif
+
+  // Calls use(row, column, pair) for this thread's sums, in pairs of neighbouring columns of C.
+  template <class Use>
+  __device__ __forceinline__ void for_each_pair(const Sums& sums, const Tile& tile, Use use) const {
+    const int lane = threadIdx.x % 32, warp = thread() / 32;
+    const int first_row = tile.row + number * CONSUMER_ROWS + warp * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < BLOCK_N / 8; ++j) {
+          const float pair[2] = {sums[i][j * 4 + half * 2], sums[i][j * 4 + half * 2 + 1]};
+          use(first_row + i * 64 + half * 8, tile.column + j * 8 + lane % 4 * 2, pair);
+        }
+  }
+
+  // To be called before the kernel ends.
+  __device__ __forceinline__ void finish() const {
+#if STORE == STORE_BOXES
+    if (thread() == 0) ptx::tma_store_wait<0>();
+#endif
+  }
+};
+
+#endif

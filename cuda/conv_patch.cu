@@ -590,10 +590,12 @@ struct Sums {
   }
 };
 
+constexpr int ROUNDED = sizeof(Storage) == 4 ? 4 : 0;  // registers of operands on the way to TF32
+
 // One block sums a chunk of the tiles (blockIdx.x) for its filters (blockIdx.y) and words
 // (blockIdx.z) into partial: (chunk, t, r, s, c, k).
 extern "C" __global__ void __launch_bounds__(
-    THREADS, resident_blocks(BLOCK_M * WARP_WORDS * 8 * WORD / 32))
+    THREADS, resident_blocks(BLOCK_M * WARP_WORDS * 8 * WORD / 32 + ROUNDED))
     conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {
   Stage* stages = reinterpret_cast<Stage*>(shared_memory);  // of this tile, and of the next

@@ -329,6 +329,7 @@ def _filter_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
     problem, access = request.problem, access_of(request)
     itemsize, pixels = ITEMSIZE[problem.dtype], patch.pixels
     registers = 4 * rows.word * (2 if itemsize == 8 else 1)  # of a block of words and 16 filters
+    rounded = 4 if itemsize == 4 else 0  # registers of operands on the way to TF32
     steps = pixels // (8 * rows.word)  # of all warps along pixels
     for row_tiles, warps_k in product(_ROW_TILES, (1, 2, 4)):
         if not rows.classes <= warps_k <= steps:
@@ -362,7 +363,7 @@ def _filter_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
             tiles=patch.tiles,
             pieces=patch.pieces,
             shared_bytes=shared,
-            resident=_resident(request, shared, registers * row_tiles * warp_words),
+            resident=_resident(request, shared, registers * row_tiles * warp_words + rounded),
             products=tiles * steps * warps_n * row_tiles * warp_words * rows.word,
             wavefronts=tiles * steps * warps_n * loads,
             instructions=tiles * PIECE_INSTRUCTIONS * copied,

@@ -403,7 +403,7 @@ def _activation(impl: str) -> None:
 
     problem = _PROBLEMS["depthwise_pieces"].replace(dtype="float16")
     if "hopper" in impl:
-        dtype = "float16" if impl == "cuda-hopper" else "float32"
+        dtype = "float32" if impl == "cuda-hopper-bf16x6" else "float16"
         problem = in_formats(_PROBLEMS["few_channels"], "NHWC", "OHWI").replace(dtype=dtype)
     if impl == "cuda-patch":
         problem = _PROBLEMS["gaps_of_odd_length"].replace(dtype="float16")

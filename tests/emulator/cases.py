@@ -170,6 +170,9 @@ _CASES = {
     "cuda-hopper-halo": _HALO,
 }
 
+_WITH_TF32 = ("cuda-gather", "cuda-patch", "cuda-hopper-halo")
+"""Families whose float32 layers are computed as TF32."""
+
 _ARCH = {impl: "sm_90" if "hopper" in impl else "sm_80" for impl in _CASES}
 """The chip that a family is run for."""
 
@@ -213,7 +216,7 @@ def mutation_cases(file: str) -> list[tuple[str, Callable[[], None]]]:
 def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | None):
     for number, (name, data_format, filter_format, dtype) in enumerate(layers):
         problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
-        precision = "tf32" if impl in ("cuda-gather", "cuda-patch") else "ieee"
+        precision = "tf32" if impl in _WITH_TF32 else "ieee"
         schedule, arch = SCHEDULES[number % 3], _ARCH[impl]
         run = partial(_exact, problem, impl, schedule=schedule, arch=arch, precision=precision)
         if "hopper" in impl:  # tiles, clusters and splits go round

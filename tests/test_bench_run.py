@@ -380,7 +380,8 @@ def emulated_gpu(gpu, monkeypatch):
         def call(*operands, **rules):
             if rules["impl"] in ("numpy", "reference"):
                 return plain(*operands, **rules)
-            return kernel(*operands, arch="sm_80", checked=False, **rules)
+            arch = str(gpu.device.architecture)
+            return kernel(*operands, arch=arch, checked=False, **rules)
 
         return call
 
@@ -397,6 +398,22 @@ def test_the_kernels_are_measured_up_to_their_launch(emulated_gpu):
     assert not found.failed
     assert {row.pass_ for row in found.rows} == set(PASSES)
     assert all(row.kernel.startswith("cuda-") for row in found.rows)
+
+
+def test_both_ways_of_feeding_are_measured_side_by_side(emulated_gpu):
+    """A family is measured in the passes that it has."""
+    from tests.gpu import __main__ as everything
+
+    emulated_gpu.device = Device.of("sm_90a")
+    layer = Layer("tiny", ConvProblem((1, 8, 6, 6), (8, 8, 3, 3), padding=1))
+    options = {"place": emulated_gpu, "layouts": ("channels_last",), "dtypes": ("float16",)}
+    found = measure(layer, impls=tuple(everything.FEEDINGS.split(",")), **options)
+    assert not found.failed
+    measured = {(row.implementation, row.pass_) for row in found.rows}
+    assert measured == {
+        *(("cuda-hopper", pass_) for pass_ in PASSES),
+        *(("cuda-hopper-halo", pass_) for pass_ in PASSES[:2]),
+    }
 
 
 def test_the_sanitized_program_runs_every_kernel_family(emulated_gpu, monkeypatch):

@@ -25,7 +25,7 @@ from cupyconv.bench.places import Place
 from cupyconv.bench.results import Log, Note, Results, Row
 from cupyconv.bench.suites import Layer, fair_order
 from cupyconv.errors import ConvError, CupyconvError
-from cupyconv.planning import plan
+from cupyconv.planning import plan_pass
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 SECONDS = {"cpu": 0.3, "gpu": 0.1}
@@ -333,7 +333,7 @@ class _Run:
 
     def _ours(self, task: _Task, impl: str) -> _Candidate:
         problem, pass_ = task.problem, task.pass_
-        chosen = plan(problem, self.place.device, impl, self.options.precision)[pass_]
+        chosen = plan_pass(problem, pass_, self.place.device, impl, self.options.precision)
         call = implementations.pass_call(problem, pass_, task.sets, impl, self.options.precision)
         return _Candidate(
             impl,

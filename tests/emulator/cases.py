@@ -131,6 +131,7 @@ _HALO = (
     ("groups_with_halos", "NHWC", "OHWI", "float16"),
     ("blocks_take_several_rectangles", "NHWC", "HWIO", "float16"),
     ("everything_differs_in_rectangles", "NHWC", "OHWI", "float32"),
+    ("images_beyond_the_last", "NHWC", "OHWI", "float32"),
 )
 _TOEPLITZ = (
     ("many_images_in_a_tile", "NHWC", "HWIO", "float16"),

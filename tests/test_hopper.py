@@ -35,7 +35,7 @@ from tests.configurations import (
     random_data,
     random_problems,
 )
-from tests.test_kernel_compile import disassemble, instructions, no_spills
+from tests.test_kernel_compile import disassemble, instructions, no_spills, offset_of
 
 ARCH = "sm_90"
 FAMILY = FAMILIES["cuda-hopper"]
@@ -594,9 +594,7 @@ def layout_checks(shift: int = 0) -> sources.KernelSource:
         checks.append(f'static_assert(sizeof({struct}) == {fields.itemsize}, "size");')
         for name in fields.names:
             offset = fields.fields[name][1] + shift
-            checks.append(
-                f'static_assert(__builtin_offsetof({struct}, {name}) == {offset}, "{name}");'
-            )
+            checks.append(f'static_assert({offset_of(struct, name)} == {offset}, "{name}");')
     header = dict(sources.load("conv_hopper.cu").headers)["walk.cuh"]
     declared = [
         re.search(r"struct (Plane|Arrange)Shape \{.*?\};", sources.load(file).text, re.S)[0]

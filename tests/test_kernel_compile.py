@@ -237,15 +237,18 @@ def test_every_kernel_file_is_compiled_above():
     assert files == {*KERNELS, "conv_backprop_bias.cu", *HOPPER, *families}
 
 
+def offset_of(struct, name):
+    """Where a member lies, as NVRTC can say it: that of CUDA 13.0 has no __builtin_offsetof."""
+    return f"__INTADDR__(&(({struct}*)0)->{name})"
+
+
 def layout_checks(shift=0):
     """A source that compiles only if ConvParameters has NumPy's layout, offsets moved by shift."""
     dtype = parameters.CONV_PARAMETERS
     checks = [f'static_assert(sizeof(ConvParameters) == {dtype.itemsize}, "size");']
     for name in dtype.names:
         offset = dtype.fields[name][1] + shift
-        checks.append(
-            f'static_assert(__builtin_offsetof(ConvParameters, {name}) == {offset}, "{name}");'
-        )
+        checks.append(f'static_assert({offset_of("ConvParameters", name)} == {offset}, "{name}");')
     header = dict(sources.load("conv_forward.cu").headers)["parameters.cuh"]
     text = '#include "parameters.cuh"\n' + "\n".join(checks)
     return sources.KernelSource("layout.cu", text, (("parameters.cuh", header),))

@@ -24,6 +24,7 @@ dask = pytest.importorskip("dask", reason="Dask is not installed")
 da = pytest.importorskip("dask.array")
 cd = pytest.importorskip("cupyconv.dask")
 
+from cupyconv.bench.ecosystem import worker_limit  # noqa: E402
 from cupyconv.dask import chunks as chunking  # noqa: E402
 from cupyconv.dask import halos, tasks  # noqa: E402
 from tests.configurations import CASES, integer_data, keywords, problems  # noqa: E402
@@ -477,21 +478,6 @@ def die(block, marker):
     os._exit(1)
 
 
-@cache
-def memory_limit() -> int:
-    """Bytes of a worker that leave it 130 MB until Dask pauses it, at 80 %.
-
-    Dask's arrays load CuPy where it is installed, which takes 110 to 260 MB with what is there of
-    CUDA's libraries.
-    """
-    program = (
-        "import dask.array, distributed, cupyconv.dask\n"
-        "print(open('/proc/self/statm').read().split()[1])"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    return int((int(ended.stdout) * os.sysconf("SC_PAGE_SIZE") + 130e6) / 0.8)
-
-
 @pytest.fixture
 def cluster():
     """Two workers in processes of their own, with limits of memory."""
@@ -502,7 +488,7 @@ def cluster():
             n_workers=2,
             threads_per_worker=1,
             processes=True,
-            memory_limit=memory_limit(),
+            memory_limit=worker_limit(),
             dashboard_address=None,
             silence_logs=50,
         ) as workers,
@@ -545,7 +531,8 @@ def test_a_task_that_always_kills_its_worker_is_tried_again_and_then_told(cluste
 @pytest.mark.filterwarnings("ignore")
 def test_a_volume_larger_than_the_workers_memory(cluster, tmp_path):
     zarr = pytest.importorskip("zarr")
-    size, depth = (768, 768), 840
+    size, thick = (768, 768), 210
+    depth = thick * math.ceil(3.05 * 2 * worker_limit() / (4 * thick * math.prod(size)))
     numbers = np.random.default_rng(0)
     source = zarr.create_array(
         str(tmp_path / "x.zarr"), shape=(1, 1, depth, *size), chunks=(1, 1, 35, 192, 192),
@@ -555,7 +542,7 @@ def test_a_volume_larger_than_the_workers_memory(cluster, tmp_path):
         block = numbers.integers(-3, 4, (1, 1, 70, *size), dtype=np.int8)
         source[:, :, start : start + 70] = block.astype("float32")
     x = da.from_zarr(str(tmp_path / "x.zarr"))
-    assert x.nbytes > 2 * 2 * memory_limit()
+    assert x.nbytes > 3 * 2 * worker_limit()
     w = numbers.integers(-3, 4, (1, 1, 3, 2, 2)).astype("float32")
     problem = ConvProblem(x.shape, w.shape, padding="same")
     y = cd.conv_forward(x, w, padding="same")
@@ -579,4 +566,4 @@ def test_a_volume_larger_than_the_workers_memory(cluster, tmp_path):
     np.testing.assert_allclose(dw, expected, rtol=1e-4)
     peaks = cluster.run(lambda: __import__("resource").getrusage(0).ru_maxrss / 1024)
     print(f"peak memory of the workers: {', '.join(f'{p:.0f} MiB' for p in peaks.values())}")
-    assert max(peaks.values()) < memory_limit() / 2**20 * 1.05
+    assert max(peaks.values()) < worker_limit() / 2**20 * 1.05

@@ -12,7 +12,7 @@ from cupyconv.gpu import compiler, halo, sources
 from cupyconv.gpu.tensormaps import TensorMaps
 from cupyconv.planning import Device, PassPlan, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.hopper import MAX_HALO
+from cupyconv.planning.hopper import MAX_HALO, SQUARE, WHOLE
 from cupyconv.planning.strides import Strides
 from tests import agreement, emulator
 from tests.agreement import fits, planned
@@ -142,6 +142,11 @@ def test_it_says_what_it_does_not_take():
     }
     for (pass_, problem), reason in reasons.items():
         assert re.search(reason, FAMILY.refuses(Request(problem, pass_, device)) or "")
+    column = whole.replace(input_shape=(1, 2**28, 1, 64), padding=(0, 1))
+    assert FAMILIES["cuda-hopper"].refuses(Request(column, "forward", device)) is None
+    assert "pixels in whole rectangles" in (
+        FAMILY.refuses(Request(column, "forward", device)) or ""
+    )
     older = Request(whole, "forward", Device.of("sm_80"))
     assert "9.0" in (FAMILY.refuses(older) or "")
 
@@ -167,6 +172,14 @@ def test_every_halo_leaves_stages_enough_for_the_filter():
             assert defines["HALO"] == rows - 1
             assert defines["STAGES"] >= (4 if rows <= 3 else 3), defines
             assert launch.shared_bytes <= 227 << 10
+
+
+def test_every_tile_divides_what_is_counted_as_whole_rectangles():
+    images, rows, columns = WHOLE
+    for tile in FAMILY.tiles:
+        height = tile.defines["ROWS"]
+        assert columns == SQUARE
+        assert rows % height == images % (tile.block_m // (height * SQUARE)) == 0
 
 
 def test_compiles_without_spills_and_with_the_instructions_it_is_for(tmp_path):

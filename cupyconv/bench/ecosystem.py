@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +41,8 @@ FITS = (
     (ConvProblem((1, 64, 1024, 1024), (64, 64, 3, 3), padding=1), (1, 64, 128, 1024)),
 )
 TOO_LARGE = ConvProblem((1, 4, 160, 512, 512), (4, 4, 3, 3, 3), padding=1)
-MEMORY_LIMIT = 300_000_000  # bytes of a worker, of which a new one takes about half
+ROOM = 120_000_000  # bytes that a worker may take beside what an idle one does
+PAUSED_AT = 0.8  # of its limit, Dask's own default
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "environment": about | versions,
         "torch": asdict(torch_calls(TINY)),
         "dask": [asdict(dask_time(*layer, workers)) for layer in FITS],
-        "dask_memory": asdict(dask_memory(TOO_LARGE, MEMORY_LIMIT)),
+        "dask_memory": asdict(dask_memory(TOO_LARGE, worker_limit())),
     }
     text = json.dumps(found, indent=1)
     print(text)
@@ -343,6 +346,19 @@ def dask_memory(problem: ConvProblem, limit: int, workers: int = 2) -> DaskMemor
         tuple(peaks.values()),
         seconds,
     )
+
+
+@cache
+def worker_limit() -> int:
+    """Bytes to limit a worker to, so that Dask pauses it when it takes ROOM beside what it must.
+
+    That is 110 to 270 MB: Dask's arrays load CuPy where it is installed, with what is there of
+    CUDA's libraries.
+    """
+    program = "import distributed; from cupyconv.bench import ecosystem as e; e._import(); "
+    command = [sys.executable, "-c", program + "print(e._peak_bytes())"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int((int(ended.stdout) + ROOM) / PAUSED_AT)
 
 
 @contextmanager

@@ -29,6 +29,9 @@ PLANES = 3
 SQUARE = 8
 """Rows and columns of the pixels of a product where halos are loaded."""
 
+WHOLE = (4, 16, SQUARE)
+"""Images, rows and columns that are whole rectangles of every tile with a halo."""
+
 MAX_HALO = 8
 """Rows of a halo for which shared memory has room beside enough of the filter."""
 
@@ -344,10 +347,16 @@ def refusal_of_halos(request: Request) -> str | None:
     if problem.filter_sizes[0] == 1:
         return "a filter of one row has no halo whose rows several taps share"
     refused = refusal(request)
-    if refused is None and halo_rows(problem, pass_) > MAX_HALO:
-        rows = halo_rows(problem, pass_)
+    if refused is not None:
+        return refused
+    rows = halo_rows(problem, pass_)
+    if rows > MAX_HALO:
         return f"cuda-hopper-halo has room for a halo of {MAX_HALO} rows, not {rows}"
-    return refused
+    extents = (problem.N, *(axis.pixels for axis in walks(problem, pass_)[0]))
+    pixels = prod(-(-extent // whole) * whole for extent, whole in zip(extents, WHOLE, strict=True))
+    if pixels * 2 >= 2**31:
+        return f"cuda-hopper-halo counts up to {2**30} pixels in whole rectangles, not {pixels}"
+    return None
 
 
 def layout_of(request: Request) -> Layout:

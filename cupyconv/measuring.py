@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -19,10 +19,11 @@ from threading import Lock
 
 import cupyconv
 from cupyconv import arrays
-from cupyconv.errors import ConvError, KernelCompileError
+from cupyconv.errors import ConvError
 from cupyconv.gpu import compiler
 from cupyconv.planning import PassPlan, Request
-from cupyconv.planning.plan import contenders
+from cupyconv.planning.families import CUDA_GENERIC
+from cupyconv.planning.plan import AUTO, contenders
 
 CONTENDERS = 5
 ROUNDS = 3  # turns that each contender takes
@@ -30,7 +31,7 @@ SAMPLE_SECONDS = 1e-3
 MOST_CALLS = 50  # of a sample
 CLEARLY_FASTER = 0.97  # of the planned one's time: below that, a difference may be chance
 
-_FORMAT = 1  # of a file
+_FORMAT = 2  # of a file
 
 Run = Callable[[PassPlan], None]
 """Computes the pass of a request in a given way, on the current stream."""
@@ -66,51 +67,105 @@ def forget() -> None:
 
 def _look_up(request: Request, impl: str, run: Run) -> PassPlan:
     candidates = contenders(request, impl, CONTENDERS)
+    if impl == AUTO and all(one.implementation != CUDA_GENERIC.name for one in candidates):
+        candidates += contenders(request, CUDA_GENERIC.name, 1)  # the last resort
     path = _path(request, impl, candidates)
     kept = _read(path, candidates)
     if kept is None:
-        times = _times(candidates, run)
-        best = min(times, key=lambda number: times[number])
-        if 0 in times and times[best] > CLEARLY_FASTER * times[0]:
-            best = 0
+        measured = _measure(candidates, run)
         kept = _read(path, candidates)  # another process may have been sooner
         if kept is None:
-            _write(path, request, candidates, best, times)
-            kept = best, times[best]
-    number, seconds = kept
-    chosen = candidates[number]
-    reason = (
-        f"measured {seconds * 1e6:.3g} us, fastest of {len(candidates)}: {chosen.family.summary}"
-    )
+            kept = measured
+            if kept.lasts:
+                _write(path, request, candidates, kept)
+    chosen = candidates[kept.fastest]
+    seconds, count = kept.seconds[kept.fastest], len(kept.seconds)
+    reason = f"measured {seconds * 1e6:.3g} us, fastest of {count}: {chosen.family.summary}"
+    for number, why in kept.left_out.items():
+        reason += f"; left out: {_name(candidates[number])} ({why})"
     return replace(chosen, reason=reason)
+
+
+def _name(candidate: PassPlan) -> str:
+    """A candidate in a few words."""
+    tile = f" {candidate.tile}" if candidate.tile else ""
+    splits = f" x {candidate.splits}" if candidate.splits > 1 else ""
+    return f"{candidate.implementation}{tile}{splits}"
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What is known of candidates, by their numbers.
+
+    Attributes:
+        fastest: the one to take.
+        seconds: of a call of each that could be run.
+        left_out: why each of the others could not.
+        lasts: whether that is likely to be so the next time; running out of memory is not.
+    """
+
+    fastest: int
+    seconds: dict[int, float]
+    left_out: dict[int, str]
+    lasts: bool = True
 
 
 # -- measuring -------------------------------------------------------------------------------------
 
 
-def _times(candidates: Sequence[PassPlan], run: Run) -> dict[int, float]:
-    """Seconds of a call by the candidate's number; without those that cannot be run."""
+def _measure(candidates: Sequence[PassPlan], run: Run) -> _Measured:
+    """Time candidates in turns; one that fails in any way is left out.
+
+    Raises:
+        ConvError: a graph is being captured.
+        Exception: that of the first candidate, which is the planned one, where all fail.
+    """
     if capturing():
         raise ConvError(
             "nothing can be measured while a graph is captured",
             "this pass has no remembered measurement",
             "Call it once before the capture, or set cupyconv.benchmark = False",
         )
-    calls, failure = {}, None
-    for number, candidate in enumerate(candidates):
+    failures: dict[int, Exception] = {}
+    samples: dict[int, list[float]] = {}
+
+    def sample(number: int, count: int) -> float | None:
         try:
-            run(candidate)  # compiles and loads
-            once = max(seconds(partial(run, candidate), 1), 1e-7)
-            calls[number] = min(max(ceil(SAMPLE_SECONDS / once), 1), MOST_CALLS)
-        except (KernelCompileError, MemoryError) as error:
-            failure = error
-    if failure is not None and not calls:
-        raise failure
-    found: dict[int, list[float]] = {number: [] for number in calls}
+            return seconds(partial(run, candidates[number]), count)
+        except Exception as error:  # whatever a compiler, a driver or an allocator says
+            failures[number] = error
+            samples.pop(number, None)
+            return None
+
+    counts: dict[int, int] = {}
+    for number in range(len(candidates)):
+        if number == CONTENDERS and counts:
+            break  # the last resort is not needed
+        sample(number, 1)  # compiles and loads
+        once = None if number in failures else sample(number, 1)
+        if once is not None:
+            counts[number] = min(max(ceil(SAMPLE_SECONDS / max(once, 1e-7)), 1), MOST_CALLS)
+            samples[number] = []
     for _ in range(ROUNDS):
-        for number, count in calls.items():
-            found[number].append(seconds(partial(run, candidates[number]), count))
-    return {number: min(samples) for number, samples in found.items()}
+        for number in list(samples):
+            taken = sample(number, counts[number])
+            if taken is not None:
+                samples[number].append(taken)
+    if not samples:
+        raise failures[0]
+    times = {number: min(taken) for number, taken in samples.items()}
+    best = min(times, key=lambda number: times[number])
+    if 0 in times and times[best] > CLEARLY_FASTER * times[0]:
+        best = 0
+    left_out = {number: _in_short(error) for number, error in sorted(failures.items())}
+    lasts = not any(isinstance(error, MemoryError) for error in failures.values())
+    return _Measured(best, times, left_out, lasts)
+
+
+def _in_short(error: Exception) -> str:
+    """The first line of what went wrong."""
+    text = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def seconds(call: Callable[[], None], count: int) -> float:
@@ -151,31 +206,33 @@ def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path:
     return compiler.cache_directory() / "measured" / f"{digest}.json"
 
 
-def _read(path: Path, candidates: Sequence[PassPlan]) -> tuple[int, float] | None:
-    """The number of the chosen candidate and its seconds; None if no whole file is there."""
+def _read(path: Path, candidates: Sequence[PassPlan]) -> _Measured | None:
+    """What was measured of the candidates; None if no whole file is there."""
+    numbers = range(len(candidates))
     try:
         entry = json.loads(path.read_bytes())
-        number, found = entry["fastest"], entry["seconds"][str(entry["fastest"])]
-        return (number, found) if number in range(len(candidates)) and found > 0 else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        times = {int(number): float(found) for number, found in entry["seconds"].items()}
+        left_out = {int(number): str(why) for number, why in entry["left_out"].items()}
+        known = all(number in numbers for number in (*times, *left_out))
+        if known and entry["fastest"] in times and min(times.values()) > 0:
+            return _Measured(entry["fastest"], times, left_out)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return None
 
 
 def _write(
-    path: Path,
-    request: Request,
-    candidates: Sequence[PassPlan],
-    best: int,
-    times: dict[int, float],
+    path: Path, request: Request, candidates: Sequence[PassPlan], measured: _Measured
 ) -> None:
     """Keep a choice for later processes; a folder that cannot be written keeps none."""
     entry = {
         "device": request.device.name,
         "problem": str(request.problem),
         "pass": request.pass_,
-        "candidates": [f"{c.implementation} {c.tile or ''} x {c.splits}" for c in candidates],
-        "fastest": best,
-        "seconds": times,
+        "candidates": [_name(candidate) for candidate in candidates],
+        "fastest": measured.fastest,
+        "seconds": measured.seconds,
+        "left_out": measured.left_out,
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ def run(source: Path) -> tuple[Outcome, np.ndarray, np.ndarray]:
     a, b = (generator.integers(-2, 3, (rows, k)).astype(ml_dtypes.bfloat16) for rows in (m, n))
     c = memory.empty((m, n), ml_dtypes.bfloat16, "c")
     a_memory, b_memory = memory.array(a, "a"), memory.array(b, "b")
-    kernel = EmulatedModule(source, arch=90).get_function("product")
+    kernel = EmulatedModule(source).get_function("product")
     kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
     maps = (map_of(a_memory, TILE), map_of(b_memory, TILE // 2), map_of(c, TILE))
     outcome = kernel(

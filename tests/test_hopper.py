@@ -35,7 +35,8 @@ from tests.configurations import (
     random_data,
     random_problems,
 )
-from tests.test_kernel_compile import disassemble, instructions, no_spills, offset_of
+from tests.cubins import disassemble, instructions, no_spills
+from tests.test_kernel_compile import offset_of
 
 ARCH = "sm_90"
 FAMILY = FAMILIES["cuda-hopper"]
@@ -550,14 +551,14 @@ def variants():
         yield next(launch for launch in launches if launch.entry == "conv_hopper")
 
 
-def test_compiles_without_spills_and_with_the_instructions_it_is_for(tmp_path):
+def test_compiles_without_spills_and_with_the_instructions_it_is_for():
     pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
     for prepared in variants():
         defines = dict(prepared.defines)
         source = sources.load(prepared.source)
         cubin, log = compiler.compile_cubin(source, defines, "sm_90a")
         assert no_spills(log), f"{defines}: {log}"
-        listing = disassemble(cubin, tmp_path)
+        listing = disassemble(cubin)
         found = instructions(listing)
         assert ("MULTICAST" in listing) == (defines["CLUSTER"] > 1)
         # All products of a step, and none that waits for the one before (a wait for each would

@@ -17,7 +17,7 @@ from cupyconv.planning.strides import Strides
 from tests import agreement, emulator
 from tests.agreement import fits, planned
 from tests.configurations import HALO_CASES, in_formats, keywords, random_data, random_problems
-from tests.test_kernel_compile import disassemble, instructions, no_spills
+from tests.cubins import disassemble, instructions, no_spills
 
 ARCH = "sm_90"
 FAMILY = FAMILIES["cuda-hopper-halo"]
@@ -182,7 +182,7 @@ def test_every_tile_divides_what_is_counted_as_whole_rectangles():
         assert rows % height == images % (tile.block_m // (height * SQUARE)) == 0
 
 
-def test_compiles_without_spills_and_with_the_instructions_it_is_for(tmp_path):
+def test_compiles_without_spills_and_with_the_instructions_it_is_for():
     pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
     whole = problem_of("whole_squares")
     chosen = [
@@ -195,7 +195,7 @@ def test_compiles_without_spills_and_with_the_instructions_it_is_for(tmp_path):
         defines = dict(prepared.defines)
         cubin, log = compiler.compile_cubin(sources.load(prepared.source), defines, "sm_90a")
         assert no_spills(log), f"{defines}: {log}"
-        listing = disassemble(cubin, tmp_path)
+        listing = disassemble(cubin)
         found = instructions(listing)
         assert ("MULTICAST" in listing) == (defines["CLUSTER"] > 1)
         assert found["HGMMA"] == defines["BLOCK_M"] // 128 * 4

@@ -4,12 +4,7 @@ Compiling needs CuPy and NVRTC but no GPU.
 """
 
 import re
-import shutil
-import subprocess
-import sysconfig
-from collections import Counter
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +16,7 @@ from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import PASSES, ConvProblem
 from tests.configurations import Case
+from tests.cubins import disassemble, instructions, no_spills
 
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
@@ -37,31 +33,9 @@ def bias_defines(dtype, index):
     return {"STORAGE": launch.STORAGE[dtype], "INDEX": index, "THREADS": 256}
 
 
-def no_spills(log):
-    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
-    return bool(spilled) and not any(spilled)
-
-
-def disassemble(cubin: bytes, folder: Path) -> str:
-    """The SASS of a cubin."""
-    bundled = Path(sysconfig.get_paths()["purelib"], "nvidia", "cu13", "bin", "nvdisasm")
-    tool = str(bundled) if bundled.exists() else shutil.which("nvdisasm")
-    if tool is None:
-        pytest.skip("reading SASS needs nvdisasm: pip install nvidia-cuda-nvdisasm")
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    run = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True, check=True)
-    return run.stdout
-
-
-def instructions(listing: str) -> Counter:
-    """How often each instruction occurs in a SASS listing, whatever its modifiers."""
-    return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\w+)", listing, re.M))
-
-
 @pytest.mark.parametrize("source", KERNELS)
 @pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
-def test_generic_kernels_compile_without_spills(architecture, source, tmp_path):
+def test_generic_kernels_compile_without_spills(architecture, source):
     tiles = FAMILIES["cuda-generic"].tiles
     for dtype, index, tile in product(launch.STORAGE, ("int", "long long"), tiles):
         cubin, log = compiler.compile_cubin(
@@ -69,7 +43,7 @@ def test_generic_kernels_compile_without_spills(architecture, source, tmp_path):
         )
         assert no_spills(log), f"{dtype} {index} {tile}: {log}"
         if index == "int" and tile == tiles[0]:
-            found = instructions(disassemble(cubin, tmp_path))
+            found = instructions(disassemble(cubin))
             assert (
                 found[MULTIPLY[dtype]] >= tile.block_k * tile.block_m * tile.block_n // tile.threads
             )
@@ -141,20 +115,20 @@ LAYERS = {
 
 @pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
 @pytest.mark.parametrize("impl", LAYERS)
-def test_families_compile_without_spills(impl, architecture, tmp_path):
+def test_families_compile_without_spills(impl, architecture):
     for prepared in launches(LAYERS[impl], architecture, impl):
         cubin, log = compiler.compile_cubin(
             sources.load(prepared.source), dict(prepared.defines), architecture
         )
         assert no_spills(log), f"{prepared.defines}: {log}"
         if impl == "cuda-toeplitz":
-            found = instructions(disassemble(cubin, tmp_path))
+            found = instructions(disassemble(cubin))
             assert found["HMMA"] > 0
             assert found["LDSM"] > 0
             assert found["LDL"] + found["STL"] == 0
         if impl == "cuda-gather":
             require_gather_instructions(
-                dict(prepared.defines), instructions(disassemble(cubin, tmp_path)), architecture
+                dict(prepared.defines), instructions(disassemble(cubin)), architecture
             )
 
 
@@ -215,14 +189,14 @@ PATCH_LAYERS = (
         for architecture in compiler.ARCHITECTURES
     ],
 )
-def test_patch_compiles_without_spills(architecture, layers, tmp_path):
+def test_patch_compiles_without_spills(architecture, layers):
     found = launches(PATCH_LAYERS[:layers], architecture, "cuda-patch")
     assert len(found) >= 2
     for prepared in found:
         defines = dict(prepared.defines)
         cubin, log = compiler.compile_cubin(sources.load(prepared.source), defines, architecture)
         assert no_spills(log), f"{defines}: {log}"
-        kinds = instructions(disassemble(cubin, tmp_path))
+        kinds = instructions(disassemble(cubin))
         assert kinds["DMMA" if defines["STORAGE"] == "double" else "HMMA"] > 0
         vectors = {defines["X_VECTOR"], defines["Y_VECTOR"] if defines["PASS"] == 2 else 1}
         copied = max(vectors) * ITEMSIZES[defines["STORAGE"]]
@@ -283,11 +257,11 @@ def test_a_compile_failure_carries_the_log():
     assert "undeclared" in failure.value.log
 
 
-def test_float32_keeps_subnormals(tmp_path):
+def test_float32_keeps_subnormals():
     source = sources.KernelSource(
         "scale.cu", 'extern "C" __global__ void scale(float* x) { *x *= 0.5f; }', ()
     )
     cubin, _ = compiler.compile_cubin(source, {}, "sm_80")
-    listing = disassemble(cubin, tmp_path)
+    listing = disassemble(cubin)
     assert instructions(listing)["FMUL"] == 1
     assert "FMUL.FTZ" not in listing

@@ -191,15 +191,72 @@ def test_a_folder_that_cannot_be_written_is_done_without(gpu, monkeypatch, tmp_p
     assert gpu.timed == timed
 
 
-@pytest.mark.parametrize("error", [KernelCompileError("no registers", ""), MemoryError()])
-def test_what_cannot_run_is_not_chosen(gpu, error):
+REFUSED = RuntimeError("CUDA_ERROR_INVALID_VALUE: invalid argument\nwith more lines")
+
+
+@pytest.mark.parametrize(
+    "error", [KernelCompileError("no registers", ""), MemoryError(), REFUSED, ValueError()]
+)
+def test_what_cannot_run_is_left_out_with_its_reason(gpu, error):
     gpu.seconds = {"cuda-gather": 1e-6}
     gpu.broken = {"conv_gather.cu": error}
-    assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
+    measured = cupyconv.plan(PROBLEM, measure=True)
+    forward = measured["forward"]
+    assert forward.implementation == "cuda-generic"
+    assert "fastest of 2: " in forward.reason
+    words = type(error).__name__ + (f": {error}" if str(error) else "")
+    assert f"left out: cuda-gather 128x128x32 ({words.splitlines()[0]})" in forward.reason
+    assert "more lines" not in forward.reason
+    assert cupyconv.plan(PROBLEM, measure=True) == measured
     gpu.broken["conv_forward.cu"] = error
     measuring.forget()
     with pytest.raises(type(error)):
         cupyconv.plan(PROBLEM, measure=True, workspace_limit=0)
+
+
+def test_a_lack_of_memory_is_not_remembered_for_later(gpu, tmp_path):
+    gpu.broken = {"conv_gather.cu": MemoryError()}
+    assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
+    assert files(tmp_path) == []
+    measuring.forget()
+    gpu.broken = {}
+    gpu.seconds = {"cuda-gather": 1e-6}
+    assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-gather"
+    assert len(files(tmp_path)) == 3
+
+
+def test_one_that_fails_later_is_left_out_too(gpu):
+    """A kernel may fault only after it was launched many times."""
+    gpu.seconds = {"cuda-gather": 1e-6}
+    kernel, calls = gpu.kernel, []
+
+    def flaky(launch):
+        def run(*_, **__):
+            calls.append(launch)
+            if len(calls) > 200:
+                raise REFUSED
+
+        return run if launch.source == "conv_gather.cu" else kernel(launch)
+
+    gpu.kernel = flaky
+    forward = cupyconv.plan(PROBLEM, measure=True)["forward"]
+    assert len(calls) > 200
+    assert forward.implementation == "cuda-generic"
+    assert "CUDA_ERROR_INVALID_VALUE" in forward.reason
+
+
+def test_the_generic_kernel_is_the_last_resort(gpu, monkeypatch):
+    """Where it is not even among the most promising."""
+    gpu.seconds = {"cuda-generic": 1e-9}
+    monkeypatch.setattr(measuring, "CONTENDERS", 1)
+    request = Request(PROBLEM, "forward", Device.of("sm_80"))
+    assert [one.implementation for one in contenders(request, "auto", 1)] == ["cuda-gather"]
+    gpu.broken = {"conv_gather.cu": REFUSED}
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    call()
+    assert gpu.launched[-1].source == "conv_forward.cu"
+    gpu.broken = {}
+    assert cupyconv.plan(PROBLEM, measure=True)["backprop_input"].implementation == "cuda-gather"
 
 
 def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch):

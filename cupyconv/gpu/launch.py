@@ -17,8 +17,19 @@ from cupyconv import arrays
 from cupyconv.gpu import compiler, sources, tensormaps
 from cupyconv.gpu.tensormaps import TensorMap, TensorMaps
 
-Kernel = Callable[..., Any]
-"""Called as kernel(grid, block, arguments, shared_mem=bytes), like a cupy.RawKernel."""
+
+class Kernel(Protocol):
+    """A loaded kernel, with the interface of cupy.RawKernel."""
+
+    max_dynamic_shared_size_bytes: int
+    """Dynamic shared memory that it may be launched with."""
+
+    def __call__(
+        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0
+    ) -> Any:
+        """Launch it."""
+        ...
+
 
 # Element types in cuda/include/numeric.cuh.
 STORAGE = {
@@ -31,7 +42,6 @@ ROLES = ("x", "w", "y", "bias", "workspace")
 """The arrays that a launch may take; in backprop_input x is dx, and so on."""
 
 _NULL = np.uint64(0)
-_DEFAULT_SHARED_BYTES = 48 << 10  # more has to be allowed per kernel
 
 
 @dataclass(frozen=True)
@@ -93,13 +103,23 @@ class Series:
     def run(self, operands: Sequence[Any]) -> None:
         """Run them on arrays in the order of ROLES; one that is missing or None is null."""
         if self._loaded is None:
-            runtime = self._runtime
             self._loaded = [
-                (runtime.kernel(one), one, _Arguments(one.arguments, runtime))
+                (self._load(one), one, _Arguments(one.arguments, self._runtime))
                 for one in self._launches
             ]
         for kernel, one, arguments in self._loaded:
             kernel(one.grid, one.block, arguments.of(operands), shared_mem=one.shared_bytes)
+
+    def _load(self, one: Launch) -> Kernel:
+        """The kernel, allowed its dynamic shared memory.
+
+        What a kernel may have unasked is less by its static shared memory, which only its cubin
+        knows; so it is asked for always.
+        """
+        kernel = self._runtime.kernel(one)
+        if one.shared_bytes:
+            kernel.max_dynamic_shared_size_bytes = one.shared_bytes
+        return kernel
 
 
 class _Arguments:
@@ -173,12 +193,10 @@ def _load(
     source: str,
     entry: str,
     defines: tuple[tuple[str, str | int], ...],
-    shared_bytes: int,
+    shared_bytes: int,  # which a kernel is then allowed, on a device
     architecture: str,
-    ordinal: int,  # a kernel's limit on shared memory is set per device
+    ordinal: int,
 ) -> Kernel:
     path = compiler.cached_cubin(sources.load(source), dict(defines), architecture)
-    kernel = arrays.cupy().RawModule(path=str(path)).get_function(entry)
-    if shared_bytes > _DEFAULT_SHARED_BYTES:
-        kernel.max_dynamic_shared_size_bytes = shared_bytes
+    kernel: Kernel = arrays.cupy().RawModule(path=str(path)).get_function(entry)
     return kernel

@@ -128,20 +128,7 @@ def encode(one: TensorMap, address: int) -> bytes:
         )
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"the driver refuses the tensor map {one} with {status}")
-    words = np.array([int(word) for word in made.opaque], np.uint64)
-    return _mended(one, words).tobytes()
-
-
-def _mended(one: TensorMap, words: np.ndarray) -> np.ndarray:
-    """The map without a flag that drivers up to CUDA 13.1 set wrongly for small im2col tensors."""
-    size = one.strides[-1] * one.extents[-1]
-    if isinstance(one, Im2colMap) and size < _SMALL_BYTES and _driver_version() <= _LAST_WRONG:
-        words[1] &= ~np.uint64(1 << 21)
-    return words
-
-
-_SMALL_BYTES = 131072
-_LAST_WRONG = 13010
+    return np.array([int(word) for word in made.opaque], np.uint64).tobytes()
 
 
 @cache
@@ -149,14 +136,6 @@ def _driver() -> Any:
     from cuda.bindings import driver
 
     return driver
-
-
-@cache
-def _driver_version() -> int:
-    status, version = _driver().cuDriverGetVersion()
-    if status != _driver().CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"the driver does not say its version: {status}")
-    return int(version)
 
 
 @cache

@@ -281,10 +281,8 @@ def _permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 def _reaches(problem: ConvProblem, pass_: str, role: str, steps: Sequence[int]) -> bool:
     """Whether TMA can read, or 16-byte pieces be stored to, a tensor with these strides."""
-    shape, itemsize = shape_of(problem, role), ITEMSIZE[problem.dtype]
-    outer = [step * itemsize for step, extent in zip(steps, shape, strict=True) if extent > 1][:-1]
-    fit = all(step % _PIECE_BYTES == 0 and 0 < step < _LARGEST_STRIDE_BYTES for step in outer)
-    if steps[-1] != 1 or not fit:
+    shape = shape_of(problem, role)
+    if not _mappable(steps, shape, ITEMSIZE[problem.dtype]):
         return False
     axes = range(len(shape) - 1)
     if role == "w":  # with the taps as one axis
@@ -293,6 +291,28 @@ def _reaches(problem: ConvProblem, pass_: str, role: str, steps: Sequence[int]) 
     is_read = role == ("y" if pass_ == "backprop_input" else "x")
     as_matrix = is_pointwise(problem) if is_read else pass_ == "backprop_filter"
     return not as_matrix or flattens(steps, shape, axes)
+
+
+def _mappable(steps: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:
+    """Whether the driver takes a map of a tensor: neighbours on the last axis, and so outwards.
+
+    Its documentation makes each stride of the one before, times the extent there and any padding,
+    so that axes that are reversed, broadcast, overlapping or in another order have no map.
+    """
+    if steps[-1] != 1:
+        return False
+    inner, extent = itemsize, shape[-1]
+    for step, outer in list(zip(steps, shape, strict=True))[-2::-1]:
+        if outer == 1:
+            continue  # of a single element, any stride will do
+        stride = step * itemsize
+        if (
+            stride % max(inner, _PIECE_BYTES)
+            or not inner * extent <= stride < _LARGEST_STRIDE_BYTES
+        ):
+            return False
+        inner, extent = stride, outer
+    return True
 
 
 # -- what it cannot do -----------------------------------------------------------------------------

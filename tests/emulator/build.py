@@ -334,19 +334,37 @@ def _exclusively(path: Path) -> Iterator[None]:
 @functools.cache
 def build_runtime() -> Path:
     """The runtime as a shared library; about seven seconds once, then from the cache."""
-    compiler = find_compiler()
     texts = [path.read_text() for path in sorted(HOST_DIRECTORY.iterdir())]
+    return build_library("runtime", [HOST_DIRECTORY / name for name in RUNTIME_SOURCES], texts)
+
+
+def build_library(
+    name: str,
+    sources: Sequence[Path],
+    texts: Sequence[str],
+    include_directories: Sequence[Path] = (),
+) -> Path:
+    """A shared library of C++ files.
+
+    Args:
+        name: What the product is called.
+        sources: The files to compile.
+        texts: All that they are compiled from, headers included.
+        include_directories: Where bracketed includes are found.
+    """
+    compiler = find_compiler()
     flags = [*COMMON_FLAGS, *RUNTIME_FLAGS]
-    product = cache_directory() / f"runtime-{_digest(compiler.version, flags, *texts)}.so"
+    product = cache_directory() / f"{name}-{_digest(compiler.version, flags, *texts)}.so"
     with _exclusively(product):
         if not product.exists():
-            sources = [str(HOST_DIRECTORY / name) for name in RUNTIME_SOURCES]
             with tempfile.TemporaryDirectory(dir=product.parent) as scratch:
-                partial = Path(scratch) / "runtime.so"
+                partial = Path(scratch) / "library.so"
                 soname = f"-Wl,-soname,{product.name}"
+                folders = [f"-isystem{folder}" for folder in include_directories]
+                files = [str(path) for path in sources]
                 compiler.run(
-                    [*flags, "-shared", soname, *sources, "-o", str(partial)],
-                    "compiling the emulator's runtime",
+                    [*flags, *folders, "-shared", soname, *files, "-o", str(partial)],
+                    f"compiling the emulator's {name}",
                 )
                 os.replace(partial, product)
     return product

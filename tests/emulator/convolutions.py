@@ -19,8 +19,9 @@ from cupyconv.gpu import sources
 from cupyconv.gpu.launch import Launch
 from cupyconv.planning import Device
 
-from . import memory, tensormap
+from . import driver, memory, tensormap
 from .module import EmulatedKernel, EmulatedModule
+from .runtime import current_settings
 
 MULTIPROCESSORS = 4
 
@@ -33,14 +34,10 @@ class EmulatorRuntime:
         self.checked = checked
 
     def kernel(self, launch: Launch) -> EmulatedKernel:
-        """The kernel of a launch's variant, with the shared memory it asks for allowed."""
-        kernel = _module(
-            launch.source, tuple(launch.defines), self.architecture, self.checked
-        ).get_function(launch.entry)
-        kernel.max_dynamic_shared_size_bytes = max(
-            kernel.max_dynamic_shared_size_bytes, launch.shared_bytes
-        )
-        return kernel
+        """The kernel of a launch's variant."""
+        compiled = current_settings().compiled
+        module = _module(launch.source, launch.defines, self.architecture, self.checked, compiled)
+        return module.get_function(launch.entry)
 
     def address(self, array: np.ndarray) -> int:
         return array.ctypes.data
@@ -50,13 +47,21 @@ class EmulatorRuntime:
 
 @cache
 def _module(
-    source: str, defines: tuple[tuple[str, Any], ...], architecture: str, checked: bool
+    source: str,
+    defines: tuple[tuple[str, Any], ...],
+    architecture: str,
+    checked: bool,
+    compiled: bool,
 ) -> EmulatedModule:
     directory = sources.directory()
     macros = {name: str(value) for name, value in defines}
-    chip = int(architecture.removeprefix("sm_").rstrip("a"))
     return EmulatedModule(
-        directory / source, macros, [directory / "include"], checked=checked, arch=chip
+        directory / source,
+        macros,
+        [directory / "include"],
+        checked=checked,
+        chip=driver.chip_of(architecture),
+        resources=driver.compiled(source, defines, architecture) if compiled else None,
     )
 
 

@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.cubins import Parameter, Resources
+
 from . import memory
 from .build import INCLUDE_DIRECTORY, build_kernel
+from .driver import CHIPS, Chip, Function, three
 from .reports import CheckerError, Report, render, short_path, symbols_of
 from .runtime import (
     EntryRecord,
@@ -23,18 +26,7 @@ from .runtime import (
 
 _POINTER, _INTEGER, _FLOAT, _STRUCT = range(4)
 _KIND_NAMES = ("a pointer", "an integer", "a float", "a struct")
-# Shared memory that a launch may ask for without raising the kernel's limit first.
-DEFAULT_SHARED_LIMIT = 48 << 10
-SHARED_LIMITS = {
-    75: 64 << 10,
-    80: 163 << 10,
-    86: 99 << 10,
-    89: 99 << 10,
-    90: 227 << 10,
-    100: 227 << 10,
-    120: 99 << 10,
-}
-MAX_THREADS = 1024
+LARGEST_CHIP = (9, 0)  # of the most shared memory, and with all instructions of the twin
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,10 @@ class EmulatedModule:
         defines: Macros, name to text, as for the real compiler.
         include_directories: Folders of quoted includes.
         checked: False for a fast build without the checker.
-        arch: The chip to stand for (75 ... 120): limits shared memory. None for the largest.
+        chip: The chip to stand for, with its limits.
+        resources: What the kernels' cubins take (tests/cubins.py).  Without, what the source
+            declares: registers and static shared memory count as nothing then.
+        variant: What distinguishes the module, for messages.
     """
 
     def __init__(
@@ -81,7 +76,9 @@ class EmulatedModule:
         defines: Mapping[str, str] | None = None,
         include_directories: Sequence[str | Path] = (INCLUDE_DIRECTORY,),
         checked: bool = True,
-        arch: int | None = None,
+        chip: Chip = CHIPS[LARGEST_CHIP],
+        resources: Mapping[str, Resources] | None = None,
+        variant: str = "",
     ) -> None:
         folders = [Path(directory) for directory in include_directories]
         self.library_path = build_kernel(Path(path), defines, folders, checked)
@@ -91,7 +88,9 @@ class EmulatedModule:
         # for the whole process, whose __emutls_get_address would else be found first.
         mode = os.RTLD_LOCAL | os.RTLD_DEEPBIND
         self._library = ctypes.CDLL(str(self.library_path), mode=mode)
-        self.shared_limit = SHARED_LIMITS[arch] if arch else max(SHARED_LIMITS.values())
+        self.chip = chip
+        self.resources = resources
+        self.variant = variant
 
     def get_function(self, name: str) -> EmulatedKernel:
         """The kernel of that name; ValueError if the module has none."""
@@ -102,12 +101,13 @@ class EmulatedModule:
         return EmulatedKernel(self, name, entry)
 
 
-class EmulatedKernel:
+class EmulatedKernel(Function):
     """A callable with the interface of ``cupy.RawKernel``."""
 
     def __init__(self, module: EmulatedModule, name: str, entry: EntryRecord) -> None:
+        takes = module.resources[name] if module.resources else _declared(entry)
+        super().__init__(f"{name} {module.variant}".rstrip(), module.chip, takes)
         self.name = name
-        self.max_dynamic_shared_size_bytes = DEFAULT_SHARED_LIMIT
         self.last_outcome: Outcome | None = None
         self._module = module
         self._entry = entry
@@ -137,9 +137,10 @@ class EmulatedKernel:
         chosen = current_settings()
         if not self._module.checked:
             chosen = replace(chosen, check=False)
-        grid_extents, block_extents = _extents(grid), _extents(block)
-        self._check_extents(grid_extents, block_extents, shared_mem)
+        grid_extents, block_extents = three(grid), three(block)
+        self.require_launchable(grid_extents, block_extents, shared_mem)
         holders = self._convert(args)
+        self.require_arguments([holder.nbytes for holder in holders], args)
         pointers = (ctypes.c_void_p * max(len(holders), 1))(
             *[holder.ctypes.data for holder in holders]
         )
@@ -165,26 +166,6 @@ class EmulatedKernel:
         if self.last_outcome.reports and chosen.raise_reports:
             raise CheckerError(self.last_outcome.reports)
         return self.last_outcome
-
-    def _check_extents(self, grid: list[int], block: list[int], shared_mem: int) -> None:
-        threads = block[0] * block[1] * block[2]
-        bound = self._entry.launch_bounds or MAX_THREADS
-        if not 0 < threads <= bound:
-            raise ValueError(f"{self.name} takes 1 to {bound} threads a block: got {threads}")
-        if 0 in grid:
-            raise ValueError(f"{self.name}: a grid of {tuple(grid)} has no block to launch")
-        for extent, size in zip(grid, self._entry.cluster, strict=True):
-            if extent % size:
-                raise ValueError(
-                    f"{self.name} runs in clusters of {tuple(self._entry.cluster)}:"
-                    f" a grid of {tuple(grid)} is no multiple"
-                )
-        limit = min(self.max_dynamic_shared_size_bytes, self._module.shared_limit)
-        if shared_mem > limit:
-            raise ValueError(
-                f"{self.name} asks for {shared_mem} bytes of dynamic shared memory, the limit is"
-                f" {limit} (max_dynamic_shared_size_bytes, and the chip's)"
-            )
 
     def _convert(self, args: Sequence[Any]) -> list[np.ndarray]:
         count = self._entry.parameter_count
@@ -236,11 +217,17 @@ class EmulatedKernel:
         ]
 
 
-def _extents(extents: Sequence[int]) -> list[int]:
-    values = [int(extent) for extent in extents]
-    if not 1 <= len(values) <= 3:
-        raise ValueError(f"a grid or block has one to three extents: got {tuple(extents)}")
-    return values + [1] * (3 - len(values))
+def _declared(entry: EntryRecord) -> Resources:
+    """What a kernel's source says of its launch."""
+    parameters = [entry.parameters[index] for index in range(entry.parameter_count)]
+    cluster = tuple(entry.cluster)
+    return Resources(
+        registers=0,
+        static_shared=0,
+        launch_bounds=entry.launch_bounds or None,
+        cluster=None if cluster == (1, 1, 1) else cluster,
+        parameters=tuple(Parameter(0, parameter.size) for parameter in parameters),
+    )
 
 
 def _to_parameter(value: Any, what: str) -> tuple[np.ndarray, int]:

@@ -29,6 +29,8 @@ class Settings:
         bank_conflicts: Count the wavefronts of shared-memory accesses.
         blocks: Linear indices of the blocks (clusters, where declared) to run; None for all.
         raise_reports: Raise CheckerError after a launch with reports.
+        compiled: Compile the variants with NVRTC too, and hold launches to what their cubins take
+            (driver.py), registers and static shared memory included.
         on_outcome: Called with the Outcome of each launch, before it raises.
     """
 
@@ -40,6 +42,7 @@ class Settings:
     bank_conflicts: bool = False
     blocks: Sequence[int] | None = None
     raise_reports: bool = True
+    compiled: bool = False
     on_outcome: Callable[[Any], None] | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -127,6 +128,9 @@ def encode_im2col(
     _require(1 <= channels_per_pixel <= 256, f"channels per pixel: 1 to 256, {channels_per_pixel}")
     _require(1 <= pixels_per_column <= 1024, f"pixels per column: 1 to 1024, {pixels_per_column}")
     _check_inner(channels_per_pixel * element_size, swizzle)
+    pixels = zip(extents[1:-1], lower, upper, strict=True)
+    boxes = [extent + last - first for extent, first, last in pixels]
+    _require(min(boxes) > 0, f"the bounding box has no pixels: {boxes} between its corners")
     box = (channels_per_pixel, pixels_per_column)
     return _pack(address, element_size, extents, strides, box, steps, swizzle, True, lower, upper)
 
@@ -147,6 +151,12 @@ def encode(one: tensormaps.TensorMap, address: int) -> bytes:
     ).tobytes()
 
 
+def is_encoded(argument: object) -> bool:
+    """Whether a kernel's argument is a tensor map, or several."""
+    names = getattr(getattr(argument, "dtype", None), "names", None)
+    return names in (("maps",), _RECORD.names)
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
@@ -160,6 +170,15 @@ def _check_common(address, element_size, extents, strides, steps, swizzle) -> No
     _require(len(strides) == rank - 1, f"{rank - 1} strides for rank {rank}: got {len(strides)}")
     fits = all(stride % 16 == 0 and 0 < stride < 1 << 40 for stride in strides)
     _require(fits, f"strides are multiples of 16 below 2^40: got {tuple(strides)}")
+    # The documentation builds each stride from the one before, times the extent and any padding.
+    lengths = [element_size, *strides]
+    for axis, (inner, stride) in enumerate(pairwise(lengths)):
+        whole = axis == 0 or stride % inner == 0
+        _require(
+            whole and stride >= inner * extents[axis],
+            f"stride {stride} of dimension {axis + 1} is no multiple of the one before, {inner}, "
+            f"or steps over less than the {extents[axis]} elements there",
+        )
     fits = all(0 < extent <= 1 << 32 for extent in extents)
     _require(fits, f"extents are 1 to 2^32: got {tuple(extents)}")
     fits = len(steps) == rank and all(1 <= step <= 8 for step in steps)

@@ -1,0 +1,94 @@
+"""Every launch that plans come to: layers of the suite, in every dtype and memory order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from cupyconv import backends
+from cupyconv.bench import suites
+from cupyconv.formats import data_formats, filter_formats
+from cupyconv.gpu.launch import ROLES, Launch, Series
+from cupyconv.planning import Device, Request
+from cupyconv.planning.plan import contenders
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES, ConvProblem
+from tests.configurations import in_formats
+from tests.emulator.driver import DriverRuntime
+
+NUMBERS = (
+    ("float16", "ieee"),
+    ("bfloat16", "ieee"),
+    ("float32", "ieee"),
+    ("float32", "tf32"),
+    ("float64", "ieee"),
+)
+"""Dtypes, with the precisions that plans differ in."""
+
+CONTENDERS = 5
+"""Ways to compute a pass of which the planner may take any, as measuring does."""
+
+_ADDRESSES = tuple(np.uint64(1 + role << 40) for role in range(len(ROLES)))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A launch, and what it is part of."""
+
+    problem: ConvProblem
+    pass_: str
+    launch: Launch
+
+    @property
+    def variant(self) -> tuple[str, tuple[tuple[str, str | int], ...], str]:
+        """What is compiled, and the kernel of it."""
+        return self.launch.source, self.launch.defines, self.launch.entry
+
+
+def problems() -> Iterator[tuple[ConvProblem, str]]:
+    """The suite's layers with channels first and last, in all dtypes, and the precision of each."""
+    for layer, (dtype, precision) in product(suites.listed(), NUMBERS):
+        problem = layer.problem.replace(dtype=dtype)
+        rank = problem.spatial_rank
+        yield problem, precision
+        last = in_formats(problem, data_formats(rank)[1], filter_formats(rank)[2])
+        yield last, precision
+
+
+def planned(architecture: str, count: int = CONTENDERS) -> dict[tuple, Planned]:
+    """The launches of all problems' passes on a chip, from ``count`` candidates, by variant."""
+    device, found = Device.of(architecture), {}
+    for (problem, precision), pass_ in product(problems(), PASSES):
+        strides = Strides.contiguous(problem)
+        request = Request(problem, pass_, device, precision, None, strides)
+        for one in contenders(request, "auto", count):
+            prepare = backends.PREPARE[one.implementation]
+            for launch in prepare(one, problem, strides, None, device):
+                made = Planned(problem, pass_, launch)
+                found.setdefault(made.variant, made)
+    return found
+
+
+def most_demanding(launches: dict[tuple, Planned]) -> list[Planned]:
+    """For each kernel file, the variants of the most dynamic shared memory and of most threads."""
+    of_source: dict[str, list[Planned]] = {}
+    for made in launches.values():
+        of_source.setdefault(made.launch.source, []).append(made)
+    chosen = {}
+    for made in of_source.values():
+        for size in (lambda one: one.launch.shared_bytes, lambda one: one.launch.block):
+            most = max(made, key=size)
+            chosen[most.variant] = most
+    return list(chosen.values())
+
+
+def launch(made: Planned, architecture: str) -> None:
+    """Have the driver's rules judge a launch.
+
+    Raises:
+        Refusal: a GPU would refuse it.
+    """
+    Series([made.launch], DriverRuntime(architecture)).run(_ADDRESSES)

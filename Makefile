@@ -3,16 +3,24 @@ PYTHON ?= python3
 BIN := .venv/bin
 TEST_JOBS ?= 2
 
-.PHONY: demo test test-slow lint mutants wheel clean
+PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
+
+.PHONY: demo test test-rest test-all test-slow lint mutants wheel clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
 
-test: .venv/installed-test lint
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "not slow"
+# A few cases of every test, in minutes.
+test: .venv/installed-test
+	$(PYTEST) -m "not slow" --part sample
+
+test-rest: .venv/installed-test lint
+	$(PYTEST) -m "not slow" --part rest
+
+test-all: test test-rest
 
 test-slow: .venv/installed-test
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m slow
+	$(PYTEST) -m slow
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

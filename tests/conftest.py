@@ -1,8 +1,9 @@
-"""Settings of every suite, and what a run on CI may leave out."""
+"""Settings of every suite, its quick part, and what a run on CI may leave out."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,41 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("cupyconv")
+
+CASES_OF_A_SAMPLE = 4
+"""Cases of each test that the quick part of the suite has, spread evenly over all of them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        choices=("all", "sample", "rest"),
+        default="all",
+        help="sample: a few cases of each test, and none that is marked thorough; rest: the others",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the part of the suite that was asked for."""
+    part = config.getoption("--part")
+    if part == "all":
+        return
+    cases = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    sample = {item for of_test in cases.values() for item in spread(of_test, CASES_OF_A_SAMPLE)}
+    sample = {item for item in sample if item.get_closest_marker("thorough") is None}
+    kept = [item for item in items if (item in sample) == (part == "sample")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+def spread(items: list, count: int) -> list:
+    """At most so many of them, evenly spread from the first to the last."""
+    if len(items) <= count:
+        return items
+    return [items[turn * (len(items) - 1) // (count - 1)] for turn in range(count)]
+
 
 NEEDS_A_GPU = ("no usable GPU", "golden-*.npz")
 """Words of the reasons for which CI may skip a test: CI never has a GPU.
@@ -34,3 +70,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if not any(word.lower() in reason.lower() for word in accepted):
             reporter.write_line(f"not skipped on CI: {report.nodeid}: {reason}", red=True)
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say that there is more, after a run of the quick part."""
+    if terminalreporter.config.getoption("--part") == "sample":
+        terminalreporter.write_line(
+            f"This was a sample: at most {CASES_OF_A_SAMPLE} cases of each test, and no thorough "
+            "ones. `make test-all` runs the others too."
+        )

@@ -18,6 +18,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.arrays import numpy_dtype
+from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, ConvAxis
 from tests import agreement, emulator, test_cpu
 from tests.agreement import fits, plain_sums
@@ -383,3 +384,16 @@ def kernel_subjects(impl: str, dtype: str) -> Iterator[Subject]:
             # The generic kernel has no stride phases.
             spread = impl == "cuda-generic"
             yield Subject(impl, problem, pass_, by(problem, pass_), spread)
+
+
+def test_every_family_that_may_be_chosen_is_among_them():
+    """Those that are left out take nothing under "ieee"."""
+    problems = [
+        layer.replace(dtype=dtype)
+        for _, dtypes, layers in KERNELS.values()
+        for layer in layers
+        for dtype in DECADES
+    ]
+    for family in FAMILIES.values():
+        if family.on_gpu and family.name not in KERNELS:
+            assert not any(fits(problem, family.name, "sm_90a") for problem in problems)

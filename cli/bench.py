@@ -92,10 +92,10 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 )
 @click.option(
     "--precision",
-    metavar="ieee|tf32",
+    metavar="ieee|tf32|bf16x6",
     default="ieee",
     show_default=True,
-    help="tf32 allows rounding float32 operands.",
+    help="tf32 allows rounding float32 operands, bf16x6 splitting them.",
 )
 @click.option("--device", metavar="cpu|gpu", help="[default: the GPU if there is one]")
 @click.option("--quick", is_flag=True, help="A chosen few layers, within 2 minutes.")

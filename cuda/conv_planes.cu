@@ -9,7 +9,7 @@
 // What that means at the ends of the range: where rounding up would overflow, high is truncated;
 // tiny elements lose bits below 2^-133; an infinity has no middle and low, yet its product with the
 // middle and low of the other operand can be NaN where plain arithmetic gives an infinity; NaN stays
-// NaN.
+// NaN.  So these are no IEEE products: they are taken only where precision="bf16x6" permits them.
 //
 // Layout: x is any tensor with a contiguous last axis; the planes follow each other, each of them
 // contiguous in x's order of axes.  A thread takes VECTOR neighbours.

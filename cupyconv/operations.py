@@ -56,8 +56,11 @@ def conv_forward(
         bias: (K,), of x's dtype and home.
         stride, padding, dilation, groups, data_format, filter_format: as for ConvProblem.
         activation: None, "relu", "silu" or "gelu" (the exact one, with erf).
-        precision: "ieee" keeps float32 arithmetic float32; "tf32" permits tensor cores to round
-            float32 operands to 10 bits of mantissa, where an implementation does.
+        precision: "ieee" keeps float32 arithmetic float32: a value changes only the results that
+            read it, subnormals stay, and errors are at most twice those of a plain sum, whatever
+            the magnitudes.  "tf32" permits tensor cores to round float32 operands to 10 bits of
+            mantissa, "bf16x6" to multiply them as planes of bfloat16, which loses bits of numbers
+            below 2^-110 and may make NaN of infinity, where an implementation does.
         impl: "auto", an implementation's name as ``cupyconv.plan`` prints it, or the Plan of this
             problem to carry out.
         out: array for the result, of its shape and dtype, sharing no memory with the inputs.
@@ -109,7 +112,9 @@ def conv_backprop_input(
         precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        dx, of shape ``input_shape``.
+        dx, of shape ``input_shape``.  NaN and infinity propagate; one in w may also reach elements
+        where it lies over padding, or between the elements of dy that a stride sets apart, since
+        it is multiplied by a zero there.
 
     Raises:
         ConvError: ``dy`` does not belong to ``input_shape`` and ``w``; the message has the
@@ -148,7 +153,8 @@ def conv_backprop_filter(
         precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        dw, of shape ``filter_shape``.
+        dw, of shape ``filter_shape``.  NaN and infinity propagate; one in dy may also reach taps
+        that lie over padding there, since it is multiplied by a zero.
 
     Raises:
         ConvError: ``dy`` does not belong to ``x`` and ``filter_shape``.
@@ -282,7 +288,7 @@ def plan(
         device: "cpu", an architecture such as "sm_80", or a Device; by default the current GPU,
             or the CPU where there is none.
         impl: "auto", or the name of the one implementation to plan with.
-        precision: "ieee", or "tf32" to permit what it permits ``conv_forward``.
+        precision: "ieee", or "tf32" or "bf16x6" to permit what they permit ``conv_forward``.
         workspace_limit: bytes of device memory that a pass may use beside its tensors, 0 for none;
             by default ``cupyconv.workspace_limit``.
         measure: time the most promising kernels on the current GPU, unless that is remembered, and

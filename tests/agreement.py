@@ -11,6 +11,7 @@ import numpy as np
 
 import cupyconv
 from cupyconv import ConvProblem
+from cupyconv.cpu import naive
 from cupyconv.planning import Device, Request, cost, plan_pass
 from cupyconv.planning.families import FAMILIES, Family
 from cupyconv.problem import PASSES
@@ -58,6 +59,18 @@ def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any)
     if pass_ == "backprop_input":
         return api.conv_backprop_input(problem.input_shape, data.w, data.dy, **arguments)
     return api.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **arguments)
+
+
+def plain_sums(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
+    """A pass, one term after another."""
+    if pass_ == "forward":
+        naive.forward(problem, data.x, data.w, data.bias, None, y := np.empty_like(data.dy))
+        return y
+    if pass_ == "backprop_input":
+        naive.backprop_input(problem, data.w, data.dy, dx := np.empty_like(data.x))
+        return dx
+    naive.backprop_filter(problem, data.x, data.dy, dw := np.empty_like(data.w))
+    return dw
 
 
 def require_exact(

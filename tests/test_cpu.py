@@ -17,11 +17,12 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem, Plan
-from cupyconv.cpu import blocked, naive, views
+from cupyconv.cpu import blocked, views
 from cupyconv.errors import ConvError
 from cupyconv.planning import cpu
 from cupyconv.problem import PASSES
 from tests import agreement
+from tests.agreement import plain_sums
 from tests.configurations import CASES, Data, in_formats, integer_data, random_data
 
 METHODS = (*blocked.CORRELATE, "turned products")
@@ -108,18 +109,6 @@ def test_errors_are_those_of_plain_sums(problem, dtype):
         got = compute(problem, pass_, method, data).astype(np.float64)
         bound = 2 * np.abs(plain - exact).max()
         assert np.abs(got - exact).max() <= bound, f"{pass_} by {method}"
-
-
-def plain_sums(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
-    """A pass, one float32 term after another."""
-    if pass_ == "forward":
-        naive.forward(problem, data.x, data.w, data.bias, None, y := np.empty_like(data.dy))
-        return y
-    if pass_ == "backprop_input":
-        naive.backprop_input(problem, data.w, data.dy, dx := np.empty_like(data.x))
-        return dx
-    naive.backprop_filter(problem, data.x, data.dy, dw := np.empty_like(data.w))
-    return dw
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -242,8 +231,7 @@ def test_copies_are_exact_in_any_order_of_the_axes(copy, dtype, order):
     ("input_shape", "filter_shape", "rules", "method"),
     [
         ((8, 256, 14, 14), (1024, 256, 1, 1), {}, "products"),
-        ((8, 256, 14, 14), (256, 256, 3, 3), {"padding": 1}, "winograd 2x2"),
-        ((8, 128, 56, 56), (128, 128, 3, 3), {"padding": 1}, "winograd 4x4"),
+        ((8, 256, 14, 14), (256, 256, 3, 3), {"padding": 1}, "products"),
         ((8, 128, 56, 56), (128, 128, 3, 3), {"padding": 1, "stride": 2}, "products"),
         ((8, 128, 56, 56), (3, 128, 5, 5), {"padding": 2}, "scattered"),
         ((8, 3, 224, 224), (64, 3, 7, 7), {"padding": 3, "stride": 2}, "products"),
@@ -271,7 +259,7 @@ def _refuse(*_args):
     raise AssertionError("as planned")
 
 
-@pytest.mark.parametrize("method", ["bands", "", "im2col"])
+@pytest.mark.parametrize("method", ["bands", "", "winograd 2x2"])
 def test_a_plan_of_a_method_that_cannot_compute_it_is_refused(method):
     fields = json.loads(cupyconv.plan(DENSE).to_json())
     fields["passes"][0]["method"] = method

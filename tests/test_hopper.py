@@ -16,9 +16,9 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem, formats
 from cupyconv.backends import Tensors
-from cupyconv.errors import KernelCompileError
+from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler, hopper, sources, tensormaps
-from cupyconv.planning import Device, PassPlan, Request, plan_pass
+from cupyconv.planning import PRECISIONS, Device, PassPlan, Plan, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.hopper import layout, layout_of, walks
 from cupyconv.planning.strides import Strides
@@ -41,6 +41,7 @@ from tests.test_kernel_compile import offset_of
 ARCH = "sm_90"
 FAMILY = FAMILIES["cuda-hopper"]
 PLANES = FAMILIES["cuda-hopper-bf16x6"]
+BY_PLANES = {"impl": PLANES.name, "arch": ARCH, "precision": "bf16x6"}
 
 
 def last_axes(problem: ConvProblem) -> list[ConvProblem]:
@@ -117,7 +118,7 @@ def test_planes_on_the_edges(name):
     problem = last_axes(HOPPER_CASES[number].problem)[number % 2]
     schedule = emulator.SCHEDULES[number % 3]
     with planned(PLANES.name, number, splits=1 + 2 * (number % 2)), emulator.settings(schedule):
-        assert require_exact(problem, PLANES.name) == PASSES
+        assert require_exact(problem, PLANES.name, "bf16x6") == PASSES
 
 
 def test_planes_hold_all_bits_of_float32():
@@ -133,7 +134,7 @@ def test_planes_hold_all_bits_of_float32():
             long: generator.integers(-(2**20), 2**20, shapes[long]).astype(np.float32),
             short: generator.integers(-1, 2, shapes[short]).astype(np.float32),
         }
-        got = emulator.conv_forward(**tensors, impl=PLANES.name, arch=ARCH, **arguments)
+        got = emulator.conv_forward(**tensors, **BY_PLANES, **arguments)
         assert (got == cupyconv.conv_forward(**tensors, impl="reference", **arguments)).all()
 
 
@@ -151,7 +152,7 @@ def test_planes_err_no_more_than_plain_float32():
     wide = (data.x.astype(np.float64), data.w.astype(np.float64))
     exact = forward(cupyconv, *wide, impl="reference")
     scale = forward(cupyconv, *map(np.abs, wide), impl="reference")
-    planes = forward(emulator, data.x, data.w, impl=PLANES.name, arch=ARCH)
+    planes = forward(emulator, data.x, data.w, **BY_PLANES)
     plain = forward(emulator, data.x, data.w, impl="cuda-generic", arch=ARCH)
     errors = [np.abs(got - exact) / scale for got in (planes, plain)]
     assert errors[0].max() <= errors[1].max()
@@ -169,7 +170,7 @@ def test_planes_at_the_ends_of_the_range():
     x[0, 0, 4:7, 0] = np.nan, np.inf, -np.inf
     w = np.zeros(problem.filter_shape, np.float32)
     w[:, 0, 0, 0] = 1
-    y = emulator.conv_forward(x, w, impl=PLANES.name, arch=ARCH, **keywords(problem))[0, 0, :, 0]
+    y = emulator.conv_forward(x, w, **BY_PLANES, **keywords(problem))[0, 0, :, 0]
     assert (y[:3] == (largest, -largest, tiny)).all()
     assert abs(y[3]) <= tiny
     assert np.isnan(y[4])
@@ -178,13 +179,31 @@ def test_planes_at_the_ends_of_the_range():
 
 
 def test_planes_are_not_chosen_unasked():
-    """Their accuracy has not been measured on a GPU."""
-    problem = last_axes(HOPPER_CASES[0].problem)[0]
-    assert PLANES.refuses(Request(problem, "forward", Device.of(ARCH))) is None
+    """Their accuracy has not been measured on a GPU; and they are not "ieee"."""
+    problem, device = last_axes(HOPPER_CASES[0].problem)[0], Device.of(ARCH)
     for pass_ in PASSES:
-        assert plan_pass(problem, pass_, Device.of(ARCH)).implementation != PLANES.name
-        limited = Request(problem, pass_, Device.of(ARCH), workspace_limit=1000)
-        assert "workspace" in PLANES.refuses(limited)
+        for precision in PRECISIONS:
+            planned = plan_pass(problem, pass_, device, precision=precision)
+            assert planned.implementation != PLANES.name
+        for precision in ("ieee", "tf32"):
+            with pytest.raises(ConvError, match="which precision='bf16x6' permits"):
+                plan_pass(problem, pass_, device, PLANES.name, precision)
+        asked = Request(problem, pass_, device, "bf16x6")
+        assert PLANES.refuses(asked) is None
+        assert "workspace" in PLANES.refuses(replace(asked, workspace_limit=1000))
+
+
+def test_a_plan_of_planes_is_carried_out_only_where_they_are_permitted():
+    problem, device = last_axes(HOPPER_CASES[0].problem)[0], Device.of(ARCH)
+    kept = Plan.from_json(plan(problem, device, PLANES.name, "bf16x6").to_json())
+    request = Request(problem, "forward", device)
+    assert kept.replay(replace(request, precision="bf16x6")).implementation == PLANES.name
+    for precision in ("ieee", "tf32"):
+        with pytest.raises(ConvError, match="Pass precision='bf16x6'"):
+            kept.replay(replace(request, precision=precision))
+    unsaid = kept.to_json().replace('"precision": "bf16x6"', '"precision": "ieee"')
+    with pytest.raises(ConvError, match="which precision='bf16x6' permits"):
+        Plan.from_json(unsaid)
 
 
 def random_lines(count: int, seed: int) -> list[ConvProblem]:
@@ -222,7 +241,7 @@ def test_more_random_configurations():
 OTHER_TYPES = {
     "bfloat16": ("cuda-hopper", "bfloat16", "ieee"),
     "tf32": ("cuda-hopper", "float32", "tf32"),
-    "planes": (PLANES.name, "float32", "ieee"),
+    "planes": (PLANES.name, "float32", "bf16x6"),
 }
 """Family, dtype and precision."""
 
@@ -268,7 +287,7 @@ def require_random(kind: str, count: int, seed: int) -> int:
             passes = require_exact(problem, impl, precision)
             for pass_ in passes if kind == "planes" else ():
                 data = long_integers(problem, pass_, (number + PASSES.index(pass_)) % 3)
-                got = compute(emulator, pass_, problem, data, impl=impl, arch=ARCH)
+                got = compute(emulator, pass_, problem, data, **BY_PLANES)
                 expected = compute(cupyconv, pass_, problem, data, impl="reference")
                 assert np.array_equal(got, expected), f"{pass_} of {problem}"
         ran += len(passes)

@@ -9,11 +9,10 @@ float64; 16-bit types are converted block by block.  Only the BLAS has threads.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
-from cupyconv.cpu import depthwise, products, scattered, winograd
+from cupyconv.cpu import depthwise, products, scattered
 from cupyconv.cpu.correlation import Correlation, correlation, input_correlations
 from cupyconv.cpu.scratch import Scratch, scratch
 from cupyconv.planning.cpu import BLOCK_BYTES
@@ -28,8 +27,6 @@ Compute = Callable[[Correlation, Scratch, int], bool | None]
 CORRELATE: dict[str, Compute] = {
     "products": products.correlate,
     "scattered": scattered.correlate,
-    "winograd 2x2": partial(winograd.correlate, transform=winograd.TWO),
-    "winograd 4x4": partial(winograd.correlate, transform=winograd.FOUR),
     "taps": depthwise.correlate_by_taps,
     "bands": depthwise.correlate_by_bands,
 }
@@ -37,8 +34,6 @@ CORRELATE: dict[str, Compute] = {
 FILTER_GRADIENT: dict[str, Compute] = {
     "products": products.filter_gradient,
     "turned products": products.filter_gradient,
-    "winograd 2x2": partial(winograd.filter_gradient, transform=winograd.TWO),
-    "winograd 4x4": partial(winograd.filter_gradient, transform=winograd.FOUR),
     "taps": depthwise.filter_gradient_by_taps,
     "bands": depthwise.filter_gradient_by_bands,
 }

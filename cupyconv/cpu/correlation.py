@@ -28,6 +28,9 @@ ALL: Any = slice(None)
 MOST_CUTS = 8
 """Parts that an axis is cut into at most, to leave out products with padding."""
 
+CUT_AXES = 3
+"""How many axes, the first ones, are cut."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -162,19 +165,19 @@ class Correlation:
             bias=None if self.bias is None else self.bias[groups, filters],
         )
 
-    def trimmed(self, first: int = 3) -> Correlation:
+    def trimmed(self) -> Correlation:
         """Without the leading and trailing taps of the first axes that no window has inside."""
-        taps = tuple(axis.reached() for axis in self.axes[:first])
+        taps = tuple(axis.reached() for axis in self.axes[:CUT_AXES])
         if all(map(_is_whole, taps, (axis.taps for axis in self.axes))):
             return self
         axes = tuple(axis.with_taps(some) for axis, some in zip(self.axes, taps, strict=False))
         filters = self.filters[(ALL, ALL, ALL, *taps)]
-        return replace(self, axes=axes + self.axes[first:], filters=filters)
+        return replace(self, axes=axes + self.axes[CUT_AXES:], filters=filters)
 
-    def pieces(self, first: int = 3) -> Iterator[Correlation]:
+    def pieces(self) -> Iterator[Correlation]:
         """The correlation, cut along the first axes where many products are with padding."""
-        for outputs in product(*(axis.cuts() for axis in self.axes[:first])):
-            yield self.part(outputs=outputs).trimmed(first)
+        for outputs in product(*(axis.cuts() for axis in self.axes[:CUT_AXES])):
+            yield self.part(outputs=outputs).trimmed()
 
     def with_axis(self, at: int) -> Correlation:
         """With one more spatial axis, of one pixel and one tap, before axis number ``at``."""

@@ -9,7 +9,8 @@ There are no sums over channels that would make them matrix products.  Two ways 
   Most of the products are with these zeros, but BLAS does them many at a time.
 
 A band matrix multiplies by zero what a window does not read, and makes it NaN if it is not finite.
-Results by bands that are not finite are therefore given up.
+Operands that are not finite are therefore given up; of others, only sums of what a window reads
+overflow.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:
 
 
 def correlate_by_bands(whole: Correlation, scratch: Scratch, block_bytes: int) -> bool:
-    """Compute the result of a correlation of two axes; False if it is not finite."""
+    """Compute the result of a correlation of two axes; False if its operands are not finite."""
     for chunk in _band_chunks(whole, 2 * block_bytes):
         bands = _bands(chunk, scratch)
         for block in _band_blocks(chunk, block_bytes):
@@ -165,7 +166,7 @@ def correlate_by_bands(whole: Correlation, scratch: Scratch, block_bytes: int) -
             if sums is None or not in_place:
                 sums = scratch.array("sums", _flat_shape(_by_channel(block.result)))
             np.matmul(source, matrices, out=sums)
-            if not np.isfinite(sums.sum()):
+            if not np.isfinite(sums.sum()) and not _are_finite(source, matrices):
                 return False
             if in_place:
                 block.finish(block.result)
@@ -176,7 +177,7 @@ def correlate_by_bands(whole: Correlation, scratch: Scratch, block_bytes: int) -
 
 
 def filter_gradient_by_bands(whole: Correlation, scratch: Scratch, block_bytes: int) -> bool:
-    """Compute the filters' gradient, which is summed along the bands; False if it is not finite."""
+    """Compute the filters' gradient, summed along the bands; False if operands are not finite."""
     for chunk in _band_chunks(whole, 2 * block_bytes):
         total = scratch.array("bands", _band_shape(chunk))
         total[...] = 0
@@ -187,12 +188,19 @@ def filter_gradient_by_bands(whole: Correlation, scratch: Scratch, block_bytes: 
             np.matmul(source.swapaxes(1, 2), gradients, out=term)
             sums += term
         if not np.isfinite(total.sum()):
-            return False
+            for block in _band_blocks(chunk, block_bytes):
+                source, _ = _source_and_bands(block, total, scratch)
+                if not _are_finite(source, block.result):
+                    return False
         height, width = chunk.axes
         for row, column in product(range(height.taps), range(width.taps)):
             band = _band_of(total, chunk, row, column)
             chunk.filters[:, 0, 0, row, column] = band.sum(axis=(1, 2))
     return True
+
+
+def _are_finite(*operands: np.ndarray) -> bool:
+    return all(bool(np.isfinite(operand).all()) for operand in operands)
 
 
 def _band_shape(chunk: Correlation) -> tuple[int, int, int, int, int]:

@@ -12,9 +12,11 @@ The methods, which cupyconv/cpu/ has a module each for:
 - products: filters times gathered pixels (im2col); every configuration.
 - turned products: of backprop_filter, with the roles of x and dy exchanged.
 - scattered: filters times pixels, then each tap's products are added up (col2im).
-- winograd 2x2, winograd 4x4: 16 and 49 products where there were 36 and 144, for 3x3 taps.
 - taps: of a depthwise layer, the taps one after another.
 - bands: of a depthwise layer, rows of a channel times a band matrix.
+
+None of them saves products by transforming its operands, as minimal filtering and FFT do: sums of
+what a result reads with what it does not leave the rounding of large values in their neighbours.
 """
 
 from __future__ import annotations
@@ -41,14 +43,8 @@ BLOCK_BYTES = 4 << 20
 LEAST_ROWS = 64
 """Filters below which matrix products are slower, nearly in proportion."""
 
-SMALL_SHARE = 0.7
-"""Share of the rate that products with small matrices reach."""
-
 ROW_SHARE = 0.8
 """Share of the rate that products reach whose columns are the pixels of a row."""
-
-LEAST_TILES = 30
-"""Tiles of a block that take as long as the packing of the filters they are multiplied with."""
 
 LEAST_PIXELS, MOST_PIXELS = 64, 512
 """Columns of a matrix product that are worth packing few filters, and any number of them."""
@@ -64,13 +60,6 @@ LEAST_CHANNELS = 16
 
 PADDED_SHARE = 0.85
 """Share of products with pixels, not padding, below which it pays to leave out the others."""
-
-WINOGRAD = {2: 16, 4: 49}
-"""Results of a Winograd tile along an axis, and the products of a tile along both."""
-
-LEAST_TERMS = 8
-"""Channels, or tiles, that a sum of Winograd's products must be over: of fewer, the rounding of
-the transforms shows beside that of the sum."""
 
 BAND_COLUMNS = 64
 """Pixels of the result that a band matrix is for, about."""
@@ -183,7 +172,7 @@ def choose(problem: ConvProblem, pass_: str) -> Method:
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     """All methods that can compute a pass."""
     seen = _seen(problem, pass_)
-    found = [_products(seen), *_winograd(problem, seen), *_taps(seen), *_bands(seen)]
+    found = [_products(seen), *_taps(seen), *_bands(seen)]
     if pass_ == "backprop_filter":
         return (*found, *_turned_products(problem))
     return (*found, *_scattered(problem, seen))
@@ -208,25 +197,6 @@ def overlaps_rows(taps: int, dilation: int, pixels: int, filters: int) -> bool:
 def worthwhile_pixels(filters: int) -> int:
     """Columns of a matrix product that make up for packing this many filters once more."""
     return max(min(2 * filters, MOST_PIXELS), LEAST_PIXELS)
-
-
-def winograd_filters(
-    components: int, channels: int, filters: int, itemsize: int, block_bytes: int, of_filters: bool
-) -> int:
-    """Filters that are transformed at a time; with ``of_filters``, whose gradients are summed.
-
-    Args:
-        channels: those of all planes under a window.
-    """
-    fitting = 5 * block_bytes // (1 + of_filters) // max(components * channels * itemsize, 1)
-    return max(min(fitting, filters), 1)
-
-
-def winograd_tiles(
-    components: int, channels: int, filters: int, itemsize: int, block_bytes: int
-) -> int:
-    """Tiles of a block, with so many filters at a time."""
-    return max(6 * block_bytes // (components * (2 * channels + filters) * itemsize), 1)
 
 
 def band_rows(rows: int, columns: int) -> int:
@@ -314,51 +284,6 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
         3 * (added + seen.pixels * seen.filters) * run + seen.weights,
         4 * (4 * read * sums / BLOCK_BYTES + 1) * prod(problem.filter_sizes),
     )
-
-
-def _winograd(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
-    flat = problem.axes[-2:]
-    if len(flat) == 1 or max(problem.dilation) > 1:
-        return
-    if any(axis.filter != 3 or axis.stride > 1 for axis in flat):
-        return
-    *depth, height, width = seen.axes
-    planes = prod(axis.outputs for axis in depth)
-    deep = seen.channels * seen.taps // 9  # the channels of all planes under a window
-    share = _uncut_share(depth) * _slower(min(seen.channels, seen.filters))
-    run = 1 + LOOP_ELEMENTS / seen.channels, 1 + LOOP_ELEMENTS / seen.filters
-    for size, components in WINOGRAD.items():
-        pixels, results = (size + 2) ** 2, size**2
-        at_once = winograd_filters(components, deep, seen.filters, 4, BLOCK_BYTES, seen.of_filters)
-        most = winograd_tiles(components, deep, at_once, 4, BLOCK_BYTES)
-        chunks = -(-seen.filters // at_once)
-        tiles = seen.images * planes * -(-height.outputs // size) * -(-width.outputs // size)
-        if (tiles if seen.of_filters else deep) < LEAST_TERMS:
-            continue
-        blocks = max(tiles / most, 1)
-        weights = components * deep * seen.filters
-        # Of a group: the transforms of pixels, of results, and of filters or into sums of them.
-        of_pixels = components * pixels * seen.channels * tiles
-        of_results = components * results * seen.filters * tiles
-        moved = (1.3 * size**2 + pixels + components / 2) * seen.channels * run[0] * tiles
-        stored = (components / 2 + 2 * results) * seen.filters * run[1] * tiles
-        if not seen.channels_last:
-            moved += TRANSPOSED * results * seen.channels * tiles
-            stored += TRANSPOSED * results * seen.filters * tiles
-        if seen.of_filters:
-            times = 2 * blocks
-            of_pixels, moved = of_pixels * chunks, moved * chunks
-        else:
-            times = 2 * blocks if chunks > 1 else 2
-        products = weights * tiles * share * (1 + LEAST_TILES / min(most, tiles))
-        transforms = of_pixels + of_results + 9 * weights * (blocks if chunks > 1 else 1)
-        yield Method(
-            f"winograd {size}x{size}",
-            f"F({size}x{size}, 3x3) as {components} matrix products",
-            2 * seen.groups * (products + transforms / SMALL_SHARE),
-            seen.groups * (moved + stored + times * weights),
-            seen.groups * chunks * blocks * (40 + 4 * results),
-        )
 
 
 def _taps(seen: _Pass) -> Iterator[Method]:

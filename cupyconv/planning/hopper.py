@@ -341,6 +341,11 @@ def refusal_of_planes(request: Request) -> str | None:
     problem, pass_ = request.problem, request.pass_
     if problem.dtype != "float32":
         return f"cuda-hopper-bf16x6 multiplies float32, not {problem.dtype}"
+    if request.precision != "bf16x6":
+        return (
+            "cuda-hopper-bf16x6 loses bits of numbers below 2^-110 and may make NaN of infinity, "
+            "which precision='bf16x6' permits"
+        )
     refused = _refuse(request, operand_bytes=2)
     if refused is not None:
         return refused

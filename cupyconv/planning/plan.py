@@ -33,7 +33,7 @@ class PassPlan:
         splits: into how many parts a sum over pixels or gemm_k is cut; their sums are added in a
             fixed order.
         workspace_bytes: device memory beside the tensors.
-        precision: "tf32" if float32 operands may be rounded to TF32, else "ieee".
+        precision: what was permitted: "ieee", "tf32" or "bf16x6", as ``plan`` takes it.
         method: how "numpy" computes it (cupyconv/planning/cpu.py), else empty.
     """
 
@@ -158,9 +158,12 @@ class Plan:
             wrong = f"planned was {self.problem}, computed is {request.problem}"
         elif self.device.architecture != request.device.architecture:
             wrong = f"planned was for {self.device.name}, the arrays are on {where}"
-        elif planned.precision == "tf32" and request.precision != "tf32":
-            wrong = "the plan rounds operands to TF32"
-            way_out = "Pass precision='tf32'"
+        elif planned.precision not in ("ieee", request.precision):
+            wrong = (
+                f"planned was with precision {planned.precision!r}, asked for is "
+                f"{request.precision!r}"
+            )
+            way_out = f"Pass precision={planned.precision!r}"
         elif not request.affords(planned.workspace_bytes):
             wrong = (
                 f"{planned.workspace_bytes} bytes of workspace are planned, the limit is "
@@ -195,7 +198,8 @@ def plan(
         problem: the configuration.
         device: "cpu", an architecture such as "sm_80", or a Device.
         impl: "auto", or the name of the one implementation to use.
-        precision: "tf32" permits that float32 operands are rounded to TF32; "ieee" does not.
+        precision: "tf32" permits that float32 operands are rounded to TF32, "bf16x6" that they are
+            multiplied as planes of bfloat16; "ieee" permits neither.
         workspace_limit: bytes of device memory that a pass may use beside its tensors; None is any
             number.
 

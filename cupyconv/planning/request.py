@@ -9,7 +9,7 @@ from cupyconv.planning.device import Device
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES, ConvProblem
 
-PRECISIONS = ("ieee", "tf32")
+PRECISIONS = ("ieee", "tf32", "bf16x6")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Request:
         problem: the configuration.
         pass_: "forward", "backprop_input" or "backprop_filter".
         device: where it runs.
-        precision: "tf32" permits that float32 operands are rounded to TF32; "ieee" does not.
+        precision: "tf32" permits that float32 operands are rounded to TF32, "bf16x6" that they are
+            multiplied as planes of bfloat16; "ieee" permits neither.
         workspace_limit: bytes of device memory that may be used beside the tensors; None is any
             number.
         strides: how the tensors lie in memory; None where they are contiguous.

@@ -172,8 +172,13 @@ _CASES = {
     "cuda-hopper-halo": _HALO,
 }
 
-_WITH_TF32 = ("cuda-gather", "cuda-patch", "cuda-hopper-halo")
-"""Families whose float32 layers are computed as TF32."""
+_PRECISION = {
+    "cuda-gather": "tf32",
+    "cuda-patch": "tf32",
+    "cuda-hopper-halo": "tf32",
+    "cuda-hopper-bf16x6": "bf16x6",
+}
+"""What families are permitted to do to float32 operands."""
 
 _ARCH = {impl: "sm_90" if "hopper" in impl else "sm_80" for impl in _CASES}
 """The chip that a family is run for."""
@@ -218,7 +223,7 @@ def mutation_cases(file: str) -> list[tuple[str, Callable[[], None]]]:
 def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | None):
     for number, (name, data_format, filter_format, dtype) in enumerate(layers):
         problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
-        precision = "tf32" if impl in _WITH_TF32 else "ieee"
+        precision = _PRECISION.get(impl, "ieee")
         schedule, arch = SCHEDULES[number % 3], _ARCH[impl]
         run = partial(_exact, problem, impl, schedule=schedule, arch=arch, precision=precision)
         if "hopper" in impl:  # tiles, clusters and splits go round
@@ -413,9 +418,10 @@ def _activation(impl: str) -> None:
     if impl == "cuda-patch":
         problem = _PROBLEMS["gaps_of_odd_length"].replace(dtype="float16")
     data = random_data(problem)
+    how = {"impl": impl, "arch": _ARCH[impl], "precision": _PRECISION.get(impl, "ieee")}
     for activation, bias in (("relu", data.bias), ("silu", None), ("gelu", data.bias)):
         arguments = {**keywords(problem), "activation": activation}
-        got = conv_forward(data.x, data.w, bias, impl=impl, arch=_ARCH[impl], **arguments)
+        got = conv_forward(data.x, data.w, bias, **how, **arguments)
         expected = cupyconv.conv_forward(data.x, data.w, bias, impl="reference", **arguments)
         difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
         assert difference.max() < 4e-3

@@ -100,7 +100,7 @@ def require_with_tile(impl, case, tile, dtype, precision):
         ("cuda-hopper", "float16", "ieee"),
         ("cuda-hopper", "bfloat16", "ieee"),
         ("cuda-hopper", "float32", "tf32"),
-        ("cuda-hopper-bf16x6", "float32", "ieee"),
+        ("cuda-hopper-bf16x6", "float32", "bf16x6"),
     ],
 )
 def test_hopper_kernels_with_every_tile(impl, dtype, precision, tile, case):
@@ -117,18 +117,19 @@ def test_hopper_kernels_that_load_halos(dtype, precision, tile, case):
 
 
 def test_planes_err_no_more_than_plain_float32():
-    """Largest and mean error against float64, over 4,608 terms: what decides the default."""
+    """Largest and mean error against float64, over 4,608 terms: whether "auto" may take them."""
     problem = cupyconv.ConvProblem(
         (4, 14, 14, 512), (512, 3, 3, 512), padding=1, data_format="NHWC", filter_format="OHWI"
     )
-    if not fits(problem, "cuda-hopper-bf16x6", backends.current_device()):
+    if not fits(problem, "cuda-hopper-bf16x6", backends.current_device(), "bf16x6"):
         pytest.skip("these kernels need compute capability 9.0")
     arguments = {"padding": 1, "data_format": "NHWC", "filter_format": "OHWI"}
+    permitted = {**arguments, "precision": "bf16x6"}
     x, w = (cupy.asarray(random(s)) for s in (problem.input_shape, problem.filter_shape))
     exact = cupyconv.conv_forward(x.astype("float64"), w.astype("float64"), **arguments)
     errors = {}
     for impl in ("cuda-hopper-bf16x6", "cuda-generic"):
-        error = cupy.abs(cupyconv.conv_forward(x, w, impl=impl, **arguments) - exact)
+        error = cupy.abs(cupyconv.conv_forward(x, w, impl=impl, **permitted) - exact)
         errors[impl] = float(error.max()), float(error.mean())
     print(errors)
     assert errors["cuda-hopper-bf16x6"] <= errors["cuda-generic"]

@@ -9,7 +9,7 @@ import click
 from cupyconv import ConvProblem
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.explaining.shapes import axis_reasons, reasons, unread_inputs
+from cupyconv.explaining.shapes import axis_reasons, reasons
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, GemmView, shape_text
 
@@ -165,7 +165,7 @@ def tensors_json(problem: ConvProblem) -> dict[str, Any]:
                 "output": axis.output,
                 "formula": axis.formula,
                 "valid_input_sizes": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
-                "unread_inputs": unread_inputs(axis),
+                "unread_inputs": axis.unread_inputs,
             }
             for axis in problem.axes
         ],

@@ -26,6 +26,12 @@ ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float
 
 PADDING_WORDS = ("valid", "same", "same_lower")
 
+LARGEST = 2**63 - 1
+"""The largest number that a configuration may have: what NumPy and the kernels count with."""
+
+MOST_PHASES = 1 << 16
+"""Stride phases that are still listed one by one."""
+
 Size = int | Sequence[int]
 Padding = str | int | Sequence[int | Sequence[int]]
 
@@ -111,21 +117,58 @@ class ConvAxis:
         return max(self.input - 1 - last_read, 0)
 
     @property
+    def pairs(self) -> int:
+        """Pairs of an output and a tap that meet inside the input, not in the padding."""
+        low = self.pad_before
+        return count_pairs(
+            self.output, self.filter, self.stride, self.dilation, low, low + self.input
+        )
+
+    @property
+    def unread_inputs(self) -> int:
+        """Inputs that no window reaches, between the taps and strides or at the end."""
+        # Output o and tap r read what output o + across and tap r - along do.  So of the pairs that
+        # read one input all but the first have such a neighbour, and are left out.
+        common = gcd(self.stride, self.dilation)
+        across, along = self.dilation // common, self.stride // common
+        low = self.pad_before - along * self.dilation
+        repeated = count_pairs(
+            self.output - across,
+            self.filter - along,
+            self.stride,
+            self.dilation,
+            low,
+            low + self.input,
+        )
+        return self.input - (self.pairs - repeated)
+
+    @property
     def stride_phases(self) -> tuple[tuple[range, range], ...]:
         """The inputs that share their taps, and those taps, for each remainder by the stride.
 
         Phase f has the inputs h with (h + pad_before) mod stride = f; a window has such an input
         under the taps r with r * dilation mod stride = f, and under no others.
+
+        Raises:
+            ConvError: there are too many to be listed.
         """
-        step = self.stride // gcd(self.stride, self.dilation)
-        taps_of = {tap * self.dilation % self.stride: tap for tap in reversed(range(step))}
+        _require_listable(self.stride)
         return tuple(
             (
                 range((phase - self.pad_before) % self.stride, self.input, self.stride),
-                range(taps_of.get(phase, self.filter), self.filter, step),
+                self.taps_of_phase(phase),
             )
             for phase in range(self.stride)
         )
+
+    def taps_of_phase(self, phase: int) -> range:
+        """The taps of one of ``stride_phases``."""
+        common = gcd(self.stride, self.dilation)
+        step = self.stride // common
+        if phase % common:
+            return range(self.filter, self.filter, step)
+        first = phase // common * pow(self.dilation // common, -1, step) % step
+        return range(first, self.filter, step)
 
     def outputs_of_tap(self, tap: int) -> range:
         """The outputs whose window has tap number ``tap`` inside the input, not in the padding."""
@@ -219,6 +262,7 @@ class ConvProblem:
         assign(self, "padding_mode", mode)
         assign(self, "padding", pairs)
         for axis in self.axes:
+            _require_countable(axis)
             _require_window(axis)
 
     # -- sizes ------------------------------------------------------------------------------
@@ -339,9 +383,7 @@ class ConvProblem:
     @property
     def useful_flops(self) -> int:
         """As ``flops``, without the products whose input pixel lies in the padding."""
-        pairs = prod(
-            sum(len(axis.outputs_of_tap(tap)) for tap in range(axis.filter)) for axis in self.axes
-        )
+        pairs = prod(axis.pairs for axis in self.axes)
         return 2 * self.N * self.K * (self.C // self.groups) * pairs
 
     @cached_property
@@ -388,7 +430,11 @@ class ConvProblem:
 
         Together they have the rows of ``gemm("backprop_input")``, each with only the taps that
         contribute; a phase without taps has gemm_k = 0, and its gradient is zero.
+
+        Raises:
+            ConvError: there are too many to be listed.
         """
+        _require_listable(prod(self.stride))
         channels, filters = self.C // self.groups, self.K // self.groups
         phases = product(*(axis.stride_phases for axis in self.axes))
         return tuple(
@@ -562,6 +608,45 @@ class ConvProblem:
         return markup.Document("ConvProblem", (markup.Section("", blocks),)).html()
 
 
+def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, high: int) -> int:
+    """Pairs of an output o and a tap r with low <= o * stride + r * dilation < high, by formula.
+
+    Args:
+        outputs, taps: how many there are of each, from 0 on; below 0 as good as none.
+    """
+    sizes = outputs, taps, stride, dilation
+    return _pairs_below(*sizes, high) - _pairs_below(*sizes, low)
+
+
+def _pairs_below(outputs: int, taps: int, stride: int, dilation: int, bound: int) -> int:
+    if min(outputs, taps, bound) <= 0:
+        return 0
+    # Taps that lie below the bound with every output, and those with any.
+    every = (bound - 1 - (outputs - 1) * stride) // dilation + 1
+    every = min(max(every, 0), taps)
+    some = min((bound - 1) // dilation + 1, taps)
+    rest = bound - 1 - (some - 1) * dilation  # of the last of them, and a dilation more before it
+    count = some - every
+    return every * outputs + count + _sum_of_quotients(count, rest, dilation, stride)
+
+
+def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
+    """The sum of (start + i * step) // divisor over i < count, as quickly as Euclid's algorithm.
+
+    What is left of it without whole multiples of the divisor are lattice points under a line, which
+    are counted again with the axes exchanged.
+    """
+    total = 0
+    while True:
+        total += count * (count - 1) // 2 * (step // divisor) + count * (start // divisor)
+        step, start = step % divisor, start % divisor
+        end = step * count + start
+        if end < divisor:
+            return total
+        count, start = divmod(end, divisor)
+        step, divisor = divisor, step
+
+
 def shape_text(shape: Iterable[int]) -> str:
     """A shape as it is printed and read on the command line: ``1x5x5x3``."""
     return "x".join(map(str, shape))
@@ -594,12 +679,19 @@ def dtype_name(dtype: Any) -> str:
 
 def _integer(what: str, value: object) -> int:
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ConvTypeError(
             f"{what} must be made of integers: got {value!r} of type {type(value).__name__}. "
             "Pass an int, or a tuple of ints"
         ) from None
+    if abs(number) > LARGEST:
+        raise ConvError(
+            f"{what} must be made of integers of 64 bits",
+            f"got one of {number.bit_length()} bits and a sign",
+            "Use at most 2^63 - 1",
+        )
+    return number
 
 
 def _is_sequence(value: object) -> bool:
@@ -858,6 +950,28 @@ def _group_repairs(problem: ConvProblem) -> list[str]:
     if per_group * G == C:
         repairs.append(f"give the filter O = {-(-K // G) * G}")
     return repairs
+
+
+def _require_countable(axis: ConvAxis) -> None:
+    if axis.padded_input > LARGEST:
+        raise ConvError(
+            "the padded input must have at most 2^63 - 1 positions",
+            f"the input of {axis.input} with padding ({axis.pad_before}, {axis.pad_after}) has "
+            f"{axis.padded_input}",
+            "Use less padding"
+            if axis.padding_mode == "explicit"
+            else "Use fewer taps, or a smaller dilation",
+            axis=axis.name,
+        )
+
+
+def _require_listable(phases: int) -> None:
+    if phases > MOST_PHASES:
+        raise ConvError(
+            f"there must be at most {MOST_PHASES:,} stride phases to be listed",
+            f"there are {phases:,}",
+            "Take those in question from ConvAxis.taps_of_phase",
+        )
 
 
 def _require_window(axis: ConvAxis) -> None:

@@ -88,6 +88,28 @@ def test_every_method_is_exact_in_blocks_of_any_size(problem, block_bytes, monke
         np.testing.assert_array_equal(got, expected, err_msg=f"{pass_} by {method}")
 
 
+NO_TERMS = {
+    "a stride beyond the filter": ConvProblem((2, 64, 32, 8), (64, 64, 1, 1), stride=(2, 1)),
+    "taps that step over the input": ConvProblem((1, 4, 1), (1024, 4, 2), padding=6, dilation=10),
+    "windows in the padding": ConvProblem((1, 2, 3, 12), (80, 2, 1, 1), padding=((9, 9), (0, 0))),
+    "an empty batch": ConvProblem((0, 4, 9, 9), (64, 4, 12, 13), padding=2),
+    "depthwise": ConvProblem((1, 300, 9, 9), (300, 1, 1, 1), stride=4, padding=8, groups=300),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("name", NO_TERMS)
+def test_results_without_terms_are_their_bias(name, dtype):
+    for problem in (NO_TERMS[name], *channels_last(NO_TERMS[name])):
+        problem = problem.replace(dtype=dtype)
+        data = integer_data(problem)
+        for pass_, method in methods(problem):
+            more = {"activation": "relu"} if pass_ == "forward" else {}
+            expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference", **more)
+            got = compute(problem, pass_, method, data, **more)
+            np.testing.assert_array_equal(got, expected, err_msg=f"{pass_} by {method}")
+
+
 def test_the_cases_are_of_every_method():
     seen = {method for case in CASES for _, method in methods(case.problem)}
     assert seen == set(METHODS)
@@ -222,6 +244,16 @@ def test_copies_are_exact_in_any_order_of_the_axes(copy, dtype, order):
         target = np.empty(source.shape, np.float32)
         copy(target, source)
         np.testing.assert_array_equal(target, source)
+
+
+@pytest.mark.parametrize("copy", [views.copy, views.copy_uncached])
+@pytest.mark.parametrize("size", [3, 40, 4000])  # of a few bytes, of more, and of several pieces
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (5, 1, 1), (1, 7), (5, 1, 7)], ids=str)
+def test_copies_broadcast_their_source(copy, size, shape):
+    source = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    for target in (np.empty((size, 5, 9, 7), np.float32), np.empty((size, 5, 9, 14))[..., ::2]):
+        copy(target, source)
+        np.testing.assert_array_equal(target, np.broadcast_to(source, target.shape))
 
 
 # -- the choice ------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pickle
+import random
+from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import given
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem
-from cupyconv.problem import PASSES, ConvAxis, dtype_name, interval_text, shape_text
+from cupyconv.problem import PASSES, ConvAxis, count_pairs, dtype_name, interval_text, shape_text
 from tests.configurations import CASES, all_formats, problems, random_problems
 
 MODES = ("explicit", "valid", "same", "same_lower")
@@ -181,6 +183,95 @@ def test_stride_phases_by_asking_every_input_for_its_taps(padding):
                 assert list(reached_by) == under, (axis, h)
             seen += inputs
         assert sorted(seen) == list(range(size))
+
+
+def random_axes(count: int, seed: int) -> Iterator[ConvAxis]:
+    """Small axes of any proportions; some have no window that fits."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        most = rng.choice((3, 8, 20))
+        sizes = [rng.randint(1, most) for _ in range(4)]
+        padding = [rng.choice((0, rng.randint(0, 2 * most))) for _ in range(2)]
+        yield ConvAxis("W", *sizes, *padding, "explicit")
+
+
+def test_pairs_and_unread_inputs_are_those_of_every_window():
+    met = 0
+    for axis in random_axes(8000, seed=5):
+        reads = [
+            o * axis.stride - axis.pad_before + r * axis.dilation
+            for o in range(axis.output)
+            for r in range(axis.filter)
+        ]
+        inside = [h for h in reads if 0 <= h < axis.input]
+        assert axis.pairs == len(inside), axis
+        assert axis.unread_inputs == axis.input - len(set(inside)), axis
+        met += 0 < axis.unread_inputs < axis.input and axis.pairs > len(set(inside))
+    assert met > 150  # inputs that several windows read beside some that none does
+
+
+def test_pairs_are_counted_in_any_interval():
+    for axis in random_axes(2000, seed=6):
+        low, high = axis.pad_before - 9, axis.pad_before + axis.input // 2
+        sizes = axis.output, axis.filter, axis.stride, axis.dilation
+        values = [
+            o * axis.stride + r * axis.dilation
+            for o in range(axis.output)
+            for r in range(axis.filter)
+        ]
+        assert count_pairs(*sizes, low, high) == sum(low <= value < high for value in values)
+
+
+def test_pairs_of_huge_axes():
+    """Where they can be told in another way."""
+    within = ConvAxis("W", 10**15, 10**6, 7, 10**6, 0, 0, "explicit")  # no window in the padding
+    assert within.pairs == within.output * within.filter
+    apart = ConvAxis("W", 2**50, 1, 2**20, 1, 0, 0, "explicit")
+    assert (apart.pairs, apart.unread_inputs) == (2**30, 2**50 - 2**30)
+    one = ConvAxis("W", 10**6, 10**6, 1, 1, 10**6 - 1, 10**6 - 1, "explicit")
+    assert (one.pairs, one.unread_inputs) == (10**12, 0)  # each tap meets each input
+    last = ConvAxis("W", 10**17, 10**15, 7, 1, 0, 0, "valid")
+    assert last.unread_inputs == last.unread_after == (10**17 - 10**15) % 7
+    steps = ConvAxis("W", 10**9, 10**9, 3, 2, 10**9, 2 * 10**9, "explicit")
+    assert steps.pairs == sum(  # of each half of the taps
+        count_pairs(steps.output, 5 * 10**8, 3, 2, low, low + steps.input)
+        for low in (10**9, 10**9 - 2 * 5 * 10**8)
+    )
+
+
+def test_phases_too_many_to_list_are_still_told_one_by_one():
+    problem = one_axis(100, 3, 2**40, 2**20, ((2**21, 2**21),))
+    (axis,) = problem.axes
+    assert [list(axis.taps_of_phase(f)) for f in (0, 2**20, 2**21, 7)] == [[0], [1], [2], []]
+    for listed in (lambda: axis.stride_phases, lambda: problem.phase_gemms):
+        with pytest.raises(ConvError, match=r"there are 1,099,511,627,776\. Take those"):
+            listed()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"input_shape": (1, 1, 2**63)},
+            "input_shape must be made of integers of 64 bits: got one",
+        ),
+        ({"input_shape": (10**5000, 1, 9)}, "integers of 64 bits: got one of 16610 bits"),
+        ({"filter_shape": (1, 1, -(10**5000))}, "filter_shape must be made of integers of 64 bits"),
+        ({"stride": 2**63}, "stride must be"),
+        ({"dilation": 2**70}, "dilation must be"),
+        ({"groups": 2**63}, "groups must be"),
+        ({"padding": 2**63}, "padding must be"),
+        (
+            {"padding": 2**62},
+            r"at most 2\^63 - 1 positions \(axis W\): the input of 9 with padding",
+        ),
+        ({"padding": "same", "dilation": 2**62}, "Use fewer taps, or a smaller dilation"),
+    ],
+)
+def test_numbers_beyond_64_bits_are_refused(changes, words):
+    given = {"input_shape": (1, 1, 9), "filter_shape": (1, 1, 3), **changes}
+    with pytest.raises(ConvError, match=words):
+        ConvProblem(**given)
 
 
 @given(problems())

@@ -78,14 +78,14 @@ def channels_are_last(array: np.ndarray) -> bool:
 
 
 def copy(target: np.ndarray, source: np.ndarray) -> None:
-    """target[...] = source, of the same shape."""
+    """target[...] = source, which is broadcast as NumPy does."""
     if target.nbytes > SMALL_BYTES:
         target, source = _as_items(target, source)
     target[...] = source
 
 
 def copy_uncached(target: np.ndarray, source: np.ndarray) -> None:
-    """target[...] = source, of the same shape, which is not in the cache."""
+    """target[...] = source, which is broadcast as NumPy does, and not in the cache."""
     if target.nbytes <= PIECE_BYTES:
         copy(target, source)
         return
@@ -115,10 +115,11 @@ def _transpose(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def _as_items(target: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same with a few neighbours in both arrays as one item, if there are such.
+    """The same, of one shape, with a few neighbours in both arrays as one item, if there are such.
 
     NumPy would begin a loop for each of these rows.
     """
+    source = np.broadcast_to(source, target.shape)
     if target.dtype == source.dtype:
         size = target.itemsize
         for axis, extent in enumerate(target.shape):

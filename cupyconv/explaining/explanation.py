@@ -534,7 +534,7 @@ class Explanation:
                     "formula": axis.formula,
                     "valid_input_sizes": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
                     "above_smallest": axis.input - axis.first_input_size_for(axis.output),
-                    "unread_inputs": shapes.unread_inputs(axis),
+                    "unread_inputs": axis.unread_inputs,
                     "unread_after": axis.unread_after,
                     "input_gradient": _adjoint_dict(dx),
                     "filter_gradient": _adjoint_dict(dw),

@@ -13,9 +13,6 @@ from cupyconv.problem import ConvAxis, ConvProblem, interval_text, shape_text
 
 _WORDS = {1: ("signal", "sample"), 2: ("image", "pixel"), 3: ("volume", "voxel")}
 
-COUNTED_TAPS = 100_000
-"""Filters with more taps than this on an axis have their unread inputs counted at the end only."""
-
 
 class Reason(NamedTuple):
     """A tensor's shape, in the order of its format, and why it is that."""
@@ -67,24 +64,6 @@ def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
         AxisReasons(tuple(name for name, _ in alike), *texts)
         for texts, alike in groupby(described, key=lambda entry: entry[1])
     )
-
-
-def unread_inputs(axis: ConvAxis) -> int:
-    """How many inputs of an axis no window reaches, between the taps and strides or at the end."""
-    if axis.filter > COUNTED_TAPS:
-        return axis.unread_after
-    # Taps whose inputs leave the same remainder by the stride may read the same inputs, others
-    # cannot; so the ranges are merged remainder by remainder.
-    ranges = [axis.inputs_of_tap(tap) for tap in range(axis.filter)]
-    ordered = sorted((r.start % axis.stride, r.start, len(r)) for r in ranges if r)
-    read = 0
-    for _, same in groupby(ordered, key=lambda entry: entry[0]):
-        reached = 0
-        for _, start, length in same:
-            end = start + length * axis.stride
-            read += max(end - max(start, reached), 0) // axis.stride
-            reached = max(reached, end)
-    return axis.input - read
 
 
 def counted(number: int, noun: str) -> str:
@@ -227,7 +206,7 @@ def _input_sizes(axis: ConvAxis) -> str:
 
 
 def _unread(axis: ConvAxis) -> str:
-    unread, last = unread_inputs(axis), axis.unread_after
+    unread, last = axis.unread_inputs, axis.unread_after
     if unread == 0:
         return "none: every input is under some window"
     if unread == last:

@@ -211,14 +211,13 @@ def _seen(problem: ConvProblem, pass_: str) -> _Pass:
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     axes = []
     for axis in problem.axes:
-        pairs = sum(len(axis.outputs_of_tap(tap)) for tap in range(axis.filter))
         if pass_ == "backprop_input":
             common = gcd(axis.stride, axis.dilation)
             taps, dilation = -(-axis.filter * common // axis.stride), axis.dilation // common
-            useful = min(pairs / (axis.input * taps), 1.0)
+            useful = min(axis.pairs / (axis.input * taps), 1.0)
             axes.append(_Axis(axis.input, taps, axis.output, 1, dilation, useful))
         else:
-            useful = pairs / (axis.output * axis.filter)
+            useful = axis.pairs / (axis.output * axis.filter)
             extents = (axis.output, axis.filter, axis.input)
             axes.append(_Axis(*extents, axis.stride, axis.dilation, useful))
     if pass_ == "backprop_input":

@@ -85,13 +85,18 @@ def require_exact(
     for pass_ in passes:
         got = to_host(compute(api, pass_, problem, data, **more))
         expected = compute(cupyconv, pass_, problem, host, impl="reference")
-        assert got.dtype == expected.dtype
-        difference = got.astype(np.float64) - expected.astype(np.float64)
-        wrong = np.argwhere(difference != 0)
-        assert not len(wrong), (
-            f"{pass_} of {problem}: {len(wrong)} of {got.size} elements are wrong, the first at "
-            f"{tuple(map(int, wrong[0]))}: {got[tuple(wrong[0])]}, not {expected[tuple(wrong[0])]}"
-        )
+        require_equal(got, expected, f"{pass_} of {problem}")
+
+
+def require_equal(got: np.ndarray, expected: np.ndarray, what: str) -> None:
+    """No element differs; the message has ``what`` and the first that does."""
+    assert got.dtype == expected.dtype
+    difference = got.astype(np.float64) - expected.astype(np.float64)
+    wrong = np.argwhere(difference != 0)
+    assert not len(wrong), (
+        f"{what}: {len(wrong)} of {got.size} elements are wrong, the first at "
+        f"{tuple(map(int, wrong[0]))}: {got[tuple(wrong[0])]}, not {expected[tuple(wrong[0])]}"
+    )
 
 
 def require_close(got: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> None:

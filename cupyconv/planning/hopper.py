@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cupyconv import formats
 from cupyconv.planning.request import Request
-from cupyconv.planning.strides import Strides, contiguous_strides
+from cupyconv.planning.strides import Strides, contiguous_strides, overlaps
 from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def _reaches(problem: ConvProblem, pass_: str, role: str, steps: Sequence[int]) 
     shape, itemsize = shape_of(problem, role), ITEMSIZE[problem.dtype]
     outer = [step * itemsize for step, extent in zip(steps, shape, strict=True) if extent > 1][:-1]
     fit = all(step % _PIECE_BYTES == 0 and 0 < step < _LARGEST_STRIDE_BYTES for step in outer)
-    if steps[-1] != 1 or not fit:
+    if steps[-1] != 1 or not fit or overlaps(steps, shape):
         return False
     axes = range(len(shape) - 1)
     if role == "w":  # with the taps as one axis
@@ -331,7 +331,10 @@ def refusal_of_planes(request: Request) -> str | None:
             f"{request.workspace_limit}"
         )
     if layout_of(request).copied:
-        return "cuda-hopper-bf16x6 takes tensors with channels or filters last, 16-byte aligned"
+        return (
+            "cuda-hopper-bf16x6 takes tensors with channels or filters last, 16-byte aligned, "
+            "neither reversed nor with elements that share memory"
+        )
     return None
 
 

@@ -38,6 +38,16 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
+def overlaps(strides: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether elements of a tensor may share memory; some that interleave count as well."""
+    span = 1
+    for stride, extent in sorted(zip(map(abs, strides), shape, strict=True)):
+        if extent > 1 and stride < span:
+            return True
+        span += stride * (extent - 1)
+    return False
+
+
 def neighbours(
     strides: Sequence[int],
     axis: int,

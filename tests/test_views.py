@@ -83,7 +83,8 @@ def test_families(number, impl, arch, problem, pass_):
 @pytest.mark.parametrize(("number", "impl", "arch", "problem", "pass_"), RUNS)
 def test_families_on_every_kind_of_view(number, impl, arch, problem, pass_):
     chosen = list(assignments(problem, pass_))
-    assert sum(require_exact_on(one, number, impl, arch, problem, pass_) for one in chosen) > 8
+    taken = [one for one in chosen if require_exact_on(one, number, impl, arch, problem, pass_)]
+    assert taken == chosen or (impl == "cuda-hopper-bf16x6" and taken)
 
 
 BIAS_KINDS = [kind for kind in KINDS if kind.rank == 1 and not kind.shares]

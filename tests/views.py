@@ -17,7 +17,6 @@ from numpy.lib.stride_tricks import as_strided
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.arrays import numpy_dtype
 from tests.agreement import compute, require_equal
 from tests.configurations import EXACT, Data, integer_data
 
@@ -178,7 +177,15 @@ def named(problem: ConvProblem, pass_: str, name: str) -> dict[str, View]:
 
 
 def require_exact(
-    api: Any, problem: ConvProblem, pass_: str, kinds: Kinds, seed: int = 0, **more: Any
+    api: Any,
+    problem: ConvProblem,
+    pass_: str,
+    kinds: Kinds,
+    *,
+    seed: int = 0,
+    to_device: Callable[[np.ndarray], Any] = lambda array: array,
+    to_host: Callable[[Any], np.ndarray] = lambda array: array,
+    **more: Any,
 ) -> None:
     """A pass on views gives the reference's integers on contiguous copies.
 
@@ -187,6 +194,7 @@ def require_exact(
         problem, pass_: what to compute.
         kinds: of the operands that are views.
         seed: of the data.
+        to_device, to_host: move arrays to where ``api`` works, as they lie in memory, and back.
         more: further arguments of the call, such as ``impl``.
     """
     host = integer_data(problem, seed)
@@ -199,17 +207,16 @@ def require_exact(
     }
     out = None
     if "out" in kinds:
-        shape = {"forward": host.dy, "backprop_input": host.x, "backprop_filter": host.w}[
-            pass_
-        ].shape
-        numbers = np.full(shape, 3, numpy_dtype(problem.dtype))
-        out = kinds["out"].of(numbers, axes_of(problem, pass_, "out"))
+        like = {"forward": host.dy, "backprop_input": host.x, "backprop_filter": host.w}[pass_]
+        numbers = np.full_like(like, 3)
+        out = to_device(kinds["out"].of(numbers, axes_of(problem, pass_, "out")))
     copies = Data(*(np.array(view, order="C") for view in views.values()))
     expected = compute(cupyconv, pass_, problem, copies, impl="reference")
-    got = compute(api, pass_, problem, Data(**views), out=out, **more)
+    moved = Data(*map(to_device, views.values()))
+    got = compute(api, pass_, problem, moved, out=out, **more)
     assert out is None or got is out
     names = ", ".join(f"{operand} {kind.name}" for operand, kind in kinds.items())
-    require_equal(got, expected, f"{pass_} of {problem} with {names}")
+    require_equal(to_host(got), expected, f"{pass_} of {problem} with {names}")
 
 
 def _require_room(problem: ConvProblem, pass_: str, data: Data) -> None:

@@ -14,7 +14,7 @@ from cupyconv import ConvProblem
 from cupyconv.planning import Device, Request, cost, plan_pass
 from cupyconv.planning.families import FAMILIES, Family
 from cupyconv.problem import PASSES
-from tests.configurations import Data, integer_data, keywords, random_data
+from tests.configurations import Data, integer_data, keywords
 
 
 def fits(
@@ -106,15 +106,3 @@ def require_close(got: np.ndarray, expected: np.ndarray, rtol: float, atol: floa
     assert (np.isinf(got) == np.isinf(expected)).all()
     finite = np.isfinite(expected)
     np.testing.assert_allclose(got[finite], expected[finite], rtol=rtol, atol=atol)
-
-
-def require_in_place(api: Any, problem: ConvProblem, **more: Any) -> None:
-    """A forward pass between views with gaps is that between contiguous arrays."""
-    data = random_data(problem)
-    wide = np.zeros((*data.x.shape[:-1], 2 * data.x.shape[-1] + 1), data.x.dtype)
-    x = wide[..., 1::2]
-    x[...] = data.x
-    y = np.zeros((*problem.output_shape[:-1], 3 * problem.output_shape[-1]), x.dtype)[..., ::3]
-    arguments = {**keywords(problem), **more}
-    api.conv_forward(x, data.w, out=y, **arguments)
-    assert (y == api.conv_forward(data.x, data.w, **arguments)).all()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cupyconv import ConvError
+from cupyconv.problem import PASSES
 from tests import emulator
 from tests.agreement import fits
 from tests.configurations import (
@@ -15,7 +16,7 @@ from tests.configurations import (
     in_formats,
     integer_data,
 )
-from tests.views import KINDS, assignments, named, require_exact
+from tests.views import BY_NAME, KINDS, assignments, named, require_exact
 
 _PROBLEMS = {case.name: case.problem for case in (*FAMILY_CASES, *TOEPLITZ_CASES, *PATCH_CASES)}
 
@@ -84,6 +85,15 @@ def test_families_on_every_kind_of_view(number, impl, arch, problem, pass_):
     chosen = list(assignments(problem, pass_))
     taken = [one for one in chosen if require_exact_on(one, number, impl, arch, problem, pass_)]
     assert taken == chosen or (impl == "cuda-hopper-bf16x6" and taken)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("pass_", PASSES)
+def test_whatever_the_planner_picks(pass_, arch):
+    """A filter that is turned around makes a convolution of a correlation."""
+    problem = in_formats(_PROBLEMS["pieces_of_8"], "NHWC", "OHWI").replace(dtype="float16")
+    kinds = dict.fromkeys(("x", "w", "dy"), BY_NAME["reversed window"])
+    require_exact(emulator, problem, pass_, kinds, arch=arch)
 
 
 BIAS_KINDS = [kind for kind in KINDS if kind.rank == 1 and not kind.shares]

@@ -51,23 +51,30 @@ static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0 && BLOCK_K % DEPTH == 0, "who
 
 // -- operands --------------------------------------------------------------------------------------
 
-// What stands in a table for a line or a place beyond the end of the matrix.  Two of them still add
-// up without overflow.
-constexpr Index BEYOND = -(Index(1) << (8 * sizeof(Index) - 2));
-
-// Half an address of an operand that gathers pixels under taps, or of one that just adds offsets.
+// Half an address of an operand that gathers pixels under taps.
 using Gathered = Place<Index>;
-struct Dense {
+
+// Half an address of an operand that just adds offsets.  Whether its line or place exists is said
+// apart from the offset, which is any number: views have negative strides, and zeros.
+struct alignas(2 * sizeof(Index)) Dense {
   Index offset;
+  Index exists;  // 1 or 0; as wide as the offset, so that both are one load
+
+  __device__ __forceinline__ Dense() {}
+  __device__ __forceinline__ Dense(Index offset_) : offset(offset_), exists(1) {}
 };
 
+// The halves of a line or a place beyond the end of the matrix.  A coordinate that is BEYOND stays
+// negative under any tap, since coordinates are less than half of what Index holds
+// (cupyconv/gpu/parameters.py); two of them still add up without overflow.
+constexpr Index BEYOND = -(Index(1) << (8 * sizeof(Index) - 2));
 __device__ __forceinline__ void set_beyond(Gathered& half) { half = {0, BEYOND, 0, 0}; }
-__device__ __forceinline__ void set_beyond(Dense& half) { half = {BEYOND}; }
+__device__ __forceinline__ void set_beyond(Dense& half) { half.offset = half.exists = 0; }
 
 struct DenseOperand {
   __device__ __forceinline__ bool locate(const Dense& a, const Dense& b, Index& offset) const {
     offset = a.offset + b.offset;
-    return a.offset >= 0 && b.offset >= 0;
+    return a.exists & b.exists;
   }
 };
 
@@ -311,7 +318,7 @@ struct OutputTile {
   // Longer than LINE, so that lines start in other banks.
   static constexpr int PADDING = sizeof(Storage) == 2 ? 8 : 4;
   alignas(16) Storage element[LINES][LINE + PADDING];
-  Index lines[LINES], places[LINE];              // offsets in C, or BEYOND
+  Index lines[LINES], places[LINE];  // offsets in C of those that exist
 };
 
 union SharedMemory {
@@ -486,22 +493,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
           Numeric<Storage>::narrow(value);
     }
   });
-  for (int row = threadIdx.x; row < BLOCK_M; row += THREADS) {
-    const Index m = tile.row + row;
-    (C_ALONG_N ? output.lines : output.places)[row] = m < pass.gemm_m ? pass.c_row(m) : BEYOND;
-  }
-  for (int column = threadIdx.x; column < BLOCK_N; column += THREADS) {
-    const Index n = tile.column + column;
-    (C_ALONG_N ? output.places : output.lines)[column] =
-        n < pass.gemm_n ? pass.c_column(n) : BEYOND;
-  }
+  const Index rows = pass.gemm_m - tile.row, columns = pass.gemm_n - tile.column;
+  for (int row = threadIdx.x; row < BLOCK_M && row < rows; row += THREADS)
+    (C_ALONG_N ? output.lines : output.places)[row] = pass.c_row(tile.row + row);
+  for (int column = threadIdx.x; column < BLOCK_N && column < columns; column += THREADS)
+    (C_ALONG_N ? output.places : output.lines)[column] = pass.c_column(tile.column + column);
   __syncthreads();  // the tile of C and its offsets are complete
 
   using OutputPiece = Piece<Storage, C_VECTOR>;
   constexpr int PIECES = OutputTile::LINE / C_VECTOR;
   for (int i = threadIdx.x; i < OutputTile::LINES * PIECES; i += THREADS) {
     const int line = i / PIECES, place = i % PIECES * C_VECTOR;
-    if (output.lines[line] == BEYOND || output.places[place] == BEYOND) continue;
+    if (line >= (C_ALONG_N ? rows : columns) || place >= (C_ALONG_N ? columns : rows)) continue;
     *reinterpret_cast<OutputPiece*>(c + output.lines[line] + output.places[place]) =
         *reinterpret_cast<const OutputPiece*>(&output.element[line][place]);
   }

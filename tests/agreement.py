@@ -15,7 +15,7 @@ from cupyconv.cpu import naive
 from cupyconv.planning import Device, Request, cost, plan_pass
 from cupyconv.planning.families import FAMILIES, Family
 from cupyconv.problem import PASSES
-from tests.configurations import Data, integer_data, keywords, random_data
+from tests.configurations import Data, integer_data, keywords
 
 
 def fits(
@@ -98,13 +98,18 @@ def require_exact(
     for pass_ in passes:
         got = to_host(compute(api, pass_, problem, data, **more))
         expected = compute(cupyconv, pass_, problem, host, impl="reference")
-        assert got.dtype == expected.dtype
-        difference = got.astype(np.float64) - expected.astype(np.float64)
-        wrong = np.argwhere(difference != 0)
-        assert not len(wrong), (
-            f"{pass_} of {problem}: {len(wrong)} of {got.size} elements are wrong, the first at "
-            f"{tuple(map(int, wrong[0]))}: {got[tuple(wrong[0])]}, not {expected[tuple(wrong[0])]}"
-        )
+        require_equal(got, expected, f"{pass_} of {problem}")
+
+
+def require_equal(got: np.ndarray, expected: np.ndarray, what: str) -> None:
+    """No element differs; the message has ``what`` and the first that does."""
+    assert got.dtype == expected.dtype
+    difference = got.astype(np.float64) - expected.astype(np.float64)
+    wrong = np.argwhere(difference != 0)
+    assert not len(wrong), (
+        f"{what}: {len(wrong)} of {got.size} elements are wrong, the first at "
+        f"{tuple(map(int, wrong[0]))}: {got[tuple(wrong[0])]}, not {expected[tuple(wrong[0])]}"
+    )
 
 
 def require_close(got: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> None:
@@ -114,15 +119,3 @@ def require_close(got: np.ndarray, expected: np.ndarray, rtol: float, atol: floa
     assert (np.isinf(got) == np.isinf(expected)).all()
     finite = np.isfinite(expected)
     np.testing.assert_allclose(got[finite], expected[finite], rtol=rtol, atol=atol)
-
-
-def require_in_place(api: Any, problem: ConvProblem, **more: Any) -> None:
-    """A forward pass between views with gaps is that between contiguous arrays."""
-    data = random_data(problem)
-    wide = np.zeros((*data.x.shape[:-1], 2 * data.x.shape[-1] + 1), data.x.dtype)
-    x = wide[..., 1::2]
-    x[...] = data.x
-    y = np.zeros((*problem.output_shape[:-1], 3 * problem.output_shape[-1]), x.dtype)[..., ::3]
-    arguments = {**keywords(problem), **more}
-    api.conv_forward(x, data.w, out=y, **arguments)
-    assert (y == api.conv_forward(data.x, data.w, **arguments)).all()

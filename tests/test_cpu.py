@@ -24,6 +24,7 @@ from cupyconv.problem import PASSES
 from tests import agreement
 from tests.agreement import plain_sums
 from tests.configurations import CASES, Data, in_formats, integer_data, random_data
+from tests.views import KINDS, assignments, named, require_exact
 
 METHODS = (*blocked.CORRELATE, "turned products")
 MEMORY = 64 << 20
@@ -108,6 +109,29 @@ def test_results_without_terms_are_their_bias(name, dtype):
             expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference", **more)
             got = compute(problem, pass_, method, data, **more)
             np.testing.assert_array_equal(got, expected, err_msg=f"{pass_} by {method}")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_method_is_exact_on_views(kind):
+    for problem in (DENSE.replace(dtype="float16"), DEPTHWISE, DEEP):
+        small = problem.replace(input_shape=(2, *problem.input_shape[1:-2], 7, 6))
+        formats = (small, *channels_last(small))
+        for number, (pass_, method) in enumerate(methods(small)):
+            formatted = formats[(number + KINDS.index(kind)) % 2]
+            impl = by_method(formatted, pass_, method)
+            require_exact(cupyconv, formatted, pass_, named(formatted, pass_, kind.name), impl=impl)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("problem", [DENSE, DEPTHWISE, DEEP], ids=["dense", "depthwise", "deep"])
+def test_every_method_is_exact_on_every_view_of_every_operand(problem, dtype):
+    small = problem.replace(input_shape=(2, *problem.input_shape[1:-2], 11, 10), dtype=dtype)
+    for formatted in (small, *channels_last(small)):
+        for pass_, method in methods(formatted):
+            impl = by_method(formatted, pass_, method)
+            for kinds in assignments(formatted, pass_):
+                require_exact(cupyconv, formatted, pass_, kinds, impl=impl)
 
 
 def test_the_cases_are_of_every_method():

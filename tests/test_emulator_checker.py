@@ -179,13 +179,28 @@ def test_unwritten_output_is_reported() -> None:
 
 
 def test_write_between_the_elements_of_a_view_is_reported() -> None:
-    out = memory.empty_strided((4, 4), np.float32, (32, 8), "y")
+    out = memory.empty_like(np.zeros((4, 8), np.float32)[:, ::2], "y")
     with pytest.raises(CheckerError, match="between the elements"):
         run("stores.cu", "fill", 1, 32, out, np.int32(4))
 
 
+@pytest.mark.parametrize("copy", [memory.like, memory.empty_like])
+def test_views_keep_their_strides_and_their_alignment(copy) -> None:
+    flat = np.arange(200, dtype=np.float16)
+    start = -flat.__array_interface__["data"][0] % 16 // 2
+    shape = (3, 4, 5)
+    for first in range(8):
+        forward = flat[start + first :][: 2 * 60 : 2].reshape(shape)
+        for view in (forward, forward[::-1], forward[:, :, ::-1], forward[::-1, ::-1, ::-1]):
+            copied = copy(view)
+            assert (copied.shape, copied.strides) == (view.shape, view.strides)
+            address, of_view = (a.__array_interface__["data"][0] for a in (copied, view))
+            assert address % 16 == of_view % 16
+            assert copy is memory.empty_like or (copied == view).all()
+
+
 def test_strided_view_is_written_through() -> None:
-    out = memory.empty_strided((16,), np.float32, (8,), "y")
+    out = memory.empty_like(np.zeros(32, np.float32)[::2], "y")
     run("stores.cu", "fill_strided", 1, 32, out, np.int32(16), np.int32(2))
     memory.check_written(out)
     assert out.tolist() == list(range(16))

@@ -23,6 +23,7 @@ extern "C" __global__ void kernel(float* y) {
     while (!ptx::mbarrier_try_wait_parity(&full[stage], phase)) {
     }
   }
+  y[i * p.y_stride[axis] * p.stride[axis]] = shape.channel_stride;
 }
 """
 
@@ -41,6 +42,8 @@ def test_mutations_of_a_text() -> None:
         (8, "1 -> 0"),
         (8, "1 -> 2"),
         (9, "ptx::mbarrier_try_wait_parity removed"),
+        (12, "p.y_stride[axis] -> |p.y_stride[axis]|"),
+        (12, "shape.channel_stride -> |shape.channel_stride|"),
     }
 
 

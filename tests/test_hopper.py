@@ -18,6 +18,7 @@ from cupyconv import ConvProblem, formats
 from cupyconv.backends import Tensors
 from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler, hopper, sources, tensormaps
+from cupyconv.gpu.parameters import element_strides
 from cupyconv.planning import PRECISIONS, Device, PassPlan, Plan, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.hopper import layout, layout_of, walks
@@ -37,6 +38,7 @@ from tests.configurations import (
 )
 from tests.cubins import disassemble, instructions, no_spills
 from tests.test_kernel_compile import offset_of
+from tests.views import KINDS
 
 ARCH = "sm_90"
 FAMILY = FAMILIES["cuda-hopper"]
@@ -382,6 +384,24 @@ def test_only_what_cannot_be_reached_is_copied():
         assert layout(problem, pass_, Strides(x, w, y), "float16").copied == ()
         unaligned = Strides(x, w, y, alignment=8)
         assert layout(problem, pass_, unaligned, "float16").copied == ("x", "w", "y")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_views_that_tma_does_not_walk_over_are_copied(kind):
+    """Those with strides that are negative or 0, and with elements that share memory."""
+    problem = in_formats(HOPPER_CASES[0].problem, "NHWC", "OHWI").replace(dtype="float16")
+    contiguous = Strides.contiguous(problem)
+    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
+    for role, shape in shapes.items():
+        axes = problem.filter_axes if role == "w" else problem.data_axes
+        view = kind.of(np.zeros(shape, np.float16), axes)
+        strides = replace(contiguous, **{role: element_strides(view)})
+        for pass_ in PASSES:
+            copied = layout(problem, pass_, strides, "float16").copied
+            if kind.shares or kind.name.startswith("reversed"):
+                assert copied == (role,)
+            elif kind.name == "inside" and role == "x":  # the others may have to be matrices
+                assert copied == ()
 
 
 def test_copies_of_16_bits_meet_no_bank_conflict():

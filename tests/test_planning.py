@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -13,7 +14,7 @@ import cupyconv
 from cupyconv import ConvError, ConvProblem, Plan, backends
 from cupyconv.gpu import generic, parameters
 from cupyconv.gpu.compiler import ARCHITECTURES
-from cupyconv.planning import PRECISIONS, Device, Request, plan, plan_pass
+from cupyconv.planning import PRECISIONS, Device, Request, gather, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides, contiguous_strides
@@ -444,6 +445,38 @@ def test_a_small_view_of_a_huge_array_needs_64_bits():
     problem = ConvProblem((2, 3, 4, 4), (1, 3, 3, 3))
     strides = Strides((2**31, 16, 4, 1), (27, 9, 3, 1), (4, 4, 2, 1))
     assert parameters.index_type(problem, strides) == "long long"
+
+
+def test_reversed_tensors_need_as_many_bits_as_others():
+    for problem in problems(100, seed=2):
+        strides = Strides.contiguous(problem)
+        turned = Strides(*(tuple(-one for one in of) for of in (strides.x, strides.w, strides.y)))
+        assert parameters.index_type(problem, turned) == parameters.index_type(problem, strides)
+
+
+def test_pixels_that_share_memory_are_counted_all_the_same():
+    problem = ConvProblem((2**16, 1, 2**9, 2**7), (1, 1, 1, 1))
+    zero = (0, 0, 0, 0)
+    strides = Strides(zero, zero, zero, bias=0)
+    assert parameters.index_type(problem, strides) == "long long"
+
+
+@pytest.mark.parametrize("filter_format", ["OHWI", "HWIO"])
+def test_gather_takes_pieces_of_filters_whatever_the_strides_of_the_other_axes(filter_format):
+    problem = ConvProblem(
+        (1, 8, 8, 16),
+        {"OHWI": (24, 3, 3, 16), "HWIO": (3, 3, 16, 24)}[filter_format],
+        data_format="NHWC",
+        filter_format=filter_format,
+        dtype="float16",
+    )
+    contiguous = Strides.contiguous(problem)
+    for factors in product((1, -1, 0), repeat=3):
+        w = (*(s * factor for s, factor in zip(contiguous.w, factors, strict=False)), 1)
+        for pass_ in PASSES[:2]:
+            expected = gather.accesses(pass_, problem, contiguous)
+            assert gather.accesses(pass_, problem, replace(contiguous, w=w)) == expected
+            assert expected[1].vector == 8
 
 
 def test_an_empty_batch_launches_nothing_but_a_zero_filter_gradient():

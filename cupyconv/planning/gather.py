@@ -31,12 +31,12 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> tuple[Access
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     w_filter, w_channel = problem.filter_axes[:2]
     alignment, itemsize = strides.alignment, ITEMSIZE[problem.dtype]
-    filters_last = strides.w[w_filter] < strides.w[w_channel]
-    w = (
-        neighbours(strides.w, w_filter, filters, alignment, itemsize)
-        if filters_last
-        else neighbours(strides.w, w_channel, channels, alignment, itemsize)
-    )
+    along_filters = neighbours(strides.w, w_filter, filters, alignment, itemsize)
+    along_channels = neighbours(strides.w, w_channel, channels, alignment, itemsize)
+    # Where neither has neighbours, along what is nearer; views have strides of any sign, and 0.
+    nearer = abs(strides.w[w_filter]) < abs(strides.w[w_channel])
+    filters_last = (along_filters, nearer) > (along_channels, not nearer)
+    w = max(along_filters, along_channels)
 
     def along_channels_or_pixels(
         layout: tuple[int, ...], extent: int, sizes: tuple[int, ...], pixels_follow: bool

@@ -356,7 +356,10 @@ def refusal_of_planes(request: Request) -> str | None:
             f"{request.workspace_limit}"
         )
     if layout_of(request).copied:
-        return "cuda-hopper-bf16x6 takes tensors with channels or filters last, 16-byte aligned"
+        return (
+            "cuda-hopper-bf16x6 takes tensors with channels or filters last, 16-byte aligned, "
+            "neither reversed nor with elements that share memory"
+        )
     return None
 
 

@@ -160,6 +160,28 @@ _PATCH = (
     ("chunks_without_tiles", "NHWC", "OHWI", "float16"),
     ("one_word_beyond_a_step", "NCHW", "OIHW", "bfloat16"),
 )
+# Views: every tensor of that kind.
+_VIEWS = {
+    "cuda-generic": (("volume_everything_differs", "NCDHW", "OIDHW", "float32", "reversed"),),
+    "cuda-gather": (
+        ("a_volume_with_phases", "NDHWC", "DHWIO", "float16", "reversed"),
+        ("grouped_strides_differ", "NHWC", "OHWI", "float16", "reversed"),
+        ("pieces_of_8", "NHWC", "OHWI", "float16", "reversed window"),
+    ),
+    "cuda-direct": (
+        ("volume_everything_differs", "NDHWC", "DHWIO", "float32", "reversed"),
+        ("groups_of_4", "NHWC", "HWIO", "float16", "reversed"),
+    ),
+    "cuda-toeplitz": (("many_images_in_a_tile", "NCHW", "OIHW", "float16", "reversed"),),
+    "cuda-patch": (
+        ("a_volume", "NCDHW", "OIDHW", "float16", "reversed"),
+        ("filters_beyond_a_block", "NHWC", "HWIO", "float16", "reversed"),
+        ("windows_begin_odd_and_even", "NCHW", "OIHW", "float16", "with gaps"),
+    ),
+    "cuda-hopper": (("a_volume_with_phases", "NDHWC", "ODHWI", "float16", "reversed"),),
+    "cuda-hopper-bf16x6": (),
+    "cuda-hopper-halo": (("dilated_rows", "NHWC", "HWIO", "float16", "reversed"),),
+}
 _PLAIN_LAYERS = ("several_blocks_of_rows", "several_blocks_of_columns", "more_taps_than_lanes")
 _CASES = {
     "cuda-generic": _GENERIC,
@@ -216,7 +238,7 @@ def mutation_cases(file: str) -> list[tuple[str, Callable[[], None]]]:
     chosen = others if others and file.endswith(".cuh") else reaching
     if file == "conv_arrange.cu":
         conflicts = ("bank conflicts", _bank_conflicts_of_copies)
-        return [*_layers("cuda-hopper", _ARRANGED, None), conflicts]
+        return [*_layers("cuda-hopper", _ARRANGED, None), *_views("cuda-hopper", None), conflicts]
     return [case for _, impl, pass_ in chosen for case in _cases_of(impl, pass_)]
 
 
@@ -233,12 +255,23 @@ def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | 
                 yield f"{impl} {pass_} {name} {dtype}", partial(run, pass_=pass_)
 
 
+def _views(impl: str, only: str | None):
+    for number, (name, data_format, filter_format, dtype, kind) in enumerate(_VIEWS[impl]):
+        problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
+        for pass_ in fits(problem, impl, _ARCH[impl]):
+            if only in (None, pass_):
+                run = partial(_exact_on_views, problem, impl, pass_, kind, SCHEDULES[number % 3])
+                yield f"{impl} {pass_} {name} {kind}", run
+
+
 def _cases_of(impl: str, only: str | None):
     if impl == "bias":
         for dtype in ("float32", "bfloat16"):
             yield f"bias {dtype}", partial(_bias, dtype)
+        yield "bias of views", _bias_of_views
         return
     yield from _layers(impl, _CASES[impl], only)
+    yield from _views(impl, only)
     if impl == "cuda-hopper":
         yield "tiles are taken in bands", _bands
     if impl == "cuda-hopper-bf16x6":
@@ -280,7 +313,6 @@ def _cases_of(impl: str, only: str | None):
         yield "cuda-patch conflicts", _conflicts_as_planned
         yield "cuda-patch rounds to tf32", _patch_rounds_to_tf32
         yield "cuda-patch all bits", _all_bits_of_x
-        yield "cuda-patch views", _patch_of_views
     if only in (None, "forward"):
         yield f"{impl} activation", partial(_activation, impl)
     if only == "forward":
@@ -294,6 +326,16 @@ def _exact(problem: ConvProblem, impl: str, *, pass_: str, schedule: Settings, *
     how = {"impl": impl, "arch": "sm_80", **more}
     with settings(schedule):
         agreement.require_exact(emulator, problem, passes=(pass_,), **how)
+
+
+def _exact_on_views(
+    problem: ConvProblem, impl: str, pass_: str, kind: str, schedule: Settings
+) -> None:
+    from tests import emulator, views
+
+    kinds = views.named(problem, pass_, kind)
+    with settings(schedule):
+        views.require_exact(emulator, problem, pass_, kinds, impl=impl, arch=_ARCH[impl])
 
 
 def _planned(run: Callable[..., None], impl: str, tile: int, splits: int, **more: str) -> None:
@@ -336,12 +378,6 @@ def _conflicts_as_planned() -> None:
 
     for pass_ in test_patch.TAKEN:
         test_patch.test_loads_from_the_patch_meet_as_many_conflicts_as_planned(pass_)
-
-
-def _patch_of_views() -> None:
-    from tests import test_patch
-
-    test_patch.test_views_are_read_and_written_in_place()
 
 
 def _all_bits_of_x() -> None:
@@ -405,6 +441,13 @@ def _bias(dtype: str) -> None:
     got = conv_backprop_bias(dy, data_format=problem.data_format)
     exact = dy.astype(np.float64).sum(axis=(0, 2, 3))
     assert (got.astype(np.float64) == exact).all()
+
+
+def _bias_of_views() -> None:
+    dy = integer_data(_PROBLEMS["pixels_beyond_one_tile"]).dy
+    out = np.zeros(dy.shape[1], dy.dtype)[::-1]
+    conv_backprop_bias(np.flip(dy), out=out)
+    assert (out == np.flip(dy).sum(axis=(0, 2, 3))).all()
 
 
 def _activation(impl: str) -> None:

@@ -106,17 +106,15 @@ def lazy(shape: Sequence[int], dtype, name: str = "lazy", read_only: bool = Fals
 
 
 def like(view: np.ndarray, name: str = "view", read_only: bool = True) -> np.ndarray:
-    """A copy of a strided view with the same strides, its gaps filled with poison."""
-    result = _strided(view.shape, view.dtype, view.strides, name, read_only, uninitialised=False)
+    """A copy of a strided view as it lies in memory, its gaps filled with poison."""
+    result = _strided(view, name, read_only, uninitialised=False)
     result[...] = view
     return result
 
 
-def empty_strided(
-    shape: Sequence[int], dtype, strides: Sequence[int], name: str = "output"
-) -> np.ndarray:
-    """As ``empty``, with the given strides in bytes; a write between the elements is reported."""
-    result = _strided(shape, dtype, strides, name, read_only=False, uninitialised=True)
+def empty_like(view: np.ndarray, name: str = "output") -> np.ndarray:
+    """As ``empty``, as a strided view lies in memory; a write between the elements is reported."""
+    result = _strided(view, name, read_only=False, uninitialised=True)
     allocation = _allocation_of(result)
     state = allocation.element_state()
     state[:] = _NOT_TO_BE_WRITTEN
@@ -124,17 +122,20 @@ def empty_strided(
     return result
 
 
-def _strided(shape, dtype, strides, name, read_only, uninitialised) -> np.ndarray:
-    dtype = np.dtype(dtype)
-    steps = [abs(stride) for stride in strides]
-    extent = sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + dtype.itemsize
-    if 0 in shape:
-        extent = 0
-    count = -(-extent // dtype.itemsize)
-    flat = _allocate((count,), dtype, name, read_only, uninitialised)
+_ALIGNMENT = 16  # bytes that any access is aligned to, at most
+
+
+def _strided(view: np.ndarray, name: str, read_only: bool, uninitialised: bool) -> np.ndarray:
+    """An array with a view's shape, strides and alignment."""
+    lowest, end = np.lib.array_utils.byte_bounds(view)
+    lead = lowest % _ALIGNMENT
+    if lead % view.itemsize or view.size == 0:
+        lead = 0
+    count = -(-(end - lowest) // view.itemsize) if view.size else 0
+    flat = _allocate((lead // view.itemsize + count,), view.dtype, name, read_only, uninitialised)
     flat.view(np.uint8)[...] = 0xFF
-    forward = np.lib.stride_tricks.as_strided(flat, tuple(shape), tuple(steps))
-    return forward[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in strides)]
+    first = lead + view.__array_interface__["data"][0] - lowest if view.size else 0
+    return np.ndarray(view.shape, view.dtype, flat, first, view.strides)
 
 
 def _allocation_of(view: np.ndarray) -> _Allocation:

@@ -2,7 +2,7 @@
 
 ``python -m tests.emulator.mutants [--kernel conv_forward] [--limit N] [--seed S] [--jobs J]``
 
-A mutant is a kernel source with one literal, one comparison or one synchronisation changed.  The
+A mutant is a kernel source with one literal, comparison, stride or synchronisation changed.  The
 cases of ``tests/emulator/cases.py`` run on it under the checker; it is killed by a report, by wrong
 numbers, by a crash or by running too long.  A survivor is answered by a new case, or argued to be
 equivalent in ``equivalent_mutants.toml``.

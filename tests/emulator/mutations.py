@@ -1,4 +1,4 @@
-"""Mutants of the kernels: one literal, one comparison or one synchronisation changed."""
+"""Mutants of the kernels: one literal, comparison, stride or synchronisation changed."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ _SYNCHRONISATION = re.compile(
     r"|tma_store_(?:commit|wait)\w*))(?:<[^;]*?>)?\([^;]*?\);"
     r"|while \(!ptx::mbarrier_\w+\([^;{]*\{\s*\}"
 )
+# Strides of tensors in memory; not p.stride, that of the window.
+_STRIDE = re.compile(
+    r"(?<![\w.])(?:(?:p\.)?\w+_|shape\.)?stride\[\w+\]|(?:p\.bias|shape\.channel)_stride\b"
+)
+_DECLARATION = re.compile(r"^\s*(?:int|long long) ")
 _LEFT_ALONE = re.compile(r"^\s*#|static_assert|__launch_bounds__|alignas|__align__|^\s*using\b")
 
 
@@ -69,6 +74,12 @@ def mutations(file: str, text: str) -> Iterator[Mutant]:
     for match in _COMPARISON.finditer(code):
         new = _FLIPPED[match[1]]
         yield from changed(*match.span(), new, f"{match[1]} -> {new}")
+    for match in _STRIDE.finditer(code):
+        start = code.rfind("\n", 0, match.start()) + 1
+        if not _DECLARATION.match(code[start:].split("\n", 1)[0]):
+            old = match[0]
+            new = f"({old} < 0 ? -({old}) : {old})"
+            yield from changed(*match.span(), new, f"{old} -> |{old}|")
     for match in _SYNCHRONISATION.finditer(code):
         call = re.search(r"(__\w+|ptx::\w+)", match[0])[1]
         yield from changed(*match.span(), ";", f"{call} removed")

@@ -3,6 +3,8 @@
 Without a GPU the whole module is skipped, in one line.
 """
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from cupyconv.bench import places
 from cupyconv.bench.timing import host_seconds
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.problem import PASSES
-from tests import agreement
+from tests import agreement, views
 from tests.agreement import fits, planned
 from tests.configurations import (
     CASES,
@@ -55,6 +57,39 @@ def test_kernels_agree_exactly_with_the_reference(case, impl, dtype):
     agreement.require_exact(
         cupyconv, problem, passes=passes, to_device=cupy.asarray, to_host=cupy.asnumpy, impl=impl
     )
+
+
+def as_it_lies(array):
+    """A copy on the GPU with an array's strides and alignment."""
+    lowest, end = np.lib.array_utils.byte_bounds(array)
+    lead = lowest % 16
+    memory = cupy.zeros(lead + end - lowest, np.uint8)
+    content = (ctypes.c_uint8 * (end - lowest)).from_address(lowest)
+    memory[lead:] = cupy.asarray(np.frombuffer(content, np.uint8))
+    first = lead + array.__array_interface__["data"][0] - lowest
+    return cupy.ndarray(array.shape, array.dtype, memory.data + first, array.strides)
+
+
+@pytest.mark.parametrize("kind", views.KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", ["pieces_of_8", "pixels_follow", "depthwise_pieces"])
+def test_views_agree_exactly_with_the_reference(name, dtype, pass_, kind):
+    case = next(case for case in FAMILY_CASES if case.name == name)
+    for last in (False, True):
+        data, filters = data_formats(2)[last], filter_formats(2)[last]
+        problem = in_formats(case.problem, data, filters).replace(dtype=dtype)
+        for impl in ("auto", "cuda-generic", "cuda-gather", "cuda-direct", "cuda-toeplitz"):
+            if impl == "auto" or pass_ in fits(problem, impl, backends.current_device()):
+                views.require_exact(
+                    cupyconv,
+                    problem,
+                    pass_,
+                    views.named(problem, pass_, kind.name),
+                    to_device=as_it_lies,
+                    to_host=cupy.asnumpy,
+                    impl=impl,
+                )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

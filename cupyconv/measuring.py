@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from math import ceil
@@ -18,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 
 import cupyconv
-from cupyconv import arrays
+from cupyconv import arrays, files
 from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler
 from cupyconv.planning import PassPlan, Request
@@ -138,7 +139,11 @@ def driver_version() -> int:
     return int(arrays.cupy().cuda.runtime.driverGetVersion())
 
 
-def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path:
+def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path | None:
+    """The file of a choice; None where none can be kept."""
+    folder = compiler.trusted_directory("measured")
+    if folder is None:
+        return None
     key = (
         _FORMAT,
         cupyconv.__version__,
@@ -148,27 +153,32 @@ def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path:
         [asdict(candidate) for candidate in candidates],
     )
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
-    return compiler.cache_directory() / "measured" / f"{digest}.json"
+    return folder / f"{digest}.json"
 
 
-def _read(path: Path, candidates: Sequence[PassPlan]) -> tuple[int, float] | None:
+def _read(path: Path | None, candidates: Sequence[PassPlan]) -> tuple[int, float] | None:
     """The number of the chosen candidate and its seconds; None if no whole file is there."""
+    if path is None:
+        return None
     try:
-        entry = json.loads(path.read_bytes())
+        entry = files.parse_json(files.read_private(path))
         number, found = entry["fastest"], entry["seconds"][str(entry["fastest"])]
-        return (number, found) if number in range(len(candidates)) and found > 0 else None
+        known = type(number) is int and number in range(len(candidates))
+        return (number, found) if known and type(found) is float and found > 0 else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _write(
-    path: Path,
+    path: Path | None,
     request: Request,
     candidates: Sequence[PassPlan],
     best: int,
     times: dict[int, float],
 ) -> None:
     """Keep a choice for later processes; a folder that cannot be written keeps none."""
+    if path is None:
+        return
     entry = {
         "device": request.device.name,
         "problem": str(request.problem),
@@ -177,8 +187,5 @@ def _write(
         "fastest": best,
         "seconds": times,
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        compiler.put(path, json.dumps(entry, indent=1).encode())
-    except OSError:
-        pass
+    with suppress(OSError):
+        compiler.keep(path, json.dumps(entry, indent=1).encode())

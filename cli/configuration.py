@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from cupyconv import ConvError, ConvProblem
+from cupyconv.cli import paths
 from cupyconv.errors import unknown_word
 from cupyconv.problem import ITEMSIZE, shape_text
 
@@ -169,7 +170,12 @@ _OPTIONS = (
         metavar="WORD",
         help="Order of w, such as HWIO.  [default: OIHW, with NHWC: HWIO]",
     ),
-    click.option("--config", metavar="FILE", help="Read layers from a TOML file with these words."),
+    click.option(
+        "--config",
+        type=paths.FILE,
+        metavar="FILE",
+        help="Read layers from a TOML file with these words.",
+    ),
     click.option("--preset", metavar="NAME", help="One of the layers that come with cupyconv."),
 )
 

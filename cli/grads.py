@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cupyconv import ConvError, ConvProblem, ConvTypeError
-from cupyconv.cli import configuration, output
+from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.cli.shapes import axes_table, tensors_json, title
 from cupyconv.explaining.shapes import reasons
@@ -30,9 +30,11 @@ TENSORS = ("x", "w", "dy")
 @click.command()
 @configuration.configuration_options
 @configuration.dtype_option
-@click.option("--x", metavar="FILE", help="Read x from .npy or .npz (FILE.npz:NAME).")
-@click.option("--w", metavar="FILE", help="Read w.")
-@click.option("--dy", metavar="FILE", help="Read dy.")
+@click.option(
+    "--x", type=paths.FILE, metavar="FILE", help="Read x from .npy or .npz (FILE.npz:NAME)."
+)
+@click.option("--w", type=paths.FILE, metavar="FILE", help="Read w.")
+@click.option("--dy", type=paths.FILE, metavar="FILE", help="Read dy.")
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random data."
 )
@@ -44,7 +46,9 @@ TENSORS = ("x", "w", "dy")
     help="Where to compute; auto takes the GPU if there is one.",
 )
 @click.option("--impl", metavar="NAME", default="auto", show_default=True, help="Implementation.")
-@click.option("--save", metavar="FILE", help="Write all tensors to this .npz file.")
+@click.option(
+    "--save", type=paths.FILE, metavar="FILE", help="Write all tensors to this .npz file."
+)
 @click.option("--no-check", is_flag=True, help="Only compute; the checks can take far longer.")
 @click.option(
     "--dask",
@@ -89,7 +93,7 @@ def command(
         report = _chunked(layers, files, target, seed, device, impl, no_check, options)
         return _tell([report], target, as_json)
     if target:
-        data.require_writable(target)
+        paths.require_writable("--save", target)
     place = data.Place.of(device, impl)
     reports = []
     for layer in layers:

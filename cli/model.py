@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cupyconv import ConvError
-from cupyconv.cli import configuration, output
+from cupyconv.cli import configuration, output, paths
 from cupyconv.explaining.model import Model, ModelLayer, read
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import shape_text
@@ -24,7 +24,9 @@ class _Described(click.Argument):
 
 
 @click.command()
-@click.argument("file", cls=_Described, metavar="FILE.onnx", help="The model's file.")
+@click.argument(
+    "file", cls=_Described, type=paths.FILE, metavar="FILE.onnx", help="The model's file."
+)
 @click.option(
     "--input",
     "inputs",

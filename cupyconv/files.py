@@ -5,12 +5,13 @@ Knows nothing of convolutions, nor of what is in the files.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,15 +51,14 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """
     try:
         target, stream = _destination(path)
+        opened: AbstractContextManager[BinaryIO]
         if stream is not None:
-            file: BinaryIO = os.fdopen(os.dup(stream), "wb")
+            opened = os.fdopen(os.dup(stream), "wb")
         elif path.exists() and not path.is_file():
-            file = path.open("wb")  # of a folder, this is the error
+            opened = path.open("wb")  # of a folder, this is the error
         else:
-            with _whole(target, mode) as file:
-                yield file
-            return
-        with file:
+            opened = _whole(target, mode)
+        with opened as file:
             yield file
     except OSError as error:
         error.filename, error.filename2 = str(path), None
@@ -93,16 +93,19 @@ def put(path: Path, content: bytes, mode: int | None = None) -> None:
         file.write(content)
 
 
+def is_replaced(path: Path) -> bool:
+    """Whether ``replacing`` puts a new file there, where else it writes to what is there."""
+    _, stream = _destination(path)
+    return stream is None and (path.is_file() or not path.exists())
+
+
 def unwritable(path: Path) -> str | None:
     """Why a file cannot be put at ``path``, as far as that can be said before; else None."""
     if path.is_dir():
         return f"{path} is a folder"
-    target, stream = _destination(path)
-    if stream is not None:
-        return None
-    if path.exists() and not path.is_file():
+    if not is_replaced(path):
         return None if os.access(path, os.W_OK) else f"{path} cannot be written"
-    folder = target.parent
+    folder = _destination(path)[0].parent
     if not folder.is_dir():
         return f"there is no folder {folder}"
     return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
@@ -117,9 +120,9 @@ def _destination(path: Path) -> tuple[Path, int | None]:
         if folder == streams and target.name.isdigit():
             return target, int(target.name)
         if not target.is_symlink():
-            break
+            return folder / target.name, None
         target = folder / os.readlink(target)
-    return Path(os.path.realpath(target)), None
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
 # -- keeping to oneself ----------------------------------------------------------------------------

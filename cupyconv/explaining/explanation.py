@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from cupyconv import files
 from cupyconv.errors import ConvError, ConvTypeError
 from cupyconv.explaining import adjoints, maps, shapes, terms, translate
 from cupyconv.explaining.adjoints import AdjointAxis
@@ -142,7 +143,7 @@ class Explanation:
                 "a picture is saved as .svg, a page as .html", f"got {path}", "Use one of these"
             )
         content = self.svg() if path.suffix.lower() == ".svg" else self.page()
-        path.write_text(content, encoding="utf-8")
+        files.put(path, content.encode())
 
     # -- telling -----------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import click
 from cupyconv import files
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import ConvError, unknown_word
+from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, PASSES, shape_text
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ def _list(layers: tuple[Layer, ...], json_path: str | None) -> None:
     for layer in layers:
         problem = layer.problem
         shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-        table.add_row(layer.name, layer.kind, shapes, layer.source)
+        table.add_row(in_line(layer.name), layer.kind, shapes, in_line(layer.source))
     output.draw(table, output.heading("Suites", ", ".join(suites.suites())))
 
 
@@ -345,11 +346,11 @@ def _drawn(sections: list[Section]) -> list[Any]:
     """Sections with rich's tables."""
     drawn: list[Any] = []
     for section in sections:
-        drawn.append(output.heading(section.title, *section.lines))
+        drawn.append(output.heading(section.title, *map(in_line, section.lines)))
         if section.rows:
             right = [column for column in section.columns if column not in section.left]
             table = output.table(*section.columns, right=right)
             for row in section.rows:
-                table.add_row(*row)
+                table.add_row(*map(in_line, row))
             drawn.append(table)
     return drawn

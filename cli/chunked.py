@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyconv import ConvError, ConvProblem
-from cupyconv.cli import data, paths
+from cupyconv.cli import data, output, paths
 from cupyconv.cli.agreement import Agreement
 
 THREADS = 2
@@ -187,5 +187,5 @@ def _progress() -> Iterator[None]:
     from dask.callbacks import Callback
     from dask.diagnostics import ProgressBar
 
-    with ProgressBar(out=sys.stderr) if sys.stderr.isatty() else Callback():
+    with ProgressBar(out=sys.stderr) if output.is_terminal(sys.stderr) else Callback():
         yield

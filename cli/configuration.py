@@ -16,6 +16,7 @@ import click
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import paths
 from cupyconv.errors import unknown_word
+from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, shape_text
 
 PRESETS = Path(__file__).with_name("presets.toml")
@@ -35,6 +36,11 @@ class Layer:
     name: str | None
     title: str | None
     arguments: Mapping[str, Any]
+
+    @property
+    def heading(self) -> str:
+        """Name and title, as far as there are any."""
+        return in_line(": ".join(text for text in (self.name, self.title) if text))
 
     def problem(self, **more: Any) -> ConvProblem:
         """The configuration with ``more`` arguments.

@@ -17,7 +17,7 @@ from cupyconv import ConvError, ConvProblem, Explanation, files
 from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining.terms import Element
-from cupyconv.markup import Document, Paragraph, Section, Verbatim
+from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
 
 TENSORS = ("x", "w", "dy")
 
@@ -123,11 +123,14 @@ def command(
             parts.append(translated.program.rstrip("\n"))
             continue
         elif explanation.title and (chosen or counted):
-            parts.append(_strong(explanation.title))
+            parts.append(_strong(in_line(explanation.title)))
         sections = [element.section(everything) for element in chosen]
         if counted:
             lines = counted.lines(width - 4, _height(), colour=_colour())
-            blocks = (Verbatim("\n".join(lines)), Paragraph(f"{_capital(counted.verdict)}."))
+            blocks = (
+                Verbatim("\n".join(lines), coloured=True),
+                Paragraph(f"{_capital(counted.verdict)}."),
+            )
             sections.append(Section(counted.legend, blocks))
         if sections:
             parts.append(Document("", tuple(sections)).text(width, _strong))
@@ -138,7 +141,7 @@ def command(
     if saved:
         volume = problem.spatial_rank == 3 and (html or not mapped)
         how = ", the three axes drawn one by one" if volume else ""
-        parts.append(f"saved to {' and '.join(saved)}{how}")
+        parts.append(f"saved to {in_line(' and '.join(saved))}{how}")
     output.write_paged("\n\n".join(parts) + "\n")
 
 
@@ -162,27 +165,26 @@ def _explanation(
         if name in loaded and argument not in layer.arguments
     }
     problem = layer.problem(**more)
-    title = ": ".join(text for text in (layer.name, layer.title) if text)
     wanted: list[Element] = [cupyconv.explain(problem).element(name) for name in elements]
     if example and problem.N:
         plain = cupyconv.explain(problem)
         wanted.append(plain.element(plain.middle))
     if not wanted:
-        return problem, cupyconv.explain(problem, title=title, **loaded), ""
+        return problem, cupyconv.explain(problem, title=layer.heading, **loaded), ""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     if sum(map(prod, shapes)) > MOST_ELEMENTS and len(loaded) < len(TENSORS):
         note = (
             f"Values are left out: x, w and dy have {sum(map(prod, shapes)):,} numbers. "
             "Give all three as files to have them."
         )
-        return problem, cupyconv.explain(problem, title=title, **loaded), note
+        return problem, cupyconv.explain(problem, title=layer.heading, **loaded), note
     values = {**_drawn(problem, seed), **loaded}
     results = _results(problem, values, {element.tensor for element in wanted})
     where = [f"{name} from {path}" for name, path in read.items()]
     if len(read) < len(TENSORS):
         where.append(f"random data of seed {seed}, the same as in `cupyconv grads`")
     note = f"Values: {', '.join(where)}."
-    return problem, cupyconv.explain(problem, title=title, **values, **results), note
+    return problem, cupyconv.explain(problem, title=layer.heading, **values, **results), note
 
 
 def _drawn(problem: ConvProblem, seed: int) -> dict[str, Any]:
@@ -264,7 +266,7 @@ def _height() -> int:
 
 
 def _colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return output.is_terminal(sys.stdout) and not os.environ.get("NO_COLOR")
 
 
 def _strong(text: str) -> str:

@@ -14,6 +14,7 @@ from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.cli.shapes import axes_table, tensors_json, title
 from cupyconv.explaining.shapes import reasons
+from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, PASSES, shape_text
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
@@ -160,7 +161,7 @@ def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
         output.write_json({"layers": everything, "saved": str(target) if target else None})
     else:
         parts = [part for report in reports for part in report.tables()]
-        output.draw(*parts, *([f"saved to {target}"] if target else []))
+        output.draw(*parts, *([f"saved to {in_line(str(target))}"] if target else []))
     return 0 if all(report.passed for report in reports) else 1
 
 
@@ -253,7 +254,7 @@ class _Report:
             ran = f"{names['forward']}: {self.planned['forward'].family.summary}"
         else:
             ran = ", ".join(f"{pass_} {name}" for pass_, name in names.items())
-        data = ", ".join(f"{name} from {path}" for name, path in self.files.items())
+        data = ", ".join(f"{name} from {in_line(path)}" for name, path in self.files.items())
         drawn = "" if len(self.files) == len(TENSORS) else f"random data of seed {self.seed}"
         line = f"ran on {where} with {ran}; {', '.join(filter(None, (data, drawn)))}"
         if self.agreements is None:

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from cupyconv import files
+from cupyconv import arrays, files
 from cupyconv.errors import ConvError, ConvTypeError
 from cupyconv.explaining import adjoints, maps, shapes, terms, translate
 from cupyconv.explaining.adjoints import AdjointAxis
@@ -50,7 +50,7 @@ def explain(
         ``code("pytorch")`` is the layer in another framework, ``svg()`` and ``page()`` draw it.
 
     Raises:
-        ConvTypeError: ``problem`` is not a ConvProblem.
+        ConvTypeError: ``problem`` is not a ConvProblem, or an array not one that a pass takes.
         ConvError: an array does not have the shape that the problem says.
     """
     if not isinstance(problem, ConvProblem):
@@ -67,7 +67,7 @@ def explain(
         "y": problem.output_shape,
         "dy": problem.output_shape,
     }
-    data = {name: array for name, array in given.items() if array is not None}
+    data = {name: arrays.take(name, one)[0] for name, one in given.items() if one is not None}
     for name, array in data.items():
         shape = tuple(array.shape)
         if shape != wanted[name]:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cupyconv.cli import configuration, output
+from cupyconv import files
+from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import ConvError, unknown_word
+from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, PASSES, shape_text
 
 if TYPE_CHECKING:
@@ -58,7 +60,9 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 @click.command()
 @click.option("--suite", "suites", metavar="A,B", callback=_texts, help="Only layers of these.")
 @click.option("--layer", "names", metavar="A,B", callback=_texts, help="Only these layers.")
-@click.option("--config", metavar="FILE", help="The layers of a TOML file instead.")
+@click.option(
+    "--config", type=paths.FILE, metavar="FILE", help="The layers of a TOML file instead."
+)
 @click.option("--list", "only_list", is_flag=True, help="List layers and suites, measure nothing.")
 @click.option(
     "--dtype",
@@ -102,11 +106,18 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 @click.option("--seconds", type=float, callback=_positive, help="Of each measurement.")
 @click.option("--minutes", type=float, callback=_positive, help="Of the run; then it reports.")
 @click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
-@click.option("--json", "json_path", metavar="FILE", help="Write all figures; - prints them.")
-@click.option("--csv", "csv_path", metavar="FILE", help="Write a line for each measurement.")
-@click.option("--plot", "plot_path", metavar="FILE", help="Draw rooflines and ratios as SVG.")
+@click.option(
+    "--json", "json_path", type=paths.FILE, metavar="FILE", help="Write all figures; - prints them."
+)
+@click.option(
+    "--csv", "csv_path", type=paths.FILE, metavar="FILE", help="Write a line for each measurement."
+)
+@click.option(
+    "--plot", "plot_path", type=paths.FILE, metavar="FILE", help="Draw rooflines and ratios as SVG."
+)
 @click.option(
     "--compare",
+    type=paths.FILE,
     nargs=2,
     metavar="OLD NEW",
     help="Compare two files that --json wrote, and measure nothing.",
@@ -185,10 +196,10 @@ def _measure(
         arguments=tuple(sys.argv[2:]),
     )
     targets = {"json": json_path, "csv": csv_path, "plot": plot_path}
-    files = {kind: Path(path) for kind, path in targets.items() if path not in (None, "-")}
-    for path in files.values():
-        path.open("a").close()  # that a file cannot be written is said before the run
-    log_path = files["json"].with_suffix(".jsonl") if "json" in files else None
+    written = {kind: Path(path) for kind, path in targets.items() if path not in (None, "-")}
+    for kind, path in written.items():
+        paths.require_writable(f"--{kind}", path)
+    log_path = _log_path(written["json"]) if "json" in written else None
     log = Log(log_path)
     try:
         text = f"{about}, {', '.join(asked.dtypes)}"
@@ -196,7 +207,7 @@ def _measure(
             run(place, asked, log, advance)
     finally:
         log.close()
-        _write_files(log.results, files, log_path)
+        _write_files(log.results, written, log_path)
     if json_path == "-":
         from cupyconv.bench.export import to_json
 
@@ -265,18 +276,27 @@ def _require_impls(impls: tuple[str, ...]) -> None:
             raise unknown_word("impl", impl, (AUTO, *FAMILIES))
 
 
-def _write_files(results: Results, files: dict[str, Path], log_path: Path | None) -> None:
+def _log_path(json_path: Path) -> Path | None:
+    """The log beside a JSON file; none beside what is no file, such as a device."""
+    if not files.is_replaced(json_path):
+        return None
+    suffix = ".jsonl" if json_path.suffix != ".jsonl" else ".log.jsonl"
+    log = json_path.with_suffix(suffix)
+    return log if files.is_replaced(log) else None
+
+
+def _write_files(results: Results, written: dict[str, Path], log_path: Path | None) -> None:
     """JSON, CSV and the plot; the log is taken away once the JSON has all that is in it."""
     from cupyconv.bench import export, plot
 
-    if "json" in files:
-        export.write_json(results, files["json"])
+    if "json" in written:
+        export.write_json(results, written["json"])
         if log_path is not None:
             log_path.unlink(missing_ok=True)
-    if "csv" in files:
-        export.write_csv(results, files["csv"])
-    if "plot" in files:
-        files["plot"].write_text(plot.svg(results), encoding="utf-8")
+    if "csv" in written:
+        export.write_csv(results, written["csv"])
+    if "plot" in written:
+        files.put(written["plot"], plot.svg(results).encode())
 
 
 def _compare(old: Path, new: Path, json_path: str | None) -> int:
@@ -318,7 +338,7 @@ def _list(layers: tuple[Layer, ...], json_path: str | None) -> None:
     for layer in layers:
         problem = layer.problem
         shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-        table.add_row(layer.name, layer.kind, shapes, layer.source)
+        table.add_row(in_line(layer.name), layer.kind, shapes, in_line(layer.source))
     output.draw(table, output.heading("Suites", ", ".join(suites.suites())))
 
 
@@ -326,11 +346,11 @@ def _drawn(sections: list[Section]) -> list[Any]:
     """Sections with rich's tables."""
     drawn: list[Any] = []
     for section in sections:
-        drawn.append(output.heading(section.title, *section.lines))
+        drawn.append(output.heading(section.title, *map(in_line, section.lines)))
         if section.rows:
             right = [column for column in section.columns if column not in section.left]
             table = output.table(*section.columns, right=right)
             for row in section.rows:
-                table.add_row(*row)
+                table.add_row(*map(in_line, row))
             drawn.append(table)
     return drawn

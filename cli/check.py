@@ -17,6 +17,7 @@ from cupyconv.cli.configuration import Layer
 from cupyconv.errors import unknown_word
 from cupyconv.explaining.shapes import counted
 from cupyconv.formats import data_formats, filter_formats
+from cupyconv.markup import in_line
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PADDING_WORDS
 
@@ -373,7 +374,7 @@ def _failure_table(failures: list[Failure]) -> Any:
     table = output.table("failed", "implementation", "data", "result", "what is wrong")
     for failure in failures[:SHOWN_FAILURES]:
         table.add_row(
-            failure.layer.name or "layer",
+            in_line(failure.layer.name or "layer"),
             failure.implementation,
             f"{failure.data} {failure.problem.dtype}",
             failure.tensor,

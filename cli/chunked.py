@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cupyconv import ConvError, ConvProblem
-from cupyconv.cli import data
+from cupyconv.cli import data, output, paths
 from cupyconv.cli.agreement import Agreement
 
 THREADS = 2
@@ -59,11 +62,11 @@ def require_folder(path: Path) -> None:
     Raises:
         ConvError: there is something there already, or nothing that it could be made in.
     """
-    if path.exists():
+    if os.path.lexists(path):
         raise ConvError(
             "with --dask, --save must be a new folder", f"{path} exists", "Choose another"
         )
-    data.require_writable(path)
+    paths.require_writable("--save", path)
 
 
 def compute(
@@ -116,9 +119,10 @@ def compute(
         "dw": cd.conv_backprop_filter(x, problem.filter_shape, dy, **layer),
         "db": cd.conv_backprop_bias(dy, data_format=problem.data_format),
     }
-    with dask.config.set(scheduler="threads", num_workers=THREADS), _progress():
+    if target:
+        target.mkdir()
+    with _threads(target), _progress():
         if target:
-            target.mkdir()
             for name, array in results.items():
                 kept = array.astype("float32") if problem.dtype == "bfloat16" else array
                 results[name] = da.from_zarr(str(cd.to_zarr(kept, target / f"{name}.zarr")))
@@ -159,6 +163,23 @@ def _layer(problem: ConvProblem, impl: str) -> dict[str, Any]:
 
 
 @contextmanager
+def _threads(target: Path | None) -> Iterator[None]:
+    """Threads that compute; what they wrote of ``target`` goes, unless they come to the end."""
+    import dask
+
+    pool = ThreadPoolExecutor(THREADS)
+    try:
+        with dask.config.set(scheduler="threads", pool=pool):
+            yield
+    except BaseException:
+        pool.shutdown(cancel_futures=True)  # or they would go on writing
+        if target:
+            shutil.rmtree(target, ignore_errors=True)
+        raise
+    pool.shutdown()
+
+
+@contextmanager
 def _progress() -> Iterator[None]:
     """A progress bar over the tasks of each computation."""
     import sys
@@ -166,5 +187,5 @@ def _progress() -> Iterator[None]:
     from dask.callbacks import Callback
     from dask.diagnostics import ProgressBar
 
-    with ProgressBar(out=sys.stderr) if sys.stderr.isatty() else Callback():
+    with ProgressBar(out=sys.stderr) if output.is_terminal(sys.stderr) else Callback():
         yield

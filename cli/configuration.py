@@ -14,7 +14,9 @@ from typing import Any
 import click
 
 from cupyconv import ConvError, ConvProblem
+from cupyconv.cli import paths
 from cupyconv.errors import unknown_word
+from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, shape_text
 
 PRESETS = Path(__file__).with_name("presets.toml")
@@ -34,6 +36,11 @@ class Layer:
     name: str | None
     title: str | None
     arguments: Mapping[str, Any]
+
+    @property
+    def heading(self) -> str:
+        """Name and title, as far as there are any."""
+        return in_line(": ".join(text for text in (self.name, self.title) if text))
 
     def problem(self, **more: Any) -> ConvProblem:
         """The configuration with ``more`` arguments.
@@ -169,7 +176,12 @@ _OPTIONS = (
         metavar="WORD",
         help="Order of w, such as HWIO.  [default: OIHW, with NHWC: HWIO]",
     ),
-    click.option("--config", metavar="FILE", help="Read layers from a TOML file with these words."),
+    click.option(
+        "--config",
+        type=paths.FILE,
+        metavar="FILE",
+        help="Read layers from a TOML file with these words.",
+    ),
     click.option("--preset", metavar="NAME", help="One of the layers that come with cupyconv."),
 )
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cupyconv import ConvError, ConvProblem, Device, Plan, arrays, backends, plan
+from cupyconv import ConvError, ConvProblem, Device, Plan, arrays, backends, files, plan
 from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
@@ -151,41 +149,14 @@ def _native(array: np.ndarray) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def require_writable(path: Path) -> None:
-    """Check, before anything is computed, that a file can be written.
-
-    Raises:
-        ConvError: its folder does not exist or cannot be written, or it is a folder itself.
-    """
-    folder = path.parent
-    wrong = None
-    if path.is_dir():
-        wrong = f"{path} is a folder"
-    elif not os.access(folder, os.W_OK):
-        wrong = f"{folder} cannot be written" if folder.is_dir() else f"there is no folder {folder}"
-    if wrong:
-        raise ConvError("--save must be a file that can be written", wrong, "Choose another")
-
-
 def save(path: Path, content: Mapping[str, np.ndarray]) -> None:
     """Write a .npz file whole or not at all; bfloat16 as float32, which holds it exactly."""
     plain = {
         name: array.astype(np.float32) if array.dtype == arrays.numpy_dtype("bfloat16") else array
         for name, array in content.items()
     }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **plain)  # type: ignore[arg-type]  # names are ours, none is allow_pickle
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are private
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with files.replacing(path) as file:
+        np.savez(file, **plain)  # type: ignore[arg-type]  # names are ours, none is allow_pickle
 
 
 # -- memory ----------------------------------------------------------------------------------------

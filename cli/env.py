@@ -137,19 +137,22 @@ def _sources(missing: list[Missing]) -> dict[str, Any] | None:
 
 
 def _cache(missing: list[Missing]) -> dict[str, Any]:
-    folder = compiler.cache_directory()
-    entries = list(folder.glob("*.cubin")) if folder.is_dir() else []
-    writable = _writable(folder)
+    folder, name = compiler.cache_directory(), compiler.CACHE_VARIABLE
+    entries = list(folder.glob("*.cubin")) if folder is not None and folder.is_dir() else []
+    writable = folder is not None and _writable(folder)
+    wrong = None if folder is None else compiler.distrust(folder)
     if not writable:
-        name = compiler.CACHE_VARIABLE
         missing.append(
             Missing("a kernel cache that can be written", f"export {name}=/a/folder/that/can")
         )
+    elif wrong is not None:
+        missing.append(Missing(f"a kernel cache that only you can write: {wrong[0]}", wrong[1]))
     return {
-        "folder": str(folder),
+        "folder": None if folder is None else str(folder),
         "entries": len(entries),
         "bytes": sum(_try(lambda path=path: path.stat().st_size) or 0 for path in entries),
         "writable": writable,
+        "trusted": wrong is None,
     }
 
 
@@ -195,11 +198,13 @@ def _tables(found: dict[str, Any], missing: list[Missing]) -> list[Any]:
     kernels = found["sources"]
     table.add_row("kernel sources", kernels["folder"] if kernels else "missing")
     cache = found["cache"]
-    writable = "writable" if cache["writable"] else "not writable"
+    state = "writable" if cache["writable"] else "not writable"
+    if not cache["trusted"]:
+        state += ", not used"
     table.add_row(
         "kernel cache",
-        f"{cache['folder']}, {cache['entries']} kernels, {output.memory(cache['bytes'])}, "
-        f"{writable}",
+        f"{cache['folder'] or 'none'}, {cache['entries']} kernels, "
+        f"{output.memory(cache['bytes'])}, {state}",
     )
     if not missing:
         return [table, "nothing is missing"]

@@ -7,16 +7,17 @@ import shutil
 import sys
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import click
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, Explanation
-from cupyconv.cli import configuration, output
+from cupyconv import ConvError, ConvProblem, Explanation, files
+from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining.terms import Element
-from cupyconv.markup import Document, Paragraph, Section, Verbatim
+from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
 
 TENSORS = ("x", "w", "dy")
 
@@ -38,9 +39,9 @@ MOST_FLOPS = 5e9
     help="List the terms of 'dF[k,c,r,s]' (or dw), 'dX[n,c,h,w]' or 'O[n,k,p,q]'.  Repeatable.",
 )
 @click.option("--all", "everything", is_flag=True, help="List all terms, not only both ends.")
-@click.option("--x", metavar="FILE", help="Values from .npy or .npz; else random.")
-@click.option("--w", metavar="FILE", help="Likewise of w.")
-@click.option("--dy", metavar="FILE", help="Likewise of dy.")
+@click.option("--x", type=paths.FILE, metavar="FILE", help="Values from .npy or .npz; else random.")
+@click.option("--w", type=paths.FILE, metavar="FILE", help="Likewise of w.")
+@click.option("--dy", type=paths.FILE, metavar="FILE", help="Likewise of dy.")
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random data."
 )
@@ -48,8 +49,12 @@ MOST_FLOPS = 5e9
 @click.option(
     "--code", metavar="FRAMEWORK", help="Print the layer for tensorflow, pytorch, jax or onnx."
 )
-@click.option("--svg", metavar="FILE", help="Write a picture; with --map, of the map.")
-@click.option("--html", metavar="FILE", help="Write an interactive page; needs no network.")
+@click.option(
+    "--svg", type=paths.FILE, metavar="FILE", help="Write a picture; with --map, of the map."
+)
+@click.option(
+    "--html", type=paths.FILE, metavar="FILE", help="Write an interactive page; needs no network."
+)
 @output.json_option
 def command(
     elements: tuple[str, ...],
@@ -78,9 +83,12 @@ def command(
     terminal is shown with $PAGER.
     """
     layers = configuration.read_layers(options)
-    files = {name: path for name, path in zip(TENSORS, (x, w, dy), strict=True) if path}
+    read = {name: path for name, path in zip(TENSORS, (x, w, dy), strict=True) if path}
     saved = [path for path in (svg, html) if path]
-    if len(layers) > 1 and (files or saved or code):
+    for option, path in (("--svg", svg), ("--html", html)):
+        if path:
+            paths.require_writable(option, Path(path))
+    if len(layers) > 1 and (read or saved or code):
         raise ConvError(
             "--x, --w, --dy, --code, --svg and --html go with one layer",
             f"the configuration has {len(layers)}",
@@ -90,7 +98,7 @@ def command(
     told = []
     for layer in layers:
         problem, explanation, source = _explanation(
-            layer, files, seed, elements, example=whole or as_json
+            layer, read, seed, elements, example=whole or as_json
         )
         chosen = [explanation.element(name) for name in elements]
         counted = explanation.map(mapped) if mapped else None
@@ -98,9 +106,10 @@ def command(
         told.append((layer, problem, explanation, source, chosen, counted, translated))
     explanation, counted = told[0][2], told[0][5]
     if svg:
-        _write(svg, counted.svg() if counted else explanation.svg())
+        picture = counted.svg() if counted else explanation.svg()
+        files.put(Path(svg), picture.encode())
     if html:
-        _write(html, explanation.page())
+        files.put(Path(html), explanation.page().encode())
     if as_json:
         entries = [_as_json(*entry, everything=everything) for entry in told]
         output.write_json({"layers": entries, "saved": saved})
@@ -114,11 +123,14 @@ def command(
             parts.append(translated.program.rstrip("\n"))
             continue
         elif explanation.title and (chosen or counted):
-            parts.append(_strong(explanation.title))
+            parts.append(_strong(in_line(explanation.title)))
         sections = [element.section(everything) for element in chosen]
         if counted:
             lines = counted.lines(width - 4, _height(), colour=_colour())
-            blocks = (Verbatim("\n".join(lines)), Paragraph(f"{_capital(counted.verdict)}."))
+            blocks = (
+                Verbatim("\n".join(lines), coloured=True),
+                Paragraph(f"{_capital(counted.verdict)}."),
+            )
             sections.append(Section(counted.legend, blocks))
         if sections:
             parts.append(Document("", tuple(sections)).text(width, _strong))
@@ -129,13 +141,13 @@ def command(
     if saved:
         volume = problem.spatial_rank == 3 and (html or not mapped)
         how = ", the three axes drawn one by one" if volume else ""
-        parts.append(f"saved to {' and '.join(saved)}{how}")
+        parts.append(f"saved to {in_line(' and '.join(saved))}{how}")
     output.write_paged("\n\n".join(parts) + "\n")
 
 
 def _explanation(
     layer: Layer,
-    files: Mapping[str, str],
+    read: Mapping[str, str],
     seed: int,
     elements: tuple[str, ...],
     *,
@@ -143,37 +155,36 @@ def _explanation(
 ) -> tuple[ConvProblem, Explanation, str]:
     """A layer's explanation with the values that it needs, and where these are from."""
     loaded: dict[str, Any] = {}
-    if files:
+    if read:
         from cupyconv.cli import data
 
-        loaded = {name: data.load(f"--{name}", path) for name, path in files.items()}
+        loaded = {name: data.load(f"--{name}", path) for name, path in read.items()}
     more = {
         argument: loaded[name].shape
         for name, argument in (("x", "input_shape"), ("w", "filter_shape"))
         if name in loaded and argument not in layer.arguments
     }
     problem = layer.problem(**more)
-    title = ": ".join(text for text in (layer.name, layer.title) if text)
     wanted: list[Element] = [cupyconv.explain(problem).element(name) for name in elements]
     if example and problem.N:
         plain = cupyconv.explain(problem)
         wanted.append(plain.element(plain.middle))
     if not wanted:
-        return problem, cupyconv.explain(problem, title=title, **loaded), ""
+        return problem, cupyconv.explain(problem, title=layer.heading, **loaded), ""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     if sum(map(prod, shapes)) > MOST_ELEMENTS and len(loaded) < len(TENSORS):
         note = (
             f"Values are left out: x, w and dy have {sum(map(prod, shapes)):,} numbers. "
             "Give all three as files to have them."
         )
-        return problem, cupyconv.explain(problem, title=title, **loaded), note
+        return problem, cupyconv.explain(problem, title=layer.heading, **loaded), note
     values = {**_drawn(problem, seed), **loaded}
     results = _results(problem, values, {element.tensor for element in wanted})
-    where = [f"{name} from {path}" for name, path in files.items()]
-    if len(files) < len(TENSORS):
+    where = [f"{name} from {path}" for name, path in read.items()]
+    if len(read) < len(TENSORS):
         where.append(f"random data of seed {seed}, the same as in `cupyconv grads`")
     note = f"Values: {', '.join(where)}."
-    return problem, cupyconv.explain(problem, title=title, **values, **results), note
+    return problem, cupyconv.explain(problem, title=layer.heading, **values, **results), note
 
 
 def _drawn(problem: ConvProblem, seed: int) -> dict[str, Any]:
@@ -245,11 +256,6 @@ def _as_json(
     return entry
 
 
-def _write(path: str, content: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(content)
-
-
 def _width() -> int:
     return max(shutil.get_terminal_size((output.PIPED_WIDTH, 24)).columns, 40)
 
@@ -260,7 +266,7 @@ def _height() -> int:
 
 
 def _colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return output.is_terminal(sys.stdout) and not os.environ.get("NO_COLOR")
 
 
 def _strong(text: str) -> str:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cupyconv import ConvError, ConvProblem, ConvTypeError
-from cupyconv.cli import configuration, output
+from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.cli.shapes import axes_table, tensors_json, title
 from cupyconv.explaining.shapes import reasons
+from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, PASSES, shape_text
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
@@ -30,9 +31,11 @@ TENSORS = ("x", "w", "dy")
 @click.command()
 @configuration.configuration_options
 @configuration.dtype_option
-@click.option("--x", metavar="FILE", help="Read x from .npy or .npz (FILE.npz:NAME).")
-@click.option("--w", metavar="FILE", help="Read w.")
-@click.option("--dy", metavar="FILE", help="Read dy.")
+@click.option(
+    "--x", type=paths.FILE, metavar="FILE", help="Read x from .npy or .npz (FILE.npz:NAME)."
+)
+@click.option("--w", type=paths.FILE, metavar="FILE", help="Read w.")
+@click.option("--dy", type=paths.FILE, metavar="FILE", help="Read dy.")
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random data."
 )
@@ -44,7 +47,9 @@ TENSORS = ("x", "w", "dy")
     help="Where to compute; auto takes the GPU if there is one.",
 )
 @click.option("--impl", metavar="NAME", default="auto", show_default=True, help="Implementation.")
-@click.option("--save", metavar="FILE", help="Write all tensors to this .npz file.")
+@click.option(
+    "--save", type=paths.FILE, metavar="FILE", help="Write all tensors to this .npz file."
+)
 @click.option("--no-check", is_flag=True, help="Only compute; the checks can take far longer.")
 @click.option(
     "--dask",
@@ -89,7 +94,7 @@ def command(
         report = _chunked(layers, files, target, seed, device, impl, no_check, options)
         return _tell([report], target, as_json)
     if target:
-        data.require_writable(target)
+        paths.require_writable("--save", target)
     place = data.Place.of(device, impl)
     reports = []
     for layer in layers:
@@ -156,7 +161,7 @@ def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
         output.write_json({"layers": everything, "saved": str(target) if target else None})
     else:
         parts = [part for report in reports for part in report.tables()]
-        output.draw(*parts, *([f"saved to {target}"] if target else []))
+        output.draw(*parts, *([f"saved to {in_line(str(target))}"] if target else []))
     return 0 if all(report.passed for report in reports) else 1
 
 
@@ -249,7 +254,7 @@ class _Report:
             ran = f"{names['forward']}: {self.planned['forward'].family.summary}"
         else:
             ran = ", ".join(f"{pass_} {name}" for pass_, name in names.items())
-        data = ", ".join(f"{name} from {path}" for name, path in self.files.items())
+        data = ", ".join(f"{name} from {in_line(path)}" for name, path in self.files.items())
         drawn = "" if len(self.files) == len(TENSORS) else f"random data of seed {self.seed}"
         line = f"ran on {where} with {ran}; {', '.join(filter(None, (data, drawn)))}"
         if self.agreements is None:

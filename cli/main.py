@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -46,12 +51,39 @@ class Program(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command line; exits with the code that the command returns, 0 if it is None."""
         try:
-            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+            with _ending_by_signal():
+                code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
             code = _report(error)
         sys.exit(code or GOOD)
+
+
+@contextmanager
+def _ending_by_signal() -> Iterator[None]:
+    """Makes a program that is told to end clean up first, as it does after an error.
+
+    What is ignored already, as under nohup, still is.
+    """
+    taken = []
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        for one in taken:
+            signal.signal(one, signal.SIG_IGN)  # a second one would end the cleaning up
+        raise SystemExit(128 + number)  # as a shell reports it
+
+    if threading.current_thread() is threading.main_thread():  # no other may do this
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, end)
+                taken.append(number)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _report(error: Exception) -> int:

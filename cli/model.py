@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from cupyconv import ConvError
-from cupyconv.cli import configuration, output
+from cupyconv.cli import configuration, output, paths
 from cupyconv.explaining.model import Model, ModelLayer, read
+from cupyconv.markup import in_line
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import shape_text
 
@@ -24,7 +25,9 @@ class _Described(click.Argument):
 
 
 @click.command()
-@click.argument("file", cls=_Described, metavar="FILE.onnx", help="The model's file.")
+@click.argument(
+    "file", cls=_Described, type=paths.FILE, metavar="FILE.onnx", help="The model's file."
+)
 @click.option(
     "--input",
     "inputs",
@@ -56,10 +59,8 @@ def command(file: str, inputs: tuple[str, ...], device: str, as_json: bool) -> N
         output.write_json(_as_json(file, model, planned, device))
         return
     if not planned:
-        output.write(f"{file} has no Conv and no ConvTranspose\n")
+        output.write(f"{in_line(file)} has no Conv and no ConvTranspose\n")
         return
-    from rich.text import Text
-
     table = output.table("layer", "x, w -> y", "FLOP", f"kernels on {device}", right=("FLOP",))
     for layer, layer_plan in planned:
         shapes = (
@@ -67,7 +68,7 @@ def command(file: str, inputs: tuple[str, ...], device: str, as_json: bool) -> N
             f"-> {shape_text(layer.output_shape)}; {_settings(layer)}"
         )
         table.add_row(
-            Text(layer.name),
+            in_line(layer.name),
             shapes,
             output.scaled(layer.problem.flops, ""),
             _kernels(layer, layer_plan),
@@ -79,9 +80,13 @@ def command(file: str, inputs: tuple[str, ...], device: str, as_json: bool) -> N
         f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
         f"each pass moves at least {output.memory(totals['bytes'])}",
     ]
-    lines += [f"left out: {name}, because {reason}" for name, reason in model.left_out]
+    lines += [in_line(f"left out: {name}, because {why}") for name, why in model.left_out]
     named = ", ".join(f"{name} {_shape(shape)}" for name, shape in model.inputs.items())
-    output.draw(output.heading(file, f"inputs {named}"), table, output.heading("in all", *lines))
+    output.draw(
+        output.heading(in_line(file), in_line(f"inputs {named}")),
+        table,
+        output.heading("in all", *lines),
+    )
 
 
 def _input(text: str) -> tuple[str, tuple[int, ...]]:

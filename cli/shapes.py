@@ -48,10 +48,9 @@ def command(devices: tuple[str, ...], as_json: bool, **options: Any) -> None:
 def title(layer: Layer, problem: ConvProblem) -> Any:
     """The lines above a layer's tables."""
     head = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-    above = ": ".join(text for text in (layer.name, layer.title) if text)
     line = f"{head} -> {shape_text(problem.output_shape)}"
     lines = [line, configuration.summary(problem)]
-    return output.heading(*([above, *lines] if above else lines))
+    return output.heading(*([layer.heading, *lines] if layer.heading else lines))
 
 
 def axes_table(problem: ConvProblem) -> Any:

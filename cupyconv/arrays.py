@@ -12,10 +12,10 @@ import re
 import sys
 from enum import Enum
 from functools import cache
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from cupyconv.errors import ConvTypeError, DeviceError
+from cupyconv.errors import ConvTypeError, CupyconvError, DeviceError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,28 +93,33 @@ def take(name: str, value: Any) -> tuple[Any, Home]:
     Args:
         name: what the argument is called, for messages.
         value: a NumPy or CuPy array, or an object that exports DLPack or
-            ``__cuda_array_interface__``.
+            ``__cuda_array_interface__``.  Of a class derived from NumPy's, such as memmap, the
+            plain array is taken.
 
     Raises:
-        ConvTypeError: it is none of these, or refuses to export its memory.
+        ConvTypeError: it is none of these, a masked array or a matrix, or it does not export its
+            memory.
         DeviceError: it is on a GPU and CuPy is not installed.
     """
     import numpy as np
 
-    if isinstance(value, np.ndarray):
-        HOMES[type(value)] = Home.CPU
+    if type(value) is np.ndarray:
+        HOMES[np.ndarray] = Home.CPU
         return value, Home.CPU
+    if isinstance(value, np.ndarray):
+        require_plain(name, value)
+        return value.view(np.ndarray), Home.CPU
     module = sys.modules.get("cupy")
     if module is not None and isinstance(value, module.ndarray):
         HOMES[type(value)] = Home.GPU
         return value, Home.GPU
-    if getattr(value, "requires_grad", False):
-        raise ConvTypeError(
-            f"{name} requires grad, and what is computed on its memory is not recorded. "
-            "Call cupyconv.torch.conv2d or its like, which are differentiated, or pass "
-            f"{name}.detach()"
-        )
     try:
+        if getattr(value, "requires_grad", False):
+            raise ConvTypeError(
+                f"{name} requires grad, and what is computed on its memory is not recorded. "
+                "Call cupyconv.torch.conv2d or its like, which are differentiated, or pass "
+                f"{name}.detach()"
+            )
         # DLPack first: it orders the streams of the two libraries, the other does not.
         if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
             device_type = int(value.__dlpack_device__()[0])
@@ -124,17 +129,42 @@ def take(name: str, value: Any) -> tuple[Any, Home]:
                 return cupy().from_dlpack(value), Home.GPU
         if hasattr(value, "__cuda_array_interface__"):
             return cupy().asarray(value), Home.GPU
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, DeviceError):
-            raise
+    except (CupyconvError, MemoryError):
+        raise
+    except Exception as error:  # each library has its own
+        words = str(error) if isinstance(error, _SAYING) else f"{type(error).__name__}: {error}"
         raise ConvTypeError(
-            f"{name} of type {_type_name(value)} does not export its memory: {error}. "
+            f"{name} of type {_type_name(value)} does not export its memory: {words}. "
             "Pass a NumPy or CuPy array"
         ) from error
     raise ConvTypeError(
         f"{name} must be a NumPy or CuPy array, or export DLPack: got {_type_name(value)}. "
         f"{_way_in(name, value)}"
     )
+
+
+_SAYING = (BufferError, RuntimeError, TypeError, ValueError)
+"""Errors whose text alone says what is wrong; that of a KeyError is only the key."""
+
+
+def require_plain(name: str, value: Any) -> None:
+    """Check that an array's class does not say what no pass would heed.
+
+    Raises:
+        ConvTypeError: it has a mask, or is a matrix, which cannot have more than two axes.
+    """
+    import numpy as np
+
+    if isinstance(value, np.ma.MaskedArray):
+        raise ConvTypeError(
+            f"{name} is a masked array, and a convolution knows no masks. "
+            f"Pass {name}.filled(0), which has zeros there, or {name}.data, which has all values; "
+            f"of Dask's arrays, dask.array.ma.filled({name}, 0)"
+        )
+    if isinstance(value, np.matrix):
+        raise ConvTypeError(
+            f"{name} is a numpy.matrix, which has two axes, always. Pass numpy.asarray({name})"
+        )
 
 
 def _way_in(name: str, value: Any) -> str:
@@ -258,6 +288,53 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
+_MOST_WORK: Any = 10_000  # of NumPy's solver; its stub is too narrow
+
+
+def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether two elements of an array that lies in memory like this share a byte.
+
+    Exact unless that takes too long; then they count as sharing one.
+    """
+    axes = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True))
+    reach = itemsize  # of the axes with smaller strides
+    for stride, size in axes if 0 not in shape else ():
+        if size > 1 and stride < reach:
+            break
+        reach += (size - 1) * stride
+    else:
+        return False  # every array whose axes lie inside one another, sliced or reversed ones too
+    return _some_meet(shape, strides, itemsize)
+
+
+def _some_meet(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether elements share a byte, by NumPy's solver.
+
+    Of two that do, each may be moved as far as the other; so if there are any that differ in their
+    index of an axis, there are some of which one has the index 0 there.
+    """
+    import numpy as np
+
+    interface = {"data": (1 << 46, True), "typestr": f"|V{itemsize}", "version": 3}
+
+    def at(shape: list[int], offset: int) -> np.ndarray:
+        """The layout at some address, where nothing is ever read."""
+        where = {"data": ((1 << 46) + offset, True), "shape": tuple(shape), "strides": strides}
+        return np.asarray(SimpleNamespace(__array_interface__=interface | where))
+
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        first, others = list(shape), list(shape)
+        first[axis], others[axis] = 1, size - 1
+        try:
+            if np.shares_memory(at(first, 0), at(others, strides[axis]), max_work=_MOST_WORK):
+                return True
+        except np.exceptions.TooHardError:
+            return True
+    return False
+
+
 def overlap(a: Any, b: Any, home: Home) -> bool:
     """Whether two arrays of one home share an element of memory.
 
@@ -269,6 +346,6 @@ def overlap(a: Any, b: Any, home: Home) -> bool:
     if home is Home.GPU:
         return bool(cupy().may_share_memory(a, b))
     try:
-        return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]  # stub is too narrow
+        return np.shares_memory(a, b, max_work=_MOST_WORK)
     except np.exceptions.TooHardError:
         return True

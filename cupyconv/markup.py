@@ -1,14 +1,18 @@
 """Text and HTML out of the same few pieces: paragraphs, tables and verbatim lines.
 
 Knows nothing of convolutions, so that the lowest rooms can describe themselves in Jupyter.
+Whatever is put into a piece, no character comes out that steers a terminal or that XML does not
+have.
 """
 
 from __future__ import annotations
 
+import html
+import re
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, fields
+from typing import Any
 
 WIDTH = 100
 
@@ -28,8 +32,49 @@ border-left:3px solid rgba(128,128,128,.35);background:transparent;color:inherit
 """Takes its colours from the page around it, so that it reads in light and in dark."""
 
 
+_STEERING = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tabs and new lines, DEL, C1
+    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # lines, and the direction of writing
+    r"\ud800-\udfff\ufeff\ufffe\uffff]"  # no characters of Unicode, or none of a text's own
+)
+
+
+def visible(text: str) -> str:
+    """A text whose control characters are written out, as ``\\x1b``; new lines and tabs stay."""
+    return _STEERING.sub(lambda found: _written_out(found[0]), text)
+
+
+def in_line(text: str) -> str:
+    """A name from outside: its control characters are written out, and so are its new lines."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def escape(text: str) -> str:
+    """A text as XML and HTML have it, between tags and in attributes."""
+    return html.escape(visible(text))
+
+
+def _written_out(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+class _Piece:
+    """A dataclass whose texts are visible ones."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # each piece is a dataclass
+            object.__setattr__(self, field.name, _visible(getattr(self, field.name)))
+
+
+def _visible(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    return tuple(map(_visible, value)) if isinstance(value, tuple) else value
+
+
 @dataclass(frozen=True)
-class Paragraph:
+class Paragraph(_Piece):
     """A sentence or several, wrapped to the width there is."""
 
     text: str
@@ -42,10 +87,19 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
-class Verbatim:
-    """Lines that are not wrapped: formulas, drawings, programs."""
+class Verbatim(_Piece):
+    """Lines that are not wrapped: formulas, drawings, programs.
+
+    Attributes:
+        coloured: the lines have a terminal's colours, and nothing from outside.
+    """
 
     text: str
+    coloured: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.coloured:
+            super().__post_init__()
 
     def lines(self, width: int) -> Iterator[str]:
         for line in self.text.splitlines():
@@ -56,7 +110,7 @@ class Verbatim:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(_Piece):
     """Rows under headings; only the last column is wrapped.
 
     Attributes:
@@ -111,7 +165,7 @@ Block = Paragraph | Verbatim | Table
 
 
 @dataclass(frozen=True)
-class Section:
+class Section(_Piece):
     """A heading with what stands under it."""
 
     title: str
@@ -136,7 +190,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Document:
+class Document(_Piece):
     """Sections under a title."""
 
     title: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
@@ -18,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 
 import cupyconv
-from cupyconv import arrays
+from cupyconv import arrays, files
 from cupyconv.errors import ConvError
 from cupyconv.gpu import compiler
 from cupyconv.planning import PassPlan, Request
@@ -193,7 +194,11 @@ def driver_version() -> int:
     return int(arrays.cupy().cuda.runtime.driverGetVersion())
 
 
-def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path:
+def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path | None:
+    """The file of a choice; None where none can be kept."""
+    folder = compiler.trusted_directory("measured")
+    if folder is None:
+        return None
     key = (
         _FORMAT,
         cupyconv.__version__,
@@ -203,28 +208,33 @@ def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path:
         [asdict(candidate) for candidate in candidates],
     )
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
-    return compiler.cache_directory() / "measured" / f"{digest}.json"
+    return folder / f"{digest}.json"
 
 
-def _read(path: Path, candidates: Sequence[PassPlan]) -> _Measured | None:
+def _read(path: Path | None, candidates: Sequence[PassPlan]) -> _Measured | None:
     """What was measured of the candidates; None if no whole file is there."""
+    if path is None:
+        return None
     numbers = range(len(candidates))
     try:
-        entry = json.loads(path.read_bytes())
+        entry = files.parse_json(files.read_private(path))
         times = {int(number): float(found) for number, found in entry["seconds"].items()}
         left_out = {int(number): str(why) for number, why in entry["left_out"].items()}
+        fastest = int(entry["fastest"])
         known = all(number in numbers for number in (*times, *left_out))
-        if known and entry["fastest"] in times and min(times.values()) > 0:
-            return _Measured(entry["fastest"], times, left_out)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        if known and fastest in times and min(times.values()) > 0:
+            return _Measured(fastest, times, left_out)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         pass
     return None
 
 
 def _write(
-    path: Path, request: Request, candidates: Sequence[PassPlan], measured: _Measured
+    path: Path | None, request: Request, candidates: Sequence[PassPlan], measured: _Measured
 ) -> None:
     """Keep a choice for later processes; a folder that cannot be written keeps none."""
+    if path is None:
+        return
     entry = {
         "device": request.device.name,
         "problem": str(request.problem),
@@ -234,8 +244,5 @@ def _write(
         "seconds": measured.seconds,
         "left_out": measured.left_out,
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        compiler.put(path, json.dumps(entry, indent=1).encode())
-    except OSError:
-        pass
+    with suppress(OSError):
+        compiler.keep(path, json.dumps(entry, indent=1).encode())

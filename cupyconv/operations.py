@@ -741,3 +741,9 @@ def _require_out(out: _Layout, shape: tuple[int, ...], dtype: str) -> None:
             f"out is {shape_text(out.shape) or 'a scalar'}, the result is {shape_text(shape)}",
             f"Pass an out of shape {shape}",
         )
+    if arrays.overlaps_itself(out.shape, out.strides, out.itemsize):
+        raise ConvError(
+            "out must have memory of its own for each element",
+            f"elements of a {shape_text(out.shape)} with strides of {out.strides} bytes overlap",
+            "Pass a new array, and copy from it",
+        )

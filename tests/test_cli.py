@@ -297,6 +297,17 @@ def test_env_is_code_3_only_if_a_gpu_is_required():
     assert run("env", "--require-gpu").exit_code == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")
+def test_env_tells_of_a_cache_that_others_may_write(tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    result = run("env", "--json", CUPYCONV_CACHE_DIR=str(tmp_path / "cache"))
+    found = json.loads(result.stdout)
+    assert found["cache"]["trusted"] is False
+    assert f"chmod go-w {tmp_path / 'cache'}" in found["missing"][-1]["command"]
+    assert "not used" in run("env", CUPYCONV_CACHE_DIR=str(tmp_path / "cache")).stdout
+
+
 def test_a_kernel_that_does_not_compile_is_code_4_and_shows_the_log(monkeypatch):
     def fail(*_args):
         raise KernelCompileError("conv_forward.cu does not compile", "line 3: error: no\nline 4: x")

@@ -297,6 +297,59 @@ def test_unknown_chunk_sizes_say_how_to_know_them():
     assert cd.conv_forward(unknown, w).compute().shape == (4, 3, 7)
 
 
+def wrongly_declared(shape, chunks, number, made):
+    """An array that declares its chunks, of which one is something else."""
+
+    def block(block_id=None):
+        size = tuple(axis[n] for axis, n in zip(declared, block_id, strict=True))
+        return made if block_id == number else np.ones(size, np.float32)
+
+    declared = da.core.normalize_chunks(chunks, shape)
+    return da.map_blocks(block, chunks=declared, dtype=np.float32, meta=np.ones((0,) * len(shape)))
+
+
+@pytest.mark.parametrize("chunks", [(1, 2, 4), (2, 2, 8)], ids=["halos", "whole"])
+@pytest.mark.parametrize("size", [(1, 2, 5), (2, 2, 9), (1, 2, 3), (2, 8)])
+def test_a_block_that_is_not_as_declared_is_named(chunks, size):
+    number = (0, 0, 1) if chunks[2] == 4 else (0, 0, 0)
+    made = np.ones(size, np.float32)
+    x = wrongly_declared((2, 2, 8), chunks, number, made)
+    dy = wrongly_declared((2, 3, 8), (chunks[0], 3, chunks[2]), number, made)
+    w = np.ones((3, 2, 3), np.float32)
+    fine = da.ones((2, 2, 8), chunks=chunks, dtype=np.float32)
+    whole = da.ones((2, 3, 8), chunks=(2, 3, 8), dtype=np.float32)
+    real = "x".join(map(str, size))
+    for name, lazy in (
+        ("x", cd.conv_forward(x, w, padding=1)),
+        ("x", cd.conv_backprop_filter(x, w.shape, whole, padding=1)),
+        ("dy", cd.conv_backprop_input(fine.shape, w, dy, padding=1)),
+        ("dy", cd.conv_backprop_filter(fine, w.shape, dy, padding=1)),
+        ("dy", cd.conv_backprop_bias(dy)),
+    ):
+        with pytest.raises(ConvError, match="declares") as caught:
+            lazy.compute(scheduler="synchronous")
+        assert f"block {number} is {real}, declared is" in str(caught.value)
+        assert f"a block of {name} " in str(caught.value)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["of the array", "of one block"])
+def test_masks_of_blocks_are_not_lost(known):
+    masked = np.ma.masked_array(np.ones((2, 2, 4), np.float32), mask=True)
+    if known:
+        x = da.from_array(np.ma.masked_array(np.ones((2, 2, 8), np.float32), mask=True), chunks=2)
+    else:
+        x = wrongly_declared((2, 2, 8), (2, 2, 4), (0, 0, 1), masked)
+    w = np.ones((3, 2, 3), np.float32)
+    for call in (
+        lambda: cd.conv_forward(x, w, padding=1),
+        lambda: cd.conv_backprop_bias(x),
+        lambda: cd.conv_backprop_filter(x, w.shape, da.ones((2, 3, 6), dtype=np.float32)),
+    ):
+        with pytest.raises(ConvTypeError, match=r"is a masked array.*dask\.array\.ma\.filled"):
+            call().compute(scheduler="synchronous")
+    cd.conv_forward(da.ma.filled(x, 0), w, padding=1).compute(scheduler="synchronous")
+
+
 def test_what_does_not_fit_is_told_before_anything_is_computed():
     x, w = da.ones((2, 3, 8), chunks=2), da.ones((4, 3, 3))
     with pytest.raises(ConvError, match="filter's input channels"):

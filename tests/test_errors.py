@@ -603,6 +603,126 @@ def test_objects_that_refuse_to_export():
     assert "Pass a NumPy or CuPy array" in message
 
 
+class Exporter:
+    """Gives what it is told to as its device, or raises it."""
+
+    def __init__(self, device=(1, 0), memory=None):
+        self.device, self.memory = device, memory
+
+    def __dlpack_device__(self):
+        if isinstance(self.device, BaseException):
+            raise self.device
+        return self.device
+
+    def __dlpack__(self, **_):
+        if isinstance(self.memory, BaseException):
+            raise self.memory
+        return self.memory
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"device": KeyError("queue")}, "KeyError: 'queue'"),
+        ({"device": AttributeError("no context")}, "AttributeError: no context"),
+        ({"device": ZeroDivisionError("by zero")}, "ZeroDivisionError: by zero"),
+        ({"device": ()}, "IndexError"),
+        ({"device": None}, "subscriptable"),
+        ({"device": ("one", 0)}, "one"),
+        ({"memory": KeyError("queue")}, "KeyError: 'queue'"),
+        ({"memory": AttributeError("no context")}, "AttributeError: no context"),
+        ({"memory": OSError("unplugged")}, "OSError: unplugged"),
+        ({"memory": RuntimeError("on strike")}, "on strike"),
+        ({"memory": 7}, "does not export its memory"),
+    ],
+)
+def test_exporters_that_fail_are_quoted(given, words):
+    for call in (
+        lambda: cupyconv.conv_forward(Exporter(**given), ones(1, 1, 3)),
+        lambda: cupyconv.conv_backprop_bias(Exporter(**given)),
+        lambda: cupyconv.conv_forward(ones(1, 1, 5), ones(1, 1, 3), out=Exporter(**given)),
+    ):
+        with pytest.raises(ConvTypeError, match="does not export its memory") as caught:
+            call()
+        assert words in str(caught.value)
+        assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), KeyboardInterrupt(), DeviceError("gone")])
+def test_errors_that_are_not_the_exporters_fault_pass(error):
+    with pytest.raises(type(error)):
+        cupyconv.conv_forward(Exporter(memory=error), ones(1, 1, 3))
+
+
+def test_attributes_that_fail_are_quoted():
+    class Strange:
+        @property
+        def requires_grad(self):
+            raise KeyError("graph")
+
+    with pytest.raises(ConvTypeError, match="does not export its memory: KeyError: 'graph'"):
+        cupyconv.conv_forward(Strange(), ones(1, 1, 3))
+
+
+# -- classes derived from NumPy's ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x", "w", "bias", "dy", "out"])
+def test_masks_are_not_lost_without_a_word(name, computes):
+    def layer(**changed):
+        given = {"x": ones(1, 1, 5), "w": ones(1, 1, 3), "bias": ones(1), "dy": ones(1, 1, 3)}
+        return {**given, **changed}
+
+    shape = layer().get(name, ones(1, 1, 3)).shape
+    masked = np.ma.masked_array(np.ones(shape, F32), mask=np.ones(shape, bool))
+    calls = [
+        lambda g: cupyconv.conv_forward(g["x"], g["w"], g["bias"], out=g.get("out")),
+        lambda g: cupyconv.conv_backward(g["x"], g["w"], g["dy"]),
+        lambda g: cupyconv.conv_backprop_bias(g["dy"]),
+        lambda g: cupyconv.onnx.conv(g["x"], g["w"], g["bias"]),
+    ]
+    uses = {"x": (0, 1, 3), "w": (0, 1, 3), "bias": (0, 3), "dy": (1, 2), "out": (0,)}
+    for number in uses[name]:
+        with pytest.raises(ConvTypeError, match="is a masked array") as caught:
+            calls[number](layer(**{name: masked}))
+        called = "b" if (name, number) == ("bias", 3) and ": b " in str(caught.value) else name
+        assert f"{called}.filled(0)" in str(caught.value)
+        assert f"{called}.data" in str(caught.value)
+        calls[number](layer(**{name: masked.filled(0)}))
+    assert masked.mask.all()
+
+
+def test_explanations_take_no_masks_either():
+    problem = cupyconv.ConvProblem((1, 1, 5), (1, 1, 3))
+    with pytest.raises(ConvTypeError, match="x is a masked array"):
+        cupyconv.explain(problem, x=np.ma.ones((1, 1, 5), F32))
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_a_matrix_is_refused_in_its_own_words():
+    with pytest.raises(ConvTypeError, match=r"bias is a numpy\.matrix.*numpy\.asarray\(bias\)"):
+        cupyconv.conv_forward(ones(1, 1, 5), ones(1, 1, 3), np.matrix([[1.0]], dtype=F32))
+
+
+def test_of_other_classes_the_plain_array_is_taken(tmp_path, computes):
+    class Labelled(np.ndarray):
+        def __getitem__(self, key):
+            raise AssertionError("not a convolution's business")
+
+    x, w = ones(1, 2, 5), ones(3, 2, 3)
+    expected = cupyconv.conv_forward(x, w)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    for derived in (x.view(Labelled), mapped, x.view(np.recarray)):
+        for _ in range(2):
+            y = cupyconv.conv_forward(derived, w)
+            assert type(y) is np.ndarray
+            np.testing.assert_array_equal(y, expected)
+    out = np.lib.format.open_memmap(tmp_path / "y.npy", "w+", F32, expected.shape)
+    assert cupyconv.conv_forward(x, w, out=out) is out
+    np.testing.assert_array_equal(np.asarray(out), expected)
+
+
 class StandInGpuArray:
     """What a CuPy array shows of itself: enough to tell where it is."""
 
@@ -717,6 +837,96 @@ def test_out_that_overlaps_an_input(name):
         remedy=f"Pass a new array, or a copy of {name}",
     )
     np.testing.assert_array_equal(memory, before)
+
+
+def views(rng, memory):
+    """Legal views of one memory, and layouts made up, each with its shape and strides."""
+    size = memory.itemsize
+    block = memory[: 6 * 5 * 4 * 3].reshape(6, 5, 4, 3)
+    for _ in range(4):
+        steps = tuple(slice(None, None, rng.choice((1, 1, 2, -1, -2))) for _ in range(4))
+        yield block.transpose(rng.permutation(4))[steps]
+    yield np.einsum("nnhw->nhw", block[:5])
+    yield block[:, :, 1:2, ::2]
+    for _ in range(12):
+        shape = tuple(int(n) for n in rng.integers(1, 5, 4))
+        strides = tuple(int(s) for s in rng.integers(-13, 14, 4) * rng.choice((1, size)))
+        yield np.lib.stride_tricks.as_strided(memory[1000:], shape, strides)
+
+
+def test_whether_a_layout_overlaps_itself_is_exact():
+    rng = np.random.default_rng(0)
+    memory = np.zeros(4000, F32)
+    answers = {True: 0, False: 0}
+    for _ in range(60):
+        for view in views(rng, memory):
+            offsets = sum(
+                np.arange(n).reshape(-1, *[1] * (view.ndim - 1 - axis)) * stride
+                for axis, (n, stride) in enumerate(zip(view.shape, view.strides, strict=True))
+            )
+            each = (np.ravel(offsets)[:, None] + np.arange(view.itemsize)).ravel()
+            expected = len(np.unique(each)) < each.size
+            got = arrays.overlaps_itself(view.shape, view.strides, view.itemsize)
+            assert got == expected, (view.shape, view.strides)
+            answers[got] += 1
+    assert min(answers.values()) > 200
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1, 1), (2**40, 2**20)])
+def test_layouts_at_the_ends(shape):
+    strides = np.lib.stride_tricks.as_strided(np.zeros(1), (1,) * len(shape)).strides
+    contiguous, step = [], 8
+    for size in reversed(shape):
+        contiguous.insert(0, step)
+        step *= size
+    assert not arrays.overlaps_itself(shape, tuple(contiguous), 8)
+    assert len(strides) == len(shape)
+    assert arrays.overlaps_itself(shape, (0,) * len(shape), 8) == (np.prod(shape, dtype=float) > 1)
+
+
+def overlapping(shape, how):
+    """A writeable array whose elements share memory, over memory that is full of sevens."""
+    memory = np.full(100, 7, F32)
+    strides = (40, 20, 2) if how == "half an element" else (0,) * len(shape)
+    return memory, np.lib.stride_tricks.as_strided(memory, shape, strides, writeable=True)
+
+
+@pytest.mark.parametrize("which", ["y", "dx", "dw", "transposed"])
+@pytest.mark.parametrize("how", ["broadcast", "half an element"])
+def test_out_whose_elements_overlap(which, how):
+    memory, out = overlapping((1, 1, 3), how)
+    assert out.flags.writeable
+    for _ in range(2):
+        refused(
+            calls_with_out(out)[which],
+            rule="out must have memory of its own for each element",
+            values="elements of a 1x1x3 with strides of",
+            remedy="Pass a new array, and copy from it",
+        )
+    assert np.all(memory == 7)
+
+
+def test_out_of_a_bias_gradient_whose_elements_overlap():
+    memory, out = overlapping((3,), "broadcast")
+    with pytest.raises(ConvError, match="memory of its own for each element"):
+        cupyconv.conv_backprop_bias(ones(1, 3, 4), out=out)
+    assert np.all(memory == 7)
+
+
+def test_out_of_every_ordinary_view_is_written(computes):
+    x, w = ones(2, 2, 6, 6), ones(3, 2, 3, 3)
+    expected = cupyconv.conv_forward(x, w)
+    room = np.zeros((4, 6, 8, 8), F32)
+    for out in (
+        room[:2, ::2, 4:, 4:],
+        room[::-1, ::-1, ::-1, ::-1][:2, :3, :4, :4],
+        room[::2, 1:4, ::2, ::2],
+        room.transpose(1, 0, 3, 2)[:2, 1:4, :4, ::2],
+        np.moveaxis(np.zeros((2, 4, 4, 3), F32), -1, 1),
+        np.asfortranarray(np.zeros((2, 3, 4, 4), F32)),
+    ):
+        assert cupyconv.conv_forward(x, w, out=out) is out
+        np.testing.assert_array_equal(out, expected)
 
 
 def test_out_of_a_gradient_that_overlaps_an_input():

@@ -149,7 +149,9 @@ def test_files_are_written_and_named(tmp_path):
     assert said(*volume) == f"saved to {svg}, the three axes drawn one by one\n"
     assert said(*volume, "--map", "dx").endswith(f"saved to {svg}\n")
     assert "slice D = 3" in svg.read_text()
-    assert "No such file" in refused("--preset", "same-stride", "--svg", str(tmp_path / "no" / "a"))
+    assert "there is no folder" in refused(
+        "--preset", "same-stride", "--svg", str(tmp_path / "no" / "a")
+    )
     assert "axis W" in refused("--input", "1x1x9000000", "--filter", "1x1x3", "--svg", str(svg))
 
 

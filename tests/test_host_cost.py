@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvTypeError, arrays, backends
+from cupyconv import ConvError, ConvTypeError, arrays, backends
 from cupyconv.gpu import launch, tensormaps
 from cupyconv.gpu.launch import ROLES, Launch, Part
 from cupyconv.gpu.tensormaps import TensorMaps, TiledMap
@@ -177,6 +177,21 @@ def test_arrays_of_another_device_are_refused_at_every_call(gpu, memory, monkeyp
             cupyconv.conv_backprop_bias(out)
         with pytest.raises(ConvTypeError, match="dy is on device 1"):
             cupyconv.conv_backward(here[0], here[1], out, needs=(), **FORMATS)
+    assert len(runtime.launched) == 2
+
+
+def test_an_out_whose_elements_overlap_is_refused_and_others_are_not(gpu, memory):
+    runtime = gpu("sm_80")
+    x, w = memory.array((2, 9, 9, 8)), memory.array((8, 3, 3, 8))
+    room = memory.array((4, 7, 7, 16))
+    for out in (room[::2, :, :, ::2], room[::-1][:2, ::-1, ::-1, 8:]):
+        cupyconv.conv_forward(x, w, out=out, **FORMATS)
+    assert len(runtime.launched) == 2
+    for strides in ((0, 112, 16, 2), (784, 112, 16, 1), (98, 14, 2, 2)):
+        out = cupy.ndarray((2, 7, 7, 8), room.dtype, room.data, strides=strides)
+        for _ in range(2):
+            with pytest.raises(ConvError, match="out must have memory of its own"):
+                cupyconv.conv_forward(x, w, out=out, **FORMATS)
     assert len(runtime.launched) == 2
 
 

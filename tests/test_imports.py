@@ -13,6 +13,7 @@ PACKAGE = ROOT / "cupyconv"
 
 ROOMS = (
     "errors",
+    "files",
     "formats",
     "markup",
     "arrays",

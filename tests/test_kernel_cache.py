@@ -2,11 +2,15 @@
 
 import json
 import os
+import stat
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
+from cupyconv import files
 from cupyconv.gpu import compiler
 from cupyconv.gpu.sources import KernelSource
 
@@ -132,3 +136,192 @@ def test_the_record_tells_what_was_compiled(folder):
     assert record["defines"] == DEFINES
     assert record["architecture"] == "sm_80"
     assert "registers" in record["log"]
+
+
+# -- whose folder it is ----------------------------------------------------------------------------
+
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")
+
+
+@pytest.fixture
+def new_process(tmp_path, monkeypatch):
+    """What a process begins with: no warning given, and a temporary folder with nothing in it."""
+    (tmp_path / "process").mkdir()
+    monkeypatch.setattr(compiler, "_process_directory", lambda: tmp_path / "process")
+    compiler._warn.cache_clear()
+    yield
+    compiler._warn.cache_clear()
+
+
+def owned_by_another(monkeypatch, *places):
+    """Make these places those of somebody else, for whoever runs the tests."""
+    lstat = os.lstat
+
+    def look(path, *rest, **more):
+        found = lstat(path, *rest, **more)
+        if Path(path) not in places:
+            return found
+        return os.stat_result((*found[:4], 12345, *found[5:10]))
+
+    monkeypatch.setattr(os, "lstat", look)
+    monkeypatch.setattr(Path, "lstat", lambda path: look(path))
+
+
+def planted(cubin):
+    """Put something else into the place of a cubin, as somebody who may write the folder can."""
+    evil = b"\x7fELF planted"
+    cubin.write_bytes(evil)
+    cubin.with_suffix(".json").write_text(json.dumps({"digest": compiler._digest(evil)}))
+    return evil
+
+
+@posix
+@pytest.mark.parametrize("where", ["folder", "parent"])
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o772])
+@pytest.mark.usefixtures("new_process")
+def test_a_folder_that_others_may_write_is_passed_over(folder, compilations, where, mode):
+    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    evil = planted(cubin)
+    assert cubin.parent == folder
+    open_to_all = folder if where == "folder" else folder.parent
+    open_to_all.chmod(mode)
+    with pytest.warns(RuntimeWarning) as said:
+        other = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    assert other.parent != folder
+    assert other.read_bytes() != evil
+    assert f"chmod go-w {open_to_all}" in str(said[0].message)
+    assert compiler.CACHE_VARIABLE in str(said[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == other, "it warns once"
+    open_to_all.chmod(0o755)
+    assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80").parent == folder
+
+
+@posix
+@pytest.mark.usefixtures("new_process")
+def test_a_sticky_folder_keeps_others_from_the_cache_but_is_none(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "tmp" / "mine"))
+    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    assert cubin.parent == tmp_path / "tmp" / "mine"
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "tmp"))
+    with pytest.warns(RuntimeWarning, match="can be written by others"):
+        assert compiler.trusted_directory() is None
+
+
+@posix
+@pytest.mark.parametrize("which", ["folder", "parent", "link", "where the link leads"])
+@pytest.mark.usefixtures("new_process")
+def test_a_folder_of_somebody_else_is_passed_over(tmp_path, monkeypatch, which):
+    real, link = tmp_path / "one" / "two", tmp_path / "link"
+    real.mkdir(parents=True)
+    link.symlink_to("one")
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(link / "two"))
+    assert compiler.trusted_directory() == link / "two"
+    places = {"folder": real, "parent": real.parent, "link": link}
+    foreign = places.get(which, real.parent)
+    owned_by_another(monkeypatch, foreign)
+    with pytest.warns(RuntimeWarning, match=f"sudo chown {os.geteuid()} {foreign}"):
+        assert compiler.trusted_directory() is None
+
+
+@posix
+@pytest.mark.parametrize("which", [".cubin", ".json"])
+@pytest.mark.parametrize("how", ["written by others", "somebody else's", "link"])
+@pytest.mark.usefixtures("new_process")
+def test_a_file_that_others_may_write_is_not_read(folder, monkeypatch, compilations, which, how):
+    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    file = cubin.with_suffix(which)
+    if how == "written by others":
+        file.chmod(0o666)
+    elif how == "link":
+        file.rename(folder / "elsewhere")
+        file.symlink_to(folder / "elsewhere")
+    else:
+        owned_by_another(monkeypatch, file)
+    compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    assert len(compilations) == 2
+    if how != "somebody else's":
+        assert stat.S_IMODE(file.lstat().st_mode) == 0o600
+        compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+        assert len(compilations) == 2
+
+
+@posix
+def test_what_is_made_is_for_the_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "a" / "b"))
+    before = os.umask(0)
+    try:
+        cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    finally:
+        os.umask(before)
+    for made in (tmp_path / "a", tmp_path / "a" / "b"):
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert stat.S_IMODE(cubin.stat().st_mode) == 0o600
+
+
+@posix
+def test_a_circle_of_links_is_passed_over(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert files.distrusted(tmp_path / "a" / "cache") is not None
+
+
+def test_a_record_of_many_brackets_is_a_damaged_one(folder, compilations):
+    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    cubin.with_suffix(".json").write_text("[" * 100_000)
+    assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == cubin
+    assert len(compilations) == 2
+
+
+# -- where it is -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chosen", "base", "found"),
+    [
+        ("/opt/cache", None, "/opt/cache"),
+        ("~/kernels", None, "/home/me/kernels"),
+        (None, "/var/cache", "/var/cache/cupyconv"),
+        (None, "~/c", "/home/me/c/cupyconv"),
+        (None, "relative/c", "/home/me/.cache/cupyconv"),
+        ("", "", "/home/me/.cache/cupyconv"),
+        (None, None, "/home/me/.cache/cupyconv"),
+    ],
+)
+def test_where_the_cache_is(monkeypatch, chosen, base, found):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("USERPROFILE", "/home/me")
+    for name, value in ((compiler.CACHE_VARIABLE, chosen), ("XDG_CACHE_HOME", base)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert compiler.cache_directory() == Path(found)
+
+
+def test_a_relative_choice_is_in_the_current_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, "here")
+    assert compiler.cache_directory() == tmp_path / "here"
+
+
+@posix
+@pytest.mark.parametrize("chosen", [None, "~/kernels", "~nobody-of-this-name/kernels"])
+@pytest.mark.usefixtures("new_process")
+def test_without_a_home_nothing_is_called_tilde(monkeypatch, tmp_path, chosen):
+    import pwd
+
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", compiler.CACHE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    if chosen:
+        monkeypatch.setenv(compiler.CACHE_VARIABLE, chosen)
+    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    assert cubin.read_bytes()[:4] == b"\x7fELF"
+    assert [path.name for path in tmp_path.iterdir()] == ["process"]

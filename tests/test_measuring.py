@@ -1,6 +1,8 @@
 """Measured plans: the fastest is chosen, once, and remembered; on a stand-in for a GPU."""
 
 import json
+import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -142,6 +144,10 @@ def test_a_choice_outlives_the_process(gpu, tmp_path):
         lambda text: text.replace('"fastest": ', '"fastest": 7'),
         lambda text: text.replace('"fastest": ', '"fastest": -'),
         lambda text: text.replace('"seconds"', '"minutes"'),
+        lambda text: json.dumps(
+            {**json.loads(text), "seconds": dict.fromkeys(map(str, range(9)), 10**400)}
+        ),
+        lambda text: "[" * 100_000,
         lambda text: "",
     ],
 )
@@ -178,6 +184,23 @@ def test_a_choice_holds_for_what_it_was_measured_on(gpu, monkeypatch, what):
     else:
         more = {"precision": "tf32"}
     cupyconv.plan(PROBLEM, measure=True, **more)
+    assert gpu.timed > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")
+@pytest.mark.parametrize("which", ["cache", "measured", "file"])
+def test_what_others_may_write_is_not_believed(gpu, tmp_path, which):
+    gpu.seconds = {"cuda-generic": 1e-4}
+    cupyconv.plan(PROBLEM, measure=True)
+    opened = {"cache": [tmp_path], "measured": [tmp_path / "measured"], "file": files(tmp_path)}
+    for path in opened[which]:
+        path.chmod(0o777)
+    measuring.forget()
+    compiler._warn.cache_clear()
+    gpu.timed = 0
+    said = nullcontext() if which == "file" else pytest.warns(RuntimeWarning, match="chmod go-w")
+    with said:
+        cupyconv.plan(PROBLEM, measure=True)
     assert gpu.timed > 0
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import cupyconv
-from cupyconv import ConvProblem
+from cupyconv import ConvProblem, files
 from cupyconv.bench import environment, places
 from cupyconv.bench.timing import PAUSE
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(text)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+        files.put(path, f"{text}\n".encode())
 
 
 def _medians(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:

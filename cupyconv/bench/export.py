@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from cupyconv import files
 from cupyconv.bench import report
 from cupyconv.bench.results import KIND, SCHEMA, Results, Row
 
@@ -43,17 +44,16 @@ def to_json(results: Results) -> dict[str, Any]:
 
 
 def write_json(results: Results, path: Path) -> None:
-    """Put the JSON file in place at once, so that a reader never finds half of one."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(to_json(results), indent=1) + "\n")
-    os.replace(temporary, path)
+    """Everything as a JSON file."""
+    files.put(path, f"{json.dumps(to_json(results), indent=1)}\n".encode())
 
 
 def write_csv(results: Results, path: Path) -> None:
     """A line for each row; above them, what it was measured on, in lines that begin with #."""
-    with path.open("w", newline="") as file:
-        for key, value in results.environment.items():
-            file.write(f"# {key}: {json.dumps(value)}\n")
-        writer = csv.DictWriter(file, [*(column.name for column in fields(Row)), *DERIVED])
-        writer.writeheader()
-        writer.writerows(to_json(results)["rows"])
+    text = io.StringIO(newline="")
+    for key, value in results.environment.items():
+        text.write(f"# {key}: {json.dumps(value)}\n")
+    writer = csv.DictWriter(text, [*(column.name for column in fields(Row)), *DERIVED])
+    writer.writeheader()
+    writer.writerows(to_json(results)["rows"])
+    files.put(path, text.getvalue().encode())

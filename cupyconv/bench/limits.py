@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyconv import files
 from cupyconv.bench import data, environment, implementations, peers, places
 from cupyconv.bench.report import Section, geometric_mean
 from cupyconv.bench.suites import KINDS, QUICK, Layer, select, with_batch
@@ -219,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.json is not None:
         content = {"environment": about, "shares": [asdict(share) for share in shares]}
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(content, indent=1) + "\n")
+        files.put(given.json, f"{json.dumps(content, indent=1)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from math import ceil, floor, log2, log10
 
 from cupyconv.bench import environment, report
@@ -15,6 +14,7 @@ from cupyconv.bench.ceilings import Ceiling
 from cupyconv.bench.report import PEER, Comparison
 from cupyconv.bench.results import Results, Row
 from cupyconv.bench.suites import KINDS
+from cupyconv.markup import escape
 from cupyconv.problem import PASSES
 
 WIDTH = 1200

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cupyconv import files
 from cupyconv.bench import environment, report, results
 from cupyconv.bench.report import Tally
 from cupyconv.bench.results import Results
@@ -129,10 +130,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.into is None:
         print("\n\n".join(tables.values()))
         return
-    text = given.into.read_text()
+    text = given.into.read_text(encoding="utf-8")
     for device, content in tables.items():
         text = put_into(text, device, content)
-    given.into.write_text(text)
+    files.put(given.into, text.encode())
 
 
 if __name__ == "__main__":

@@ -92,6 +92,7 @@ def as_chunked(name: str, value: Any) -> da.Array:
     if not isinstance(value, da.Array):
         array, _ = arrays.take(name, value)
         return da.from_array(array, chunks=-1, asarray=False)
+    arrays.require_plain(name, value._meta)
     for axis, sizes in enumerate(value.chunks):
         if any(size != size for size in sizes):  # nan
             raise ConvError(

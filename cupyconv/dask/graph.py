@@ -70,8 +70,8 @@ class Graph:
             placed[axis] = value
         return placed
 
-    def gather(self, array: da.Array, ranges: Sequence[Range]) -> Any:
-        """A region of an array: the key of a chunk, or what puts it together from pieces of chunks.
+    def gather(self, name: str, array: da.Array, ranges: Sequence[Range]) -> Any:
+        """A region of an operand: a chunk, or what puts it together from pieces of chunks.
 
         The pieces are tasks of their own, made where their chunk is, so that no more than them is
         moved.  Putting them together is not: it is done where the region is used, and the region
@@ -80,18 +80,18 @@ class Graph:
         pieces = [_pieces(sizes, *one) for sizes, one in zip(array.chunks, ranges, strict=True)]
         keys, places = [], []
         for combined in product(*pieces):
-            chunk = (array.name, *(number for number, _, _ in combined))
+            number = tuple(number for number, _, _ in combined)
+            sizes = zip(array.chunks, number, strict=True)
+            declared = tasks.Declared(name, number, tuple(axis[one] for axis, one in sizes))
+            chunk = (array.name, *number)
             cut = tuple(inner for _, inner, _ in combined)
-            whole = all(
-                inner == slice(0, sizes[number])
-                for (number, inner, _), sizes in zip(combined, array.chunks, strict=True)
-            )
-            if not whole:
+            if cut == tuple(slice(0, size) for size in declared.shape):
+                keys.append((declared.require, chunk))  # where it is used, as below
+            else:
                 inside = (bound for one in cut for bound in (one.start, one.stop))
-                piece = (f"conv-piece-{array.name}-{self._token}", *chunk[1:], *inside)
-                self._tasks[piece] = (partial(tasks.cut, where=cut), chunk)
-                chunk = piece
-            keys.append(chunk)
+                piece = (f"conv-piece-{array.name}-{self._token}", *number, *inside)
+                self._tasks[piece] = (partial(tasks.cut, declared=declared, where=cut), chunk)
+                keys.append(piece)
             places.append(tuple(slice(at, at + i.stop - i.start) for _, i, at in combined))
         if len(keys) == 1:
             return keys[0]

@@ -10,6 +10,7 @@ from typing import Any
 import dask.array as da
 
 from cupyconv import formats
+from cupyconv.dask import tasks
 from cupyconv.dask.chunks import as_chunked, shared_dtype
 from cupyconv.dask.graph import FAN_IN, Graph
 from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, reach_of, window_of
@@ -47,8 +48,9 @@ def conv_forward(
         centred in it.
 
     Raises:
-        ConvError: no such convolution exists, or a chunk's size is unknown (nan).
-        ConvTypeError: dtypes that differ or are not supported.
+        ConvError: no such convolution exists, or a chunk's size is unknown (nan); when it is
+            computed, that a chunk has another shape than it declares.
+        ConvTypeError: dtypes that differ or are not supported, or masked arrays.
     """
     x, w = as_chunked("x", x), as_chunked("w", w)
     layer: dict[str, Any] = {
@@ -87,11 +89,11 @@ def conv_forward(
         for number, (channels, taken, count) in enumerate(pieces):
             inputs = [window[0] for window in windows]
             arguments = [
-                graph.gather(x, graph.data(batch, channels, *inputs)),
-                graph.gather(w, graph.filters(filters, taken)),
+                graph.gather("x", x, graph.data(batch, channels, *inputs)),
+                graph.gather("w", w, graph.filters(filters, taken)),
             ]
             if bias is not None and number == 0:
-                arguments.append(graph.gather(bias, [filters]))
+                arguments.append(graph.gather("bias", bias, [filters]))
             shape = lengths_of(graph.data(batch, filters, *outputs))
             terms.append(graph.block([pads for _, pads in windows], count, shape, arguments))
         graph.finish(graph.data(*place), terms)
@@ -156,8 +158,8 @@ def conv_backprop_input(
         for filters, taken, count in pieces:
             outputs = [reach[0] for reach in reaches]
             arguments = [
-                graph.gather(w, graph.filters(filters, taken)),
-                graph.gather(dy, graph.data(batch, filters, *outputs)),
+                graph.gather("w", w, graph.filters(filters, taken)),
+                graph.gather("dy", dy, graph.data(batch, filters, *outputs)),
             ]
             shape = lengths_of(graph.data(batch, channels, *inputs))
             read = [
@@ -233,8 +235,8 @@ def conv_backprop_filter(
                 ]
                 inputs = [window[0] for window in windows]
                 arguments = [
-                    graph.gather(x, graph.data(batch, channels, *inputs)),
-                    graph.gather(dy, graph.data(batch, filters, *outputs)),
+                    graph.gather("x", x, graph.data(batch, channels, *inputs)),
+                    graph.gather("dy", dy, graph.data(batch, filters, *outputs)),
                 ]
                 shape = lengths_of(graph.filters(filters, taken))
                 terms.append(graph.block([pads for _, pads in windows], count, shape, arguments))
@@ -273,4 +275,5 @@ def conv_backprop_bias(dy: Any, *, data_format: str | None = None) -> da.Array:
         )
     n_axis, _, *spatial = formats.data_axes(formats.resolve_data_format(data_format, rank))
     wide = "float64" if name == "float64" else "float32"
+    dy = dy.map_blocks(tasks.require_dy, dtype=dy.dtype, meta=dy._meta)
     return dy.sum(axis=(n_axis, *spatial), dtype=wide, split_every=FAN_IN).astype(dy.dtype)

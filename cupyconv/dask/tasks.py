@@ -3,17 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cupyconv import operations
+from cupyconv import arrays, operations
 from cupyconv.dask.ranges import Range, lengths_of
+from cupyconv.errors import ConvError
+from cupyconv.problem import shape_text
 
 
-def cut(chunk: Any, where: tuple[slice, ...]) -> Any:
+@dataclass(frozen=True)
+class Declared:
+    """What a chunk of an operand is to be: shapes and halos were worked out from it.
+
+    Attributes:
+        name: of the operand.
+        number: of the chunk on each axis.
+        shape: what it has to be.
+    """
+
+    name: str
+    number: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def require(self, chunk: Any) -> Any:
+        """The chunk.
+
+        Raises:
+            ConvError: it has another shape.
+            ConvTypeError: it has a mask.
+        """
+        if isinstance(chunk, np.ndarray):
+            arrays.require_plain(self.name, chunk)
+        if tuple(chunk.shape) != self.shape:
+            raise ConvError(
+                f"a block of {self.name} must have the shape that its Dask array declares",
+                f"block {self.number} is {shape_text(chunk.shape) or 'a scalar'}, declared is "
+                f"{shape_text(self.shape)}",
+                "Correct what makes it, such as the chunks that map_blocks is given, or call "
+                "compute_chunk_sizes()",
+            )
+        return chunk
+
+
+def require_dy(chunk: Any, block_info: Any = None) -> Any:
+    """A block of dy, if it is what it declares; Dask says which one it is."""
+    about = block_info[0]
+    shape = tuple(stop - start for start, stop in about["array-location"])
+    return Declared("dy", tuple(about["chunk-location"]), shape).require(chunk)
+
+
+def cut(chunk: Any, declared: Declared, where: tuple[slice, ...]) -> Any:
     """A part of a chunk; copied, because a view would keep the whole chunk in memory."""
-    return chunk[where].copy()
+    return declared.require(chunk)[where].copy()
 
 
 def join(shape: tuple[int, ...], places: Sequence[tuple[slice, ...]], pieces: Sequence[Any]) -> Any:

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from cupyconv import arrays, files
 from cupyconv.errors import ConvError, ConvTypeError
 from cupyconv.explaining import adjoints, maps, shapes, terms, translate
 from cupyconv.explaining.adjoints import AdjointAxis
@@ -49,7 +50,7 @@ def explain(
         ``code("pytorch")`` is the layer in another framework, ``svg()`` and ``page()`` draw it.
 
     Raises:
-        ConvTypeError: ``problem`` is not a ConvProblem.
+        ConvTypeError: ``problem`` is not a ConvProblem, or an array not one that a pass takes.
         ConvError: an array does not have the shape that the problem says.
     """
     if not isinstance(problem, ConvProblem):
@@ -66,7 +67,7 @@ def explain(
         "y": problem.output_shape,
         "dy": problem.output_shape,
     }
-    data = {name: array for name, array in given.items() if array is not None}
+    data = {name: arrays.take(name, one)[0] for name, one in given.items() if one is not None}
     for name, array in data.items():
         shape = tuple(array.shape)
         if shape != wanted[name]:
@@ -142,7 +143,7 @@ class Explanation:
                 "a picture is saved as .svg, a page as .html", f"got {path}", "Use one of these"
             )
         content = self.svg() if path.suffix.lower() == ".svg" else self.page()
-        path.write_text(content, encoding="utf-8")
+        files.put(path, content.encode())
 
     # -- telling -----------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from math import prod
 
 from cupyconv.errors import ConvError
@@ -19,6 +18,7 @@ from cupyconv.explaining import adjoints, maps, shapes, terms
 from cupyconv.explaining.maps import TermMap
 from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.terms import LETTERS
+from cupyconv.markup import escape, visible
 from cupyconv.problem import ConvAxis, ConvProblem, shape_text
 
 CELL = 22
@@ -81,6 +81,7 @@ class Canvas:
         self.width, self.height = max(self.width, x), max(self.height, y)
 
     def text(self, x: float, y: float, text: str, kind: str = "ink") -> None:
+        text = visible(text)  # as long as it is drawn
         self.parts.append(f'<text x="{x:g}" y="{y:g}" class="{kind}">{escape(text)}</text>')
         if not {"in", "end"} & set(kind.split()):
             size = 9.6 if "title" in kind else 7.8 if "head" in kind else 6.3

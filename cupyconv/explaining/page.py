@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupyconv.errors import ConvError
 from cupyconv.explaining.maps import MOST_POSITIONS
 from cupyconv.explaining.terms import LETTERS
-from cupyconv.markup import Document
+from cupyconv.markup import Document, escape
 from cupyconv.problem import ConvProblem, shape_text
 
 if TYPE_CHECKING:

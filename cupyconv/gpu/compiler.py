@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import struct
 import tempfile
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from cupyconv import arrays
+from cupyconv import arrays, files
 from cupyconv.errors import DeviceError, KernelCompileError, unknown_word
 from cupyconv.gpu.sources import KernelSource
 
@@ -74,10 +76,13 @@ def cached_cubin(source: KernelSource, defines: Mapping[str, str | int], archite
 
     An entry is two files: the cubin, and a record with the cubin's digest, which is written last.
     Both are put in place atomically; an entry whose digest does not match is compiled again.  A
-    cache folder that cannot be written is replaced by a temporary one for this process.
+    cache folder that cannot be written, or that others may write, is replaced by a temporary one
+    for this process.
     """
     key = _key(source, defines, architecture)
-    for folder in (cache_directory(), _process_directory()):
+    own = trusted_directory()
+    folders = [_process_directory()] if own is None else [own, _process_directory()]
+    for folder in folders:
         cubin_path, record_path = folder / f"{key}.cubin", folder / f"{key}.json"
         if _intact(cubin_path, record_path):
             return cubin_path
@@ -90,27 +95,80 @@ def cached_cubin(source: KernelSource, defines: Mapping[str, str | int], archite
         "architecture": architecture,
         "log": log,
     }
-    for folder in (cache_directory(), _process_directory()):
+    for folder in folders:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            put(folder / f"{key}.cubin", cubin)
-            put(folder / f"{key}.json", json.dumps(record, indent=1).encode())
+            keep(folder / f"{key}.cubin", cubin)
+            keep(folder / f"{key}.json", json.dumps(record, indent=1).encode())
             return folder / f"{key}.cubin"
         except OSError:
             continue
     raise DeviceError(
-        f"no folder can be written for compiled kernels: tried {cache_directory()} and "
-        f"{_process_directory()}. Set {CACHE_VARIABLE} to a folder that can"
+        f"no folder can be written for compiled kernels: tried {' and '.join(map(str, folders))}. "
+        f"Set {CACHE_VARIABLE} to a folder that can"
     )
 
 
-def cache_directory() -> Path:
-    """The folder of compiled kernels: $CUPYCONV_CACHE_DIR, else cupyconv in the user's cache."""
+def cache_directory() -> Path | None:
+    """The folder of compiled kernels: $CUPYCONV_CACHE_DIR, else cupyconv in the user's cache.
+
+    None where the user has no home folder, or it is that of a user who has none.
+    """
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "cupyconv"
+        return files.expanded(chosen)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not base.startswith("~") and not os.path.isabs(base):
+        base = "~/.cache"  # a relative one is to be ignored, by the XDG specification
+    home = files.expanded(base)
+    return None if home is None else home / "cupyconv"
+
+
+def trusted_directory(name: str = "") -> Path | None:
+    """The cache's folder, or the one of this name in it, where nobody else can put anything.
+
+    None, with a warning that says how to mend it, where somebody could.
+    """
+    found = cache_directory()
+    folder = found and found / name
+    wrong = folder and distrust(folder)
+    if wrong:
+        _warn("compiled kernels are kept for this process only: {}. Mend it: {}".format(*wrong))
+        return None
+    return folder
+
+
+def distrust(folder: Path) -> tuple[str, str] | None:
+    """Who else decides what is in a cache folder, and the command that mends it; None if nobody."""
+    found = files.distrusted(folder)
+    if found is None:
+        return None
+    place, wrong = found
+    mending = "chmod go-w" if "written" in wrong else f"sudo chown {os.geteuid()}"
+    command = f"{mending} {shlex.quote(str(place))}"
+    return (
+        f"{place}, which leads to the cache {folder}, {wrong}",
+        f"{command}, or set {CACHE_VARIABLE} to a folder that is yours",
+    )
+
+
+@cache
+def _warn(text: str) -> None:
+    """Warn once in a process."""
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Put a file into a cache folder, which is made if need be.
+
+    Raises:
+        OSError: it cannot be written, or somebody else could too.
+    """
+    files.make_private(path.parent)
+    if path.parent != _process_directory() and (wrong := distrust(path.parent)):
+        raise PermissionError(wrong[0])  # somebody was quicker to make it
+    if path.is_symlink():
+        path.unlink()  # it is not read, so it is not written through either
+    files.put(path, content, mode=0o600)
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -170,22 +228,10 @@ def _digest(cubin: bytes) -> str:
 
 def _intact(cubin_path: Path, record_path: Path) -> bool:
     try:
-        record = json.loads(record_path.read_bytes())
-        return record["digest"] == _digest(cubin_path.read_bytes())
+        record = files.parse_json(files.read_private(record_path))
+        return record["digest"] == _digest(files.read_private(cubin_path))
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, over one that may be there."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 @cache

@@ -349,9 +349,10 @@ def _same(one: ConvProblem, other: ConvProblem) -> bool:
 def _place(device: Device) -> str:
     """A device's name, and what kernels are compiled for where the name does not say it."""
     architecture = device.architecture or ""
-    if architecture.removesuffix("a") == device.name.removesuffix("a"):
+    name = markup.in_line(device.name)
+    if architecture.removesuffix("a") == name.removesuffix("a"):
         return architecture
-    return f"{device.name} {architecture}".rstrip()
+    return f"{name} {architecture}".rstrip()
 
 
 def _blocks_text(planned: PassPlan) -> str:

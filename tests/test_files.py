@@ -1,0 +1,327 @@
+"""Files: what a command writes is there whole or not at all, and nothing else is replaced."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cupyconv import arrays, files
+from cupyconv.bench import run as bench_run
+from cupyconv.cli.main import main
+
+posix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
+
+SMALL = ("--input", "1x1x5x5", "--filter", "2x1x3x3")
+WRITERS = {
+    "--save": ("grads", *SMALL, "--no-check"),
+    "--svg": ("explain", *SMALL),
+    "--html": ("explain", *SMALL),
+    "--json": ("bench", "--quick", "--device", "cpu", "--no-torch"),
+    "--csv": ("bench", "--quick", "--device", "cpu", "--no-torch"),
+    "--plot": ("bench", "--quick", "--device", "cpu", "--no-torch"),
+}
+"""By each option that names a file to write, a command line that has it."""
+
+READERS = {
+    "--x": ("grads", *SMALL),
+    "--config": ("shapes",),
+    "--compare": ("bench", "--compare", "a"),
+    "FILE.onnx": ("model",),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """No GPU, and a benchmark that measures nothing."""
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
+    monkeypatch.setattr(bench_run, "run", lambda _place, _asked, log, _advance: log.finish())
+
+
+def write(option, path):
+    return CliRunner().invoke(main, [*WRITERS[option], option, str(path)])
+
+
+def refused(result) -> str:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("cupyconv: error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize("option", WRITERS)
+def test_a_file_is_made_with_the_permissions_of_any_other(tmp_path, option):
+    before = os.umask(0o027)
+    try:
+        result = write(option, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert result.exit_code == 0, result.output
+    assert os.listdir(tmp_path) == ["out"]
+    if hasattr(os, "mkfifo"):
+        assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o640
+
+
+@posix
+@pytest.mark.parametrize("option", WRITERS)
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path, option):
+    (tmp_path / "out").write_text("precious")
+    (tmp_path / "out").chmod(0o600)
+    assert write(option, tmp_path / "out").exit_code == 0
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o600
+    assert b"precious" not in (tmp_path / "out").read_bytes()
+
+
+@posix
+@pytest.mark.parametrize("option", WRITERS)
+@pytest.mark.parametrize("there", [True, False], ids=["to a file", "to nothing"])
+def test_a_link_is_kept_and_its_target_written(tmp_path, option, there):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    target, link = tmp_path / "there" / "target", tmp_path / "here" / "link"
+    if there:
+        target.write_text("precious")
+    link.symlink_to("../there/target")
+    assert write(option, link).exit_code == 0
+    assert link.is_symlink()
+    assert target.is_file()
+    assert b"precious" not in target.read_bytes()
+    assert sorted(os.listdir(tmp_path / "there")) == ["target"]
+    assert os.listdir(tmp_path / "here") == ["link"]
+
+
+def device(folder: Path, name: str) -> Path:
+    """A device that works like /dev/null or /dev/full.
+
+    Whoever could replace the system's own gets another, in case this goes wrong.
+    """
+    if not Path("/dev", name).is_char_device():
+        pytest.skip(f"this system has no /dev/{name}")
+    if os.geteuid() != 0:
+        return Path("/dev", name)
+    try:
+        os.mknod(folder / name, stat.S_IFCHR | 0o666, os.stat(f"/dev/{name}").st_rdev)
+        (folder / name).open("rb").close()
+    except OSError as error:
+        pytest.skip(f"no devices in temporary folders: {error}")
+    return folder / name
+
+
+@posix
+@pytest.mark.parametrize("option", WRITERS)
+def test_a_device_is_written_to(tmp_path, option):
+    null, link = device(tmp_path, "null"), tmp_path / "link"
+    link.symlink_to(null)
+    names = set(os.listdir(tmp_path))
+    for place in (null, link):
+        assert write(option, place).exit_code == 0
+        assert null.is_char_device()
+        assert link.is_symlink()
+        assert set(os.listdir(tmp_path)) == names
+
+
+@posix
+@pytest.mark.parametrize("option", WRITERS)
+def test_a_full_device_is_told(tmp_path, option):
+    full = device(tmp_path, "full")
+    line = refused(write(option, full))
+    assert f"{full}: No space left on device" in line
+    assert full.is_char_device()
+
+
+@posix
+@pytest.mark.parametrize("option", WRITERS)
+def test_a_pipe_is_written_to(tmp_path, option):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    assert write(option, pipe).exit_code == 0
+    reader.join(30)
+    assert read[0]
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+
+
+@pytest.mark.parametrize("option", WRITERS)
+def test_a_folder_and_what_is_in_none_are_refused_at_once(tmp_path, option, monkeypatch):
+    monkeypatch.setattr(bench_run, "run", lambda *_: pytest.fail("it was computed"))
+    assert f"{option} must be a file that can be written" in refused(write(option, tmp_path))
+    assert "there is no folder" in refused(write(option, tmp_path / "no" / "file"))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("option", [*WRITERS, *READERS])
+@pytest.mark.parametrize("path", ["", "a\0b"], ids=["empty", "NUL"])
+def test_what_is_no_path_is_refused(option, path):
+    words = {**WRITERS, **READERS}[option]
+    given = [path] if option in ("--compare", "FILE.onnx") else [option, path]
+    line = refused(CliRunner().invoke(main, [*words, *given]))
+    assert "must be the path of a file" in line
+
+
+@posix
+def test_standard_output_goes_on_where_the_file_ended(tmp_path):
+    # Opened anew it would be written from its beginning, over what is there.
+    program = (
+        "import sys; from pathlib import Path; from cupyconv import files\n"
+        "print('one', flush=True); files.put(Path('/dev/stdout'), b'two\\n'); print('three')"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True, timeout=60)
+    assert (tmp_path / "out").read_text() == "one\ntwo\nthree\n"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_name_as_long_as_names_can_be(tmp_path):
+    path = tmp_path / ("n" * 255)
+    files.put(path, b"content")
+    assert path.read_bytes() == b"content"
+
+
+def test_a_circle_of_links_is_told(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(OSError, match="a") as caught:
+        files.put(tmp_path / "a", b"content")
+    assert caught.value.filename == str(tmp_path / "a")
+
+
+def test_a_log_is_never_the_file_itself(tmp_path):
+    assert write("--json", tmp_path / "figures.jsonl").exit_code == 0
+    assert os.listdir(tmp_path) == ["figures.jsonl"]
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+WAITING = """
+import sys, time
+import numpy as np
+from cupyconv.cli.main import main
+
+def savez(file, **_):
+    file.write(b"half of it")
+    print("writing", flush=True)
+    time.sleep(60)
+
+np.savez = savez
+main(sys.argv[1:])
+"""
+
+
+def waiting(folder, command=(sys.executable, "-c")):
+    process = subprocess.Popen(
+        [*command, WAITING, *WRITERS["--save"], "--save", str(folder / "out.npz")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"writing\n"
+    return process
+
+
+@posix
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_program_that_is_told_to_end_leaves_nothing(tmp_path, name):
+    (tmp_path / "out.npz").write_text("precious")
+    process, number = waiting(tmp_path), getattr(signal, name)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors.strip()) == (128 + number, b"", b"")
+    assert os.listdir(tmp_path) == ["out.npz"]
+    assert (tmp_path / "out.npz").read_text() == "precious"
+
+
+@posix
+def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path):
+    process = waiting(tmp_path, ("nohup", sys.executable, "-c"))
+    try:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    CliRunner().invoke(main, ["shapes", *SMALL])
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_the_program_runs_in_any_thread():
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(CliRunner().invoke(main, ["shapes", *SMALL]).exit_code)
+    )
+    thread.start()
+    thread.join(30)
+    assert results == [0]
+
+
+# -- with Dask -------------------------------------------------------------------------------------
+
+
+@posix
+def test_a_folder_of_results_is_whole_or_not_there(tmp_path, monkeypatch):
+    pytest.importorskip("dask")
+    pytest.importorskip("zarr")
+    from cupyconv.cli import chunked
+
+    written = []
+
+    def fail(problem, norms, products):
+        raise AssertionError
+
+    import cupyconv.dask as cd
+
+    to_zarr = cd.to_zarr
+
+    def second_fails(array, path):
+        if written:
+            raise SystemExit(143)
+        written.append(path)
+        return to_zarr(array, path)
+
+    monkeypatch.setattr(cd, "to_zarr", second_fails)
+    monkeypatch.setattr(chunked, "adjoint", fail)
+    result = CliRunner().invoke(main, ["grads", *SMALL, "--dask", "--save", str(tmp_path / "out")])
+    assert result.exit_code == 143
+    assert written
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_saved_arrays_are_read_through_a_link(tmp_path):
+    (tmp_path / "link").symlink_to("out.npz")
+    assert write("--save", tmp_path / "link").exit_code == 0
+    with np.load(tmp_path / "out.npz") as saved:
+        assert {"x", "w", "y", "dy", "dx", "dw", "db"} <= set(saved.files)
+
+
+def test_no_other_module_writes_files():
+    # The benchmark's log grows line by line, and Zarr's folders are Zarr's.
+    others = {"cupyconv/files.py", "cupyconv/bench/results.py", "cupyconv/dask/results.py"}
+    root = Path(__file__).resolve().parent.parent
+    writing = re.compile(
+        r"os\.(replace|rename)\(|mkstemp|\.write_(text|bytes)\(|open\([^)]*[\"'][wax]"
+    )
+    found = [
+        str(path.relative_to(root))
+        for folder in ("cupyconv", "cli")
+        for path in (root / folder).rglob("*.py")
+        if writing.search(path.read_text(encoding="utf-8"))
+    ]
+    assert set(found) <= others
+    assert "cupyconv/dask/results.py" in found, "they are seen at all"

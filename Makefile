@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TEST_JOBS ?= 2
+MINUTES ?= 10
+SEED ?=
 
-.PHONY: demo test test-slow lint mutants wheel clean
+.PHONY: demo test test-slow fuzz lint mutants wheel clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -13,6 +15,9 @@ test: .venv/installed-test lint
 
 test-slow: .venv/installed-test
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m slow
+
+fuzz: .venv/installed-fuzz
+	$(BIN)/python -m tests.fuzz --jobs $(TEST_JOBS) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -38,3 +43,7 @@ $(BIN)/python:
 .venv/installed-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[test]"
 	touch $@ .venv/installed
+
+.venv/installed-fuzz: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[test,fuzz]"
+	touch $@ .venv/installed-test .venv/installed

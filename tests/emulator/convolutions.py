@@ -160,6 +160,17 @@ def conv_backprop_bias(
     return _run(call, out, arch, checked)
 
 
+def conv_transpose(
+    x: Any, w: Any, *, arch: str = "sm_80", checked: bool = True, out: Any = None, **rules: Any
+) -> np.ndarray:
+    """``cupyconv.conv_transpose`` on the emulator; arguments as for ``conv_forward``."""
+
+    def call(result: Any) -> Any:
+        return operations.conv_transpose(**_inputs(x=x, w=w), out=result, **rules)
+
+    return _run(call, out, arch, checked)
+
+
 def _inputs(**given: Any) -> dict[str, np.ndarray | None]:
     """The arrays in emulator memory, strides kept, no kernel allowed to write them."""
     return {
@@ -171,7 +182,7 @@ def _inputs(**given: Any) -> dict[str, np.ndarray | None]:
 def _run(call: Callable[[Any], np.ndarray], out: Any, arch: str, checked: bool) -> np.ndarray:
     stand_in = None
     if out is not None:
-        stand_in = memory.empty_strided(out.shape, out.dtype, out.strides, "out")
+        stand_in = memory.empty_like(out, "out")
     chosen = backend(arch, checked)
     with mock.patch.object(backends, "of", return_value=chosen):
         result = call(stand_in)

@@ -16,6 +16,9 @@ from .runtime import library
 _WRITTEN, _NOT_TO_BE_WRITTEN = 1, 2
 _regions: dict[int, _Allocation] = {}
 
+ALIGNMENT = 16
+"""Bytes up to which the alignment of arrays makes a difference to kernels."""
+
 
 class Kernel(Protocol):
     """What a report says of a kernel."""
@@ -106,17 +109,28 @@ def lazy(shape: Sequence[int], dtype, name: str = "lazy", read_only: bool = Fals
 
 
 def like(view: np.ndarray, name: str = "view", read_only: bool = True) -> np.ndarray:
-    """A copy of a strided view with the same strides, its gaps filled with poison."""
-    result = _strided(view.shape, view.dtype, view.strides, name, read_only, uninitialised=False)
+    """A copy of a view with the same strides and alignment, its gaps filled with poison."""
+    first = _beyond_alignment(view)
+    result = _strided(
+        view.shape, view.dtype, view.strides, name, read_only, uninitialised=False, first=first
+    )
     result[...] = view
     return result
 
 
+def empty_like(view: np.ndarray, name: str = "output") -> np.ndarray:
+    """As ``empty_strided``, with the strides and the alignment of a view."""
+    return empty_strided(view.shape, view.dtype, view.strides, name, _beyond_alignment(view))
+
+
 def empty_strided(
-    shape: Sequence[int], dtype, strides: Sequence[int], name: str = "output"
+    shape: Sequence[int], dtype, strides: Sequence[int], name: str = "output", first: int = 0
 ) -> np.ndarray:
-    """As ``empty``, with the given strides in bytes; a write between the elements is reported."""
-    result = _strided(shape, dtype, strides, name, read_only=False, uninitialised=True)
+    """As ``empty``, with the given strides in bytes; a write beside the elements is reported.
+
+    The first element lies so many bytes beyond a multiple of ALIGNMENT.
+    """
+    result = _strided(shape, dtype, strides, name, read_only=False, uninitialised=True, first=first)
     allocation = _allocation_of(result)
     state = allocation.element_state()
     state[:] = _NOT_TO_BE_WRITTEN
@@ -124,16 +138,25 @@ def empty_strided(
     return result
 
 
-def _strided(shape, dtype, strides, name, read_only, uninitialised) -> np.ndarray:
+def _beyond_alignment(view: np.ndarray) -> int:
+    """Bytes from a multiple of ALIGNMENT to the first element, which lies in its own alignment."""
+    return view.ctypes.data % ALIGNMENT // view.itemsize * view.itemsize
+
+
+def _strided(shape, dtype, strides, name, read_only, uninitialised, first=0) -> np.ndarray:
     dtype = np.dtype(dtype)
     steps = [abs(stride) for stride in strides]
-    extent = sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + dtype.itemsize
+    reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+    below = -sum(bytes_ for bytes_ in reach if bytes_ < 0)  # of what lies before the first element
+    extent = sum(map(abs, reach)) + dtype.itemsize
+    lead = (first - below) % ALIGNMENT
     if 0 in shape:
-        extent = 0
-    count = -(-extent // dtype.itemsize)
+        extent = lead = 0
+    count = -(-(lead + extent) // dtype.itemsize)
     flat = _allocate((count,), dtype, name, read_only, uninitialised)
     flat.view(np.uint8)[...] = 0xFF
-    forward = np.lib.stride_tricks.as_strided(flat, tuple(shape), tuple(steps))
+    lowest = flat[lead // dtype.itemsize :]
+    forward = np.lib.stride_tricks.as_strided(lowest, tuple(shape), tuple(steps))
     return forward[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in strides)]
 
 

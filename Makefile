@@ -2,10 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TEST_JOBS ?= 2
+MINUTES ?= 10
+SEED ?=
 
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 
-.PHONY: demo test test-rest test-all test-slow lint mutants wheel clean
+.PHONY: demo test test-rest test-all test-slow fuzz lint mutants wheel clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -21,6 +23,9 @@ test-all: test test-rest
 
 test-slow: .venv/installed-test
 	$(PYTEST) -m slow
+
+fuzz: .venv/installed-fuzz
+	$(BIN)/python -m tests.fuzz --jobs $(TEST_JOBS) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -46,3 +51,7 @@ $(BIN)/python:
 .venv/installed-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[test]"
 	touch $@ .venv/installed
+
+.venv/installed-fuzz: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[test,fuzz]"
+	touch $@ .venv/installed-test .venv/installed

@@ -5,6 +5,7 @@ from .convolutions import (
     conv_backprop_filter,
     conv_backprop_input,
     conv_forward,
+    conv_transpose,
 )
 from .module import EmulatedKernel, EmulatedModule, Outcome
 from .reports import CheckerError, Report
@@ -22,5 +23,6 @@ __all__ = [
     "conv_backprop_filter",
     "conv_backprop_input",
     "conv_forward",
+    "conv_transpose",
     "settings",
 ]

@@ -165,6 +165,17 @@ def conv_backprop_bias(
     return _run(call, out, arch, checked)
 
 
+def conv_transpose(
+    x: Any, w: Any, *, arch: str = "sm_80", checked: bool = True, out: Any = None, **rules: Any
+) -> np.ndarray:
+    """``cupyconv.conv_transpose`` on the emulator; arguments as for ``conv_forward``."""
+
+    def call(result: Any) -> Any:
+        return operations.conv_transpose(**_inputs(x=x, w=w), out=result, **rules)
+
+    return _run(call, out, arch, checked)
+
+
 def _inputs(**given: Any) -> dict[str, np.ndarray | None]:
     """The arrays in emulator memory, strides kept, no kernel allowed to write them."""
     return {

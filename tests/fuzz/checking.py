@@ -1,0 +1,317 @@
+"""One case put to the library and judged."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem, ConvTypeError
+from cupyconv.cpu import blocked
+from tests import agreement, emulator
+from tests.emulator import CheckerError
+
+from .cases import PLAIN, Case, KernelRun, NumpyRun, Place, View, dtype_of, layout, place, places_of
+from .judging import bounds
+from .kernels import NotTakenError, pool
+from .oracle import Geometry, IllegalError, Oracle, geometry, result_shape
+
+APIS: dict[type, Any] = {NumpyRun: cupyconv, KernelRun: emulator}
+"""What has the library's functions, by the kind of run."""
+
+NOT_TAKEN = "the implementation must fit the problem"
+"""Rule of the ConvError by which an implementation refuses what others take."""
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a case.
+
+    Attributes:
+        case: the case.
+        kind: what findings of one cause have in common.
+        text: what was expected and what came.
+        index, low, high, got: the first wrong element, what it may be between, and what it is.
+    """
+
+    case: Case
+    kind: tuple[str, ...]
+    text: str
+    index: tuple[int, ...] | None = None
+    low: float = 0.0
+    high: float = 0.0
+    got: float = 0.0
+
+    @property
+    def is_illegal(self) -> bool:
+        """Whether it is that something illegal was taken."""
+        return self.kind[0] == "illegal"
+
+
+@dataclass
+class Layer:
+    """What cases of the same layer and data share."""
+
+    oracle: Oracle | None
+    places: dict[str, Place]
+
+
+def method_plan(case: Case, found: Geometry, method: str) -> cupyconv.Plan:
+    """The plan of a case's layer, with all passes by one method."""
+    planned = cupyconv.plan(problem_of(case, found), "cpu")
+    passes = tuple(replace(one, method=method) for one in planned.passes)
+    return replace(planned, passes=passes)
+
+
+def problem_of(case: Case, found: Geometry) -> ConvProblem:
+    """The library's own description of a legal layer."""
+    return ConvProblem(
+        found.shapes["x"],
+        found.shapes["w"],
+        stride=case.stride,
+        padding=case.padding,
+        dilation=case.dilation,
+        groups=case.groups,
+        data_format=case.data_format,
+        filter_format=case.filter_format,
+        dtype=case.dtype,
+    )
+
+
+def arguments(case: Case, places: dict[str, Place]) -> tuple[list[Any], dict[str, Any]]:
+    """What the operation is called with, but for ``out`` and how it is computed."""
+    arrays = {name: one.array for name, one in places.items()}
+    keywords = case.rules
+    if case.operation == "conv_forward":
+        if case.activation is not None:
+            keywords["activation"] = case.activation
+        given = [arrays["x"], arrays["w"]]
+        return given if case.bias is None else [*given, arrays["bias"]], keywords
+    if case.operation == "conv_backprop_input":
+        return [case.x, arrays["w"], arrays["dy"]], keywords
+    if case.operation == "conv_backprop_filter":
+        return [arrays["x"], case.w, arrays["dy"]], keywords
+    if case.operation == "conv_backprop_bias":
+        return [arrays["dy"]], keywords
+    if case.output_padding == "shape":
+        keywords["output_shape"] = case.x
+    elif case.output_padding is not None:
+        keywords["output_padding"] = case.output_padding
+    return [arrays["dy"], arrays["w"]], keywords
+
+
+FILLER = 0x5A
+"""Byte of memory that no result is in."""
+
+
+def out_view(case: Case, shape: tuple[int, ...]) -> tuple[View, tuple[int, ...]]:
+    """How ``out`` lies in memory, and its shape, for a result of that shape."""
+    view = case.views.get("out", PLAIN)
+    if case.bad_out == "shape":
+        shape = (*shape[:-1], shape[-1] + 1)
+    if case.bad_out == "read-only":
+        view = replace(view, read_only=True)
+    if case.bad_out == "overlapping":
+        longest = max(range(len(shape)), key=shape.__getitem__)
+        view = replace(view, repeated=(longest,))
+    return view, shape
+
+
+def out_place(case: Case, found: Geometry | None, places: dict[str, Place]) -> Place | None:
+    """``out``, of whatever is wrong with it; None if it is not passed."""
+    if case.bad_out == "shared":
+        return places[next(iter(case.operands))]
+    if ("out" not in case.views and not case.bad_out) or found is None:
+        return None
+    view, shape = out_view(case, result_shape(found, case.operation))
+    dtype = dtype_of(case.dtype)
+    count = layout(view, shape).count
+    made = place(view, shape, dtype, np.zeros(count))
+    made.memory[:] = FILLER
+    return made
+
+
+def call(case: Case, found: Geometry | None, places: dict[str, Place], out: Place | None) -> Any:
+    """The library's result."""
+    given, keywords = arguments(case, places)
+    if out is not None:
+        keywords["out"] = out.array
+    function = getattr(APIS[type(case.run)], case.operation)
+    if isinstance(case.run, KernelRun):
+        return _call_kernels(case, found, lambda **more: function(*given, **keywords, **more))
+    if case.operation == "conv_backprop_bias":
+        return function(*given, **keywords)
+    impl: Any = case.run.method
+    if found is not None and impl not in ("auto", "reference", "numpy"):
+        impl = method_plan(case, found, impl)
+    elif impl != "reference":
+        impl = "auto"
+    kept = blocked.BLOCK_BYTES
+    blocked.BLOCK_BYTES = case.run.block_bytes or kept
+    try:
+        return function(*given, **keywords, impl=impl)
+    finally:
+        blocked.BLOCK_BYTES = kept
+
+
+def _call_kernels(case: Case, found: Geometry | None, function: Callable[..., Any]) -> Any:
+    run = case.run
+    assert isinstance(run, KernelRun)
+    more: dict[str, Any] = {"arch": run.arch}
+    if case.operation != "conv_backprop_bias":
+        more |= {"impl": run.impl, "precision": run.precision}
+    with emulator.settings(**run.settings):
+        if run.tile is None or run.impl == "auto" or case.operation == "conv_backprop_bias":
+            return function(**more)
+        with agreement.planned(run.impl, run.tile):
+            return function(**more)
+
+
+def implementation(case: Case, found: Geometry) -> str:
+    """What computes a legal case: a method of NumPy, or a family of kernels that just ran."""
+    if case.operation == "conv_backprop_bias":
+        return "bias"
+    if isinstance(case.run, KernelRun):
+        return pool.ran if case.run.impl == "auto" else case.run.impl
+    if case.run.method != "auto":
+        return case.run.method
+    pass_ = case.operation.removeprefix("conv_").replace("transpose", "backprop_input")
+    return cupyconv.plan(problem_of(case, found), "cpu")[pass_].method
+
+
+# -- judging ---------------------------------------------------------------------------------------
+
+
+def layer_of(case: Case) -> Layer:
+    """What a case shares with those of other operations on its layer.
+
+    One that is illegal has no oracle, and only its own arrays.
+    """
+    try:
+        found = geometry(case)
+    except IllegalError:
+        return Layer(None, places_of(case, case.operands))
+    places = places_of(case, case.tensors)
+    arrays = {name: one.array for name, one in places.items()}
+    return Layer(Oracle(found, case.dtype, arrays), places)
+
+
+def check(case: Case, layer: Layer | None = None) -> Finding | None:
+    """What is wrong with a case; None if nothing is.
+
+    Args:
+        case: the case.
+        layer: what it shares with others.
+
+    Raises:
+        NotTakenError: its implementation does not take it.
+    """
+    layer = layer or layer_of(case)
+    try:
+        found = geometry(case)
+    except IllegalError as error:
+        return _check_illegal(case, layer, str(error))
+    assert layer.oracle is not None
+    before = {name: layer.places[name].memory.tobytes() for name in case.operands}
+    out = out_place(case, found, layer.places)
+    try:
+        got = call(case, found, layer.places, out)
+    except NotTakenError:
+        raise
+    except ConvError as error:
+        if error.rule == NOT_TAKEN:
+            raise NotTakenError(error.rule) from None
+        return Finding(case, ("refused", case.operation, error.rule), f"refused: {error}")
+    except CheckerError as error:
+        report = error.reports[0]
+        kind = ("checker", report.kind, report.file, str(report.line))
+        return Finding(case, kind, str(error))
+    except Exception as error:
+        where = _innermost(error)
+        kind = ("raised", type(error).__name__, where)
+        return Finding(case, kind, f"raised {type(error).__name__} at {where}: {error}")
+    kind = _kind(case, found)
+    changed = [name for name, kept in before.items() if layer.places[name].memory.tobytes() != kept]
+    if changed:
+        return Finding(case, ("changed", *kind, *changed), f"changed {', '.join(changed)}")
+    return _check_result(case, kind, layer.oracle, got, out)
+
+
+def _check_illegal(case: Case, layer: Layer, reason: str) -> Finding | None:
+    legal = None
+    if case.bad_out:
+        legal = geometry(replace(case, bad_out=""))
+    out = out_place(case, legal, layer.places)
+    try:
+        call(case, None, layer.places, out)
+    except (ConvError, ConvTypeError):
+        return None
+    except CheckerError as error:
+        return Finding(
+            case, ("illegal", reason, "ran"), f"was run, though it needs {reason}: {error}"
+        )
+    except NotTakenError:
+        raise
+    except Exception as error:
+        where = _innermost(error)
+        kind = ("illegal", reason, type(error).__name__, where)
+        text = f"raised {type(error).__name__} at {where}, not ConvError, though it needs {reason}"
+        return Finding(case, kind, f"{text}: {error}")
+    return Finding(case, ("illegal", reason), f"was taken, though it needs {reason}")
+
+
+def _check_result(
+    case: Case, kind: tuple[str, ...], oracle: Oracle, got: Any, out: Place | None
+) -> Finding | None:
+    if out is not None and got is not out.array:
+        return Finding(case, ("not out", *kind), "did not return out")
+    shape = result_shape(oracle.layer, case.operation)
+    if got.shape != shape or got.dtype != dtype_of(case.dtype):
+        text = f"gave {got.dtype} {got.shape}, expected {case.dtype} {shape}"
+        return Finding(case, ("shape", *kind), text)
+    must_be = bounds(case, oracle)
+    wrong = must_be.wrong(got)
+    if wrong.any():
+        index = tuple(int(i) for i in np.argwhere(wrong)[0])
+        low, high = (float(edge[index]) for edge in (must_be.low, must_be.high))
+        value = float(got[index])
+        wanted = repr(low) if low == high or low != low else f"{low!r} to {high!r}"
+        text = f"{wrong.sum()} of {got.size} wrong, the first at {index}: {value!r}, not {wanted}"
+        return Finding(case, ("wrong", *kind), text, index, low, high, value)
+    if out is not None and not _untouched(out):
+        return Finding(case, ("outside", *kind), "wrote between or beside the elements of out")
+    return None
+
+
+def _untouched(out: Place) -> bool:
+    """Whether the memory between and beside the elements of ``out`` is as it was; fills it."""
+    dtype = out.array.dtype
+    out.array[...] = np.full(dtype.itemsize, FILLER, np.uint8).view(dtype)[0]
+    return bool((out.memory == FILLER).all())
+
+
+def _kind(case: Case, found: Geometry | None = None) -> tuple[str, ...]:
+    """What computed it, the operation and the dtype."""
+    where = "kernels" if isinstance(case.run, KernelRun) else "numpy"
+    name = implementation(case, found) if found else ""
+    return (where, name, case.operation, case.dtype)
+
+
+def _innermost(error: BaseException) -> str:
+    """File and line of the library that it was raised at."""
+    frames = traceback.extract_tb(error.__traceback__)
+    root = HERE.parent.parent
+    ours = [
+        frame
+        for frame in frames
+        if Path(frame.filename).is_relative_to(root) and ".venv" not in frame.filename
+    ]
+    frame = (ours or list(frames))[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"

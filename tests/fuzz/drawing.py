@@ -1,0 +1,437 @@
+"""Random cases.  A case's number and the seed are all that it depends on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cupyconv.planning import cpu
+from tests import agreement
+
+from .cases import (
+    DATA_FORMATS,
+    FILTER_FORMATS,
+    OPERATIONS,
+    Case,
+    KernelRun,
+    NumpyRun,
+    View,
+)
+from .checking import problem_of
+from .oracle import DTYPES, Geometry, IllegalError, geometry, result_shape
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+FAMILIES = (
+    "cuda-generic",
+    "cuda-gather",
+    "cuda-direct",
+    "cuda-toeplitz",
+    "cuda-patch",
+    "cuda-hopper",
+    "cuda-hopper-bf16x6",
+    "cuda-hopper-halo",
+)
+PASSES = ("forward", "backprop_input", "backprop_filter")
+
+MOST_ELEMENTS = 1 << 16
+"""Of a tensor."""
+
+MOST_PHASES = 64
+"""Of the input's gradient, one for each combination of remainders by the strides."""
+
+SUMS = {"float16": 2**24, "bfloat16": 2**24, "float32": 2**24, "float64": 2**53}
+"""Up to here, every integer is a number of the precision that sums are made in."""
+
+LARGEST = {"float16": 1000, "bfloat16": 100, "float32": 1000, "float64": 10**6}
+"""Integers up to here are numbers of the dtype, and of TF32."""
+
+DECADE = {"float16": 2, "bfloat16": 4, "float32": 4, "float64": 4}
+"""Largest decade of values."""
+
+ILLEGAL = 0.05
+"""Share of cases with something wrong."""
+
+
+class Draw(random.Random):
+    """Random numbers of one case."""
+
+    def one(self, options: Sequence[Any]) -> Any:
+        return options[int(self.random() * len(options))]
+
+    def chance(self, share: float) -> bool:
+        return self.random() < share
+
+
+def numpy_cases(seed: object, number: int) -> Iterator[Case]:
+    """All runs of one layer on NumPy: every operation, by every method that takes it."""
+    draw = Draw(f"{seed} numpy {number}")
+    layer = draw_layer(draw, draw.one((500, 500, 4000, 4000, 4000, 30_000, 100_000)))
+    base, found = draw_case(draw, layer)
+    if draw.chance(ILLEGAL):
+        yield spoiled(draw, base)
+        return
+    problem = problem_of(base, found)
+    # Blocks of a few bytes are quick for few products only.
+    small = [size for size, most in ((1, 500), (3000, 5000)) if found.macs <= most]
+    block = draw.one((None, None, 30_000, *small))
+    for operation in OPERATIONS:
+        case = replace(base, operation=operation)
+        case = replace(case, **_of_operation(draw, case, found))
+        for method in _methods(problem, operation):
+            yield replace(case, run=NumpyRun(method, block))
+
+
+def _methods(problem: Any, operation: str) -> list[str]:
+    if operation == "conv_backprop_bias":
+        return ["auto"]
+    pass_ = operation.removeprefix("conv_").replace("transpose", "backprop_input")
+    named = [method.name for method in cpu.methods(problem, pass_)]
+    return ["auto", *(named if operation != "conv_transpose" else ()), "reference"]
+
+
+def kernel_cases(seed: object, number: int) -> Iterator[Case]:
+    """Runs of one layer on the kernels: every operation by "auto" or one family."""
+    draw = Draw(f"{seed} kernels {number}")
+    impl, arch = draw.one((*FAMILIES, "auto", "auto")), draw.one(ARCHITECTURES)
+    if "hopper" in impl:
+        arch = "sm_90a"
+    for _ in range(30):
+        layer = draw_layer(draw, draw.one((2000, 8000, 8000, 40_000)), impl)
+        base, found = draw_case(draw, layer, on_gpu=True)
+        precision = draw.one(("ieee", "ieee", "tf32"))
+        if impl in ("auto", "cuda-generic"):
+            break
+        if agreement.fits(problem_of(base, found), impl, arch, precision):
+            break
+    settings = {"policy": draw.one(("first-in", "reverse", "random"))}
+    settings["timing"] = draw.one(("late", "early", "any"))
+    settings["seed"] = draw.randint(1, 1000)
+    settings["preempt_period"] = draw.one((0, 0, 64))
+    tile = draw.randint(0, 7) if draw.chance(0.25) else None
+    base = replace(base, run=KernelRun(impl, arch, precision, settings, tile))
+    if draw.chance(ILLEGAL):
+        yield spoiled(draw, base)
+        return
+    for operation in OPERATIONS:
+        case = replace(base, operation=operation)
+        yield replace(case, **_of_operation(draw, case, found))
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
+
+def draw_layer(draw: Draw, most_macs: int, family: str = "") -> Case:
+    """A layer with few enough products; mostly legal, and of the sort that a family takes."""
+    common = draw.chance(0.15)
+    most = max(most_macs, 30_000) if common else most_macs
+    for _ in range(200):
+        case = _layer(draw, family, common)
+        try:
+            found = geometry(case)
+        except IllegalError:
+            continue
+        elements = max(prod(shape) for shape in found.shapes.values())
+        phases = prod(found.stride)
+        if found.macs <= most and elements <= MOST_ELEMENTS and phases <= MOST_PHASES:
+            return case
+    return Case("conv_forward", 1, 1, 1, 1, (3,), (2,))
+
+
+def _layer(draw: Draw, family: str, common: bool) -> Case:
+    """Any layer; or one as in common networks, with which methods and families are quick."""
+    rank = draw.one((1, 1, 2, 2, 2, 3) if not common else (1, 2, 2, 2, 2, 3))
+    most = {1: 12, 2: 7, 3: 4}[rank]
+    if common:
+        taps, stride, dilation = (3,) * rank, draw.one((1, 1, 1, 2)), 1
+        padding = draw.one((1, "same", "valid", 0, 2))
+    else:
+        taps = tuple(draw.one((1, draw.randint(1, most))) for _ in range(rank))
+        if draw.chance(0.3):
+            taps = taps[:1] * rank
+        stride = _sizes(draw, rank, (1, 1, 1, 1, 2, 2, 3, 4, 5, 7, 16))
+        dilation = _sizes(draw, rank, (1, 1, 1, 1, 1, 2, 3, 4, 10))
+    reach = [(t - 1) * d + 1 for t, d in zip(taps, _tuple(dilation, rank), strict=True)]
+    if not common:
+        padding = _padding(draw, reach)
+    extra = {1: 40, 2: 12, 3: 6}[rank]
+    sizes = []
+    for axis in range(rank):
+        missing = max(reach[axis] - _both_sides(padding, axis), 1)
+        if isinstance(padding, str) and padding.lower() != "valid":
+            missing = 1
+        sizes.append(missing + int(extra * draw.random() ** draw.one((1, 2, 4))))
+    if draw.chance(0.05):
+        sizes[draw.randrange(rank)] += draw.randint(0, 60 * (4 - rank))
+    groups, channels, filters = _channels(draw, family)
+    if common and not family and draw.chance(0.7):
+        groups, channels, filters = 1, draw.one((8, 9, 16, 24)), draw.one((8, 12, 16))
+    data_format = draw.one(DATA_FORMATS[rank])
+    filter_format = draw.one(FILTER_FORMATS[rank])
+    spelled = draw.random()
+    if spelled < 0.1:
+        last = data_format.endswith("C")
+        data_format = "channels_last" if last else draw.one((None, "channels_first"))
+        filter_format = draw.one((None, filter_format))
+    elif spelled < 0.15:
+        data_format, filter_format = data_format.lower(), filter_format.lower()
+    batch = 0 if draw.chance(0.02) else draw.one((1, 1, 1, 2, 2, 3, 5, 9))
+    return Case(
+        "conv_forward",
+        batch,
+        groups * channels,
+        groups * filters,
+        channels,
+        tuple(sizes),
+        taps,
+        stride,
+        dilation,
+        padding,
+        groups,
+        data_format,
+        filter_format,
+    )
+
+
+def _sizes(draw: Draw, rank: int, options: Sequence[int]) -> Any:
+    """One for all axes, or one each."""
+    if draw.chance(0.4):
+        return draw.one(options)
+    return tuple(draw.one(options) for _ in range(rank))
+
+
+def _tuple(value: Any, rank: int) -> tuple[int, ...]:
+    return (value,) * rank if isinstance(value, int) else tuple(value)
+
+
+def _padding(draw: Draw, reach: Sequence[int]) -> Any:
+    """In any form; one in some goes beyond the filter."""
+    form = draw.random()
+    if form < 0.3:
+        return draw.one(("valid", "same", "same", "same_lower", "same_lower", "SAME"))
+    beyond = draw.one((0, 0, 0, 1, 4))
+
+    def side(reach: int) -> int:
+        return draw.randint(0, min(reach - 1 + beyond, 12))
+
+    if form < 0.45:
+        return side(min(reach))
+    if form < 0.6:
+        return tuple(side(one) for one in reach)
+    if form < 0.65:
+        return tuple(draw.one((side(one), (side(one), side(one)))) for one in reach)
+    return tuple((side(one), side(one)) for one in reach)
+
+
+def _both_sides(padding: Any, axis: int) -> int:
+    if isinstance(padding, str):
+        return 0
+    side = padding if isinstance(padding, int) else padding[axis]
+    return 2 * side if isinstance(side, int) else sum(side)
+
+
+def _channels(draw: Draw, family: str) -> tuple[int, int, int]:
+    """Groups, and channels and filters of each."""
+    few, any_ = (1, 2, 3, 4, 5, 7, 8), (1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33, 64)
+    pieces = (8, 8, 16, 24, 32, 64, 72)
+    if family == "cuda-toeplitz":
+        return draw.one((1, 3, 4, 8, 9, 16)), 1, 1
+    if family == "cuda-patch":
+        return 1, draw.one((1, 2, 3, 3, 4, 8)), draw.one(any_)
+    if "hopper" in family:
+        return draw.one((1, 1, 1, 2)), draw.one(pieces), draw.one(pieces)
+    if family == "cuda-gather" and draw.chance(0.5):
+        return draw.one((1, 1, 2)), draw.one((2, 4, *pieces)), draw.one((2, 4, *pieces))
+    form = draw.random()
+    if form < 0.2:  # depthwise
+        return draw.one((*few, 16, 24, 40)), 1, draw.one((1, 1, 1, 2, 3))
+    if form < 0.4:
+        return draw.one(few), draw.one(few), draw.one(few)
+    if form < 0.5:
+        wide = draw.randint(100, 1024)
+        return 1, *draw.one(((wide, draw.one(few)), (draw.one(few), wide)))
+    return 1, draw.one(any_), draw.one(any_)
+
+
+# -- data and views --------------------------------------------------------------------------------
+
+
+def draw_case(draw: Draw, layer: Case, on_gpu: bool = False) -> tuple[Case, Geometry]:
+    """A layer with its data, views, bias and activation; and what it comes to."""
+    found = geometry(layer)
+    dtype = draw.one(DTYPES if not on_gpu else ("float16", "float16", *DTYPES))
+    kind = draw.random()
+    values, poke = "integers", None
+    size = _largest_integer(draw, dtype, found.most_terms)
+    if kind > 0.65:
+        values = "normal" if kind < 0.75 else "decades"
+        size = DECADE[dtype]
+    if 0.5 < kind < 0.65:
+        room = (SUMS[dtype] - found.most_terms * size**2) // size
+        top = min(max(room, 1).bit_length() - 1, 14 if dtype == "float16" else 60)
+        poke = (draw.one(("x", "w", "dy")), draw.random(), 2.0 ** draw.randint(0, top))
+    elif draw.chance(0.05):
+        poke = (draw.one(("x", "w", "dy")), draw.random(), draw.one((np.nan, np.inf, -np.inf)))
+    activation = None
+    if poke is None and draw.chance(0.25):
+        activation = draw.one(("relu", "relu", "silu", "gelu"))
+    axes = len(found.data)
+    views = {}
+    for name in ("x", "w", "dy"):
+        if draw.chance(0.6):
+            views[name] = draw_view(draw, axes, on_gpu, is_input=True, dtype=dtype)
+    if draw.chance(0.3):
+        views["bias"] = draw_view(draw, 1, on_gpu, is_input=True, dtype=dtype)
+    if draw.chance(0.35):
+        views["out"] = draw_view(draw, axes, on_gpu, is_input=False, dtype=dtype)
+    if poke is not None and poke[0] in views:  # seen once, or its sums would not be exact
+        views[poke[0]] = replace(views[poke[0]], repeated=(), overlap=None)
+    case = replace(
+        layer,
+        dtype=dtype,
+        dy=found.shapes["dy"],
+        bias=layer.filters if draw.chance(0.4) else None,
+        activation=activation,
+        views=views,
+        values=values,
+        size=size,
+        seed=draw.randrange(10**6),
+        poke=poke,
+    )
+    return case, found
+
+
+def _largest_integer(draw: Draw, dtype: str, terms: int) -> int:
+    """The largest value of integers, of which so many products have an exact sum."""
+    room = int((SUMS[dtype] // (2 * terms)) ** 0.5)
+    fitting = [size for size in (1, 2, 3, 3, 8, 100, 1000, 10**6) if size <= LARGEST[dtype]]
+    return draw.one([size for size in fitting if size <= room] or [1])
+
+
+def draw_view(draw: Draw, axes: int, on_gpu: bool, is_input: bool, dtype: str) -> View:
+    """Any view; the emulator takes those whose elements lie in their own alignment."""
+
+    def some(share: float) -> tuple[int, ...]:
+        return tuple(axis for axis in range(axes) if draw.chance(share))
+
+    made: dict[str, Any] = {}
+    if draw.chance(0.35):
+        made["order"] = tuple(draw.sample(range(axes), axes))
+    if draw.chance(0.3):
+        made["steps"] = tuple(draw.one((1, 1, 2, 3)) for _ in range(axes))
+    if draw.chance(0.4):
+        made["reversed"] = some(0.4)
+    if draw.chance(0.3):
+        made["lead"] = draw.randint(0, 9)
+    if not on_gpu and draw.chance(0.1):
+        made["shift"] = draw.one((1, 2, 3, 4))
+    if is_input:
+        if draw.chance(0.15):
+            made["repeated"] = some(0.3)
+        if draw.chance(0.15):
+            made["overlap"] = (draw.randrange(axes), draw.randint(1, 9))
+        made["swapped"] = not on_gpu and dtype != "bfloat16" and draw.chance(0.08)
+        made["read_only"] = draw.chance(0.1)
+    return View(**made)
+
+
+def _of_operation(draw: Draw, case: Case, found: Geometry) -> dict[str, Any]:
+    """What a case has only in one of its operations."""
+    if case.operation != "conv_forward":
+        changes: dict[str, Any] = {"activation": None, "bias": None}
+        if case.operation == "conv_transpose" and draw.chance(0.6):
+            changes["output_padding"] = _output_padding(draw, case, found)
+        return changes
+    return {}
+
+
+def _output_padding(draw: Draw, case: Case, found: Geometry) -> Any:
+    """What says the result's size, in the form it happens to have; or its shape."""
+    added = []
+    rules = zip(
+        found.sizes,
+        found.taps,
+        found.outputs,
+        found.stride,
+        found.dilation,
+        found.pads,
+        strict=True,
+    )
+    same = isinstance(case.padding, str) and case.padding.lower().startswith("same")
+    for size, taps, outputs, stride, dilation, pads in rules:
+        smallest = (outputs - 1) * stride + 1
+        if not same:
+            smallest += (taps - 1) * dilation - sum(pads)
+        added.append(size - smallest)
+    usual = [stride - 1 if same else 0 for stride in found.stride]
+    if added == usual and draw.chance(0.5):
+        return None
+    return added[0] if len(set(added)) == 1 and draw.chance(0.5) else tuple(added)
+
+
+# -- what is illegal -------------------------------------------------------------------------------
+
+
+def spoiled(draw: Draw, base: Case) -> Case:
+    """A case with something changed that mostly makes it illegal; the oracle has to tell."""
+    case = replace(base, operation=draw.one(OPERATIONS))
+    if case.operation != "conv_forward":
+        case = replace(case, activation=None, bias=None)
+    elif draw.chance(0.5):
+        case = replace(case, bias=case.filters)
+    while True:
+        change = draw.one((_spoil_number, _spoil_number, _spoil_number, _spoil_word, _spoil_array))
+        changed = change(draw, case)
+        shapes = changed.operands.values()
+        if all(min(shape, default=0) >= 0 for shape in shapes):  # others no array can have
+            return changed
+
+
+def _spoil_number(draw: Draw, case: Case) -> Case:
+    """One number is another."""
+    names = ("batch", "channels", "filters", "slice", "groups", "bias", "dy")
+    name = draw.one((*names, "sizes", "taps", "stride", "dilation", "padding", "output_padding"))
+    value = getattr(case, name)
+    if name == "output_padding":
+        case, value = replace(case, operation="conv_transpose"), 0
+    if value is None or isinstance(value, str):
+        return replace(case, groups=case.groups + 1)
+    new = draw.one((-1, 0, 0, 1, 2, 7))
+    if name in ("dy", "sizes", "taps", "padding") and not isinstance(value, int):
+        at = draw.randrange(len(value))
+        old = value[at]
+        changed = draw.one((new, old + 1, old - 1)) if isinstance(old, int) else (old[0], new)
+        if draw.chance(0.1):
+            return replace(case, **{name: value[:-1]})
+        return replace(case, **{name: (*value[:at], changed, *value[at + 1 :])})
+    if not isinstance(value, int):
+        return replace(case, **{name: draw.one((value[:-1], (*value, 1), (new, *value[1:])))})
+    return replace(case, **{name: draw.one((new, value + 1, value - 1))})
+
+
+def _spoil_word(draw: Draw, case: Case) -> Case:
+    """A word that is not known, or of another rank."""
+    name = draw.one(("padding", "data_format", "filter_format"))
+    words = {
+        "padding": ("sane", "full", "", "samelower"),
+        "data_format": ("NCHW", "NHWC", "NCW", "NDHWC", "CHWN", "NHCW", ""),
+        "filter_format": ("OIHW", "HWIO", "OWI", "IOHW", "channels_last", "DHWIO"),
+    }[name]
+    return replace(case, **{name: draw.one(words)})
+
+
+def _spoil_array(draw: Draw, case: Case) -> Case:
+    """An array of another dtype, or an ``out`` that cannot be one."""
+    if draw.chance(0.3):
+        names = sorted(case.operands)
+        return replace(case, stranger=draw.one(names)) if len(names) > 1 else case
+    views = {**case.views, "out": case.views.get("out", View())}
+    shape = result_shape(geometry(case), case.operation)
+    # What has no two elements does not overlap.
+    overlapping = ("overlapping", "shared") if 0 not in shape and max(shape) > 1 else ()
+    bad = draw.one(("shape", "read-only", *overlapping))
+    return replace(case, views=views, bad_out=bad)

@@ -1,0 +1,105 @@
+"""Whether a result is right: exactly for integers, by the error rule for all else.
+
+The rule: the error, relative to the sum of the sizes of a result's terms, is at most twice the
+largest that summing plainly in the same precision makes.  As a few sums may by luck be exact,
+plain summation counts as making ``LEAST_ERROR`` roundings.  The result is rounded to its dtype
+once, whatever is left of the rule: so it lies between the rounded bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .cases import Case, KernelRun
+from .oracle import MOST_TERMS, Oracle, activate, rounded, term_count
+
+LEAST_ERROR = 1.5
+"""Roundings that plain summation makes in any case."""
+
+ROUNDING = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}
+"""Of the precision that sums are made in, relative."""
+
+TF32_ROUNDING = 2.0**-10
+"""Of an operand: 10 bits of its mantissa are kept, and Hopper cuts off the others."""
+
+STEEPEST = 1.13
+"""Of all activations."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What each element of a result has to be: between ``low`` and ``high``, both included.
+
+    Attributes:
+        low, high: equal where the result is exact; NaN where it has to be NaN.
+        may_be_nan: elements that may also be NaN.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    may_be_nan: np.ndarray | bool = False
+
+    def wrong(self, got: np.ndarray) -> np.ndarray:
+        """Which elements are wrong."""
+        values = got.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            right = (values >= self.low) & (values <= self.high)
+        right |= np.isnan(values) & (np.isnan(self.low) | self.may_be_nan)
+        return ~right
+
+
+def is_exact(case: Case) -> bool:
+    """Whether every sum of the case is a whole number that its precision has."""
+    finite = case.poke is None or np.isfinite(case.poke[2])
+    return case.values == "integers" and finite and case.activation in (None, "relu")
+
+
+def can_be_judged(case: Case, oracle: Oracle) -> bool:
+    """Whether the terms are few enough to be listed, where they have to be."""
+    return is_exact(case) or term_count(oracle.layer, case.operation) <= MOST_TERMS
+
+
+def bounds(case: Case, oracle: Oracle) -> Bounds:
+    """What the result of a case has to be."""
+    if is_exact(case):
+        values = rounded(activate(oracle.exact(case.operation), case.activation), case.dtype)
+        return Bounds(values, values)
+    with np.errstate(all="ignore"):
+        return _bounds_of_sums(case, oracle)
+
+
+def _bounds_of_sums(case: Case, oracle: Oracle) -> Bounds:
+    terms, there = oracle.terms(case.operation)
+    real = np.where(there, terms, 0)
+    roundoff = ROUNDING[case.dtype]
+    precision = np.float64 if case.dtype == "float64" else np.float32
+    exact = oracle.stored(case.operation, real.sum(-1))
+    sizes = oracle.stored(case.operation, np.abs(real).sum(-1)).astype(np.float64)
+    if case.poke is None or np.isfinite(case.poke[2]):
+        # The oracle's two ways to a result agree: else the fault is the attack's own.
+        difference = np.abs(oracle.exact(case.operation) - exact)
+        assert (difference <= terms.shape[-1] * 2.0**-52 * sizes).all(), case
+    first = np.zeros((*terms.shape[:-1], 1))
+    one_by_one = np.cumsum(np.concatenate([first, terms], -1), -1, precision)
+    plain = oracle.stored(case.operation, one_by_one[..., -1]).astype(exact.dtype)
+    measured = sizes > 0
+    errors = (np.abs(plain - exact) / sizes)[measured & np.isfinite(exact) & np.isfinite(plain)]
+    relative = 2 * max(float(errors.max(initial=0)), LEAST_ERROR * roundoff)
+    if isinstance(case.run, KernelRun) and case.run.precision == "tf32" and case.dtype == "float32":
+        relative += 2.01 * TF32_ROUNDING
+    # The least number for each term: a product that is subnormal is rounded by up to half of it.
+    slack = relative * sizes + terms.shape[-1] * np.finfo(precision).smallest_subnormal
+    middle = exact.astype(np.float64)
+    if case.activation is not None:
+        before, middle = middle, activate(middle, case.activation)
+        slack = STEEPEST * slack + 8 * roundoff * (np.abs(middle) + np.abs(before))
+    low, high = (rounded(_shifted(middle, s), case.dtype) for s in (-slack, slack))
+    loose = np.isnan(oracle.stored(case.operation, terms.sum(-1)))
+    return Bounds(low, high, loose)
+
+
+def _shifted(middle: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """What is not finite stays as it is."""
+    return np.where(np.isfinite(middle), middle + by, middle)

@@ -1,0 +1,79 @@
+"""Which kernels run on the emulator: a pool of builds that grows as time permits.
+
+A build takes about a second, and a pass with it hundredths.  So a case that needs a new build is
+left out unless builds have had less than their share of the time so far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from tests.emulator import convolutions
+
+SHARE = 0.6
+"""Of the time, what builds may take."""
+
+GRACE = 20.0
+"""Seconds that they may take before that counts."""
+
+LONGEST = 2.0
+"""Seconds that one build counts at most: the very first one also builds the compiler's library."""
+
+
+class NotTakenError(Exception):
+    """The implementation that was asked for does not take the layer, or is not built yet."""
+
+
+class Pool:
+    """The builds of this process.
+
+    Attributes:
+        ran: the family whose launches were prepared last.
+        seconds: what the builds took.
+    """
+
+    def __init__(self) -> None:
+        self.ran = ""
+        self.seconds = 0.0
+        self._built: set[tuple[Any, ...]] = set()
+        self._begun: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._built)
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Kernels are built only as long as builds have not had more than their share of time."""
+        load = convolutions.EmulatorRuntime.kernel
+        prepare = convolutions.EmulatorBackend.prepare
+
+        def kernel(runtime: Any, launch: Any) -> Any:
+            key = (launch.source, tuple(launch.defines))
+            if key in self._built:
+                return load(runtime, launch)
+            begun = time.monotonic()
+            self._begun = self._begun or begun
+            if self.seconds > GRACE + SHARE * (begun - self._begun):
+                raise NotTakenError("not built")
+            loaded = load(runtime, launch)
+            self.seconds += min(time.monotonic() - begun, LONGEST)
+            self._built.add(key)
+            return loaded
+
+        def prepared(backend: Any, pass_plan: Any, *rest: Any, **more: Any) -> Any:
+            self.ran = pass_plan.implementation
+            return prepare(backend, pass_plan, *rest, **more)
+
+        with (
+            mock.patch.object(convolutions.EmulatorRuntime, "kernel", kernel),
+            mock.patch.object(convolutions.EmulatorBackend, "prepare", prepared),
+        ):
+            yield
+
+
+pool = Pool()
+"""Of this process."""

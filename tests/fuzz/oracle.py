@@ -1,0 +1,502 @@
+"""What must come out of a call, worked out apart from the library.
+
+Sizes, padding and what is legal are computed here from the published rules; values come from
+PyTorch in float64.  Nothing of cupyconv is imported.
+
+``terms`` lists the products that each result is the sum of.  From them come the sum of their
+sizes, what summing them one after another in the result's precision would give, and where NaN and
+infinity go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from .cases import DATA_FORMATS, FILTER_FORMATS, Case, dtype_of
+
+torch.set_num_threads(1)  # the layers are too small to share
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+MOST_TERMS = 1 << 20
+"""Products that are listed at most."""
+
+
+class IllegalError(Exception):
+    """There is no such call."""
+
+
+def _require(condition: object, reason: str) -> None:
+    if not condition:
+        raise IllegalError(reason)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A legal layer: sizes by meaning, each spatial entry per axis.
+
+    Attributes:
+        channels, filters: of one group.
+        data, filter: positions of N, C and O, I, with the spatial axes, in the arrays.
+    """
+
+    batch: int
+    groups: int
+    channels: int
+    filters: int
+    sizes: tuple[int, ...]
+    taps: tuple[int, ...]
+    outputs: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    data: tuple[int, ...]
+    filter: tuple[int, ...]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all tensors, as the library sees them."""
+        x = (self.batch, self.groups * self.channels, *self.sizes)
+        y = (self.batch, self.groups * self.filters, *self.outputs)
+        w = (self.groups * self.filters, self.channels, *self.taps)
+        return {
+            "x": _stored(x, self.data),
+            "dy": _stored(y, self.data),
+            "w": _stored(w, self.filter),
+            "bias": (self.groups * self.filters,),
+        }
+
+    @property
+    def macs(self) -> int:
+        """Products of a pass, those with padding included."""
+        return prod((self.batch, self.groups, self.channels, self.filters, *self.outputs)) * prod(
+            self.taps
+        )
+
+    @property
+    def most_terms(self) -> int:
+        """Of any one result."""
+        channels = self.channels * prod(self.taps), self.filters * prod(self.taps)
+        return max(*channels, self.batch * prod(self.outputs)) + 1
+
+
+def _stored(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    stored = [0] * len(shape)
+    for size, axis in zip(shape, axes, strict=True):
+        stored[axis] = size
+    return tuple(stored)
+
+
+# -- what is legal ---------------------------------------------------------------------------------
+
+
+def geometry(case: Case) -> Geometry:
+    """The layer of a case.
+
+    Raises:
+        IllegalError: there is none, or an array does not fit it.
+    """
+    of_dy = case.operation in ("conv_backprop_bias", "conv_transpose")
+    rank = len(case.dy if of_dy else case.x) - 2
+    _require(rank in DATA_FORMATS, "1 to 3 spatial axes")
+    data_format = _word(case.data_format, DATA_FORMATS[rank], True)
+    filter_format = FILTER_FORMATS[rank][data_format.endswith("C")]
+    if case.filter_format is not None and case.operation != "conv_backprop_bias":
+        filter_format = _word(case.filter_format, FILTER_FORMATS[rank], False)
+    spatial = "DHW"[3 - rank :]
+    data = tuple(data_format.index(letter) for letter in "NC" + spatial)
+    filter_ = tuple(filter_format.index(letter) for letter in "OI" + spatial)
+    _require(case.dtype in DTYPES, "a dtype that is taken")
+    _require(case.stranger not in case.operands, "one dtype")
+    _require(not case.bad_out, f"another out: {case.bad_out}")
+    if case.operation == "conv_backprop_bias":
+        return _of_bias(case, data, filter_)
+    _require(len(case.w) == rank + 2, "a filter of the input's rank")
+    _require(case.groups >= 1, "groups")
+    stride, dilation = _each(case.stride, rank), _each(case.dilation, rank)
+    _require(min(*stride, *dilation) >= 1, "stride and dilation")
+    w = [case.w[axis] for axis in filter_]
+    filters, slice_, *taps = w
+    _require(min(w) >= 1, "sizes")
+    _require(filters % case.groups == 0, "groups divide the filters")
+    if case.operation == "conv_transpose":
+        sizes = _transposed_sizes(case, data, taps, stride, dilation)
+        batch, channels = case.dy[data[0]], slice_ * case.groups
+        if case.output_padding == "shape":
+            _require(case.x[data[0]] == batch, "the batch is kept")
+            _require(case.x[data[1]] == channels, "the filter's channels")
+    else:
+        batch, channels, *sizes = (case.x[axis] for axis in data)
+    _require(batch >= 0, "a batch")
+    _require(min(channels, *sizes) >= 1, "sizes")
+    _require(channels % case.groups == 0, "groups divide the channels")
+    _require(channels // case.groups == slice_, "channels of a filter")
+    axes = [
+        _axis(size, tap, step, gap, pad)
+        for size, tap, step, gap, pad in zip(
+            sizes, taps, stride, dilation, _sides(case.padding, rank), strict=True
+        )
+    ]
+    found = Geometry(
+        batch,
+        case.groups,
+        slice_,
+        filters // case.groups,
+        tuple(sizes),
+        tuple(taps),
+        tuple(output for output, _ in axes),
+        stride,
+        dilation,
+        tuple(pads for _, pads in axes),
+        data,
+        filter_,
+    )
+    if "dy" in case.operands:
+        _require(case.dy == found.shapes["dy"], "dy of the output's shape")
+    if "bias" in case.operands:
+        _require(case.bias == filters, "a bias for each filter")
+    return found
+
+
+def _of_bias(case: Case, data: tuple[int, ...], filter_: tuple[int, ...]) -> Geometry:
+    """dy alone, as the output of a depthwise layer of one tap."""
+    batch, channels, *sizes = (case.dy[axis] for axis in data)
+    _require(batch >= 0, "a batch")
+    _require(min(channels, *sizes) >= 1, "sizes")
+    sizes, ones = tuple(sizes), (1,) * len(sizes)
+    pads = ((0, 0),) * len(sizes)
+    return Geometry(batch, channels, 1, 1, sizes, ones, sizes, ones, ones, pads, data, filter_)
+
+
+def _word(word: str | None, known: Sequence[str], has_names: bool) -> str:
+    if word is None:
+        return known[0]
+    names = {"channels_first": known[0], "channels_last": known[1]} if has_names else {}
+    found = names.get(word.lower(), word.upper())
+    _require(found in known, "a format of this rank")
+    return found
+
+
+def _each(value: Any, rank: int) -> tuple[int, ...]:
+    values = (value,) * rank if isinstance(value, int) else tuple(value)
+    _require(len(values) == rank, "one value, or one for each axis")
+    return values
+
+
+def _sides(padding: Any, rank: int) -> list[Any]:
+    """Per axis a word, or what is before and after."""
+    if isinstance(padding, str):
+        word = padding.lower()
+        _require(word in ("valid", "same", "same_lower"), "a padding that is known")
+        return [word] * rank
+    sides = []
+    for side in _each(padding, rank):
+        pair = (side, side) if isinstance(side, int) else tuple(side)
+        _require(len(pair) == 2, "before and after")
+        _require(min(pair) >= 0, "padding of no negative size")
+        sides.append(pair)
+    return sides
+
+
+def _axis(size: int, taps: int, stride: int, dilation: int, pad: Any) -> tuple[int, Any]:
+    """Output size and padding of an axis."""
+    reach = dilation * (taps - 1) + 1
+    if pad in ("same", "same_lower"):
+        # As TensorFlow documents it: by what the last window lacks.
+        last = size % stride or stride
+        lack = max(reach - last, 0)
+        less, more = lack // 2, lack - lack // 2
+        return len(range(0, size, stride)), (less, more) if pad == "same" else (more, less)
+    before, after = (0, 0) if pad == "valid" else pad
+    starts = range(0, before + size + after - reach + 1, stride)
+    _require(len(starts) > 0, "a window fits")
+    return len(starts), (before, after)
+
+
+def _transposed_sizes(
+    case: Case,
+    data: Sequence[int],
+    taps: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Spatial sizes of conv_transpose's result: those passed, or PyTorch's and Keras's rules."""
+    if case.output_padding == "shape":
+        _require(len(case.x) == len(data), "a shape of the rank")
+        return [case.x[axis] for axis in data[2:]]
+    rank, sizes = len(taps), []
+    sides = _sides(case.padding, rank)
+    added = [None] * rank if case.output_padding is None else _each(case.output_padding, rank)
+    for axis, tap, step, gap, side, more in zip(
+        data[2:], taps, stride, dilation, sides, added, strict=True
+    ):
+        count = case.dy[axis]
+        same = side in ("same", "same_lower")
+        extra = more if more is not None else step - 1 if same else 0
+        _require(0 <= extra < step, "output_padding below the stride")
+        pads = (0, 0) if isinstance(side, str) else side
+        smallest = (count - 1) * step + 1
+        if not same:
+            smallest += gap * (tap - 1) - sum(pads)
+        sizes.append(smallest + extra)
+    return sizes
+
+
+# -- what comes out --------------------------------------------------------------------------------
+
+
+class Oracle:
+    """The results of a layer's operations on given operands.
+
+    Args:
+        layer: the layer.
+        dtype: of the results.
+        operands: x, w, dy and bias as the library sees them; only those that a result needs.
+    """
+
+    def __init__(self, layer: Geometry, dtype: str, operands: dict[str, np.ndarray]) -> None:
+        self.layer, self.dtype = layer, dtype
+        self._given = operands
+        self._exact: dict[str, np.ndarray] = {}
+        self._terms: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def exact(self, operation: str) -> np.ndarray:
+        """The result in float64, in the layout that the library gives it, without activation."""
+        name = _RESULT[operation]
+        if name not in self._exact:
+            if name == "bias":
+                others = tuple(axis for axis in range(len(self.layer.data)) if axis != 1)
+                self._exact["bias"] = self._wide("dy").sum(axis=others)
+            elif name == "y":
+                self._forward()
+            else:
+                self._backward(name)
+        return self._exact[name]
+
+    def _wide(self, name: str) -> np.ndarray:
+        """An operand in float64, channels first."""
+        array = self._given[name].astype(np.float64)
+        axes = {"w": self.layer.filter, "bias": (0,)}.get(name, self.layer.data)
+        return np.ascontiguousarray(array.transpose(axes))
+
+    def _tensor(self, name: str) -> Any:
+        return torch.from_numpy(self._wide(name))
+
+    def _nothing(self, name: str) -> Any:
+        """Zeros in place of an operand, channels first."""
+        axes = self.layer.filter if name == "w" else self.layer.data
+        shape = [self.layer.shapes[name][axis] for axis in axes]
+        return torch.zeros(shape, dtype=torch.float64)
+
+    def _convolved(self, x: Any, w: Any, bias: Any = None) -> Any:
+        layer = self.layer
+        padded = torch.nn.functional.pad(
+            x, [side for pair in reversed(layer.pads) for side in pair]
+        )
+        convolve = _CONVOLVE[len(layer.sizes)]
+        y = convolve(padded, w, bias, layer.stride, 0, layer.dilation, layer.groups)
+        assert tuple(y.shape[2:]) == layer.outputs, (tuple(y.shape[2:]), layer)
+        return y
+
+    def _forward(self) -> None:
+        bias = torch.from_numpy(self._wide("bias")) if "bias" in self._given else None
+        y = self._convolved(self._tensor("x"), self._tensor("w"), bias)
+        self._keep("y", y.numpy(), self.layer.data)
+
+    def _backward(self, name: str) -> None:
+        # y is linear in either operand: its gradient does not depend on that operand's values.
+        wanted = self._nothing(name).requires_grad_()
+        if name == "x":
+            y = self._convolved(wanted, self._tensor("w"))
+        else:
+            y = self._convolved(self._tensor("x"), wanted)
+        (gradient,) = torch.autograd.grad(y, (wanted,), self._tensor("dy"))
+        axes = self.layer.data if name == "x" else self.layer.filter
+        self._keep(name, gradient.numpy(), axes)
+
+    def _keep(self, name: str, values: np.ndarray, axes: Sequence[int]) -> None:
+        self._exact[name] = values.transpose(np.argsort(axes))
+
+    # -- sums, term by term
+
+    def terms(self, operation: str) -> tuple[np.ndarray, np.ndarray]:
+        """The terms of each result on the last axis, and which of them are really there.
+
+        Exact, but for float64, of which they have some bits more.  One that is not there is a
+        product with padding, a zero unless the other factor is not finite; or just a 0.
+        """
+        name = _RESULT[operation]
+        if name not in self._terms:
+            self._terms[name] = getattr(self, f"_terms_of_{name}")()
+        return self._terms[name]
+
+    def stored(self, operation: str, values: np.ndarray) -> np.ndarray:
+        """Values for each result, in the order of ``terms``, in the layout of the result."""
+        name = _RESULT[operation]
+        if name == "bias":
+            return values
+        axes = self.layer.filter if name == "w" else self.layer.data
+        shape = self.layer.shapes["dy" if name == "y" else name]
+        return values.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
+
+    @cached_property
+    def _wider(self) -> np.dtype:
+        return np.dtype(np.longdouble if self.dtype == "float64" else np.float64)
+
+    def _grouped(self, name: str) -> np.ndarray:
+        """An operand as (N, G, channels, pixels) or (G, filters, channels, taps)."""
+        layer = self.layer
+        array = self._wide(name).astype(self._wider)
+        if name == "w":
+            return array.reshape(layer.groups, layer.filters, layer.channels, -1)
+        channels = layer.channels if name == "x" else layer.filters
+        return array.reshape(layer.batch, layer.groups, channels, prod(array.shape[2:]))
+
+    @cached_property
+    def _inputs(self) -> np.ndarray:
+        """Number of the input under (output, tap); -1 in the padding."""
+        layer = self.layer
+        found = np.zeros((1, 1), np.int64)
+        for size, taps, outputs, stride, dilation, (before, _) in zip(
+            layer.sizes,
+            layer.taps,
+            layer.outputs,
+            layer.stride,
+            layer.dilation,
+            layer.pads,
+            strict=True,
+        ):
+            at = np.arange(outputs)[:, None] * stride - before + np.arange(taps) * dilation
+            at[(at < 0) | (at >= size)] = -1
+            found = _product(found, at, size)
+        return found
+
+    @cached_property
+    def _outputs(self) -> np.ndarray:
+        """Number of the output that (input, tap) goes to; -1 beside them, -2 between them."""
+        layer = self.layer
+        found = np.zeros((1, 1), np.int64)
+        for size, taps, outputs, stride, dilation, (before, _) in zip(
+            layer.sizes,
+            layer.taps,
+            layer.outputs,
+            layer.stride,
+            layer.dilation,
+            layer.pads,
+            strict=True,
+        ):
+            far = np.arange(size)[:, None] + before - np.arange(taps) * dilation
+            at = far // stride
+            at[(at < 0) | (at >= outputs)] = -1
+            at[far % stride != 0] = -2
+            found = _product(found, at, outputs)
+        return found
+
+    def _terms_of_y(self) -> tuple[np.ndarray, np.ndarray]:
+        x, w, at = self._grouped("x"), self._grouped("w"), self._inputs
+        pixels = _gathered(x, at)  # n g c o r
+        # n g k o c r
+        products = pixels.transpose(0, 1, 3, 2, 4)[:, :, None] * w[None, :, :, None]
+        there = np.broadcast_to((at >= 0)[:, None], products.shape)
+        if "bias" in self._given:
+            layer = self.layer
+            bias = self._wide("bias").astype(self._wider)
+            bias = bias.reshape(1, layer.groups, layer.filters, 1, 1)
+            products, there = _rows(products, 4), _rows(there, 4)
+            bias = np.broadcast_to(bias, (*products.shape[:-1], 1))
+            products = np.concatenate([products, bias], -1)
+            there = np.concatenate([there, np.ones_like(bias, bool)], -1)
+        return _rows(products, 4), _rows(there, 4)
+
+    def _terms_of_x(self) -> tuple[np.ndarray, np.ndarray]:
+        w, dy, at = self._grouped("w"), self._grouped("dy"), self._outputs
+        pixels = _gathered(dy, at)  # n g k h r
+        # n g c h k r
+        products = (
+            pixels.transpose(0, 1, 3, 2, 4)[:, :, None] * w.transpose(0, 2, 1, 3)[None, :, :, None]
+        )
+        products = np.where((at > -2)[:, None], products, 0)  # between outputs there is nothing
+        return _rows(products, 4), _rows(np.broadcast_to((at >= 0)[:, None], products.shape), 4)
+
+    def _terms_of_w(self) -> tuple[np.ndarray, np.ndarray]:
+        x, dy, at = self._grouped("x"), self._grouped("dy"), self._inputs
+        pixels = _gathered(x, at)  # n g c o r
+        # g k c r n o
+        products = (
+            pixels.transpose(1, 2, 4, 0, 3)[:, None] * dy.transpose(1, 2, 0, 3)[:, :, None, None]
+        )
+        return _rows(products, 4), _rows(np.broadcast_to((at >= 0).T[:, None], products.shape), 4)
+
+    def _terms_of_bias(self) -> tuple[np.ndarray, np.ndarray]:
+        dy = self._grouped("dy")
+        products = np.moveaxis(dy, 0, 2).reshape(dy.shape[1] * dy.shape[2], -1)
+        return products, np.ones_like(products, bool)
+
+
+_RESULT = {
+    "conv_forward": "y",
+    "conv_backprop_input": "x",
+    "conv_transpose": "x",
+    "conv_backprop_filter": "w",
+    "conv_backprop_bias": "bias",
+}
+_CONVOLVE = {
+    1: torch.nn.functional.conv1d,
+    2: torch.nn.functional.conv2d,
+    3: torch.nn.functional.conv3d,
+}
+
+
+def result_shape(layer: Geometry, operation: str) -> tuple[int, ...]:
+    """Shape of an operation's result."""
+    name = _RESULT[operation]
+    return layer.shapes["dy" if name == "y" else name]
+
+
+def term_count(layer: Geometry, operation: str) -> int:
+    """Elements of ``terms``."""
+    if _RESULT[operation] != "x":
+        return layer.macs
+    return prod((layer.batch, layer.groups, layer.channels, layer.filters, *layer.sizes)) * prod(
+        layer.taps
+    )
+
+
+def activate(values: np.ndarray, activation: str | None) -> np.ndarray:
+    """PyTorch's activation in float64."""
+    if activation is None:
+        return values
+    function = getattr(torch.nn.functional, activation)
+    return function(torch.from_numpy(np.ascontiguousarray(values, np.float64))).numpy()
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Values in a dtype, and back in float64."""
+    with np.errstate(over="ignore"):
+        return values.astype(dtype_of(dtype)).astype(np.float64)
+
+
+def _product(outer: np.ndarray, inner: np.ndarray, size: int) -> np.ndarray:
+    """Numbers of pixels out of those on the outer axes and on one more; the least if negative."""
+    joint = outer[:, None, :, None] * size + inner[None, :, None, :]
+    least = np.minimum(outer[:, None, :, None], inner[None, :, None, :])
+    joint = np.where(least < 0, least, joint)
+    return joint.reshape(outer.shape[0] * inner.shape[0], -1)
+
+
+def _gathered(pixels: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The pixels, on the last axis, with those numbers; 0 for negative ones."""
+    zero = np.zeros((*pixels.shape[:-1], 1), pixels.dtype)
+    return np.concatenate([pixels, zero], -1)[..., np.maximum(at, -1)]
+
+
+def _rows(values: np.ndarray, axes: int) -> np.ndarray:
+    """All axes from this one on as one."""
+    return values.reshape(*values.shape[:axes], prod(values.shape[axes:]))

@@ -1,0 +1,261 @@
+"""Findings as programs that show them, and the figures of an attack."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from math import isnan, prod
+from typing import Any
+
+import numpy as np
+
+from .cases import PLAIN, VALUES, Case, KernelRun, layout, operand_dtype, poked
+from .checking import FILLER, Finding, out_view
+from .oracle import IllegalError, geometry, result_shape
+
+
+@dataclass
+class Figures:
+    """What an attack has done.
+
+    Attributes:
+        layers: drawn, by "numpy" and "kernels".
+        passes: judged on NumPy, by method.
+        kernels: passes judged through kernels, by family and chip.
+        left_out: why calls were not made, or not judged.
+        seconds: of the attack.
+        builds: kernels that were built.
+    """
+
+    layers: Counter[str] = field(default_factory=Counter)
+    passes: Counter[str] = field(default_factory=Counter)
+    kernels: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    builds: int = 0
+
+    def add(self, other: Figures) -> None:
+        """Count what another worker did as well."""
+        for name in ("layers", "passes", "kernels", "left_out"):
+            getattr(self, name).update(getattr(other, name))
+        self.builds += other.builds
+
+    def text(self, findings: int) -> str:
+        """In a line, after the details."""
+        kernels = ", ".join(f"{name} {count:,}" for name, count in sorted(self.kernels.items()))
+        methods = ", ".join(f"{name} {count:,}" for name, count in sorted(self.passes.items()))
+        left_out = ", ".join(f"{count:,} {name}" for name, count in sorted(self.left_out.items()))
+        return (
+            f"passes on NumPy by method: {methods or 'none'}\n"
+            f"passes through kernels by family and chip: {kernels or 'none'}\n"
+            f"left out: {left_out or 'nothing'}; kernels built: {self.builds:,}\n"
+            f"layers {self.layers.total():,}, passes on NumPy {self.passes.total():,}, "
+            f"passes through kernels {self.kernels.total():,}, "
+            f"seconds {self.seconds:.0f}, findings {findings}"
+        )
+
+
+def report(finding: Finding, found_at: str) -> str:
+    """A finding with the program that shows it."""
+    head = f"finding: {' / '.join(finding.kind)}\n  {finding.text}\n  first in {found_at}"
+    return f"{head}\n\n{program(finding)}"
+
+
+def program(finding: Finding) -> str:
+    """Python that fails as long as the finding is there."""
+    case = finding.case
+    lines = ["import numpy as np"]
+    if "bfloat16" in (case.dtype, case.stranger):
+        lines.append("from ml_dtypes import bfloat16")
+    on_kernels = isinstance(case.run, KernelRun)
+    lines.append("from tests import emulator" if on_kernels else "import cupyconv")
+    more: dict[str, str] = {}
+    within = ""
+    if isinstance(case.run, KernelRun):
+        within = _kernel_lines(case, lines, more)
+    else:
+        _numpy_lines(case, lines, more)
+    if finding.is_illegal:
+        lines.append("from cupyconv import ConvError, ConvTypeError")
+    lines.append("")
+    for name, shape in case.operands.items():
+        lines += _array_lines(case, name, shape)
+    shape = _result_shape(case)
+    if ("out" in case.views or case.bad_out) and shape is not None:
+        lines += _out_lines(case, shape)
+        more["out"] = "out"
+    if finding.kind[0] == "changed":
+        names = finding.kind[5:]
+        lines.append(f"before = {', '.join(f'{name}.tobytes()' for name in names)}")
+    call = _call_text(case, "emulator" if on_kernels else "cupyconv", more)
+    return "\n".join([*lines, *_verdict_lines(finding, call, within)]) + "\n"
+
+
+def _kernel_lines(case: Case, lines: list[str], more: dict[str, str]) -> str:
+    """Imports and arguments of a run on the emulator; gives what it has to be within."""
+    run = case.run
+    assert isinstance(run, KernelRun)
+    more["arch"] = repr(run.arch)
+    within = []
+    if run.settings:
+        settings = ", ".join(f"{name}={value!r}" for name, value in run.settings.items())
+        within.append(f"emulator.settings({settings})")
+    if case.operation != "conv_backprop_bias":
+        more |= {"impl": repr(run.impl), "precision": repr(run.precision)}
+        if run.tile is not None and run.impl != "auto":
+            lines.append("from tests.agreement import planned")
+            within.append(f"planned({run.impl!r}, {run.tile})")
+    return ", ".join(within)
+
+
+def _numpy_lines(case: Case, lines: list[str], more: dict[str, str]) -> None:
+    """Imports and arguments of a run on NumPy."""
+    run = case.run
+    if run.block_bytes is not None:
+        lines += [
+            "from cupyconv.cpu import blocked",
+            "",
+            f"blocked.BLOCK_BYTES = {run.block_bytes}",
+        ]
+    if case.operation == "conv_backprop_bias":
+        return
+    if run.method in ("auto", "reference"):
+        more["impl"] = repr(run.method)
+        return
+    found = geometry(case)
+    rules = "".join(f"{name}={value!r}, " for name, value in _spoken(case).items())
+    lines += [
+        "from dataclasses import replace",
+        "",
+        f"problem = cupyconv.ConvProblem({found.shapes['x']}, {found.shapes['w']}, {rules}"
+        f"dtype={case.dtype!r})",
+        "plan = cupyconv.plan(problem, 'cpu')",
+        f"passes = tuple(replace(one, method={run.method!r}) for one in plan.passes)",
+        "plan = replace(plan, passes=passes)",
+    ]
+    more["impl"] = "plan"
+
+
+def _spoken(case: Case) -> dict[str, Any]:
+    """The keywords of the layer that are not the usual ones."""
+    usual = {"stride": 1, "dilation": 1, "padding": 0, "groups": 1}
+    rules = case.rules.items()
+    return {name: value for name, value in rules if value != usual.get(name)}
+
+
+def _array_lines(case: Case, name: str, shape: tuple[int, ...]) -> list[str]:
+    view, dtype = case.views.get(name, PLAIN), operand_dtype(case, name)
+    where = layout(view, shape)
+    seed = {"x": 0, "w": 1, "dy": 2, "bias": 3}[name]
+    values = VALUES[case.values].format(size=case.size, count=where.count)
+    lines = [f"rng = np.random.default_rng(({case.seed}, {seed}))", f"flat = {values}"]
+    if case.poke is not None and case.poke[0] == name:
+        value = case.poke[2]
+        text = repr(value) if np.isfinite(value) else f"float({str(value)!r})"
+        lines += ["flat = flat.astype(float)", f"flat[{poked(case, where.count)}] = {text}"]
+    lines += _memory_lines(name, view, shape, dtype, "flat")
+    return lines
+
+
+def _memory_lines(
+    name: str, view: Any, shape: tuple[int, ...], dtype: np.dtype, flat: str
+) -> list[str]:
+    """An array over memory that has the values of ``flat``."""
+    where, size = layout(view, shape), dtype.itemsize
+    spelled = "bfloat16" if dtype.name == "bfloat16" else repr(dtype.str)
+    lines = [f"flat = {flat}.astype({spelled})"]
+    if view == PLAIN:
+        return [*lines, f"{name} = flat[: {prod(shape)}].reshape({shape})"]
+    strides = tuple(stride * size for stride in where.strides)
+    start = view.shift + where.first * size
+    lines += [
+        f"memory = np.zeros({view.shift} + flat.nbytes, np.uint8)",
+        f"memory[{view.shift}:] = flat.view(np.uint8)",
+        f"{name} = np.ndarray({shape}, flat.dtype, memory, {start}, {strides})",
+    ]
+    if view.read_only:
+        lines.append(f"{name}.flags.writeable = False")
+    return lines
+
+
+def _result_shape(case: Case) -> tuple[int, ...] | None:
+    try:
+        return result_shape(geometry(replace(case, bad_out="")), case.operation)
+    except IllegalError:
+        return None
+
+
+def _out_lines(case: Case, shape: tuple[int, ...]) -> list[str]:
+    if case.bad_out == "shared":
+        return [f"out = {next(iter(case.operands))}"]
+    view, shape = out_view(case, shape)
+    count = layout(view, shape).count
+    dtype = operand_dtype(case, "out")
+    filler = f"np.full({count * dtype.itemsize}, {FILLER}, np.uint8)"
+    spelled = "bfloat16" if dtype.name == "bfloat16" else repr(dtype.str)
+    # Through memory in any case, which shows what is written beside it.
+    lines = _memory_lines("out", view, shape, dtype, f"{filler}.view({spelled})")
+    if view == PLAIN:
+        lines[-1] = f"memory = flat.view(np.uint8)\nout = flat[: {prod(shape)}].reshape({shape})"
+    return [*lines, f"memory[:] = {FILLER}"]
+
+
+def _call_text(case: Case, module: str, more: dict[str, str]) -> str:
+    shape_of = {"conv_backprop_input": case.x, "conv_backprop_filter": case.w}
+    names = list(case.operands)
+    if case.operation == "conv_transpose":
+        names = ["dy", "w"]
+    given = [*names]
+    if case.operation == "conv_backprop_input":
+        given = [repr(shape_of[case.operation]), "w", "dy"]
+    if case.operation == "conv_backprop_filter":
+        given = ["x", repr(shape_of[case.operation]), "dy"]
+    keywords = {name: repr(value) for name, value in _spoken(case).items()}
+    if case.activation is not None and case.operation == "conv_forward":
+        keywords["activation"] = repr(case.activation)
+    if case.operation == "conv_transpose" and case.output_padding is not None:
+        shape_given = case.output_padding == "shape"
+        name = "output_shape" if shape_given else "output_padding"
+        keywords[name] = repr(case.x if shape_given else case.output_padding)
+    keywords |= more
+    rest = [f"{name}={value}" for name, value in keywords.items()]
+    return f"{module}.{case.operation}({', '.join([*given, *rest])})"
+
+
+def _verdict_lines(finding: Finding, call: str, within: str) -> list[str]:
+    """The call, and what it fails."""
+    if finding.is_illegal:
+        lines = [
+            "try:",
+            f"    {call}",
+            "except (ConvError, ConvTypeError):",
+            "    pass",
+            "else:",
+            f"    raise AssertionError({finding.text!r})",
+        ]
+    else:
+        lines = [f"got = {call}"]
+    if within:
+        lines = [f"with {within}:", *(f"    {line}" for line in lines)]
+    kind = finding.kind[0]
+    if kind == "wrong":
+        at = finding.index
+        lines += [f"print(got[{at}])  # {finding.text}"]
+        if isnan(finding.low):
+            lines.append(f"assert np.isnan(got[{at}])")
+        else:
+            low, high = (f"float({str(edge)!r})" for edge in (finding.low, finding.high))
+            lines.append(f"assert {low} <= float(got[{at}]) <= {high}")
+    elif kind == "changed":
+        names = finding.kind[5:]
+        lines.append(f"assert before == {', '.join(f'{name}.tobytes()' for name in names)}")
+    elif kind == "outside":
+        lines += [
+            f"out[...] = np.full(out.itemsize, {FILLER}, np.uint8).view(out.dtype)[0]",
+            f"assert (memory == {FILLER}).all()",
+        ]
+    elif kind == "shape":
+        lines.append(f"print(got.shape, got.dtype)\nassert False, {finding.text!r}")
+    elif kind == "not out":
+        lines.append("assert got is out")
+    return lines

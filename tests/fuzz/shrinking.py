@@ -1,0 +1,220 @@
+"""A finding made smaller, as long as it remains of its kind.
+
+Each round tries what would make the case simpler, the boldest first, and keeps what still shows
+the finding.  A shrinker of hypothesis's would need every case to be drawn by it, which takes
+longer than running most of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from .cases import DATA_FORMATS, FILTER_FORMATS, PLAIN, Case, NumpyRun, View
+from .checking import Finding, check
+from .kernels import NotTakenError
+from .oracle import IllegalError, geometry
+
+SPATIAL = ("sizes", "taps", "stride", "dilation", "padding")
+
+
+def shrunk(finding: Finding, seconds: float) -> Finding:
+    """The finding in the smallest case that was found in so much time."""
+    end = time.monotonic() + seconds
+    named = _same(_by_name(finding), finding)
+    finding, simpler = named or finding, True
+    while simpler:
+        simpler = False
+        for case in candidates(finding.case):
+            if time.monotonic() > end:
+                return finding
+            found = _same(case, finding)
+            if found is not None:
+                finding, simpler = found, True
+                break
+    return finding
+
+
+def _by_name(finding: Finding) -> Case:
+    """The case with what "auto" took asked for by name."""
+    case = finding.case
+    if finding.kind[0] != "wrong":
+        return case
+    name = finding.kind[2]
+    if isinstance(case.run, NumpyRun):
+        return replace(case, run=replace(case.run, method=name))
+    return replace(case, run=replace(case.run, impl=name))
+
+
+def _same(case: Case, finding: Finding) -> Finding | None:
+    """The finding in another case; None if that does not show it."""
+    try:
+        if not finding.is_illegal:
+            case = _refitted(case)
+        found = check(case)
+    except (IllegalError, NotTakenError):
+        return None
+    except Exception:  # the case itself could not be made
+        return None
+    return found if found is not None and found.kind == finding.kind else None
+
+
+def _refitted(case: Case) -> Case:
+    """A case whose gradient, bias and filter's channels fit its sizes again."""
+    slice_ = case.channels // max(case.groups, 1)
+    bias = None if case.bias is None else case.filters
+    fitted = replace(case, slice=slice_, bias=bias)
+    found = geometry(replace(fitted, operation="conv_forward", stranger="", bad_out=""))
+    return replace(fitted, dy=found.shapes["dy"])
+
+
+def candidates(case: Case) -> Iterator[Case]:
+    """Simpler cases, the boldest first."""
+    if case.rank > 1:
+        for axis in range(case.rank):
+            yield _without_axis(case, axis)
+    if case.groups > 1:
+        for groups in {1, case.groups // 2, case.groups - 1}:
+            of_group = max(case.channels // case.groups, 1), max(case.filters // case.groups, 1)
+            yield replace(
+                case, groups=groups, channels=of_group[0] * groups, filters=of_group[1] * groups
+            )
+    for name in ("batch", "channels", "filters"):
+        step = 1 if name == "batch" else max(case.groups, 1)
+        for less in _less(getattr(case, name) // step):
+            yield replace(case, **{name: less * step})
+    yield from _of_axes(case)
+    if case.views:
+        yield replace(case, views={})
+    for name, view in case.views.items():
+        others = {other: kept for other, kept in case.views.items() if other != name}
+        if name != "out" or not case.bad_out:
+            yield replace(case, views=others)
+        for simpler in _simpler_views(view):
+            yield replace(case, views={**others, name: simpler})
+    yield from _of_values(case)
+    yield from _of_run(case)
+
+
+def _less(value: int) -> list[int]:
+    """Smaller numbers, the smallest first."""
+    return sorted({1, 2, 8, value // 2, value - 1} & set(range(1, value)))
+
+
+def _of_axes(case: Case) -> Iterator[Case]:
+    for name in ("stride", "dilation"):
+        if getattr(case, name) != 1:
+            yield replace(case, **{name: 1})
+    if case.padding not in (0, "valid"):
+        yield replace(case, padding=0)
+    for name in SPATIAL:
+        value = getattr(case, name)
+        if isinstance(value, str):
+            continue
+        if isinstance(value, int):
+            least = 0 if name == "padding" else 1
+            for less in sorted({least, value // 2, value - 1} & set(range(least, value))):
+                yield replace(case, **{name: less})
+            continue
+        for axis, old in enumerate(value):
+            for new in _simpler_entries(name, old):
+                yield replace(case, **{name: (*value[:axis], new, *value[axis + 1 :])})
+
+
+def _simpler_entries(name: str, old: Any) -> list[Any]:
+    if isinstance(old, int):
+        least = 0 if name == "padding" else 1
+        return sorted({least, old // 2, old - 1} & set(range(least, old)))
+    if len(old) != 2:
+        return []
+    before, after = old
+    pairs = [(0, 0), (0, after), (before, 0), (before - 1, after), (before, after - 1)]
+    return [pair for pair in pairs if pair != old and min(pair) >= 0]
+
+
+def _without_axis(case: Case, axis: int) -> Case:
+    """A case of one spatial axis less, with views as they are on the axes that remain."""
+    changes: dict[str, Any] = {}
+    for name in (*SPATIAL, "output_padding"):
+        value = getattr(case, name)
+        if isinstance(value, tuple):
+            changes[name] = (*value[:axis], *value[axis + 1 :])
+    for name, formats in (("data_format", DATA_FORMATS), ("filter_format", FILTER_FORMATS)):
+        word, known = (getattr(case, name) or "").upper(), formats[case.rank]
+        if word in known:
+            changes[name] = formats[case.rank - 1][known.index(word)]
+    views = {name: _view_without_axis(view, case.rank + 1) for name, view in case.views.items()}
+    return replace(case, views=views, **changes)
+
+
+def _view_without_axis(view: View, axis: int) -> View:
+    """The view of an array with one axis less, the last."""
+
+    def kept(axes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(one for one in axes if one != axis)
+
+    return replace(
+        view,
+        order=kept(view.order),
+        reversed=kept(view.reversed),
+        repeated=kept(view.repeated),
+        overlap=None if view.overlap and view.overlap[0] == axis else view.overlap,
+    )
+
+
+def _simpler_views(view: View) -> Iterator[View]:
+    for name in ("order", "steps", "reversed", "repeated", "overlap", "lead", "shift", "swapped"):
+        plain = getattr(PLAIN, name)
+        if getattr(view, name) != plain:
+            yield replace(view, **{name: plain})
+    if view.read_only:
+        yield replace(view, read_only=False)
+    for name in ("reversed", "repeated"):
+        axes = getattr(view, name)
+        if len(axes) > 1:
+            for axis in axes:
+                yield replace(view, **{name: tuple(one for one in axes if one != axis)})
+    for at, step in enumerate(view.steps):
+        if step > 1:
+            yield replace(view, steps=(*view.steps[:at], 1, *view.steps[at + 1 :]))
+    if view.lead > 1:
+        yield replace(view, lead=1)
+
+
+def _of_values(case: Case) -> Iterator[Case]:
+    if case.output_padding != "shape":
+        yield replace(case, output_padding="shape")
+    if case.bias is not None:
+        yield replace(case, bias=None)
+    if case.activation is not None:
+        yield replace(case, activation=None)
+    if case.poke is not None:
+        yield replace(case, poke=None)
+        yield replace(case, poke=(case.poke[0], 0.0, case.poke[2]))
+    if case.values != "integers":
+        yield replace(case, values="integers", size=3)
+        if case.values != "normal":
+            yield replace(case, values="normal")
+    elif case.size > 1:
+        yield replace(case, size=1)
+    if case.seed:
+        yield replace(case, seed=0)
+    for name in ("data_format", "filter_format"):
+        if getattr(case, name) is not None:
+            yield replace(case, **{name: None})
+
+
+def _of_run(case: Case) -> Iterator[Case]:
+    run = case.run
+    if isinstance(run, NumpyRun):
+        if run.block_bytes is not None:
+            yield replace(case, run=replace(run, block_bytes=None))
+        return
+    if run.tile is not None:
+        yield replace(case, run=replace(run, tile=None))
+    if run.settings:
+        yield replace(case, run=replace(run, settings={}))
+    if run.precision != "ieee":
+        yield replace(case, run=replace(run, precision="ieee"))

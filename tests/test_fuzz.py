@@ -1,0 +1,258 @@
+"""The attack of tests/fuzz finds faults that are put in, makes them small, and finds no others."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyconv
+from tests import emulator
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+from tests.fuzz import drawing, oracle
+from tests.fuzz.attacking import Orders, attack
+from tests.fuzz.cases import OPERATIONS, Case, View
+
+SEED = "a"
+
+HEALTHY = {name: getattr(cupyconv, name) for name in OPERATIONS}
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+Function = Callable[..., Any]
+Fault = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
+"""Calls a function of the library with its arguments, and gets it wrong."""
+
+
+def exchanges_the_paddings(function, given, keywords):
+    padding = keywords.get("padding")
+    if isinstance(padding, tuple) and all(isinstance(side, tuple) for side in padding):
+        if min(map(len, padding)) < 2 or min(map(min, padding)) < 0:
+            return function(*given, **keywords)
+        keywords["padding"] = tuple((after, before) for before, after in padding)
+        keywords["impl"] = "auto"
+    return function(*given, **keywords)
+
+
+def drops_negative_strides(function, given, keywords):
+    def forwards(value):
+        if not isinstance(value, np.ndarray):
+            return value
+        return value[tuple(slice(None, None, -1 if s < 0 else 1) for s in value.strides)]
+
+    return function(*map(forwards, given), **keywords)
+
+
+def is_off_by_some_ulp(function, given, keywords):
+    result = function(*given, **keywords)
+    if result.dtype == np.float32:
+        with np.errstate(over="ignore", invalid="ignore"):
+            result *= np.float32(1 + 100 * 2.0**-23)
+    return result
+
+
+def raises_with_many_groups(function, given, keywords):
+    if keywords.get("groups", 1) > 2:
+        raise ZeroDivisionError("a crash")
+    return function(*given, **keywords)
+
+
+def refuses_long_strides(function, given, keywords):
+    if np.max(keywords.get("stride", 1)) > 3:
+        raise cupyconv.ConvError("strides are short", "this one is not", "Use another")
+    return function(*given, **keywords)
+
+
+def takes_what_it_should_refuse(function, given, keywords):
+    try:
+        return function(*given, **keywords)
+    except cupyconv.ConvError:
+        return np.zeros(1)
+
+
+def writes_beside_out(function, given, keywords):
+    result = function(*given, **keywords)
+    out = keywords.get("out")
+    if out is not None and out.ndim > 1 and out.strides[-1] > out.itemsize and out.size:
+        beside = np.ndarray(
+            1, np.uint8, out.base, _address(out) - _address(out.base) + out.itemsize
+        )
+        beside[...] = 0
+    return result
+
+
+def _address(array):
+    return array.__array_interface__["data"][0]
+
+
+def changes_an_input(function, given, keywords):
+    result = function(*given, **keywords)
+    array = given[-1]
+    if isinstance(array, np.ndarray) and array.size and array.flags.writeable:
+        array.flat[0] += 1
+    return result
+
+
+def loses_what_is_not_finite(function, given, keywords):
+    result = function(*given, **keywords)
+    return np.nan_to_num(result, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+FAULTS = {  # with the beginning of the finding's kind
+    exchanges_the_paddings: "wrong",
+    drops_negative_strides: "wrong",
+    is_off_by_some_ulp: "wrong",
+    loses_what_is_not_finite: "wrong",
+    raises_with_many_groups: "raised",
+    refuses_long_strides: "refused",
+    takes_what_it_should_refuse: "illegal",
+    writes_beside_out: "outside",
+    changes_an_input: "changed",
+}
+LAYERS = 150
+"""In which each fault has to be found."""
+
+
+def put_in(patch: pytest.MonkeyPatch, module: Any, fault: Fault) -> None:
+    """Let a module's functions have a fault."""
+
+    def faulty(function: Function) -> Function:
+        return lambda *given, **keywords: fault(function, given, keywords)
+
+    for name in OPERATIONS:
+        patch.setattr(module, name, faulty(getattr(module, name)))
+
+
+def first_finding(stream: str, kind: str) -> str:
+    """The report of the first finding of a kind; AssertionError if there is none."""
+    for message, content in attack(Orders(SEED, (stream,), layers=LAYERS)):
+        if message == "finding" and content[0][0] == kind:
+            return content[1]
+    raise AssertionError(f"nothing found in {LAYERS} layers")
+
+
+def program_of(report: str) -> str:
+    return report[report.index("import numpy") :]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_faults_are_found_and_made_small(fault, monkeypatch):
+    with monkeypatch.context() as patch:
+        put_in(patch, cupyconv, fault)
+        report = first_finding("numpy", FAULTS[fault])
+        program = program_of(report)
+        with pytest.raises((AssertionError, ZeroDivisionError, cupyconv.ConvError)):
+            exec(program, {})
+    exec(program, {})  # nothing is wrong without the fault
+    sizes = re.findall(r"flat\[: (\d+)\]", program)
+    assert max(map(int, sizes), default=0) <= 20, program
+
+
+def test_faults_of_kernels_are_found_and_made_small(monkeypatch):
+    def as_a_kernel(name: str) -> Function:
+        def compute(*given: Any, arch: str, precision: str = "", impl: str = "", **keywords: Any):
+            result = HEALTHY[name](*given, **keywords)
+            if arch == "sm_89" and result.size:
+                result.flat[-1] += 1
+            return result
+
+        return compute
+
+    with monkeypatch.context() as patch:
+        for name in OPERATIONS:
+            patch.setattr(emulator, name, as_a_kernel(name))
+        program = program_of(first_finding("kernels", "wrong"))
+        with pytest.raises(AssertionError):
+            exec(program, {})
+    assert "arch='sm_89'" in program
+    assert "flat[: 1]" in program
+
+
+# -- no faults -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stream", "layers"), [("numpy", 60), ("kernels", 2)])
+def test_a_short_attack_finds_nothing(stream, layers):
+    *_, (_, figures) = messages = list(attack(Orders(SEED, (stream,), layers=layers)))
+    assert [content[1] for message, content in messages if message == "finding"] == []
+    passes = figures.passes if stream == "numpy" else figures.kernels
+    assert passes.total() >= 3 * layers
+
+
+@pytest.mark.parametrize("draw", [drawing.numpy_cases, drawing.kernel_cases])
+def test_a_number_and_a_seed_are_a_case(draw):
+    assert repr(list(draw("b", 7))) == repr(list(draw("b", 7)))
+    assert repr(list(draw("b", 7))) != repr(list(draw("b", 8)))
+    assert repr(list(draw("b", 7))) != repr(list(draw("c", 7)))
+
+
+def test_what_is_drawn_is_of_every_kind():
+    cases = [case for number in range(150) for case in drawing.numpy_cases(SEED, number)]
+    views = [view for case in cases for view in case.views.values()]
+    assert {case.operation for case in cases} == set(OPERATIONS)
+    assert {case.dtype for case in cases} == set(oracle.DTYPES)
+    assert {case.rank for case in cases} >= {1, 2, 3}
+    for field in vars(View()):
+        assert any(getattr(view, field) for view in views), field
+    for word in ("activation", "bias", "poke", "bad_out"):
+        assert any(getattr(case, word) for case in cases), word
+    assert any(case.batch == 0 for case in cases)
+    assert 0.9 < sum(map(is_legal, cases)) / len(cases) < 1
+
+
+def is_legal(case: Case) -> bool:
+    try:
+        oracle.geometry(case)
+    except oracle.IllegalError:
+        return False
+    return True
+
+
+def test_an_interrupted_attack_says_what_it_has():
+    command = [sys.executable, "-m", "tests.fuzz", "--only", "numpy", "--jobs", "1", "--seed", "d"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attacker:
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == "seed d\n"
+        attacker.send_signal(signal.SIGINT)
+        rest = attacker.stdout.read()
+    assert re.search(r"layers \d+, passes on NumPy \d+, .* findings \d+\n$", rest)
+    assert attacker.returncode in (0, 1)
+
+
+# -- the oracle ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "taps", "stride", "padding", "output", "pads"),
+    [  # TensorFlow's own examples of SAME and VALID, and an even filter
+        (13, 6, 5, "SAME", 3, (1, 2)),
+        (13, 6, 5, "VALID", 2, (0, 0)),
+        (7, 2, 1, "same", 7, (0, 1)),
+        (7, 2, 1, "same_lower", 7, (1, 0)),
+        (9, 1, 4, "same", 3, (0, 0)),
+    ],
+)
+def test_the_oracle_pads_as_published(size, taps, stride, padding, output, pads):
+    layer = oracle.geometry(
+        Case("conv_forward", 1, 1, 1, 1, (size,), (taps,), stride, padding=padding)
+    )
+    assert (layer.outputs, layer.pads) == ((output,), (pads,))
+
+
+def test_the_oracle_shares_no_code_with_the_library():
+    script = (
+        "import sys; from tests.fuzz import oracle, judging; "
+        "assert not [name for name in sys.modules if name.startswith('cupyconv')]"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

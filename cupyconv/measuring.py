@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 
 import cupyconv
-from cupyconv import arrays, files
+from cupyconv import arrays, files, records
 from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler
 from cupyconv.planning import PassPlan, Request
@@ -161,7 +161,7 @@ def _read(path: Path | None, candidates: Sequence[PassPlan]) -> tuple[int, float
     if path is None:
         return None
     try:
-        entry = files.parse_json(files.read_private(path))
+        entry = records.parse_json(files.read_private(path))
         number, found = entry["fastest"], entry["seconds"][str(entry["fastest"])]
         known = type(number) is int and number in range(len(candidates))
         return (number, found) if known and type(found) is float and found > 0 else None

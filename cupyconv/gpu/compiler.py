@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from cupyconv import arrays, files
+from cupyconv import arrays, files, records
 from cupyconv.errors import DeviceError, KernelCompileError, unknown_word
 from cupyconv.gpu.sources import KernelSource
 
@@ -228,7 +228,7 @@ def _digest(cubin: bytes) -> str:
 
 def _intact(cubin_path: Path, record_path: Path) -> bool:
     try:
-        record = files.parse_json(files.read_private(record_path))
+        record = records.parse_json(files.read_private(record_path))
         return record["digest"] == _digest(files.read_private(cubin_path))
     except (OSError, ValueError, KeyError, TypeError):
         return False

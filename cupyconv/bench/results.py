@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from cupyconv.bench.ceilings import Ceiling
 from cupyconv.errors import ConvError, shown
+from cupyconv.problem import PASSES
 from cupyconv.records import parse_json, record
 
 SCHEMA = 1
@@ -201,8 +202,8 @@ def load(path: Path) -> Results:
     _require_version(path, content)
     try:
         return Results(
-            environment=_mapping(content["environment"]),
-            options=_mapping(content["options"]),
+            environment=_mapping(content["environment"], _ENVIRONMENT),
+            options=_mapping(content["options"], _OPTIONS),
             ceilings={key: _read(Ceiling, entry) for key, entry in content["ceilings"].items()},
             rows=[_read(Row, entry) for entry in content["rows"]],
             skipped=[_read(Note, entry) for entry in content["skipped"]],
@@ -235,7 +236,8 @@ def _from_entries(path: Path, entries: Iterator[dict[str, Any]]) -> Results:
         for entry in entries:
             kind = entry.pop("entry")
             if kind == "start":
-                log.start(_mapping(entry["environment"]), _mapping(entry["options"]))
+                about = _mapping(entry["environment"], _ENVIRONMENT)
+                log.start(about, _mapping(entry["options"], _OPTIONS))
             elif kind == "ceiling":
                 log.ceiling(entry.pop("dtype"), _read(Ceiling, entry))
             elif kind == "row":
@@ -256,6 +258,8 @@ def _from_entries(path: Path, entries: Iterator[dict[str, Any]]) -> Results:
 def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
     made = record(kind, {column.name: entry[column.name] for column in fields(kind)})
     for name, value in vars(made).items():
+        if name == "pass_" and value not in PASSES:
+            raise ValueError(f"there is no pass {shown(value)}")
         least = 0 if name in _DIVISORS else -float("inf")
         if isinstance(value, (int, float)) and not least < value < _LARGEST:
             raise ValueError(f"{name} cannot be {shown(value)}")
@@ -268,9 +272,23 @@ _DIVISORS = ("microseconds", "low", "high", "flops_per_second", "bytes_per_secon
 _LARGEST = 1e30  # of any number: neither infinity, nor what overflows when it is multiplied
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+_NUMBER = int | float
+_ENVIRONMENT = {
+    "launch_microseconds": _NUMBER | None,
+    "load": _NUMBER | None,
+    "smi": dict | None,
+    "threads": _NUMBER,
+}
+_OPTIONS = {"dtypes": list, "layers": list}
+"""What a report computes with, as far as it is there; the rest it only quotes."""
+
+
+def _mapping(value: Any, kinds: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"an object is needed, not {shown(value)}")
+    for name, kind in kinds.items():
+        if name in value and not isinstance(value[name], kind):
+            raise ValueError(f"{name} cannot be {shown(value[name])}")
     return value
 
 

@@ -143,12 +143,13 @@ def distrust(folder: Path) -> tuple[str, str] | None:
     if found is None:
         return None
     place, wrong = found
-    mending = "chmod go-w" if "written" in wrong else f"sudo chown {os.geteuid()}"
-    command = f"{mending} {shlex.quote(str(place))}"
-    return (
-        f"{place}, which leads to the cache {folder}, {wrong}",
-        f"{command}, or set {CACHE_VARIABLE} to a folder that is yours",
-    )
+    mending = f"set {CACHE_VARIABLE} to a folder that is yours"
+    name = shlex.quote(str(place))
+    if place.lstat().st_uid == os.geteuid():
+        mending = f"chmod go-w {name}, or {mending}"
+    elif str(place) == os.path.realpath(folder):  # what it is in may be somebody else's by right
+        mending = f"sudo chown -R {os.geteuid()} {name}, or {mending}"
+    return f"{place}, which leads to the cache {folder}, {wrong}", mending
 
 
 @cache

@@ -33,14 +33,18 @@ def open_array(option: str, place: str) -> Any:
     import dask.array as da
     import numpy as np
 
+    from cupyconv.dask.results import from_zarr
+
     path = Path(place)
     if not path.is_dir():
         path.open("rb").close()  # has an error of its own where there is no such file
     try:
         if path.is_dir():
-            array = da.from_zarr(str(path))
+            array = from_zarr(path)
         else:
             array = da.from_array(np.load(path, mmap_mode="r"), chunks="auto")
+    except (ConvError, MemoryError):
+        raise
     except Exception as error:  # parsers of damaged files raise nearly anything
         raise ConvError(
             f"with --dask, {option} must be a .npy file or a Zarr folder of one array",

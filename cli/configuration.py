@@ -15,7 +15,7 @@ import click
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import paths
-from cupyconv.errors import unknown_word
+from cupyconv.errors import shown, unknown_word
 from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, shape_text
 
@@ -67,7 +67,9 @@ def _integers(
     what: str, value: Any, rule: str, example: str, separators: str = "[x,]"
 ) -> list[int]:
     """Integers out of ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
-    error = ConvError(f"{what} must be {rule}", f"got {value!r}", f"Write for example {example}")
+    error = ConvError(
+        f"{what} must be {rule}", f"got {shown(value)}", f"Write for example {example}"
+    )
     if isinstance(value, str):
         parts = re.split(separators, value.strip().lower())
         if not all(re.fullmatch(r"\s*[-+]?[0-9]+\s*", part) for part in parts):
@@ -82,7 +84,7 @@ def _integers(
     if too_large:
         raise ConvError(
             f"{what} must be made of numbers that a 64-bit index can count",
-            f"got {value!r}",
+            f"got {shown(value)}",
             f"Use at most {_DIGITS} digits",
         )
     return numbers
@@ -102,7 +104,9 @@ def _integer(what: str, value: Any) -> int:
     rule, example = "one integer", "2"
     numbers = _integers(what, value, rule, example)
     if len(numbers) > 1:
-        raise ConvError(f"{what} must be {rule}", f"got {value!r}", f"Write for example {example}")
+        raise ConvError(
+            f"{what} must be {rule}", f"got {shown(value)}", f"Write for example {example}"
+        )
     return numbers[0]
 
 
@@ -126,12 +130,12 @@ def _single(numbers: list[int]) -> int | tuple[int, ...]:
 
 def _text(what: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConvError(f"{what} must be a word", f"got {value!r}", "Write it between quotes")
+        raise ConvError(f"{what} must be a word", f"got {shown(value)}", "Write it between quotes")
     return value.strip()
 
 
 def _dtype(what: str, value: Any) -> str:
-    if value not in ITEMSIZE:
+    if not isinstance(value, str) or value not in ITEMSIZE:
         raise unknown_word(what, value, ITEMSIZE)
     return value
 
@@ -239,9 +243,11 @@ def read_file(path: Path) -> list[Layer]:
 
     try:
         content = tomllib.loads(path.read_bytes().decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of its own, of UTF-8, and of huge integers
         raise ConvError(
-            f"{path} must be TOML", str(error), 'Write lines such as input = "1x5x5x3"'
+            f"{path} must be TOML",
+            "it is nested too deeply" if isinstance(error, RecursionError) else str(error),
+            'Write lines such as input = "1x5x5x3"',
         ) from None
     tables = content.pop("layer", None)
     if tables is None:
@@ -256,7 +262,7 @@ def read_file(path: Path) -> list[Layer]:
     if not listed or not tables:
         raise ConvError(
             f"the layers of {path} must be [[layer]] tables",
-            f"got {tables!r}",
+            f"got {shown(tables)}",
             "Write [[layer]], with two brackets, above each",
         )
     return [_layer(f"layer {number} of {path.name}", t) for number, t in enumerate(tables, 1)]

@@ -109,6 +109,8 @@ def load(option: str, place: str) -> np.ndarray:
                 array = content
             else:
                 array = content[_member(option, path, content.files, name)]
+                if not isinstance(array, np.ndarray):  # bytes of a file that is something else
+                    raise ValueError("what is called .npy in it is something else")
         except (ConvError, MemoryError):
             raise
         except Exception as error:  # parsers of damaged files raise nearly anything

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 100
 
+LONGEST_ERROR = 2000
+"""Characters of an error, which may quote what was given; of a longer one both ends are shown."""
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 
 
@@ -188,6 +191,8 @@ def verdict(passed: bool | None) -> RenderableType:
 def error(message: str, below: str = "") -> None:
     """One line to standard error, and under it what a compiler said, if anything."""
     line = " ".join(message.split())
+    if len(line) > LONGEST_ERROR:
+        line = f"{line[: LONGEST_ERROR // 2]} ... {line[-LONGEST_ERROR // 2 :]}"
     click.echo(f"cupyconv: error: {visible(line)}", err=True)
     if below:
         click.echo(visible(below.rstrip("\n")), err=True)

@@ -50,15 +50,26 @@ class KernelCompileError(CupyconvError, RuntimeError):
         self.log = log
 
 
+def shown(value: object) -> str:
+    """A value in a message: its repr, or the beginning of a long one."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes neither huge integers nor deep lists
+        return f"one of type {type(value).__name__} that is too long to be shown"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+_LONGEST = 120
+
+
 def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
     """The error for a word that is not one of ``known``, with the nearest one suggested."""
-    words = list(known)
-    near = get_close_matches(str(given).lower(), [word.lower() for word in words], n=1, cutoff=0.5)
+    words, text = list(known), shown(given)
+    word = given if isinstance(given, str) and len(given) <= _LONGEST else text
+    near = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.5)
     suggestion = next((word for word in words if near and word.lower() == near[0]), None)
     remedy = f"Did you mean {suggestion!r}? " if suggestion else ""
-    return ConvError(
-        f"unknown {what}", f"{given!r}", f"{remedy}Known: {', '.join(map(repr, words))}"
-    )
+    return ConvError(f"unknown {what}", text, f"{remedy}Known: {', '.join(map(repr, words))}")
 
 
 def one_of(repairs: Sequence[str]) -> str:

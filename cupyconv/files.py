@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, kept where nobody else can write, and parsed.
+"""Files: written whole or not at all, and kept where nobody else can write.
 
 Knows nothing of convolutions, nor of what is in the files.
 """
@@ -6,30 +6,16 @@ Knows nothing of convolutions, nor of what is in the files.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 _LINKS = 40  # that a path may lead over, as Linux has it
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-def parse_json(text: str | bytes) -> Any:
-    """What JSON says.
-
-    Raises:
-        ValueError: it is not JSON, or nested so deeply that it cannot be read.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
 
 # -- writing ---------------------------------------------------------------------------------------
 

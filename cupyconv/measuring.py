@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 
 import cupyconv
-from cupyconv import arrays, files
+from cupyconv import arrays, files, records
 from cupyconv.errors import ConvError
 from cupyconv.gpu import compiler
 from cupyconv.planning import PassPlan, Request
@@ -217,7 +217,7 @@ def _read(path: Path | None, candidates: Sequence[PassPlan]) -> _Measured | None
         return None
     numbers = range(len(candidates))
     try:
-        entry = files.parse_json(files.read_private(path))
+        entry = records.parse_json(files.read_private(path))
         times = {int(number): float(found) for number, found in entry["seconds"].items()}
         left_out = {int(number): str(why) for number, why in entry["left_out"].items()}
         fastest = int(entry["fastest"])

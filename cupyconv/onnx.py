@@ -23,10 +23,11 @@ they leave to the reader:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 from cupyconv import arrays, operations
-from cupyconv.errors import ConvError, ConvTypeError, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
 from cupyconv.problem import ConvProblem, shape_text
 
 __all__ = ["conv", "conv_problem", "conv_transpose", "conv_transpose_problem"]
@@ -150,8 +151,10 @@ def conv_problem(
 
     Raises:
         ConvError: there is none.
+        ConvTypeError: an attribute is of another type.
     """
     mode = _auto_pad(auto_pad)
+    _require_lists(dilations=dilations, kernel_shape=kernel_shape, pads=pads, strides=strides)
     _require_kernel_shape(kernel_shape, w_shape)
     return ConvProblem(
         x_shape,
@@ -184,8 +187,17 @@ def conv_transpose_problem(
 
     Raises:
         ConvError: there is none.
+        ConvTypeError: an attribute is of another type.
     """
     mode = _auto_pad(auto_pad)
+    _require_lists(
+        dilations=dilations,
+        kernel_shape=kernel_shape,
+        output_padding=output_padding,
+        output_shape=output_shape,
+        pads=pads,
+        strides=strides,
+    )
     _require_kernel_shape(kernel_shape, w_shape)
     rank = len(w_shape) - 2
     stride = _per_axis("strides", strides, w_shape)
@@ -251,6 +263,19 @@ def _auto_pad(word: str) -> str:
     if word not in _AUTO_PADS:
         raise unknown_word("auto_pad", word, _AUTO_PADS)
     return word
+
+
+def _require_lists(**given: Any) -> None:
+    for what, values in given.items():
+        try:
+            if values is not None:
+                len(values)
+                list(map(index, values))
+        except TypeError:
+            raise ConvTypeError(
+                f"{what} must be a list of integers: got {shown(values)}. "
+                "Pass one integer for each spatial axis, for pads two"
+            ) from None
 
 
 def _require_kernel_shape(kernel_shape: Ints, w_shape: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ PACKAGE = ROOT / "cupyconv"
 
 ROOMS = (
     "errors",
+    "records",
     "files",
     "formats",
     "markup",
@@ -139,6 +140,7 @@ def test_planning_knows_no_launch_and_the_problem_no_arrays():
             "markup",
             "problem",
             "planning",
+            "records",
         }
     for name in ("problem.py", "formats.py"):
         used = {room for room, _ in rooms_used(PACKAGE / name)}

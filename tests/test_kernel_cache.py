@@ -223,8 +223,12 @@ def test_a_folder_of_somebody_else_is_passed_over(tmp_path, monkeypatch, which):
     places = {"folder": real, "parent": real.parent, "link": link}
     foreign = places.get(which, real.parent)
     owned_by_another(monkeypatch, foreign)
-    with pytest.warns(RuntimeWarning, match=f"sudo chown {os.geteuid()} {foreign}"):
+    with pytest.warns(RuntimeWarning, match=f"{foreign}, which leads to .* belongs to") as said:
         assert compiler.trusted_directory() is None
+    text = str(said[0].message)
+    assert f"set {compiler.CACHE_VARIABLE} to a folder that is yours" in text
+    # Somebody else's home is not to be taken from them.
+    assert (f"sudo chown -R {os.geteuid()} {foreign}" in text) == (which == "folder")
 
 
 @posix
@@ -283,17 +287,17 @@ def test_a_record_of_many_brackets_is_a_damaged_one(folder, compilations):
     ("chosen", "base", "found"),
     [
         ("/opt/cache", None, "/opt/cache"),
-        ("~/kernels", None, "/home/me/kernels"),
+        ("~/kernels", None, "/users/me/kernels"),
         (None, "/var/cache", "/var/cache/cupyconv"),
-        (None, "~/c", "/home/me/c/cupyconv"),
-        (None, "relative/c", "/home/me/.cache/cupyconv"),
-        ("", "", "/home/me/.cache/cupyconv"),
-        (None, None, "/home/me/.cache/cupyconv"),
+        (None, "~/c", "/users/me/c/cupyconv"),
+        (None, "relative/c", "/users/me/.cache/cupyconv"),
+        ("", "", "/users/me/.cache/cupyconv"),
+        (None, None, "/users/me/.cache/cupyconv"),
     ],
 )
 def test_where_the_cache_is(monkeypatch, chosen, base, found):
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("USERPROFILE", "/home/me")
+    monkeypatch.setenv("HOME", "/users/me")
+    monkeypatch.setenv("USERPROFILE", "/users/me")
     for name, value in ((compiler.CACHE_VARIABLE, chosen), ("XDG_CACHE_HOME", base)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cupyconv.bench.ceilings import Ceiling
-from cupyconv.errors import ConvError
+from cupyconv.errors import ConvError, shown
+from cupyconv.problem import PASSES
+from cupyconv.records import parse_json, record
 
 SCHEMA = 1
 """Changes when a file of before could be misread."""
@@ -192,7 +194,7 @@ def load(path: Path) -> Results:
     """
     text = path.read_text(errors="replace")
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError:
         return _from_entries(path, _entries(path, text))
     if isinstance(content, dict) and "entry" in content:  # a log of one line
@@ -200,16 +202,16 @@ def load(path: Path) -> Results:
     _require_version(path, content)
     try:
         return Results(
-            environment=content["environment"],
-            options=content["options"],
+            environment=_mapping(content["environment"], _ENVIRONMENT),
+            options=_mapping(content["options"], _OPTIONS),
             ceilings={key: _read(Ceiling, entry) for key, entry in content["ceilings"].items()},
             rows=[_read(Row, entry) for entry in content["rows"]],
             skipped=[_read(Note, entry) for entry in content["skipped"]],
             failed=[_read(Note, entry) for entry in content["failed"]],
             first_calls=[_read(FirstCall, entry) for entry in content["first_calls"]],
-            finished=content["finished"],
+            finished=bool(content["finished"]),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _damaged(path, error) from None
 
 
@@ -217,7 +219,7 @@ def _entries(path: Path, text: str) -> Iterator[dict[str, Any]]:
     lines = text.splitlines()
     for number, line in enumerate(lines):
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
         except ValueError:
             if number == len(lines) - 1 and number:  # the run was ended while it wrote this
                 return
@@ -234,7 +236,8 @@ def _from_entries(path: Path, entries: Iterator[dict[str, Any]]) -> Results:
         for entry in entries:
             kind = entry.pop("entry")
             if kind == "start":
-                log.start(entry["environment"], entry["options"])
+                about = _mapping(entry["environment"], _ENVIRONMENT)
+                log.start(about, _mapping(entry["options"], _OPTIONS))
             elif kind == "ceiling":
                 log.ceiling(entry.pop("dtype"), _read(Ceiling, entry))
             elif kind == "row":
@@ -245,13 +248,48 @@ def _from_entries(path: Path, entries: Iterator[dict[str, Any]]) -> Results:
                 (log.skip if kind == "skip" else log.fail)(_read(Note, entry))
             elif kind == "finish":
                 log.finish()
-    except (KeyError, TypeError) as error:
+    except ConvError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, error) from None
     return log.results
 
 
 def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
-    return kind(**{column.name: entry[column.name] for column in fields(kind)})
+    made = record(kind, {column.name: entry[column.name] for column in fields(kind)})
+    for name, value in vars(made).items():
+        if name == "pass_" and value not in PASSES:
+            raise ValueError(f"there is no pass {shown(value)}")
+        least = 0 if name in _DIVISORS else -float("inf")
+        if isinstance(value, (int, float)) and not least < value < _LARGEST:
+            raise ValueError(f"{name} cannot be {shown(value)}")
+    return made
+
+
+_DIVISORS = ("microseconds", "low", "high", "flops_per_second", "bytes_per_second")
+"""Numbers that have to be above zero."""
+
+_LARGEST = 1e30  # of any number: neither infinity, nor what overflows when it is multiplied
+
+
+_NUMBER = int | float
+_ENVIRONMENT = {
+    "launch_microseconds": _NUMBER | None,
+    "load": _NUMBER | None,
+    "smi": dict | None,
+    "threads": _NUMBER,
+}
+_OPTIONS = {"dtypes": list, "layers": list}
+"""What a report computes with, as far as it is there; the rest it only quotes."""
+
+
+def _mapping(value: Any, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"an object is needed, not {shown(value)}")
+    for name, kind in kinds.items():
+        if name in value and not isinstance(value[name], kind):
+            raise ValueError(f"{name} cannot be {shown(value[name])}")
+    return value
 
 
 def _require_version(path: Path, content: Any) -> None:

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,52 @@ def _killed_worker() -> Any:
     """distributed's error, where it is in use."""
     distributed = sys.modules.get("distributed")
     return () if distributed is None else distributed.KilledWorker
+
+
+def from_zarr(path: str | os.PathLike[str]) -> da.Array:
+    """A Dask array over a Zarr folder, of which nothing is read yet.
+
+    Raises:
+        ConvError: it has more chunks than a graph can; when it is computed, that a chunk is
+            damaged.
+        OSError, ValueError: it is no such folder, or whatever else Zarr raises.
+    """
+    import zarr
+
+    array = zarr.open_array(str(path), mode="r")
+    chunks = array.shards or array.chunks
+    count = prod(-(-size // chunk) for size, chunk in zip(array.shape, chunks, strict=True))
+    if count > MOST_CHUNKS:
+        raise ConvError(
+            f"a Zarr array must have at most {MOST_CHUNKS:,} chunks",
+            f"{path} has {count:,}",
+            "Write it again in larger ones",
+        )
+    return da.from_array(_Reader(array, Path(path)), chunks=chunks, name=False)
+
+
+MOST_CHUNKS = 1_000_000
+"""Of an array that is read: a graph has several tasks for each."""
+
+
+class _Reader:
+    """A Zarr array that says in a ConvError what is wrong with a chunk."""
+
+    def __init__(self, array: Any, path: Path) -> None:
+        self._array, self._path = array, path
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+
+    def __getitem__(self, region: Any) -> Any:
+        try:
+            return self._array[region]
+        except MemoryError:
+            raise
+        except Exception as error:  # of each codec its own
+            raise ConvError(
+                "the chunks of a Zarr array must be whole",
+                f"{self._path} has one that cannot be read ({type(error).__name__}: {error})",
+                "Write it again, for example with cupyconv.dask.to_zarr",
+            ) from error
 
 
 def to_zarr(array: da.Array, path: str | os.PathLike[str]) -> Path:

@@ -98,6 +98,7 @@ def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) 
         ) from None
     if not model.graph.node:
         raise _damaged(path, "it has no graph")
+    _require_texts(path, model)
     weights = {entry.name for entry in model.graph.initializer}
     free = [entry for entry in model.graph.input if entry.name not in weights]
     _fill_in(free, dict(inputs or {}))
@@ -117,7 +118,7 @@ def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) 
     named = {value.name: _shape(value) for value in free}
     layers, left_out = [], []
     for node in _nodes(graph):
-        name = node.name or node.output[0]
+        name = node.name or next(iter(node.output), node.op_type)
         if node.op_type in OPERATORS:
             layers.append(_layer(onnx, node, name, known, named))
         elif "Conv" in node.op_type:
@@ -143,6 +144,18 @@ def _damaged(path: str | Path, what: str) -> ConvError:
     return ConvError(
         "a model must be a whole ONNX file", f"{path}: {what}", "Export it again, or check the path"
     )
+
+
+def _require_texts(path: str | Path, message: Any) -> None:
+    """Check that every text is one: protobuf gives bytes for what is not UTF-8."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            texts = [value] if isinstance(value, (str, bytes)) else value
+            if any(isinstance(text, bytes) for text in texts):
+                raise _damaged(path, f"its {field.name} is not UTF-8")
+        elif field.type == field.TYPE_MESSAGE:
+            for inner in [value] if hasattr(value, "ListFields") else value:
+                _require_texts(path, inner)
 
 
 def _shape(value: Any) -> Shape:
@@ -203,10 +216,15 @@ def _layer(
     known: Mapping[str, tuple[Shape, int]],
     inputs: Mapping[str, Shape],
 ) -> ModelLayer:
+    if len(node.input) < 2:
+        raise ConvError(
+            f"{name}: a {node.op_type} takes x and w",
+            f"it has {len(node.input)} inputs",
+            "Export the model again",
+        )
     x, w = (_sizes(name, tensor, known, inputs) for tensor in node.input[:2])
-    dtype = onnx.TensorProto.DataType.Name(known[node.input[0]][1]).lower()
-    dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    dtype = _dtype(onnx, known[node.input[0]][1])
+    attributes = {a.name: _value(onnx, name, a) for a in node.attribute}
     given = {key: _plain(attributes[key]) for key in _ATTRIBUTES[node.op_type] & set(attributes)}
     meaning = conv_problem if node.op_type == "Conv" else conv_transpose_problem
     try:
@@ -215,12 +233,32 @@ def _layer(
         raise ConvError(
             f"{name}: {error.rule}", error.values, error.remedy, axis=error.axis
         ) from None
+    except ConvTypeError as error:
+        raise ConvTypeError(f"{name}: {error}") from None
     return ModelLayer(name, node.op_type, problem, len(node.input) > 2 and bool(node.input[2]))
 
 
 def _plain(value: Any) -> Any:
     """An attribute as ``cupyconv.onnx`` takes it: words are kept as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
+def _value(onnx: Any, name: str, attribute: Any) -> Any:
+    try:
+        return onnx.helper.get_attribute_value(attribute)
+    except ValueError:
+        raise ConvError(
+            f"{name}: an attribute must have a type that ONNX knows",
+            f"that of {attribute.name!r} is {attribute.type}",
+            "Export the model again",
+        ) from None
+
+
+def _dtype(onnx: Any, number: int) -> str:
+    """The library's name of a type of elements; ONNX's own where it has none."""
+    types = onnx.TensorProto.DataType
+    name = types.Name(number).lower() if number in types.values() else f"type {number}"
+    return {"float": "float32", "double": "float64"}.get(name, name)
 
 
 def _sizes(

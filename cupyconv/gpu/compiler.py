@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from cupyconv import arrays, files
+from cupyconv import arrays, files, records
 from cupyconv.errors import DeviceError, KernelCompileError, unknown_word
 from cupyconv.gpu.sources import KernelSource
 
@@ -143,12 +143,13 @@ def distrust(folder: Path) -> tuple[str, str] | None:
     if found is None:
         return None
     place, wrong = found
-    mending = "chmod go-w" if "written" in wrong else f"sudo chown {os.geteuid()}"
-    command = f"{mending} {shlex.quote(str(place))}"
-    return (
-        f"{place}, which leads to the cache {folder}, {wrong}",
-        f"{command}, or set {CACHE_VARIABLE} to a folder that is yours",
-    )
+    mending = f"set {CACHE_VARIABLE} to a folder that is yours"
+    name = shlex.quote(str(place))
+    if place.lstat().st_uid == os.geteuid():
+        mending = f"chmod go-w {name}, or {mending}"
+    elif str(place) == os.path.realpath(folder):  # what it is in may be somebody else's by right
+        mending = f"sudo chown -R {os.geteuid()} {name}, or {mending}"
+    return f"{place}, which leads to the cache {folder}, {wrong}", mending
 
 
 @cache
@@ -228,7 +229,7 @@ def _digest(cubin: bytes) -> str:
 
 def _intact(cubin_path: Path, record_path: Path) -> bool:
     try:
-        record = files.parse_json(files.read_private(record_path))
+        record = records.parse_json(files.read_private(record_path))
         return record["digest"] == _digest(files.read_private(cubin_path))
     except (OSError, ValueError, KeyError, TypeError):
         return False

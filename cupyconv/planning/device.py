@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from cupyconv.errors import ConvError
+from cupyconv.errors import ConvError, shown
 
 # Instructions of these chips exist only in code built for exactly that chip.
 _ARCHITECTURE_SPECIFIC = {(9, 0), (10, 0), (12, 0)}
@@ -50,10 +50,12 @@ class Device:
             return word
         if word == "cpu":
             return CPU
-        match = re.fullmatch(r"sm_(\d+)(\d)a?", str(word))
+        match = re.fullmatch(r"sm_([0-9]{1,3})([0-9])a?", str(word))
         if match is None:
             raise ConvError(
-                "a device is 'cpu' or an architecture", f"got {word!r}", "Use for example 'sm_80'"
+                "a device is 'cpu' or an architecture",
+                f"got {shown(word)}",
+                "Use for example 'sm_80'",
             )
         return Device.of_capability(word, (int(match[1]), int(match[2])))
 

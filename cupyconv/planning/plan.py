@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
-from cupyconv import markup
-from cupyconv.errors import ConvError, unknown_word
+from cupyconv import markup, records
+from cupyconv.errors import ConvError, shown, unknown_word
 from cupyconv.planning import cost, cpu
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import FAMILIES, NUMPY, Family, Tile
@@ -124,19 +124,18 @@ class Plan:
             ConvError: it is no such text, or this version has no such kernels.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
-            problem, device = ConvProblem(**fields["problem"]), Device(**fields["device"])
-            passes = tuple(
-                PassPlan(**{**entry, "tile": _tile(entry["tile"])}) for entry in fields["passes"]
-            )
-            Device.of(device.architecture or "cpu")
+            fields: dict[str, Any] = records.parse_json(text)
+            problem = ConvProblem(**fields["problem"])
+            device = records.record(Device, fields["device"])
+            passes = tuple(records.record(PassPlan, entry) for entry in fields["passes"])
+            _require_sound(device, passes)
             if tuple(pass_plan.pass_ for pass_plan in passes) != PASSES:
                 raise ValueError(f"its passes must be {', '.join(PASSES)}")
             for pass_plan in passes:
                 _require_possible(problem, device, pass_plan)
         except ConvError:
             raise
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ConvError(
                 "a plan must be JSON that Plan.to_json wrote",
                 f"{type(error).__name__}: {error}",
@@ -319,16 +318,37 @@ def _named(impl: str, device: Device) -> Family:
     )
 
 
+def _require_sound(device: Device, passes: tuple[PassPlan, ...]) -> None:
+    """Check the ranges of what was read; its types are those that it should have.
+
+    Raises:
+        ValueError: one is not what it can be.
+    """
+    if device.architecture != Device.of(device.architecture or "cpu").architecture:
+        raise ValueError(f"no such architecture: {shown(device.architecture)}")
+    if device.multiprocessors is not None and not 0 < device.multiprocessors < 2**31:
+        raise ValueError(f"no such number of multiprocessors: {device.multiprocessors}")
+    for planned in passes:
+        counts = (planned.blocks, planned.splits - 1, planned.workspace_bytes)
+        if min(counts) < 0 or max(counts) >= 2**63:
+            raise ValueError(f"no such counts: {planned}")
+    for text in (device.name, *(planned.reason for planned in passes)):
+        if not text.isprintable() or not text.strip():
+            raise ValueError(f"no name and no reason: {shown(text)}")
+
+
 def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -> None:
     """Check what was read: a kernel with other sizes than its tile's would compute nonsense."""
     request = Request(problem, planned.pass_, device, planned.precision)
     family = _named(planned.implementation, device)
+    counts = (planned.blocks, planned.splits, planned.workspace_bytes)
     wrong = family.refuses(request)
     if wrong is None and device.is_gpu:
         known = cost.candidate(request, family, planned.tile, planned.splits)
-        found = (planned.blocks, planned.workspace_bytes)
-        if known is None or (known.blocks, known.workspace_bytes) != found:
+        if known is None or (known.blocks, known.splits, known.workspace_bytes) != counts:
             wrong = f"{planned.implementation} does not compute {planned.pass_} in this way"
+    elif wrong is None and (planned.tile, *counts) != (None, 0, 1, 0):
+        wrong = f"{planned.implementation} has neither tiles nor splits nor workspace"
     elif wrong is None:
         methods = [one.name for one in cpu.methods(problem, planned.pass_)]
         if planned.method not in (methods if family.name == NUMPY.name else ("",)):
@@ -359,10 +379,3 @@ def _blocks_text(planned: PassPlan) -> str:
     if not planned.tile:
         return f"{planned.splits} chunks" if planned.splits > 1 else ""
     return f"{planned.blocks}" + (f" x {planned.splits}" if planned.splits > 1 else "")
-
-
-def _tile(fields: dict[str, Any] | None) -> Tile | None:
-    if fields is None:
-        return None
-    macros = tuple((name, value) for name, value in fields["macros"])
-    return Tile(**{**fields, "macros": macros, "since": tuple(fields["since"])})

@@ -1,0 +1,63 @@
+"""JSON from outside, and dataclasses out of it: what comes in has the types that it should have."""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from cupyconv.errors import shown
+
+Kind = TypeVar("Kind")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says.
+
+    Raises:
+        ValueError: it is not JSON, or nested so deeply that it cannot be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def record(kind: type[Kind], entry: Any) -> Kind:
+    """A dataclass out of a JSON object that has its fields; lists become tuples where it has some.
+
+    Raises:
+        ValueError: a field is missing, unknown, or of another type.
+    """
+    if not isinstance(entry, dict):
+        raise ValueError(f"a {kind.__name__} must be an object, got {shown(entry)}")
+    hints = get_type_hints(kind)
+    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    for name in entry:
+        if name not in known:
+            raise ValueError(f"a {kind.__name__} has no {shown(name)}")
+    for name, one in known.items():
+        if name not in entry and one.default is MISSING and one.default_factory is MISSING:
+            raise ValueError(f"a {kind.__name__} must have {name!r}")
+    where = kind.__name__
+    return kind(**{name: _value(hints[name], v, f"{where}.{name}") for name, v in entry.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """A value of the type that a field has."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return None
+        (hint,) = (one for one in inner if one is not type(None))
+        return _value(hint, value, where)
+    if is_dataclass(hint):
+        return record(hint, value)  # type: ignore[arg-type]  # a class, not an instance
+    if origin is tuple and isinstance(value, list):
+        every = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
+        if len(every) == len(value):
+            return tuple(_value(one, v, where) for one, v in zip(every, value, strict=True))
+    elif hint is Any or type(value) is (origin or hint) or (hint, type(value)) == (float, int):
+        return value
+    raise ValueError(f"{where} must be {getattr(hint, '__name__', hint)}, got {shown(value)}")

@@ -1,0 +1,378 @@
+"""Files that are damaged, foreign or hostile: an answer, or one line and exit code 2.
+
+Run as a program, ``python -m tests.test_damaged_input COUNT SEED``, it attacks for longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cupyconv import arrays
+from cupyconv.cli.main import main
+
+SHAPES = 'input = "1x1x5x5"\nfilter = "2x1x3x3"\n'
+X = np.arange(25, dtype=np.float32).reshape(1, 1, 5, 5)
+
+LAYER = """# a layer
+[[layer]]
+name = "first"
+title = "a \\u00e9 title"
+input = [1, 4, 6, 6]
+filter = "4x2x3x3"
+stride = [2, 1]
+padding = [[1, 0], [0, 2]]
+dilation = 1
+groups = 2
+data_format = "NCHW"
+filter_format = "OIHW"
+dtype = "float32"
+[[layer]]
+input = "2x7x3"
+filter = "3x3x4"
+padding = "same"
+data_format = "NWC"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
+
+
+def judged(*args: str) -> tuple[int, str]:
+    """The exit code of a command line that is answered or refused in one line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what damaged files are parsed with
+        result = CliRunner().invoke(main, [str(arg) for arg in args])
+    assert isinstance(result.exception, (SystemExit, type(None))), result.exception
+    assert result.exit_code in (0, 1, 2), (result.exit_code, result.stderr)
+    assert "Traceback" not in result.stderr
+    assert "a bug in" not in result.stderr
+    if result.exit_code == 2:
+        assert result.stdout == ""
+        assert result.stderr.startswith("cupyconv: error: ")
+        assert result.stderr.count("\n") == 1
+        assert len(result.stderr) < 3000
+    return result.exit_code, result.stderr
+
+
+def refused(*args: str) -> str:
+    code, line = judged(*args)
+    assert code == 2, line
+    return line
+
+
+# -- TOML ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("dtype = [1]", "unknown dtype"),
+        ("dtype = {a = 1}", "unknown dtype"),
+        (f"stride = {'9' * 5000}", "must be TOML"),
+        (f"stride = 0x{'f' * 5000}", "64-bit index"),
+        (f"stride = [0x{'f' * 5000}]", "64-bit index"),
+        (f"groups = {'9' * 4000}", "64-bit index"),
+        (f"data_format = 0x{'f' * 5000}", "must be a word"),
+        (f"stride = {'[' * 5000}{']' * 5000}", "nested too deeply"),
+        (f"{'a.' * 5000}a = 1", "unknown key"),
+        (f"padding = '{'1:' * 5000}'", "padding"),
+        ("padding = [[[1]]]", "padding"),
+        ("title = 1979-05-27", "must be a word"),
+        ("stride = nan", "stride"),
+    ],
+)
+def test_toml_that_is_no_layer(tmp_path, table, said):
+    path = tmp_path / "layer.toml"
+    path.write_text(SHAPES + table)
+    for command in ("shapes", "explain"):
+        assert said in refused(command, "--config", path)
+
+
+@pytest.mark.parametrize("layers", ["3", "[1]", "[0xffff, {}]", f"[0x{'f' * 5000}]", "[]", "{}"])
+def test_toml_whose_layers_are_none(tmp_path, layers):
+    path = tmp_path / "layer.toml"
+    path.write_text(f"layer = {layers}")
+    assert "layer" in refused("shapes", "--config", path)
+
+
+def test_a_device_of_many_digits():
+    line = refused(
+        "shapes", "--input", "1x1x5", "--filter", "1x1x3", "--device", f"sm_{'9' * 5000}"
+    )
+    assert "a device is 'cpu' or an architecture" in line
+
+
+# -- ONNX ------------------------------------------------------------------------------------------
+
+
+def onnx_model(*, attributes=(), inputs=("x", "w"), outputs=("y",), dtype=1, operator="Conv"):
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    node = helper.make_node(operator, list(inputs), list(outputs), name="node")
+    node.attribute.extend(
+        one if isinstance(one, onnx.AttributeProto) else helper.make_attribute(*one)
+        for one in attributes
+    )
+    values = [
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, kind, shape in (("x", dtype, [1, 2, 5, 5]), ("w", 1, [2, 2, 3, 3]))
+    ]
+    result = helper.make_tensor_value_info("y", 1, None)
+    return helper.make_model(helper.make_graph([node], "graph", values, [result]))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "said"),
+    [
+        (("strides", 2), "strides must be a list of integers"),
+        (("strides", 2.5), "strides must be a list of integers"),
+        (("strides", [1.5, 2.5]), "strides must be a list of integers"),
+        (("pads", b"abcd"), "pads must be a list of integers"),
+        (("pads", ["a", "b", "c", "d"]), "pads must be a list of integers"),
+        (("dilations", 1), "dilations must be a list of integers"),
+        (("kernel_shape", 3), "kernel_shape must be a list of integers"),
+        (("auto_pad", 3), "unknown auto_pad"),
+        (("auto_pad", [b"SAME_UPPER"]), "unknown auto_pad"),
+        (("auto_pad", b"\xff\xfe"), "unknown auto_pad"),
+        (("group", 1.5), "groups must be made of integers"),
+        (("group", [1]), "groups must be made of integers"),
+    ],
+)
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+def test_onnx_attributes_of_another_type(tmp_path, operator, attribute, said):
+    model = onnx_model(attributes=[attribute], operator=operator)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    line = refused("model", tmp_path / "model.onnx")
+    assert "node: " in line
+    assert said in line
+
+
+@pytest.mark.parametrize("attribute", [("output_shape", 3), ("output_padding", 1.0)])
+def test_onnx_attributes_of_transposed_layers(tmp_path, attribute):
+    model = onnx_model(attributes=[attribute], operator="ConvTranspose")
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    assert f"{attribute[0]} must be a list" in refused("model", tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"inputs": ("x",)}, "a Conv takes x and w"),
+        ({"inputs": ()}, "whole ONNX file"),
+        ({"inputs": ("", "")}, "must be known"),
+        ({"inputs": ("a", "b")}, "must be known"),
+        ({"outputs": ()}, "whole ONNX file"),
+        ({"dtype": 77}, "got type 77"),
+        ({"dtype": -5}, "got type -5"),
+        ({"dtype": 0}, "got undefined"),
+        ({"dtype": 8}, "got string"),
+    ],
+)
+def test_onnx_nodes_that_are_no_layers(tmp_path, changes, said):
+    (tmp_path / "model.onnx").write_bytes(onnx_model(**changes).SerializeToString())
+    assert said in refused("model", tmp_path / "model.onnx")
+
+
+# -- arrays ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"hello", b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00\xff\xff{"])
+@pytest.mark.parametrize("name", ["x.npy", "x"])
+def test_an_npz_with_something_else_in_it(tmp_path, content, name):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as packed:
+        packed.writestr(name, content)
+    line = refused("grads", "--x", tmp_path / "x.npz", "--filter", "2x1x3x3")
+    assert "damaged" in line
+
+
+def zarr_folder(folder: Path, **more) -> Path:
+    zarr = pytest.importorskip("zarr")
+    pytest.importorskip("dask")
+    array = zarr.create_array(
+        store=str(folder / "x.zarr"), shape=X.shape, chunks=(1, 1, 3, 3), dtype="float32", **more
+    )
+    array[...] = X
+    return folder / "x.zarr"
+
+
+def with_dask(path: Path) -> tuple:
+    return ("grads", "--dask", "--x", path, "--filter", "2x1x3x3")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"\0" * 100, bytes(range(256)), None], ids=lambda c: str(c)[:6]
+)
+@pytest.mark.parametrize("compressed", [True, False])
+def test_zarr_chunks_that_are_damaged(tmp_path, content, compressed):
+    path = zarr_folder(tmp_path, **({} if compressed else {"compressors": None}))
+    assert judged(*with_dask(path))[0] == 0
+    chunk = sorted(one for one in (path / "c").rglob("*") if one.is_file())[0]
+    chunk.write_bytes(chunk.read_bytes()[:-3] if content is None else content)
+    line = refused(*with_dask(path))
+    assert "the chunks of a Zarr array must be whole" in line
+    assert str(path) in line
+
+
+def zarr_metadata(path: Path, **changes) -> None:
+    content = json.loads((path / "zarr.json").read_text())
+    (path / "zarr.json").write_text(json.dumps({**content, **changes}))
+
+
+def test_zarr_grids_that_do_not_fit(tmp_path):
+    path = zarr_folder(tmp_path)
+
+    def grid(*chunk):
+        return {"name": "regular", "configuration": {"chunk_shape": chunk}}
+
+    zarr_metadata(path, chunk_grid=grid(10**9, 10**9, 10**9, 10**9))
+    refused(*with_dask(path))
+    zarr_metadata(path, chunk_grid=grid(1, 1, 100, 100))
+    refused(*with_dask(path))
+    zarr_metadata(path, chunk_grid=grid(1, 1))
+    refused(*with_dask(path))
+    zarr_metadata(path, chunk_grid=grid(1, 1, 1, 1), shape=[10**6, 10**6, 5, 5])
+    assert "at most 1,000,000 chunks" in refused(*with_dask(path))
+
+
+# -- attacks ---------------------------------------------------------------------------------------
+
+PIECES = [
+    *(b"", b"\0", b"\xff", b"-", b"0", b"1e400", b"nan", b"null", b"true", b"9" * 30, b"[[", b"{"),
+    *(b'"', b"'", b"\n", b"\r", b"=", b"\x1b[31m", "é".encode(), b"\xe2\x80\xae", b"/", b".."),
+]
+
+
+def damaged(rng: random.Random, content: bytes) -> bytes:
+    """Bytes flipped, cut off, left out, put in, repeated or replaced."""
+    changed = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 2, 5))):
+        at, length = rng.randrange(len(changed) + 1), rng.choice((1, 1, 2, 4, 16))
+        how = rng.randrange(6)
+        if how == 0 and at < len(changed):
+            changed[at] ^= 1 << rng.randrange(8)
+        elif how == 1 and rng.random() < 0.3:
+            del changed[at:]
+        elif how == 2:
+            del changed[at : at + length]
+        elif how == 3:
+            changed[at:at] = rng.choice(PIECES)
+        elif how == 4:
+            changed[at : at + length] = rng.randbytes(length)
+        else:
+            source = rng.randrange(len(changed) + 1)
+            changed[at : at + length] = changed[source : source + length]
+    return bytes(changed)
+
+
+def attack_toml(folder, rng):
+    (folder / "a.toml").write_bytes(damaged(rng, LAYER.encode()))
+    return rng.choice(("shapes", "shapes", "explain")), "--config", folder / "a.toml"
+
+
+def attack_onnx(folder, rng):
+    names = ("dilations", "strides", "pads", "auto_pad", "group", "kernel_shape", "output_padding")
+    values = (1, -1, 2**62, 2.5, [1, 1], [1, 1, 1, 1], [2**62] * 2, [-1, 0], b"SAME_UPPER", [b"x"])
+    chosen = [(name, rng.choice(values)) for name in rng.sample(names, rng.choice((0, 1, 2)))]
+    operator = rng.choice(("Conv", "Conv", "ConvTranspose"))
+    content = onnx_model(attributes=chosen, operator=operator).SerializeToString()
+    (folder / "a.onnx").write_bytes(damaged(rng, content) if rng.random() < 0.7 else content)
+    return "model", folder / "a.onnx"
+
+
+def attack_npy(folder, rng):
+    np.save(folder / "a.npy", X)
+    (folder / "a.npy").write_bytes(damaged(rng, (folder / "a.npy").read_bytes()))
+    return "grads", "--x", folder / "a.npy", "--filter", "2x1x3x3", "--no-check"
+
+
+def attack_npz(folder, rng):
+    np.savez(folder / "a.npz", x=X, w=np.ones((2, 1, 3, 3), np.float32))
+    (folder / "a.npz").write_bytes(damaged(rng, (folder / "a.npz").read_bytes()))
+    return "explain", "--x", folder / "a.npz", "--w", folder / "a.npz", "--map", "dx"
+
+
+def attack_zarr(folder, rng):
+    path = folder / "x.zarr"
+    if path.exists():
+        shutil.rmtree(path)
+    zarr_folder(folder)
+    file = rng.choice(sorted(one for one in path.rglob("*") if one.is_file()))
+    file.write_bytes(damaged(rng, file.read_bytes()))
+    return (*with_dask(path), "--no-check")
+
+
+def attack_results(folder, rng):
+    from cupyconv.bench import export
+    from tests.test_bench_results import suite
+    from tests.test_records import STRANGE, changed, places
+
+    if not (folder / "good.json").exists():
+        export.write_json(suite(), folder / "good.json")
+    content = (folder / "good.json").read_bytes()
+    if rng.random() < 0.5:
+        (folder / "a.json").write_bytes(damaged(rng, content))
+    else:
+        table = json.loads(content)
+        new = changed(table, rng.choice(list(places(table))), rng.choice((..., *STRANGE)))
+        (folder / "a.json").write_text(json.dumps(new))
+    return "bench", "--compare", folder / "good.json", folder / "a.json"
+
+
+ATTACKS = {
+    "toml": (attack_toml, 120),
+    "onnx": (attack_onnx, 250),
+    "npy": (attack_npy, 80),
+    "npz": (attack_npz, 80),
+    "zarr": (attack_zarr, 12),
+    "results": (attack_results, 100),
+}
+"""Each attack, and how many of it are tests."""
+
+
+@pytest.mark.parametrize("kind", ATTACKS)
+def test_damage_is_never_a_bug(tmp_path, kind):
+    attack, count = ATTACKS[kind]
+    rng = random.Random(kind)
+    answers = {0: 0, 1: 0, 2: 0}
+    for _ in range(count):
+        code, _ = judged(*attack(tmp_path, rng))
+        answers[code] += 1
+    assert answers[2] > count // 10, "files are damaged at all"
+    assert answers[0] > 0, "and some not too much"
+
+
+def _main(folder: Path, count: int, seed: str) -> None:
+    import collections
+
+    for kind, (attack, share) in ATTACKS.items():
+        if os.environ.get("KIND", kind) != kind:
+            continue
+        answers: collections.Counter[int] = collections.Counter()
+        for number in range(count * share // 100):
+            rng = random.Random(f"{kind} {seed} {number}")
+            args = attack(folder, rng)
+            try:
+                answers[judged(*args)[0]] += 1
+            except AssertionError as error:
+                print(kind, number, " ".join(map(str, args)), str(error)[:300], flush=True)
+        print(kind, dict(answers), flush=True)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as made:
+        _main(Path(made), int(sys.argv[1]), sys.argv[2])

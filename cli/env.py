@@ -17,6 +17,7 @@ import cupyconv
 from cupyconv import CupyconvError, arrays
 from cupyconv.cli import output
 from cupyconv.gpu import compiler, sources
+from cupyconv.problem import bytes_text
 
 INSTALL_CUPY = "pip install 'cupyconv[cuda13]'  (CUDA 13; for an older driver: cuda12)"
 INSTALL_DRIVER = (
@@ -191,7 +192,7 @@ def _tables(found: dict[str, Any], missing: list[Missing]) -> list[Any]:
         table.add_row(
             f"GPU {gpu['number']}",
             f"{gpu['name']}, capability {gpu['capability']} ({usable}), "
-            f"{output.memory(gpu['memory_bytes'])}",
+            f"{bytes_text(gpu['memory_bytes'])}",
         )
     if not found["gpus"]:
         table.add_row("GPU", "none")
@@ -204,7 +205,7 @@ def _tables(found: dict[str, Any], missing: list[Missing]) -> list[Any]:
     table.add_row(
         "kernel cache",
         f"{cache['folder'] or 'none'}, {cache['entries']} kernels, "
-        f"{output.memory(cache['bytes'])}, {state}",
+        f"{bytes_text(cache['bytes'])}, {state}",
     )
     if not missing:
         return [table, "nothing is missing"]

@@ -15,7 +15,7 @@ from cupyconv.cli.configuration import Layer
 from cupyconv.cli.shapes import axes_table, tensors_json, title
 from cupyconv.explaining.shapes import reasons
 from cupyconv.markup import in_line
-from cupyconv.problem import ITEMSIZE, PASSES, shape_text
+from cupyconv.problem import ITEMSIZE, PASSES, bytes_text, shape_text
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
 if TYPE_CHECKING:
@@ -374,9 +374,9 @@ def _require_memory(problem: ConvProblem, place: Place, *, check: bool) -> None:
         if available is not None and need > available:
             out = "Use a smaller input or batch; `cupyconv shapes` answers without data"
             if where == "main" and check and computing <= available:
-                out = f"Use --no-check, which needs {output.memory(computing)}, or a smaller batch"
+                out = f"Use --no-check, which needs {bytes_text(computing)}, or a smaller batch"
             raise ConvError(
                 f"a layer's tensors must fit into {where} memory",
-                f"they need about {output.memory(need)}, {output.memory(available)} is available",
+                f"they need about {bytes_text(need)}, {bytes_text(available)} is available",
                 out,
             )

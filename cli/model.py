@@ -13,7 +13,7 @@ from cupyconv.cli import configuration, output, paths
 from cupyconv.explaining.model import Model, ModelLayer, read
 from cupyconv.markup import in_line
 from cupyconv.planning import Plan, plan
-from cupyconv.problem import shape_text
+from cupyconv.problem import bytes_text, shape_text
 
 
 class _Described(click.Argument):
@@ -78,7 +78,7 @@ def command(file: str, inputs: tuple[str, ...], device: str, as_json: bool) -> N
         f"{totals['layers']} convolutions, {totals['weights']:,} weights",
         f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
         f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
-        f"each pass moves at least {output.memory(totals['bytes'])}",
+        f"each pass moves at least {bytes_text(totals['bytes'])}",
     ]
     lines += [in_line(f"left out: {name}, because {why}") for name, why in model.left_out]
     named = ", ".join(f"{name} {_shape(shape)}" for name, shape in model.inputs.items())

@@ -231,19 +231,6 @@ def scaled(number: float, unit: str) -> str:
     return f"{number * 1000.0**6:.3g} {unit}"
 
 
-def memory(size: float) -> str:
-    """Bytes in binary units, as memory is counted: ``1.5 GiB``."""
-    if size < 1024:
-        return f"{size} bytes"
-    *smaller, largest = ("KiB", "MiB", "GiB", "TiB", "PiB")
-    size /= 1024
-    for unit in smaller:
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} {largest}"
-
-
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether somebody may be watching; a stream that is closed is None."""
     return stream is not None and stream.isatty()

@@ -11,7 +11,7 @@ from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining.shapes import axis_reasons, reasons
 from cupyconv.planning import Plan, plan
-from cupyconv.problem import PASSES, GemmView, shape_text
+from cupyconv.problem import PASSES, GemmView, bytes_text, shape_text
 
 PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 
@@ -98,7 +98,7 @@ def _gemm_text(view: GemmView) -> str:
 
 def _cost(problem: ConvProblem) -> str:
     return (
-        f"{output.scaled(problem.flops, 'FLOP')}, at least {output.memory(problem.bytes)} moved, "
+        f"{output.scaled(problem.flops, 'FLOP')}, at least {bytes_text(problem.bytes)} moved, "
         f"{problem.arithmetic_intensity:.3g} FLOP/byte"
     )
 

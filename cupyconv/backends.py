@@ -16,7 +16,7 @@ from cupyconv.gpu import direct, gather, generic, halo, hopper, launch, patch, t
 from cupyconv.planning.device import CPU, Device
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
-from cupyconv.problem import ITEMSIZE, ConvProblem, shape_text
+from cupyconv.problem import ITEMSIZE, ConvProblem, bytes_text, shape_text
 
 
 class Tensors(NamedTuple):
@@ -212,5 +212,5 @@ def _gpu(ordinal: int) -> GpuBackend:
 
 def memory_text(shape: tuple[int, ...], dtype: str) -> str:
     """How much memory an array would take, as a sentence."""
-    gib = prod(shape) * ITEMSIZE[dtype] / 2**30
-    return f"an array of {shape_text(shape)} {dtype} takes {gib:,.1f} GiB, more than can be had"
+    size = bytes_text(prod(shape) * ITEMSIZE[dtype])
+    return f"an array of {shape_text(shape)} {dtype} takes {size}, more than can be had"

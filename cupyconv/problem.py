@@ -652,6 +652,19 @@ def shape_text(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape))
 
 
+def bytes_text(size: float) -> str:
+    """Bytes in binary units, as memory is counted: ``1.5 GiB``."""
+    if size < 1024:
+        return f"{size} bytes"
+    *smaller, largest = ("KiB", "MiB", "GiB", "TiB", "PiB")
+    size /= 1024
+    for unit in smaller:
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} {largest}"
+
+
 def interval_text(sizes: range) -> str:
     """A range of sizes as text: ``9`` or ``9 to 10``."""
     return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"

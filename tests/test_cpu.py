@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -229,6 +230,60 @@ def test_memory_is_bounded_whatever_the_layer(name):
         assert peaks[0] <= MEMORY, planned[pass_].reason
 
 
+# Of odd shapes, for blocks of a 64th: small enough for each method to compute them.
+ODD = {
+    "large filters, dilated": ConvProblem((1, 1, 99, 190), (1, 1, 40, 40), dilation=2),
+    "large filters of many channels": ConvProblem((1, 9, 60, 300), (9, 1, 30, 30), groups=9),
+    "a long row": ConvProblem((1, 2, 20_000), (3, 2, 31), padding=15),
+    "long rows": ConvProblem((1, 1, 9, 6000), (2, 1, 3, 3), padding=1, dilation=(5, 2)),
+    "long rows of pixels": ConvProblem(
+        (1, 9, 2000, 8), (3, 3, 8, 8), padding=1, data_format="NHWC", filter_format="HWIO"
+    ),
+    "taps far apart": ConvProblem((2, 9, 12, 8), (2, 9, 3, 5), padding="same", dilation=(11, 9999)),
+    "taps far apart, depthwise": ConvProblem(
+        (2, 3, 40, 50), (3, 1, 2, 5), padding="same", dilation=(30, 3333), stride=2, groups=3
+    ),
+    "windows far apart": ConvProblem((1, 30, 40, 20), (5, 30, 1, 5), padding=3000, stride=(9, 999)),
+    "much padding": ConvProblem(
+        (1, 60, 90, 12), (1, 60, 1, 1), padding=((999, 0), (0, 1)), stride=3
+    ),
+    "more results than pixels": ConvProblem((7, 1, 8, 1), (3, 1, 3, 1), padding=(300, 40)),
+    "many groups": ConvProblem((1, 1500, 9, 9), (1500, 1, 3, 3), padding=1, groups=1500),
+    "few large groups": ConvProblem((1, 60, 30, 30), (60, 20, 7, 7), groups=3, dtype="float64"),
+    "a volume": ConvProblem((1, 4, 150, 12, 12), (4, 1, 9, 3, 3), padding=1, groups=4),
+    "pixels of few channels": ConvProblem(
+        (1, 9891, 1), (123, 1, 1), data_format="NWC", filter_format="OIW"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_memory_of_every_method_is_a_few_blocks(name, monkeypatch):
+    scale, blocks = 64, cpu.BLOCK_BYTES
+    for module in (blocked, cpu):
+        monkeypatch.setattr(module, "BLOCK_BYTES", blocks // scale)
+    monkeypatch.setattr(cpu, "LARGEST_BAND", cpu.LARGEST_BAND // scale)
+    problem = ODD[name]
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape, problem.bias_shape)
+    data = Data(*(np.zeros(shape, problem.dtype) for shape in shapes))
+    results = dict(zip(PASSES, (data.dy, data.x, data.w), strict=True))
+    all_passes(DEEP)  # imports what there is to import
+    for pass_, method in methods(problem):
+        out = np.empty_like(results[pass_])
+        peak = in_a_new_thread(peak_of_method, problem, pass_, method, data, out)
+        # Beside the blocks, what Python itself takes.
+        assert peak <= MEMORY // scale + (1 << 18), f"{pass_} by {method}"
+
+
+def peak_of_method(problem, pass_, method, data, out) -> int:
+    """The most bytes that a pass by a method takes at a time."""
+    tracemalloc.start()
+    compute(problem, pass_, method, data, out=out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
 def test_repeated_passes_take_no_new_memory():
     data = random_data(DENSE)
     out = np.empty(DENSE.output_shape, np.float32)
@@ -236,7 +291,7 @@ def test_repeated_passes_take_no_new_memory():
     assert second < 1 << 20 < first
 
 
-def in_a_new_thread(function: Callable[..., list[int]], *arguments: object) -> list[int]:
+def in_a_new_thread(function: Callable[..., Any], *arguments: object) -> Any:
     """The function's value; its thread has no memory of earlier passes."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(function, *arguments).result()

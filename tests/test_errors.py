@@ -1033,7 +1033,7 @@ def test_a_result_that_does_not_fit_memory_says_how_large_it_is(computes):
     w = np.broadcast_to(F32(1), (2**10, 1, 1, 1))
     with pytest.raises(MemoryError) as caught:
         cupyconv.conv_forward(x, w)
-    assert "65536x1024x65536x65536 float32 takes 1,073,741,824.0 GiB" in str(caught.value)
+    assert "65536x1024x65536x65536 float32 takes 1,024.0 PiB" in str(caught.value)
 
 
 def test_a_result_beyond_64_bits_says_how_large_it_is(computes):
@@ -1107,3 +1107,13 @@ def test_ways_out_as_a_sentence():
 def test_unknown_word_keeps_the_known_ones_as_they_are_spelled():
     error = unknown_word("thing", "nchv", ["NCHW", "NHWC"])
     assert "Did you mean 'NCHW'? Known: 'NCHW', 'NHWC'" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((3, 2), "24 bytes"), ((16, 512, 512), "16.0 MiB"), ((1 << 30,), "4.0 GiB")],
+)
+def test_memory_that_is_not_to_be_had_is_told_in_its_unit(shape, size, monkeypatch):
+    monkeypatch.setattr(np, "empty", lambda *_args: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError, match=f"an array of .* float32 takes {size}, more than can"):
+        backends.CpuBackend().empty(shape, "float32")

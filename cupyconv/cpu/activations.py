@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 _erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has no error function
 
+PIECE = 1 << 14
+"""Values that are activated at a time: the steps in between take memory of their own."""
+
 
 def activate(values: np.ndarray, activation: str | None) -> np.ndarray:
-    """relu max(v, 0), silu v / (1 + exp(-v)), gelu v (1 + erf(v / sqrt 2)) / 2; None is v."""
-    if activation is None:
-        return values
+    """relu max(v, 0), silu v / (1 + exp(-v)), gelu v (1 + erf(v / sqrt 2)) / 2; None is v.
+
+    In place.
+    """
     if activation == "relu":
-        return np.maximum(values, 0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if activation == "silu":
-            return values / (1 + np.exp(-values))
-        erf = np.asarray(_erf(values * math.sqrt(0.5)), dtype=values.dtype)
-        return 0.5 * values * (1 + erf)
+        return np.maximum(values, 0, out=values)
+    if activation is None or not values.size:
+        return values
+    with (
+        np.errstate(over="ignore", invalid="ignore"),
+        np.nditer(values, ["external_loop", "buffered"], ["readwrite"], buffersize=PIECE) as pieces,
+    ):
+        piece: Any
+        for piece in pieces:
+            if activation == "silu":
+                piece /= 1 + np.exp(-piece)
+            else:
+                erf = np.asarray(_erf(piece * math.sqrt(0.5)), dtype=values.dtype)
+                piece *= 0.5
+                piece *= 1 + erf
+    return values

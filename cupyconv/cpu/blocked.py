@@ -56,6 +56,8 @@ def backprop_input(
     problem: ConvProblem, method: str, w: np.ndarray, dy: np.ndarray, dx: np.ndarray
 ) -> None:
     """dx[n, c, h] = sum of dy[n, k, p] w[k, c, r], for each stride phase of h."""
+    if any(axis.unread_inputs for axis in problem.axes):
+        dx[...] = 0  # of which there may be no phase
     for phase in input_correlations(problem, w, dy, dx):
         _correlate(phase, method)
 

@@ -11,9 +11,11 @@ to w, with dy in the place of the result.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from math import gcd, isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ import numpy as np
 from cupyconv.cpu.activations import activate
 from cupyconv.cpu.views import copy, copy_uncached, data_view, filter_view
 from cupyconv.planning.cpu import PADDED_SHARE
-from cupyconv.problem import ConvAxis, ConvProblem
+from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 ALL: Any = slice(None)
 
@@ -30,6 +32,15 @@ MOST_CUTS = 8
 
 CUT_AXES = 3
 """How many axes, the first ones, are cut."""
+
+PADDED_PRODUCTS = 1 << 16
+"""Products with padding along an axis from which on it is cut into more parts: each has so many."""
+
+MOST_EDGES = 4096
+"""Taps that are asked, where there are more, at which outputs to cut."""
+
+MANY_PHASES = 64
+"""Stride phases of a tap each, for every window, from which on windows are taken one by one."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,13 @@ class Axis:
     stride: int = 1
     dilation: int = 1
     offset: int = 0
+
+    def __post_init__(self) -> None:
+        # These have no meaning, and may be as large as an address.
+        if self.outputs == 1 and self.stride != 1:
+            object.__setattr__(self, "stride", 1)
+        if self.taps == 1 and self.dilation != 1:
+            object.__setattr__(self, "dilation", 1)
 
     def inside(self, tap: int) -> tuple[slice, slice]:
         """The outputs whose window has this tap inside the source, and what they read there."""
@@ -67,14 +85,32 @@ class Axis:
         offset = self.offset + outputs.start * self.stride
         return replace(self, outputs=outputs.stop - outputs.start, offset=offset)
 
+    @property
+    def window(self) -> int:
+        """Places from the first to the last tap of a window."""
+        return max(self.taps - 1, 0) * self.dilation + 1
+
+    @property
+    def span(self) -> int:
+        """Places under all windows."""
+        return (self.outputs - 1) * self.stride + self.window
+
+    def pairs(self, taps: int) -> int:
+        """Pairs of an output and one of the first taps that is inside the source there."""
+        low = -self.offset
+        return count_pairs(self.outputs, taps, self.stride, self.dilation, low, low + self.size)
+
     def reached(self) -> slice:
         """The taps from the first to the last that any window has inside the source."""
-        start, stop = 0, self.taps
-        while start < stop and not self.inside(start)[0].stop:
-            start += 1
-        while start < stop and not self.inside(stop - 1)[0].stop:
-            stop -= 1
-        return slice(start, stop)
+        # Between these all windows together reach the source, though they may step over it.
+        corner = self.offset + (self.outputs - 1) * self.stride
+        start = max(-(corner // self.dilation), 0)
+        stop = min((self.size - 1 - self.offset) // self.dilation + 1, self.taps)
+        if start < stop and not self.inside(start)[0].stop:
+            start = bisect_right(range(stop), 0, key=lambda tap: self.pairs(tap + 1))
+        if start < stop and not self.inside(stop - 1)[0].stop:
+            stop = bisect_left(range(stop), self.pairs(stop), key=self.pairs)
+        return slice(start, max(stop, start))
 
     def with_taps(self, taps: slice) -> Axis:
         """The axis with some of its taps."""
@@ -85,19 +121,21 @@ class Axis:
 
     def pixels(self) -> Axis:
         """The axis of a single tap that reads, one by one, all pixels under the windows."""
-        last_tap = max(self.taps - 1, 0) * self.dilation
-        span = (self.outputs - 1) * self.stride + last_tap + 1
-        return Axis(span, size=self.size, offset=self.offset)
+        return Axis(self.span, size=self.size, offset=self.offset)
 
     def cuts(self) -> Iterator[slice]:
         """All outputs; or if many products are with padding, parts with about the same taps."""
-        inside = [self.inside(tap)[0] for tap in range(self.taps)]
-        useful = sum(part.stop - part.start for part in inside)
-        edges = {0, self.outputs}
-        if useful < PADDED_SHARE * self.outputs * self.taps:
+        products = self.outputs * self.taps
+        useful = self.pairs(self.taps)
+        edges, most = {0, self.outputs}, MOST_CUTS
+        if useful < PADDED_SHARE * products:
+            taps = range(self.taps)[self.reached()]
+            asked = taps[:: len(taps) // MOST_EDGES + 1]
+            inside = [self.inside(tap)[0] for tap in (*asked, *taps[-1:])]
             edges |= {part.start for part in inside} | {part.stop for part in inside}
+            most = max(most, isqrt((products - useful) // PADDED_PRODUCTS))
         ordered = sorted(edges)
-        some = ordered[: -1 : len(ordered) // MOST_CUTS + 1]
+        some = ordered[: -1 : len(ordered) // most + 1]
         for start, stop in pairwise([*some, self.outputs]):
             yield slice(start, stop)
 
@@ -226,36 +264,76 @@ def correlation(
 def input_correlations(
     problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.ndarray
 ) -> Iterator[Correlation]:
-    """Those of backprop_input, one for each stride phase."""
+    """Those of backprop_input, one for each stride phase that has taps."""
     filters = filter_view(problem, w).swapaxes(1, 2)
     source, result = data_view(problem, dy), data_view(problem, dx)
-    for phases in product(*(_phases(axis) for axis in problem.axes)):
-        axes, pixels, taps = zip(*phases, strict=True)
+    for phases in _combined(problem.axes):
+        axes, outputs, pixels, taps = zip(*phases, strict=True)
         yield Correlation(
             axes,
-            source,
+            source[(ALL, ALL, ALL, *outputs)],
             filters[(ALL, ALL, ALL, *taps)],
             result[(ALL, ALL, ALL, *pixels)],
             _accumulator(problem),
         )
 
 
-def _phases(axis: ConvAxis) -> Iterator[tuple[Axis, slice, slice]]:
-    """The stride phases of an axis: their rules, their inputs, and their taps, the last one first.
+_Phase = tuple[Axis, slice, slice, slice]
+"""The rules of a stride phase; its part of the source, of the result, and of the filters."""
 
-    Input h and tap r belong to output (h + pad_before - r * dilation) / stride.
+
+def _combined(axes: Sequence[ConvAxis]) -> Iterator[tuple[_Phase, ...]]:
+    """The phases of the first axis with each of the others'; there may be too many for a list."""
+    if not axes:
+        yield ()
+        return
+    for phase in _phases(axes[0]):
+        for others in _combined(axes[1:]):
+            yield (phase, *others)
+
+
+def _phases(axis: ConvAxis) -> Iterator[_Phase]:
+    """The stride phases of an axis that have inputs and taps.
+
+    Input h and tap r belong to output (h + pad_before - r * dilation) / stride.  Of a filter's
+    taps, the last one is the first.
     """
-    for inputs, taps in axis.stride_phases:
+    step = axis.stride // gcd(axis.stride, axis.dilation)
+    firsts = range(min(step, axis.filter))
+    lone = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
+    if axis.stride > 1 and (axis.output == 1 or lone):
+        # No input is under two windows, so that each of them is as good as a phase.
+        for output in range(axis.output):
+            yield from _window(axis, output)
+        return
+    for first in firsts:
+        phase = first * axis.dilation % axis.stride
+        inputs = range((phase - axis.pad_before) % axis.stride, axis.input, axis.stride)
         if not inputs:
             continue
-        pixels = slice(inputs.start, inputs.stop, inputs.step)
-        if not taps:
-            yield Axis(len(inputs), 0, axis.output), pixels, slice(0, 0)
-            continue
+        taps = range(first, axis.filter, step)
         offset = (inputs[0] + axis.pad_before - taps[-1] * axis.dilation) // axis.stride
-        distance = taps.step * axis.dilation // axis.stride if len(taps) > 1 else 1
-        flipped = slice(taps[-1], taps.start - 1 if taps.start else None, -taps.step)
-        yield Axis(len(inputs), len(taps), axis.output, 1, distance, offset), pixels, flipped
+        distance = step * axis.dilation // axis.stride
+        rule = Axis(len(inputs), len(taps), axis.output, 1, distance, offset)
+        yield rule, ALL, slice(inputs.start, inputs.stop, inputs.step), _backwards(taps)
+
+
+def _window(axis: ConvAxis, output: int) -> Iterator[_Phase]:
+    """A phase that is the inputs under one window; none if that is all in the padding."""
+    corner = output * axis.stride - axis.pad_before
+    first = max(-(corner // axis.dilation), 0)
+    last = min((axis.input - 1 - corner) // axis.dilation, axis.filter - 1)
+    taps = range(first, last + 1)
+    if not taps:
+        return
+    begin, end = (corner + tap * axis.dilation for tap in (first, last))
+    rule = Axis(len(taps), len(taps), offset=1 - len(taps))
+    pixels = slice(begin, end + 1, axis.dilation)
+    yield rule, slice(output, output + 1), pixels, _backwards(taps)
+
+
+def _backwards(taps: range) -> slice:
+    return slice(taps[-1], taps.start - 1 if taps.start else None, -taps.step)
 
 
 def _accumulator(problem: ConvProblem) -> np.dtype:
@@ -293,6 +371,22 @@ def parts(extent: int, most: int) -> Iterator[slice]:
     count = -(-extent // most)
     for number in range(count):
         yield slice(extent * number // count, extent * (number + 1) // count)
+
+
+def boxes(extents: Sequence[int], most: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Every combination of ``parts`` of several extents, the last one's fastest."""
+    if not extents:
+        yield ()
+        return
+    for first in parts(extents[0], most[0]):
+        for others in boxes(extents[1:], most[1:]):
+            yield (first, *others)
+
+
+def box_of(extents: Sequence[int], most: int) -> list[int]:
+    """The extents of a box of at most so many elements, cut along the outer ones first."""
+    inner = [prod(extents[axis + 1 :]) for axis in range(len(extents))]
+    return [clamp(most // below, extent) for extent, below in zip(extents, inner, strict=True)]
 
 
 def clamp(value: int, most: int) -> int:

@@ -15,6 +15,7 @@ overflow.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import product
 from math import prod
@@ -22,7 +23,7 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.correlation import Correlation, clamp, gather, parts
+from cupyconv.cpu.correlation import Correlation, boxes, clamp, gather, parts
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.cpu.views import copy_uncached, operand
 from cupyconv.planning.cpu import band_rows
@@ -32,46 +33,51 @@ from cupyconv.planning.cpu import band_rows
 
 def correlate_by_taps(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the result."""
-    for chunk in _channel_chunks(_with_planes(whole), block_bytes // 2):
-        weights = _repeated_weights(chunk, scratch)
-        for block in _row_blocks(chunk, block_bytes):
-            in_place = _is_by_pixel(block.result, block) and block.activation is None
-            sums = _by_pixel(block.result)
-            if not in_place:
-                sums = scratch.array("sums", sums.shape)
-            np.einsum(
-                "ndhtrsqc,trsqc->ndhqc",
-                _windows(block, scratch),
-                _in_stretches(weights, block),
-                out=_in_stretches(sums, block),
-            )
-            if in_place:
-                block.finish(block.result)
-            else:
-                block.finish(sums.transpose(0, 4, 1, 2, 3)[:, :, None])
+    for channels in _channel_chunks(_with_planes(whole), block_bytes):
+        for chunk in _column_chunks(channels, block_bytes):
+            weights = _repeated_weights(chunk, scratch)
+            for block in _row_blocks(chunk, block_bytes):
+                in_place = _is_by_pixel(block.result, block) and block.activation is None
+                sums = _by_pixel(block.result)
+                if not in_place:
+                    sums = scratch.array("sums", sums.shape)
+                np.einsum(
+                    "ndhtrsqc,trsqc->ndhqc",
+                    _windows(block, scratch),
+                    _in_stretches(weights, block),
+                    out=_in_stretches(sums, block),
+                )
+                if in_place:
+                    block.finish(block.result)
+                else:
+                    block.finish(sums.transpose(0, 4, 1, 2, 3)[:, :, None])
 
 
 def filter_gradient_by_taps(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the filters' gradient."""
-    for chunk in _channel_chunks(_with_planes(whole), block_bytes // 2):
-        taps = (axis.taps for axis in chunk.axes)
-        # Every column's own sums, so that a row of them goes with a row of the gradients.
-        total = scratch.array("total", (*taps, chunk.axes[2].outputs, chunk.groups))
-        total[...] = 0
-        term = scratch.array("term", total.shape)
-        for block in _row_blocks(chunk, block_bytes):
-            gradients = _by_pixel(block.result)
-            if not _is_by_pixel(block.result, block):
-                gradients = scratch.array("gradients", gradients.shape)
-                copy_uncached(gradients, _by_pixel(block.result))
-            np.einsum(
-                "ndhtrsqc,ndhqc->trsqc",
-                _windows(block, scratch),
-                _in_stretches(gradients, block),
-                out=_in_stretches(term, block),
-            )
-            total += term
-        chunk.filters[:, 0, 0] = np.moveaxis(total.sum(axis=3), -1, 0)
+    for channels in _channel_chunks(_with_planes(whole), block_bytes):
+        taps = [axis.taps for axis in channels.axes]
+        gradient = scratch.array("gradient", (*taps, channels.groups))
+        gradient[...] = 0
+        for chunk in _column_chunks(channels, block_bytes):
+            # Every column's own sums, so that a row of them goes with a row of the gradients.
+            total = scratch.array("total", (*taps, chunk.axes[2].outputs, chunk.groups))
+            total[...] = 0
+            term = scratch.array("term", total.shape)
+            for block in _row_blocks(chunk, block_bytes):
+                gradients = _by_pixel(block.result)
+                if not _is_by_pixel(block.result, block):
+                    gradients = scratch.array("gradients", gradients.shape)
+                    copy_uncached(gradients, _by_pixel(block.result))
+                np.einsum(
+                    "ndhtrsqc,ndhqc->trsqc",
+                    _windows(block, scratch),
+                    _in_stretches(gradients, block),
+                    out=_in_stretches(term, block),
+                )
+                total += term
+            gradient += total.sum(axis=3)
+        channels.filters[:, 0, 0] = np.moveaxis(gradient, -1, 0)
 
 
 def _with_planes(whole: Correlation) -> Correlation:
@@ -81,23 +87,50 @@ def _with_planes(whole: Correlation) -> Correlation:
     return whole if len(whole.axes) == 3 else whole.with_axis(0)
 
 
-def _channel_chunks(whole: Correlation, chunk_bytes: int) -> Iterator[Correlation]:
-    """The channels in parts whose weights, repeated for each pixel of a row, fit."""
-    weights = prod(axis.taps for axis in whole.axes) * whole.axes[2].outputs
-    channels = chunk_bytes // (weights * whole.accumulator.itemsize)
+def _channel_chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
+    """The channels in parts of which ``_column_chunks`` have all columns, or else one has some."""
+    channels = _fitting(whole, whole.axes[2].outputs, block_bytes)
     for some in parts(whole.groups, clamp(channels, whole.groups)):
         yield whole.part(groups=some)
 
 
+def _column_chunks(chunk: Correlation, block_bytes: int) -> Iterator[Correlation]:
+    """The columns in parts that fit."""
+    depth, height, width = chunk.axes
+    # Those that fit are the fewer, the more there are: a bisection.
+    columns = bisect_left(
+        range(1, width.outputs), True, key=lambda n: _fitting(chunk, n + 1, block_bytes) < 1
+    )
+    for some in parts(width.outputs, columns + 1):
+        yield chunk.part(outputs=(slice(0, depth.outputs), slice(0, height.outputs), some))
+
+
+def _fitting(chunk: Correlation, columns: int, block_bytes: int) -> int:
+    """Channels of so many columns whose weights, repeated for each pixel of a row, fit.
+
+    And the source under such a row.
+    """
+    weights = prod(axis.taps for axis in chunk.axes) * columns
+    *outer, width = chunk.axes
+    source = prod(axis.window for axis in outer)
+    source *= width.part(slice(0, columns)).span
+    return block_bytes // (max(2 * weights, source) * chunk.accumulator.itemsize)
+
+
 def _row_blocks(chunk: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """The images and rows in parts whose source fits."""
-    planes, lines, columns = (axis.pixels().outputs for axis in chunk.axes)
-    line = planes * columns * chunk.groups * chunk.accumulator.itemsize
-    depth, height, _ = chunk.axes
+    """The images, planes and rows in parts whose source fits."""
+    depth, height, width = chunk.axes
+    line = width.span * chunk.groups * chunk.accumulator.itemsize
+    window = line * height.window
+    planes = clamp((block_bytes // window - depth.window) // depth.stride + 1, depth.outputs)
+    line *= depth.part(slice(0, planes)).span
     rows = clamp(block_bytes // line // height.stride, height.outputs)
-    for some in parts(chunk.images, clamp(block_bytes // (line * lines), chunk.images)):
-        for pixels in parts(height.outputs, rows):
-            yield chunk.part(images=some, outputs=(slice(0, depth.outputs), pixels))
+    images = 1
+    if planes == depth.outputs:
+        images = clamp(block_bytes // (line * height.span), chunk.images)
+    for some in parts(chunk.images, images):
+        for outputs in boxes([depth.outputs, height.outputs], [planes, rows]):
+            yield chunk.part(images=some, outputs=outputs)
 
 
 def _repeated_weights(chunk: Correlation, scratch: Scratch) -> np.ndarray:

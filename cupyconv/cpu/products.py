@@ -20,7 +20,7 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.correlation import ALL, Correlation, clamp, gather, parts
+from cupyconv.cpu.correlation import ALL, Correlation, box_of, boxes, clamp, gather, parts
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.cpu.views import channels_are_last, copy, copy_uncached, merged, operand
 from cupyconv.planning.cpu import LEAST_CHANNELS, overlaps_rows, worthwhile_pixels
@@ -89,9 +89,9 @@ def _chunks(whole: Correlation, chunk_bytes: int) -> Iterator[Correlation]:
 
 def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
     """The images and pixels in parts whose gathered rows, and whose results, fit a block."""
-    row, first, *others = piece.axes
-    strip = prod(axis.outputs for axis in others)
-    image = strip * first.outputs
+    row, *others = piece.axes
+    extents = [axis.outputs for axis in others]
+    image = prod(extents)
     ready = _images_ready(piece, image)
     if ready:
         yield from (piece.part(images=some) for some in parts(piece.images, ready))
@@ -101,16 +101,15 @@ def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
     window = column * max(row_taps, 1)
     result = groups * filters * piece.accumulator.itemsize
     wanted = max(worthwhile_pixels(filters), block_bytes // (window + result))
-    pixels = min(wanted, 4 * block_bytes // window, 2 * block_bytes // result)
-    strips = clamp(pixels // strip, first.outputs)
-    images = clamp(pixels // image, piece.images)
-    pixels = images * strips * strip
+    most = min(wanted, 4 * block_bytes // window, 2 * block_bytes // result)
+    box = box_of(extents, most)
+    images = clamp(most // image, piece.images)
+    pixels = images * prod(box)
     source_rows = 2 * block_bytes // (column * pixels) - row_taps
     rows = min(source_rows // row.stride + 1, 2 * block_bytes // (result * pixels))
     for some in parts(piece.images, images):
-        for lines in parts(row.outputs, clamp(rows, row.outputs)):
-            for columns in parts(first.outputs, strips):
-                yield piece.part(images=some, outputs=(lines, columns))
+        for outputs in boxes([row.outputs, *extents], [clamp(rows, row.outputs), *box]):
+            yield piece.part(images=some, outputs=outputs)
 
 
 def _images_ready(piece: Correlation, image: int) -> int:
@@ -176,16 +175,19 @@ def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:
 
 def _gathered(block: Correlation, scratch: Scratch) -> np.ndarray:
     """(G, source rows, taps of the other axes, C, N, pixels of the other axes)."""
-    others = block.axes[1:]
-    source = _padded(block, scratch)
-    group, line, channel, image, *steps = source.strides
-    kernel = (source.shape[1], *(axis.taps for axis in others), block.channels)
+    row, *others = block.axes
+    kernel = (row.span, *(axis.taps for axis in others), block.channels)
     pixels = (block.images, *(axis.outputs for axis in others))
     if _gathers_channels(block):
         memory = scratch.array("gathered", (block.groups, *pixels, *kernel))
         gathered = np.moveaxis(memory, range(-len(kernel), 0), range(1, 1 + len(kernel)))
     else:
         gathered = scratch.array("gathered", (block.groups, *kernel, *pixels))
+    source = _padded(block, gathered.size, scratch)
+    if source is None:
+        _gather_taps(gathered, block)
+        return gathered
+    group, line, channel, image, *steps = source.strides
     taps = (axis.dilation * step for axis, step in zip(others, steps, strict=True))
     outputs = (axis.stride * step for axis, step in zip(others, steps, strict=True))
     windows = (group, line, *taps, channel, image, *outputs)
@@ -193,8 +195,21 @@ def _gathered(block: Correlation, scratch: Scratch) -> np.ndarray:
     return gathered
 
 
-def _padded(block: Correlation, scratch: Scratch) -> np.ndarray:
-    """(G, source rows, C, N, pixels of the other axes): all under the windows, some twice."""
+def _gather_taps(gathered: np.ndarray, block: Correlation) -> None:
+    """Fill what ``_gathered`` is, one tap after the other."""
+    row, *others = block.axes
+    source = _by_row(block.source)
+    for tap in np.ndindex(*(axis.taps for axis in others)):
+        single = [axis.with_taps(slice(t, t + 1)) for axis, t in zip(others, tap, strict=True)]
+        axes = dict(zip((1, *range(4, source.ndim)), (row.pixels(), *single), strict=True))
+        gather(gathered[(ALL, ALL, *tap)], source, axes)
+
+
+def _padded(block: Correlation, most: int, scratch: Scratch) -> np.ndarray | None:
+    """(G, source rows, C, N, pixels of the other axes): all under the windows, some twice.
+
+    None if that is no view, and more than so many elements: the windows are far apart.
+    """
     axes = [axis.pixels() for axis in block.axes]
     source = _by_row(block.source)
     inside = [axis.inside(0) for axis in axes]
@@ -206,6 +221,8 @@ def _padded(block: Correlation, scratch: Scratch) -> np.ndarray:
         first, *others = (origin for _, origin in inside)
         return source[(ALL, first, ALL, ALL, *others)]
     line, *sizes = (axis.outputs for axis in axes)
+    if block.groups * block.channels * block.images * line * prod(sizes) > most:
+        return None
     if channels_are_last(block.source) and not turned:
         memory = scratch.array("padded", (block.images, line, *sizes, block.groups, block.channels))
         padded = _by_row(np.moveaxis(memory, (-2, -1), (1, 2)))

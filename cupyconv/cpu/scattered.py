@@ -82,11 +82,13 @@ def _chunks(whole: Correlation, chunk_bytes: int) -> Iterator[Correlation]:
 
 
 def _blocks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """The images and rows in parts whose pixels, and whose products with a row of taps, fit."""
+    """The images and rows in parts whose pixels, sums, and products with a row of taps, fit."""
     row, *others = whole.axes
+    sizes, outputs = prod(axis.size for axis in others), prod(axis.outputs for axis in others)
     taps = prod(axis.taps for axis in others)
-    channels = max(whole.filter_count * taps, whole.channels) * whole.groups
-    line = channels * prod(axis.size for axis in others) * whole.accumulator.itemsize
+    line = max(whole.filter_count * taps, whole.channels) * sizes
+    line = max(line * row.stride, whole.filter_count * outputs)
+    line *= whole.groups * whole.accumulator.itemsize
     rows = clamp(block_bytes // line, row.outputs)
     for some in parts(whole.images, clamp(block_bytes // (line * rows), whole.images)):
         for lines in parts(row.outputs, rows):

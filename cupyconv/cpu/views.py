@@ -119,7 +119,8 @@ def _as_items(target: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.nd
 
     NumPy would begin a loop for each of these rows.
     """
-    source = np.broadcast_to(source, target.shape)
+    if source.shape != target.shape:
+        source = np.broadcast_to(source, target.shape)
     if target.dtype == source.dtype:
         size = target.itemsize
         for axis, extent in enumerate(target.shape):

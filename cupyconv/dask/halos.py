@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
 from cupyconv.dask.ranges import Range
-from cupyconv.problem import ConvAxis, ConvProblem
+from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 
 def output_bounds(axis: ConvAxis, inputs: Sequence[int]) -> list[int]:
@@ -40,19 +41,17 @@ def reach_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range, Range
     """
     stride, dilation, before = axis.stride, axis.dilation, axis.pad_before
 
-    def reads(output: int) -> bool:
-        first = output * stride - before
-        tap = max(-(-(start - first) // dilation), 0)
-        return tap < axis.filter and first + tap * dilation < stop
+    def reads(outputs: int) -> int:
+        """How often the first outputs read the range."""
+        return count_pairs(outputs, axis.filter, stride, dilation, start + before, stop + before)
 
     low = max(-(-(start + before - axis.effective_filter + 1) // stride), 0)
     high = min((stop - 1 + before) // stride + 1, axis.output)
-    while low < high and not reads(low):
-        low += 1
-    while low < high and not reads(high - 1):
-        high -= 1
-    if low >= high:
+    if low >= high or not reads(high):
         return (0, 0), (start, start), (0, 0)
+    # Windows step over the range with their taps, or with their strides.
+    low = bisect_right(range(high), 0, lo=low, key=lambda output: reads(output + 1))
+    high = bisect_left(range(high + 1), reads(high), lo=low, key=reads)
     first = low * stride - before
     last = (high - 1) * stride - before + axis.effective_filter
     begin, end = max(start, first), min(stop, last)

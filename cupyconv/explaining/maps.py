@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 from math import gcd, prod
 from typing import Any
 
 from cupyconv.errors import ConvError, unknown_word
-from cupyconv.explaining import terms
 from cupyconv.explaining.shapes import counted
 from cupyconv.problem import ConvAxis, ConvProblem
 
@@ -189,29 +188,46 @@ def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
 
 def input_counts(axis: ConvAxis) -> list[int]:
     """For each input, how many pairs of an output and a tap read it."""
+    starts, lengths, step = _runs(axis, of_taps=axis.filter <= axis.output)
+    # One more from where a run begins, one less from where it has ended, a step at a time.
     counts = [0] * axis.input
-    if axis.filter <= axis.output:
-        for tap in range(axis.filter):
-            for position in axis.inputs_of_tap(tap):
-                counts[position] += 1
-        return counts
-    for output in range(axis.output):
-        for position in terms.output_terms(axis, output, ("h", "r", "p")).first:
-            counts[position] += 1
+    for start, length in zip(starts, lengths, strict=True):
+        if length:
+            counts[start] += 1
+            if start + length * step < axis.input:
+                counts[start + length * step] -= 1
+    for first in range(min(step, axis.input - step)):
+        counts[first::step] = accumulate(counts[first::step])
     return counts
 
 
 def tap_counts(axis: ConvAxis) -> list[int]:
     """For each tap, how many outputs have it inside the input."""
-    return [len(axis.outputs_of_tap(tap)) for tap in range(axis.filter)]
+    return _runs(axis, of_taps=True)[1]
 
 
 def output_counts(axis: ConvAxis) -> list[int]:
     """For each output, how many taps of its window are inside the input."""
-    return [
-        len(terms.output_terms(axis, output, ("h", "r", "p")).first)
-        for output in range(axis.output)
+    return _runs(axis, of_taps=False)[1]
+
+
+def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
+    """The inputs that each tap reads, or else each output, as runs with the same step.
+
+    Returns:
+        Where the runs begin, how many inputs they have, and their step.
+    """
+    outputs, taps = (axis.output, axis.stride), (axis.filter, axis.dilation)
+    (count, apart), (others, step) = (taps, outputs) if of_taps else (outputs, taps)
+    corners = range(-axis.pad_before, count * apart - axis.pad_before, apart)
+    end = axis.input - 1 + step
+    skipped = [-(corner // step) if corner < 0 else 0 for corner in corners]
+    lengths = [
+        max(min((end - corner) // step, others) - first, 0)
+        for corner, first in zip(corners, skipped, strict=True)
     ]
+    starts = [corner + first * step for corner, first in zip(corners, skipped, strict=True)]
+    return starts, lengths, step
 
 
 def visible(size: int, room: int, needed: int = 0) -> list[int | None]:

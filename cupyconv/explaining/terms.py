@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import fsum, gcd, prod
+from math import fsum, prod
 from typing import Any, NamedTuple
 
 from cupyconv.errors import ConvError, unknown_word
@@ -36,6 +36,9 @@ SHOWN_FIRST, SHOWN_LAST = 4, 2
 
 MOST_VALUES = 50_000_000
 """Terms whose values still fit into memory at once."""
+
+MOST_LISTED = 100_000
+"""Terms that are still listed in full."""
 
 _LISTED_TAPS = 12
 
@@ -127,13 +130,11 @@ def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) ->
     _, r, p = letters
     shifted = position + axis.pad_before
     # Of the taps whose distance leaves the input's remainder by the stride, every step-th fits.
-    step = axis.stride // gcd(axis.stride, axis.dilation)
+    fitting = axis.taps_of_phase(shifted % axis.stride)
+    step = fitting.step
     first = max(-(-(shifted - (axis.output - 1) * axis.stride) // axis.dilation), 0)
     last = min(shifted // axis.dilation, axis.filter - 1)
-    start = next(
-        (t for t in range(first, first + step) if (shifted - t * axis.dilation) % axis.stride == 0),
-        last + 1,
-    )
+    start = fitting.start + max(-((fitting.start - first) // step), 0) * step
     taps = range(start, max(last + 1, start), step)
     from_first = (shifted - start * axis.dilation) // axis.stride
     stride = step * axis.dilation // axis.stride
@@ -379,6 +380,12 @@ class Element:
 
     def shown(self, everything: bool = False) -> tuple[list[int], list[int]]:
         """The numbers of the terms that are printed: at the beginning, and at the end."""
+        if everything and self.count > MOST_LISTED:
+            raise ConvError(
+                f"an element must have at most {MOST_LISTED:,} terms to be listed in full",
+                f"{self.name} has {self.count:,}",
+                "List both ends of them only",
+            )
         if everything or self.count <= SHOWN_FIRST + SHOWN_LAST + 1:
             return list(range(self.count)), []
         return list(range(SHOWN_FIRST)), list(range(self.count - SHOWN_LAST, self.count))
@@ -429,7 +436,7 @@ class Element:
         """The terms one under the other, and their sum if values are known."""
         head, tail = self.shown(everything)
         products = [self._product(number) for number in (*head, *tail)]
-        widths = [max(len(row[c]) for row in products) for c in range(2)]
+        widths = [max((len(row[c]) for row in products), default=0) for c in range(2)]
         for place, (first, second, rest) in enumerate(products):
             if tail and place == len(head):
                 yield f"... {self.count - len(head) - len(tail):,} more"

@@ -61,6 +61,9 @@ LEAST_CHANNELS = 16
 PADDED_SHARE = 0.85
 """Share of products with pixels, not padding, below which it pays to leave out the others."""
 
+MOSTLY_PADDED = 0.1
+"""Share of products with pixels below which so many are left out that copies go by them too."""
+
 BAND_COLUMNS = 64
 """Pixels of the result that a band matrix is for, about."""
 
@@ -242,6 +245,7 @@ def _products(seen: _Pass) -> Method:
         elements += TRANSPOSED * read
     if all(axis.taps == axis.stride == axis.useful == 1 for axis in seen.axes):
         elements = 0  # nothing to gather
+    elements *= prod(axis.useful for axis in seen.axes if axis.useful < MOSTLY_PADDED)
     window = seen.channels * seen.taps + seen.filters
     step = max(worthwhile_pixels(seen.filters), BLOCK_BYTES // (4 * window * seen.groups))
     if overlapping:
@@ -269,7 +273,9 @@ def _turned_products(problem: ConvProblem) -> Iterator[Method]:
 def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
     rows, *columns = seen.axes
     wide = max(seen.filters * seen.taps // rows.taps, seen.channels)
-    if 4 * seen.groups * wide * prod(axis.size for axis in columns) > 2 * BLOCK_BYTES:
+    wide *= prod(axis.size for axis in columns)
+    wide = max(wide, seen.filters * prod(axis.outputs for axis in columns))
+    if 4 * seen.groups * wide > 2 * BLOCK_BYTES:
         return  # a row, which is the least that is computed at a time, takes too much memory
     read = seen.images * seen.groups * min(rows.size, rows.outputs * rows.taps)
     read *= prod(axis.size for axis in columns)
@@ -288,6 +294,8 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
 def _taps(seen: _Pass) -> Iterator[Method]:
     if seen.channels != 1 or seen.filters != 1:
         return
+    if 4 * prod((axis.taps - 1) * axis.dilation + 1 for axis in seen.axes) > BLOCK_BYTES:
+        return  # the source under a window, which is the least that is read, takes too much memory
     reads = prod(axis.stride for axis in seen.axes)
     moved = 1.5 + 1.5 * reads + (0 if seen.channels_last else 5)
     yield Method(
@@ -306,7 +314,10 @@ def _bands(seen: _Pass) -> Iterator[Method]:
     rows = band_rows(height.outputs, width.outputs)
     high = (rows - 1) * height.stride + (height.taps - 1) * height.dilation + 1
     band = high * width.size * rows * width.outputs
-    if band > LARGEST_BAND:
+    # The filter with zeros all around, of which the band matrix is a view.
+    spread = high + (rows - 1) * height.stride
+    spread *= width.size + (width.outputs - 1) * width.stride
+    if max(band, spread) > LARGEST_BAND:
         return
     moved: float = 4
     if seen.channels_last:

@@ -296,7 +296,7 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
         room = (SUMS[dtype] - found.most_terms * size**2) // size
         top = min(max(room, 1).bit_length() - 1, 14 if dtype == "float16" else 60)
         poke = (draw.one(("x", "w", "dy")), draw.random(), 2.0 ** draw.randint(0, top))
-    elif draw.chance(0.05):
+    elif draw.chance(0.08):
         poke = (draw.one(("x", "w", "dy")), draw.random(), draw.one((np.nan, np.inf, -np.inf)))
     activation = None
     if poke is None and draw.chance(0.1 if on_gpu else 0.25):

@@ -60,26 +60,22 @@ class Attack:
     def layer(self, stream: str, number: int) -> Iterator[tuple[tuple[str, ...], str]]:
         """Run the cases of one number; kinds and reports of new findings."""
         self.figures.layers[stream] += 1
-        shared: Layer | None = None
+        shared, seed = None, None
         for case in STREAMS[stream](self.seed, number):
-            shared = shared or layer_of(case)
-            finding = self._one(case, shared)
+            try:
+                if shared is None or case.seed != seed:  # other data
+                    shared, seed = layer_of(case), case.seed
+                finding = self._judged(case, shared)
+            except Exception as error:  # the attack's own, which must not end it
+                traceback.print_exc()
+                finding = Finding(case, ("the attack itself", repr(error)[:80]), f"{case}")
             if finding is None or finding.kind in self.kinds:
                 continue
             self.kinds.add(finding.kind)
             if len(self.kinds) <= MOST_SHRUNK:
                 finding = shrunk(finding, SHRINK_SECONDS[stream])
-            yield (
-                finding.kind,
-                report(finding, f"--only {stream} --seed {self.seed} --case {number}"),
-            )
-
-    def _one(self, case: Case, layer: Layer) -> Finding | None:
-        try:
-            return self._judged(case, layer)
-        except Exception as error:  # the attack's own, which must not end it
-            traceback.print_exc()
-            return Finding(case, ("the attack itself", repr(error)[:80]), f"{case}")
+            found_at = f"--only {stream} --seed {self.seed} --case {number}"
+            yield finding.kind, report(finding, found_at)
 
     def _judged(self, case: Case, layer: Layer) -> Finding | None:
         figures = self.figures

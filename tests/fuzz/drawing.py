@@ -53,6 +53,9 @@ LARGEST = {"float16": 1000, "bfloat16": 100, "float32": 1000, "float64": 10**6}
 DECADE = {"float16": 2, "bfloat16": 4, "float32": 4, "float64": 4}
 """Largest decade of values."""
 
+ROUNDS = 4
+"""Sets of data and views of a layer on the kernels."""
+
 ILLEGAL = 0.05
 """Share of cases with something wrong."""
 
@@ -71,7 +74,7 @@ def numpy_cases(seed: object, number: int) -> Iterator[Case]:
     """All runs of one layer on NumPy: every operation, by every method that takes it."""
     draw = Draw(f"{seed} numpy {number}")
     layer = draw_layer(draw, draw.one((500, 500, 4000, 4000, 4000, 30_000, 100_000)))
-    base, found = draw_case(draw, layer)
+    base, found = draw_case(draw, layer, draw.one(DTYPES))
     if draw.chance(ILLEGAL):
         yield spoiled(draw, base)
         return
@@ -95,31 +98,39 @@ def _methods(problem: Any, operation: str) -> list[str]:
 
 
 def kernel_cases(seed: object, number: int) -> Iterator[Case]:
-    """Runs of one layer on the kernels: every operation by "auto" or one family."""
+    """Runs of one layer on the kernels: every operation by "auto" or one family.
+
+    Several times with other data and views, which mostly take the kernels that are then built.
+    """
     draw = Draw(f"{seed} kernels {number}")
     impl, arch = draw.one((*FAMILIES, "auto", "auto")), draw.one(ARCHITECTURES)
     if "hopper" in impl:
         arch = "sm_90a"
     for _ in range(30):
-        layer = draw_layer(draw, draw.one((2000, 8000, 8000, 40_000)), impl)
-        base, found = draw_case(draw, layer, on_gpu=True)
+        dtype = draw.one(("float16", "float16", *DTYPES))
         precision = draw.one(("ieee", "ieee", "tf32"))
+        layer = draw_layer(draw, draw.one((2000, 8000, 8000, 40_000)), impl)
         if impl in ("auto", "cuda-generic"):
             break
-        if agreement.fits(problem_of(base, found), impl, arch, precision):
+        problem = problem_of(replace(layer, dtype=dtype), geometry(layer))
+        if agreement.fits(problem, impl, arch, precision):
             break
-    settings = {"policy": draw.one(("first-in", "reverse", "random"))}
-    settings["timing"] = draw.one(("late", "early", "any"))
-    settings["seed"] = draw.randint(1, 1000)
-    settings["preempt_period"] = draw.one((0, 0, 64))
-    tile = draw.randint(0, 7) if draw.chance(0.25) else None
-    base = replace(base, run=KernelRun(impl, arch, precision, settings, tile))
-    if draw.chance(ILLEGAL):
-        yield spoiled(draw, base)
-        return
-    for operation in OPERATIONS:
-        case = replace(base, operation=operation)
-        yield replace(case, **_of_operation(draw, case, found))
+    tile = draw.randint(0, 7) if draw.chance(0.15) else None
+    for _ in range(ROUNDS):
+        base, found = draw_case(draw, layer, dtype, on_gpu=True)
+        settings = {
+            "policy": draw.one(("first-in", "reverse", "random")),
+            "timing": draw.one(("late", "early", "any")),
+            "seed": draw.randint(1, 1000),
+            "preempt_period": draw.one((0, 0, 64)),
+        }
+        base = replace(base, run=KernelRun(impl, arch, precision, settings, tile))
+        if draw.chance(ILLEGAL):
+            yield spoiled(draw, base)
+            continue
+        for operation in OPERATIONS:
+            case = replace(base, operation=operation)
+            yield replace(case, **_of_operation(draw, case, found))
 
 
 # -- layers ----------------------------------------------------------------------------------------
@@ -127,10 +138,10 @@ def kernel_cases(seed: object, number: int) -> Iterator[Case]:
 
 def draw_layer(draw: Draw, most_macs: int, family: str = "") -> Case:
     """A layer with few enough products; mostly legal, and of the sort that a family takes."""
-    common = draw.chance(0.15)
-    most = max(most_macs, 30_000) if common else most_macs
+    style = draw.one((*["any"] * 6, "common", "large"))
+    most = most_macs if style == "any" else max(most_macs, 30_000)
     for _ in range(200):
-        case = _layer(draw, family, common)
+        case = _layer(draw, family, style)
         try:
             found = geometry(case)
         except IllegalError:
@@ -142,22 +153,31 @@ def draw_layer(draw: Draw, most_macs: int, family: str = "") -> Case:
     return Case("conv_forward", 1, 1, 1, 1, (3,), (2,))
 
 
-def _layer(draw: Draw, family: str, common: bool) -> Case:
-    """Any layer; or one as in common networks, with which methods and families are quick."""
-    rank = draw.one((1, 1, 2, 2, 2, 3) if not common else (1, 2, 2, 2, 2, 3))
-    most = {1: 12, 2: 7, 3: 4}[rank]
-    if common:
+def _layer(draw: Draw, family: str, style: str) -> Case:
+    """A layer.
+
+    Args:
+        family: of kernels that should take it, or "".
+        style: "any"; "common" for those of networks, with which methods and families are quick; or
+            "large" for many elements and few terms.
+    """
+    rank = draw.one((1, 1, 2, 2, 2, 3) if style != "common" else (1, 2, 2, 2, 2, 3))
+    if style == "common":
         taps, stride, dilation = (3,) * rank, draw.one((1, 1, 1, 2)), 1
-        padding = draw.one((1, "same", "valid", 0, 2))
+    elif style == "large":
+        taps = tuple(draw.one((1, 1, 2, 3)) for _ in range(rank))
+        stride = _sizes(draw, rank, (1, 2, 2, 3, 4))
+        dilation = _sizes(draw, rank, (1, 1, 2, 10))
     else:
+        most = {1: 12, 2: 7, 3: 4}[rank]
         taps = tuple(draw.one((1, draw.randint(1, most))) for _ in range(rank))
         if draw.chance(0.3):
             taps = taps[:1] * rank
         stride = _sizes(draw, rank, (1, 1, 1, 1, 2, 2, 3, 4, 5, 7, 16))
         dilation = _sizes(draw, rank, (1, 1, 1, 1, 1, 2, 3, 4, 10))
     reach = [(t - 1) * d + 1 for t, d in zip(taps, _tuple(dilation, rank), strict=True)]
-    if not common:
-        padding = _padding(draw, reach)
+    common_paddings = (1, "same", "valid", 0, 2)
+    padding = draw.one(common_paddings) if style == "common" else _padding(draw, reach)
     extra = {1: 40, 2: 12, 3: 6}[rank]
     sizes = []
     for axis in range(rank):
@@ -168,8 +188,11 @@ def _layer(draw: Draw, family: str, common: bool) -> Case:
     if draw.chance(0.05):
         sizes[draw.randrange(rank)] += draw.randint(0, 60 * (4 - rank))
     groups, channels, filters = _channels(draw, family)
-    if common and not family and draw.chance(0.7):
+    if style == "common" and not family and draw.chance(0.7):
         groups, channels, filters = 1, draw.one((8, 9, 16, 24)), draw.one((8, 12, 16))
+    if style == "large" and not family:
+        groups, many, few = 1, draw.randint(16, 300), draw.one((1, 1, 2, 4))
+        channels, filters = draw.one(((many, few), (few, many)))
     data_format = draw.one(DATA_FORMATS[rank])
     filter_format = draw.one(FILTER_FORMATS[rank])
     spelled = draw.random()
@@ -260,10 +283,9 @@ def _channels(draw: Draw, family: str) -> tuple[int, int, int]:
 # -- data and views --------------------------------------------------------------------------------
 
 
-def draw_case(draw: Draw, layer: Case, on_gpu: bool = False) -> tuple[Case, Geometry]:
+def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tuple[Case, Geometry]:
     """A layer with its data, views, bias and activation; and what it comes to."""
     found = geometry(layer)
-    dtype = draw.one(DTYPES if not on_gpu else ("float16", "float16", *DTYPES))
     kind = draw.random()
     values, poke = "integers", None
     size = _largest_integer(draw, dtype, found.most_terms)
@@ -274,10 +296,10 @@ def draw_case(draw: Draw, layer: Case, on_gpu: bool = False) -> tuple[Case, Geom
         room = (SUMS[dtype] - found.most_terms * size**2) // size
         top = min(max(room, 1).bit_length() - 1, 14 if dtype == "float16" else 60)
         poke = (draw.one(("x", "w", "dy")), draw.random(), 2.0 ** draw.randint(0, top))
-    elif draw.chance(0.05):
+    elif draw.chance(0.08):
         poke = (draw.one(("x", "w", "dy")), draw.random(), draw.one((np.nan, np.inf, -np.inf)))
     activation = None
-    if poke is None and draw.chance(0.25):
+    if poke is None and draw.chance(0.1 if on_gpu else 0.25):
         activation = draw.one(("relu", "relu", "silu", "gelu"))
     axes = len(found.data)
     views = {}

@@ -1,9 +1,9 @@
 """Whether a result is right: exactly for integers, by the error rule for all else.
 
 The rule: the error, relative to the sum of the sizes of a result's terms, is at most twice the
-largest that summing plainly in the same precision makes.  As a few sums may by luck be exact,
-plain summation counts as making ``LEAST_ERROR`` roundings.  The result is rounded to its dtype
-once, whatever is left of the rule: so it lies between the rounded bounds.
+largest that summing plainly in the same precision makes.  Of a few results all may by luck be
+nearly exact, so plain summation counts as making ``LEAST_ERROR`` roundings.  The result is rounded
+to its dtype once, whatever is left of the rule: so it lies between the rounded bounds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from .cases import Case, KernelRun
 from .oracle import MOST_TERMS, Oracle, activate, rounded, term_count
 
-LEAST_ERROR = 1.5
-"""Roundings that plain summation makes in any case."""
+LEAST_ERROR, OF_FEW, FEW = 1.5, 3.0, 64
+"""Roundings that plain summation makes in any case; and of so few results."""
 
 ROUNDING = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}
 """Of the precision that sums are made in, relative."""
@@ -86,7 +86,8 @@ def _bounds_of_sums(case: Case, oracle: Oracle) -> Bounds:
     plain = oracle.stored(case.operation, one_by_one[..., -1]).astype(exact.dtype)
     measured = sizes > 0
     errors = (np.abs(plain - exact) / sizes)[measured & np.isfinite(exact) & np.isfinite(plain)]
-    relative = 2 * max(float(errors.max(initial=0)), LEAST_ERROR * roundoff)
+    least = (OF_FEW if errors.size < FEW else LEAST_ERROR) * roundoff
+    relative = 2 * max(float(errors.max(initial=0)), least)
     if isinstance(case.run, KernelRun) and case.run.precision == "tf32" and case.dtype == "float32":
         relative += 2.01 * TF32_ROUNDING
     # The least number for each term: a product that is subnormal is rounded by up to half of it.

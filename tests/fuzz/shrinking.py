@@ -51,7 +51,7 @@ def _by_name(finding: Finding) -> Case:
 def _same(case: Case, finding: Finding) -> Finding | None:
     """The finding in another case; None if that does not show it."""
     try:
-        if not finding.is_illegal:
+        if not finding.is_illegal or case.bad_out or case.stranger:
             case = _refitted(case)
         found = check(case)
     except (IllegalError, NotTakenError):

@@ -1107,13 +1107,3 @@ def test_ways_out_as_a_sentence():
 def test_unknown_word_keeps_the_known_ones_as_they_are_spelled():
     error = unknown_word("thing", "nchv", ["NCHW", "NHWC"])
     assert "Did you mean 'NCHW'? Known: 'NCHW', 'NHWC'" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [((3, 2), "24 bytes"), ((16, 512, 512), "16.0 MiB"), ((1 << 30,), "4.0 GiB")],
-)
-def test_memory_that_is_not_to_be_had_is_told_in_its_unit(shape, size, monkeypatch, computes):
-    monkeypatch.setattr(np, "empty", lambda *_args: (_ for _ in ()).throw(MemoryError))
-    with pytest.raises(MemoryError, match=f"an array of .* float32 takes {size}, more than can"):
-        backends.CpuBackend().empty(shape, "float32")

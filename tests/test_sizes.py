@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvProblem
+from cupyconv import ConvProblem, backends
 from cupyconv.cli import data, explain
 from cupyconv.cli.main import main
 from cupyconv.dask import halos
@@ -235,3 +235,13 @@ def test_chunks_of_dask_are_cut_at_once():
         cut = halos.reach_of(axis, 3, 7)
     # Outputs 3 to 6 read these with their second tap, those 2**40 further with their first.
     assert cut == ((3, 7 + 2**40), (3, 7), (2**40, 2**40))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((3, 2), "24 bytes"), ((16, 512, 512), "16.0 MiB"), ((1 << 30,), "4.0 GiB")],
+)
+def test_memory_that_is_not_to_be_had_is_told_in_its_unit(shape, size, monkeypatch):
+    monkeypatch.setattr(np, "empty", lambda *_args: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError, match=f"an array of .* float32 takes {size}, more than can"):
+        backends.CpuBackend().empty(shape, "float32")

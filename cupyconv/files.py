@@ -93,7 +93,7 @@ def unwritable(path: Path) -> str | None:
         return None if os.access(path, os.W_OK) else f"{path} cannot be written"
     folder = _destination(path)[0].parent
     if not folder.is_dir():
-        return f"there is no folder {folder}"
+        return f"there is no folder {folder} for {path.name}"
     return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
 
 

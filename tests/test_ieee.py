@@ -276,6 +276,7 @@ each_property = pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: h
 LAYERS = {
     "dense": ConvProblem((2, 16, 9, 40), (12, 16, 3, 3), padding=3),
     "unpadded": ConvProblem((2, 3, 11, 9), (6, 3, 3, 3)),
+    "unpadded_signal": ConvProblem((1, 6, 30), (3, 6, 3)),
     "pointwise": ConvProblem((2, 16, 6, 7), (8, 16, 1, 1)),
     "everything_differs": ConvProblem(
         (2, 8, 14, 15),

@@ -15,6 +15,7 @@ import numpy as np
 from cupyconv.cpu import depthwise, products, scattered
 from cupyconv.cpu.correlation import Correlation, correlation, input_correlations
 from cupyconv.cpu.scratch import Scratch, scratch
+from cupyconv.cpu.views import are_finite
 from cupyconv.planning.cpu import BLOCK_BYTES
 from cupyconv.problem import ConvProblem
 
@@ -68,9 +69,16 @@ def backprop_filter(
     """dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h]."""
     if method == "turned products":
         # Without stride there is one phase, in which dy is the source and dw all of the filters.
-        (whole,) = input_correlations(problem, dw, dy, x)
-    else:
-        whole = correlation(problem, x, dw, dy)
+        (turned,) = input_correlations(problem, dw, dy, x)
+        _filter_gradient(turned, method)
+        # What is around dy was multiplied by x: by zero, which makes NaN of what is not finite.
+        if np.isfinite(dw.sum()) or are_finite(x, dy):
+            return
+        method = "products"
+    _filter_gradient(correlation(problem, x, dw, dy), method)
+
+
+def _filter_gradient(whole: Correlation, method: str) -> None:
     if _has_terms(whole):
         _compute(FILTER_GRADIENT, method, whole)
     else:

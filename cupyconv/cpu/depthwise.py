@@ -25,7 +25,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.correlation import Correlation, boxes, clamp, gather, parts
 from cupyconv.cpu.scratch import Scratch
-from cupyconv.cpu.views import copy_uncached, operand
+from cupyconv.cpu.views import are_finite, copy_uncached, operand
 from cupyconv.planning.cpu import band_rows
 
 # -- by taps ---------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def correlate_by_bands(whole: Correlation, scratch: Scratch, block_bytes: int) -
             if sums is None or not in_place:
                 sums = scratch.array("sums", _flat_shape(_by_channel(block.result)))
             np.matmul(source, matrices, out=sums)
-            if not np.isfinite(sums.sum()) and not _are_finite(source, matrices):
+            if not np.isfinite(sums.sum()) and not are_finite(source, matrices):
                 return False
             if in_place:
                 block.finish(block.result)
@@ -223,17 +223,13 @@ def filter_gradient_by_bands(whole: Correlation, scratch: Scratch, block_bytes: 
         if not np.isfinite(total.sum()):
             for block in _band_blocks(chunk, block_bytes):
                 source, _ = _source_and_bands(block, total, scratch)
-                if not _are_finite(source, block.result):
+                if not are_finite(source, block.result):
                     return False
         height, width = chunk.axes
         for row, column in product(range(height.taps), range(width.taps)):
             band = _band_of(total, chunk, row, column)
             chunk.filters[:, 0, 0, row, column] = band.sum(axis=(1, 2))
     return True
-
-
-def _are_finite(*operands: np.ndarray) -> bool:
-    return all(bool(np.isfinite(operand).all()) for operand in operands)
 
 
 def _band_shape(chunk: Correlation) -> tuple[int, int, int, int, int]:

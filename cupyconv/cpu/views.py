@@ -151,3 +151,12 @@ def _is_mergeable(array: np.ndarray, first: int) -> bool:
 
 def _slice(indices: range) -> slice:
     return slice(indices.start, indices.stop, indices.step) if indices else slice(0, 0)
+
+
+def are_finite(*operands: np.ndarray) -> bool:
+    """Whether none of their elements is infinite or NaN; needs no memory of their size."""
+    return all(
+        bool(np.isfinite(operand.min()) and np.isfinite(operand.max()))
+        for operand in operands
+        if operand.size
+    )

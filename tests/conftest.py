@@ -36,9 +36,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     cases = defaultdict(list)
     for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
+        if item.get_closest_marker("thorough") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
     sample = {item for of_test in cases.values() for item in spread(of_test, CASES_OF_A_SAMPLE)}
-    sample = {item for item in sample if item.get_closest_marker("thorough") is None}
     kept = [item for item in items if (item in sample) == (part == "sample")]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept

@@ -365,8 +365,9 @@ def test_the_cpu_clock_is_about_right():
     clock = timing.CpuClock(1 << 20)
     import time
 
+    started = time.perf_counter()
     seconds = clock.sample([lambda: time.sleep(0.02)] * 2)
-    assert 0.04 <= seconds < 1
+    assert 0.04 <= seconds <= time.perf_counter() - started
     assert clock.sweep_seconds > 0
 
 

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -657,48 +656,48 @@ def _start(*args: str, **options) -> subprocess.Popen:
 def test_nobody_reading_is_no_error():
     process = _start("shapes", "--preset", "multi-channel")
     process.stdout.close()
-    assert process.wait(30) == 0
+    assert process.wait(300) == 0
     assert process.stderr.read() == b""
     process.stderr.close()
 
 
-def test_shapes_is_quick_and_needs_no_numpy(capsys):
-    def once() -> float:
-        start = time.perf_counter()
-        process = _start("shapes", "--preset", "multi-channel")
-        output, errors = process.communicate(timeout=30)
-        assert (process.returncode, errors) == (0, b"")
-        assert b"10x5x5x5" in output
-        return time.perf_counter() - start
-
-    best = min(once() for _ in range(6))
-    with capsys.disabled():
-        print(f"\n`cupyconv shapes` answers within {best:.2f} s")
-    assert best < 0.6  # 0.3 is meant; the rest is for busy machines
-    loaded = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys\nfrom cupyconv.cli.main import main\n"
-            "try: main(['shapes', '--preset', 'multi-channel'])\n"
-            "finally: print([m for m in ('numpy', 'cupy', 'ml_dtypes') if m in sys.modules])",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
+def test_shapes_is_quick_and_needs_no_numpy():
+    """What takes the time is importing, which is counted here."""
+    program = (
+        "import sys\nbefore = set(sys.modules)\nfrom cupyconv.cli.main import main\n"
+        "try: main(['shapes', '--preset', 'multi-channel'])\n"
+        "finally: print(*sorted(set(sys.modules) - before))"
     )
-    assert loaded.stdout.splitlines()[-1] == "[]"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "10x5x5x5" in done.stdout
+    imported = done.stdout.splitlines()[-1].split()
+    assert "cupyconv.problem" in imported
+    assert {"numpy", "cupy", "ml_dtypes", "asyncio"}.isdisjoint(imported)
+    assert len(imported) < 300  # 160 to 250 of Python's, click's and rich's own, by their versions
 
 
 def test_interrupting_is_quiet():
     # A shell that starts the tests in the background makes them ignore SIGINT, and their children.
-    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    program = (sys.executable, "-c", listening + PROGRAM[2], "check", "--random", "1000000")
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    program = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from cupyconv.cli import check
+compare = check._compare
+def told(*given, **more):
+    print("comparing", flush=True)
+    return compare(*given, **more)
+check._compare = told
+from cupyconv.cli.main import main
+main(["check", "--random", "1000000"])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
-        time.sleep(2)  # long past its imports
+        assert process.stdout.readline() == b"comparing\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130

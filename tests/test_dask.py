@@ -551,6 +551,7 @@ def cluster():
         yield client
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # of distributed, about its own processes and sockets
 def test_two_workers_one_of_which_dies_give_the_same_bits(cluster, tmp_path):
     passes, expected = layer()
@@ -564,6 +565,7 @@ def test_two_workers_one_of_which_dies_give_the_same_bits(cluster, tmp_path):
     np.testing.assert_array_equal(got, np.full((1, 1, 62), 3, "float32"))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 def test_a_task_that_always_kills_its_worker_is_tried_again_and_then_told(cluster, tmp_path):
     marker = tmp_path / "deaths"

@@ -194,7 +194,7 @@ def browse(tmp_path_factory):
             [program, *options, f"{path.as_uri()}{place}"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         if run.returncode or 'data-ready="true"' not in run.stdout:
             if "<html" not in run.stdout:

@@ -178,7 +178,7 @@ def test_standard_output_goes_on_where_the_file_ended(tmp_path):
         "print('one', flush=True); files.put(Path('/dev/stdout'), b'two\\n'); print('three')"
     )
     with (tmp_path / "out").open("wb") as out:
-        subprocess.run([sys.executable, "-c", program], stdout=out, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True, timeout=300)
     assert (tmp_path / "out").read_text() == "one\ntwo\nthree\n"
     assert os.listdir(tmp_path) == ["out"]
 
@@ -237,7 +237,7 @@ def test_a_program_that_is_told_to_end_leaves_nothing(tmp_path, name):
     (tmp_path / "out.npz").write_text("precious")
     process, number = waiting(tmp_path), getattr(signal, name)
     process.send_signal(number)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=300)
     assert (process.returncode, output, errors.strip()) == (128 + number, b"", b"")
     assert os.listdir(tmp_path) == ["out.npz"]
     assert (tmp_path / "out.npz").read_text() == "precious"
@@ -252,7 +252,7 @@ def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path):
         assert process.poll() is None
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)
 
 
 def test_handlers_are_put_back():

@@ -224,6 +224,7 @@ def random_lines(count: int, seed: int) -> list[ConvProblem]:
 FORMATS = (formats.data_formats, formats.filter_formats)
 
 
+@pytest.mark.thorough
 def test_random_configurations():
     """One variant each of three ranks would be compiled anew: only as many as time allows."""
     ran = 0
@@ -296,6 +297,7 @@ def require_random(kind: str, count: int, seed: int) -> int:
     return ran
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", OTHER_TYPES)
 def test_random_configurations_of_other_types(kind):
     """Few, because each needs kernels of its own."""
@@ -590,6 +592,7 @@ def variants():
         yield next(launch for launch in launches if launch.entry == "conv_hopper")
 
 
+@pytest.mark.thorough
 def test_compiles_without_spills_and_with_the_instructions_it_is_for():
     pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
     for prepared in variants():

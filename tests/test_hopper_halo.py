@@ -81,6 +81,7 @@ def test_other_memory_orders_go_through_copies():
     assert require_exact(problem) == BOTH
 
 
+@pytest.mark.thorough
 def test_random_configurations():
     """Filters of several rows and stride 1, with channels in multiples of 8."""
     ran = 0
@@ -182,6 +183,7 @@ def test_every_tile_divides_what_is_counted_as_whole_rectangles():
         assert rows % height == images % (tile.block_m // (height * SQUARE)) == 0
 
 
+@pytest.mark.thorough
 def test_compiles_without_spills_and_with_the_instructions_it_is_for():
     pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
     whole = problem_of("whole_squares")

@@ -289,7 +289,7 @@ PROGRAM = f"{sys.executable} -c 'from cupyconv.cli.main import main; main(prog_n
 
 def shell(line: str) -> subprocess.CompletedProcess:
     line = line.replace("cupyconv", PROGRAM, 1)
-    return subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60)
+    return subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=300)
 
 
 posix = pytest.mark.skipif(os.name != "posix", reason="other shells")

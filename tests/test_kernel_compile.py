@@ -33,8 +33,15 @@ def bias_defines(dtype, index):
     return {"STORAGE": launch.STORAGE[dtype], "INDEX": index, "THREADS": 256}
 
 
+QUICK = ("sm_80", "sm_90a")
+ARCHITECTURES = [
+    pytest.param(architecture, marks=() if architecture in QUICK else pytest.mark.thorough)
+    for architecture in compiler.ARCHITECTURES
+]
+
+
 @pytest.mark.parametrize("source", KERNELS)
-@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_generic_kernels_compile_without_spills(architecture, source):
     tiles = FAMILIES["cuda-generic"].tiles
     for dtype, index, tile in product(launch.STORAGE, ("int", "long long"), tiles):
@@ -113,6 +120,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
 @pytest.mark.parametrize("impl", LAYERS)
 def test_families_compile_without_spills(impl, architecture):
@@ -146,6 +154,7 @@ def require_gather_instructions(defines, found, architecture):
     assert found["LDL"] + found["STL"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("storage", ["half_t", "float", "double"])
 def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage):
     """Every tile, operands along k and not, in pieces and one by one."""

@@ -91,6 +91,7 @@ def require_exact_in_formats(problem, impl, which):
             require_exact(formatted, impl)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("impl", ["cuda-gather", "cuda-direct"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_families_on_every_case(impl, schedule):
@@ -101,6 +102,7 @@ def test_families_on_every_case(impl, schedule):
     assert ran >= 12
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_direct_in_other_dtypes(dtype):
     for case in FAMILY_CASES:
@@ -108,12 +110,14 @@ def test_direct_in_other_dtypes(dtype):
             require_exact(case.problem.replace(dtype=dtype), "cuda-direct")
 
 
+@pytest.mark.thorough
 def test_gather_without_asynchronous_copies():
     for case in FAMILY_CASES[:8]:
         for problem in all_formats(case.problem.replace(dtype="float16"))[::3]:
             require_exact(problem, "cuda-gather", arch="sm_75")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(len(FAMILIES["cuda-gather"].tiles)))
 @pytest.mark.parametrize("splits", [1, 3])
 def test_gather_with_every_tile_and_split(number, splits):
@@ -169,6 +173,7 @@ def _as_tf32(array):
     return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
 def test_random_configurations(impl):
     dtype = "float16" if impl == "cuda-gather" else "float32"
@@ -181,6 +186,7 @@ def test_random_configurations(impl):
     assert ran >= 2.5 * count
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120a"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_whatever_the_planner_picks(arch, dtype):
@@ -188,6 +194,7 @@ def test_whatever_the_planner_picks(arch, dtype):
         agreement.require_exact(emulator, case.problem.replace(dtype=dtype), arch=arch)
 
 
+@pytest.mark.thorough
 def test_64_bit_indices(monkeypatch):
     monkeypatch.setattr("cupyconv.gpu.parameters.index_type", lambda *_: "long long")
     for case in (*CASES[::4], *FAMILY_CASES[::3]):

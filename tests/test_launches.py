@@ -11,6 +11,7 @@ from tests.configurations import in_formats, integer_data, keywords
 from tests.cubins import Parameter, Resources, resources
 from tests.emulator import driver, tensormap
 from tests.emulator.driver import CHIPS, CheckedFunction, Refusal
+from tests.test_kernel_compile import ARCHITECTURES
 
 KERNELS = r"""
 struct alignas(64) Map { char bytes[128]; };
@@ -244,7 +245,7 @@ def test_a_kernel_is_allowed_what_it_is_launched_with(kernels):
     assert function.max_dynamic_shared_size_bytes == 48 << 10
 
 
-@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_most_demanding_launches_are_taken(architecture):
     found = launches.most_demanding(launches.planned(architecture))
     assert len(found) >= 9

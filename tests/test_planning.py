@@ -78,6 +78,7 @@ def require_fits_the_chip(planned, problem, device, strides):
         assert 0 < prod(launched.block) <= 1024
 
 
+@pytest.mark.thorough
 def test_plans_fit_the_problem_and_the_chip():
     """10,000 problems on seven chips, with every precision and limits of the workspace."""
     picked = {device: Counter() for device in CHIPS}

@@ -689,7 +689,7 @@ def told(*given, **more):
     return compare(*given, **more)
 check._compare = told
 from cupyconv.cli.main import main
-main(["check", "--random", "1000000"])
+main(["check", "--random", "500"])
 """
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE

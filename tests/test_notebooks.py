@@ -79,7 +79,13 @@ def test_outputs_are_kept_and_are_the_projects_own(name):
     assert not re.search(r"(?<![\w.])/(?:home|root|work|tmp|usr)/", (FOLDER / name).read_text())
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name.startswith("04") else ())
+        for name in NOTEBOOKS  # of which the last times a good many layers
+    ],
+)
 def test_notebooks_run(name):
     if name.startswith(("02", "03")):
         # These run kernels: on a GPU, or on the CPU where there is a compiler for that.

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
 from threading import Lock
+from traceback import clear_frames
 
 import cupyconv
-from cupyconv import arrays, files, records
-from cupyconv.errors import ConvError
+from cupyconv import arrays, files, markup, records
+from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler
 from cupyconv.planning import PassPlan, Request
 from cupyconv.planning.families import CUDA_GENERIC
@@ -119,7 +120,8 @@ def _measure(candidates: Sequence[PassPlan], run: Run) -> _Measured:
 
     Raises:
         ConvError: a graph is being captured.
-        Exception: that of the first candidate, which is the planned one, where all fail.
+        Exception: that of the first candidate, which is the planned one, where all fail; or
+            whatever ended the GPU's context.
     """
     if capturing():
         raise ConvError(
@@ -129,29 +131,36 @@ def _measure(candidates: Sequence[PassPlan], run: Run) -> _Measured:
         )
     failures: dict[int, Exception] = {}
     samples: dict[int, list[float]] = {}
+    counts: dict[int, int] = {}
 
     def sample(number: int, count: int) -> float | None:
         try:
             return seconds(partial(run, candidates[number]), count)
         except Exception as error:  # whatever a compiler, a driver or an allocator says
-            failures[number] = error
+            # Its frames hold arrays that the next candidates may need the memory of.
+            clear_frames(error.__traceback__)
+            failures[number] = error.with_traceback(None)
             samples.pop(number, None)
+            if lost():
+                raise  # no kernel runs in this context any more, whoever is to blame
             return None
 
-    counts: dict[int, int] = {}
-    for number in range(len(candidates)):
-        if number == CONTENDERS and counts:
-            break  # the last resort is not needed
-        sample(number, 1)  # compiles and loads
-        once = None if number in failures else sample(number, 1)
-        if once is not None:
-            counts[number] = min(max(ceil(SAMPLE_SECONDS / max(once, 1e-7)), 1), MOST_CALLS)
-            samples[number] = []
-    for _ in range(ROUNDS):
-        for number in list(samples):
-            taken = sample(number, counts[number])
-            if taken is not None:
-                samples[number].append(taken)
+    def rounds(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            sample(number, 1)  # compiles and loads
+            once = None if number in failures else sample(number, 1)
+            if once is not None:
+                counts[number] = min(max(ceil(SAMPLE_SECONDS / max(once, 1e-7)), 1), MOST_CALLS)
+                samples[number] = []
+        for _ in range(ROUNDS):
+            for number in list(samples):
+                taken = sample(number, counts[number])
+                if taken is not None:
+                    samples[number].append(taken)
+
+    rounds(range(min(len(candidates), CONTENDERS)))
+    if not samples:
+        rounds(range(CONTENDERS, len(candidates)))  # the last resort
     if not samples:
         raise failures[0]
     times = {number: min(taken) for number, taken in samples.items()}
@@ -159,14 +168,29 @@ def _measure(candidates: Sequence[PassPlan], run: Run) -> _Measured:
     if 0 in times and times[best] > CLEARLY_FASTER * times[0]:
         best = 0
     left_out = {number: _in_short(error) for number, error in sorted(failures.items())}
-    lasts = not any(isinstance(error, MemoryError) for error in failures.values())
+    lasts = all(map(_will_be_so_again, failures.values()))
     return _Measured(best, times, left_out, lasts)
 
 
 def _in_short(error: Exception) -> str:
-    """The first line of what went wrong."""
-    text = str(error).partition("\n")[0]
+    """The first line of what went wrong, as it can be printed."""
+    text = markup.in_line(str(error).partition("\n")[0]).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _will_be_so_again(error: Exception) -> bool:
+    """Whether a kernel fails by itself, and not for want of what may be there the next time."""
+    refused = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+    return isinstance(error, KernelCompileError) or any(word in str(error) for word in refused)
+
+
+def lost() -> bool:
+    """Whether the GPU's context has failed for good, as after a kernel that wrote astray."""
+    try:
+        arrays.cupy().cuda.get_current_stream().synchronize()
+    except Exception:
+        return True
+    return False
 
 
 def seconds(call: Callable[[], None], count: int) -> float:

@@ -218,6 +218,38 @@ VIEWS = {
 }
 
 
+NARROW = {
+    # Axes of one element, and a gap after the channels: x, then w, with the layer's padding.
+    "one column": ((2, 9, 1, 96), (64, 3, 1, 64), ((1, 1), (0, 0))),
+    "one row": ((2, 1, 9, 96), (64, 1, 3, 64), ((0, 0), (1, 1))),
+    "one image": ((1, 9, 1, 96), (64, 3, 1, 64), ((1, 1), (0, 0))),
+    "one tap": ((2, 9, 8, 96), (64, 1, 1, 96), 0),
+    "a volume of one plane": ((2, 1, 5, 1, 96), (64, 1, 3, 1, 64), ((0, 0), (1, 1), (0, 0))),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_axes_of_one_element_have_strides_that_the_driver_documents(name, transposed):
+    """Some of the channels of wider tensors are read, so that no stride is an extent's product."""
+    x_shape, w_shape, padding = NARROW[name]
+    generator = np.random.default_rng(0)
+    x, w = (
+        generator.integers(-3, 4, shape).astype(np.float16)[..., :64]
+        for shape in (x_shape, w_shape)
+    )
+    last = ("NDHWC", "ODHWI") if x.ndim == 5 else ("NHWC", "OHWI")
+    rules = {"padding": padding, "data_format": last[0], "filter_format": last[1]}
+
+    def call(api, **more):
+        if transposed:  # x stands for dy
+            return api.conv_transpose(x, w, **rules, **more)
+        return api.conv_forward(x, w, **rules, **more)
+
+    got = call(emulator, impl="cuda-hopper", arch="sm_90a")
+    assert (got == call(cupyconv, impl="reference")).all()
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_maps_are_made_only_of_what_the_driver_documents(view):
     """Views that no map is documented for are copied; the emulator's driver is handed no others."""

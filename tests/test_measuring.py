@@ -2,6 +2,7 @@
 
 import json
 import os
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ class StandIn:
         self.seconds = {}  # by implementation; others take 1 ms
         self.broken = {}  # errors by source file
         self.timed = 0
+        self.lost = False
 
     def kernel(self, launch):
         if launch.source in self.broken:
@@ -51,6 +53,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(backends, "of", lambda home: backend)
     monkeypatch.setattr(measuring, "seconds", runtime.time)
     monkeypatch.setattr(measuring, "capturing", lambda: False)
+    monkeypatch.setattr(measuring, "lost", lambda: runtime.lost)
     monkeypatch.setattr(measuring, "driver_version", lambda: 13010)
     monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
     measuring.forget()
@@ -266,6 +269,75 @@ def test_one_that_fails_later_is_left_out_too(gpu):
     assert len(calls) > 200
     assert forward.implementation == "cuda-generic"
     assert "CUDA_ERROR_INVALID_VALUE" in forward.reason
+
+
+def test_what_fails_holds_no_memory(gpu):
+    """While the others are measured, arrays of one that failed may be what they lack."""
+    kept, kernel, alive = [], gpu.kernel, []
+
+    class Buffer:
+        pass
+
+    def hungry(launch):
+        def run(*_, **__):
+            workspace = Buffer()
+            kept.append(weakref.ref(workspace))
+            raise REFUSED
+
+        def watching(*_, **__):
+            alive.append(sum(one() is not None for one in kept))
+
+        kernel(launch)
+        return run if launch.source == "conv_gather.cu" else watching
+
+    gpu.kernel = hungry
+    cupyconv.plan(PROBLEM, measure=True)
+    assert len(kept) >= 3
+    assert alive
+    assert not any(alive)
+
+
+def test_what_cannot_be_told_from_bad_luck_is_not_kept(gpu, tmp_path):
+    gpu.broken = {"conv_gather.cu": RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")}
+    assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
+    assert files(tmp_path) == []
+
+
+def test_a_lost_context_ends_the_measuring(gpu, tmp_path):
+    """Else all that come after would be left out for what another did."""
+    gpu.lost = True
+    gpu.broken = {"conv_gather.cu": RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")}
+    with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+        cupyconv.plan(PROBLEM, measure=True)
+    assert files(tmp_path) == []
+    gpu.lost, gpu.broken = False, {}
+    assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-gather"
+
+
+def test_reasons_survive_json_whatever_they_say(gpu):
+    gpu.broken = {"conv_gather.cu": ValueError("a\ttab, a\rreturn, \x1b[31mred")}
+    measured = cupyconv.plan(PROBLEM, measure=True)
+    assert "left out" in measured["forward"].reason
+    assert cupyconv.Plan.from_json(measured.to_json()) == measured
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 3])
+def test_the_generic_kernel_is_the_last_resort_however_late_others_fail(gpu, monkeypatch, calls):
+    monkeypatch.setattr(measuring, "CONTENDERS", 1)
+    kernel, made = gpu.kernel, []
+
+    def failing(launch):
+        def run(*_, **__):
+            made.append(launch)
+            if len(made) > calls:
+                raise REFUSED
+
+        return run if launch.source == "conv_gather.cu" else kernel(launch)
+
+    gpu.kernel = failing
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    call()
+    assert gpu.launched[-1].source == "conv_forward.cu"
 
 
 def test_the_generic_kernel_is_the_last_resort(gpu, monkeypatch):

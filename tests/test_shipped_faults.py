@@ -89,7 +89,7 @@ FAULTS = (
           "    __syncwarp();  // this step's tiles are complete,",
           ("race", "async-before-wait", "async-overwrite", "uninitialised-read")),
     Fault("one row too many is stored", GATHER, "conv_gather.cu",
-          "row] = m < pass.gemm_m ?", "row] = m <= pass.gemm_m ?",
+          "rows = pass.gemm_m - tile.row,", "rows = pass.gemm_m - tile.row + 1,",
           ("out-of-bounds",), "c + output.lines[line]"),
     Fault("rows are read before they are staged", DIRECT_FILTER, "conv_direct.cu",
           "      __syncthreads();  // the sums of the tap before are read\n", "\n",

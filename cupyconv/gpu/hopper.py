@@ -444,12 +444,15 @@ def pixel_dimensions(
     """Extents of x or y, channels first and images last, and the strides in bytes between them."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     batch, channel, *spatial = problem.data_axes
-    extents, strides, step = [shape[channel]], [], shape[channel]
-    for axis in (*reversed(spatial), batch):
-        step = steps[axis] if shape[axis] > 1 else step  # of a single element, any will do
+    walked = (*reversed(spatial), batch)
+    extents, strides, beyond = [shape[channel]], [], shape[channel]
+    for place, axis in enumerate(walked):
+        # Each stride is a multiple of the one before: a single element has that of the next axis
+        # outwards, which may leave a gap, as far as there is one with several.
+        step = next((steps[outer] for outer in walked[place:] if shape[outer] > 1), beyond)
         strides.append(step * operand.itemsize)
         extents.append(shape[axis])
-        step *= shape[axis]
+        beyond = step * shape[axis]
     return tuple(extents), tuple(strides)
 
 
@@ -468,13 +471,13 @@ def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -
     rows = tile.block_n // tile.defines["CLUSTER"] if along_k else line
     channels, filters = shape[channel], shape[filter_]
     if last:
-        channel_step = steps[channel] if channels > 1 else filters
+        channel_step = steps[channel]
         tap_step = steps[walked[0]] if walked else channel_step * channels
         strides = [channel_step, tap_step, tap_step * taps]
         extents, box = (filters, channels, taps), (line, rows, 1)
     else:
-        tap_step = steps[walked[0]] if walked else channels
-        filter_step = steps[filter_] if filters > 1 else tap_step * taps
+        filter_step = steps[filter_]
+        tap_step = steps[walked[0]] if walked else filter_step
         strides = [tap_step, filter_step, filter_step * filters]
         extents, box = (channels, taps, filters), (line, 1, rows)
     return TiledMap(

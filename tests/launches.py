@@ -67,8 +67,11 @@ def planned(architecture: str, count: int = CONTENDERS) -> dict[tuple, Planned]:
         for one in contenders(request, "auto", count):
             prepare = backends.PREPARE[one.implementation]
             for launch in prepare(one, problem, strides, None, device):
-                made = Planned(problem, pass_, launch)
-                found.setdefault(made.variant, made)
+                made = found.setdefault(
+                    (launch.source, launch.defines, launch.entry), Planned(problem, pass_, launch)
+                )
+                # One function is what all launches of a variant share.
+                assert made.launch.shared_bytes == launch.shared_bytes
     return found
 
 

@@ -46,6 +46,9 @@ class IdleRuntime(launch.CupyRuntime):
 
         return launched
 
+    def allow(self, kernel, shared_bytes):
+        pass
+
     def encode(self, one, address):
         self.encoded.append((one.role, address))
         return bytes(tensormaps.MAP_BYTES)

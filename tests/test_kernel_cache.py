@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import tempfile
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -45,12 +46,22 @@ def compilations(monkeypatch):
     return made
 
 
+def kept():
+    """The file of the variant's cubin, which is in the cache from now on."""
+    compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    cubin, record = compiler.entry_paths(SOURCE, DEFINES, "sm_80")
+    assert record == cubin.with_suffix(".json")
+    assert cubin.is_file()
+    return cubin
+
+
 def test_a_variant_is_compiled_once(folder, compilations):
     first = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
     second = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
     assert first == second
-    assert first.parent == folder
-    assert first.read_bytes()[:4] == b"\x7fELF"
+    assert first[:4] == b"\x7fELF"
+    assert kept().parent == folder
+    assert kept().read_bytes() == first
     assert compilations == ["sm_80"]
 
 
@@ -69,22 +80,22 @@ def test_a_variant_is_compiled_once(folder, compilations):
     ids=["architecture", "macro", "source", "header"],
 )
 def test_the_key_covers(folder, source, defines, architecture):
-    first = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
-    assert compiler.cached_cubin(source, defines, architecture) != first
+    first = compiler.entry_paths(SOURCE, DEFINES, "sm_80")
+    assert compiler.entry_paths(source, defines, architecture) != first
 
 
 def test_the_key_covers_options_and_compiler(folder, monkeypatch):
-    first = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    first = compiler.entry_paths(SOURCE, DEFINES, "sm_80")
     monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "--extra-device-vectorization"))
-    second = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    second = compiler.entry_paths(SOURCE, DEFINES, "sm_80")
     monkeypatch.setattr(compiler, "nvrtc_version", lambda: (99, 0))
-    third = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    third = compiler.entry_paths(SOURCE, DEFINES, "sm_80")
     assert len({first, second, third}) == 3
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "record", "no record", "not json"])
 def test_a_damaged_entry_is_compiled_again(folder, compilations, damage):
-    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    cubin = kept()
     good = cubin.read_bytes()
     record = cubin.with_suffix(".json")
     if damage == "truncate":
@@ -97,7 +108,7 @@ def test_a_damaged_entry_is_compiled_again(folder, compilations, damage):
         record.unlink()
     else:
         record.write_text("{")
-    assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == cubin
+    assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == good
     assert cubin.read_bytes() == good
     assert len(compilations) == 2
 
@@ -106,9 +117,9 @@ def test_a_folder_that_cannot_be_written_only_loses_the_cache(tmp_path, monkeypa
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
     first = compiler.cached_cubin(SOURCE, {"EXTRA": 40}, "sm_80")
-    assert first.read_bytes()[:4] == b"\x7fELF"
+    assert first[:4] == b"\x7fELF"
     assert compiler.cached_cubin(SOURCE, {"EXTRA": 40}, "sm_80") == first
-    assert len(compilations) == 1, "within the process, the temporary folder still serves"
+    assert len(compilations) == 2
 
 
 def test_nothing_temporary_is_left(folder):
@@ -118,7 +129,7 @@ def test_nothing_temporary_is_left(folder):
 
 def _compile(folder):
     os.environ[compiler.CACHE_VARIABLE] = str(folder)
-    return compiler.cached_cubin(SOURCE, DEFINES, "sm_80").read_bytes()
+    return compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
 
 
 def test_processes_may_race_for_one_entry(folder):
@@ -129,9 +140,7 @@ def test_processes_may_race_for_one_entry(folder):
 
 
 def test_the_record_tells_what_was_compiled(folder):
-    record = json.loads(
-        compiler.cached_cubin(SOURCE, DEFINES, "sm_80").with_suffix(".json").read_text()
-    )
+    record = json.loads(kept().with_suffix(".json").read_text())
     assert record["source"] == "store.cu"
     assert record["defines"] == DEFINES
     assert record["architecture"] == "sm_80"
@@ -144,10 +153,8 @@ posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no ow
 
 
 @pytest.fixture
-def new_process(tmp_path, monkeypatch):
-    """What a process begins with: no warning given, and a temporary folder with nothing in it."""
-    (tmp_path / "process").mkdir()
-    monkeypatch.setattr(compiler, "_process_directory", lambda: tmp_path / "process")
+def new_process():
+    """What a process begins with: no warning given."""
     compiler._warn.cache_clear()
     yield
     compiler._warn.cache_clear()
@@ -180,22 +187,23 @@ def planted(cubin):
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o772])
 @pytest.mark.usefixtures("new_process")
 def test_a_folder_that_others_may_write_is_passed_over(folder, compilations, where, mode):
-    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    cubin = kept()
+    good = cubin.read_bytes()
     evil = planted(cubin)
     assert cubin.parent == folder
     open_to_all = folder if where == "folder" else folder.parent
     open_to_all.chmod(mode)
     with pytest.warns(RuntimeWarning) as said:
-        other = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
-    assert other.parent != folder
-    assert other.read_bytes() != evil
+        assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == good
+    assert cubin.read_bytes() == evil, "nothing is written there either"
     assert f"chmod go-w {open_to_all}" in str(said[0].message)
     assert compiler.CACHE_VARIABLE in str(said[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == other, "it warns once"
+        assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == good, "it warns once"
+    assert len(compilations) == 3
     open_to_all.chmod(0o755)
-    assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80").parent == folder
+    assert compiler.entry_paths(SOURCE, DEFINES, "sm_80")[0] == cubin
 
 
 @posix
@@ -204,8 +212,7 @@ def test_a_sticky_folder_keeps_others_from_the_cache_but_is_none(tmp_path, monke
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "tmp" / "mine"))
-    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
-    assert cubin.parent == tmp_path / "tmp" / "mine"
+    assert kept().parent == tmp_path / "tmp" / "mine"
     monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "tmp"))
     with pytest.warns(RuntimeWarning, match="can be written by others"):
         assert compiler.trusted_directory() is None
@@ -236,8 +243,7 @@ def test_a_folder_of_somebody_else_is_passed_over(tmp_path, monkeypatch, which):
 @pytest.mark.parametrize("how", ["written by others", "somebody else's", "link"])
 @pytest.mark.usefixtures("new_process")
 def test_a_file_that_others_may_write_is_not_read(folder, monkeypatch, compilations, which, how):
-    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
-    file = cubin.with_suffix(which)
+    file = kept().with_suffix(which)
     if how == "written by others":
         file.chmod(0o666)
     elif how == "link":
@@ -258,7 +264,7 @@ def test_what_is_made_is_for_the_user_alone(tmp_path, monkeypatch):
     monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "a" / "b"))
     before = os.umask(0)
     try:
-        cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+        cubin = kept()
     finally:
         os.umask(before)
     for made in (tmp_path / "a", tmp_path / "a" / "b"):
@@ -274,9 +280,8 @@ def test_a_circle_of_links_is_passed_over(tmp_path):
 
 
 def test_a_record_of_many_brackets_is_a_damaged_one(folder, compilations):
-    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
-    cubin.with_suffix(".json").write_text("[" * 100_000)
-    assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == cubin
+    kept().with_suffix(".json").write_text("[" * 100_000)
+    compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
     assert len(compilations) == 2
 
 
@@ -326,6 +331,25 @@ def test_without_a_home_nothing_is_called_tilde(monkeypatch, tmp_path, chosen):
         monkeypatch.delenv(name, raising=False)
     if chosen:
         monkeypatch.setenv(compiler.CACHE_VARIABLE, chosen)
-    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
-    assert cubin.read_bytes()[:4] == b"\x7fELF"
-    assert [path.name for path in tmp_path.iterdir()] == ["process"]
+    assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80")[:4] == b"\x7fELF"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_loaded_is_what_was_checked(folder, compilations):
+    """Bytes, and not a path where something else may lie a moment later."""
+    cubin = kept()
+    found = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    planted(cubin)
+    assert found[:4] == b"\x7fELF"
+    assert b"planted" not in found
+    assert compilations == ["sm_80"]
+
+
+def test_a_cache_serves_where_nothing_can_be_written(folder, compilations, monkeypatch):
+    """As in a container whose file system, temporary folders included, is only to be read."""
+    good = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    monkeypatch.setattr(files, "put", lambda *_, **__: 1 / 0)
+    assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == good
+    assert compilations == ["sm_80"]

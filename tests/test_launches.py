@@ -1,5 +1,7 @@
 """What the driver refuses: each rule by itself, and no launch that a plan comes to."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -131,9 +133,11 @@ def test_arguments(kernels):
     shifted = Resources(8, 0, None, None, (Parameter(528, 8), Parameter(544, 128)))
     with pytest.raises(Refusal, match=r"tensor maps at 544 .* no multiple of 64"):
         CheckedFunction("mapped", CHIPS[9, 0], shifted)((1,), (32,), right[:2])
-    large = Resources(8, 0, None, None, (Parameter(528, 32768),))
-    with pytest.raises(Refusal, match="32768 bytes of arguments, 32764 fit"):
-        CheckedFunction("large", CHIPS[9, 0], large)((1,), (32,), (np.zeros(32768, np.uint8),))
+    gap = Resources(8, 0, None, None, (Parameter(528, 8), Parameter(576, 4052)))
+    with pytest.raises(Refusal, match="4100 bytes of arguments, 4096 fit"):
+        CheckedFunction("large", CHIPS[9, 0], gap)(
+            (1,), (32,), (np.uint64(0), np.zeros(4052, "u1"))
+        )
 
 
 # -- tensor maps -----------------------------------------------------------------------------------
@@ -272,9 +276,14 @@ def test_a_kernel_is_allowed_what_it_is_launched_with(kernels):
         def kernel(self, launch):
             return function
 
+        def allow(self, kernel, shared_bytes):
+            kernel.allow(shared_bytes)
+
     one = Launch("kernels.cu", "tables", (), (1,), (384,), 48 << 10, ("x",))
     Series([one], Runtime()).run((np.uint64(0),))
     assert function.max_dynamic_shared_size_bytes == 48 << 10
+    less = replace(one, shared_bytes=1 << 10)
+    Series([one, less], Runtime()).run((np.uint64(0),))  # of one function, which both share
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

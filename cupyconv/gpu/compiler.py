@@ -11,9 +11,9 @@ import json
 import os
 import shlex
 import struct
-import tempfile
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -71,41 +71,48 @@ def compile_cubin(
         nvrtc.destroyProgram(program)
 
 
-def cached_cubin(source: KernelSource, defines: Mapping[str, str | int], architecture: str) -> Path:
-    """The path of the variant's cubin, compiled now if the cache does not have it.
+def cached_cubin(
+    source: KernelSource, defines: Mapping[str, str | int], architecture: str
+) -> bytes:
+    """The variant's cubin, compiled now if the cache does not have it.
 
     An entry is two files: the cubin, and a record with the cubin's digest, which is written last.
-    Both are put in place atomically; an entry whose digest does not match is compiled again.  A
-    cache folder that cannot be written, or that others may write, is replaced by a temporary one
-    for this process.
+    Both are put in place atomically; an entry whose digest does not match is compiled again.  What
+    is returned are the bytes that were checked, whatever is done to the files later.  Where the
+    cache cannot be written, or others may write it, nothing is read or kept.
     """
-    key = _key(source, defines, architecture)
-    own = trusted_directory()
-    folders = [_process_directory()] if own is None else [own, _process_directory()]
-    for folder in folders:
-        cubin_path, record_path = folder / f"{key}.cubin", folder / f"{key}.json"
-        if _intact(cubin_path, record_path):
-            return cubin_path
+    paths = entry_paths(source, defines, architecture)
+    if paths is not None:
+        kept = _intact(*paths)
+        if kept is not None:
+            return kept
     cubin, log = compile_cubin(source, defines, architecture)
-    record = {
-        "format": _FORMAT,
-        "digest": _digest(cubin),
-        "source": source.name,
-        "defines": dict(defines),
-        "architecture": architecture,
-        "log": log,
-    }
-    for folder in folders:
-        try:
-            keep(folder / f"{key}.cubin", cubin)
-            keep(folder / f"{key}.json", json.dumps(record, indent=1).encode())
-            return folder / f"{key}.cubin"
-        except OSError:
-            continue
-    raise DeviceError(
-        f"no folder can be written for compiled kernels: tried {' and '.join(map(str, folders))}. "
-        f"Set {CACHE_VARIABLE} to a folder that can"
-    )
+    if paths is not None:
+        record = {
+            "format": _FORMAT,
+            "digest": _digest(cubin),
+            "source": source.name,
+            "defines": dict(defines),
+            "architecture": architecture,
+            "log": log,
+        }
+        with suppress(OSError):
+            for path, content in zip(
+                paths, (cubin, json.dumps(record, indent=1).encode()), strict=True
+            ):
+                keep(path, content)
+    return cubin
+
+
+def entry_paths(
+    source: KernelSource, defines: Mapping[str, str | int], architecture: str
+) -> tuple[Path, Path] | None:
+    """Where the cache has a variant's cubin and its record; None where it is not to be trusted."""
+    folder = trusted_directory()
+    if folder is None:
+        return None
+    key = _key(source, defines, architecture)
+    return folder / f"{key}.cubin", folder / f"{key}.json"
 
 
 def cache_directory() -> Path | None:
@@ -165,7 +172,7 @@ def keep(path: Path, content: bytes) -> None:
         OSError: it cannot be written, or somebody else could too.
     """
     files.make_private(path.parent)
-    if path.parent != _process_directory() and (wrong := distrust(path.parent)):
+    if wrong := distrust(path.parent):
         raise PermissionError(wrong[0])  # somebody was quicker to make it
     if path.is_symlink():
         path.unlink()  # it is not read, so it is not written through either
@@ -227,18 +234,11 @@ def _digest(cubin: bytes) -> str:
     return hashlib.sha256(cubin).hexdigest()
 
 
-def _intact(cubin_path: Path, record_path: Path) -> bool:
+def _intact(cubin_path: Path, record_path: Path) -> bytes | None:
+    """The cubin, if it is the one that its record was written for."""
     try:
         record = records.parse_json(files.read_private(record_path))
-        return record["digest"] == _digest(files.read_private(cubin_path))
+        cubin = files.read_private(cubin_path)
+        return cubin if record["digest"] == _digest(cubin) else None
     except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-@cache
-def _temporary() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="cupyconv-")
-
-
-def _process_directory() -> Path:
-    return Path(_temporary().name)
+        return None

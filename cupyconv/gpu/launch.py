@@ -17,19 +17,8 @@ from cupyconv import arrays
 from cupyconv.gpu import compiler, sources, tensormaps
 from cupyconv.gpu.tensormaps import TensorMap, TensorMaps
 
-
-class Kernel(Protocol):
-    """A loaded kernel, with the interface of cupy.RawKernel."""
-
-    max_dynamic_shared_size_bytes: int
-    """Dynamic shared memory that it may be launched with."""
-
-    def __call__(
-        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0
-    ) -> Any:
-        """Launch it."""
-        ...
-
+Kernel = Callable[..., Any]
+"""Called as kernel(grid, block, arguments, shared_mem=bytes), like a cupy.RawKernel."""
 
 # Element types in cuda/include/numeric.cuh.
 STORAGE = {
@@ -42,6 +31,7 @@ ROLES = ("x", "w", "y", "bias", "workspace")
 """The arrays that a launch may take; in backprop_input x is dx, and so on."""
 
 _NULL = np.uint64(0)
+_MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of cuda.h
 
 
 @dataclass(frozen=True)
@@ -83,6 +73,10 @@ class Runtime(Protocol):
         """The loaded kernel of a launch's variant."""
         ...
 
+    def allow(self, kernel: Kernel, shared_bytes: int) -> None:
+        """Let a loaded kernel be launched with so much dynamic shared memory."""
+        ...
+
     def address(self, array: Any) -> int:
         """The address of an array's first element."""
         ...
@@ -118,7 +112,7 @@ class Series:
         """
         kernel = self._runtime.kernel(one)
         if one.shared_bytes:
-            kernel.max_dynamic_shared_size_bytes = one.shared_bytes
+            self._runtime.allow(kernel, one.shared_bytes)
         return kernel
 
 
@@ -172,14 +166,15 @@ class CupyRuntime:
         self.ordinal = ordinal
 
     def kernel(self, launch: Launch) -> Kernel:
-        return _load(
-            launch.source,
-            launch.entry,
-            launch.defines,
-            launch.shared_bytes,
-            self.architecture,
-            self.ordinal,
-        )
+        module = _load(launch.source, launch.defines, self.architecture, self.ordinal)
+        kernel: Kernel = module.get_function(launch.entry)
+        return kernel
+
+    def allow(self, kernel: Kernel, shared_bytes: int) -> None:
+        driver, pointer = arrays.cupy().cuda.driver, kernel.ptr  # type: ignore[attr-defined]
+        # Of the function, whatever else is loaded from the module: it is never made less.
+        if driver.funcGetAttribute(_MOST_DYNAMIC_SHARED, pointer) < shared_bytes:
+            driver.funcSetAttribute(pointer, _MOST_DYNAMIC_SHARED, shared_bytes)
 
     def address(self, array: Any) -> int:
         pointer: int = array.data.ptr
@@ -191,12 +186,12 @@ class CupyRuntime:
 @cache
 def _load(
     source: str,
-    entry: str,
     defines: tuple[tuple[str, str | int], ...],
-    shared_bytes: int,  # which a kernel is then allowed, on a device
     architecture: str,
-    ordinal: int,
-) -> Kernel:
-    path = compiler.cached_cubin(sources.load(source), dict(defines), architecture)
-    kernel: Kernel = arrays.cupy().RawModule(path=str(path)).get_function(entry)
-    return kernel
+    ordinal: int,  # modules are of a device
+) -> Any:
+    """A variant's module on the current device, which is the one of this number."""
+    module = arrays.cupy().cuda.Module()
+    # Bytes that were checked, and not their path, where something else may be by now.
+    module.load(compiler.cached_cubin(sources.load(source), dict(defines), architecture))
+    return module

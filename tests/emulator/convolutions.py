@@ -39,6 +39,9 @@ class EmulatorRuntime:
         module = _module(launch.source, launch.defines, self.architecture, self.checked, compiled)
         return module.get_function(launch.entry)
 
+    def allow(self, kernel: EmulatedKernel, shared_bytes: int) -> None:
+        kernel.allow(shared_bytes)
+
     def address(self, array: np.ndarray) -> int:
         return array.ctypes.data
 

@@ -36,8 +36,8 @@ MOST_THREADS = 1024
 PORTABLE_CLUSTER = 8
 """Blocks of a cluster that every chip with clusters can hold at once."""
 
-PARAMETER_BYTES = 32764
-"""Of a kernel, from CUDA 12.1 and its driver on."""
+PARAMETER_BYTES = 4096
+"""Of a kernel, with any driver; those since CUDA 12.1 take more of some chips."""
 
 MAP_ALIGNMENT = 64
 """Bytes that the address of a tensor map is a multiple of."""
@@ -121,6 +121,11 @@ class Function:
             )
         self._allowed = dynamic
 
+    def allow(self, dynamic: int) -> None:
+        """Let it be launched with at least so much dynamic shared memory."""
+        if self.max_dynamic_shared_size_bytes < dynamic:
+            self.max_dynamic_shared_size_bytes = dynamic
+
     def require_launchable(self, grid: Sequence[int], block: Sequence[int], dynamic: int) -> None:
         """What the driver checks of a launch, apart from its arguments.
 
@@ -188,8 +193,11 @@ class Function:
         wanted = [parameter.size for parameter in parameters]
         if wanted != list(sizes):
             raise self._refusal(f"takes arguments of {wanted} bytes: got {list(sizes)}")
-        if sum(wanted) > PARAMETER_BYTES:
-            raise self._refusal(f"takes {sum(wanted)} bytes of arguments, {PARAMETER_BYTES} fit")
+        if parameters:
+            last = parameters[-1]
+            taken = last.address - parameters[0].address + last.size
+            if taken > PARAMETER_BYTES:
+                raise self._refusal(f"takes {taken} bytes of arguments, {PARAMETER_BYTES} fit")
         for parameter, argument in zip(parameters, arguments, strict=True):
             if tensormap.is_encoded(argument) and parameter.address % MAP_ALIGNMENT:
                 raise self._refusal(
@@ -224,15 +232,19 @@ class DriverRuntime:
 
     def __init__(self, architecture: str) -> None:
         self.architecture = architecture
-        self.launched = 0
+        self._functions: dict[tuple[Any, ...], CheckedFunction] = {}
 
     def kernel(self, launch: Launch) -> CheckedFunction:
-        self.launched += 1
-        return CheckedFunction(
-            variant_name(launch),
-            chip_of(self.architecture),
-            compiled(launch.source, launch.defines, self.architecture)[launch.entry],
-        )
+        """A function that all launches of a variant share, as those of a module do."""
+        key = (launch.source, launch.defines, launch.entry)
+        if key not in self._functions:
+            takes = compiled(launch.source, launch.defines, self.architecture)[launch.entry]
+            chip = chip_of(self.architecture)
+            self._functions[key] = CheckedFunction(variant_name(launch), chip, takes)
+        return self._functions[key]
+
+    def allow(self, kernel: CheckedFunction, shared_bytes: int) -> None:
+        kernel.allow(shared_bytes)
 
     def address(self, array: np.uint64) -> int:
         return int(array)

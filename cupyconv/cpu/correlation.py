@@ -40,7 +40,7 @@ MOST_EDGES = 4096
 """Taps that are asked, where there are more, at which outputs to cut."""
 
 MANY_PHASES = 64
-"""Stride phases of a tap each, for every window, from which on windows are taken one by one."""
+"""Stride phases, for every window, above which windows are taken one by one instead."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ def _phases(axis: ConvAxis) -> Iterator[_Phase]:
     step = axis.stride // gcd(axis.stride, axis.dilation)
     firsts = range(min(step, axis.filter))
     lone = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
-    if axis.stride > 1 and (axis.output == 1 or lone):
+    if len(firsts) > MANY_PHASES and (axis.output == 1 or lone):
         # No input is under two windows, so that each of them is as good as a phase.
         for output in range(axis.output):
             yield from _window(axis, output)

@@ -346,6 +346,15 @@ class Oracle:
         shape = self.layer.shapes["dy" if name == "y" else name]
         return values.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
 
+    def between(self, operation: str) -> np.ndarray | bool:
+        """Results for which what is not finite in w lies between the outputs that a stride sets
+        apart: kernels may multiply it by a zero there."""
+        if _RESULT[operation] != "x":
+            return False
+        strange = (~np.isfinite(self._grouped("w"))).any(1).astype(int)  # g c r
+        reached = np.einsum("gcr,hr->gch", strange, (self._outputs == -2).astype(int)) > 0
+        return self.stored(operation, np.broadcast_to(reached, (self.layer.batch, *reached.shape)))
+
     @cached_property
     def _wider(self) -> np.dtype:
         return np.dtype(np.longdouble if self.dtype == "float64" else np.float64)

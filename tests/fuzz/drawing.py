@@ -419,7 +419,7 @@ def _spoil_number(draw: Draw, case: Case) -> Case:
     name = draw.one((*names, "sizes", "taps", "stride", "dilation", "padding", "output_padding"))
     value = getattr(case, name)
     if name == "output_padding":
-        case, value = replace(case, operation="conv_transpose"), 0
+        case, value = replace(case, operation="conv_transpose", activation=None, bias=None), 0
     if value is None or isinstance(value, str):
         return replace(case, groups=case.groups + 1)
     new = draw.one((-1, 0, 0, 1, 2, 7))

@@ -191,6 +191,7 @@ def _run(call: Callable[[Any], np.ndarray], out: Any, arch: str, checked: bool) 
     stand_in = None
     if out is not None:
         stand_in = memory.empty_like(out, "out")
+        stand_in.flags.writeable = out.flags.writeable
     chosen = backend(arch, checked)
     with mock.patch.object(backends, "of", return_value=chosen):
         result = call(stand_in)

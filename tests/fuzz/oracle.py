@@ -10,7 +10,7 @@ infinity go.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -368,20 +368,18 @@ class Oracle:
         channels = layer.channels if name == "x" else layer.filters
         return array.reshape(layer.batch, layer.groups, channels, prod(array.shape[2:]))
 
+    @property
+    def _axes(self) -> Iterator[tuple[int, int, int, int, int, tuple[int, int]]]:
+        """Size, taps, outputs, stride, dilation and padding of each axis."""
+        one = self.layer
+        rules = (one.sizes, one.taps, one.outputs, one.stride, one.dilation, one.pads)
+        return zip(*rules, strict=True)
+
     @cached_property
     def _inputs(self) -> np.ndarray:
         """Number of the input under (output, tap); -1 in the padding."""
-        layer = self.layer
         found = np.zeros((1, 1), np.int64)
-        for size, taps, outputs, stride, dilation, (before, _) in zip(
-            layer.sizes,
-            layer.taps,
-            layer.outputs,
-            layer.stride,
-            layer.dilation,
-            layer.pads,
-            strict=True,
-        ):
+        for size, taps, outputs, stride, dilation, (before, _) in self._axes:
             at = np.arange(outputs)[:, None] * stride - before + np.arange(taps) * dilation
             at[(at < 0) | (at >= size)] = -1
             found = _product(found, at, size)
@@ -390,17 +388,8 @@ class Oracle:
     @cached_property
     def _outputs(self) -> np.ndarray:
         """Number of the output that (input, tap) goes to; -1 beside them, -2 between them."""
-        layer = self.layer
         found = np.zeros((1, 1), np.int64)
-        for size, taps, outputs, stride, dilation, (before, _) in zip(
-            layer.sizes,
-            layer.taps,
-            layer.outputs,
-            layer.stride,
-            layer.dilation,
-            layer.pads,
-            strict=True,
-        ):
+        for size, taps, outputs, stride, dilation, (before, _) in self._axes:
             far = np.arange(size)[:, None] + before - np.arange(taps) * dilation
             at = far // stride
             at[(at < 0) | (at >= outputs)] = -1

@@ -19,7 +19,7 @@ from tests import emulator
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
-from tests.fuzz import drawing, oracle
+from tests.fuzz import checking, drawing, judging, oracle
 from tests.fuzz.attacking import Orders, attack
 from tests.fuzz.cases import OPERATIONS, Case, View
 
@@ -248,6 +248,29 @@ def test_the_oracle_pads_as_published(size, taps, stride, padding, output, pads)
         Case("conv_forward", 1, 1, 1, 1, (size,), (taps,), stride, padding=padding)
     )
     assert (layer.outputs, layer.pads) == ((output,), (pads,))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_any_order_of_a_sum_is_right(dtype):
+    # Broadcast, so that of the 504 results only 63 differ: few enough to be nearly exact by luck.
+    repeated = View(repeated=(1, 2))
+    for seed in range(60):
+        case = Case(
+            *("conv_backprop_input", 9, 8, 16, 8, (7,), (3,)),
+            views={"w": repeated},
+            dtype=dtype,
+            dy=(9, 16, 5),
+            values="decades",
+            size=4,
+            seed=seed,
+        )
+        known = checking.layer_of(case).oracle
+        terms, _ = known.terms(case.operation)
+        rng = np.random.default_rng(seed)
+        for _ in range(5):
+            shuffled = rng.permuted(terms, axis=-1).astype(dtype)
+            sums = known.stored(case.operation, np.cumsum(shuffled, -1)[..., -1])
+            assert not judging.bounds(case, known).wrong(sums).any()
 
 
 def test_the_oracle_shares_no_code_with_the_library():

@@ -1,7 +1,8 @@
 """Whether a result is right: exactly for integers, by the error rule for all else.
 
 The rule: the error, relative to the sum of the sizes of a result's terms, is at most twice the
-largest that summing plainly in the same precision makes.  Of a few results all may by luck be
+largest that summing plainly in the same precision makes, in the order of the terms or the largest
+first: then every addition rounds a number of the sum's size.  Of a few results all may by luck be
 nearly exact, so plain summation counts as making ``LEAST_ERROR`` roundings, or ``OF_FEW``.
 The result is rounded to its dtype once, whatever is left of the rule: so it lies between the
 rounded bounds.
@@ -20,9 +21,9 @@ LEAST_ERROR = 1.5
 """Roundings that plain summation makes in any case."""
 
 FEW, OF_FEW = 64, 1.3
-"""So few results that all may be nearly exact by luck: of them it makes at least so many roundings
-times the root of the number of terms.  Roundings by half a unit add up as a random walk, of which
-twice that is more than four standard deviations."""
+"""So few different errors that all may be small by luck: it makes at least so many roundings times
+the root of the number of terms.  Roundings by half a unit add up as a random walk, of which twice
+that is more than four standard deviations."""
 
 ROUNDING = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}
 """Of the precision that sums are made in, relative."""
@@ -90,13 +91,16 @@ def _bounds_of_sums(case: Case, oracle: Oracle) -> Bounds:
         # The oracle's two ways to a result agree: else the fault is the attack's own.
         difference = np.abs(oracle.exact(case.operation) - exact)
         assert (difference <= terms.shape[-1] * 2.0**-52 * sizes).all(), case
-    first = np.zeros((*terms.shape[:-1], 1))
-    one_by_one = np.cumsum(np.concatenate([first, terms], -1), -1, precision)
-    plain = oracle.stored(case.operation, one_by_one[..., -1]).astype(exact.dtype)
-    measured = sizes > 0
-    errors = (np.abs(plain - exact) / sizes)[measured & np.isfinite(exact) & np.isfinite(plain)]
+    largest_first = np.take_along_axis(terms, np.argsort(-np.abs(terms), -1, kind="stable"), -1)
+    errors = np.concatenate(
+        [
+            _errors(oracle.stored(case.operation, one), exact, sizes)
+            for one in (_one_by_one(terms, precision), _one_by_one(largest_first, precision))
+        ]
+    )
     least = LEAST_ERROR
-    if errors.size < FEW:
+    # Results of the same operands, as where an array is broadcast, are one.
+    if np.unique(errors).size < FEW:
         least = max(2 * LEAST_ERROR, OF_FEW * terms.shape[-1] ** 0.5)
     relative = 2 * max(float(errors.max(initial=0)), least * roundoff)
     if isinstance(case.run, KernelRun) and case.run.precision == "tf32" and case.dtype == "float32":
@@ -114,6 +118,19 @@ def _bounds_of_sums(case: Case, oracle: Oracle) -> Bounds:
     if isinstance(case.run, KernelRun) and case.run.impl == PLANES:
         loose = loose | np.isinf(middle)
     return Bounds(low, high, loose)
+
+
+def _one_by_one(terms: np.ndarray, precision: type[np.floating]) -> np.ndarray:
+    """The sums over the last axis, rounded after each term."""
+    first = np.zeros((*terms.shape[:-1], 1))
+    return np.cumsum(np.concatenate([first, terms], -1), -1, precision)[..., -1]
+
+
+def _errors(sums: np.ndarray, exact: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The errors of those sums that have one, relative to the sizes of their terms."""
+    sums = sums.astype(exact.dtype)
+    measured = (sizes > 0) & np.isfinite(exact) & np.isfinite(sums)
+    return (np.abs(sums - exact) / sizes)[measured]
 
 
 def _shifted(middle: np.ndarray, by: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
 from cupyconv.cpu.views import data_view
-from cupyconv.gpu import direct, gather, generic, halo, hopper, launch, patch, tensormaps, toeplitz
+from cupyconv.gpu import generic, launch, launches, tensormaps
 from cupyconv.planning.device import CPU, Device
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
@@ -126,19 +126,6 @@ class CpuBackend:
             db[...] = view.sum(axis=others, dtype=np.float64).reshape(problem.bias_shape)
 
 
-PREPARE = {
-    "cuda-generic": generic.prepare,
-    "cuda-gather": gather.prepare,
-    "cuda-direct": direct.prepare,
-    "cuda-toeplitz": toeplitz.prepare,
-    "cuda-patch": patch.prepare,
-    "cuda-hopper": hopper.prepare,
-    "cuda-hopper-bf16x6": hopper.prepare,
-    "cuda-hopper-halo": halo.prepare,
-}
-"""What works out a planned pass's launches, by implementation."""
-
-
 class GpuBackend:
     """Kernels on the current CuPy device and stream, or on whatever ``runtime`` stands for."""
 
@@ -164,9 +151,8 @@ class GpuBackend:
         activation: str | None = None,
     ) -> Run:
         assert strides is not None
-        prepare = PREPARE[pass_plan.implementation]
-        launches = prepare(pass_plan, problem, strides, activation, self.device)
-        series = launch.Series(launches, self.runtime)
+        prepared = launches.prepare(pass_plan, problem, strides, activation, self.device)
+        series = launch.Series(prepared, self.runtime)
         if not pass_plan.workspace_bytes:
             return series.run
         workspace = (pass_plan.workspace_bytes // 4,)

@@ -24,7 +24,7 @@ from cupyconv import arrays, files, markup, records
 from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler
 from cupyconv.planning import PassPlan, Request
-from cupyconv.planning.families import CUDA_GENERIC
+from cupyconv.planning.families.generic import CUDA_GENERIC
 from cupyconv.planning.plan import AUTO, contenders
 
 CONTENDERS = 5

@@ -13,7 +13,7 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.cpu import naive
 from cupyconv.planning import Device, Request, cost, plan_pass
-from cupyconv.planning.families import FAMILIES, Family
+from cupyconv.planning.families import FAMILIES, Candidate
 from cupyconv.problem import PASSES
 from tests.configurations import Data, integer_data, keywords
 
@@ -30,21 +30,21 @@ def fits(
 def planned(impl: str, tile: int, splits: int = 1) -> Iterator[None]:
     """Plans of a family take its tile of that number that fits, and the splits where they can."""
 
-    def only(request: Request, family: Family) -> list[cost.Candidate]:
-        assert family.name == impl
-        fitting = list(dict.fromkeys(c.tile for c in ranked(request, family)))
+    def only(request: Request) -> list[Candidate]:
+        fitting = list(dict.fromkeys(c.tile for c in ranked(request)))
         chosen = fitting[tile % len(fitting)]
-        found = cost.candidate(request, family, chosen, splits)
-        found = found or cost.candidate(request, family, chosen, 1)
+        found = family.candidate(request, chosen, splits)
+        found = found or family.candidate(request, chosen, 1)
         assert found is not None
         return [found]
 
-    ranked = cost.candidates
+    family = FAMILIES[impl]
+    ranked = family.candidates
     plan_pass.cache_clear()
     try:
         with (
-            mock.patch.object(cost, "candidates", only),
-            mock.patch.object(cost, "SPLIT_MINIMUM_STEPS", 1),
+            mock.patch.object(family, "candidates", only),
+            mock.patch.object(cost, "LEAST_SPLIT_STEPS", 1),
         ):
             yield
     finally:

@@ -8,9 +8,9 @@ from itertools import product
 
 import numpy as np
 
-from cupyconv import backends
 from cupyconv.bench import suites
 from cupyconv.formats import data_formats, filter_formats
+from cupyconv.gpu import launches
 from cupyconv.gpu.launch import ROLES, Launch, Series
 from cupyconv.planning import Device, Request
 from cupyconv.planning.plan import contenders
@@ -65,8 +65,7 @@ def planned(architecture: str, count: int = CONTENDERS) -> dict[tuple, Planned]:
         strides = Strides.contiguous(problem)
         request = Request(problem, pass_, device, precision, None, strides)
         for one in contenders(request, "auto", count):
-            prepare = backends.PREPARE[one.implementation]
-            for launch in prepare(one, problem, strides, None, device):
+            for launch in launches.prepare(one, problem, strides, None, device):
                 made = found.setdefault(
                     (launch.source, launch.defines, launch.entry), Planned(problem, pass_, launch)
                 )

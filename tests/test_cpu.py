@@ -374,5 +374,5 @@ def _refuse(*_args):
 def test_a_plan_of_a_method_that_cannot_compute_it_is_refused(method):
     fields = json.loads(cupyconv.plan(DENSE).to_json())
     fields["passes"][0]["method"] = method
-    with pytest.raises(ConvError, match=f"numpy does not compute forward by '{method}'"):
+    with pytest.raises(ConvError, match="numpy does not compute forward in this way"):
         Plan.from_json(json.dumps(fields))

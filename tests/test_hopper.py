@@ -21,7 +21,7 @@ from cupyconv.gpu import compiler, hopper, sources, tensormaps
 from cupyconv.gpu.parameters import element_strides
 from cupyconv.planning import PRECISIONS, Device, PassPlan, Plan, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.hopper import layout, layout_of, walks
+from cupyconv.planning.families.hopper import layout, layout_of, walks
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import agreement, emulator

@@ -8,11 +8,11 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.gpu import compiler, halo, sources
+from cupyconv.gpu import compiler, hopper_halo, sources
 from cupyconv.gpu.tensormaps import TensorMaps
 from cupyconv.planning import Device, PassPlan, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.hopper import MAX_HALO, SQUARE, WHOLE
+from cupyconv.planning.families.hopper_halo import MAX_HALO, SQUARE, WHOLE
 from cupyconv.planning.strides import Strides
 from tests import agreement, emulator
 from tests.agreement import fits, planned
@@ -161,7 +161,7 @@ def launches(problem: ConvProblem, pass_: str):
         if tile.itemsize == (2 if problem.dtype == "float16" else 4):
             pass_plan = PassPlan(pass_, FAMILY.name, "", tile, 1, 1, 0)
             strides = Strides.contiguous(problem)
-            (one,) = halo.prepare(pass_plan, problem, strides, None, Device.of(ARCH))
+            (one,) = hopper_halo.prepare(pass_plan, problem, strides, None, Device.of(ARCH))
             yield one
 
 

@@ -8,9 +8,8 @@ from itertools import product
 
 import pytest
 
-from cupyconv import backends
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, launch, parameters, sources
+from cupyconv.gpu import compiler, launch, launches, parameters, sources
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.strides import Strides, contiguous_strides
@@ -66,10 +65,9 @@ def test_bias_kernel_compiles_without_spills(architecture):
         assert no_spills(log), f"{dtype} {index}: {log}"
 
 
-def launches(cases, architecture, impl):
+def launches_of(cases, architecture, impl):
     """Launches of a family on a chip, one for each variant that these cases need."""
     device = Device.of(architecture)
-    prepare = backends.PREPARE[impl]
     found = {}
     for number, (case, dtype) in enumerate(product(cases, launch.STORAGE)):
         if number >= len(launch.STORAGE) and dtype in ("bfloat16", "float64"):
@@ -83,7 +81,7 @@ def launches(cases, architecture, impl):
         for pass_ in PASSES:
             if FAMILIES[impl].refuses(Request(problem, pass_, device, "tf32")) is None:
                 pass_plan = plan_pass(problem, pass_, device, impl, "tf32")
-                for prepared in prepare(pass_plan, problem, strides, None, device):
+                for prepared in launches.prepare(pass_plan, problem, strides, None, device):
                     found[prepared.defines] = prepared
     return list(found.values())
 
@@ -124,7 +122,7 @@ LAYERS = {
 @pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
 @pytest.mark.parametrize("impl", LAYERS)
 def test_families_compile_without_spills(impl, architecture):
-    for prepared in launches(LAYERS[impl], architecture, impl):
+    for prepared in launches_of(LAYERS[impl], architecture, impl):
         cubin, log = compiler.compile_cubin(
             sources.load(prepared.source), dict(prepared.defines), architecture
         )
@@ -199,7 +197,7 @@ PATCH_LAYERS = (
     ],
 )
 def test_patch_compiles_without_spills(architecture, layers):
-    found = launches(PATCH_LAYERS[:layers], architecture, "cuda-patch")
+    found = launches_of(PATCH_LAYERS[:layers], architecture, "cuda-patch")
     assert len(found) >= 2
     for prepared in found:
         defines = dict(prepared.defines)

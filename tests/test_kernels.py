@@ -30,9 +30,8 @@ SCHEDULES = dict(zip(("first-in", "reverse", "random"), emulator.SCHEDULES, stri
 
 def require_exact(problem, impl, arch="sm_80", **more):
     """The passes that a family takes agree with the reference; which they were."""
-    precision = "tf32" if FAMILIES[impl].uses_tensor_cores else "ieee"
-    passes = fits(problem, impl, arch, precision)
-    how = {"impl": impl, "arch": arch, "precision": precision}
+    passes = fits(problem, impl, arch, "tf32")
+    how = {"impl": impl, "arch": arch, "precision": "tf32"}
     agreement.require_exact(emulator, problem, passes=passes, **how, **more)
     return passes
 

@@ -12,7 +12,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError, DeviceError, arrays, backends, measuring
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler
+from cupyconv.gpu import compiler, gather
 from cupyconv.planning import Device, Request
 from cupyconv.planning.plan import contenders
 
@@ -111,10 +111,8 @@ def test_calls_measure_when_they_are_told_to(gpu, monkeypatch):
 
 def test_a_repeated_call_is_worked_out_once(gpu, monkeypatch):
     prepared, loaded = [], []
-    prepare, kernel = backends.PREPARE["cuda-gather"], gpu.kernel
-    monkeypatch.setitem(
-        backends.PREPARE, "cuda-gather", lambda *a: (prepared.append(a), prepare(*a))[1]
-    )
+    prepare, kernel = gather.prepare, gpu.kernel
+    monkeypatch.setattr(gather, "prepare", lambda *a: (prepared.append(a), prepare(*a))[1])
     gpu.kernel = lambda launch: (loaded.append(launch), kernel(launch))[1]
     for _ in range(3):
         call()

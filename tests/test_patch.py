@@ -9,8 +9,8 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.backends import Tensors
 from cupyconv.gpu import parameters
-from cupyconv.planning import Device, Request, patch, plan_pass
-from cupyconv.planning.families import FAMILIES
+from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning.families import FAMILIES, patch
 from cupyconv.planning.strides import Strides
 from tests import agreement, emulator
 from tests.agreement import fits

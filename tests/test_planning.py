@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, Plan, backends
-from cupyconv.gpu import generic, parameters
+from cupyconv import ConvError, ConvProblem, Plan
+from cupyconv.gpu import generic, launches, parameters
 from cupyconv.gpu.compiler import ARCHITECTURES
-from cupyconv.planning import PRECISIONS, Device, Request, gather, plan, plan_pass
-from cupyconv.planning.families import FAMILIES
+from cupyconv.planning import PRECISIONS, Device, Request, plan, plan_pass
+from cupyconv.planning.families import FAMILIES, gather
+from cupyconv.planning.families.tiled import Tiled
 from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, PASSES
@@ -70,8 +71,7 @@ def problems(count, seed=0):
 def require_fits_the_chip(planned, problem, device, strides):
     """The launches of a planned pass are such as the chip takes."""
     limit = shared_bytes_allowed(device.architecture)
-    prepare = backends.PREPARE[planned.implementation]
-    for launched in prepare(planned, problem, strides, None, device):
+    for launched in launches.prepare(planned, problem, strides, None, device):
         assert launched.shared_bytes <= limit
         assert launched.grid[0] < 2**31
         assert all(extent < 2**16 for extent in launched.grid[1:])
@@ -125,7 +125,7 @@ def test_tiles_cover_the_matrix():
     for problem in problems(300, seed=5):
         for device in CHIPS:
             for planned in plan(problem, device):
-                if not planned.tile or planned.family.stays:
+                if not planned.tile or not isinstance(planned.family, Tiled):
                     continue
                 gemm, tile = problem.gemm(planned.pass_), planned.tile
                 covered = planned.blocks * tile.block_m * tile.block_n

@@ -7,7 +7,7 @@ from math import gcd, prod
 from cupyconv.gpu import chunks, parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning.device import Device
-from cupyconv.planning.families import direct_channels, direct_strip
+from cupyconv.planning.families.direct import channels_of, strip_of
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides, neighbours
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
@@ -28,7 +28,7 @@ def prepare(
 ) -> tuple[Launch, ...]:
     """The launches of one planned pass; backprop_filter has the reduction of its chunks too."""
     pass_ = pass_plan.pass_
-    outs, ins = direct_channels(problem, pass_)
+    outs, ins = channels_of(problem, pass_)
     vector, source_vector = _vectors(pass_, problem, strides)
     taps = problem.filter_sizes[-1]
     rows = prod(problem.filter_sizes[:-1])
@@ -49,7 +49,7 @@ def prepare(
         lanes //= 2
     row_bytes = taps * ins * lanes * vector * accumulator
     strips = THREADS // lanes
-    strip = direct_strip(problem, pass_)
+    strip = strip_of(problem, pass_)
     run = 1
     if vector == 1 and pass_ != "backprop_filter":
         width = (problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)[-1]
@@ -104,7 +104,7 @@ def _vectors(pass_: str, problem: ConvProblem, strides: Strides) -> tuple[int, i
     """
     itemsize = ITEMSIZE[problem.dtype]
     axis = problem.data_axes[1]
-    outs, ins = direct_channels(problem, pass_)
+    outs, ins = channels_of(problem, pass_)
     depthwise = outs == ins == 1
 
     def together(layout: tuple[int, ...], of_group: int) -> int:

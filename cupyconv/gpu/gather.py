@@ -7,7 +7,7 @@ import numpy as np
 from cupyconv.gpu import parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning.device import Device
-from cupyconv.planning.gather import accesses
+from cupyconv.planning.families.gather import accesses
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem

@@ -12,12 +12,10 @@ import numpy as np
 from cupyconv.gpu import parameters
 from cupyconv.gpu.launch import STORAGE, Launch, Part
 from cupyconv.gpu.tensormaps import Im2colMap, TensorMap, TensorMaps, TiledMap
-from cupyconv.planning import cost
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import Tile
-from cupyconv.planning.hopper import (
+from cupyconv.planning.families.hopper import (
     LINE_BYTES,
-    PLANES,
     Walk,
     filters_last,
     flattens,
@@ -28,6 +26,7 @@ from cupyconv.planning.hopper import (
     shape_of,
     walks,
 )
+from cupyconv.planning.families.hopper_bf16x6 import PLANES
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
@@ -129,7 +128,7 @@ def stage(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> Staged
 
 
 def _elements(problem: ConvProblem, pass_: str, tile: Tile) -> int:
-    rows, columns, _ = matrices(problem, pass_, tile)[0]
+    rows, columns, _ = matrices(problem, pass_, tile.block_k)[0]
     return rows * columns * problem.groups
 
 
@@ -153,8 +152,8 @@ def common_defines(
 def staying_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
     """As many blocks as stay on the chip, or as there are tiles."""
     cluster = tile.defines["CLUSTER"]
-    blocks = device.multiprocessors or cost.chip_of(device).multiprocessors
-    return (min(int(walk["tiles"][0]), max(blocks // cluster, 1)) * cluster,)
+    clusters = max(device.resident_blocks // cluster, 1)
+    return (min(int(walk["tiles"][0]), clusters) * cluster,)
 
 
 def prepare(
@@ -170,7 +169,7 @@ def prepare(
     staged = stage(pass_plan, problem, strides)
     seen = staged.problem
     walked = walks(seen, pass_)
-    walk = pack_walk(seen, pass_, tile, splits)
+    walk = pack_walk(seen, pass_, tile, matrices(seen, pass_, tile.block_k), splits)
     defines: dict[str, str | int] = {
         **common_defines(pass_plan, seen, activation),
         "SPATIAL": seen.spatial_rank,
@@ -325,9 +324,15 @@ def walk_type(phases: int) -> np.dtype:
     )
 
 
-def pack_walk(problem: ConvProblem, pass_: str, tile: Tile, splits: int) -> np.ndarray:
-    """The walk of a pass and its tiles, as a 1-element array of ``walk_type``."""
-    walked, parts = walks(problem, pass_), matrices(problem, pass_, tile)
+def pack_walk(
+    problem: ConvProblem,
+    pass_: str,
+    tile: Tile,
+    parts: Sequence[tuple[int, int, int]],
+    splits: int = 1,
+) -> np.ndarray:
+    """The walk of a pass and the tiles of its matrices, as a 1-element array of ``walk_type``."""
+    walked = walks(problem, pass_)
     record = np.zeros(1, walk_type(len(walked)))
     fields = record[0]
     cluster_rows = tile.block_m * tile.defines["CLUSTER"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cupyconv.gpu import chunks, parameters
 from cupyconv.gpu.launch import STORAGE, Launch
-from cupyconv.planning import cost, patch
 from cupyconv.planning.device import Device
+from cupyconv.planning.families import patch
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides
@@ -75,8 +75,7 @@ def prepare(
 
     if not is_filter:
         # Blocks stay, and take as many tiles each as others do.
-        multiprocessors = device.multiprocessors or cost.chip_of(device).multiprocessors
-        at_once = max(multiprocessors * made.resident // filter_blocks, 1)
+        at_once = max(device.resident_blocks * made.resident // filter_blocks, 1)
         tiles_each = max(-(-made.tiles // at_once), 1)
         grid = (-(-made.tiles // tiles_each), filter_blocks)
         return (launch(grid, "x", "w", "bias", "y", packed),)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cupyconv.gpu import chunks, parameters
 from cupyconv.gpu.launch import STORAGE, Launch
-from cupyconv.planning import toeplitz
 from cupyconv.planning.device import Device
+from cupyconv.planning.families import toeplitz
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours

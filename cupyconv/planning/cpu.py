@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import gcd, prod
 
 from cupyconv.problem import ConvProblem
@@ -97,11 +96,6 @@ class Method:
         """The rule's estimate."""
         return (self.operations / RATE + self.elements / SPEED + self.calls * CALL) * 1e6
 
-    @property
-    def reason(self) -> str:
-        """What ``plan`` says of it."""
-        return f"{self.name}, {self.summary}: estimated {self.microseconds / 1e3:.3g} ms"
-
 
 @dataclass(frozen=True)
 class _Axis:
@@ -164,12 +158,6 @@ class _Pass:
     def operations(self) -> float:
         """Of all windows, padding included."""
         return 2.0 * self.pixels * self.filters * self.channels * self.taps
-
-
-@lru_cache(maxsize=4096)
-def choose(problem: ConvProblem, pass_: str) -> Method:
-    """The method of the least estimate, of those that can compute the pass."""
-    return min(methods(problem, pass_), key=lambda method: method.microseconds)
 
 
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:

@@ -1,4 +1,4 @@
-"""What a plan needs to know of a device."""
+"""What a plan needs to know of a device, and all that is known of a chip."""
 
 from __future__ import annotations
 
@@ -11,6 +11,51 @@ from cupyconv.errors import ConvError, shown
 # Instructions of these chips exist only in code built for exactly that chip.
 _ARCHITECTURE_SPECIFIC = {(9, 0), (10, 0), (12, 0)}
 _OLDEST = (7, 5)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """An architecture's nominal chip, from its data sheet.
+
+    Attributes:
+        multiprocessors: how many.
+        tensor_rate: TFLOP/s of 16-bit products summed in float32 through mma.sync; TF32 has half.
+        group_tensor_rate: the same for products of a warpgroup (wgmma); 0 where there are none.
+        float_rate: TFLOP/s of float32 outside the tensor cores.
+        double_rate: TFLOP/s of float64 outside the tensor cores.
+        double_tensor_rate: TFLOP/s of float64 on the tensor cores; 0 where they have none.
+        bandwidth: of device memory, in GB/s.
+        clock: of the multiprocessors, in GHz.
+        block_shared: KiB of shared memory that a block may have.
+        shared: KiB of it that a multiprocessor has for blocks.
+    """
+
+    multiprocessors: int
+    tensor_rate: float
+    group_tensor_rate: float
+    float_rate: float
+    double_rate: float
+    double_tensor_rate: float
+    bandwidth: float
+    clock: float
+    block_shared: int
+    shared: int
+
+
+CHIPS = {
+    (7, 5): Chip(40, 65, 0, 8.1, 0.25, 0, 320, 1.59, 64, 64),
+    (8, 0): Chip(108, 312, 0, 19.5, 9.7, 19.5, 1555, 1.41, 163, 164),
+    (8, 6): Chip(84, 150, 0, 37.4, 0.6, 0, 696, 1.74, 99, 100),
+    (8, 9): Chip(142, 362, 0, 91.1, 1.4, 0, 864, 2.52, 99, 100),
+    # Through mma.sync, about 60 % of the wgmma rate.
+    (9, 0): Chip(132, 620, 989, 67.0, 33.5, 67.0, 4800, 1.98, 227, 228),
+    (10, 0): Chip(148, 620, 0, 75.0, 37.0, 37.0, 8000, 1.98, 227, 228),
+    (12, 0): Chip(170, 420, 0, 104.0, 1.6, 0, 1790, 2.41, 99, 100),
+}
+"""By compute capability; one between takes the newest that is older."""
+
+RESERVED_SHARED = 1 << 10
+"""Bytes of a multiprocessor's shared memory that each block takes besides its own."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +83,16 @@ class Device:
         """Compute capability of a GPU, such as (9, 0)."""
         digits = (self.architecture or "sm_00").removeprefix("sm_").rstrip("a")
         return int(digits[:-1]), int(digits[-1])
+
+    @cached_property
+    def chip(self) -> Chip:
+        """The nominal chip of a GPU's architecture."""
+        return CHIPS[max(known for known in CHIPS if known <= self.capability)]
+
+    @property
+    def resident_blocks(self) -> int:
+        """Blocks that stay on a GPU, one on each multiprocessor."""
+        return self.multiprocessors or self.chip.multiprocessors
 
     @staticmethod
     def of(word: str | Device) -> Device:

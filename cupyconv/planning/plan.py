@@ -10,9 +10,8 @@ from typing import Any
 
 from cupyconv import markup, records
 from cupyconv.errors import ConvError, shown, unknown_word
-from cupyconv.planning import cost, cpu
 from cupyconv.planning.device import Device
-from cupyconv.planning.families import FAMILIES, NUMPY, Family, Tile
+from cupyconv.planning.families import FAMILIES, Candidate, Family, Tile
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES, ConvProblem
@@ -180,7 +179,7 @@ class Plan:
     @staticmethod
     def _still_costs(planned: PassPlan, request: Request) -> bool:
         """Whether a planned pass needs as much workspace for the tensors of a request."""
-        found = cost.candidate(request, planned.family, planned.tile, planned.splits)
+        found = planned.family.candidate(request, planned.tile, planned.splits)
         return found is not None and found.workspace_bytes == planned.workspace_bytes
 
 
@@ -228,22 +227,15 @@ def plan_pass(
     Strides are those of the tensors at hand; without, contiguous ones are planned for.
     """
     request = Request(problem, pass_, device, precision, workspace_limit, strides)
-    if not device.is_gpu:
-        family = _families(request, impl)[-1]
-        if family.name != NUMPY.name:
-            return PassPlan(pass_, family.name, family.summary, precision=precision)
-        method = cpu.choose(problem, pass_)
-        return PassPlan(pass_, family.name, method.reason, precision=precision, method=method.name)
-    best = _ranked(request, impl)[0]
-    estimate = f"estimated {best.microseconds:.3g} us"
+    best, note = _ranked(request, impl)[0], ""
     if workspace_limit is not None:
         free = _ranked(replace(request, workspace_limit=None), impl)[0]
         if free != best:
-            estimate += (
+            note = (
                 f" ({free.microseconds:.3g} us by {free.family.name} with {free.workspace_bytes} "
                 f"bytes of workspace, but the limit is {workspace_limit})"
             )
-    return _pass_plan(request, best, estimate)
+    return _pass_plan(request, best, note)
 
 
 def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
@@ -257,32 +249,28 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
     ranked = _ranked(request, impl)
     of_families = {candidate.family.name: candidate for candidate in reversed(ranked)}.values()
     chosen = sorted(ranked, key=lambda candidate: candidate not in of_families)[:count]
-    return tuple(
-        _pass_plan(request, candidate, f"estimated {candidate.microseconds:.3g} us")
-        for candidate in sorted(chosen, key=ranked.index)
-    )
+    return tuple(_pass_plan(request, candidate) for candidate in sorted(chosen, key=ranked.index))
 
 
-def _ranked(request: Request, impl: str) -> list[cost.Candidate]:
-    """All ways to compute a pass on a GPU, by estimated time."""
+def _ranked(request: Request, impl: str) -> list[Candidate]:
+    """All ways to compute a pass, by estimated time."""
     candidates = [
-        candidate
-        for family in _families(request, impl)
-        for candidate in cost.candidates(request, family)
+        candidate for family in _families(request, impl) for candidate in family.candidates(request)
     ]
     return sorted(candidates, key=lambda candidate: candidate.microseconds)
 
 
-def _pass_plan(request: Request, chosen: cost.Candidate, why: str) -> PassPlan:
+def _pass_plan(request: Request, chosen: Candidate, note: str = "") -> PassPlan:
     return PassPlan(
         request.pass_,
         chosen.family.name,
-        f"{why}: {chosen.family.summary}",
+        chosen.family.reason(chosen, note),
         chosen.tile,
         chosen.blocks,
         chosen.splits,
         chosen.workspace_bytes,
         request.precision,
+        chosen.method,
     )
 
 
@@ -341,18 +329,12 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
     """Check what was read: a kernel with other sizes than its tile's would compute nonsense."""
     request = Request(problem, planned.pass_, device, planned.precision)
     family = _named(planned.implementation, device)
-    counts = (planned.blocks, planned.splits, planned.workspace_bytes)
     wrong = family.refuses(request)
-    if wrong is None and device.is_gpu:
-        known = cost.candidate(request, family, planned.tile, planned.splits)
-        if known is None or (known.blocks, known.splits, known.workspace_bytes) != counts:
-            wrong = f"{planned.implementation} does not compute {planned.pass_} in this way"
-    elif wrong is None and (planned.tile, *counts) != (None, 0, 1, 0):
-        wrong = f"{planned.implementation} has neither tiles nor splits nor workspace"
-    elif wrong is None:
-        methods = [one.name for one in cpu.methods(problem, planned.pass_)]
-        if planned.method not in (methods if family.name == NUMPY.name else ("",)):
-            wrong = f"{family.name} does not compute {planned.pass_} by {planned.method!r}"
+    if wrong is None:
+        known = family.candidate(request, planned.tile, planned.splits, planned.method)
+        counts = (planned.blocks, planned.workspace_bytes)
+        if known is None or (known.blocks, known.workspace_bytes) != counts:
+            wrong = f"{family.name} does not compute {planned.pass_} in this way"
     if wrong is not None:
         raise ConvError(
             "a plan must have kernels that this version has",

@@ -1,4 +1,4 @@
-"""How the Toeplitz kernels (cuda/conv_toeplitz.cu) cut a depthwise layer, and what they refuse."""
+"""cuda-toeplitz (cuda/conv_toeplitz.cu): how a depthwise layer is cut, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import lru_cache
 from itertools import product
 from math import gcd, prod
 
+from cupyconv.planning import cost
+from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
 from cupyconv.planning.request import Request
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
@@ -17,10 +19,9 @@ LARGEST_FILTER = 64
 """Taps of a filter row: 8 fragments of columns under a strip."""
 
 _LARGEST_STRIPS = 8
-_TARGET_BLOCKS = 1024
-_MINIMUM_PATCHES = 2
-_MAX_CHUNKS = 256
-_LARGE_MEMORIES = {(8, 0), (9, 0), (10, 0)}  # at least 160 KB a multiprocessor
+_LEAST_PATCHES = 2  # of a chunk
+_MOST_SHARED = 99  # KiB: two blocks of a multiprocessor where it has the most
+_EFFICIENCY = 0.3  # share of the rates; to be replaced by a measurement
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ class Cut:
 @lru_cache(maxsize=4096)
 def cut(request: Request) -> Cut | None:
     """The cheapest cut; None if none fits into shared memory."""
-    problem, capability = request.problem, request.device.capability
-    limit = (64 if capability < (8, 0) else 99) << 10
-    half = (80 if capability in _LARGE_MEMORIES else 48) << 10
+    problem, chip = request.problem, request.device.chip
+    limit = min(chip.block_shared, _MOST_SHARED) << 10
+    half = (80 if chip.shared >= 160 else 48) << 10
     # Sums that a thread of backprop_filter has registers for.
-    sums = 40 if capability < (8, 0) else 48
+    sums = 40 if request.device.capability < (8, 0) else 48
     sizes = problem.input_sizes if request.pass_ == "backprop_input" else problem.output_sizes
     rows = problem.N * (sizes[0] if len(sizes) == 2 else 1)
     strips = min(-(-sizes[-1] // 8), _LARGEST_STRIPS)
@@ -126,15 +127,14 @@ def _cycles(made: Cut, taps: int) -> int:
     return made.patches * made.shares * (made.tap_rows * of_row + of_source)
 
 
-def operations(request: Request, made: Cut) -> int:
+def _operations(request: Request, made: Cut) -> int:
     """Operations that the tensor cores could do in the time that a pass takes its warps."""
     channels = -(-request.problem.groups // CHANNELS) * CHANNELS
     of_product = 2 * 16 * 8 * 16
     return channels * _cycles(made, request.problem.filter_sizes[-1]) * of_product // 8
 
 
-def halo_bytes(request: Request, made: Cut) -> int:
-    """Bytes of the source that blocks load again because their neighbours do; mostly from L2."""
+def _halo_bytes(request: Request, made: Cut) -> int:
     problem = request.problem
     blocks = made.strips + window(problem.filter_sizes[-1]) - 1
     loaded = problem.groups * made.patches * made.shares * made.lines * blocks * 8
@@ -142,30 +142,39 @@ def halo_bytes(request: Request, made: Cut) -> int:
     return max(loaded - prod(source), 0) * ITEMSIZE[problem.dtype]
 
 
-def chunks(request: Request, made: Cut) -> int:
-    """Parts that backprop_filter cuts the patches into."""
-    others = -(-request.problem.groups // CHANNELS) * made.shares
-    wanted = -(-_TARGET_BLOCKS // others)
-    return max(min(wanted, made.patches // _MINIMUM_PATCHES, _MAX_CHUNKS), 1)
+class Toeplitz(Streaming):
+    name = "cuda-toeplitz"
+    summary = "rows of a channel times the filter's rows as Toeplitz matrices, on the tensor cores"
+    kernels = "toeplitz"
+
+    def refuses_layer(self, request: Request) -> str | None:
+        problem = request.problem
+        if problem.dtype not in ("float16", "bfloat16"):
+            return f"cuda-toeplitz multiplies 16-bit types, not {problem.dtype}"
+        if problem.dtype == "bfloat16" and request.device.capability < (8, 0):
+            return "bfloat16 on tensor cores needs compute capability 8.0"
+        if not problem.C == problem.K == problem.groups:
+            return "cuda-toeplitz takes depthwise layers with one filter a channel"
+        if problem.spatial_rank == 3:
+            return "cuda-toeplitz takes 1-D and 2-D layers"
+        if set(problem.stride) != {1} or set(problem.dilation) != {1}:
+            return "cuda-toeplitz takes stride 1 and dilation 1"
+        if problem.filter_sizes[-1] > LARGEST_FILTER:
+            return f"{problem.filter_sizes[-1]} taps of a row are more than {LARGEST_FILTER}"
+        if -(-problem.groups // CHANNELS) >= 2**16:
+            return "the channels are more than a launch has blocks for"
+        if cut(request) is None:
+            return "the rows under a block and the filter do not fit into shared memory"
+        return None
+
+    def flow(self, request: Request) -> Flow:
+        made = cut(request)
+        assert made is not None
+        operations, rate = _operations(request, made), cost.tensor_rate(request)
+        microseconds = cost.computing(request.device.chip, rate, operations) / _EFFICIENCY
+        others = -(-request.problem.groups // CHANNELS) * made.shares
+        chunks = chunks_of(made.patches, others, _LEAST_PATCHES)
+        return Flow(microseconds, chunks, _halo_bytes(request, made))
 
 
-def refusal(request: Request) -> str | None:
-    """Why the kernels cannot compute what is asked for; None if they can."""
-    problem = request.problem
-    if problem.dtype not in ("float16", "bfloat16"):
-        return f"cuda-toeplitz multiplies 16-bit types, not {problem.dtype}"
-    if problem.dtype == "bfloat16" and request.device.capability < (8, 0):
-        return "bfloat16 on tensor cores needs compute capability 8.0"
-    if not problem.C == problem.K == problem.groups:
-        return "cuda-toeplitz takes depthwise layers with one filter a channel"
-    if problem.spatial_rank == 3:
-        return "cuda-toeplitz takes 1-D and 2-D layers"
-    if set(problem.stride) != {1} or set(problem.dilation) != {1}:
-        return "cuda-toeplitz takes stride 1 and dilation 1"
-    if problem.filter_sizes[-1] > LARGEST_FILTER:
-        return f"{problem.filter_sizes[-1]} taps of a row are more than {LARGEST_FILTER}"
-    if -(-problem.groups // CHANNELS) >= 2**16:
-        return "the channels are more than a launch has blocks for"
-    if cut(request) is None:
-        return "the rows under a block and the filter do not fit into shared memory"
-    return None
+CUDA_TOEPLITZ = Toeplitz()

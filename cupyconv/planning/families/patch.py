@@ -1,4 +1,4 @@
-"""How the patch kernels (cuda/conv_patch.cu) cut a layer of few channels, and what they refuse."""
+"""cuda-patch (cuda/conv_patch.cu): how a layer of few channels is cut, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from cupyconv.planning.gather import PIECE_INSTRUCTIONS
+from cupyconv.planning import cost
+from cupyconv.planning.device import CHIPS, RESERVED_SHARED
+from cupyconv.planning.families.family import mma_refuses
+from cupyconv.planning.families.gather import PIECE_INSTRUCTIONS
+from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem
@@ -23,16 +27,10 @@ _COLUMNS = (128, 64, 32, 16, 8)
 _FILTERS = (128, 96, 64, 32, 16)
 _ROW_TILES = (4, 2)
 _SUMS = 144  # registers of a thread's sums and offsets in backprop_filter
-_RESERVED = 1 << 10  # bytes of shared memory that each block takes besides its own
-_TARGET_BLOCKS = 1024
-_MINIMUM_TILES = 4
-_MAX_CHUNKS = 256
+_LEAST_TILES = 4  # of a chunk
 _BANKS = 32
-
-# Kilobytes of shared memory: of a block, and of a multiprocessor.
-_SHARED = {(7, 5): (64, 64), (8, 0): (163, 164), (9, 0): (227, 228), (10, 0): (227, 228)}
-_SMALL_SHARED = (99, 100)
-_LARGEST_SHARED = 227 << 10
+_LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10
+_EFFICIENCY = 0.5  # share of the rates; to be replaced by a measurement
 
 _RESULT_INSTRUCTIONS = 6  # of a thread, to round, stage and store a result; counted, not measured
 
@@ -227,7 +225,7 @@ def _words(problem: ConvProblem, access: Access, rows: Rows) -> Iterator[tuple[i
 def cut(request: Request) -> Cut | None:
     """The cheapest cut; None if none fits into shared memory and registers."""
     rows = rows_of(request)
-    limit = _SHARED.get(request.device.capability, _SMALL_SHARED)[0] << 10
+    limit = request.device.chip.block_shared << 10
     least = 8 * rows.classes  # neighbours of a class
     patches = [
         _patch(request, rows, pixels // tile_q, tile_q)
@@ -372,42 +370,60 @@ def _filter_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
 
 def _resident(request: Request, shared_bytes: int, sums: int) -> int:
     """Blocks of a multiprocessor, by shared memory and by the registers of a thread's sums."""
-    room = _SHARED.get(request.device.capability, _SMALL_SHARED)[1] << 10
+    room = request.device.chip.shared << 10
     by_registers = 4 if sums <= 32 else 3 if sums <= 64 else 2
-    return max(min(room // (shared_bytes + _RESERVED), by_registers), 1)
+    return max(min(room // (shared_bytes + RESERVED_SHARED), by_registers), 1)
 
 
-def operations(request: Request, made: Cut) -> int:
+def _operations(request: Request, made: Cut) -> int:
     """Multiplications and additions of all products, those with padding included."""
     return made.products * 2 * 16 * 8 * 8 * rows_of(request).word
 
 
-def halo_bytes(request: Request, made: Cut) -> int:
-    """Bytes of x that blocks load again because their neighbours do; mostly from L2."""
+def _halo_bytes(request: Request, made: Cut) -> int:
     problem = request.problem
     blocks = made.tiles * -(-problem.K // made.filters) * made.shares
     loaded = blocks * made.pieces * access_of(request).x_vector
     return max(loaded - prod(problem.input_shape), 0) * ITEMSIZE[problem.dtype]
 
 
-def chunks(request: Request, made: Cut) -> int:
-    """Parts that backprop_filter cuts the tiles into."""
-    others = -(-request.problem.K // made.filters) * made.shares
-    wanted = -(-_TARGET_BLOCKS // others)
-    return max(min(wanted, made.tiles // _MINIMUM_TILES, _MAX_CHUNKS), 1)
+class Patch(Streaming):
+    name = "cuda-patch"
+    summary = (
+        "few channels: the input under a tile copied once, rows of the filter as gemm_k, on the "
+        "tensor cores"
+    )
+    kernels = "patch"
+
+    def refuses_layer(self, request: Request) -> str | None:
+        refusal, problem = mma_refuses(request), request.problem
+        if refusal is not None:
+            return refusal
+        if request.pass_ == "backprop_input":
+            return "cuda-patch computes forward and backprop_filter"
+        if problem.groups > 1:
+            return f"cuda-patch takes one group, not {problem.groups}"
+        if problem.C > MAX_CHANNELS:
+            return f"cuda-patch takes up to {MAX_CHANNELS} channels, not {problem.C}"
+        if -(-problem.K // min(_FILTERS)) >= 2**16:
+            return "the filters are more than a launch has blocks for"
+        if cut(request) is None:
+            return "the input under a tile and the filter do not fit into a block"
+        return None
+
+    def flow(self, request: Request) -> Flow:
+        made = cut(request)
+        assert made is not None
+        microseconds = cost.computing(
+            request.device.chip,
+            cost.tensor_rate(request),
+            _operations(request, made),
+            made.wavefronts,
+            made.instructions,
+        )
+        others = -(-request.problem.K // made.filters) * made.shares
+        chunks = chunks_of(made.tiles, others, _LEAST_TILES)
+        return Flow(microseconds / _EFFICIENCY, chunks, _halo_bytes(request, made))
 
 
-def refusal(request: Request) -> str | None:
-    """Why the kernels cannot compute what is asked for, the dtype aside; None if they can."""
-    problem = request.problem
-    if request.pass_ == "backprop_input":
-        return "cuda-patch computes forward and backprop_filter"
-    if problem.groups > 1:
-        return f"cuda-patch takes one group, not {problem.groups}"
-    if problem.C > MAX_CHANNELS:
-        return f"cuda-patch takes up to {MAX_CHANNELS} channels, not {problem.C}"
-    if -(-problem.K // min(_FILTERS)) >= 2**16:
-        return "the filters are more than a launch has blocks for"
-    if cut(request) is None:
-        return "the input under a tile and the filter do not fit into a block"
-    return None
+CUDA_PATCH = Patch()

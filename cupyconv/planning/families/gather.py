@@ -1,11 +1,22 @@
-"""How the tensor-core gather kernels (cuda/conv_gather.cu) take their matrices from memory."""
+"""cuda-gather (cuda/conv_gather.cu): how it is cut, and takes its matrices from memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
+from cupyconv.planning import cost
+from cupyconv.planning.families.family import Tile, mma_refuses
+from cupyconv.planning.families.tiled import Tiled
+from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours
-from cupyconv.problem import ITEMSIZE, ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvProblem, GemmView
+
+MAX_PHASES = 64
+"""Stride phases that a block is still quick to find its own among."""
+
+SPLIT_TARGET_BLOCKS = 256
+"""Blocks below which gemm_k is shared out: two for each multiprocessor of the larger chips."""
 
 PIECE_INSTRUCTIONS = 20
 """Instructions of a thread that copies a piece of an operand, its address included: counted in the
@@ -79,3 +90,70 @@ def _following_pixels(
         run *= size
         rest[axis] = 0
     return neighbours((*rest, 1), len(rest), run, alignment, ITEMSIZE[problem.dtype])
+
+
+def _tile(
+    block_m: int,
+    block_n: int,
+    warps_m: int,
+    warps_n: int,
+    itemsize: int,
+    since: tuple[int, int] = (8, 0),
+) -> Tile:
+    """Four stages, whose lines along k are of 64 bytes."""
+    macros = (("WARPS_M", warps_m), ("WARPS_N", warps_n), ("STAGES", 4))
+    threads = warps_m * warps_n * 32
+    return Tile(block_m, block_n, 64 // itemsize, threads, macros, since, itemsize)
+
+
+class Gather(Tiled):
+    name = "cuda-gather"
+    summary = "implicit GEMM on the tensor cores, fed by a ring of asynchronous copies"
+    kernels = "gather"
+    efficiency = 0.5
+    tiles = (
+        # Before 8.0 copies go through registers, which the larger tiles have none left for.
+        _tile(128, 128, 2, 4, itemsize=2),
+        _tile(128, 64, 4, 2, itemsize=2),
+        _tile(64, 64, 2, 2, itemsize=2, since=(7, 5)),
+        _tile(128, 128, 2, 4, itemsize=4),
+        _tile(128, 64, 4, 2, itemsize=4),
+        _tile(64, 64, 2, 2, itemsize=4),
+        # A sum takes two registers: 128 x 128 of them do not fit.
+        _tile(128, 64, 4, 2, itemsize=8),
+        _tile(64, 64, 2, 2, itemsize=8),
+    )
+
+    def refuses(self, request: Request) -> str | None:
+        refusal, phases = mma_refuses(request), prod(request.problem.stride)
+        if refusal is None and request.pass_ == "backprop_input" and phases > MAX_PHASES:
+            return f"{phases} stride phases are more than {MAX_PHASES}"
+        return refusal
+
+    def rate(self, request: Request) -> float:
+        return cost.tensor_rate(request)
+
+    def gemms(self, request: Request) -> tuple[GemmView, ...]:
+        if request.pass_ == "backprop_input":
+            return request.problem.phase_gemms
+        return super().gemms(request)
+
+    def most_splits(self, request: Request) -> int:
+        return cost.MOST_SPLITS if len(self.gemms(request)) == 1 else 1
+
+    def wanted_splits(self, request: Request, tile: Tile) -> int:
+        gemm = request.problem.gemm(request.pass_)
+        blocks = tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups
+        if not blocks:
+            return 1
+        affordable = -(-gemm.gemm_k // tile.block_k) // cost.LEAST_SPLIT_STEPS
+        wanted = min(-(-SPLIT_TARGET_BLOCKS // blocks), affordable, self.most_splits(request))
+        return max(request.most_within_limit(wanted, self.split_bytes(request)), 1)
+
+    def instructions(self, request: Request, tile: Tile, depth: int) -> float:
+        a, b, _ = accesses(request.pass_, request.problem, request.memory)
+        pieces = depth * (tile.block_m / a.vector + tile.block_n / b.vector)
+        return pieces * PIECE_INSTRUCTIONS
+
+
+CUDA_GATHER = Gather()

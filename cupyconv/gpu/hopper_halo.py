@@ -7,7 +7,8 @@ from cupyconv.gpu.launch import Launch
 from cupyconv.gpu.tensormaps import TensorMap, TensorMaps, TiledMap
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import Tile
-from cupyconv.planning.hopper import LINE_BYTES, SQUARE, halo_rows
+from cupyconv.planning.families.hopper import LINE_BYTES
+from cupyconv.planning.families.hopper_halo import SQUARE, halo_matrices, halo_rows
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
@@ -51,7 +52,7 @@ def prepare(
         maps.append(_pixels(seen, result, staged.result, stored))
     else:
         maps.append(maps[-1])  # not used
-    walk = hopper.pack_walk(seen, pass_, tile, splits=1)
+    walk = hopper.pack_walk(seen, pass_, tile, halo_matrices(seen, pass_, tile))
     product = Launch(
         source="conv_hopper_halo.cu",
         entry="conv_hopper_halo",

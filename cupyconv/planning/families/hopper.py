@@ -1,6 +1,6 @@
-"""What the Hopper kernels need of a problem, as numbers: the walks of TMA, and what it cannot do.
+"""cuda-hopper (cuda/conv_hopper.cu): TMA's walks as numbers, what it refuses, how it is cut.
 
-The fields are those of cuda/include/walk.cuh, which says where they come from.
+The fields of the walks are those of cuda/include/walk.cuh, which says where they come from.
 """
 
 from __future__ import annotations
@@ -10,30 +10,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from cupyconv import formats
+from cupyconv.planning import cost
+from cupyconv.planning.families.family import Candidate, Family, Tile
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
 
-if TYPE_CHECKING:
-    from cupyconv.planning.families import Tile
-
 LINE_BYTES = 128
 """Bytes of a line in shared memory: the span of the swizzle."""
-
-PLANES = 3
-"""bfloat16 planes that float32 tensors are split into."""
-
-SQUARE = 8
-"""Rows and columns of the pixels of a product where halos are loaded."""
-
-WHOLE = (4, 16, SQUARE)
-"""Images, rows and columns that are whole rectangles of every tile with a halo."""
-
-MAX_HALO = 8
-"""Rows of a halo for which shared memory has room beside enough of the filter."""
 
 MAX_PHASES = 16
 """Stride phases whose tensor maps fit into the 4 KB of a kernel's parameters."""
@@ -45,6 +32,16 @@ _LARGEST_OFFSET = {1: 2**16 - 1, 2: 2**8 - 1, 3: 2**5 - 1}
 _LARGEST_ELEMENT_STRIDE = 8
 _LARGEST_STRIDE_BYTES = 2**40
 _PIECE_BYTES = 16
+
+_EFFICIENCY = 0.75  # share of the rate; to be replaced by measurements
+
+_WIDTH_EFFICIENCY = {256: 1.0, 192: 0.97, 128: 0.9, 64: 0.6}
+"""Share of the rate that products of a warpgroup reach by their width: narrow ones wait for A."""
+
+_TILE_OVERHEAD = 0.7
+"""Microseconds of a tile that no product covers: its first loads, rounding and stores."""
+
+_SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 @dataclass(frozen=True)
@@ -139,17 +136,13 @@ def windows(problem: ConvProblem, line: int) -> int:
     return prod(problem.filter_sizes) * -(-(problem.C // problem.groups) // line)
 
 
-def matrices(problem: ConvProblem, pass_: str, tile: Tile) -> list[tuple[int, int, int]]:
+def matrices(problem: ConvProblem, pass_: str, line: int) -> list[tuple[int, int, int]]:
     """Rows and columns of C for one group, and the steps that each sum takes, for each walk.
 
-    Of the filter gradient, rows or columns beyond the channels of a window count, and of a tile
-    with halos, pixels beyond the edges of its rectangles: they are computed, and dropped.
+    Of the filter gradient, rows or columns beyond the channels of a window count: they are
+    computed, and dropped.
     """
-    found = [_matrix(problem, pass_, walk, tile.block_k) for walk in walks(problem, pass_)]
-    if "ROWS" not in tile.defines:
-        return found
-    ((_, columns, steps),) = found
-    return [(rectangles(problem, pass_, tile) * tile.block_m, columns, steps)]
+    return [_matrix(problem, pass_, walk, line) for walk in walks(problem, pass_)]
 
 
 def _matrix(problem: ConvProblem, pass_: str, walk: Walk, line: int) -> tuple[int, int, int]:
@@ -161,30 +154,6 @@ def _matrix(problem: ConvProblem, pass_: str, walk: Walk, line: int) -> tuple[in
         return rows, columns, -(-pixels // line)
     summed, columns = (channels, filters) if pass_ == "forward" else (filters, channels)
     return pixels, columns, prod(axis.taps for axis in walk) * -(-summed // line)
-
-
-def rectangles(problem: ConvProblem, pass_: str, tile: Tile) -> int:
-    """Tiles of pixels with a halo that cover the tensor that a pass writes."""
-    down, across = (axis.pixels for axis in walks(problem, pass_)[0])
-    rows = tile.defines["ROWS"]
-    images = tile.block_m // (rows * SQUARE)
-    return -(-problem.N // images) * -(-down // rows) * -(-across // SQUARE)
-
-
-def halo_rows(problem: ConvProblem, pass_: str) -> int:
-    """Rows of pixels by which the taps of a column of the filter reach beyond one pixel."""
-    down, _ = walks(problem, pass_)[0]
-    return (down.taps - 1) * down.spacing
-
-
-def plane_bytes(problem: ConvProblem, pass_: str) -> int:
-    """Workspace for the planes of both operands of a pass."""
-    shapes = {
-        "forward": (problem.input_shape, problem.filter_shape),
-        "backprop_input": (problem.output_shape, problem.filter_shape),
-        "backprop_filter": (problem.input_shape, problem.output_shape),
-    }[pass_]
-    return sum(PLANES * 2 * prod(shape) for shape in shapes)
 
 
 def is_pointwise(problem: ConvProblem) -> bool:
@@ -318,81 +287,13 @@ def _mappable(steps: Sequence[int], shape: Sequence[int], itemsize: int) -> bool
 # -- what it cannot do -----------------------------------------------------------------------------
 
 
-def refusal(request: Request) -> str | None:
-    """Why cuda-hopper cannot compute what is asked for; None if it can."""
-    operands = request.operands
-    if operands not in ("float16", "bfloat16", "tf32"):
-        return f"cuda-hopper multiplies 16-bit types and TF32, not {operands}"
-    if operands == "tf32" and request.pass_ == "backprop_filter":
-        return "wgmma takes TF32 only contiguous along k, which are pixels in backprop_filter"
-    refused = _refuse(request, ITEMSIZE[request.problem.dtype])
-    if refused is None:
-        least = layout_of(request).copied_bytes
-        if not request.affords(least):
-            return (
-                f"the tensors' copies with channels last take a workspace of {least} bytes, the "
-                f"limit is {request.workspace_limit}"
-            )
-    return refused
-
-
-def refusal_of_planes(request: Request) -> str | None:
-    """Why cuda-hopper-bf16x6 cannot compute what is asked for; None if it can."""
-    problem, pass_ = request.problem, request.pass_
-    if problem.dtype != "float32":
-        return f"cuda-hopper-bf16x6 multiplies float32, not {problem.dtype}"
-    if request.precision != "bf16x6":
-        return (
-            "cuda-hopper-bf16x6 loses bits of numbers below 2^-110 and may make NaN of infinity, "
-            "which precision='bf16x6' permits"
-        )
-    refused = _refuse(request, operand_bytes=2)
-    if refused is not None:
-        return refused
-    least = plane_bytes(problem, pass_)
-    if not request.affords(least):
-        return (
-            f"the planes of the operands take a workspace of {least} bytes, the limit is "
-            f"{request.workspace_limit}"
-        )
-    if layout_of(request).copied:
-        return (
-            "cuda-hopper-bf16x6 takes tensors with channels or filters last, 16-byte aligned, "
-            "neither reversed nor with elements that share memory"
-        )
-    return None
-
-
-def refusal_of_halos(request: Request) -> str | None:
-    """Why cuda-hopper-halo cannot compute what is asked for; None if it can."""
-    problem, pass_ = request.problem, request.pass_
-    if pass_ == "backprop_filter":
-        return "cuda-hopper-halo has the forward pass and backprop_input"
-    if problem.spatial_rank != 2:
-        return f"cuda-hopper-halo takes two spatial axes, not {problem.spatial_rank}"
-    if problem.stride != (1, 1):
-        return f"cuda-hopper-halo takes stride 1, not {problem.stride}"
-    if problem.filter_sizes[0] == 1:
-        return "a filter of one row has no halo whose rows several taps share"
-    refused = refusal(request)
-    if refused is not None:
-        return refused
-    rows = halo_rows(problem, pass_)
-    if rows > MAX_HALO:
-        return f"cuda-hopper-halo has room for a halo of {MAX_HALO} rows, not {rows}"
-    extents = (problem.N, *(axis.pixels for axis in walks(problem, pass_)[0]))
-    pixels = prod(-(-extent // whole) * whole for extent, whole in zip(extents, WHOLE, strict=True))
-    if pixels * 2 >= 2**31:
-        return f"cuda-hopper-halo counts up to {2**30} pixels in whole rectangles, not {pixels}"
-    return None
-
-
 def layout_of(request: Request) -> Layout:
     """The layout of what is asked for."""
     return layout(request.problem, request.pass_, request.memory, request.operands)
 
 
-def _refuse(request: Request, operand_bytes: int) -> str | None:
+def tma_refuses(request: Request, operand_bytes: int) -> str | None:
+    """Why TMA and wgmma do not take the operands; None if they do."""
     problem = request.problem
     if request.device.capability != (9, 0):
         return "wgmma needs compute capability 9.0"
@@ -433,3 +334,121 @@ def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
         if offset > _LARGEST_OFFSET[problem.spatial_rank]:
             return f"TMA's taps reach {_LARGEST_OFFSET[problem.spatial_rank]} pixels, not {offset}"
     return None
+
+
+# -- how it is cut ---------------------------------------------------------------------------------
+
+
+def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **macros: int) -> Tile:
+    """Two warpgroups that multiply and one that loads lines of so wide operands."""
+    line = LINE_BYTES // operand_bytes
+    return Tile(block_m, block_n, line, 384, tuple(macros.items()), (9, 0), itemsize)
+
+
+class Staying(Family):
+    """A family whose blocks stay on the chip, and take one tile after the other."""
+
+    has_splits: ClassVar[bool] = True
+
+    def products(self, request: Request) -> int:
+        """Products of 16-bit operands in the time of one of a request's."""
+        return 2 if request.operands == "tf32" else 1
+
+    def around(self, request: Request) -> tuple[float, int, int]:
+        """Bytes moved before and after the product, the workspace for them, and the launches."""
+        copied = layout_of(request)
+        return 2 * copied.copied_bytes, copied.copied_bytes, len(copied.copied)
+
+    def matrices(self, request: Request, tile: Tile) -> list[tuple[int, int, int]]:
+        """As the function of that name."""
+        return matrices(layout_of(request).problem, request.pass_, tile.block_k)
+
+    def candidates(self, request: Request) -> list[Candidate]:
+        return [
+            self._costed(request, tile, splits)
+            for tile in self.fitting_tiles(request)
+            for splits in self._splits(request, tile)
+        ]
+
+    def candidate(
+        self, request: Request, tile: Tile | None, splits: int, method: str = ""
+    ) -> Candidate | None:
+        if method or tile is None or tile not in self.fitting_tiles(request):
+            return None
+        offered = self._splits(request, tile)
+        return self._costed(request, tile, splits) if splits in offered else None
+
+    def _splits(self, request: Request, tile: Tile) -> list[int]:
+        """The splits worth a thought: those that leave steps enough, within the workspace limit."""
+        found = self.matrices(request, tile)
+        if len(found) > 1 or not self.has_splits:
+            return [1]
+        most = min(found[0][2] // cost.LEAST_SPLIT_STEPS, cost.MOST_SPLITS)
+        _, least, _ = self.around(request)
+        each = self._split_bytes(request, tile)
+        return [1] + [n for n in _SPLITS if n <= most and request.affords(least + n * each)]
+
+    def _split_bytes(self, request: Request, tile: Tile) -> int:
+        rows, columns, _ = self.matrices(request, tile)[0]
+        return rows * columns * request.problem.groups * 4
+
+    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
+        """Rounds of whole tiles, each of its steps and an overhead; then what is around them."""
+        problem, chip = request.problem, request.device.chip
+        cluster = tile.defines["CLUSTER"]
+        tiles = steps = 0
+        for rows, columns, steps_of_sum in self.matrices(request, tile):
+            here = -(-rows // (tile.block_m * cluster)) * cluster * -(-columns // tile.block_n)
+            tiles += here * problem.groups
+            steps += here * problem.groups * -(-steps_of_sum // splits)
+        sums = splits * self._split_bytes(request, tile) if splits > 1 else 0
+        moved, workspace, launches = self.around(request)
+
+        rate = chip.group_tensor_rate / self.products(request)
+        rate *= _WIDTH_EFFICIENCY[tile.block_n] * _EFFICIENCY
+        operations = 2 * tile.block_m * tile.block_n * tile.block_k
+        step = operations / (rate * 1e6 / chip.multiprocessors)
+        rounds = -(-tiles * splits // chip.multiprocessors)
+        compute = rounds * (steps / tiles * step + _TILE_OVERHEAD)
+        microseconds = max(compute, cost.moving(chip, problem.bytes + sums))
+        microseconds += cost.moving(chip, moved + sums)
+        microseconds += (1 + (splits > 1) + launches) * cost.LAUNCH_OVERHEAD
+        return Candidate(self, microseconds, tile, tiles, splits, workspace + sums)
+
+
+class Hopper(Staying):
+    name = "cuda-hopper"
+    summary = "implicit GEMM on wgmma, fed by TMA, in blocks that stay for many tiles"
+    kernels = "hopper"
+    tiles = tuple(
+        tile_of(block_m, block_n, itemsize, itemsize, STAGES=stages, CLUSTER=cluster, PLANES=1)
+        for itemsize in (2, 4)
+        for block_m, block_n, stages, cluster in (
+            (128, 256, 4, 2),
+            (128, 256, 4, 1),
+            (256, 128, 4, 2),
+            (256, 128, 4, 1),
+            (128, 192, 4, 1),
+            (128, 128, 6, 2),
+            (128, 128, 6, 1),
+            (256, 64, 4, 1),
+            (128, 64, 6, 1),
+        )
+    )
+
+    def refuses(self, request: Request) -> str | None:
+        operands = request.operands
+        if operands not in ("float16", "bfloat16", "tf32"):
+            return f"cuda-hopper multiplies 16-bit types and TF32, not {operands}"
+        if operands == "tf32" and request.pass_ == "backprop_filter":
+            return "wgmma takes TF32 only contiguous along k, which are pixels in backprop_filter"
+        refusal = tma_refuses(request, ITEMSIZE[request.problem.dtype])
+        if refusal is None and not request.affords(least := layout_of(request).copied_bytes):
+            return (
+                f"the tensors' copies with channels last take a workspace of {least} bytes, the "
+                f"limit is {request.workspace_limit}"
+            )
+        return refusal
+
+
+CUDA_HOPPER = Hopper()

@@ -1,0 +1,79 @@
+"""What families have in common whose blocks compute one tile of a matrix product each."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from cupyconv.planning import cost
+from cupyconv.planning.families.family import Candidate, Family, Tile, accumulator_bytes
+from cupyconv.planning.request import Request
+from cupyconv.problem import GemmView
+
+
+class Tiled(Family):
+    """An implicit GEMM of one block a tile.
+
+    Attributes:
+        efficiency: share of the rate that it reaches; to be replaced by measurements.
+    """
+
+    efficiency: ClassVar[float]
+
+    @abstractmethod
+    def rate(self, request: Request) -> float:
+        """TFLOP/s that the chip has for the products."""
+
+    def gemms(self, request: Request) -> tuple[GemmView, ...]:
+        """The matrix products that make up the pass."""
+        return (request.problem.gemm(request.pass_),)
+
+    def most_splits(self, request: Request) -> int:
+        """Parts that gemm_k may be cut into."""
+        return 1
+
+    def wanted_splits(self, request: Request, tile: Tile) -> int:
+        """Parts that gemm_k is best cut into."""
+        return 1
+
+    def instructions(self, request: Request, tile: Tile, depth: int) -> float:
+        """Of threads outside the products, for tiles of that depth altogether."""
+        return 0
+
+    def candidates(self, request: Request) -> list[Candidate]:
+        return [
+            self._costed(request, tile, self.wanted_splits(request, tile))
+            for tile in self.fitting_tiles(request)
+        ]
+
+    def candidate(
+        self, request: Request, tile: Tile | None, splits: int, method: str = ""
+    ) -> Candidate | None:
+        if method or tile is None or tile not in self.fitting_tiles(request):
+            return None
+        fits = 1 <= splits <= self.most_splits(request)
+        return self._costed(request, tile, splits) if fits else None
+
+    def split_bytes(self, request: Request) -> int:
+        """Workspace for the sums of one split."""
+        gemm = request.problem.gemm(request.pass_)
+        return gemm.gemm_m * gemm.gemm_n * gemm.groups * accumulator_bytes(request.problem)
+
+    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
+        chip, gemms = request.device.chip, self.gemms(request)
+        per_gemm = [tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups for gemm in gemms]
+        depth = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
+        padded = sum(n * k for n, k in zip(per_gemm, depth, strict=True))
+        operations = 2 * padded * tile.block_m * tile.block_n
+        copying = self.instructions(request, tile, padded)
+        full_rate = cost.computing(chip, self.rate(request), operations, instructions=copying)
+        blocks = sum(per_gemm)
+        launched = blocks * splits
+        waves = -(-launched // chip.multiprocessors)
+        busy = launched / (waves * chip.multiprocessors) if launched else 1.0
+        workspace = splits * self.split_bytes(request) if splits > 1 else 0
+        memory = cost.moving(chip, request.problem.bytes + 2 * workspace)
+        launches = 1 if splits == 1 else 2
+        microseconds = max(full_rate / self.efficiency / busy, memory)
+        microseconds += launches * cost.LAUNCH_OVERHEAD
+        return Candidate(self, microseconds, tile, blocks, splits, workspace)

@@ -23,16 +23,13 @@ from cupyconv.problem import ITEMSIZE, PADDING_WORDS
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
 if TYPE_CHECKING:
-    from cupyconv.cli.agreement import Operands, Truth
+    from cupyconv.checking import Truth
     from cupyconv.cli.data import Place
 
 BUILT_IN = Path(__file__).with_name("checks.toml")
 
 SHOWN_FAILURES = 40
 SHOWN_COMMANDS = 3
-
-# Sums of integers up to here are exact, partial sums included.
-EXACT_UP_TO = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
 
 
 @dataclass(frozen=True)
@@ -238,14 +235,14 @@ def _check(
     """All implementations on one problem, on both kinds of data."""
     import numpy as np
 
+    from cupyconv.checking import Operands, Truth, integer_operands
     from cupyconv.cli import data
-    from cupyconv.cli.agreement import Operands, Truth
 
     generator = np.random.default_rng(seed)
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     drawn = Operands(*(data.random(generator, shape, problem.dtype) for shape in shapes))
     truths = {
-        "integer": Truth(problem, _integers(problem, generator)),
+        "integer": Truth(problem, integer_operands(problem, generator)),
         "random": Truth(problem, drawn),
     }
     for name, place in places.items():
@@ -275,7 +272,7 @@ def _compare(
     """
     import numpy as np
 
-    from cupyconv.cli.agreement import RESULT, compute
+    from cupyconv.checking import RESULT, compute
 
     others = {RESULT[pass_] for pass_ in RESULT if pass_ not in passes}
     try:
@@ -305,29 +302,6 @@ def _compare(
     products = truth.inner_products(results)
     wrong = ", ".join(f"{pair} = {value:.17g}" for pair, value in products.items())
     yield "adjoint identity", wrong if len(set(products.values())) > 1 else None, 0.0
-
-
-def _integers(problem: ConvProblem, generator: Any) -> Operands:
-    """Integer-valued operands whose every sum, partial sums included, is exact in the dtype."""
-    import numpy as np
-
-    from cupyconv import arrays
-    from cupyconv.cli.agreement import Operands, Truth
-
-    dtype = arrays.numpy_dtype(problem.dtype)
-    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    largest, density = 8, 1.0
-    while True:
-        drawn = []
-        for shape in shapes:
-            values = generator.integers(-largest, largest, size=shape, endpoint=True)
-            drawn.append((values * (generator.random(shape) < density)).astype(dtype))
-        operands = Operands(*drawn)
-        sums = [np.max(m, initial=0.0) for m in Truth(problem, operands).magnitudes]
-        if max(sums) <= EXACT_UP_TO[problem.dtype]:
-            return operands
-        # Smaller numbers first; where even ones make too large a sum, fewer that are not zero.
-        largest, density = (largest // 2, density) if largest > 1 else (1, density / 2)
 
 
 # -- telling ---------------------------------------------------------------------------------------

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from cupyconv import ConvError, ConvProblem
+from cupyconv.checking import ROUNDOFF, Agreement
 from cupyconv.cli import data, output, paths
-from cupyconv.cli.agreement import Agreement
 
 THREADS = 2
 """Chunks at once: NumPy's BLAS has threads of its own."""
 
 
-_ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
 _SLACK = 64  # for the sums inside of each number
 
 
@@ -107,16 +106,15 @@ def compute(
         "w": (problem.filter_shape, -1),
         "dy": (problem.output_shape, None),
     }
-    operands: dict[str, Any] = {}
+    layer, operands = {**problem.keywords, "impl": impl}, dict[str, Any]()
     for name, (shape, chunks) in shapes.items():
         if name == "dy":  # as the forward pass gives y, so that the passes share their chunks
-            chunks = cd.conv_forward(operands["x"], operands["w"], **_layer(problem, impl)).chunks
+            chunks = cd.conv_forward(operands["x"], operands["w"], **layer).chunks
         array = opened.get(name)
         if array is None:
             array = drawn.standard_normal(shape, chunks=chunks)
         operands[name] = array.astype(dtype).rechunk(chunks)
     x, w, dy = operands.values()
-    layer = _layer(problem, impl)
     results = {
         "y": cd.conv_forward(x, w, **layer),
         "dx": cd.conv_backprop_input(problem.input_shape, w, dy, **layer),
@@ -150,20 +148,8 @@ def adjoint(
     difference = None
     if math.isfinite(scale) and all(map(math.isfinite, values)):
         difference = (max(values) - min(values)) / scale if scale else 0.0
-    bound = _SLACK * _ROUNDING[problem.dtype]
+    bound = _SLACK * ROUNDOFF[problem.dtype]
     return Agreement("adjoint identity", "y, dx, dw", "3 inner products", 3, difference, bound)
-
-
-def _layer(problem: ConvProblem, impl: str) -> dict[str, Any]:
-    return {
-        "stride": problem.stride,
-        "padding": problem.padding,
-        "dilation": problem.dilation,
-        "groups": problem.groups,
-        "data_format": problem.data_format,
-        "filter_format": problem.filter_format,
-        "impl": impl,
-    }
 
 
 @contextmanager

@@ -218,14 +218,7 @@ def _results(problem: ConvProblem, values: Mapping[str, Any], tensors: set[str])
         )
     ):
         return {}  # which explain() reports
-    rest: dict[str, Any] = {
-        "stride": problem.stride,
-        "padding": problem.padding,
-        "dilation": problem.dilation,
-        "groups": problem.groups,
-        "data_format": problem.data_format,
-        "filter_format": problem.filter_format,
-    }
+    rest = problem.keywords
     passes = {
         "y": lambda: cupyconv.conv_forward(x, w, **rest),
         "dx": lambda: cupyconv.conv_backprop_input(problem.input_shape, w, dy, **rest),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from cupyconv import Plan
-    from cupyconv.cli.agreement import Agreement, Operands, Results
+    from cupyconv.checking import Agreement, Operands, Results
     from cupyconv.cli.data import Place
 
 TENSORS = ("x", "w", "dy")
@@ -78,8 +78,8 @@ def command(
     the gradients are compared with central finite differences and a reference in float64, and with
     each other by the adjoint identity.
     """
+    from cupyconv.checking import compute
     from cupyconv.cli import data
-    from cupyconv.cli.agreement import compute
 
     layers = configuration.read_layers(options)
     files = {name: path for name, path in zip(TENSORS, (x, w, dy), strict=True) if path}
@@ -184,7 +184,7 @@ class _Report:
         self.chunked = False
 
     def check(self, operands: Operands, results: Results) -> None:
-        from cupyconv.cli.agreement import Truth
+        from cupyconv.checking import Truth
 
         truth = Truth(self.problem, operands)
         self.agreements = [
@@ -342,8 +342,8 @@ def _operands(problem: ConvProblem, loaded: dict[str, np.ndarray], seed: int) ->
     import numpy as np
 
     from cupyconv import arrays
+    from cupyconv.checking import Operands
     from cupyconv.cli import data
-    from cupyconv.cli.agreement import Operands
 
     generator = np.random.default_rng(seed)
     shapes = zip(

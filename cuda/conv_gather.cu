@@ -325,6 +325,7 @@ union SharedMemory {
   Stage stages[STAGES];
   OutputTile output;
 };
+static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 

@@ -62,6 +62,7 @@ struct SharedMemory {
   OutputBuffer output[CONSUMERS][2];
   unsigned long long full[STAGES], empty[STAGES];
 };
+static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
 // -- the shape of C ---------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ struct SharedMemory {
   unsigned long long box_full[BOX_STAGES], box_empty[BOX_STAGES];
   unsigned long long filter_full[STAGES], filter_empty[STAGES];
 };
+static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
 // -- the shape of C ---------------------------------------------------------------------------------
 

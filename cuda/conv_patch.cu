@@ -281,6 +281,7 @@ struct SharedMemory {
   WordPlace place[CLASSES][WORDS];
   Accumulator bias[BLOCK_N];
 };
+static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
 // Fills the filter, zeros where no tap is or no filter, eight filters of a word at a time.
 __device__ __forceinline__ void load_filter(FilterTile& tile, const Storage* w,
@@ -456,6 +457,7 @@ struct Stage {
   GradientTile dy;
   alignas(16) Storage patch[PATCH];
 };
+static_assert(2 * sizeof(Stage) == SHARED_BYTES, "the launch asks for as much");
 
 // Copies dy at a tile, zeros where it has no pixel or no filter.
 __device__ __forceinline__ void copy_gradient(GradientTile& gradient, const Storage* dy,

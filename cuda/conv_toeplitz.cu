@@ -148,6 +148,7 @@ struct SharedMemory {
   Storage weights[CHANNELS][FILTER_R][WEIGHTS];
 };
 #endif
+static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 

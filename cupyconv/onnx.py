@@ -80,7 +80,7 @@ def conv(
         pads=pads,
         strides=strides,
     )
-    return operations.conv_forward(x, w, b, **_keywords(problem))
+    return operations.conv_forward(x, w, b, **problem.keywords)
 
 
 def conv_transpose(
@@ -129,7 +129,7 @@ def conv_transpose(
         strides=strides,
     )
     bias = None if b is None else _bias(b, x, problem)
-    y = operations.conv_transpose(x, w, output_shape=problem.input_shape, **_keywords(problem))
+    y = operations.conv_transpose(x, w, output_shape=problem.input_shape, **problem.keywords)
     if bias is not None:
         y += bias
     return y
@@ -231,15 +231,6 @@ def conv_transpose_problem(
         padding=halves if mode == "SAME_UPPER" else [(b, a) for a, b in halves],
         **layer,
     )
-
-
-def _keywords(problem: ConvProblem) -> dict[str, Any]:
-    return {
-        "stride": problem.stride,
-        "padding": problem.padding,
-        "dilation": problem.dilation,
-        "groups": problem.groups,
-    }
 
 
 def _bias(b: Any, x: Any, problem: ConvProblem) -> Any:

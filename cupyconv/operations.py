@@ -11,10 +11,9 @@ import cupyconv
 from cupyconv import arrays, backends, formats, measuring
 from cupyconv.backends import Backend, Run, Tensors
 from cupyconv.errors import ConvError, ConvTypeError, unknown_word
-from cupyconv.gpu.parameters import ACTIVATIONS, element_strides
-from cupyconv.planning import PRECISIONS, Device, PassPlan, Plan, Request, plan_pass
+from cupyconv.planning import ACTIVATIONS, PRECISIONS, Device, PassPlan, Plan, Request, plan_pass
 from cupyconv.planning import plan as _plan
-from cupyconv.planning.strides import Strides, contiguous_strides
+from cupyconv.planning.strides import Strides, contiguous_strides, element_strides
 from cupyconv.problem import PASSES, ConvProblem, Padding, Size, dtype_name, shape_text
 
 GRADIENTS = ("input", "filter", "bias")

@@ -153,13 +153,12 @@ class ConvAxis:
             ConvError: there are too many to be listed.
         """
         _require_listable(self.stride)
-        return tuple(
-            (
-                range((phase - self.pad_before) % self.stride, self.input, self.stride),
-                self.taps_of_phase(phase),
-            )
-            for phase in range(self.stride)
-        )
+        phases = range(self.stride)
+        return tuple((self.inputs_of_phase(phase), self.taps_of_phase(phase)) for phase in phases)
+
+    def inputs_of_phase(self, phase: int) -> range:
+        """The inputs of one of ``stride_phases``."""
+        return range((phase - self.pad_before) % self.stride, self.input, self.stride)
 
     def taps_of_phase(self, phase: int) -> range:
         """The taps of one of ``stride_phases``."""
@@ -169,6 +168,19 @@ class ConvAxis:
             return range(self.filter, self.filter, step)
         first = phase // common * pow(self.dilation // common, -1, step) % step
         return range(first, self.filter, step)
+
+    def outputs_of_phase(self, inputs: range, taps: range) -> tuple[int, int]:
+        """Where the taps of one of ``stride_phases`` belong, for its first input.
+
+        Input h and tap r are of output (h + pad_before - r * dilation) / stride.  So each tap is of
+        an output further than the next one, by the same distance; the next input, of the next one.
+
+        Returns:
+            The output of the last tap, be it one of the axis's or not, and that distance.
+        """
+        last = taps[-1] if taps else 0
+        first = (inputs.start + self.pad_before - last * self.dilation) // self.stride
+        return first, taps.step * self.dilation // self.stride
 
     def outputs_of_tap(self, tap: int) -> range:
         """The outputs whose window has tap number ``tap`` inside the input, not in the padding."""
@@ -508,19 +520,20 @@ class ConvProblem:
 
     def replace(self, **changes: Any) -> ConvProblem:
         """The same problem with some arguments of the constructor changed."""
-        given = self.padding if self.padding_mode == "explicit" else self.padding_mode
-        arguments = {
-            "input_shape": self.input_shape,
-            "filter_shape": self.filter_shape,
+        shapes = {"input_shape": self.input_shape, "filter_shape": self.filter_shape}
+        return ConvProblem(**{**shapes, **self.keywords, "dtype": self.dtype, **changes})
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The layer's rules as the functions take them by name: stride to filter_format."""
+        return {
             "stride": self.stride,
-            "padding": given,
+            "padding": self.padding if self.padding_mode == "explicit" else self.padding_mode,
             "dilation": self.dilation,
             "groups": self.groups,
             "data_format": self.data_format,
             "filter_format": self.filter_format,
-            "dtype": self.dtype,
         }
-        return ConvProblem(**{**arguments, **changes})
 
     def require_output_gradient(self, shape: Iterable[int]) -> None:
         """Check that an array of this shape can be dy.

@@ -15,7 +15,7 @@ from cupyconv.cpu import naive
 from cupyconv.planning import Device, Request, cost, plan_pass
 from cupyconv.planning.families import FAMILIES, Candidate
 from cupyconv.problem import PASSES
-from tests.configurations import Data, integer_data, keywords
+from tests.configurations import Data, integer_data
 
 
 def fits(
@@ -53,7 +53,7 @@ def planned(impl: str, tile: int, splits: int = 1) -> Iterator[None]:
 
 def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any) -> Any:
     """One pass of a problem by a module or object that has the library's functions."""
-    arguments = {**keywords(problem), **more}
+    arguments = {**problem.keywords, **more}
     if pass_ == "forward":
         return api.conv_forward(data.x, data.w, data.bias, **arguments)
     if pass_ == "backprop_input":

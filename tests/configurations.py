@@ -499,22 +499,9 @@ def random_data(problem: ConvProblem, seed: int = 0) -> Data:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def keywords(problem: ConvProblem) -> dict[str, Any]:
-    """The keywords of the public functions for a problem."""
-    explicit = problem.padding_mode == "explicit"
-    return {
-        "stride": problem.stride,
-        "padding": problem.padding if explicit else problem.padding_mode,
-        "dilation": problem.dilation,
-        "groups": problem.groups,
-        "data_format": problem.data_format,
-        "filter_format": problem.filter_format,
-    }
-
-
 def three_passes(problem: ConvProblem, data: Data, impl: str = "auto") -> dict[str, Any]:
     """y with its bias, dx and dw by the public functions, wherever the data are."""
-    arguments = {**keywords(problem), "impl": impl}
+    arguments = {**problem.keywords, "impl": impl}
     return {
         "y": cupyconv.conv_forward(data.x, data.w, data.bias, **arguments),
         "dx": cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **arguments),

@@ -27,7 +27,7 @@ cd = pytest.importorskip("cupyconv.dask")
 from cupyconv.bench.ecosystem import worker_limit  # noqa: E402
 from cupyconv.dask import chunks as chunking  # noqa: E402
 from cupyconv.dask import halos, tasks  # noqa: E402
-from tests.configurations import CASES, integer_data, keywords, problems  # noqa: E402
+from tests.configurations import CASES, integer_data, problems  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,7 +50,7 @@ def cut(array: np.ndarray, pieces: int, seed: int):
 
 def assert_passes_agree(problem: ConvProblem, seed: int = 0) -> None:
     """Every pass on chunks of any sizes gives what it gives on whole arrays."""
-    data, words = integer_data(problem, seed), keywords(problem)
+    data, words = integer_data(problem, seed), problem.keywords
     words = {key: value for key, value in words.items() if key != "dtype"}
     x, w, dy = (cut(a, 3, seed + i) for i, a in enumerate((data.x, data.w, data.dy)))
     pairs = (

@@ -16,7 +16,7 @@ from cupyconv import ConvError, ConvProblem, ConvTypeError
 from cupyconv.explaining import adjoints, maps, terms
 from cupyconv.explaining.terms import Element, parse
 from cupyconv.problem import ConvAxis
-from tests.configurations import integer_data, keywords, problems, random_problems
+from tests.configurations import integer_data, problems, random_problems
 
 MULTI_CHANNEL = ConvProblem((1, 5, 100, 100), (10, 5, 5, 5))
 SAME = ConvProblem((1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding="same", data_format="NHWC")
@@ -27,7 +27,7 @@ RANDOM = list(random_problems(40, seed=7, max_macs=2000, dtypes=("float64",)))
 
 
 def results(problem: ConvProblem, data) -> dict[str, np.ndarray]:
-    rest = keywords(problem)
+    rest = problem.keywords
     return {
         "y": cupyconv.conv_forward(data.x, data.w, **rest),
         "dx": cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **rest),
@@ -459,7 +459,7 @@ def test_a_map_counts_the_terms_of_every_position(problem):
 def test_a_map_is_what_a_layer_of_ones_gives():
     problem = ConvProblem((1, 1, 9, 11), (1, 1, 3, 2), stride=(2, 3), padding=1, dtype="float64")
     ones = [np.ones(s) for s in (problem.filter_shape, problem.output_shape)]
-    dx = cupyconv.conv_backprop_input(problem.input_shape, *ones, **keywords(problem))
+    dx = cupyconv.conv_backprop_input(problem.input_shape, *ones, **problem.keywords)
     np.testing.assert_array_equal(dx[0, 0], cupyconv.explain(problem).map("dx").array())
 
 

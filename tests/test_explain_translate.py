@@ -12,7 +12,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvError, ConvProblem
 from cupyconv.explaining.translate import Translation, translation, translations
-from tests.configurations import integer_data, keywords, random_problems
+from tests.configurations import integer_data, random_problems
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -107,7 +107,7 @@ def run(problem: ConvProblem, told: Translation) -> dict:
 def held_to_ours(problem: ConvProblem, framework: str) -> None:
     told = translation(problem, framework)
     names = run(problem, told)
-    data, rest = integer_data(problem), keywords(problem)
+    data, rest = integer_data(problem), problem.keywords
     ours = {
         "y": cupyconv.conv_forward(data.x, data.w, **rest),
         "dx": cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **rest),
@@ -148,7 +148,7 @@ def test_whole_programs_run_as_they_are_printed(framework):
     require(framework)
     problem = PROBLEMS["same-stride"]
     names = execute(translation(problem, framework).program)
-    rest = keywords(problem)
+    rest = problem.keywords
     dx = cupyconv.conv_backprop_input(problem.input_shape, names["w"], names["dy"], **rest)
     np.testing.assert_allclose(names["dx"], dx, rtol=1e-5, atol=1e-5)
 

@@ -18,11 +18,10 @@ from cupyconv import ConvProblem, formats
 from cupyconv.backends import Tensors
 from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler, hopper, sources, tensormaps
-from cupyconv.gpu.parameters import element_strides
 from cupyconv.planning import PRECISIONS, Device, PassPlan, Plan, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.families.hopper import layout, layout_of, walks
-from cupyconv.planning.strides import Strides
+from cupyconv.planning.strides import Strides, element_strides
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
 from tests.agreement import compute, fits, planned
@@ -32,7 +31,6 @@ from tests.configurations import (
     all_formats,
     in_formats,
     integer_data,
-    keywords,
     random_data,
     random_problems,
 )
@@ -129,7 +127,7 @@ def test_planes_hold_all_bits_of_float32():
         (1, 5, 6, 8), (8, 1, 1, 8), data_format="NHWC", filter_format="OHWI"
     )  # fmt: skip
     generator = np.random.default_rng(0)
-    arguments = keywords(problem)
+    arguments = problem.keywords
     for long, short in (("x", "w"), ("w", "x")):
         shapes = {"x": problem.input_shape, "w": problem.filter_shape}
         tensors = {
@@ -146,7 +144,7 @@ def test_planes_err_no_more_than_plain_float32():
         (1, 9, 9, 64), (64, 3, 3, 64), padding=1, data_format="NHWC", filter_format="OHWI"
     )  # fmt: skip
     data = random_data(problem)
-    arguments = keywords(problem)
+    arguments = problem.keywords
 
     def forward(api, x, w, **more):
         return api.conv_forward(x, w, **arguments, **more).astype(np.float64)
@@ -172,7 +170,7 @@ def test_planes_at_the_ends_of_the_range():
     x[0, 0, 4:7, 0] = np.nan, np.inf, -np.inf
     w = np.zeros(problem.filter_shape, np.float32)
     w[:, 0, 0, 0] = 1
-    y = emulator.conv_forward(x, w, **BY_PLANES, **keywords(problem))[0, 0, :, 0]
+    y = emulator.conv_forward(x, w, **BY_PLANES, **problem.keywords)[0, 0, :, 0]
     assert (y[:3] == (largest, -largest, tiny)).all()
     assert abs(y[3]) <= tiny
     assert np.isnan(y[4])
@@ -314,7 +312,7 @@ def test_activation_and_bias_are_fused():
     problem = last_axes(HOPPER_CASES[0].problem.replace(dtype="float16"))[0]
     data = random_data(problem)
     for activation in ("relu", "silu", "gelu"):
-        arguments = {**keywords(problem), "activation": activation}
+        arguments = {**problem.keywords, "activation": activation}
         got = emulator.conv_forward(
             data.x, data.w, data.bias, impl="cuda-hopper", arch=ARCH, **arguments
         )
@@ -332,7 +330,7 @@ def test_tensors_with_gaps_between_pixels():
     wide[:, :, ::2, : data.x.shape[3]] = data.x
     x = wide[:, :, ::2, : data.x.shape[3]]
     y = np.zeros((*problem.output_shape[:-1], 2 * problem.output_shape[-1]), np.float16)
-    arguments = keywords(problem)
+    arguments = problem.keywords
     expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)
     out = y[..., : problem.output_shape[-1]]
     emulator.conv_forward(x, data.w, out=out, impl="cuda-hopper", arch=ARCH, **arguments)
@@ -359,7 +357,7 @@ def test_memory_that_tma_cannot_read_goes_through_a_copy(change):
     problem = last_axes(HOPPER_CASES[2].problem.replace(dtype="float16"))[0]
     data = integer_data(problem)
     x = change(np.repeat(data.x, 2, axis=3))
-    arguments = keywords(problem)
+    arguments = problem.keywords
     got = emulator.conv_forward(x, data.w, impl="cuda-hopper", arch=ARCH, **arguments)
     assert (got == cupyconv.conv_forward(x, data.w, impl="reference", **arguments)).all()
 
@@ -459,7 +457,7 @@ def test_tiles_are_taken_in_bands():
         (1, 32, 40, 8), (128, 1, 1, 8), data_format="NHWC", filter_format="OHWI", dtype="float16"
     )  # fmt: skip
     data = integer_data(problem)
-    expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **keywords(problem))
+    expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **problem.keywords)
     backend = emulator.convolutions.backend(ARCH)
     backend.device = replace(backend.device, multiprocessors=2**30)  # a block for each tile
     (tile,) = (t for t in FAMILY.tiles if (t.block_m, t.block_n, t.itemsize) == (128, 64, 2))

@@ -16,7 +16,7 @@ from cupyconv.planning.families.hopper_halo import MAX_HALO, SQUARE, WHOLE
 from cupyconv.planning.strides import Strides
 from tests import agreement, emulator
 from tests.agreement import fits, planned
-from tests.configurations import HALO_CASES, in_formats, keywords, random_data, random_problems
+from tests.configurations import HALO_CASES, in_formats, random_data, random_problems
 from tests.cubins import disassemble, instructions, no_spills
 
 ARCH = "sm_90"
@@ -110,7 +110,7 @@ def in_formats_shapes(problem: ConvProblem) -> tuple[tuple[int, ...], tuple[int,
 def test_activation_and_bias_are_fused():
     problem = problem_of("whole_squares")
     data = random_data(problem)
-    arguments = {**keywords(problem), "activation": "silu"}
+    arguments = {**problem.keywords, "activation": "silu"}
     given = (data.x, data.w, data.bias)
     got = emulator.conv_forward(*given, impl=FAMILY.name, arch=ARCH, **arguments)
     expected = cupyconv.conv_forward(*given, impl="reference", **arguments)

@@ -25,6 +25,7 @@ ROOMS = (
     "backends",
     "measuring",
     "operations",
+    "checking",
     "raw_ops",
     "torch",
     "onnx",

@@ -253,7 +253,7 @@ def test_parameter_struct_has_the_compilers_fields():
 def test_activation_numbers_are_the_headers():
     header = dict(sources.load("conv_forward.cu").headers)["epilogue.cuh"]
     declared = {name.lower(): int(n) for name, n in re.findall(r"ACTIVATION_(\w+) = (\d)", header)}
-    assert declared == {word or "none": n for word, n in parameters.ACTIVATIONS.items()}
+    assert declared == {word or "none": n for word, n in parameters.ACTIVATION.items()}
 
 
 def test_a_compile_failure_carries_the_log():

@@ -20,7 +20,6 @@ from tests.configurations import (
     all_formats,
     in_formats,
     integer_data,
-    keywords,
     random_data,
     random_problems,
 )
@@ -164,7 +163,7 @@ def test_float32_is_rounded_to_tf32_only_where_permitted():
         for device in ("sm_80", "sm_90a"):
             assert plan_pass(problem, pass_, Device.of(device)).implementation != "cuda-gather"
     with pytest.raises(ConvError, match="precision='tf32' permits"):
-        emulator.conv_forward(data.x, data.w, impl="cuda-gather", **keywords(problem))
+        emulator.conv_forward(data.x, data.w, impl="cuda-gather", **problem.keywords)
 
 
 def _as_tf32(array):
@@ -208,7 +207,7 @@ def test_64_bit_indices(monkeypatch):
 def test_bias_and_activation(impl, activation):
     problem = ConvProblem((2, 8, 6, 5), (8, 1, 3, 3), groups=8, padding=1, dtype="float16")
     data = random_data(problem)
-    arguments = {**keywords(problem), "activation": activation}
+    arguments = {**problem.keywords, "activation": activation}
     got = emulator.conv_forward(data.x, data.w, data.bias, impl=impl, **arguments)
     expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
     np.testing.assert_allclose(
@@ -232,7 +231,7 @@ def test_not_a_number_stays_where_it_belongs(impl):
     data = random_data(problem)
     data.x[0, 3, 2, 2] = np.nan
     data.x[0, 4, 0, 0] = np.inf
-    arguments = keywords(problem)
+    arguments = problem.keywords
     got = emulator.conv_forward(data.x, data.w, impl=impl, **arguments)
     expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)
     agreement.require_close(got, expected, rtol=2e-3, atol=2e-2)

@@ -9,7 +9,7 @@ import cupyconv
 from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.launch import Launch, Series
 from tests import emulator, launches
-from tests.configurations import in_formats, integer_data, keywords
+from tests.configurations import in_formats, integer_data
 from tests.cubins import Parameter, Resources, resources
 from tests.emulator import driver, tensormap
 from tests.emulator.driver import CHIPS, CheckedFunction, Refusal
@@ -310,6 +310,6 @@ def test_the_emulator_holds_kernels_to_their_cubins(architecture):
     problem = in_formats(problem, "NHWC", "OHWI")
     data = integer_data(problem)
     with emulator.settings(compiled=True):
-        got = emulator.conv_forward(data.x, data.w, arch=architecture, **keywords(problem))
-    expected = emulator.conv_forward(data.x, data.w, arch=architecture, **keywords(problem))
+        got = emulator.conv_forward(data.x, data.w, arch=architecture, **problem.keywords)
+    expected = emulator.conv_forward(data.x, data.w, arch=architecture, **problem.keywords)
     assert (got == expected).all()

@@ -26,7 +26,6 @@ from tests.configurations import (
     all_formats,
     cases,
     integer_data,
-    keywords,
     problems,
     random_data,
     three_passes,
@@ -154,7 +153,7 @@ def test_blocks_of_any_size_give_the_same(case, buffer_bytes, monkeypatch):
 def test_adjoint_identity_is_exact(problem):
     data = integer_data(problem)
     for impl in IMPLS:
-        arguments = {**keywords(problem), "impl": impl}
+        arguments = {**problem.keywords, "impl": impl}
         y = cupyconv.conv_forward(data.x, data.w, **arguments)
         dx = cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **arguments)
         dw = cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **arguments)
@@ -259,7 +258,7 @@ def activated(values: np.ndarray, activation: str) -> np.ndarray:
 def test_activation_comes_after_the_bias(activation, dtype, impl):
     problem = ConvProblem((2, 4, 5, 6), (6, 2, 3, 3), groups=2, padding=1, dtype=dtype)
     data = random_data(problem)
-    arguments = {**keywords(problem), "impl": impl}
+    arguments = {**problem.keywords, "impl": impl}
     result = cupyconv.conv_forward(data.x, data.w, data.bias, activation=activation, **arguments)
     wide = [a.astype(np.float64) for a in (data.x, data.w, data.bias)]
     expected = activated(cupyconv.conv_forward(*wide, **arguments), activation)
@@ -384,7 +383,7 @@ def test_any_strides_in_and_out(name, kind, impl):
     expected = three_passes(problem, data, impl)
     views = Data(*(strange_views(a)[kind] for a in (data.x, data.w, data.dy, data.bias)))
     assert_same(three_passes(problem, views, impl), expected)
-    arguments = {**keywords(problem), "impl": impl}
+    arguments = {**problem.keywords, "impl": impl}
     out = {name: strange_views(np.zeros_like(a))[kind] for name, a in expected.items()}
     results = {
         "y": cupyconv.conv_forward(views.x, views.w, views.bias, out=out["y"], **arguments),
@@ -432,7 +431,7 @@ def test_inputs_may_be_read_only_and_are_never_changed(case, impl):
     for array in (data.x, data.w, data.dy, data.bias):
         array.flags.writeable = False
     three_passes(case.problem, data, impl)
-    cupyconv.conv_backward(data.x, data.w, data.dy, **keywords(case.problem))
+    cupyconv.conv_backward(data.x, data.w, data.dy, **case.problem.keywords)
     assert [a.tobytes() for a in (data.x, data.w, data.dy, data.bias)] == before
 
 
@@ -533,7 +532,7 @@ def test_backward_computes_what_is_needed_and_nothing_else(needs, monkeypatch):
     )
     problem = next(case.problem for case in CASES if case.name == "channels_last_output_first")
     data = integer_data(problem)
-    grads = cupyconv.conv_backward(data.x, data.w, data.dy, needs=needs, **keywords(problem))
+    grads = cupyconv.conv_backward(data.x, data.w, data.dy, needs=needs, **problem.keywords)
     names = {"input": "backprop_input", "filter": "backprop_filter", "bias": "bias"}
     assert computed == [names[need] for need in needs]
     expected = three_passes(problem, data, "numpy")
@@ -564,10 +563,10 @@ def test_backward_by_default_computes_all_and_takes_one_word():
 def test_transpose_with_an_output_shape_is_the_input_gradient(problem):
     data = integer_data(problem)
     result = cupyconv.conv_transpose(
-        data.dy, data.w, output_shape=problem.input_shape, **keywords(problem)
+        data.dy, data.w, output_shape=problem.input_shape, **problem.keywords
     )
     expected = cupyconv.conv_backprop_input(
-        problem.input_shape, data.w, data.dy, **keywords(problem)
+        problem.input_shape, data.w, data.dy, **problem.keywords
     )
     np.testing.assert_array_equal(result, expected)
 

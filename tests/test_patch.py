@@ -21,7 +21,6 @@ from tests.configurations import (
     PATCH_CASES,
     all_formats,
     in_formats,
-    keywords,
     random_data,
 )
 
@@ -133,7 +132,7 @@ def test_64_bit_indices(monkeypatch):
 def test_bias_and_activation(activation):
     problem = in_formats(PATCH_CASES[1].problem, "NHWC", "HWIO").replace(dtype="float16")
     data = random_data(problem)
-    arguments = {**keywords(problem), "activation": activation}
+    arguments = {**problem.keywords, "activation": activation}
     got = emulator.conv_forward(data.x, data.w, data.bias, impl=IMPL, **arguments)
     expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
     difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))

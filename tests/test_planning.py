@@ -21,7 +21,7 @@ from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import agreement, emulator
-from tests.configurations import integer_data, keywords
+from tests.configurations import integer_data
 
 CHIPS = tuple(map(Device.of, ARCHITECTURES))
 
@@ -309,10 +309,10 @@ def test_functions_take_a_plan_as_impl():
     for pass_ in PASSES:
         got = agreement.compute(cupyconv, pass_, SMALL, data, impl=planned)
         assert (got == agreement.compute(cupyconv, pass_, SMALL, data, impl="numpy")).all()
-    grads = cupyconv.conv_backward(data.x, data.w, data.dy, impl=planned, **keywords(SMALL))
+    grads = cupyconv.conv_backward(data.x, data.w, data.dy, impl=planned, **SMALL.keywords)
     assert (grads.dw == got).all()
     transposed = cupyconv.conv_transpose(
-        data.dy, data.w, output_shape=SMALL.input_shape, impl=planned, **keywords(SMALL)
+        data.dy, data.w, output_shape=SMALL.input_shape, impl=planned, **SMALL.keywords
     )
     assert (transposed == grads.dx).all()
 
@@ -325,7 +325,7 @@ def test_a_plan_of_something_else_is_refused_before_anything_is_written():
         (plan(SMALL, "sm_80"), "planned was for sm_80, the arrays are on cpu"),
     ):
         with pytest.raises(ConvError, match=message):
-            cupyconv.conv_forward(data.x, data.w, impl=planned, out=out, **keywords(SMALL))
+            cupyconv.conv_forward(data.x, data.w, impl=planned, out=out, **SMALL.keywords)
     assert (out == 7).all()
 
 

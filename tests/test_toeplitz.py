@@ -18,7 +18,6 @@ from tests.configurations import (
     TOEPLITZ_CASES,
     all_formats,
     in_formats,
-    keywords,
     random_data,
 )
 
@@ -93,7 +92,7 @@ def test_64_bit_indices(monkeypatch):
 def test_bias_and_activation(activation):
     problem = in_formats(TOEPLITZ_CASES[0].problem, "NHWC", "HWIO").replace(dtype="float16")
     data = random_data(problem)
-    arguments = {**keywords(problem), "activation": activation}
+    arguments = {**problem.keywords, "activation": activation}
     got = emulator.conv_forward(data.x, data.w, data.bias, impl=IMPL, **arguments)
     expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
     difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))

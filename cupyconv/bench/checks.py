@@ -2,7 +2,8 @@
 
 Results are compared with the same pass in float64, computed by PyTorch where it is installed and
 by NumPy where it is not.  Where that would take too long, a part of the result is compared: its
-last images, groups and channels, the ones an overflowing index spoils first.
+last images, groups and channels, the ones an overflowing index spoils first.  They are judged by
+norms, which takes no more than the results themselves; cupyconv/checking.py judges each number.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 from cupyconv.bench.data import Tensors
 from cupyconv.bench.implementations import pass_call
 from cupyconv.bench.places import Place
+from cupyconv.checking import ROUNDOFF
 from cupyconv.cpu.views import data_view, filter_view
 from cupyconv.problem import ConvProblem
 
 Exact = Callable[[ConvProblem, str, Any, Any, Any], Any]
 """(problem, pass, x, w, dy) to the result, all in float64 and channels first."""
 
-_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 _TF32_ROUNDOFF = 2.0**-11
 _PEAK = 16  # largest error over the root mean square of errors: 6 for normal ones, and room
 
@@ -71,8 +72,8 @@ def bound(problem: ConvProblem, pass_: str, precision: str) -> float:
     """
     terms = problem.gemm(pass_).gemm_k
     dtype = problem.dtype
-    sum_roundoff = _ROUNDOFF["float64" if dtype == "float64" else "float32"]
-    expected = _ROUNDOFF[dtype] + sum_roundoff * sqrt(terms)
+    sum_roundoff = ROUNDOFF["float64" if dtype == "float64" else "float32"]
+    expected = ROUNDOFF[dtype] + sum_roundoff * sqrt(terms)
     tf32 = dtype == "float32" and precision == "tf32"
     if tf32:
         expected += sqrt(2) * _TF32_ROUNDOFF

@@ -14,16 +14,7 @@ def pass_call(
     problem: ConvProblem, pass_: str, sets: Sequence[Tensors], impl: str, precision: str
 ) -> Callable[[int], Any]:
     """The public function of a pass, on the set of operands with the number that it is given."""
-    arguments: dict[str, Any] = {
-        "stride": problem.stride,
-        "padding": problem.padding,
-        "dilation": problem.dilation,
-        "groups": problem.groups,
-        "data_format": problem.data_format,
-        "filter_format": problem.filter_format,
-        "precision": precision,
-        "impl": impl,
-    }
+    arguments = {**problem.keywords, "precision": precision, "impl": impl}
     if pass_ == "forward":
         return lambda i: operations.conv_forward(sets[i].x, sets[i].w, **arguments)
     if pass_ == "backprop_input":

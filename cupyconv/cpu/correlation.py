@@ -293,11 +293,7 @@ def _combined(axes: Sequence[ConvAxis]) -> Iterator[tuple[_Phase, ...]]:
 
 
 def _phases(axis: ConvAxis) -> Iterator[_Phase]:
-    """The stride phases of an axis that have inputs and taps.
-
-    Input h and tap r belong to output (h + pad_before - r * dilation) / stride.  Of a filter's
-    taps, the last one is the first.
-    """
+    """The stride phases of an axis that have inputs and taps, the last of the taps first."""
     step = axis.stride // gcd(axis.stride, axis.dilation)
     firsts = range(min(step, axis.filter))
     lone = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
@@ -307,13 +303,11 @@ def _phases(axis: ConvAxis) -> Iterator[_Phase]:
             yield from _window(axis, output)
         return
     for first in firsts:
-        phase = first * axis.dilation % axis.stride
-        inputs = range((phase - axis.pad_before) % axis.stride, axis.input, axis.stride)
+        inputs = axis.inputs_of_phase(first * axis.dilation % axis.stride)
         if not inputs:
             continue
         taps = range(first, axis.filter, step)
-        offset = (inputs[0] + axis.pad_before - taps[-1] * axis.dilation) // axis.stride
-        distance = step * axis.dilation // axis.stride
+        offset, distance = axis.outputs_of_phase(inputs, taps)
         rule = Axis(len(inputs), len(taps), axis.output, 1, distance, offset)
         yield rule, ALL, slice(inputs.start, inputs.stop, inputs.step), _backwards(taps)
 

@@ -115,12 +115,9 @@ class Graph:
         """
         problem = self._problem
         layer = {
-            "stride": problem.stride,
+            **problem.keywords,
             "padding": tuple(pads),
-            "dilation": problem.dilation,
             "groups": groups,
-            "data_format": problem.data_format,
-            "filter_format": problem.filter_format,
             **self._how,
         }
         more: dict[str, Any] = {"wide": self.wide}

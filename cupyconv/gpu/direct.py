@@ -73,7 +73,7 @@ def prepare(
         "DILATION_W": problem.dilation[-1],
         "PHASE_W": problem.padding[-1][0] % problem.stride[-1],
         "STAGED_ROWS": min(rows, max(_STAGED_BYTES // row_bytes, 1)),
-        "ACTIVATION": parameters.ACTIVATIONS[activation],
+        "ACTIVATION": parameters.ACTIVATION[activation],
     }
     packed = parameters.pack(problem, strides)
     channel_blocks = -(-channels // (lanes * vector))

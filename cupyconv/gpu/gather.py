@@ -49,8 +49,10 @@ def prepare(
         "C_VECTOR": c.vector,
         "SPLIT": int(split),
         "ASYNC_COPY": int(device.capability >= (8, 0)),
-        "ACTIVATION": parameters.ACTIVATIONS[activation],
+        "ACTIVATION": parameters.ACTIVATION[activation],
     }
+    shared_bytes = _shared_bytes(defines, ITEMSIZE[problem.dtype])
+    defines["SHARED_BYTES"] = shared_bytes
     packed = parameters.pack(problem, strides)
     a_role, b_role, bias, c_role, workspace = _OPERANDS[pass_plan.pass_]
     product = Launch(
@@ -59,7 +61,7 @@ def prepare(
         defines=tuple(defines.items()),
         grid=(pass_plan.blocks, pass_plan.splits),
         block=(tile.threads,),
-        shared_bytes=_shared_bytes(defines, ITEMSIZE[problem.dtype]),
+        shared_bytes=shared_bytes,
         arguments=(a_role, b_role, bias, c_role, workspace, packed),
     )
     if not split:

@@ -30,7 +30,7 @@ def prepare(
     assert tile is not None
     defines = {**_variant(problem, strides), **tile.defines}
     if pass_plan.pass_ == "forward":
-        defines["ACTIVATION"] = parameters.ACTIVATIONS[activation]
+        defines["ACTIVATION"] = parameters.ACTIVATION[activation]
     entry = f"conv_{pass_plan.pass_}"
     packed = parameters.pack(problem, strides)
     launch = Launch(

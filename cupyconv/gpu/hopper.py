@@ -15,7 +15,9 @@ from cupyconv.gpu.tensormaps import Im2colMap, TensorMap, TensorMaps, TiledMap
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import Tile
 from cupyconv.planning.families.hopper import (
+    BARRIER_BYTES,
     LINE_BYTES,
+    OUTPUT_BYTES,
     Walk,
     filters_last,
     flattens,
@@ -31,8 +33,6 @@ from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
-BARRIER_BYTES = 8
-OUTPUT_BYTES = 2 * 2 * 64 * 64 * 2  # of two warpgroups' two buffers for C on its way out
 _SHARED_ALIGNMENT = 1024
 _THREADS = 256  # of the kernels before and after the product
 _PIECE_BYTES = 16  # that a thread adds up
@@ -145,7 +145,7 @@ def common_defines(
         "RESULT": STORAGE[problem.dtype],
         **{name: value for name, value in tile.defines.items() if name != "BLOCK_K"},
         "FILTERS_LAST": int(filters_last(problem)),
-        "ACTIVATION": parameters.ACTIVATIONS[activation],
+        "ACTIVATION": parameters.ACTIVATION[activation],
     }
 
 
@@ -177,6 +177,7 @@ def prepare(
         "POINTWISE": int(is_pointwise(seen)),
         "STORE": _store(staged, pass_) if len(walked) == splits == 1 else STORE_ROWS,
         "SPLIT": int(splits > 1),
+        "SHARED_BYTES": shared_bytes(tile),
     }
     if seen.dtype == "float32":
         defines["STORE"] = STORE_FLOAT

@@ -7,15 +7,18 @@ from cupyconv.gpu.launch import Launch
 from cupyconv.gpu.tensormaps import TensorMap, TensorMaps, TiledMap
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import Tile
-from cupyconv.planning.families.hopper import LINE_BYTES
+from cupyconv.planning.families.hopper import (
+    BARRIER_BYTES,
+    LINE_BYTES,
+    OUTPUT_BYTES,
+    stages_beside,
+)
 from cupyconv.planning.families.hopper_halo import SQUARE, halo_matrices, halo_rows
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
 
 _BOX_STAGES = 2  # stages of the input: one is loaded while the other is multiplied, row by row
-_MOST_STAGES = 8
-_MOST_SHARED_BYTES = 227 << 10
 
 
 def prepare(
@@ -38,6 +41,7 @@ def prepare(
         "HALO": halo,
         "BOX_STAGES": _BOX_STAGES,
         "STAGES": stages,
+        "SHARED_BYTES": shared,
         "STORE": hopper.STORE_FLOAT if seen.dtype == "float32" else hopper.STORE_BOXES,
     }
     rows = tile.defines["ROWS"]
@@ -76,10 +80,9 @@ def _shared(tile: Tile, halo: int) -> tuple[int, int]:
     rows = tile.defines["ROWS"]
     lines = tile.block_m // rows * (rows + halo)
     stage = tile.block_n * LINE_BYTES
-    fixed = _BOX_STAGES * lines * LINE_BYTES + hopper.OUTPUT_BYTES
-    barriers = 2 * (_BOX_STAGES + _MOST_STAGES) * hopper.BARRIER_BYTES
-    stages = min((_MOST_SHARED_BYTES - fixed - barriers) // stage, _MOST_STAGES)
-    used = fixed + stages * stage + 2 * (_BOX_STAGES + stages) * hopper.BARRIER_BYTES
+    boxes = _BOX_STAGES * (lines * LINE_BYTES + 2 * BARRIER_BYTES)
+    stages = stages_beside(boxes + OUTPUT_BYTES, stage)
+    used = boxes + OUTPUT_BYTES + stages * (stage + 2 * BARRIER_BYTES)
     return stages, hopper.whole_shared_bytes(used)
 
 

@@ -6,16 +6,16 @@ The same fields as ``ConvParameters`` in cuda/include/parameters.cuh, in the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
+from cupyconv.planning.request import ACTIVATIONS
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
 
 SPATIAL = 3
-ACTIVATIONS = {None: 0, "relu": 1, "silu": 2, "gelu": 3}
-"""Values of the macro ACTIVATION: ``enum Activation`` in cuda/include/epilogue.cuh."""
+ACTIVATION = {word: number for number, word in enumerate(ACTIVATIONS)}
+"""Values of the macro of that name: ``enum Activation`` in cuda/include/epilogue.cuh."""
 
 CONV_PARAMETERS = np.dtype(
     [
@@ -36,22 +36,6 @@ CONV_PARAMETERS = np.dtype(
     ],
     align=True,
 )
-
-
-def element_strides(array) -> tuple[int, ...]:
-    """Strides of a NumPy or CuPy array in elements.
-
-    Raises:
-        ValueError: they are not whole numbers of elements (a field of a record array).
-    """
-    return _in_elements(array.strides, array.itemsize)
-
-
-@lru_cache(maxsize=4096)
-def _in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    if any(stride % itemsize for stride in strides):
-        raise ValueError("strides are not whole numbers of elements")
-    return tuple(stride // itemsize for stride in strides)
 
 
 def pack(problem: ConvProblem, strides: Strides) -> np.ndarray:

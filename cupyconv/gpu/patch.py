@@ -48,6 +48,7 @@ def prepare(
         "Y_LAST": int(access.y_last),
         "Y_VECTOR": access.y_vector,
         "ASYNC_COPY": int(device.capability >= (8, 0)),
+        "SHARED_BYTES": made.shared_bytes,
     }
     if is_filter:
         defines |= {
@@ -58,7 +59,7 @@ def prepare(
             "SHARE_WORDS": made.share_words,
         }
     else:
-        defines |= {"BLOCK_N": made.filters, "ACTIVATION": parameters.ACTIVATIONS[activation]}
+        defines |= {"BLOCK_N": made.filters, "ACTIVATION": parameters.ACTIVATION[activation]}
     packed = parameters.pack(problem, strides)
     filter_blocks = -(-problem.K // made.filters)
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import cupyconv
-
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -34,7 +32,7 @@ def directory() -> Path:
     Raises:
         FileNotFoundError: neither exists, so the installation is incomplete.
     """
-    package = Path(cupyconv.__file__).parent
+    package = Path(__file__).parent.parent
     for folder in (package / "cuda", package.parent / "cuda"):
         if (folder / "conv_forward.cu").is_file():
             return folder

@@ -49,7 +49,8 @@ def prepare(
         "RESULT_VECTOR": result_vector,
         "SOURCE_SHIFT": 0 if source_last else -pad % source_vector,
         "ASYNC_COPY": int(device.capability >= (8, 0)),
-        "ACTIVATION": parameters.ACTIVATIONS[activation],
+        "SHARED_BYTES": made.shared_bytes,
+        "ACTIVATION": parameters.ACTIVATION[activation],
     }
     packed = parameters.pack(problem, strides)
     channel_blocks = -(-problem.groups // toeplitz.CHANNELS)

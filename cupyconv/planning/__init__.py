@@ -2,6 +2,15 @@
 
 from cupyconv.planning.device import Device
 from cupyconv.planning.plan import PassPlan, Plan, plan, plan_pass
-from cupyconv.planning.request import PRECISIONS, Request
+from cupyconv.planning.request import ACTIVATIONS, PRECISIONS, Request
 
-__all__ = ["PRECISIONS", "Device", "PassPlan", "Plan", "Request", "plan", "plan_pass"]
+__all__ = [
+    "ACTIVATIONS",
+    "PRECISIONS",
+    "Device",
+    "PassPlan",
+    "Plan",
+    "Request",
+    "plan",
+    "plan_pass",
+]

@@ -102,14 +102,7 @@ class Plan:
         problem = {
             "input_shape": self.problem.input_shape,
             "filter_shape": self.problem.filter_shape,
-            "stride": self.problem.stride,
-            "padding": self.problem.padding
-            if self.problem.padding_mode == "explicit"
-            else self.problem.padding_mode,
-            "dilation": self.problem.dilation,
-            "groups": self.problem.groups,
-            "data_format": self.problem.data_format,
-            "filter_format": self.problem.filter_format,
+            **self.problem.keywords,
             "dtype": self.problem.dtype,
         }
         passes = [asdict(pass_plan) for pass_plan in self.passes]

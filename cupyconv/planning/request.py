@@ -11,6 +11,9 @@ from cupyconv.problem import PASSES, ConvProblem
 
 PRECISIONS = ("ieee", "tf32", "bf16x6")
 
+ACTIVATIONS = (None, "relu", "silu", "gelu")
+"""What the forward pass may apply to its results."""
+
 
 @dataclass(frozen=True)
 class Request:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
+from typing import Any
 
 from cupyconv.problem import ConvProblem
 
@@ -36,6 +38,22 @@ class Strides:
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides, in elements, of a C-contiguous array."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def element_strides(array: Any) -> tuple[int, ...]:
+    """Strides of a NumPy or CuPy array in elements.
+
+    Raises:
+        ValueError: they are not whole numbers of elements (a field of a record array).
+    """
+    return _in_elements(array.strides, array.itemsize)
+
+
+@lru_cache(maxsize=4096)
+def _in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    if any(stride % itemsize for stride in strides):
+        raise ValueError("strides are not whole numbers of elements")
+    return tuple(stride // itemsize for stride in strides)
 
 
 def neighbours(

@@ -26,7 +26,6 @@ from tests.configurations import (
     TOEPLITZ_CASES,
     in_formats,
     integer_data,
-    keywords,
     random_data,
 )
 
@@ -418,7 +417,7 @@ def _rounding(impl: str, dtype: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         products = data.x.astype(np.float32) * data.w.reshape(4, 1).astype(np.float32)
         expected = products.astype(data.x.dtype)
-        got = conv_forward(data.x, data.w, impl=impl, **keywords(problem))
+        got = conv_forward(data.x, data.w, impl=impl, **problem.keywords)
     assert np.array_equal(got, expected.reshape(got.shape), equal_nan=True)
 
 
@@ -428,7 +427,7 @@ def _not_a_number(impl: str, problem: ConvProblem) -> None:
 
     data = integer_data(problem)
     data.x[0, -1] = np.nan
-    arguments = keywords(problem)
+    arguments = problem.keywords
     got = conv_forward(data.x, data.w, impl=impl, **arguments)
     expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)
     assert 0 < np.isnan(expected).mean() < 1
@@ -463,7 +462,7 @@ def _activation(impl: str) -> None:
     data = random_data(problem)
     how = {"impl": impl, "arch": _ARCH[impl], "precision": _PRECISION.get(impl, "ieee")}
     for activation, bias in (("relu", data.bias), ("silu", None), ("gelu", data.bias)):
-        arguments = {**keywords(problem), "activation": activation}
+        arguments = {**problem.keywords, "activation": activation}
         got = conv_forward(data.x, data.w, bias, **how, **arguments)
         expected = cupyconv.conv_forward(data.x, data.w, bias, impl="reference", **arguments)
         difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from cupyconv import formats
 from cupyconv.planning import cost
+from cupyconv.planning.device import CHIPS
 from cupyconv.planning.families.family import Candidate, Family, Tile
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, contiguous_strides
@@ -21,6 +22,14 @@ from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
 
 LINE_BYTES = 128
 """Bytes of a line in shared memory: the span of the swizzle."""
+
+BARRIER_BYTES = 8
+
+OUTPUT_BYTES = 2 * 2 * 64 * LINE_BYTES
+"""Of two warpgroups' two buffers for C on its way out."""
+
+MOST_STAGES = 8
+"""Of a ring: more hide nothing."""
 
 MAX_PHASES = 16
 """Stride phases whose tensor maps fit into the 4 KB of a kernel's parameters."""
@@ -111,18 +120,17 @@ def _window(axis: ConvAxis) -> AxisWalk:
 def _phases(axis: ConvAxis) -> list[AxisWalk]:
     walked = []
     for inputs, taps in axis.stride_phases:
-        # One output further for each step of the taps, which are walked backwards.
-        spacing = taps.step * axis.dilation // axis.stride
-        last = taps[-1] if taps else 0
+        # The taps are walked backwards.
+        base, spacing = axis.outputs_of_phase(inputs, taps)
         walked.append(
             AxisWalk(
                 extent=axis.output,
                 pixels=len(inputs),
-                base=(inputs.start + axis.pad_before - last * axis.dilation) // axis.stride,
+                base=base,
                 stride=1,
                 taps=len(taps),
                 spacing=spacing,
-                filter_first=last,
+                filter_first=taps[-1] if taps else 0,
                 filter_step=-taps.step,
                 place_first=inputs.start,
                 place_step=axis.stride,
@@ -339,6 +347,17 @@ def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
 # -- how it is cut ---------------------------------------------------------------------------------
 
 
+def stages_beside(fixed_bytes: int, stage_bytes: int) -> int:
+    """Stages of a ring, with two barriers each: as many as shared memory holds."""
+    room = (CHIPS[9, 0].block_shared << 10) - fixed_bytes
+    return min(room // (stage_bytes + 2 * BARRIER_BYTES), MOST_STAGES)
+
+
+def ring_stages(block_m: int, block_n: int) -> int:
+    """Stages of lines of both operands."""
+    return stages_beside(OUTPUT_BYTES, (block_m + block_n) * LINE_BYTES)
+
+
 def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **macros: int) -> Tile:
     """Two warpgroups that multiply and one that loads lines of so wide operands."""
     line = LINE_BYTES // operand_bytes
@@ -421,18 +440,23 @@ class Hopper(Staying):
     summary = "implicit GEMM on wgmma, fed by TMA, in blocks that stay for many tiles"
     kernels = "hopper"
     tiles = tuple(
-        tile_of(block_m, block_n, itemsize, itemsize, STAGES=stages, CLUSTER=cluster, PLANES=1)
+        tile_of(
+            *(block_m, block_n, itemsize, itemsize),
+            STAGES=ring_stages(block_m, block_n),
+            CLUSTER=cluster,
+            PLANES=1,
+        )
         for itemsize in (2, 4)
-        for block_m, block_n, stages, cluster in (
-            (128, 256, 4, 2),
-            (128, 256, 4, 1),
-            (256, 128, 4, 2),
-            (256, 128, 4, 1),
-            (128, 192, 4, 1),
-            (128, 128, 6, 2),
-            (128, 128, 6, 1),
-            (256, 64, 4, 1),
-            (128, 64, 6, 1),
+        for block_m, block_n, cluster in (
+            (128, 256, 2),
+            (128, 256, 1),
+            (256, 128, 2),
+            (256, 128, 1),
+            (128, 192, 1),
+            (128, 128, 2),
+            (128, 128, 1),
+            (256, 64, 1),
+            (128, 64, 1),
         )
     )
 

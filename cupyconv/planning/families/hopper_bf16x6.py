@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from cupyconv.planning.families.hopper import Staying, layout_of, tile_of, tma_refuses
+from cupyconv.planning.families.hopper import Staying, layout_of, ring_stages, tile_of, tma_refuses
 from cupyconv.planning.request import Request
 from cupyconv.problem import ConvProblem
 
@@ -33,13 +33,13 @@ class HopperBf16x6(Staying):
     on_request = True
     # Sums are kept twice, in and out of the tensor cores: 256 columns of them do not fit.
     tiles = tuple(
-        tile_of(block_m, block_n, 4, 2, STAGES=stages, CLUSTER=cluster, PLANES=PLANES)
-        for block_m, block_n, stages, cluster in (
-            (128, 128, 6, 2),
-            (128, 128, 6, 1),
-            (256, 64, 4, 1),
-            (128, 64, 6, 1),
+        tile_of(
+            *(block_m, block_n, 4, 2),
+            STAGES=ring_stages(block_m, block_n),
+            CLUSTER=cluster,
+            PLANES=PLANES,
         )
+        for block_m, block_n, cluster in ((128, 128, 2), (128, 128, 1), (256, 64, 1), (128, 64, 1))
     )
 
     def refuses(self, request: Request) -> str | None:

@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 
 from cupyconv import ConvProblem, arrays
+from cupyconv.checking import (
+    EXACT_UP_TO,
+    HOST,
+    Agreement,
+    Operands,
+    Results,
+    Truth,
+    _naive,
+    compute,
+    integer_operands,
+)
 from cupyconv.cli import check, configuration
-from cupyconv.cli.agreement import CPU, Agreement, Operands, Results, Truth, _naive, compute
 from cupyconv.cli.data import random as random_data
 from cupyconv.problem import ITEMSIZE
 
@@ -23,8 +33,8 @@ def _operands(problem: ConvProblem, seed: int = 0) -> Operands:
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
 def test_plain_summation_equals_the_reference_on_integers(layer):
     problem = layer.problem(dtype="float32")
-    operands = check._integers(problem, np.random.default_rng(0))
-    expected = compute(problem, operands, CPU, "reference")
+    operands = integer_operands(problem, np.random.default_rng(0))
+    expected = compute(problem, operands, HOST, "reference")
     for got, wanted in zip(_naive(problem, operands), expected, strict=True):
         assert np.array_equal(got, wanted)
 
@@ -33,10 +43,10 @@ def test_plain_summation_equals_the_reference_on_integers(layer):
 def test_integer_data_has_exact_sums(dtype):
     for layer in LAYERS:
         problem = layer.problem(dtype=dtype)
-        operands = check._integers(problem, np.random.default_rng(0))
+        operands = integer_operands(problem, np.random.default_rng(0))
         assert all(operand.dtype == arrays.numpy_dtype(dtype) for operand in operands)
         for sums in Truth(problem, operands).magnitudes:
-            assert np.max(sums, initial=0) <= check.EXACT_UP_TO[dtype]
+            assert np.max(sums, initial=0) <= EXACT_UP_TO[dtype]
         if problem.N:
             assert all(np.count_nonzero(operand) for operand in operands)
 
@@ -53,7 +63,7 @@ def test_one_unit_too_many_in_one_element_is_noticed(dtype):
     problem = ConvProblem((1, 3, 8, 8), (4, 3, 3, 3), dtype=dtype)
     operands = _operands(problem)
     truth = Truth(problem, operands)
-    results = compute(problem, operands, CPU, "numpy")
+    results = compute(problem, operands, HOST, "numpy")
     for name in Results._fields:
         array = getattr(results, name).copy()
         assert truth.difference(name, array) <= truth.bounds[name]
@@ -66,7 +76,7 @@ def test_a_gradient_where_there_must_be_none_is_noticed():
     problem = ConvProblem((1, 1, 6), (1, 1, 3), stride=2)  # the last input is under no window
     operands = _operands(problem)
     truth = Truth(problem, operands)
-    results = compute(problem, operands, CPU, "numpy")
+    results = compute(problem, operands, HOST, "numpy")
     results.dx[0, 0, 5] = 1e-6
     assert truth.difference("dx", results.dx) == np.inf
     verdicts = {
@@ -92,7 +102,7 @@ def test_numbers_of_any_size_are_judged_alike():
     for scale in (1e-120, 1e100):
         scaled = Operands(operands.x * scale, *operands[1:])
         truth = Truth(problem, scaled)
-        results = compute(problem, scaled, CPU, "numpy")
+        results = compute(problem, scaled, HOST, "numpy")
         agreements = [
             *truth.against_reference(results),
             *truth.against_finite_differences(results, 0),

@@ -11,18 +11,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import ml_dtypes
 import numpy as np
 
-import cupyconv
-from cupyconv import ConvProblem, arrays
-from cupyconv.cli.data import Place
+from cupyconv import arrays, operations
 from cupyconv.cpu import naive
-from cupyconv.problem import PASSES
+from cupyconv.problem import PASSES, ConvProblem
 
-EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
-"""One unit in the last place, relative, by dtype."""
+ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+"""Of rounding to nearest, relative, by dtype: half a unit in the last place."""
+
+EXACT_UP_TO = {dtype: round(1 / roundoff) for dtype, roundoff in ROUNDOFF.items()}
+"""Sums of integers up to here are exact, partial sums included."""
 
 SINGLE_ELEMENTS = 3
 """Elements of a tensor that are moved on their own for finite differences."""
@@ -30,7 +32,30 @@ SINGLE_ELEMENTS = 3
 # A sum over signs drawn at random leaves 6 standard deviations once in 500 million draws.
 _DEVIATIONS = 6
 
-CPU = Place(on_gpu=False)
+
+class Memory(Protocol):
+    """Where arrays have to be to be computed with."""
+
+    def put(self, array: np.ndarray) -> Any:
+        """A NumPy array there."""
+        ...
+
+    def get(self, array: Any) -> np.ndarray:
+        """An array of there as a NumPy array."""
+        ...
+
+
+class HostMemory:
+    """NumPy's own."""
+
+    def put(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def get(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+
+HOST = HostMemory()
 
 
 class Operands(NamedTuple):
@@ -82,37 +107,26 @@ class Agreement:
 def compute(
     problem: ConvProblem,
     operands: Operands,
-    place: Place,
+    memory: Memory,
     impl: str,
     passes: Sequence[str] = PASSES,
 ) -> Results:
     """The three passes and the bias gradient, by the public functions.
 
     Args:
+        memory: where ``impl`` computes.
         impl: what computes ``passes``; the others are computed by what is planned.
     """
-    x, w, dy = map(place.put, operands)
-    words = _words(problem)
+    x, w, dy = map(memory.put, operands)
+    words = problem.keywords
     by = {pass_: impl if pass_ in passes else "auto" for pass_ in PASSES}
     results = (
-        cupyconv.conv_forward(x, w, impl=by["forward"], **words),
-        cupyconv.conv_backprop_input(x.shape, w, dy, impl=by["backprop_input"], **words),
-        cupyconv.conv_backprop_filter(x, w.shape, dy, impl=by["backprop_filter"], **words),
-        cupyconv.conv_backprop_bias(dy, data_format=problem.data_format),
+        operations.conv_forward(x, w, impl=by["forward"], **words),
+        operations.conv_backprop_input(x.shape, w, dy, impl=by["backprop_input"], **words),
+        operations.conv_backprop_filter(x, w.shape, dy, impl=by["backprop_filter"], **words),
+        operations.conv_backprop_bias(dy, data_format=problem.data_format),
     )
-    return Results(*map(place.get, results))
-
-
-def _words(problem: ConvProblem) -> dict[str, Any]:
-    explicit = problem.padding_mode == "explicit"
-    return {
-        "stride": problem.stride,
-        "padding": problem.padding if explicit else problem.padding_mode,
-        "dilation": problem.dilation,
-        "groups": problem.groups,
-        "data_format": problem.data_format,
-        "filter_format": problem.filter_format,
-    }
+    return Results(*map(memory.get, results))
 
 
 class Truth:
@@ -129,12 +143,12 @@ class Truth:
     @cached_property
     def results(self) -> Results:
         """The reference implementation's, in float64."""
-        return compute(self.problem, self.operands64, CPU, "reference")
+        return compute(self.problem, self.operands64, HOST, "reference")
 
     @cached_property
     def magnitudes(self) -> Results:
         """Of each number, the sum of the absolute values of its terms."""
-        return compute(self.problem, Operands(*map(np.abs, self.operands64)), CPU, "reference")
+        return compute(self.problem, Operands(*map(np.abs, self.operands64)), HOST, "reference")
 
     @cached_property
     def bounds(self) -> Mapping[str, float]:
@@ -143,7 +157,7 @@ class Truth:
             return self._bounds64
         plain = _naive(self.problem, self.operands)
         return {
-            name: 2 * self.difference(name, getattr(plain, name)) + EPSILON[self.problem.dtype]
+            name: 2 * self.difference(name, getattr(plain, name)) + 2 * ROUNDOFF[self.problem.dtype]
             for name in Results._fields
         }
 
@@ -156,7 +170,7 @@ class Truth:
         with np.errstate(all="ignore"):
             rounded = Operands(*(_to_unit(a).astype(np.float32) for a in self.operands))
         less = Truth(self.problem.replace(dtype="float32"), rounded)
-        scale = EPSILON["float64"] / EPSILON["float32"]
+        scale = ROUNDOFF["float64"] / ROUNDOFF["float32"]
         return {name: scale * bound for name, bound in less.bounds.items()}
 
     def difference(self, name: str, actual: np.ndarray) -> float:
@@ -199,7 +213,7 @@ class Truth:
         """
         generator = np.random.default_rng(seed)
         # What float64 itself loses in a loss of so many terms.
-        floor = 4 * EPSILON["float64"] * math.sqrt(max(self.problem.flops, 1))
+        floor = 8 * ROUNDOFF["float64"] * math.sqrt(max(self.problem.flops, 1))
         return [self._moved(name, getattr(results, name), generator, floor) for name in _MOVED]
 
     def _moved(
@@ -234,7 +248,7 @@ class Truth:
             slope = self._slope(name, direction)
             if not math.isfinite(slope):  # the step left float64's range
                 return None
-            differences.append(_ratio(np.sum(gradient * direction) - slope, scale))
+            differences.append(_ratio(float(np.sum(gradient * direction)) - slope, scale))
         return max(differences)
 
     def _slope(self, name: str, direction: np.ndarray) -> float:
@@ -250,7 +264,7 @@ class Truth:
         outputs = []
         for signed in (step, -step):
             there = {"dx": x, "dw": w, "db": bias, name: moved + signed * direction}
-            y = cupyconv.conv_forward(*there.values(), impl="reference", **_words(self.problem))
+            y = operations.conv_forward(*there.values(), impl="reference", **self.problem.keywords)
             outputs.append(y)
         with np.errstate(all="ignore"):
             return float(np.sum((outputs[0] - outputs[1]) * dy) / (2 * step))
@@ -289,6 +303,24 @@ class Truth:
 _MOVED = ("dx", "dw", "db")
 
 
+def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Operands:
+    """Integer-valued operands whose every sum, partial sums included, is exact in the dtype."""
+    dtype = arrays.numpy_dtype(problem.dtype)
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    largest, density = 8, 1.0
+    while True:
+        drawn = []
+        for shape in shapes:
+            values = generator.integers(-largest, largest, size=shape, endpoint=True)
+            drawn.append((values * (generator.random(shape) < density)).astype(dtype))
+        operands = Operands(*drawn)
+        sums = [np.max(m, initial=0.0) for m in Truth(problem, operands).magnitudes]
+        if max(sums) <= EXACT_UP_TO[problem.dtype]:
+            return operands
+        # Smaller numbers first; where even ones make too large a sum, fewer that are not zero.
+        largest, density = (largest // 2, density) if largest > 1 else (1, density / 2)
+
+
 def _naive(problem: ConvProblem, operands: Operands) -> Results:
     x, w, dy = operands
     shapes = (problem.output_shape, x.shape, w.shape, problem.bias_shape)
@@ -309,7 +341,7 @@ def _to_unit(array: np.ndarray) -> np.ndarray:
     return np.ldexp(array, -math.frexp(largest)[1])
 
 
-def _ratio(difference: float, scale: float) -> float:
+def _ratio(difference: Any, scale: Any) -> float:
     """|difference| / scale, where 0 / 0 is 0."""
     size = abs(float(difference))
     if size == 0 or math.isnan(size):
@@ -318,6 +350,4 @@ def _ratio(difference: float, scale: float) -> float:
 
 
 def _smallest(dtype: str) -> float:
-    import ml_dtypes
-
     return float(ml_dtypes.finfo(arrays.numpy_dtype(dtype)).smallest_subnormal)

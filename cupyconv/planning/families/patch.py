@@ -282,7 +282,7 @@ def _patch(request: Request, rows: Rows, tile_p: int, tile_q: int) -> _Patch:
         problem.N * depth * -(-height // tile_p) * -(-width // tile_q),
         lines * (line // access.x_vector),
         pitch,
-        -(-lines * pitch * itemsize // 16) * 16,
+        lines * pitch * itemsize,
     )
 
 
@@ -298,7 +298,7 @@ def _forward_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
         lines, line = (patch.pixels, filters) if access.y_last else (filters, patch.pixels)
         output = lines * (line + (8 if itemsize == 2 else 4)) * itemsize
         tables = rows.classes * rows.words * 8 + filters * accumulator
-        shared = weights + 2 * patch.size + output + tables
+        shared = weights + -(-2 * patch.size // 16) * 16 + output + tables
         tiles = patch.tiles * -(-problem.K // filters)
         yield Cut(
             patch.tile_p,

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import speed_table
+
 README = Path(__file__).parent.parent / "README.md"
 
 COMMANDS = {
@@ -37,11 +39,21 @@ def output(arguments: list[str]) -> str:
 def filled(text: str) -> str:
     """The README's text with every marked block replaced by real output."""
     for name, arguments in COMMANDS.items():
-        block = f"<!-- {name} -->\n```console\n{output(arguments)}\n```\n<!-- /{name} -->"
-        pattern = re.compile(f"<!-- {name} -->.*?<!-- /{name} -->", re.DOTALL)
-        text, count = pattern.subn(lambda _, block=block: block, text)
-        if count != 1:
-            raise SystemExit(f"README.md must have one block {name!r}, has {count}")
+        text = put_into(text, name, f"```console\n{output(arguments)}\n```")
+    for device in speed_table.NOTHING:
+        text = put_into(
+            text, f"speed, {device}", speed_table.table(README.parent / "tests", device)
+        )
+    return text
+
+
+def put_into(text: str, name: str, content: str) -> str:
+    """A text with the content between the two comment lines of a block."""
+    block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
+    pattern = re.compile(f"<!-- {name} -->.*?<!-- /{name} -->", re.DOTALL)
+    text, count = pattern.subn(lambda _: block, text)
+    if count != 1:
+        raise SystemExit(f"README.md must have one block {name!r}, has {count}")
     return text
 
 

@@ -10,9 +10,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from cupyconv import ConvError
-from cupyconv.bench import environment, export, plot, readme, report, results
+from cupyconv.bench import environment, export, plot, report, results
 from cupyconv.bench.ceilings import Ceiling
 from cupyconv.bench.results import FirstCall, Log, Note, Results, Row
+from tests import speed_table
 
 ROW = Row(
     layer="resnet50-03",
@@ -393,22 +394,22 @@ def folders(tmp_path):
 
 
 def test_the_readme_says_that_nothing_was_measured(folders):
-    assert readme.table(folders / "missing", "gpu") == readme.NOTHING["gpu"]
+    assert speed_table.table(folders / "missing", "gpu") == speed_table.NOTHING["gpu"]
     on_cpu = measured(ROW, environment={"device": "cpu", "date": "2026-12-01"})
     export.write_json(on_cpu, folders / "gpu" / "results" / "bench-cpu.json")
-    assert readme.newest(folders, "gpu") is None
-    assert readme.table(folders, "cpu") == readme.NOTHING["cpu"]
+    assert results.newest(folders, "gpu") is None
+    assert speed_table.table(folders, "cpu") == speed_table.NOTHING["cpu"]
 
 
 def test_the_readme_takes_the_newest_run_on_a_gpu(folders, capsys):
-    results = folders / "gpu" / "results"
-    export.write_json(suite(), results / "bench-sm_90a.json")
+    folder = folders / "gpu" / "results"
+    export.write_json(suite(), folder / "bench-sm_90a.json")
     older = suite()
     older.environment = {**older.environment, "gpu": "Older", "date": "2026-10-20 10:00 UTC"}
-    export.write_json(older, results / "bench-sm_80.json")
-    (results / "bench-other.json").write_text("{}")
-    (results / "summary-sm_90a.json").write_text("{}")
-    text = readme.table(folders, "gpu")
+    export.write_json(older, folder / "bench-sm_80.json")
+    (folder / "bench-other.json").write_text("{}")
+    (folder / "summary-sm_90a.json").write_text("{}")
+    text = speed_table.table(folders, "gpu")
     assert text.splitlines() == [
         "Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, cuDNN 91900, CuPy 14.2.0, driver 580.1, "
         "SM clock up to 1980): PyTorch's time over cupyconv's, geometric means over the layers "
@@ -435,36 +436,19 @@ def test_the_readme_takes_the_run_on_a_cpu(folders):
         "numpy": "2.5.0",
         "cupy": "14.2.0",
     }
-    results = folders / "cpu" / "results"
-    export.write_json(measured(*suite().rows, environment=about), results / "bench-cpu.json")
-    first, *_ = readme.table(folders, "cpu").splitlines()
+    folder = folders / "cpu" / "results"
+    export.write_json(measured(*suite().rows, environment=about), folder / "bench-cpu.json")
+    first, *_ = speed_table.table(folders, "cpu").splitlines()
     assert first.startswith(
         "Abacus, 2 threads, 2026-12-01 (PyTorch 2.13.0, NumPy 2.5.0): PyTorch's"
     )
 
 
-def test_the_tables_are_put_between_their_lines(folders):
-    path = folders / "README.md"
-    lines = {device: readme.lines_around(device) for device in ("gpu", "cpu")}
-    parts = [f"{begin}\nold\n{end}\nafter\n" for begin, end in lines.values()]
-    path.write_text("before\n" + "".join(parts))
-    for _ in range(2):
-        readme.main([str(folders), "--into", str(path)])
-        assert path.read_text() == "before\n" + "".join(
-            f"{begin}\n{readme.NOTHING[device]}\n{end}\nafter\n"
-            for device, (begin, end) in lines.items()
-        )
-    with pytest.raises(ConvError, match="two lines"):
-        readme.put_into("nothing", "gpu", "table")
-
-
-def test_the_readme_is_printed(folders, capsys):
-    readme.main([str(folders)])
-    assert capsys.readouterr().out == "\n\n".join(readme.NOTHING.values()) + "\n"
+def test_the_readme_says_what_is_missing():
     unfinished = suite()
     unfinished.finished = False
-    assert "did not come to its end" in readme.of_results(unfinished)
-    assert "PyTorch was not measured" in readme.of_results(measured(ROW))
+    assert "did not come to its end" in speed_table.of_results(unfinished)
+    assert "PyTorch was not measured" in speed_table.of_results(measured(ROW))
 
 
 # -- environment -----------------------------------------------------------------------------------

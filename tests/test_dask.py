@@ -24,10 +24,10 @@ dask = pytest.importorskip("dask", reason="Dask is not installed")
 da = pytest.importorskip("dask.array")
 cd = pytest.importorskip("cupyconv.dask")
 
-from cupyconv.bench.ecosystem import worker_limit  # noqa: E402
 from cupyconv.dask import chunks as chunking  # noqa: E402
 from cupyconv.dask import halos, tasks  # noqa: E402
 from tests.configurations import CASES, integer_data, problems  # noqa: E402
+from tests.studies.ecosystem import worker_limit  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from cupyconv.bench import readme
-from tests.readme import README, filled
+from tests import speed_table
+from tests.readme import README, filled, put_into
 
 
 def without_numbers(text):
@@ -24,8 +24,13 @@ def test_the_two_commands_are_in_the_makefile():
         assert re.search(rf"^{command}:", makefile, re.M)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cpu"])
-def test_the_speed_table_is_that_of_the_newest_results(device):
-    begin, end = readme.lines_around(device)
-    shown = README.read_text().partition(begin)[2].partition(end)[0]
-    assert shown.strip() == readme.table(README.parent / "tests", device).strip()
+def test_the_speed_tables_are_those_of_the_newest_results():
+    for device in speed_table.NOTHING:
+        assert speed_table.table(README.parent / "tests", device) in README.read_text()
+
+
+def test_what_is_put_in_replaces_what_was_there():
+    text = "before\n<!-- a -->\nold\n<!-- /a -->\nafter"
+    assert put_into(text, "a", "new") == text.replace("old", "new")
+    with pytest.raises(SystemExit, match="one block 'b', has 0"):
+        put_into(text, "b", "new")

@@ -44,8 +44,19 @@ def to_json(results: Results) -> dict[str, Any]:
 
 
 def write_json(results: Results, path: Path) -> None:
-    """Everything as a JSON file."""
-    files.put(path, f"{json.dumps(to_json(results), indent=1)}\n".encode())
+    """Everything as a JSON file, an entry of a list in a line."""
+    files.put(path, f"{_lines(to_json(results))}\n".encode())
+
+
+def _lines(value: dict[str, Any]) -> str:
+    """JSON of an object: a line for each of its values, and for each entry of a list."""
+    parts = []
+    for name, content in value.items():
+        text = json.dumps(content)
+        if isinstance(content, list) and content:
+            text = "[\n" + ",\n".join(f"  {json.dumps(one)}" for one in content) + "\n ]"
+        parts.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}"
 
 
 def write_csv(results: Results, path: Path) -> None:

@@ -7,6 +7,7 @@ end the whole becomes one JSON file.  Both are read back alike, also a log that 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -213,6 +214,21 @@ def load(path: Path) -> Results:
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _damaged(path, error) from None
+
+
+def newest(root: Path, device: str) -> Results | None:
+    """The latest run on "gpu" or "cpu" among its results, bench-*.json; others are passed over."""
+    folder = root / device / "results"
+    found = []
+    for path in sorted(folder.glob("bench-*.json")) if folder.is_dir() else []:
+        try:
+            loaded = load(path)
+        except ConvError as error:
+            print(f"passed over {path.name}: {error}", file=sys.stderr)
+            continue
+        if loaded.environment.get("device") == device and loaded.rows:
+            found.append(loaded)
+    return max(found, key=lambda one: str(one.environment.get("date")), default=None)
 
 
 def _entries(path: Path, text: str) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """What keeps the NumPy path from being faster: the shares of its time, and the rates it reaches.
 
-    python -m cupyconv.bench.limits --json tests/cpu/results/limits.json
+    python -m tests.studies.limits --json tests/cpu/results/limits.json
 
 times each pass of the layers of ``--quick`` beside PyTorch, and how much of it NumPy spends in its
 two loops that compute: matrix products (BLAS) and einsum (depthwise layers).  The rest is copying:
@@ -204,7 +204,7 @@ def section(shares: Sequence[Share], about: dict[str, Any]) -> Section:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m cupyconv.bench.limits", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.studies.limits", description=__doc__)
     parser.add_argument("--layer", help="names with commas between them; those of --quick")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file to write")
     given = parser.parse_args(arguments)
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if peer is None:
         sys.exit(f"the shares are measured beside PyTorch: {why_not}")
     options = sys.argv[1:] if arguments is None else arguments
-    about = environment.describe(place, ["-m", "cupyconv.bench.limits", *options], "python")
+    about = environment.describe(place, ["-m", "tests.studies.limits", *options], "python")
     with peer.settings("ieee", environment.threads()):
         shares = measure(select((), given.layer.split(",") if given.layer else QUICK), peer)
     print(section(shares, about).text())

@@ -9,8 +9,8 @@ from dataclasses import asdict
 import pytest
 
 from cupyconv import ConvProblem
-from cupyconv.bench import ecosystem
 from cupyconv.problem import PASSES
+from tests.studies import ecosystem
 
 
 def test_calls_through_pytorch_are_timed_beside_its_own():
@@ -44,7 +44,7 @@ def test_figures_are_printed_and_kept_with_their_command(monkeypatch, tmp_path, 
     ecosystem.main(["--json", str(path)])
     kept = json.loads(path.read_text())
     assert kept == json.loads(capsys.readouterr().out)
-    assert kept["environment"]["command"].startswith("python -m cupyconv.bench.ecosystem --json")
+    assert kept["environment"]["command"].startswith("python -m tests.studies.ecosystem --json")
     assert kept["torch"] == asdict(calls)
     assert kept["dask"] == [json.loads(json.dumps(asdict(fits)))] * len(ecosystem.FITS)
     assert kept["dask_memory"]["peaks"] == [4, 5]

@@ -1,6 +1,6 @@
 """What the ways into other libraries cost on the CPU: PyTorch's operators and Dask's tasks.
 
-    python -m cupyconv.bench.ecosystem --json tests/cpu/results/ecosystem.json
+    python -m tests.studies.ecosystem --json tests/cpu/results/ecosystem.json
 
 It asks how long a call through ``cupyconv.torch`` takes on a layer so small that nothing else
 counts, and how much of it is PyTorch's own; how much longer a layer that fits into memory takes on
@@ -47,14 +47,14 @@ PAUSED_AT = 0.8  # of its limit, Dask's own default
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure everything, print it, and write it to a file."""
-    parser = argparse.ArgumentParser(prog="python -m cupyconv.bench.ecosystem", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.studies.ecosystem", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures are kept")
     path = parser.parse_args(arguments).json
     options = ["--json", str(path)] if path else []
     place = places.of("cpu")
     # Before Dask, which leaves its workers' number of threads in this process's environment.
     workers = environment.threads()
-    about = environment.describe(place, ["-m", "cupyconv.bench.ecosystem", *options], "python")
+    about = environment.describe(place, ["-m", "tests.studies.ecosystem", *options], "python")
     versions = {name: environment.version(name) for name in ("dask", "distributed", "zarr")}
     found = {
         "environment": about | versions,
@@ -355,9 +355,10 @@ def worker_limit() -> int:
     That is 110 to 270 MB: Dask's arrays load CuPy where it is installed, with what is there of
     CUDA's libraries.
     """
-    program = "import distributed; from cupyconv.bench import ecosystem as e; e._import(); "
+    program = "import distributed; from tests.studies import ecosystem as e; e._import(); "
     command = [sys.executable, "-c", program + "print(e._peak_bytes())"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    root = Path(__file__).resolve().parent.parent.parent
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
     return int((int(ended.stdout) + ROOM) / PAUSED_AT)
 
 

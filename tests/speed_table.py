@@ -1,24 +1,13 @@
-"""The README's tables of speed, from the newest results that were measured on a GPU and on a CPU.
-
-    python -m cupyconv.bench.readme tests --into README.md
-
-takes tests/gpu/results and tests/cpu/results, and writes each table between two comment lines of
-the README; without --into, they are printed.
-"""
+"""The README's tables of speed, from the newest results of a GPU and of a CPU."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from cupyconv import files
-from cupyconv.bench import environment, report, results
+from cupyconv.bench import environment, report
 from cupyconv.bench.report import Tally
-from cupyconv.bench.results import Results
+from cupyconv.bench.results import Results, newest
 from cupyconv.bench.suites import KINDS
-from cupyconv.errors import ConvError
 from cupyconv.problem import PASSES
 
 NOTHING = {
@@ -31,21 +20,6 @@ NOTHING = {
 
 _COUNTED = "auto"  # the implementation that a user gets
 _COLUMNS = {pass_.replace("_", "-"): pass_ for pass_ in PASSES} | {"all": "all"}
-
-
-def newest(root: Path, device: str) -> Results | None:
-    """The latest run on "gpu" or "cpu" among its results, bench-*.json; others are passed over."""
-    folder = root / device / "results"
-    found = []
-    for path in sorted(folder.glob("bench-*.json")) if folder.is_dir() else []:
-        try:
-            loaded = results.load(path)
-        except ConvError as error:
-            print(f"passed over {path.name}: {error}", file=sys.stderr)
-            continue
-        if loaded.environment.get("device") == device and loaded.rows:
-            found.append(loaded)
-    return max(found, key=lambda one: str(one.environment.get("date")), default=None)
 
 
 def table(root: Path, device: str) -> str:
@@ -96,45 +70,3 @@ def _about(found: Results) -> str:
         "geometric means over the layers of a kind, so many of which were measured. Above 1, "
         "cupyconv is faster; in brackets, how often it is faster, even and slower."
     )
-
-
-def lines_around(device: str) -> tuple[str, str]:
-    """The comment lines that a table stands between."""
-    return f"<!-- speed, {device}: begin -->", f"<!-- speed, {device}: end -->"
-
-
-def put_into(text: str, device: str, content: str) -> str:
-    """A README with the table between its two comment lines.
-
-    Raises:
-        ConvError: it does not have them.
-    """
-    first, last = lines_around(device)
-    before, begin, rest = text.partition(first)
-    _, end, after = rest.partition(last)
-    if not begin or not end:
-        raise ConvError(
-            "the README must have two lines for the table to stand between",
-            f"{first} and {last} are not both there",
-            "Add them",
-        )
-    return f"{before}{first}\n{content}\n{last}{after}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m cupyconv.bench.readme", description=__doc__)
-    parser.add_argument("results", type=Path, help="folder that has gpu/results and cpu/results")
-    parser.add_argument("--into", type=Path, metavar="README", help="file to write it into")
-    given = parser.parse_args(arguments)
-    tables = {device: table(given.results, device) for device in NOTHING}
-    if given.into is None:
-        print("\n\n".join(tables.values()))
-        return
-    text = given.into.read_text(encoding="utf-8")
-    for device, content in tables.items():
-        text = put_into(text, device, content)
-    files.put(given.into, text.encode())
-
-
-if __name__ == "__main__":
-    main()

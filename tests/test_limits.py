@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from cupyconv import ConvProblem
-from cupyconv.bench import limits, peers, places
+from cupyconv.bench import peers, places
 from cupyconv.bench.suites import Layer
 from cupyconv.problem import PASSES
+from tests.studies import limits
 
 DENSE = Layer("dense-1", ConvProblem((2, 16, 12, 12), (16, 16, 3, 3), padding=1))
 DEPTHWISE = Layer("depthwise-1", ConvProblem((2, 16, 12, 12), (16, 1, 3, 3), padding=1, groups=16))
@@ -55,5 +56,5 @@ def test_figures_are_printed_and_kept_with_their_command(peer, monkeypatch, tmp_
     assert "at most" in printed
     assert "all dense" in printed
     kept = json.loads((tmp_path / "new" / "limits.json").read_text())
-    assert kept["environment"]["command"].endswith("-m cupyconv.bench.limits --json limits.json")
+    assert kept["environment"]["command"].endswith("-m tests.studies.limits --json limits.json")
     assert [share["pass_"] for share in kept["shares"]] == list(PASSES)

@@ -6,8 +6,11 @@ MINUTES ?= 10
 SEED ?=
 
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
+# CuPy without a GPU: what needs a device, in processes that see emulated ones.
+DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist worksteal \
+	tests/gpu tests/device
 
-.PHONY: demo test test-rest test-all test-slow fuzz lint mutants wheel clean
+.PHONY: demo test test-rest test-all test-slow test-device fuzz lint mutants wheel clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -15,9 +18,15 @@ demo: .venv/installed
 # A few cases of every test, in minutes.
 test: .venv/installed-test
 	$(PYTEST) -m "not slow" --part sample
+	$(DEVICE_PYTEST) -m "not slow" --part sample
 
 test-rest: .venv/installed-test lint
 	$(PYTEST) -m "not slow" --part rest
+	$(DEVICE_PYTEST) -m "not slow" --part rest --most 48
+
+# All cases of what needs a device: for an hour and more.
+test-device: .venv/installed-test
+	$(DEVICE_PYTEST) -m "not slow"
 
 test-all: test test-rest
 

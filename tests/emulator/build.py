@@ -319,12 +319,12 @@ def check_twin(
 # --------------------------------------------------------------------------------------------------
 # Builds
 # --------------------------------------------------------------------------------------------------
-def _digest(*parts: object) -> str:
+def digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:24]
 
 
 @contextmanager
-def _exclusively(path: Path) -> Iterator[None]:
+def exclusively(path: Path) -> Iterator[None]:
     """Lets one process at a time build a product."""
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -354,8 +354,8 @@ def build_library(
     """
     compiler = find_compiler()
     flags = [*COMMON_FLAGS, *RUNTIME_FLAGS]
-    product = cache_directory() / f"{name}-{_digest(compiler.version, flags, *texts)}.so"
-    with _exclusively(product):
+    product = cache_directory() / f"{name}-{digest(compiler.version, flags, *texts)}.so"
+    with exclusively(product):
         if not product.exists():
             with tempfile.TemporaryDirectory(dir=product.parent) as scratch:
                 partial = Path(scratch) / "library.so"
@@ -434,11 +434,11 @@ def build_kernel(
     ]
     runtime = build_runtime()
     own_text = Path(__file__).read_text()
-    key = _digest(compiler.version, flags, own_text, *texts.values(), *host_texts, runtime.name)
+    key = digest(compiler.version, flags, own_text, *texts.values(), *host_texts, runtime.name)
     product = cache_directory() / f"{path.stem}-{key}.so"
     if product.exists():
         return product
-    with _exclusively(product), tempfile.TemporaryDirectory(dir=product.parent) as scratch:
+    with exclusively(product), tempfile.TemporaryDirectory(dir=product.parent) as scratch:
         if product.exists():
             return product
         source, object_file = Path(scratch) / "unit.cpp", Path(scratch) / "unit.o"

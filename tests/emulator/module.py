@@ -108,9 +108,15 @@ class EmulatedKernel(Function):
         takes = module.resources[name] if module.resources else _declared(entry)
         super().__init__(f"{name} {module.variant}".rstrip(), module.chip, takes)
         self.name = name
+        self.resources = takes
         self.last_outcome: Outcome | None = None
         self._module = module
         self._entry = entry
+
+    @property
+    def parameter_sizes(self) -> list[int]:
+        """Bytes of each parameter, as the source declares it."""
+        return [self._entry.parameters[at].size for at in range(self._entry.parameter_count)]
 
     @property
     def declared_at(self) -> tuple[str, int]:
@@ -135,8 +141,6 @@ class EmulatedKernel(Function):
             TypeError, ValueError: An argument or extent that a GPU launch would get wrong.
         """
         chosen = current_settings()
-        if not self._module.checked:
-            chosen = replace(chosen, check=False)
         grid_extents, block_extents = three(grid), three(block)
         self.require_launchable(grid_extents, block_extents, shared_mem)
         holders = self._convert(args)
@@ -144,27 +148,43 @@ class EmulatedKernel(Function):
         pointers = (ctypes.c_void_p * max(len(holders), 1))(
             *[holder.ctypes.data for holder in holders]
         )
+        for value in args:
+            if isinstance(value, np.ndarray) and not value.dtype.names:
+                memory.note_kernel(value, self)
+        outcome = self.run(grid_extents, block_extents, pointers, shared_mem)
+        if outcome.reports and chosen.raise_reports:
+            raise CheckerError(outcome.reports)
+        return outcome
+
+    def run(
+        self, grid: Sequence[int], block: Sequence[int], pointers: Any, shared_mem: int
+    ) -> Outcome:
+        """Runs the kernel as cuLaunchKernel is told to, which has been found to be permitted.
+
+        Args:
+            grid, block: Three extents each.
+            pointers: A ctypes array with the address of each parameter's value.
+            shared_mem: Bytes of dynamic shared memory.
+        """
+        chosen = current_settings()
+        if not self._module.checked:
+            chosen = replace(chosen, check=False)
         blocks = np.asarray(chosen.blocks if chosen.blocks is not None else [], np.uint32)
         apply_settings(chosen)
         runtime = library()
         runtime.emulator_clear_reports()
         runtime.emulator_launch(
             ctypes.addressof(self._entry),
-            (ctypes.c_uint32 * 3)(*grid_extents),
-            (ctypes.c_uint32 * 3)(*block_extents),
+            (ctypes.c_uint32 * 3)(*grid),
+            (ctypes.c_uint32 * 3)(*block),
             shared_mem,
             pointers,
             blocks.ctypes.data,
             len(blocks),
         )
-        for value in args:
-            if isinstance(value, np.ndarray) and not value.dtype.names:
-                memory.note_kernel(value, self)
         self.last_outcome = self._outcome(chosen.bank_conflicts)
         if chosen.on_outcome is not None:
             chosen.on_outcome(self.last_outcome)
-        if self.last_outcome.reports and chosen.raise_reports:
-            raise CheckerError(self.last_outcome.reports)
         return self.last_outcome
 
     def _convert(self, args: Sequence[Any]) -> list[np.ndarray]:

@@ -151,6 +151,7 @@ def test_hopper_kernels_that_load_halos(dtype, precision, tile, case):
     require_with_tile("cuda-hopper-halo", case, tile, dtype, precision)
 
 
+@pytest.mark.slow
 def test_planes_err_no_more_than_plain_float32():
     """Largest and mean error against float64, over 4,608 terms: whether "auto" may take them."""
     problem = cupyconv.ConvProblem(
@@ -214,6 +215,7 @@ def test_results_come_from_the_memory_pool():
     assert y.shape == problem.output_shape
 
 
+@pytest.mark.slow
 def test_a_repeated_calls_own_python_takes_less_than_10_us():
     """Beyond the array and the launch, which are CuPy's; the best of a few medians."""
     place = places.of("gpu")
@@ -297,6 +299,7 @@ def test_an_overlapping_out_is_refused():
         cupyconv.conv_forward(x, w, out=x)
 
 
+@pytest.mark.slow
 def test_more_than_two_to_the_31_elements():
     size = 2**31 // (64 * 1024) + 9
     needed = 64 * 1024 * size * 2 * 2

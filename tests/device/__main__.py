@@ -1,0 +1,25 @@
+"""python -m tests.device script.py | -m module [arguments]: runs Python on the emulated devices."""
+
+import os
+import sys
+from pathlib import Path
+
+from tests.device import RUNNING, build
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    if len(sys.argv) == 1:
+        raise SystemExit(__doc__)
+    try:
+        build.folder()
+    except (build.DeviceBuildError, build.header.HeaderError) as error:
+        raise SystemExit(str(error)) from None
+    paths = [str(HERE / "autostart"), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    os.environ[RUNNING] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+
+
+main()

@@ -1,0 +1,142 @@
+"""cuda.h as Python sees it: the values of its constants, and its functions as ctypes types."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+_CONSTANT = re.compile(r"^\s*(?:CU|cuda)(\w+)\s*=\s*(0x[0-9a-fA-F]+|\d+)\b", re.M)
+_FUNCTION = re.compile(r"\bCUresult\s+CUDAAPI\s+(\w+)\(([^;]*?)\);")
+
+_NUMBERS = {
+    "int": ctypes.c_int,
+    "unsigned int": ctypes.c_uint,
+    "unsigned short": ctypes.c_ushort,
+    "unsigned char": ctypes.c_ubyte,
+    "unsigned long long": ctypes.c_ulonglong,
+    "size_t": ctypes.c_size_t,
+    "float": ctypes.c_float,
+    "cuuint32_t": ctypes.c_uint32,
+    "cuuint64_t": ctypes.c_uint64,
+    "CUdevice": ctypes.c_int,
+    "CUdeviceptr": ctypes.c_uint64,
+}
+_HANDLES = {
+    "CUcontext",
+    "CUmodule",
+    "CUfunction",
+    "CUstream",
+    "CUevent",
+    "CUgraph",
+    "CUgraphExec",
+    "CUhostFn",
+    "CUmemoryPool",
+    "CUoccupancyB2DSize",
+}
+
+
+class HeaderError(RuntimeError):
+    """CUDA's headers are missing, or are not what is expected of them."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the driver.
+
+    Attributes:
+        name: without the version that its symbol may end in.
+        declaration: of its parameters, in C.
+        parameters: their names and ctypes types.
+    """
+
+    name: str
+    declaration: str
+    parameters: tuple[tuple[str, Any], ...]
+
+
+def folder() -> Path:
+    """Where cuda.h is, and what it includes."""
+    found = Path(sysconfig.get_paths()["purelib"], "nvidia", "cu13", "include")
+    for name, package in (("cuda.h", "runtime"), ("crt/host_defines.h", "crt")):
+        if not (found / name).is_file():
+            raise HeaderError(f"{name} of CUDA 13 is missing: pip install nvidia-cuda-{package}")
+    return found
+
+
+@cache
+def text(name: str = "cuda.h") -> str:
+    """One of the headers, without its comments."""
+    return _COMMENT.sub(" ", (folder() / name).read_text())
+
+
+@cache
+def constants() -> dict[str, int]:
+    """The enumerators of cuda.h, without the "CU" or "CUDA" that they begin with."""
+    found: dict[str, int] = {}
+    for name, value in _CONSTANT.findall(text()):
+        found.setdefault(name.removeprefix("DA").removeprefix("_"), int(value, 0))
+    return found
+
+
+def statuses(name: str = "cuda.h", pattern: str = r"CUDA_(?:SUCCESS|ERROR_\w+)") -> dict[int, str]:
+    """What a header calls each status."""
+    found: dict[int, str] = {}
+    for word, value in re.findall(rf"^\s*({pattern})\s*=\s*(\d+)", text(name), re.M):
+        found.setdefault(int(value), word)
+    return found
+
+
+@cache
+def version() -> int:
+    """CUDA's version, such as 13000."""
+    match = re.search(r"#define CUDA_VERSION (\d+)", text())
+    assert match is not None
+    return int(match[1])
+
+
+@cache
+def _declarations() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, declaration in _FUNCTION.findall(text()):
+        found.setdefault(name, " ".join(declaration.split()))  # later ones are of older versions
+    return found
+
+
+def functions(names: Sequence[str]) -> dict[str, Function]:
+    """The functions of these names.
+
+    Raises:
+        HeaderError: one is not declared, or has a parameter of another type than is known here.
+    """
+    missing = sorted(set(names) - set(_declarations()))
+    if missing:
+        raise HeaderError(f"cuda.h of version {version()} does not declare {', '.join(missing)}")
+    return {name: _function(name, _declarations()[name]) for name in names}
+
+
+def _function(name: str, declaration: str) -> Function:
+    parameters = []
+    for one in declaration.split(",") if declaration != "void" else ():
+        match = re.fullmatch(r"\s*(?:const\s+)?(.*?)(\w+)\s*", one)
+        assert match is not None
+        parameters.append((match[2], _type(match[1].strip(), f"{name}({declaration})")))
+    return Function(name, declaration, tuple(parameters))
+
+
+def _type(words: str, where: str) -> Any:
+    if words.endswith("*") or words in _HANDLES:
+        return ctypes.c_void_p
+    if words in _NUMBERS:
+        return _NUMBERS[words]
+    if re.search(rf"\btypedef\s+enum\s+\w+\s*\{{[^}}]*\}}\s*{words}\s*;", text()) or re.search(
+        rf"\b{words}_enum\b", text()
+    ):
+        return ctypes.c_int
+    raise HeaderError(f"what is {words} in {where}?")

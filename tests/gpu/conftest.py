@@ -1,0 +1,6 @@
+"""On emulated devices, each test is given ones that work."""
+
+from tests.device import is_running
+
+if is_running():
+    from tests.device.fixtures import working_devices  # noqa: F401

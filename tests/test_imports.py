@@ -28,6 +28,7 @@ ROOMS = (
     "raw_ops",
     "torch",
     "onnx",
+    "cudnn",
     "dask",
     "explaining",
     "bench",

@@ -1,23 +1,27 @@
 // Gradient with respect to the input, generic: every legal configuration, dtype and chip.
 //
-//   dx[n, c, h, w] = sum over k, r, s of dy[n, k, (h + pad - r * dilation) / stride, ...] * w[k, c, r, s]
+//   dx[n, c, h, w] = act( bias[c] + sum over k, r, s of
+//                         dy[n, k, (h + pad - r * dilation) / stride, ...] * w[k, c, r, s] )
 //
-// over the taps for which the division is exact and the output exists.  One implicit GEMM per
-// group:
+// over the taps for which the division is exact and the output exists.  A gradient has neither bias
+// nor activation, which is -DACTIVATION (epilogue.cuh); a transposed convolution may have both.  One
+// implicit GEMM per group:
 //
 //   gemm_m = N * D * H * W    input pixels                A = dy gathered from the outputs they fed
 //   gemm_n = C / G            channels of the group       B = w
 //   gemm_k = T * R * S * K/G  taps, filter fastest        C = dx
 //
-// Every element of dx is stored, with zero where no window reached it.  With a stride, most
+// Every element of dx is stored, with a sum of zero where no window reached it.  With a stride, most
 // gathered elements are zeros here: splitting the pixels into stride phases is what a faster
 // family does.
+#include "epilogue.cuh"
 #include "maps.cuh"
 #include "tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_backprop_input(const Storage* __restrict__ dy, const Storage* __restrict__ w,
-                        Storage* __restrict__ dx, const ConvParameters p) {
+                        const Storage* __restrict__ bias, Storage* __restrict__ dx,
+                        const ConvParameters p) {
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
   __shared__ Place<Index> pixels[BLOCK_M];  // the input pixel of each row of the tile
@@ -80,8 +84,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       const Index n = tile.column + fragment.column + j;
       if (n >= gemm_n) break;
       const Index channel = tile.group * gemm_n + n;
+      Accumulator sum = fragment.sum[i][j];
+      if (bias != nullptr) sum += Numeric<Storage>::widen(bias[channel * p.bias_stride]);
       pixel[channel * static_cast<Index>(p.x_stride[1])] =
-          Numeric<Storage>::narrow(fragment.sum[i][j]);
+          Numeric<Storage>::narrow(activate<ACTIVATION>(sum));
     }
   }
 }

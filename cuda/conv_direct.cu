@@ -157,7 +157,7 @@ struct Sources {
 
 #if PASS != 2
 
-// source is x or dy, result y or dx; bias is of the forward pass and may be null.
+// source is x or dy, result y or dx; bias may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_direct(const Storage* __restrict__ source, const Storage* __restrict__ w,
                 const Storage* __restrict__ bias, Storage* __restrict__ result,
@@ -241,7 +241,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
   if (!works) return;
 
-#if PASS == 0
 #pragma unroll
   for (int v = 0; v < VECTOR; ++v) {
     Accumulator added = 0;
@@ -251,7 +250,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
     for (int i = 0; i < TILE; ++i) sum[i][v] = activate<ACTIVATION>(sum[i][v] + added);
   }
-#endif
 #pragma unroll
   for (int first = 0; first < TILE; first += RUN) {
     if (strip.first.w + first >= result_width) break;

@@ -127,7 +127,6 @@ struct Pass {
     return pixel_offset(pixel_at(m, p.output), p.y_stride);
   }
   __device__ __forceinline__ Index c_column(Index n) const { return n * narrowed(p.y_stride[1]); }
-  __device__ __forceinline__ Index bias(Index n) const { return n * narrowed(p.bias_stride); }
 };
 
 #elif PASS == 1
@@ -383,11 +382,12 @@ struct Sums {
   }
 };
 
-// What the forward pass does to a sum; the gradients store it as it is.
+// What becomes of a sum; that of a filter is stored as it is.
 __device__ __forceinline__ Accumulator finished(Accumulator sum, const Pass& pass, Index group,
                                                 Index n, const Storage* bias) {
-#if PASS == 0
-  if (bias != nullptr) sum += Numeric<Storage>::widen(bias[pass.bias(group * pass.gemm_n + n)]);
+#if PASS != 2
+  if (bias != nullptr)
+    sum += Numeric<Storage>::widen(bias[(group * pass.gemm_n + n) * narrowed(pass.p.bias_stride)]);
   return activate<ACTIVATION>(sum);
 #else
   return sum;
@@ -402,8 +402,8 @@ __device__ __forceinline__ Index place_in_partial(const Pass& pass, Index m, Ind
 
 // -- kernels ----------------------------------------------------------------------------------------
 
-// a, b, c are x, w, y or their gradients in the order of the table above; bias is of the forward
-// pass and may be null; partial is the workspace of SPLIT: (split, group, gemm_m, gemm_n), the
+// a, b, c are x, w, y or their gradients in the order of the table above; bias is of y or
+// dx and may be null; partial is the workspace of SPLIT: (split, group, gemm_m, gemm_n), the
 // last two exchanged where C is contiguous along m.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_gather(const Storage* __restrict__ a, const Storage* __restrict__ b,

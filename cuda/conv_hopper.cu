@@ -374,7 +374,7 @@ __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile
 
 // -- kernels ----------------------------------------------------------------------------------------
 
-// c is y, dx or dw; bias is of the forward pass and may be null; partial is the workspace of SPLIT.
+// c is y, dx or dw; bias is of y or dx and may be null; partial is the workspace of SPLIT.
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     conv_hopper(const Result* __restrict__ bias, Result* __restrict__ c,
                 float* __restrict__ partial, const __grid_constant__ TensorMaps maps,
@@ -454,9 +454,9 @@ extern "C" __global__ void __launch_bounds__(256)
   const long long row_offset = output.row_offset(row, 0);
   const long long column_offset = output.column_offset(column);
   if (row_offset == Output::BEYOND || column_offset == Output::BEYOND) return;
-  const int first_filter = output.group * static_cast<int>(p.filters) + column;
+  const int first_channel = output.group * static_cast<int>(result_channels(p)) + column;
 #pragma unroll
-  for (int i = 0; i < VECTOR; ++i) sums[i] = finished(sums[i], first_filter + i, p, bias);
+  for (int i = 0; i < VECTOR; ++i) sums[i] = finished(sums[i], first_channel + i, p, bias);
   store_piece(c + row_offset + column_offset, sums);
 }
 #endif

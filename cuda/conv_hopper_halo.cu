@@ -206,7 +206,7 @@ struct Consumer {
 
 // -- kernel -----------------------------------------------------------------------------------------
 
-// c is y or dx; bias is of the forward pass and may be null.
+// c is y or dx; bias may be null.
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     conv_hopper_halo(const Result* __restrict__ bias, Result* __restrict__ c,
                      const __grid_constant__ TensorMaps maps,

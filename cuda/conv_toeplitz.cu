@@ -250,7 +250,7 @@ __device__ __forceinline__ void load_blocks(unsigned (&block)[WANTED][2],
 
 #if PASS != 2
 
-// source is x or dy, result y or dx; bias is of the forward pass and may be null.
+// source is x or dy, result y or dx; bias may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_toeplitz(const Storage* __restrict__ source, const Storage* __restrict__ w,
                   const Storage* __restrict__ bias, Storage* __restrict__ result,
@@ -331,7 +331,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
           }
         }
   }
-#if PASS == 0
   if (bias != nullptr && first_channel + warp < g.channels) {
     const float added = Numeric<Storage>::widen(
         bias[(first_channel + warp) * static_cast<Index>(p.bias_stride)]);
@@ -342,7 +341,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum[tile][strip][e] += added;
   }
-#endif
 
   __syncthreads();  // the source is no longer read: the results take its place
 #pragma unroll
@@ -352,9 +350,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float two[2] = {sum[tile][strip][2 * half], sum[tile][strip][2 * half + 1]};
-#if PASS == 0
         two[0] = activate<ACTIVATION>(two[0]), two[1] = activate<ACTIVATION>(two[1]);
-#endif
         store_piece<2>(
             &shared.walked[warp].element[tile * 16 + half * 8 + group][strip * 8 + 2 * pair], two);
       }

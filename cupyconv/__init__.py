@@ -43,6 +43,7 @@ _HOMES = {
     "as_kind_of": "arrays",
     "raw_ops": "",
     "onnx": "",
+    "cudnn": "",
 }
 
 _BRIDGES = ("dask", "torch")
@@ -68,7 +69,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:  # the names of _HOMES, for type checkers
-    from cupyconv import onnx, raw_ops
+    from cupyconv import cudnn, onnx, raw_ops
     from cupyconv.arrays import as_kind_of
     from cupyconv.errors import (
         ConvError,

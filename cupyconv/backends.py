@@ -109,7 +109,7 @@ class CpuBackend:
             if pass_plan.pass_ == "forward":
                 module.forward(*how, t.x, t.w, t.bias, activation, t.y)
             elif pass_plan.pass_ == "backprop_input":
-                module.backprop_input(*how, t.w, t.y, t.x)
+                module.backprop_input(*how, t.w, t.y, t.bias, activation, t.x)
             else:
                 module.backprop_filter(*how, t.x, t.y, t.w)
 

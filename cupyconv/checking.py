@@ -327,7 +327,7 @@ def _naive(problem: ConvProblem, operands: Operands) -> Results:
     results = Results(*(np.empty(shape, x.dtype) for shape in shapes))
     with np.errstate(all="ignore"):
         naive.forward(problem, x, w, None, None, results.y)
-        naive.backprop_input(problem, w, dy, results.dx)
+        naive.backprop_input(problem, w, dy, None, None, results.dx)
         naive.backprop_filter(problem, x, dy, results.dw)
         naive.backprop_bias(problem, dy, results.db)
     return results

@@ -109,8 +109,7 @@ def conv_transpose(
         auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
 
     Returns:
-        y, (N, M, spatial), of x's dtype and home.  A bias is added after 16-bit types have been
-        rounded.
+        y, (N, M, spatial), of x's dtype and home.
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv``.
@@ -128,11 +127,7 @@ def conv_transpose(
         pads=pads,
         strides=strides,
     )
-    bias = None if b is None else _bias(b, x, problem)
-    y = operations.conv_transpose(x, w, output_shape=problem.input_shape, **problem.keywords)
-    if bias is not None:
-        y += bias
-    return y
+    return operations.conv_transpose(x, w, b, output_shape=problem.input_shape, **problem.keywords)
 
 
 def conv_problem(
@@ -231,23 +226,6 @@ def conv_transpose_problem(
         padding=halves if mode == "SAME_UPPER" else [(b, a) for a, b in halves],
         **layer,
     )
-
-
-def _bias(b: Any, x: Any, problem: ConvProblem) -> Any:
-    """The bias of a transposed convolution, as it is added to the result."""
-    bias, _ = arrays.take("b", b)
-    if not isinstance(bias, type(x)) or bias.dtype != x.dtype:
-        raise ConvTypeError(
-            f"b must be an array as x is: b is {type(bias).__name__} of {bias.dtype}, x is "
-            f"{type(x).__name__} of {x.dtype}. Convert one of them"
-        )
-    if tuple(bias.shape) != (problem.C,):
-        raise ConvError(
-            "the bias must have one value for each channel of the result",
-            f"b is {shape_text(bias.shape) or 'a scalar'}, the result has {problem.C} channels",
-            f"Pass a bias of shape ({problem.C},)",
-        )
-    return bias.reshape(-1, *[1] * problem.spatial_rank)
 
 
 def _auto_pad(word: str) -> str:

@@ -78,7 +78,7 @@ def conv_forward(
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
     given = (x, w) if bias is None else (x, w, bias)
-    return _compute("forward", given, None, rules, out, impl, precision, activation)
+    return compute("forward", given, None, rules, out, impl, precision, activation)
 
 
 def conv_backprop_input(
@@ -121,7 +121,7 @@ def conv_backprop_input(
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    return _compute("backprop_input", (w, dy), input_shape, rules, out, impl, precision)
+    return compute("backprop_input", (w, dy), input_shape, rules, out, impl, precision)
 
 
 def conv_backprop_filter(
@@ -160,7 +160,7 @@ def conv_backprop_filter(
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    return _compute("backprop_filter", (x, dy), filter_shape, rules, out, impl, precision)
+    return compute("backprop_filter", (x, dy), filter_shape, rules, out, impl, precision)
 
 
 def conv_backprop_bias(dy: Any, *, data_format: str | None = None, out: Any = None) -> Any:
@@ -221,9 +221,9 @@ def conv_backward(
         _problem("backprop_filter", layouts, None, rules)
     dx = dw = db = None
     if "input" in wanted:
-        dx = _compute("backprop_input", (w, dy), x.shape, rules, None, impl, precision)
+        dx = compute("backprop_input", (w, dy), x.shape, rules, None, impl, precision)
     if "filter" in wanted:
-        dw = _compute("backprop_filter", (x, dy), w.shape, rules, None, impl, precision)
+        dw = compute("backprop_filter", (x, dy), w.shape, rules, None, impl, precision)
     if "bias" in wanted:
         db = _sum_bias(dy, data_format, None)
     return ConvGradients(dx, dw, db)
@@ -232,6 +232,7 @@ def conv_backward(
 def conv_transpose(
     x: Any,
     w: Any,
+    bias: Any = None,
     *,
     output_shape: Iterable[int] | None = None,
     output_padding: Size | None = None,
@@ -241,33 +242,37 @@ def conv_transpose(
     groups: int = 1,
     data_format: str | None = None,
     filter_format: str | None = None,
+    activation: str | None = None,
     precision: str = "ieee",
     impl: str | Plan = "auto",
     out: Any = None,
 ) -> Any:
-    """The transposed convolution: ``conv_backprop_input`` under the name people search for.
+    """The transposed convolution, activation(bias + what ``conv_backprop_input`` makes of x).
 
     Args:
         x: (N, K, [[Z,] P,] Q), the output side of the convolution that is transposed.
         w: the filter of that convolution, so its O goes with x's channels and its I with the
             result's: PyTorch's (in_channels, out_channels / groups, ...) in "OIHW", Keras's
             (..., out_channels, in_channels) in "HWIO".
+        bias: (C,), of x's dtype and home; C are the result's channels.
         output_shape: shape of the result.
         output_padding: instead, how far the result lies above the smallest of the ``stride`` sizes
             per axis that fit.  By default 0 as in PyTorch, and stride - 1 under "same", which
             makes the result stride times as large, as in Keras and JAX.
         stride, padding, dilation, groups, data_format, filter_format: of the convolution.
-        precision, impl, out: as for ``conv_forward``.
+        activation, precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        The result, (N, C, [[D,] H,] W) in ``data_format`` order.
+        The result, (N, C, [[D,] H,] W) in ``data_format`` order.  16-bit types are rounded once,
+        after bias and activation.
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv_backprop_input``.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
     asked = (output_shape, output_padding)
-    return _compute("transpose", (w, x), asked, rules, out, impl, precision)
+    given = (w, x) if bias is None else (w, x, bias)
+    return compute("transpose", given, asked, rules, out, impl, precision, activation)
 
 
 def plan(
@@ -345,10 +350,10 @@ _ROLES = {
     "transpose": ("out", "w", "x"),
 }
 _GIVEN = {
-    "forward": ("x", "w", "bias"),  # the last need not be there
+    "forward": ("x", "w", "bias"),  # a bias need not be there
     "backprop_input": ("w", "dy"),
     "backprop_filter": ("x", "dy"),
-    "transpose": ("w", "x"),
+    "transpose": ("w", "x", "bias"),
 }
 """The arrays that an operation is given; all but the bias in the order of the pass's x, w, y."""
 
@@ -397,17 +402,18 @@ class _Ready:
         return self.measured
 
 
-def _compute(
+def compute(
     operation: str,
     given: tuple[Any, ...],
     shape: Any,
     rules: tuple[Any, ...],
     out: Any,
-    impl: str | Plan,
-    precision: str,
+    impl: str | Plan = "auto",
+    precision: str = "ieee",
     activation: str | None = None,
+    measure: bool | None = None,
 ) -> Any:
-    """Carry out an operation.
+    """Carry out an operation, for the functions above and for other names of theirs.
 
     A call is mostly a repeated one, and its Python should not take longer than its launch: what it
     comes to is looked up under all that it depends on, and everything slow is in ``_ready``.
@@ -418,6 +424,8 @@ def _compute(
         shape: of the tensor that is not given; for "transpose", what is known of it.
         rules: stride, padding, dilation, groups, data_format, filter_format, as the user put them.
         out, impl, precision, activation: as for ``conv_forward``.
+        measure: whether the fastest kernels of a GPU are found by timing them; by default what
+            ``cupyconv.benchmark`` says.
     """
     names = _GIVEN[operation]
     given, home, backend = _take(names, given)
@@ -450,7 +458,8 @@ def _compute(
         tensors = Tensors(given[0], result, given[1])
     else:
         tensors = Tensors(result, *given)
-    measured = cupyconv.benchmark and backend.device.is_gpu and not isinstance(impl, Plan)
+    asked = cupyconv.benchmark if measure is None else measure
+    measured = asked and backend.device.is_gpu and not isinstance(impl, Plan)
     run = ready.fastest(tensors) if measured else ready.run
     run(tensors)
     return result if out is None else out
@@ -567,16 +576,19 @@ def _problem(
         assert x is not None
         assert w is not None
         output_shape, output_padding = shape
-        return ConvProblem.from_output(
+        problem = ConvProblem.from_output(
             x.shape, w.shape, input_shape=output_shape, output_padding=output_padding, **arguments
         )
+        if "bias" in layouts:
+            _require_bias(layouts["bias"], problem.C, "the result")
+        return problem
     x_shape = shape if x is None else x.shape
     w_shape = shape if w is None else w.shape
     problem = ConvProblem(x_shape, w_shape, **arguments)
     if "dy" in layouts:
         problem.require_output_gradient(layouts["dy"].shape)
     if "bias" in layouts:
-        _require_bias(problem, layouts["bias"])
+        _require_bias(layouts["bias"], problem.K, "the filter")
     return problem
 
 
@@ -683,13 +695,13 @@ def _common_dtype(layouts: Mapping[str, _Layout]) -> str:
 _dtype_name = cache(dtype_name)
 
 
-def _require_bias(problem: ConvProblem, bias: _Layout) -> None:
-    if bias.shape != problem.bias_shape:
+def _require_bias(bias: _Layout, channels: int, owner: str) -> None:
+    if bias.shape != (channels,):
         raise ConvError(
             "the bias must have one value for each output channel",
-            f"bias is {shape_text(bias.shape) or 'a scalar'}, the filter has {problem.K} output "
+            f"bias is {shape_text(bias.shape) or 'a scalar'}, {owner} has {channels} output "
             "channels",
-            f"Pass a bias of shape ({problem.K},)",
+            f"Pass a bias of shape ({channels},)",
         )
 
 

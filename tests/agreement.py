@@ -67,7 +67,7 @@ def plain_sums(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
         naive.forward(problem, data.x, data.w, data.bias, None, y := np.empty_like(data.dy))
         return y
     if pass_ == "backprop_input":
-        naive.backprop_input(problem, data.w, data.dy, dx := np.empty_like(data.x))
+        naive.backprop_input(problem, data.w, data.dy, None, None, dx := np.empty_like(data.x))
         return dx
     naive.backprop_filter(problem, data.x, data.dy, dw := np.empty_like(data.w))
     return dw

@@ -29,6 +29,7 @@ ROOMS = (
     "raw_ops",
     "torch",
     "onnx",
+    "cudnn",
     "dask",
     "explaining",
     "bench",

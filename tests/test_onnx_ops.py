@@ -258,9 +258,9 @@ def test_transposed_attributes_that_cannot_be(given, said):
 
 def test_a_bias_that_does_not_fit():
     x, w = integers(1, 4, 5), integers(4, 2, 3)
-    with pytest.raises(ConvError, match="one value for each channel of the result"):
+    with pytest.raises(ConvError, match=r"one value for each output channel.* the result has 2"):
         co.conv_transpose(x, w, integers(4))
-    with pytest.raises(ConvTypeError, match="b is ndarray of float64, x is ndarray of float32"):
+    with pytest.raises(ConvTypeError, match=r"all arrays must have one dtype: .*bias is float64"):
         co.conv_transpose(x, w, np.ones(2))
-    with pytest.raises(ConvTypeError, match="b must be a NumPy or CuPy array"):
+    with pytest.raises(ConvTypeError, match="bias must be a NumPy or CuPy array"):
         co.conv_transpose(x, w, [1.0, 2.0])

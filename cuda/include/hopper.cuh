@@ -268,12 +268,17 @@ __device__ __forceinline__ unsigned packed(float low, float high, bfloat16_t) {
   return ptx::bf16x2_from_f32(low, high);
 }
 
-// What the forward pass does to a sum; the gradients store it as it is.
-__device__ __forceinline__ float finished(float sum, int filter, const ConvParameters& p,
+// Channels of a group of y or dx.
+__device__ __forceinline__ long long result_channels(const ConvParameters& p) {
+  return PASS == 0 ? p.filters : p.channels;
+}
+
+// What becomes of a sum; that of a filter is stored as it is.
+__device__ __forceinline__ float finished(float sum, int channel, const ConvParameters& p,
                                           const Result* bias) {
-#if PASS == 0
-  if (bias != nullptr && filter < p.groups * p.filters)
-    sum += Numeric<Result>::widen(bias[filter * p.bias_stride]);
+#if PASS != 2
+  if (bias != nullptr && channel < p.groups * result_channels(p))
+    sum += Numeric<Result>::widen(bias[channel * p.bias_stride]);
   return activate<ACTIVATION>(sum);
 #else
   return sum;
@@ -302,7 +307,7 @@ struct Epilogue {
 #if STORE != STORE_FLOAT
   // Rounds 64 x 64 sums and writes them to a buffer, swizzled as the tensor map of C says.
   __device__ __forceinline__ void stage_out(Result* buffer, const float (&sums)[BLOCK_N / 2],
-                                            int chunk, int first_filter, const Result* bias) {
+                                            int chunk, int first_channel, const Result* bias) {
     const int lane = threadIdx.x % 32, warp = thread() / 32;
     const int line = warp * 16 + lane % 16;
 #pragma unroll
@@ -311,10 +316,10 @@ struct Epilogue {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int right = i / 2 * 8 + lane % 4 * 2;  // of the first column
-        const int filter = first_filter + chunk * 64 + column + right;
+        const int channel = first_channel + chunk * 64 + column + right;
         const float* pair = &sums[chunk * 32 + column / 2 + i / 2 * 4 + i % 2 * 2];
-        registers[i] = packed(finished(pair[0], filter, p, bias),
-                              finished(pair[1], filter + 1, p, bias), Result{});
+        registers[i] = packed(finished(pair[0], channel, p, bias),
+                              finished(pair[1], channel + 1, p, bias), Result{});
       }
       const int piece = (column / 8 + lane / 16) ^ line % 8;
       ptx::stmatrix_x4(buffer + line * 64 + piece * 8, registers);
@@ -324,7 +329,7 @@ struct Epilogue {
   // The tile's half of C, 64 x 64 at a time through two buffers in turn.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
                                         const ptx::TensorMap& map, Result* c, const Result* bias) {
-    const int first_filter = tile.group * static_cast<int>(p.filters) + tile.column;
+    const int first_channel = tile.group * static_cast<int>(result_channels(p)) + tile.column;
     const int columns = output.columns() - tile.column;
 #pragma unroll
     for (int i = 0; i < PRODUCTS; ++i) {
@@ -341,7 +346,7 @@ struct Epilogue {
         if (chunk * 64 >= columns) continue;
         Result* const buffer = buffers[next_buffer].element;
         next_buffer ^= 1;
-        stage_out(buffer, sums[i], chunk, first_filter, bias);
+        stage_out(buffer, sums[i], chunk, first_channel, bias);
 #if STORE == STORE_BOXES
         ptx::fence_proxy_async();
         if (thread() == 0) ptx::tma_store_wait_read<0>();  // the other buffer is free again
@@ -369,13 +374,13 @@ struct Epilogue {
   // The tile's half of C in float, straight from registers: four lanes fill a sector of memory.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
                                         const ptx::TensorMap&, float* c, const float* bias) const {
-    const int first_filter = tile.group * static_cast<int>(p.filters);
+    const int first_channel = tile.group * static_cast<int>(result_channels(p));
     for_each_pair(sums, tile, [&](int row, int column, const float(&pair)[2]) {
       const long long row_offset = output.row_offset(row, tile.phase);
       const long long column_offset = output.column_offset(column);
       if (row_offset == Output::BEYOND || column_offset == Output::BEYOND) return;
-      const float done[2] = {finished(pair[0], first_filter + column, p, bias),
-                             finished(pair[1], first_filter + column + 1, p, bias)};
+      const float done[2] = {finished(pair[0], first_channel + column, p, bias),
+                             finished(pair[1], first_channel + column + 1, p, bias)};
       store_piece(c + row_offset + column_offset, done);
     });
   }

@@ -19,7 +19,7 @@ struct ConvParameters {
   long long x_stride[5];   // elements between neighbours of x (and dx) along N, C, D, H, W
   long long w_stride[5];   // of w (and dw) along K, C, T, R, S
   long long y_stride[5];   // of y (and dy) along N, K, Z, P, Q
-  long long bias_stride;   // of the bias along K
+  long long bias_stride;   // of the bias along K, or along C in backprop_input
 };
 
 #endif

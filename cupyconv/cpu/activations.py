@@ -1,4 +1,4 @@
-"""The activations that the forward pass can apply, on NumPy arrays."""
+"""The activations that a pass can apply, on NumPy arrays."""
 
 from __future__ import annotations
 

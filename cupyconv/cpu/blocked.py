@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cupyconv.cpu import depthwise, products, scattered
-from cupyconv.cpu.correlation import Correlation, correlation, input_correlations
+from cupyconv.cpu.correlation import Correlation, correlation, fill_unread, input_correlations
 from cupyconv.cpu.scratch import Scratch, scratch
 from cupyconv.cpu.views import are_finite
 from cupyconv.planning.cpu import BLOCK_BYTES
@@ -54,12 +54,18 @@ def forward(
 
 
 def backprop_input(
-    problem: ConvProblem, method: str, w: np.ndarray, dy: np.ndarray, dx: np.ndarray
+    problem: ConvProblem,
+    method: str,
+    w: np.ndarray,
+    dy: np.ndarray,
+    bias: np.ndarray | None,
+    activation: str | None,
+    dx: np.ndarray,
 ) -> None:
-    """dx[n, c, h] = sum of dy[n, k, p] w[k, c, r], for each stride phase of h."""
+    """dx[n, c, h] = act(bias[c] + sum of dy[n, k, p] w[k, c, r]), for each stride phase of h."""
     if any(axis.unread_inputs for axis in problem.axes):
-        dx[...] = 0  # of which there may be no phase
-    for phase in input_correlations(problem, w, dy, dx):
+        fill_unread(problem, dx, bias, activation)  # of which there may be no phase
+    for phase in input_correlations(problem, w, dy, dx, bias, activation):
         _correlate(phase, method)
 
 

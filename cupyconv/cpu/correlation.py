@@ -245,8 +245,6 @@ def correlation(
 ) -> Correlation:
     """That of forward; or of backprop_filter, with dw for w and dy for y."""
     accumulator = _accumulator(problem)
-    if bias is not None:
-        bias = bias.astype(accumulator).reshape(problem.groups, -1)
     return Correlation(
         tuple(
             Axis(axis.output, axis.filter, axis.input, axis.stride, axis.dilation, -axis.pad_before)
@@ -256,13 +254,18 @@ def correlation(
         filter_view(problem, w),
         data_view(problem, y),
         accumulator,
-        bias,
+        _by_group(problem, bias),
         activation,
     )
 
 
 def input_correlations(
-    problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.ndarray
+    problem: ConvProblem,
+    w: np.ndarray,
+    dy: np.ndarray,
+    dx: np.ndarray,
+    bias: np.ndarray | None = None,
+    activation: str | None = None,
 ) -> Iterator[Correlation]:
     """Those of backprop_input, one for each stride phase that has taps."""
     filters = filter_view(problem, w).swapaxes(1, 2)
@@ -275,7 +278,23 @@ def input_correlations(
             filters[(ALL, ALL, ALL, *taps)],
             result[(ALL, ALL, ALL, *pixels)],
             _accumulator(problem),
+            _by_group(problem, bias),
+            activation,
         )
+
+
+def fill_unread(
+    problem: ConvProblem, dx: np.ndarray, bias: np.ndarray | None, activation: str | None
+) -> None:
+    """Make all of dx what it is where no window reaches it."""
+    sums = np.zeros((1, problem.C, *[1] * problem.spatial_rank), _accumulator(problem))
+    if bias is not None:
+        sums += bias.reshape(-1, *[1] * problem.spatial_rank)
+    dx.transpose(problem.data_axes)[...] = activate(sums, activation)
+
+
+def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | None:
+    return None if bias is None else bias.astype(_accumulator(problem)).reshape(problem.groups, -1)
 
 
 _Phase = tuple[Axis, slice, slice, slice]

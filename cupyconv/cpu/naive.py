@@ -36,12 +36,18 @@ def forward(
             weights = w_view[(ALL, ALL, channel, *tap)]
             total[(ALL, ALL, ALL, *outputs)] += pixels * _per_channel(problem, weights)
     if bias is not None:
-        rows = bias.astype(accumulator).reshape(problem.groups, -1)
-        total += _per_channel(problem, rows)
+        total += _per_channel(problem, bias.astype(accumulator).reshape(problem.groups, -1))
     data_view(problem, y)[...] = activate(total, activation)
 
 
-def backprop_input(problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> None:
+def backprop_input(
+    problem: ConvProblem,
+    w: np.ndarray,
+    dy: np.ndarray,
+    bias: np.ndarray | None,
+    activation: str | None,
+    dx: np.ndarray,
+) -> None:
     """dx, adding one tap of one filter at a time."""
     accumulator = _accumulator(problem)
     w_view: Any = filter_view(problem, w).astype(accumulator)
@@ -52,7 +58,9 @@ def backprop_input(problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.n
             pixels = dy_view[(ALL, ALL, filter_, None, *outputs)]
             weights = w_view[(ALL, filter_, ALL, *tap)]
             total[(ALL, ALL, ALL, *inputs)] += pixels * _per_channel(problem, weights)
-    data_view(problem, dx)[...] = total
+    if bias is not None:
+        total += _per_channel(problem, bias.astype(accumulator).reshape(problem.groups, -1))
+    data_view(problem, dx)[...] = activate(total, activation)
 
 
 def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:

@@ -39,8 +39,15 @@ def forward(
     data_view(problem, y)[...] = activate(y64, activation)
 
 
-def backprop_input(problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> None:
-    """dx[n, c, h] = sum of dy[n, k, p] w[k, c, r] over all k, r, p
+def backprop_input(
+    problem: ConvProblem,
+    w: np.ndarray,
+    dy: np.ndarray,
+    bias: np.ndarray | None,
+    activation: str | None,
+    dx: np.ndarray,
+) -> None:
+    """dx[n, c, h] = act(bias[c] + sum of dy[n, k, p] w[k, c, r] over all k, r, p)
 
     with p * stride - pad + r * dilation = h.
     """
@@ -50,7 +57,9 @@ def backprop_input(problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.n
         dx64[(ALL, ALL, ALL, *inputs)] += np.einsum(
             "ngk...,gkc->ngc...", dy64[(ALL, ALL, ALL, *outputs)], w64[(ALL, ALL, ALL, *tap)]
         )
-    data_view(problem, dx)[...] = dx64
+    if bias is not None:
+        dx64 += _float64(bias).reshape(problem.groups, -1, *[1] * problem.spatial_rank)
+    data_view(problem, dx)[...] = activate(dx64, activation)
 
 
 def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:

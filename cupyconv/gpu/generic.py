@@ -13,7 +13,7 @@ BIAS_THREADS = 256
 
 _ARGUMENTS = {
     "forward": ("x", "w", "bias", "y"),
-    "backprop_input": ("y", "w", "x"),
+    "backprop_input": ("y", "w", "bias", "x"),
     "backprop_filter": ("x", "y", "w"),
 }
 
@@ -29,7 +29,7 @@ def prepare(
     tile = pass_plan.tile
     assert tile is not None
     defines = {**_variant(problem, strides), **tile.defines}
-    if pass_plan.pass_ == "forward":
+    if pass_plan.pass_ != "backprop_filter":
         defines["ACTIVATION"] = parameters.ACTIVATION[activation]
     entry = f"conv_{pass_plan.pass_}"
     packed = parameters.pack(problem, strides)

@@ -74,7 +74,7 @@ def index_type(problem: ConvProblem, strides: Strides) -> str:
             strides.w,
         ),
         ((problem.N, problem.K, *reach), problem.data_axes, strides.y),
-        ((problem.K,), (0,), (strides.bias,)),
+        ((max(problem.C, problem.K),), (0,), (strides.bias,)),
     ]
     spans = [
         sum(extent * abs(stride[axis]) for extent, axis in zip(extents, axes, strict=True))

@@ -17,7 +17,7 @@ class Strides:
 
     Attributes:
         x, w, y: strides in elements, in the axis order of the tensors' formats.
-        bias: stride of the bias in elements.
+        bias: stride of the bias, of y or of dx, in elements.
         alignment: bytes that the addresses of all three are multiples of, 16 at most.
     """
 

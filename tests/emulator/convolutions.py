@@ -169,12 +169,19 @@ def conv_backprop_bias(
 
 
 def conv_transpose(
-    x: Any, w: Any, *, arch: str = "sm_80", checked: bool = True, out: Any = None, **rules: Any
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    *,
+    arch: str = "sm_80",
+    checked: bool = True,
+    out: Any = None,
+    **rules: Any,
 ) -> np.ndarray:
     """``cupyconv.conv_transpose`` on the emulator; arguments as for ``conv_forward``."""
 
     def call(result: Any) -> Any:
-        return operations.conv_transpose(**_inputs(x=x, w=w), out=result, **rules)
+        return operations.conv_transpose(**_inputs(x=x, w=w, bias=bias), out=result, **rules)
 
     return _run(call, out, arch, checked)
 

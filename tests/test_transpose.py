@@ -1,0 +1,157 @@
+"""Transposed convolutions with a bias and an activation, everywhere they can be asked for."""
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem
+from tests import agreement, emulator
+from tests.agreement import fits, planned
+from tests.configurations import (
+    CASES,
+    FAMILY_CASES,
+    HOPPER_CASES,
+    TOEPLITZ_CASES,
+    all_formats,
+    in_formats,
+    integer_data,
+    random_data,
+    random_problems,
+)
+
+IMPLEMENTATIONS = ("reference", "numpy")
+
+ACTIVATIONS = {
+    None: lambda v: v,
+    "relu": lambda v: np.maximum(v, 0),
+    "silu": lambda v: v / (1 + np.exp(-v)),
+}
+
+
+def biases(problem):
+    """Integers, one for each channel of dx, none of them zero."""
+    return (np.arange(problem.C) % 7 - 3.5).round().astype(integer_data(problem).x.dtype)
+
+
+def expected_of(problem, data, bias, activation=None):
+    """act(bias + dx) in float64, of a dx that has neither."""
+    dx = cupyconv.conv_backprop_input(
+        problem.input_shape,
+        data.w.astype(np.float64),
+        data.dy.astype(np.float64),
+        impl="reference",
+        **problem.keywords,
+    )
+    shape = [-1 if axis == problem.data_axes[1] else 1 for axis in range(dx.ndim)]
+    return ACTIVATIONS[activation](dx + bias.astype(np.float64).reshape(shape))
+
+
+def transposed(api, problem, data, bias, **more):
+    return api.conv_transpose(
+        data.dy, data.w, bias, output_shape=problem.input_shape, **problem.keywords, **more
+    )
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_exact_on_integers(impl, activation):
+    for problem in (*(case.problem for case in CASES), *random_problems(60, seed=5)):
+        data, bias = integer_data(problem), biases(problem)
+        got = transposed(cupyconv, problem, data, bias, activation=activation, impl=impl)
+        expected = expected_of(problem, data, bias, activation)
+        agreement.require_equal(got, expected.astype(got.dtype), f"{impl} of {problem}")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_result_of_16_bits_is_rounded_once(dtype):
+    problem = ConvProblem((3, 4, 9, 8), (6, 4, 3, 3), padding=1, dtype=dtype)
+    data = random_data(problem)
+    bias = random_data(problem, seed=1).x[0, :, 0, 0]
+    for activation in ACTIVATIONS:
+        expected = expected_of(problem, data, bias, activation)
+        nearest = expected.astype(bias.dtype)
+        for impl in IMPLEMENTATIONS:
+            got = transposed(cupyconv, problem, data, bias, activation=activation, impl=impl)
+            # Float32 sums are within a hair of the exact ones, so few fall to the other side.
+            assert (got != nearest).mean() < 0.01
+            again = np.abs(got.astype(np.float64) - expected)
+            ulp = np.finfo(np.float16).eps if dtype == "float16" else 2.0**-7
+            assert (again <= 0.51 * ulp * np.maximum(np.abs(expected), 2.0**-14)).mean() > 0.99
+
+
+def test_where_no_window_reaches_the_bias_is_all_there_is():
+    x, w = np.ones((1, 1, 2), np.float32), np.ones((1, 2, 1), np.float32)
+    bias = np.array([-1, 5], np.float32)
+    y = cupyconv.conv_transpose(x, w, bias, stride=3, output_padding=2, activation="relu")
+    np.testing.assert_array_equal(y, [[[0, 0, 0, 0, 0, 0], [6, 5, 5, 6, 5, 5]]])
+
+
+def test_a_bias_that_does_not_fit_is_refused():
+    x, w = np.ones((1, 3, 4), np.float32), np.ones((3, 2, 2), np.float32)
+    with pytest.raises(ConvError, match=r"bias is 3, the result has 2.*shape \(2,\)"):
+        cupyconv.conv_transpose(x, w, np.ones(3, np.float32))
+    with pytest.raises(ConvError, match="unknown activation"):
+        cupyconv.conv_transpose(x, w, activation="tan")
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+FAMILIES = [
+    ("cuda-generic", "sm_80", "float32", FAMILY_CASES[2:8:2]),
+    ("cuda-gather", "sm_80", "float16", FAMILY_CASES[:3]),
+    ("cuda-direct", "sm_80", "float32", [c for c in FAMILY_CASES if c.problem.groups > 1][:3]),
+    ("cuda-toeplitz", "sm_80", "float16", TOEPLITZ_CASES[:2]),
+]
+
+
+@pytest.mark.parametrize(("impl", "arch", "dtype", "cases"), FAMILIES, ids=lambda v: str(v)[:14])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_kernels(impl, arch, dtype, cases, activation):
+    ran = 0
+    for number, case in enumerate(cases):
+        for problem in all_formats(case.problem.replace(dtype=dtype))[number::4]:
+            if "backprop_input" in fits(problem, impl, arch):
+                require_kernel(problem, impl, arch, activation=activation)
+                ran += 1
+    assert ran >= 2
+
+
+def require_kernel(problem, impl, arch, **more):
+    data, bias = integer_data(problem), biases(problem)
+    got = transposed(emulator, problem, data, bias, impl=impl, arch=arch, **more)
+    expected = expected_of(problem, data, bias, more.get("activation"))
+    agreement.require_equal(got, expected.astype(got.dtype), f"{impl} of {problem}")
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gather_where_gemm_k_is_split(stride):
+    problem = ConvProblem((1, 24, 6, 6), (64, 24, 3, 3), padding=1, stride=stride, dtype="float16")
+    with planned("cuda-gather", 2, splits=3):
+        require_kernel(problem, "cuda-gather", "sm_80")
+
+
+HOPPER = [
+    # More channels than filters and the other way round, so that one is not taken for the other.
+    ("cuda-hopper", "float16", (1, 72, 6, 6), (64, 72, 3, 3), "ieee"),
+    ("cuda-hopper", "float16", (1, 64, 6, 6), (136, 64, 3, 3), "ieee"),
+    ("cuda-hopper", "float32", (1, 40, 5, 5), (32, 40, 3, 3), "tf32"),
+    ("cuda-hopper-halo", "float16", (1, 72, 8, 16), (64, 72, 3, 3), "ieee"),
+]
+
+
+@pytest.mark.parametrize(("impl", "dtype", "x", "w", "precision"), HOPPER)
+def test_hopper(impl, dtype, x, w, precision):
+    first = ConvProblem(x, w, padding=1, dtype=dtype)
+    problem = in_formats(first, "NHWC", "OHWI")
+    assert "backprop_input" in fits(problem, impl, "sm_90a", precision)
+    require_kernel(problem, impl, "sm_90a", activation="relu", precision=precision)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("splits", [1, 2])
+def test_hopper_with_groups_phases_and_splits(splits):
+    with planned("cuda-hopper", 0, splits):
+        for case in HOPPER_CASES[:6]:
+            problem = in_formats(case.problem.replace(dtype="float16"), "NHWC", "OHWI")
+            if "backprop_input" in fits(problem, "cuda-hopper", "sm_90a"):
+                require_kernel(problem, "cuda-hopper", "sm_90a")

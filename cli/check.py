@@ -238,12 +238,12 @@ def _check(
     """All implementations on one problem, on both kinds of data."""
     import numpy as np
 
-    from cupyconv.cli import data
     from cupyconv.cli.agreement import Operands, Truth
+    from cupyconv.explaining import values
 
     generator = np.random.default_rng(seed)
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    drawn = Operands(*(data.random(generator, shape, problem.dtype) for shape in shapes))
+    drawn = Operands(*(values.random(generator, shape, problem.dtype) for shape in shapes))
     truths = {
         "integer": Truth(problem, _integers(problem, generator)),
         "random": Truth(problem, drawn),

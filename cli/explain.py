@@ -97,10 +97,10 @@ def command(
         told.append((layer, problem, explanation, source, chosen, counted, translated))
     explanation, counted = told[0][2], told[0][5]
     if svg:
-        picture = counted.svg() if counted else explanation.svg()
+        picture = counted.svg() if counted else explanation.svg(*elements[:1])
         files.put(Path(svg), picture.encode())
     if html:
-        files.put(Path(html), explanation.page().encode())
+        files.put(Path(html), explanation.page(*elements[:1]).encode())
     if as_json:
         entries = [_as_json(*entry, everything=everything) for entry in told]
         output.write_json({"layers": entries, "saved": saved})

@@ -135,19 +135,27 @@ class Explanation:
         """The layer in "tensorflow", "pytorch", "jax" or "onnx"; its ``program`` runs."""
         return translate.translation(self.problem, framework)
 
-    def svg(self) -> str:
-        """A picture of the layer and of what flows back; drawn by axis for 3-D."""
+    def svg(self, element: str = "") -> str:
+        """A picture of the layer and of what flows back.
+
+        Args:
+            element: the one that is marked, such as "dF[3,1,0,2]"; else one of each result.
+        """
         from cupyconv.explaining import figure
 
-        return figure.svg(self.problem, self.title)
+        return figure.svg(self, self.element(element) if element else None)
 
-    def page(self) -> str:
-        """One HTML page, interactive, that needs nothing from the network."""
+    def page(self, element: str = "") -> str:
+        """One HTML page, interactive, that needs nothing from the network.
+
+        Args:
+            element: the one that is shown first, such as "dF[3,1,0,2]".
+        """
         from cupyconv.explaining import page
 
-        return page.html(self)
+        return page.html(self, self.element(element) if element else None)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, element: str = "") -> None:
         """Write ``svg()`` or ``page()`` to a .svg or .html file.
 
         Raises:
@@ -159,7 +167,7 @@ class Explanation:
             raise ConvError(
                 "a picture is saved as .svg, a page as .html", f"got {path}", "Use one of these"
             )
-        content = self.svg() if path.suffix.lower() == ".svg" else self.page()
+        content = (self.svg if path.suffix.lower() == ".svg" else self.page)(element)
         files.put(path, content.encode())
 
     # -- telling -----------------------------------------------------------------------------------

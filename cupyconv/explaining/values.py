@@ -195,3 +195,20 @@ def written(value: float) -> str:
     if isfinite(value) and value == int(value):
         return f"{value:.0f}" if abs(value) < 1e6 else f"{value:.3g}"
     return f"{value:.3g}"
+
+
+def short(value: float) -> str:
+    """A number in at most five characters, for a cell of a picture; the page writes the same."""
+    if not isfinite(value):
+        return str(value)
+    size = abs(value)
+    if value == int(value) and size < 10_000:
+        return f"{value + 0:.0f}"
+    if size < 0.995:
+        text = f"{value:.2f}"
+        return text if float(text) else "0.00"  # no minus of what is nearly nothing
+    if size < 99.5:
+        return f"{value:.1f}"
+    if size < 9999.5:
+        return f"{value:.0f}"
+    return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")

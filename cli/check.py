@@ -236,11 +236,11 @@ def _check(
     import numpy as np
 
     from cupyconv.checking import Operands, Truth, integer_operands
-    from cupyconv.cli import data
+    from cupyconv.explaining import values
 
     generator = np.random.default_rng(seed)
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    drawn = Operands(*(data.random(generator, shape, problem.dtype) for shape in shapes))
+    drawn = Operands(*(values.random(generator, shape, problem.dtype) for shape in shapes))
     truths = {
         "integer": Truth(problem, integer_operands(problem, generator)),
         "random": Truth(problem, drawn),

@@ -76,6 +76,7 @@ def compute(
     problem: ConvProblem,
     opened: dict[str, Any],
     seed: int,
+    kind: str,
     impl: str,
     target: Path | None,
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -84,7 +85,7 @@ def compute(
     Args:
         problem: the layer.
         opened: those of x, w and dy that were given; the others are random.
-        seed: of the random ones.
+        seed, kind: of the random ones.
         impl: implementation.
         target: a folder for y.zarr, dx.zarr, dw.zarr and db.zarr, if they are to be kept.
 
@@ -112,7 +113,10 @@ def compute(
             chunks = cd.conv_forward(operands["x"], operands["w"], **layer).chunks
         array = opened.get(name)
         if array is None:
-            array = drawn.standard_normal(shape, chunks=chunks)
+            if kind == "integers":
+                array = drawn.integers(-3, 4, shape, chunks=chunks)
+            else:
+                array = drawn.standard_normal(shape, chunks=chunks)
         operands[name] = array.astype(dtype).rechunk(chunks)
     x, w, dy = operands.values()
     results = {

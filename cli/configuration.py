@@ -6,16 +6,18 @@ The three say the same things in the same words; options override what a file or
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import paths
 from cupyconv.errors import shown, unknown_word
+from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, shape_text
 
@@ -31,11 +33,13 @@ class Layer:
     Attributes:
         name, title: what it is called, and what it is about, where it says so.
         arguments: those arguments of ConvProblem that were given.
+        values: what its data is drawn from.
     """
 
     name: str | None
     title: str | None
     arguments: Mapping[str, Any]
+    values: str = "normal"
 
     @property
     def heading(self) -> str:
@@ -153,10 +157,26 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
 }
 """Of each key: the argument of ConvProblem that it gives, and how its value is read."""
 
-_LABELS = ("name", "title")
+_LABELS = ("name", "title", "values")
+"""Keys that say nothing about the convolution."""
 
 
 # -- options ---------------------------------------------------------------------------------------
+
+
+class _Words(click.ParamType):
+    """A word that a shell may complete; what it means is checked where it is used."""
+
+    name = "word"
+
+    def __init__(self, words: Callable[[], Iterable[str]]) -> None:
+        self._words = words
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
+
 
 _OPTIONS = (
     click.option("--input", metavar="SHAPE", help="Shape of x, such as 1x5x5x3."),
@@ -195,6 +215,13 @@ dtype_option = click.option(
     help=f"{', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  [default: float32]",
 )
 
+values_option = click.option(
+    "--values",
+    metavar="WORD",
+    type=_Words(lambda: KINDS),
+    help="Draw random data as normal numbers, or as small integers.  [default: normal]",
+)
+
 
 def configuration_options(command: Callable) -> Callable:
     """The options that ``read_layers`` reads, all but --dtype."""
@@ -229,7 +256,18 @@ def read_layers(options: Mapping[str, Any]) -> list[Layer]:
         for key, (argument, read) in _READERS.items()
         if isinstance(options.get(key), str)
     }
-    return [Layer(layer.name, layer.title, {**layer.arguments, **given}) for layer in layers]
+    values = options.get("values")
+    if values is not None:
+        require_kind("--values", values)
+    return [_changed(layer, given, values) for layer in layers]
+
+
+def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Layer:
+    """The layer with what the options say; a title tells of the layer without them."""
+    other = any(layer.arguments.get(key, value) != value for key, value in given.items())
+    new = any(key not in layer.arguments and key != "dtype" for key in given)
+    title = None if layer.arguments and (other or new) else layer.title
+    return Layer(layer.name, title, {**layer.arguments, **given}, values or layer.values)
 
 
 def read_file(path: Path) -> list[Layer]:
@@ -284,7 +322,8 @@ def _layer(where: str, table: Mapping[str, Any]) -> Layer:
         for key, (argument, read) in _READERS.items()
         if key in table
     }
-    return Layer(labels.get("name"), labels.get("title"), arguments)
+    values = require_kind(f"values in {where}", labels.get("values", KINDS[0]))
+    return Layer(labels.get("name"), labels.get("title"), arguments, values)
 
 
 # -- saying a configuration ------------------------------------------------------------------------

@@ -66,16 +66,6 @@ def _takes(problem: ConvProblem, pass_: str, device: Device, impl: str) -> bool:
     return True
 
 
-# -- random numbers --------------------------------------------------------------------------------
-
-
-def random(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Normally distributed numbers of a dtype."""
-    # 16-bit types are rounded from float32, which takes half the memory of float64.
-    drawn = np.float64 if dtype == "float64" else np.float32
-    return generator.standard_normal(shape, dtype=drawn).astype(arrays.numpy_dtype(dtype))
-
-
 # -- files -----------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,8 @@ from cupyconv import ConvError, ConvProblem, Explanation, files
 from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining.terms import Element
+from cupyconv.explaining.values import OPERANDS
 from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
-
-TENSORS = ("x", "w", "dy")
-
-MOST_ELEMENTS = 20_000_000
-"""Random numbers that are still drawn at once; larger layers are told without values."""
-
-MOST_FLOPS = 5e9
-"""A pass that is still computed only to stand beside the sum of an element's terms."""
 
 
 @click.command()
@@ -45,6 +37,7 @@ MOST_FLOPS = 5e9
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random data."
 )
+@configuration.values_option
 @click.option("--map", "mapped", metavar="dx|dw|y", help="Draw how many terms reach each position.")
 @click.option(
     "--code", metavar="FRAMEWORK", help="Print the layer for tensorflow, pytorch, jax or onnx."
@@ -83,7 +76,7 @@ def command(
     terminal is shown with $PAGER.
     """
     layers = configuration.read_layers(options)
-    read = {name: path for name, path in zip(TENSORS, (x, w, dy), strict=True) if path}
+    read = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
     saved = [path for path in (svg, html) if path]
     for option, path in (("--svg", svg), ("--html", html)):
         if path:
@@ -97,19 +90,17 @@ def command(
     whole = not (elements or mapped or code or saved)
     told = []
     for layer in layers:
-        problem, explanation, source = _explanation(
-            layer, read, seed, elements, example=whole or as_json
-        )
+        problem, explanation, source = _explanation(layer, read, seed)
         chosen = [explanation.element(name) for name in elements]
         counted = explanation.map(mapped) if mapped else None
         translated = explanation.code(code) if code else None
         told.append((layer, problem, explanation, source, chosen, counted, translated))
     explanation, counted = told[0][2], told[0][5]
     if svg:
-        picture = counted.svg() if counted else explanation.svg()
+        picture = counted.svg() if counted else explanation.svg(*elements[:1])
         files.put(Path(svg), picture.encode())
     if html:
-        files.put(Path(html), explanation.page().encode())
+        files.put(Path(html), explanation.page(*elements[:1]).encode())
     if as_json:
         entries = [_as_json(*entry, everything=everything) for entry in told]
         output.write_json({"layers": entries, "saved": saved})
@@ -146,12 +137,7 @@ def command(
 
 
 def _explanation(
-    layer: Layer,
-    read: Mapping[str, str],
-    seed: int,
-    elements: tuple[str, ...],
-    *,
-    example: bool,
+    layer: Layer, read: Mapping[str, str], seed: int
 ) -> tuple[ConvProblem, Explanation, str]:
     """A layer's explanation with the values that it needs, and where these are from."""
     loaded: dict[str, Any] = {}
@@ -165,66 +151,21 @@ def _explanation(
         if name in loaded and argument not in layer.arguments
     }
     problem = layer.problem(**more)
-    wanted: list[Element] = [cupyconv.explain(problem).element(name) for name in elements]
-    if example and problem.N:
-        plain = cupyconv.explain(problem)
-        wanted.append(plain.element(plain.middle))
-    if not wanted:
-        return problem, cupyconv.explain(problem, title=layer.heading, **loaded), ""
-    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    if sum(map(prod, shapes)) > MOST_ELEMENTS and len(loaded) < len(TENSORS):
+    explanation = cupyconv.explain(
+        problem, title=layer.heading, values=layer.values, seed=seed, **loaded
+    )
+    known = explanation.data
+    if known.too_many and len(loaded) < len(OPERANDS):
         note = (
-            f"Values are left out: x, w and dy have {sum(map(prod, shapes)):,} numbers. "
+            f"Values are left out: x, w and dy have {known.too_many:,} numbers. "
             "Give all three as files to have them."
         )
-        return problem, cupyconv.explain(problem, title=layer.heading, **loaded), note
-    values = {**_drawn(problem, seed), **loaded}
-    results = _results(problem, values, {element.tensor for element in wanted})
+        return problem, explanation, note
     where = [f"{name} from {path}" for name, path in read.items()]
-    if len(read) < len(TENSORS):
-        where.append(f"random data of seed {seed}, the same as in `cupyconv grads`")
-    note = f"Values: {', '.join(where)}."
-    return problem, cupyconv.explain(problem, title=layer.heading, **values, **results), note
-
-
-def _drawn(problem: ConvProblem, seed: int) -> dict[str, Any]:
-    """x, w and dy as `cupyconv grads` draws them."""
-    import numpy as np
-
-    from cupyconv.cli import data
-
-    generator = np.random.default_rng(seed)
-    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    return {
-        name: data.random(generator, shape, problem.dtype)
-        for name, shape in zip(TENSORS, shapes, strict=True)
-    }
-
-
-def _results(problem: ConvProblem, values: Mapping[str, Any], tensors: set[str]) -> dict[str, Any]:
-    """What the library computes for these tensors, as far as it takes no time."""
-    from cupyconv import arrays
-
-    if problem.flops > MOST_FLOPS or problem.N == 0:
-        return {}
-    dtype = arrays.numpy_dtype(problem.dtype)
-    x, w, dy = (values[name].astype(dtype, copy=False) for name in TENSORS)
-    if any(
-        given.shape != shape
-        for given, shape in zip(
-            (x, w, dy),
-            (problem.input_shape, problem.filter_shape, problem.output_shape),
-            strict=True,
-        )
-    ):
-        return {}  # which explain() reports
-    rest = problem.keywords
-    passes = {
-        "y": lambda: cupyconv.conv_forward(x, w, **rest),
-        "dx": lambda: cupyconv.conv_backprop_input(problem.input_shape, w, dy, **rest),
-        "dw": lambda: cupyconv.conv_backprop_filter(x, problem.filter_shape, dy, **rest),
-    }
-    return {tensor: passes[tensor]() for tensor in sorted(tensors)}
+    if len(read) < len(OPERANDS):
+        what = "integers" if layer.values == "integers" else "data"
+        where.append(f"random {what} of seed {seed}, the same as in `cupyconv grads`")
+    return problem, explanation, f"Values: {', '.join(where)}."
 
 
 def _as_json(

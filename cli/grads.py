@@ -14,6 +14,7 @@ from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.cli.shapes import axes_table, tensors_json, title
 from cupyconv.explaining.shapes import reasons
+from cupyconv.explaining.values import OPERANDS, draw
 from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, PASSES, bytes_text, shape_text
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from cupyconv import Plan
     from cupyconv.checking import Agreement, Operands, Results
     from cupyconv.cli.data import Place
-
-TENSORS = ("x", "w", "dy")
 
 
 @click.command()
@@ -39,6 +38,7 @@ TENSORS = ("x", "w", "dy")
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random data."
 )
+@configuration.values_option
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "gpu"]),
@@ -82,7 +82,7 @@ def command(
     from cupyconv.cli import data
 
     layers = configuration.read_layers(options)
-    files = {name: path for name, path in zip(TENSORS, (x, w, dy), strict=True) if path}
+    files = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
     if len(layers) > 1 and (files or save):
         raise ConvError(
             "--x, --w, --dy and --save go with one layer",
@@ -102,7 +102,7 @@ def command(
         problem = _problem(layer, loaded, options)
         planned = place.plan(problem, impl)
         _require_memory(problem, place, check=not no_check)
-        operands = _operands(problem, loaded, seed)
+        operands = _operands(problem, loaded, seed, layer.values)
         with output.busy("computing"):
             results = compute(problem, operands, place, impl)
         report = _Report(layer, problem, planned, files, seed, _norms(operands, results))
@@ -145,7 +145,7 @@ def _chunked(
     opened = {name: chunked.open_array(f"--{name}", path) for name, path in files.items()}
     problem = _problem(layers[0], opened, options)
     planned = data.Place.of("cpu", impl).plan(problem, impl)
-    norms, products = chunked.compute(problem, opened, seed, impl, target)
+    norms, products = chunked.compute(problem, opened, seed, layers[0].values, impl, target)
     report = _Report(layers[0], problem, planned, files, seed, norms)
     report.chunked = True
     if not no_check:
@@ -255,7 +255,8 @@ class _Report:
         else:
             ran = ", ".join(f"{pass_} {name}" for pass_, name in names.items())
         data = ", ".join(f"{name} from {in_line(path)}" for name, path in self.files.items())
-        drawn = "" if len(self.files) == len(TENSORS) else f"random data of seed {self.seed}"
+        what = "integers" if self.layer.values == "integers" else "data"
+        drawn = "" if len(self.files) == len(OPERANDS) else f"random {what} of seed {self.seed}"
         line = f"ran on {where} with {ran}; {', '.join(filter(None, (data, drawn)))}"
         if self.agreements is None:
             return f"{line}\nnot checked"
@@ -269,7 +270,7 @@ class _Report:
         return {
             **configuration.as_json(self.layer, self.problem),
             **tensors_json(self.problem),
-            "data": {name: self.files.get(name, "random") for name in TENSORS},
+            "data": {name: self.files.get(name, "random") for name in OPERANDS},
             "seed": self.seed,
             "device": self.planned.device.name,
             "architecture": self.planned.device.architecture,
@@ -338,19 +339,13 @@ def _problem(
     return problem
 
 
-def _operands(problem: ConvProblem, loaded: dict[str, np.ndarray], seed: int) -> Operands:
-    import numpy as np
-
+def _operands(
+    problem: ConvProblem, loaded: dict[str, np.ndarray], seed: int, kind: str
+) -> Operands:
     from cupyconv import arrays
     from cupyconv.checking import Operands
-    from cupyconv.cli import data
 
-    generator = np.random.default_rng(seed)
-    shapes = zip(
-        TENSORS, (problem.input_shape, problem.filter_shape, problem.output_shape), strict=True
-    )
-    # Everything is drawn, so that a tensor's random numbers do not depend on which files are read.
-    drawn = {name: data.random(generator, shape, problem.dtype) for name, shape in shapes}
+    drawn = draw(problem, seed, kind)
     dtype = arrays.numpy_dtype(problem.dtype)
     converted = {name: array.astype(dtype, copy=False) for name, array in loaded.items()}
     return Operands(**{**drawn, **converted})

@@ -65,7 +65,8 @@ def test_explain_is_a_function_whatever_was_imported_before(first):
 def test_text_needs_no_numpy():
     program = (
         "import sys, cupyconv\n"
-        "e = cupyconv.explain(cupyconv.ConvProblem((1, 5, 100, 100), (10, 5, 5, 5)))\n"
+        "p = cupyconv.ConvProblem((1, 5, 100, 100), (10, 5, 5, 5))\n"
+        "e = cupyconv.explain(p, values=None)\n"
         "str(e), e.to_dict(), e.svg(), e.page(), str(e.element('dF[0,0,0,0]')), e.map().verdict\n"
         "assert 'numpy' not in sys.modules\n"
     )
@@ -414,11 +415,41 @@ def test_values_and_results_stand_beside_the_terms():
     assert f"= {element.sum:.9g}" in str(element)
     assert "cupyconv.conv_backprop_filter gives" in str(element)
     assert element.to_dict()["sum"] == element.sum
-    plain = cupyconv.explain(SAME).element("dF[1,2,0,0]")
+    plain = cupyconv.explain(SAME, values=None).element("dF[1,2,0,0]")
     assert plain.to_dict()["sum"] is None
     assert plain.to_dict()["terms"][0].keys() == {"number", "dy", "x"}
     given = cupyconv.explain(SAME).element("dF[1,2,0,0]", x=data.x, dy=data.dy)
     assert given.sum == element.sum
+
+
+def test_values_are_drawn_where_none_are_given_and_only_there():
+    first, again = cupyconv.explain(SAME), cupyconv.explain(SAME)
+    element = first.element("dX[0,1,2,2]")
+    assert element.computed == pytest.approx(element.sum, rel=1e-5)
+    assert element.sum == again.element("dX[0,1,2,2]").sum
+    assert element.sum != cupyconv.explain(SAME, seed=1).element("dX[0,1,2,2]").sum
+    dy = np.zeros(SAME.output_shape, np.float32)
+    given = cupyconv.explain(SAME, dy=dy)
+    assert given.element("dX[0,1,2,2]").computed == 0
+    np.testing.assert_array_equal(given.data["x"], first.data["x"])
+    # Beside another operand the results that were computed are not this element's.
+    changed = first.element("dX[0,1,2,2]", dy=dy)
+    assert (changed.sum, changed.computed) == (0, None)
+    with pytest.raises(ConvError, match="unknown values"):
+        cupyconv.explain(SAME, values="integer")
+
+
+@pytest.mark.parametrize("tensor", ["y", "dx", "dw"])
+def test_every_sum_of_integers_is_told_on_paper(tensor):
+    problem = ConvProblem((1, 2, 4, 4), (3, 2, 2, 2), padding=1, stride=2)
+    explanation = cupyconv.explain(problem, values="integers")
+    for index in np.ndindex(*terms.extents(problem, tensor)):
+        element = explanation.element(f"{tensor}[{','.join(map(str, index))}]")
+        lines = list(element.lines())
+        assert len(lines) == element.count + 1
+        assert not any("." in line or "-0" in line for line in lines)
+        products = [int(line.rpartition("=")[2]) for line in lines]
+        assert products[-1] == sum(products[:-1]) == element.computed
 
 
 @pytest.mark.parametrize(("values", "total"), [((np.inf, 1), np.inf), ((np.inf, -np.inf), np.nan)])

@@ -50,6 +50,7 @@ CASES = {
     "explain-same-stride.txt": ("--preset", "same-stride"),
     "explain-valid-stride.txt": ("--preset", "valid-stride"),
     "explain-valid-dilation.txt": ("--preset", "valid-dilation"),
+    "explain-by-hand.txt": ("--preset", "by-hand"),
     "explain-element.txt": ("--preset", "multi-channel", "--element", "dF[7,2,1,3]"),
     "explain-map.txt": ("--preset", "same-stride", "--map", "dx", "--element", "dX[0,0,3,3]"),
     "explain-code.txt": ("--preset", "same-stride", "--code", "pytorch"),
@@ -98,6 +99,30 @@ def test_the_values_are_those_of_grads(tmp_path):
     assert dw["computed"] == saved["dw"][1, 2, 0, 1]
     assert y["sum"] == pytest.approx(saved["y"][0, 1, 2, 3], rel=1e-5)
     assert y["terms"][0]["values"] == [saved["x"][0, 0, 2, 3], saved["w"][1, 0, 0, 0]]
+
+
+def test_integers_are_those_of_grads(tmp_path):
+    path = tmp_path / "tensors.npz"
+    arguments = ["grads", *SMALL, "--values", "integers", "--save", str(path)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    with np.load(path) as file:
+        saved = dict(file)
+    text = said(*SMALL, "--values", "integers", "--element", "dw[1,2,0,1]")
+    assert f"sum of 36 products = {saved['dw'][1, 2, 0, 1]:.0f}\n" in text
+    assert "random integers of seed 0" in text
+    assert np.abs(saved["x"]).max() == 3
+    assert "Did you mean 'integers'?" in refused(*SMALL, "--values", "integer")
+    config = tmp_path / "layer.toml"
+    config.write_text('input = "1x3x8x8"\nfilter = "4x3x3x3"\nvalues = "integers"\n')
+    assert said("--config", str(config), "--element", "dw[1,2,0,1]") == text
+
+
+def test_all_numbers_of_a_small_layer_are_printed():
+    text = said("--preset", "by-hand").partition("All numbers")[2].partition("How can")[0]
+    printed = [int(word) for word in text.split() if re.fullmatch(r"-?\d+", word)]
+    data = cupyconv.explain(ConvProblem((1, 2, 4, 4), (3, 2, 2, 2)), values="integers").data
+    assert sorted(printed) == sorted(np.concatenate([data[t].ravel() for t in data]).tolist())
+    assert "All numbers" not in said(*SMALL)
 
 
 def test_values_from_files(tmp_path):

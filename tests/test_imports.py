@@ -17,6 +17,7 @@ ROOMS = (
     "files",
     "formats",
     "markup",
+    "svg",
     "arrays",
     "problem",
     "planning",

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import ConvProblem, backends
-from cupyconv.cli import data, explain
+from cupyconv.cli import data
 from cupyconv.cli.main import main
 from cupyconv.dask import halos
 from cupyconv.errors import ConvError
-from cupyconv.explaining import maps
+from cupyconv.explaining import maps, values
 from cupyconv.explaining.terms import MOST_LISTED
 from cupyconv.planning.cpu import methods
 from cupyconv.planning.plan import Plan, plan_pass
@@ -116,8 +116,8 @@ def test_hostile_problems_tell_all_about_themselves(name):
     assert "ConvProblem" in texts[0]
     axes = (problem, *problem.axes)
     told = [(one, word) for one in axes for word in dir(type(one)) if not word.startswith("_")]
-    values = answered(*(lambda one=one, word=word: getattr(one, word) for one, word in told))
-    left_out = {word for (_, word), value in zip(told, values, strict=True) if value is None}
+    found = answered(*(lambda one=one, word=word: getattr(one, word) for one, word in told))
+    left_out = {word for (_, word), value in zip(told, found, strict=True) if value is None}
     assert left_out <= {"phase_gemms", "stride_phases"}
     assert 0 <= problem.useful_flops <= problem.flops
     assert all(0 <= axis.unread_inputs <= axis.input for axis in problem.axes)
@@ -141,6 +141,7 @@ def test_hostile_problems_are_planned(name, device):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_problems_are_explained(name, monkeypatch):
     monkeypatch.setattr(maps, "MOST_POSITIONS", 1000)  # that are counted one by one
+    monkeypatch.setattr(values, "MOST_ELEMENTS", 1000)  # nor are values drawn
     told = cupyconv.explain(of_name(name))
     texts = answered(lambda: str(told), told._repr_html_, told.to_dict)
     assert all(texts)
@@ -174,7 +175,7 @@ def test_hostile_problems_on_the_command_line(name, command, monkeypatch):
         monkeypatch.setattr(data, "available_memory", lambda: 1000)
     elif command == "explain":
         monkeypatch.setattr(maps, "MOST_POSITIONS", 1000)
-        monkeypatch.setattr(explain, "MOST_ELEMENTS", 1000)  # nor are values drawn
+        monkeypatch.setattr(values, "MOST_ELEMENTS", 1000)  # nor are values drawn
     (result,) = answered(lambda: CliRunner().invoke(main, [command, *options]))
     refused = command == "grads" or "2**62" in name  # of which more digits than the options have
     assert result.exit_code == (2 if refused else 0), result.output

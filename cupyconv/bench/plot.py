@@ -1,11 +1,11 @@
 """A run as one SVG picture: for each dtype a roofline of every pass, and the ratios to PyTorch.
 
-Written by hand, so that a picture needs nothing that is not installed.  Lengths are in pixels.
+Lengths are in pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, log10
 
@@ -14,8 +14,8 @@ from cupyconv.bench.ceilings import Ceiling
 from cupyconv.bench.report import PEER, Comparison
 from cupyconv.bench.results import Results, Row
 from cupyconv.bench.suites import KINDS
-from cupyconv.markup import escape
 from cupyconv.problem import PASSES
+from cupyconv.svg import Canvas
 
 WIDTH = 1200
 MARGIN = 24
@@ -27,7 +27,7 @@ BAR_HEIGHT = 15
 
 INK, SOFT, GRID, PAPER = "#1f2933", "#5f6b7a", "#e3e7ec", "#ffffff"
 OURS, OTHER, SLOWER = "#1f6fb2", "#c8761d", "#b5443c"
-FONT = "font-family='Helvetica, Arial, DejaVu Sans, sans-serif'"
+FONT = "Helvetica, Arial, DejaVu Sans, sans-serif"
 
 _TITLES = {
     "forward": "Forward",
@@ -54,31 +54,20 @@ class Scale:
 
 def svg(results: Results) -> str:
     """The picture of a run."""
-    body: list[str] = []
+    canvas = Canvas()
     top = float(MARGIN)
-    top = _head(body, results, top)
+    top = _head(canvas, results, top)
     dtypes = dict.fromkeys(row.dtype for row in results.rows)
     for dtype in dtypes:
-        top = _dtype(body, results, dtype, top)
+        top = _dtype(canvas, results, dtype, top)
     if not dtypes:
-        body.append(_text(MARGIN, top + 20, "Nothing was measured.", 14))
+        _text(canvas, MARGIN, top + 20, "Nothing was measured.", 14)
         top += 40
-    height = ceil(top + MARGIN)
-    title = escape(f"cupyconv bench on {environment.title(results.environment)}")
-    return "\n".join(
-        [
-            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' "
-            f"width='{WIDTH}' height='{height}' role='img' aria-label='{title}' {FONT}>",
-            f"<title>{title}</title>",
-            f"<rect width='{WIDTH}' height='{height}' fill='{PAPER}'/>",
-            *body,
-            "</svg>",
-            "",
-        ]
-    )
+    title = f"cupyconv bench on {environment.title(results.environment)}"
+    return canvas.document(title, size=(WIDTH, ceil(top + MARGIN)), font_family=FONT)
 
 
-def _head(body: list[str], results: Results, top: float) -> float:
+def _head(canvas: Canvas, results: Results, top: float) -> float:
     found = results.environment
     versions = [
         f"{label} {found[word]}"
@@ -91,31 +80,31 @@ def _head(body: list[str], results: Results, top: float) -> float:
         )
         if found.get(word)
     ]
-    body.append(_text(MARGIN, top + 18, "Convolutions: speed of every pass", 22, weight="bold"))
+    _text(canvas, MARGIN, top + 18, "Convolutions: speed of every pass", 22, weight="bold")
     about = f"{environment.title(found)}.  {', '.join(versions)}"
-    body.append(_text(MARGIN, top + 42, about, 13, color=SOFT))
+    _text(canvas, MARGIN, top + 42, about, 13, color=SOFT)
     return top + 60
 
 
-def _dtype(body: list[str], results: Results, dtype: str, top: float) -> float:
+def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
     """Both charts of a dtype; returns where they end."""
     fastest = [row for row in report.best(results.rows).values() if row.dtype == dtype]
     names = dict.fromkeys(row.implementation for row in fastest if row.implementation != PEER)
     ours = next(iter(names), PEER)
     shown = [row for row in fastest if row.implementation in (ours, PEER)]
     passes = [pass_ for pass_ in PASSES if any(row.pass_ == pass_ for row in shown)]
-    body.append(_text(MARGIN, top + 22, dtype, 18, weight="bold"))
+    _text(canvas, MARGIN, top + 22, dtype, 18, weight="bold")
     ceiling = results.ceilings.get(dtype)
     if ceiling is not None:
-        top = _rooflines(body, ceiling, shown, passes, top + 34)
+        top = _rooflines(canvas, ceiling, shown, passes, top + 34)
     pairs = [
         pair
         for pair in report.comparisons(results)
         if (pair.row.dtype, pair.row.implementation) == (dtype, ours)
     ]
     if pairs:
-        return _bars(body, pairs, passes, top + 34)
-    body.append(_text(MARGIN, top + 40, "No ratios: PyTorch was not measured.", 13, color=SOFT))
+        return _bars(canvas, pairs, passes, top + 34)
+    _text(canvas, MARGIN, top + 40, "No ratios: PyTorch was not measured.", 13, color=SOFT)
     return top + 60
 
 
@@ -129,7 +118,7 @@ def _panel(number: int) -> tuple[float, float]:
 
 
 def _rooflines(
-    body: list[str], ceiling: Ceiling, rows: Sequence[Row], passes: Sequence[str], top: float
+    canvas: Canvas, ceiling: Ceiling, rows: Sequence[Row], passes: Sequence[str], top: float
 ) -> float:
     """One panel a pass: FLOP/s over FLOPs per byte, with the ceilings as lines."""
     unit, name = (1e12, "TFLOP/s") if ceiling.flops_per_second > 2e12 else (1e9, "GFLOP/s")
@@ -143,77 +132,82 @@ def _rooflines(
     for number, pass_ in enumerate(passes):
         left, right = _panel(number)
         x = Scale(x_low, x_high, left, right)
-        body.append(_text(left, top + 8, _TITLES[pass_], 13, weight="bold"))
+        _text(canvas, left, top + 8, _TITLES[pass_], 13, weight="bold")
         for value in _powers(x_low, x_high):
-            body.append(_line(x(value), top + 20, x(value), bottom, GRID))
-            body.append(_text(x(value), bottom + 15, _power(value), 11, "middle", SOFT))
+            _line(canvas, x(value), top + 20, x(value), bottom, GRID)
+            _text(canvas, x(value), bottom + 15, _power(value), 11, "middle", SOFT)
         for value in _powers(y_low, y_high):
-            body.append(_line(left, y(value), right, y(value), GRID))
+            _line(canvas, left, y(value), right, y(value), GRID)
             if number == 0:
-                body.append(_text(left - 6, y(value) + 4, _power(value), 11, "end", SOFT))
+                _text(canvas, left - 6, y(value) + 4, _power(value), 11, "end", SOFT)
         corner = peak / slope
         start = max(x_low, y_low / slope)
         points = [(start, start * slope), (corner, peak), (x_high, peak)]
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
-        body.append(
-            f"<polyline points='{path}' fill='none' stroke='{INK}' stroke-width='1.5' "
-            "stroke-linejoin='round'/>"
+        canvas.shape(
+            "polyline",
+            points=path,
+            fill="none",
+            stroke=INK,
+            stroke_width=1.5,
+            stroke_linejoin="round",
         )
-        body += [_point(row, x, y, unit) for row in rows if row.pass_ == pass_]
-        body.append(
-            _text((left + right) / 2, bottom + 32, "FLOP per byte moved", 12, "middle", SOFT)
-        )
+        for row in rows:
+            if row.pass_ == pass_:
+                _point(canvas, row, x, y, unit)
+        _text(canvas, (left + right) / 2, bottom + 32, "FLOP per byte moved", 12, "middle", SOFT)
     label = (MARGIN, top + 32)
-    body.append(_text(*label, name, 12, color=SOFT))
+    _text(canvas, *label, name, 12, color=SOFT)
     ceilings = (f"{report.number(peak)} {name}", f"{report.number(slope * unit / 1e9)} GB/s")
-    _legend(body, rows, ceilings, top + 60)
+    _legend(canvas, rows, ceilings, top + 60)
     return bottom + 40
 
 
-def _point(row: Row, x: Scale, y: Scale, unit: float) -> str:
+def _point(canvas: Canvas, row: Row, x: Scale, y: Scale, unit: float) -> None:
     ours = row.implementation != PEER
-    style = (
-        f"fill='{OURS}' fill-opacity='0.8'"
-        if ours
-        else f"fill='none' stroke='{OTHER}' stroke-width='1.4'"
-    )
     what = "cupyconv" if ours else "PyTorch"
-    text = f"{row.layer}, {what}: {row.tflops * 1e12 / unit:.3g}, {row.microseconds:,.1f} µs"
     rate = row.tflops * 1e12 / unit
-    return (
-        f"<circle cx='{x(row.flops / row.bytes):.1f}' cy='{y(rate):.1f}' r='{3.4 if ours else 4}' "
-        f"{style}><title>{escape(text)}</title></circle>"
-    )
+    text = f"{row.layer}, {what}: {rate:.3g}, {row.microseconds:,.1f} µs"
+    _dot(canvas, x(row.flops / row.bytes), y(rate), ours=ours, title=text, fill_opacity=0.8)
 
 
-def _legend(body: list[str], rows: Sequence[Row], ceilings: tuple[str, str], top: float) -> None:
+def _dot(
+    canvas: Canvas, x: float, y: float, *, ours: bool, title: str = "", fill_opacity: float = 1
+) -> None:
+    """A point of ours, or a ring of PyTorch's."""
+    style: dict[str, str | float] = {"r": 4, "fill": "none", "stroke": OTHER, "stroke_width": 1.4}
+    if ours:
+        style = {"r": 3.4, "fill": OURS, "fill_opacity": fill_opacity}
+    canvas.shape("circle", title, cx=x, cy=y, **style)
+
+
+def _legend(canvas: Canvas, rows: Sequence[Row], ceilings: tuple[str, str], top: float) -> None:
     left = MARGIN
     if any(row.implementation != PEER for row in rows):
-        body.append(f"<circle cx='{left + 5}' cy='{top}' r='3.4' fill='{OURS}'/>")
-        body.append(_text(left + 16, top + 4, "cupyconv", 12))
+        _dot(canvas, left + 5, top, ours=True)
+        _text(canvas, left + 16, top + 4, "cupyconv", 12)
         top += 20
     if any(row.implementation == PEER for row in rows):
-        style = f"fill='none' stroke='{OTHER}' stroke-width='1.4'"
-        body.append(f"<circle cx='{left + 5}' cy='{top}' r='4' {style}/>")
-        body.append(_text(left + 16, top + 4, "PyTorch", 12))
+        _dot(canvas, left + 5, top, ours=False)
+        _text(canvas, left + 16, top + 4, "PyTorch", 12)
         top += 20
-    body.append(_line(left - 1, top, left + 11, top, INK, 1.5))
-    body.append(_text(left + 16, top + 4, "measured ceilings:", 12))
+    _line(canvas, left - 1, top, left + 11, top, INK, 1.5)
+    _text(canvas, left + 16, top + 4, "measured ceilings:", 12)
     for number, text in enumerate(ceilings, 1):
-        body.append(_text(left + 16, top + 4 + 16 * number, text, 12, color=SOFT))
+        _text(canvas, left + 16, top + 4 + 16 * number, text, 12, color=SOFT)
 
 
 # -- ratios ----------------------------------------------------------------------------------------
 
 
-def _bars(body: list[str], pairs: Sequence[Comparison], passes: Sequence[str], top: float) -> float:
+def _bars(canvas: Canvas, pairs: Sequence[Comparison], passes: Sequence[str], top: float) -> float:
     """A line for each layer, sorted by kind, and a bar for each pass, on a scale of doublings."""
     kinds = [kind for kind in KINDS if any(pair.row.kind == kind for pair in pairs)]
     ratios = [pair.ratio for pair in pairs]
     low = 2.0 ** min(floor(log2(min(ratios))), -1)
     high = 2.0 ** max(ceil(log2(max(ratios))), 1)
     title = "Time of PyTorch over time of cupyconv: right of 1, cupyconv is faster"
-    body.append(_text(MARGIN, top, title, 13, weight="bold"))
+    _text(canvas, MARGIN, top, title, 13, weight="bold")
     lines: list[tuple[str, str]] = []
     for kind in kinds:
         layers = dict.fromkeys(pair.row.layer for pair in pairs if pair.row.kind == kind)
@@ -222,27 +216,27 @@ def _bars(body: list[str], pairs: Sequence[Comparison], passes: Sequence[str], t
     bottom = first + len(lines) * BAR_HEIGHT
     scales = [Scale(low, high, *_panel(number)) for number in range(len(passes))]
     for scale, pass_ in zip(scales, passes, strict=True):
-        body.append(_text(scale.first, top + 18, _TITLES[pass_], 12, color=SOFT))
+        _text(canvas, scale.first, top + 18, _TITLES[pass_], 12, color=SOFT)
         for value in _doublings(low, high):
             edge = scale(value)
             at_one = value == 1
-            body.append(_line(edge, first - 4, edge, bottom, INK if at_one else GRID))
-            body.append(_text(edge, bottom + 14, _ratio(value), 11, "middle", SOFT))
+            _line(canvas, edge, first - 4, edge, bottom, INK if at_one else GRID)
+            _text(canvas, edge, bottom + 14, _ratio(value), 11, "middle", SOFT)
     found = {(pair.row.layer, pair.row.pass_): pair for pair in pairs}
     for number, (what, name) in enumerate(lines):
         y = first + number * BAR_HEIGHT
         if what == "kind":
-            body.append(_text(MARGIN, y + 11, name, 12, weight="bold"))
+            _text(canvas, MARGIN, y + 11, name, 12, weight="bold")
             continue
-        body.append(_text(MARGIN + 8, y + 11, _short(name), 11))
+        _text(canvas, MARGIN + 8, y + 11, _short(name), 11)
         for scale, pass_ in zip(scales, passes, strict=True):
             pair = found.get((name, pass_))
             if pair is not None:
-                body += _bar(pair, scale, y)
+                _bar(canvas, pair, scale, y)
     return bottom + 26
 
 
-def _bar(pair: Comparison, scale: Scale, y: float) -> Iterator[str]:
+def _bar(canvas: Canvas, pair: Comparison, scale: Scale, y: float) -> None:
     one, edge = scale(1), scale(pair.ratio)
     left, width = min(one, edge), max(abs(edge - one), 0.8)
     color = OURS if pair.ratio >= 1 else SLOWER
@@ -250,23 +244,21 @@ def _bar(pair: Comparison, scale: Scale, y: float) -> Iterator[str]:
         f"{pair.row.layer}: {pair.row.microseconds:,.1f} µs, "
         f"PyTorch {pair.peer.microseconds:,.1f} µs"
     )
-    yield (
-        f"<rect x='{left:.1f}' y='{y + 2:.1f}' width='{width:.1f}' height='{BAR_HEIGHT - 4}' "
-        f"fill='{color}'><title>{escape(text)}</title></rect>"
-    )
+    canvas.rect(left, y + 2, width, BAR_HEIGHT - 4, title=text, fill=color)
     # The number stands at the bar's end, or inside where it would leave the panel.
     grows_right = pair.ratio >= 1
     outside = edge + 28 <= scale.last if grows_right else edge - 28 >= scale.first
     anchor = "start" if grows_right == outside else "end"
     shift = 3 if anchor == "start" else -3
     shade = SOFT if outside else PAPER
-    yield _text(edge + shift, y + 11, f"{pair.ratio:.2f}", 10, anchor, shade)
+    _text(canvas, edge + shift, y + 11, f"{pair.ratio:.2f}", 10, anchor, shade)
 
 
 # -- pieces ----------------------------------------------------------------------------------------
 
 
 def _text(
+    canvas: Canvas,
     x: float,
     y: float,
     text: str,
@@ -274,18 +266,14 @@ def _text(
     anchor: str = "start",
     color: str = INK,
     weight: str = "normal",
-) -> str:
-    return (
-        f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' text-anchor='{anchor}' "
-        f"fill='{color}' font-weight='{weight}'>{escape(text)}</text>"
-    )
+) -> None:
+    canvas.text(x, y, text, font_size=size, text_anchor=anchor, fill=color, font_weight=weight)
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, color: str, width: float = 1) -> str:
-    return (
-        f"<line x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}' stroke='{color}' "
-        f"stroke-width='{width}'/>"
-    )
+def _line(
+    canvas: Canvas, x1: float, y1: float, x2: float, y2: float, color: str, width: float = 1
+) -> None:
+    canvas.line(x1, y1, x2, y2, stroke=color, stroke_width=width)
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:

@@ -12,16 +12,21 @@ from typing import Any
 from cupyconv import arrays, files
 from cupyconv.errors import ConvError, ConvTypeError
 from cupyconv.explaining import adjoints, maps, shapes, terms, translate
+from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
 from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.terms import LETTERS, Element, counted_large
 from cupyconv.explaining.translate import Translation
+from cupyconv.explaining.values import OPERANDS, RESULTS, Values
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
 from cupyconv.problem import PASSES, ConvAxis, ConvProblem, shape_text
 
 PASS_GIVES = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 
 _DRAWN_CHANNELS = 6
+
+MOST_PRINTED = 300
+"""Numbers of all tensors together that are still printed."""
 
 
 def explain(
@@ -34,15 +39,20 @@ def explain(
     dx: Any = None,
     dw: Any = None,
     title: str = "",
+    values: str | None = "normal",
+    seed: int = 0,
 ) -> Explanation:
     """Why every tensor of a layer has the shape and the values it has.
 
     Args:
         problem: the layer.
-        x, w, dy: its tensors, NumPy or CuPy arrays in the problem's formats, if elements are to be
-            told with their values.
-        y, dx, dw: results to be shown beside the sums of the terms.
+        x, w, dy: its tensors, NumPy or CuPy arrays in the problem's formats; those that are not
+            given are random.
+        y, dx, dw: results to be shown beside the sums of the terms; else the library's.
         title: a line above the explanation.
+        values: "normal" or "integers", what is drawn for the tensors that are not given; None
+            leaves them out.
+        seed: of what is drawn, an integer from 0 on.
 
     Returns:
         an Explanation: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``;
@@ -51,13 +61,16 @@ def explain(
 
     Raises:
         ConvTypeError: ``problem`` is not a ConvProblem, or an array not one that a pass takes.
-        ConvError: an array does not have the shape that the problem says.
+        ConvError: an array does not have the shape that the problem says, or ``values`` is no
+            such word.
     """
     if not isinstance(problem, ConvProblem):
         raise ConvTypeError(
             f"explain takes a ConvProblem: got {type(problem).__name__}. Make one with "
             "cupyconv.ConvProblem(x.shape, w.shape, stride=...)"
         )
+    if values is not None:
+        numbers.require_kind("values", values)
     given = {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw}
     wanted = {
         "x": problem.input_shape,
@@ -76,7 +89,7 @@ def explain(
                 f"it has {shape_text(shape)}, the problem {shape_text(wanted[name])}",
                 f"Pass an array of {shape_text(wanted[name])}, or make the problem from it",
             )
-    return Explanation(problem, title, data)
+    return Explanation(problem, title, Values(problem, data, values, seed))
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ class Explanation:
     Attributes:
         problem: the layer.
         title: a line above the explanation.
-        data: those of x, w, dy, y, dx and dw that are known.
+        data: those of x, w, dy, y, dx and dw that are known, drawn and computed when read.
     """
 
     problem: ConvProblem
@@ -106,8 +119,12 @@ class Explanation:
             ConvError: there is no such element; the message has the ranges.
         """
         given = {"x": x, "w": w, "dy": dy}
-        data = {**self.data, **{key: value for key, value in given.items() if value is not None}}
+        changed = {key: value for key, value in given.items() if value is not None}
         found = terms.parse(self.problem, name)
+        data = self.data
+        if changed:
+            # Beside other operands the results that are known would be wrong.
+            data = {**{key: data[key] for key in OPERANDS if key in data}, **changed}
         return Element(self.problem, found.tensor, found.index, found.asked, data)
 
     def map(self, tensor: str = "dx") -> maps.TermMap:
@@ -118,19 +135,27 @@ class Explanation:
         """The layer in "tensorflow", "pytorch", "jax" or "onnx"; its ``program`` runs."""
         return translate.translation(self.problem, framework)
 
-    def svg(self) -> str:
-        """A picture of the layer and of what flows back; drawn by axis for 3-D."""
+    def svg(self, element: str = "") -> str:
+        """A picture of the layer and of what flows back.
+
+        Args:
+            element: the one that is marked, such as "dF[3,1,0,2]"; else one of each result.
+        """
         from cupyconv.explaining import figure
 
-        return figure.svg(self.problem, self.title)
+        return figure.svg(self, self.element(element) if element else None)
 
-    def page(self) -> str:
-        """One HTML page, interactive, that needs nothing from the network."""
+    def page(self, element: str = "") -> str:
+        """One HTML page, interactive, that needs nothing from the network.
+
+        Args:
+            element: the one that is shown first, such as "dF[3,1,0,2]".
+        """
         from cupyconv.explaining import page
 
-        return page.html(self)
+        return page.html(self, self.element(element) if element else None)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, element: str = "") -> None:
         """Write ``svg()`` or ``page()`` to a .svg or .html file.
 
         Raises:
@@ -142,7 +167,7 @@ class Explanation:
             raise ConvError(
                 "a picture is saved as .svg, a page as .html", f"got {path}", "Use one of these"
             )
-        content = self.svg() if path.suffix.lower() == ".svg" else self.page()
+        content = (self.svg if path.suffix.lower() == ".svg" else self.page)(element)
         files.put(path, content.encode())
 
     # -- telling -----------------------------------------------------------------------------------
@@ -173,6 +198,8 @@ class Explanation:
             self._counts(),
             self._elsewhere(),
         ]
+        if self._is_small:
+            sections.insert(0, self._numbers())
         return Document(self.title, (self._head(), *sections))
 
     def text(self, width: int = 100) -> str:
@@ -204,6 +231,23 @@ class Explanation:
                 ),
             ),
         )
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether all tensors can be printed, so that every sum can be checked on paper."""
+        shapes = (terms.extents(self.problem, tensor) for tensor in RESULTS)
+        count = 2 * sum(map(prod, shapes))
+        return 0 < count <= MOST_PRINTED and all(name in self.data for name in RESULTS)
+
+    def _numbers(self) -> Section:
+        """Every number of every tensor, plane by plane."""
+        blocks = [
+            Verbatim("\n".join(numbers.planes(self.problem, tensor, self.data[tensor])))
+            for tensor in (*OPERANDS, *RESULTS)
+        ]
+        drawn = f" ({self.data.source})" if isinstance(self.data, Values) else ""
+        text = f"x, w and dy{drawn}, and what the library makes of them."
+        return Section("All numbers", (Paragraph(text), *blocks))
 
     def _channels(self) -> Section:
         """The first question: how x's channels and dy's give dw."""

@@ -34,6 +34,9 @@ GROUPED = " In w and dw, c is counted within the group of k."
 SHOWN_FIRST, SHOWN_LAST = 4, 2
 """Terms of a long list that are printed at its two ends."""
 
+MOST_BY_HAND = 16
+"""Terms that are all printed if they are integers."""
+
 MOST_VALUES = 50_000_000
 """Terms whose values still fit into memory at once."""
 
@@ -386,7 +389,10 @@ class Element:
                 f"{self.name} has {self.count:,}",
                 "List both ends of them only",
             )
-        if everything or self.count <= SHOWN_FIRST + SHOWN_LAST + 1:
+        most = SHOWN_FIRST + SHOWN_LAST + 1
+        if self.count <= MOST_BY_HAND and self.has_values and self._integral:
+            most = MOST_BY_HAND  # who adds them up on paper needs them all
+        if everything or self.count <= most:
             return list(range(self.count)), []
         return list(range(SHOWN_FIRST)), list(range(self.count - SHOWN_LAST, self.count))
 
@@ -451,7 +457,14 @@ class Element:
         if not self.has_values:
             return (*texts, "")
         a, b = (float(values[number]) for values in self.values)
+        if self._integral:
+            return (*texts, f"  = {a:2.0f} * {b:2.0f} = {a * b + 0:3.0f}")
         return (*texts, f"  = {a: .6f} * {b: .6f} = {a * b: .6f}")
+
+    @cached_property
+    def _integral(self) -> bool:
+        """Whether all factors are integers that are printed as such."""
+        return all(bool((abs(each) < 100).all() and (each % 1 == 0).all()) for each in self.values)
 
     def to_dict(self, everything: bool = False) -> dict[str, Any]:
         """The element as plain data; a long list of terms is cut as in the text."""

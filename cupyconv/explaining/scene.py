@@ -1,0 +1,547 @@
+"""What is drawn of a layer, whoever draws it: which positions, their numbers, and which meet.
+
+The picture and the page are both drawn from a Scene, so neither works a convolution out.  Each of
+y, dx and dw is told in the same way: a window of the first operand meets the second, and gives a
+plane of the result.  Of long axes a few positions are drawn, those of the chosen element among
+them, and of each output that is drawn the whole window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
+
+from cupyconv.errors import ConvError
+from cupyconv.explaining import adjoints, maps, terms
+from cupyconv.explaining.shapes import counted
+from cupyconv.explaining.terms import LETTERS, Element
+from cupyconv.problem import ConvAxis, ConvProblem
+
+if TYPE_CHECKING:
+    from cupyconv.explaining.explanation import Explanation
+
+PAD, ZERO = -1, -2
+"""Places that hold no number of a tensor: padding, and what stands between spread numbers."""
+
+MOST_PLACES = 14
+"""Cells of a plane along an axis, as many as a finger can tell apart on a phone."""
+
+MOST_SPAN = 24
+"""Positions under a window that is still drawn whole."""
+
+MOST_TAPS = 11
+
+MOST_CHANNELS = 10
+
+MOST_DRAWN = 100_000
+"""Positions of an axis beyond which there is no picture: even its ends would not be typical."""
+
+RESULTS = ("dw", "dx", "y")
+
+Places = tuple[int | None, ...]
+"""Along an axis: positions of the tensor, PAD, ZERO, or None for what is left out."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What makes one position of a result along an axis.
+
+    Attributes:
+        count: pairs of positions of the operands that meet.
+        pairs: those of which both are drawn, in the order of the operands.
+        under: places of the first operand's plane under the window, counted from its first cell.
+    """
+
+    count: int
+    pairs: tuple[tuple[int, int], ...]
+    under: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """How one of y, dx and dw comes about.
+
+    Attributes:
+        tensor: the result.
+        operands: the two tensors that give it.
+        title: the question it answers.
+        pair: what a pair of channels has to do with it, with places for k, c and own, c within its
+            group.
+        first: a sentence on what the first operand's plane has beside its numbers.
+        flipped: whether the second operand is drawn back to front.
+        planes: places of the first operand, the second, and the result, for each axis.
+        meetings: for each axis, by position of the result.
+        over: what its sums run over beside positions: "channel", "filter" or "image".
+        terms: how many of these.
+        function: the library's, which computes it.
+        rule: the sum in general.
+        at: the position that is shown first.
+    """
+
+    tensor: str
+    operands: tuple[str, str]
+    title: str
+    pair: str
+    first: str
+    flipped: bool
+    planes: tuple[tuple[Places, ...], ...]
+    meetings: tuple[Mapping[int, Meeting], ...]
+    over: str
+    terms: int
+    function: str
+    rule: str
+    at: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A layer as it is drawn.
+
+    Attributes:
+        opened: the result that is shown first.
+        image, k, c: the image and the pair of channels that are shown first; c of all groups.
+        filters, channels: those of all groups that are drawn, None where some are left out.
+        groups, group_filters, group_channels: how many there are, and how large each is.
+        directions: by result.
+        values: of each tensor whose numbers are known its drawn ones, by channel and position.
+        exact: of results of which not all terms are drawn, the sums in float64.
+    """
+
+    problem: ConvProblem
+    opened: str
+    image: int
+    k: int
+    c: int
+    filters: Places
+    channels: Places
+    directions: Mapping[str, Direction]
+    values: Mapping[str, Mapping[str, Any]]
+    exact: Mapping[str, Mapping[str, Any]]
+    source: str
+
+    @property
+    def group_filters(self) -> int:
+        return self.problem.K // self.problem.groups
+
+    @property
+    def group_channels(self) -> int:
+        return self.problem.C // self.problem.groups
+
+    def meet(self, k: int, c: int) -> bool:
+        """Whether two channels are of the same group."""
+        return k // self.group_filters == c // self.group_channels
+
+    def number(self, tensor: str, k: int, c: int, at: Sequence[int]) -> float | None:
+        """A number of the pair's plane of a tensor; None if it is not known."""
+        values = self.values.get(tensor)
+        if values is None:
+            return None
+        return values[key_of(tensor, k, c)][",".join(map(str, at))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scene as plain data, ready for JSON."""
+        problem = self.problem
+        rank = problem.spatial_rank
+        return {
+            "opened": self.opened,
+            "image": self.image,
+            "images": problem.N,
+            "k": self.k,
+            "c": self.c,
+            "filters": self.filters,
+            "channels": self.channels,
+            "groups": problem.groups,
+            "groupFilters": self.group_filters,
+            "groupChannels": self.group_channels,
+            "dtype": problem.dtype,
+            "letters": [LETTERS[kind][rank] for kind in ("input", "filter", "output")],
+            "source": self.source,
+            "directions": {
+                tensor: {
+                    **asdict(one),
+                    "meetings": [
+                        {at: [m.count, m.pairs, m.under] for at, m in along.items()}
+                        for along in one.meetings
+                    ],
+                }
+                for tensor, one in self.directions.items()
+            },
+            "values": {name: _packed(planes) for name, planes in self.values.items()},
+            "exact": {name: _packed(planes) for name, planes in self.exact.items()},
+        }
+
+
+def key_of(tensor: str, k: int, c: int) -> str:
+    """The name of a tensor's plane that a pair of channels has a part in."""
+    if tensor in ("w", "dw"):
+        return f"{k},{c}"
+    return str(c if tensor in ("x", "dx") else k)
+
+
+def scene(explanation: Explanation, element: Element | None = None) -> Scene:
+    """What is drawn of a layer.
+
+    Args:
+        explanation: with the numbers.
+        element: the one that is marked and shown first.
+
+    Raises:
+        ConvError: the layer is too large for its ends to say anything.
+    """
+    problem = explanation.problem
+    for axis in problem.axes:
+        size = max(axis.input, axis.filter, axis.output)
+        if size > MOST_DRAWN:
+            raise ConvError(
+                f"a layer that is drawn must have at most {MOST_DRAWN:,} positions on an axis",
+                f"it has {size:,}",
+                "Draw a smaller layer of the same stride and taps",
+                axis=axis.name,
+            )
+    image, k, c = _channels_of(problem, element)
+    chosen = _chosen(problem, element)
+    directions = _directions(problem, chosen)
+    filters = _drawn(problem.K, MOST_CHANNELS, range(k, k + 1))
+    channels = _drawn(problem.C, MOST_CHANNELS, range(c, c + 1))
+    taken = _Taken(problem, image, filters, channels, directions)
+    data = explanation.data
+    known = [t for t in ("x", "w", "dy", *RESULTS) if t in data] if problem.N else []
+    exact = {}
+    compute = getattr(data, "compute", None)
+    for tensor in RESULTS:
+        if tensor in known and compute and taken.leaves_out(directions[tensor]):
+            exact[tensor] = taken.planes(tensor, compute(tensor, "float64"))
+    return Scene(
+        problem,
+        element.tensor if element else "dw",
+        image,
+        k,
+        c,
+        filters,
+        channels,
+        directions,
+        {tensor: taken.planes(tensor, data[tensor]) for tensor in known},
+        exact,
+        getattr(data, "source", ""),
+    )
+
+
+def _channels_of(problem: ConvProblem, element: Element | None) -> tuple[int, int, int]:
+    """The image, filter and channel that are shown first."""
+    filters, channels = problem.K // problem.groups, problem.C // problem.groups
+    if element is None:
+        return 0, min(2, filters - 1), min(1, channels - 1)
+    a, b = element.index[:2]
+    if element.tensor == "dw":
+        return 0, a, a // filters * channels + b
+    if element.tensor == "dx":
+        return a, b // channels * filters, b
+    return a, b, b // filters * channels
+
+
+def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[int, ...]]:
+    """Of each result the position that is shown first: near the border, or that of the element."""
+    chosen = {
+        "dw": tuple(axis.filter // 2 for axis in problem.axes),
+        "dx": tuple(map(_busiest, problem.axes)),
+        "y": tuple(min(1, axis.output - 1) for axis in problem.axes),
+    }
+    if element is not None:
+        chosen[element.tensor] = element.index[2:]
+    return chosen
+
+
+def _busiest(axis: ConvAxis) -> int:
+    """Of the first inputs the one that most comes back to."""
+    first = range(min(axis.input, MOST_PLACES // 2))
+    letters = ("h", "r", "p")
+    return max(first, key=lambda at: len(terms.input_terms(axis, at, letters).first))
+
+
+# -- positions -------------------------------------------------------------------------------------
+
+
+def with_gaps(positions: Iterable[int]) -> Places:
+    """Positions in order, with None where some between them are left out."""
+    ordered = sorted(set(positions))
+    if not ordered:
+        return ()
+    found: list[int | None] = [ordered[0]]
+    for before, after in pairwise(ordered):
+        if after - before == 2:  # no wider than what would stand for it
+            found.append(before + 1)
+        elif after - before > 2:
+            found.append(None)
+        found.append(after)
+    return tuple(found)
+
+
+def _drawn(size: int, room: int, needed: range) -> Places:
+    """The positions of an axis that are drawn: both ends, and those that are needed."""
+    if size <= room:
+        return tuple(range(size))
+    ends = [at for at in maps.visible(size, room) if at is not None]
+    near = [at for at in needed if 0 <= at < size]
+    if set(near) <= set(ends):
+        return with_gaps(ends)
+    side = max((room - len(near) - 2) // 2, 1)
+    return with_gaps([*range(side), *near, *range(size - side, size)])
+
+
+def _window(rule: ConvAxis, at: int) -> range:
+    """The places under a window, those of padding among them."""
+    corner = at * rule.stride - rule.pad_before
+    return range(corner, corner + rule.effective_filter, rule.dilation)
+
+
+def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
+    """The outputs of an axis that are drawn, and the places that hold their windows."""
+    first, end = -rule.pad_before, rule.input + rule.pad_after
+    if end - first <= MOST_PLACES and rule.output <= MOST_PLACES:
+        return tuple(range(rule.output)), tuple(range(first, end))
+    whole = rule.effective_filter <= MOST_SPAN
+    for head, tail in ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2), (2, 1), (1, 1), (1, 0)):
+        last = range(max(rule.output - tail, 0), rule.output)
+        outputs = {*range(min(head, rule.output)), *last, chosen}
+        places = {first, end - 1}
+        for output in outputs:
+            window = _window(rule, output)
+            places |= set(range(window[0], window[-1] + 1)) if whole else {window[0], window[-1]}
+        found = with_gaps(place for place in places if first <= place < end)
+        if len(found) <= MOST_PLACES:
+            break
+    if whole:  # also those whose windows happen to be there
+        held = {place for place in found if place is not None}
+        for place in held:
+            output, rest = divmod(place + rule.pad_before, rule.stride)
+            if rest == 0 and output < rule.output and held.issuperset(_window(rule, output)):
+                outputs.add(output)
+    return with_gaps(outputs), found
+
+
+# -- directions ------------------------------------------------------------------------------------
+
+
+def _directions(
+    problem: ConvProblem, chosen: Mapping[str, tuple[int, ...]]
+) -> dict[str, Direction]:
+    """How y, dx and dw come about, as far as they are drawn."""
+    forward = [_linked(axis, at) for axis, at in zip(problem.axes, chosen["y"], strict=True)]
+    backward = [adjoint.rule for adjoint in adjoints.input_gradient_axes(problem)]
+    spread = [_linked(rule, at) for rule, at in zip(backward, chosen["dx"], strict=True)]
+    taps = [
+        _drawn(axis.filter, MOST_TAPS, range(at, at + 1))
+        for axis, at in zip(problem.axes, chosen["dw"], strict=True)
+    ]
+    outputs = [places for places, _ in forward]
+    inputs = [places for _, places in forward]
+    weights = [adjoint.rule for adjoint in adjoints.filter_gradient_axes(problem)]
+    filters, channels = problem.K // problem.groups, problem.C // problem.groups
+    where = " of its group" if problem.groups > 1 else ""
+    steps = max(problem.stride) > 1
+    found = {
+        "dw": (
+            weights,
+            inputs,
+            outputs,
+            taps,
+            "image",
+            problem.N,
+            "dw: one channel of x and one of dy make each part",
+            "Channel {c} of x and channel {k} of dy make dw[{k},{own}], and no other channel has a "
+            "part in it. Each pair fills its own cell: nothing is tiled, broadcast or averaged.",
+            "Padding is dashed." if any(map(any, problem.padding)) else "",
+        ),
+        "dx": (
+            backward,
+            [places for _, places in spread],
+            taps,
+            [places for places, _ in spread],
+            "filter",
+            filters,
+            "dx: each channel collects from all that it gave to",
+            f"dx[{{c}}] is the sum of its column, over {counted(filters, 'channel')} of dy{where}: "
+            "dy[{k}] comes back to it through w[{k},{own}], whole and undivided.",
+            "dy is spread by the stride, with hatched zeros between and dashed padding; over it "
+            "the flipped filter goes in steps of one."
+            if steps
+            else "dy has dashed padding, so that the flipped filter reaches all of dx.",
+        ),
+        "y": (
+            problem.axes,
+            inputs,
+            taps,
+            outputs,
+            "channel",
+            channels,
+            "y: each filter sums over the channels of x",
+            f"y[{{k}}] is the sum of its row, over {counted(channels, 'channel')} of x{where}: "
+            "x[{c}] goes into it through w[{k},{own}].",
+            "Padding is dashed." if any(map(any, problem.padding)) else "",
+        ),
+    }
+    functions = {"dw": "conv_backprop_filter", "dx": "conv_backprop_input", "y": "conv_forward"}
+    operands = {"dw": ("x", "dy"), "dx": ("dy", "w"), "y": ("x", "w")}
+    directions = {}
+    for tensor, (rules, *planes, over, count, title, pair, note) in found.items():
+        first, second, result = planes
+        meetings = tuple(
+            _meetings(tensor, axis, rule, first[i], second[i], result[i])
+            for i, (axis, rule) in enumerate(zip(problem.axes, rules, strict=True))
+        )
+        shown = [_held(tensor, axis, f) for axis, f in zip(problem.axes, first, strict=True)]
+        if tensor == "dx":
+            second = [tuple(reversed(places)) for places in second]
+        else:
+            second = [tuple(places) for places in second]
+        rule = Element(problem, tensor, (0,) * (2 + problem.spatial_rank)).rule
+        directions[tensor] = Direction(
+            tensor,
+            operands[tensor],
+            title,
+            pair,
+            note,
+            tensor == "dx",
+            (tuple(shown), tuple(second), tuple(result)),
+            meetings,
+            over,
+            count,
+            functions[tensor],
+            rule,
+            chosen[tensor],
+        )
+    return directions
+
+
+def _held(tensor: str, axis: ConvAxis, places: Places) -> Places:
+    """What stands at the places of the first operand: its numbers, padding, or zeros."""
+    return tuple(None if at is None else _position(tensor, axis, at) for at in places)
+
+
+def _position(tensor: str, axis: ConvAxis, place: int) -> int:
+    if tensor != "dx":
+        return place if 0 <= place < axis.input else PAD
+    output, rest = divmod(place, axis.stride)
+    if not 0 <= place <= (axis.output - 1) * axis.stride:
+        return PAD
+    return ZERO if rest else output
+
+
+def _meetings(
+    tensor: str,
+    axis: ConvAxis,
+    rule: ConvAxis,
+    first: Places,
+    second: Places,
+    result: Places,
+) -> dict[int, Meeting]:
+    """What makes each drawn position of a result along an axis."""
+    along = {"y": terms.output_terms, "dx": terms.input_terms, "dw": terms.tap_terms}[tensor]
+    cell = {place: number for number, place in enumerate(first) if place is not None}
+    firsts, seconds = set(_held(tensor, axis, first)), set(second)
+    found = {}
+    for at in result:
+        if at is None:
+            continue
+        one, other, _ = along(axis, at, ("h", "r", "p"))
+        a, b = (other, one) if tensor == "dw" else (one, other)  # x stands before dy
+        if len(a) <= MOST_SPAN:
+            candidates = zip(a, b, strict=True)
+        else:
+            near = sorted(i for i in ({*_within(a, firsts)} & {*_within(b, seconds)}))
+            candidates = zip([a[i] for i in near], [b[i] for i in near], strict=True)
+        pairs = tuple((i, j) for i, j in candidates if i in firsts and j in seconds)
+        window = _window(rule, at)
+        under = tuple(number for place, number in cell.items() if place in window)
+        found[at] = Meeting(len(a), pairs, under)
+    return found
+
+
+def _within(positions: range, drawn: set[int | None]) -> list[int]:
+    """Where in a range the positions are that are drawn."""
+    return [positions.index(at) for at in drawn if at is not None and at in positions]
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """The part of each tensor that is drawn."""
+
+    problem: ConvProblem
+    image: int
+    filters: Places
+    channels: Places
+    directions: Mapping[str, Direction]
+
+    def leaves_out(self, direction: Direction) -> bool:
+        """Whether some terms of a result that is drawn are not."""
+        if direction.tensor == "dw":
+            whole = self.problem.N == 1
+        else:
+            whole = None not in (self.channels if direction.tensor == "y" else self.filters)
+        return not whole or any(
+            len(one.pairs) < one.count for along in direction.meetings for one in along.values()
+        )
+
+    def _positions(self, tensor: str) -> list[list[int]]:
+        """Along each axis, where a tensor is drawn by any direction."""
+        found: list[set[int]] = [set() for _ in self.problem.axes]
+        for one in self.directions.values():
+            for name, plane in zip((*one.operands, one.tensor), one.planes, strict=True):
+                if name == tensor:
+                    for numbers, places in zip(found, plane, strict=True):
+                        numbers |= {at for at in places if at is not None and at >= 0}
+        return [sorted(numbers) for numbers in found]
+
+    def planes(self, tensor: str, array: Any) -> dict[str, dict[str, float]]:
+        """The drawn numbers of a tensor, by channels and by position."""
+        import numpy as np
+
+        problem = self.problem
+        order = problem.filter_axes if tensor in ("w", "dw") else problem.data_axes
+        logical = array.transpose(order)
+        where = self._positions(tensor)
+        names = [",".join(map(str, at)) for at in product(*where)]
+        filters = [k for k in self.filters if k is not None]
+        channels = [c for c in self.channels if c is not None]
+        if tensor in ("w", "dw"):
+            own, of = problem.C // problem.groups, problem.K // problem.groups
+            keys = [(k, c, (k, c % own)) for k in filters for c in channels if k // of == c // own]
+        elif tensor in ("x", "dx"):
+            keys = [(0, c, (self.image, c)) for c in channels]
+        else:
+            keys = [(k, 0, (self.image, k)) for k in filters]
+        found = {}
+        for k, c, index in keys:
+            plane = logical[index]
+            plane = plane.get() if hasattr(plane, "get") else np.asarray(plane)
+            numbers = plane[np.ix_(*where)].ravel()
+            found[key_of(tensor, k, c)] = dict(zip(names, map(_plain, numbers), strict=True))
+        return found
+
+
+def _plain(number: Any) -> float:
+    """The shortest float64 that stands for a number of its dtype."""
+    return float(str(number))
+
+
+def _packed(planes: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Planes for JSON: their positions once, and then their numbers alone."""
+    positions = next(iter(planes.values()), {})
+    return {
+        "at": list(positions),
+        "planes": {key: [_number(value) for value in p.values()] for key, p in planes.items()},
+    }
+
+
+def _number(value: float) -> float | int | str:
+    """A number as JSON has it; what JSON does not have as a word."""
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    return int(value) if value == int(value) and abs(value) < 2**53 else value

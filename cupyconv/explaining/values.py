@@ -1,0 +1,214 @@
+"""The numbers that an explanation shows: those that were given, and seeded ones for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from math import isfinite, prod
+from typing import Any
+
+from cupyconv import arrays
+from cupyconv.errors import unknown_word
+from cupyconv.problem import ConvProblem
+
+OPERANDS = ("x", "w", "dy")
+RESULTS = ("y", "dx", "dw")
+
+KINDS = ("normal", "integers")
+"""Normally distributed numbers, or integers from -3 to 3, whose sums can be checked on paper."""
+
+MOST_ELEMENTS = 20_000_000
+"""Numbers of x, w and dy that are still drawn at once; larger layers are told without values."""
+
+MOST_FLOPS = 5e9
+"""A pass that is still computed only to be shown."""
+
+
+def require_kind(what: str, kind: str) -> str:
+    """The kind, if it is one.
+
+    Raises:
+        ConvError: it is not.
+    """
+    if kind not in KINDS:
+        raise unknown_word(what, kind, KINDS)
+    return kind
+
+
+def random(generator: Any, shape: tuple[int, ...], dtype: str, kind: str = "normal") -> Any:
+    """Random numbers of a kind and a dtype as a NumPy array."""
+    import numpy as np
+
+    if kind == "integers":
+        return generator.integers(-3, 4, shape).astype(arrays.numpy_dtype(dtype))
+    # 16-bit types are rounded from float32, which takes half the memory of float64.
+    drawn = np.float64 if dtype == "float64" else np.float32
+    return generator.standard_normal(shape, dtype=drawn).astype(arrays.numpy_dtype(dtype))
+
+
+def draw(problem: ConvProblem, seed: int = 0, kind: str = "normal") -> dict[str, Any]:
+    """x, w and dy of a layer.  All three, so that none depends on which others are given."""
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    return {
+        name: random(generator, shape, problem.dtype, kind)
+        for name, shape in zip(OPERANDS, shapes, strict=True)
+    }
+
+
+class Values(Mapping[str, Any]):
+    """x, w and dy of a layer, and y, dx and dw as the library computes them, when asked for.
+
+    What is not there has no key: tensors too large to be drawn, results that would take long.
+    Results are computed on the host.
+
+    Args:
+        given: those that are known, in the problem's formats.
+        kind: of the others; None leaves them out.
+        seed: of the others.
+    """
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        given: Mapping[str, Any] | None = None,
+        kind: str | None = "normal",
+        seed: int = 0,
+    ) -> None:
+        self.problem, self.given, self.kind, self.seed = problem, dict(given or {}), kind, seed
+        self._results: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.given:
+            return self.given[name]
+        if name in OPERANDS:
+            return self._drawn[name]
+        if name not in RESULTS or not self._computable:
+            raise KeyError(name)
+        if name not in self._results:
+            self._results[name] = self.compute(name)
+        return self._results[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(name for name in (*OPERANDS, *RESULTS) if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        if name in self.given:
+            return True
+        if name in RESULTS:
+            return self._computable
+        return name in OPERANDS and self.kind is not None and not self.too_many
+
+    @property
+    def too_many(self) -> int:
+        """How many numbers x, w and dy have, if these are more than are drawn."""
+        problem = self.problem
+        shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+        count = sum(map(prod, shapes))
+        return count if count > MOST_ELEMENTS else 0
+
+    @cached_property
+    def _drawn(self) -> Mapping[str, Any]:
+        if self.kind is None or self.too_many:
+            return {}
+        return draw(self.problem, self.seed, self.kind)
+
+    @cached_property
+    def _computable(self) -> bool:
+        here = all(name in self for name in OPERANDS)
+        return here and self.problem.N > 0 and self.problem.flops <= MOST_FLOPS
+
+    def compute(self, name: str, dtype: str = "") -> Any:
+        """y, dx or dw by the library, in the problem's dtype or another.
+
+        Raises:
+            KeyError: an operand is not known.
+        """
+        import cupyconv
+
+        problem = self.problem
+        kind = arrays.numpy_dtype(dtype or problem.dtype)
+        x, w, dy = (_host(self[operand]).astype(kind, copy=False) for operand in OPERANDS)
+        words: dict[str, Any] = {
+            "stride": problem.stride,
+            "padding": problem.padding,
+            "dilation": problem.dilation,
+            "groups": problem.groups,
+            "data_format": problem.data_format,
+            "filter_format": problem.filter_format,
+        }
+        if name == "y":
+            return cupyconv.conv_forward(x, w, **words)
+        if name == "dx":
+            return cupyconv.conv_backprop_input(problem.input_shape, w, dy, **words)
+        return cupyconv.conv_backprop_filter(x, problem.filter_shape, dy, **words)
+
+    @property
+    def source(self) -> str:
+        """Where x, w and dy are from."""
+        given = [name for name in OPERANDS if name in self.given]
+        parts = [f"{', '.join(given)} as given"] if given else []
+        if len(given) < len(OPERANDS) and self.kind is not None:
+            what = "random integers" if self.kind == "integers" else "random data"
+            parts.append(f"{what} of seed {self.seed}")
+        return ", ".join(parts)
+
+
+def _host(array: Any) -> Any:
+    return array.get() if hasattr(array, "get") else array
+
+
+def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> Iterator[str]:
+    """A tensor's numbers, a plane for each channel, as many beside each other as fit."""
+    import numpy as np
+
+    order = problem.filter_axes if tensor in ("w", "dw") else problem.data_axes
+    numbers = _host(array).astype(np.float64).transpose(order)
+    texts = np.vectorize(written, otypes=[object])(numbers)
+    cell = max(map(len, texts.ravel()))
+    flat = 2 if problem.spatial_rank > 1 else 1
+    blocks = []
+    for place in np.ndindex(texts.shape[:-flat]):
+        plane = np.atleast_2d(texts[place])
+        rows = ["  ".join(text.rjust(cell) for text in row) for row in plane]
+        blocks.append((f"{tensor}[{','.join(map(str, place))}]", rows))
+    wide = max(max(len(name), len(rows[0])) for name, rows in blocks) + 4
+    beside = max(width // wide, 1)
+    if tensor in ("w", "dw"):  # a filter's channels in a line of their own
+        beside = min(beside, texts.shape[1])
+    for first in range(0, len(blocks), beside):
+        line = blocks[first : first + beside]
+        if first:
+            yield ""
+        yield "".join(name.ljust(wide) for name, _ in line).rstrip()
+        for row in zip(*(rows for _, rows in line), strict=True):
+            yield "".join(text.ljust(wide) for text in row).rstrip()
+
+
+def written(value: float) -> str:
+    """A number in a few characters; an integer as one."""
+    if isfinite(value) and value == int(value):
+        return f"{value:.0f}" if abs(value) < 1e6 else f"{value:.3g}"
+    return f"{value:.3g}"
+
+
+def short(value: float) -> str:
+    """A number in at most five characters, for a cell of a picture; the page writes the same."""
+    if not isfinite(value):
+        return str(value)
+    size = abs(value)
+    if value == int(value) and size < 10_000:
+        return f"{value + 0:.0f}"
+    if size < 0.995:
+        text = f"{value:.2f}"
+        return text if float(text) else "0.00"  # no minus of what is nearly nothing
+    if size < 99.5:
+        return f"{value:.1f}"
+    if size < 9999.5:
+        return f"{value:.0f}"
+    return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")

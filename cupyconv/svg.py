@@ -1,0 +1,126 @@
+"""The one writer of SVG: shapes and texts on a canvas that grows with what is drawn.
+
+Knows nothing of convolutions.  Lengths are in pixels; whatever a text says, the document is well
+formed and steers nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cupyconv.markup import escape, visible
+
+Attributes = dict[str, str | float]
+"""Of an element, with underscores for dashes; those that are empty are left out."""
+
+_TITLE_SIZE, _HEAD_SIZE, _SIZE = 9.6, 7.8, 6.3
+"""Widths of a character, at most, by what kind of text it is in."""
+
+
+@dataclass
+class Canvas:
+    """What has been drawn, and how far it reaches."""
+
+    parts: list[str] = field(default_factory=list)
+    width: float = 0.0
+    height: float = 0.0
+
+    def reach(self, x: float, y: float) -> None:
+        """Grow as far as this point."""
+        self.width, self.height = max(self.width, x), max(self.height, y)
+
+    def shape(self, name: str, title: str = "", /, **attributes: str | float) -> None:
+        """An element without text; ``kind`` is its class, and ``title`` is shown at the pointer."""
+        self.parts.append(
+            _element(name, f"<title>{escape(title)}</title>" if title else "", attributes)
+        )
+
+    def text(
+        self, x: float, y: float, text: str, kind: str = "", **attributes: str | float
+    ) -> None:
+        """A line of text; one that begins at ``x`` makes the canvas as wide as it is."""
+        text = visible(text)  # as long as it is drawn
+        place: Attributes = {"x": x, "y": y, "kind": kind}
+        self.parts.append(_element("text", escape(text), place | attributes))
+        words = kind.split()
+        if not {"in", "end"} & set(words) and "text_anchor" not in attributes:
+            size = _TITLE_SIZE if "title" in words else _HEAD_SIZE if "head" in words else _SIZE
+            self.reach(x + size * len(text), y + 4)
+
+    def rect(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        kind: str = "",
+        title: str = "",
+        **attributes: str | float,
+    ) -> None:
+        """A rectangle."""
+        size: Attributes = {"x": x, "y": y, "width": width, "height": height, "kind": kind}
+        self.shape("rect", title, **size, **attributes)
+        self.reach(x + width, y + height)
+
+    def line(
+        self,
+        x: float,
+        y: float,
+        to_x: float,
+        to_y: float,
+        kind: str = "",
+        **attributes: str | float,
+    ) -> None:
+        """A straight line."""
+        self.shape("line", x1=x, y1=y, x2=to_x, y2=to_y, kind=kind, **attributes)
+
+    def document(
+        self,
+        label: str,
+        *,
+        margin: float = 0.0,
+        size: tuple[float, float] | None = None,
+        style: str = "",
+        defs: str = "",
+        **attributes: str | float,
+    ) -> str:
+        """The whole picture on its paper.
+
+        Args:
+            label: what it shows, for those who cannot see it.
+            margin: right of and below what was drawn.
+            size: width and height, if they are not to be as large as that.
+        """
+        wide, high = size or (self.width + margin, self.height + margin)
+        told = escape(label)
+        root: Attributes = {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "viewBox": f"0 0 {wide:g} {high:g}",
+            "width": wide,
+            "height": high,
+            "role": "img",
+            "aria_label": label,
+        }
+        inner = [f"<title>{told}</title>{f'<style>{style}</style>' if style else ''}", defs]
+        paper = _element(
+            "rect", "", {"width": wide, "height": high, "kind": "paper", "fill": "#fff"}
+        )
+        opened = _element("svg", "\0", root | attributes).removesuffix("</svg>").replace("\0", "")
+        return "\n".join([opened, *filter(None, inner), paper, *self.parts, "</svg>", ""])
+
+
+def _element(name: str, content: str, attributes: Attributes) -> str:
+    given = "".join(
+        f' {_name(key)}="{_value(value)}"' for key, value in attributes.items() if value != ""
+    )
+    return f"<{name}{given}>{content}</{name}>" if content else f"<{name}{given}/>"
+
+
+def _name(key: str) -> str:
+    if key == "kind":
+        return "class"
+    return key.replace("_", "-")
+
+
+def _value(value: str | float) -> str:
+    return escape(value) if isinstance(value, str) else f"{value:.6g}"

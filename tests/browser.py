@@ -1,0 +1,57 @@
+"""A headless Chromium: the document of a page after its scripts have run, or its picture."""
+
+from __future__ import annotations
+
+import html
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+LIMIT = 600  # s: the machine may be busy with other work
+
+
+def program() -> str | None:
+    """The browser, if there is one."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def run(address: str, *options: str, width: int = 1280, height: int = 900, dark: bool = False):
+    """A browser that opens an address, in a fresh profile, with no network of its own.
+
+    Returns:
+        The finished process, with its output.
+    """
+    found = program()
+    assert found, "chromium is not installed"
+    with tempfile.TemporaryDirectory() as profile:
+        given = [
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            "--hide-scrollbars",
+            "--virtual-time-budget=60000",  # timers run at once
+            f"--user-data-dir={profile}",
+            f"--window-size={width},{height}",
+            *(["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []),
+            *options,
+        ]
+        return subprocess.run(
+            [found, *given, address], capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+
+
+def photograph(
+    page: str, target: Path, *, width: int, height: int, dark: bool = False, place: str = ""
+) -> None:
+    """Write a page's picture; of a narrow one, which no window is, in a frame."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "page.html"
+        if width < 500:
+            frame = html.escape(page)
+            size = f"width:{width}px;height:{height}px;border:0"
+            page = f'<body style="margin:0"><iframe style="{size}" srcdoc="{frame}"></iframe>'
+        path.write_text(page)
+        options = (f"--screenshot={target}", f"{path.as_uri()}{place}")
+        done = run(options[1], options[0], width=width, height=height, dark=dark)
+    if not target.exists():
+        raise RuntimeError(f"chromium made no picture: {done.stderr[-300:]}")

@@ -96,6 +96,74 @@ def test_rooms_do_not_come_in_by_the_front_door(path):
     assert [name for name in ours if name.split(".")[1] not in (*ROOMS, "__version__")] == []
 
 
+ON_THE_PACKAGE = {"benchmark", "workspace_limit", "__version__"}
+"""What users set on the package itself, and so has to be read there; and its version."""
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_library_goes_to_its_front_door_for_settings_only(path):
+    if room_of(path) in ("bench", "cli"):
+        return
+    wanted = {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "cupyconv"
+    }
+    assert wanted <= ON_THE_PACKAGE
+
+
+def modules_used() -> dict[str, set[str]]:
+    """The modules that each of the library's imports to run, by their names."""
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in python_files()
+    }
+    found = {}
+    for name, path in names.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for_types = {
+            inner
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        found[name] = {
+            module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node not in for_types
+            for alias in node.names
+            for module in (f"{node.module}.{alias.name}", node.module or "")
+            if module in names and module != name
+        }
+    return found
+
+
+CIRCLES = {frozenset(f"cupyconv.explaining.{name}" for name in ("maps", "scene", "figure"))}
+"""A map of terms draws itself: ``TermMap.svg`` imports, when it is called, what draws maps."""
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    used, order = modules_used(), []
+    left = dict(used)
+    while left:
+        free = [name for name, others in left.items() if not others & left.keys()]
+        if not free:
+            break
+        order += free
+        left = {name: others for name, others in left.items() if name not in free}
+    # What is left are circles, and what imports them.
+    reached = {name: set(others) for name, others in left.items()}
+    for _ in left:
+        for others in reached.values():
+            others |= set().union(*(reached[one] for one in others & reached.keys()))
+    circles = {
+        frozenset(two for two in left if one in reached[two] and two in reached[one])
+        for one in left
+    }
+    assert {circle for circle in circles if circle} == CIRCLES
+
+
 def test_the_lowest_room_imports_nothing_of_the_library():
     assert rooms_used(PACKAGE / "errors.py") == []
 

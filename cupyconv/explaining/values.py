@@ -129,24 +129,16 @@ class Values(Mapping[str, Any]):
         Raises:
             KeyError: an operand is not known.
         """
-        import cupyconv
+        from cupyconv import operations
 
         problem = self.problem
         kind = arrays.numpy_dtype(dtype or problem.dtype)
         x, w, dy = (_host(self[operand]).astype(kind, copy=False) for operand in OPERANDS)
-        words: dict[str, Any] = {
-            "stride": problem.stride,
-            "padding": problem.padding,
-            "dilation": problem.dilation,
-            "groups": problem.groups,
-            "data_format": problem.data_format,
-            "filter_format": problem.filter_format,
-        }
         if name == "y":
-            return cupyconv.conv_forward(x, w, **words)
+            return operations.conv_forward(x, w, **problem.keywords)
         if name == "dx":
-            return cupyconv.conv_backprop_input(problem.input_shape, w, dy, **words)
-        return cupyconv.conv_backprop_filter(x, problem.filter_shape, dy, **words)
+            return operations.conv_backprop_input(problem.input_shape, w, dy, **problem.keywords)
+        return operations.conv_backprop_filter(x, problem.filter_shape, dy, **problem.keywords)
 
     @property
     def source(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -84,8 +85,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+ORACLES = {
+    "torch": "cupyconv.torch, PyTorch as an oracle and the random attack",
+    "tensorflow": "TensorFlow as an oracle",
+}
+"""What is not among the tests' requirements, for its size, and which tests are skipped without."""
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say that there is more, after a run of the quick part."""
+    """Say what was not run: where PyTorch is missing, and after the quick part of the suite."""
+    for name, what in ORACLES.items():
+        if find_spec(name) is None:
+            terminalreporter.write_line(
+                f"NOT TESTED: {what}, because {name} is not installed.", red=True
+            )
     if terminalreporter.config.getoption("--part") == "sample":
         terminalreporter.write_line(
             f"This was a sample: at most {CASES_OF_A_SAMPLE} cases of each test, and no thorough "

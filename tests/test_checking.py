@@ -18,7 +18,7 @@ from cupyconv.checking import (
     integer_operands,
 )
 from cupyconv.cli import check, configuration
-from cupyconv.cli.data import random as random_data
+from cupyconv.explaining.values import random as random_data
 from cupyconv.problem import ITEMSIZE
 
 LAYERS = configuration.read_file(check.BUILT_IN)

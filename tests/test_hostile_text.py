@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvProblem, arrays, markup
+from cupyconv import ConvProblem, arrays, markup, operations
 from cupyconv.bench import export, plot
 from cupyconv.cli import output
 from cupyconv.cli.main import main
@@ -132,8 +132,8 @@ def test_names_and_titles_of_toml(config, args):
 
 
 def test_failures_of_checks(config, monkeypatch):
-    right = cupyconv.conv_forward
-    monkeypatch.setattr(cupyconv, "conv_forward", lambda *a, **k: right(*a, **k) * 2)
+    right = operations.conv_forward
+    monkeypatch.setattr(operations, "conv_forward", lambda *a, **k: right(*a, **k) * 2)
     result = CliRunner().invoke(main, ["check", "--config", config, "--impl", "numpy"])
     assert result.exit_code == 1
     assert "FAIL" in result.output.upper()

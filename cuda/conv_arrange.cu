@@ -10,6 +10,7 @@
 //
 // A variant is chosen with -D: STORAGE.
 #include "numeric.cuh"
+#include "ptx.cuh"
 #include "vector.cuh"
 
 using Storage = STORAGE;
@@ -17,6 +18,7 @@ using Storage = STORAGE;
 constexpr int THREADS = 256;
 constexpr int TILE = 64;
 constexpr int VECTOR = 16 / sizeof(Storage);
+constexpr int ELEMENTS = TILE * TILE / THREADS;  // of a thread
 
 // The user's tensor; strides in elements.
 struct ArrangeShape {
@@ -46,23 +48,33 @@ struct Tile {
     offset[threadIdx.x] = place;
   }
 
-  // Calls use(pixel, channel, offset) for this thread's elements that exist, in the user's order.
+  // Calls use(i, channel, offset) for this thread's elements that exist, in the user's order: the
+  // i-th is of its pixel, and of a channel further on.
   template <class Use>
   __device__ __forceinline__ void for_each_element(const ArrangeShape& shape, Use use) const {
-    for (int i = threadIdx.x; i < TILE * TILE; i += THREADS) {
-      const int pixel = i % TILE, channel = i / TILE;
-      if (first_pixel + pixel < pixels && first_channel + channel < shape.channels)
-        use(pixel, channel, offset[pixel] + (first_channel + channel) * shape.channel_stride);
+    const bool inside = first_pixel + pixel() < pixels;
+    const long long place = offset[pixel()];
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) {
+      const long long channel = first_channel + channel_of(i);
+      if (inside && channel < shape.channels)
+        use(i, channel_of(i), place + channel * shape.channel_stride);
     }
   }
+  __device__ __forceinline__ static int pixel() { return threadIdx.x % TILE; }
+  __device__ __forceinline__ static int channel_of(int i) {
+    return threadIdx.x / TILE + i * (THREADS / TILE);
+  }
 
-  // Calls use(pixel, channel, offset) for this thread's pieces that exist, channels last.
+  // Calls use(i, pixel, channel, offset) for this thread's pieces that exist, channels last.
   template <class Use>
   __device__ __forceinline__ void for_each_piece(const ArrangeShape& shape, Use use) const {
-    for (int i = threadIdx.x; i < TILE * TILE / VECTOR; i += THREADS) {
-      const int channel = i % (TILE / VECTOR) * VECTOR, pixel = i / (TILE / VECTOR);
+#pragma unroll
+    for (int i = 0; i < ELEMENTS / VECTOR; ++i) {
+      const int number = threadIdx.x + i * THREADS;
+      const int channel = number % (TILE / VECTOR) * VECTOR, pixel = number / (TILE / VECTOR);
       if (first_pixel + pixel < pixels && first_channel + channel < shape.channels)
-        use(pixel, channel, (first_pixel + pixel) * shape.channels + first_channel + channel);
+        use(i, pixel, channel, (first_pixel + pixel) * shape.channels + first_channel + channel);
     }
   }
 };
@@ -74,15 +86,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ long long offsets[TILE];
   const Tile tile(shape, offsets);
   __syncthreads();  // the offsets are written
-  tile.for_each_element(shape, [&](int pixel, int channel, long long place) {
-    element[channel][pixel] = tensor[place];
-  });
+  Storage loaded[ELEMENTS] = {};  // all of them are under way before the first is waited for
+  tile.for_each_element(shape, [&](int i, int, long long place) { loaded[i] = tensor[place]; });
+#pragma unroll
+  for (int i = 0; i < ELEMENTS; ++i) element[tile.channel_of(i)][tile.pixel()] = loaded[i];
   __syncthreads();  // the elements are
-  tile.for_each_piece(shape, [&](int pixel, int channel, long long place) {
+  tile.for_each_piece(shape, [&](int, int pixel, int channel, long long place) {
     Piece<Storage, VECTOR> piece;
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) piece.element[i] = element[channel + i][pixel];
-    *reinterpret_cast<Piece<Storage, VECTOR>*>(copy + place) = piece;
+    ptx::store_16_bytes(copy + place, reinterpret_cast<const unsigned(&)[4]>(piece));
   });
 }
 
@@ -92,13 +105,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ Storage element[TILE][TILE + 1];
   __shared__ long long offsets[TILE];
   const Tile tile(shape, offsets);
-  tile.for_each_piece(shape, [&](int pixel, int channel, long long place) {
-    const auto piece = *reinterpret_cast<const Piece<Storage, VECTOR>*>(copy + place);
+  using Vector = Piece<Storage, VECTOR>;
+  Vector loaded[ELEMENTS / VECTOR] = {};
+  tile.for_each_piece(shape, [&](int i, int, int, long long place) {
+    loaded[i] = *reinterpret_cast<const Vector*>(copy + place);
+  });
+  tile.for_each_piece(shape, [&](int i, int pixel, int channel, long long) {
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) element[channel + i][pixel] = piece.element[i];
+    for (int j = 0; j < VECTOR; ++j) element[channel + j][pixel] = loaded[i].element[j];
   });
   __syncthreads();  // the elements and the offsets are written
-  tile.for_each_element(shape, [&](int pixel, int channel, long long place) {
-    tensor[place] = element[channel][pixel];
+  tile.for_each_element(shape, [&](int, int channel, long long place) {
+    tensor[place] = element[channel][tile.pixel()];
   });
 }

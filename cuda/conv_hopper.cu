@@ -84,7 +84,7 @@ struct Windows {
 };
 
 // Where the elements of C lie.  An element's offset is that of its row plus that of its column;
-// columns are contiguous in runs of 16 bytes.  A negative offset: beyond the end.
+// LINE columns, or what there are of them, are contiguous.
 struct Output {
   static constexpr long long BEYOND = -1;
   const ConvParameters& p;
@@ -105,16 +105,21 @@ struct Output {
 
   __device__ __forceinline__ long long row_offset(int row, int phase) const {
     if (row >= rows(phase)) return BEYOND;
-    if constexpr (PASS == 2) return FILTERS_LAST ? window_offset(row) : filter_offset(row);
+    if constexpr (PASS == 2) {
+      if (!FILTERS_LAST) return filter_offset(row);
+      const Line line = window(row - row % LINE);
+      return row % LINE < line.count ? line.offset + row % LINE * p.w_stride[1] : BEYOND;
+    }
     const Pixel<int> at = place(row, phase);
     const Pixel<long long> pixel = {at.n, at.d, at.h, at.w};
     return PASS == 0 ? pixel_offset(pixel, p.y_stride) + group * p.filters
                      : pixel_offset(pixel, p.x_stride) + group * p.channels;
   }
-  __device__ __forceinline__ long long column_offset(int column) const {
-    if (column >= columns()) return BEYOND;
-    if constexpr (PASS == 2) return FILTERS_LAST ? filter_offset(column) : window_offset(column);
-    return column;
+  __device__ __forceinline__ Line line(int column) const {
+    const int left = columns() - column;
+    if constexpr (PASS != 2) return {column, left, column};
+    if constexpr (FILTERS_LAST) return {column, left, filter_offset(column)};
+    return window(column);
   }
   // Starts the store of 64 x 64 elements of C, which is a plain matrix.
   __device__ __forceinline__ void store_box(const ptx::TensorMap& map, const Result* buffer, int row,
@@ -136,10 +141,11 @@ struct Output {
   __device__ __forceinline__ long long filter_offset(int filter) const {
     return (group * p.filters + filter) * p.w_stride[0];
   }
-  __device__ __forceinline__ long long window_offset(int position) const {
-    const Tap<int> window = Windows(p).at(position / LINE, p);
-    const Tap<long long> tap = {window.c + position % LINE, window.t, window.r, window.s};
-    return tap.c < p.channels ? tap_offset(tap, p.w_stride) : BEYOND;
+  // A line of channels under a tap.
+  __device__ __forceinline__ Line window(int position) const {
+    const Tap<int> at = Windows(p).at(position / LINE, p);
+    const Tap<long long> tap = {at.c, at.t, at.r, at.s};
+    return {position, static_cast<int>(p.channels) - at.c, tap_offset(tap, p.w_stride)};
   }
 };
 
@@ -365,10 +371,15 @@ __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile
                                               const Epilogue<Output>& epilogue, float* partial) {
   const int rows = output.rows(tile.phase), columns = output.columns();
   partial += (tile.split * output.p.groups + tile.group) * static_cast<long long>(rows) * columns;
-  epilogue.for_each_pair(sums, tile, [&](int row, int column, const float(&pair)[2]) {
-    if (row < rows && column < columns)
-      store_piece(partial + static_cast<long long>(row) * columns + column, pair);
-  });
+  const auto row_at = [&](int row) {
+    return row < rows ? partial + static_cast<long long>(row) * columns : nullptr;
+  };
+  const auto same = [](int column) { return column; };
+  epilogue.for_each_pair(sums, tile, row_at, same,
+                         [&](float* row, int column, int place, const float(&pair)[2]) {
+                           if (row != nullptr && column + place < columns)
+                             store_piece(row + column + place, pair);
+                         });
 }
 #endif
 
@@ -452,11 +463,12 @@ extern "C" __global__ void __launch_bounds__(256)
   const int row = static_cast<int>(element % matrix / columns);
   const int column = static_cast<int>(element % columns);
   const long long row_offset = output.row_offset(row, 0);
-  const long long column_offset = output.column_offset(column);
-  if (row_offset == Output::BEYOND || column_offset == Output::BEYOND) return;
+  const int place = column % LINE;
+  const Line line = output.line(column - place);
+  if (row_offset == Output::BEYOND || place >= line.count) return;
   const int first_channel = output.group * static_cast<int>(result_channels(p)) + column;
 #pragma unroll
   for (int i = 0; i < VECTOR; ++i) sums[i] = finished(sums[i], first_channel + i, p, bias);
-  store_piece(c + row_offset + column_offset, sums);
+  store_piece(c + row_offset + line.offset + place, sums);
 }
 #endif

@@ -95,8 +95,8 @@ struct Output {
     const Pixel<long long> pixel = {at.n, 0, at.h, at.w};
     return pixel_offset(pixel, PASS == 0 ? p.y_stride : p.x_stride) + group * columns();
   }
-  __device__ __forceinline__ long long column_offset(int column) const {
-    return column < columns() ? column : BEYOND;
+  __device__ __forceinline__ Line line(int column) const {
+    return {column, columns() - column, column};
   }
   // Starts the store of a square of pixels, 64 filters or channels of each; what lies outside the
   // tensor is left out.

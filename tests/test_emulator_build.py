@@ -216,6 +216,7 @@ SASS = {
     "f16x2_from_f32": r"F2FP\.F16",
     "bf16x2_from_f32": r"F2FP\.BF16",
     "tf32_from_f32": r"LOP3\.LUT|F2FP?\.TF32",
+    "store_16_bytes": r"STG\.E\.128 ",
     "ldmatrix_x1": r"LDSM\.16\.M88 ",
     "ldmatrix_x2": r"LDSM\.16\.M88\.2 ",
     "ldmatrix_x4": r"LDSM\.16\.M88\.4 ",

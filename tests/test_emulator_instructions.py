@@ -85,6 +85,7 @@ SINGLE = {
     "tf32_from_f32": lambda case: nearest_tf32(case.inputs[0]),
     "f16x2_from_f32": lambda case: packed(case.inputs[0], np.float16),
     "bf16x2_from_f32": lambda case: packed(case.inputs[0], ml_dtypes.bfloat16),
+    "store_16_bytes": lambda case: case.inputs[0].T,
     "named_barriers": lambda case: case.inputs[0][:32][::-1],
     "mbarrier_phases": expected_phases,
     "cp_async_mbarrier": lambda case: case.inputs[0].reshape(32, 4)[::-1].reshape(-1),

@@ -285,6 +285,12 @@ __device__ __forceinline__ float finished(float sum, int channel, const ConvPara
 #endif
 }
 
+// Columns of C from one on, which are contiguous: their offset, and how many of them there are.
+struct Line {
+  int column, count;
+  long long offset;
+};
+
 // Holds 64 x 64 elements of C on their way out.
 struct alignas(1024) OutputBuffer {
   Result element[64 * 64 * 2 / sizeof(Result)];
@@ -292,7 +298,8 @@ struct alignas(1024) OutputBuffer {
 
 // One warpgroup's way out for its half of a tile.  Output says where elements of C lie:
 //
-//   row_offset(row, phase), column_offset(column)   whose sum is an element's; BEYOND: none
+//   row_offset(row, phase)                          BEYOND: none
+//   line(column)                                    up to LINE columns from there on
 //   columns()                                       of C, in a group
 //   store_box(map, buffer, row, column)             starts the store of 64 x 64
 template <class Output>
@@ -357,14 +364,14 @@ struct Epilogue {
         }
 #else
         ptx::named_barrier_sync(1 + number, WARPGROUP);  // complete, and the other is read
-        const long long column = output.column_offset(tile.column + chunk * 64 + piece * 8);
+        const Line line = output.line(tile.column + chunk * 64);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const int line = thread() / 8 + j * 16;
-          if (offsets[j] == Output::BEYOND || column == Output::BEYOND) continue;
+          const int row = thread() / 8 + j * 16;
+          if (offsets[j] == Output::BEYOND || piece * 8 >= line.count) continue;
           using Eight = Piece<Result, 8>;
-          *reinterpret_cast<Eight*>(c + offsets[j] + column) =
-              *reinterpret_cast<const Eight*>(buffer + line * 64 + (piece ^ line % 8) * 8);
+          *reinterpret_cast<Eight*>(c + offsets[j] + line.offset + piece * 8) =
+              *reinterpret_cast<const Eight*>(buffer + row * 64 + (piece ^ row % 8) * 8);
         }
 #endif
       }
@@ -375,31 +382,45 @@ struct Epilogue {
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
                                         const ptx::TensorMap&, float* c, const float* bias) const {
     const int first_channel = tile.group * static_cast<int>(result_channels(p));
-    for_each_pair(sums, tile, [&](int row, int column, const float(&pair)[2]) {
-      const long long row_offset = output.row_offset(row, tile.phase);
-      const long long column_offset = output.column_offset(column);
-      if (row_offset == Output::BEYOND || column_offset == Output::BEYOND) return;
-      const float done[2] = {finished(pair[0], first_channel + column, p, bias),
-                             finished(pair[1], first_channel + column + 1, p, bias)};
-      store_piece(c + row_offset + column_offset, done);
-    });
+    const auto offset_of = [&](int row) { return output.row_offset(row, tile.phase); };
+    const auto line_at = [&](int column) { return output.line(column); };
+    for_each_pair(sums, tile, offset_of, line_at,
+                  [&](long long row, const Line& line, int place, const float(&pair)[2]) {
+                    if (row == Output::BEYOND || place >= line.count) return;
+                    const int channel = first_channel + line.column + place;
+                    const float done[2] = {finished(pair[0], channel, p, bias),
+                                           finished(pair[1], channel + 1, p, bias)};
+                    store_piece(c + row + line.offset + place, done);
+                  });
   }
 #endif
 
-  // Calls use(row, column, pair) for this thread's sums, in pairs of neighbouring columns of C.
-  template <class Use>
-  __device__ __forceinline__ void for_each_pair(const Sums& sums, const Tile& tile, Use use) const {
+  // Calls use(of_row(row), of_line(column), place, pair) for this thread's sums, in pairs of
+  // neighbouring columns of C: those at a place in the LINE columns from one on.  Those of a column
+  // follow each other; of_row and of_line are called once for each row and line.
+  template <class OfRow, class OfLine, class Use>
+  __device__ __forceinline__ void for_each_pair(const Sums& sums, const Tile& tile, OfRow of_row,
+                                                OfLine of_line, Use use) const {
     const int lane = threadIdx.x % 32, warp = thread() / 32;
     const int first_row = tile.row + number * CONSUMER_ROWS + warp * 16 + lane / 4;
+    decltype(of_row(0)) rows[PRODUCTS][2];
 #pragma unroll
     for (int i = 0; i < PRODUCTS; ++i)
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
+      for (int half = 0; half < 2; ++half) rows[i][half] = of_row(first_row + i * 64 + half * 8);
 #pragma unroll
-        for (int j = 0; j < BLOCK_N / 8; ++j) {
-          const float pair[2] = {sums[i][j * 4 + half * 2], sums[i][j * 4 + half * 2 + 1]};
-          use(first_row + i * 64 + half * 8, tile.column + j * 8 + lane % 4 * 2, pair);
-        }
+    for (int first = 0; first < BLOCK_N; first += LINE) {
+      const auto line = of_line(tile.column + first);
+#pragma unroll
+      for (int j = first / 8; j < (first + LINE) / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < PRODUCTS; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float pair[2] = {sums[i][j * 4 + half * 2], sums[i][j * 4 + half * 2 + 1]};
+            use(rows[i][half], line, j * 8 - first + lane % 4 * 2, pair);
+          }
+    }
   }
 
   // To be called before the kernel ends.

@@ -69,6 +69,13 @@ __device__ __forceinline__ unsigned tf32_from_f32(float value) {
 }
 #endif
 
+// st.global.v4: 16 bytes at once, which the compiler may take apart where the type alone says so.
+__device__ __forceinline__ void store_16_bytes(void* destination, const unsigned (&words)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 // ------------------------------------------------------------------------------------------------
 // Matrices of 8 x 8 16-bit elements between shared memory and registers
 // ------------------------------------------------------------------------------------------------
@@ -258,8 +265,7 @@ __device__ __forceinline__ void mbarrier_expect_tx(unsigned long long* barrier, 
 }
 // Arrives on the barrier of any block of the cluster (map_to_block gives its address).
 __device__ __forceinline__ void mbarrier_arrive_cluster(unsigned address) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
 // Waits a while for the phase of this parity to end and says whether it has; call it in a loop.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(unsigned long long* barrier,

@@ -18,6 +18,12 @@ extern "C" __global__ void f16_from_f32(const float* in, unsigned short* out) {
   out[threadIdx.x] = ptx::f16_from_f32(in[threadIdx.x]);
 }
 
+extern "C" __global__ void store_16_bytes(const unsigned* in, unsigned* out) {
+  unsigned words[4];
+  for (int i = 0; i < 4; i++) words[i] = in[i * 32 + threadIdx.x];
+  ptx::store_16_bytes(out + threadIdx.x * 4, words);
+}
+
 // ------------------------------------------------------------------------------------------------
 // ldmatrix: 32 rows of 16 bytes; lane l gives the address of row l.  out[register][lane]
 // ------------------------------------------------------------------------------------------------

@@ -191,6 +191,11 @@ def _conversions() -> Iterator[Case]:
         yield Case(kernel, kernel, 80, n // 2, (pairs, Output((n // 2,), np.uint32)))
 
 
+def _stores() -> Iterator[Case]:
+    words = np.arange(128, dtype=np.uint32).reshape(4, 32)
+    yield Case("store_16_bytes", "store_16_bytes", 75, 32, (words, Output((32, 4), np.uint32)))
+
+
 def _matrices() -> Iterator[Case]:
     rows = np.arange(256, dtype=np.uint16)
     for suffix in ("", "_trans"):
@@ -533,6 +538,7 @@ def cases() -> tuple[Case, ...]:
     """All cases; names are unique."""
     made = [
         *_conversions(),
+        *_stores(),
         *_matrices(),
         *_warp_products(),
         *_thread_copies(),

@@ -62,6 +62,10 @@ __device__ __forceinline__ unsigned tf32_from_f32(float value) {
   return ptx_twin::nearest_tf32(value);
 }
 
+__device__ __forceinline__ void store_16_bytes(void* destination, const unsigned (&words)[4]) {
+  *(uint4*)destination = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // --- matrices between shared memory and registers ---
 __device__ __forceinline__ void ldmatrix_x1(unsigned (&r)[1], const void* row) {
   emulator::load_matrix(r, row, 1, false);

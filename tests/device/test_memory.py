@@ -8,11 +8,11 @@ import cupy
 import pytest
 
 import cupyconv
-from cupyconv import measuring
 from tests.agreement import require_equal
 from tests.configurations import integer_data
 from tests.device import machine, memory
 from tests.device.test_order import ORDERS, calls, split_layer
+from tests.gpu.fixtures import as_a_new_process
 
 POOLS = {
     "default": lambda: cupy.get_default_memory_pool().malloc,
@@ -132,20 +132,18 @@ def test_running_out_in_a_backward_pass():
     assert require_recovers(call, exact.dw, "backward") >= 3
 
 
-def test_running_out_while_measuring(tmp_path, monkeypatch):
+def test_running_out_while_measuring(own_cache, monkeypatch):
     """A candidate that does not fit is left out; where none fits, the error is that of memory."""
-    monkeypatch.setenv("CUPYCONV_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cupyconv, "benchmark", True)
     problem = split_layer()
     call, exact = calls(problem, integer_data(problem))["forward"]
     with cupy.cuda.using_allocator(one_by_one):
-        measuring.forget()
         with memory.allocations_left(0), pytest.raises(MemoryError):
             call()
+        as_a_new_process()
         with memory.allocations_left(1):  # the result, and no workspace
             require_equal(cupy.asnumpy(call()), exact, "forward")
-        assert not list(tmp_path.glob("measured/*")), "bad luck is not kept"
-        measuring.forget()
+        assert not list(own_cache.glob("measured/*")), "bad luck is not kept"
+        as_a_new_process()
         require_equal(cupy.asnumpy(call()), exact, "forward")
-        assert list(tmp_path.glob("measured/*"))
-    measuring.forget()
+        assert list(own_cache.glob("measured/*"))

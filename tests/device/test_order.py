@@ -13,7 +13,7 @@ import pytest
 from cupy.cuda import runtime
 
 import cupyconv
-from cupyconv import arrays, measuring
+from cupyconv import arrays
 from tests.agreement import require_equal
 from tests.configurations import FAMILY_CASES, HOPPER_CASES, in_formats, integer_data, keywords
 from tests.device import machine
@@ -206,17 +206,15 @@ def test_memory_is_not_given_back_before_the_kernels_that_use_it(order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_measuring(order, tmp_path, monkeypatch):
-    monkeypatch.setenv("CUPYCONV_CACHE_DIR", str(tmp_path))
+def test_measuring(order, own_cache, monkeypatch):
     monkeypatch.setattr(cupyconv, "benchmark", True)
-    measuring.forget()
     problem = split_layer()
     data = integer_data(problem)
     with in_disorder(order):
         call, exact = calls(problem, data)["forward"]
         require_equal(cupy.asnumpy(call()), exact, "forward")
         require_equal(cupy.asnumpy(call()), exact, "forward")
-    measuring.forget()
+    assert list(own_cache.glob("measured/*"))
 
 
 # -- devices ---------------------------------------------------------------------------------------

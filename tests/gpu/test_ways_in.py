@@ -23,6 +23,7 @@ from cupyconv.formats import data_formats, filter_formats
 from tests import test_notebooks
 from tests.agreement import require_equal
 from tests.configurations import in_formats, integer_data, keywords
+from tests.gpu.fixtures import as_a_new_process
 
 if arrays.device_count() == 0:
     pytest.skip("no usable GPU: the CuPy path was not run", allow_module_level=True)
@@ -123,14 +124,6 @@ def test_a_plan_without_a_device_is_for_the_current_one():
             same(lambda x, w: cupyconv.conv_forward(x, w, **words), (data.x, data.w))
 
 
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUPYCONV_CACHE_DIR", str(tmp_path))
-    measuring.forget()
-    yield tmp_path
-    measuring.forget()
-
-
 def test_what_is_measured_once_is_remembered(own_cache, monkeypatch):
     _, data, words = layer(last=True)
     monkeypatch.setattr(cupyconv, "benchmark", True)
@@ -139,7 +132,7 @@ def test_what_is_measured_once_is_remembered(own_cache, monkeypatch):
     entry = json.loads(file.read_text())
     assert entry["pass"] == "forward"
     assert min(entry["seconds"].values()) > 0
-    measuring.forget()
+    as_a_new_process()
     monkeypatch.setattr(measuring, "_measure", None)  # the file says it all
     same(lambda x, w: cupyconv.conv_forward(x, w, **words), (data.x, data.w))
 

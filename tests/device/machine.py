@@ -117,13 +117,13 @@ class Random:
         return self._random.choice(ready)
 
 
-def _asked_for(words: str) -> Order:
+def named(words: str) -> Order:
     """An order by name: "late", or "random 3"; of "" the one in which all is done at once."""
     kind, _, seed = words.partition(" ")
     return {"": AtOnce, "late": Late, "random": lambda: Random(int(seed or 0))}[kind]()
 
 
-_order: Order = _asked_for(os.environ.get("CUPYCONV_DEVICE_ORDER", ""))
+_order: Order = named(os.environ.get("CUPYCONV_DEVICE_ORDER", ""))
 
 
 @contextmanager

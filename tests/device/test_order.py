@@ -17,18 +17,18 @@ from cupyconv import arrays
 from tests.agreement import require_equal
 from tests.configurations import FAMILY_CASES, HOPPER_CASES, in_formats, integer_data, keywords
 from tests.device import machine
-from tests.device.machine import AtOnce, Late, Random
+from tests.device.machine import Random, named
 from tests.gpu import test_cupy as on_gpu
 from tests.gpu import test_ways_in as ways
 
-ORDERS = {"late": Late, **{f"random {seed}": lambda seed=seed: Random(seed) for seed in range(3)}}
+ORDERS = ("late", *(f"random {seed}" for seed in range(3)))
 
 
 @contextmanager
 def in_disorder(order="late", allocator=cupy.cuda.malloc_async):
     """A stream of its own, on which work is done in an order, with memory of single arrays."""
     with ExitStack() as stack:
-        stack.enter_context(machine.order(ORDERS[order]()))
+        stack.enter_context(machine.order(named(order)))
         stream = cupy.cuda.Stream(non_blocking=True)
         stack.enter_context(stream)
         stack.enter_context(cupy.cuda.using_allocator(allocator))
@@ -120,7 +120,7 @@ def test_passes_with_tensor_maps(impl, order):
     ids=["functions", "out", "dlpack", "raw_ops", "onnx", "dask", "capture"],
 )
 def test_ways_in(test, order):
-    with machine.order(ORDERS[order]()):
+    with machine.order(named(order)):
         test()
 
 
@@ -218,11 +218,11 @@ def test_measuring(order, own_cache, monkeypatch):
 
 
 # -- devices ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("order", [*ORDERS, "at once"])
+@pytest.mark.parametrize("order", [*ORDERS, ""])
 def test_two_devices_by_turns(order):
     problem = split_layer()
     data = integer_data(problem)
-    with machine.order(ORDERS.get(order, AtOnce)()):
+    with machine.order(named(order)):
         for ordinal in (0, 1, 0, 1):
             with cupy.cuda.Device(ordinal):
                 for name, (call, exact) in calls(problem, data).items():
@@ -270,7 +270,7 @@ def test_a_thread_that_begins_with_a_loaded_kernel():
 def test_streams_of_threads(order):
     _, data, words = ways.layer()
     expected = cupyconv.conv_forward(data.x, data.w, **words)
-    with machine.order(ORDERS[order]()), cupy.cuda.Stream.ptds:
+    with machine.order(named(order)), cupy.cuda.Stream.ptds:
         got = cupyconv.conv_forward(cupy.asarray(data.x), cupy.asarray(data.w), **words)
         require_equal(cupy.asnumpy(got), expected, "forward")
 

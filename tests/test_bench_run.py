@@ -95,6 +95,20 @@ def test_without_pytorch_ours_is_measured_alone(monkeypatch):
     assert report.sections(found)
 
 
+def test_without_a_library_that_multiplies_there_are_figures_but_no_roofline(monkeypatch):
+    def missing(*_):
+        raise ImportError("libcublas is missing\nmore of it")
+
+    monkeypatch.setattr(ceilings, "_product", missing)
+    found = measure(DENSE, passes=("forward",), minutes=1)
+    assert {row.implementation for row in found.rows} == {"auto"}
+    assert not found.ceilings
+    (note,) = (note for note in found.skipped if note.what == "the roofline")
+    assert note.layer == "all layers"
+    assert note.reason == "numpy: libcublas is missing"
+    assert report.sections(found)
+
+
 def test_several_implementations_are_measured_side_by_side():
     found = measure(DENSE, impls=("numpy", "reference"), passes=("forward",))
     assert [row.implementation for row in found.rows] == ["numpy", "reference"] * 2
@@ -493,7 +507,7 @@ def test_a_ceiling_takes_whatever_library_can(gpu, monkeypatch):
     found = ceilings.measure(gpu, "bfloat16", peer, 0.001)
     assert (found.product_by, found.copy_by) == ("cupy", "cupy")
     monkeypatch.setattr(ceilings, "random_flat", refuses)
-    with pytest.raises(RuntimeError, match="no cuBLAS"):
+    with pytest.raises(ceilings.NoCeilingError, match="torch: no cuBLAS; cupy: no cuBLAS"):
         ceilings.measure(gpu, "bfloat16", peer, 0.001)
 
 

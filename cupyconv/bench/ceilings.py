@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cupyconv import markup
 from cupyconv.bench import environment, timing
 from cupyconv.bench.data import random_flat
 from cupyconv.bench.peers import TorchPeer
@@ -20,6 +21,10 @@ PRODUCT_SIZE = {"cpu": 1536, "gpu": 8192}
 """Rows and columns of the matrices."""
 
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
+
+
+class NoCeilingError(Exception):
+    """None of the libraries at hand can measure a ceiling; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ def measure(place: Place, dtype: str, peer: TorchPeer | None, seconds: float) ->
     Args:
         peer: PyTorch within its settings, which decide on TF32; None without PyTorch.
         seconds: to spend on each product and copy.
+
+    Raises:
+        NoCeilingError: as on a GPU without cuBLAS and PyTorch.
     """
     size, copied = PRODUCT_SIZE[place.name], COPY_BYTES[place.name]
     own = "numpy" if place.name == "cpu" else "cupy"
@@ -75,19 +83,24 @@ def measure(place: Place, dtype: str, peer: TorchPeer | None, seconds: float) ->
 def _fastest(
     place: Place, makers: Mapping[str, Callable[[], timing.Call]], seconds: float
 ) -> tuple[str, float]:
-    """The fastest of these and its median time; one that a library does not offer is left out."""
+    """The fastest of these and its median time; one that a library does not offer is left out.
+
+    Raises:
+        NoCeilingError: no library offers any.
+    """
     times: dict[str, float] = {}
     refusals = []
     for name, make in makers.items():
         try:
             measured = timing.measure({name: make()}, 1, place.clock, seconds)
         except Exception as error:  # a missing cuBLAS, too little memory: another one will do
-            refusals.append(error)
+            why, _, _ = str(error).partition("\n")
+            refusals.append(f"{name}: {markup.in_line(why)}")
             continue
         times[name] = measured[name].median
         place.release()
     if not times:
-        raise refusals[0]
+        raise NoCeilingError("; ".join(refusals))
     fastest = min(times, key=times.__getitem__)
     return fastest, times[fastest]
 

@@ -156,13 +156,22 @@ class _Run:
             until = None
             if left is not None:
                 until = perf_counter() + left / (len(options.dtypes) - number)
-            ceiling = ceilings.measure(self.place, dtype, self.peer, self._seconds())
-            self.log.ceiling(dtype, ceiling)
+            ceiling = self._ceiling(dtype)
             if number == 0 and options.first_calls and layers:
                 self._first_calls(layers, dtype)
             for layer in layers:
                 self._layer(layer, dtype, ceiling, until)
                 self.advance()
+
+    def _ceiling(self, dtype: str) -> Ceiling | None:
+        """That of a dtype; None, which the report says, where nothing at hand can measure it."""
+        try:
+            ceiling = ceilings.measure(self.place, dtype, self.peer, self._seconds())
+        except ceilings.NoCeilingError as error:
+            self.log.skip(Note("all layers", dtype, "the roofline", str(error)))
+            return None
+        self.log.ceiling(dtype, ceiling)
+        return ceiling
 
     def _seconds(self) -> float:
         return self.options.seconds or SECONDS[self.place.name]
@@ -194,7 +203,9 @@ class _Run:
 
     # -- one layer --------------------------------------------------------------------------------
 
-    def _layer(self, layer: Layer, dtype: str, ceiling: Ceiling, until: float | None) -> None:
+    def _layer(
+        self, layer: Layer, dtype: str, ceiling: Ceiling | None, until: float | None
+    ) -> None:
         reason = self._reason_to_skip(layer.problem, dtype, ceiling, until)
         if reason is not None:
             self.log.skip(Note(layer.name, dtype, "the layer", reason))
@@ -209,7 +220,7 @@ class _Run:
             self._release()
 
     def _reason_to_skip(
-        self, problem: ConvProblem, dtype: str, ceiling: Ceiling, until: float | None
+        self, problem: ConvProblem, dtype: str, ceiling: Ceiling | None, until: float | None
     ) -> str | None:
         if problem.flops == 0:
             return "there is nothing to compute for an empty batch"
@@ -222,9 +233,11 @@ class _Run:
         left = until - perf_counter()
         measured = len(self.options.impls) + (self.peer is not None)
         calls = measured * _FEWEST_CALLS * len(self.options.passes) * len(self.options.layouts)
-        needed_seconds = calls * ceiling.seconds(problem.flops, problem.bytes)
         if left <= 0:
             return "no time left"
+        if ceiling is None:
+            return None
+        needed_seconds = calls * ceiling.seconds(problem.flops, problem.bytes)
         if needed_seconds > left:
             return f"needs {needed_seconds:.0f} s or more, {left:.0f} are left"
         return None

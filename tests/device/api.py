@@ -9,11 +9,13 @@ from __future__ import annotations
 import _thread
 import atexit
 import ctypes
+import gc
 import inspect
 import re
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -64,7 +66,7 @@ def function(of: Callable[..., None] | None = None, *, always: bool = False) -> 
     @wraps(of)
     def called(*arguments: Any) -> int:
         try:
-            with _one_at_a_time:
+            with _one_at_a_time, _no_collection():
                 for check in () if always else _guards:
                     check()
                 of(*arguments)
@@ -80,6 +82,18 @@ def function(of: Callable[..., None] | None = None, *, always: bool = False) -> 
 
     FUNCTIONS[of.__name__] = called
     return of
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What Python collects may be arrays, which give back their memory: not in midst of a call."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def put(address: int | None, kind: Any, value: Any) -> None:

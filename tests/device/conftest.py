@@ -4,5 +4,6 @@ from tests.device import is_running
 
 if is_running():
     from tests.device.fixtures import working_devices  # noqa: F401
+    from tests.gpu.fixtures import own_cache  # noqa: F401
 else:
     collect_ignore_glob = ["test_*.py"]

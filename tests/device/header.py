@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
-_CONSTANT = re.compile(r"^\s*(?:CU|cuda)(\w+)\s*=\s*(0x[0-9a-fA-F]+|\d+)\b", re.M)
+_ENUM = re.compile(r"\benum\s+\w+\s*\{([^}]*)\}")
+_CONSTANT = re.compile(r"\s*(\w+)\s*(?:=\s*(0x[0-9a-fA-F]+|\d+)\s*)?")
 _FUNCTION = re.compile(r"\bCUresult\s+CUDAAPI\s+(\w+)\(([^;]*?)\);")
 
 _NUMBERS = {
@@ -80,8 +81,15 @@ def text(name: str = "cuda.h") -> str:
 def constants() -> dict[str, int]:
     """The enumerators of cuda.h, without the "CU" or "CUDA" that they begin with."""
     found: dict[str, int] = {}
-    for name, value in _CONSTANT.findall(text()):
-        found.setdefault(name.removeprefix("DA").removeprefix("_"), int(value, 0))
+    for body in _ENUM.findall(text()):
+        following = 0
+        for entry in body.split(","):
+            match = _CONSTANT.fullmatch(entry)
+            if match is None:  # an expression, of which nothing here is made
+                continue
+            value = int(match[2], 0) if match[2] else following
+            following = value + 1
+            found.setdefault(re.sub(r"^(CUDA|CU)_", "", match[1]), value)
     return found
 
 

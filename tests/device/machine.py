@@ -6,6 +6,7 @@ has to come after, and is done when somebody waits for it or the order takes it 
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -116,7 +117,13 @@ class Random:
         return self._random.choice(ready)
 
 
-_order: Order = AtOnce()
+def named(words: str) -> Order:
+    """An order by name: "late", or "random 3"; of "" the one in which all is done at once."""
+    kind, _, seed = words.partition(" ")
+    return {"": AtOnce, "late": Late, "random": lambda: Random(int(seed or 0))}[kind]()
+
+
+_order: Order = named(os.environ.get("CUPYCONV_DEVICE_ORDER", ""))
 
 
 @contextmanager

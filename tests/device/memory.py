@@ -168,10 +168,17 @@ def cuMemFreeAsync(pointer, stream):
 # -- pools: the one that each device has -----------------------------------------------------------
 @dataclass(eq=False)
 class Pool:
-    """A device's pool of stream-ordered memory, which keeps nothing for later."""
+    """A device's pool of stream-ordered memory, which keeps nothing for later.
+
+    Attributes:
+        device: whose it is.
+        handle: of it.
+        threshold: bytes that it may keep, as it is told.
+    """
 
     device: Device
     handle: int = 0
+    threshold: int = 0
 
 
 _pools: dict[Device, Pool] = {}
@@ -207,7 +214,9 @@ def cuMemPoolTrimTo(pool, size):
 
 @function
 def cuMemPoolSetAttribute(pool, attribute, value):
-    handles.get(pool, Pool)
+    one = handles.get(pool, Pool)
+    if attribute == CU.MEMPOOL_ATTR_RELEASE_THRESHOLD:
+        one.threshold = ctypes.c_uint64.from_address(value).value
 
 
 @function
@@ -216,7 +225,7 @@ def cuMemPoolGetAttribute(pool, attribute, value):
     if attribute <= CU.MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
         put(value, ctypes.c_int, 1)
     elif attribute == CU.MEMPOOL_ATTR_RELEASE_THRESHOLD:
-        put(value, ctypes.c_uint64, 0)
+        put(value, ctypes.c_uint64, one.threshold)
     else:
         put(value, ctypes.c_uint64, one.device.allocated)
 
@@ -264,27 +273,29 @@ def cuPointerGetAttribute(data, attribute, pointer):
 
 
 # -- copies ----------------------------------------------------------------------------------------
-def _require_ours(address: int, size: int) -> None:
+def _ours(address: int, size: int) -> Allocation:
+    """The device memory that so many bytes lie in."""
     one = find(address, size)
     right = one is not None and one.device is not None
     require(right, f"{size} bytes at {address:#x} are not in one piece of device memory")
+    assert one is not None
+    return one
 
 
-def _require_live(address: int, size: int) -> None:
-    """Check, when it is used, that memory has not been given back meanwhile."""
-    one = find(address, size)
-    if one is None or not one.live:
-        raise DeviceFault(
-            f"{size} bytes at {address:#x} are used where a stream does not have them, or not "
-            "any more",
-            CU.ERROR_ILLEGAL_ADDRESS,
-        )
+def _require_live(*allocations: Allocation) -> None:
+    """Check, when it is used, that memory is there and has not been given back."""
+    for one in allocations:
+        if not one.live:
+            raise DeviceFault(
+                f"{one.size} bytes at {one.base:#x} are used where the stream that they are of "
+                "does not have them yet, or not any more",
+                CU.ERROR_ILLEGAL_ADDRESS,
+            )
 
 
-def _copier(to: int, source: int, size: int, ours: tuple[int, ...]) -> Callable[[], None]:
+def _copier(to: int, source: int, size: int, *ours: Allocation) -> Callable[[], None]:
     def act() -> None:
-        for address in ours:
-            _require_live(address, size)
+        _require_live(*ours)
         ctypes.memmove(to, source, size)
 
     return act
@@ -295,35 +306,33 @@ def _is_pinned(address: int, size: int) -> bool:
 
 
 def _to_device(to: int, source: int, size: int, stream: Stream) -> None:
-    _require_ours(to, size)
+    ours = _ours(to, size)
     if _is_pinned(source, size):
-        submit(stream, _copier(to, source, size, (to,)))
+        submit(stream, _copier(to, source, size, ours))
         return
     capturing(stream, "a copy has its own memory to wait for")
     content = ctypes.string_at(source, size)  # pageable memory is read before the call returns
 
     def act() -> None:
-        _require_live(to, size)
+        _require_live(ours)
         ctypes.memmove(to, content, size)
 
     submit(stream, act)
 
 
 def _to_host(to: int, source: int, size: int, stream: Stream) -> None:
-    _require_ours(source, size)
+    ours = _ours(source, size)
     pinned = _is_pinned(to, size)
     if not pinned:
         capturing(stream, "a copy has its own memory to wait for")
-    work = submit(stream, _copier(to, source, size, (source,)))
+    work = submit(stream, _copier(to, source, size, ours))
     if not pinned:  # pageable memory is written before the call returns
         machine.wait([work])
         stream.device.raise_fault()
 
 
 def _within(to: int, source: int, size: int, stream: Stream) -> None:
-    _require_ours(to, size)
-    _require_ours(source, size)
-    submit(stream, _copier(to, source, size, (to, source)))
+    submit(stream, _copier(to, source, size, _ours(to, size), _ours(source, size)))
 
 
 def _anywhere(to: int, source: int, size: int, stream: Stream) -> None:
@@ -398,10 +407,10 @@ def cuMemcpyAsync(to, source, size, stream):
 def _fill(to: int, value: int, size: int, stream: Stream) -> None:
     if not size:
         return
-    _require_ours(to, size)
+    ours = _ours(to, size)
 
     def act() -> None:
-        _require_live(to, size)
+        _require_live(ours)
         ctypes.memset(to, value, size)
 
     submit(stream, act)

@@ -1,0 +1,371 @@
+"""Every public way in takes CuPy's arrays, and gives what it gives for NumPy's.
+
+Without a GPU the whole module is skipped, in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cupyconv
+from cupyconv import ConvError, ConvTypeError, arrays, measuring
+from cupyconv.bench import ceilings
+from cupyconv.cli.main import main
+from cupyconv.formats import data_formats, filter_formats
+from tests import test_notebooks
+from tests.agreement import require_equal
+from tests.configurations import in_formats, integer_data, keywords
+from tests.gpu.fixtures import as_a_new_process
+
+if arrays.device_count() == 0:
+    pytest.skip("no usable GPU: the CuPy path was not run", allow_module_level=True)
+
+cupy = arrays.cupy()
+ROOT = Path(__file__).resolve().parents[2]
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+SHAPES = {
+    1: ((2, 4, 9), (6, 2, 3), {"stride": 2, "padding": 1, "groups": 2}),
+    2: ((2, 4, 7, 6), (6, 2, 3, 2), {"stride": (2, 1), "padding": ((1, 0), (0, 1)), "groups": 2}),
+    3: ((1, 2, 5, 4, 6), (3, 2, 2, 3, 2), {"dilation": (1, 1, 2), "padding": "same"}),
+}
+
+
+def layer(rank=2, last=False, dtype="float32"):
+    """A small problem, its integer-valued data, and the keywords of its calls."""
+    x, w, rules = SHAPES[rank]
+    problem = cupyconv.ConvProblem(x, w, dtype=dtype, **rules)
+    problem = in_formats(problem, data_formats(rank)[last], filter_formats(rank)[2 * last])
+    words = {name: value for name, value in keywords(problem).items() if name != "dtype"}
+    return problem, integer_data(problem), words
+
+
+def same(call, given):
+    """A call gives a CuPy array for CuPy's, with NumPy's integers in it."""
+    got, expected = call(*map(cupy.asarray, given)), call(*given)
+    assert isinstance(got, cupy.ndarray)
+    require_equal(cupy.asnumpy(got), expected, "a call")
+    return got
+
+
+@pytest.mark.parametrize("rank", SHAPES)
+@pytest.mark.parametrize("last", [False, True], ids=["channels_first", "channels_last"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_functions(rank, last, dtype):
+    problem, data, words = layer(rank, last, dtype)
+    same(lambda x, w: cupyconv.conv_forward(x, w, **words), (data.x, data.w))
+    fused = {**words, "activation": "relu"}
+    same(lambda x, w, b: cupyconv.conv_forward(x, w, b, **fused), (data.x, data.w, data.bias))
+    same(
+        lambda w, dy: cupyconv.conv_backprop_input(problem.input_shape, w, dy, **words),
+        (data.w, data.dy),
+    )
+    same(
+        lambda x, dy: cupyconv.conv_backprop_filter(x, problem.filter_shape, dy, **words),
+        (data.x, data.dy),
+    )
+    same(lambda dy: cupyconv.conv_backprop_bias(dy, data_format=problem.data_format), (data.dy,))
+    for part in ("dx", "dw", "db"):
+        same(
+            lambda x, w, dy, part=part: getattr(cupyconv.conv_backward(x, w, dy, **words), part),
+            (data.x, data.w, data.dy),
+        )
+    same(
+        lambda dy, w: cupyconv.conv_transpose(dy, w, output_shape=problem.input_shape, **words),
+        (data.dy, data.w),
+    )
+
+
+def test_only_the_gradients_that_are_asked_for_are_computed():
+    _, data, words = layer()
+    found = cupyconv.conv_backward(
+        *map(cupy.asarray, (data.x, data.w, data.dy)), needs=("filter",), **words
+    )
+    assert found.dx is None
+    assert found.db is None
+    assert found.dw.shape == data.w.shape
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_are_written_where_they_are_wanted(dtype):
+    problem, data, words = layer(dtype=dtype)
+    x, w, dy = map(cupy.asarray, (data.x, data.w, data.dy))
+    room = {}
+    for name, shape in (("y", data.dy.shape), ("dx", data.x.shape), ("dw", data.w.shape)):
+        wide = cupy.full((*shape[:-1], 2 * shape[-1]), 9, data.x.dtype)
+        room[name] = wide, wide[..., ::-2]
+    calls = {
+        "y": lambda out: cupyconv.conv_forward(x, w, out=out, **words),
+        "dx": lambda out: cupyconv.conv_backprop_input(data.x.shape, w, dy, out=out, **words),
+        "dw": lambda out: cupyconv.conv_backprop_filter(x, data.w.shape, dy, out=out, **words),
+    }
+    for name, call in calls.items():
+        wide, out = room[name]
+        assert call(out) is out
+        assert (wide[..., ::2] == 9).all(), "between the elements of out"
+    expected = cupyconv.conv_forward(data.x, data.w, **words)
+    require_equal(cupy.asnumpy(room["y"][1]), expected, f"{problem}")
+
+
+def test_a_plan_without_a_device_is_for_the_current_one():
+    problem, data, words = layer(last=True, dtype="float16")
+    for ordinal in range(cupy.cuda.runtime.getDeviceCount()):
+        with cupy.cuda.Device(ordinal):
+            found = cupyconv.plan(problem)
+            major, minor = map(int, divmod(int(cupy.cuda.Device().compute_capability), 10))
+            assert found.device.capability == (major, minor)
+            same(lambda x, w: cupyconv.conv_forward(x, w, **words), (data.x, data.w))
+
+
+def test_what_is_measured_once_is_remembered(own_cache, monkeypatch):
+    _, data, words = layer(last=True)
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    same(lambda x, w: cupyconv.conv_forward(x, w, **words), (data.x, data.w))
+    (file,) = (own_cache / "measured").glob("*.json")
+    entry = json.loads(file.read_text())
+    assert entry["pass"] == "forward"
+    assert min(entry["seconds"].values()) > 0
+    as_a_new_process()
+    monkeypatch.setattr(measuring, "_measure", None)  # the file says it all
+    same(lambda x, w: cupyconv.conv_forward(x, w, **words), (data.x, data.w))
+
+
+def test_nothing_is_measured_in_a_capture(own_cache, monkeypatch):
+    _, data, words = layer()
+    x, w = cupy.asarray(data.x), cupy.asarray(data.w)
+    out = cupyconv.conv_forward(x, w, **words)
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        with pytest.raises(ConvError, match="nothing can be measured while a graph is captured"):
+            cupyconv.conv_forward(x, w, out=out, **words)
+        stream.end_capture()
+
+
+def test_no_more_memory_is_used_than_permitted(monkeypatch):
+    # Few output pixels and a long sum, which is split where there may be a workspace.
+    x, w = np.ones((1, 3, 3, 512), "float16"), np.ones((8, 3, 3, 512), "float16")
+    words = {"data_format": "NHWC", "filter_format": "OHWI"}
+    free = cupyconv.plan(cupyconv.ConvProblem(x.shape, w.shape, dtype="float16", **words))
+    assert free["forward"].workspace_bytes > 0
+    same(lambda x, w: cupyconv.conv_forward(x, w, **words), (x, w))
+    monkeypatch.setattr(cupyconv, "workspace_limit", 0)
+    pool = cupy.cuda.MemoryPool()
+    given, out = (cupy.asarray(x), cupy.asarray(w)), cupy.empty((1, 1, 1, 8), "float16")
+    with cupy.cuda.using_allocator(pool.malloc):
+        assert cupyconv.conv_forward(*given, out=out, **words) is out
+    assert pool.total_bytes() == 0
+    assert (out == 9 * 512).all()
+
+
+# -- other libraries' arrays -----------------------------------------------------------------------
+class ByInterface:
+    """Exports its memory by __cuda_array_interface__."""
+
+    def __init__(self, array):
+        self._array = array
+
+    @property
+    def __cuda_array_interface__(self):
+        return self._array.__cuda_array_interface__
+
+
+class ByDlpack:
+    """Exports its memory by DLPack."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **keywords):
+        return self._array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("exporter", [ByInterface, ByDlpack])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_objects_that_export_their_memory_are_taken_without_a_copy(exporter, dtype):
+    _, data, words = layer(dtype=dtype)
+    x, w = cupy.asarray(data.x), cupy.asarray(data.w)
+    turned = x[..., ::-1].copy()[..., ::-1] if exporter is ByInterface else x
+    taken, home = arrays.take("x", exporter(turned))
+    assert home is arrays.Home.GPU
+    assert taken.data.ptr == turned.data.ptr
+    got = cupyconv.conv_forward(exporter(turned), exporter(w), **words)
+    require_equal(
+        cupy.asnumpy(got), cupyconv.conv_forward(data.x, data.w, **words), exporter.__name__
+    )
+    back = cupyconv.as_kind_of(got, x)
+    assert back is got
+
+
+def test_results_are_taken_by_others_without_a_copy():
+    _, data, words = layer()
+    y = cupyconv.conv_forward(cupy.asarray(data.x), cupy.asarray(data.w), **words)
+    for given in (cupy.from_dlpack(ByDlpack(y)), cupy.asarray(ByInterface(y))):
+        assert given.data.ptr == y.data.ptr
+        assert (given == y).all()
+
+
+def test_arrays_of_another_device_and_of_the_host_are_told_apart():
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("no second GPU; no usable GPU")
+    _, data, words = layer()
+    x, w = cupy.asarray(data.x), cupy.asarray(data.w)
+    with cupy.cuda.Device(1):
+        theirs = cupy.asarray(data.w)
+        with pytest.raises(ConvTypeError, match="x is on device 0, current is 1"):
+            cupyconv.conv_forward(x, theirs, **words)
+        assert cupyconv.conv_forward(cupy.asarray(data.x), theirs, **words).device.id == 1
+    with pytest.raises(ConvTypeError, match="w is on device 1, current is 0"):
+        cupyconv.conv_forward(x, theirs, **words)
+    with pytest.raises(ConvTypeError, match="x is a CuPy array, w is a NumPy array"):
+        cupyconv.conv_forward(x, data.w, **words)
+    assert cupyconv.conv_forward(x, w, **words).device.id == 0
+
+
+# -- the modules beside ----------------------------------------------------------------------------
+def test_raw_ops():
+    ops = cupyconv.raw_ops
+    numbers = np.random.default_rng(0)
+    x = numbers.integers(-2, 3, (2, 6, 5, 4)).astype("float32")
+    w = numbers.integers(-2, 3, (3, 3, 4, 6)).astype("float32")
+    rules = {"strides": [1, 2, 2, 1], "padding": "SAME"}
+    dy = same(lambda x, w: ops.Conv2D(input=x, filter=w, **rules), (x, w))
+    host = cupy.asnumpy(dy)
+    same(
+        lambda w, dy: ops.Conv2DBackpropInput(
+            input_sizes=x.shape, filter=w, out_backprop=dy, **rules
+        ),
+        (w, host),
+    )
+    same(
+        lambda x, dy: ops.Conv2DBackpropFilter(
+            input=x, filter_sizes=w.shape, out_backprop=dy, **rules
+        ),
+        (x, host),
+    )
+    # Sizes on the GPU are read there, as TensorFlow's tensors of sizes would be.
+    sizes = cupy.asarray(x.shape)
+    got = ops.Conv2DBackpropInput(
+        input_sizes=cupy.asnumpy(sizes), filter=cupy.asarray(w), out_backprop=dy, **rules
+    )
+    assert got.shape == x.shape
+    depthwise = w[..., :2]
+    same(lambda x, w: ops.DepthwiseConv2dNative(input=x, filter=w, **rules), (x, depthwise))
+    same(lambda dy: ops.BiasAddGrad(out_backprop=dy), (host,))
+
+
+def test_onnx():
+    _, data, _ = layer()
+    rules = {"strides": [2, 1], "pads": [1, 0, 0, 1], "group": 2}
+    y = same(lambda x, w, b: cupyconv.onnx.conv(x, w, b, **rules), (data.x, data.w, data.bias))
+    same(lambda y, w: cupyconv.onnx.conv_transpose(y, w, **rules), (cupy.asnumpy(y), data.w))
+
+
+def test_dask_with_chunks_of_cupy():
+    da = pytest.importorskip("dask.array", reason="Dask is not installed")
+    import dask
+
+    import cupyconv.dask as cd
+
+    problem, data, words = layer()
+    chunks = {"x": (1, 4, 3, 6), "w": (3, 2, 3, 2), "dy": (1, 6, 2, 3)}
+    x, w, dy = (
+        da.from_array(cupy.asarray(array), chunks=chunks[name], asarray=False)
+        for name, array in (("x", data.x), ("w", data.w), ("dy", data.dy))
+    )
+    with dask.config.set(scheduler="synchronous"):
+        y = cd.conv_forward(x, w, **words).compute()
+        gradients = dask.compute(
+            cd.conv_backprop_input(problem.input_shape, w, dy, **words),
+            cd.conv_backprop_filter(x, problem.filter_shape, dy, **words),
+            cd.conv_backprop_bias(dy, data_format=problem.data_format),
+        )
+    expected = cupyconv.conv_backward(data.x, data.w, data.dy, **words)
+    wanted = (cupyconv.conv_forward(data.x, data.w, **words), expected.dx, expected.dw, expected.db)
+    for got, exact in zip((y, *gradients), wanted, strict=True):
+        assert isinstance(got, cupy.ndarray)
+        require_equal(cupy.asnumpy(got), exact, "dask")
+
+
+@pytest.mark.parametrize("name", ["02-filter-gradient.ipynb", "03-reading-a-kernel.ipynb"])
+def test_notebooks_that_run_kernels(name):
+    test_notebooks.test_notebooks_run(name)
+
+
+# -- the command line ------------------------------------------------------------------------------
+def run(*words, code=0):
+    """What the program prints for its arguments."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cupyconv.cli", *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == code, done.stderr + done.stdout
+    return done.stdout
+
+
+def test_env_has_the_gpus():
+    found = json.loads(run("env", "--json", "--require-gpu"))
+    count = cupy.cuda.runtime.getDeviceCount()
+    assert [one["number"] for one in found["gpus"]] == list(range(count))
+    assert found["driver"]["cuda"]
+    assert found["cupy"]["version"] == cupy.__version__
+
+
+def test_grads_on_the_gpu():
+    words = "grads --input 1x4x6x5 --filter 3x4x3x3 --padding same --device gpu --json"
+    (found,) = json.loads(run(*words.split()))["layers"]
+    assert found["architecture"].startswith("sm_")
+    assert found["passed"]
+
+
+@pytest.mark.thorough
+def test_check_on_the_gpu():
+    words = "check --input 1x4x6x5 --filter 4x4x3x2 --padding same --device gpu --json"
+    found = json.loads(run(*words.split()))
+    assert found["passed"]
+    assert {"cuda-generic", "cuda-gather"} <= {
+        one["implementation"] for one in found["implementations"] if one["comparisons"]
+    }
+
+
+LAYERS = """
+[[layer]]
+input = "1x6x5x8"
+filter = "8x3x3x8"
+padding = "same"
+data_format = "NHWC"
+filter_format = "OHWI"
+"""
+
+
+@pytest.mark.thorough
+def test_bench_on_the_gpu_says_what_it_cannot_measure(tmp_path, monkeypatch):
+    # A GPU is rated by large products and copies, which would take the emulated one minutes.
+    monkeypatch.setattr(ceilings, "PRODUCT_SIZE", {"gpu": 256})
+    monkeypatch.setattr(ceilings, "COPY_BYTES", {"gpu": 1 << 16})
+    layers, target = tmp_path / "layers.toml", tmp_path / "found.json"
+    layers.write_text(LAYERS)
+    words = f"--config {layers} --device gpu --pass forward --layout channels_last --json {target}"
+    done = CliRunner().invoke(main, ["bench", *words.split(), "--seconds", "0.001", "--no-torch"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(target.read_text())
+    assert [row["pass_"] for row in found["rows"]] == ["forward"]
+    assert not found["failed"]
+    # Without cuBLAS and PyTorch nothing multiplies matrices, and the report says so.
+    without = [note["what"] for note in found["skipped"]]
+    assert bool(found["ceilings"]) != ("the roofline" in without)
+    assert json.loads(json.dumps(found["environment"]))["device"] != "cpu"

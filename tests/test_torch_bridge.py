@@ -284,7 +284,9 @@ def test_operators_keep_what_they_promise(order):
     operators = torch.ops.cupyconv
     torch.library.opcheck(operators.forward, (x, w, b, *window))
     dy = operators.forward(x, w, b, *window).detach().requires_grad_()
-    torch.library.opcheck(operators.backprop_input, (list(x.shape), w, dy, *window))
+    torch.library.opcheck(operators.backprop_input, (list(x.shape), w, dy, None, *window))
+    shift = torch.ones(x.shape[1], dtype=x.dtype, requires_grad=True)
+    torch.library.opcheck(operators.backprop_input, (list(x.shape), w, dy, shift, *window))
     torch.library.opcheck(operators.backprop_filter, (x, list(w.shape), dy, *window))
 
 
@@ -420,29 +422,6 @@ def test_impossible_calls_say_what_would_be_possible(call, said):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forward mode has its own
-def test_derivatives_that_pytorch_would_lose_are_refused():
-    x, w, b = operands(2, {})
-    for call, name in (
-        (lambda t: ct.conv2d(t, w, b), "input"),
-        (lambda t: ct.conv_transpose2d(b.new_ones(1, 4, 3, 3), t), "weight"),
-        (lambda t: ct.conv2d_weight(t, (8, 4, 3, 3), torch.ones(2, 8, 5, 7)), "input"),
-    ):
-        leaf = x if name == "input" else w.new_ones(4, 2, 3, 3)
-        with pytest.raises(ConvTypeError, match=rf"{name} is inside of its grad.*autograd"):
-            torch.func.grad(lambda t, call=call: call(t).sum())(leaf)
-        with pytest.raises(ConvTypeError, match=rf"{name} has a tangent.*convolve the tangent"):
-            torch.func.jvp(call, (leaf,), (leaf,))
-        with (
-            torch.autograd.forward_ad.dual_level(),
-            pytest.raises(ConvTypeError, match=rf"{name} has a tangent.*convolve the tangent"),
-        ):
-            call(torch.autograd.forward_ad.make_dual(leaf, leaf))
-    with torch.autograd.forward_ad.dual_level():
-        assert_same(ct.conv2d(x, w, b), F.conv2d(x, w, b))  # nothing is lost here
-    stacked = torch.func.vmap(lambda t: ct.conv2d(t, w, b))(torch.stack([x, 2 * x]))
-    assert_same(stacked, torch.stack([ct.conv2d(x, w, b), ct.conv2d(2 * x, w, b)]))
-
-
 def test_without_pytorch_its_name_is_told(monkeypatch):
     for name in [n for n in sys.modules if n.startswith("cupyconv.torch")]:
         monkeypatch.delitem(sys.modules, name)

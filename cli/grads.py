@@ -100,6 +100,7 @@ def command(
     for layer in layers:
         loaded = {name: data.load(f"--{name}", path) for name, path in files.items()}
         problem = _problem(layer, loaded, options)
+        _require_real(problem)
         planned = place.plan(problem, impl)
         _require_memory(problem, place, check=not no_check)
         operands = _operands(problem, loaded, seed)
@@ -303,6 +304,14 @@ def _norms(operands: Operands, results: Results) -> dict[str, float]:
             tensor: float(np.linalg.norm(array.astype(np.float64).ravel()))
             for tensor, array in everything.items()
         }
+
+
+def _require_real(problem: ConvProblem) -> None:
+    if problem.is_complex:
+        raise ConvTypeError(
+            f"gradients are checked by differences of real numbers, not of {problem.dtype}. Use "
+            "cupyconv.conv_backward, which computes them"
+        )
 
 
 def _problem(

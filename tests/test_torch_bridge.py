@@ -538,18 +538,19 @@ def test_a_resnet_trains_with_pytorchs_loss(dtype, rounding, order):
 def test_a_patch_says_what_it_left_and_why():
     x, w, _ = operands(2, {})
     whole = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.ReLU())
-    spectral = torch.nn.Conv1d(2, 3, 3, dtype=torch.complex64)
+    counting = torch.nn.Conv1d(2, 3, 3, bias=False)
+    counting.weight = torch.nn.Parameter(integers(3, 2, 3).long(), requires_grad=False)
     with ct.patch() as report:
         y = F.conv2d(x, w)
         whole(x)
-        z = spectral(torch.ones(1, 2, 9, dtype=torch.complex64))
+        z = counting(torch.ones(1, 2, 9, dtype=torch.int64))
         torch.conv_transpose2d(y, w)
         F.relu(x)
     assert_same(y, F.conv2d(x, w))
-    assert z.dtype == torch.complex64
+    assert z.dtype == torch.int64
     assert report.taken == ("", "0")
     assert list(report.left) == ["Conv1d"]
-    assert "complex64" in report.left["Conv1d"]
+    assert "int64" in report.left["Conv1d"]
     assert [key[:2] for key in report.calls] == [
         ("", "conv2d"),
         ("0", "conv2d"),

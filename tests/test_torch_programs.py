@@ -296,3 +296,69 @@ def test_inside_of_a_patch_nothing_of_this_is_left_to_pytorch():
         F.conv2d(torch.ones(1, 0, 5, 5), torch.ones(2, 0, 3, 3))
     assert report.left == {}
     assert sum(report.calls.values()) == 7
+
+
+# -- complex numbers -------------------------------------------------------------------------------
+
+
+def complex_integers(*shape, seed=0):
+    return torch.complex(integers(*shape, seed=seed), integers(*shape, seed=seed + 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize(("name", "x", "w", "b", "words"), LAYERS)
+def test_complex_layers_and_their_gradients_are_pytorchs(name, x, w, b, words, dtype):
+    shapes = [shape for shape in (x, w, b) if shape is not None]
+    leaves = [
+        complex_integers(*shape, seed=n).to(dtype).requires_grad_()
+        for n, shape in enumerate(shapes)
+    ]
+    ours, theirs = (getattr(module, name)(*leaves, **words) for module in (ct, F))
+    assert ours.dtype == dtype
+    assert torch.equal(ours, theirs)
+    dy = complex_integers(*theirs.shape, seed=5).to(dtype)
+    for mine, their in zip(
+        *(torch.autograd.grad(y, leaves, dy) for y in (ours, theirs)), strict=True
+    ):
+        assert torch.equal(mine, their)
+
+
+def test_complex_derivatives_of_higher_order_and_other_modes():
+    x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)
+    t = complex_integers(3, seed=2)
+    given = tuple(v.requires_grad_() for v in (x, w, t))
+    assert torch.autograd.gradcheck(lambda *v: ct.conv2d(*v, stride=2, padding=1), given)
+    assert torch.autograd.gradgradcheck(lambda *v: ct.conv2d(*v, padding=1), given)
+    back = complex_integers(2, 3, 3, 3).requires_grad_(), w, t[:2].detach().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda *v: ct.conv_transpose2d(*v, stride=2), back, check_forward_ad=True
+    )
+    many = torch.stack([x.detach(), x.detach().conj()])
+    got = func.vmap(lambda v: ct.conv2d(v, w))(many)
+    assert torch.equal(got, torch.stack([F.conv2d(one, w) for one in many]))
+
+
+def test_conjugated_views_and_gradients_as_functions():
+    x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)
+    dy = complex_integers(*F.conv2d(x, w).shape)
+    assert torch.equal(ct.conv2d(x.conj(), w.conj()), F.conv2d(x.conj(), w.conj()))
+    leaves = x.requires_grad_(), w.requires_grad_()
+    dx, dw = torch.autograd.grad(F.conv2d(*leaves), leaves, dy)
+    assert torch.equal(ct.conv2d_input(x.shape, w, dy), dx)
+    assert torch.equal(ct.conv2d_weight(x, w.shape, dy), dw)
+    with ct.patch() as report:
+        F.conv2d(x, w)
+        torch.nn.ConvTranspose1d(2, 3, 2, dtype=torch.complex64)(torch.ones(1, 2, 4).cfloat())
+    assert report.left == {}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_complex_layers_compile_into_one_graph(dynamic):
+    x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)
+    compiled = torch.compile(
+        lambda x, w: ct.conv_transpose2d(ct.conv2d(x, w), w),
+        fullgraph=True,
+        backend="aot_eager",
+        dynamic=dynamic,
+    )
+    assert torch.equal(compiled(x, w), F.conv_transpose2d(F.conv2d(x, w), w))

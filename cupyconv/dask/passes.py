@@ -274,6 +274,6 @@ def conv_backprop_bias(dy: Any, *, data_format: str | None = None) -> da.Array:
             "Pass 3 to 5 axes",
         )
     n_axis, _, *spatial = formats.data_axes(formats.resolve_data_format(data_format, rank))
-    wide = "float64" if name == "float64" else "float32"
+    wide = "float32" if name in ("float16", "bfloat16") else name
     dy = dy.map_blocks(tasks.require_dy, dtype=dy.dtype, meta=dy._meta)
     return dy.sum(axis=(n_axis, *spatial), dtype=wide, split_every=FAN_IN).astype(dy.dtype)

@@ -20,7 +20,7 @@ from cupyconv.planning import gather, hopper, patch, toeplitz
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import Family, Tile, accumulator_bytes, chunk_bytes
 from cupyconv.planning.request import Request
-from cupyconv.problem import ITEMSIZE, ConvProblem, GemmView
+from cupyconv.problem import ITEMSIZE, REAL_PART, ConvProblem, GemmView
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,13 @@ def candidate(request: Request, family: Family, tile: Tile | None, splits: int) 
 def _tiles(request: Request, family: Family) -> list[Tile]:
     itemsizes = (None, ITEMSIZE[request.problem.dtype])
     capability = request.device.capability
-    return [t for t in family.tiles if t.since <= capability and t.itemsize in itemsizes]
+    return [
+        tile
+        for tile in family.tiles
+        if tile.since <= capability
+        and tile.itemsize in itemsizes
+        and ITEMSIZE[request.problem.dtype] <= tile.most_bytes
+    ]
 
 
 def _streaming(request: Request, family: Family, chunks: int) -> Candidate:
@@ -214,7 +220,7 @@ def _tiled(request: Request, family: Family, tile: Tile, splits: int) -> Candida
 
     depth = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
     padded = sum(n * k for n, k in zip(per_gemm, depth, strict=True))
-    operations = 2 * padded * tile.block_m * tile.block_n
+    operations = problem.flops_of_product * padded * tile.block_m * tile.block_n
     instructions = 0.0
     if family.uses_tensor_cores:
         rate = _tensor_rate(request, chip)
@@ -376,7 +382,8 @@ def _tensor_rate(request: Request, chip: Chip) -> float:
 
 
 def _plain_rate(problem: ConvProblem, chip: Chip) -> float:
-    return chip.double_rate if problem.dtype == "float64" else chip.float_rate
+    part = REAL_PART.get(problem.dtype, problem.dtype)
+    return chip.double_rate if part == "float64" else chip.float_rate
 
 
 def _gemms(problem: ConvProblem, pass_: str, family: Family) -> tuple[GemmView, ...]:

@@ -27,6 +27,7 @@ class Tile:
         macros: further macros of the variant, by name.
         since: oldest compute capability that has the registers and instructions for it.
         itemsize: bytes of the elements that it is for; None for any.
+        most_bytes: of an element, for which shared memory is enough.
     """
 
     block_m: int
@@ -36,6 +37,7 @@ class Tile:
     macros: tuple[tuple[str, int], ...]
     since: tuple[int, int] = (7, 5)
     itemsize: int | None = None
+    most_bytes: int = 16
 
     @property
     def defines(self) -> dict[str, int]:
@@ -51,9 +53,13 @@ class Tile:
         return f"{self.block_m}x{self.block_n}x{self.block_k}"
 
 
-def _generic_tile(block_m: int, block_n: int, thread_m: int, thread_n: int) -> Tile:
+def _generic_tile(
+    block_m: int, block_n: int, thread_m: int, thread_n: int, itemsize: int | None = None
+) -> Tile:
     threads = (block_m // thread_m) * (block_n // thread_n)
-    return Tile(block_m, block_n, 16, threads, (("THREAD_M", thread_m), ("THREAD_N", thread_n)))
+    macros = (("THREAD_M", thread_m), ("THREAD_N", thread_n))
+    most = 8 if itemsize is None else itemsize
+    return Tile(block_m, block_n, 16, threads, macros, itemsize=itemsize, most_bytes=most)
 
 
 def _warp_tile(
@@ -105,6 +111,8 @@ class Family:
 def _tensor_cores_refuse(request: Request) -> str | None:
     """Why mma.sync does not multiply the operands; None if it does."""
     operands, capability = request.operands, request.device.capability
+    if request.problem.is_complex:
+        return "the tensor cores multiply real numbers"
     if operands == "float32":
         return "tensor cores multiply float32 only as TF32, which precision='tf32' permits"
     if operands == "float64" and capability not in DOUBLE_TENSOR_CORES:
@@ -125,6 +133,8 @@ def _gather_refuses(request: Request) -> str | None:
 def _direct_refuses(request: Request) -> str | None:
     problem, pass_ = request.problem, request.pass_
     outs, ins = direct_channels(problem, pass_)
+    if problem.is_complex:
+        return "cuda-direct multiplies real numbers"
     if ins > MAX_SOURCES:
         return f"cuda-direct takes up to {MAX_SOURCES} source channels a group, not {ins}"
     strip = direct_strip(problem, pass_)
@@ -213,6 +223,9 @@ CUDA_GENERIC = Family(
     tiles=(
         _generic_tile(64, 64, 4, 4),
         _generic_tile(256, 8, 4, 2),  # few channels or filters in a group
+        # A sum takes four registers, and a tile of 256 rows more than shared memory has.
+        _generic_tile(32, 32, 2, 2, itemsize=16),
+        _generic_tile(128, 8, 4, 2, itemsize=16),
     ),
 )
 CUDA_GATHER = Family(

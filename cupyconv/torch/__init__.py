@@ -22,7 +22,7 @@ number of derivatives can be taken::
 
 What differs from PyTorch:
 
-* float16, bfloat16, float32 and float64 only: complex and integer tensors are refused.
+* Floating-point and complex numbers only, and no complex ones of 32 bits: integers are refused.
 * float32 is computed in float32 whatever ``torch.backends.cudnn.allow_tf32`` says.
 * Of no input channels at all, a result is its bias, where PyTorch gives one of no channels.
 * Errors are ``cupyconv.ConvError`` and ``ConvTypeError``, which are RuntimeErrors here too.

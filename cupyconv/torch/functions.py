@@ -345,6 +345,8 @@ def _transposed(
             f"bias is {_shape_text(b)}, the result has {shape[1]} channels",
             f"Pass a bias of shape ({shape[1]},)",
         )
+    if w.is_complex():
+        w = w.conj()  # what the operator multiplies by is its conjugate
     y = _operators().backprop_input(shape, w, x, b, strides, pads, dilations, groups)
     return y if batched else y.squeeze(0)
 
@@ -516,12 +518,8 @@ def _cast(*named: Any) -> list[Tensor]:
             )
         if tensor.dtype not in DTYPES:
             raise ConvTypeError(
-                f"dtype must be one of {', '.join(ITEMSIZE)}: {name} is {tensor.dtype}. "
-                + (
-                    "Convolve the real and imaginary parts, which are linear"
-                    if tensor.is_complex()
-                    else f"Convert it, for example {name}.float()"
-                )
+                f"dtype must be one of {', '.join(ITEMSIZE)}: {name} is {tensor.dtype}. Convert "
+                f"it, for example {name}.{'cfloat' if tensor.is_complex() else 'float'}()"
             )
         if tensor.dtype != tensors[0].dtype:
             raise ConvTypeError(

@@ -53,8 +53,11 @@ def _run_backprop_input(input_shape, w, dy, bias, stride, padding, dilation, gro
         if bias is None:
             operations.conv_backprop_input(shape, *given, out=_memory(dx), **layer)
         else:
+            w_memory, dy_memory = given
+            if w.is_complex():  # which conv_transpose does not conjugate
+                w_memory = _memory(w.conj())
             arguments = {**layer, "output_shape": shape, "out": _memory(dx)}
-            operations.conv_transpose(*reversed(given), _memory(bias), **arguments)
+            operations.conv_transpose(dy_memory, w_memory, _memory(bias), **arguments)
     return dx
 
 
@@ -103,7 +106,7 @@ def _memory(tensor: Tensor) -> Any:
 
     Of CPU tensors an array, which takes a tenth of the time of the exchange through DLPack.
     """
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":
         return tensor
     if tensor.dtype is torch.bfloat16:  # which NumPy itself does not have

@@ -167,15 +167,8 @@ def candidate(request: Request, family: Family, tile: Tile | None, splits: int) 
 
 
 def _tiles(request: Request, family: Family) -> list[Tile]:
-    itemsizes = (None, ITEMSIZE[request.problem.dtype])
-    capability = request.device.capability
-    return [
-        tile
-        for tile in family.tiles
-        if tile.since <= capability
-        and tile.itemsize in itemsizes
-        and ITEMSIZE[request.problem.dtype] <= tile.most_bytes
-    ]
+    itemsize, capability = ITEMSIZE[request.problem.dtype], request.device.capability
+    return [t for t in family.tiles if t.since <= capability and t.is_for(itemsize)]
 
 
 def _streaming(request: Request, family: Family, chunks: int) -> Candidate:

@@ -39,6 +39,10 @@ class Tile:
     itemsize: int | None = None
     most_bytes: int = 16
 
+    def is_for(self, itemsize: int) -> bool:
+        """Whether it has elements of so many bytes."""
+        return self.itemsize in (None, itemsize) and itemsize <= self.most_bytes
+
     @property
     def defines(self) -> dict[str, int]:
         """All macros that the tile stands for."""

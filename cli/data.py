@@ -11,7 +11,7 @@ import numpy as np
 from cupyconv import ConvError, ConvProblem, Device, Plan, arrays, backends, files, plan
 from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PASSES
+from cupyconv.problem import PASSES, REAL_PART
 
 DEVICES = ("auto", "cpu", "gpu")
 
@@ -72,6 +72,9 @@ def _takes(problem: ConvProblem, pass_: str, device: Device, impl: str) -> bool:
 def random(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Normally distributed numbers of a dtype."""
     # 16-bit types are rounded from float32, which takes half the memory of float64.
+    if dtype in REAL_PART:
+        real, imaginary = (random(generator, shape, REAL_PART[dtype]) for _ in range(2))
+        return real + 1j * imaginary
     drawn = np.float64 if dtype == "float64" else np.float32
     return generator.standard_normal(shape, dtype=drawn).astype(arrays.numpy_dtype(dtype))
 
@@ -87,7 +90,7 @@ def load(option: str, place: str) -> np.ndarray:
         place: path of the file, for .npz with ``:name`` of the array after it if need be.
 
     Raises:
-        ConvError: the file is truncated, pickled or ambiguous, or has no real numbers.
+        ConvError: the file is truncated, pickled or ambiguous, or has no numbers.
         OSError: it cannot be opened.
     """
     path, name = Path(place), None
@@ -122,9 +125,9 @@ def load(option: str, place: str) -> np.ndarray:
                 "Write it again with numpy.save, with a dtype such as float32",
             ) from None
     array = _native(array)
-    if array.dtype.kind not in "biuf" and array.dtype != arrays.numpy_dtype("bfloat16"):
+    if array.dtype.kind not in "biufc" and array.dtype != arrays.numpy_dtype("bfloat16"):
         raise ConvError(
-            f"{option} must be an array of real numbers",
+            f"{option} must be an array of numbers",
             f"{path} has dtype {array.dtype}",
             "Write it again with a dtype such as float32",
         )

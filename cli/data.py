@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv import ConvError, ConvProblem, Device, Plan, arrays, backends, files, plan
+from cupyconv import (
+    ConvError,
+    ConvProblem,
+    ConvTypeError,
+    Device,
+    Plan,
+    arrays,
+    backends,
+    files,
+    plan,
+)
 from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, REAL_PART
@@ -132,6 +142,20 @@ def load(option: str, place: str) -> np.ndarray:
             "Write it again with a dtype such as float32",
         )
     return array
+
+
+def require_parts(problem: ConvProblem, loaded: Mapping[str, np.ndarray]) -> None:
+    """Check that no imaginary part would be lost.
+
+    Raises:
+        ConvTypeError: an array is complex and the problem is not.
+    """
+    for name, array in loaded.items():
+        if array.dtype.kind == "c" and not problem.is_complex:
+            raise ConvTypeError(
+                f"{name} is {array.dtype}, whose imaginary part {problem.dtype} does not have. Use "
+                f"--dtype {array.dtype}"
+            )
 
 
 def _member(option: str, path: Path, names: list[str], name: str | None) -> str:

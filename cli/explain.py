@@ -165,6 +165,8 @@ def _explanation(
         if name in loaded and argument not in layer.arguments
     }
     problem = layer.problem(**more)
+    if loaded:
+        data.require_parts(problem, loaded)
     wanted: list[Element] = [cupyconv.explain(problem).element(name) for name in elements]
     if example and problem.N:
         plain = cupyconv.explain(problem)

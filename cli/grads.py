@@ -362,12 +362,7 @@ def _operands(problem: ConvProblem, loaded: dict[str, np.ndarray], seed: int) ->
     # Everything is drawn, so that a tensor's random numbers do not depend on which files are read.
     drawn = {name: data.random(generator, shape, problem.dtype) for name, shape in shapes}
     dtype = arrays.numpy_dtype(problem.dtype)
-    for name, array in loaded.items():
-        if array.dtype.kind == "c" and not problem.is_complex:
-            raise ConvTypeError(
-                f"{name} is {array.dtype}, whose imaginary part {problem.dtype} does not have. Use "
-                "--dtype complex64"
-            )
+    data.require_parts(problem, loaded)
     converted = {name: array.astype(dtype, copy=False) for name, array in loaded.items()}
     return Operands(**{**drawn, **converted})
 

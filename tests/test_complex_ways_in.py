@@ -118,6 +118,11 @@ def test_the_gradients_of_the_command_line_are_checked(dtype, tmp_path):
     refused = run("grads", *files, *LAYER[4:], "--dtype", "float32")
     assert refused.exit_code == 2
     assert "whose imaginary part float32 does not have" in refused.stderr
+    words = ["--element", "dF[0,0,0,0]", *files[:2]]
+    told = run("explain", *LAYER, *words)
+    assert told.exit_code == 2
+    assert f"x is {dtype}, whose imaginary part float32 does not have" in told.stderr
+    assert run("explain", *LAYER, *words, "--dtype", dtype).exit_code == 0
 
 
 def test_a_wrong_complex_gradient_fails_its_checks(monkeypatch):

@@ -19,7 +19,7 @@ from cupyconv.explaining.shapes import counted
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.markup import in_line
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import ITEMSIZE, PADDING_WORDS
+from cupyconv.problem import PADDING_WORDS, REAL_ITEMSIZE
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def command(
     from cupyconv.cli.data import Place
 
     for dtype in dtypes:
-        if dtype not in ITEMSIZE:
-            raise unknown_word("--dtype", dtype, ITEMSIZE)
+        if dtype not in REAL_ITEMSIZE:
+            raise unknown_word("--dtype", dtype, REAL_ITEMSIZE)
     names = _implementations(impls, device)
     here, not_checked = _available(names, device, required=bool(impls) or device == "gpu")
     places = {name: Place(on_gpu=FAMILIES[name].on_gpu) for name in here}
@@ -184,7 +184,7 @@ def _layers(options: dict[str, Any], count: int, seed: int) -> list[Layer]:
 
 def _dtypes(layer: Layer, dtypes: Sequence[str]) -> Sequence[str]:
     own = layer.arguments.get("dtype")
-    return dtypes or ((own,) if own else tuple(ITEMSIZE))
+    return dtypes or ((own,) if own else tuple(REAL_ITEMSIZE))
 
 
 def _random_layers(count: int, seed: int) -> Iterator[Layer]:

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv import ConvError, ConvProblem, Device, Plan, arrays, backends, files, plan
+from cupyconv import (
+    ConvError,
+    ConvProblem,
+    ConvTypeError,
+    Device,
+    Plan,
+    arrays,
+    backends,
+    files,
+    plan,
+)
 from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
@@ -77,7 +87,7 @@ def load(option: str, place: str) -> np.ndarray:
         place: path of the file, for .npz with ``:name`` of the array after it if need be.
 
     Raises:
-        ConvError: the file is truncated, pickled or ambiguous, or has no real numbers.
+        ConvError: the file is truncated, pickled or ambiguous, or has no numbers.
         OSError: it cannot be opened.
     """
     path, name = Path(place), None
@@ -112,13 +122,27 @@ def load(option: str, place: str) -> np.ndarray:
                 "Write it again with numpy.save, with a dtype such as float32",
             ) from None
     array = _native(array)
-    if array.dtype.kind not in "biuf" and array.dtype != arrays.numpy_dtype("bfloat16"):
+    if array.dtype.kind not in "biufc" and array.dtype != arrays.numpy_dtype("bfloat16"):
         raise ConvError(
-            f"{option} must be an array of real numbers",
+            f"{option} must be an array of numbers",
             f"{path} has dtype {array.dtype}",
             "Write it again with a dtype such as float32",
         )
     return array
+
+
+def require_parts(problem: ConvProblem, loaded: Mapping[str, np.ndarray]) -> None:
+    """Check that no imaginary part would be lost.
+
+    Raises:
+        ConvTypeError: an array is complex and the problem is not.
+    """
+    for name, array in loaded.items():
+        if array.dtype.kind == "c" and not problem.is_complex:
+            raise ConvTypeError(
+                f"{name} is {array.dtype}, whose imaginary part {problem.dtype} does not have. Use "
+                f"--dtype {array.dtype}"
+            )
 
 
 def _member(option: str, path: Path, names: list[str], name: str | None) -> str:

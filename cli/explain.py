@@ -151,6 +151,8 @@ def _explanation(
         if name in loaded and argument not in layer.arguments
     }
     problem = layer.problem(**more)
+    if loaded:
+        data.require_parts(problem, loaded)
     explanation = cupyconv.explain(
         problem, title=layer.heading, values=layer.values, seed=seed, **loaded
     )

@@ -16,7 +16,7 @@ from cupyconv.cli.shapes import axes_table, tensors_json, title
 from cupyconv.explaining.shapes import reasons
 from cupyconv.explaining.values import OPERANDS, draw
 from cupyconv.markup import in_line
-from cupyconv.problem import ITEMSIZE, PASSES, bytes_text, shape_text
+from cupyconv.problem import ITEMSIZE, PASSES, REAL_PART, bytes_text, shape_text
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
 if TYPE_CHECKING:
@@ -144,6 +144,11 @@ def _chunked(
         chunked.require_folder(target)
     opened = {name: chunked.open_array(f"--{name}", path) for name, path in files.items()}
     problem = _problem(layers[0], opened, options)
+    if problem.is_complex:
+        raise ConvTypeError(
+            f"--dask reports on real numbers: these are {problem.dtype}. Leave out --dask, or call "
+            "cupyconv.dask from Python, which takes them"
+        )
     planned = data.Place.of("cpu", impl).plan(problem, impl)
     norms, products = chunked.compute(problem, opened, seed, layers[0].values, impl, target)
     report = _Report(layers[0], problem, planned, files, seed, norms)
@@ -232,8 +237,9 @@ class _Report:
     def _reading(self) -> Any:
         return output.heading(
             "how to read this",
-            "The loss is <y,dy>. It is linear in x, in w and in the bias, so central differences "
-            "in float64 are exact but for rounding.",
+            f"The loss is {'the real part of ' * self.problem.is_complex}<y,dy>. It is linear in "
+            "x, in w and in the bias, so central differences in float64 are exact but for "
+            "rounding.",
             f"Inner products: {self._products()}.",
             "Differences are relative to the sum of the absolute values of a number's terms. "
             "Bounds come from what plain summation in the same precision loses on this data.",
@@ -301,9 +307,13 @@ def _norms(operands: Operands, results: Results) -> dict[str, float]:
     everything = {**operands._asdict(), **results._asdict()}
     with np.errstate(all="ignore"):
         return {
-            tensor: float(np.linalg.norm(array.astype(np.float64).ravel()))
+            tensor: float(np.linalg.norm(_wide(array).ravel()))
             for tensor, array in everything.items()
         }
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype("complex128" if array.dtype.kind == "c" else "float64")
 
 
 def _problem(
@@ -344,9 +354,11 @@ def _operands(
 ) -> Operands:
     from cupyconv import arrays
     from cupyconv.checking import Operands
+    from cupyconv.cli.data import require_parts
 
     drawn = draw(problem, seed, kind)
     dtype = arrays.numpy_dtype(problem.dtype)
+    require_parts(problem, loaded)
     converted = {name: array.astype(dtype, copy=False) for name, array in loaded.items()}
     return Operands(**{**drawn, **converted})
 
@@ -360,7 +372,8 @@ def _require_memory(problem: ConvProblem, place: Place, *, check: bool) -> None:
     elements = problem.bytes // ITEMSIZE[problem.dtype]
     tensors = 2 * problem.bytes  # x, w and dy, and the three results of their shapes
     computing = tensors + 10 * elements + (8 << 20)
-    checking = computing + problem.bytes + (110 if problem.dtype == "float64" else 50) * elements
+    each = 110 if REAL_PART.get(problem.dtype, problem.dtype) == "float64" else 50
+    checking = computing + problem.bytes + (1 + problem.is_complex) * each * elements
     needed = checking if check else computing
     for where, need, available in (
         ("GPU", tensors, place.available_memory()),

@@ -33,7 +33,8 @@ class _Described(click.Argument):
     "inputs",
     metavar="NAME=SHAPE",
     multiple=True,
-    help="Sizes that the model leaves open, such as data=1x3x224x224.  Repeatable.",
+    help="Sizes of an input that the model leaves open, such as data=1x3x224x224, or of another "
+    "tensor whose sizes do not follow from those.  Repeatable.",
 )
 @click.option(
     "--device",
@@ -58,7 +59,7 @@ def command(file: str, inputs: tuple[str, ...], device: str, as_json: bool) -> N
     if as_json:
         output.write_json(_as_json(file, model, planned, device))
         return
-    if not planned:
+    if not planned and not model.unknown:
         output.write(f"{in_line(file)} has no Conv and no ConvTranspose\n")
         return
     table = output.table("layer", "x, w -> y", "FLOP", f"kernels on {device}", right=("FLOP",))
@@ -75,11 +76,13 @@ def command(file: str, inputs: tuple[str, ...], device: str, as_json: bool) -> N
         )
     totals = _totals(model)
     lines = [
-        f"{totals['layers']} convolutions, {totals['weights']:,} weights",
+        f"{totals['layers']} convolution{'s' if totals['layers'] != 1 else ''}, "
+        f"{totals['weights']:,} weights",
         f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
         f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
         f"each pass moves at least {bytes_text(totals['bytes'])}",
     ]
+    lines += [in_line(f"of unknown size: {name}, {why}") for name, why in model.unknown]
     lines += [in_line(f"left out: {name}, because {why}") for name, why in model.left_out]
     named = ", ".join(f"{name} {_shape(shape)}" for name, shape in model.inputs.items())
     output.draw(
@@ -181,5 +184,6 @@ def _as_json(
         "device": device,
         "layers": layers,
         "totals": _totals(model),
+        "unknown": [{"name": name, "reason": reason} for name, reason in model.unknown],
         "left_out": [{"name": name, "reason": reason} for name, reason in model.left_out],
     }

@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     b.fill(!x_channels_last, [&](int column, int k) {
       Index offset;
       const bool inside = gather.locate(pixels[k], taps[column], offset) && k0 + k < gemm_k;
-      return inside ? Numeric<Storage>::widen(group_x[offset]) : Accumulator(0);
+      return inside ? conjugated(Numeric<Storage>::widen(group_x[offset])) : Accumulator(0);
     });
     __syncthreads();  // a and b are complete
     fragment.multiply(a, b);

@@ -5,7 +5,7 @@
 //
 // over the taps for which the division is exact and the output exists.  A gradient has neither bias
 // nor activation, which is -DACTIVATION (epilogue.cuh); a transposed convolution may have both.  One
-// implicit GEMM per group:
+// implicit GEMM per group, with the conjugate of a complex w:
 //
 //   gemm_m = N * D * H * W    input pixels                A = dy gathered from the outputs they fed
 //   gemm_n = C / G            channels of the group       B = w
@@ -66,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     b.fill(filters_last, [&](int column, int k) {
       const Index channel = tile.column + column;
       const bool inside = channel < gemm_n && k0 + k < gemm_k;
-      return inside ? Numeric<Storage>::widen(
-                          group_w[channel * static_cast<Index>(p.w_stride[1]) + tap_weights[k]])
+      return inside ? conjugated(Numeric<Storage>::widen(
+                          group_w[channel * static_cast<Index>(p.w_stride[1]) + tap_weights[k]]))
                     : Accumulator(0);
     });
     __syncthreads();  // a and b are complete

@@ -51,6 +51,10 @@ class Backend(Protocol):
         """Bytes, 16 at most, that the addresses of all arrays are multiples of."""
         ...
 
+    def conjugate(self, array: Any) -> Any:
+        """A contiguous copy of an array of complex numbers, conjugated."""
+        ...
+
     def prepare(
         self,
         pass_plan: PassPlan,
@@ -85,6 +89,9 @@ class CpuBackend:
 
     def alignment(self, given: Iterable[Any]) -> int:
         return 16  # NumPy takes any
+
+    def conjugate(self, array: np.ndarray) -> np.ndarray:
+        return np.conjugate(array, order="C")
 
     def prepare(
         self,
@@ -123,7 +130,8 @@ class CpuBackend:
         view = data_view(problem, dy)
         others = (0, *range(3, view.ndim))
         with np.errstate(over="ignore", invalid="ignore"):
-            db[...] = view.sum(axis=others, dtype=np.float64).reshape(problem.bias_shape)
+            wide = np.complex128 if problem.is_complex else np.float64
+            db[...] = view.sum(axis=others, dtype=wide).reshape(problem.bias_shape)
 
 
 class GpuBackend:
@@ -142,6 +150,9 @@ class GpuBackend:
         for array in given:
             bits |= address(array)
         return bits & -bits  # the lowest that is set
+
+    def conjugate(self, array: Any) -> Any:
+        return arrays.cupy().conjugate(array, out=self.empty(array.shape, str(array.dtype)))
 
     def prepare(
         self,

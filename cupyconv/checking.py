@@ -18,9 +18,10 @@ import numpy as np
 
 from cupyconv import arrays, operations
 from cupyconv.cpu import naive
-from cupyconv.problem import PASSES, ConvProblem
+from cupyconv.problem import PASSES, REAL_PART, ConvProblem
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+ROUNDOFF |= {name: ROUNDOFF[part] for name, part in REAL_PART.items()}
 """Of rounding to nearest, relative, by dtype: half a unit in the last place."""
 
 EXACT_UP_TO = {dtype: round(1 / roundoff) for dtype, roundoff in ROUNDOFF.items()}
@@ -138,7 +139,12 @@ class Truth:
 
     @cached_property
     def operands64(self) -> Operands:
-        return Operands(*(array.astype(np.float64) for array in self.operands))
+        return Operands(*(array.astype(self._wide) for array in self.operands))
+
+    @property
+    def _wide(self) -> type[np.inexact]:
+        """float64, or its complex dtype."""
+        return np.complex128 if self.problem.is_complex else np.float64
 
     @cached_property
     def results(self) -> Results:
@@ -153,7 +159,7 @@ class Truth:
     @cached_property
     def bounds(self) -> Mapping[str, float]:
         """Of each result, the largest relative difference that rounding explains."""
-        if self.problem.dtype == "float64":
+        if self.problem.dtype in _NARROWER:
             return self._bounds64
         plain = _naive(self.problem, self.operands)
         return {
@@ -167,9 +173,10 @@ class Truth:
 
         Measuring it in float64 would need a reference with more digits.
         """
+        narrower = _NARROWER[self.problem.dtype]
         with np.errstate(all="ignore"):
-            rounded = Operands(*(_to_unit(a).astype(np.float32) for a in self.operands))
-        less = Truth(self.problem.replace(dtype="float32"), rounded)
+            rounded = Operands(*(_to_unit(a).astype(narrower) for a in self.operands))
+        less = Truth(self.problem.replace(dtype=narrower), rounded)
         scale = ROUNDOFF["float64"] / ROUNDOFF["float32"]
         return {name: scale * bound for name, bound in less.bounds.items()}
 
@@ -177,8 +184,8 @@ class Truth:
         """The worst relative difference of a result; infinite where only one is finite."""
         expected, magnitude = getattr(self.results, name), getattr(self.magnitudes, name)
         with np.errstate(all="ignore"):
-            rounded = expected.astype(arrays.numpy_dtype(self.problem.dtype)).astype(np.float64)
-            values = actual.astype(np.float64)
+            rounded = expected.astype(arrays.numpy_dtype(self.problem.dtype)).astype(self._wide)
+            values = actual.astype(self._wide)
             same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
             finite = np.isfinite(values) & np.isfinite(rounded)
             differences = np.where(finite, np.abs(values - expected), np.where(same, 0.0, np.inf))
@@ -226,7 +233,7 @@ class Truth:
             name,
             f"{together}, {singles} alone" if singles else together,
             1 + singles,
-            self._worst_slope(name, gradient.astype(np.float64), singles, generator),
+            self._worst_slope(name, gradient.astype(self._wide), singles, generator),
             _DEVIATIONS * self.bounds[name] + floor,
         )
 
@@ -236,10 +243,12 @@ class Truth:
         """The worst difference between slopes by the gradient and by steps; None if not finite."""
         magnitude = getattr(self.magnitudes, name)
         signs = generator.choice((-1.0, 1.0), size=gradient.shape)
+        if self.problem.is_complex:
+            signs = signs * generator.choice((1, 1j), size=gradient.shape)
         directions = [(signs, np.linalg.norm(magnitude))]
         for index in generator.choice(max(gradient.size, 1), singles, replace=False):
-            element = np.zeros(gradient.shape)
-            element.flat[index] = 1.0
+            element = np.zeros(gradient.shape, gradient.dtype)
+            element.flat[index] = signs.flat[index]
             directions.append((element, magnitude.flat[index]))
         if not self._finite or not np.isfinite(gradient).all():
             return None
@@ -248,13 +257,13 @@ class Truth:
             slope = self._slope(name, direction)
             if not math.isfinite(slope):  # the step left float64's range
                 return None
-            differences.append(_ratio(float(np.sum(gradient * direction)) - slope, scale))
+            differences.append(_ratio(_inner(gradient, direction) - slope, scale))
         return max(differences)
 
     def _slope(self, name: str, direction: np.ndarray) -> float:
         """(loss(t + h direction) - loss(t - h direction)) / 2h, of t = x, w or a zero bias."""
         x, w, dy = self.operands64
-        bias = np.zeros(self.problem.bias_shape)
+        bias = np.zeros(self.problem.bias_shape, self._wide)
         moved = {"dx": x, "dw": w, "db": bias}[name]
         # A bias of zero has no size of its own; what it is added to does.
         largest = np.max(np.abs(self.results.y if name == "db" else moved), initial=0.0)
@@ -267,17 +276,20 @@ class Truth:
             y = operations.conv_forward(*there.values(), impl="reference", **self.problem.keywords)
             outputs.append(y)
         with np.errstate(all="ignore"):
-            return float(np.sum((outputs[0] - outputs[1]) * dy) / (2 * step))
+            return _inner(dy, outputs[0] - outputs[1]) / (2 * step)
 
     # -- the adjoint identity -------------------------------------------------------------------
 
     def inner_products(self, results: Results) -> dict[str, float]:
-        """<y, dy>, <x, dx> and <w, dw>: the same number, the sum of all terms of the loss."""
+        """<y, dy>, <x, dx> and <w, dw>: the same number, the sum of all terms of the loss.
+
+        Of complex numbers, the real part of the sum of products with conjugates.
+        """
         x, w, dy = self.operands64
         pairs = {"y,dy": (results.y, dy), "x,dx": (x, results.dx), "w,dw": (w, results.dw)}
         with np.errstate(all="ignore"):
             return {
-                f"<{name}>": float(np.sum(a.astype(np.float64) * b.astype(np.float64)))
+                f"<{name}>": _inner(a.astype(self._wide), b.astype(self._wide))
                 for name, (a, b) in pairs.items()
             }
 
@@ -301,6 +313,9 @@ class Truth:
 
 
 _MOVED = ("dx", "dw", "db")
+
+_NARROWER = {"float64": "float32", "complex128": "complex64"}
+"""What stands for dtypes of which there are none with more digits."""
 
 
 def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Operands:
@@ -338,7 +353,15 @@ def _to_unit(array: np.ndarray) -> np.ndarray:
     largest = float(np.max(np.abs(array), initial=0.0))
     if largest == 0 or not math.isfinite(largest):
         return array
-    return np.ldexp(array, -math.frexp(largest)[1])
+    power = -math.frexp(largest)[1]
+    if array.dtype.kind == "c":
+        return np.ldexp(array.real, power) + 1j * np.ldexp(array.imag, power)
+    return np.ldexp(array, power)
+
+
+def _inner(a: np.ndarray, b: np.ndarray) -> float:
+    """<a, b>; of complex numbers its real part."""
+    return float(np.sum(a.conj() * b).real)
 
 
 def _ratio(difference: Any, scale: Any) -> float:
@@ -350,4 +373,5 @@ def _ratio(difference: Any, scale: Any) -> float:
 
 
 def _smallest(dtype: str) -> float:
-    return float(ml_dtypes.finfo(arrays.numpy_dtype(dtype)).smallest_subnormal)
+    part = REAL_PART.get(dtype, dtype)
+    return float(ml_dtypes.finfo(arrays.numpy_dtype(part)).smallest_subnormal)

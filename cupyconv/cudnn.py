@@ -22,6 +22,7 @@ written into the array given, which keeps its memory.  What differs:
 * The maximal workspace is ``cupyconv.workspace_limit``, which holds for all of the library.  There
   is none at first, and no call fails for want of workspace.
 * A 16-bit result is rounded once, with its bias.
+* Of complex numbers, which cuDNN did not have, the gradients conjugate W or x, as PyTorch's do.
 * Wrong arguments raise ``cupyconv.ConvError`` (a ValueError) or ``ConvTypeError`` (a TypeError).
 """
 
@@ -175,10 +176,9 @@ def convolution_backward_data(
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:
-    """y = b + x sent back through W: ``cupyconv.conv_transpose``.
+    """y = b + the gradient with respect to an input, from x, that with respect to the output.
 
-    With x the gradient with respect to an output, y is that with respect to its input, as
-    ``cupyconv.conv_backprop_input`` gives it.
+    ``cupyconv.conv_backprop_input``; with a bias, and of real numbers, ``cupyconv.conv_transpose``.
 
     Args:
         W, pad, stride, dilation, groups, d_layout, w_layout: of the convolution, as for
@@ -193,15 +193,17 @@ def convolution_backward_data(
         ConvError, ConvTypeError, DeviceError: as for ``convolution_forward``.
     """
     rules = _rules(x, pad, stride, dilation, groups, d_layout, w_layout)
-    operations.compute(
-        "transpose",
-        (W, x) if b is None else (W, x, _flat(b)),
-        (_result("y", y).shape, None),
-        rules,
-        y,
-        precision=_precision(tensor_core),
-        measure=bool(auto_tune) and not deterministic,
-    )
+    shape = _result("y", y).shape
+    how: dict[str, Any] = {
+        "precision": _precision(tensor_core),
+        "measure": bool(auto_tune) and not deterministic,
+    }
+    if b is None:
+        operations.compute("backprop_input", (W, x), shape, rules, y, **how)
+        return
+    W, _ = arrays.take("W", W)
+    W = W.conj() if W.dtype.kind == "c" else W  # which a transposed convolution leaves as it is
+    operations.compute("transpose", (W, x, _flat(b)), (shape, None), rules, y, **how)
 
 
 # -- reading the arguments -------------------------------------------------------------------------

@@ -54,7 +54,8 @@ def conv_forward(
         w: filter, (K, C / groups, [[T,] R,] S) in ``filter_format`` order, of x's dtype and home.
         bias: (K,), of x's dtype and home.
         stride, padding, dilation, groups, data_format, filter_format: as for ConvProblem.
-        activation: None, "relu", "silu" or "gelu" (the exact one, with erf).
+        activation: None, "relu", "silu" or "gelu" (the exact one, with erf); None of complex
+            numbers, which are not ordered.
         precision: "ieee" keeps float32 arithmetic float32: a value changes only the results that
             read it, subnormals stay, and errors are at most twice those of a plain sum, whatever
             the magnitudes.  "tf32" permits tensor cores to round float32 operands to 10 bits of
@@ -66,8 +67,11 @@ def conv_forward(
 
     Returns:
         y, (N, K, [[Z,] P,] Q) in ``data_format`` order, of x's dtype and home: ``out`` if given.
-        16-bit types are summed in float32 and rounded once.  NaN and infinity propagate; one in
-        w may also reach outputs where it lies over padding, since it is multiplied by a zero there.
+        16-bit types are summed in float32 and rounded once.  Nothing is conjugated: a complex
+        product is four real ones, (a + bi)(c + di) = (ac - bd) + (ad + bc)i, and "ieee" holds for
+        each part.  NaN and infinity propagate, and of complex numbers what these formulas make of
+        them; one in w may also reach outputs where it lies over padding, since it is multiplied by
+        a zero there.
         With NumPy a pass takes at most 64 MB of memory beside its operands and result, as long as
         a window has no more than a million values; a thread keeps it for its next pass.
 
@@ -100,7 +104,9 @@ def conv_backprop_input(
 
     dx[n, c, h, w] = sum over k, r, s of dy[n, k, p, q] * w[k, c, r, s], where
     p = (h + pad - r * dilation) / stride, over the taps for which this is a whole number and the
-    output exists; likewise q from w and s.
+    output exists; likewise q from w and s.  Of complex numbers w is conjugated, as in PyTorch's
+    gradients: for a real loss L, dy is dL/d(re y) + i dL/d(im y), and dx likewise.  JAX's is the
+    conjugate of that, so that jax.vjp gives conj(dx) for conj(dy).
 
     Args:
         input_shape: shape of x.  It has to be told: with stride s, s sizes per axis share one
@@ -142,7 +148,8 @@ def conv_backprop_filter(
     """dw, the gradient with respect to the filter, from dy, that with respect to the output.
 
     dw[k, c, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, c, h, w], where
-    h = p * stride - pad + r * dilation, and likewise w from q and s.
+    h = p * stride - pad + r * dilation, and likewise w from q and s.  Of complex numbers x is
+    conjugated, as in PyTorch's gradients (``conv_backprop_input`` has more about them).
 
     Args:
         x: input, in ``data_format`` order.
@@ -248,6 +255,8 @@ def conv_transpose(
     out: Any = None,
 ) -> Any:
     """The transposed convolution, activation(bias + what ``conv_backprop_input`` makes of x).
+
+    Of complex numbers nothing is conjugated, as in PyTorch; on a GPU, w is copied for that.
 
     Args:
         x: (N, K, [[Z,] P,] Q), the output side of the convolution that is transposed.
@@ -430,13 +439,19 @@ def compute(
     names = _GIVEN[operation]
     given, home, backend = _take(names, given)
     operands, result, out_layout = given[:2], None, None
+    layouts = [(array.shape, array.strides, array.dtype) for array in given]
+    turned = operation == "transpose" and given[0].dtype.kind == "c"
+    if turned:
+        # The pass conjugates the filter, which a transposed convolution does not: of a conjugate.
+        operands = given[1:2]
+        layouts[0] = _of_a_new_array(*layouts[0])
     if out is not None:
         result = _take_out(out, names, given, home, backend)
         operands += (result,)
         out_layout = (result.shape, result.strides, result.dtype)
     call: tuple[Any, ...] = (
         operation,
-        tuple([(array.shape, array.strides, array.dtype) for array in given]),
+        tuple(layouts),
         out_layout,
         backend.alignment(operands),
         shape,
@@ -451,6 +466,8 @@ def compute(
     ready: _Ready = _from_cache(_ready, call)
     if result is None:
         result = backend.empty(ready.shape, ready.problem.dtype)
+    if turned:
+        given = (backend.conjugate(given[0]), *given[1:])
     if operation == "forward":
         x, w, *bias = given
         tensors = Tensors(x, w, result, *bias)
@@ -463,6 +480,12 @@ def compute(
     run = ready.fastest(tensors) if measured else ready.run
     run(tensors)
     return result if out is None else out
+
+
+def _of_a_new_array(shape: tuple[int, ...], strides: Any, dtype: Any) -> tuple[Any, ...]:
+    """The layout of a contiguous array of this shape."""
+    steps = contiguous_strides(shape)
+    return shape, tuple(step * dtype.itemsize for step in steps), dtype
 
 
 def _spelling(shape: Any, rules: tuple[Any, ...]) -> str | None:
@@ -496,6 +519,12 @@ def _ready(
     if out is not None:
         layouts["out"] = _Layout._make(out)
     problem = _problem(operation, layouts, shape, rules)
+    if problem.is_complex and activation is not None:
+        raise ConvError(
+            "activations are of real numbers",
+            f"got {activation!r} with {problem.dtype}",
+            "Apply it to what it is meant for, such as the magnitude: numpy.abs(y)",
+        )
     pass_ = "backprop_input" if operation == "transpose" else operation
     written = {
         "forward": problem.output_shape,

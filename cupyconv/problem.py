@@ -21,7 +21,13 @@ from cupyconv.errors import ConvError, ConvTypeError, one_of, unknown_word
 PASSES = ("forward", "backprop_input", "backprop_filter")
 """The three passes of a convolutional layer."""
 
-ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+REAL_PART: Mapping[str, str] = {"complex64": "float32", "complex128": "float64"}
+"""The complex dtypes, with the dtype of their parts."""
+
+REAL_ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""The real dtypes, with their size in bytes."""
+
+ITEMSIZE: Mapping[str, int] = {**REAL_ITEMSIZE, "complex64": 8, "complex128": 16}
 """The dtypes a problem may have, with their size in bytes."""
 
 PADDING_WORDS = ("valid", "same", "same_lower")
@@ -212,7 +218,8 @@ class ConvProblem:
             channels first by default.
         filter_format: OI + spatial, spatial + IO, or O + spatial + I; by default OI first for
             channels first, spatial + IO for channels last.
-        dtype: "float16", "bfloat16", "float32" or "float64", or the NumPy dtype of that name.
+        dtype: "float16", "bfloat16", "float32", "float64", "complex64" or "complex128", or the
+            NumPy dtype of that name.
 
     Attributes:
         padding: (before, after) per spatial axis, whatever form it was given in.
@@ -387,16 +394,27 @@ class ConvProblem:
         """Floating-point operations of any one pass, padding counted as if it were data.
 
         The passes share it: each does one multiply and one add for every combination of image,
-        output pixel, output channel, input channel of the group, and tap.
+        output pixel, output channel, input channel of the group, and tap; of complex numbers, four
+        of each.
         """
-        channels = self.C // self.groups
-        return 2 * self.N * prod(self.output_sizes) * self.K * channels * prod(self.filter_sizes)
+        pairs = prod(self.output_sizes) * prod(self.filter_sizes)
+        return self.flops_of_product * self.N * self.K * (self.C // self.groups) * pairs
 
     @property
     def useful_flops(self) -> int:
         """As ``flops``, without the products whose input pixel lies in the padding."""
         pairs = prod(axis.pairs for axis in self.axes)
-        return 2 * self.N * self.K * (self.C // self.groups) * pairs
+        return self.flops_of_product * self.N * self.K * (self.C // self.groups) * pairs
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether the numbers are complex."""
+        return self.dtype in REAL_PART
+
+    @property
+    def flops_of_product(self) -> int:
+        """Floating-point operations of one product and of its addition to a sum."""
+        return 8 if self.is_complex else 2
 
     @cached_property
     def bytes(self) -> int:
@@ -687,7 +705,7 @@ def dtype_name(dtype: Any) -> str:
     """The name of a dtype given as a name, a NumPy dtype or a scalar type.
 
     Raises:
-        ConvTypeError: it is not one of float16, bfloat16, float32, float64.
+        ConvTypeError: it is not one of ITEMSIZE.
     """
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
     if name is None:

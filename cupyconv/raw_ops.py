@@ -19,6 +19,7 @@ What TensorFlow's documentation leaves to the reader:
   ``out_backprop``'s and the channels are the filter's in depth.
 * Sizes may be lists, tuples or integer arrays.  One in a GPU's memory has to be read by the host,
   which waits for the GPU: pass a list where that matters.
+* ``data_format`` and ``dilations`` may be None, for their defaults; words may be bytes.
 * ``use_cudnn_on_gpu`` and ``name`` change nothing.
 
 Messages call ``input`` x, ``filter`` w and ``out_backprop`` dy, as the rest of the library does.
@@ -62,8 +63,8 @@ def Conv2D(
     padding: str,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str = "NHWC",
-    dilations: Sequence[int] = _ONES_4,
+    data_format: str | None = "NHWC",
+    dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
     """The output of a 2-D convolution: ``conv_forward``."""
@@ -80,8 +81,8 @@ def Conv2DBackpropInput(
     padding: str,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str = "NHWC",
-    dilations: Sequence[int] = _ONES_4,
+    data_format: str | None = "NHWC",
+    dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
     """The gradient of Conv2D with respect to its input: ``conv_backprop_input``."""
@@ -98,8 +99,8 @@ def Conv2DBackpropFilter(
     padding: str,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str = "NHWC",
-    dilations: Sequence[int] = _ONES_4,
+    data_format: str | None = "NHWC",
+    dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
     """The gradient of Conv2D with respect to its filter: ``conv_backprop_filter``."""
@@ -116,8 +117,8 @@ def Conv2DBackpropInputV2(
     padding: str,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str = "NHWC",
-    dilations: Sequence[int] = _ONES_4,
+    data_format: str | None = "NHWC",
+    dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
     """Conv2DBackpropInput that takes the input itself, for its shape only."""
@@ -135,8 +136,8 @@ def Conv2DBackpropFilterV2(
     padding: str,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str = "NHWC",
-    dilations: Sequence[int] = _ONES_4,
+    data_format: str | None = "NHWC",
+    dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
     """Conv2DBackpropFilter that takes the filter itself, for its shape only."""
@@ -151,8 +152,8 @@ def Conv3D(
     filter: Any,
     strides: Sequence[int],
     padding: str,
-    data_format: str = "NDHWC",
-    dilations: Sequence[int] = _ONES_5,
+    data_format: str | None = "NDHWC",
+    dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
     """The output of a 3-D convolution: ``conv_forward``."""
@@ -166,8 +167,8 @@ def Conv3DBackpropInputV2(
     out_backprop: Any,
     strides: Sequence[int],
     padding: str,
-    data_format: str = "NDHWC",
-    dilations: Sequence[int] = _ONES_5,
+    data_format: str | None = "NDHWC",
+    dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
     """The gradient of Conv3D with respect to its input: ``conv_backprop_input``."""
@@ -182,8 +183,8 @@ def Conv3DBackpropFilterV2(
     out_backprop: Any,
     strides: Sequence[int],
     padding: str,
-    data_format: str = "NDHWC",
-    dilations: Sequence[int] = _ONES_5,
+    data_format: str | None = "NDHWC",
+    dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
     """The gradient of Conv3D with respect to its filter: ``conv_backprop_filter``."""
@@ -198,8 +199,8 @@ def DepthwiseConv2dNative(
     strides: Sequence[int],
     padding: str,
     explicit_paddings: Sequence[int] = (),
-    data_format: str = "NHWC",
-    dilations: Sequence[int] = _ONES_4,
+    data_format: str | None = "NHWC",
+    dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
     """The output of a depthwise 2-D convolution: each channel has its own filters."""
@@ -217,8 +218,8 @@ def DepthwiseConv2dNativeBackpropInput(
     strides: Sequence[int],
     padding: str,
     explicit_paddings: Sequence[int] = (),
-    data_format: str = "NHWC",
-    dilations: Sequence[int] = _ONES_4,
+    data_format: str | None = "NHWC",
+    dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
     """The gradient of DepthwiseConv2dNative with respect to its input."""
@@ -238,8 +239,8 @@ def DepthwiseConv2dNativeBackpropFilter(
     strides: Sequence[int],
     padding: str,
     explicit_paddings: Sequence[int] = (),
-    data_format: str = "NHWC",
-    dilations: Sequence[int] = _ONES_4,
+    data_format: str | None = "NHWC",
+    dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
     """The gradient of DepthwiseConv2dNative with respect to its filter."""
@@ -258,16 +259,19 @@ def DepthwiseConv2dNativeBackpropFilter(
     return dw.reshape(shape)
 
 
-def BiasAddGrad(*, out_backprop: Any, data_format: str = "NHWC", name: str | None = None) -> Any:
+def BiasAddGrad(
+    *, out_backprop: Any, data_format: str | None = "NHWC", name: str | None = None
+) -> Any:
     """The gradient of a bias: ``conv_backprop_bias``.
 
     ``data_format`` only says where the channels are, whatever the number of axes: "NHWC" for the
     last axis, "NCHW" for the second.
     """
     words = {"NHWC": formats.CHANNELS_LAST, "NCHW": formats.CHANNELS_FIRST}
-    if str(data_format).upper() not in words:
+    word = "NHWC" if data_format is None else _word(data_format)
+    if word not in words:
         raise unknown_word("data_format", data_format, words)
-    layout = words[str(data_format).upper()]
+    layout = words[word]
     dy, _ = arrays.take("out_backprop", out_backprop)
     return operations.conv_backprop_bias(dy, data_format=layout)
 
@@ -304,17 +308,23 @@ def _backprop_filter(
 
 def _window(
     rank: int,
-    data_format: str,
+    data_format: str | None,
     strides: Sequence[int],
-    dilations: Sequence[int],
+    dilations: Sequence[int] | None,
     padding: str,
     explicit_paddings: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """The library's own keywords; without ``explicit_paddings`` the op has no such padding."""
-    layout = formats.resolve_data_format(str(data_format), rank)
+    first, last = formats.data_formats(rank)
+    word = last if data_format is None else _word(data_format)
+    layout = formats.resolve_data_format(word, rank)
+    if layout != word:
+        raise unknown_word("data_format", data_format, (last, first))
     return {
         "stride": _of_spatial_axes("strides", strides, layout),
-        "dilation": _of_spatial_axes("dilations", dilations, layout),
+        "dilation": (1,) * rank
+        if dilations is None
+        else _of_spatial_axes("dilations", dilations, layout),
         "padding": _padding(padding, explicit_paddings, layout),
         "data_format": layout,
         "filter_format": formats.filter_formats(rank)[1],
@@ -343,7 +353,7 @@ def _of_spatial_axes(what: str, given: Sequence[int], layout: str) -> tuple[int,
 def _padding(
     padding: str, explicit_paddings: Sequence[int] | None, layout: str
 ) -> str | tuple[tuple[int, int], ...]:
-    word = str(padding).upper()
+    word = _word(padding)
     known = ("SAME", "VALID") if explicit_paddings is None else ("SAME", "VALID", "EXPLICIT")
     if word not in known:
         raise unknown_word("padding", padding, known)
@@ -372,6 +382,11 @@ def _padding(
             f"Use explicit_paddings={valid}",
         )
     return tuple(pairs[axis] for axis in spatial)
+
+
+def _word(given: Any) -> str:
+    """A word, which TensorFlow takes as bytes too; upper and lower case differ."""
+    return given.decode(errors="replace") if isinstance(given, bytes) else str(given)
 
 
 def _integers(what: str, given: Any) -> tuple[int, ...]:

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 import cupyconv
 from cupyconv.arrays import numpy_dtype
 from cupyconv.formats import data_axes, data_formats, filter_axes, filter_formats
-from cupyconv.problem import ITEMSIZE, ConvProblem
+from cupyconv.problem import REAL_ITEMSIZE, ConvProblem
 
-DTYPES = tuple(ITEMSIZE)
+DTYPES = tuple(REAL_ITEMSIZE)
 
 EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
 """Up to here, every integer is a number of this dtype."""

@@ -19,7 +19,7 @@ from cupyconv.checking import (
 )
 from cupyconv.cli import check, configuration
 from cupyconv.explaining.values import random as random_data
-from cupyconv.problem import ITEMSIZE
+from cupyconv.problem import REAL_ITEMSIZE
 
 LAYERS = configuration.read_file(check.BUILT_IN)
 
@@ -39,7 +39,7 @@ def test_plain_summation_equals_the_reference_on_integers(layer):
         assert np.array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("dtype", ITEMSIZE)
+@pytest.mark.parametrize("dtype", REAL_ITEMSIZE)
 def test_integer_data_has_exact_sums(dtype):
     for layer in LAYERS:
         problem = layer.problem(dtype=dtype)
@@ -58,7 +58,7 @@ def test_names_are_unique_and_presets_are_legal():
         assert isinstance(layer.problem(), ConvProblem)
 
 
-@pytest.mark.parametrize("dtype", ITEMSIZE)
+@pytest.mark.parametrize("dtype", REAL_ITEMSIZE)
 def test_one_unit_too_many_in_one_element_is_noticed(dtype):
     problem = ConvProblem((1, 3, 8, 8), (4, 3, 3, 3), dtype=dtype)
     operands = _operands(problem)

@@ -600,7 +600,7 @@ def _bad_files(folder: Path) -> dict[str, tuple[str, str]]:
     np.savez(good[1], x=np.ones((1, 3, 8, 8), np.float32))
     np.save(folder / "object.npy", np.array([{}, 1], object))
     np.savez(folder / "object.npz", x=np.array([{}, 1], object))
-    np.save(folder / "complex.npy", np.ones((1, 3, 8, 8), np.complex64))
+    np.save(folder / "dates.npy", np.ones((1, 3, 8, 8), "datetime64[s]"))
     np.save(folder / "text.npy", np.array(["a"]))
     (folder / "body.npy").write_bytes(good[0].read_bytes()[:-5])
     (folder / "header.npy").write_bytes(good[0].read_bytes()[:20])
@@ -610,8 +610,8 @@ def _bad_files(folder: Path) -> dict[str, tuple[str, str]]:
     return {
         "object.npy": ("pickled", "numpy.save"),
         "object.npz": ("pickled", "numpy.save"),
-        "complex.npy": ("real numbers", "complex64"),
-        "text.npy": ("real numbers", "float32"),
+        "dates.npy": ("array of numbers", "datetime64"),
+        "text.npy": ("array of numbers", "float32"),
         "body.npy": ("truncated", "numpy.save"),
         "header.npy": ("truncated", "numpy.save"),
         "half.npz": ("truncated", "numpy.save"),

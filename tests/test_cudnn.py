@@ -181,6 +181,27 @@ def test_arguments_by_name_a_bias_of_any_shape_and_no_dilation():
     np.testing.assert_array_equal(y, expected)
 
 
+def test_complex_gradients_are_the_librarys():
+    numbers = np.random.default_rng(1)
+    shapes = ((2, 4, 5, 5), (6, 2, 3, 3), (2, 6, 3, 3), (4,))
+    x, w, dy, b = (
+        (numbers.integers(-3, 4, s) + 1j * numbers.integers(-3, 4, s)).astype("complex64")
+        for s in shapes
+    )
+    rules, rule = (1, 2, 1, 2), {"padding": 1, "stride": 2, "groups": 2}
+    y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
+    cudnn.convolution_forward(x, w, None, y, *rules, **FEWEST)
+    np.testing.assert_array_equal(y, cupyconv.conv_forward(x, w, **rule))
+    options = {**FEWEST, "deterministic": True}
+    cudnn.convolution_backward_filter(x, dy, dw, *rules, **options)
+    np.testing.assert_array_equal(dw, cupyconv.conv_backprop_filter(x, w.shape, dy, **rule))
+    expected = cupyconv.conv_backprop_input(x.shape, w, dy, **rule)
+    for bias in (None, b):
+        cudnn.convolution_backward_data(w, dy, bias, dx, *rules, **options)
+        added = 0 if bias is None else bias.reshape(-1, 1, 1)
+        np.testing.assert_array_equal(dx, expected + added)
+
+
 # -- options ---------------------------------------------------------------------------------------
 
 

@@ -550,7 +550,7 @@ def test_shape_with_a_float_in_it():
 
 
 @pytest.mark.parametrize(
-    "dtype", ["int32", "uint8", "bool", "object", "complex64", "longdouble", "datetime64[s]"]
+    "dtype", ["int32", "uint8", "bool", "object", "clongdouble", "longdouble", "datetime64[s]"]
 )
 @pytest.mark.parametrize("name", ["x", "w", "dy"])
 def test_dtypes_that_no_pass_takes(name, dtype):

@@ -8,7 +8,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-PAGE = Path(__file__).parent.parent / "notebooks" / "from-cupy-cudnn.md"
+import cupyconv
+
+PAGE, CONVOLUTION = (
+    Path(__file__).parent.parent / "notebooks" / f"{name}.md"
+    for name in ("from-cupy-cudnn", "true-convolution")
+)
 LOST, REPLACED = "from cupy import cudnn", "from cupyconv import cudnn"
 
 
@@ -100,23 +105,28 @@ def on_the_gpu(conv, name, given, keywords):
     return conv._complex(function, first, second, *rest, **keywords)
 
 
-# -- the page --------------------------------------------------------------------------------------
+# -- the pages -------------------------------------------------------------------------------------
 
 
-def blocks():
-    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+def blocks(page):
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
 
 
-def test_the_code_of_the_page_runs(monkeypatch):
-    """Every block of it, one after the other, on NumPy arrays in the place of CuPy's."""
-    import cupyconv
-
+@pytest.mark.parametrize(
+    ("page", "asserting"), [(PAGE, 3), (CONVOLUTION, 7)], ids=["cudnn", "true"]
+)
+def test_the_code_of_a_page_runs(monkeypatch, page, asserting):
+    """Block after block, on NumPy arrays in the place of CuPy's."""
+    if page == CONVOLUTION:
+        pytest.importorskip("scipy")
     monkeypatch.setattr(cupyconv, "workspace_limit", None)
     names = {}
-    count = 0
-    for block in blocks():
+    for block in blocks(page):
         text = block.replace("import cupy as cp", "import numpy as cp")
-        exec(compile(text, str(PAGE), "exec"), names)
-        count += "assert" in block
-    assert count >= 3
-    assert REPLACED in PAGE.read_text(encoding="utf-8")
+        exec(compile(text, str(page), "exec"), names)
+    assert sum("assert" in block for block in blocks(page)) >= asserting
+
+
+def test_the_line_to_change_is_the_one_that_is_replaced_here():
+    text = PAGE.read_text(encoding="utf-8")
+    assert f"-{LOST}\n+{REPLACED}\n" in text

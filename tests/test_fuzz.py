@@ -198,14 +198,14 @@ def test_a_number_and_a_seed_are_a_case(draw):
 
 
 def test_what_is_drawn_is_of_every_kind():
-    cases = [case for number in range(150) for case in drawing.numpy_cases(SEED, number)]
+    cases = [case for number in range(220) for case in drawing.numpy_cases(SEED, number)]
     views = [view for case in cases for view in case.views.values()]
     assert {case.operation for case in cases} == set(OPERATIONS)
     assert {case.dtype for case in cases} == set(oracle.DTYPES)
     assert {case.rank for case in cases} >= {1, 2, 3}
     for field in vars(View()):
         assert any(getattr(view, field) for view in views), field
-    for word in ("activation", "bias", "poke", "bad_out"):
+    for word in ("activation", "bias", "shift", "poke", "bad_out"):
         assert any(getattr(case, word) for case in cases), word
     assert any(case.batch == 0 for case in cases)
     assert 0.9 < sum(map(is_legal, cases)) / len(cases) < 1

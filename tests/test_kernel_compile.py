@@ -13,7 +13,7 @@ from cupyconv.gpu import compiler, launch, launches, parameters, sources
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.strides import Strides, contiguous_strides
-from cupyconv.problem import PASSES, ConvProblem
+from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 from tests.configurations import Case
 from tests.cubins import disassemble, instructions, no_spills
 
@@ -21,7 +21,15 @@ pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'c
 
 HOPPER = ("conv_hopper.cu", "conv_hopper_halo.cu", "conv_arrange.cu", "conv_planes.cu")
 KERNELS = [f"conv_{pass_}.cu" for pass_ in PASSES]
-MULTIPLY = {"float16": "FFMA", "bfloat16": "FFMA", "float32": "FFMA", "float64": "DFMA"}
+MULTIPLY = {
+    "float16": ("FFMA", 1),
+    "bfloat16": ("FFMA", 1),
+    "float32": ("FFMA", 1),
+    "float64": ("DFMA", 1),
+    "complex64": ("FFMA", 4),
+    "complex128": ("DFMA", 4),
+}
+"""The instruction of a product, and how many of them it is."""
 
 
 def tile_defines(dtype, index, tile):
@@ -44,15 +52,17 @@ ARCHITECTURES = [
 def test_generic_kernels_compile_without_spills(architecture, source):
     tiles = FAMILIES["cuda-generic"].tiles
     for dtype, index, tile in product(launch.STORAGE, ("int", "long long"), tiles):
+        if not tile.is_for(ITEMSIZE[dtype]):
+            continue
         cubin, log = compiler.compile_cubin(
             sources.load(source), tile_defines(dtype, index, tile), architecture
         )
         assert no_spills(log), f"{dtype} {index} {tile}: {log}"
-        if index == "int" and tile == tiles[0]:
+        if index == "int" and tile.block_m == tile.block_n:
             found = instructions(disassemble(cubin))
-            assert (
-                found[MULTIPLY[dtype]] >= tile.block_k * tile.block_m * tile.block_n // tile.threads
-            )
+            multiply, each = MULTIPLY[dtype]
+            products = tile.block_k * tile.block_m * tile.block_n // tile.threads
+            assert found[multiply] >= each * products
             assert found["LDL"] + found["STL"] == 0, "an array went to local memory"
 
 

@@ -183,6 +183,45 @@ def test_open_sizes_are_asked_for_and_taken(saved):
     assert json.loads(result.stdout)["layers"][0]["shapes"]["y"] == [2, 8, 32, 24]
 
 
+def test_sizes_of_minus_one_are_open(saved):
+    """As PaddlePaddle's exports have them, in outputs too."""
+    net = small_net((-1, 3, -1, -1))
+    net.graph.output[0].CopyFrom(value("up_out", (-1, 4, -1, -1)))
+    path = saved(net)
+    assert "for example --input data=1x3x224x224" in refused(path)
+    result = run(path, "--input", "data=2x3x64x48", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["layers"][0]["shapes"]["y"] == [2, 8, 32, 24]
+
+
+def net_with_a_shape_of_data():
+    """The sizes of the second layer's input are numbers that only a run has."""
+    nodes = [
+        node("Conv", ["x", "w1"], "first", pads=[1, 1, 1, 1]),
+        node("Reshape", ["first_out", "sizes"], "turn"),
+        node("Conv", ["turn_out", "w2"], "second"),
+    ]
+    inputs = [value("x", (1, 3, 8, 8)), value("sizes", (4,), 7)]
+    initializers = [weights("w1", (4, 3, 3, 3)), weights("w2", (5, 2, 3, 3))]
+    return build(nodes, inputs, [value("second_out", None)], initializers)
+
+
+def test_a_layer_of_unknown_size_does_not_hide_the_others(saved):
+    path = saved(net_with_a_shape_of_data())
+    result = run(path)
+    assert result.exit_code == 0, result.output
+    assert "1x3x8x8 * 4x3x3x3" in result.stdout
+    assert "1 convolution, 108 weights" in result.stdout
+    words = " ".join(result.stdout.split())
+    assert "of unknown size: second, it reads turn_out of" in words
+    assert "--input turn_out=1x3x224x224" in words
+    found = json.loads(run(path, "--json").stdout)
+    assert [layer["name"] for layer in found["unknown"]] == ["second"]
+    whole = json.loads(run(path, "--input", "turn_out=1x2x8x16", "--json").stdout)
+    assert whole["unknown"] == []
+    assert whole["layers"][1]["shapes"]["y"] == [1, 5, 6, 14]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -623,7 +623,7 @@ def test_refusals_say_what_would_do(changes, rule, values, remedy, repaired):
         ({"strides": 2}, "strides must be a list of integers: got 2 of type int"),
         ({"strides": [1, 1.5, 1, 1]}, "strides must be a list of integers"),
         ({"strides": np.array(1)}, "strides must be a list of integers"),
-        ({"dilations": None}, "dilations must be a list of integers: got None"),
+        ({"dilations": 3}, "dilations must be a list of integers: got 3"),
         ({"input": [[1.0]]}, "input must be a NumPy or CuPy array"),
         ({"filter": integers(3, 3, 4, 6).astype(int)}, "w: dtype must be one of float16"),
     ],
@@ -726,3 +726,43 @@ def test_sizes_in_another_memory_are_read_once():
     )
     assert dx.shape == (1, 5, 5, 3)
     assert sizes.read == 1
+
+
+# -- spellings that TensorFlow takes, and some that it does not ------------------------------------
+
+PLAIN = {"input": np.ones((1, 4, 4, 2), "float32"), "filter": np.ones((3, 3, 2, 1), "float32")}
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        {"data_format": None},
+        {"data_format": b"NHWC"},
+        {"dilations": None},
+        {"padding": b"SAME"},
+    ],
+    ids=str,
+)
+def test_spellings_of_the_defaults(spelled):
+    given = {**PLAIN, "strides": ONES, "padding": "SAME"}
+    expected = raw_ops.Conv2D(**given)
+    np.testing.assert_array_equal(raw_ops.Conv2D(**{**given, **spelled}), expected)
+    tf = pytest.importorskip("tensorflow")
+    np.testing.assert_array_equal(tf.raw_ops.Conv2D(**{**given, **spelled}), expected)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "said"), [({"padding": "same"}, "'SAME'"), ({"data_format": "nhwc"}, "'NHWC'")]
+)
+def test_lower_case_is_refused_as_tensorflow_does(spelled, said):
+    given = {**PLAIN, "strides": ONES, "padding": "SAME", **spelled}
+    with pytest.raises(ConvError, match=f"Did you mean {said}"):
+        raw_ops.Conv2D(**given)
+
+
+def test_bias_gradients_take_the_default_format_as_none():
+    dy = np.arange(8, dtype="float32").reshape(1, 2, 2, 2)
+    expected = raw_ops.BiasAddGrad(out_backprop=dy)
+    for spelled in (None, b"NHWC"):
+        got = raw_ops.BiasAddGrad(out_backprop=dy, data_format=spelled)
+        np.testing.assert_array_equal(got, expected)

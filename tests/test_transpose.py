@@ -155,3 +155,29 @@ def test_hopper_with_groups_phases_and_splits(splits):
             problem = in_formats(case.problem.replace(dtype="float16"), "NHWC", "OHWI")
             if "backprop_input" in fits(problem, "cuda-hopper", "sm_90a"):
                 require_kernel(problem, "cuda-hopper", "sm_90a")
+
+
+# -- Dask ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
+def test_dask(dtype):
+    da = pytest.importorskip("dask.array")
+    cd = pytest.importorskip("cupyconv.dask")
+    for problem in (*(case.problem for case in CASES[:6]), *random_problems(6, seed=2)):
+        data, bias = integer_data(problem.replace(dtype="float32")), biases(problem)
+        x, w, b = (array.astype(dtype) for array in (data.dy, data.w, bias))
+        if dtype == "float16":
+            x, w = np.sign(x), np.sign(w)
+        if dtype == "complex64":
+            x, w = x * np.complex64(1 + 2j), w * np.complex64(2 - 1j)
+        chunks = tuple(max(size - 1, 1) for size in x.shape)
+        given = {"output_shape": problem.input_shape, **problem.keywords}
+        for shift in (None, b):
+            lazy = cd.conv_transpose(da.from_array(x, chunks=chunks), w, shift, **given)
+            expected = cupyconv.conv_transpose(x, w, shift, **given)
+            got = lazy.compute(scheduler="synchronous")
+            assert got.dtype == lazy.dtype == expected.dtype
+            np.testing.assert_array_equal(got, expected)
+    with pytest.raises(ConvError, match="bias is 9, the result has"):
+        cd.conv_transpose(da.from_array(x), w, np.ones(9, dtype), **given)

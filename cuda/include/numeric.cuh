@@ -1,4 +1,5 @@
-// Element types: how each is stored, what it accumulates in, and the one rounding back.
+// Element types: how each is stored, what it accumulates in, and the one rounding back.  A product of
+// complex numbers is four real ones, added in an order that does not depend on the values.
 #ifndef CUPYCONV_NUMERIC_CUH
 #define CUPYCONV_NUMERIC_CUH
 
@@ -59,5 +60,54 @@ struct Numeric<double> {
   static __device__ __forceinline__ double widen(double value) { return value; }
   static __device__ __forceinline__ double narrow(double value) { return value; }
 };
+
+// Complex numbers, in memory and as sums; aligned as their parts are, which is all that a view of an
+// array promises.
+template <class Real>
+struct Complex {
+  Real re, im;
+
+  Complex() = default;
+  __device__ __forceinline__ Complex(Real real, Real imaginary = 0) : re(real), im(imaginary) {}
+
+  __device__ __forceinline__ Complex& operator+=(const Complex& other) {
+    re += other.re;
+    im += other.im;
+    return *this;
+  }
+};
+
+using complex64_t = Complex<float>;
+using complex128_t = Complex<double>;
+
+template <class Real>
+struct Numeric<Complex<Real>> {
+  using Accumulator = Complex<Real>;
+  static __device__ __forceinline__ Complex<Real> widen(Complex<Real> value) { return value; }
+  static __device__ __forceinline__ Complex<Real> narrow(Complex<Real> value) { return value; }
+};
+
+// sum += a * b.
+template <class Accumulator>
+__device__ __forceinline__ void multiply_add(Accumulator& sum, Accumulator a, Accumulator b) {
+  sum += a * b;
+}
+template <class Real>
+__device__ __forceinline__ void multiply_add(Complex<Real>& sum, Complex<Real> a, Complex<Real> b) {
+  sum.re += a.re * b.re;
+  sum.re -= a.im * b.im;
+  sum.im += a.re * b.im;
+  sum.im += a.im * b.re;
+}
+
+// What the gradients multiply by; of real numbers the number itself.
+template <class Accumulator>
+__device__ __forceinline__ Accumulator conjugated(Accumulator value) {
+  return value;
+}
+template <class Real>
+__device__ __forceinline__ Complex<Real> conjugated(Complex<Real> value) {
+  return Complex<Real>(value.re, -value.im);
+}
 
 #endif

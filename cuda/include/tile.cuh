@@ -65,7 +65,7 @@ struct Fragment {
 #pragma unroll
       for (int m = 0; m < THREAD_M; ++m)
 #pragma unroll
-        for (int n = 0; n < THREAD_N; ++n) sum[m][n] += left[m] * right[n];
+        for (int n = 0; n < THREAD_N; ++n) multiply_add(sum[m][n], left[m], right[n]);
     }
   }
 };

@@ -2,13 +2,14 @@
 
 A pass is computed by one of the methods that cupyconv/planning/cpu.py chooses among.  Beside its
 operands and its result it takes a fixed block of memory, whatever the layer: at most 64 MB, as long
-as a window has no more than a million values.  Arithmetic is in float32, of float64 arrays in
-float64; 16-bit types are converted block by block.  Only the BLAS has threads.
+as a window has no more than a million values.  Arithmetic is in the arrays' dtype, complex ones
+included; 16-bit types are converted to float32 block by block.  Only the BLAS has threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -76,12 +77,15 @@ def backprop_filter(
     if method == "turned products":
         # Without stride there is one phase, in which dy is the source and dw all of the filters.
         (turned,) = input_correlations(problem, dw, dy, x)
-        _filter_gradient(turned, method)
+        _filter_gradient(turned, method)  # of which x is in the place of the result
         # What is around dy was multiplied by x: by zero, which makes NaN of what is not finite.
         if np.isfinite(dw.sum()) or are_finite(x, dy):
             return
         method = "products"
-    _filter_gradient(correlation(problem, x, dw, dy), method)
+    # The conjugate of the sum over conjugated dy and x: there are less of dw than of x.
+    _filter_gradient(replace(correlation(problem, x, dw, dy), conjugate=problem.is_complex), method)
+    if problem.is_complex:
+        np.conjugate(dw, out=dw)
 
 
 def _filter_gradient(whole: Correlation, method: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cupyconv.cpu.activations import activate
-from cupyconv.cpu.views import copy, copy_uncached, data_view, filter_view
+from cupyconv.cpu.views import accumulator_of, copy, copy_uncached, data_view, filter_view
 from cupyconv.planning.cpu import PADDED_SHARE
 from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
@@ -152,6 +152,8 @@ class Correlation:
         accumulator: dtype to compute in.
         bias: (G, K), to be added to the result; None for no bias.
         activation: to be applied to the result after that.
+        conjugate: whether the filters are conjugated before they are multiplied, or in the
+            gradient of the filters what is in the place of the result.
     """
 
     axes: tuple[Axis, ...]
@@ -161,6 +163,7 @@ class Correlation:
     accumulator: np.dtype
     bias: np.ndarray | None = None
     activation: str | None = None
+    conjugate: bool = False
 
     @property
     def images(self) -> int:
@@ -244,7 +247,7 @@ def correlation(
     activation: str | None = None,
 ) -> Correlation:
     """That of forward; or of backprop_filter, with dw for w and dy for y."""
-    accumulator = _accumulator(problem)
+    accumulator = accumulator_of(problem.dtype)
     return Correlation(
         tuple(
             Axis(axis.output, axis.filter, axis.input, axis.stride, axis.dilation, -axis.pad_before)
@@ -277,9 +280,10 @@ def input_correlations(
             source[(ALL, ALL, ALL, *outputs)],
             filters[(ALL, ALL, ALL, *taps)],
             result[(ALL, ALL, ALL, *pixels)],
-            _accumulator(problem),
+            accumulator_of(problem.dtype),
             _by_group(problem, bias),
             activation,
+            problem.is_complex,
         )
 
 
@@ -287,14 +291,18 @@ def fill_unread(
     problem: ConvProblem, dx: np.ndarray, bias: np.ndarray | None, activation: str | None
 ) -> None:
     """Make all of dx what it is where no window reaches it."""
-    sums = np.zeros((1, problem.C, *[1] * problem.spatial_rank), _accumulator(problem))
+    sums = np.zeros((1, problem.C, *[1] * problem.spatial_rank), accumulator_of(problem.dtype))
     if bias is not None:
         sums += bias.reshape(-1, *[1] * problem.spatial_rank)
     dx.transpose(problem.data_axes)[...] = activate(sums, activation)
 
 
 def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | None:
-    return None if bias is None else bias.astype(_accumulator(problem)).reshape(problem.groups, -1)
+    return (
+        None
+        if bias is None
+        else bias.astype(accumulator_of(problem.dtype)).reshape(problem.groups, -1)
+    )
 
 
 _Phase = tuple[Axis, slice, slice, slice]
@@ -347,10 +355,6 @@ def _window(axis: ConvAxis, output: int) -> Iterator[_Phase]:
 
 def _backwards(taps: range) -> slice:
     return slice(taps[-1], taps.start - 1 if taps.start else None, -taps.step)
-
-
-def _accumulator(problem: ConvProblem) -> np.dtype:
-    return np.dtype(np.float64 if problem.dtype == "float64" else np.float32)
 
 
 def _is_whole(part: slice, extent: int) -> bool:

@@ -66,9 +66,11 @@ def filter_gradient_by_taps(whole: Correlation, scratch: Scratch, block_bytes: i
             term = scratch.array("term", total.shape)
             for block in _row_blocks(chunk, block_bytes):
                 gradients = _by_pixel(block.result)
-                if not _is_by_pixel(block.result, block):
+                if block.conjugate or not _is_by_pixel(block.result, block):
                     gradients = scratch.array("gradients", gradients.shape)
                     copy_uncached(gradients, _by_pixel(block.result))
+                if block.conjugate:
+                    np.conjugate(gradients, out=gradients)
                 np.einsum(
                     "ndhtrsqc,ndhqc->trsqc",
                     _windows(block, scratch),
@@ -139,7 +141,7 @@ def _repeated_weights(chunk: Correlation, scratch: Scratch) -> np.ndarray:
     *taps, _, channels = weights.shape
     rows = scratch.array("weights", (*taps, chunk.axes[2].outputs, channels))
     rows[...] = weights
-    return rows
+    return np.conjugate(rows, out=rows) if chunk.conjugate else rows
 
 
 def _by_pixel(array: np.ndarray) -> np.ndarray:
@@ -217,6 +219,8 @@ def filter_gradient_by_bands(whole: Correlation, scratch: Scratch, block_bytes: 
         for block in _band_blocks(chunk, block_bytes):
             source, sums = _source_and_bands(block, total, scratch)
             gradients = _flat(_by_channel(block.result), block, scratch, "gradients")
+            if block.conjugate:
+                gradients = _conjugated(gradients, scratch)
             term = scratch.array("term", sums.shape)
             np.matmul(source.swapaxes(1, 2), gradients, out=term)
             sums += term
@@ -272,6 +276,8 @@ def _bands(chunk: Correlation, scratch: Scratch) -> np.ndarray:
         if 0 <= at < wide + left:
             down = slice(up, up + height.taps * height.dilation, height.dilation)
             spread[:, down, at] = chunk.filters[:, 0, 0, :, column]
+    if chunk.conjugate:
+        np.conjugate(spread, out=spread)
     corner = spread[:, up:, left:]
     channel, row, pixel = corner.strides
     strides = (channel, row, pixel, -height.stride * row, -width.stride * pixel)
@@ -312,6 +318,10 @@ def _flat(array: np.ndarray, block: Correlation, scratch: Scratch, name: str) ->
         view = scratch.array(name, _flat_shape(array))
         copy_uncached(view.reshape(array.shape), array)
     return view
+
+
+def _conjugated(array: np.ndarray, scratch: Scratch) -> np.ndarray:
+    return np.conjugate(array, out=scratch.array("conjugated", array.shape))
 
 
 def _flat_shape(array: np.ndarray) -> tuple[int, int, int]:

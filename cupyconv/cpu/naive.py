@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupyconv.cpu.activations import activate
-from cupyconv.cpu.views import data_view, filter_view, taps
+from cupyconv.cpu.views import accumulator_of, data_view, filter_view, taps
 from cupyconv.problem import ConvProblem
 
 ALL = slice(None)
@@ -26,7 +26,7 @@ def forward(
     y: np.ndarray,
 ) -> None:
     """y, adding one tap of one channel at a time."""
-    accumulator = _accumulator(problem)
+    accumulator = accumulator_of(problem.dtype)
     x_view: Any = data_view(problem, x).astype(accumulator)
     w_view: Any = filter_view(problem, w).astype(accumulator)
     total: Any = np.zeros(data_view(problem, y).shape, accumulator)
@@ -49,8 +49,8 @@ def backprop_input(
     dx: np.ndarray,
 ) -> None:
     """dx, adding one tap of one filter at a time."""
-    accumulator = _accumulator(problem)
-    w_view: Any = filter_view(problem, w).astype(accumulator)
+    accumulator = accumulator_of(problem.dtype)
+    w_view: Any = filter_view(problem, w).astype(accumulator).conj()
     dy_view: Any = data_view(problem, dy).astype(accumulator)
     total: Any = np.zeros(data_view(problem, dx).shape, accumulator)
     for tap, outputs, inputs in taps(problem):
@@ -65,8 +65,8 @@ def backprop_input(
 
 def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
     """dw, adding one output pixel of one image at a time."""
-    accumulator = _accumulator(problem)
-    x_view: Any = data_view(problem, x).astype(accumulator)
+    accumulator = accumulator_of(problem.dtype)
+    x_view: Any = data_view(problem, x).astype(accumulator).conj()
     dy_view: Any = data_view(problem, dy).astype(accumulator)
     total: Any = np.zeros(filter_view(problem, dw).shape, accumulator)
     for tap, outputs, inputs in taps(problem):
@@ -82,13 +82,9 @@ def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.
 
 def backprop_bias(problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
     """db, adding one output pixel of one image at a time."""
-    dy_view: Any = data_view(problem, dy).astype(_accumulator(problem))
+    dy_view: Any = data_view(problem, dy).astype(accumulator_of(problem.dtype))
     terms = np.moveaxis(dy_view, 0, 2).reshape(problem.K, -1)
     db[...] = np.cumsum(terms, axis=-1)[:, -1] if terms.size else 0
-
-
-def _accumulator(problem: ConvProblem) -> np.dtype[Any]:
-    return np.dtype(np.float64 if problem.dtype == "float64" else np.float32)
 
 
 def _per_channel(problem: ConvProblem, values: np.ndarray) -> np.ndarray:

@@ -47,11 +47,13 @@ def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> N
         for piece in replace(chunk, filters=total).pieces():
             term = _like_filters(piece, scratch, "term")
             by_tap = merged(np.moveaxis(term, 2, -1), 2)
-            for block in _blocks(piece, block_bytes):
-                gradients = _result_view(block)
+            for block in _blocks(piece, block_bytes, not piece.conjugate):
+                gradients = None if block.conjugate else _result_view(block)
                 if gradients is None:
                     gradients = _like_result(block, scratch)
                     copy_uncached(gradients, _by_row(block.result))
+                    if block.conjugate:
+                        np.conjugate(gradients, out=gradients)
                 columns, windows = merged(gradients, 3), _windows(block, scratch)
                 for row in range(block.axes[0].outputs):
                     np.matmul(columns[:, row], windows[:, row].swapaxes(1, 2), out=by_tap)
@@ -87,12 +89,12 @@ def _chunks(whole: Correlation, chunk_bytes: int) -> Iterator[Correlation]:
             yield whole.part(groups=group, filters=some)
 
 
-def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
+def _blocks(piece: Correlation, block_bytes: int, in_place: bool = True) -> Iterator[Correlation]:
     """The images and pixels in parts whose gathered rows, and whose results, fit a block."""
     row, *others = piece.axes
     extents = [axis.outputs for axis in others]
     image = prod(extents)
-    ready = _images_ready(piece, image)
+    ready = _images_ready(piece, image) if in_place else 0
     if ready:
         yield from (piece.part(images=some) for some in parts(piece.images, ready))
         return
@@ -134,6 +136,8 @@ def _packed(piece: Correlation, scratch: Scratch) -> np.ndarray:
         packed = scratch.array("filters", (groups, filters, *taps, channels))
     packed = np.moveaxis(packed, -1, 2)
     copy_uncached(packed, piece.filters)
+    if piece.conjugate:
+        np.conjugate(packed, out=packed)
     return packed
 
 

@@ -29,7 +29,7 @@ def forward(
     with h = p * stride - pad + r * dilation.
     """
     x64, w64 = _float64(data_view(problem, x)), _float64(filter_view(problem, w))
-    y64: Any = np.zeros(data_view(problem, y).shape)
+    y64: Any = np.zeros(data_view(problem, y).shape, x64.dtype)
     for tap, outputs, inputs in taps(problem):
         y64[(ALL, ALL, ALL, *outputs)] += np.einsum(
             "ngc...,gkc->ngk...", x64[(ALL, ALL, ALL, *inputs)], w64[(ALL, ALL, ALL, *tap)]
@@ -51,8 +51,8 @@ def backprop_input(
 
     with p * stride - pad + r * dilation = h.
     """
-    w64, dy64 = _float64(filter_view(problem, w)), _float64(data_view(problem, dy))
-    dx64: Any = np.zeros(data_view(problem, dx).shape)
+    w64, dy64 = _float64(filter_view(problem, w)).conj(), _float64(data_view(problem, dy))
+    dx64: Any = np.zeros(data_view(problem, dx).shape, w64.dtype)
     for tap, outputs, inputs in taps(problem):
         dx64[(ALL, ALL, ALL, *inputs)] += np.einsum(
             "ngk...,gkc->ngc...", dy64[(ALL, ALL, ALL, *outputs)], w64[(ALL, ALL, ALL, *tap)]
@@ -67,8 +67,8 @@ def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.
 
     with h = p * stride - pad + r * dilation.
     """
-    x64, dy64 = _float64(data_view(problem, x)), _float64(data_view(problem, dy))
-    dw64: Any = np.zeros(filter_view(problem, dw).shape)
+    x64, dy64 = _float64(data_view(problem, x)).conj(), _float64(data_view(problem, dy))
+    dw64: Any = np.zeros(filter_view(problem, dw).shape, x64.dtype)
     pixel = "pqz"[: problem.spatial_rank]
     for tap, outputs, inputs in taps(problem):
         dw64[(ALL, ALL, ALL, *tap)] = np.einsum(
@@ -80,4 +80,4 @@ def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.
 
 
 def _float64(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float64)
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

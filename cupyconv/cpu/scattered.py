@@ -27,6 +27,8 @@ def _correlate(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
     filters = np.moveaxis(chunk.filters, (1, 2), (-2, -1))  # (G, *taps, K, C)
     matrices = scratch.array("filters", filters.shape)
     matrices[...] = filters
+    if chunk.conjugate:
+        np.conjugate(matrices, out=matrices)
     for block in _blocks(chunk, block_bytes):
         sums = scratch.array("sums", block.result.swapaxes(0, 1).shape)
         sums[...] = 0

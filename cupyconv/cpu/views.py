@@ -23,6 +23,11 @@ MOST_LINES = 256
 """Lines of the cache that may be read in turn: of more, the first has left before it is again."""
 
 
+def accumulator_of(dtype: str) -> np.dtype:
+    """What numbers of a dtype are summed in."""
+    return np.dtype("float32" if dtype in ("float16", "bfloat16") else dtype)
+
+
 def data_view(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
     """x, y or a gradient of theirs as a view (N, G, channels of a group, *spatial)."""
     ordered = array.transpose(problem.data_axes)
@@ -156,7 +161,8 @@ def _slice(indices: range) -> slice:
 def are_finite(*operands: np.ndarray) -> bool:
     """Whether none of their elements is infinite or NaN; needs no memory of their size."""
     return all(
-        bool(np.isfinite(operand.min()) and np.isfinite(operand.max()))
+        bool(np.isfinite(part.min()) and np.isfinite(part.max()))
         for operand in operands
+        for part in ((operand.real, operand.imag) if operand.dtype.kind == "c" else (operand,))
         if operand.size
     )

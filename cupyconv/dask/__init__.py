@@ -39,6 +39,7 @@ from cupyconv.dask.passes import (
     conv_backprop_filter,
     conv_backprop_input,
     conv_forward,
+    conv_transpose,
 )
 from cupyconv.dask.results import compute, to_zarr
 
@@ -48,6 +49,7 @@ __all__ = [
     "conv_backprop_filter",
     "conv_backprop_input",
     "conv_forward",
+    "conv_transpose",
     "suggest_chunks",
     "to_zarr",
 ]

@@ -9,14 +9,14 @@ from typing import Any
 
 import dask.array as da
 
-from cupyconv import formats
+from cupyconv import arrays, formats
 from cupyconv.dask import tasks
 from cupyconv.dask.chunks import as_chunked, shared_dtype
 from cupyconv.dask.graph import FAN_IN, Graph
 from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, reach_of, window_of
 from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
 from cupyconv.errors import ConvError
-from cupyconv.problem import ConvProblem, Padding, Size, shape_text
+from cupyconv.problem import ITEMSIZE, ConvProblem, Padding, Size, shape_text
 
 
 def conv_forward(
@@ -174,6 +174,79 @@ def conv_backprop_input(
     return graph.array(graph.data(*map(lengths_of, sizes)), [w, dy])
 
 
+def conv_transpose(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    *,
+    output_shape: Iterable[int] | None = None,
+    output_padding: Size | None = None,
+    stride: Size = 1,
+    padding: Padding = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    data_format: str | None = None,
+    filter_format: str | None = None,
+    precision: str = "ieee",
+    impl: str = "auto",
+) -> da.Array:
+    """``cupyconv.conv_transpose`` on Dask arrays, without activations.
+
+    Args:
+        x: the output side of the convolution that is transposed; its chunks decide those of the
+            result.
+        w: filter, of x's dtype; a Dask array, or any array that ``conv_forward`` takes.
+        bias: (C,), likewise.
+        output_shape, output_padding, stride, padding, dilation, groups, data_format,
+            filter_format, precision, impl: as for ``cupyconv.conv_transpose``.
+
+    Returns:
+        The result, chunked as ``conv_backprop_input`` does.
+
+    Raises:
+        ConvError, ConvTypeError: as for ``conv_forward``.
+    """
+    x, w = as_chunked("x", x), as_chunked("w", w)
+    layer: dict[str, Any] = {
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+        "data_format": data_format,
+        "filter_format": filter_format,
+    }
+    dtype = shared_dtype(x=x, w=w)
+    problem = ConvProblem.from_output(
+        x.shape,
+        w.shape,
+        input_shape=output_shape,
+        output_padding=output_padding,
+        dtype=dtype,
+        **layer,
+    )
+    if problem.is_complex:
+        w = w.conj()  # what the input's gradient is made with is its conjugate
+    how = {"precision": precision, "impl": impl, **layer}
+    if bias is None:
+        return conv_backprop_input(problem.input_shape, w, x, **how)
+    bias = as_chunked("bias", bias)
+    shared_dtype(x=x, bias=bias)
+    if bias.shape != (problem.C,):
+        raise ConvError(
+            "the bias must have one value for each output channel",
+            f"bias is {shape_text(bias.shape) or 'a scalar'}, the result has {problem.C} output "
+            "channels",
+            f"Pass a bias of shape ({problem.C},)",
+        )
+    if ITEMSIZE[dtype] < 4:  # to be rounded once, with the bias
+        x, w, bias = (array.astype("float32") for array in (x, w, bias))
+    y = conv_backprop_input(problem.input_shape, w, x, **how)
+    channel = problem.data_axes[1]
+    places = tuple(slice(None) if axis == channel else None for axis in range(y.ndim))
+    y = y + bias.rechunk((y.chunks[channel],))[places]
+    return y.astype(arrays.numpy_dtype(dtype))
+
+
 def conv_backprop_filter(
     x: Any,
     filter_shape: Iterable[int],
@@ -274,6 +347,6 @@ def conv_backprop_bias(dy: Any, *, data_format: str | None = None) -> da.Array:
             "Pass 3 to 5 axes",
         )
     n_axis, _, *spatial = formats.data_axes(formats.resolve_data_format(data_format, rank))
-    wide = "float64" if name == "float64" else "float32"
+    wide = "float32" if name in ("float16", "bfloat16") else name
     dy = dy.map_blocks(tasks.require_dy, dtype=dy.dtype, meta=dy._meta)
     return dy.sum(axis=(n_axis, *spatial), dtype=wide, split_every=FAN_IN).astype(dy.dtype)

@@ -68,11 +68,13 @@ class Model:
     Attributes:
         inputs: the model's inputs with their shapes.
         layers: its Conv and ConvTranspose nodes.
+        unknown: those among them of which a size is not known, with what they read.
         left_out: nodes that convolve in another way, with the reason.
     """
 
     inputs: Mapping[str, Shape]
     layers: tuple[ModelLayer, ...]
+    unknown: tuple[tuple[str, str], ...]
     left_out: tuple[tuple[str, str], ...]
 
 
@@ -81,10 +83,11 @@ def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) 
 
     Args:
         path: the file; weights that it keeps in other files are not needed.
-        inputs: shapes of the model's inputs, in place of those that it has or leaves open.
+        inputs: shapes of the model's inputs, in place of those that it has or leaves open; and of
+            other tensors in it whose shapes do not follow from these.
 
     Raises:
-        ConvError: the file is damaged, or a size is not known.
+        ConvError: the file is damaged, or sizes are not known that the inputs leave open.
         ConvTypeError: the onnx package is not installed.
         OSError: the file cannot be read.
     """
@@ -101,14 +104,26 @@ def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) 
     _require_texts(path, model)
     weights = {entry.name for entry in model.graph.initializer}
     free = [entry for entry in model.graph.input if entry.name not in weights]
-    _fill_in(free, dict(inputs or {}))
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception as error:
-        raise _damaged(
-            path, f"its shapes contradict each other ({' '.join(str(error).split())[:160]})"
-        ) from None
-    graph = inferred.graph
+    for value in (*model.graph.value_info, *model.graph.input, *model.graph.output):
+        _leave_open(value)
+    given, names = dict(inputs or {}), {value.name for value in free}
+    made = {output for node in _nodes(model.graph) for output in node.output}
+    inside = {name: given.pop(name) for name in list(given) if name in made - names}
+    _fill_in(free, given)
+    graph = _inferred(onnx, path, model)
+    if inside:
+        known_types = {value.name: value for value in (*graph.value_info, *graph.output)}
+        for name in inside:
+            if name not in known_types:
+                known_types[name] = onnx.helper.make_tensor_value_info(name, 1, None)
+        _fill_in([known_types[name] for name in inside], inside)
+        stated = {value.name for value in (*model.graph.value_info, *model.graph.output)}
+        for entries in (model.graph.value_info, model.graph.output):
+            for value in entries:
+                if value.name in inside:
+                    value.CopyFrom(known_types[value.name])
+        model.graph.value_info.extend(known_types[name] for name in inside if name not in stated)
+        graph = _inferred(onnx, path, model)
     known = {
         value.name: (_shape(value), value.type.tensor_type.elem_type)
         for value in (*graph.value_info, *graph.input, *graph.output)
@@ -116,16 +131,51 @@ def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) 
     for entry in graph.initializer:
         known[entry.name] = (tuple(entry.dims), entry.data_type)
     named = {value.name: _shape(value) for value in free}
-    layers, left_out = [], []
+    layers: list[ModelLayer] = []
+    unknown: list[tuple[str, str]] = []
+    left_out: list[tuple[str, str]] = []
     for node in _nodes(graph):
         name = node.name or next(iter(node.output), node.op_type)
         if node.op_type in OPERATORS:
-            layers.append(_layer(onnx, node, name, known, named))
+            try:
+                layers.append(_layer(onnx, node, name, known, named))
+            except _UnknownSize as error:
+                if error.tensor not in made or any(map(_open, named.values())):
+                    raise
+                unknown.append((name, error.what))
         elif "Conv" in node.op_type:
             left_out.append(
                 (name, f"{node.op_type} is not a convolution of floating-point numbers")
             )
-    return Model(named, tuple(layers), tuple(left_out))
+    return Model(named, tuple(layers), tuple(unknown), tuple(left_out))
+
+
+class _UnknownSize(ConvError):
+    """A size that neither the model nor its inputs tell.
+
+    Attributes:
+        tensor: what has it.
+        what: the tensor and its shape, and how to give it.
+    """
+
+    tensor = what = ""
+
+
+def _inferred(onnx: Any, path: str | Path, model: Any) -> Any:
+    """The model's graph with all shapes that follow from those that it has."""
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except Exception as error:
+        raise _damaged(
+            path, f"its shapes contradict each other ({' '.join(str(error).split())[:160]})"
+        ) from None
+
+
+def _leave_open(value: Any) -> None:
+    """Make sizes open that are negative, as some exporters write those that they do not know."""
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.HasField("dim_value") and dim.dim_value < 0:
+            dim.Clear()
 
 
 def _onnx() -> Any:
@@ -280,9 +330,13 @@ def _sizes(
     remedy = f"Give the sizes of the model's inputs ({listed})"
     if example:
         remedy += f", for example {example}"
-    raise ConvError(
+    refusal = _UnknownSize(
         "the sizes of every convolution must be known", f"{name} reads {tensor} of {has}", remedy
     )
+    likely = shape_text((1, 3, *[224] * (max(len(shape), 4) - 2)))
+    refusal.tensor = tensor
+    refusal.what = f"it reads {tensor} of {has}; give that, for example --input {tensor}={likely}"
+    raise refusal
 
 
 def _open(shape: Shape) -> bool:

@@ -273,7 +273,9 @@ class Element:
 
     @cached_property
     def values(self) -> tuple[Any, Any]:
-        """The two factors of every term, in the terms' order, as float64 arrays.
+        """The two factors of every term, in the terms' order, as float64 or complex128 arrays.
+
+        The second one is conjugated in gradients of complex numbers.
 
         Raises:
             ConvError: there are too many for the memory.
@@ -300,25 +302,33 @@ class Element:
         parts += [_slice((axis.first, axis.second)[which]) for axis in self.axes]
         block = self.data[tensor].transpose(order)[tuple(parts)]
         host = block.get() if hasattr(block, "get") else block
-        return np.asarray(host).astype(np.float64).ravel()
-
-    @cached_property
-    def sum(self) -> float:
-        """The exact sum of the products, rounded once to float64."""
-        first, second = self.values
-        products = (first * second).tolist()
-        try:
-            return fsum(products)
-        except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond float64
-            return float(sum(products))
+        if not self.problem.is_complex:
+            return np.asarray(host).astype(np.float64).ravel()
+        values = np.asarray(host).astype(np.complex128).ravel()
+        return values.conj() if self.conjugates and which == 1 else values
 
     @property
-    def computed(self) -> float | None:
+    def conjugates(self) -> bool:
+        """Whether the second factors are conjugated."""
+        return self.problem.is_complex and self.tensor != "y"
+
+    @cached_property
+    def sum(self) -> float | complex:
+        """The exact sum of the products, rounded once to float64; of complex ones, each part."""
+        first, second = self.values
+        products = first * second
+        if not self.problem.is_complex:
+            return _exact_sum(products.tolist())
+        return complex(_exact_sum(products.real.tolist()), _exact_sum(products.imag.tolist()))
+
+    @property
+    def computed(self) -> float | complex | None:
         """This number in the result that was given beside x, w and dy, if it was."""
         if self.data.get(self.tensor) is None:
             return None
         order = self.problem.filter_axes if self.tensor == "dw" else self.problem.data_axes
-        return float(self.data[self.tensor].transpose(order)[self.index])
+        number = complex if self.problem.is_complex else float
+        return number(self.data[self.tensor].transpose(order)[self.index])
 
     # -- telling -----------------------------------------------------------------------------------
 
@@ -328,6 +338,8 @@ class Element:
         rank = self.problem.spatial_rank
         h, r, p = (LETTERS[kind][rank] for kind in ("input", "filter", "output"))
         x, w, dy = (f"{t}[{','.join(names(self.problem, t))}]" for t in ("x", "w", "dy"))
+        if self.conjugates:
+            x, w = f"conj({x})", f"conj({w})"
         if self.tensor == "y":
             return f"y[n,k,{','.join(p)}] = sum over c, {', '.join(r)} of {x} * {w}"
         if self.tensor == "dx":
@@ -454,9 +466,11 @@ class Element:
         term = self.term(number)
         first, second = self.factors
         texts = _indexed(first, term.first), _indexed(second, term.second)
+        if self.conjugates:
+            texts = texts[0], f"conj({texts[1]})"
         if not self.has_values:
             return (*texts, "")
-        a, b = (float(values[number]) for values in self.values)
+        a, b = (values[number].item() for values in self.values)
         if self._integral:
             return (*texts, f"  = {a:2.0f} * {b:2.0f} = {a * b + 0:3.0f}")
         return (*texts, f"  = {a: .6f} * {b: .6f} = {a * b: .6f}")
@@ -479,8 +493,9 @@ class Element:
                 second: list(term.second),
             }
             if self.has_values:
-                values = [float(each[number]) for each in self.values]
-                entry |= {"values": values, "product": values[0] * values[1]}
+                values = [each[number].item() for each in self.values]
+                product = values[0] * values[1]
+                entry |= {"values": list(map(_plain, values)), "product": _plain(product)}
             terms.append(entry)
         return {
             "element": self.name,
@@ -491,8 +506,8 @@ class Element:
             "count": self.count,
             "terms": terms,
             "terms_left_out": self.count - len(terms),
-            "sum": self.sum if self.has_values else None,
-            "computed": self.computed,
+            "sum": _plain(self.sum) if self.has_values else None,
+            "computed": _plain(self.computed),
             "conclusion": self.conclusion,
         }
 
@@ -544,6 +559,18 @@ def parse(problem: ConvProblem, text: str) -> Element:
                 f"Use {ranges}",
             )
     return Element(problem, tensor, index, text.strip())
+
+
+def _exact_sum(numbers: list[float]) -> float:
+    try:
+        return fsum(numbers)
+    except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond float64
+        return float(sum(numbers))
+
+
+def _plain(value: float | complex | None) -> Any:
+    """A number for JSON; of a complex one, its parts."""
+    return [value.real, value.imag] if isinstance(value, complex) else value
 
 
 def counted_large(number: int, noun: str) -> str:

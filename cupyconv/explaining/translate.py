@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cupyconv import formats
-from cupyconv.errors import unknown_word
+from cupyconv.errors import ConvError, unknown_word
 from cupyconv.explaining.adjoints import filter_gradient_axes, input_gradient_axes
-from cupyconv.problem import ConvProblem
+from cupyconv.problem import REAL_PART, ConvProblem
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,26 @@ class Translation:
 
 
 def translations(problem: ConvProblem) -> tuple[Translation, ...]:
-    """The layer in TensorFlow, PyTorch, JAX and ONNX."""
-    return tuple(write(problem) for write in _WRITERS.values())
+    """The layer in TensorFlow, PyTorch, JAX and ONNX; of complex numbers, in those that have it."""
+    words = _OF_COMPLEX_NUMBERS if problem.is_complex else _WRITERS
+    return tuple(_WRITERS[word](problem) for word in words)
 
 
 def translation(problem: ConvProblem, framework: str) -> Translation:
     """The layer in one framework.
 
     Raises:
-        ConvError: its name is not known.
+        ConvError: its name is not known, or it has no convolution of complex numbers.
     """
     word = {"torch": "pytorch", "tf": "tensorflow"}.get(framework.lower(), framework.lower())
     if word not in _WRITERS:
         raise unknown_word("framework", framework, _WRITERS)
+    if problem.is_complex and word not in _OF_COMPLEX_NUMBERS:
+        raise ConvError(
+            "the framework must have convolutions of the dtype",
+            f"{word} has none of {problem.dtype}",
+            f"Use {' or '.join(_OF_COMPLEX_NUMBERS)}",
+        )
     return _WRITERS[word](problem)
 
 
@@ -76,13 +83,15 @@ def translation(problem: ConvProblem, framework: str) -> Translation:
 
 def _setup(problem: ConvProblem) -> str:
     shapes = {"x": problem.input_shape, "w": problem.filter_shape, "dy": problem.output_shape}
-    drawn = "float64" if problem.dtype == "float64" else "float32"
+    part = REAL_PART.get(problem.dtype, problem.dtype)
+    drawn = "float64" if part == "float64" else "float32"
     rounded = f'.astype("{problem.dtype}")' if problem.dtype == "float16" else ""
     lines = ["rng = np.random.default_rng(0)  # the same numbers as in `cupyconv grads`"]
-    lines += [
-        f'{name} = rng.standard_normal({shape}, dtype="{drawn}"){rounded}'
-        for name, shape in shapes.items()
-    ]
+    for name, shape in shapes.items():
+        numbers = f'rng.standard_normal({shape}, dtype="{drawn}"){rounded}'
+        lines.append(f"{name} = {numbers}")
+        if problem.is_complex:
+            lines.append(f"{name} = {name} + 1j * {numbers}")
     return "\n".join(lines)
 
 
@@ -186,6 +195,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
     extra = _output_padding(problem)
     plain = f"padding={_torch_tuple(befores)}" if not cropped else "padding=0"
     told = f"output_padding={_torch_tuple(extra)}"
+    sent_back = "W.detach().conj()" if problem.is_complex else "W.detach()"
     lines = [
         f"X = {tensor('x', data)}.requires_grad_()",
         f"W = {tensor('w', filters)}.requires_grad_()",
@@ -194,7 +204,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
         "DX, DW = torch.autograd.grad(Y, (X, W), DY)",
         "# The same dx by itself; output_padding says which of the sizes that fit is meant.",
         f"DX_told = F.conv_transpose{rank}d(",
-        f"    DY, W.detach(), stride={stride}, {plain},",
+        f"    DY, {sent_back}, stride={stride}, {plain},",
         f"    {told}, groups={problem.groups}, dilation={dilation},",
         ")",
     ]
@@ -346,7 +356,7 @@ def _jax(problem: ConvProblem) -> Translation:
     numbers = (problem.data_format, problem.filter_format, problem.data_format)
     backwards = input_gradient_axes(problem)
     imports = ["import jax", "from jax import lax"]
-    if problem.dtype == "float64":
+    if REAL_PART.get(problem.dtype, problem.dtype) == "float64":
         imports += ["", 'jax.config.update("jax_enable_x64", True)']
         flags.append("JAX rounds to float32 unless jax_enable_x64 is set before the first array")
     if problem.dtype == "float32":
@@ -375,6 +385,13 @@ def _jax(problem: ConvProblem) -> Translation:
         "DX, DW = backward(jax.numpy.asarray(dy, Y.dtype))",
         "y, dx, dw = np.asarray(Y), np.asarray(DX), np.asarray(DW)",
     ]
+    if problem.is_complex:
+        flags.append(
+            "JAX's gradients are the conjugates of PyTorch's and these: dy goes in conjugated, dx "
+            "and dw come out so"
+        )
+        lines[-2] = "DX, DW = backward(jax.numpy.asarray(dy, Y.dtype).conj())"
+        lines[-1] = "y, dx, dw = np.asarray(Y), np.conj(DX), np.conj(DW)"
     if problem.dtype == "bfloat16":
         lines[-1] = 'y, dx, dw = (np.asarray(a.astype("float32")) for a in (Y, DX, DW))'
     size = (
@@ -488,3 +505,6 @@ _WRITERS: dict[str, Callable[[ConvProblem], Translation]] = {
     "jax": _jax,
     "onnx": _onnx,
 }
+
+_OF_COMPLEX_NUMBERS = ("pytorch", "jax")
+"""Those that convolve complex numbers."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from cupyconv import arrays
 from cupyconv.errors import unknown_word
-from cupyconv.problem import ConvProblem
+from cupyconv.problem import REAL_PART, ConvProblem
 
 OPERANDS = ("x", "w", "dy")
 RESULTS = ("y", "dx", "dw")
@@ -39,6 +39,9 @@ def random(generator: Any, shape: tuple[int, ...], dtype: str, kind: str = "norm
     """Random numbers of a kind and a dtype as a NumPy array."""
     import numpy as np
 
+    if dtype in REAL_PART:
+        real, imaginary = (random(generator, shape, REAL_PART[dtype], kind) for _ in range(2))
+        return real + 1j * imaginary
     if kind == "integers":
         return generator.integers(-3, 4, shape).astype(arrays.numpy_dtype(dtype))
     # 16-bit types are rounded from float32, which takes half the memory of float64.

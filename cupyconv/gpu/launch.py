@@ -26,6 +26,8 @@ STORAGE = {
     "bfloat16": "bfloat16_t",
     "float32": "float",
     "float64": "double",
+    "complex64": "complex64_t",
+    "complex128": "complex128_t",
 }
 ROLES = ("x", "w", "y", "bias", "workspace")
 """The arrays that a launch may take; in backprop_input x is dx, and so on."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from cupyconv.planning.device import Chip
 from cupyconv.planning.request import Request
+from cupyconv.problem import REAL_PART
 
 MOST_SPLITS = 64
 """Parts that a kernel cuts gemm_k into."""
@@ -33,12 +34,10 @@ def computing(
 ) -> float:
     """Microseconds of the slowest of these on the whole chip, at their full rates.
 
-    Args:
-        chip: which computes.
-        rate: TFLOP/s of the operations.
-        operations: of products, those with padding included.
-        wavefronts: of loads from shared memory, where these may be what binds.
-        instructions: of threads outside the products, where these may be what binds.
+    from cupyconv.problem import REAL_PART
+            operations: of products, those with padding included.
+            wavefronts: of loads from shared memory, where these may be what binds.
+            instructions: of threads outside the products, where these may be what binds.
     """
     cycles = max(wavefronts, instructions / ISSUED) / chip.multiprocessors
     return max(operations / (rate * 1e6), cycles / (chip.clock * 1e3))
@@ -58,5 +57,6 @@ def tensor_rate(request: Request) -> float:
 
 def plain_rate(request: Request) -> float:
     """TFLOP/s of a request's operands outside the tensor cores."""
-    chip = request.device.chip
-    return chip.double_rate if request.problem.dtype == "float64" else chip.float_rate
+    chip, dtype = request.device.chip, request.problem.dtype
+    part = REAL_PART.get(dtype, dtype)
+    return chip.double_rate if part == "float64" else chip.float_rate

@@ -22,12 +22,14 @@ number of derivatives can be taken::
 
 What differs from PyTorch:
 
-* float16, bfloat16, float32 and float64 only: complex and integer tensors are refused.
+* Floating-point and complex numbers only, and no complex ones of 32 bits: integers are refused.
 * float32 is computed in float32 whatever ``torch.backends.cudnn.allow_tf32`` says.
-* Every tensor must have at least one channel and one pixel; the batch may be empty.
-* ``torch.autograd`` differentiates these functions, as often as is asked for; forward mode and
-  ``torch.func``'s ``grad``, ``vjp`` and ``jvp``, which PyTorch has not for such operators, are
-  refused.  ``torch.func.vmap`` takes one example after the other.
+* Of no input channels at all, a result is its bias, where PyTorch gives one of no channels.
+* Errors are ``cupyconv.ConvError`` and ``ConvTypeError``, which are RuntimeErrors here too.
+* ``torch.autograd``, forward mode and ``torch.func`` differentiate these functions, as often as is
+  asked for, and ``torch.func.vmap`` computes all examples in one call.  The operators themselves
+  have what PyTorch gives to custom operators: reverse mode.
+* ``torch.jit.trace`` and ``torch.jit.script`` do not see them; ``torch.export`` does.
 
 Needs PyTorch 2.4 or later, which is not among the library's dependencies.
 """

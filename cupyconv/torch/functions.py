@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from operator import index
 from typing import Any
 
 import torch
@@ -10,9 +12,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from cupyconv import formats
-from cupyconv.errors import ConvError, ConvTypeError
-from cupyconv.problem import ITEMSIZE, ConvAxis
-from cupyconv.torch import operators
+from cupyconv.errors import ConvError, ConvTypeError, shown
+from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
+from cupyconv.torch import derivatives, operators
 from cupyconv.torch.operators import DTYPES
 
 IntOrInts = int | Sequence[int]
@@ -252,6 +254,33 @@ def conv3d_weight(
 # -- from PyTorch's arguments to the operators -----------------------------------------------------
 
 
+class _RefusedCall(ConvError, RuntimeError):
+    """A ConvError for programs that expect PyTorch's errors."""
+
+
+class _RefusedTensor(ConvTypeError, RuntimeError):
+    """A ConvTypeError for programs that expect PyTorch's errors."""
+
+
+def _refusing_as_pytorch(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, whose errors are RuntimeErrors too."""
+
+    @wraps(function)
+    def refusing(*given: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            return function(*given)
+        try:
+            return function(*given)
+        except ConvError as error:
+            words = (error.rule, error.values, error.remedy)
+            raise _RefusedCall(*words, axis=error.axis) from None
+        except ConvTypeError as error:
+            raise _RefusedTensor(*error.args) from None
+
+    return refusing
+
+
+@_refusing_as_pytorch
 def _convolution(
     rank: int,
     input: Tensor,
@@ -264,10 +293,15 @@ def _convolution(
 ) -> Tensor:
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    y = operators.forward(x, w, b, strides, pads, dilations, groups)
+    groups = _index("groups", groups)
+    if _has_no_channels(x, w):
+        y = _without_channels(x, w, b, strides, pads, dilations)
+    else:
+        y = _operators().forward(x, w, b, strides, pads, dilations, groups)
     return y if batched else y.squeeze(0)
 
 
+@_refusing_as_pytorch
 def _transposed(
     rank: int,
     input: Tensor,
@@ -287,7 +321,7 @@ def _transposed(
         )
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    extra = _per_axis("output_padding", output_padding, rank)
+    extra, groups = _per_axis("output_padding", output_padding, rank), _index("groups", groups)
     sizes, missing = [], []
     for i in range(rank):
         if extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
@@ -305,18 +339,19 @@ def _transposed(
     if any(missing):
         x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
     shape = [x.shape[0], w.shape[1] * groups, *sizes]
-    y = operators.backprop_input(shape, w, x, strides, pads, dilations, groups)
-    if b is not None:
-        if b.shape != (shape[1],):
-            raise ConvError(
-                "the bias must have one value for each channel of the result",
-                f"bias is {_shape_text(b)}, the result has {shape[1]} channels",
-                f"Pass a bias of shape ({shape[1]},)",
-            )
-        y = y + b.reshape(-1, *[1] * rank)
+    if b is not None and b.shape != (shape[1],):
+        raise ConvError(
+            "the bias must have one value for each channel of the result",
+            f"bias is {_shape_text(b)}, the result has {shape[1]} channels",
+            f"Pass a bias of shape ({shape[1]},)",
+        )
+    if w.is_complex():
+        w = w.conj()  # what the operator multiplies by is its conjugate
+    y = _operators().backprop_input(shape, w, x, b, strides, pads, dilations, groups)
     return y if batched else y.squeeze(0)
 
 
+@_refusing_as_pytorch
 def _input_gradient(
     rank: int,
     input_size: Sequence[int],
@@ -330,10 +365,12 @@ def _input_gradient(
     (dy, w, _), batched = _operands(rank, "grad_output", grad_output, weight, None)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
     shape = list(input_size) if batched else [1, *input_size]
-    dx = operators.backprop_input(shape, w, dy, strides, pads, dilations, groups)
+    groups = _index("groups", groups)
+    dx = _operators().backprop_input(shape, w, dy, None, strides, pads, dilations, groups)
     return dx if batched else dx.squeeze(0)
 
 
+@_refusing_as_pytorch
 def _weight_gradient(
     rank: int,
     input: Tensor,
@@ -355,7 +392,48 @@ def _weight_gradient(
     x, _ = _batched(rank, "input", x)
     dy, _ = _batched(rank, "grad_output", dy)
     strides, pads, dilations = _window(rank, shape[2:], stride, padding, dilation)
-    return operators.backprop_filter(x, shape, dy, strides, pads, dilations, groups)
+    groups = _index("groups", groups)
+    return _operators().backprop_filter(x, shape, dy, strides, pads, dilations, groups)
+
+
+def _operators() -> Any:
+    """What computes a call: while a transform is active, the operators that it can look into."""
+    transformed = not torch.compiler.is_compiling() and (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )
+    return derivatives if transformed else operators
+
+
+def _has_no_channels(x: Tensor, w: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and x.shape[1] == 0 == w.shape[1] and w.shape[0] > 0
+
+
+def _without_channels(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    strides: list[int],
+    pads: list[int],
+    dilations: list[int],
+) -> Tensor:
+    """The sums of no terms at all, which have gradients nevertheless."""
+    shape = [x.shape[0], w.shape[0]]
+    for i, size in enumerate(x.shape[2:]):
+        before, after = pads[2 * i : 2 * i + 2]
+        # With one channel, to be refused as any other.
+        axis = ConvProblem(
+            (1, 1, size),
+            (1, 1, w.shape[2 + i]),
+            stride=strides[i],
+            padding=((before, after),),
+            dilation=dilations[i],
+        ).axes[0]
+        shape.append(axis.output)
+    nothing = x.sum() + w.sum()
+    y = nothing.expand(shape)
+    if bias is None:
+        return y.clone(memory_format=torch.contiguous_format)
+    return y + bias.reshape(-1, *[1] * (x.dim() - 2))
 
 
 def _operands(
@@ -404,13 +482,21 @@ def _cast(*named: Any) -> list[Tensor]:
                 f"{name} must be a tensor: got {type(tensor).__name__}. "
                 "Convert it with torch.from_dlpack, or call cupyconv.conv_forward and its like"
             )
+        if getattr(tensor, "is_nested", False):
+            raise ConvTypeError(
+                f"{name} is a nested tensor, whose parts differ in size. Convolve them one by one, "
+                f"as {name}.unbind() gives them, or pad them to one size"
+            )
         if tensor.layout is not torch.strided:
             raise ConvTypeError(
                 f"{name} must be a dense tensor: its layout is {tensor.layout}. "
                 f"Pass {name}.to_dense()"
             )
-    if not torch.compiler.is_compiling():
-        _require_reverse_mode(names, tensors)
+    if torch.jit.is_tracing():
+        raise ConvTypeError(
+            "torch.jit.trace does not see custom operators' arguments: use torch.export or "
+            "torch.compile, or trace PyTorch's own convolutions"
+        )
     device = tensors[0].device
     if device.type not in _DEVICES:
         raise ConvTypeError(
@@ -432,12 +518,8 @@ def _cast(*named: Any) -> list[Tensor]:
             )
         if tensor.dtype not in DTYPES:
             raise ConvTypeError(
-                f"dtype must be one of {', '.join(ITEMSIZE)}: {name} is {tensor.dtype}. "
-                + (
-                    "Convolve the real and imaginary parts, which are linear"
-                    if tensor.is_complex()
-                    else f"Convert it, for example {name}.float()"
-                )
+                f"dtype must be one of {', '.join(ITEMSIZE)}: {name} is {tensor.dtype}. Convert "
+                f"it, for example {name}.{'cfloat' if tensor.is_complex() else 'float'}()"
             )
         if tensor.dtype != tensors[0].dtype:
             raise ConvTypeError(
@@ -445,29 +527,6 @@ def _cast(*named: Any) -> list[Tensor]:
                 f"{tensor.dtype}. Convert one, for example {name}.to({tensors[0].dtype})"
             )
     return tensors
-
-
-def _require_reverse_mode(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-    """Refuse derivatives that PyTorch does not take of a custom operator.
-
-    Of forward mode it would say nothing and lose the tangents; of torch.func's gradients it would
-    speak of its own classes.
-    """
-    if not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0:
-        return
-    for name, tensor in zip(names, tensors, strict=True):
-        if torch._C._functorch.is_gradtrackingtensor(tensor) and tensor.requires_grad:
-            raise ConvTypeError(
-                f"torch.func does not differentiate custom operators: {name} is inside of its "
-                "grad, vjp or the like. Use torch.autograd.grad, which takes derivatives of any "
-                "order, or torch.nn.functional's convolutions"
-            )
-        if forward_ad.unpack_dual(tensor).tangent is not None:
-            raise ConvTypeError(
-                f"forward-mode derivatives are not taken of custom operators: {name} has a "
-                "tangent. Convolution is linear: convolve the tangent itself, for example "
-                "conv2d(tangent, weight)"
-            )
 
 
 def _window(
@@ -500,7 +559,9 @@ def _window(
 
 def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:
     """One integer for each spatial axis, of which PyTorch also takes a list of one for all."""
-    values = [value] if isinstance(value, (int, torch.SymInt)) else list(value)
+    single = not hasattr(value, "__iter__") or getattr(value, "shape", None) == ()
+    given: Any = [value] if single or isinstance(value, str) else value
+    values = [_index(what, one) for one in given]
     if len(values) == 1:
         values = values * rank
     if len(values) != rank:
@@ -510,6 +571,19 @@ def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:
             f"Pass one integer, or {rank}",
         )
     return values
+
+
+def _index(what: str, value: Any) -> int:
+    """An integer, of whatever library; one that a compiler has left open stays so."""
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    try:
+        return index(value)
+    except TypeError:
+        raise ConvTypeError(
+            f"{what} must be made of integers: got {shown(value)}. Pass an int, or one for each "
+            "spatial axis"
+        ) from None
 
 
 def _shape_text(tensor: Tensor) -> str:

@@ -19,10 +19,11 @@ DTYPES = {getattr(torch, name): name for name in ITEMSIZE}
 _LAYER = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _SCHEMAS = (
     f"forward(Tensor x, Tensor w, Tensor? bias, {_LAYER}) -> Tensor",
-    f"backprop_input(SymInt[] input_shape, Tensor w, Tensor dy, {_LAYER}) -> Tensor",
+    f"backprop_input(SymInt[] input_shape, Tensor w, Tensor dy, Tensor? bias, {_LAYER}) -> Tensor",
     f"backprop_filter(Tensor x, SymInt[] filter_shape, Tensor dy, {_LAYER}) -> Tensor",
 )
-"""``padding`` has two entries for each spatial axis: before and after."""
+"""``padding`` has two entries for each spatial axis: before and after.  With a bias,
+``backprop_input`` is a transposed convolution."""
 
 _library = torch.library.Library("cupyconv", "DEF")
 for _schema in _SCHEMAS:
@@ -43,14 +44,20 @@ def _run_forward(x, w, bias, stride, padding, dilation, groups):
     return y
 
 
-def _run_backprop_input(input_shape, w, dy, stride, padding, dilation, groups):
+def _run_backprop_input(input_shape, w, dy, bias, stride, padding, dilation, groups):
     window = (stride, padding, dilation, groups)
     _, layer = _layer(input_shape, w.shape, dy.shape, w.dtype, *window)
-    dx = _empty(input_shape, dy, w)
+    dx, shape = _empty(input_shape, dy, w), tuple(input_shape)
     with _place(w.device):
-        operations.conv_backprop_input(
-            tuple(input_shape), _memory(w), _memory(dy), out=_memory(dx), **layer
-        )
+        given = (_memory(w), _memory(dy))
+        if bias is None:
+            operations.conv_backprop_input(shape, *given, out=_memory(dx), **layer)
+        else:
+            w_memory, dy_memory = given
+            if w.is_complex():  # which conv_transpose does not conjugate
+                w_memory = _memory(w.conj())
+            arguments = {**layer, "output_shape": shape, "out": _memory(dx)}
+            operations.conv_transpose(dy_memory, w_memory, _memory(bias), **arguments)
     return dx
 
 
@@ -99,7 +106,7 @@ def _memory(tensor: Tensor) -> Any:
 
     Of CPU tensors an array, which takes a tenth of the time of the exchange through DLPack.
     """
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":
         return tensor
     if tensor.dtype is torch.bfloat16:  # which NumPy itself does not have
@@ -126,7 +133,7 @@ def _empty(shape: Sequence[int], *operands: Tensor) -> Tensor:
     Channels last if one of the operands is, else contiguous.
     """
     order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
-    last = order is not None and any(_is_channels_last(operand, order) for operand in operands)
+    last = order is not None and any(map(_is_channels_last, operands))
     return torch.empty(
         shape,
         dtype=operands[0].dtype,
@@ -135,9 +142,21 @@ def _empty(shape: Sequence[int], *operands: Tensor) -> Tensor:
     )
 
 
-def _is_channels_last(tensor: Tensor, order: torch.memory_format) -> bool:
-    """Whether a tensor is in this order and in no other: one of a single channel is in both."""
-    return tensor.is_contiguous(memory_format=order) and not tensor.is_contiguous()
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Whether a tensor's strides are those of channels last.
+
+    One of a single channel or of a single pixel may be in both orders; then its strides tell what
+    it was made as, but for those that are 1 of the channels and of the batch.
+    """
+    if tensor.stride(1) == 0 or 0 in tensor.shape:
+        return False
+    least = 0
+    for axis in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        stride, size = tensor.stride(axis), tensor.shape[axis]
+        if stride < least or (axis == 0 and least == tensor.stride(1)):
+            return False
+        least = stride * size if size > 1 else stride
+    return True
 
 
 # -- their shapes without data ---------------------------------------------------------------------
@@ -156,7 +175,7 @@ def _forward_shape(x, w, bias, stride, padding, dilation, groups):
     return _empty((x.shape[0], w.shape[0], *sizes), x, w)
 
 
-def _backprop_input_shape(input_shape, w, dy, stride, padding, dilation, groups):
+def _backprop_input_shape(input_shape, w, dy, bias, stride, padding, dilation, groups):
     if not _is_symbolic(input_shape, w.shape, dy.shape, stride, padding, dilation, (groups,)):
         window = (stride, padding, dilation, groups)
         _layer(input_shape, w.shape, dy.shape, w.dtype, *window)
@@ -178,6 +197,11 @@ def _is_symbolic(*shapes: Sequence[int]) -> bool:
 # -- their gradients -------------------------------------------------------------------------------
 
 
+def sum_pixels(dy: Tensor) -> Tensor:
+    """The gradient of a bias."""
+    return dy.sum([0, *range(2, dy.dim())])
+
+
 def _forward_setup(ctx, inputs, output):
     x, w, _bias, *ctx.layer = inputs
     ctx.save_for_backward(x, w)
@@ -186,23 +210,25 @@ def _forward_setup(ctx, inputs, output):
 def _forward_backward(ctx, dy):
     x, w = ctx.saved_tensors
     needs_x, needs_w, needs_bias, *_ = ctx.needs_input_grad
-    dx = backprop_input(x.shape, w, dy, *ctx.layer) if needs_x else None
+    dx = backprop_input(x.shape, w, dy, None, *ctx.layer) if needs_x else None
     dw = backprop_filter(x, w.shape, dy, *ctx.layer) if needs_w else None
-    db = dy.sum([0, *range(2, dy.dim())]) if needs_bias else None
+    db = sum_pixels(dy) if needs_bias else None
     return dx, dw, db, None, None, None, None
 
 
 def _backprop_input_setup(ctx, inputs, output):
-    _, w, dy, *ctx.layer = inputs
-    ctx.save_for_backward(w, dy)
+    _, w, dy, _bias, *ctx.layer = inputs
+    # In the order of PyTorch's own: what a checkpoint computes again may be computed by either.
+    ctx.save_for_backward(dy, w)
 
 
 def _backprop_input_backward(ctx, ddx):
-    w, dy = ctx.saved_tensors
-    _, needs_w, needs_dy, *_ = ctx.needs_input_grad
+    dy, w = ctx.saved_tensors
+    _, needs_w, needs_dy, needs_bias, *_ = ctx.needs_input_grad
     dw = backprop_filter(ddx, w.shape, dy, *ctx.layer) if needs_w else None
     ddy = forward(ddx, w, None, *ctx.layer) if needs_dy else None
-    return None, dw, ddy, None, None, None, None
+    db = sum_pixels(ddx) if needs_bias else None
+    return None, dw, ddy, db, None, None, None, None
 
 
 def _backprop_filter_setup(ctx, inputs, output):
@@ -213,7 +239,7 @@ def _backprop_filter_setup(ctx, inputs, output):
 def _backprop_filter_backward(ctx, ddw):
     x, dy = ctx.saved_tensors
     needs_x, _, needs_dy, *_ = ctx.needs_input_grad
-    dx = backprop_input(x.shape, ddw, dy, *ctx.layer) if needs_x else None
+    dx = backprop_input(x.shape, ddw, dy, None, *ctx.layer) if needs_x else None
     ddy = forward(x, ddw, None, *ctx.layer) if needs_dy else None
     return dx, None, ddy, None, None, None, None
 

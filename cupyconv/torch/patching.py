@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FunctionType
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,6 +23,9 @@ from cupyconv.torch.functions import (
 
 COMPILED = "in a compiled graph"
 """What a PatchReport calls the layers of a graph."""
+
+SCRIPTED = "by PyTorch: TorchScript does not show what it calls"
+"""What a PatchReport says of a scripted module, convolutions in it or not."""
 
 
 @dataclass
@@ -70,7 +74,7 @@ def patch() -> Iterator[PatchReport]:
         A PatchReport, filled as the block runs.
     """
     report = PatchReport()
-    with _called_modules() as current_layer, _Patch(report, current_layer):
+    with _called_modules(report) as current_layer, _Patch(report, current_layer):
         yield report
 
 
@@ -97,20 +101,46 @@ class _Patch(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         ours = _REPLACED.get(func)
         if ours is None:
-            return func(*args, **(kwargs or {}))
+            seeing = _SEEING.get(func)
+            if seeing is None:
+                return func(*args, **(kwargs or {}))
+            with self:  # which is off while it answers a call
+                return seeing(*args, **(kwargs or {}))
         reason = None
         try:
-            result = ours(*args, **(kwargs or {}))
+            return ours(*args, **(kwargs or {}))
         except CupyconvError as error:
             reason = str(error)
-            result = func(*args, **(kwargs or {}))
-        key = (self._current_layer(), ours.__name__, reason)
-        self._report.calls[key] = self._report.calls.get(key, 0) + 1
-        return result
+            return func(*args, **(kwargs or {}))
+        finally:
+            # A call that a checkpoint ends, because it has computed enough again, is one too.
+            key = (self._current_layer(), ours.__name__, reason)
+            self._report.calls[key] = self._report.calls.get(key, 0) + 1
+
+
+def _unasking(function: Callable) -> Callable:
+    """A Python function of PyTorch's that does not ask whether a mode answers for it."""
+    asks = {name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary")}
+    copied = FunctionType(
+        function.__code__,
+        {**function.__globals__, **asks},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+_SEEING = {
+    function: _unasking(function)
+    for function in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+}
+"""Functions that run convolutions themselves, such as those that a checkpoint computes again."""
 
 
 @contextmanager
-def _called_modules() -> Iterator[Callable[[], str]]:
+def _called_modules(report: PatchReport) -> Iterator[Callable[[], str]]:
     """Follow which module of this thread is being called; yields what tells its name."""
     modules, is_compiling = torch.nn.modules.module, torch.compiler.is_compiling
     thread = threading.get_ident()
@@ -120,6 +150,9 @@ def _called_modules() -> Iterator[Callable[[], str]]:
     def enter(module, _inputs):
         if not is_compiling() and threading.get_ident() == thread:
             stack.append(module)
+            if isinstance(module, torch.jit.ScriptModule):
+                report.calls.setdefault((current(), "its TorchScript", SCRIPTED), 0)
+                report.calls[current(), "its TorchScript", SCRIPTED] += 1
 
     def leave(_module, _inputs, _output):
         if not is_compiling() and threading.get_ident() == thread:

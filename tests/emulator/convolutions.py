@@ -74,6 +74,9 @@ class EmulatorBackend(backends.GpuBackend):
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return memory.empty(shape, arrays.numpy_dtype(dtype))
 
+    def conjugate(self, array: np.ndarray) -> np.ndarray:
+        return memory.like(np.conjugate(array, order="C"), "conjugate")
+
 
 def backend(arch: str = "sm_80", checked: bool = True) -> EmulatorBackend:
     """The emulator as a backend that stands for a chip such as ``sm_80``.

@@ -113,7 +113,8 @@ class Case:
         dtype: of all arrays but ``stranger``.
         dy: shape of the output's gradient; of conv_transpose's x.
         output_padding: of conv_transpose; "shape" if the output's shape is passed instead.
-        bias: its length; None for no bias.
+        bias, shift: length of conv_forward's bias, and of conv_transpose's; None for none.
+        activation: of these two.
         views: by the array's name; "out" only if it is passed.
         values: one of VALUES.
         size: of the values: the largest integer, or the largest decade.
@@ -141,6 +142,7 @@ class Case:
     dy: tuple[int, ...] = ()
     output_padding: Any = "shape"
     bias: int | None = None
+    shift: int | None = None
     activation: str | None = None
     views: Mapping[str, View] = field(default_factory=dict)
     values: str = "integers"
@@ -192,13 +194,16 @@ class Case:
         }[self.operation]
         if self.operation == "conv_forward" and self.bias is not None:
             shapes["bias"] = (self.bias,)
+        if self.operation == "conv_transpose" and self.shift is not None:
+            shapes["shift"] = (self.shift,)
         return shapes
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the arrays of all operations on the layer."""
         shapes = {"x": self.x, "w": self.w, "dy": self.dy}
-        return shapes if self.bias is None else {**shapes, "bias": (self.bias,)}
+        lengths = {"bias": self.bias, "shift": self.shift}
+        return {**shapes, **{name: (n,) for name, n in lengths.items() if n is not None}}
 
 
 def is_channels_last(data_format: str | None) -> bool:
@@ -269,7 +274,7 @@ def place(view: View, shape: tuple[int, ...], dtype: np.dtype, flat: np.ndarray)
     return Place(array, memory)
 
 
-SEEDS = {"x": 0, "w": 1, "dy": 2, "bias": 3, "out": 4}
+SEEDS = {"x": 0, "w": 1, "dy": 2, "bias": 3, "out": 4, "shift": 5}
 
 
 def flat_values(case: Case, name: str, count: int) -> np.ndarray:

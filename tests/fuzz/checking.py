@@ -88,9 +88,9 @@ def arguments(case: Case, places: dict[str, Place]) -> tuple[list[Any], dict[str
     """What the operation is called with, but for ``out`` and how it is computed."""
     arrays = {name: one.array for name, one in places.items()}
     keywords = case.rules
+    if case.activation is not None and case.operation in ("conv_forward", "conv_transpose"):
+        keywords["activation"] = case.activation
     if case.operation == "conv_forward":
-        if case.activation is not None:
-            keywords["activation"] = case.activation
         given = [arrays["x"], arrays["w"]]
         return given if case.bias is None else [*given, arrays["bias"]], keywords
     if case.operation == "conv_backprop_input":
@@ -103,7 +103,8 @@ def arguments(case: Case, places: dict[str, Place]) -> tuple[list[Any], dict[str
         keywords["output_shape"] = case.x
     elif case.output_padding is not None:
         keywords["output_padding"] = case.output_padding
-    return [arrays["dy"], arrays["w"]], keywords
+    given = [arrays["dy"], arrays["w"]]
+    return given if case.shift is None else [*given, arrays["shift"]], keywords
 
 
 FILLER = 0x5A

@@ -308,8 +308,9 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
     for name in ("x", "w", "dy"):
         if draw.chance(0.6):
             views[name] = draw_view(draw, axes, on_gpu, is_input=True, dtype=dtype)
-    if draw.chance(0.3):
-        views["bias"] = draw_view(draw, 1, on_gpu, is_input=True, dtype=dtype)
+    for name in ("bias", "shift"):
+        if draw.chance(0.3):
+            views[name] = draw_view(draw, 1, on_gpu, is_input=True, dtype=dtype)
     if draw.chance(0.35):
         views["out"] = draw_view(draw, axes, on_gpu, is_input=False, dtype=dtype)
     if poke is not None and poke[0] in views:  # seen once, or its sums would not be exact
@@ -319,6 +320,7 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
         dtype=dtype,
         dy=found.shapes["dy"],
         bias=layer.filters if draw.chance(0.4) else None,
+        shift=layer.channels if draw.chance(0.4) else None,
         activation=activation,
         views=views,
         values=values,
@@ -365,12 +367,14 @@ def draw_view(draw: Draw, axes: int, on_gpu: bool, is_input: bool, dtype: str) -
 
 def _of_operation(draw: Draw, case: Case, found: Geometry) -> dict[str, Any]:
     """What a case has only in one of its operations."""
-    if case.operation != "conv_forward":
-        changes: dict[str, Any] = {"activation": None, "bias": None}
-        if case.operation == "conv_transpose" and draw.chance(0.6):
-            changes["output_padding"] = _output_padding(draw, case, found)
-        return changes
-    return {}
+    if case.operation == "conv_forward":
+        return {}
+    if case.operation != "conv_transpose":
+        return {"activation": None, "bias": None, "shift": None}
+    changes: dict[str, Any] = {"bias": None}
+    if draw.chance(0.6):
+        changes["output_padding"] = _output_padding(draw, case, found)
+    return changes
 
 
 def _output_padding(draw: Draw, case: Case, found: Geometry) -> Any:
@@ -403,10 +407,17 @@ def _output_padding(draw: Draw, case: Case, found: Geometry) -> Any:
 def spoiled(draw: Draw, base: Case) -> Case:
     """A case with something changed that mostly makes it illegal; the oracle has to tell."""
     case = replace(base, operation=draw.one(OPERATIONS))
-    if case.operation != "conv_forward":
-        case = replace(case, activation=None, bias=None)
-    elif draw.chance(0.5):
-        case = replace(case, bias=case.filters)
+    if case.operation not in ("conv_forward", "conv_transpose"):
+        case = replace(case, activation=None)
+    has_bias = draw.chance(0.5)
+    forward, transposed = (
+        has_bias and case.operation == name for name in ("conv_forward", "conv_transpose")
+    )
+    case = replace(
+        case,
+        bias=case.filters if forward else None,
+        shift=case.channels if transposed else None,
+    )
     while True:
         change = draw.one((_spoil_number, _spoil_number, _spoil_number, _spoil_word, _spoil_array))
         changed = change(draw, case)
@@ -417,11 +428,12 @@ def spoiled(draw: Draw, base: Case) -> Case:
 
 def _spoil_number(draw: Draw, case: Case) -> Case:
     """One number is another."""
-    names = ("batch", "channels", "filters", "slice", "groups", "bias", "dy")
+    names = ("batch", "channels", "filters", "slice", "groups", "bias", "shift", "dy")
     name = draw.one((*names, "sizes", "taps", "stride", "dilation", "padding", "output_padding"))
     value = getattr(case, name)
     if name == "output_padding":
-        case, value = replace(case, operation="conv_transpose", activation=None, bias=None), 0
+        case = replace(case, operation="conv_transpose", activation=None, bias=None, shift=None)
+        value = 0
     if value is None or isinstance(value, str):
         return replace(case, groups=case.groups + 1)
     new = draw.one((-1, 0, 0, 1, 2, 7))

@@ -162,6 +162,8 @@ def geometry(case: Case) -> Geometry:
         _require(case.dy == found.shapes["dy"], "dy of the output's shape")
     if "bias" in case.operands:
         _require(case.bias == filters, "a bias for each filter")
+    if "shift" in case.operands:
+        _require(case.shift == channels, "a bias for each channel of the result")
     return found
 
 
@@ -258,7 +260,7 @@ class Oracle:
     Args:
         layer: the layer.
         dtype: of the results.
-        operands: x, w, dy and bias as the library sees them; only those that a result needs.
+        operands: x, w, dy, bias and shift as the library sees them; only those that a result needs.
     """
 
     def __init__(self, layer: Geometry, dtype: str, operands: dict[str, np.ndarray]) -> None:
@@ -278,12 +280,21 @@ class Oracle:
                 self._forward()
             else:
                 self._backward(name)
+        if operation == "conv_transpose" and "shift" in self._given:
+            return self._exact[name] + self.stored(operation, self._shift(1))
         return self._exact[name]
+
+    def _shift(self, axes: int) -> np.ndarray:
+        """What conv_transpose adds to each result, as (N, G, channels, pixels, ...)."""
+        layer = self.layer
+        shift = self._wide("shift").reshape(1, layer.groups, layer.channels, *[1] * axes)
+        pixels = (layer.batch, layer.groups, layer.channels, prod(layer.sizes), *[1] * (axes - 1))
+        return np.broadcast_to(shift, pixels)
 
     def _wide(self, name: str) -> np.ndarray:
         """An operand in float64, channels first."""
         array = self._given[name].astype(np.float64)
-        axes = {"w": self.layer.filter, "bias": (0,)}.get(name, self.layer.data)
+        axes = {"w": self.layer.filter, "bias": (0,), "shift": (0,)}.get(name, self.layer.data)
         return np.ascontiguousarray(array.transpose(axes))
 
     def _tensor(self, name: str) -> Any:
@@ -335,6 +346,11 @@ class Oracle:
         name = _RESULT[operation]
         if name not in self._terms:
             self._terms[name] = getattr(self, f"_terms_of_{name}")()
+        if operation == "conv_transpose" and "shift" in self._given:
+            products, there = self._terms[name]
+            shift = self._shift(2).astype(self._wider)
+            there = np.concatenate([there, np.ones_like(shift, bool)], -1)
+            return np.concatenate([products, shift], -1), there
         return self._terms[name]
 
     def stored(self, operation: str, values: np.ndarray) -> np.ndarray:

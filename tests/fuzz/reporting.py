@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .cases import PLAIN, VALUES, Case, KernelRun, layout, operand_dtype, poked
+from .cases import PLAIN, SEEDS, VALUES, Case, KernelRun, layout, operand_dtype, poked
 from .checking import FILLER, Finding, out_view
 from .oracle import IllegalError, geometry, result_shape
 
@@ -146,7 +146,7 @@ def _spoken(case: Case) -> dict[str, Any]:
 def _array_lines(case: Case, name: str, shape: tuple[int, ...]) -> list[str]:
     view, dtype = case.views.get(name, PLAIN), operand_dtype(case, name)
     where = layout(view, shape)
-    seed = {"x": 0, "w": 1, "dy": 2, "bias": 3}[name]
+    seed = SEEDS[name]
     values = VALUES[case.values].format(size=case.size, count=where.count)
     lines = [f"rng = np.random.default_rng(({case.seed}, {seed}))", f"flat = {values}"]
     if case.poke is not None and case.poke[0] == name:
@@ -204,14 +204,14 @@ def _call_text(case: Case, module: str, more: dict[str, str]) -> str:
     shape_of = {"conv_backprop_input": case.x, "conv_backprop_filter": case.w}
     names = list(case.operands)
     if case.operation == "conv_transpose":
-        names = ["dy", "w"]
+        names = ["dy", "w", *names[2:]]
     given = [*names]
     if case.operation == "conv_backprop_input":
         given = [repr(shape_of[case.operation]), "w", "dy"]
     if case.operation == "conv_backprop_filter":
         given = ["x", repr(shape_of[case.operation]), "dy"]
     keywords = {name: repr(value) for name, value in _spoken(case).items()}
-    if case.activation is not None and case.operation == "conv_forward":
+    if case.activation is not None and case.operation in ("conv_forward", "conv_transpose"):
         keywords["activation"] = repr(case.activation)
     if case.operation == "conv_transpose" and case.output_padding is not None:
         shape_given = case.output_padding == "shape"

@@ -65,7 +65,8 @@ def _refitted(case: Case) -> Case:
     """A case whose gradient, bias and filter's channels fit its sizes again."""
     slice_ = case.channels // max(case.groups, 1)
     bias = None if case.bias is None else case.filters
-    fitted = replace(case, slice=slice_, bias=bias)
+    shift = None if case.shift is None else case.channels
+    fitted = replace(case, slice=slice_, bias=bias, shift=shift)
     found = geometry(replace(fitted, operation="conv_forward", stranger="", bad_out=""))
     return replace(fitted, dy=found.shapes["dy"])
 
@@ -188,6 +189,8 @@ def _of_values(case: Case) -> Iterator[Case]:
         yield replace(case, output_padding="shape")
     if case.bias is not None:
         yield replace(case, bias=None)
+    if case.shift is not None:
+        yield replace(case, shift=None)
     if case.activation is not None:
         yield replace(case, activation=None)
     if case.poke is not None:

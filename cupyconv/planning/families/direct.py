@@ -44,6 +44,8 @@ class Direct(Streaming):
     def refuses_layer(self, request: Request) -> str | None:
         problem, pass_ = request.problem, request.pass_
         outs, ins = channels_of(problem, pass_)
+        if problem.is_complex:
+            return "cuda-direct multiplies real numbers"
         if ins > MAX_SOURCES:
             return f"cuda-direct takes up to {MAX_SOURCES} source channels a group, not {ins}"
         strip = strip_of(problem, pass_)

@@ -22,6 +22,7 @@ class Tile:
         macros: further macros of the variant, by name.
         since: oldest compute capability that has the registers and instructions for it.
         itemsize: bytes of the elements that it is for; None for any.
+        most_bytes: of an element, for which shared memory is enough.
     """
 
     block_m: int
@@ -31,6 +32,11 @@ class Tile:
     macros: tuple[tuple[str, int], ...]
     since: tuple[int, int] = (7, 5)
     itemsize: int | None = None
+    most_bytes: int = 16
+
+    def is_for(self, itemsize: int) -> bool:
+        """Whether it has elements of so many bytes."""
+        return self.itemsize in (None, itemsize) and itemsize <= self.most_bytes
 
     @property
     def defines(self) -> dict[str, int]:
@@ -111,14 +117,15 @@ class Family(ABC):
 
     def fitting_tiles(self, request: Request) -> list[Tile]:
         """The tiles for a request's chip and type of elements."""
-        itemsizes = (None, ITEMSIZE[request.problem.dtype])
-        capability = request.device.capability
-        return [t for t in self.tiles if t.since <= capability and t.itemsize in itemsizes]
+        itemsize, capability = ITEMSIZE[request.problem.dtype], request.device.capability
+        return [t for t in self.tiles if t.since <= capability and t.is_for(itemsize)]
 
 
 def mma_refuses(request: Request) -> str | None:
     """Why mma.sync does not multiply the operands; None if it does."""
     operands, device = request.operands, request.device
+    if request.problem.is_complex:
+        return "the tensor cores multiply real numbers"
     if operands == "float32":
         return "tensor cores multiply float32 only as TF32, which precision='tf32' permits"
     if operands == "float64" and not device.chip.double_tensor_rate:

@@ -64,7 +64,7 @@ class Tiled(Family):
         per_gemm = [tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups for gemm in gemms]
         depth = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
         padded = sum(n * k for n, k in zip(per_gemm, depth, strict=True))
-        operations = 2 * padded * tile.block_m * tile.block_n
+        operations = request.problem.flops_of_product * padded * tile.block_m * tile.block_n
         copying = self.instructions(request, tile, padded)
         full_rate = cost.computing(chip, self.rate(request), operations, instructions=copying)
         blocks = sum(per_gemm)

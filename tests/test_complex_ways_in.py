@@ -1,0 +1,200 @@
+"""Complex numbers through the other ways in: raw_ops, ONNX's attributes, Dask, the command line."""
+
+import json
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem, raw_ops
+from cupyconv import onnx as co
+from cupyconv.cli.main import main
+
+DTYPES = ("complex64", "complex128")
+LAYER = [
+    "--input",
+    "2x4x8x9",
+    "--filter",
+    "6x2x3x3",
+    "--groups",
+    "2",
+    "--stride",
+    "2",
+    "--padding",
+    "same",
+]
+RULES = {"groups": 2, "stride": 2, "padding": "same"}
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    """Such as NumPy's of an imaginary part that is lost."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def gaussian(*shape, seed=0, dtype="complex64"):
+    numbers = np.random.default_rng(seed)
+    return (numbers.integers(-3, 4, shape) + 1j * numbers.integers(-3, 4, shape)).astype(dtype)
+
+
+def run(*args):
+    return CliRunner().invoke(main, args, env={"COLUMNS": "100"})
+
+
+def test_raw_ops():
+    x, w = gaussian(2, 7, 8, 4), gaussian(3, 2, 4, 6, seed=1)
+    rules = {"stride": (2, 1), "padding": "same", "data_format": "NHWC"}
+    words = {"strides": [1, 2, 1, 1], "padding": "SAME"}
+    y = cupyconv.conv_forward(x, w, **rules)
+    dy = gaussian(*y.shape, seed=2)
+    np.testing.assert_array_equal(raw_ops.Conv2D(input=x, filter=w, **words), y)
+    np.testing.assert_array_equal(
+        raw_ops.Conv2DBackpropInput(input_sizes=x.shape, filter=w, out_backprop=dy, **words),
+        cupyconv.conv_backprop_input(x.shape, w, dy, **rules),
+    )
+    depthwise = gaussian(3, 3, 4, 2, seed=3)
+    y = raw_ops.DepthwiseConv2dNative(input=x, filter=depthwise, **words)
+    parts = [
+        raw_ops.DepthwiseConv2dNative(input=a.copy(), filter=b.copy(), **words)
+        for a in (x.real, x.imag)
+        for b in (depthwise.real, depthwise.imag)
+    ]
+    np.testing.assert_array_equal(y, parts[0] - parts[3] + 1j * (parts[1] + parts[2]))
+
+
+def test_onnx():
+    x, w, b = gaussian(2, 4, 7), gaussian(4, 3, 3, seed=1), gaussian(3, seed=2)
+    y = co.conv_transpose(x, w, b, strides=[2], output_padding=[1], pads=[1, 1])
+    expected = cupyconv.conv_transpose(x, w, b, stride=2, output_padding=1, padding=1)
+    np.testing.assert_array_equal(y, expected)
+    v = gaussian(5, 4, 3, seed=3)
+    np.testing.assert_array_equal(co.conv(x, v, strides=[2]), cupyconv.conv_forward(x, v, stride=2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dask(dtype):
+    da = pytest.importorskip("dask.array")
+    import cupyconv.dask as cd
+
+    x, w = gaussian(3, 4, 12, 11, dtype=dtype), gaussian(6, 2, 3, 3, seed=1, dtype=dtype)
+    b = gaussian(6, seed=2, dtype=dtype)
+    y = cupyconv.conv_forward(x, w, b, **RULES)
+    dy = gaussian(*y.shape, seed=3, dtype=dtype)
+    lazy = [da.from_array(a, chunks=tuple(max(n // 2, 1) for n in a.shape)) for a in (x, dy)]
+    results = cd.compute(
+        cd.conv_forward(lazy[0], w, b, **RULES),
+        cd.conv_backprop_input(x.shape, w, lazy[1], **RULES),
+        cd.conv_backprop_filter(lazy[0], w.shape, lazy[1], **RULES),
+        cd.conv_backprop_bias(lazy[1]),
+    )
+    expected = (y, *cupyconv.conv_backward(x, w, dy, **RULES))
+    for got, whole in zip(results, expected, strict=True):
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradients_of_the_command_line_are_checked(dtype, tmp_path):
+    target = tmp_path / "results.npz"
+    result = run("grads", *LAYER, "--dtype", dtype, "--save", str(target), "--json")
+    assert result.exit_code == 0, result.output
+    assert dtype in result.stdout
+    saved = dict(np.load(target))
+    assert {array.dtype.name for array in saved.values()} == {dtype}
+    dx = cupyconv.conv_backprop_input(saved["x"].shape, saved["w"], saved["dy"], **RULES)
+    np.testing.assert_array_equal(saved["dx"], dx)
+    files = [word for name in ("x", "w", "dy") for word in (f"--{name}", f"{target}:{name}")]
+    again = run("grads", *files, *LAYER[4:])
+    assert again.exit_code == 0, again.output
+    assert dtype in again.stdout
+    assert "8 checks, 0 failed" in again.stdout
+    assert "the real part of <y,dy>" in " ".join(again.stdout.split())
+    refused = run("grads", *files, *LAYER[4:], "--dtype", "float32")
+    assert refused.exit_code == 2
+    assert "whose imaginary part float32 does not have" in refused.stderr
+    words = ["--element", "dF[0,0,0,0]", *files[:2]]
+    told = run("explain", *LAYER, *words)
+    assert told.exit_code == 2
+    assert f"x is {dtype}, whose imaginary part float32 does not have" in told.stderr
+    assert run("explain", *LAYER, *words, "--dtype", dtype).exit_code == 0
+
+
+def test_a_wrong_complex_gradient_fails_its_checks(monkeypatch):
+    right = cupyconv.conv_backprop_filter
+
+    def unconjugated(x, filter_shape, dy, **rules):
+        spoiled = x if rules.get("impl") == "reference" else x.conj()
+        return right(spoiled, filter_shape, dy, **rules)
+
+    monkeypatch.setattr(cupyconv, "conv_backprop_filter", unconjugated)
+    result = run("grads", *LAYER, "--dtype", "complex64")
+    assert result.exit_code == 1
+    failed = [line for line in result.stdout.splitlines() if "FAIL" in line.upper()]
+    assert any("dw" in line for line in failed)
+
+
+def test_shapes_and_plans():
+    result = run("shapes", *LAYER, "--dtype", "complex64", "--device", "sm_90a", "--json")
+    assert result.exit_code == 0, result.output
+    assert "cuda-generic" in result.stdout
+    problem = ConvProblem((2, 4, 8, 9), (6, 2, 3, 3), dtype="complex64", **RULES)
+    assert "complex64" in str(problem)
+    assert "complex64" in cupyconv.plan(problem, "cpu").to_json()
+
+
+@pytest.mark.parametrize("tensor", ["y", "dx", "dw"])
+def test_the_terms_of_an_element_sum_to_it(tensor):
+    x, w = gaussian(2, 4, 8, 9), gaussian(6, 2, 3, 3, seed=1)
+    y = cupyconv.conv_forward(x, w, **RULES)
+    dy = gaussian(*y.shape, seed=2)
+    results = dict(zip(("dx", "dw"), cupyconv.conv_backward(x, w, dy, **RULES), strict=False))
+    problem = ConvProblem(x.shape, w.shape, dtype="complex64", **RULES)
+    explanation = cupyconv.explain(problem, x=x, w=w, dy=dy, y=y, **results)
+    element = explanation.element(f"{tensor}[1,1,2,2]")
+    expected = {"y": y, **results}[tensor][1, 1, 2, 2]
+    assert element.sum == element.computed == expected
+    told = json.loads(json.dumps(element.to_dict(everything=True)))
+    assert told["sum"] == [expected.real, expected.imag]
+    products = np.array([term["product"] for term in told["terms"]])
+    np.testing.assert_array_equal(products.sum(axis=0), told["sum"])
+    assert ("conj(" in str(element)) == (tensor != "y")
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "jax"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_layer_in_other_frameworks_computes_the_same(framework, dtype, tmp_path):
+    pytest.importorskip("torch" if framework == "pytorch" else "jax")
+    code = run("explain", *LAYER, "--dtype", dtype, "--code", framework)
+    assert code.exit_code == 0, code.output
+    target = tmp_path / "ours.npz"
+    assert run("grads", *LAYER, "--dtype", dtype, "--save", str(target)).exit_code == 0
+    program = f"{code.stdout}\nnp.savez({str(tmp_path / 'theirs.npz')!r}, y=y, dx=dx, dw=dw)\n"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    ours, theirs = np.load(target), np.load(tmp_path / "theirs.npz")
+    for name in ("y", "dx", "dw"):
+        assert theirs[name].dtype == dtype
+        bound = {"complex64": 2e-6, "complex128": 4e-15}[dtype]
+        assert np.abs(ours[name] - theirs[name]).max() < bound * np.abs(ours[name]).max()
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "onnx"])
+def test_frameworks_without_complex_convolutions_are_told(framework):
+    result = run("explain", *LAYER, "--dtype", "complex64", "--code", framework)
+    assert result.exit_code == 2
+    assert f"{framework} has none of complex64. Use pytorch or jax" in result.stderr
+    problem = ConvProblem((1, 1, 4), (1, 1, 2), dtype="complex64")
+    with pytest.raises(ConvError, match="has none of complex64"):
+        cupyconv.explain(problem).code(framework)
+
+
+def test_pages_and_pictures_are_made(tmp_path):
+    paths = [str(tmp_path / name) for name in ("page.html", "picture.svg")]
+    words = ["--html", paths[0], "--svg", paths[1], "--element", "dF[0,0,0,0]"]
+    result = run("explain", *LAYER, "--dtype", "complex64", *words)
+    assert result.exit_code == 0, result.output

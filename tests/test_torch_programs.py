@@ -1,0 +1,364 @@
+"""What programs written for PyTorch do around its convolutions, inside of a patch and with ours."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+
+from cupyconv import ConvError, ConvTypeError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+ct = importlib.import_module("cupyconv.torch")
+F = torch.nn.functional
+func = torch.func
+forward_ad = torch.autograd.forward_ad
+
+# PyTorch's own forward mode uses what it has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+
+
+def integers(*shape, seed=0, dtype=torch.float64):
+    numbers = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randint(-3, 4, shape, generator=numbers).to(dtype)
+
+
+def checkpointed(layer, x):
+    return torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+
+
+# -- what runs while gradients are computed --------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("kind", ["Conv2d", "ConvTranspose2d"])
+def test_a_checkpoint_computes_again_what_it_dropped(kind, inside):
+    layer = getattr(torch.nn, kind)(3, 2, 2, stride=2)
+    x = torch.randn(2, 3, 6, 6, requires_grad=True)
+    (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
+    with ct.patch() as report:
+        loss = checkpointed(layer, x).square().sum()
+        if inside:
+            loss.backward()
+    if not inside:
+        loss.backward()
+    torch.testing.assert_close(x.grad, expected)
+    assert report.left == {}
+    assert sum(report.calls.values()) == (2 if inside else 1)
+
+
+class Backwards(torch.autograd.Function):
+    """Calls a convolution in its backward."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(w)
+        return F.conv2d(x, w)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (w,) = ctx.saved_tensors
+        return F.conv_transpose2d(dy, w), None
+
+
+def test_convolutions_called_by_backward_and_by_grad_are_seen():
+    x, w = integers(1, 2, 5, 5).requires_grad_(), integers(3, 2, 2, 2)
+    (expected,) = torch.autograd.grad(Backwards.apply(x, w).sum(), x)
+    for run in (
+        lambda y: y.sum().backward(),
+        lambda y: torch.autograd.grad(y.sum(), x),
+        lambda y: torch.autograd.grad([y], [x], grad_outputs=[torch.ones_like(y)])[0].sum(),
+    ):
+        with ct.patch() as report:
+            run(Backwards.apply(x, w))
+        assert ("", "conv_transpose2d", None) in report.calls
+    assert torch.equal(x.grad, expected)
+
+
+# -- tracing and scripting -------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_traced_model_is_pytorchs_and_reported():
+    model, x = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3)), torch.randn(1, 2, 6, 6)
+    with ct.patch() as report:
+        traced = torch.jit.trace(model, x)
+    assert list(report.left) == ["0"]
+    assert "torch.jit.trace does not see" in report.left["0"]
+    torch.testing.assert_close(traced(x), model(x))
+    with pytest.raises(ConvTypeError, match=r"torch\.export"):
+        torch.jit.trace(lambda t: ct.conv2d(t, model[0].weight), x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_model_is_reported():
+    model, x = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3)), torch.randn(1, 2, 6, 6)
+    whole = torch.nn.Sequential(torch.jit.script(model), torch.nn.Conv2d(3, 1, 1))
+    with ct.patch() as report:
+        whole(x)
+    assert report.taken == ("1",)
+    assert "TorchScript does not show what it calls" in report.left["0"]
+    assert "0: its TorchScript, 1 call, by PyTorch" in str(report)
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("integer", [np.int64, np.uint8, torch.tensor])
+def test_integers_of_any_library_are_taken(integer):
+    x, w = integers(1, 4, 9, 9), integers(4, 2, 3, 3)
+    words = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
+    for conv, more in (("conv2d", {}), ("conv_transpose2d", {"output_padding": 1})):
+        expected = getattr(F, conv)(x, w, **words, **more)
+        as_given = {key: integer(value) for key, value in {**words, **more}.items()}
+        assert torch.equal(getattr(ct, conv)(x, w, **as_given), expected)
+        listed = {k: v if k == "groups" else [v, v] for k, v in as_given.items()}
+        assert torch.equal(getattr(ct, conv)(x, w, **listed), expected)
+    with ct.patch() as report:
+        F.conv2d(x, w, **{key: integer(value) for key, value in words.items()})
+    assert report.left == {}
+    for wrong in (1.5, "2", None, [1.0, 1]):
+        with pytest.raises(ConvTypeError, match="stride must be made of integers"):
+            ct.conv2d(x, w, stride=wrong, groups=2)
+
+
+def test_channels_last_is_kept_where_pytorch_keeps_it():
+    """Of one channel, one pixel, and one image; where only the weight is channels last."""
+    sizes = itertools.product((1, 2), (1, 3), (1, 8), ((7, 6), (1, 1)), ((3, 2), (1, 1)))
+    for images, channels, filters, pixels, taps in sizes:
+        x, w = integers(images, channels, *pixels), integers(filters, channels, *taps)
+        for x_last, w_last in itertools.product((False, True), repeat=2):
+            given = [
+                t.to(memory_format=torch.channels_last) if last else t
+                for t, last in ((x, x_last), (w, w_last))
+            ]
+            ours, theirs = ct.conv2d(*given, padding=1), F.conv2d(*given, padding=1)
+            assert torch.equal(ours, theirs)
+            said = f"{[(tuple(t.shape), t.stride()) for t in given]}"
+            assert ours.stride() == theirs.stride(), said
+
+
+def test_errors_are_runtime_errors_as_pytorchs():
+    x, w = integers(1, 2, 5, 5), integers(3, 2, 9, 9)
+    with pytest.raises(RuntimeError, match="must fit into the padded input") as caught:
+        ct.conv2d(x, w)
+    assert isinstance(caught.value, ConvError)
+    assert caught.value.axis == "H"
+    with pytest.raises(RuntimeError, match="all tensors must have one dtype") as caught:
+        ct.conv2d(x, w.float())
+    assert isinstance(caught.value, ConvTypeError)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_told_apart():
+    nested = torch.nested.nested_tensor([torch.ones(2, 5, 5), torch.ones(2, 6, 6)])
+    with pytest.raises(ConvTypeError, match=r"input is a nested tensor.*one by one"):
+        ct.conv2d(nested, torch.ones(3, 2, 3, 3))
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+def test_of_no_channels_a_result_is_its_bias(batch):
+    x = torch.zeros(batch, 0, 15, requires_grad=True)
+    w, b = torch.zeros(8, 0, 2, requires_grad=True), torch.arange(8.0, requires_grad=True)
+    assert torch.equal(ct.conv1d(x, w, stride=2, padding=1), torch.zeros(batch, 8, 8))
+    y = ct.conv1d(x, w, b, 2, 1)
+    assert torch.equal(y, b.detach().reshape(-1, 1).expand(batch, 8, 8))
+    dx, dw, db = torch.autograd.grad(y.sum(), (x, w, b))
+    assert (dx.shape, dw.shape) == (x.shape, w.shape)
+    assert torch.equal(db, torch.full((8,), float(batch * y.shape[2])))
+    with pytest.raises(ConvError, match="must fit"):
+        ct.conv1d(x, torch.zeros(8, 0, 16))
+
+
+# -- function transforms ---------------------------------------------------------------------------
+
+LAYERS = [
+    ("conv1d", (2, 4, 9), (6, 2, 3), (6,), {"stride": 2, "padding": 1, "groups": 2}),
+    ("conv2d", (2, 4, 7, 6), (6, 4, 3, 2), (6,), {"dilation": 2, "padding": (2, 1)}),
+    ("conv2d", (4, 7, 6), (4, 1, 3, 3), None, {"padding": "same", "groups": 4}),
+    ("conv3d", (1, 2, 4, 5, 4), (3, 2, 2, 3, 2), (3,), {}),
+    ("conv_transpose1d", (2, 4, 5), (4, 3, 3), (6,), {"stride": 2, "groups": 2}),
+    ("conv_transpose2d", (2, 3, 4, 5), (3, 2, 3, 2), (2,), {"stride": 2, "output_padding": 1}),
+]
+
+
+@pytest.fixture(params=LAYERS, ids=lambda layer: f"{layer[0]}-{len(layer[1])}")
+def layer(request):
+    """Ours and PyTorch's function of the same operands, and these."""
+    name, x, w, b, words = request.param
+    operands = [integers(*shape, seed=n) for n, shape in enumerate((x, w, b)) if shape is not None]
+
+    def of(module):
+        return lambda *given: getattr(module, name)(*given, **words)
+
+    return of(ct), of(F), operands
+
+
+def some(operands):
+    """Every choice of some of them, not of none."""
+    return (
+        chosen for chosen in itertools.product((False, True), repeat=len(operands)) if any(chosen)
+    )
+
+
+def test_vmap_is_pytorchs_and_one_call(layer):
+    ours, theirs, operands = layer
+    for chosen in some(operands):
+        dims = tuple(turn % 2 if c else None for turn, c in enumerate(chosen))
+        given = [
+            o if d is None else torch.stack([o, 2 * o, o - 1], dim=d)
+            for o, d in zip(operands, dims, strict=True)
+        ]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # such as that of a missing rule
+            got = func.vmap(ours, in_dims=dims)(*given)
+        assert torch.equal(got, func.vmap(theirs, in_dims=dims)(*given))
+
+
+def test_gradients_of_examples_are_pytorchs(layer):
+    ours, theirs, operands = layer
+    many = [torch.stack([o, o + 1]) for o in operands]
+    which = tuple(range(len(operands)))
+
+    def gradients(f):
+        return func.grad(lambda *given: f(*given).square().sum(), argnums=which)
+
+    def jacobians(f):
+        return func.jacrev(lambda *given: f(*given).sum((-1, -2)), argnums=which)
+
+    for make, given in (
+        (gradients, operands),
+        (lambda f: func.vmap(gradients(f)), many),
+        (jacobians, operands),
+    ):
+        for mine, their in zip(make(ours)(*given), make(theirs)(*given), strict=True):
+            assert torch.equal(mine, their)
+
+
+def test_forward_mode_is_pytorchs(layer):
+    ours, theirs, operands = layer
+    tangents = [integers(*o.shape, seed=9) for o in operands]
+    for mine, their in zip(
+        func.jvp(ours, tuple(operands), tuple(tangents)),
+        func.jvp(theirs, tuple(operands), tuple(tangents)),
+        strict=True,
+    ):
+        assert torch.equal(mine, their)
+    for chosen in some(operands):
+        results = []
+        with forward_ad.dual_level():
+            for f in (ours, theirs):
+                given = [
+                    forward_ad.make_dual(o, t) if c else o
+                    for o, t, c in zip(operands, tangents, chosen, strict=True)
+                ]
+                results.append(forward_ad.unpack_dual(f(*given)))
+        assert torch.equal(results[0].primal, results[1].primal)
+        assert torch.equal(results[0].tangent, results[1].tangent)
+
+
+def test_hessians_mix_both_modes():
+    x, w = integers(1, 2, 4, 4), integers(2, 2, 2, 2)
+
+    def loss(of):
+        return lambda x, w: (of.conv2d(x, w) ** 3).sum()
+
+    ours, theirs = (func.hessian(loss(of), argnums=(0, 1))(x, w) for of in (ct, F))
+    for mine, their in zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True):
+        assert torch.equal(mine, their)
+
+
+def test_gradients_as_functions_are_transformed_too():
+    x, w = integers(3, 2, 4, 6, 6), integers(4, 4, 3, 3)
+    dy = integers(3, *F.conv2d(x[0], w).shape)
+    for ours, theirs, given in (
+        (ct.conv2d_weight, torch.nn.grad.conv2d_weight, (x, w.shape, dy)),
+        (ct.conv2d_input, torch.nn.grad.conv2d_input, (x.shape[1:], w, dy)),
+    ):
+        dims = tuple(0 if t is x or t is dy else None for t in given)
+        got = func.vmap(ours, in_dims=dims)(*given)
+        for number in range(3):
+            one = [t[number] if d == 0 else t for t, d in zip(given, dims, strict=True)]
+            assert torch.equal(got[number], theirs(*one))
+
+
+def test_inside_of_a_patch_nothing_of_this_is_left_to_pytorch():
+    x, w = integers(2, 4, 7, 7), integers(3, 4, 3, 3)
+    with ct.patch() as report:
+        func.vmap(lambda t: F.conv2d(t[None], w))(x)
+        func.jvp(lambda t: F.conv2d(t, w), (x,), (x,))
+        func.grad(lambda t: F.conv2d(t, w).sum())(x)
+        with forward_ad.dual_level():
+            F.conv_transpose2d(forward_ad.make_dual(F.conv2d(x, w), F.conv2d(x, w)), w)
+        F.conv2d(torch.ones(1, 0, 5, 5), torch.ones(2, 0, 3, 3))
+    assert report.left == {}
+    assert sum(report.calls.values()) == 7
+
+
+# -- complex numbers -------------------------------------------------------------------------------
+
+
+def complex_integers(*shape, seed=0):
+    return torch.complex(integers(*shape, seed=seed), integers(*shape, seed=seed + 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize(("name", "x", "w", "b", "words"), LAYERS)
+def test_complex_layers_and_their_gradients_are_pytorchs(name, x, w, b, words, dtype):
+    shapes = [shape for shape in (x, w, b) if shape is not None]
+    leaves = [
+        complex_integers(*shape, seed=n).to(dtype).requires_grad_()
+        for n, shape in enumerate(shapes)
+    ]
+    ours, theirs = (getattr(module, name)(*leaves, **words) for module in (ct, F))
+    assert ours.dtype == dtype
+    assert torch.equal(ours, theirs)
+    dy = complex_integers(*theirs.shape, seed=5).to(dtype)
+    for mine, their in zip(
+        *(torch.autograd.grad(y, leaves, dy) for y in (ours, theirs)), strict=True
+    ):
+        assert torch.equal(mine, their)
+
+
+def test_complex_derivatives_of_higher_order_and_other_modes():
+    x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)
+    t = complex_integers(3, seed=2)
+    given = tuple(v.requires_grad_() for v in (x, w, t))
+    assert torch.autograd.gradcheck(lambda *v: ct.conv2d(*v, stride=2, padding=1), given)
+    assert torch.autograd.gradgradcheck(lambda *v: ct.conv2d(*v, padding=1), given)
+    back = complex_integers(2, 3, 3, 3).requires_grad_(), w, t[:2].detach().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda *v: ct.conv_transpose2d(*v, stride=2), back, check_forward_ad=True
+    )
+    many = torch.stack([x.detach(), x.detach().conj()])
+    got = func.vmap(lambda v: ct.conv2d(v, w))(many)
+    assert torch.equal(got, torch.stack([F.conv2d(one, w) for one in many]))
+
+
+def test_conjugated_views_and_gradients_as_functions():
+    x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)
+    dy = complex_integers(*F.conv2d(x, w).shape)
+    assert torch.equal(ct.conv2d(x.conj(), w.conj()), F.conv2d(x.conj(), w.conj()))
+    leaves = x.requires_grad_(), w.requires_grad_()
+    dx, dw = torch.autograd.grad(F.conv2d(*leaves), leaves, dy)
+    assert torch.equal(ct.conv2d_input(x.shape, w, dy), dx)
+    assert torch.equal(ct.conv2d_weight(x, w.shape, dy), dw)
+    with ct.patch() as report:
+        F.conv2d(x, w)
+        torch.nn.ConvTranspose1d(2, 3, 2, dtype=torch.complex64)(torch.ones(1, 2, 4).cfloat())
+    assert report.left == {}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_complex_layers_compile_into_one_graph(dynamic):
+    x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)
+    compiled = torch.compile(
+        lambda x, w: ct.conv_transpose2d(ct.conv2d(x, w), w),
+        fullgraph=True,
+        backend="aot_eager",
+        dynamic=dynamic,
+    )
+    assert torch.equal(compiled(x, w), F.conv_transpose2d(F.conv2d(x, w), w))

@@ -343,7 +343,7 @@ def _list(layers: tuple[Layer, ...], json_path: str | None) -> None:
 
 
 def _drawn(sections: list[Section]) -> list[Any]:
-    """Sections with rich's tables."""
+    """Sections as they are drawn."""
     drawn: list[Any] = []
     for section in sections:
         drawn.append(output.heading(section.title, *map(in_line, section.lines)))

@@ -94,7 +94,8 @@ def _integers(
     return numbers
 
 
-def _shape(what: str, value: Any) -> tuple[int, ...]:
+def read_shape(what: str, value: Any) -> tuple[int, ...]:
+    """A shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
     rule = "a shape, sizes with x or commas between them"
     return tuple(_integers(what, value, rule, "1x5x5x3 or 1,5,5,3"))
 
@@ -145,8 +146,8 @@ def _dtype(what: str, value: Any) -> str:
 
 
 _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "input": ("input_shape", _shape),
-    "filter": ("filter_shape", _shape),
+    "input": ("input_shape", read_shape),
+    "filter": ("filter_shape", read_shape),
     "stride": ("stride", _size),
     "padding": ("padding", _padding),
     "dilation": ("dilation", _size),

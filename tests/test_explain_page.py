@@ -76,13 +76,13 @@ def test_cells_hold_the_numbers_and_none_is_blank():
     assert len(texts) == len(cells) + rulers // 2
     plane = [f"{number:.0f}" for number in explanation.data["dx"][0, 1].ravel()]
     assert any(texts[i : i + 15] == plane[:11] + plane[12:] for i in range(len(texts)))
-    assert f"Black: dx[0,1,2,3] is the sum of {2} products for each of 3 filters" in words(root)
+    assert f"Inverted: dx[0,1,2,3] is the sum of {2} products for each of 3 filters" in words(root)
     assert f"gives {plane[11]}." in words(root)
 
 
 def test_an_element_far_from_the_border_is_drawn_with_its_window():
     root = ElementTree.fromstring(cupyconv.explain(LARGE).svg("O[0,7,40,50]"))
-    assert "Black: y[0,7,40,50] is the sum of 25 products" in words(root)
+    assert "Inverted: y[0,7,40,50] is the sum of 25 products" in words(root)
     numbers = [e.text for e in root.iter(f"{SVG}text") if "rule" in e.get("class")]
     assert {"40", "44", "50", "54"} <= set(numbers)
 

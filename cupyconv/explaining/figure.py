@@ -261,12 +261,12 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
     first, second = direction.operands
     each = f" for each of {counted(direction.terms, direction.over)}" if direction.terms > 1 else ""
     text = (
-        f"Black: {name} is the sum of {terms.counted_large(count, 'product')}{each}: the marked "
+        f"Inverted: {name} is the sum of {terms.counted_large(count, 'product')}{each}: the marked "
         f"numbers of {first} times those of {second}."
     )
     total = drawn.number(direction.tensor, k, c, at)
     if total is not None:
-        text += f" cupyconv.{direction.function} gives {total:.7g}."
+        text += f" cupyconv.{direction.function} gives {total:.6g}."
     if direction.first:
         text += f" {direction.first}"
     top = _prose(canvas, MARGIN, top + 18, text) + 9

@@ -11,7 +11,7 @@ from cupyconv import ConvAxis, ConvError, ConvProblem, formats
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import unknown_word
-from cupyconv.explaining.shapes import counted
+from cupyconv.explaining.shapes import counted, interval_dict
 from cupyconv.markup import Table
 from cupyconv.problem import interval_text, shape_text
 
@@ -172,7 +172,7 @@ def backwards_json(layer: Layer, found: Backwards) -> dict[str, Any]:
             {
                 "name": axis.name,
                 "output": axis.output,
-                "input_sizes": {"first": sizes[0], "last": sizes[-1]},
+                "input_sizes": interval_dict(sizes),
                 "why": _why(axis),
             }
             for axis, sizes in zip(found.axes, found.sizes, strict=True)
@@ -292,9 +292,7 @@ def sweep_json(sweep: Sweep, found: list[tuple[int, ConvProblem | ConvError]]) -
                 "filter": list(one.filter_shape),
                 "output": list(one.output_shape),
                 "padding": [list(pair) for pair in one.padding],
-                "input_sizes": [
-                    {"first": sizes[0], "last": sizes[-1]} for sizes in one.valid_input_sizes
-                ],
+                "input_sizes": [interval_dict(sizes) for sizes in one.valid_input_sizes],
                 "unread_inputs": [axis.unread_inputs for axis in one.axes],
             }
             for value, one in found

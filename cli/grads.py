@@ -16,6 +16,7 @@ from cupyconv.cli.shapes import axes_table, tensors_json, title
 from cupyconv.explaining.shapes import reasons
 from cupyconv.explaining.values import OPERANDS, draw
 from cupyconv.markup import in_line
+from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PASSES, bytes_text, shape_text
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
@@ -46,7 +47,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where to compute; auto takes the GPU if there is one.",
 )
-@click.option("--impl", metavar="NAME", default="auto", show_default=True, help="Implementation.")
+@click.option(
+    "--impl",
+    metavar="NAME",
+    type=configuration.Words(lambda: FAMILIES),
+    default="auto",
+    show_default=True,
+    help="Implementation.",
+)
 @click.option(
     "--save", type=paths.FILE, metavar="FILE", help="Write all tensors to this .npz file."
 )
@@ -87,7 +95,7 @@ def command(
         raise ConvError(
             "--x, --w, --dy and --save go with one layer",
             f"the configuration has {len(layers)}",
-            "Give a file with one layer",
+            "Choose one with --layer NAME",
         )
     target = Path(save) if save else None
     if chunked:
@@ -156,7 +164,9 @@ def _chunked(
 
 def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
     """Print what was found; 1 if a check failed."""
-    if as_json:
+    if target and str(target) == paths.STANDARD:
+        pass  # which has the tensors
+    elif as_json:
         everything = [report.as_json() for report in reports]
         output.write_json({"layers": everything, "saved": str(target) if target else None})
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,8 +12,10 @@ import click
 from cupyconv import ConvError
 from cupyconv.cli import configuration, output, paths
 from cupyconv.explaining.model import Model, ModelLayer, read
+from cupyconv.explaining.shapes import counted
 from cupyconv.markup import in_line
 from cupyconv.planning import Plan, plan
+from cupyconv.planning.device import DEVICES
 from cupyconv.problem import bytes_text, shape_text
 
 
@@ -38,6 +41,7 @@ class _Described(click.Argument):
 @click.option(
     "--device",
     metavar="DEVICE",
+    type=configuration.Words(lambda: DEVICES),
     default="sm_80",
     show_default=True,
     help="Say which kernels would run on this device: cpu, or a GPU by its architecture.",
@@ -53,7 +57,7 @@ def command(file: str, inputs: tuple[str, ...], device: str, as_json: bool) -> N
     Needs the onnx package (pip install 'cupyconv[onnx]'), no GPU and no weights.  x, w and y
     stand for their gradients dx, dw and dy too, which have the same shapes.
     """
-    model = read(file, dict(map(_input, inputs)))
+    model = read(file, dict(map(_input, inputs)), paths.read(Path(file)))
     planned = [(layer, plan(layer.problem, device)) for layer in model.layers]
     if as_json:
         output.write_json(_as_json(file, model, planned, device))
@@ -75,7 +79,7 @@ def command(file: str, inputs: tuple[str, ...], device: str, as_json: bool) -> N
         )
     totals = _totals(model)
     lines = [
-        f"{totals['layers']} convolutions, {totals['weights']:,} weights",
+        f"{counted(totals['layers'], 'convolution')}, {totals['weights']:,} weights",
         f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
         f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
         f"each pass moves at least {bytes_text(totals['bytes'])}",

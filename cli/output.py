@@ -70,6 +70,14 @@ def _deliver(text: str) -> None:
             raise
 
 
+def deliver(content: bytes) -> None:
+    """Bytes to standard output as they are: a picture, or an array."""
+    stream = standard_output()
+    stream.flush()
+    stream.buffer.write(content)
+    stream.buffer.flush()
+
+
 def standard_output() -> TextIO:
     """The stream of that name.
 

@@ -10,8 +10,9 @@ import click
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import backwards, configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.explaining.shapes import axis_reasons, reasons
+from cupyconv.explaining.shapes import axis_reasons, interval_dict, reasons
 from cupyconv.planning import Plan, plan
+from cupyconv.planning.device import DEVICES
 from cupyconv.problem import PASSES, GemmView, bytes_text, shape_text
 
 PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
@@ -24,6 +25,7 @@ PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw
     "--device",
     "devices",
     metavar="DEVICE",
+    type=configuration.Words(lambda: DEVICES),
     multiple=True,
     default=("cpu", "sm_80"),
     show_default="cpu and sm_80",
@@ -221,7 +223,7 @@ def tensors_json(problem: ConvProblem) -> dict[str, Any]:
                 "padding": [axis.pad_before, axis.pad_after],
                 "output": axis.output,
                 "formula": axis.formula,
-                "valid_input_sizes": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
+                "valid_input_sizes": interval_dict(axis.valid_input_sizes),
                 "unread_inputs": axis.unread_inputs,
             }
             for axis in problem.axes

@@ -66,7 +66,7 @@ def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
     """The error for a word that is not one of ``known``, with the nearest one suggested."""
     words, text = list(known), shown(given)
     word = given if isinstance(given, str) and len(given) <= _LONGEST else text
-    near = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.5)
+    near = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.55)
     suggestion = next((word for word in words if near and word.lower() == near[0]), None)
     remedy = f"Did you mean {suggestion!r}? " if suggestion else ""
     return ConvError(f"unknown {what}", text, f"{remedy}Known: {', '.join(map(repr, words))}")

@@ -8,7 +8,7 @@ import pytest
 from cupyconv import ConvProblem, arrays
 from cupyconv.cli import check, configuration
 from cupyconv.cli.agreement import CPU, Agreement, Operands, Results, Truth, _naive, compute
-from cupyconv.cli.data import random as random_data
+from cupyconv.explaining.values import random as random_data
 from cupyconv.problem import ITEMSIZE
 
 LAYERS = configuration.read_file(check.BUILT_IN)

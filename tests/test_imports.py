@@ -33,6 +33,7 @@ ROOMS = (
     "explaining",
     "bench",
     "cli",
+    "__main__",
 )
 """From the lowest to the highest."""
 

@@ -14,7 +14,7 @@ from cupyconv.errors import ConvError, ConvTypeError
 from cupyconv.explaining import adjoints, maps, shapes, terms, translate
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
-from cupyconv.explaining.shapes import counted
+from cupyconv.explaining.shapes import counted, interval_dict
 from cupyconv.explaining.terms import LETTERS, Element, counted_large
 from cupyconv.explaining.translate import Translation
 from cupyconv.explaining.values import OPERANDS, RESULTS, Values
@@ -301,12 +301,18 @@ class Explanation:
 
     def _sums(self, channels: int, filters: int) -> str:
         where = " of the group" if self.problem.groups > 1 else ""
-        return (
-            f"The sums over channels are elsewhere. y[k] is a sum over the "
-            f"{counted(channels, 'input channel')}{where}; a sum passes its gradient to each of "
-            f"its terms whole, so all of them receive the same dy[k], undivided. dx[c] is a sum "
-            f"over the {counted(filters, 'filter')}{where}, because each of them reads x[c]."
+        forward = (
+            f"y[k] is a sum over the {channels} input channels{where}; a sum passes its gradient "
+            "to each of its terms whole, so all of them receive the same dy[k], undivided."
+            if channels > 1
+            else f"y[k] has one input channel{where}, which receives dy[k] whole."
         )
+        backward = (
+            f"dx[c] is a sum over the {filters} filters{where}, because each of them reads x[c]."
+            if filters > 1
+            else f"dx[c] comes from the one filter{where} that reads x[c]."
+        )
+        return f"The sums over channels are elsewhere. {forward} {backward}"
 
     def _grid(self) -> str:
         """The pairs of channels as a table of characters."""
@@ -577,7 +583,7 @@ class Explanation:
                     "padding": [axis.pad_before, axis.pad_after],
                     "output": axis.output,
                     "formula": axis.formula,
-                    "valid_input_sizes": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
+                    "valid_input_sizes": interval_dict(axis.valid_input_sizes),
                     "above_smallest": axis.input - axis.first_input_size_for(axis.output),
                     "unread_inputs": axis.unread_inputs,
                     "unread_after": axis.unread_after,

@@ -76,12 +76,17 @@ class Model:
     left_out: tuple[tuple[str, str], ...]
 
 
-def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) -> Model:
+def read(
+    path: str | Path,
+    inputs: Mapping[str, tuple[int, ...]] | None = None,
+    content: bytes | None = None,
+) -> Model:
     """The convolutions of a .onnx file.
 
     Args:
         path: the file; weights that it keeps in other files are not needed.
         inputs: shapes of the model's inputs, in place of those that it has or leaves open.
+        content: what is in the file, if it was read already.
 
     Raises:
         ConvError: the file is damaged, or a size is not known.
@@ -89,7 +94,8 @@ def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) 
         OSError: the file cannot be read.
     """
     onnx = _onnx()
-    content = Path(path).read_bytes()
+    if content is None:
+        content = Path(path).read_bytes()
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's errors have no class that is known here

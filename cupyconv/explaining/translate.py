@@ -56,7 +56,7 @@ class Translation:
 
 def translations(problem: ConvProblem) -> tuple[Translation, ...]:
     """The layer in TensorFlow, PyTorch, JAX and ONNX."""
-    return tuple(write(problem) for write in _WRITERS.values())
+    return tuple(write(problem) for write in FRAMEWORKS.values())
 
 
 def translation(problem: ConvProblem, framework: str) -> Translation:
@@ -66,9 +66,9 @@ def translation(problem: ConvProblem, framework: str) -> Translation:
         ConvError: its name is not known.
     """
     word = {"torch": "pytorch", "tf": "tensorflow"}.get(framework.lower(), framework.lower())
-    if word not in _WRITERS:
-        raise unknown_word("framework", framework, _WRITERS)
-    return _WRITERS[word](problem)
+    if word not in FRAMEWORKS:
+        raise unknown_word("framework", framework, FRAMEWORKS)
+    return FRAMEWORKS[word](problem)
 
 
 # -- what they share -------------------------------------------------------------------------------
@@ -482,7 +482,7 @@ def _onnx_dw(groups: int, rest: str, swap: str) -> list[str]:
 
 _ONNX_TYPES = {"float16": "FLOAT16", "float32": "FLOAT", "float64": "DOUBLE"}
 
-_WRITERS: dict[str, Callable[[ConvProblem], Translation]] = {
+FRAMEWORKS: dict[str, Callable[[ConvProblem], Translation]] = {
     "tensorflow": _tensorflow,
     "pytorch": _pytorch,
     "jax": _jax,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from cupyconv import Plan
     from cupyconv.cli.agreement import Agreement, Operands, Results
     from cupyconv.cli.data import Place
+
+STEPS = 6
+"""Of the checks of a layer: what they compare with, and three finite differences."""
 
 
 @click.command()
@@ -111,12 +114,12 @@ def command(
         planned = place.plan(problem, impl)
         _require_memory(problem, place, check=not no_check)
         operands = _operands(problem, loaded, seed, layer.values)
-        with output.busy("computing"):
+        with output.progress("computing and checking", 1 if no_check else 1 + STEPS) as advance:
             results = compute(problem, operands, place, impl)
-        report = _Report(layer, problem, planned, files, seed, _norms(operands, results))
-        if not no_check:
-            with output.busy("checking against float64"):
-                report.check(operands, results)
+            advance()
+            report = _Report(layer, problem, planned, files, seed, _norms(operands, results))
+            if not no_check:
+                report.check(operands, results, advance)
         if target:
             data.save(target, {**operands._asdict(), **results._asdict()})
         reports.append(report)
@@ -193,15 +196,18 @@ class _Report:
         self.products: dict[str, float] = {}
         self.chunked = False
 
-    def check(self, operands: Operands, results: Results) -> None:
+    def check(self, operands: Operands, results: Results, advance: Callable[[], None]) -> None:
+        """Compare the results; ``advance`` is called after each of STEPS."""
         from cupyconv.cli.agreement import Truth
 
         truth = Truth(self.problem, operands)
-        self.agreements = [
-            *truth.against_finite_differences(results, self.seed),
-            truth.against_adjoint(results),
-            *truth.against_reference(results),
-        ]
+        for _ in truth.prepared():
+            advance()
+        self.agreements = []
+        for agreement in truth.against_finite_differences(results, self.seed):
+            self.agreements.append(agreement)
+            advance()
+        self.agreements += [truth.against_adjoint(results), *truth.against_reference(results)]
         self.products = truth.inner_products(results)
 
     @property

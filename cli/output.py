@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
@@ -202,28 +203,44 @@ def error(message: str, below: str = "") -> None:
         click.echo(visible(below.rstrip("\n")), err=True)
 
 
-@contextmanager
-def busy(text: str) -> Iterator[None]:
-    """A spinner on standard error while something takes long; nothing where no one watches."""
-    if not is_terminal(sys.stderr):
-        yield
-        return
-    with _console(sys.stderr).status(text):
-        yield
+PATIENCE = 2.0
+"""Seconds that a command may take before it shows how far it is."""
 
 
 @contextmanager
-def progress(text: str, total: int) -> Iterator[Any]:
-    """A progress bar on standard error; yields a function that moves it on by one."""
+def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
+    """Percent and time left on standard error, of what takes long and where somebody watches.
+
+    Yields a function that is called after each of ``total`` steps.
+    """
     if not is_terminal(sys.stderr):
         yield lambda: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
-        task = bar.add_task(text, total=total)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=_console(sys.stderr), transient=True)
+    task = bar.add_task(text, total=total)
+    begin = threading.Timer(PATIENCE, bar.start)
+    begin.daemon = True
+    begin.start()
+    try:
         yield lambda: bar.advance(task)
+    finally:
+        begin.cancel()
+        begin.join()
+        bar.stop()
 
 
 def scaled(number: float, unit: str) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 
 import cupyconv
 from cupyconv import ConvError, arrays
+from cupyconv.cli import output
 from cupyconv.cli.configuration import PRESETS, read_file
 from cupyconv.cli.main import COMMANDS, main
 
@@ -233,6 +235,33 @@ def test_one_thing_is_not_several(groups):
 
 def test_a_model_of_one_convolution(tmp_path):
     assert "1 convolution, 108 weights" in said("model", _model(tmp_path))
+
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("patience", [0.0, 3600.0])
+def test_what_takes_long_says_how_far_it_is(monkeypatch, patience):
+    monkeypatch.setattr(output, "PATIENCE", patience)
+    monkeypatch.setenv("TERM", "xterm")
+    watched, drawn = Terminal(), threading.Event()
+    monkeypatch.setattr(sys, "stderr", watched)
+    if not patience:
+        monkeypatch.setattr(
+            watched, "write", lambda text: (drawn.set(), io.StringIO.write(watched, text))[1]
+        )
+    with output.progress("checking", 4) as advance:
+        advance()
+        if not patience:
+            assert drawn.wait(60)
+        advance()
+    text = watched.getvalue()
+    assert ("checking" in text and "%" in text and ":" in text) == (not patience)
 
 
 # -- the browser -----------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def command(file: str, inputs: tuple[str, ...], device: str, as_json: bool) -> N
     cupyconv model net.onnx
     cupyconv model net.onnx --input data=1x3x224x224 --device sm_90a
 
-    Needs the onnx package (pip install 'cupyconv[onnx]'), no GPU and no weights.  x, w and y
+    Needs the onnx package (pip install onnx), no GPU and no weights.  x, w and y
     stand for their gradients dx, dw and dy too, which have the same shapes.
     """
     model = read(file, dict(map(_input, inputs)), paths.read(Path(file)))

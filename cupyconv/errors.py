@@ -72,6 +72,41 @@ def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
     return ConvError(f"unknown {what}", text, f"{remedy}Known: {', '.join(map(repr, words))}")
 
 
+def install_command(extra: str) -> str:
+    """What installs the packages of one of cupyconv's extras, wherever cupyconv came from.
+
+    It names the packages, as the installed metadata has them: a checkout is not on any index.
+    """
+    import re
+    import shlex
+    from importlib import metadata
+
+    try:
+        required = metadata.requires("cupyconv") or []
+    except metadata.PackageNotFoundError:  # a folder on the path
+        required = []
+    found = [
+        entry.partition(";")[0].strip()
+        for entry in required
+        if re.search(rf"extra\s*==\s*[\"']{re.escape(extra)}[\"']", entry)
+    ]
+    return f"pip install {shlex.join(found or [f'cupyconv[{extra}]'])}"
+
+
+def reinstall_command() -> str:
+    """What installs cupyconv again from where it was installed from."""
+    import json
+    import shlex
+    from importlib import metadata
+
+    try:
+        origin = metadata.distribution("cupyconv").read_text("direct_url.json")
+        source = json.loads(origin)["url"].removeprefix("file://") if origin else "cupyconv"
+    except (metadata.PackageNotFoundError, ValueError, KeyError):
+        source = "cupyconv"
+    return f"pip install --force-reinstall {shlex.quote(source)}"
+
+
 def one_of(repairs: Sequence[str]) -> str:
     """Alternative ways out as one sentence: ``Pad by 1, or use an input of 5``."""
     *others, last = repairs

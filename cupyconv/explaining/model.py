@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.errors import ConvError, ConvTypeError, install_command
 from cupyconv.onnx import conv_problem, conv_transpose_problem
 from cupyconv.problem import ConvProblem, shape_text
 
@@ -141,7 +141,7 @@ def _onnx() -> Any:
     except ImportError:
         raise ConvTypeError(
             "models are read with the onnx package, which is not installed. "
-            "Install it with: pip install 'cupyconv[onnx]'"
+            f"Install it with: {install_command('onnx')}"
         ) from None
     return onnx
 

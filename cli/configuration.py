@@ -225,6 +225,12 @@ _OPTIONS = (
         help="Read layers from a TOML file with these words.",
     ),
     click.option(
+        "--model",
+        type=paths.FILE,
+        metavar="FILE.onnx",
+        help="Take the convolutions of a model; --input NAME=SHAPE gives sizes it leaves open.",
+    ),
+    click.option(
         "--layer", metavar="NAME", help="Of several layers in the file the one of this name."
     ),
     click.option(
@@ -276,10 +282,26 @@ def read_layers(options: Mapping[str, Any]) -> list[Layer]:
         OSError: the file cannot be read.
     """
     config, preset = options.get("config"), options.get("preset")
-    if options.get("layer") is not None and config is None:
+    model, name = options.get("model"), options.get("layer")
+    if name is not None and config is None and model is None:
         raise ConvError(
-            "--layer chooses among the layers of a file", "there is no --config", "Give one"
+            "--layer chooses among the layers of a file",
+            "there is no --config and no --model",
+            "Give one",
         )
+    if model is not None:
+        if config is not None or preset is not None:
+            raise ConvError(
+                "--model chooses the layers", "got --config or --preset, too", "Give one"
+            )
+        options = dict(options)
+        sizes = options.get("input") or ""
+        if "=" in sizes:
+            options["input"] = None
+        layers = _of_model(model, sizes if "=" in sizes else None)
+        if name is not None:
+            layers = [_named(layers, name, model)]
+        return _with_options(layers, options)
     if config is not None and preset is not None:
         raise ConvError("--config and --preset both choose layers", "got both", "Give one of them")
     layers = [Layer(None, None, {})]
@@ -292,6 +314,50 @@ def read_layers(options: Mapping[str, Any]) -> list[Layer]:
         if preset not in known:
             raise unknown_word("preset", preset, known)
         layers = [known[preset]]
+    return _with_options(layers, options)
+
+
+def _of_model(path: str, sizes: str | None) -> list[Layer]:
+    """The convolutions of an ONNX model as layers; a transposed one is that which it undoes."""
+    from cupyconv.explaining.model import read
+
+    given = {}
+    if sizes is not None:
+        name, _, shape = sizes.rpartition("=")
+        given[name.strip()] = read_shape("--input", shape)
+    found = read(path, given, paths.read(Path(path)))
+    if not found.layers:
+        raise ConvError(
+            "a model must have a convolution", f"{path} has none", "Use another, or --preset"
+        )
+    return [
+        Layer(
+            layer.name,
+            f"{layer.operator} of {Path(path).name}"
+            + (", whose forward pass is the dx of this" if layer.is_transposed else ""),
+            _arguments(layer.problem),
+        )
+        for layer in found.layers
+    ]
+
+
+def _arguments(problem: ConvProblem) -> dict[str, Any]:
+    explicit = problem.padding_mode == "explicit"
+    return {
+        "input_shape": problem.input_shape,
+        "filter_shape": problem.filter_shape,
+        "stride": problem.stride,
+        "padding": problem.padding if explicit else problem.padding_mode,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "data_format": problem.data_format,
+        "filter_format": problem.filter_format,
+        "dtype": problem.dtype,
+    }
+
+
+def _with_options(layers: list[Layer], options: Mapping[str, Any]) -> list[Layer]:
+    """The layers with what the options change."""
     given = {
         argument: read(f"--{key.replace('_', '-')}", options[key])
         for key, (argument, read) in _READERS.items()

@@ -167,7 +167,7 @@ class Table(_Piece):
         if over > 0:
             least = max(min(_NARROWEST, found[-1]), found[-1] - over)
             over, found[-1] = over - (found[-1] - least), least
-        while over > 0 and max(found) > _NARROWEST:
+        while over > 0 and max(found) > _NARROWEST // 2:
             found[found.index(max(found))] -= 1
             over -= 1
         return found
@@ -193,7 +193,7 @@ _GUTTER = 3
 """Spaces between columns."""
 
 _NARROWEST = 24
-"""Characters that a column is not made narrower than."""
+"""Characters that the last column is not made narrower than; the others, half as many."""
 
 
 def _wrapped(text: str, width: int) -> list[str]:

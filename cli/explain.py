@@ -17,6 +17,7 @@ from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import translate
 from cupyconv.explaining.maps import MAPPED
+from cupyconv.explaining.page import open_in_browser
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import OPERANDS
 from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
@@ -119,7 +120,7 @@ def command(
     if html:
         paths.write(Path(html), explanation.page(*elements[:1]).encode())
     if opened:
-        _open(explanation.page(*elements[:1]), html)
+        open_in_browser(explanation.page(*elements[:1]), html)
     if paths.STANDARD in saved:
         return
     if as_json:
@@ -155,23 +156,6 @@ def command(
         how = ", the three axes drawn one by one" if volume else ""
         parts.append(f"saved to {in_line(' and '.join(saved))}{how}")
     output.write_paged("\n\n".join(parts) + "\n")
-
-
-def _open(page: str, path: str | None) -> None:
-    """Show a page in the browser: the file that was written, or one that is left for it."""
-    import tempfile
-    import webbrowser
-
-    if path is None:
-        with tempfile.NamedTemporaryFile(
-            "w", suffix=".html", prefix="cupyconv-", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(page)
-        path = file.name
-    if not webbrowser.open(Path(path).resolve().as_uri()):
-        raise ConvError(
-            "--open needs a browser", "none was found", f"Open {path} with one, or write --html"
-        )
 
 
 def _explanation(

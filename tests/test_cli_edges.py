@@ -281,7 +281,7 @@ def test_open_shows_the_page(monkeypatch, tmp_path):
     said("explain", *SMALL, "--html", str(page), "--open", "--element", "dw[1,0,0,0]")
     assert shown[1:] == [page.as_uri()]
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
-    assert "needs a browser" in refused("explain", *SMALL, "--open")
+    assert "shown by a browser" in refused("explain", *SMALL, "--open")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupyconv import arrays, files
 from cupyconv.errors import ConvError, ConvTypeError
@@ -20,6 +21,9 @@ from cupyconv.explaining.translate import Translation
 from cupyconv.explaining.values import OPERANDS, RESULTS, Values
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
 from cupyconv.problem import PASSES, ConvAxis, ConvProblem, shape_text
+
+if TYPE_CHECKING:
+    from cupyconv.explaining.page import Page
 
 PASS_GIVES = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 
@@ -155,6 +159,22 @@ class Explanation:
 
         return page.html(self, self.element(element) if element else None)
 
+    def show(self, element: str = "") -> Page:
+        """The page: below the cell in Jupyter, elsewhere in the browser.
+
+        Args:
+            element: the one that is shown first, such as "dF[3,1,0,2]".
+
+        Raises:
+            ConvError: there is no browser.
+        """
+        from cupyconv.explaining import page
+
+        content = self.page(element)
+        if not page.in_notebook():
+            page.open_in_browser(content)
+        return page.Page(content)
+
     def save(self, path: str | Path, element: str = "") -> None:
         """Write ``svg()`` or ``page()`` to a .svg or .html file.
 
@@ -210,7 +230,18 @@ class Explanation:
         return self.text()
 
     def _repr_html_(self) -> str:
-        return self.document.html()
+        """The figure and the text; a notebook that is not trusted shows the text."""
+        try:
+            figure = self.svg()
+        except ConvError:  # too large to be drawn
+            return self.document.html()
+        # As an image, because what cleans untrusted pages would leave its loose words.
+        held = base64.b64encode(figure.encode()).decode()
+        image = (
+            f'<img src="data:image/svg+xml;base64,{held}" style="max-width:100%" '
+            f'alt="Figure of the layer; all of it is told below."/>'
+        )
+        return f"<div>{image}{self.document.html()}</div>"
 
     def _head(self) -> Section:
         problem = self.problem

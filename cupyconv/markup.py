@@ -21,7 +21,7 @@ UNBOUND = 1 << 30
 
 STYLE = """
 .cupyconv{font:14px/1.5 system-ui,sans-serif;max-width:60rem}
-.cupyconv h3,.cupyconv h4{margin:1.1em 0 .3em;font-size:1.08em}
+.cupyconv h3,.cupyconv h4{margin:1.1em 0 .3em;font-size:1.08em;font-weight:600!important}
 .cupyconv h4{font-size:1em}
 .cupyconv p{margin:.35em 0;text-align:left}
 .cupyconv table{border-collapse:collapse;margin:.4em 0}
@@ -29,10 +29,14 @@ STYLE = """
 border-bottom:1px solid rgba(128,128,128,.35)}
 .cupyconv td.r,.cupyconv th.r{text-align:right!important}
 .cupyconv td:last-child{white-space:normal}
-.cupyconv pre{margin:.4em 0;padding:.4em .7em;overflow-x:auto;font-size:.92em;line-height:1.4;
+.cupyconv pre{margin:.4em 0;padding:.4em .7em;overflow-x:auto;
+font:.92em/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace!important;
 border-left:3px solid rgba(128,128,128,.35);background:transparent;color:inherit}
 """.strip()
-"""Takes its colours from the page around it, so that it reads in light and in dark."""
+"""Takes its colours from the page around it, so that it reads in light and in dark.
+
+What is marked as important is what notebooks set otherwise.
+"""
 
 
 _STEERING = re.compile(

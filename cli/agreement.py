@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -172,11 +173,16 @@ class Truth:
         """Of each result, the largest relative difference that rounding explains."""
         if self.problem.dtype == "float64":
             return self._bounds64
-        plain = _naive(self.problem, self.operands)
         return {
-            name: 2 * self.difference(name, getattr(plain, name)) + EPSILON[self.problem.dtype]
+            name: 2 * self.difference(name, getattr(self._plain, name))
+            + EPSILON[self.problem.dtype]
             for name in Results._fields
         }
+
+    @cached_property
+    def _plain(self) -> Results:
+        """What plain summation in the same precision makes of the data."""
+        return _naive(self.problem, self.operands)
 
     @property
     def _bounds64(self) -> Mapping[str, float]:
@@ -192,9 +198,12 @@ class Truth:
 
     def prepared(self) -> Iterator[None]:
         """Computes what comparisons need, and says after each part that it is done."""
-        for part in ("results", "magnitudes", "bounds"):
-            getattr(self, part)  # kept once it is computed
-            yield
+        with ThreadPoolExecutor(1) as beside:
+            if self._is_large and self.problem.dtype != "float64":
+                beside.submit(lambda: self._plain)  # on another core; both are kept
+            for part in ("results", "magnitudes", "bounds"):
+                getattr(self, part)
+                yield
 
     def difference(self, name: str, actual: np.ndarray) -> float:
         """The worst relative difference of a result; infinite where only one is finite."""

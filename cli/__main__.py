@@ -2,4 +2,4 @@
 
 from cupyconv.cli.main import main
 
-main()
+main(prog_name="cupyconv")

@@ -107,7 +107,13 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 @click.option("--minutes", type=float, callback=_positive, help="Of the run; then it reports.")
 @click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
 @click.option(
-    "--json", "json_path", type=paths.FILE, metavar="FILE", help="Write all figures; - prints them."
+    "--json",
+    "json_path",
+    type=paths.FILE,
+    metavar="[FILE]",
+    is_flag=False,
+    flag_value="-",
+    help="Print all figures as one JSON object instead, or write them to a file.",
 )
 @click.option(
     "--csv", "csv_path", type=paths.FILE, metavar="FILE", help="Write a line for each measurement."
@@ -343,7 +349,7 @@ def _list(layers: tuple[Layer, ...], json_path: str | None) -> None:
 
 
 def _drawn(sections: list[Section]) -> list[Any]:
-    """Sections with rich's tables."""
+    """Sections as they are drawn."""
     drawn: list[Any] = []
     for section in sections:
         drawn.append(output.heading(section.title, *map(in_line, section.lines)))

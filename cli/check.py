@@ -74,7 +74,12 @@ class Tally:
     "--dtype", "dtypes", metavar="DTYPE", multiple=True, help="Repeatable.  [default: all four]"
 )
 @click.option(
-    "--impl", "impls", metavar="NAME", multiple=True, help="Repeatable.  [default: all there are]"
+    "--impl",
+    "impls",
+    metavar="NAME",
+    type=configuration.Words(lambda: FAMILIES),
+    multiple=True,
+    help="Repeatable.  [default: all there are]",
 )
 @click.option(
     "--device",

@@ -15,11 +15,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from cupyconv import ConvError, ConvProblem
-from cupyconv.cli import paths
+from cupyconv.cli import output, paths
 from cupyconv.errors import shown, unknown_word
 from cupyconv.explaining.values import KINDS, require_kind
+from cupyconv.formats import SPATIAL_AXES, data_formats
 from cupyconv.markup import in_line
-from cupyconv.problem import ITEMSIZE, shape_text
+from cupyconv.problem import ITEMSIZE, PADDING_WORDS, shape_text
 
 PRESETS = Path(__file__).with_name("presets.toml")
 
@@ -94,7 +95,8 @@ def _integers(
     return numbers
 
 
-def _shape(what: str, value: Any) -> tuple[int, ...]:
+def read_shape(what: str, value: Any) -> tuple[int, ...]:
+    """A shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
     rule = "a shape, sizes with x or commas between them"
     return tuple(_integers(what, value, rule, "1x5x5x3 or 1,5,5,3"))
 
@@ -145,8 +147,8 @@ def _dtype(what: str, value: Any) -> str:
 
 
 _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "input": ("input_shape", _shape),
-    "filter": ("filter_shape", _shape),
+    "input": ("input_shape", read_shape),
+    "filter": ("filter_shape", read_shape),
     "stride": ("stride", _size),
     "padding": ("padding", _padding),
     "dilation": ("dilation", _size),
@@ -161,10 +163,7 @@ _LABELS = ("name", "title", "values")
 """Keys that say nothing about the convolution."""
 
 
-# -- options ---------------------------------------------------------------------------------------
-
-
-class _Words(click.ParamType):
+class Words(click.ParamType):
     """A word that a shell may complete; what it means is checked where it is used."""
 
     name = "word"
@@ -178,12 +177,28 @@ class _Words(click.ParamType):
         return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
 
 
+# -- options ---------------------------------------------------------------------------------------
+
+
+def _list_presets(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
+    if not asked or ctx.resilient_parsing:
+        return
+    table = output.table("preset", "x * w", "what it shows")
+    for layer in read_file(PRESETS):
+        problem = layer.problem()
+        shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
+        table.add_row(str(layer.name), shapes, layer.title or "")
+    output.draw(table)
+    ctx.exit()
+
+
 _OPTIONS = (
     click.option("--input", metavar="SHAPE", help="Shape of x, such as 1x5x5x3."),
     click.option("--filter", metavar="SHAPE", help="Shape of w, such as 3x3x3x4."),
     click.option("--stride", metavar="N|NxN", help="For all axes, or one per axis.  [default: 1]"),
     click.option(
         "--padding",
+        type=Words(lambda: PADDING_WORDS),
         metavar="PADDING",
         help="same, valid, same_lower, 1, 1,2 (per axis) or 1:2,0:1 (before:after per axis).  "
         "[default: 0]",
@@ -193,7 +208,10 @@ _OPTIONS = (
     ),
     click.option("--groups", metavar="N", help="The input's channels for depthwise.  [default: 1]"),
     click.option(
-        "--data-format", metavar="WORD", help="Order of x and y, such as NHWC.  [default: NCHW]"
+        "--data-format",
+        metavar="WORD",
+        type=Words(lambda: (word for rank in SPATIAL_AXES for word in data_formats(rank))),
+        help="Order of x and y, such as NHWC.  [default: NCHW]",
     ),
     click.option(
         "--filter-format",
@@ -206,19 +224,42 @@ _OPTIONS = (
         metavar="FILE",
         help="Read layers from a TOML file with these words.",
     ),
-    click.option("--preset", metavar="NAME", help="One of the layers that come with cupyconv."),
+    click.option(
+        "--model",
+        type=paths.FILE,
+        metavar="FILE.onnx",
+        help="Take the convolutions of a model; --input NAME=SHAPE gives sizes it leaves open.",
+    ),
+    click.option(
+        "--layer", metavar="NAME", help="Of several layers in the file the one of this name."
+    ),
+    click.option(
+        "--preset",
+        metavar="NAME",
+        type=Words(lambda: (str(layer.name) for layer in read_file(PRESETS))),
+        help="One of the layers that come with cupyconv.",
+    ),
+    click.option(
+        "--list-presets",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_list_presets,
+        help="List them, and do nothing else.",
+    ),
 )
 
 dtype_option = click.option(
     "--dtype",
     metavar="DTYPE",
+    type=Words(lambda: ITEMSIZE),
     help=f"{', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  [default: float32]",
 )
 
 values_option = click.option(
     "--values",
     metavar="WORD",
-    type=_Words(lambda: KINDS),
+    type=Words(lambda: KINDS),
     help="Draw random data as normal numbers, or as small integers.  [default: normal]",
 )
 
@@ -241,16 +282,82 @@ def read_layers(options: Mapping[str, Any]) -> list[Layer]:
         OSError: the file cannot be read.
     """
     config, preset = options.get("config"), options.get("preset")
+    model, name = options.get("model"), options.get("layer")
+    if name is not None and config is None and model is None:
+        raise ConvError(
+            "--layer chooses among the layers of a file",
+            "there is no --config and no --model",
+            "Give one",
+        )
+    if model is not None:
+        if config is not None or preset is not None:
+            raise ConvError(
+                "--model chooses the layers", "got --config or --preset, too", "Give one"
+            )
+        options = dict(options)
+        sizes = options.get("input") or ""
+        if "=" in sizes:
+            options["input"] = None
+        layers = _of_model(model, sizes if "=" in sizes else None)
+        if name is not None:
+            layers = [_named(layers, name, model)]
+        return _with_options(layers, options)
     if config is not None and preset is not None:
         raise ConvError("--config and --preset both choose layers", "got both", "Give one of them")
     layers = [Layer(None, None, {})]
     if config is not None:
         layers = read_file(Path(config))
+        if options.get("layer") is not None:
+            layers = [_named(layers, options["layer"], config)]
     elif preset is not None:
         known = {str(layer.name): layer for layer in read_file(PRESETS)}
         if preset not in known:
             raise unknown_word("preset", preset, known)
         layers = [known[preset]]
+    return _with_options(layers, options)
+
+
+def _of_model(path: str, sizes: str | None) -> list[Layer]:
+    """The convolutions of an ONNX model as layers; a transposed one is that which it undoes."""
+    from cupyconv.explaining.model import read
+
+    given = {}
+    if sizes is not None:
+        name, _, shape = sizes.rpartition("=")
+        given[name.strip()] = read_shape("--input", shape)
+    found = read(path, given, paths.read(Path(path)))
+    if not found.layers:
+        raise ConvError(
+            "a model must have a convolution", f"{path} has none", "Use another, or --preset"
+        )
+    return [
+        Layer(
+            layer.name,
+            f"{layer.operator} of {Path(path).name}"
+            + (", whose forward pass is the dx of this" if layer.is_transposed else ""),
+            _arguments(layer.problem),
+        )
+        for layer in found.layers
+    ]
+
+
+def _arguments(problem: ConvProblem) -> dict[str, Any]:
+    explicit = problem.padding_mode == "explicit"
+    return {
+        "input_shape": problem.input_shape,
+        "filter_shape": problem.filter_shape,
+        "stride": problem.stride,
+        "padding": problem.padding if explicit else problem.padding_mode,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "data_format": problem.data_format,
+        "filter_format": problem.filter_format,
+        "dtype": problem.dtype,
+    }
+
+
+def _with_options(layers: list[Layer], options: Mapping[str, Any]) -> list[Layer]:
+    """The layers with what the options change."""
     given = {
         argument: read(f"--{key.replace('_', '-')}", options[key])
         for key, (argument, read) in _READERS.items()
@@ -260,6 +367,13 @@ def read_layers(options: Mapping[str, Any]) -> list[Layer]:
     if values is not None:
         require_kind("--values", values)
     return [_changed(layer, given, values) for layer in layers]
+
+
+def _named(layers: list[Layer], name: str, where: str) -> Layer:
+    found = {str(layer.name): layer for layer in layers if layer.name is not None}
+    if name not in found:
+        raise unknown_word(f"layer in {where}", name, found)
+    return found[name]
 
 
 def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Layer:
@@ -280,14 +394,21 @@ def read_file(path: Path) -> list[Layer]:
     import tomllib
 
     try:
-        content = tomllib.loads(path.read_bytes().decode())
+        content = tomllib.loads(paths.read(path).decode())
     except (ValueError, RecursionError) as error:  # of its own, of UTF-8, and of huge integers
         raise ConvError(
             f"{path} must be TOML",
             "it is nested too deeply" if isinstance(error, RecursionError) else str(error),
             'Write lines such as input = "1x5x5x3"',
         ) from None
-    tables = content.pop("layer", None)
+    words = [word for word in ("layer", "layers") if word in content]
+    if len(words) > 1:
+        raise ConvError(
+            f"{path} must call its layers by one word",
+            "it has [[layer]] and [[layers]]",
+            "Use one of them",
+        )
+    tables = content.pop(words[0]) if words else None
     if tables is None:
         return [_layer(path.name, content)]
     if content:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from cupyconv import (
     files,
     plan,
 )
+from cupyconv.cli import output, paths
 from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
@@ -94,7 +96,7 @@ def load(option: str, place: str) -> np.ndarray:
     if not path.exists() and ".npz:" in place:
         base, _, name = place.rpartition(":")
         path = Path(base)
-    with path.open("rb") as file:
+    with _opened(path) as file:
         magic = file.read(len(_NPY))
         if not magic.startswith((_NPY, _ZIP)):
             raise ConvError(
@@ -145,6 +147,11 @@ def require_parts(problem: ConvProblem, loaded: Mapping[str, np.ndarray]) -> Non
             )
 
 
+def _opened(path: Path) -> IO[bytes]:
+    """A file, or standard input, in which one cannot go back."""
+    return io.BytesIO(paths.read(path)) if str(path) == paths.STANDARD else path.open("rb")
+
+
 def _member(option: str, path: Path, names: list[str], name: str | None) -> str:
     wanted = name or option.lstrip("-")
     if wanted in names:
@@ -171,6 +178,11 @@ def save(path: Path, content: Mapping[str, np.ndarray]) -> None:
         name: array.astype(np.float32) if array.dtype == arrays.numpy_dtype("bfloat16") else array
         for name, array in content.items()
     }
+    if str(path) == paths.STANDARD:
+        held = io.BytesIO()
+        np.savez(held, **plain)  # type: ignore[arg-type]
+        output.deliver(held.getvalue())
+        return
     with files.replacing(path) as file:
         np.savez(file, **plain)  # type: ignore[arg-type]  # names are ours, none is allow_pickle
 

@@ -16,15 +16,20 @@ import click
 import cupyconv
 from cupyconv import CupyconvError, arrays
 from cupyconv.cli import output
+from cupyconv.errors import install_command, reinstall_command
 from cupyconv.gpu import compiler, sources
 from cupyconv.problem import bytes_text
 
-INSTALL_CUPY = "pip install 'cupyconv[cuda13]'  (CUDA 13; for an older driver: cuda12)"
 INSTALL_DRIVER = (
     "sudo ubuntu-drivers install (Ubuntu), sudo apt install nvidia-driver (Debian), or "
     "https://www.nvidia.com/drivers"
 )
-INSTALL_CUPYCONV = "pip install --force-reinstall cupyconv"
+
+
+def _install_cupy() -> str:
+    return (
+        f"{install_command('cuda13')}  (CUDA 13; for an older driver: {install_command('cuda12')})"
+    )
 
 
 class Missing(NamedTuple):
@@ -75,7 +80,7 @@ def _cupy(missing: list[Missing]) -> dict[str, Any] | None:
     try:
         return {"version": arrays.cupy().__version__}
     except CupyconvError:
-        missing.append(Missing("CuPy, which carries arrays to the GPU", INSTALL_CUPY))
+        missing.append(Missing("CuPy, which carries arrays to the GPU", _install_cupy()))
         return None
 
 
@@ -83,7 +88,7 @@ def _nvrtc(missing: list[Missing]) -> dict[str, Any] | None:
     try:
         return {"version": ".".join(map(str, compiler.nvrtc_version()))}
     except CupyconvError:
-        missing.append(Missing("NVRTC, which compiles the kernels", INSTALL_CUPY))
+        missing.append(Missing("NVRTC, which compiles the kernels", _install_cupy()))
         return None
 
 
@@ -124,7 +129,7 @@ def _bindings(missing: list[Missing]) -> dict[str, Any] | None:
     try:
         return {"version": importlib.metadata.version("cuda-bindings")}
     except importlib.metadata.PackageNotFoundError:
-        missing.append(Missing("NVIDIA's bindings, for TMA on Hopper", INSTALL_CUPY))
+        missing.append(Missing("NVIDIA's bindings, for TMA on Hopper", _install_cupy()))
         return None
 
 
@@ -132,7 +137,7 @@ def _sources(missing: list[Missing]) -> dict[str, Any] | None:
     try:
         folder = sources.directory()
     except FileNotFoundError:
-        missing.append(Missing("the kernel sources", INSTALL_CUPYCONV))
+        missing.append(Missing("the kernel sources", reinstall_command()))
         return None
     return {"folder": str(folder), "kernels": sorted(path.stem for path in folder.glob("*.cu"))}
 

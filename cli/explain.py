@@ -12,9 +12,12 @@ from typing import Any
 import click
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, Explanation, files
+from cupyconv import ConvError, ConvProblem, Explanation
 from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
+from cupyconv.explaining import translate
+from cupyconv.explaining.maps import MAPPED
+from cupyconv.explaining.page import open_in_browser
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import OPERANDS
 from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
@@ -38,9 +41,18 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random data."
 )
 @configuration.values_option
-@click.option("--map", "mapped", metavar="dx|dw|y", help="Draw how many terms reach each position.")
 @click.option(
-    "--code", metavar="FRAMEWORK", help="Print the layer for tensorflow, pytorch, jax or onnx."
+    "--map",
+    "mapped",
+    metavar="dx|dw|y",
+    type=configuration.Words(lambda: MAPPED),
+    help="Draw how many terms reach each position.",
+)
+@click.option(
+    "--code",
+    metavar="FRAMEWORK",
+    type=configuration.Words(lambda: translate.FRAMEWORKS),
+    help="Print the layer for tensorflow, pytorch, jax or onnx.",
 )
 @click.option(
     "--svg", type=paths.FILE, metavar="FILE", help="Write a picture; with --map, of the map."
@@ -48,6 +60,7 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
 @click.option(
     "--html", type=paths.FILE, metavar="FILE", help="Write an interactive page; needs no network."
 )
+@click.option("--open", "opened", is_flag=True, help="Show the page in the browser.")
 @output.json_option
 def command(
     elements: tuple[str, ...],
@@ -60,6 +73,7 @@ def command(
     code: str | None,
     svg: str | None,
     html: str | None,
+    opened: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -78,16 +92,20 @@ def command(
     layers = configuration.read_layers(options)
     read = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
     saved = [path for path in (svg, html) if path]
+    if saved.count(paths.STANDARD) + (paths.STANDARD in saved and as_json) > 1:
+        raise ConvError(
+            "standard output takes one thing", "it is asked for two", "Write one to a file"
+        )
     for option, path in (("--svg", svg), ("--html", html)):
         if path:
             paths.require_writable(option, Path(path))
-    if len(layers) > 1 and (read or saved or code):
+    if len(layers) > 1 and (read or saved or code or opened):
         raise ConvError(
-            "--x, --w, --dy, --code, --svg and --html go with one layer",
+            "--x, --w, --dy, --code, --svg, --html and --open go with one layer",
             f"the configuration has {len(layers)}",
-            "Give a file with one layer",
+            "Choose one with --layer NAME",
         )
-    whole = not (elements or mapped or code or saved)
+    whole = not (elements or mapped or code or saved or opened)
     told = []
     for layer in layers:
         problem, explanation, source = _explanation(layer, read, seed)
@@ -98,9 +116,13 @@ def command(
     explanation, counted = told[0][2], told[0][5]
     if svg:
         picture = counted.svg() if counted else explanation.svg(*elements[:1])
-        files.put(Path(svg), picture.encode())
+        paths.write(Path(svg), picture.encode())
     if html:
-        files.put(Path(html), explanation.page(*elements[:1]).encode())
+        paths.write(Path(html), explanation.page(*elements[:1]).encode())
+    if opened:
+        open_in_browser(explanation.page(*elements[:1]), html)
+    if paths.STANDARD in saved:
+        return
     if as_json:
         entries = [_as_json(*entry, everything=everything) for entry in told]
         output.write_json({"layers": entries, "saved": saved})

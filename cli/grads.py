@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from cupyconv.cli.shapes import axes_table, tensors_json, title
 from cupyconv.explaining.shapes import reasons
 from cupyconv.explaining.values import OPERANDS, draw
 from cupyconv.markup import in_line
+from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PASSES, REAL_PART, bytes_text, shape_text
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from cupyconv import Plan
     from cupyconv.checking import Agreement, Operands, Results
     from cupyconv.cli.data import Place
+
+STEPS = 6
+"""Of the checks of a layer: what they compare with, and three finite differences."""
 
 
 @click.command()
@@ -46,7 +50,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where to compute; auto takes the GPU if there is one.",
 )
-@click.option("--impl", metavar="NAME", default="auto", show_default=True, help="Implementation.")
+@click.option(
+    "--impl",
+    metavar="NAME",
+    type=configuration.Words(lambda: FAMILIES),
+    default="auto",
+    show_default=True,
+    help="Implementation.",
+)
 @click.option(
     "--save", type=paths.FILE, metavar="FILE", help="Write all tensors to this .npz file."
 )
@@ -87,7 +98,7 @@ def command(
         raise ConvError(
             "--x, --w, --dy and --save go with one layer",
             f"the configuration has {len(layers)}",
-            "Give a file with one layer",
+            "Choose one with --layer NAME",
         )
     target = Path(save) if save else None
     if chunked:
@@ -103,12 +114,12 @@ def command(
         planned = place.plan(problem, impl)
         _require_memory(problem, place, check=not no_check)
         operands = _operands(problem, loaded, seed, layer.values)
-        with output.busy("computing"):
+        with output.progress("computing and checking", 1 if no_check else 1 + STEPS) as advance:
             results = compute(problem, operands, place, impl)
-        report = _Report(layer, problem, planned, files, seed, _norms(operands, results))
-        if not no_check:
-            with output.busy("checking against float64"):
-                report.check(operands, results)
+            advance()
+            report = _Report(layer, problem, planned, files, seed, _norms(operands, results))
+            if not no_check:
+                report.check(operands, results, advance)
         if target:
             data.save(target, {**operands._asdict(), **results._asdict()})
         reports.append(report)
@@ -161,7 +172,9 @@ def _chunked(
 
 def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
     """Print what was found; 1 if a check failed."""
-    if as_json:
+    if target and str(target) == paths.STANDARD:
+        pass  # which has the tensors
+    elif as_json:
         everything = [report.as_json() for report in reports]
         output.write_json({"layers": everything, "saved": str(target) if target else None})
     else:
@@ -188,15 +201,18 @@ class _Report:
         self.products: dict[str, float] = {}
         self.chunked = False
 
-    def check(self, operands: Operands, results: Results) -> None:
+    def check(self, operands: Operands, results: Results, advance: Callable[[], None]) -> None:
+        """Compare the results; ``advance`` is called after each of STEPS."""
         from cupyconv.checking import Truth
 
         truth = Truth(self.problem, operands)
-        self.agreements = [
-            *truth.against_finite_differences(results, self.seed),
-            truth.against_adjoint(results),
-            *truth.against_reference(results),
-        ]
+        for _ in truth.prepared():
+            advance()
+        self.agreements = []
+        for agreement in truth.against_finite_differences(results, self.seed):
+            self.agreements.append(agreement)
+            advance()
+        self.agreements += [truth.against_adjoint(results), *truth.against_reference(results)]
         self.products = truth.inner_products(results)
 
     @property

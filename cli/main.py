@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ import click
 
 import cupyconv
 from cupyconv.cli import output
-from cupyconv.errors import CupyconvError, DeviceError, KernelCompileError, unknown_word
+from cupyconv.errors import ConvError, CupyconvError, DeviceError, KernelCompileError, unknown_word
 
 COMMANDS = ("shapes", "grads", "explain", "model", "check", "bench", "env")
 """Each is the object ``command`` of the module of its name."""
@@ -26,6 +27,8 @@ GOOD, CHECK_FAILED, WRONG_USAGE, NO_GPU, DOES_NOT_COMPILE = range(5)
 
 BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+_SHAPE = re.compile(r"\d+([x,]\d+)+")
 
 TRACEBACK_VARIABLE = "CUPYCONV_TRACEBACK"
 
@@ -44,6 +47,14 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if _SHAPE.fullmatch(args[0]):
+            if len(args) < 2 or not _SHAPE.fullmatch(args[1]):
+                raise ConvError(
+                    "the short form is the shapes of the input and of the filter",
+                    f"got {' '.join(args[:2])}",
+                    f"Write for example cupyconv {args[0]} 10x5x5x5",
+                )
+            args = ["explain", "--input", args[0], "--filter", *args[1:]]
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             raise unknown_word("command", args[0], COMMANDS)
         return super().resolve_command(ctx, args)
@@ -134,11 +145,15 @@ def main(ctx: click.Context) -> None:
     """Shapes and gradients of convolutional layers, on NumPy and CuPy.
 
     \b
+    cupyconv 1x5x100x100 10x5x5x5             (in short, cupyconv explain --input ... --filter ...)
     cupyconv grads --preset multi-channel
     cupyconv shapes --input 1x5x5x3 --filter 3x3x3x4 --stride 2 --padding same --data-format NHWC
 
     Exit codes: 0 good, 1 a check failed, 2 wrong usage or impossible configuration, 3 no GPU,
-    4 a kernel did not compile.
+    4 a kernel did not compile, 70 a bug in cupyconv, 130 interrupted (128 and a signal's number).
+
+    Tab completes commands, options, presets and words once a shell is told so:
+    eval "$(_CUPYCONV_COMPLETE=bash_source cupyconv)", or zsh_source, or fish_source.
     """
     if ctx.invoked_subcommand is None:
         output.write(ctx.get_help() + "\n")

@@ -3,31 +3,29 @@
 Control characters are written out, wherever a text came from.  Names from outside are put into
 sentences and tables by ``markup.in_line``, so that they cannot feign lines of their own either.
 
-rich is imported when something is drawn, so that ``--json`` and ``--help`` do without it.
+rich draws what moves, progress bars and spinners, and is imported for these alone.
 """
 
 from __future__ import annotations
 
 import codecs
 import errno
-import io
 import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from cupyconv.markup import visible
+from cupyconv.markup import Block, Paragraph, Section, Table, Verbatim, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.segment import Segment
-    from rich.table import Table
+    from rich.console import Console
 
 PIPED_WIDTH = 100
 
@@ -71,6 +69,14 @@ def _deliver(text: str) -> None:
         if not isinstance(error, BrokenPipeError):
             error.filename = "standard output"
             raise
+
+
+def deliver(content: bytes) -> None:
+    """Bytes to standard output as they are: a picture, or an array."""
+    stream = standard_output()
+    stream.flush()
+    stream.buffer.write(content)
+    stream.buffer.flush()
 
 
 def standard_output() -> TextIO:
@@ -117,75 +123,74 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def draw(*parts: RenderableType) -> None:
+def draw(*parts: Table | Section | Rows | str) -> None:
     """Tables and lines to standard output, with an empty line between parts."""
-    drawn = _Like(standard_output())
-    console = _console(drawn)
-    for number, part in enumerate(parts):
-        if number:
-            console.print()
-        console.print(_Visible(part), crop=False)
-    lines = drawn.getvalue().split("\n")[:-1]
-    _deliver("".join(line.rstrip() + "\n" for line in lines))
+    stream = standard_output()
+    strong: Callable[[str], str]
+    paint: Callable[[str], str]
+    strong, paint = (_strong, _painted) if _coloured(stream) else (str, str)
+    width = max(_width(stream), 40)
+    drawn = []
+    for part in parts:
+        if isinstance(part, Rows):
+            part = part.table
+        if isinstance(part, str):
+            part = heading("", *part.split("\n"))
+        if isinstance(part, Table):
+            drawn.append("\n".join(part.lines(width, strong, paint)))
+        else:
+            drawn.append("\n".join(part.lines(width, strong)))
+    _deliver("\n\n".join(drawn) + "\n")
 
 
-class _Like(io.StringIO):
-    """Text that is drawn as for another stream, but kept."""
+def _coloured(stream: TextIO) -> bool:
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__()
-        self._stream = stream
+
+def _width(stream: TextIO) -> int:
+    fixed = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return shutil.get_terminal_size().columns if fixed else PIPED_WIDTH
+
+
+def _strong(text: str) -> str:
+    return click.style(text, bold=True)
+
+
+def _painted(cell: str) -> str:
+    colour = {"pass": "green", "FAIL": "red"}.get(cell.strip())
+    return click.style(cell, fg=colour, bold=colour == "red") if colour else cell
+
+
+class Rows:
+    """A table while it is filled."""
+
+    def __init__(self, columns: tuple[str, ...], right: Iterable[str]) -> None:
+        self._columns, self._right = columns, tuple(right)
+        self._rows: list[tuple[str, ...]] = []
+
+    def add_row(self, *cells: str) -> None:
+        """A row; cells that are left out are empty."""
+        self._rows.append(cells + ("",) * (len(self._columns) - len(cells)))
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # which is None of a StringIO
-        return self._stream.encoding
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
+    def table(self) -> Table:
+        return Table(self._columns, tuple(self._rows), self._right)
 
 
-class _Visible:
-    """Draws something with its control characters written out, and the colours that it has."""
-
-    def __init__(self, part: RenderableType) -> None:
-        self._part = part
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        from rich.segment import Segment
-
-        for text, style, control in console.render(self._part, options):
-            yield Segment(text if control else visible(text), style, control)
-
-
-def table(*columns: str, right: Iterable[str] = ()) -> Table:
+def table(*columns: str, right: Iterable[str] = ()) -> Rows:
     """An empty table with these headings; those in ``right`` are aligned to the right."""
-    from rich import box
-    from rich.table import Table
-
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-    for column in columns:
-        drawn.add_column(
-            column, justify="right" if column in right else "left", overflow="fold", vertical="top"
-        )
-    return drawn
+    return Rows(columns, right)
 
 
-def heading(text: str, *lines: str, wrap: bool = True) -> RenderableType:
+def heading(text: str, *lines: str, wrap: bool = True) -> Section:
     """A title with plain lines under it; what is to be copied is better not wrapped."""
-    from rich.text import Text
-
-    overflow: Any = None if wrap else "ignore"
-    drawn = Text(f"{text}\n", style="bold", no_wrap=not wrap, overflow=overflow)
-    return drawn.append("\n".join(lines), style="not bold")
+    blocks: tuple[Block, ...] = tuple(map(Paragraph, lines))
+    return Section(text, blocks if wrap else (Verbatim("\n".join(lines), indent=0),))
 
 
-def verdict(passed: bool | None) -> RenderableType:
+def verdict(passed: bool | None) -> str:
     """pass, FAIL, or a dash for what could not be judged."""
-    from rich.text import Text
-
-    if passed is None:
-        return Text("-")
-    return Text("pass", style="green") if passed else Text("FAIL", style="bold red")
+    return "-" if passed is None else "pass" if passed else "FAIL"
 
 
 def error(message: str, below: str = "") -> None:
@@ -198,28 +203,44 @@ def error(message: str, below: str = "") -> None:
         click.echo(visible(below.rstrip("\n")), err=True)
 
 
-@contextmanager
-def busy(text: str) -> Iterator[None]:
-    """A spinner on standard error while something takes long; nothing where no one watches."""
-    if not is_terminal(sys.stderr):
-        yield
-        return
-    with _console(sys.stderr).status(text):
-        yield
+PATIENCE = 2.0
+"""Seconds that a command may take before it shows how far it is."""
 
 
 @contextmanager
-def progress(text: str, total: int) -> Iterator[Any]:
-    """A progress bar on standard error; yields a function that moves it on by one."""
+def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
+    """Percent and time left on standard error, of what takes long and where somebody watches.
+
+    Yields a function that is called after each of ``total`` steps.
+    """
     if not is_terminal(sys.stderr):
         yield lambda: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
-        task = bar.add_task(text, total=total)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=_console(sys.stderr), transient=True)
+    task = bar.add_task(text, total=total)
+    begin = threading.Timer(PATIENCE, bar.start)
+    begin.daemon = True
+    begin.start()
+    try:
         yield lambda: bar.advance(task)
+    finally:
+        begin.cancel()
+        begin.join()
+        bar.stop()
 
 
 def scaled(number: float, unit: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from cupyconv import ConvError, files
+from cupyconv.cli import output
 
 
 class _File(click.ParamType):
@@ -36,6 +38,33 @@ def require_writable(option: str, path: Path) -> None:
     Raises:
         ConvError: its folder does not exist or cannot be written, or it is a folder itself.
     """
+    if str(path) == STANDARD:
+        return
     wrong = files.unwritable(path)
     if wrong:
         raise ConvError(f"{option} must be a file that can be written", wrong, "Choose another")
+
+
+STANDARD = "-"
+"""The name of standard input or output, wherever a file is taken."""
+
+
+def read(path: Path) -> bytes:
+    """What is in a file, or comes from standard input.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return sys.stdin.buffer.read() if str(path) == STANDARD else path.read_bytes()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, or to standard output.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if str(path) == STANDARD:
+        output.deliver(content)
+    else:
+        files.put(path, content)

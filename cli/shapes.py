@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from cupyconv import ConvProblem
-from cupyconv.cli import configuration, output
+from cupyconv import ConvError, ConvProblem
+from cupyconv.cli import backwards, configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.explaining.shapes import axis_reasons, reasons
+from cupyconv.explaining.shapes import axis_reasons, interval_dict, reasons
 from cupyconv.planning import Plan, plan
+from cupyconv.planning.device import DEVICES
 from cupyconv.problem import PASSES, GemmView, bytes_text, shape_text
 
 PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
@@ -23,25 +25,83 @@ PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw
     "--device",
     "devices",
     metavar="DEVICE",
+    type=configuration.Words(lambda: DEVICES),
     multiple=True,
     default=("cpu", "sm_80"),
     show_default="cpu and sm_80",
     help="Say what would run on this device: cpu, or a GPU by its architecture.  Repeatable.",
 )
+@click.option(
+    "--dy",
+    metavar="SHAPE",
+    help="Without --input: say which inputs have an output of this shape, and why.",
+)
+@click.option(
+    "--sweep",
+    metavar="WORD=FIRST:LAST",
+    help="A line for each value of input, filter, stride, dilation or padding on every axis.",
+)
 @output.json_option
-def command(devices: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def command(
+    devices: tuple[str, ...], dy: str | None, sweep: str | None, as_json: bool, **options: Any
+) -> None:
     """Shapes and cost of a layer and its gradients.
+
+    \b
+    cupyconv shapes --preset same-stride
+    cupyconv shapes --dy 1x3x3x4 --filter 3x3x3x4 --stride 2 --padding same --data-format NHWC
+    cupyconv shapes --filter 1x1x3 --stride 2 --padding same --sweep input=3:10
 
     Needs no data and no GPU.
     """
+    layers = configuration.read_layers(options)
+    if dy is not None and sweep is not None:
+        raise ConvError("--dy and --sweep ask two questions", "got both", "Give one of them")
+    if dy is not None:
+        _backwards(layers, dy, options, as_json)
+        return
+    if sweep is not None:
+        _sweep(layers, sweep, as_json)
+        return
     described = []
-    for layer in configuration.read_layers(options):
+    for layer in layers:
         problem = layer.problem()
         described.append((layer, problem, [plan(problem, device) for device in devices]))
     if as_json:
         output.write_json({"layers": [_as_json(*entry) for entry in described]})
         return
     parts = [part for entry in described for part in _tables(*entry)]
+    output.draw(*parts)
+
+
+def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json: bool) -> None:
+    """Which inputs have this output."""
+    if options.get("input"):
+        raise ConvError(
+            "--dy asks for the input", f"it is given, --input {options['input']}", "Leave it out"
+        )
+    shape = configuration.read_shape("--dy", dy)
+    found = [(layer, backwards.inputs_of(layer, shape)) for layer in layers]
+    if as_json:
+        output.write_json({"layers": [backwards.backwards_json(*entry) for entry in found]})
+        return
+    output.draw(*(part for entry in found for part in backwards.backwards_parts(*entry)))
+
+
+def _sweep(layers: list[Layer], text: str, as_json: bool) -> None:
+    """The layers with one word changed."""
+    sweep = backwards.read_sweep(text)
+    found = [(layer, backwards.swept(layer, sweep)) for layer in layers]
+    if as_json:
+        content = [{"name": layer.name, **backwards.sweep_json(sweep, one)} for layer, one in found]
+        output.write_json({"layers": content})
+        return
+    parts: list[Any] = []
+    for layer, one in found:
+        problem = next(each for _, each in one if isinstance(each, ConvProblem))
+        line = configuration.summary(problem)
+        parts.append(output.heading(*([layer.heading, line] if layer.heading else [line])))
+        parts.append(backwards.sweep_table(sweep, one))
     output.draw(*parts)
 
 
@@ -163,7 +223,7 @@ def tensors_json(problem: ConvProblem) -> dict[str, Any]:
                 "padding": [axis.pad_before, axis.pad_after],
                 "output": axis.output,
                 "formula": axis.formula,
-                "valid_input_sizes": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
+                "valid_input_sizes": interval_dict(axis.valid_input_sizes),
                 "unread_inputs": axis.unread_inputs,
             }
             for axis in problem.axes

@@ -41,6 +41,7 @@ _HOMES = {
     "conv_transpose": "operations",
     "plan": "operations",
     "as_kind_of": "arrays",
+    "kernel_sources": "gpu.sources",
     "raw_ops": "",
     "onnx": "",
     "cudnn": "",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:  # the names of _HOMES, for type checkers
         WorkerError,
     )
     from cupyconv.explaining.explanation import Explanation, explain
+    from cupyconv.gpu.sources import kernel_sources
     from cupyconv.operations import (
         ConvGradients,
         conv_backprop_bias,

@@ -15,7 +15,7 @@ from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from cupyconv.errors import ConvTypeError, CupyconvError, DeviceError
+from cupyconv.errors import ConvTypeError, CupyconvError, DeviceError, install_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ def cupy() -> ModuleType:
     except ImportError as error:
         raise DeviceError(
             f"CuPy could not be imported ({error}). "
-            "Install it with: pip install 'cupyconv[cuda13]' (or cuda12)"
+            f"Install it with: {install_command('cuda13')} (or likewise for CUDA 12)"
         ) from error
     _cupy = module
     return module

@@ -8,7 +8,8 @@ what plain summation in the same precision gets on the same data, and one unit i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +20,9 @@ import numpy as np
 from cupyconv import arrays, operations
 from cupyconv.cpu import naive
 from cupyconv.problem import PASSES, REAL_PART, ConvProblem
+
+LARGE = 1e9
+"""FLOPs of a pass from which the plain reference alone would take long."""
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 ROUNDOFF |= {name: ROUNDOFF[part] for name, part in REAL_PART.items()}
@@ -133,9 +137,12 @@ def compute(
 class Truth:
     """What the results of one problem on given data must be, and how close they must come."""
 
-    def __init__(self, problem: ConvProblem, operands: Operands) -> None:
+    def __init__(
+        self, problem: ConvProblem, operands: Operands, forward: str | None = None
+    ) -> None:
         self.problem = problem
         self.operands = operands
+        self._given = forward
 
     @cached_property
     def operands64(self) -> Operands:
@@ -153,19 +160,49 @@ class Truth:
 
     @cached_property
     def magnitudes(self) -> Results:
-        """Of each number, the sum of the absolute values of its terms."""
-        return compute(self.problem, Operands(*map(np.abs, self.operands64)), HOST, "reference")
+        """Of each number, the sum of the absolute values of its terms.
+
+        Nothing cancels in these, so any implementation has them to nearly all digits of float64;
+        and they are a scale only, that of the reference's results.
+        """
+        impl = "auto" if self._is_large else "reference"
+        return compute(self.problem, Operands(*map(np.abs, self.operands64)), HOST, impl)
+
+    @property
+    def _is_large(self) -> bool:
+        return self.problem.flops > LARGE
+
+    @cached_property
+    def _forward(self) -> str:
+        """What computes the losses of finite differences: the reference.
+
+        Of a large layer it is the fastest implementation in float64, if its y is the reference's
+        but for float64's own rounding, number by number.
+        """
+        if self._given or not self._is_large:
+            return self._given or "reference"
+        x, w, _ = self.operands64
+        y = operations.conv_forward(x, w, **self.problem.keywords)
+        with np.errstate(all="ignore"):
+            apart = np.abs(y - self.results.y)
+            same = apart <= 1e-12 * self.magnitudes.y
+        return "auto" if bool(same.all()) else "reference"
 
     @cached_property
     def bounds(self) -> Mapping[str, float]:
         """Of each result, the largest relative difference that rounding explains."""
         if self.problem.dtype in _NARROWER:
             return self._bounds64
-        plain = _naive(self.problem, self.operands)
         return {
-            name: 2 * self.difference(name, getattr(plain, name)) + 2 * ROUNDOFF[self.problem.dtype]
+            name: 2 * self.difference(name, getattr(self._plain, name))
+            + 2 * ROUNDOFF[self.problem.dtype]
             for name in Results._fields
         }
+
+    @cached_property
+    def _plain(self) -> Results:
+        """What plain summation in the same precision makes of the data."""
+        return _naive(self.problem, self.operands)
 
     @property
     def _bounds64(self) -> Mapping[str, float]:
@@ -179,6 +216,15 @@ class Truth:
         less = Truth(self.problem.replace(dtype=narrower), rounded)
         scale = ROUNDOFF["float64"] / ROUNDOFF["float32"]
         return {name: scale * bound for name, bound in less.bounds.items()}
+
+    def prepared(self) -> Iterator[None]:
+        """Computes what comparisons need, and says after each part that it is done."""
+        with ThreadPoolExecutor(1) as beside:
+            if self._is_large and self.problem.dtype != "float64":
+                beside.submit(lambda: self._plain)  # on another core; both are kept
+            for part in ("results", "magnitudes", "bounds"):
+                getattr(self, part)
+                yield
 
     def difference(self, name: str, actual: np.ndarray) -> float:
         """The worst relative difference of a result; infinite where only one is finite."""
@@ -211,7 +257,7 @@ class Truth:
 
     # -- finite differences ---------------------------------------------------------------------
 
-    def against_finite_differences(self, results: Results, seed: int) -> list[Agreement]:
+    def against_finite_differences(self, results: Results, seed: int) -> Iterator[Agreement]:
         """dx, dw and db compared with central differences of the loss, in float64.
 
         The loss <y, dy> is linear in each of x, w and the bias, so central differences are exact
@@ -221,7 +267,8 @@ class Truth:
         generator = np.random.default_rng(seed)
         # What float64 itself loses in a loss of so many terms.
         floor = 8 * ROUNDOFF["float64"] * math.sqrt(max(self.problem.flops, 1))
-        return [self._moved(name, getattr(results, name), generator, floor) for name in _MOVED]
+        for name in _MOVED:
+            yield self._moved(name, getattr(results, name), generator, floor)
 
     def _moved(
         self, name: str, gradient: np.ndarray, generator: np.random.Generator, floor: float
@@ -245,20 +292,40 @@ class Truth:
         signs = generator.choice((-1.0, 1.0), size=gradient.shape)
         if self.problem.is_complex:
             signs = signs * generator.choice((1, 1j), size=gradient.shape)
-        directions = [(signs, np.linalg.norm(magnitude))]
-        for index in generator.choice(max(gradient.size, 1), singles, replace=False):
-            element = np.zeros(gradient.shape, gradient.dtype)
-            element.flat[index] = signs.flat[index]
-            directions.append((element, magnitude.flat[index]))
+        chosen = generator.choice(max(gradient.size, 1), singles, replace=False)
         if not self._finite or not np.isfinite(gradient).all():
             return None
-        differences = []
-        for direction, scale in directions:
-            slope = self._slope(name, direction)
-            if not math.isfinite(slope):  # the step left float64's range
-                return None
-            differences.append(_ratio(_inner(gradient, direction) - slope, scale))
-        return max(differences)
+        found = [(_inner(gradient, signs), self._slope(name, signs), np.linalg.norm(magnitude))]
+        for number in chosen:
+            index = np.unravel_index(number, gradient.shape)
+            part, place = self._around(name, tuple(map(int, index)))
+            alone = np.zeros(getattr(part.operands, name[1:]).shape, gradient.dtype)
+            alone[place] = sign = signs[index]
+            expected = _inner(gradient[index], sign)
+            found.append((expected, part._slope(name, alone), magnitude[index]))
+        if not all(math.isfinite(slope) for _, slope, _ in found):
+            return None  # the step left float64's range
+        return max(_ratio(expected - slope, scale) for expected, slope, scale in found)
+
+    def _around(self, name: str, index: tuple[int, ...]) -> tuple[Truth, tuple[int, ...]]:
+        """Of a large layer the part whose loss an element changes, and the element's index in it.
+
+        An element of x changes the losses of its image, one of w those of its filter.
+        """
+        problem, (x, w, dy) = self.problem, self.operands64
+        n, k = problem.data_axes[:2]
+        o = problem.filter_axes[0]
+        axis = n if name == "dx" else o
+        if not self._is_large or (name == "dw" and problem.groups > 1):
+            return self, index
+        only = slice(index[axis], index[axis] + 1)
+        if name == "dx":
+            parts = Operands(_cut(x, n, only), w, _cut(dy, n, only))
+        else:
+            parts = Operands(x, _cut(w, o, only), _cut(dy, k, only))
+        shapes = {"input_shape": parts.x.shape, "filter_shape": parts.w.shape}
+        part = Truth(problem.replace(**shapes), parts, self._forward)
+        return part, (*index[:axis], 0, *index[axis + 1 :])
 
     def _slope(self, name: str, direction: np.ndarray) -> float:
         """(loss(t + h direction) - loss(t - h direction)) / 2h, of t = x, w or a zero bias."""
@@ -273,7 +340,9 @@ class Truth:
         outputs = []
         for signed in (step, -step):
             there = {"dx": x, "dw": w, "db": bias, name: moved + signed * direction}
-            y = operations.conv_forward(*there.values(), impl="reference", **self.problem.keywords)
+            y = operations.conv_forward(
+                *there.values(), impl=self._forward, **self.problem.keywords
+            )
             outputs.append(y)
         with np.errstate(all="ignore"):
             return _inner(dy, outputs[0] - outputs[1]) / (2 * step)
@@ -334,6 +403,10 @@ def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Op
             return operands
         # Smaller numbers first; where even ones make too large a sum, fewer that are not zero.
         largest, density = (largest // 2, density) if largest > 1 else (1, density / 2)
+
+
+def _cut(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
+    return array[(slice(None),) * axis + (part,)]
 
 
 def _naive(problem: ConvProblem, operands: Operands) -> Results:

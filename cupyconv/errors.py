@@ -66,10 +66,45 @@ def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
     """The error for a word that is not one of ``known``, with the nearest one suggested."""
     words, text = list(known), shown(given)
     word = given if isinstance(given, str) and len(given) <= _LONGEST else text
-    near = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.5)
+    near = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.55)
     suggestion = next((word for word in words if near and word.lower() == near[0]), None)
     remedy = f"Did you mean {suggestion!r}? " if suggestion else ""
     return ConvError(f"unknown {what}", text, f"{remedy}Known: {', '.join(map(repr, words))}")
+
+
+def install_command(extra: str) -> str:
+    """What installs the packages of one of cupyconv's extras, wherever cupyconv came from.
+
+    It names the packages, as the installed metadata has them: a checkout is not on any index.
+    """
+    import re
+    import shlex
+    from importlib import metadata
+
+    try:
+        required = metadata.requires("cupyconv") or []
+    except metadata.PackageNotFoundError:  # a folder on the path
+        required = []
+    found = [
+        entry.partition(";")[0].strip()
+        for entry in required
+        if re.search(rf"extra\s*==\s*[\"']{re.escape(extra)}[\"']", entry)
+    ]
+    return f"pip install {shlex.join(found or [f'cupyconv[{extra}]'])}"
+
+
+def reinstall_command() -> str:
+    """What installs cupyconv again from where it was installed from."""
+    import json
+    import shlex
+    from importlib import metadata
+
+    try:
+        origin = metadata.distribution("cupyconv").read_text("direct_url.json")
+        source = json.loads(origin)["url"].removeprefix("file://") if origin else "cupyconv"
+    except (metadata.PackageNotFoundError, ValueError, KeyError):
+        source = "cupyconv"
+    return f"pip install --force-reinstall {shlex.quote(source)}"
 
 
 def one_of(repairs: Sequence[str]) -> str:

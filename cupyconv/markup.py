@@ -16,9 +16,12 @@ from typing import Any
 
 WIDTH = 100
 
+UNBOUND = 1 << 30
+"""The width of what nobody wraps."""
+
 STYLE = """
 .cupyconv{font:14px/1.5 system-ui,sans-serif;max-width:60rem}
-.cupyconv h3,.cupyconv h4{margin:1.1em 0 .3em;font-size:1.08em}
+.cupyconv h3,.cupyconv h4{margin:1.1em 0 .3em;font-size:1.08em;font-weight:600!important}
 .cupyconv h4{font-size:1em}
 .cupyconv p{margin:.35em 0;text-align:left}
 .cupyconv table{border-collapse:collapse;margin:.4em 0}
@@ -26,10 +29,14 @@ STYLE = """
 border-bottom:1px solid rgba(128,128,128,.35)}
 .cupyconv td.r,.cupyconv th.r{text-align:right!important}
 .cupyconv td:last-child{white-space:normal}
-.cupyconv pre{margin:.4em 0;padding:.4em .7em;overflow-x:auto;font-size:.92em;line-height:1.4;
+.cupyconv pre{margin:.4em 0;padding:.4em .7em;overflow-x:auto;
+font:.92em/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace!important;
 border-left:3px solid rgba(128,128,128,.35);background:transparent;color:inherit}
 """.strip()
-"""Takes its colours from the page around it, so that it reads in light and in dark."""
+"""Takes its colours from the page around it, so that it reads in light and in dark.
+
+What is marked as important is what notebooks set otherwise.
+"""
 
 
 _STEERING = re.compile(
@@ -92,10 +99,12 @@ class Verbatim(_Piece):
 
     Attributes:
         coloured: the lines have a terminal's colours, and nothing from outside.
+        indent: spaces before each line of a text.
     """
 
     text: str
     coloured: bool = False
+    indent: int = 4
 
     def __post_init__(self) -> None:
         if not self.coloured:
@@ -103,7 +112,7 @@ class Verbatim(_Piece):
 
     def lines(self, width: int) -> Iterator[str]:
         for line in self.text.splitlines():
-            yield f"    {line}".rstrip()
+            yield f"{' ' * self.indent}{line}".rstrip()
 
     def html(self) -> str:
         return f"<pre>{escape(self.text)}</pre>"
@@ -111,7 +120,7 @@ class Verbatim(_Piece):
 
 @dataclass(frozen=True)
 class Table(_Piece):
-    """Rows under headings; only the last column is wrapped.
+    """Rows under headings; a cell may have several lines, and what is too wide is wrapped.
 
     Attributes:
         columns: headings; none is drawn if all are empty.
@@ -122,35 +131,58 @@ class Table(_Piece):
     rows: tuple[tuple[str, ...], ...]
     right: tuple[str, ...] = ()
 
-    def lines(self, width: int) -> Iterator[str]:
+    def lines(
+        self, width: int, strong: Callable[[str], str] = str, paint: Callable[[str], str] = str
+    ) -> Iterator[str]:
+        """The table in lines of at most ``width`` characters, where that can be.
+
+        Args:
+            strong: marks headings.
+            paint: marks a cell, which is given with the spaces around it.
+        """
         named = any(self.columns)
         every = [self.columns, *self.rows] if named else list(self.rows)
-        *fixed, last = range(len(self.columns))
-        widths = [max(len(row[column]) for row in every) for column in fixed]
-        before = sum(widths) + 3 * len(widths)
-        room = max(width - before, 24)
-        used = before
-        drawn = []
-        for number, row in enumerate(every):
-            cells = [
-                row[c].rjust(w) if self.columns[c] in self.right else row[c].ljust(w)
-                for c, w in zip(fixed, widths, strict=True)
-            ]
-            wrapped = textwrap.wrap(row[last], room, break_on_hyphens=False) or [""]
-            used = max(used, before + max(map(len, wrapped)))
-            for line, text in enumerate(wrapped):
-                head = "   ".join(cells) if line == 0 else " " * (before - 3)
-                drawn.append(f"{head}   {text}".rstrip() if fixed else text)
-            if named and number == 0:
-                drawn.append("")
-        if named:
-            drawn[drawn.index("")] = "─" * min(used, width)
-        yield from drawn
+        room = self._widths(every, width)
+        cells = [[_wrapped(*cell) for cell in zip(row, room, strict=True)] for row in every]
+        widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(room))]
+        for number, row in enumerate(cells):
+            is_head = named and number == 0
+            for line in range(max(map(len, row))):
+                texts = [cell[line] if line < len(cell) else "" for cell in row]
+                while texts and not texts[-1]:
+                    texts.pop()
+                padded = [
+                    text.rjust(wide) if column in self.right else text.ljust(wide)
+                    for text, wide, column in zip(texts, widths, self.columns, strict=False)
+                ]
+                if padded:
+                    padded[-1] = padded[-1].rstrip()
+                yield (" " * _GUTTER).join(map(strong if is_head else paint, padded))
+            if is_head:
+                yield "─" * (sum(room) + _GUTTER * (len(room) - 1))
+
+    def _widths(self, every: list[tuple[str, ...]], width: int) -> list[int]:
+        """How wide the columns are: the last gives way first, then whichever is the widest."""
+        found = [
+            max(len(line) for row in every for line in (row[column].split("\n") or [""]))
+            for column in range(len(self.columns))
+        ]
+        over = sum(found) + _GUTTER * (len(found) - 1) - width
+        if over > 0:
+            least = max(min(_NARROWEST, found[-1]), found[-1] - over)
+            over, found[-1] = over - (found[-1] - least), least
+        while over > 0 and max(found) > _NARROWEST // 2:
+            found[found.index(max(found))] -= 1
+            over -= 1
+        return found
 
     def html(self) -> str:
         kind = [' class="r"' if column in self.right else "" for column in self.columns]
         rows = [
-            "".join(f"<td{k}>{escape(cell)}</td>" for k, cell in zip(kind, row, strict=True))
+            "".join(
+                f"<td{k}>{escape(cell).replace(chr(10), '<br/>')}</td>"
+                for k, cell in zip(kind, row, strict=True)
+            )
             for row in self.rows
         ]
         body = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -159,6 +191,21 @@ class Table(_Piece):
             head = "".join(f'<th{k} scope="col">{escape(column)}</th>' for k, column in cells)
             body = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
         return f"<table>{body}</table>"
+
+
+_GUTTER = 3
+"""Spaces between columns."""
+
+_NARROWEST = 24
+"""Characters that the last column is not made narrower than; the others, half as many."""
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return [
+        line
+        for part in text.split("\n")
+        for line in textwrap.wrap(part, max(width, 1), break_on_hyphens=False) or [""]
+    ]
 
 
 Block = Paragraph | Verbatim | Table

@@ -759,11 +759,21 @@ def _count(what: str, value: object) -> int:
 
 def _spatial_rank(input_shape: tuple[int, ...], filter_shape: tuple[int, ...]) -> int:
     rank = len(input_shape) - 2
+    no_batch = len(input_shape) + 1 == len(filter_shape) and rank + 1 in formats.SPATIAL_AXES
+    add = f"Add the batch: {shape_text((1, *input_shape))}"
     if rank not in formats.SPATIAL_AXES:
         raise ConvError(
             "the input must have a batch axis, a channel axis and 1 to 3 spatial axes",
             f"input_shape {shape_text(input_shape) or '()'} has {len(input_shape)} axes",
-            "Pass 3 axes for a 1-D, 4 for a 2-D, 5 for a 3-D convolution",
+            (f"{add}. " if no_batch else "")
+            + "Pass 3 axes for a 1-D, 4 for a 2-D, 5 for a 3-D convolution",
+        )
+    if no_batch:
+        raise ConvError(
+            "the input must have a batch axis, and as many axes as the filter",
+            f"the input {shape_text(input_shape)} has {len(input_shape)}, the filter "
+            f"{shape_text(filter_shape)} has {len(filter_shape)}",
+            add,
         )
     if len(filter_shape) != len(input_shape):
         raise ConvError(

@@ -1,19 +1,24 @@
 """Pictures of the page and the figure, to be looked at:
 
-    python -m tests.screenshots FOLDER
+    python -m tests.screenshots FOLDER [PYTHON]
 
 The page of each preset and direction on a phone and on a desktop, in light and in dark, one of them
-in the middle of a sum; and the figures.
+in the middle of a sum; and the figures.  With a Python that has JupyterLab, nbconvert and cupyconv,
+also what notebooks show: in JupyterLab trusted and not, and converted.
 """
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import cupyconv
 from cupyconv.cli.configuration import PRESETS, read_file
-from tests.browser import photograph
+from tests.browser import photograph, run
 
 SIZES = {"phone": (390, 2400), "desktop": (1280, 1500)}
 
@@ -42,5 +47,69 @@ def main(folder: Path) -> None:
             photograph(figure, target, width=1280, height=1800, dark=dark)
 
 
+_CELLS = (
+    "import cupyconv\nproblem = cupyconv.ConvProblem("
+    "(1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding='same', data_format='NHWC')\nproblem",
+    "cupyconv.plan(problem, 'sm_90a')",
+    "cupyconv.explain(problem, values='integers').element('dw[0,0,1,1]')",
+    "cupyconv.explain(problem, values='integers')",
+)
+
+
+def notebooks(folder: Path, python: str) -> None:
+    """Write what Jupyter shows of the library's objects into a folder."""
+    import nbformat
+
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "trusted.ipynb"
+        cells = [nbformat.v4.new_code_cell(source) for source in _CELLS]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+
+        def jupyter(*args: str) -> None:
+            subprocess.run([python, "-m", *args], cwd=place, check=True, capture_output=True)
+
+        jupyter("nbconvert", "--to", "notebook", "--execute", "--inplace", path.name)
+        jupyter("nbconvert", "--to", "html", path.name, "--output", "converted.html")
+        # What was run by somebody else, as it came: its outputs are not to be believed.
+        other = nbformat.read(path, as_version=4)
+        other.cells[0].source += "  # by somebody else"
+        nbformat.write(other, Path(place) / "untrusted.ipynb")
+        jupyter("jupyter", "trust", path.name)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        options = [
+            "--allow-root",
+            "--no-browser",
+            f"--port={port}",
+            f"--ServerApp.root_dir={place}",
+        ]
+        options += ["--ServerApp.token=", "--ServerApp.password="]
+        server = subprocess.Popen(
+            [python, "-m", "jupyterlab", *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            for _ in range(100):
+                with socket.socket() as waiting:
+                    if waiting.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.3)
+            for name in ("trusted", "untrusted"):
+                for dark in (False, True):
+                    target = folder / f"jupyterlab-{name}-{'dark' if dark else 'light'}.png"
+                    address = f"http://127.0.0.1:{port}/lab/tree/{name}.ipynb"
+                    run(address, f"--screenshot={target}", width=1400, height=2600, dark=dark)
+        finally:
+            server.terminate()
+            server.wait()
+        target = folder / "nbconvert.png"
+        page = (Path(place) / "converted.html").as_uri()
+        run(page, f"--screenshot={target}", width=1200, height=2600)
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        notebooks(Path(sys.argv[1]), sys.argv[2])

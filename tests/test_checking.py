@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cupyconv import ConvProblem, arrays
+import cupyconv
+from cupyconv import ConvProblem, arrays, checking
 from cupyconv.checking import (
     EXACT_UP_TO,
     HOST,
@@ -18,8 +19,10 @@ from cupyconv.checking import (
     integer_operands,
 )
 from cupyconv.cli import check, configuration
+from cupyconv.cpu import naive
 from cupyconv.explaining.values import random as random_data
 from cupyconv.problem import REAL_ITEMSIZE
+from tests.configurations import random_problems
 
 LAYERS = configuration.read_file(check.BUILT_IN)
 
@@ -109,6 +112,56 @@ def test_numbers_of_any_size_are_judged_alike():
             truth.against_adjoint(results),
         ]
         assert all(agreement.passed for agreement in agreements)
+
+
+@pytest.mark.parametrize("problem", list(random_problems(12, seed=5)), ids=str)
+def test_large_layers_are_judged_as_small_ones_are(problem, monkeypatch):
+    operands = _operands(problem)
+    results = compute(problem, operands, HOST, "numpy")
+    small = list(Truth(problem, operands).against_finite_differences(results, 0))
+    monkeypatch.setattr(checking, "LARGE", -1)
+    truth = Truth(problem, operands)
+    large = list(truth.against_finite_differences(results, 0))
+    assert truth._forward == "auto"
+    for one, other in zip(small, large, strict=True):
+        assert one.passed
+        assert other.passed
+        assert (one.tensor, one.count) == (other.tensor, other.count)
+        assert other.difference == pytest.approx(one.difference, rel=0.2, abs=1e-9)
+    for name in ("dx", "dw"):
+        wrong = getattr(results, name).copy()
+        wrong.ravel()[0] += 1
+        failed = truth.against_finite_differences(results._replace(**{name: wrong}), 0)
+        assert [entry.tensor for entry in failed if not entry.passed] == [name]
+
+
+def test_a_fast_forward_that_is_wrong_is_not_used(monkeypatch):
+    problem = ConvProblem((2, 3, 8, 8), (4, 3, 3, 3))
+    operands = _operands(problem)
+    results = compute(problem, operands, HOST, "numpy")
+    monkeypatch.setattr(checking, "LARGE", -1)
+    forward = cupyconv.conv_forward
+
+    def off(*args, impl="auto", **rest):
+        y = forward(*args, impl=impl, **rest)
+        if impl == "auto":
+            y.ravel()[-1] *= 1 + 1e-9
+        return y
+
+    monkeypatch.setattr(cupyconv, "conv_forward", off)
+    truth = Truth(problem, operands)
+    assert truth._forward == "reference"
+    assert all(entry.passed for entry in truth.against_finite_differences(results, 0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("channels", [1, 7, 8, 19])
+def test_plain_sums_are_plain_however_they_are_laid_out(channels, dtype):
+    terms = np.random.default_rng(0).standard_normal((2, 1000, channels)).astype(dtype)
+    expected = np.zeros((2, channels), dtype)
+    for term in range(terms.shape[1]):
+        expected += terms[:, term]
+    np.testing.assert_array_equal(naive._running_sum(terms), expected)
 
 
 def test_not_a_number_never_passes():

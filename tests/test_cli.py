@@ -104,7 +104,7 @@ def test_presets_of_the_second_question(preset, output, sizes):
     (layer,) = parsed("shapes", "--preset", preset)["layers"]
     assert layer["shapes"]["dy"] == output
     assert layer["shapes"]["dx"] == [1, 5, 5, 3]
-    assert layer["axes"][0]["valid_input_sizes"] == sizes
+    assert list(layer["axes"][0]["valid_input_sizes"].values()) == sizes
 
 
 def test_options_override_a_preset():

@@ -6,18 +6,29 @@ Every way out that a message suggests is taken, and has to work.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+import tomllib
 import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError, DeviceError, arrays, backends
-from cupyconv.errors import CupyconvError, KernelCompileError, one_of, unknown_word
+from cupyconv.errors import (
+    CupyconvError,
+    KernelCompileError,
+    install_command,
+    one_of,
+    reinstall_command,
+    unknown_word,
+)
 
 F32 = np.float32
 
@@ -761,7 +772,7 @@ def test_cupy_that_is_not_installed(monkeypatch):
     exporter = SimpleNamespace(__cuda_array_interface__={})
     with pytest.raises(DeviceError) as caught:
         cupyconv.conv_forward(exporter, exporter)
-    assert "pip install 'cupyconv[cuda13]'" in str(caught.value)
+    assert "pip install 'cupy-cuda13x[ctk]>=14' 'cuda-bindings" in str(caught.value)
 
 
 def test_gpu_that_is_not_there(monkeypatch):
@@ -1107,3 +1118,18 @@ def test_ways_out_as_a_sentence():
 def test_unknown_word_keeps_the_known_ones_as_they_are_spelled():
     error = unknown_word("thing", "nchv", ["NCHW", "NHWC"])
     assert "Did you mean 'NCHW'? Known: 'NCHW', 'NHWC'" in str(error)
+
+
+@pytest.mark.parametrize("extra", ["cuda12", "cuda13", "onnx", "dask"])
+def test_install_hints_name_packages_that_an_index_has(extra):
+    command = install_command(extra)
+    assert command.startswith("pip install ")
+    given = {Requirement(text) for text in shlex.split(command)[2:]}
+    project = Path(cupyconv.__file__).parents[1] / "pyproject.toml"
+    extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+    assert given == {Requirement(text) for text in extras[extra]}
+
+
+def test_cupyconv_is_installed_again_from_where_it_came():
+    *_, source = shlex.split(reinstall_command())
+    assert Path(source).resolve() == Path(cupyconv.__file__).resolve().parents[1]

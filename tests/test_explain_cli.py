@@ -143,7 +143,7 @@ def test_json_has_everything():
     (layer,) = json.loads(said("--preset", "same-stride", "--map", "dx", "--json"))["layers"]
     assert layer["name"] == "same-stride"
     assert layer["shapes"]["dx"] == [1, 5, 5, 3]
-    assert layer["axes"][0]["valid_input_sizes"] == [5, 6]
+    assert layer["axes"][0]["valid_input_sizes"] == {"first": 5, "last": 6}
     assert layer["axes"][0]["input_gradient"]["padding"] == [1, 1]
     assert layer["map"]["axes"]["H"] == [1, 2, 1, 2, 1]
     assert layer["example"]["element"] == "dw[2,1,1,1]"

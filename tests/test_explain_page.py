@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import xml.etree.ElementTree as ElementTree
 from html import unescape
 from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import pytest
 
@@ -76,13 +79,13 @@ def test_cells_hold_the_numbers_and_none_is_blank():
     assert len(texts) == len(cells) + rulers // 2
     plane = [f"{number:.0f}" for number in explanation.data["dx"][0, 1].ravel()]
     assert any(texts[i : i + 15] == plane[:11] + plane[12:] for i in range(len(texts)))
-    assert f"Black: dx[0,1,2,3] is the sum of {2} products for each of 3 filters" in words(root)
+    assert f"Inverted: dx[0,1,2,3] is the sum of {2} products for each of 3 filters" in words(root)
     assert f"gives {plane[11]}." in words(root)
 
 
 def test_an_element_far_from_the_border_is_drawn_with_its_window():
     root = ElementTree.fromstring(cupyconv.explain(LARGE).svg("O[0,7,40,50]"))
-    assert "Black: y[0,7,40,50] is the sum of 25 products" in words(root)
+    assert "Inverted: y[0,7,40,50] is the sum of 25 products" in words(root)
     numbers = [e.text for e in root.iter(f"{SVG}text") if "rule" in e.get("class")]
     assert {"40", "44", "50", "54"} <= set(numbers)
 
@@ -168,6 +171,30 @@ def test_files_are_written_by_their_name(tmp_path):
     assert (tmp_path / "layer.html").read_text() == explanation.page()
     with pytest.raises(ConvError, match=r"as \.svg"):
         explanation.save(tmp_path / "layer.png")
+
+
+def test_jupyter_shows_the_figure_and_the_text():
+    shown = cupyconv.explain(SAME)._repr_html_()
+    (image,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', shown)
+    assert base64.b64decode(image).decode() == cupyconv.explain(SAME).svg()
+    assert "Why is dx 5x5 when dy is 3x3?" in shown
+    large = cupyconv.explain(ConvProblem((1, 1, 10**6), (1, 1, 3)), values=None)._repr_html_()
+    assert "<img" not in large
+
+
+def test_the_page_is_shown_where_one_is(monkeypatch):
+    explanation, opened = cupyconv.explain(SAME), []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    page = explanation.show("dw[1,0,0,0]")
+    written = Path(url2pathname(urlparse(opened[0]).path))
+    assert written.read_text() == page.content == explanation.page("dw[1,0,0,0]")
+    written.unlink()
+    (frame,) = re.findall(r'srcdoc="([^"]*)"', page._repr_html_())
+    assert unescape(frame) == page.content
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    monkeypatch.setattr("cupyconv.explaining.page.in_notebook", lambda: True)
+    assert explanation.show().content == explanation.page()  # and nothing is opened
+    assert repr(page).startswith("<page of")
 
 
 # -- the page --------------------------------------------------------------------------------------

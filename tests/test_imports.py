@@ -35,6 +35,7 @@ ROOMS = (
     "explaining",
     "bench",
     "cli",
+    "__main__",
 )
 """From the lowest to the highest."""
 

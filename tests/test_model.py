@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from importlib import import_module
@@ -236,6 +237,87 @@ def test_wrong_sizes_are_told(saved, given, said):
     assert said in refused(saved(small_net(("N", 3, "H", "W"))), "--input", given)
 
 
+def unknown_inside():
+    """A layer behind a shape that only the run knows, and one before it."""
+    nodes = [
+        node("Conv", ["x", "w"], "first"),
+        onnx.helper.make_node("Reshape", ["first_out", "s"], ["r"], name="reshape"),
+        node("Conv", ["r", "w2"], "second"),
+    ]
+    inputs = [value("x", (1, 3, 8, 8)), value("s", (4,), 7)]
+    initializers = [weights("w", (4, 3, 3, 3)), weights("w2", (2, 4, 3, 3))]
+    return build(nodes, inputs, [value("second_out", None)], initializers)
+
+
+def test_a_size_that_is_not_known_hides_no_other_layer(saved):
+    path = saved(unknown_inside())
+    text = " ".join(run(path).stdout.split())
+    assert "1x3x8x8 * 4x3x3x3" in text
+    assert "unknown: second: second reads r of ?x?x?x?." in text
+    hint = text.partition("for example ")[2].split()[:2]
+    assert hint == ["--input", "r=1x4x224x224"]
+    assert [e["name"] for e in json.loads(run(path, "--json").stdout)["unknown"]] == ["second"]
+    found = json.loads(run(path, *hint, "--json").stdout)
+    assert [layer["shapes"]["x"] for layer in found["layers"]] == [[1, 3, 8, 8], [1, 4, 224, 224]]
+    assert found["unknown"] == []
+
+
+def test_a_size_of_minus_one_is_an_open_one(saved):
+    net = build(
+        [node("Conv", ["x", "w"], "first")],
+        [value("x", (-1, 3, 48, -1))],
+        [value("first_out", (-1, 4, 46, -1))],
+        [weights("w", (4, 3, 3, 3))],
+    )
+    line = refused(saved(net))
+    assert "x of ?x3x48x?" in line
+    hint = line.partition("for example ")[2].split()
+    assert hint == ["--input", "x=1x3x48x224"]
+    found = json.loads(run(saved(net), *hint, "--json").stdout)
+    assert found["layers"][0]["shapes"]["y"] == [1, 4, 46, 222]
+
+
+def test_layers_are_sorted_cut_and_written(saved, tmp_path):
+    path = saved(small_net())
+    every = json.loads(run(path, "--json").stdout)["layers"]
+    assert sum(layer["share_of_flops"] for layer in every) == pytest.approx(1)
+    assert [layer["parameters"] for layer in every] == [216 + 8, 72, 432, 96]
+    for word, key in (("flops", "flops"), ("parameters", "parameters"), ("bytes", "bytes")):
+        found = json.loads(run(path, "--sort", word, "--top", "2", "--json").stdout)["layers"]
+        assert [one[key] for one in found] == sorted((e[key] for e in every), reverse=True)[:2]
+    assert "2 more are not shown" in run(path, "--top", "2").stdout
+    assert "unknown --sort" in refused(path, "--sort", "flop")
+    target = tmp_path / "net.csv"
+    devices = ("--device", "cpu", "--device", "sm_90a")
+    assert run(path, "--csv", str(target), *devices).exit_code == 0
+    assert run(path, "--csv", "-", *devices).stdout == target.read_text()
+    with target.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["layer"] for row in rows] == ["stem", "depthwise", "dilated", "up"]
+    assert [int(row["flops"]) for row in rows] == [layer["flops"] for layer in every]
+    assert {row["y on cpu"] for row in rows} == {"numpy"}
+    assert all(row["dw on sm_90a"].startswith("cuda-") for row in rows)
+
+
+def test_a_layer_of_a_model_is_explained(saved):
+    def explained(*args: str):
+        return CliRunner().invoke(main, ["explain", *args], env={"COLUMNS": None})
+
+    path = saved(small_net())
+    result = explained("--model", path, "--layer", "dilated")
+    assert result.stdout.startswith("dilated: Conv of net.onnx\n")
+    assert "x 1x8x16x16 * w 6x8x3x3 -> y 1x6x15x13" in result.stdout
+    up = explained("--model", path, "--layer", "up", "--json")
+    (layer,) = json.loads(up.stdout)["layers"]
+    assert layer["shapes"]["dx"] == [1, 4, 31, 26]
+    assert "Did you mean 'dilated'?" in explained("--model", path, "--layer", "dilate").stderr
+    opened = saved(small_net(("N", 3, "H", "W")))
+    result = explained("--model", opened, "--layer", "stem", "--input", "data=1x3x32x32")
+    assert "x 1x3x32x32" in result.stdout
+    assert "--input data=1x3x224x224" in explained("--model", opened, "--layer", "stem").stderr
+    assert "too" in explained("--model", path, "--preset", "same-stride").stderr
+
+
 def test_damaged_files(tmp_path, saved):
     whole = Path(saved(small_net())).read_bytes()
     broken = tmp_path / "broken.onnx"
@@ -298,7 +380,7 @@ def test_weights_in_other_files_are_not_needed(tmp_path):
 
 def test_without_the_package_its_name_is_told(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ConvTypeError, match=r"pip install 'cupyconv\[onnx\]'"):
+    with pytest.raises(ConvTypeError, match=r"pip install 'onnx>="):
         models.read(tmp_path / "net.onnx")
 
 

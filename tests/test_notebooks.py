@@ -7,6 +7,7 @@ After a change that is meant, run them anew and read the difference:
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -14,6 +15,8 @@ import warnings
 from pathlib import Path
 
 import pytest
+
+import cupyconv
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
@@ -86,17 +89,7 @@ def test_outputs_are_kept_and_are_the_projects_own(name):
         for name in NOTEBOOKS  # of which the last times a good many layers
     ],
 )
-def test_notebooks_run(name):
-    if name.startswith(("02", "03")):
-        # These run kernels: on a GPU, or on the CPU where there is a compiler for that.
-        from cupyconv import arrays
-
-        if not arrays.device_count() and importlib.util.find_spec("ziglang") is None:
-            pytest.skip("neither a GPU nor a compiler for the kernels")
-        if not arrays.device_count():
-            from tests.emulator.build import build_runtime
-
-            build_runtime()  # a compiler's first run, for a minute or two, is not the notebook's
+def test_notebooks_run(name, tmp_path):
     kept, notebook = read(name), read(name)
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -105,7 +98,8 @@ def test_notebooks_run(name):
         notebook,
         timeout=LIMIT,
         kernel_name="python3",
-        resources={"metadata": {"path": str(FOLDER)}},
+        # As from an installed package; the last reads figures that the repository has.
+        resources={"metadata": {"path": str(FOLDER if name.startswith("04") else tmp_path)}},
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Jupyter's own libraries
@@ -118,6 +112,22 @@ def test_notebooks_run(name):
     if name.startswith("01") and importlib.util.find_spec("tensorflow") is None:
         return
     assert texts(notebook) == texts(kept)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_only_the_public_library_is_imported(name):
+    public = {*cupyconv.__all__, "bench"}
+    for cell in read(name).cells:
+        if cell.cell_type != "code":
+            continue
+        for node in ast.walk(ast.parse(cell.source)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for found in names:
+                first, *rest = found.split(".")
+                assert first != "tests", "what is not installed"
+                assert first != "cupyconv" or not rest or rest[0] in public, found
 
 
 def test_the_notebook_on_speed_says_what_was_measured_where():

@@ -42,6 +42,16 @@ def test_wheel_carries_kernels_and_types(distributions):
     assert "cupyconv/cuda/__init__.py" not in names, "it would shadow NVIDIA's cuda namespace"
 
 
+def test_what_an_index_shows_has_no_link_that_leads_nowhere(distributions):
+    with zipfile.ZipFile(distributions[1]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        shown = wheel.read(name).decode()
+    links = re.findall(r"\]\(([^)]+)\)", shown) + re.findall(r"(?:src|href)=[\"']([^\"']+)", shown)
+    code = re.sub(r"```.*?```", "", shown, flags=re.DOTALL)
+    links = [link for link in links if link in code]
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+
+
 def test_sdist_carries_kernels(distributions):
     with tarfile.open(distributions[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from statistics import median
@@ -10,6 +10,7 @@ from statistics import median
 from cupyconv.bench import environment
 from cupyconv.bench.results import Note, Results, Row
 from cupyconv.bench.suites import KINDS
+from cupyconv.markup import UNBOUND, Table
 from cupyconv.problem import PASSES
 
 PEER = "torch"
@@ -40,16 +41,8 @@ class Section:
     def _table(self) -> list[str]:
         if not self.rows:
             return []
-        cells = [self.columns, *self.rows]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
-        aligns: list[Callable[[str, int], str]] = [
-            str.ljust if column in self.left else str.rjust for column in self.columns
-        ]
-        lines = [
-            "  ".join(align(cell, w) for align, cell, w in zip(aligns, row, widths, strict=True))
-            for row in cells
-        ]
-        return [line.rstrip() for line in lines]
+        right = tuple(column for column in self.columns if column not in self.left)
+        return list(Table(self.columns, self.rows, right).lines(UNBOUND))
 
 
 @dataclass(frozen=True)

@@ -70,13 +70,15 @@ def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.
     dy_view: Any = data_view(problem, dy).astype(accumulator)
     total: Any = np.zeros(filter_view(problem, dw).shape, accumulator)
     for tap, outputs, inputs in taps(problem):
+        images = np.moveaxis(x_view[(ALL, ALL, ALL, *inputs)], 0, 2)  # (G, C/G, N, pixels)
+        if not images.size:
+            continue
+        channels = images.reshape(*images.shape[:2], -1)
+        pixels = np.ascontiguousarray(channels.swapaxes(1, 2))  # (G, N * pixels, C/G)
         for filter_ in range(problem.K // problem.groups):
             gradients = dy_view[(ALL, ALL, filter_, None, *outputs)]
-            products = gradients * x_view[(ALL, ALL, ALL, *inputs)]
-            if products.size:
-                terms = np.moveaxis(products, 0, 2).reshape(*total[:, 0, :, *tap].shape, -1)
-                # A running sum keeps NumPy from summing pairwise.
-                total[(ALL, filter_, ALL, *tap)] = np.cumsum(terms, axis=-1)[..., -1]
+            terms = np.moveaxis(gradients, 0, 2).reshape(problem.groups, -1, 1) * pixels
+            total[(ALL, filter_, ALL, *tap)] = _running_sum(terms)
     filter_view(problem, dw)[...] = total
 
 
@@ -85,6 +87,20 @@ def backprop_bias(problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
     dy_view: Any = data_view(problem, dy).astype(accumulator_of(problem.dtype))
     terms = np.moveaxis(dy_view, 0, 2).reshape(problem.K, -1)
     db[...] = np.cumsum(terms, axis=-1)[:, -1] if terms.size else 0
+
+
+def _running_sum(terms: np.ndarray) -> np.ndarray:
+    """The sum over the middle axis, one term after another.
+
+    NumPy sums pairwise along the axis that lies contiguous in memory alone; along another it adds
+    row to row, which several channels share.
+    """
+    if terms.shape[2] >= _SEVERAL:
+        return terms.sum(axis=1)
+    return np.cumsum(terms, axis=1)[:, -1]
+
+
+_SEVERAL = 8
 
 
 def _per_channel(problem: ConvProblem, values: np.ndarray) -> np.ndarray:

@@ -25,12 +25,14 @@ CuPy, and give Dask arrays that compute nothing until they are asked::
 Needs the dask extra: pip install 'cupyconv[dask]'.
 """
 
+from cupyconv.errors import install_command
+
 try:
     import dask.array  # noqa: F401
 except ImportError as error:
     raise ImportError(
         f"cupyconv.dask needs Dask, which could not be imported ({error}). "
-        "Install it with: pip install 'cupyconv[dask]'"
+        f"Install it with: {install_command('dask')}"
     ) from error
 
 from cupyconv.dask.chunks import suggest_chunks

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupyconv import arrays, files
 from cupyconv.errors import ConvError, ConvTypeError
 from cupyconv.explaining import adjoints, maps, shapes, terms, translate
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
-from cupyconv.explaining.shapes import counted
+from cupyconv.explaining.shapes import counted, interval_dict
 from cupyconv.explaining.terms import LETTERS, Element, counted_large
 from cupyconv.explaining.translate import Translation
 from cupyconv.explaining.values import OPERANDS, RESULTS, Values
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
 from cupyconv.problem import PASSES, ConvAxis, ConvProblem, shape_text
+
+if TYPE_CHECKING:
+    from cupyconv.explaining.page import Page
 
 PASS_GIVES = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 
@@ -155,6 +159,22 @@ class Explanation:
 
         return page.html(self, self.element(element) if element else None)
 
+    def show(self, element: str = "") -> Page:
+        """The page: below the cell in Jupyter, elsewhere in the browser.
+
+        Args:
+            element: the one that is shown first, such as "dF[3,1,0,2]".
+
+        Raises:
+            ConvError: there is no browser.
+        """
+        from cupyconv.explaining import page
+
+        content = self.page(element)
+        if not page.in_notebook():
+            page.open_in_browser(content)
+        return page.Page(content)
+
     def save(self, path: str | Path, element: str = "") -> None:
         """Write ``svg()`` or ``page()`` to a .svg or .html file.
 
@@ -210,7 +230,18 @@ class Explanation:
         return self.text()
 
     def _repr_html_(self) -> str:
-        return self.document.html()
+        """The figure and the text; a notebook that is not trusted shows the text."""
+        try:
+            figure = self.svg()
+        except ConvError:  # too large to be drawn
+            return self.document.html()
+        # As an image, because what cleans untrusted pages would leave its loose words.
+        held = base64.b64encode(figure.encode()).decode()
+        image = (
+            f'<img src="data:image/svg+xml;base64,{held}" style="max-width:100%" '
+            f'alt="Figure of the layer; all of it is told below."/>'
+        )
+        return f"<div>{image}{self.document.html()}</div>"
 
     def _head(self) -> Section:
         problem = self.problem
@@ -301,12 +332,18 @@ class Explanation:
 
     def _sums(self, channels: int, filters: int) -> str:
         where = " of the group" if self.problem.groups > 1 else ""
-        return (
-            f"The sums over channels are elsewhere. y[k] is a sum over the "
-            f"{counted(channels, 'input channel')}{where}; a sum passes its gradient to each of "
-            f"its terms whole, so all of them receive the same dy[k], undivided. dx[c] is a sum "
-            f"over the {counted(filters, 'filter')}{where}, because each of them reads x[c]."
+        forward = (
+            f"y[k] is a sum over the {channels} input channels{where}; a sum passes its gradient "
+            "to each of its terms whole, so all of them receive the same dy[k], undivided."
+            if channels > 1
+            else f"y[k] has one input channel{where}, which receives dy[k] whole."
         )
+        backward = (
+            f"dx[c] is a sum over the {filters} filters{where}, because each of them reads x[c]."
+            if filters > 1
+            else f"dx[c] comes from the one filter{where} that reads x[c]."
+        )
+        return f"The sums over channels are elsewhere. {forward} {backward}"
 
     def _grid(self) -> str:
         """The pairs of channels as a table of characters."""
@@ -577,7 +614,7 @@ class Explanation:
                     "padding": [axis.pad_before, axis.pad_after],
                     "output": axis.output,
                     "formula": axis.formula,
-                    "valid_input_sizes": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
+                    "valid_input_sizes": interval_dict(axis.valid_input_sizes),
                     "above_smallest": axis.input - axis.first_input_size_for(axis.output),
                     "unread_inputs": axis.unread_inputs,
                     "unread_after": axis.unread_after,

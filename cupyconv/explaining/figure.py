@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cupyconv.explaining import maps, scene, shapes, terms
 from cupyconv.explaining.maps import TermMap
 from cupyconv.explaining.scene import PAD, Direction, Scene
-from cupyconv.explaining.shapes import counted
+from cupyconv.explaining.shapes import counted, the
 from cupyconv.explaining.terms import LETTERS, Element
 from cupyconv.explaining.values import short
 from cupyconv.problem import ConvAxis, shape_text
@@ -261,12 +261,12 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
     first, second = direction.operands
     each = f" for each of {counted(direction.terms, direction.over)}" if direction.terms > 1 else ""
     text = (
-        f"Black: {name} is the sum of {terms.counted_large(count, 'product')}{each}: the marked "
+        f"Inverted: {name} is the sum of {terms.counted_large(count, 'product')}{each}: the marked "
         f"numbers of {first} times those of {second}."
     )
     total = drawn.number(direction.tensor, k, c, at)
     if total is not None:
-        text += f" cupyconv.{direction.function} gives {total:.7g}."
+        text += f" cupyconv.{direction.function} gives {total:.6g}."
     if direction.first:
         text += f" {direction.first}"
     top = _prose(canvas, MARGIN, top + 18, text) + 9
@@ -344,8 +344,8 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
         f"The {taps} numbers of dw[{k},{own}] come from channel {c} of x and channel {k} of dy, "
         f"and from no other. {counted(problem.K, 'channel')} of dy times {channels} of x are "
         f"{terms.counted_large(pairs, 'such part')}: nothing is tiled, broadcast or averaged. "
-        f"Forward, y[k] sums along its row, over {counted(channels, 'channel')}; backward, dx[c] "
-        f"sums down its column, over {counted(filters, 'filter')}."
+        f"Forward, y[k] sums along its row, over {the(channels, 'channel')}; backward, dx[c] "
+        f"sums down its column, over {the(filters, 'filter')}."
     )
     if problem.groups > 1:
         text += f" The {problem.groups} groups never mix: they are the blocks of the grid."

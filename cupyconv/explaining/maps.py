@@ -14,6 +14,7 @@ from typing import Any
 
 from cupyconv.errors import ConvError, unknown_word
 from cupyconv.explaining.shapes import counted
+from cupyconv.explaining.terms import LETTERS
 from cupyconv.problem import ConvAxis, ConvProblem
 
 MAPPED = ("dx", "dw", "y")
@@ -135,6 +136,8 @@ class TermMap:
     def legend(self) -> str:
         """What the numbers of ``lines`` are."""
         names = [name for name, _ in self.axes]
+        if self.tensor != "dx":  # whose positions are those of x, in which axes have their names
+            names = list(LETTERS["filter" if self.tensor == "dw" else "output"][len(names)])
         grid = (
             f"rows are {names[-2]}, columns {names[-1]}" if len(names) > 1 else f"along {names[0]}"
         )

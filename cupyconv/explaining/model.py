@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.errors import ConvError, ConvTypeError, install_command
 from cupyconv.onnx import conv_problem, conv_transpose_problem
 from cupyconv.problem import ConvProblem, shape_text
 
@@ -37,6 +38,11 @@ class ModelLayer:
     operator: str
     problem: ConvProblem
     has_bias: bool
+
+    @property
+    def parameters(self) -> int:
+        """Weights, and biases if it has them."""
+        return prod(self.problem.filter_shape) + self.has_bias * self.output_shape[1]
 
     @property
     def is_transposed(self) -> bool:
@@ -68,31 +74,37 @@ class Model:
     Attributes:
         inputs: the model's inputs with their shapes.
         layers: its Conv and ConvTranspose nodes.
-        unknown: those among them of which a size is not known, with what they read.
         left_out: nodes that convolve in another way, with the reason.
+        unknown: nodes of which a size is not known, with what would have to be given.
     """
 
     inputs: Mapping[str, Shape]
     layers: tuple[ModelLayer, ...]
-    unknown: tuple[tuple[str, str], ...]
     left_out: tuple[tuple[str, str], ...]
+    unknown: tuple[tuple[str, str], ...] = ()
 
 
-def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) -> Model:
+def read(
+    path: str | Path,
+    inputs: Mapping[str, tuple[int, ...]] | None = None,
+    content: bytes | None = None,
+) -> Model:
     """The convolutions of a .onnx file.
 
     Args:
         path: the file; weights that it keeps in other files are not needed.
         inputs: shapes of the model's inputs, in place of those that it has or leaves open; and of
-            other tensors in it whose shapes do not follow from these.
+            tensors inside it that shape inference does not find.
+        content: what is in the file, if it was read already.
 
     Raises:
-        ConvError: the file is damaged, or sizes are not known that the inputs leave open.
+        ConvError: the file is damaged, or no convolution has sizes that are known.
         ConvTypeError: the onnx package is not installed.
         OSError: the file cannot be read.
     """
     onnx = _onnx()
-    content = Path(path).read_bytes()
+    if content is None:
+        content = Path(path).read_bytes()
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's errors have no class that is known here
@@ -104,26 +116,15 @@ def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) 
     _require_texts(path, model)
     weights = {entry.name for entry in model.graph.initializer}
     free = [entry for entry in model.graph.input if entry.name not in weights]
-    for value in (*model.graph.value_info, *model.graph.input, *model.graph.output):
-        _leave_open(value)
-    given, names = dict(inputs or {}), {value.name for value in free}
-    made = {output for node in _nodes(model.graph) for output in node.output}
-    inside = {name: given.pop(name) for name in list(given) if name in made - names}
-    _fill_in(free, given)
-    graph = _inferred(onnx, path, model)
-    if inside:
-        known_types = {value.name: value for value in (*graph.value_info, *graph.output)}
-        for name in inside:
-            if name not in known_types:
-                known_types[name] = onnx.helper.make_tensor_value_info(name, 1, None)
-        _fill_in([known_types[name] for name in inside], inside)
-        stated = {value.name for value in (*model.graph.value_info, *model.graph.output)}
-        for entries in (model.graph.value_info, model.graph.output):
-            for value in entries:
-                if value.name in inside:
-                    value.CopyFrom(known_types[value.name])
-        model.graph.value_info.extend(known_types[name] for name in inside if name not in stated)
-        graph = _inferred(onnx, path, model)
+    _open_negative(model.graph)
+    _fill_in(model.graph, free, dict(inputs or {}))
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:
+        raise _damaged(
+            path, f"its shapes contradict each other ({' '.join(str(error).split())[:160]})"
+        ) from None
+    graph = inferred.graph
     known = {
         value.name: (_shape(value), value.type.tensor_type.elem_type)
         for value in (*graph.value_info, *graph.input, *graph.output)
@@ -131,51 +132,27 @@ def read(path: str | Path, inputs: Mapping[str, tuple[int, ...]] | None = None) 
     for entry in graph.initializer:
         known[entry.name] = (tuple(entry.dims), entry.data_type)
     named = {value.name: _shape(value) for value in free}
-    layers: list[ModelLayer] = []
-    unknown: list[tuple[str, str]] = []
-    left_out: list[tuple[str, str]] = []
+    layers, left_out, unknown = [], [], []
+    first: _Unknown | None = None
     for node in _nodes(graph):
         name = node.name or next(iter(node.output), node.op_type)
         if node.op_type in OPERATORS:
             try:
                 layers.append(_layer(onnx, node, name, known, named))
-            except _UnknownSize as error:
-                if error.tensor not in made or any(map(_open, named.values())):
-                    raise
-                unknown.append((name, error.what))
+            except _Unknown as error:
+                unknown.append((name, f"{error.values}. {error.remedy}"))
+                first = first or error
         elif "Conv" in node.op_type:
             left_out.append(
                 (name, f"{node.op_type} is not a convolution of floating-point numbers")
             )
-    return Model(named, tuple(layers), tuple(unknown), tuple(left_out))
+    if first and not layers:
+        raise first
+    return Model(named, tuple(layers), tuple(left_out), tuple(unknown))
 
 
-class _UnknownSize(ConvError):
-    """A size that neither the model nor its inputs tell.
-
-    Attributes:
-        tensor: what has it.
-        what: the tensor and its shape, and how to give it.
-    """
-
-    tensor = what = ""
-
-
-def _inferred(onnx: Any, path: str | Path, model: Any) -> Any:
-    """The model's graph with all shapes that follow from those that it has."""
-    try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    except Exception as error:
-        raise _damaged(
-            path, f"its shapes contradict each other ({' '.join(str(error).split())[:160]})"
-        ) from None
-
-
-def _leave_open(value: Any) -> None:
-    """Make sizes open that are negative, as some exporters write those that they do not know."""
-    for dim in value.type.tensor_type.shape.dim:
-        if dim.HasField("dim_value") and dim.dim_value < 0:
-            dim.Clear()
+class _Unknown(ConvError):
+    """A size that would have to be given."""
 
 
 def _onnx() -> Any:
@@ -185,7 +162,7 @@ def _onnx() -> Any:
     except ImportError:
         raise ConvTypeError(
             "models are read with the onnx package, which is not installed. "
-            "Install it with: pip install 'cupyconv[onnx]'"
+            f"Install it with: {install_command('onnx')}"
         ) from None
     return onnx
 
@@ -214,22 +191,45 @@ def _shape(value: Any) -> Shape:
     if not tensor.HasField("shape"):
         return ()
     return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
+        dim.dim_value if dim.HasField("dim_value") else _named(dim.dim_param)
         for dim in tensor.shape.dim
     )
 
 
-def _fill_in(values: list[Any], given: dict[str, tuple[int, ...]]) -> None:
-    """Write the given shapes into the model's inputs."""
-    names = [value.name for value in values]
+def _named(size: str) -> str:
+    """The name of an open size; shape inference's own names say nothing."""
+    return "?" if not size or size.startswith("unk__") else size
+
+
+def _open_negative(graph: Any) -> None:
+    """Sizes of -1, as some exporters write what they leave open, are open ones."""
+    values = [*graph.input, *graph.output, *graph.value_info]
+    for value in values:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value < 0:
+                dim.ClearField("dim_value")
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _open_negative(inner)
+
+
+def _fill_in(graph: Any, free: list[Any], given: dict[str, tuple[int, ...]]) -> None:
+    """Write the given shapes into the model's inputs, and beside tensors inside it."""
+    inside = {value.name: value for value in (*graph.value_info, *graph.output)}
+    computed = {name for node in graph.node for name in node.output if name}
     for name, sizes in given.items():
-        if name not in names:
+        found = {**inside, **{value.name: value for value in free}}
+        if name not in found and name in computed:
+            found[name] = graph.value_info.add(name=name)
+            found[name].type.tensor_type.elem_type = 1  # float, until it is inferred
+        if name not in found:
             raise ConvError(
-                "a shape must be given for an input of the model",
+                "a shape must be given for an input of the model, or a tensor inside it",
                 f"it has no {name!r}",
-                f"Its inputs are {', '.join(names) or 'none'}",
+                f"Its inputs are {', '.join(value.name for value in free) or 'none'}",
             )
-        value = values[names.index(name)]
+        value = found[name]
         own = _shape(value)
         if own and len(own) != len(sizes):
             raise ConvError(
@@ -272,7 +272,10 @@ def _layer(
             f"it has {len(node.input)} inputs",
             "Export the model again",
         )
-    x, w = (_sizes(name, tensor, known, inputs) for tensor in node.input[:2])
+    w = _sizes(name, node.input[1], known, inputs)
+    group = next((a.i for a in node.attribute if a.name == "group"), 1)
+    channels = w[1] * max(group, 1) if node.op_type == "Conv" and len(w) > 1 else w[0]
+    x = _sizes(name, node.input[0], known, inputs, channels)
     dtype = _dtype(onnx, known[node.input[0]][1])
     attributes = {a.name: _value(onnx, name, a) for a in node.attribute}
     given = {key: _plain(attributes[key]) for key in _ATTRIBUTES[node.op_type] & set(attributes)}
@@ -316,6 +319,7 @@ def _sizes(
     tensor: str,
     known: Mapping[str, tuple[Shape, int]],
     inputs: Mapping[str, Shape],
+    channels: int = 3,
 ) -> tuple[int, ...]:
     """The shape of a tensor, all of it numbers."""
     shape = known.get(tensor, ((), 0))[0]
@@ -330,21 +334,20 @@ def _sizes(
     remedy = f"Give the sizes of the model's inputs ({listed})"
     if example:
         remedy += f", for example {example}"
-    refusal = _UnknownSize(
+    elif tensor not in inputs:
+        sizes_ = _guess(shape or ("?",) * 4, channels)
+        remedy = f"Give that of the tensor itself, for example --input {tensor}={sizes_}"
+    raise _Unknown(
         "the sizes of every convolution must be known", f"{name} reads {tensor} of {has}", remedy
     )
-    likely = shape_text((1, 3, *[224] * (max(len(shape), 4) - 2)))
-    refusal.tensor = tensor
-    refusal.what = f"it reads {tensor} of {has}; give that, for example --input {tensor}={likely}"
-    raise refusal
 
 
 def _open(shape: Shape) -> bool:
     return any(isinstance(size, str) for size in shape)
 
 
-def _guess(shape: Shape) -> str:
+def _guess(shape: Shape, channels: int = 3) -> str:
     """A shape with likely numbers in its open places: one image of 224 pixels a side."""
-    likely = (1, 3, *[224] * len(shape))
+    likely = (1, channels, *[224] * len(shape))
     pairs = zip(shape, likely, strict=False)
     return shape_text(size if isinstance(size, int) else number for size, number in pairs)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import tempfile
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cupyconv.errors import ConvError
 from cupyconv.explaining.scene import scene
 from cupyconv.markup import Document, escape
 from cupyconv.problem import shape_text
@@ -51,6 +55,48 @@ def html(explanation: Explanation, element: Element | None = None) -> str:
     }
     # In one pass, so that what is filled in is never taken for a place to fill.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: content[place[1]], _asset("page.html"))
+
+
+class Page:
+    """A page that shows itself: in Jupyter below the cell, elsewhere in the browser."""
+
+    def __init__(self, content: str) -> None:
+        self.content = content
+
+    def _repr_html_(self) -> str:
+        # In a frame of its own, so that neither sees the other's styles and scripts.
+        return (
+            f'<iframe srcdoc="{escape(self.content)}" sandbox="allow-scripts" '
+            'style="width:100%;height:52rem;border:0" title="interactive explanation"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"<page of {len(self.content):,} characters>"
+
+
+def in_notebook() -> bool:
+    """Whether what an expression gives is shown as HTML."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def open_in_browser(content: str, path: str | Path | None = None) -> None:
+    """Show a page in the browser.
+
+    Args:
+        path: the file that it was written to; else one is left for the browser.
+
+    Raises:
+        ConvError: there is no browser.
+    """
+    if path is None:
+        with tempfile.NamedTemporaryFile(
+            "w", suffix=".html", prefix="cupyconv-", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(content)
+        path = file.name
+    if not webbrowser.open(Path(path).resolve().as_uri()):
+        raise ConvError("a page is shown by a browser", "none was found", f"Open {path} with one")
 
 
 def _explanation(explanation: Explanation) -> str:

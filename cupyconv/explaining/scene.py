@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupyconv.errors import ConvError
 from cupyconv.explaining import adjoints, maps, terms
-from cupyconv.explaining.shapes import counted
+from cupyconv.explaining.shapes import the
 from cupyconv.explaining.terms import LETTERS, Element
 from cupyconv.problem import ConvAxis, ConvProblem
 
@@ -362,7 +362,7 @@ def _directions(
             "filter",
             filters,
             "dx: each channel collects from all that it gave to",
-            f"dx[{{c}}] is the sum of its column, over {counted(filters, 'channel')} of dy{where}: "
+            f"dx[{{c}}] is the sum of its column, over {the(filters, 'channel')} of dy{where}: "
             "dy[{k}] comes back to it through w[{k},{own}], whole and undivided.",
             "dy is spread by the stride, with hatched zeros between and dashed padding; over it "
             "the flipped filter goes in steps of one."
@@ -377,7 +377,7 @@ def _directions(
             "channel",
             channels,
             "y: each filter sums over the channels of x",
-            f"y[{{k}}] is the sum of its row, over {counted(channels, 'channel')} of x{where}: "
+            f"y[{{k}}] is the sum of its row, over {the(channels, 'channel')} of x{where}: "
             "x[{c}] goes into it through w[{k},{own}].",
             "Padding is dashed." if any(map(any, problem.padding)) else "",
         ),

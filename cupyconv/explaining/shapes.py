@@ -71,6 +71,21 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def the(number: int, noun: str) -> str:
+    """All of a number of things: ``the one filter``, ``the 3 filters``."""
+    return f"the one {noun}" if number == 1 else f"the {number} {noun}s"
+
+
+def every(number: int, noun: str) -> str:
+    """Each of a number of things: ``the one filter``, ``each of the 3 filters``."""
+    return the(number, noun) if number == 1 else f"each of {the(number, noun)}"
+
+
+def interval_dict(sizes: range) -> dict[str, int] | None:
+    """Consecutive sizes for JSON: the first and the last; None if there are none."""
+    return {"first": sizes[0], "last": sizes[-1]} if sizes else None
+
+
 # -- tensors ---------------------------------------------------------------------------------------
 
 
@@ -89,23 +104,23 @@ def _filter(problem: ConvProblem) -> str:
         return f"depthwise: {own} of {taps} for each of the {problem.C} input channels"
     if problem.groups > 1:
         return (
-            f"{counted(problem.K, 'filter')} in {problem.groups} groups; each has {taps} on every "
-            f"one of the {counted(_group_channels(problem), 'input channel')} of its group"
+            f"{counted(problem.K, 'filter')} in {problem.groups} groups; each has {taps} on "
+            f"{every(_group_channels(problem), 'input channel')} of its group"
         )
     return (
-        f"{counted(problem.K, 'filter')}; each has {taps} on every one of the "
-        f"{counted(problem.C, 'input channel')}"
+        f"{counted(problem.K, 'filter')}; {'it' if problem.K == 1 else 'each'} has {taps} on "
+        f"{'every one of ' if problem.C > 1 else ''}{the(problem.C, 'input channel')}"
     )
 
 
 def _output(problem: ConvProblem) -> str:
     size = shape_text(problem.output_sizes)
-    head = f"one {size} channel for each of the {counted(problem.K, 'filter')}: "
+    head = f"one {size} channel for {every(problem.K, 'filter')}: "
     if _is_depthwise(problem):
         return head + "y[k] = its own input channel correlated with w[k]"
     where = " of k's group" if problem.groups > 1 else ""
     return (
-        head + f"y[k] = sum over the {counted(_group_channels(problem), 'input channel')}{where} "
+        head + f"y[k] = sum over {the(_group_channels(problem), 'input channel')}{where} "
         "of x[c] correlated with w[k,c]"
     )
 
@@ -115,7 +130,7 @@ def _input_gradient(problem: ConvProblem) -> str:
     where = " of c's group" if problem.groups > 1 else ""
     return (
         "one number for each number of x, whatever stride and padding; "
-        f"dx[c] = sum over the {counted(filters, 'filter')}{where} of dy[k] sent back through the "
+        f"dx[c] = sum over {the(filters, 'filter')}{where} of dy[k] sent back through the "
         "taps of w[k,c]"
     )
 
@@ -131,12 +146,12 @@ def _filter_gradient(problem: ConvProblem) -> str:
     )
     if problem.groups == 1:
         return (
-            head + f"the {counted(filters, 'channel')} of dy and the {channels} of x pair up as "
+            head + f"{the(filters, 'channel')} of dy and the {_one(channels)} of x pair up as "
             "an outer product: nothing is broadcast or averaged over channels"
         )
     return (
-        head + f"within each of the {problem.groups} groups the {counted(filters, 'channel')} of "
-        f"dy and the {channels} of x pair up as an outer product, and never across groups"
+        head + f"within each of the {problem.groups} groups {the(filters, 'channel')} of "
+        f"dy and the {_one(channels)} of x pair up as an outer product, and never across groups"
     )
 
 
@@ -146,6 +161,10 @@ def _bias_gradient(problem: ConvProblem) -> str:
         f"one number for each filter: dy[k] summed over {counted(problem.N, image)} of "
         f"{shape_text(problem.output_sizes)} {pixel}s"
     )
+
+
+def _one(number: int) -> str:
+    return "one" if number == 1 else str(number)
 
 
 def _is_depthwise(problem: ConvProblem) -> bool:

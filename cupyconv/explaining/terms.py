@@ -28,6 +28,16 @@ LETTERS = {
 ALIASES = {"y": "y", "o": "y", "dx": "dx", "dw": "dw", "df": "dw"}
 """What an element may be called, in lower case."""
 
+_NO_PRODUCTS = {
+    "db": "db[k] has no products: it is the sum of all dy[n,k,...]",
+    "x": "x is given: ask for dX[n,c,...], its gradient",
+    "w": "w is given: ask for dF[k,c,...], its gradient",
+    "f": "w is given: ask for dF[k,c,...], its gradient",
+    "dy": "dy flows into the layer and is given: ask for O[n,k,...], dX or dF",
+    "do": "dy flows into the layer and is given: ask for O[n,k,...], dX or dF",
+}
+"""What else may be asked for, and what to ask for instead."""
+
 GROUPED = " In w and dw, c is counted within the group of k."
 """Said beside the names of the indices where there are groups."""
 
@@ -534,6 +544,10 @@ def parse(problem: ConvProblem, text: str) -> Element:
             "Write for example 'dF[0,0,0,0]', 'dX[0,0,0,0]' or 'O[0,0,0,0]', between quotes",
         )
     word = match[1].lower()
+    if word in _NO_PRODUCTS:
+        raise ConvError(
+            "an element is a number of y, dx or dw", f"got {text.strip()!r}", _NO_PRODUCTS[word]
+        )
     if word not in ALIASES:
         raise unknown_word("tensor", match[1], ("dF", "dw", "dX", "dx", "O", "y"))
     tensor = ALIASES[word]

@@ -56,8 +56,8 @@ class Translation:
 
 def translations(problem: ConvProblem) -> tuple[Translation, ...]:
     """The layer in TensorFlow, PyTorch, JAX and ONNX; of complex numbers, in those that have it."""
-    words = _OF_COMPLEX_NUMBERS if problem.is_complex else _WRITERS
-    return tuple(_WRITERS[word](problem) for word in words)
+    words = _OF_COMPLEX_NUMBERS if problem.is_complex else FRAMEWORKS
+    return tuple(FRAMEWORKS[word](problem) for word in words)
 
 
 def translation(problem: ConvProblem, framework: str) -> Translation:
@@ -67,15 +67,15 @@ def translation(problem: ConvProblem, framework: str) -> Translation:
         ConvError: its name is not known, or it has no convolution of complex numbers.
     """
     word = {"torch": "pytorch", "tf": "tensorflow"}.get(framework.lower(), framework.lower())
-    if word not in _WRITERS:
-        raise unknown_word("framework", framework, _WRITERS)
+    if word not in FRAMEWORKS:
+        raise unknown_word("framework", framework, FRAMEWORKS)
     if problem.is_complex and word not in _OF_COMPLEX_NUMBERS:
         raise ConvError(
             "the framework must have convolutions of the dtype",
             f"{word} has none of {problem.dtype}",
             f"Use {' or '.join(_OF_COMPLEX_NUMBERS)}",
         )
-    return _WRITERS[word](problem)
+    return FRAMEWORKS[word](problem)
 
 
 # -- what they share -------------------------------------------------------------------------------
@@ -499,7 +499,7 @@ def _onnx_dw(groups: int, rest: str, swap: str) -> list[str]:
 
 _ONNX_TYPES = {"float16": "FLOAT16", "float32": "FLOAT", "float64": "DOUBLE"}
 
-_WRITERS: dict[str, Callable[[ConvProblem], Translation]] = {
+FRAMEWORKS: dict[str, Callable[[ConvProblem], Translation]] = {
     "tensorflow": _tensorflow,
     "pytorch": _pytorch,
     "jax": _jax,

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from cupyconv import arrays, files, records
-from cupyconv.errors import DeviceError, KernelCompileError, unknown_word
+from cupyconv.errors import DeviceError, KernelCompileError, install_command, unknown_word
 from cupyconv.gpu.sources import KernelSource
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
@@ -195,7 +195,7 @@ def _nvrtc():
     except Exception as error:  # the binding loads the library on first use, and raises its own
         raise DeviceError(
             f"NVRTC, CUDA's run-time compiler, could not be loaded ({error}). "
-            "Install it with: pip install 'cupyconv[cuda13]' (or cuda12)"
+            f"Install it with: {install_command('cuda13')} (or likewise for CUDA 12)"
         ) from error
     return nvrtc
 

@@ -25,6 +25,15 @@ class KernelSource:
     headers: tuple[tuple[str, str], ...]
 
 
+def kernel_sources() -> Path:
+    """The folder of the .cu files, to be read; their headers are in ``include``.
+
+    Raises:
+        FileNotFoundError: the installation is incomplete.
+    """
+    return directory()
+
+
 @cache
 def directory() -> Path:
     """The folder of the .cu files: inside the installed package, or beside it in a checkout.

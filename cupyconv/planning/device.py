@@ -6,11 +6,20 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from cupyconv.errors import ConvError, shown
+from cupyconv.errors import ConvError, shown, unknown_word
 
 # Instructions of these chips exist only in code built for exactly that chip.
 _ARCHITECTURE_SPECIFIC = {(9, 0), (10, 0), (12, 0)}
 _OLDEST = (7, 5)
+
+CAPABILITIES = (
+    *((7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0)),
+    *((10, 0), (10, 1), (10, 3), (11, 0), (12, 0), (12, 1)),
+)
+"""Of the chips that there are; a newer one that is found in a machine is taken all the same."""
+
+DEVICES = ("cpu", *(f"sm_{major}{minor}" for major, minor in CAPABILITIES))
+"""Words that a device may be given by."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ class Device:
         """The device a word stands for: "cpu", or an architecture such as "sm_80".
 
         Raises:
-            ConvError: it is neither.
+            ConvError: it is neither, or no chip that there is.
         """
         if isinstance(word, Device):
             return word
@@ -112,7 +121,10 @@ class Device:
                 f"got {shown(word)}",
                 "Use for example 'sm_80'",
             )
-        return Device.of_capability(word, (int(match[1]), int(match[2])))
+        capability = int(match[1]), int(match[2])
+        if capability > _OLDEST and capability not in CAPABILITIES:
+            raise unknown_word("device", word, DEVICES)
+        return Device.of_capability(word, capability)
 
     @staticmethod
     def of_capability(

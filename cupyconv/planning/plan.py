@@ -72,30 +72,24 @@ class Plan:
         return iter(self.passes)
 
     def __str__(self) -> str:
-        head = f"{self.problem}\non {_place(self.device)}"
-        rows = [
-            (p.pass_, p.implementation, str(p.tile or ""), _blocks_text(p), p.reason)
-            for p in self.passes
-        ]
-        rows.insert(0, ("pass", "implementation", "tile", "blocks", "reason"))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = [
-            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]])
-            for row in rows
-        ]
-        return "\n".join([head, *lines])
+        return "\n".join(
+            [str(self.problem), f"on {_place(self.device)}", *self._table.lines(markup.UNBOUND)]
+        )
 
     def _repr_html_(self) -> str:
         """The passes as a table, for Jupyter."""
+        blocks = (markup.Paragraph(repr(self.problem)), self._table)
+        return markup.Document(
+            f"Plan on {_place(self.device)}", (markup.Section("", blocks),)
+        ).html()
+
+    @property
+    def _table(self) -> markup.Table:
         rows = tuple(
             (p.pass_, p.implementation, str(p.tile or ""), _blocks_text(p), p.reason)
             for p in self.passes
         )
-        words = ("pass", "implementation", "tile", "blocks", "reason")
-        blocks = (markup.Paragraph(repr(self.problem)), markup.Table(words, rows))
-        return markup.Document(
-            f"Plan on {_place(self.device)}", (markup.Section("", blocks),)
-        ).html()
+        return markup.Table(("pass", "implementation", "tile", "blocks", "reason"), rows)
 
     def to_json(self) -> str:
         """The plan as JSON, which ``from_json`` reads."""

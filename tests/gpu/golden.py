@@ -191,7 +191,7 @@ def _conversions() -> Iterator[Case]:
         yield Case(kernel, kernel, 80, n // 2, (pairs, Output((n // 2,), np.uint32)))
 
 
-def _stores() -> Iterator[Case]:
+def _wide_stores() -> Iterator[Case]:
     words = np.arange(128, dtype=np.uint32).reshape(4, 32)
     yield Case("store_16_bytes", "store_16_bytes", 75, 32, (words, Output((32, 4), np.uint32)))
 
@@ -538,7 +538,7 @@ def cases() -> tuple[Case, ...]:
     """All cases; names are unique."""
     made = [
         *_conversions(),
-        *_stores(),
+        *_wide_stores(),
         *_matrices(),
         *_warp_products(),
         *_thread_copies(),

@@ -1,0 +1,300 @@
+"""The question asked backwards: which inputs have this output, and how outputs grow with inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cupyconv import ConvAxis, ConvError, ConvProblem, formats
+from cupyconv.cli import configuration, output
+from cupyconv.cli.configuration import Layer
+from cupyconv.errors import unknown_word
+from cupyconv.explaining.shapes import counted, interval_dict
+from cupyconv.markup import Table
+from cupyconv.problem import interval_text, shape_text
+
+MOST_SIZES = 16
+"""Sizes of an axis that are listed."""
+
+MOST_SWEPT = 1000
+"""Values of a sweep."""
+
+_SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} | {
+    word: word for word in ("padding", "dilation")
+}
+
+
+# -- which inputs have this output -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Backwards:
+    """The inputs that have an output.
+
+    Attributes:
+        problem: the layer with the largest of them.
+        sizes: of each spatial axis, those that do.
+    """
+
+    problem: ConvProblem
+    sizes: tuple[range, ...]
+
+    @property
+    def axes(self) -> tuple[ConvAxis, ...]:
+        return self.problem.axes
+
+    def of(self, place: int, size: int) -> ConvAxis:
+        """The rules of an axis, for one of its sizes."""
+        shape = list(self.problem.input_shape)
+        shape[self.problem.data_axes[2 + place]] = size
+        return self.problem.replace(input_shape=tuple(shape)).axes[place]
+
+
+def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
+    """The inputs whose output has the shape of dy.
+
+    Raises:
+        ConvError: there are none; the message says which rule is in the way.
+    """
+    words = {key: value for key, value in layer.arguments.items() if key != "input_shape"}
+    if "filter_shape" not in words:
+        raise ConvError(
+            "dy belongs to an input by way of a filter",
+            "no filter is given",
+            "Give its shape, for example --filter 3x3x3x4",
+        )
+    filter_shape = words.pop("filter_shape")
+    layout, filter_layout = _layouts(words, len(dy))
+    k, o = dy[layout[1]] if len(dy) == len(filter_shape) else 0, filter_shape[filter_layout[0]]
+    if len(dy) == len(filter_shape) and k != o:
+        raise ConvError(
+            "dy must have a channel for each filter",
+            f"dy {shape_text(dy)} has {k}, the filter {shape_text(filter_shape)} is of {o}",
+            f"Give dy {o} channels, or say the order of its axes with --data-format",
+        )
+    stride = words.get("stride", 1)
+    above = [s - 1 for s in stride] if isinstance(stride, (tuple, list)) else stride - 1
+    # The largest of them, as the smallest may be below 1.
+    try:
+        problem = ConvProblem.from_output(dy, filter_shape, output_padding=above, **words)
+    except ConvError as error:
+        if min(dy, default=0) < 1 or "every size" not in error.rule:
+            raise
+        raise ConvError(
+            "an input must have at least 1 number on each axis",
+            f"{error.values}, at the most, if the output is {shape_text(dy)}",
+            "Give a larger dy, or less padding",
+        ) from None
+    return Backwards(problem, problem.valid_input_sizes)
+
+
+def _layouts(words: Mapping[str, Any], axes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where n, c and the spatial axes are in x and y, and o, i and they in w."""
+    rank = min(max(axes - 2, 1), 3)
+    layout = formats.resolve_data_format(words.get("data_format"), rank)
+    filters = formats.resolve_filter_format(words.get("filter_format"), rank, layout)
+    return formats.data_axes(layout), formats.filter_axes(filters)
+
+
+def backwards_parts(layer: Layer, found: Backwards) -> list[Any]:
+    """What is printed of it."""
+    problem = found.problem
+    head = f"dy {shape_text(problem.output_shape)}, w {shape_text(problem.filter_shape)}"
+    count = 1
+    for sizes in found.sizes:
+        count *= len(sizes)
+    every = " by ".join(interval_text(sizes) for sizes in found.sizes)
+    answer = f"x, and so dx: {counted(problem.N, 'image')} of {counted(problem.C, 'channel')}, "
+    if count == 1:
+        answer += f"{every}; no other input has this dy"
+    else:
+        answer += f"{every}: any of {count:,}, which dy and w cannot tell apart"
+    lines = [head, configuration.summary(problem), answer]
+    title = [layer.heading] if layer.heading and layer.title is None else []
+    rows = []
+    for place, (axis, sizes) in enumerate(zip(found.axes, found.sizes, strict=True)):
+        for number, size in enumerate(sizes[:MOST_SIZES]):
+            one = found.of(place, size)
+            rows.append(
+                (
+                    axis.name if number == 0 else "",
+                    str(size),
+                    f"{one.pad_before}, {one.pad_after}",
+                    f"{size - axis.first_input_size_for(axis.output)}",
+                    f"{one.formula}{_unread(one)}",
+                )
+            )
+        if len(sizes) > MOST_SIZES:
+            rows.append(("", "...", "", "", f"and so on, to {sizes[-1]}"))
+    columns = ("axis", "input", "padding", "output_padding", "because")
+    why: dict[str, list[str]] = {}
+    for axis in found.axes:
+        why.setdefault(_why(axis), []).append(axis.name)
+    return [
+        output.heading(*[*title, *lines]),
+        Table(columns, tuple(rows), ("input", "output_padding")),
+        output.heading("why", *(f"{' and '.join(names)}: {text}" for text, names in why.items())),
+    ]
+
+
+def _unread(axis: ConvAxis) -> str:
+    return f"; its last {axis.unread_after} get no gradient" if axis.unread_after else ""
+
+
+def _why(axis: ConvAxis) -> str:
+    first = axis.first_input_size_for(axis.output)
+    steps = f"({axis.output} - 1)*{axis.stride}"
+    if axis.padding_mode.startswith("same"):
+        rule = f"under SAME the smallest is {steps} + 1 = {first}"
+    else:
+        pads = axis.pad_before + axis.pad_after
+        less = f" - {pads}" if pads else ""
+        rule = f"the smallest is {steps} + {axis.effective_filter}{less} = {first}"
+    if axis.stride == 1:
+        return f"{rule}, and with stride 1 it is the only one"
+    return (
+        f"{rule}, and the stride of {axis.stride} rounds {axis.stride} sizes to one output"
+        f"{', of which those below 1 are none' if first < 1 else ''}"
+    )
+
+
+def backwards_json(layer: Layer, found: Backwards) -> dict[str, Any]:
+    """The same for --json."""
+    problem = found.problem
+    return {
+        "name": layer.name,
+        "output": list(problem.output_shape),
+        "filter": list(problem.filter_shape),
+        "largest_input": list(problem.input_shape),
+        "axes": [
+            {
+                "name": axis.name,
+                "output": axis.output,
+                "input_sizes": interval_dict(sizes),
+                "why": _why(axis),
+            }
+            for axis, sizes in zip(found.axes, found.sizes, strict=True)
+        ],
+    }
+
+
+# -- a sweep ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A word of the configuration, and the values that it takes on every spatial axis."""
+
+    word: str
+    values: tuple[int, ...]
+
+
+def read_sweep(text: str) -> Sweep:
+    """A sweep such as ``input=3:12`` or ``stride=1:4``.
+
+    Raises:
+        ConvError: it is none.
+    """
+    match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,9})\s*:\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?", text)
+    example = "Write for example input=3:12, stride=1:4 or input=32:256:32"
+    if match is None:
+        raise ConvError(
+            "--sweep must be a word, and its first and last value", f"got {text!r}", example
+        )
+    word, first, last, step = match[1].lower(), int(match[2]), int(match[3]), int(match[4] or 1)
+    if word not in _SWEPT:
+        raise unknown_word("--sweep", word, _SWEPT)
+    if step < 1 or last < first or (last - first) // step >= MOST_SWEPT:
+        raise ConvError(
+            f"--sweep must go up, by at most {MOST_SWEPT:,} values", f"got {text!r}", example
+        )
+    return Sweep(word, tuple(range(first, last + 1, step)))
+
+
+def swept(layer: Layer, sweep: Sweep) -> list[tuple[int, ConvProblem | ConvError]]:
+    """The layer with each value, or why there is none."""
+    arguments = dict(layer.arguments)
+    if sweep.word == "input" and "filter_shape" in arguments and "input_shape" not in arguments:
+        arguments["input_shape"] = _any_input(arguments)
+    base = Layer(layer.name, layer.title, arguments)
+    found: list[tuple[int, ConvProblem | ConvError]] = []
+    for value in sweep.values:
+        try:
+            found.append((value, base.problem(**_with(arguments, sweep.word, value))))
+        except ConvError as error:
+            found.append((value, error))
+    if all(isinstance(one, ConvError) for _, one in found):
+        raise found[0][1]  # type: ignore[misc]  # which is one
+    return found
+
+
+def _any_input(arguments: Mapping[str, Any]) -> tuple[int, ...]:
+    """An input of one image that goes with the filter, of a size that is still to be set."""
+    filters = arguments["filter_shape"]
+    layout, filter_layout = _layouts(arguments, len(filters))
+    if len(filters) != len(layout):
+        return filters  # which ConvProblem refuses, and says why
+    shape = [1] * len(filters)
+    shape[layout[1]] = filters[filter_layout[1]] * arguments.get("groups", 1)
+    return tuple(shape)
+
+
+def _with(arguments: Mapping[str, Any], word: str, value: int) -> dict[str, Any]:
+    """The argument that is swept, on every spatial axis."""
+    key = _SWEPT[word]
+    if not key.endswith("shape"):
+        return {key: value}
+    shape = arguments.get(key, ())
+    data, filters = _layouts(arguments, len(shape))
+    spatial = (data if word == "input" else filters)[2:]
+    return {key: tuple(value if axis in spatial else size for axis, size in enumerate(shape))}
+
+
+def sweep_table(sweep: Sweep, found: list[tuple[int, ConvProblem | ConvError]]) -> Table:
+    """A line for each value, with what is different along it."""
+    rows = []
+    for value, one in found:
+        if isinstance(one, ConvError):
+            rows.append((str(value), "-", "-", "-", "-", f"{one.rule}: {one.values}"))
+            continue
+        axes = one.axes
+        rows.append(
+            (
+                str(value),
+                shape_text(one.output_sizes),
+                _of_axes(f"{axis.pad_before}, {axis.pad_after}" for axis in axes),
+                _of_axes(interval_text(axis.valid_input_sizes) for axis in axes),
+                _of_axes(str(axis.unread_inputs) for axis in axes),
+                _of_axes(axis.formula for axis in axes),
+            )
+        )
+    columns = (sweep.word, "output", "padding", "inputs with it", "unread", "because")
+    return Table(columns, tuple(rows), (sweep.word,))
+
+
+def _of_axes(texts: Iterable[str]) -> str:
+    """What is said of each axis, once where it is the same."""
+    return "; ".join(dict.fromkeys(texts))
+
+
+def sweep_json(sweep: Sweep, found: list[tuple[int, ConvProblem | ConvError]]) -> dict[str, Any]:
+    """The same for --json."""
+    return {
+        "word": sweep.word,
+        "values": [
+            {"value": value, "error": str(one)}
+            if isinstance(one, ConvError)
+            else {
+                "value": value,
+                "input": list(one.input_shape),
+                "filter": list(one.filter_shape),
+                "output": list(one.output_shape),
+                "padding": [list(pair) for pair in one.padding],
+                "input_sizes": [interval_dict(sizes) for sizes in one.valid_input_sizes],
+                "unread_inputs": [axis.unread_inputs for axis in one.axes],
+            }
+            for value, one in found
+        ],
+    }

@@ -1,0 +1,5 @@
+"""`python -m cupyconv`, the same program as the `cupyconv` command."""
+
+from importlib import import_module
+
+import_module("cupyconv.cli.main").main(prog_name="cupyconv")

@@ -1,0 +1,142 @@
+"""`cupyconv shapes` asked backwards, and sweeps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from cupyconv import ConvError, ConvProblem
+from cupyconv.cli import backwards
+from cupyconv.cli.configuration import Layer
+from cupyconv.cli.main import main
+from cupyconv.problem import shape_text
+from tests.configurations import random_problems
+
+
+def run(*args: str):
+    return CliRunner().invoke(main, ["shapes", *args], env={"COLUMNS": None})
+
+
+def said(*args: str) -> str:
+    result = run(*args)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*args: str) -> str:
+    result = run(*args)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def words(problem: ConvProblem) -> dict:
+    explicit = problem.padding_mode == "explicit"
+    return {
+        "filter_shape": problem.filter_shape,
+        "stride": problem.stride,
+        "padding": problem.padding if explicit else problem.padding_mode,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "data_format": problem.data_format,
+        "filter_format": problem.filter_format,
+    }
+
+
+@pytest.mark.parametrize("problem", list(random_problems(40, seed=11)), ids=str)
+def test_the_inputs_are_those_whose_output_it_is(problem):
+    found = backwards.inputs_of(Layer(None, None, words(problem)), problem.output_shape)
+    for place, (axis, sizes) in enumerate(zip(problem.axes, found.sizes, strict=True)):
+        assert axis.input in sizes
+        for size in range(max(axis.input - axis.stride, 1), axis.input + axis.stride + 1):
+            shape = list(problem.input_shape)
+            shape[problem.data_axes[2 + place]] = size
+            try:
+                output = problem.replace(input_shape=tuple(shape)).output_sizes[place]
+            except ConvError:
+                output = 0
+            assert (size in sizes) == (output == axis.output)
+            if size in sizes:
+                assert found.of(place, size).input == size
+
+
+def test_the_answer_has_sizes_paddings_and_the_reason():
+    options = ("--filter", "3x3x3x4", "--stride", "2", "--data-format", "NHWC")
+    text = said("--dy", "1x3x3x4", *options, "--padding", "same")
+    assert "1 image of 3 channels, 5 to 6 by 5 to 6: any of 4" in text
+    assert "ceil(6/2) = 3" in text
+    assert "H and W: under SAME the smallest is (3 - 1)*2 + 1 = 5" in text
+    text = said("--dy", "1x3x3x4", *options, "--padding", "valid")
+    assert "7 to 8 by 7 to 8" in text
+    assert "its last 1 get no gradient" in " ".join(text.split())
+    one = said("--dy", "1x2x7", "--filter", "2x5x3", "--padding", "1")
+    assert "1 image of 5 channels, 7; no other input has this dy" in one
+    (layer,) = json.loads(said("--dy", "1x3x3x4", *options, "--json"))["layers"]
+    assert layer["axes"][1]["input_sizes"] == {"first": 7, "last": 8}
+
+
+def test_a_preset_with_another_dy():
+    text = said("--preset", "valid-stride", "--dy", "1x2x2x4")
+    assert "5 to 6 by 5 to 6" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--dy", "1x3x3x5", "--filter", "3x3x3x4", "--data-format", "NHWC"), "has 5"),
+        (("--dy", "1x1x1", "--filter", "1x1x3", "--padding", "2"), "at least 1 number"),
+        (("--dy", "1x1x1"), "no filter is given"),
+        (("--dy", "1x1x1", "--filter", "1x1x3", "--input", "1x1x9"), "Leave it out"),
+        (("--dy", "1x1x1", "--sweep", "input=1:2"), "two questions"),
+        (("--dy", "1x1", "--filter", "1x1x3"), "axes"),
+        (("--dy", "1xa", "--filter", "1x1x3"), "--dy must be a shape"),
+        (("--filter", "1x1x3", "--sweep", "inputs=1:4"), "Did you mean 'input'?"),
+        (("--filter", "1x1x3", "--sweep", "input=4:1"), "must go up"),
+        (("--filter", "1x1x3", "--sweep", "input=1:9999999"), "at most 1,000 values"),
+        (("--filter", "1x1x3", "--sweep", "input=1:2"), "the filter must fit"),
+        (("--sweep", "input=1:2"), "needs the shapes"),
+    ],
+)
+def test_what_cannot_be_asked(args, message):
+    assert message in refused(*args)
+
+
+@pytest.mark.parametrize("word", ["same", "valid"])
+def test_a_sweep_is_a_table_of_outputs(word):
+    options = ("--filter", "1x1x3", "--stride", "2", "--padding", word, "--sweep", "input=3:10")
+    lines = said(*options).splitlines()[4:]
+    outputs = [
+        ConvProblem((1, 1, size), (1, 1, 3), stride=2, padding=word).output_shape[-1]
+        for size in range(3, 11)
+    ]
+    assert [list(map(int, line.split()[:2])) for line in lines] == [
+        [size, output] for size, output in zip(range(3, 11), outputs, strict=True)
+    ]
+    (layer,) = json.loads(said(*options, "--json"))["layers"]
+    assert [value["output"][-1] for value in layer["values"]] == outputs
+
+
+@pytest.mark.parametrize(
+    ("sweep", "key"),
+    [("input=5:9:2", "input_shape"), ("stride=1:3", "stride"), ("filter=2:4", "filter_shape")],
+)
+def test_what_is_swept_changes_on_every_spatial_axis(sweep, key):
+    options = ("--input", "2x9x8x3", "--filter", "3x3x3x4", "--data-format", "NHWC")
+    (layer,) = json.loads(said(*options, "--sweep", sweep, "--json"))["layers"]
+    for value in layer["values"]:
+        changed = value["value"]
+        arguments = {"input_shape": (2, 9, 8, 3), "filter_shape": (3, 3, 3, 4)}
+        arguments[key] = {
+            "input_shape": (2, changed, changed, 3),
+            "filter_shape": (changed, changed, 3, 4),
+        }.get(key, changed)
+        expected = ConvProblem(**arguments, data_format="NHWC").output_shape
+        assert shape_text(value["output"]) == shape_text(expected)
+
+
+def test_values_that_cannot_be_are_in_the_table():
+    text = " ".join(said("--preset", "valid-stride", "--sweep", "input=2:3").split())
+    assert "2 - - - - the filter must fit into the padded input" in text
+    assert "3 1x1 0, 0 3 to 4" in text

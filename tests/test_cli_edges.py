@@ -1,0 +1,294 @@
+"""What the command line does at its edges: short forms, pipes, words that are not known."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import cupyconv
+from cupyconv import ConvError, arrays
+from cupyconv.cli import output
+from cupyconv.cli.configuration import PRESETS, read_file
+from cupyconv.cli.main import COMMANDS, main
+
+SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
+
+
+def run(*args: str, given: bytes = b"") -> Result:
+    return CliRunner().invoke(main, args, input=given, env={"COLUMNS": None})
+
+
+def said(*args: str, given: bytes = b"") -> str:
+    result = run(*args, given=given)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return result.stdout
+
+
+def refused(*args: str) -> str:
+    result = run(*args)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert result.stderr.startswith("cupyconv: error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["shapes", "explain", "grads"])
+def test_a_missing_batch_is_said(command):
+    text = refused(command, "--input", "5x100x100", "--filter", "10x5x5x5")
+    assert "Add the batch: 1x5x100x100" in text
+
+
+def test_the_library_says_it_too():
+    x, w = np.ones((5, 9, 9), np.float32), np.ones((2, 5, 3, 3), np.float32)
+    with pytest.raises(ConvError, match="Add the batch: 1x5x9x9"):
+        cupyconv.conv_forward(x, w)
+    with pytest.raises(ConvError, match="Add the batch: 1x5x9"):
+        cupyconv.ConvProblem((5, 9), (2, 5, 3))
+
+
+def test_two_shapes_alone_are_explained():
+    short = said("1x3x8x8", "4x3x3x3", "--stride", "2")
+    assert short == said("explain", *SMALL, "--stride", "2")
+    assert "Write for example cupyconv 1x3x8x8 10x5x5x5" in refused("1x3x8x8")
+    assert "the short form is" in refused("1x3x8x8", "--stride")
+
+
+@pytest.mark.parametrize("module", ["cupyconv", "cupyconv.cli"])
+def test_the_package_is_a_program(module):
+    options = {"capture_output": True, "text": True, "check": False}
+    run_ = subprocess.run([sys.executable, "-m", module, "--version"], **options)
+    assert run_.stdout == f"cupyconv, version {cupyconv.__version__}\n"
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["layer", "layers"])
+def test_files_of_several_layers_and_one_of_them(tmp_path, word):
+    path = tmp_path / "net.toml"
+    table = '[[{}]]\nname = "{}"\ninput = "1x3x{}x8"\nfilter = "4x3x3x3"\n'
+    path.write_text(table.format(word, "one", 8) + table.format(word, "two", 9))
+    both = json.loads(said("shapes", "--config", str(path), "--json"))["layers"]
+    assert [layer["name"] for layer in both] == ["one", "two"]
+    (two,) = json.loads(said("shapes", "--config", str(path), "--layer", "two", "--json"))["layers"]
+    assert two == both[1]
+    assert "Did you mean 'two'?" in refused("shapes", "--config", str(path), "--layer", "tow")
+    assert "there is no --config" in refused("shapes", *SMALL, "--layer", "two")
+    said("explain", "--config", str(path), "--layer", "two", "--svg", str(tmp_path / "two.svg"))
+    assert "--layer NAME" in refused("explain", "--config", str(path), "--svg", "a.svg")
+    path.write_text(table.format("layer", "a", 8) + table.format("layers", "b", 8))
+    assert "by one word" in refused("shapes", "--config", str(path))
+
+
+def test_a_dash_is_standard_input_and_output(tmp_path):
+    config = b'input = "1x3x8x8"\nfilter = "4x3x3x3"\n'
+    assert said("shapes", "--config", "-", given=config) == said("shapes", *SMALL)
+    assert said("explain", *SMALL, "--svg", "-").startswith("<svg")
+    assert said("explain", *SMALL, "--html", "-").startswith("<!doctype html>")
+    saved = run("grads", *SMALL, "--values", "integers", "--save", "-")
+    with np.load(io.BytesIO(saved.stdout_bytes)) as tensors:
+        x = tensors["x"]
+        assert set(tensors.files) == {"x", "w", "dy", "y", "dx", "dw", "db"}
+    held = io.BytesIO()
+    np.save(held, x)
+    rest = (*SMALL, "--values", "integers", "--element", "dw[0,0,0,0]", "--json")
+    (piped,) = json.loads(said("explain", *rest, "--x", "-", given=held.getvalue()))["layers"]
+    (drawn,) = json.loads(said("explain", *rest))["layers"]
+    assert piped["elements"] == drawn["elements"]
+    assert "takes one thing" in refused("explain", *SMALL, "--svg", "-", "--html", "-")
+    assert "takes one thing" in refused("explain", *SMALL, "--svg", "-", "--json")
+    assert not list(Path.cwd().glob("-"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json_is_a_flag_of_every_command(command, tmp_path):
+    given = {"bench": ("--list",), "env": (), "model": (_model(tmp_path),), "check": SMALL}
+    if command == "model":
+        pytest.importorskip("onnx")
+    content = json.loads(said(command, *given.get(command, SMALL), "--json"))
+    assert isinstance(content, dict)
+
+
+def _model(folder: Path) -> str:
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    value = helper.make_tensor_value_info
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv")
+    inputs = [value("x", kind, [1, 3, 8, 8]), value("w", kind, [4, 3, 3, 3])]
+    graph = helper.make_graph([node], "net", inputs, [value("y", kind, None)])
+    path = folder / "net.onnx"
+    onnx.save(helper.make_model(graph), path)
+    return str(path)
+
+
+# -- presets and words -----------------------------------------------------------------------------
+
+
+def test_a_preset_that_is_changed_loses_its_title():
+    title = "The input gradient under SAME with stride 2"
+    assert title in said("shapes", "--preset", "same-stride")
+    assert title in said("shapes", "--preset", "same-stride", "--stride", "2", "--dtype", "float64")
+    changed = said("shapes", "--preset", "same-stride", "--stride", "1")
+    assert title not in changed
+    assert changed.startswith("same-stride\n")
+
+
+def test_presets_are_listed():
+    text = said("shapes", "--list-presets")
+    for layer in read_file(PRESETS):
+        assert f"{layer.name}" in text
+        assert str(layer.title).split()[0] in text
+    assert said("explain", "--list-presets") == text
+
+
+@pytest.mark.parametrize("device", ["sm_99", "sm_900", "sm_76"])
+def test_chips_that_do_not_exist_are_refused_with_those_that_do(device):
+    text = refused("shapes", *SMALL, "--device", device)
+    assert "unknown device" in text
+    assert "'sm_75', 'sm_80'" in text
+    with pytest.raises(ConvError, match="unknown device"):
+        cupyconv.plan(cupyconv.ConvProblem((1, 3, 8, 8), (4, 3, 3, 3)), device)
+
+
+@pytest.mark.parametrize(
+    ("element", "words"),
+    [
+        ("db[3]", "it is the sum of all dy[n,k,...]"),
+        ("x[0,0,0,0]", "ask for dX[n,c,...]"),
+        ("w[0,0,0,0]", "ask for dF[k,c,...]"),
+        ("dy[0,0,0,0]", "is given"),
+        ("foo[0]", "unknown tensor: 'foo'. Known:"),
+        ("dff[0,0,0,0]", "Did you mean 'dF'?"),
+    ],
+)
+def test_what_is_no_element_gets_a_fitting_guess(element, words):
+    assert words in refused("explain", *SMALL, "--element", element)
+
+
+def test_foo_is_like_no_command():
+    assert "Did you mean" not in refused("foo")
+    assert "Did you mean 'grads'?" in refused("grad")
+
+
+def test_maps_are_labelled_by_their_indices():
+    assert "dw: rows are r, columns s" in said("explain", *SMALL, "--map", "dw")
+    assert "y: rows are p, columns q" in said("explain", *SMALL, "--map", "y")
+    assert "dx: rows are H, columns W" in said("explain", *SMALL, "--map", "dx")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("cupyconv sh", {"shapes"}),
+        ("cupyconv grads --preset mul", {"multi-channel"}),
+        ("cupyconv grads --padding same", {"same", "same_lower"}),
+        ("cupyconv grads --dtype float", {"float16", "float32", "float64"}),
+        ("cupyconv explain --values ", {"normal", "integers"}),
+        ("cupyconv explain --code py", {"pytorch"}),
+        ("cupyconv explain --map d", {"dx", "dw"}),
+        ("cupyconv shapes --device sm_8", {"sm_80", "sm_86", "sm_87", "sm_88", "sm_89"}),
+        ("cupyconv grads --impl cuda-g", {"cuda-generic", "cuda-gather"}),
+    ],
+)
+def test_a_shell_completes_words(line, words):
+    count = len(line.split()) - (not line.endswith(" "))
+    env = {"_CUPYCONV_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(count)}
+    result = CliRunner().invoke(main, [], env=env, prog_name="cupyconv")
+    assert {entry.partition(",")[2] for entry in result.stdout.split()} == words
+
+
+def test_exit_codes_and_completion_are_documented():
+    text = " ".join(said("--help").split())
+    assert "70 a bug in cupyconv, 130 interrupted" in text
+    assert "_CUPYCONV_COMPLETE=bash_source" in text
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", ["1", "2"])
+def test_one_thing_is_not_several(groups):
+    options = ("--input", f"1x{groups}x5x5", "--filter", f"{groups}x1x3x3", "--groups", groups)
+    text = " ".join(said("explain", *options).split()) + " ".join(said("shapes", *options).split())
+    for wrong in ("the 1 ", "of the 1", "1 filters", "1 input channels", "1 products", "1 pairs"):
+        assert wrong not in text, text[text.index(wrong) - 60 :][:120]
+    assert "because each of them reads" not in text
+
+
+def test_a_model_of_one_convolution(tmp_path):
+    assert "1 convolution, 108 weights" in said("model", _model(tmp_path))
+
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("patience", [0.0, 3600.0])
+def test_what_takes_long_says_how_far_it_is(monkeypatch, patience):
+    monkeypatch.setattr(output, "PATIENCE", patience)
+    monkeypatch.setenv("TERM", "xterm")
+    watched, drawn = Terminal(), threading.Event()
+    monkeypatch.setattr(sys, "stderr", watched)
+    if not patience:
+        monkeypatch.setattr(
+            watched, "write", lambda text: (drawn.set(), io.StringIO.write(watched, text))[1]
+        )
+    with output.progress("checking", 4) as advance:
+        advance()
+        if not patience:
+            assert drawn.wait(60)
+        advance()
+    text = watched.getvalue()
+    assert ("checking" in text and "%" in text and ":" in text) == (not patience)
+
+
+# -- the browser -----------------------------------------------------------------------------------
+
+
+def test_open_shows_the_page(monkeypatch, tmp_path):
+    import webbrowser
+
+    shown = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: shown.append(address) or True)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    said("explain", *SMALL, "--open")
+    (left,) = tmp_path.glob("cupyconv-*.html")
+    assert shown == [left.as_uri()]
+    assert left.read_text().startswith("<!doctype html>")
+    page = tmp_path / "page.html"
+    said("explain", *SMALL, "--html", str(page), "--open", "--element", "dw[1,0,0,0]")
+    assert shown[1:] == [page.as_uri()]
+    monkeypatch.setattr(webbrowser, "open", lambda address: False)
+    assert "shown by a browser" in refused("explain", *SMALL, "--open")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
+def test_a_full_standard_output_is_said():
+    command = [sys.executable, "-m", "cupyconv", "explain", *SMALL, "--svg", "-"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("cupyconv: error: ")
+    assert "Traceback" not in done.stderr

@@ -153,6 +153,11 @@ class EmulatedKernel(Function):
         self._entry = entry
 
     @property
+    def chip(self) -> Chip:
+        """What the kernel runs on."""
+        return self._module.chip
+
+    @property
     def parameter_sizes(self) -> list[int]:
         """Bytes of each parameter, as the source declares it."""
         return [self._entry.parameters[at].size for at in range(self._entry.parameter_count)]

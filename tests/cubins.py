@@ -53,6 +53,7 @@ class Resources:
         launch_bounds: the most threads of a block; None if nothing was declared.
         cluster: blocks of a cluster along each axis; None if none was declared.
         parameters: in order.
+        spilled: bytes of registers that a thread stores away, and of those it loads again.
     """
 
     registers: int
@@ -60,6 +61,7 @@ class Resources:
     launch_bounds: int | None
     cluster: tuple[int, ...] | None
     parameters: tuple[Parameter, ...]
+    spilled: int = 0
 
 
 def resources(cubin: bytes, log: str) -> dict[str, Resources]:
@@ -106,12 +108,14 @@ def _resources(name: str, registers: int, info: str, log: str) -> Resources:
     assert used is not None, f"the log does not speak of {name}: {log}"
     assert int(used[1]) == registers
     shared = re.search(r"(\d+) bytes smem", used[0])
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", of_kernel)
     return Resources(
         registers,
         int(shared[1]) if shared else 0,
         threads[0] * threads[1] * threads[2] if threads else None,
         numbers("EIATTR_CTA_PER_CLUSTER"),
         tuple(parameters[ordinal] for ordinal in sorted(parameters)),
+        sum(map(int, spills.groups())) if spills else 0,
     )
 
 

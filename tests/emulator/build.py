@@ -35,6 +35,7 @@ RUNTIME_SOURCES = (
     "tensor_cores.cpp",
     "clusters.cpp",
     "bank_conflicts.cpp",
+    "counted_work.cpp",
     "launch.cpp",
 )
 MINIMUM_CLANG = 16

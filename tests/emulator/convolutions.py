@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,7 @@ from cupyconv.planning import Device
 
 from . import driver, memory, tensormap
 from .module import EmulatedKernel, EmulatedModule
+from .ptx.nvrtc import ptx_of
 from .runtime import current_settings
 
 MULTIPROCESSORS = 4
@@ -35,8 +37,17 @@ class EmulatorRuntime:
 
     def kernel(self, launch: Launch) -> EmulatedKernel:
         """The kernel of a launch's variant."""
-        compiled = current_settings().compiled
-        module = _module(launch.source, launch.defines, self.architecture, self.checked, compiled)
+        chosen = current_settings()
+        load = _ptx_module if chosen.source == "ptx" else _module
+        more = {"counted": True} if chosen.work and chosen.source == "ptx" else {}
+        module = load(
+            launch.source,
+            launch.defines,
+            self.architecture,
+            self.checked,
+            chosen.compiled,
+            **more,
+        )
         return module.get_function(launch.entry)
 
     def allow(self, kernel: EmulatedKernel, shared_bytes: int) -> None:
@@ -62,6 +73,27 @@ def _module(
         directory / source,
         macros,
         [directory / "include"],
+        checked=checked,
+        chip=driver.chip_of(architecture),
+        resources=driver.compiled(source, defines, architecture) if compiled else None,
+    )
+
+
+@cache
+def _ptx_module(
+    source: str,
+    defines: tuple[tuple[str, Any], ...],
+    architecture: str,
+    checked: bool,
+    compiled: bool,
+    counted: bool = False,
+) -> EmulatedModule:
+    directory = sources.directory()
+    return EmulatedModule.from_ptx(
+        ptx_of(source, defines, architecture),
+        Path(source).stem,
+        [directory, directory / "include"],
+        counted=counted,
         checked=checked,
         chip=driver.chip_of(architecture),
         resources=driver.compiled(source, defines, architecture) if compiled else None,

@@ -11,11 +11,20 @@ from tests.gpu import golden
 
 from . import memory, tensormap
 from .module import EmulatedModule
+from .ptx.nvrtc import OPTIONS, compile_ptx
+from .runtime import current_settings
 
 
 @cache
-def _module(wgmma: bool) -> EmulatedModule:
-    return EmulatedModule(golden.SOURCE, {"GOLDEN_ARCH": "900", "GOLDEN_WGMMA": str(int(wgmma))})
+def _module(wgmma: bool, source: str) -> EmulatedModule:
+    defines = {"GOLDEN_ARCH": "900", "GOLDEN_WGMMA": str(int(wgmma))}
+    if source == "cuda":
+        return EmulatedModule(golden.SOURCE, defines)
+    macros = [f"-D{name}={value}" for name, value in defines.items()]
+    headers = {path.name: path.read_text() for path in golden.INCLUDE.glob("*.cuh")}
+    flags = ["-arch=compute_90a", *OPTIONS, *macros]
+    text = compile_ptx(golden.SOURCE.read_text(), golden.SOURCE.name, headers, flags)
+    return EmulatedModule.from_ptx(text, "golden", [golden.SOURCE.parent, golden.INCLUDE])
 
 
 class EmulatorDevice:
@@ -43,6 +52,6 @@ class EmulatorDevice:
         return tensormap.encode_tiled(*place, described.box, described.steps, described.swizzle)
 
     def launch(self, case: golden.Case, arguments: tuple[Any, ...]) -> None:
-        kernel = _module(case.wgmma).get_function(case.kernel)
+        kernel = _module(case.wgmma, current_settings().source).get_function(case.kernel)
         kernel.max_dynamic_shared_size_bytes = case.shared
         kernel((case.blocks,), (case.threads,), arguments, shared_mem=case.shared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,16 +14,20 @@ import numpy as np
 
 from tests.cubins import Parameter, Resources
 
-from . import memory
-from .build import INCLUDE_DIRECTORY, build_kernel
+from . import memory, ptx
+from .build import INCLUDE_DIRECTORY, build_kernel, cache_directory, digest
 from .driver import CHIPS, Chip, Function, three
+from .ptx.nvrtc import put
+from .ptx.translation import MACHINE_DIRECTORY
 from .reports import CheckerError, Report, render, short_path, symbols_of
 from .runtime import (
     EntryRecord,
+    Settings,
     apply_settings,
     current_settings,
     library,
 )
+from .work import Work, counted_work
 
 _POINTER, _INTEGER, _FLOAT, _STRUCT = range(4)
 _KIND_NAMES = ("a pointer", "an integer", "a float", "a struct")
@@ -46,7 +51,7 @@ class BankConflicts:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a launch reports: findings, counts, and bank conflicts if they were asked for."""
+    """What a launch reports: findings, counts, and what the settings asked for besides."""
 
     kernel: str
     reports: list[Report]
@@ -54,6 +59,7 @@ class Outcome:
     accesses: int
     blocks: int
     bank_conflicts: list[BankConflicts] = field(default_factory=list)
+    work: Work | None = None
 
 
 class EmulatedModule:
@@ -91,6 +97,39 @@ class EmulatedModule:
         self.chip = chip
         self.resources = resources
         self.variant = variant
+        self.counters: Mapping[str, list[Counter[str]]] = {}
+
+    @classmethod
+    def from_ptx(
+        cls,
+        text: str,
+        name: str = "kernel",
+        source_directories: Sequence[Path] = (),
+        cluster: tuple[int, ...] | None = None,
+        counted: bool = False,
+        **rest: Any,
+    ) -> EmulatedModule:
+        """The kernels of a PTX text.
+
+        Args:
+            text: PTX; reports name the lines of its ``.loc`` directives, or else its own.
+            name: Of what is kept of it.
+            source_directories: Where the files of ``.loc`` are, if the text has bare names.
+            cluster: Blocks of a cluster, where a launch gives them and the text does not.
+            counted: Count the instructions that are executed (``settings(work=True)``).
+            rest: ``checked``, ``chip``, ``resources`` and ``variant``, as for a source file.
+
+        Raises:
+            PtxError: The text has something that is not known; with its line.
+        """
+        stem = cache_directory() / f"{name}-{digest(text, cluster, counted)}"
+        listing, unit = stem.with_suffix(".ptx"), stem.with_suffix(".cu")
+        translation = ptx.translate(text, str(listing), source_directories, cluster, counted)
+        put(listing, text)
+        put(unit, translation.text)
+        module = cls(unit, {}, [MACHINE_DIRECTORY], **rest)
+        module.counters = translation.counters
+        return module
 
     def get_function(self, name: str) -> EmulatedKernel:
         """The kernel of that name; ValueError if the module has none."""
@@ -112,6 +151,11 @@ class EmulatedKernel(Function):
         self.last_outcome: Outcome | None = None
         self._module = module
         self._entry = entry
+
+    @property
+    def chip(self) -> Chip:
+        """What the kernel runs on."""
+        return self._module.chip
 
     @property
     def parameter_sizes(self) -> list[int]:
@@ -182,7 +226,7 @@ class EmulatedKernel(Function):
             blocks.ctypes.data,
             len(blocks),
         )
-        self.last_outcome = self._outcome(chosen.bank_conflicts)
+        self.last_outcome = self._outcome(chosen)
         if chosen.on_outcome is not None:
             chosen.on_outcome(self.last_outcome)
         return self.last_outcome
@@ -206,7 +250,7 @@ class EmulatedKernel(Function):
             holders.append(holder)
         return holders
 
-    def _outcome(self, with_bank_conflicts: bool) -> Outcome:
+    def _outcome(self, chosen: Settings) -> Outcome:
         runtime = library()
         count = runtime.emulator_report_count()
         records = [runtime.emulator_report(index).contents for index in range(count)]
@@ -218,7 +262,8 @@ class EmulatedKernel(Function):
             statistics.switches,
             statistics.accesses,
             statistics.blocks,
-            self._bank_conflicts() if with_bank_conflicts else [],
+            self._bank_conflicts() if chosen.bank_conflicts or chosen.work else [],
+            counted_work(self._module.counters.get(self.name)) if chosen.work else None,
         )
 
     def _bank_conflicts(self) -> list[BankConflicts]:

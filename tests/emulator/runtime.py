@@ -14,6 +14,7 @@ from .build import build_runtime
 
 POLICIES = ("first-in", "reverse", "random")
 TIMINGS = ("late", "early", "any")
+KERNEL_SOURCES = ("cuda", "ptx")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class Settings:
         raise_reports: Raise CheckerError after a launch with reports.
         compiled: Compile the variants with NVRTC too, and hold launches to what their cubins take
             (driver.py), registers and static shared memory included.
+        source: What the library's kernels are built from: ``cuda``, their source, or the ``ptx``
+            that NVRTC makes of it.
+        work: Count what a launch from PTX executes, and its sectors of global memory.
         on_outcome: Called with the Outcome of each launch, before it raises.
     """
 
@@ -43,6 +47,8 @@ class Settings:
     blocks: Sequence[int] | None = None
     raise_reports: bool = True
     compiled: bool = False
+    source: str = "cuda"
+    work: bool = False
     on_outcome: Callable[[Any], None] | None = None
 
 
@@ -88,6 +94,7 @@ class _SettingsRecord(ctypes.Structure):
             "preempt_period",
             "seed",
             "bank_conflicts",
+            "work",
         )
     ]
 
@@ -113,6 +120,20 @@ class BankRecord(ctypes.Structure):
     _fields_ = [("pc", ctypes.c_uint32), ("is_matrix", ctypes.c_uint32)] + [
         (name, ctypes.c_uint64) for name in ("requests", "ideal", "wavefronts")
     ]
+
+
+class ExecutionRecord(ctypes.Structure):
+    _fields_ = [("warp", ctypes.c_uint32), ("counter", ctypes.c_uint32)] + [
+        (name, ctypes.c_uint64) for name in ("by_warp", "by_lanes")
+    ]
+
+
+class SectorRecord(ctypes.Structure):
+    _fields_ = [
+        ("tensor", ctypes.c_char * 64),
+        ("is_write", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
+    ] + [(name, ctypes.c_uint64) for name in ("requests", "sectors", "distinct")]
 
 
 class ParameterRecord(ctypes.Structure):
@@ -143,6 +164,10 @@ def library() -> ctypes.CDLL:
         "emulator_report": (ctypes.POINTER(ReportRecord), [size]),
         "emulator_bank_count": (size, []),
         "emulator_bank_record": (ctypes.POINTER(BankRecord), [size]),
+        "emulator_execution_count": (size, []),
+        "emulator_execution_record": (ctypes.POINTER(ExecutionRecord), [size]),
+        "emulator_sector_count": (size, []),
+        "emulator_sector_record": (ctypes.POINTER(SectorRecord), [size]),
         "emulator_register": (
             pointer,
             [ctypes.c_char_p, pointer, size, ctypes.c_uint, ctypes.c_int, ctypes.c_int],
@@ -166,15 +191,15 @@ def library() -> ctypes.CDLL:
 
 def apply_settings(chosen: Settings) -> None:
     """Writes the settings into the runtime; ValueError for an unknown word."""
-    if chosen.policy not in POLICIES or chosen.timing not in TIMINGS:
-        raise ValueError(
-            f"policy is one of {POLICIES} and timing one of {TIMINGS}:"
-            f" got {chosen.policy!r}, {chosen.timing!r}"
-        )
+    words = (("policy", POLICIES), ("timing", TIMINGS), ("source", KERNEL_SOURCES))
+    for name, known in words:
+        if getattr(chosen, name) not in known:
+            raise ValueError(f"{name} is one of {known}: got {getattr(chosen, name)!r}")
     record = library().emulator_settings().contents
     record.check = chosen.check
     record.policy = POLICIES.index(chosen.policy)
     record.async_timing = TIMINGS.index(chosen.timing)
     record.preempt_period = chosen.preempt_period
     record.seed = chosen.seed
-    record.bank_conflicts = chosen.bank_conflicts
+    record.bank_conflicts = chosen.bank_conflicts or chosen.work
+    record.work = chosen.work

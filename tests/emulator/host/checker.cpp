@@ -401,6 +401,8 @@ void check_access(Fiber* fiber, const void* address, size_t size, unsigned flags
   if (region->read_only && access.writes())
     report_fatal(ReportKind::kReadOnlyWrite, pc, 0, "write to %s, an input of the kernel",
                  describe_address(region, address).c_str());
+  if (settings.work && !region->is_shared)
+    count_global_access(fiber, region, address, size, flags, pc);
   if (!region->cells) return;
   if ((start | size) & ((size_t{1} << region->granule_shift) - 1)) refine(region, start | size);
   const size_t last = (start + size - 1) >> region->granule_shift;

@@ -52,6 +52,9 @@ void thread_fence();
 uint32_t shared_address(const void* pointer);
 [[noreturn]] void trap();
 
+// The running thread's counters of executed instructions, all zero (counted_work.cpp).
+uint32_t* execution_counters(uint32_t count);
+
 // --- asynchronous copies (async_copies.cpp) ---
 void cp_async(void* destination, const void* source, int size, int source_size);
 void cp_async_commit();

@@ -37,6 +37,7 @@ struct Settings {
   uint32_t preempt_period;  // a thread yields at one access in about so many; 0: never
   uint32_t seed;
   uint32_t bank_conflicts;  // 1: count wavefronts of shared accesses
+  uint32_t work;            // 1: count executed instructions and sectors of global memory
 };
 extern Settings settings;
 

@@ -9,7 +9,7 @@
 
 namespace emulator {
 
-Settings settings = {1, kFirstIn, kLate, 0, 1, 0};
+Settings settings = {1, kFirstIn, kLate, 0, 1, 0, 0};
 Statistics statistics = {};
 Fiber* current = nullptr;
 Group group;

@@ -1,0 +1,264 @@
+"""What the kernels of a layer execute, counted on the CPU.
+
+``python -m tests.emulator.account LAYER --impl F --arch sm_80 [--pass P] [--blocks N] [--json]``
+
+The kernels run from the PTX that NVRTC makes of them, some blocks of each launch.  Beside the
+counts stand what the cubin takes and how many blocks of it a multiprocessor holds.  The counts are
+of PTX instructions: the GPU's compiler makes one, none or several of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cupyconv import ConvError, ConvProblem, arrays
+from cupyconv.bench import suites
+from cupyconv.formats import data_formats, filter_formats
+from cupyconv.gpu import launches
+from cupyconv.gpu.launch import Launch, Series
+from cupyconv.planning import Device, plan_pass
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES
+from tests.configurations import in_formats
+
+from . import driver, memory
+from .convolutions import EmulatorRuntime
+from .module import EmulatedKernel, Outcome
+from .runtime import settings
+from .work import LANES, Executions, Work
+
+BLOCKS = 2
+"""Of each launch, that are run unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one launch did, as far as it was run.
+
+    Attributes:
+        kernel: its name.
+        grid, threads: blocks of the launch along each axis, threads of a block.
+        blocks: that were run; all counts are of these together.
+        registers, spilled, static_shared, dynamic_shared: of a thread, and bytes.
+        resident: blocks that a multiprocessor holds at a time.
+        limits: what keeps it from holding more.
+        reports: that the checker made.
+        work: executed instructions, and sectors of global memory.
+        wavefronts, ideal_wavefronts: of shared-memory requests, matrix loads included.
+    """
+
+    kernel: str
+    grid: tuple[int, ...]
+    threads: int
+    blocks: int
+    registers: int
+    spilled: int
+    static_shared: int
+    dynamic_shared: int
+    resident: int
+    limits: list[str]
+    reports: int
+    work: Work
+    wavefronts: int
+    ideal_wavefronts: int
+
+    def executions(self) -> dict[str, Executions]:
+        """By kind, of all warps, the most frequent first."""
+        kinds = {kind for one in (self.work.instructions or {}).values() for kind in one}
+        found = {kind: self.work.of_kind(kind) for kind in kinds}
+        return dict(sorted(found.items(), key=lambda item: -item[1].by_warp))
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures, as plain values."""
+        return asdict(self)
+
+    def table(self) -> Iterator[str]:
+        """The lines of a table."""
+        yield (
+            f"{self.kernel}: grid {self.grid}, {self.threads} threads a block,"
+            f" {self.blocks} blocks run, {self.reports} reports"
+        )
+        yield (
+            f"  {self.registers} registers, {self.spilled} bytes spilled, shared memory"
+            f" {self.static_shared} + {self.dynamic_shared} bytes, {self.resident} blocks a"
+            f" multiprocessor (limit: {', '.join(self.limits) or 'none'})"
+        )
+        executed = self.executions()
+        if executed:
+            yield "  {:22}{:>12}{:>15}{:>9}{:>9}".format(
+                "instructions", "a block", "a warp: least", "most", "lanes"
+            )
+        for kind, of_kind in executed.items():
+            of_warps = [
+                one[kind].by_warp if kind in one else 0 for one in self.work.instructions.values()
+            ]
+            yield (
+                f"  {kind:22}{of_kind.by_warp / self.blocks:12.0f}"
+                f"{min(of_warps) / self.blocks:15.0f}{max(of_warps) / self.blocks:9.0f}"
+                f"{of_kind.by_lanes / (LANES * of_kind.by_warp):9.1%}"
+            )
+        total = sum(one.by_warp for one in executed.values())
+        if products := executed.get("tensor core"):
+            yield f"  {total / products.by_warp:.1f} instructions for each of the tensor core's"
+        yield f"  {'sectors of 32 bytes':22}{'requests':>12}{'asked for':>15}{'distinct':>9}"
+        for one in self.work.sectors:
+            name = f"{one.tensor}, {'written' if one.is_write else 'read'}"
+            yield f"  {name:22}{one.requests:12}{one.sectors:15}{one.distinct:9}"
+        yield (
+            f"  shared memory: {self.wavefronts} wavefronts, ideally {self.ideal_wavefronts}"
+            f" ({self.wavefronts / max(self.ideal_wavefronts, 1):.2f} times as many)"
+        )
+
+
+def account_of(
+    kernel: EmulatedKernel,
+    outcome: Outcome,
+    grid: Sequence[int],
+    block: Sequence[int],
+    dynamic_shared: int,
+) -> Account:
+    """The account of a launch that was run under ``settings(work=True)``.
+
+    Args:
+        kernel: with the resources of its cubin, if they are to be in the account.
+        outcome: of the launch.
+        grid, block: extents.
+        dynamic_shared: bytes.
+    """
+    takes, threads = kernel.resources, prod(block)
+    resident, limits = driver.resident_blocks(
+        kernel.chip, takes, threads, dynamic_shared, kernel.max_dynamic_shared_size_bytes
+    )
+    assert outcome.work is not None, "the launch was not counted"
+    return Account(
+        outcome.kernel,
+        tuple(grid),
+        threads,
+        outcome.blocks,
+        takes.registers,
+        takes.spilled,
+        takes.static_shared,
+        dynamic_shared,
+        resident,
+        limits,
+        len(outcome.reports),
+        outcome.work,
+        sum(one.wavefronts for one in outcome.bank_conflicts),
+        sum(one.ideal for one in outcome.bank_conflicts),
+    )
+
+
+class _Counted:
+    """A kernel whose launches are accounted for."""
+
+    def __init__(self, kernel: EmulatedKernel, accounts: list[Account]) -> None:
+        self._kernel, self._accounts = kernel, accounts
+
+    def __call__(
+        self, grid: Sequence[int], block: Sequence[int], arguments: Any, shared_mem: int
+    ) -> None:
+        outcome = self._kernel(grid, block, arguments, shared_mem=shared_mem)
+        self._accounts.append(account_of(self._kernel, outcome, grid, block, shared_mem))
+
+    def allow(self, shared_bytes: int) -> None:
+        self._kernel.allow(shared_bytes)
+
+
+class _CountingRuntime(EmulatorRuntime):
+    """Loads kernels whose launches are accounted for."""
+
+    def __init__(self, architecture: str) -> None:
+        super().__init__(architecture)
+        self.accounts: list[Account] = []
+
+    def kernel(self, launch: Launch) -> Any:
+        return _Counted(super().kernel(launch), self.accounts)
+
+
+def accounts_of_pass(
+    problem: ConvProblem, pass_: str, impl: str, arch: str, blocks: int | None = BLOCKS
+) -> list[Account]:
+    """An account of each launch of a pass, of which some blocks are run on zeros.
+
+    Args:
+        problem: with its dtype and memory order.
+        pass_: one of PASSES.
+        impl: the kernel family, or "auto".
+        arch: the chip that is planned for, such as "sm_80".
+        blocks: to run of each launch, clusters where it has them; None for all.
+
+    Raises:
+        ConvError: the family does not take the problem.
+    """
+    device = Device.of(arch)
+    strides = Strides.contiguous(problem)
+    planned = plan_pass(problem, pass_, device, impl, strides=strides)
+    dtype = arrays.numpy_dtype(problem.dtype)
+    operands = [
+        memory.lazy(shape, dtype, name)
+        for name, shape in zip(
+            ("x", "w", "y"),
+            (problem.input_shape, problem.filter_shape, problem.output_shape),
+            strict=True,
+        )
+    ]
+    operands.append(None)  # no bias
+    if planned.workspace_bytes:
+        operands.append(memory.lazy((planned.workspace_bytes // 4,), np.float32, "workspace"))
+    assert device.architecture is not None
+    runtime = _CountingRuntime(device.architecture)
+    for launch in launches.prepare(planned, problem, strides, None, device):
+        chosen = None if blocks is None else range(min(blocks, _clusters(launch, runtime)))
+        with settings(source="ptx", work=True, compiled=True, raise_reports=False, blocks=chosen):
+            Series([launch], runtime).run(operands)
+    return runtime.accounts
+
+
+def _clusters(launch: Launch, runtime: EmulatorRuntime) -> int:
+    """Groups of blocks that a launch has: clusters, or single blocks."""
+    of_cubin = driver.compiled(launch.source, launch.defines, runtime.architecture)[launch.entry]
+    return prod(launch.grid) // prod(of_cubin.cluster or (1,))
+
+
+def layer_problem(name: str, dtype: str, data_format: str) -> ConvProblem:
+    """A listed layer in a dtype and memory order; ConvError if there is none of that name."""
+    (layer,) = suites.select(names=[name])
+    problem = layer.problem.replace(dtype=dtype)
+    rank = problem.spatial_rank
+    last = data_format == "channels-last"
+    return in_formats(problem, data_formats(rank)[last], filter_formats(rank)[2 if last else 0])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.emulator.account", description=__doc__)
+    parser.add_argument("layer", help="of the listing, such as resnet50-03")
+    parser.add_argument("--impl", default="auto")
+    parser.add_argument("--arch", default="sm_80")
+    parser.add_argument("--pass", dest="pass_", choices=PASSES, default="forward")
+    parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--order", choices=("channels-first", "channels-last"),
+                        default="channels-last")  # fmt: skip
+    parser.add_argument("--blocks", type=int, default=BLOCKS, help="of each launch, to run")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args(arguments)
+    try:
+        problem = layer_problem(chosen.layer, chosen.dtype, chosen.order)
+        found = accounts_of_pass(problem, chosen.pass_, chosen.impl, chosen.arch, chosen.blocks)
+    except ConvError as error:
+        parser.error(str(error))
+    if chosen.json:
+        print(json.dumps([one.as_json() for one in found], indent=1))
+    else:
+        print("\n".join(line for one in found for line in one.table()))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

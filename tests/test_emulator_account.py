@@ -1,0 +1,193 @@
+"""Counted work, on kernels whose counts are known on paper."""
+
+from __future__ import annotations
+
+import json
+from math import ceil
+
+import numpy as np
+import pytest
+
+from cupyconv import ConvProblem
+from cupyconv.planning import Device, plan_pass
+from tests.emulator import EmulatedModule, Outcome, account, memory, settings
+from tests.emulator.work import Executions
+
+HEADER = ".version 8.8\n.target sm_80\n.address_size 64\n"
+REGISTERS = ".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>;"
+TRIPS, THREADS, BLOCKS = 5, 64, 3
+
+COUNTED = f"""{HEADER}
+.visible .entry kernel(.param .u64 in, .param .u64 out, .param .u32 trips)
+{{
+{REGISTERS}
+mov.u32 %r1, %tid.x;
+ld.param.u64 %rd1, [in];
+ld.param.u64 %rd2, [out];
+ld.param.u32 %r2, [trips];
+mov.u32 %r3, 0;
+$LOOP:
+add.s32 %r3, %r3, 1;
+setp.lt.u32 %p1, %r3, %r2;
+@%p1 bra $LOOP;
+setp.ge.u32 %p2, %r1, 8;
+@%p2 bra $AFTER;
+add.s32 %r3, %r3, 100;
+$AFTER:
+setp.eq.u32 %p3, %r1, 33;
+@%p3 mul.lo.s32 %r3, %r3, 2;
+mul.wide.u32 %rd3, %r1, 4;
+add.s64 %rd4, %rd1, %rd3;
+ld.global.u32 %r4, [%rd4];
+add.s32 %r3, %r3, %r4;
+add.s64 %rd5, %rd2, %rd3;
+bar.sync 0;
+st.global.u32 [%rd5], %r3;
+ret;
+}}
+"""
+
+
+def counted(text: str, arguments: tuple, **launch: int) -> Outcome:
+    kernel = EmulatedModule.from_ptx(text, "counted", counted=True).get_function("kernel")
+    with settings(work=True, raise_reports=False):
+        return kernel((launch.get("blocks", 1),), (launch.get("threads", 32),), arguments)
+
+
+def test_instructions_by_kind_and_warp() -> None:
+    x = memory.array(np.arange(THREADS, dtype=np.uint32), "x")
+    y = memory.empty((THREADS,), np.uint32, "y")
+    outcome = counted(COUNTED, (x, y, np.uint32(TRIPS)), blocks=BLOCKS, threads=THREADS)
+    expected = TRIPS + np.arange(THREADS)
+    expected[:8] += 100
+    expected[33] += TRIPS
+    assert y.tolist() == expected.tolist()
+
+    def of_all(count: int) -> Executions:
+        return Executions(count * BLOCKS, count * BLOCKS * 32)
+
+    alike = {
+        "move": of_all(2),
+        "load own": of_all(3),
+        "compare": of_all(TRIPS + 2),
+        "branch": of_all(TRIPS + 2),
+        "load global": of_all(1),
+        "store global": of_all(1),
+        "barrier": of_all(1),
+    }
+    # Beside the loop and four that all do: eight lanes add a hundred, one doubles.
+    integers = [
+        Executions((TRIPS + 5) * BLOCKS, ((TRIPS + 4) * 32 + lanes) * BLOCKS) for lanes in (8, 1)
+    ]
+    assert outcome.work.instructions == {
+        warp: {**alike, "integer": integers[warp]} for warp in (0, 1)
+    }
+    assert outcome.work.of_kind("barrier") == Executions(2 * BLOCKS, 64 * BLOCKS)
+
+
+def test_nothing_is_counted_unasked() -> None:
+    module = EmulatedModule.from_ptx(COUNTED, "counted")
+    x = memory.array(np.arange(THREADS, dtype=np.uint32), "x")
+    y = memory.empty((THREADS,), np.uint32, "y")
+    assert module.get_function("kernel")((1,), (THREADS,), (x, y, np.uint32(1))).work is None
+
+
+# Bytes between the lanes, bytes before the first: sectors that 32 loads of 4 bytes ask for.
+PATTERNS = [(4, 0, 4), (4, 4, 5), (8, 0, 8), (16, 0, 16), (32, 0, 32), (128, 0, 32), (0, 0, 1)]
+
+
+@pytest.mark.parametrize(("step", "start", "sectors"), PATTERNS)
+def test_sectors_that_a_warp_asks_for(step: int, start: int, sectors: int) -> None:
+    text = f"""{HEADER}
+.visible .entry kernel(.param .u64 in, .param .u64 out)
+{{
+{REGISTERS}
+mov.u32 %r1, %tid.x;
+ld.param.u64 %rd1, [in];
+ld.param.u64 %rd2, [out];
+mul.wide.u32 %rd3, %r1, {step};
+add.s64 %rd4, %rd1, %rd3;
+ld.global.u32 %r2, [%rd4+{start}];
+ld.global.u32 %r3, [%rd4+{start}];
+add.s32 %r4, %r2, %r3;
+mul.wide.u32 %rd5, %r1, 4;
+add.s64 %rd6, %rd2, %rd5;
+st.global.u32 [%rd6], %r4;
+ret;
+}}
+"""
+    x = memory.array(np.ones(2048, np.uint32), "x")
+    y = memory.empty((32,), np.uint32, "y")
+    found = {(one.tensor, one.is_write): one for one in counted(text, (x, y)).work.sectors}
+    read, written = found["x", False], found["y", True]
+    assert (read.requests, read.sectors, read.distinct) == (2, 2 * sectors, sectors)
+    assert (written.requests, written.sectors, written.distinct) == (1, 4, 4)
+
+
+@pytest.mark.parametrize(("words", "wavefronts"), [(1, 1), (2, 2), (8, 8), (32, 32), (33, 1)])
+def test_wavefronts_of_shared_memory(words: int, wavefronts: int) -> None:
+    text = f"""{HEADER}
+.visible .entry kernel()
+{{
+{REGISTERS}
+.shared .align 16 .b8 tile[8192];
+mov.u32 %r1, %tid.x;
+mov.u32 %r2, tile;
+mad.lo.s32 %r3, %r1, {4 * words}, %r2;
+st.shared.u32 [%r3], %r1;
+ret;
+}}
+"""
+    (one,) = counted(text, ()).bank_conflicts
+    assert (one.requests, one.ideal, one.wavefronts) == (1, 1, wavefronts)
+
+
+@pytest.fixture(scope="module")
+def gather() -> tuple[ConvProblem, list[account.Account]]:
+    """A small layer of cuda-gather, all of its blocks: a sum in parts, and that of the parts."""
+    rules = {"data_format": "NHWC", "filter_format": "OHWI", "dtype": "float16"}
+    problem = ConvProblem((1, 8, 8, 64), (64, 3, 3, 64), padding=1, **rules)
+    return problem, account.accounts_of_pass(
+        problem, "forward", "cuda-gather", "sm_80", blocks=None
+    )
+
+
+def test_account_of_a_layer(gather: tuple[ConvProblem, list[account.Account]]) -> None:
+    problem, (one, *_, last) = gather
+    planned = plan_pass(problem, "forward", Device.of("sm_80"), "cuda-gather")
+    tile = planned.tile
+    tiles = ceil(64 / tile.block_m) * ceil(64 / tile.block_n)
+    assert (one.blocks, one.reports) == (tiles * planned.splits, 0)
+    # A product of m16n8k16 each.
+    products = tiles * tile.block_m * tile.block_n * 9 * 64 // (16 * 8 * 16)
+    assert one.executions()["tensor core"] == Executions(products, 32 * products)
+    rows = [*one.work.sectors, *last.work.sectors]
+    by_tensor = {(row.tensor, row.is_write): row for row in rows}
+    for tensor, elements, is_write in (
+        ("x", 64 * 64, False),
+        ("w", 64 * 9 * 64, False),
+        ("y", 64 * 64, True),
+    ):
+        assert by_tensor[tensor, is_write].distinct == 2 * elements // 32
+    assert one.registers > 32
+    assert one.resident >= 1
+    assert one.spilled == 0
+
+
+def test_account_prints_and_is_json(gather: tuple[ConvProblem, list[account.Account]]) -> None:
+    _, (one, *_) = gather
+    text = "\n".join(one.table())
+    assert "tensor core" in text
+    assert "x, read" in text
+    plain = json.loads(json.dumps(one.as_json()))
+    assert plain["work"]["instructions"]["0"]["tensor core"]["by_warp"] > 0
+
+
+def test_command_refuses_what_is_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, named in (
+        (["no-such-layer"], "no-such-layer"),
+        (["resnet50-03", "--impl", "cuda-hopper"], "must fit the problem"),
+    ):
+        with pytest.raises(SystemExit):
+            account.main(words)
+        assert named in capsys.readouterr().err

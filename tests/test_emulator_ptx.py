@@ -1,0 +1,270 @@
+"""The kernels from the PTX that NVRTC makes of them, and PTX that the emulator does not know."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import arrays
+from cupyconv.gpu import sources
+from tests import emulator
+from tests.emulator import EmulatedModule, convolutions, memory, settings
+from tests.emulator.golden_device import EmulatorDevice
+from tests.emulator.ptx import PtxError, nvrtc, translate
+from tests.emulator.ptx.nvrtc import compile_ptx, ptx_of
+from tests.gpu import golden
+from tests.test_emulator_instructions import expected, same
+
+KERNELS = Path(emulator.__file__).with_name("kernels")
+
+# --------------------------------------------------------------------------------------------------
+# Our kernels
+# --------------------------------------------------------------------------------------------------
+# Implementation, dtype, chip; C, K, groups, and R = S.
+LAYERS = [
+    ("cuda-generic", "float32", "sm_80", 16, 24, 1, 3),
+    ("cuda-gather", "float16", "sm_80", 16, 24, 1, 3),
+    ("cuda-gather", "float64", "sm_80", 16, 24, 1, 3),
+    ("cuda-toeplitz", "float16", "sm_80", 64, 64, 64, 7),
+    ("cuda-direct", "bfloat16", "sm_80", 64, 64, 64, 3),
+    ("cuda-patch", "float16", "sm_80", 3, 3, 1, 3),
+    ("cuda-hopper", "float16", "sm_90a", 64, 64, 1, 3),
+    ("cuda-hopper-halo", "float16", "sm_90a", 64, 64, 1, 3),
+]
+MORE_LAYERS = [
+    ("cuda-generic", "float64", "sm_80", 6, 9, 3, 3),
+    ("cuda-generic", "float16", "sm_80", 5, 7, 1, 3),
+    ("cuda-gather", "bfloat16", "sm_80", 16, 24, 1, 3),
+    ("cuda-gather", "float32", "sm_80", 16, 24, 1, 3),
+    ("cuda-gather", "float16", "sm_75", 16, 24, 1, 3),
+    ("cuda-gather", "float16", "sm_80", 5, 7, 1, 3),
+    ("cuda-direct", "float32", "sm_80", 64, 64, 64, 3),
+    ("cuda-direct", "float16", "sm_80", 64, 64, 64, 3),
+    ("cuda-hopper", "bfloat16", "sm_90a", 64, 64, 1, 3),
+    ("cuda-hopper", "float32", "sm_90a", 64, 64, 1, 3),
+    ("cuda-hopper-halo", "bfloat16", "sm_90a", 64, 64, 1, 3),
+]
+PASSES = ("conv_forward", "conv_backprop_input", "conv_backprop_filter")
+# One pass of each family, in turns.
+SAMPLE = [(layer, PASSES[turn % 3]) for turn, layer in enumerate(LAYERS)]
+REST = [
+    (layer, name)
+    for layer in (*LAYERS, *MORE_LAYERS)
+    for name in PASSES
+    if (layer, name) not in SAMPLE
+]
+
+
+def name_of(value: object) -> str:
+    return value if isinstance(value, str) else "-".join(map(str, value))
+
+
+def compare_with_numpy(layer: tuple, pass_: str, **chosen: object) -> None:
+    """Exactly, on whole numbers that no sum rounds; skips what the family does not take."""
+    impl, dtype, arch, channels, filters, groups, side = layer
+    random = np.random.default_rng(0)
+
+    def numbers(*shape: int) -> np.ndarray:
+        return random.integers(-3, 4, shape).astype(arrays.numpy_dtype(dtype))
+
+    x, dy = numbers(2, 7, 6, channels), numbers(2, 7, 6, filters)
+    w = numbers(filters, side, side, channels // groups)
+    arguments = {
+        "conv_forward": (x, w),
+        "conv_backprop_input": (x.shape, w, dy),
+        "conv_backprop_filter": (x, w.shape, dy),
+    }[pass_]
+    rules = {
+        "padding": side // 2,
+        "groups": groups,
+        "data_format": "NHWC",
+        "filter_format": "OHWI",
+        "precision": "tf32" if dtype == "float32" and impl != "cuda-generic" else "ieee",
+    }
+    wanted = getattr(cupyconv, pass_)(*arguments, **rules)
+    with settings(source="ptx", **chosen):
+        got = getattr(emulator, pass_)(*arguments, impl=impl, arch=arch, **rules)
+    assert np.any(wanted)
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize(("layer", "pass_"), SAMPLE, ids=name_of)
+def test_pass_from_ptx(layer: tuple, pass_: str) -> None:
+    compare_with_numpy(layer, pass_)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", emulator.SCHEDULES[::2], ids=("first-in", "random"))
+@pytest.mark.parametrize(("layer", "pass_"), REST, ids=name_of)
+def test_any_pass_from_ptx(layer: tuple, pass_: str, schedule: emulator.Settings) -> None:
+    with settings(schedule):
+        try:
+            compare_with_numpy(layer, pass_)
+        except cupyconv.ConvError as error:
+            pytest.skip(f"not planned: {error}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Built-ins: from the source and from the PTX
+# --------------------------------------------------------------------------------------------------
+def test_builtins_of_both_ways_in_agree() -> None:
+    path = KERNELS / "builtins.cu"
+    text = compile_ptx(path.read_text(), path.name, {}, ["-arch=compute_80", "-std=c++17"])
+    modules = [EmulatedModule(path, {}, []), EmulatedModule.from_ptx(text, "builtins")]
+    random = np.random.default_rng(3)
+    ints = random.integers(-(2**31), 2**31, 192).astype(np.int32)
+    floats = (random.normal(size=128) * 3).astype(np.float32)
+    floats[64:128:5] = floats[0:64:5]
+    floats[:64:7] = np.nan  # of two NaNs there is no telling which comes back
+    inputs = [memory.array(one) for one in (ints, floats, random.normal(size=64))]
+    results = []
+    for module in modules:
+        out = memory.empty((64, 49), np.uint32)
+        counters = memory.array(np.zeros(4, np.uint32), read_only=False)
+        module.get_function("builtins")((1,), (64,), (*inputs, out, counters))
+        results.append((np.array(out), np.array(counters)))
+    (source, counted), (ptx, counted_too) = results
+    assert np.flatnonzero((source != ptx).any(axis=0)).tolist() == []
+    assert counted.tolist() == counted_too.tolist()
+
+
+# --------------------------------------------------------------------------------------------------
+# Each instruction of our kernels, by what tests/gpu/golden.py computes with it
+# --------------------------------------------------------------------------------------------------
+# Those of wgmma take half a minute to build.
+INSTRUCTIONS = [
+    pytest.param(case, marks=[pytest.mark.slow] if case.wgmma else [], id=case.name)
+    for case in golden.cases()
+]
+
+
+@pytest.mark.parametrize("case", INSTRUCTIONS)
+def test_instruction_computes_what_the_manual_says(case: golden.Case) -> None:
+    with settings(source="ptx"):
+        assert same(golden.run(case, EmulatorDevice()), expected(case))
+
+
+# --------------------------------------------------------------------------------------------------
+# What it does not know, and where reports point
+# --------------------------------------------------------------------------------------------------
+HEADER = ".version 8.8\n.target sm_80\n.address_size 64\n"
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "frobnicate.f32 %f1, %f1;",
+        "add.sat.s32 %r1, %r1, %r1;",
+        "fma.rn.relu.f16 %h1, %h1, %h1, %h1;",
+        "ld.acquire.gpu.global.u32 %r1, [%rd1];",
+        "st.release.gpu.global.u32 [%rd1], %r1;",
+        "min.NaN.f32 %f1, %f1, %f1;",
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r1}, {%f1};",
+        "call.uni (%r1), other, (%r1);",
+        "cp.async.ca.shared.global [%r1], [%rd1], 12;",
+        "mov.u32 %r1, %nothing;",
+        "add.s32 %r1, %r1;",
+    ],
+)
+def test_what_is_not_known_is_an_error_with_its_line(instruction: str) -> None:
+    text = (
+        f"{HEADER}.visible .entry kernel()\n{{\n"
+        ".reg .b32 %r<9>; .reg .b32 %f<9>; .reg .b64 %rd<9>; .reg .b16 %h<9>;\n"
+        f"{instruction}\nret;\n}}\n"
+    )
+    with pytest.raises(PtxError, match=r"^line 7: ") as caught:
+        translate(text, "kernel.ptx")
+    assert instruction.rstrip(";") in str(caught.value)
+
+
+def test_functions_are_refused() -> None:
+    text = f"{HEADER}.func (.param .b32 a) helper(.param .b32 b)\n{{\nret;\n}}\n"
+    with pytest.raises(PtxError, match=r"^line 4: functions are not supported"):
+        translate(text, "kernel.ptx")
+
+
+X, W = np.ones((1, 16, 7, 6), np.float32), np.ones((24, 16, 3, 3), np.float32)
+
+
+def faulty(text: str) -> list[emulator.Report]:
+    """What the checker says of cuda-generic's forward without its second barrier."""
+    barriers = list(re.finditer(r"bar\.sync\s+0;", text))
+    assert len(barriers) > 1
+    start, end = barriers[1].span()
+    text = text[:start] + " " * (end - start) + text[end:]
+    directory = sources.directory()
+    module = EmulatedModule.from_ptx(text, "faulty", [directory, directory / "include"])
+    reports: list[emulator.Report] = []
+    with (
+        mock.patch.object(convolutions, "_ptx_module", return_value=module),
+        settings(
+            source="ptx", raise_reports=False, on_outcome=lambda one: reports.extend(one.reports)
+        ),
+    ):
+        emulator.conv_forward(X, W, padding=1, impl="cuda-generic")
+    return reports
+
+
+@pytest.fixture(scope="module")
+def generic_variant() -> tuple[str, tuple, str]:
+    """Source, macros and chip of the kernel that cuda-generic's forward takes here."""
+    convolutions._ptx_module.cache_clear()
+    with mock.patch.object(convolutions, "ptx_of", wraps=ptx_of) as asked, settings(source="ptx"):
+        emulator.conv_forward(X, W, padding=1, impl="cuda-generic")
+    return asked.call_args.args
+
+
+@pytest.fixture(scope="module")
+def generic_ptx(generic_variant: tuple[str, tuple, str]) -> str:
+    return ptx_of(*generic_variant)
+
+
+def test_reports_name_the_line_of_the_source(generic_ptx: str) -> None:
+    places = {(one.file, one.kind) for one in faulty(generic_ptx)}
+    assert ("cuda/include/tile.cuh", "race") in places or ("cuda/conv_forward.cu", "race") in places
+    for file, _ in places:
+        assert file.startswith("cuda/")
+
+
+def test_reports_name_the_line_of_the_ptx_where_it_has_no_table(generic_ptx: str) -> None:
+    text = re.sub(r"^\s*\.loc[^\n]*", "", generic_ptx, flags=re.M)
+    lines = text.splitlines()
+    reports = faulty(text)
+    assert "race" in {one.kind for one in reports}
+    for one in reports:
+        assert one.file.endswith(".ptx")
+        assert re.search(r"\b(ld|st)\b", lines[one.line - 1])
+
+
+def test_the_compilers_ptx_is_kept(
+    generic_variant: tuple[str, tuple, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUPYCONV_EMULATOR_CACHE", str(tmp_path))
+    compiled = []
+    whole = nvrtc.compile_ptx
+
+    def counted(*arguments: object) -> str:
+        compiled.append(arguments)
+        return whole(*arguments)
+
+    monkeypatch.setattr(nvrtc, "compile_ptx", counted)
+    source, defines, architecture = generic_variant
+    for _ in range(2):
+        nvrtc.ptx_of.cache_clear()
+        nvrtc.ptx_of(source, defines, architecture)
+    assert len(compiled) == 1
+    nvrtc.ptx_of.cache_clear()
+    nvrtc.ptx_of(source, defines, "sm_90a")
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("word", ["sass", ""])
+def test_an_unknown_way_in_is_refused(word: str) -> None:
+    x, w = np.ones((1, 1, 3, 3), np.float32), np.ones((1, 1, 3, 3), np.float32)
+    with settings(source=word), pytest.raises(ValueError, match="source is one of"):
+        emulator.conv_forward(x, w, impl="cuda-generic")

@@ -1,0 +1,611 @@
+"""What single PTX instructions compute, at the edges of their types.
+
+Expected values come from Python's integers and fractions, by the rules of the PTX manual.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.emulator import EmulatedModule, memory
+from tests.emulator.ptx.table import INSTRUCTIONS, width
+
+# --------------------------------------------------------------------------------------------------
+# Numbers: an integer is an int; a float is a Fraction, or one of these words
+# --------------------------------------------------------------------------------------------------
+NAN, INF, NEGATIVE_INF, NEGATIVE_ZERO = "nan", "inf", "-inf", "-0"
+FORMATS = {"f16": (10, 5), "f32": (23, 8), "f64": (52, 11), "bf16": (7, 8), "tf32": (10, 8)}
+
+
+def decoded(bits: int, type_name: str) -> Any:
+    """The number of a type that has these bits."""
+    if type_name in FORMATS:
+        return decoded_float(bits, *FORMATS[type_name])
+    if type_name == "pred":
+        return bool(bits & 1)
+    bits &= (1 << width(type_name)) - 1
+    return bits - (1 << width(type_name)) if is_negative(bits, type_name) else bits
+
+
+def is_negative(bits: int, type_name: str) -> bool:
+    return type_name[0] == "s" and bool(bits >> (width(type_name) - 1) & 1)
+
+
+def decoded_float(bits: int, mantissa: int, exponent: int) -> Any:
+    sign = -1 if bits >> (mantissa + exponent) & 1 else 1
+    power, part = bits >> mantissa & (1 << exponent) - 1, bits & (1 << mantissa) - 1
+    bias = (1 << (exponent - 1)) - 1
+    if power == (1 << exponent) - 1:
+        return NAN if part else INF if sign > 0 else NEGATIVE_INF
+    if power == 0 and part == 0:
+        return Fraction(0) if sign > 0 else NEGATIVE_ZERO
+    whole = part if power == 0 else part | 1 << mantissa
+    return sign * Fraction(whole) * Fraction(2) ** (max(power, 1) - bias - mantissa)
+
+
+def encoded(value: Any, type_name: str, mode: str = "rn") -> int:
+    """The bits of a number in a type; a float is rounded."""
+    if type_name == "pred":
+        return int(value)
+    if type_name not in FORMATS:
+        return int(value) & (1 << width(type_name)) - 1
+    mantissa, exponent = FORMATS[type_name]
+    top = 1 << (mantissa + exponent)
+    infinity = ((1 << exponent) - 1) << mantissa
+    words = {NAN: top - 1, INF: infinity, NEGATIVE_INF: top | infinity, NEGATIVE_ZERO: top}
+    if isinstance(value, str):
+        return words[value]
+    if value == 0:
+        return 0
+    sign, size = top if value < 0 else 0, abs(value)
+    bias = (1 << (exponent - 1)) - 1
+    power = max(floor_log2(size), 1 - bias)
+    units = size / Fraction(2) ** (power - mantissa)
+    whole = math.floor(units)
+    rest = units - whole
+    if mode == "rn":
+        whole += rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole % 2)
+    elif rest and {"rz": False, "rp": not sign, "rm": bool(sign)}[mode]:
+        whole += 1
+    # The bits of neighbouring numbers are neighbours, from subnormal ones up to infinity.
+    bits = whole if power == 1 - bias and whole < 1 << mantissa else 0
+    if not bits and whole:
+        bits = ((power + bias - 1) << mantissa) + whole
+    if bits >= infinity:
+        away = mode == "rn" or mode == ("rm" if sign else "rp")
+        bits = infinity if away else infinity - 1
+    return sign | bits
+
+
+def floor_log2(size: Fraction) -> int:
+    power = size.numerator.bit_length() - size.denominator.bit_length()
+    return power if Fraction(2) ** power <= size else power - 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Arithmetic of such floats, before they are rounded
+# --------------------------------------------------------------------------------------------------
+def sign_of(a: Any) -> int:
+    """-1 for what has its sign bit set."""
+    return -1 if a in (NEGATIVE_ZERO, NEGATIVE_INF) or (not isinstance(a, str) and a < 0) else 1
+
+
+def is_zero(a: Any) -> bool:
+    return a == NEGATIVE_ZERO or a == 0
+
+
+def signed_zero(sign: int) -> Any:
+    return Fraction(0) if sign > 0 else NEGATIVE_ZERO
+
+
+def signed_infinity(sign: int) -> str:
+    return INF if sign > 0 else NEGATIVE_INF
+
+
+def opposite(a: Any) -> Any:
+    swapped = {NAN: NAN, INF: NEGATIVE_INF, NEGATIVE_INF: INF, NEGATIVE_ZERO: Fraction(0)}
+    if isinstance(a, str):
+        return swapped[a]
+    return NEGATIVE_ZERO if a == 0 else -a
+
+
+def plus(a: Any, b: Any, mode: str = "rn") -> Any:
+    infinities = {a, b} & {INF, NEGATIVE_INF}
+    if NAN in (a, b) or len(infinities) == 2:
+        return NAN
+    if infinities:
+        return infinities.pop()
+    if is_zero(a) and is_zero(b) and sign_of(a) == sign_of(b):
+        return a
+    total = sum((Fraction(0) if is_zero(one) else one for one in (a, b)), Fraction(0))
+    return total or signed_zero(-1 if mode == "rm" else 1)
+
+
+def times(a: Any, b: Any) -> Any:
+    infinite = {INF, NEGATIVE_INF} & {a, b}
+    if NAN in (a, b) or (infinite and (is_zero(a) or is_zero(b))):
+        return NAN
+    sign = sign_of(a) * sign_of(b)
+    if infinite:
+        return signed_infinity(sign)
+    return signed_zero(sign) if is_zero(a) or is_zero(b) else a * b
+
+
+def over(a: Any, b: Any) -> Any:
+    infinite = (a in (INF, NEGATIVE_INF), b in (INF, NEGATIVE_INF))
+    if NAN in (a, b) or all(infinite) or (is_zero(a) and is_zero(b)):
+        return NAN
+    sign = sign_of(a) * sign_of(b)
+    if infinite[0] or is_zero(b):
+        return signed_infinity(sign)
+    return signed_zero(sign) if infinite[1] or is_zero(a) else a / b
+
+
+def fused(a: Any, b: Any, c: Any, mode: str = "rn") -> Any:
+    product = times(a, b)
+    return plus(product, c, mode)
+
+
+def ordered(a: Any) -> Any:
+    """A key that sorts floats, -0 below +0."""
+    words = {INF: (math.inf, 0), NEGATIVE_INF: (-math.inf, 0), NEGATIVE_ZERO: (0, -1)}
+    return words[a] if isinstance(a, str) else (a, 0)
+
+
+def least(a: Any, b: Any) -> Any:
+    return b if a == NAN else a if b == NAN else min(a, b, key=ordered)
+
+
+def greatest(a: Any, b: Any) -> Any:
+    return b if a == NAN else a if b == NAN else max(a, b, key=ordered)
+
+
+def without_subnormals(a: Any) -> Any:
+    """As ``.ftz`` has it."""
+    if isinstance(a, str) or abs(a) >= Fraction(2) ** -126:
+        return a
+    return signed_zero(sign_of(a)) if a else a
+
+
+def compared(how: str, a: Any, b: Any) -> bool:
+    a, b = (Fraction(0) if one == NEGATIVE_ZERO else one for one in (a, b))
+    if how in ("num", "nan"):
+        return (NAN in (a, b)) == (how == "nan")
+    if NAN in (a, b):
+        return how.endswith("u")  # the unordered comparisons
+    x, y = (ordered(one)[0] if not isinstance(one, int) else one for one in (a, b))
+    return {
+        "eq": x == y,
+        "ne": x != y,
+        **dict.fromkeys(("lt", "lo"), x < y),
+        **dict.fromkeys(("le", "ls"), x <= y),
+        **dict.fromkeys(("gt", "hi"), x > y),
+        **dict.fromkeys(("ge", "hs"), x >= y),
+    }[how[:2]]
+
+
+def to_integer(value: Any, mode: str, to: str, of: str) -> int:
+    """Rounded to a whole number and kept to the type's limits."""
+    bits = width(to)
+    low, high = (
+        (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
+    )
+    if value == NAN:
+        return 1 << (bits - 1) if bits == 64 or of == "f64" else 0
+    if value in (INF, NEGATIVE_INF):
+        return high if value == INF else low
+    return min(max(whole(value, mode), low), high)
+
+
+def whole(value: Any, mode: str) -> int:
+    value = Fraction(0) if value == NEGATIVE_ZERO else value
+    return {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}[mode](value)
+
+
+def whole_float(value: Any, mode: str) -> Any:
+    if isinstance(value, str):
+        return value
+    return Fraction(whole(value, mode)) or signed_zero(sign_of(value))
+
+
+# --------------------------------------------------------------------------------------------------
+# Integers
+# --------------------------------------------------------------------------------------------------
+def quotient(a: int, b: int) -> int:
+    return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def extracted(a: int, start: int, length: int, bits: int, is_signed: bool) -> int:
+    """As the manual's loop has it."""
+    start, length = start & 0xFF, length & 0xFF
+    top = bits - 1
+    fill = 0 if not is_signed or length == 0 else a >> min(start + length - 1, top) & 1
+    return sum(
+        (a >> (start + i) & 1 if i < length and start + i <= top else fill) << i
+        for i in range(bits)
+    )
+
+
+def inserted(a: int, b: int, start: int, length: int, bits: int) -> int:
+    start, length = start & 0xFF, length & 0xFF
+    for i in range(length):
+        if start + i < bits:
+            b = b & ~(1 << (start + i)) | (a >> i & 1) << (start + i)
+    return b
+
+
+def permuted(a: int, b: int, selector: int) -> int:
+    pool = [(b << 32 | a) >> (8 * i) & 0xFF for i in range(8)]
+    result = 0
+    for i in range(4):
+        pick = selector >> (4 * i) & 0xF
+        byte = pool[pick & 7]
+        result |= ((0xFF if byte >> 7 else 0) if pick & 8 else byte) << (8 * i)
+    return result
+
+
+def looked_up(a: int, b: int, c: int, table: int) -> int:
+    return sum(
+        (table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1)) & 1) << i
+        for i in range(32)
+    )
+
+
+def leading(a: int, bits: int) -> int:
+    """Position of the leading bit that differs from the sign, or all ones."""
+    size = (~a if a < 0 else a).bit_length()
+    return size - 1 if size else 0xFFFFFFFF
+
+
+def reversed_bits(a: int, bits: int) -> int:
+    return int(f"{a:0{bits}b}"[::-1], 2)
+
+
+# --------------------------------------------------------------------------------------------------
+# The instructions
+# --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Op:
+    """An opcode, the types of its result and operands, and what it computes.
+
+    ``relative`` is the permitted error of an approximate function (0: the very bits), of results
+    that are normal numbers.
+    """
+
+    opcode: str
+    result: str
+    operands: tuple[str, ...]
+    compute: Callable[..., Any]
+    mode: str = "rn"
+    flushes: bool = False
+    relative: float = 0.0
+    constants: tuple[int, ...] = ()  # operands that follow as immediate values
+
+
+OPS: list[Op] = []
+
+
+def op(opcode: str, result: str, operands: str, compute: Callable[..., Any], **more: Any) -> None:
+    """Enters an instruction, and its ``.ftz`` twin where it takes float32."""
+    OPS.append(Op(opcode, result, tuple(operands.split()), compute, **more))
+
+
+def with_ftz(opcode: str, result: str, operands: str, compute: Callable[..., Any], **more: Any):
+    op(opcode, result, operands, compute, **more)
+    flushing = re.sub(r"(\.[usbf]\d+)", r".ftz\1", opcode, count=1)
+    op(flushing, result, operands, compute, flushes=True, **more)
+
+
+for bits in (16, 32, 64):
+    for kind in "us":
+        t = f"{kind}{bits}"
+        mask = (1 << bits) - 1
+        op(f"add.{t}", t, f"{t} {t}", lambda a, b: a + b)
+        op(f"sub.{t}", t, f"{t} {t}", lambda a, b: a - b)
+        op(f"mul.lo.{t}", t, f"{t} {t}", lambda a, b: a * b)
+        op(f"mul.hi.{t}", t, f"{t} {t}", lambda a, b, n=bits: a * b >> n)
+        op(f"mad.lo.{t}", t, f"{t} {t} {t}", lambda a, b, c: a * b + c)
+        if bits > 16:
+            op(f"mad.hi.{t}", t, f"{t} {t} {t}", lambda a, b, c, n=bits: (a * b >> n) + c)
+            extract = partial(extracted, bits=bits, is_signed=kind == "s")
+            op(f"bfe.{t}", t, f"{t} u32 u32", extract)
+            op(f"bfind.{t}", "u32", t, partial(leading, bits=bits))
+            op(f"bfind.shiftamt.{t}", "u32", t, lambda a, n=bits: (
+                n - 1 - leading(a, n) if leading(a, n) < n else 0xFFFFFFFF))  # fmt: skip
+        # A division by zero gives what is not specified.
+        op(f"div.{t}", t, f"{t} {t}", lambda a, b: quotient(a, b) if b else None)
+        op(f"rem.{t}", t, f"{t} {t}", lambda a, b: a - b * quotient(a, b) if b else None)
+        op(f"min.{t}", t, f"{t} {t}", min)
+        op(f"max.{t}", t, f"{t} {t}", max)
+        op(f"shr.{t}", t, f"{t} u32", lambda a, n: a >> min(n, 99))
+        if bits < 64:
+            wide = f"{kind}{2 * bits}"
+            op(f"mul.wide.{t}", wide, f"{t} {t}", lambda a, b: a * b)
+            op(f"mad.wide.{t}", wide, f"{t} {t} {wide}", lambda a, b, c: a * b + c)
+    t, s = f"b{bits}", f"s{bits}"
+    op(f"neg.{s}", s, s, lambda a: -a)
+    op(f"abs.{s}", s, s, abs)
+    op(f"shl.{t}", t, f"{t} u32", lambda a, n: a << min(n, 99))
+    op(f"and.{t}", t, f"{t} {t}", lambda a, b: a & b)
+    op(f"or.{t}", t, f"{t} {t}", lambda a, b: a | b)
+    op(f"xor.{t}", t, f"{t} {t}", lambda a, b: a ^ b)
+    op(f"not.{t}", t, t, lambda a: ~a)
+    op(f"selp.{t}", t, f"{t} {t} pred", lambda a, b, c: a if c else b)
+    op(f"mov.{t}", t, t, lambda a: a)
+    if bits > 16:
+        op(f"bfi.{t}", t, f"{t} {t} u32 u32", partial(inserted, bits=bits))
+        op(f"popc.{t}", "u32", t, int.bit_count)
+        op(f"clz.{t}", "u32", t, lambda a, n=bits: n - a.bit_length())
+        op(f"brev.{t}", t, t, partial(reversed_bits, bits=bits))
+op("selp.f32", "f32", "f32 f32 pred", lambda a, b, c: a if c else b)
+op("and.pred", "pred", "pred pred", lambda a, b: a and b)
+op("or.pred", "pred", "pred pred", lambda a, b: a or b)
+op("xor.pred", "pred", "pred pred", lambda a, b: a != b)
+op("not.pred", "pred", "pred", lambda a: not a)
+op("lop3.b32", "b32", "b32 b32 b32", lambda a, b, c: looked_up(a, b, c, 0xCA), constants=(0xCA,))
+op("prmt.b32", "b32", "b32 b32 b32", permuted)
+for mode, amount in (("wrap", lambda n: n & 31), ("clamp", lambda n: min(n, 32))):
+    op(f"shf.l.{mode}.b32", "b32", "b32 b32 u32",
+       lambda a, b, c, amount=amount: ((b << 32 | a) << amount(c)) >> 32)  # fmt: skip
+    op(f"shf.r.{mode}.b32", "b32", "b32 b32 u32",
+       lambda a, b, c, amount=amount: (b << 32 | a) >> amount(c))  # fmt: skip
+for t in ("f16", "f32", "f64"):
+    entered = with_ftz if t == "f32" else op
+    entered(f"add.{t}", t, f"{t} {t}", plus)
+    entered(f"sub.{t}", t, f"{t} {t}", lambda a, b: plus(a, opposite(b)))
+    entered(f"mul.{t}", t, f"{t} {t}", times)
+    entered(f"fma.rn.{t}", t, f"{t} {t} {t}", fused)
+    entered(f"min.{t}", t, f"{t} {t}", least)
+    entered(f"max.{t}", t, f"{t} {t}", greatest)
+    entered(f"neg.{t}", t, t, opposite)
+    entered(f"abs.{t}", t, t, lambda a: opposite(a) if sign_of(a) < 0 else a)
+    for how in ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu",
+                "num", "nan"):  # fmt: skip
+        entered(f"setp.{how}.{t}", "pred", f"{t} {t}", partial(compared, how))
+for t in ("f32", "f64"):
+    (with_ftz if t == "f32" else op)(f"div.rn.{t}", t, f"{t} {t}", over)
+    (with_ftz if t == "f32" else op)(f"rcp.rn.{t}", t, t, lambda a: over(Fraction(1), a))
+for how in ("eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs"):
+    for t in (
+        ("u32", "u64") if how[0] in "lh" and how not in ("lt", "le") else ("s16", "u32", "s64")
+    ):
+        op(f"setp.{how}.{t}", "pred", f"{t} {t}", partial(compared, how))
+for join, both in (("and", lambda x, y: x and y), ("or", lambda x, y: x or y),
+                   ("xor", lambda x, y: x != y)):  # fmt: skip
+    op(f"setp.lt.{join}.s32", "pred", "s32 s32 pred", lambda a, b, c, both=both: both(a < b, c))
+for mode in ("rm", "rp", "rz"):
+    with_ftz(f"add.{mode}.f32", "f32", "f32 f32", partial(plus, mode=mode), mode=mode)
+    with_ftz(f"sub.{mode}.f32", "f32", "f32 f32",
+             lambda a, b, mode=mode: plus(a, opposite(b), mode), mode=mode)  # fmt: skip
+    with_ftz(f"mul.{mode}.f32", "f32", "f32 f32", times, mode=mode)
+    with_ftz(f"fma.{mode}.f32", "f32", "f32 f32 f32", partial(fused, mode=mode), mode=mode)
+    op(f"cvt.{mode}.f32.f64", "f32", "f64", lambda a: a, mode=mode)
+
+
+def same(a: Any) -> Any:
+    return a
+
+
+for to, of in itertools.product([f"{k}{n}" for k in "us" for n in (8, 16, 32, 64)], repeat=2):
+    op(f"cvt.{to}.{of}", to, of, same)
+    bits = width(to)
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
+    op(f"cvt.sat.{to}.{of}", to, of, lambda a, low=low, high=high: min(max(a, low), high))
+for to, of in itertools.product(
+    ("f16", "f32", "f64"), [f"{k}{n}" for k in "us" for n in (16, 32, 64)]
+):
+    op(f"cvt.rn.{to}.{of}", to, of, lambda a: Fraction(a))
+for mode, to, of in itertools.product(
+    ("rni", "rzi", "rmi", "rpi"), ("s8", "u16", "s32", "u32", "s64", "u64"), ("f16", "f32", "f64")
+):
+    op(f"cvt.{mode}.{to}.{of}", to, of, partial(to_integer, mode=mode, to=to, of=of))
+for mode in ("rni", "rzi", "rmi", "rpi"):
+    with_ftz(f"cvt.{mode}.f32.f32", "f32", "f32", partial(whole_float, mode=mode))
+    op(f"cvt.{mode}.f64.f64", "f64", "f64", partial(whole_float, mode=mode))
+    op(f"cvt.{mode}.ftz.s32.f32", "s32", "f32",
+       lambda a, mode=mode: to_integer(without_subnormals(a), mode, "s32", "f32"))  # fmt: skip
+for to, of in (("f32", "f16"), ("f64", "f16"), ("f64", "f32"), ("f32", "bf16")):
+    op(f"cvt.{to}.{of}", to, of, same)
+for to, of in (("f32", "f64"), ("f16", "f64"), ("f16", "f32"), ("bf16", "f32")):
+    op(f"cvt.rn.{to}.{of}", to, of, same)
+with_ftz("cvt.sat.f32.f32", "f32", "f32", lambda a: (
+    Fraction(0) if a == NAN or sign_of(a) < 0 else least(a, Fraction(1))))  # fmt: skip
+op("cvt.rn.f16x2.f32", "b32", "f32 f32",
+   lambda a, b: encoded(a, "f16") << 16 | encoded(b, "f16"))  # fmt: skip
+op("cvt.rn.bf16x2.f32", "b32", "f32 f32",
+   lambda a, b: encoded(a, "bf16") << 16 | encoded(b, "bf16"))  # fmt: skip
+
+
+def approximate(function: Callable[[float], float]) -> Callable[[Any], Any]:
+    """A function of the C library in double precision; None where it is not to be compared."""
+
+    def compute(a: Any) -> Any:
+        if isinstance(a, str) or abs(a) > 60 or abs(a) < Fraction(1, 10**6):
+            return None
+        try:
+            return Fraction(function(float(a)))
+        except ValueError:
+            return NAN
+
+    return compute
+
+
+for name, function in (
+    ("sqrt.rn", math.sqrt),
+    ("sqrt.approx", math.sqrt),
+    ("rsqrt.approx", lambda a: 1 / math.sqrt(a)),
+    ("rcp.approx", lambda a: 1 / a),
+    ("ex2.approx", lambda a: 2**a),
+    ("lg2.approx", math.log2),
+    ("sin.approx", math.sin),
+    ("cos.approx", math.cos),
+    ("tanh.approx", math.tanh),
+):
+    with_ftz(f"{name}.f32", "f32", "f32", approximate(function), relative=2**-18)
+op("sqrt.rn.f64", "f64", "f64", approximate(math.sqrt), relative=2**-52)
+for how in ("full", "approx"):
+    with_ftz(f"div.{how}.f32", "f32", "f32 f32", over, relative=2**-21)
+
+# --------------------------------------------------------------------------------------------------
+# Running them
+# --------------------------------------------------------------------------------------------------
+_FLOAT_EDGES = (
+    "0", "-0", "1", "-1", "1.5", "2.5", "-2.5", "-0.5", "0.1", "-3.7", "1000.25", "65504", "65520",
+    "2147483647.5", "-2147483649", "4294967295", "9.3e18", "-9.3e18", "1.9e19", "1e-7", "6e-8",
+    "-6e-8", "5.96e-8", "1e-40", "-1e-42", "1.1754942e-38", "1.17549435e-38", "1e-300", "3e38",
+    "-3.4028234e38", "1e308", "inf", "-inf", "nan", "16777217", "33554433", "2049", "-2051",
+)  # fmt: skip
+
+
+def edges(type_name: str) -> list[int]:
+    """Bits of the numbers at which something changes, of any type."""
+    if type_name == "pred":
+        return [0, 1]
+    if type_name in FORMATS:
+        numbers = [word if word in (INF, NEGATIVE_INF, NAN, NEGATIVE_ZERO) else Fraction(word)
+                   for word in _FLOAT_EDGES]  # fmt: skip
+        found = [encoded(one, type_name) for one in numbers]
+        mantissa, exponent = FORMATS[type_name]
+        found += [1, 1 << mantissa, (1 << mantissa) - 1, ((1 << exponent) - 1 << mantissa) - 1]
+        return list(dict.fromkeys(found))
+    bits = width(type_name)
+    top = 1 << (bits - 1)
+    found = [0, 1, 2, 3, 7, 31, 32, 33, 64, 100, 127, 128, 255, 256, top - 1, top, top + 1,
+             2 * top - 1, 2 * top - 2, 0x5A5A5A5A5A5A5A5A, 0x8765432112345678]  # fmt: skip
+    return list(dict.fromkeys(one & (2 * top - 1) for one in found))
+
+
+_CASES = 500
+"""Combinations of edges that an instruction is tried on at most, and as many of random bits."""
+
+
+def inputs_of(one: Op) -> list[tuple[int, ...]]:
+    """Tuples of operands' bits: all combinations of edges or some of them, and random bits."""
+    chosen = random.Random(one.opcode)
+    lists = [edges(operand) for operand in one.operands]
+    if math.prod(map(len, lists)) <= _CASES:
+        found = list(itertools.product(*lists))
+    else:
+        found = [tuple(chosen.choice(each) for each in lists) for _ in range(_CASES)]
+    bits = [16 if operand == "bf16" else width(operand) for operand in one.operands]
+    return found + [tuple(chosen.getrandbits(n) for n in bits) for _ in range(100)]
+
+
+def register(type_name: str) -> str:
+    """The kind of register that holds a type: 8 bits are in one of 32."""
+    bits = 16 if type_name == "bf16" else width(type_name)
+    return {1: "p", 16: "h", 64: "d"}.get(bits, "r")
+
+
+def kernel_text(number: int, one: Op) -> str:
+    """A kernel that applies the instruction to operands of 64 bits each."""
+    parameters = [f".param .u64 p{i}" for i in range(len(one.operands) + 1)]
+    lines = [
+        "mov.u32 %r90, %ctaid.x;", "mov.u32 %r91, %ntid.x;", "mov.u32 %r92, %tid.x;",
+        "mad.lo.s32 %r93, %r90, %r91, %r92;", "ld.param.u32 %r94, [n];",
+        "setp.ge.u32 %p90, %r93, %r94;", "@%p90 bra $DONE;", "mul.wide.u32 %d90, %r93, 8;",
+    ]  # fmt: skip
+    names = []
+    for i, type_name in enumerate(one.operands):
+        kind = register(type_name)
+        names.append(f"%{kind}{i + 1}")
+        lines += [f"ld.param.u64 %d91, [p{i}];", "add.s64 %d92, %d91, %d90;",
+                  f"ld.global.b64 %d{50 + i}, [%d92];"]  # fmt: skip
+        lines.append(
+            {
+                "p": f"setp.ne.u64 %p{i + 1}, %d{50 + i}, 0;",
+                "h": f"cvt.u16.u64 %h{i + 1}, %d{50 + i};",
+                "r": f"cvt.u32.u64 %r{i + 1}, %d{50 + i};",
+                "d": f"mov.b64 %d{i + 1}, %d{50 + i};",
+            }[kind]
+        )
+    kind = register(one.result)
+    operands = ", ".join([f"%{kind}40", *names, *map(str, one.constants)])
+    lines.append(f"{one.opcode} {operands};")
+    lines.append(
+        {
+            "p": "selp.b64 %d41, 1, 0, %p40;",
+            "h": "cvt.u64.u16 %d41, %h40;",
+            "r": "cvt.u64.u32 %d41, %r40;",
+            "d": "mov.b64 %d41, %d40;",
+        }[kind]
+    )
+    lines += [f"ld.param.u64 %d91, [p{len(one.operands)}];", "add.s64 %d92, %d91, %d90;",
+              "st.global.b64 [%d92], %d41;"]  # fmt: skip
+    return (
+        f".visible .entry op{number}({', '.join(parameters)}, .param .u32 n)\n{{\n"
+        ".reg .pred %p<99>; .reg .b16 %h<99>; .reg .b32 %r<99>; .reg .b64 %d<99>;\n"
+        + "\n".join(lines)
+        + "\n$DONE:\nret;\n}\n"
+    )
+
+
+@pytest.fixture(scope="session")
+def module() -> EmulatedModule:
+    """One module with a kernel for each instruction."""
+    text = ".version 8.8\n.target sm_90a\n.address_size 64\n"
+    text += "".join(kernel_text(number, one) for number, one in enumerate(OPS))
+    return EmulatedModule.from_ptx(text, "opcodes", checked=False)
+
+
+def matches(one: Op, got: int, wanted: Any) -> bool:
+    if wanted is None:
+        return True
+    number = decoded(got, one.result)
+    if one.result in FORMATS and wanted == NAN:
+        return number == NAN
+    if one.relative and not isinstance(wanted, str) and wanted:
+        wanted_bits = encoded(wanted, one.result)
+        wanted = decoded(wanted_bits, one.result)
+        if not isinstance(wanted, str) and not isinstance(number, str):
+            return (
+                abs(number - wanted) <= abs(wanted) * Fraction(one.relative) + Fraction(2) ** -126
+            )
+        return got == wanted_bits
+    mask = (1 << (16 if one.result == "bf16" else width(one.result))) - 1
+    return got & mask == encoded(wanted, one.result, one.mode) & mask
+
+
+@pytest.mark.parametrize("one", OPS, ids=lambda one: one.opcode)
+def test_opcode(one: Op, module: EmulatedModule) -> None:
+    inputs = inputs_of(one)
+    columns = [memory.array(np.array(column, np.uint64)) for column in zip(*inputs, strict=True)]
+    out = memory.empty((len(inputs),), np.uint64)
+    kernel = module.get_function(f"op{OPS.index(one)}")
+    kernel(((len(inputs) + 127) // 128,), (128,), (*columns, out, np.uint32(len(inputs))))
+    wrong = []
+    for bits, got in zip(inputs, out.tolist(), strict=True):
+        values = [decoded(each, t) for each, t in zip(bits, one.operands, strict=True)]
+        if one.flushes:
+            values = [without_subnormals(v) if t == "f32" else v
+                      for v, t in zip(values, one.operands, strict=True)]  # fmt: skip
+        wanted = one.compute(*values)
+        if one.flushes and one.result == "f32" and wanted is not None:
+            wanted = without_subnormals(decoded(encoded(wanted, "f32", one.mode), "f32"))
+        if not matches(one, got, wanted):
+            wrong.append((values, hex(got), wanted))
+    assert not wrong, f"{len(wrong)} of {len(inputs)}: {wrong[:4]}"
+
+
+COMPUTING = {"integer", "bits", "float", "compare", "convert"}
+
+
+def test_every_computing_row_of_the_table_is_tried() -> None:
+    tried = {one.opcode for one in OPS} | {"cvt.rna.tf32.f32"}  # which has a golden kernel
+    untried = [
+        row.pattern.pattern
+        for row in INSTRUCTIONS
+        if row.kind in COMPUTING and not any(row.pattern.fullmatch(each) for each in tried)
+    ]
+    assert not untried

@@ -99,11 +99,14 @@ def reinstall_command() -> str:
     import shlex
     from importlib import metadata
 
+    source = "cupyconv"
     try:
-        origin = metadata.distribution("cupyconv").read_text("direct_url.json")
-        source = json.loads(origin)["url"].removeprefix("file://") if origin else "cupyconv"
-    except (metadata.PackageNotFoundError, ValueError, KeyError):
-        source = "cupyconv"
+        # In a checkout its own record is found as well, which does not say where it is.
+        for found in metadata.distributions(name="cupyconv"):
+            if origin := found.read_text("direct_url.json"):
+                source = json.loads(origin)["url"].removeprefix("file://")
+    except (ValueError, KeyError):
+        pass
     return f"pip install --force-reinstall {shlex.quote(source)}"
 
 

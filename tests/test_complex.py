@@ -18,7 +18,6 @@ from tests.configurations import (
     Data,
     all_formats,
     integer_data,
-    keywords,
     random_problems,
 )
 
@@ -46,7 +45,7 @@ def by_four_real_passes(problem, pass_, data):
         if pass_ == "backprop_filter":
             x = parts[second][0]
         if pass_ == "forward":
-            return cupyconv.conv_forward(x, w, impl="reference", **keywords(real))
+            return cupyconv.conv_forward(x, w, impl="reference", **real.keywords)
         mixed = Data(x, w, dy, parts[0][3])
         return agreement.compute(cupyconv, pass_, real, mixed, impl="reference")
 
@@ -86,7 +85,7 @@ def test_every_method_of_numpy_computes_it(pass_):
         expected = by_four_real_passes(problem, pass_, data)
         for method in cpu.methods(problem, pass_):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(cpu, "choose", lambda *_, method=method: method)
+                patch.setattr(cpu, "methods", lambda *_, method=method: (method,))
                 plan_pass.cache_clear()
                 cupyconv.operations._ready.cache_clear()
                 got = agreement.compute(cupyconv, pass_, problem, data, impl="numpy")
@@ -129,7 +128,7 @@ def test_pytorchs_convolution_and_its_gradients(x, w, rules, dtype):
     conv = getattr(torch.nn.functional, f"conv{problem.spatial_rank}d")
     y = conv(*leaves, **rules)
     expected = [y, *torch.autograd.grad(y, leaves, torch.from_numpy(dy).to(y.dtype))]
-    arguments = keywords(problem)
+    arguments = problem.keywords
     got = [
         cupyconv.conv_forward(x, w, b, **arguments),
         *cupyconv.conv_backward(x, w, dy, **arguments),
@@ -158,10 +157,10 @@ def test_jaxs_gradients_are_conjugates(x, w, rules):
         )
 
     y, backward = jax.vjp(convolution, x, w)
-    ours = cupyconv.conv_forward(x, w, **keywords(problem))
+    ours = cupyconv.conv_forward(x, w, **problem.keywords)
     assert np.abs(ours - y).max() < 1e-5 * np.abs(y).max()
     dx, dw = backward(dy.conj())
-    grads = cupyconv.conv_backward(x, w, dy, needs=("input", "filter"), **keywords(problem))
+    grads = cupyconv.conv_backward(x, w, dy, needs=("input", "filter"), **problem.keywords)
     for mine, theirs in ((grads.dx, dx), (grads.dw, dw)):
         assert np.abs(mine - np.conj(theirs)).max() < 1e-5 * np.abs(mine).max()
 
@@ -190,7 +189,7 @@ def test_the_adjoint_identity():
     for problem in random_problems(40, seed=8):
         problem = problem.replace(dtype="complex128")
         data = gaussian_integers(problem)
-        arguments = keywords(problem)
+        arguments = problem.keywords
         y = cupyconv.conv_forward(data.x, data.w, **arguments)
         grads = cupyconv.conv_backward(data.x, data.w, data.dy, **arguments)
         inner = np.vdot(y, data.dy)
@@ -242,10 +241,10 @@ def test_parts_do_not_spoil_each_other():
 def test_nan_and_infinity_stay_with_those_who_read_them(impl):
     problem = ConvProblem((1, 2, 7, 7), (3, 2, 3, 3), stride=2, padding=1, dtype="complex64")
     data = gaussian_integers(problem)
-    clean = cupyconv.conv_forward(data.x, data.w, impl=impl, **keywords(problem))
+    clean = cupyconv.conv_forward(data.x, data.w, impl=impl, **problem.keywords)
     for special in (complex(np.nan, 0), complex(0, np.inf), complex(np.inf, np.nan)):
         data.x[0, 1, 4, 4] = special
-        y = cupyconv.conv_forward(data.x, data.w, impl=impl, **keywords(problem))
+        y = cupyconv.conv_forward(data.x, data.w, impl=impl, **problem.keywords)
         reads = np.zeros((4, 4), bool)
         reads[2, 2] = True
         assert (~np.isfinite(y[..., reads])).all()
@@ -271,7 +270,7 @@ def test_kernels_of_the_bias_and_of_transposed_convolutions(dtype):
         emulator.conv_backprop_bias(data.dy), cupyconv.conv_backprop_bias(data.dy)
     )
     bias = np.ascontiguousarray(data.x[0, :, 0, 0])
-    given = {"output_shape": problem.input_shape, **keywords(problem)}
+    given = {"output_shape": problem.input_shape, **problem.keywords}
     np.testing.assert_array_equal(
         emulator.conv_transpose(data.dy, data.w, bias, **given),
         cupyconv.conv_transpose(data.dy, data.w, bias, **given),

@@ -214,8 +214,8 @@ def test_a_layer_of_unknown_size_does_not_hide_the_others(saved):
     assert "1x3x8x8 * 4x3x3x3" in result.stdout
     assert "1 convolution, 108 weights" in result.stdout
     words = " ".join(result.stdout.split())
-    assert "of unknown size: second, it reads turn_out of" in words
-    assert "--input turn_out=1x3x224x224" in words
+    assert "unknown: second: second reads turn_out of" in words
+    assert "--input turn_out=1x2x224x224" in words
     found = json.loads(run(path, "--json").stdout)
     assert [layer["name"] for layer in found["unknown"]] == ["second"]
     whole = json.loads(run(path, "--input", "turn_out=1x2x8x16", "--json").stdout)

@@ -207,7 +207,9 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
     channels = _drawn(problem.C, MOST_CHANNELS, range(c, c + 1))
     taken = _Taken(problem, image, filters, channels, directions)
     data = explanation.data
-    known = [t for t in ("x", "w", "dy", *RESULTS) if t in data] if problem.N else []
+    # Cells have room for real numbers; those of complex layers are in the text.
+    drawable = problem.N and not problem.is_complex
+    known = [t for t in ("x", "w", "dy", *RESULTS) if t in data] if drawable else []
     exact = {}
     compute = getattr(data, "compute", None)
     for tensor in RESULTS:
@@ -224,7 +226,7 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
         directions,
         {tensor: taken.planes(tensor, data[tensor]) for tensor in known},
         exact,
-        getattr(data, "source", ""),
+        getattr(data, "source", "") if drawable else "",
     )
 
 

@@ -487,7 +487,9 @@ class Element:
 
     @cached_property
     def _integral(self) -> bool:
-        """Whether all factors are integers that are printed as such."""
+        """Whether all factors are real integers that are printed as such."""
+        if self.problem.is_complex:
+            return False
         return all(bool((abs(each) < 100).all() and (each % 1 == 0).all()) for each in self.values)
 
     def to_dict(self, everything: bool = False) -> dict[str, Any]:

@@ -163,7 +163,8 @@ def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> It
     import numpy as np
 
     order = problem.filter_axes if tensor in ("w", "dw") else problem.data_axes
-    numbers = _host(array).astype(np.float64).transpose(order)
+    kind = np.complex128 if problem.is_complex else np.float64
+    numbers = _host(array).astype(kind).transpose(order)
     texts = np.vectorize(written, otypes=[object])(numbers)
     cell = max(map(len, texts.ravel()))
     flat = 2 if problem.spatial_rank > 1 else 1
@@ -185,8 +186,11 @@ def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> It
             yield "".join(text.ljust(wide) for text in row).rstrip()
 
 
-def written(value: float) -> str:
+def written(value: float | complex) -> str:
     """A number in a few characters; an integer as one."""
+    if isinstance(value, complex):
+        imaginary = written(value.imag)
+        return f"{written(value.real)}{'' if imaginary.startswith('-') else '+'}{imaginary}j"
     if isfinite(value) and value == int(value):
         return f"{value:.0f}" if abs(value) < 1e6 else f"{value:.3g}"
     return f"{value:.3g}"

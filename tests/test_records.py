@@ -56,7 +56,7 @@ def require_sound(text):
         plan = Plan.from_json(text)
     except ConvError:
         return False
-    assert str(plan).count("\n") == 5, "the problem, the place, the headings and three passes"
+    assert str(plan).count("\n") == 6, "problem, place, headings, a rule, three passes"
     assert str(plan).replace("\n", "").isprintable()
     assert plan._repr_html_()
     assert Plan.from_json(plan.to_json()) == plan

@@ -22,7 +22,7 @@ from cupyconv.cli.main import main
 from cupyconv.formats import data_formats, filter_formats
 from tests import test_notebooks
 from tests.agreement import require_equal
-from tests.configurations import in_formats, integer_data, keywords
+from tests.configurations import in_formats, integer_data
 from tests.gpu.fixtures import as_a_new_process
 
 if arrays.device_count() == 0:
@@ -43,8 +43,8 @@ def layer(rank=2, last=False, dtype="float32"):
     x, w, rules = SHAPES[rank]
     problem = cupyconv.ConvProblem(x, w, dtype=dtype, **rules)
     problem = in_formats(problem, data_formats(rank)[last], filter_formats(rank)[2 * last])
-    words = {name: value for name, value in keywords(problem).items() if name != "dtype"}
-    return problem, integer_data(problem), words
+    formats = {"data_format": problem.data_format, "filter_format": problem.filter_format}
+    return problem, integer_data(problem), {**rules, **formats}
 
 
 def same(call, given):

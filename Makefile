@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist worksteal \
 	tests/gpu tests/device
 
-.PHONY: demo test test-rest test-all test-slow test-device fuzz lint mutants wheel clean
+.PHONY: demo test test-rest test-all test-slow test-device fuzz lint mutants mutants-device wheel clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -22,7 +22,7 @@ test: .venv/installed-test
 
 test-rest: .venv/installed-test lint
 	$(PYTEST) -m "not slow" --part rest
-	$(DEVICE_PYTEST) -m "not slow" --part rest --most 48
+	$(DEVICE_PYTEST) -m "not slow" --part rest --most 16
 
 # All cases of what needs a device: for an hour and more.
 test-device: .venv/installed-test
@@ -43,6 +43,9 @@ lint: .venv/installed-test
 
 mutants: .venv/installed-test
 	$(BIN)/python -m tests.emulator.mutants --jobs $(TEST_JOBS)
+
+mutants-device: .venv/installed-test
+	$(BIN)/python -m tests.device.mutants --jobs $(TEST_JOBS)
 
 wheel: .venv/installed-test
 	$(BIN)/python -m build

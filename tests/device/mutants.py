@@ -192,6 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
+    parser.add_argument("--verbose", action="store_true", help="print every verdict")
     chosen = parser.parse_args(arguments)
     mutants = all_mutants(chosen.file)
     if chosen.limit is not None and chosen.limit < len(mutants):
@@ -207,8 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if outcome == "survived" and (mutant.file, mutant.source, mutant.change) in argued:
                 outcome = "argued equivalent"
             counts[outcome] += 1
-            if outcome == "survived":
-                print(f"{outcome:10s} {mutant}", flush=True)
+            if outcome == "survived" or chosen.verbose:
+                print(f"{outcome:17s} {mutant}", flush=True)
     print(
         f"{len(mutants)} mutants:",
         ", ".join(f"{count} {how}" for how, count in sorted(counts.items())),

@@ -16,8 +16,8 @@ import pytest
 import cupyconv
 from cupyconv import arrays, backends, operations
 from cupyconv.gpu import compiler, launch, sources, tensormaps
-from tests.agreement import require_equal
-from tests.configurations import HOPPER_CASES, in_formats, integer_data, keywords
+from tests.agreement import compute, require_equal
+from tests.configurations import HOPPER_CASES, Data, in_formats, integer_data
 from tests.device import machine
 from tests.device import test_order as in_order
 from tests.device.test_order import ORDERS, calls, in_disorder, split_layer
@@ -67,13 +67,11 @@ def with_tensor_maps():
     case = next(case for case in HOPPER_CASES if case.name == "everything_differs")
     problem = in_formats(case.problem, "NHWC", "OHWI").replace(dtype="float16")
     data = [integer_data(problem, seed) for seed in range(2)]
-    words = {name: value for name, value in keywords(problem).items() if name != "dtype"}
     kept = []
     for given in (*data, data[0]):
-        x, w = (inside_a_larger_one(array) for array in (given.x, given.w))
-        kept.append((x, w))
-        got = cupyconv.conv_forward(x, w, impl="cuda-hopper", **words)
-        exact = cupyconv.conv_forward(given.x, given.w, impl="reference", **words)
+        kept.append(Data(*map(inside_a_larger_one, (given.x, given.w, given.dy, given.bias))))
+        got = compute(cupyconv, "forward", problem, kept[-1], impl="cuda-hopper")
+        exact = compute(cupyconv, "forward", problem, given, impl="reference")
         require_equal(cupy.asnumpy(got), exact, "forward")
 
 

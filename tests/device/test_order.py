@@ -14,8 +14,9 @@ from cupy.cuda import runtime
 
 import cupyconv
 from cupyconv import arrays
-from tests.agreement import require_equal
-from tests.configurations import FAMILY_CASES, HOPPER_CASES, in_formats, integer_data, keywords
+from cupyconv.problem import PASSES
+from tests.agreement import compute, require_equal
+from tests.configurations import FAMILY_CASES, HOPPER_CASES, Data, in_formats, integer_data
 from tests.device import machine
 from tests.device.machine import Random, named
 from tests.gpu import test_cupy as on_gpu
@@ -35,25 +36,23 @@ def in_disorder(order="late", allocator=cupy.cuda.malloc_async):
         yield stream
 
 
-def calls(problem, data, to_device=cupy.asarray):
-    """The three passes of a problem on the current stream, each with what it has to give."""
-    words = {name: value for name, value in keywords(problem).items() if name != "dtype"}
-    x, w, dy, bias = map(to_device, (data.x, data.w, data.dy, data.bias))
-    expected = cupyconv.conv_backward(data.x, data.w, data.dy, impl="reference", **words)
-    y = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **words)
+def on_device(data):
+    return Data(*map(cupy.asarray, (data.x, data.w, data.dy, data.bias)))
+
+
+def calls(problem, data):
+    """The passes of a problem on the current stream, each with what it has to give."""
+    given = on_device(data)
+
+    def pair(pass_):
+        exact = compute(cupyconv, pass_, problem, data, impl="reference")
+        return lambda: compute(cupyconv, pass_, problem, given), exact
+
     return {
-        "forward": (lambda: cupyconv.conv_forward(x, w, bias, **words), y),
-        "backprop_input": (
-            lambda: cupyconv.conv_backprop_input(problem.input_shape, w, dy, **words),
-            expected.dx,
-        ),
-        "backprop_filter": (
-            lambda: cupyconv.conv_backprop_filter(x, problem.filter_shape, dy, **words),
-            expected.dw,
-        ),
+        **{pass_: pair(pass_) for pass_ in PASSES},
         "bias": (
-            lambda: cupyconv.conv_backprop_bias(dy, data_format=problem.data_format),
-            expected.db,
+            lambda: cupyconv.conv_backprop_bias(given.dy, data_format=problem.data_format),
+            cupyconv.conv_backprop_bias(data.dy, data_format=problem.data_format),
         ),
     }
 
@@ -130,14 +129,12 @@ def test_a_call_runs_on_the_stream_that_is_current_whatever_ran_before(order):
     """The same layer on two streams by turns: what is prepared once belongs to neither."""
     problem = split_layer()
     data = integer_data(problem)
-    words = {name: value for name, value in keywords(problem).items() if name != "dtype"}
-    expected = cupyconv.conv_forward(data.x, data.w, **words)
+    expected = compute(cupyconv, "forward", problem, data)
     with in_disorder(order) as first:
         second = cupy.cuda.Stream(non_blocking=True)
         for stream in (first, second, first, second):
             with stream:
-                x, w = cupy.asarray(data.x), cupy.asarray(data.w)
-                got = cupyconv.conv_forward(x, w, **words)
+                got = compute(cupyconv, "forward", problem, on_device(data))
                 # Waits for this stream only.
                 require_equal(cupy.asnumpy(got, stream=stream), expected, "forward")
 

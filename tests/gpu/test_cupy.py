@@ -14,7 +14,7 @@ from cupyconv.bench import places
 from cupyconv.bench.timing import host_seconds
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.problem import PASSES
-from tests import agreement, views
+from tests import agreement, device, views
 from tests.agreement import fits, planned
 from tests.configurations import (
     CASES,
@@ -45,6 +45,16 @@ def layer(dtype="float32"):
     problem = cupyconv.ConvProblem(X, W, dtype=dtype, **LAYER)
     x, w, dy = (random(s, dtype, i) for i, s in enumerate((X, W, problem.output_shape)))
     return cupy.asarray(x), cupy.asarray(w), cupy.asarray(dy), problem
+
+
+@pytest.fixture
+def torch_with_cuda():
+    if device.is_running():
+        pytest.skip("PyTorch has no CUDA device where the devices are emulated: they are CuPy's")
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA device")
+    return torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -267,7 +277,7 @@ def test_bias_and_activation_are_fused(activation):
 
 
 def test_dlpack_and_cuda_array_interface_come_in_without_a_copy():
-    x, w, _, _ = layer()
+    x, _, _, _ = layer()
 
     class Exporter:
         __cuda_array_interface__ = x.__cuda_array_interface__
@@ -275,13 +285,14 @@ def test_dlpack_and_cuda_array_interface_come_in_without_a_copy():
     taken, home = arrays.take("x", Exporter())
     assert home is arrays.Home.GPU
     assert taken.data.ptr == x.data.ptr
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        tensor = torch.ones(X, device="cuda")
-        taken, _ = arrays.take("x", tensor)
-        assert taken.data.ptr == tensor.data_ptr()
-        y = cupyconv.conv_forward(tensor, w, **LAYER)
-        assert isinstance(y, cupy.ndarray)
+
+
+def test_tensors_come_in_without_a_copy(torch_with_cuda):
+    _, w, _, _ = layer()
+    tensor = torch_with_cuda.ones(X, device="cuda")
+    taken, _ = arrays.take("x", tensor)
+    assert taken.data.ptr == tensor.data_ptr()
+    assert isinstance(cupyconv.conv_forward(tensor, w, **LAYER), cupy.ndarray)
 
 
 def test_arrays_of_two_homes_are_refused():
@@ -311,14 +322,6 @@ def test_more_than_two_to_the_31_elements():
     y = cupyconv.conv_forward(x, w)
     assert float(y[0, 0, -1, -1]) == 64
     assert int(cupy.count_nonzero(y)) == 1
-
-
-@pytest.fixture
-def torch_with_cuda():
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA device")
-    return torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,7 +10,8 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist worksteal \
 	tests/gpu tests/device
 
-.PHONY: demo test test-rest test-all test-slow test-device fuzz lint mutants mutants-device wheel clean
+.PHONY: demo test test-rest test-all test-slow test-device witnesses fuzz lint mutants mutants-device \
+	wheel clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -32,6 +33,10 @@ test-all: test test-rest
 
 test-slow: .venv/installed-test
 	$(PYTEST) -m slow
+
+# Kernels of CUTLASS's on the emulator.
+witnesses: .venv/installed-witnesses
+	$(PYTEST) -m slow tests/test_emulator_witnesses.py
 
 fuzz: .venv/installed-fuzz
 	$(BIN)/python -m tests.fuzz --jobs $(TEST_JOBS) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
@@ -63,6 +68,10 @@ $(BIN)/python:
 .venv/installed-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[test]"
 	touch $@ .venv/installed
+
+.venv/installed-witnesses: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[test,witnesses]"
+	touch $@ .venv/installed-test .venv/installed
 
 .venv/installed-fuzz: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[test,fuzz]"

@@ -32,6 +32,7 @@ from . import driver, memory
 from .convolutions import EmulatorRuntime
 from .module import EmulatedKernel, Outcome
 from .runtime import settings
+from .witnesses import MissingError, cutlass
 from .work import LANES, Executions, Work
 
 BLOCKS = 2
@@ -200,16 +201,7 @@ def accounts_of_pass(
     device = Device.of(arch)
     strides = Strides.contiguous(problem)
     planned = plan_pass(problem, pass_, device, impl, strides=strides)
-    dtype = arrays.numpy_dtype(problem.dtype)
-    operands = [
-        memory.lazy(shape, dtype, name)
-        for name, shape in zip(
-            ("x", "w", "y"),
-            (problem.input_shape, problem.filter_shape, problem.output_shape),
-            strict=True,
-        )
-    ]
-    operands.append(None)  # no bias
+    operands = [*_lazy_tensors(problem), None]  # no bias
     if planned.workspace_bytes:
         operands.append(memory.lazy((planned.workspace_bytes // 4,), np.float32, "workspace"))
     assert device.architecture is not None
@@ -219,6 +211,34 @@ def accounts_of_pass(
         with settings(source="ptx", work=True, compiled=True, raise_reports=False, blocks=chosen):
             Series([launch], runtime).run(operands)
     return runtime.accounts
+
+
+def account_of_witness(problem: ConvProblem, pass_: str, blocks: int | None = BLOCKS) -> Account:
+    """The account of the same pass by CUTLASS's implicit GEMM for compute capability 8.0.
+
+    Args:
+        problem, pass_, blocks: as for ``accounts_of_pass``.
+
+    Raises:
+        ConvError: its instances do not take the problem.
+        MissingError: the packages that it is compiled from are not installed.
+    """
+    launch = cutlass.convolution(problem, pass_)
+    kernel = cutlass.convolution_kernel(pass_, counted=True)
+    operands = dict(zip(("x", "w", "y"), _lazy_tensors(problem), strict=True))
+    arguments = (*(operands[role] for role in launch.roles), *launch.numbers)
+    block = (cutlass.THREADS,)
+    chosen = None if blocks is None else range(min(blocks, prod(launch.grid)))
+    with settings(work=True, raise_reports=False, blocks=chosen):
+        outcome = kernel(launch.grid, block, arguments, cutlass.SHARED_BYTES)
+    return account_of(kernel, outcome, launch.grid, block, cutlass.SHARED_BYTES)
+
+
+def _lazy_tensors(problem: ConvProblem) -> list[np.ndarray]:
+    """x, w and y, which take memory only where they are touched."""
+    dtype = arrays.numpy_dtype(problem.dtype)
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    return [memory.lazy(shape, dtype, name) for name, shape in zip("xwy", shapes, strict=True)]
 
 
 def _clusters(launch: Launch, runtime: EmulatorRuntime) -> int:
@@ -246,12 +266,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--order", choices=("channels-first", "channels-last"),
                         default="channels-last")  # fmt: skip
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="of each launch, to run")
+    parser.add_argument("--cutlass", action="store_true",
+                        help="beside it CUTLASS's convolution for sm_80")  # fmt: skip
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
     try:
         problem = layer_problem(chosen.layer, chosen.dtype, chosen.order)
         found = accounts_of_pass(problem, chosen.pass_, chosen.impl, chosen.arch, chosen.blocks)
-    except ConvError as error:
+        if chosen.cutlass:
+            found.append(account_of_witness(problem, chosen.pass_, chosen.blocks))
+    except (ConvError, MissingError) as error:
         parser.error(str(error))
     if chosen.json:
         print(json.dumps([one.as_json() for one in found], indent=1))

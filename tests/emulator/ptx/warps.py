@@ -94,7 +94,7 @@ def _spread(writer: KernelWriter, operand: str, name: str) -> str:
 
 @instruction(
     "matrix load",
-    r"ldmatrix\.sync\.aligned(\.m8n8)?\.x(?P<n>[124])(\.m8n8)?(?P<trans>\.trans)?\.shared(::cta)?\.b16",
+    r"ldmatrix\.sync\.aligned(\.m8n8)?\.x(?P<n>[124])(?P<trans>\.trans)?(\.m8n8)?\.shared(::cta)?\.b16",
 )
 def _ldmatrix(writer: KernelWriter, operands: list[str], n: str, trans: str | None) -> str:
     call = f"ptx::ldmatrix_x{n}{'_trans' if trans else ''}"

@@ -1,0 +1,107 @@
+"""Kernels of others that hardware has proved, compiled at test time from installed packages.
+
+Each file here instantiates templates of such a package.  What these kernels need of the chip is
+what the chip does, so a model of it that they do not run on is wrong.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tests.cubins import Resources, resources
+
+from ..build import cache_directory, digest
+from ..ptx.nvrtc import put
+
+HERE = Path(__file__).resolve().parent
+PACKAGES = ("nvidia-cutlass", "nvidia-cuda-nvcc", "nvidia-cuda-cccl", "nvidia-nvvm")
+"""Beside those of the tests; the extra ``witnesses`` installs them."""
+
+
+class MissingError(RuntimeError):
+    """A package or a program that compiling the witnesses needs is not installed."""
+
+
+@cache
+def compiled(name: str, architecture: str, defines: tuple[tuple[str, str], ...] = ()) -> str:
+    """NVIDIA's compiler's PTX of a file of this folder.
+
+    Args:
+        name: of the file, without ``.cu``.
+        architecture: such as "sm_80".
+        defines: macros.
+
+    Raises:
+        MissingError: the packages are not installed, or the compiler finds no host compiler.
+    """
+    source = HERE / f"{name}.cu"
+    flags = [
+        "-ptx",
+        "-std=c++17",
+        f"-arch={architecture.replace('sm', 'compute')}",
+        "--expt-relaxed-constexpr",
+        "-lineinfo",
+        "-DNDEBUG",
+        *(f"-D{macro}={value}" for macro, value in defines),
+    ]
+    folders = [
+        _site("cutlass_library", "source", "include"),
+        _site("nvidia", "cu13", "include"),
+        _site("nvidia", "cu13", "include", "cccl"),
+    ]
+    key = digest(_versions(), flags, source.read_text())
+    kept = cache_directory() / f"{name}-{key}.ptx"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            product = Path(scratch, "witness.ptx")
+            includes = [f"-I{folder}" for folder in folders]
+            _run([_tool("nvcc"), *flags, *includes, str(source), "-o", str(product)])
+            put(kept, product.read_text())
+    return kept.read_text()
+
+
+def resources_of(text: str, architecture: str) -> Mapping[str, Resources]:
+    """What the kernels of a PTX text take, once assembled for a chip."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source, product = Path(scratch, "witness.ptx"), Path(scratch, "witness.cubin")
+        source.write_text(text)
+        arguments = [f"-arch={architecture}", "-v", str(source), "-o", str(product)]
+        log = _run([_tool("ptxas"), *arguments])
+        return resources(product.read_bytes(), log)
+
+
+def _site(*parts: str) -> Path:
+    return Path(sysconfig.get_paths()["purelib"], *parts)
+
+
+def _tool(name: str) -> str:
+    path = _site("nvidia", "cu13", "bin", name)
+    if not path.exists():
+        raise MissingError(f"{name} is missing: pip install 'cupyconv[test,witnesses]'")
+    return str(path)
+
+
+def _versions() -> list[str]:
+    try:
+        return [version(name) for name in PACKAGES]
+    except PackageNotFoundError as error:
+        raise MissingError(
+            f"{error.name} is missing: pip install 'cupyconv[test,witnesses]'"
+        ) from None
+
+
+def _run(command: list[str]) -> str:
+    """Runs a tool; its messages."""
+    result = subprocess.run(command, capture_output=True, text=True)
+    messages = result.stderr + result.stdout
+    if "Failed to preprocess host compiler" in messages or "not found" in messages.lower():
+        raise MissingError(f"the CUDA compiler needs a host compiler: {messages.strip()}")
+    if result.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed:\n{messages}")
+    return messages

@@ -1,0 +1,104 @@
+"""CUTLASS's kernels as they are launched here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from cupyconv import ConvError, ConvProblem
+from cupyconv.problem import PASSES
+
+from .. import driver
+from ..module import EmulatedKernel, EmulatedModule
+from . import compiled, resources_of
+
+THREADS = 128
+SHARED_BYTES = 48 << 10
+TILE = 64  # along both axes of the result
+
+
+@dataclass(frozen=True)
+class ConvolutionLaunch:
+    """One pass of a problem by CUTLASS's implicit GEMM for compute capability 8.0.
+
+    Attributes:
+        roles: which of x, w and y are the operands, and the result, in the kernel's order.
+        grid: blocks along each axis.
+        numbers: the arguments after the arrays.
+    """
+
+    roles: tuple[str, str, str]
+    grid: tuple[int, int]
+    numbers: tuple[np.int32, ...]
+
+
+def gemm_grid(m: int, n: int) -> tuple[int, int]:
+    """Blocks of a matrix product of m rows and n columns."""
+    return -(-m // TILE), -(-n // TILE)
+
+
+def convolution(problem: ConvProblem, pass_: str) -> ConvolutionLaunch:
+    """The launch of a pass.
+
+    Raises:
+        ConvError: the instances here do not take the problem.
+    """
+    n, *spatial, c = problem.input_shape
+    k, *window, _ = problem.filter_shape
+    takes = (
+        problem.dtype == "float16"
+        and problem.data_format == "NHWC"
+        and problem.filter_format == "OHWI"
+        and problem.groups == 1
+        and c % 8 == k % 8 == 0
+        and (pass_ != "backprop_input" or set(problem.stride) == {1})
+    )
+    same = all(len(set(one)) == 1 for one in (problem.stride, problem.dilation))
+    paddings = {side for pair in problem.padding for side in pair}
+    if not takes or not same or len(paddings) != 1:
+        raise ConvError(
+            "CUTLASS's instances must fit the problem",
+            f"{problem}",
+            "Take float16 in NHWC with alike sides",
+        )
+    pixels = n * int(np.prod(spatial))
+    outputs = int(np.prod(problem.output_shape)) // k
+    roles, size = {
+        "forward": (("x", "w", "y"), (outputs, k)),
+        "backprop_input": (("y", "w", "x"), (pixels, c)),
+        "backprop_filter": (("y", "x", "w"), (k, int(np.prod(window)) * c)),
+    }[pass_]
+    numbers = (n, *spatial, c, k, *window, paddings.pop(), problem.stride[0], problem.dilation[0])
+    return ConvolutionLaunch(roles, gemm_grid(*size), tuple(map(np.int32, numbers)))
+
+
+def convolution_kernel(pass_: str, counted: bool = False) -> EmulatedKernel:
+    """The kernel of a pass, with what its cubin takes.
+
+    Raises:
+        MissingError: the packages are not installed.
+    """
+    return _kernel("cutlass_conv_sm80", "conv", (("PASS", str(PASSES.index(pass_))),), counted)
+
+
+def gemm_kernel() -> EmulatedKernel:
+    """The kernel of a matrix product; raises as ``convolution_kernel``."""
+    return _kernel("cutlass_gemm_sm80", "gemm", (), False)
+
+
+@cache
+def _kernel(
+    name: str, entry: str, defines: Sequence[tuple[str, str]], counted: bool
+) -> EmulatedKernel:
+    text = compiled(name, "sm_80", tuple(defines))
+    module = EmulatedModule.from_ptx(
+        text,
+        name,
+        chip=driver.chip_of("sm_80"),
+        resources=resources_of(text, "sm_80"),
+        counted=counted,
+    )
+    return module.get_function(entry)

@@ -16,9 +16,9 @@ from cupyconv.markup import in_line
 from cupyconv.problem import PASSES, REAL_ITEMSIZE, shape_text
 
 if TYPE_CHECKING:
-    from cupyconv.bench.report import Section
+    from cupyconv.bench.report import Chapter
     from cupyconv.bench.results import Results
-    from cupyconv.bench.suites import Layer
+    from cupyconv.bench.suites import SuiteLayer
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
@@ -157,7 +157,7 @@ def command(
 
 
 def _measure(
-    layers: tuple[Layer, ...],
+    layers: tuple[SuiteLayer, ...],
     *,
     chosen: bool,
     dtypes: tuple[str, ...],
@@ -227,7 +227,7 @@ def _measure(
 
 def _layers(
     suite_words: tuple[str, ...], names: tuple[str, ...], config: str | None
-) -> tuple[Layer, ...]:
+) -> tuple[SuiteLayer, ...]:
     from cupyconv.bench import suites
 
     if config is None:
@@ -239,7 +239,7 @@ def _layers(
     read = configuration.read_layers({"config": config})
     stem = Path(config).stem
     found = [
-        suites.Layer(layer.name or f"{stem}-{number}", layer.problem(), layer.title or stem)
+        suites.SuiteLayer(layer.name or f"{stem}-{number}", layer.problem(), layer.title or stem)
         for number, layer in enumerate(read, 1)
     ]
     twice = {layer.name for layer in found if [one.name for one in found].count(layer.name) > 1}
@@ -252,7 +252,9 @@ def _layers(
     return tuple(found)
 
 
-def _quick(layers: tuple[Layer, ...], chosen: bool, device: str) -> tuple[tuple[Layer, ...], str]:
+def _quick(
+    layers: tuple[SuiteLayer, ...], chosen: bool, device: str
+) -> tuple[tuple[SuiteLayer, ...], str]:
     """The layers of a quick run, and what is said of them."""
     from cupyconv.bench import suites
 
@@ -324,7 +326,7 @@ def _compare(old: Path, new: Path, json_path: str | None) -> int:
     return 0
 
 
-def _list(layers: tuple[Layer, ...], json_path: str | None) -> None:
+def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
     from cupyconv.bench import suites
 
     if json_path == "-":
@@ -348,7 +350,7 @@ def _list(layers: tuple[Layer, ...], json_path: str | None) -> None:
     output.draw(table, output.heading("Suites", ", ".join(suites.suites())))
 
 
-def _drawn(sections: list[Section]) -> list[Any]:
+def _drawn(sections: list[Chapter]) -> list[Any]:
     """Sections as they are drawn."""
     drawn: list[Any] = []
     for section in sections:

@@ -24,7 +24,7 @@ from cupyconv.problem import PADDING_WORDS, REAL_ITEMSIZE
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
 if TYPE_CHECKING:
     from cupyconv.checking import Truth
-    from cupyconv.cli.data import Place
+    from cupyconv.cli.data import Processor
 
 BUILT_IN = Path(__file__).with_name("checks.toml")
 
@@ -116,14 +116,14 @@ def command(
     hits.  Integer-valued data must agree exactly and fulfil the adjoint identity exactly; random
     data must come as close as plain summation in the same precision does, within a factor of two.
     """
-    from cupyconv.cli.data import Place
+    from cupyconv.cli.data import Processor
 
     for dtype in dtypes:
         if dtype not in REAL_ITEMSIZE:
             raise unknown_word("--dtype", dtype, REAL_ITEMSIZE)
     names = _implementations(impls, device)
     here, not_checked = _available(names, device, required=bool(impls) or device == "gpu")
-    places = {name: Place(on_gpu=FAMILIES[name].on_gpu) for name in here}
+    places = {name: Processor(on_gpu=FAMILIES[name].on_gpu) for name in here}
     layers = _layers(options, count, seed)
     problems = [
         (layer, layer.problem(dtype=dtype)) for layer in layers for dtype in _dtypes(layer, dtypes)
@@ -235,7 +235,7 @@ def _random_layers(count: int, seed: int) -> Iterator[Layer]:
 
 
 def _check(
-    layer: Layer, problem: ConvProblem, places: dict[str, Place], seed: int, tally: Tally
+    layer: Layer, problem: ConvProblem, places: dict[str, Processor], seed: int, tally: Tally
 ) -> None:
     """All implementations on one problem, on both kinds of data."""
     import numpy as np
@@ -267,7 +267,7 @@ def _check(
 
 
 def _compare(
-    truth: Truth, name: str, place: Place, passes: tuple[str, ...], *, exactly: bool
+    truth: Truth, name: str, place: Processor, passes: tuple[str, ...], *, exactly: bool
 ) -> Iterator[tuple[str, str | None, float]]:
     """Each comparison of one implementation: what, what is wrong if anything, and how near it was.
 

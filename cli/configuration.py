@@ -319,7 +319,7 @@ def read_layers(options: Mapping[str, Any]) -> list[Layer]:
 
 def _of_model(path: str, sizes: str | None) -> list[Layer]:
     """The convolutions of an ONNX model as layers; a transposed one is that which it undoes."""
-    from cupyconv.explaining.model import read
+    from cupyconv.explaining.onnx_model import read
 
     given = {}
     if sizes is not None:

@@ -30,7 +30,7 @@ DEVICES = ("auto", "cpu", "gpu")
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
-class Place:
+class Processor:
     """Where a command computes: NumPy on the CPU, or the current GPU."""
 
     def __init__(self, *, on_gpu: bool) -> None:
@@ -38,15 +38,15 @@ class Place:
         self._cupy = arrays.require_gpu() if on_gpu else None
 
     @staticmethod
-    def of(device: str, impl: str = "auto") -> Place:
+    def of(device: str, impl: str = "auto") -> Processor:
         """The place that --device asks for; under "auto", one where the implementation runs.
 
         Raises:
             DeviceError: a GPU is needed and there is none.
         """
         if device == "auto" and impl in FAMILIES:
-            return Place(on_gpu=FAMILIES[impl].on_gpu)
-        return Place(on_gpu=device == "gpu" or (device == "auto" and arrays.device_count() > 0))
+            return Processor(on_gpu=FAMILIES[impl].on_gpu)
+        return Processor(on_gpu=device == "gpu" or (device == "auto" and arrays.device_count() > 0))
 
     def plan(self, problem: ConvProblem, impl: str = "auto") -> Plan:
         """What would compute a problem here."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from cupyconv import Plan
     from cupyconv.checking import Agreement, Operands, Results
-    from cupyconv.cli.data import Place
+    from cupyconv.cli.data import Processor
 
 STEPS = 6
 """Of the checks of a layer: what they compare with, and three finite differences."""
@@ -106,7 +106,7 @@ def command(
         return _tell([report], target, as_json)
     if target:
         paths.require_writable("--save", target)
-    place = data.Place.of(device, impl)
+    place = data.Processor.of(device, impl)
     reports = []
     for layer in layers:
         loaded = {name: data.load(f"--{name}", path) for name, path in files.items()}
@@ -160,7 +160,7 @@ def _chunked(
             f"--dask reports on real numbers: these are {problem.dtype}. Leave out --dask, or call "
             "cupyconv.dask from Python, which takes them"
         )
-    planned = data.Place.of("cpu", impl).plan(problem, impl)
+    planned = data.Processor.of("cpu", impl).plan(problem, impl)
     norms, products = chunked.compute(problem, opened, seed, layers[0].values, impl, target)
     report = _Report(layers[0], problem, planned, files, seed, norms)
     report.chunked = True
@@ -379,7 +379,7 @@ def _operands(
     return Operands(**{**drawn, **converted})
 
 
-def _require_memory(problem: ConvProblem, place: Place, *, check: bool) -> None:
+def _require_memory(problem: ConvProblem, place: Processor, *, check: bool) -> None:
     """Refuse what would not fit, before anything is allocated."""
     from cupyconv.cli import data
 

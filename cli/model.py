@@ -13,7 +13,7 @@ import click
 from cupyconv import ConvError
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import unknown_word
-from cupyconv.explaining.model import Model, ModelLayer, read
+from cupyconv.explaining.onnx_model import Model, ModelLayer, read
 from cupyconv.explaining.shapes import counted
 from cupyconv.markup import in_line
 from cupyconv.planning import Plan, plan

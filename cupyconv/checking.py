@@ -64,11 +64,11 @@ HOST = HostMemory()
 
 
 class Operands(NamedTuple):
-    """What the passes take."""
+    """What the passes take: arrays of NumPy or of CuPy."""
 
-    x: np.ndarray
-    w: np.ndarray
-    dy: np.ndarray
+    x: Any
+    w: Any
+    dy: Any
 
 
 RESULT = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cupyconv.bench import environment, report
-from cupyconv.bench.report import Tally
+from cupyconv.bench.report import Score
 from cupyconv.bench.results import Results, newest
 from cupyconv.bench.suites import KINDS
 from cupyconv.problem import PASSES
@@ -31,7 +31,7 @@ def table(root: Path, device: str) -> str:
 def of_results(found: Results) -> str:
     """The table of a run, as Markdown."""
     pairs = [pair for pair in report.comparisons(found) if pair.row.implementation == _COUNTED]
-    counted = report.tallies(pairs)
+    counted = report.scores(pairs)
     dtypes = dict.fromkeys(pair.row.dtype for pair in pairs)
     lines = [_about(found), ""]
     if not pairs:
@@ -42,18 +42,18 @@ def of_results(found: Results) -> str:
             rows = [p.row for p in pairs if p.row.dtype == dtype and kind in (p.row.kind, "all")]
             if rows:
                 layers = len({row.layer for row in rows})
-                tallies = [counted.get((dtype, _COUNTED, kind, one)) for one in _COLUMNS.values()]
-                lines.append(f"| {dtype} | {kind} ({layers}) | {' | '.join(map(_cell, tallies))} |")
+                scores = [counted.get((dtype, _COUNTED, kind, one)) for one in _COLUMNS.values()]
+                lines.append(f"| {dtype} | {kind} ({layers}) | {' | '.join(map(_cell, scores))} |")
     if not found.finished:
         lines += ["", "The run did not come to its end: these are the figures it had."]
     return "\n".join(lines)
 
 
-def _cell(tally: Tally | None) -> str:
-    if tally is None:
+def _cell(score: Score | None) -> str:
+    if score is None:
         return "–"
-    counts = f"{tally.wins} / {tally.even} / {tally.losses}"
-    return f"{report.geometric_mean(tally.ratios):.2f}× ({counts})"
+    counts = f"{score.wins} / {score.even} / {score.losses}"
+    return f"{report.geometric_mean(score.ratios):.2f}× ({counts})"
 
 
 def _about(found: Results) -> str:

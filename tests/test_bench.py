@@ -152,7 +152,7 @@ def place_and_exact():
 def test_right_results_are_good_whole_or_in_part(pass_, layout, share):
     problem = data.in_layout(LAYER, layout, "float32")
     (tensors,) = data.random_sets(problem, 1, np)
-    part = checks.part_of(problem, pass_, problem.flops * share)
+    part = checks.excerpt_of(problem, pass_, problem.flops * share)
     assert part.share <= max(share, 1 / 18)  # the smallest part: an index of each axis it can cut
     expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
     result = pass_call(problem, pass_, [tensors], "auto", "ieee")(0)
@@ -188,7 +188,7 @@ def test_bounds_hold_for_every_dtype_and_are_tight(dtype):
     (tensors,) = data.random_sets(layer, 1, np)
     for pass_ in PASSES:
         limit = checks.bound(layer, pass_, "ieee")
-        part = checks.part_of(layer, pass_, 1e9)
+        part = checks.excerpt_of(layer, pass_, 1e9)
         expected = checks.reference(layer, pass_, tensors, part, place_and_exact())
         got = checks.result_part(
             layer, pass_, pass_call(layer, pass_, [tensors], "auto", "ieee")(0), part
@@ -202,9 +202,9 @@ def test_bounds_hold_for_every_dtype_and_are_tight(dtype):
 def test_float32_as_tf32_is_only_good_where_it_is_permitted():
     layer = ConvProblem((2, 64, 12, 12), (32, 64, 3, 3), padding=1)
     (tensors,) = data.random_sets(layer, 1, np)
-    part = checks.part_of(layer, "forward", 1e9)
+    part = checks.excerpt_of(layer, "forward", 1e9)
     expected = checks.reference(layer, "forward", tensors, part, place_and_exact())
-    rounded = data.Tensors(*(ten_bits(a) for a in (tensors.x, tensors.w, tensors.dy)))
+    rounded = data.Operands(*(ten_bits(a) for a in (tensors.x, tensors.w, tensors.dy)))
     got = checks.result_part(
         layer, "forward", pass_call(layer, "forward", [rounded], "auto", "ieee")(0), part
     )
@@ -230,7 +230,7 @@ def test_parts_fit_awkward_layers(case):
     problem = case.problem
     (tensors,) = data.random_sets(problem, 1, np)
     for pass_ in PASSES:
-        part = checks.part_of(problem, pass_, problem.flops / 3)
+        part = checks.excerpt_of(problem, pass_, problem.flops / 3)
         expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
         got = checks.result_part(
             problem, pass_, pass_call(problem, pass_, [tensors], "reference", "ieee")(0), part
@@ -393,7 +393,7 @@ def test_pytorch_computes_each_pass_on_our_memory(torch_peer, rank, layout, dtyp
     (tensors,) = data.random_sets(problem, 1, np)
     with torch_peer.settings("ieee", 1):
         for pass_ in PASSES:
-            part = checks.part_of(problem, pass_, 1e9)
+            part = checks.excerpt_of(problem, pass_, 1e9)
             expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
             result = torch_peer.call(problem, pass_, [tensors])(0)
             assert result.numel() == prod(expected.shape)

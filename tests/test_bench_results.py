@@ -132,7 +132,7 @@ def test_ratios_of_rows_are_to_pytorchs_fastest():
 
 
 def test_tallies_are_by_kind_and_pass():
-    counted = report.tallies(report.comparisons(suite()))
+    counted = report.scores(report.comparisons(suite()))
     everything = counted["float16", "auto", "all", "all"]
     assert report.geometric_mean(everything.ratios) == pytest.approx(2)
     assert (everything.wins, everything.even, everything.losses) == (2, 0, 2)
@@ -144,9 +144,9 @@ def test_a_difference_within_the_spread_is_even():
     pair = report.Comparison(row(), row(implementation="torch", microseconds=104.0, spread=0.1))
     assert pair.even
     assert not report.Comparison(row(), row(microseconds=104.0)).even
-    tally = report.Tally()
-    tally.add(pair)
-    assert (tally.wins, tally.even, tally.losses) == (0, 1, 0)
+    score = report.Score()
+    score.add(pair)
+    assert (score.wins, score.even, score.losses) == (0, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -34,15 +34,15 @@ from cupyconv.bench import (
 from cupyconv.bench import run as bench_run
 from cupyconv.bench.results import FirstCall, Log
 from cupyconv.bench.run import Options, run
-from cupyconv.bench.suites import Layer
+from cupyconv.bench.suites import SuiteLayer
 from cupyconv.cli.main import main
 from cupyconv.planning.device import CPU, Device
 from cupyconv.problem import PASSES
 
 ROOT = Path(__file__).resolve().parent.parent
 
-DENSE = Layer("tiny-dense", ConvProblem((2, 6, 8, 8), (4, 6, 3, 3), padding=1), "test")
-DEPTHWISE = Layer("tiny-depthwise", ConvProblem((2, 6, 9), (6, 1, 3), groups=6), "test")
+DENSE = SuiteLayer("tiny-dense", ConvProblem((2, 6, 8, 8), (4, 6, 3, 3), padding=1), "test")
+DEPTHWISE = SuiteLayer("tiny-depthwise", ConvProblem((2, 6, 9), (6, 1, 3), groups=6), "test")
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def test_a_pytorch_that_refuses_is_named(monkeypatch):
         ("torch forward", "unsupported")
     ]
     lopsided = ConvProblem((1, 2, 5, 5), (2, 2, 2, 2), padding="same")
-    found = measure(Layer("lopsided", lopsided), with_peer=True)
+    found = measure(SuiteLayer("lopsided", lopsided), with_peer=True)
     assert {row.implementation for row in found.rows} == {"auto"}
     assert [note.reason for note in found.skipped] == ["PyTorch pads both sides alike"]
 
@@ -190,8 +190,8 @@ def test_a_kernel_that_does_not_compile_is_a_failure(monkeypatch):
 
 
 def test_a_layer_that_does_not_fit_is_skipped_and_named(monkeypatch):
-    huge = Layer("huge", ConvProblem((2**20, 1024, 1024), (8, 1024, 3)))
-    empty = Layer("empty", ConvProblem((0, 6, 8, 8), (4, 6, 3, 3)))
+    huge = SuiteLayer("huge", ConvProblem((2**20, 1024, 1024), (8, 1024, 3)))
+    empty = SuiteLayer("empty", ConvProblem((0, 6, 8, 8), (4, 6, 3, 3)))
     found = measure(huge, empty, DENSE, passes=("forward",))
     assert {row.layer for row in found.rows} == {"tiny-dense"}
     reasons = {note.layer: note.reason for note in found.skipped}
@@ -207,7 +207,7 @@ def test_a_layer_that_does_not_fit_is_skipped_and_named(monkeypatch):
 
 
 def test_a_run_ends_in_time_and_names_what_is_left():
-    slow = Layer("slow", ConvProblem((64, 512, 32, 32), (512, 512, 3, 3), padding=1))
+    slow = SuiteLayer("slow", ConvProblem((64, 512, 32, 32), (512, 512, 3, 3), padding=1))
     found = measure(slow, DENSE, minutes=0.05)
     assert {row.layer for row in found.rows} == {"tiny-dense"}
     assert "s or more" in {n.layer: n.reason for n in found.skipped}["slow"]
@@ -408,7 +408,7 @@ def emulated_gpu(gpu, monkeypatch):
 
 @pytest.mark.thorough
 def test_the_kernels_are_measured_up_to_their_launch(emulated_gpu):
-    layer = Layer("tiny", ConvProblem((1, 8, 6, 6), (8, 8, 3, 3), padding=1))
+    layer = SuiteLayer("tiny", ConvProblem((1, 8, 6, 6), (8, 8, 3, 3), padding=1))
     found = measure(layer, place=emulated_gpu, layouts=("channels_last",), dtypes=("float16",))
     assert not found.failed
     assert {row.pass_ for row in found.rows} == set(PASSES)
@@ -420,7 +420,7 @@ def test_both_ways_of_feeding_are_measured_side_by_side(emulated_gpu):
     from tests.gpu import __main__ as everything
 
     emulated_gpu.device = Device.of("sm_90a")
-    layer = Layer("tiny", ConvProblem((1, 8, 6, 6), (8, 8, 3, 3), padding=1))
+    layer = SuiteLayer("tiny", ConvProblem((1, 8, 6, 6), (8, 8, 3, 3), padding=1))
     options = {"place": emulated_gpu, "layouts": ("channels_last",), "dtypes": ("float16",)}
     found = measure(layer, impls=tuple(everything.FEEDINGS.split(",")), **options)
     assert not found.failed

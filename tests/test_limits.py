@@ -9,12 +9,14 @@ import pytest
 
 from cupyconv import ConvProblem
 from cupyconv.bench import peers, places
-from cupyconv.bench.suites import Layer
+from cupyconv.bench.suites import SuiteLayer
 from cupyconv.problem import PASSES
 from tests.studies import limits
 
-DENSE = Layer("dense-1", ConvProblem((2, 16, 12, 12), (16, 16, 3, 3), padding=1))
-DEPTHWISE = Layer("depthwise-1", ConvProblem((2, 16, 12, 12), (16, 1, 3, 3), padding=1, groups=16))
+DENSE = SuiteLayer("dense-1", ConvProblem((2, 16, 12, 12), (16, 16, 3, 3), padding=1))
+DEPTHWISE = SuiteLayer(
+    "depthwise-1", ConvProblem((2, 16, 12, 12), (16, 1, 3, 3), padding=1, groups=16)
+)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import cupyconv
 from cupyconv import ConvError, ConvTypeError
 from cupyconv.cli.main import main
-from cupyconv.explaining import model as models
+from cupyconv.explaining import onnx_model as models
 
 onnx = pytest.importorskip("onnx", reason="the onnx package is not installed")
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Any
 
-from cupyconv.bench.data import Tensors
 from cupyconv.bench.implementations import pass_call
 from cupyconv.bench.places import Place
-from cupyconv.checking import ROUNDOFF
+from cupyconv.checking import ROUNDOFF, Operands
 from cupyconv.cpu.views import data_view, filter_view
 from cupyconv.problem import ConvProblem
 
@@ -28,7 +27,7 @@ _PEAK = 16  # largest error over the root mean square of errors: 6 for normal on
 
 
 @dataclass(frozen=True)
-class Part:
+class Excerpt:
     """What of a result is compared: slices of images, groups, and K and C within a group.
 
     Attributes:
@@ -82,7 +81,7 @@ def bound(problem: ConvProblem, pass_: str, precision: str) -> float:
     return 2 * expected
 
 
-def part_of(problem: ConvProblem, pass_: str, most_flops: float) -> Part:
+def excerpt_of(problem: ConvProblem, pass_: str, most_flops: float) -> Excerpt:
     """The part of a pass's result that about ``most_flops`` are enough for."""
     extents = {
         "images": max(problem.N, 1),
@@ -102,10 +101,12 @@ def part_of(problem: ConvProblem, pass_: str, most_flops: float) -> Part:
             break
         left[axis] = max(int(extents[axis] * share), 1)
     slices = {axis: slice(extents[axis] - size, extents[axis]) for axis, size in left.items()}
-    return Part(**slices, share=prod(left.values()) / prod(extents.values()))
+    return Excerpt(**slices, share=prod(left.values()) / prod(extents.values()))
 
 
-def reference(problem: ConvProblem, pass_: str, tensors: Tensors, part: Part, exact: Exact) -> Any:
+def reference(
+    problem: ConvProblem, pass_: str, tensors: Operands, part: Excerpt, exact: Exact
+) -> Any:
     """That part of the result in float64, as ``result_part`` gives it."""
     x = data_view(problem, tensors.x)[part.images, part.groups, part.channels]
     w = filter_view(problem, tensors.w)[part.groups, part.filters, part.channels]
@@ -127,7 +128,7 @@ def reference(problem: ConvProblem, pass_: str, tensors: Tensors, part: Part, ex
     return _grouped(small, pass_, exact(small, pass_, x, w, dy))
 
 
-def result_part(problem: ConvProblem, pass_: str, result: Any, part: Part) -> Any:
+def result_part(problem: ConvProblem, pass_: str, result: Any, part: Excerpt) -> Any:
     """The part of a result, its channels split into groups."""
     whole = _grouped(problem, pass_, result)
     if pass_ == "backprop_filter":
@@ -153,7 +154,7 @@ def numpy_exact(place: Place, impl: str) -> Exact:
 
     def exact(problem: ConvProblem, pass_: str, x: Any, w: Any, dy: Any) -> Any:
         x, w, dy = (place.to_host(array) for array in (x, w, dy))
-        call = pass_call(problem, pass_, [Tensors(x, w, dy)], impl, "ieee")
+        call = pass_call(problem, pass_, [Operands(x, w, dy)], impl, "ieee")
         return place.xp.asarray(call(0))
 
     return exact

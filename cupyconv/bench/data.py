@@ -7,7 +7,6 @@ timed wrong: processors run faster on them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from cupyconv import formats
 from cupyconv.arrays import numpy_dtype
+from cupyconv.checking import Operands
 from cupyconv.problem import ConvProblem
 
 LAYOUTS = (formats.CHANNELS_LAST, formats.CHANNELS_FIRST)
@@ -23,15 +23,6 @@ LAYOUTS = (formats.CHANNELS_LAST, formats.CHANNELS_FIRST)
 
 PERIOD = 4_194_301  # the largest prime below 2^22
 _STEP = 524_287  # a prime too
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """The operands of the three passes of one problem, in its memory order."""
-
-    x: Any
-    w: Any
-    dy: Any
 
 
 def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
@@ -54,21 +45,21 @@ def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
     )
 
 
-def random_sets(problem: ConvProblem, count: int, xp: Any) -> list[Tensors]:
+def random_sets(problem: ConvProblem, count: int, xp: Any) -> list[Operands]:
     """Several sets of operands, all different; ``xp`` is numpy or cupy."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     seeds = iter(range(3 * count))
     return [
-        Tensors(*(_random(shape, problem.dtype, next(seeds), xp) for shape in shapes))
+        Operands(*(_random(shape, problem.dtype, next(seeds), xp) for shape in shapes))
         for _ in range(count)
     ]
 
 
-def reordered(tensors: Tensors, source: ConvProblem, target: ConvProblem, xp: Any) -> Tensors:
+def reordered(tensors: Operands, source: ConvProblem, target: ConvProblem, xp: Any) -> Operands:
     """The same values in another problem's memory order."""
     data = _permutation(source.data_axes, target.data_axes)
     filters = _permutation(source.filter_axes, target.filter_axes)
-    return Tensors(
+    return Operands(
         xp.ascontiguousarray(tensors.x.transpose(data)),
         xp.ascontiguousarray(tensors.w.transpose(filters)),
         xp.ascontiguousarray(tensors.dy.transpose(data)),

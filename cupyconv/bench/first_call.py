@@ -21,7 +21,7 @@ from typing import Any
 from cupyconv.bench import data, peers, places
 from cupyconv.bench.implementations import pass_call
 from cupyconv.bench.results import FirstCall
-from cupyconv.bench.suites import Layer
+from cupyconv.bench.suites import SuiteLayer
 from cupyconv.gpu.compiler import CACHE_VARIABLE
 from cupyconv.planning import Plan, plan
 
@@ -33,7 +33,7 @@ class FirstCallError(Exception):
 
 
 def measure(
-    layer: Layer,
+    layer: SuiteLayer,
     dtype: str,
     passes: Sequence[str],
     device: str,

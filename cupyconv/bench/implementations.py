@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cupyconv import operations
-from cupyconv.bench.data import Tensors
+from cupyconv.checking import Operands
 from cupyconv.problem import ConvProblem
 
 
 def pass_call(
-    problem: ConvProblem, pass_: str, sets: Sequence[Tensors], impl: str, precision: str
+    problem: ConvProblem, pass_: str, sets: Sequence[Operands], impl: str, precision: str
 ) -> Callable[[int], Any]:
     """The public function of a pass, on the set of operands with the number that it is given."""
     arguments = {**problem.keywords, "precision": precision, "impl": impl}

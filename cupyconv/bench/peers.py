@@ -1,7 +1,7 @@
 """PyTorch, where it is installed: what every layer is compared with.
 
 On a GPU it is called as fast as it goes: cudnn.benchmark on, so that cuDNN's algorithms are tried
-on the first call; TF32 only where the run permits it to us too; and each gradient alone.  Tensors
+on the first call; TF32 only where the run permits it to us too; and each gradient alone.  Operands
 share memory with our arrays.
 """
 
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from cupyconv.bench.data import Tensors
 from cupyconv.bench.places import Place
 from cupyconv.bench.timing import Call
+from cupyconv.checking import Operands
 from cupyconv.problem import ConvProblem
 
 NAME = "torch"
@@ -90,7 +90,7 @@ class TorchPeer:
         return None
 
     def call(
-        self, problem: ConvProblem, pass_: str, sets: Sequence[Tensors]
+        self, problem: ConvProblem, pass_: str, sets: Sequence[Operands]
     ) -> Callable[[int], Any]:
         """One pass on the set of this number; results are tensors of (N, C, spatial) or OI axes."""
         tensors = [self._operands(problem, one) for one in sets]
@@ -151,7 +151,7 @@ class TorchPeer:
         target = torch.empty_like(source)
         return lambda _: target.copy_(source)
 
-    def _operands(self, problem: ConvProblem, one: Tensors) -> tuple[Any, Any, Any]:
+    def _operands(self, problem: ConvProblem, one: Operands) -> tuple[Any, Any, Any]:
         """x, w and dy with their axes in PyTorch's order, in the memory that they have."""
         data, filters = problem.data_axes, problem.filter_axes
         return (

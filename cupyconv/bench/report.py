@@ -25,7 +25,7 @@ PASS_WORDS = {
 
 
 @dataclass(frozen=True)
-class Section:
+class Chapter:
     """A table with a title, lines above it, and columns that are aligned to the right."""
 
     title: str
@@ -64,7 +64,7 @@ class Comparison:
 
 
 @dataclass
-class Tally:
+class Score:
     """Ratios of several comparisons."""
 
     ratios: list[float] = field(default_factory=list)
@@ -133,15 +133,15 @@ def roofline_share(results: Results, row: Row) -> float | None:
     )
 
 
-def tallies(pairs: Iterable[Comparison]) -> dict[tuple[str, str, str, str], Tally]:
+def scores(pairs: Iterable[Comparison]) -> dict[tuple[str, str, str, str], Score]:
     """By (dtype, implementation, kind, pass); "all" stands for every kind, and for every pass."""
-    found: dict[tuple[str, str, str, str], Tally] = {}
+    found: dict[tuple[str, str, str, str], Score] = {}
     for pair in pairs:
         row = pair.row
         for kind in (row.kind, "all"):
             for pass_ in (row.pass_, "all"):
                 key = (row.dtype, row.implementation, kind, pass_)
-                found.setdefault(key, Tally()).add(pair)
+                found.setdefault(key, Score()).add(pair)
     return found
 
 
@@ -160,7 +160,7 @@ def _order(results: Results, row: Row) -> tuple[int, int, int, str]:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def sections(results: Results) -> list[Section]:
+def sections(results: Results) -> list[Chapter]:
     """Everything worth saying about a run, the sum of it last."""
     pairs = comparisons(results)
     everything = [
@@ -175,12 +175,12 @@ def sections(results: Results) -> list[Section]:
     return [section for section in everything if section.rows or section.lines]
 
 
-def summary(results: Results) -> list[Section]:
+def summary(results: Results) -> list[Chapter]:
     """The sum of a run: means, wins and losses, and what it was measured on."""
     return [*_means(comparisons(results)), _conditions(results)]
 
 
-def _measured(results: Results) -> list[Section]:
+def _measured(results: Results) -> list[Chapter]:
     """One table for each dtype."""
     fastest = best(results.rows)
     tables: dict[str, list[tuple[str, ...]]] = {}
@@ -209,13 +209,13 @@ def _measured(results: Results) -> list[Section]:
         "over ours; above 1, cupyconv is faster.",
     )
     return [
-        Section(f"Every pass in {dtype}", lines, columns, tuple(rows), ("layer", "pass", "kernel"))
+        Chapter(f"Every pass in {dtype}", lines, columns, tuple(rows), ("layer", "pass", "kernel"))
         for dtype, rows in tables.items()
     ]
 
 
-def _means(pairs: Sequence[Comparison]) -> list[Section]:
-    counted = tallies(pairs)
+def _means(pairs: Sequence[Comparison]) -> list[Chapter]:
+    counted = scores(pairs)
     found = []
     for dtype, implementation in dict.fromkeys((key[0], key[1]) for key in counted):
         table = []
@@ -225,8 +225,8 @@ def _means(pairs: Sequence[Comparison]) -> list[Section]:
                 continue
             means = []
             for pass_ in (*PASSES, "all"):
-                tally = counted.get((dtype, implementation, kind, pass_))
-                means.append(f"{geometric_mean(tally.ratios):.2f}" if tally else "-")
+                score = counted.get((dtype, implementation, kind, pass_))
+                means.append(f"{geometric_mean(score.ratios):.2f}" if score else "-")
             layers = {
                 pair.row.layer
                 for pair in pairs
@@ -238,7 +238,7 @@ def _means(pairs: Sequence[Comparison]) -> list[Section]:
             )
         passes = [PASS_WORDS[pass_] for pass_ in PASSES]
         found.append(
-            Section(
+            Chapter(
                 f"Against PyTorch in {dtype}, {implementation}",
                 ("Geometric means of PyTorch's time over ours; even: the quartiles meet.",),
                 ("kind", "layers", *passes, "all", "faster/even/slower"),
@@ -249,7 +249,7 @@ def _means(pairs: Sequence[Comparison]) -> list[Section]:
     return found
 
 
-def _slowest(pairs: Sequence[Comparison]) -> list[Section]:
+def _slowest(pairs: Sequence[Comparison]) -> list[Chapter]:
     slower = sorted((pair for pair in pairs if pair.ratio < 1), key=lambda pair: pair.ratio)
     rows = tuple(
         (
@@ -265,10 +265,10 @@ def _slowest(pairs: Sequence[Comparison]) -> list[Section]:
     )
     columns = ("layer", "pass", "dtype", "implementation", "µs", "PyTorch µs", "ratio")
     left = ("layer", "pass", "dtype", "implementation")
-    return [Section("Slowest against PyTorch", (), columns, rows, left)] if rows else []
+    return [Chapter("Slowest against PyTorch", (), columns, rows, left)] if rows else []
 
 
-def _per_call(results: Results) -> Section:
+def _per_call(results: Results) -> Chapter:
     lines = []
     launch = results.environment.get("launch_microseconds")
     if launch is not None:
@@ -289,10 +289,10 @@ def _per_call(results: Results) -> Section:
             f"{entry.implementation}: first {PASS_WORDS[entry.pass_]} of {entry.layer} in a new "
             f"process {entry.milliseconds:,.0f} ms{with_cache}"
         )
-    return Section("Per call", tuple(lines))
+    return Chapter("Per call", tuple(lines))
 
 
-def _notes(title: str, notes: Sequence[Note]) -> Section:
+def _notes(title: str, notes: Sequence[Note]) -> Chapter:
     lines = []
     for reason, what in dict.fromkeys((note.reason, note.what) for note in notes):
         names = dict.fromkeys(
@@ -302,10 +302,10 @@ def _notes(title: str, notes: Sequence[Note]) -> Section:
         )
         where = ", ".join(filter(None, names))
         lines.append(f"{what}: {reason}" + (f": {where}" if where else ""))
-    return Section(title, tuple(lines))
+    return Chapter(title, tuple(lines))
 
 
-def _conditions(results: Results) -> Section:
+def _conditions(results: Results) -> Chapter:
     found = results.environment
     lines = [environment.title(found)]
     words = ("cupyconv", "commit", "cupy", "cuda_runtime", "torch", "cudnn", "numpy", "blas")
@@ -329,13 +329,13 @@ def _conditions(results: Results) -> Section:
         )
     if not results.finished:
         lines.append("The run did not come to its end: these are the figures it had.")
-    return Section("Measured on", tuple(lines))
+    return Chapter("Measured on", tuple(lines))
 
 
 # -- two files -------------------------------------------------------------------------------------
 
 
-def compare(old: Results, new: Results) -> list[Section]:
+def compare(old: Results, new: Results) -> list[Chapter]:
     """What became faster and what slower from one run to another."""
     before, after = best(old.rows), best(new.rows)
     shared = [key for key in after if key in before]
@@ -356,23 +356,23 @@ def compare(old: Results, new: Results) -> list[Section]:
     ]
     columns = ("layer", "pass", "dtype", "implementation", "old µs", "new µs", "old/new")
     lines = []
-    by_group: dict[tuple[str, str], Tally] = {}
+    by_group: dict[tuple[str, str], Score] = {}
     for pair in changes:
-        by_group.setdefault((pair.row.dtype, pair.row.implementation), Tally()).add(pair)
-    for (dtype, implementation), tally in by_group.items():
+        by_group.setdefault((pair.row.dtype, pair.row.implementation), Score()).add(pair)
+    for (dtype, implementation), score in by_group.items():
         lines.append(
-            f"{implementation} in {dtype}: old time over new {geometric_mean(tally.ratios):.3f} "
-            f"(geometric mean of {len(tally.ratios)}); faster {tally.wins}, even {tally.even}, "
-            f"slower {tally.losses}"
+            f"{implementation} in {dtype}: old time over new {geometric_mean(score.ratios):.3f} "
+            f"(geometric mean of {len(score.ratios)}); faster {score.wins}, even {score.even}, "
+            f"slower {score.losses}"
         )
     lines += [f"only in one of the files: {count}" for count in _unshared(before, after)]
     lines += _differences(old, new)
     left = ("layer", "pass", "dtype", "implementation")
     return [
-        Section("Changes beyond the spread", (), columns, tuple(table), left)
+        Chapter("Changes beyond the spread", (), columns, tuple(table), left)
         if table
-        else Section("No change beyond the spread"),
-        Section("Together", tuple(lines) or ("The files have no measurement in common.",)),
+        else Chapter("No change beyond the spread"),
+        Chapter("Together", tuple(lines) or ("The files have no measurement in common.",)),
     ]
 
 

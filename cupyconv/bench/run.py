@@ -20,10 +20,10 @@ from cupyconv.bench import (
     timing,
 )
 from cupyconv.bench.ceilings import Ceiling
-from cupyconv.bench.data import Tensors
 from cupyconv.bench.places import Place
 from cupyconv.bench.results import Log, Note, Results, Row
-from cupyconv.bench.suites import Layer, fair_order
+from cupyconv.bench.suites import SuiteLayer, fair_order
+from cupyconv.checking import Operands
 from cupyconv.errors import ConvError, CupyconvError
 from cupyconv.planning import plan_pass
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
@@ -59,7 +59,7 @@ class Options:
         arguments: of the command line, for the record.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[SuiteLayer, ...]
     dtypes: tuple[str, ...] = ("float32",)
     passes: tuple[str, ...] = PASSES
     impls: tuple[str, ...] = ("auto",)
@@ -118,12 +118,12 @@ def run(
 class _Task:
     """One pass of one layer in one memory order, and the part of its result that is known."""
 
-    layer: Layer
+    layer: SuiteLayer
     problem: ConvProblem
     layout: str
     pass_: str
-    sets: list[Tensors]
-    part: checks.Part
+    sets: list[Operands]
+    part: checks.Excerpt
     expected: Any
 
 
@@ -181,7 +181,7 @@ class _Run:
             return None
         return self.options.minutes * 60 - (perf_counter() - self.started)
 
-    def _first_calls(self, layers: Iterable[Layer], dtype: str) -> None:
+    def _first_calls(self, layers: Iterable[SuiteLayer], dtype: str) -> None:
         options, left = self.options, self._seconds_left()
         layer = next(iter(layers))
         if left is not None and left < _FIRST_CALL_SECONDS:
@@ -204,7 +204,7 @@ class _Run:
     # -- one layer --------------------------------------------------------------------------------
 
     def _layer(
-        self, layer: Layer, dtype: str, ceiling: Ceiling | None, until: float | None
+        self, layer: SuiteLayer, dtype: str, ceiling: Ceiling | None, until: float | None
     ) -> None:
         reason = self._reason_to_skip(layer.problem, dtype, ceiling, until)
         if reason is not None:
@@ -246,7 +246,7 @@ class _Run:
         """One set of operands, a result of ours and one of PyTorch's, and float64 for the check."""
         _, most_flops = self._referee(problem)
         share = max(
-            checks.part_of(problem, pass_, most_flops).share for pass_ in self.options.passes
+            checks.excerpt_of(problem, pass_, most_flops).share for pass_ in self.options.passes
         )
         float64_bytes = problem.bytes * 8 / ITEMSIZE[problem.dtype]
         return 3 * problem.bytes + round(3 * share * float64_bytes)
@@ -258,7 +258,7 @@ class _Run:
             return self.peer.exact, _TORCH_FLOPS[name]
         return checks.numpy_exact(self.place, _NUMPY_IMPL[name]), _NUMPY_FLOPS[name]
 
-    def _measure_layer(self, layer: Layer, dtype: str) -> None:
+    def _measure_layer(self, layer: SuiteLayer, dtype: str) -> None:
         options, xp = self.options, self.place.xp
         problem = data.in_layout(layer.problem, options.layouts[0], dtype)
         exact, most_flops = self._referee(problem)
@@ -266,7 +266,7 @@ class _Run:
         wanted = min(max(_SETS_BYTES // problem.bytes, 2), self.place.most_sets)
         count = max(min(1 + room // problem.bytes, wanted), 1)
         sets = data.random_sets(problem, count, xp)
-        references: dict[str, tuple[checks.Part, Any]] = {}
+        references: dict[str, tuple[checks.Excerpt, Any]] = {}
         for layout in options.layouts:
             source, problem = problem, data.in_layout(layer.problem, layout, dtype)
             if source != problem:
@@ -274,7 +274,7 @@ class _Run:
                     sets[number] = data.reordered(tensors, source, problem, xp)
             for pass_ in options.passes:
                 if pass_ not in references:
-                    part = checks.part_of(problem, pass_, most_flops)
+                    part = checks.excerpt_of(problem, pass_, most_flops)
                     expected = checks.reference(problem, pass_, sets[0], part, exact)
                     references[pass_] = part, expected
                 self._pass(_Task(layer, problem, layout, pass_, sets, *references[pass_]))

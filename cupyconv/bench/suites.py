@@ -45,7 +45,7 @@ QUICK = (
 
 
 @dataclass(frozen=True)
-class Layer:
+class SuiteLayer:
     """A convolution with a name.
 
     Attributes:
@@ -81,7 +81,7 @@ class Layer:
 
 
 @cache
-def listed() -> tuple[Layer, ...]:
+def listed() -> tuple[SuiteLayer, ...]:
     """The layers that come with cupyconv, in the order of their listing."""
     with LISTING.open(newline="") as file:
         return tuple(_layer(row) for row in csv.DictReader(file))
@@ -92,7 +92,7 @@ def suites() -> tuple[str, ...]:
     return tuple(dict.fromkeys(("all", *KINDS, *(layer.suite for layer in listed()))))
 
 
-def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[Layer, ...]:
+def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[SuiteLayer, ...]:
     """The listed layers of any of these suites or names, all of them if there is no word.
 
     Raises:
@@ -113,14 +113,14 @@ def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[
     )
 
 
-def fair_order(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+def fair_order(layers: Sequence[SuiteLayer]) -> tuple[SuiteLayer, ...]:
     """The layers so that any beginning of them has about as many of every kind."""
     kinds = [[layer for layer in layers if layer.kind == kind] for kind in KINDS]
     turns = chain.from_iterable(zip_longest(*kinds))
     return tuple(layer for layer in turns if layer is not None)
 
 
-def with_batch(layer: Layer, largest: int) -> Layer:
+def with_batch(layer: SuiteLayer, largest: int) -> SuiteLayer:
     """The layer with at most this many images."""
     problem = layer.problem
     shape = list(problem.input_shape)
@@ -128,7 +128,7 @@ def with_batch(layer: Layer, largest: int) -> Layer:
     return replace(layer, problem=problem.replace(input_shape=shape))
 
 
-def _layer(row: dict[str, str]) -> Layer:
+def _layer(row: dict[str, str]) -> SuiteLayer:
     channels, filters, groups = (int(row[column]) for column in ("C", "K", "groups"))
     problem = ConvProblem(
         (int(row["N"]), channels, *_sizes(row["spatial"])),
@@ -138,7 +138,7 @@ def _layer(row: dict[str, str]) -> Layer:
         dilation=_sizes(row["dilation"]),
         groups=groups,
     )
-    return Layer(row["name"], problem, row["source"])
+    return SuiteLayer(row["name"], problem, row["source"])
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from multiprocessing import connection
 from typing import Any
 
 from .cases import Case, NumpyRun
-from .checking import Finding, Layer, check, implementation, layer_of
+from .checking import Finding, Setting, check, implementation, layer_of
 from .drawing import kernel_cases, numpy_cases
 from .judging import can_be_judged
 from .kernels import NotTakenError, pool
@@ -77,7 +77,7 @@ class Attack:
             found_at = f"--only {stream} --seed {self.seed} --case {number}"
             yield finding.kind, report(finding, found_at)
 
-    def _judged(self, case: Case, layer: Layer) -> Finding | None:
+    def _judged(self, case: Case, layer: Setting) -> Finding | None:
         figures = self.figures
         if layer.oracle is not None and not can_be_judged(case, layer.oracle):
             figures.left_out["with too many terms"] += 1

@@ -229,7 +229,7 @@ def dtype_of(name: str) -> np.dtype:
 
 
 @dataclass(frozen=True)
-class Place:
+class Buffer:
     """An array in its memory: ``array`` is a view of ``memory``."""
 
     array: np.ndarray
@@ -262,7 +262,7 @@ def operand_dtype(case: Case, name: str) -> np.dtype:
     return dtype.newbyteorder() if case.views.get(name, PLAIN).swapped else dtype
 
 
-def place(view: View, shape: tuple[int, ...], dtype: np.dtype, flat: np.ndarray) -> Place:
+def place(view: View, shape: tuple[int, ...], dtype: np.dtype, flat: np.ndarray) -> Buffer:
     """Values in memory, seen as an array."""
     where = layout(view, shape)
     memory = np.zeros(view.shift + where.count * dtype.itemsize, np.uint8)
@@ -271,7 +271,7 @@ def place(view: View, shape: tuple[int, ...], dtype: np.dtype, flat: np.ndarray)
     start = view.shift + where.first * dtype.itemsize
     array = np.ndarray(shape, dtype, memory, start, strides)
     array.flags.writeable = not view.read_only
-    return Place(array, memory)
+    return Buffer(array, memory)
 
 
 SEEDS = {"x": 0, "w": 1, "dy": 2, "bias": 3, "out": 4, "shift": 5}
@@ -298,7 +298,7 @@ def _compiled(values: str, size: int, count: int) -> Any:
     return compile(VALUES[values].format(size=size, count=count), "<values>", "eval")
 
 
-def places_of(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
+def places_of(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Buffer]:
     """Arrays of a case, in memory of their own."""
     places = {}
     with np.errstate(over="ignore"):

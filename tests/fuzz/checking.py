@@ -16,7 +16,18 @@ from cupyconv.cpu import blocked
 from tests import agreement, emulator
 from tests.emulator import CheckerError
 
-from .cases import PLAIN, Case, KernelRun, NumpyRun, Place, View, dtype_of, layout, place, places_of
+from .cases import (
+    PLAIN,
+    Buffer,
+    Case,
+    KernelRun,
+    NumpyRun,
+    View,
+    dtype_of,
+    layout,
+    place,
+    places_of,
+)
 from .judging import bounds
 from .kernels import NotTakenError, pool
 from .oracle import Geometry, IllegalError, Oracle, geometry, result_shape
@@ -55,11 +66,11 @@ class Finding:
 
 
 @dataclass
-class Layer:
+class Setting:
     """What cases of the same layer and data share."""
 
     oracle: Oracle | None
-    places: dict[str, Place]
+    places: dict[str, Buffer]
 
 
 def method_plan(case: Case, found: Geometry, method: str) -> cupyconv.Plan:
@@ -84,7 +95,7 @@ def problem_of(case: Case, found: Geometry) -> ConvProblem:
     )
 
 
-def arguments(case: Case, places: dict[str, Place]) -> tuple[list[Any], dict[str, Any]]:
+def arguments(case: Case, places: dict[str, Buffer]) -> tuple[list[Any], dict[str, Any]]:
     """What the operation is called with, but for ``out`` and how it is computed."""
     arrays = {name: one.array for name, one in places.items()}
     keywords = case.rules
@@ -124,7 +135,7 @@ def out_view(case: Case, shape: tuple[int, ...]) -> tuple[View, tuple[int, ...]]
     return view, shape
 
 
-def out_place(case: Case, found: Geometry | None, places: dict[str, Place]) -> Place | None:
+def out_place(case: Case, found: Geometry | None, places: dict[str, Buffer]) -> Buffer | None:
     """``out``, of whatever is wrong with it; None if it is not passed."""
     if case.bad_out == "shared":
         return places[next(iter(case.operands))]
@@ -138,7 +149,7 @@ def out_place(case: Case, found: Geometry | None, places: dict[str, Place]) -> P
     return made
 
 
-def call(case: Case, found: Geometry | None, places: dict[str, Place], out: Place | None) -> Any:
+def call(case: Case, found: Geometry | None, places: dict[str, Buffer], out: Buffer | None) -> Any:
     """The library's result; ``found`` is None for an illegal case."""
     given, keywords = arguments(case, places)
     if out is not None:
@@ -188,7 +199,7 @@ def implementation(case: Case, found: Geometry) -> str:
 # -- judging ---------------------------------------------------------------------------------------
 
 
-def layer_of(case: Case) -> Layer:
+def layer_of(case: Case) -> Setting:
     """What a case shares with those of other operations on its layer.
 
     One that is illegal has no oracle, and only its own arrays.
@@ -196,15 +207,15 @@ def layer_of(case: Case) -> Layer:
     try:
         found = geometry(case)
     except IllegalError:
-        return Layer(None, places_of(case, case.operands))
+        return Setting(None, places_of(case, case.operands))
     # One that is not passed may be nonsense.
     shapes = {name: shape for name, shape in case.tensors.items() if min(shape) >= 0}
     places = places_of(case, shapes)
     arrays = {name: one.array for name, one in places.items()}
-    return Layer(Oracle(found, case.dtype, arrays), places)
+    return Setting(Oracle(found, case.dtype, arrays), places)
 
 
-def check(case: Case, layer: Layer | None = None) -> Finding | None:
+def check(case: Case, layer: Setting | None = None) -> Finding | None:
     """What is wrong with a case; None if nothing is.
 
     Args:
@@ -245,7 +256,7 @@ def check(case: Case, layer: Layer | None = None) -> Finding | None:
     return _check_result(case, kind, layer.oracle, got, out)
 
 
-def _check_illegal(case: Case, layer: Layer, reason: str) -> Finding | None:
+def _check_illegal(case: Case, layer: Setting, reason: str) -> Finding | None:
     legal = None
     if case.bad_out:
         legal = geometry(replace(case, bad_out=""))
@@ -269,7 +280,7 @@ def _check_illegal(case: Case, layer: Layer, reason: str) -> Finding | None:
 
 
 def _check_result(
-    case: Case, kind: tuple[str, ...], oracle: Oracle, got: Any, out: Place | None
+    case: Case, kind: tuple[str, ...], oracle: Oracle, got: Any, out: Buffer | None
 ) -> Finding | None:
     if out is not None and got is not out.array:
         return Finding(case, ("not out", *kind), "did not return out")
@@ -291,7 +302,7 @@ def _check_result(
     return None
 
 
-def _untouched(out: Place) -> bool:
+def _untouched(out: Buffer) -> bool:
     """Whether the memory between and beside the elements of ``out`` is as it was; fills it."""
     dtype = out.array.dtype
     out.array[...] = np.full(dtype.itemsize, FILLER, np.uint8).view(dtype)[0]

@@ -17,8 +17,8 @@ import numpy as np
 
 from cupyconv import arrays
 from cupyconv.backends import current_device
-from cupyconv.bench.data import Tensors
 from cupyconv.bench.implementations import pass_call
+from cupyconv.checking import Operands
 from cupyconv.planning import Device
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ConvProblem
@@ -68,8 +68,8 @@ def run(
         for dtype in DTYPES:
             problem = any_problem.replace(dtype=dtype)
             made = configurations.integer_data(problem)
-            host = Tensors(made.x, made.w, made.dy)
-            moved = Tensors(*(to_device(array) for array in (made.x, made.w, made.dy)))
+            host = Operands(made.x, made.w, made.dy)
+            moved = Operands(*(to_device(array) for array in (made.x, made.w, made.dy)))
             for impl in families:
                 for pass_ in fits(problem, impl, device, PRECISION):
                     expected = pass_call(problem, pass_, [host], "reference", "ieee")(0)

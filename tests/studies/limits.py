@@ -25,8 +25,8 @@ import numpy as np
 
 from cupyconv import files
 from cupyconv.bench import data, environment, implementations, peers, places
-from cupyconv.bench.report import Section, geometric_mean
-from cupyconv.bench.suites import KINDS, QUICK, Layer, select, with_batch
+from cupyconv.bench.report import Chapter, geometric_mean
+from cupyconv.bench.suites import KINDS, QUICK, SuiteLayer, select, with_batch
 from cupyconv.bench.timing import PAUSE
 from cupyconv.planning import plan
 from cupyconv.problem import PASSES, ConvProblem
@@ -108,7 +108,7 @@ def _metered(meter: _Meter) -> Iterator[None]:
         replaced.matmul, replaced.einsum = matmul, einsum
 
 
-def measure(layers: Iterable[Layer], peer: peers.TorchPeer) -> list[Share]:
+def measure(layers: Iterable[SuiteLayer], peer: peers.TorchPeer) -> list[Share]:
     """The shares of every pass of some layers on the CPU."""
     found = []
     for layer in layers:
@@ -122,14 +122,14 @@ def measure(layers: Iterable[Layer], peer: peers.TorchPeer) -> list[Share]:
     return found
 
 
-def _fitting(layer: Layer) -> ConvProblem:
+def _fitting(layer: SuiteLayer) -> ConvProblem:
     batch = layer.problem.N
     while batch > 1 and with_batch(layer, batch).problem.flops > MOST_FLOPS:
         batch //= 2
     return with_batch(layer, batch).problem
 
 
-def _share(layer: Layer, problem: ConvProblem, pass_: str) -> Share:
+def _share(layer: SuiteLayer, problem: ConvProblem, pass_: str) -> Share:
     sets = data.random_sets(problem, 1, np)
     call = implementations.pass_call(problem, pass_, sets, "numpy", "ieee")
     meter = _Meter()
@@ -176,7 +176,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 # -- report ----------------------------------------------------------------------------------------
 
 
-def section(shares: Sequence[Share], about: dict[str, Any]) -> Section:
+def section(shares: Sequence[Share], about: dict[str, Any]) -> Chapter:
     """A line for each pass of each layer, and means of each kind."""
     columns = ("layer", "pass", "method", "ms", "computing", "GFLOP/s", "PyTorch's", "ratio")
     rows: list[tuple[str, ...]] = [
@@ -200,7 +200,7 @@ def section(shares: Sequence[Share], about: dict[str, Any]) -> Section:
             limit = geometric_mean([one.limit for one in ones])
             rows.append((f"all {kind}", *[""] * 6, f"{ratio:.2f}", f"{limit:.2f}"))
     title = f"Shares of the NumPy path's time, {environment.title(about)}"
-    return Section(title, (), (*columns, "at most"), tuple(rows), ("layer", "pass", "method"))
+    return Chapter(title, (), (*columns, "at most"), tuple(rows), ("layer", "pass", "method"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -150,7 +150,7 @@ PTX_OP T shr(T a, u32 n) {
 }
 // The upper (left) or lower half of two words shifted together; `n` wraps or is clamped before.
 PTX_OP u32 funnel_left(u32 low, u32 high, u32 n) {
-  return n == 32 ? low : u32(((u64(high) << 32 | low) << n) >> 32);
+  return u32(((u64(high) << 32 | low) << n) >> 32);
 }
 PTX_OP u32 funnel_right(u32 low, u32 high, u32 n) { return u32((u64(high) << 32 | low) >> n); }
 template <class T>

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
+from tests.cubins import Resources
+
 from .. import driver, tensormap
 from ..module import EmulatedKernel, EmulatedModule, Outcome
-from . import compiled, host_library
+from . import compiled, host_library, resources_of
 
 PASSES = {"forward": "kFprop", "backprop_input": "kDgrad"}
 _CLUSTER = (2, 1, 1)
@@ -41,17 +44,18 @@ _ENCODE_IM2COL = ctypes.CFUNCTYPE(
 class Convolution:
     """One pass of 2-D convolution in float16, NHWC and KRSC."""
 
-    def __init__(self, pass_: str) -> None:
+    def __init__(self, pass_: str, counted: bool = False) -> None:
         """
         Args:
             pass_: one of PASSES.
+            counted: with counters of executed instructions, and what the cubin takes.
 
         Raises:
             MissingError: the packages are not installed.
         """
         defines = (("PASS", PASSES[pass_]),)
         self._host = host_library("cutlass_conv_sm90", "sm_90a", defines)
-        self._kernel = _kernel(defines)
+        self.kernel = _kernel(defines, counted)
 
     def run(
         self, sizes: tuple[int, ...], a: np.ndarray, b: np.ndarray, result: np.ndarray
@@ -63,6 +67,13 @@ class Convolution:
             a, b, result: arrays of ``memory``: operands in the order of the pass, and what it
                 computes.
         """
+        grid, threads, shared, value = self.launch(sizes, a, b, result)
+        return self.kernel(grid, (threads,), (value,), shared_mem=shared)
+
+    def launch(
+        self, sizes: tuple[int, ...], a: np.ndarray, b: np.ndarray, result: np.ndarray
+    ) -> tuple[tuple[int, ...], int, int, np.ndarray]:
+        """Grid, threads of a block, bytes of shared memory and the argument of a launch."""
         problems: list[Exception] = []
 
         def encoder(encode: Callable[..., bytes]) -> Callable[..., int]:
@@ -91,21 +102,31 @@ class Convolution:
             raise problems[0]
         size, shared, *grid, threads = launch
         value = np.frombuffer(parameters[:size].tobytes(), np.dtype([("bytes", "u1", size)]))
-        self._kernel.max_dynamic_shared_size_bytes = shared
-        return self._kernel(tuple(grid), (threads,), (value,), shared_mem=shared)
+        self.kernel.max_dynamic_shared_size_bytes = shared
+        return tuple(grid), threads, shared, value
 
 
 @cache
-def _kernel(defines: tuple[tuple[str, str], ...]) -> EmulatedKernel:
+def _kernel(defines: tuple[tuple[str, str], ...], counted: bool) -> EmulatedKernel:
     text = compiled("cutlass_conv_sm90", "sm_90a", defines)
     # CUTLASS takes the start of dynamic shared memory to be aligned better than it declares: it is,
     # on the chip, where a kernel has no static one.
     text = re.sub(r"(\.extern \.shared \.align) \d+", r"\1 1024", text)
     module = EmulatedModule.from_ptx(
-        text, "cutlass_conv_sm90", cluster=_CLUSTER, chip=driver.chip_of("sm_90a")
+        text,
+        "cutlass_conv_sm90",
+        cluster=_CLUSTER,
+        counted=counted,
+        chip=driver.chip_of("sm_90a"),
+        resources=_with_cluster(resources_of(text, "sm_90a")) if counted else None,
     )
     (name,) = re.findall(r"\.entry (\w*device_kernel\w*)", text)
     return module.get_function(name)
+
+
+def _with_cluster(found: Mapping[str, Resources]) -> dict[str, Resources]:
+    """What the cubin says, and what a launch of it adds."""
+    return {name: replace(one, cluster=_CLUSTER) for name, one in found.items()}
 
 
 def _tiled(type_, rank, address, extents, strides, box, steps, swizzle) -> bytes:

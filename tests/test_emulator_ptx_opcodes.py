@@ -419,8 +419,14 @@ for to, of in (("f32", "f16"), ("f64", "f16"), ("f64", "f32"), ("f32", "bf16")):
     op(f"cvt.{to}.{of}", to, of, same)
 for to, of in (("f32", "f64"), ("f16", "f64"), ("f16", "f32"), ("bf16", "f32")):
     op(f"cvt.rn.{to}.{of}", to, of, same)
-with_ftz("cvt.sat.f32.f32", "f32", "f32", lambda a: (
-    Fraction(0) if a == NAN or sign_of(a) < 0 else least(a, Fraction(1))))  # fmt: skip
+
+
+def between_0_and_1(a: Any) -> Any:
+    return Fraction(0) if a == NAN or sign_of(a) < 0 else least(a, Fraction(1))
+
+
+op("cvt.sat.f32.f32", "f32", "f32", between_0_and_1)
+op("cvt.ftz.sat.f32.f32", "f32", "f32", between_0_and_1, flushes=True)
 op("cvt.rn.f16x2.f32", "b32", "f32 f32",
    lambda a, b: encoded(a, "f16") << 16 | encoded(b, "f16"))  # fmt: skip
 op("cvt.rn.bf16x2.f32", "b32", "f32 f32",

@@ -32,7 +32,7 @@ from . import driver, memory
 from .convolutions import EmulatorRuntime
 from .module import EmulatedKernel, Outcome
 from .runtime import settings
-from .witnesses import MissingError, cutlass
+from .witnesses import MissingError, cutlass, cutlass_sm90
 from .work import LANES, Executions, Work
 
 BLOCKS = 2
@@ -83,7 +83,7 @@ class Account:
     def table(self) -> Iterator[str]:
         """The lines of a table."""
         yield (
-            f"{self.kernel}: grid {self.grid}, {self.threads} threads a block,"
+            f"{self.kernel[:40]}: grid {self.grid}, {self.threads} threads a block,"
             f" {self.blocks} blocks run, {self.reports} reports"
         )
         yield (
@@ -213,25 +213,37 @@ def accounts_of_pass(
     return runtime.accounts
 
 
-def account_of_witness(problem: ConvProblem, pass_: str, blocks: int | None = BLOCKS) -> Account:
-    """The account of the same pass by CUTLASS's implicit GEMM for compute capability 8.0.
+def account_of_witness(
+    problem: ConvProblem, pass_: str, arch: str = "sm_80", blocks: int | None = BLOCKS
+) -> Account:
+    """The account of the same pass by CUTLASS's implicit GEMM for compute capability 8.0 or 9.0.
 
     Args:
         problem, pass_, blocks: as for ``accounts_of_pass``.
+        arch: "sm_90a", or another for the kernel of 8.0.
 
     Raises:
         ConvError: its instances do not take the problem.
         MissingError: the packages that it is compiled from are not installed.
     """
     launch = cutlass.convolution(problem, pass_)
-    kernel = cutlass.convolution_kernel(pass_, counted=True)
     operands = dict(zip(("x", "w", "y"), _lazy_tensors(problem), strict=True))
-    arguments = (*(operands[role] for role in launch.roles), *launch.numbers)
-    block = (cutlass.THREADS,)
-    chosen = None if blocks is None else range(min(blocks, prod(launch.grid)))
+    tensors = [operands[role] for role in launch.roles]
+    arguments: list[Any]
+    if arch == "sm_90a" and pass_ in cutlass_sm90.PASSES:
+        of_90 = cutlass_sm90.Convolution(pass_, counted=True)
+        sizes = tuple(map(int, launch.numbers))
+        grid, threads, shared, value = of_90.launch(sizes, *tensors)
+        kernel, arguments = of_90.kernel, [value]
+    else:
+        grid, threads, shared = launch.grid, cutlass.THREADS, cutlass.SHARED_BYTES
+        kernel = cutlass.convolution_kernel(pass_, counted=True)
+        arguments = [*tensors, *launch.numbers]
+    clusters = prod(grid) // prod(kernel.resources.cluster or (1,))
+    chosen = None if blocks is None else range(min(blocks, clusters))
     with settings(work=True, raise_reports=False, blocks=chosen):
-        outcome = kernel(launch.grid, block, arguments, cutlass.SHARED_BYTES)
-    return account_of(kernel, outcome, launch.grid, block, cutlass.SHARED_BYTES)
+        outcome = kernel(grid, (threads,), arguments, shared)
+    return account_of(kernel, outcome, grid, (threads,), shared)
 
 
 def _lazy_tensors(problem: ConvProblem) -> list[np.ndarray]:
@@ -267,14 +279,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         default="channels-last")  # fmt: skip
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="of each launch, to run")
     parser.add_argument("--cutlass", action="store_true",
-                        help="beside it CUTLASS's convolution for sm_80")  # fmt: skip
+                        help="beside it CUTLASS's convolution for the chip")  # fmt: skip
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
     try:
         problem = layer_problem(chosen.layer, chosen.dtype, chosen.order)
         found = accounts_of_pass(problem, chosen.pass_, chosen.impl, chosen.arch, chosen.blocks)
         if chosen.cutlass:
-            found.append(account_of_witness(problem, chosen.pass_, chosen.blocks))
+            found.append(account_of_witness(problem, chosen.pass_, chosen.arch, chosen.blocks))
     except (ConvError, MissingError) as error:
         parser.error(str(error))
     if chosen.json:

@@ -62,6 +62,7 @@ def encode_tiled(
     box: Sequence[int],
     element_strides: Sequence[int] | None = None,
     swizzle: int = 0,
+    nested: bool = True,
 ) -> np.ndarray:
     """A map for tiled loads and stores, as cuTensorMapEncodeTiled makes one.
 
@@ -73,6 +74,8 @@ def encode_tiled(
         box: Elements of one copy, per dimension; 1 to 256.
         element_strides: Steps of the box per dimension, 1 to 8.
         swizzle: Span in bytes: 0, 32, 64 or 128; the box's inner dimension fills it.
+        nested: Hold the strides to the documentation, which builds each from the one before.
+            CUTLASS's convolutions do not keep to that, so the driver does not insist on it.
 
     Returns:
         An array of shape (1,) with 128 structured bytes, passed to a kernel by value.
@@ -83,6 +86,8 @@ def encode_tiled(
     rank = len(extents)
     steps = list(element_strides or [1] * rank)
     _check_common(address, element_size, extents, strides, steps, swizzle)
+    if nested:
+        _check_nested(element_size, extents, strides)
     _require(len(box) == rank, f"the box has {len(box)} extents, the tensor {rank}")
     _require(all(1 <= size <= 256 for size in box), f"box extents are 1 to 256: got {tuple(box)}")
     _check_inner(box[0] * element_size, swizzle)
@@ -100,6 +105,7 @@ def encode_im2col(
     pixels_per_column: int,
     element_strides: Sequence[int] | None = None,
     swizzle: int = 0,
+    nested: bool = True,
 ) -> np.ndarray:
     """A map for im2col loads of an N(D)(H)WC tensor, as cuTensorMapEncodeIm2col makes one.
 
@@ -109,7 +115,7 @@ def encode_im2col(
             [lower, extent - 1 + upper].
         channels_per_pixel: Up to 256.
         pixels_per_column: Up to 1024.
-        address, element_size, strides, element_strides, swizzle: As in ``encode_tiled``.
+        address, element_size, strides, element_strides, swizzle, nested: As in ``encode_tiled``.
 
     Returns:
         As ``encode_tiled``.
@@ -120,6 +126,8 @@ def encode_im2col(
     rank = len(extents)
     steps = list(element_strides or [1] * rank)
     _check_common(address, element_size, extents, strides, steps, swizzle)
+    if nested:
+        _check_nested(element_size, extents, strides)
     _require(rank in _CORNER_RANGE, f"an im2col map has rank 3 to 5: got {rank}")
     low, high = _CORNER_RANGE[rank]
     for name, corner in (("lower", lower), ("upper", upper)):
@@ -162,14 +170,7 @@ def _require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def _check_common(address, element_size, extents, strides, steps, swizzle) -> None:
-    rank = len(extents)
-    _require(1 <= rank <= _MAX_RANK, f"rank 1 to {_MAX_RANK}: got {rank}")
-    _require(element_size in (1, 2, 4, 8), f"element size 1, 2, 4 or 8: got {element_size}")
-    _require(address % 16 == 0, f"the address is a multiple of 16: got {address:#x}")
-    _require(len(strides) == rank - 1, f"{rank - 1} strides for rank {rank}: got {len(strides)}")
-    fits = all(stride % 16 == 0 and 0 < stride < 1 << 40 for stride in strides)
-    _require(fits, f"strides are multiples of 16 below 2^40: got {tuple(strides)}")
+def _check_nested(element_size, extents, strides) -> None:
     # The documentation builds each stride from the one before, times the extent and any padding.
     lengths = [element_size, *strides]
     for axis, (inner, stride) in enumerate(pairwise(lengths)):
@@ -179,6 +180,16 @@ def _check_common(address, element_size, extents, strides, steps, swizzle) -> No
             f"stride {stride} of dimension {axis + 1} is no multiple of the one before, {inner}, "
             f"or steps over less than the {extents[axis]} elements there",
         )
+
+
+def _check_common(address, element_size, extents, strides, steps, swizzle) -> None:
+    rank = len(extents)
+    _require(1 <= rank <= _MAX_RANK, f"rank 1 to {_MAX_RANK}: got {rank}")
+    _require(element_size in (1, 2, 4, 8), f"element size 1, 2, 4 or 8: got {element_size}")
+    _require(address % 16 == 0, f"the address is a multiple of 16: got {address:#x}")
+    _require(len(strides) == rank - 1, f"{rank - 1} strides for rank {rank}: got {len(strides)}")
+    fits = all(stride % 16 == 0 and 0 < stride < 1 << 40 for stride in strides)
+    _require(fits, f"strides are multiples of 16 below 2^40: got {tuple(strides)}")
     fits = all(0 < extent <= 1 << 32 for extent in extents)
     _require(fits, f"extents are 1 to 2^32: got {tuple(extents)}")
     fits = len(steps) == rank and all(1 <= step <= 8 for step in steps)

@@ -518,11 +518,13 @@ static void perform_store(const LoadRequest& request, uint8_t* window, uint32_t 
   });
 }
 
-void tensor_store(const void* map, const void* source, int rank, const int* coordinates) {
+void tensor_store(const void* map, const void* source, int rank, const int* coordinates,
+                  bool im2col) {
   Fiber* self = current;
   const uint32_t pc = EMULATOR_CALLER;
   auto request = std::make_shared<LoadRequest>();
-  request->map = decode_map(map, rank, false, pc);
+  request->map = decode_map(map, rank, im2col, pc);
+  if (im2col) request->taps.assign(static_cast<size_t>(rank) - 2, 0);
   request->pc = pc;
   request->bytes = copy_bytes(request->map);
   memcpy(request->coordinates, coordinates, sizeof(int) * static_cast<size_t>(rank));

@@ -82,7 +82,9 @@ struct TensorLoad {
   unsigned block_mask;  // 0: this block alone
 };
 void tensor_load(const TensorLoad& load);
-void tensor_store(const void* map, const void* source, int rank, const int* coordinates);
+// `im2col`: a column of pixels, with no offset (im2col_no_offs).
+void tensor_store(const void* map, const void* source, int rank, const int* coordinates,
+                  bool im2col = false);
 void tensor_store_commit();
 void tensor_store_wait(int groups_left, bool read_only);
 void tensor_map_prefetch(const void* map);

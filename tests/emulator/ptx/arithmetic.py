@@ -172,7 +172,7 @@ expression("convert", r"cvt\.rn\.bf16\.f32", "ptx::bf16_from_f32(a)", "f32")
 expression("convert", r"cvt\.rn\.f16x2\.f32", "ptx::f16x2_from_f32(b, a)", "f32", "f32")
 expression("convert", r"cvt\.rn\.bf16x2\.f32", "ptx::bf16x2_from_f32(b, a)", "f32", "f32")
 expression("convert", r"cvt\.rna\.tf32\.f32", "ptx::tf32_from_f32(a)", "f32")
-expression("convert", rf"cvt\.sat{FTZ}\.(?P<t>f32)\.(?P<s>f32)", "saturate(a)", "{s}")
+expression("convert", rf"cvt{FTZ}\.sat\.(?P<t>f32)\.(?P<s>f32)", "saturate(a)", "{s}")
 for _mode, _text in (
     ("rni", "std::nearbyint"),
     ("rzi", "std::trunc"),

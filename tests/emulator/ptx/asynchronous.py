@@ -141,14 +141,17 @@ def _tensor_load(
 
 
 @instruction(
-    "TMA", r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.global\.shared::cta(\.tile)?\.bulk_group"
+    "TMA",
+    r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.global\.shared::cta"
+    r"(\.tile|(?P<im2col>\.im2col_no_offs))?\.bulk_group",
 )
-def _tensor_store(writer: KernelWriter, operands: list[str], rank: str) -> str:
+def _tensor_store(writer: KernelWriter, operands: list[str], rank: str, im2col: str | None) -> str:
     tensor, values = _map_and_coordinates(writer, operands[0])
     source = writer.pointer(operands[1], "shared")
     return (
         f"const int coordinates[] = {{{', '.join(values)}}};"
-        f" emulator::tensor_store({tensor}, {source}, {rank}, coordinates);"
+        f" emulator::tensor_store({tensor}, {source}, {rank}, coordinates,"
+        f" {'true' if im2col else 'false'});"
     )
 
 

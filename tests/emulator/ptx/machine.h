@@ -150,7 +150,7 @@ PTX_OP T shr(T a, u32 n) {
 }
 // The upper (left) or lower half of two words shifted together; `n` wraps or is clamped before.
 PTX_OP u32 funnel_left(u32 low, u32 high, u32 n) {
-  return n == 32 ? low : u32(((u64(high) << 32 | low) << n) >> 32);
+  return u32(((u64(high) << 32 | low) << n) >> 32);
 }
 PTX_OP u32 funnel_right(u32 low, u32 high, u32 n) { return u32((u64(high) << 32 | low) >> n); }
 template <class T>
@@ -238,14 +238,8 @@ template <class T>
 PTX_OP T negated(T a) {
   return __builtin_bit_cast(T, Bits<T>(__builtin_bit_cast(Bits<T>, a) ^ ~Bits<T>(Bits<T>(-1) >> 1)));
 }
-PTX_OP f16 fused(f16 a, f16 b, f16 c) {
-  // The product of two f16 is exact in f64; the sum is rounded to odd there, and so only once.
-  const f64 product = f64(a) * f64(b), sum = product + f64(c), part = sum - product;
-  const f64 rest = (product - (sum - part)) + (f64(c) - part);
-  u64 bits = __builtin_bit_cast(u64, sum);
-  if (rest == rest && rest != 0 && !(bits & 1)) bits += (rest > 0) == (sum > 0) ? 1 : -1;
-  return f16(__builtin_bit_cast(f64, bits));
-}
+// The product of two f16 is exact in f64, and so is the sum wherever the last bit depends on it.
+PTX_OP f16 fused(f16 a, f16 b, f16 c) { return f16(f64(a) * f64(b) + f64(c)); }
 
 // a * b + c of float32, rounded down, up or to zero: product and sum are exact as two doubles.
 enum class Rounding { rm, rp, rz };

@@ -6,10 +6,12 @@ what the chip does, so a model of it that they do not run on is wrong.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +19,6 @@ from pathlib import Path
 from tests.cubins import Resources, resources
 
 from ..build import cache_directory, digest
-from ..ptx.nvrtc import put
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("nvidia-cutlass", "nvidia-cuda-nvcc", "nvidia-cuda-cccl", "nvidia-nvvm")
@@ -40,30 +41,50 @@ def compiled(name: str, architecture: str, defines: tuple[tuple[str, str], ...] 
     Raises:
         MissingError: the packages are not installed, or the compiler finds no host compiler.
     """
+    return _built(name, architecture, defines, ("-ptx", "-lineinfo"), ".ptx").read_text()
+
+
+@cache
+def host_library(
+    name: str, architecture: str, defines: tuple[tuple[str, str], ...] = ()
+) -> ctypes.CDLL:
+    """The host's part of a file of this folder, which HOST being defined gives; as ``compiled``."""
+    flags = ("-shared", "-Xcompiler", "-fPIC", f"-L{_site('nvidia', 'cu13', 'lib')}")
+    return ctypes.CDLL(str(_built(name, architecture, (*defines, ("HOST", "1")), flags, ".so")))
+
+
+def _built(
+    name: str,
+    architecture: str,
+    defines: Sequence[tuple[str, str]],
+    flags: Sequence[str],
+    suffix: str,
+) -> Path:
+    """What NVIDIA's compiler makes of a file, kept by content."""
     source = HERE / f"{name}.cu"
-    flags = [
-        "-ptx",
+    arguments = [
+        *flags,
         "-std=c++17",
         f"-arch={architecture.replace('sm', 'compute')}",
         "--expt-relaxed-constexpr",
-        "-lineinfo",
         "-DNDEBUG",
         *(f"-D{macro}={value}" for macro, value in defines),
     ]
     folders = [
         _site("cutlass_library", "source", "include"),
+        _site("cutlass_library", "source", "tools", "util", "include"),
         _site("nvidia", "cu13", "include"),
         _site("nvidia", "cu13", "include", "cccl"),
     ]
-    key = digest(_versions(), flags, source.read_text())
-    kept = cache_directory() / f"{name}-{key}.ptx"
+    key = digest(_versions(), arguments, source.read_text())
+    kept = cache_directory() / f"{name}-{key}{suffix}"
     if not kept.exists():
-        with tempfile.TemporaryDirectory() as scratch:
-            product = Path(scratch, "witness.ptx")
+        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+            product = Path(scratch, f"witness{suffix}")
             includes = [f"-I{folder}" for folder in folders]
-            _run([_tool("nvcc"), *flags, *includes, str(source), "-o", str(product)])
-            put(kept, product.read_text())
-    return kept.read_text()
+            _run([_tool("nvcc"), *arguments, *includes, str(source), "-o", str(product)])
+            os.replace(product, kept)
+    return kept
 
 
 def resources_of(text: str, architecture: str) -> Mapping[str, Resources]:

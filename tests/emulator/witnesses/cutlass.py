@@ -1,4 +1,4 @@
-"""CUTLASS's kernels as they are launched here."""
+"""CUTLASS's kernels for compute capability 8.0 as they are launched here."""
 
 from __future__ import annotations
 

@@ -225,6 +225,8 @@ def waiting(folder, command=(sys.executable, "-c")):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        # The tests themselves may run where a hang-up is ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"writing\n"

@@ -26,9 +26,9 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 KILLERS = ("report", "numbers", "crash", "timeout", "error")
 
 
-def equivalent_mutants(path: Path = EQUIVALENT) -> dict[tuple[str, str, str], str]:
+def equivalent_mutants(path: Path | None = None) -> dict[tuple[str, str, str], str]:
     """Reasons of the survivors argued equivalent, by file, line text and change."""
-    entries = tomllib.loads(path.read_text()).get("mutant", [])
+    entries = tomllib.loads((path or EQUIVALENT).read_text()).get("mutant", [])
     return {
         (one["file"], one["source"], change): one["reason"]
         for one in entries

@@ -19,17 +19,17 @@ demo: .venv/installed
 # A few cases of every test, in minutes.
 test: .venv/installed-test
 	$(PYTEST) -m "not slow" --part sample
-	$(DEVICE_PYTEST) -m "not slow" --part sample
 
+# All other cases, and a few of those that need a device.
 test-rest: .venv/installed-test lint
 	$(PYTEST) -m "not slow" --part rest
-	$(DEVICE_PYTEST) -m "not slow" --part rest --most 16
+	$(DEVICE_PYTEST) -m "not slow" --part sample
 
 # All cases of what needs a device: for an hour and more.
 test-device: .venv/installed-test
 	$(DEVICE_PYTEST) -m "not slow"
 
-test-all: test test-rest
+test-all: test test-rest test-device
 
 test-slow: .venv/installed-test
 	$(PYTEST) -m slow

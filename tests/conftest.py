@@ -28,12 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",
         help="sample: a few cases of each test, and none that is marked thorough; rest: the others",
     )
-    parser.addoption(
-        "--most",
-        type=int,
-        metavar="CASES",
-        help="of the rest of each test, at most so many cases, spread evenly over all of them",
-    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -47,12 +41,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             cases[item.nodeid.partition("[")[0]].append(item)
     sample = {item for of_test in cases.values() for item in spread(of_test, CASES_OF_A_SAMPLE)}
     kept = [item for item in items if (item in sample) == (part == "sample")]
-    most = config.getoption("--most")
-    if part == "rest" and most is not None:
-        of_tests = defaultdict(list)
-        for item in kept:
-            of_tests[item.nodeid.partition("[")[0]].append(item)
-        kept = [item for of_test in of_tests.values() for item in spread(of_test, most)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import cupyconv
+from cupyconv import arrays
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
@@ -111,7 +112,11 @@ def test_notebooks_run(name, tmp_path):
         return  # its figures are of the machine
     if name.startswith("01") and importlib.util.find_spec("tensorflow") is None:
         return
-    assert texts(notebook) == texts(kept)
+    for text, expected in zip(texts(notebook), texts(kept), strict=True):
+        if expected.startswith("No GPU here") and arrays.device_count():
+            assert re.search(r"equal to the (reference|definition): True", text)
+        else:
+            assert text == expected
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

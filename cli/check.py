@@ -19,7 +19,7 @@ from cupyconv.explaining.shapes import counted
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.markup import in_line
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PADDING_WORDS, REAL_ITEMSIZE
+from cupyconv.problem import ITEMSIZE, PADDING_WORDS, REAL_ITEMSIZE
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
 if TYPE_CHECKING:
@@ -71,7 +71,11 @@ class Tally:
 @click.command()
 @configuration.configuration_options
 @click.option(
-    "--dtype", "dtypes", metavar="DTYPE", multiple=True, help="Repeatable.  [default: all four]"
+    "--dtype",
+    "dtypes",
+    metavar="DTYPE",
+    multiple=True,
+    help="Repeatable.  [default: all real ones]",
 )
 @click.option(
     "--impl",
@@ -119,8 +123,8 @@ def command(
     from cupyconv.cli.data import Processor
 
     for dtype in dtypes:
-        if dtype not in REAL_ITEMSIZE:
-            raise unknown_word("--dtype", dtype, REAL_ITEMSIZE)
+        if dtype not in ITEMSIZE:
+            raise unknown_word("--dtype", dtype, ITEMSIZE)
     names = _implementations(impls, device)
     here, not_checked = _available(names, device, required=bool(impls) or device == "gpu")
     places = {name: Processor(on_gpu=FAMILIES[name].on_gpu) for name in here}
@@ -301,7 +305,7 @@ def _compare(
         if tensor in others:
             continue
         expected = getattr(truth.results, tensor)
-        different = int(np.count_nonzero(actual.astype(np.float64) != expected))
+        different = int(np.count_nonzero(actual.astype(expected.dtype) != expected))
         wrong = f"{different} of {actual.size} numbers differ"
         yield tensor, wrong if different else None, 0.0
     products = truth.inner_products(results)

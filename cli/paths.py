@@ -53,9 +53,14 @@ def read(path: Path) -> bytes:
     """What is in a file, or comes from standard input.
 
     Raises:
+        ConvError: standard input is closed.
         OSError: it cannot be read.
     """
-    return sys.stdin.buffer.read() if str(path) == STANDARD else path.read_bytes()
+    if str(path) != STANDARD:
+        return path.read_bytes()
+    if sys.stdin is None:
+        raise ConvError("- is standard input", "it is closed", "Give a file, or a pipe")
+    return sys.stdin.buffer.read()
 
 
 def write(path: Path, content: bytes) -> None:

@@ -395,8 +395,12 @@ def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Op
     while True:
         drawn = []
         for shape in shapes:
-            values = generator.integers(-largest, largest, size=shape, endpoint=True)
-            drawn.append((values * (generator.random(shape) < density)).astype(dtype))
+            parts = [
+                generator.integers(-largest, largest, size=shape, endpoint=True)
+                * (generator.random(shape) < density)
+                for _ in range(2 if problem.is_complex else 1)
+            ]
+            drawn.append((parts[0] + 1j * parts[1] if parts[1:] else parts[0]).astype(dtype))
         operands = Operands(*drawn)
         sums = [np.max(m, initial=0.0) for m in Truth(problem, operands).magnitudes]
         if max(sums) <= EXACT_UP_TO[problem.dtype]:

@@ -28,6 +28,7 @@ written into the array given, which keeps its memory.  What differs:
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import cupyconv
@@ -201,9 +202,8 @@ def convolution_backward_data(
     if b is None:
         operations.compute("backprop_input", (W, x), shape, rules, y, **how)
         return
-    W, _ = arrays.take("W", W)
-    W = W.conj() if W.dtype.kind == "c" else W  # which a transposed convolution leaves as it is
-    operations.compute("transpose", (W, x, _flat(b)), (shape, None), rules, y, **how)
+    given = (W, x, _flat(b))
+    operations.compute("transpose", given, (shape, None), rules, y, conjugates=True, **how)
 
 
 # -- reading the arguments -------------------------------------------------------------------------
@@ -214,13 +214,13 @@ def _rules(
 ) -> tuple[Any, ...]:
     """The rules of a call in the library's words."""
     for what, layout in (("d_layout", d_layout), ("w_layout", w_layout)):
-        if layout not in _LAYOUTS:
+        if not isinstance(layout, Integral) or layout not in _LAYOUTS:
             raise ConvError(
                 f"{what} must be CUDNN_TENSOR_NCHW or CUDNN_TENSOR_NHWC",
                 f"got {shown(layout)}",
                 f"Use one of {', '.join(map(str, _LAYOUTS))}",
             )
-    rank = getattr(data, "ndim", 2) - 2
+    rank = len(getattr(data, "shape", ())) - 2
     data_format = filter_format = None
     if rank in formats.SPATIAL_AXES:  # else ConvProblem reports the rank
         data_format = formats.data_formats(rank)[_LAYOUTS.index(d_layout)]
@@ -230,7 +230,7 @@ def _rules(
 
 
 def _precision(tensor_core: str) -> str:
-    if tensor_core not in _PRECISIONS:
+    if not isinstance(tensor_core, str) or tensor_core not in _PRECISIONS:
         raise unknown_word("tensor_core", tensor_core, _PRECISIONS)
     return _PRECISIONS[tensor_core]
 

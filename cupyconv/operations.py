@@ -421,6 +421,7 @@ def compute(
     precision: str = "ieee",
     activation: str | None = None,
     measure: bool | None = None,
+    conjugates: bool = False,
 ) -> Any:
     """Carry out an operation, for the functions above and for other names of theirs.
 
@@ -435,12 +436,13 @@ def compute(
         out, impl, precision, activation: as for ``conv_forward``.
         measure: whether the fastest kernels of a GPU are found by timing them; by default what
             ``cupyconv.benchmark`` says.
+        conjugates: whether a transposed convolution conjugates its filter, as a gradient does.
     """
     names = _GIVEN[operation]
     given, home, backend = _take(names, given)
     operands, result, out_layout = given[:2], None, None
     layouts = [(array.shape, array.strides, array.dtype) for array in given]
-    turned = operation == "transpose" and given[0].dtype.kind == "c"
+    turned = operation == "transpose" and given[0].dtype.kind == "c" and not conjugates
     if turned:
         # The pass conjugates the filter, which a transposed convolution does not: of a conjugate.
         operands = given[1:2]

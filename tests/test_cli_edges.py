@@ -292,3 +292,11 @@ def test_a_full_standard_output_is_said():
     assert done.returncode == 2
     assert done.stderr.startswith("cupyconv: error: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell closes it")
+def test_a_closed_standard_input_is_told():
+    command = f"{sys.executable} -m cupyconv.cli shapes --config - <&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "it is closed" in done.stderr

@@ -198,3 +198,18 @@ def test_pages_and_pictures_are_made(tmp_path):
     words = ["--html", paths[0], "--svg", paths[1], "--element", "dF[0,0,0,0]"]
     result = run("explain", *LAYER, "--dtype", "complex64", *words)
     assert result.exit_code == 0, result.output
+
+
+def test_a_wrong_imaginary_part_is_found_on_integers(monkeypatch):
+    right = operations.conv_forward
+
+    def off(*given, **rules):
+        y = right(*given, **rules)
+        return y if rules.get("impl") == "reference" else y + np.complex64(1j)
+
+    assert run("check", *LAYER, "--dtype", "complex64").exit_code == 0
+    monkeypatch.setattr(operations, "conv_forward", off)
+    result = run("check", *LAYER, "--dtype", "complex64", "--impl", "numpy", "--json")
+    assert result.exit_code == 1
+    failed = {(one["tensor"], one["data"]) for one in json.loads(result.stdout)["failures"]}
+    assert ("y", "integer") in failed

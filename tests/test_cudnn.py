@@ -350,3 +350,49 @@ def test_the_sizes_of_the_result_choose_among_the_inputs_that_share_an_output():
             deterministic=True,
             **FEWEST,
         )
+
+
+def test_a_complex_result_may_not_share_the_filters_memory():
+    W = np.ones((3, 2, 2), np.complex64)
+    y, kept = W[:1], W.copy()
+    with pytest.raises(ConvError, match="overlaps w"):
+        cudnn.convolution_backward_data(
+            W, np.ones((1, 3, 1), np.complex64), np.ones(2, np.complex64), y, (0,), (1,), (1,), 1,
+            deterministic=True, auto_tune=False, tensor_core="auto",
+        )  # fmt: skip
+    np.testing.assert_array_equal(W, kept)
+
+
+class Exported:
+    """An array that has a shape and DLPack, and no number of axes."""
+
+    def __init__(self, array):
+        self.array, self.shape = array, array.shape
+
+    def __dlpack__(self, **keywords):
+        return self.array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_layouts_hold_for_whatever_has_a_shape():
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-3, 4, (2, 4, 4, 4)).astype(np.float32) for _ in range(2))
+    how = {"auto_tune": False, "tensor_core": "auto", "d_layout": cudnn.CUDNN_TENSOR_NHWC}
+    found = []
+    for given in (x, Exported(x)):
+        y = np.empty((2, 2, 2, 2), np.float32)
+        cudnn.convolution_forward(given, w[:, :, :3, :3], None, y, (0, 0), (1, 1), (1, 1), 1, **how)
+        found.append(y)
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("wrong", [{"tensor_core": []}, {"d_layout": np.array([0, 1])}])
+def test_words_of_any_kind_are_refused(wrong):
+    how = {"auto_tune": False, "tensor_core": "auto", **wrong}
+    x, y = np.ones((1, 1, 3, 3)), np.empty((1, 1, 3, 3))
+    with pytest.raises(ConvError):
+        cudnn.convolution_forward(
+            x, np.ones((1, 1, 1, 1)), None, y, (0, 0), (1, 1), (1, 1), 1, **how
+        )

@@ -524,3 +524,20 @@ def test_nothing_is_wider_than_the_window_and_all_of_it_can_be_read(browse, widt
     assert float(target) >= 24  # pixels, which a finger can still hit
     assert float(contrast) >= 4.5
     assert (paper == "rgb(255, 255, 255)") == (not dark)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ConvProblem((1, 2, 4, 4), (3, 2, 2, 2), dtype="complex64"),
+        ConvProblem((8, 64, 400, 400), (64, 64, 3, 3)),
+        ConvProblem((1, 1, 1, 2, 2), (1, 1, 3, 1, 1), padding=(1, 0, 0)),
+    ],
+    ids=["complex", "too many to draw", "a slice of padding"],
+)
+def test_what_is_not_known_is_no_number(browse, problem):
+    document = browse(
+        problem, element="dw[0,0,0,0]" if problem.spatial_rank == 2 else "dw[0,0,0,0,0]"
+    )
+    text = document[document.index("<body") :]
+    assert "NaN" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)

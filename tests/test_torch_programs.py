@@ -362,3 +362,12 @@ def test_complex_layers_compile_into_one_graph(dynamic):
         dynamic=dynamic,
     )
     assert torch.equal(compiled(x, w), F.conv_transpose2d(F.conv2d(x, w), w))
+
+
+def test_a_lazily_conjugated_filter_has_a_forward_mode():
+    x, w = (torch.randn(shape, dtype=torch.complex128) for shape in ((1, 2, 4), (2, 2, 3)))
+    tangent = torch.randn_like(w)
+    ours = torch.func.jvp(lambda q: ct.conv_transpose1d(x, q), (w.conj(),), (tangent,))
+    theirs = torch.func.jvp(lambda q: F.conv_transpose1d(x, q), (w.conj(),), (tangent,))
+    for got, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, expected)

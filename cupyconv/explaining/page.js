@@ -33,7 +33,8 @@ for (const [kind, tensors] of Object.entries({ values: scene.values, exact: scen
     const place = new Map(at.map((name, i) => [name, i]));
     stores[kind][tensor] = (k, c, position) => {
       const plane = planes[keyOf(tensor, k, c)];
-      return plane ? Number(plane[place.get(position.join())]) : undefined;
+      const found = plane?.[place.get(position.join())];
+      return found === undefined ? undefined : Number(found);
     };
   }
 }
@@ -92,14 +93,14 @@ function gather() {
   products = contracted().flatMap(([k, c]) =>
     pairs.map(([a, b]) => {
       const values = [number(first, k, c, a), number(second, k, c, b)];
-      const product = values[0] * values[1];
-      sum += product;
+      const product = values.includes(undefined) ? undefined : values[0] * values[1];
+      sum = product === undefined ? undefined : sum + product;
       return { k, c, first: a, second: b, values, product, sum };
     })
   );
   const exact = stores.exact[tensor]?.(chosen.k, chosen.c, at());
   const left = count - products.length;
-  rest = left ? { count: left, sum: exact === undefined ? NaN : exact - sum, total: exact } : null;
+  rest = left ? { count: left, sum: exact === undefined ? undefined : exact - sum, total: exact } : null;
   chosen.step = steps();
 }
 
@@ -370,7 +371,8 @@ class Panel {
     const counts = this.index === 2 && counting();
     const name = planeName(this.tensor, k, c);
     const depth = this.slice.map((place, i) => this.places[i][place]);
-    const where = depth.length ? ` at ${scene.letters[LETTER[this.tensor]][0]} = ${depth[0]}` : "";
+    const where = !depth.length ? ""
+      : depth[0] < 0 ? " in the padding" : ` at ${scene.letters[LETTER[this.tensor]][0]} = ${depth[0]}`;
     this.title.textContent = `${name}${where}${this.flipped ? ", flipped" : ""}` +
       (counts ? ": counts of products" : "");
     this.grid.setAttribute("aria-label", this.title.textContent);
@@ -387,7 +389,7 @@ class Panel {
       cell.textContent = counts && value > 99999 ? value.toExponential(0).replace("e+", "e") : short(value);
       cell.style.setProperty("--share", `${Math.round((42 * Math.abs(value)) / most) || 0}%`);
       cell.classList.toggle("below", value < 0);
-      const what = counts ? plural(value, "product") : `= ${long(value)}`;
+      const what = counts ? plural(value, "product") : depth[0] < 0 ? "is padding" : `= ${long(value)}`;
       cell.setAttribute("aria-label", `${nameOf(this.tensor, k, c, where_)} ${what}`);
     }
   }

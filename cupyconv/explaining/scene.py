@@ -226,7 +226,7 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
         directions,
         {tensor: taken.planes(tensor, data[tensor]) for tensor in known},
         exact,
-        getattr(data, "source", "") if drawable else "",
+        getattr(data, "source", "") if known else "",
     )
 
 

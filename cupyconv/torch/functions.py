@@ -346,7 +346,8 @@ def _transposed(
             f"Pass a bias of shape ({shape[1]},)",
         )
     if w.is_complex():
-        w = w.conj()  # what the operator multiplies by is its conjugate
+        # What the operator multiplies by is its conjugate; a lazy one has no forward mode.
+        w = torch.conj_physical(w)
     y = _operators().backprop_input(shape, w, x, b, strides, pads, dilations, groups)
     return y if batched else y.squeeze(0)
 

@@ -213,3 +213,13 @@ def test_a_wrong_imaginary_part_is_found_on_integers(monkeypatch):
     assert result.exit_code == 1
     failed = {(one["tensor"], one["data"]) for one in json.loads(result.stdout)["failures"]}
     assert ("y", "integer") in failed
+
+
+def test_the_recipes_of_gradients_say_what_is_conjugated():
+    text = " ".join(
+        str(cupyconv.explain(ConvProblem((1, 2, 4, 4), (3, 2, 2, 2), dtype="complex64"))).split()
+    )
+    assert "dw[k,c] = correlate(conj(x[c]), dy[k])" in text
+    assert "conj(w) flipped along H and W" in text
+    assert "of conj(w)" in text
+    assert "torch.nn.grad" not in text

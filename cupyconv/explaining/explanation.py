@@ -302,7 +302,8 @@ class Explanation:
             notes.append(f"dy dilated by the stride {shapes.one(problem.stride)}")
         if problem.N > 1:
             notes.append("summed over the images")
-        rule = "dw[k,c] = correlate(x[c], dy[k])" + "".join(f",\n  {note}" for note in notes)
+        source = "conj(x[c])" if problem.is_complex else "x[c]"
+        rule = f"dw[k,c] = correlate({source}, dy[k])" + "".join(f",\n  {n}" for n in notes)
         first = (
             "They are not convolved as two stacks. One channel of x and one channel of dy are "
             "correlated at a time (slid over each other without a flip, multiplied and added: what "
@@ -475,7 +476,8 @@ class Explanation:
         spread = (
             f"dy with {_zeros(problem)} between its numbers" if max(problem.stride) > 1 else "dy"
         )
-        flip = f"w flipped along {' and '.join(names)}, its channel axes swapped"
+        filters = "conj(w)" if problem.is_complex else "w"
+        flip = f"{filters} flipped along {' and '.join(names)}, its channel axes swapped"
         dilation = f", dilation {shapes.one(problem.dilation)}" if max(problem.dilation) > 1 else ""
         lines = [
             "dx = correlate(",
@@ -505,7 +507,7 @@ class Explanation:
         second = f"dy dilated by {shapes.one(problem.stride)}" if max(problem.stride) > 1 else "dy"
         lines = [
             "dw[k,c] = correlate(",
-            "  x[c],",
+            "  conj(x[c])," if problem.is_complex else "  x[c],",
             f"  {second} as the filter,",
             f"  stride {shapes.one(problem.dilation)}, "
             f"padding {shapes.pairs([axis.padding for axis in axes])})",

@@ -208,7 +208,8 @@ def _pytorch(problem: ConvProblem) -> Translation:
         f"    {told}, groups={problem.groups}, dilation={dilation},",
         ")",
     ]
-    size = f"conv_transpose{rank}d(..., {plain}, {told}), or torch.nn.grad's input_size"
+    size = f"conv_transpose{rank}d(..., {plain}, {told})"
+    size += " of conj(w)" if problem.is_complex else ", or torch.nn.grad's input_size"
     if cropped:
         crop = ", ".join(
             f"{axis.pad_before}:{axis.pad_before + axis.input}" for axis in problem.axes

@@ -151,6 +151,12 @@ def _chunked(
             f"got {len(layers)} layers and --device {device}",
             "Give one layer and --device cpu; cupyconv.dask takes chunks of CuPy from Python",
         )
+    if paths.STANDARD in (str(target), *files.values()):
+        raise ConvError(
+            "--dask reads and writes folders and files",
+            "- is standard input or output",
+            "Give paths, or leave --dask out",
+        )
     if target:
         chunked.require_folder(target)
     opened = {name: chunked.open_array(f"--{name}", path) for name, path in files.items()}

@@ -69,9 +69,9 @@ def conv_forward(
         y, (N, K, [[Z,] P,] Q) in ``data_format`` order, of x's dtype and home: ``out`` if given.
         16-bit types are summed in float32 and rounded once.  Nothing is conjugated: a complex
         product is four real ones, (a + bi)(c + di) = (ac - bd) + (ad + bc)i, and "ieee" holds for
-        each part.  NaN and infinity propagate, and of complex numbers what these formulas make of
-        them; one in w may also reach outputs where it lies over padding, since it is multiplied by
-        a zero there.
+        each part.  NaN and infinity propagate; where a complex number has an infinite part, a
+        result that reads it has parts that are infinite or NaN.  One in w may also reach outputs
+        where it lies over padding, since it is multiplied by a zero there.
         With NumPy a pass takes at most 64 MB of memory beside its operands and result, as long as
         a window has no more than a million values; a thread keeps it for its next pass.
 

@@ -300,3 +300,11 @@ def test_a_closed_standard_input_is_told():
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "it is closed" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("--save", "-"), ("--x", "-")])
+def test_chunked_gradients_have_no_pipes(words):
+    pytest.importorskip("dask", reason="Dask is not installed")
+    result = run("grads", "--preset", "by-hand", "--dask", *words)
+    assert result.exit_code == 2
+    assert "--dask reads and writes folders and files" in result.stderr

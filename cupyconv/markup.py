@@ -162,7 +162,11 @@ class Table(_Piece):
                 yield "─" * (sum(room) + _GUTTER * (len(room) - 1))
 
     def _widths(self, every: list[tuple[str, ...]], width: int) -> list[int]:
-        """How wide the columns are: the last gives way first, then whichever is the widest."""
+        """How wide the columns are.
+
+        The last gives way first, then whichever is the widest, and the first, which the eye looks
+        up, after all others.
+        """
         found = [
             max(len(line) for row in every for line in (row[column].split("\n") or [""]))
             for column in range(len(self.columns))
@@ -172,7 +176,8 @@ class Table(_Piece):
             least = max(min(_NARROWEST, found[-1]), found[-1] - over)
             over, found[-1] = over - (found[-1] - least), least
         while over > 0 and max(found) > _NARROWEST // 2:
-            found[found.index(max(found))] -= 1
+            begin = int(max(found[1:], default=0) > _NARROWEST // 2)
+            found[found.index(max(found[begin:]), begin)] -= 1
             over -= 1
         return found
 

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, launch, launches, parameters, sources
+from cupyconv.gpu import compiler, gather, launch, launches, parameters, sources
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.strides import Strides, contiguous_strides
@@ -184,6 +184,7 @@ def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage):
             "B_VECTOR": vector,
             "C_VECTOR": vector,
         }
+        defines["SHARED_BYTES"] = gather._shared_bytes(defines, itemsize)
         _, log = compiler.compile_cubin(sources.load("conv_gather.cu"), defines, "sm_80")
         assert no_spills(log), f"{defines}: {log}"
 

@@ -123,7 +123,8 @@ FENCE = r"MEMBAR\S*\.GPU|ERRBAR"
 @pytest.mark.parametrize("form", FORMS)
 def test_no_loop_waits_for_the_whole_gpu(form):
     chosen = list(variants(form))
-    for one in chosen[:: max(len(chosen) // 3, 1)]:
+    count = 3 if "hopper" in form else 1  # of the others, tiles differ in little
+    for one in chosen[:: max(len(chosen) // count, 1)]:
         listing = listing_of(one)
         assert in_loops(listing, "MMA|FMA") or one.source == "conv_planes.cu"
         assert in_loops(listing, FENCE) == [], f"{one.source} {dict(one.defines)}"

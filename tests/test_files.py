@@ -219,14 +219,20 @@ main(sys.argv[1:])
 """
 
 
-def waiting(folder, command=(sys.executable, "-c")):
+HEARING = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+"""The tests themselves may run where these are ignored, which children inherit."""
+
+
+def waiting(folder, command=(sys.executable, "-c"), before=HEARING):
     process = subprocess.Popen(
-        [*command, WAITING, *WRITERS["--save"], "--save", str(folder / "out.npz")],
+        [*command, before + WAITING, *WRITERS["--save"], "--save", str(folder / "out.npz")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        # The tests themselves may run where a hang-up is ignored, which children inherit.
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"writing\n"
@@ -247,7 +253,7 @@ def test_a_program_that_is_told_to_end_leaves_nothing(tmp_path, name):
 
 @posix
 def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path):
-    process = waiting(tmp_path, ("nohup", sys.executable, "-c"))
+    process = waiting(tmp_path, ("nohup", sys.executable, "-c"), before="")
     try:
         process.send_signal(signal.SIGHUP)
         time.sleep(0.2)

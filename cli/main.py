@@ -28,7 +28,7 @@ GOOD, CHECK_FAILED, WRONG_USAGE, NO_GPU, DOES_NOT_COMPILE = range(5)
 BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
-_SHAPE = re.compile(r"\d+([x,]\d+)+")
+_SHAPE = re.compile(r"\d+([xX,]\d+)+")
 
 TRACEBACK_VARIABLE = "CUPYCONV_TRACEBACK"
 

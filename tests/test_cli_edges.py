@@ -308,3 +308,7 @@ def test_chunked_gradients_have_no_pipes(words):
     result = run("grads", "--preset", "by-hand", "--dask", *words)
     assert result.exit_code == 2
     assert "--dask reads and writes folders and files" in result.stderr
+
+
+def test_the_short_form_takes_capitals():
+    assert run("1X5X7X7", "10X5X5X5").stdout == run("1x5x7x7", "10x5x5x5").stdout

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, operations, raw_ops
+from cupyconv import ConvError, ConvProblem, ConvTypeError, operations, raw_ops
 from cupyconv import onnx as co
 from cupyconv.cli.main import main
 
@@ -223,3 +223,9 @@ def test_the_recipes_of_gradients_say_what_is_conjugated():
     assert "conj(w) flipped along H and W" in text
     assert "of conj(w)" in text
     assert "torch.nn.grad" not in text
+
+
+def test_no_imaginary_part_is_lost_in_an_explanation():
+    problem = ConvProblem((1, 1, 4), (1, 1, 2))
+    with pytest.raises(ConvTypeError, match="whose imaginary part float32 does not have"):
+        cupyconv.explain(problem, x=np.ones((1, 1, 4), np.complex64))

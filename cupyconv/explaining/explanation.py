@@ -93,6 +93,11 @@ def explain(
                 f"it has {shape_text(shape)}, the problem {shape_text(wanted[name])}",
                 f"Pass an array of {shape_text(wanted[name])}, or make the problem from it",
             )
+        if array.dtype.kind == "c" and not problem.is_complex:
+            raise ConvTypeError(
+                f"{name} is {array.dtype}, whose imaginary part {problem.dtype} does not have. "
+                f"Make the problem with dtype={str(array.dtype)!r}"
+            )
     return Explanation(problem, title, Values(problem, data, values, seed))
 
 

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.skips import may_be_skipped
+
 settings.register_profile(
     "cupyconv",
     deadline=None,  # the first example pays for imports and BLAS start-up
@@ -52,23 +54,15 @@ def spread(items: list, count: int) -> list:
     return [items[turn * (len(items) - 1) // (count - 1)] for turn in range(count)]
 
 
-NEEDS_A_GPU = ("no usable GPU", "no CUDA device", "golden-*.npz")
-"""Words of the reasons for which CI may skip a test: CI never has a GPU, and PyTorch no other.
-
-More of them, such as a program that could not be installed, are in CUPYCONV_CI_LACKS.
-"""
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """On CI, fail a run that skipped a test for want of something that CI should have."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if "CI" not in os.environ or reporter is None:
         return
-    accepted = [*NEEDS_A_GPU, *os.environ.get("CUPYCONV_CI_LACKS", "").split()]
     for report in reporter.stats.get("skipped", []):
         _, _, reason = report.longrepr
-        if not any(word.lower() in reason.lower() for word in accepted):
+        if not may_be_skipped(reason, os.environ):
             reporter.write_line(f"not skipped on CI: {report.nodeid}: {reason}", red=True)
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -54,11 +54,18 @@ MORE_LAYERS = [
 PASSES = ("conv_forward", "conv_backprop_input", "conv_backprop_filter")
 # One pass of each family, in turns.
 SAMPLE = [(layer, PASSES[turn % 3]) for turn, layer in enumerate(LAYERS)]
+# What families do not compute, of all dtypes or of one.
+LACKS = {
+    ("cuda-patch", None, "conv_backprop_input"),
+    ("cuda-hopper", "float32", "conv_backprop_filter"),
+    ("cuda-hopper-halo", None, "conv_backprop_filter"),
+}
 REST = [
     (layer, name)
     for layer in (*LAYERS, *MORE_LAYERS)
     for name in PASSES
     if (layer, name) not in SAMPLE
+    and LACKS.isdisjoint({(layer[0], None, name), (layer[0], layer[1], name)})
 ]
 
 
@@ -67,7 +74,7 @@ def name_of(value: object) -> str:
 
 
 def compare_with_numpy(layer: tuple, pass_: str, **chosen: object) -> None:
-    """Exactly, on whole numbers that no sum rounds; skips what the family does not take."""
+    """Exactly, on whole numbers that no sum rounds."""
     impl, dtype, arch, channels, filters, groups, side = layer
     random = np.random.default_rng(0)
 
@@ -105,10 +112,7 @@ def test_pass_from_ptx(layer: tuple, pass_: str) -> None:
 @pytest.mark.parametrize(("layer", "pass_"), REST, ids=name_of)
 def test_any_pass_from_ptx(layer: tuple, pass_: str, schedule: emulator.Settings) -> None:
     with settings(schedule):
-        try:
-            compare_with_numpy(layer, pass_)
-        except cupyconv.ConvError as error:
-            pytest.skip(f"not planned: {error}")
+        compare_with_numpy(layer, pass_)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def test_results_are_taken_by_others_without_a_copy():
 
 def test_arrays_of_another_device_and_of_the_host_are_told_apart():
     if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("no second GPU; no usable GPU")
+        pytest.skip("no second GPU")
     _, data, words = layer()
     x, w = cupy.asarray(data.x), cupy.asarray(data.w)
     with cupy.cuda.Device(1):

@@ -1,0 +1,52 @@
+"""A run on CI fails where something is missing that should be there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.device import RUNNING
+from tests.skips import may_be_skipped
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_GPU = "Skipped: no usable GPU: the CuPy path was not run"
+
+
+@pytest.mark.parametrize(
+    ("reason", "environment", "accepted"),
+    [
+        (NO_GPU, {}, True),
+        (NO_GPU, {RUNNING: "1"}, False),
+        ("Skipped: this PyTorch has no CUDA device", {}, True),
+        (
+            "Skipped: PyTorch has no CUDA device where the devices are emulated",
+            {RUNNING: "1"},
+            True,
+        ),
+        ("Skipped: no second GPU", {RUNNING: "1"}, False),
+        ("Skipped: no second GPU", {}, False),
+        ("Skipped: PyTorch is not installed", {}, False),
+        ("Skipped: PyTorch is not installed", {"CUPYCONV_CI_LACKS": "torch"}, True),
+        ("Skipped: JAX is not installed", {"CUPYCONV_CI_LACKS": "torch"}, False),
+        ("Skipped: compiling kernels needs CuPy", {"CUPYCONV_CI_LACKS": "tensorflow keras"}, False),
+        ("Skipped: reading a cubin needs nvdisasm", {}, False),
+    ],
+)
+def test_reasons(reason, environment, accepted):
+    assert may_be_skipped(reason, environment) is accepted
+
+
+@pytest.mark.parametrize(("reason", "code"), [("no usable GPU", 0), ("cupy is not installed", 1)])
+def test_a_run_fails_that_left_out_too_much(tmp_path, reason, code):
+    text = f"import pytest\n\ndef test_nothing():\n    pytest.skip({reason!r})\n"
+    (tmp_path / "test_one.py").write_text(text)
+    words = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", str(tmp_path / "test_one.py"))
+    environment = {**os.environ, "CI": "true", "CUPYCONV_CI_LACKS": "", RUNNING: ""}
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "--rootdir", str(tmp_path), *words],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == code, run.stdout
+    assert ("not skipped on CI" in run.stdout) is bool(code)

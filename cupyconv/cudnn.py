@@ -14,7 +14,7 @@ written into the array given, which keeps its memory.  What differs:
   the result, asymmetric padding, bfloat16 and complex numbers are taken; ``pad``, ``stride`` and
   ``dilation`` may be whatever ``cupyconv.conv_forward`` takes.
 * ``tensor_core`` decides whether float32 may be rounded to TF32: "always" permits it, "auto" and
-  "never" do not.  16-bit types and float64 use tensor cores wherever they are faster, because that
+  "never" do not.  16-bit types and float64 use tensor cores wherever the plan does, because that
   changes nothing but rounding.
 * ``auto_tune`` times the most promising kernels at the first call of a problem on a GPU, unless
   ``deterministic`` is asked for: then the kernel is chosen by its estimate, in every process alike.

@@ -92,10 +92,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int i = 0; i < ELEMENTS; ++i) element[tile.channel_of(i)][tile.pixel()] = loaded[i];
   __syncthreads();  // the elements are
   tile.for_each_piece(shape, [&](int, int pixel, int channel, long long place) {
-    Piece<Storage, VECTOR> piece;
+    union {
+      Piece<Storage, VECTOR> piece;
+      unsigned words[4];
+    } one;
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) piece.element[i] = element[channel + i][pixel];
-    ptx::store_16_bytes(copy + place, reinterpret_cast<const unsigned(&)[4]>(piece));
+    for (int i = 0; i < VECTOR; ++i) one.piece.element[i] = element[channel + i][pixel];
+    ptx::store_16_bytes(copy + place, one.words);
   });
 }
 

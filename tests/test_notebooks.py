@@ -111,7 +111,7 @@ def test_notebooks_run(name, tmp_path):
     if name.startswith("04"):
         return  # its figures are of the machine
     if name.startswith("01") and importlib.util.find_spec("tensorflow") is None:
-        return
+        pytest.skip("tensorflow is not installed, whose answer the notebook shows: it ran")
     for text, expected in zip(texts(notebook), texts(kept), strict=True):
         if expected.startswith("No GPU here") and arrays.device_count():
             assert re.search(r"equal to the (reference|definition): True", text)

@@ -37,6 +37,11 @@ FORMS = {
 }
 """By name: a layer that the family is for, in which dtype and precision."""
 
+COPIES = ("conv_arrange.cu", "conv_planes.cu")
+"""Kernels without products."""
+
+FORMS_OF = ("CLUSTER", "SPLIT")
+
 LARGEST = 5000
 """Instructions of a Hopper kernel: none has reason for more, and the compiler takes seconds."""
 
@@ -60,27 +65,42 @@ def listing_of(one: Launch, architecture: str = "sm_90a") -> str:
     return disassemble(cubin)
 
 
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;", re.M)
+LABEL = r"(?:\.L_x_\d+|\$[\w$]+)"
+ENDS = re.compile(r"(BRA(\.U)? `|BRX|EXIT|RET|JMP)")
+"""Instructions after which the next is not come to; with a guard, it is."""
+
+
 def in_loops(listing: str, pattern: str) -> list[str]:
-    """The instructions that match, and that can be come to again after they have been executed."""
+    """The instructions that match, and that can be come to again after they have been executed.
+
+    What a loop calls is in the loop.
+    """
     found = []
     for body in re.split(r"^\s*\.section\s+\.text\.", listing, flags=re.M)[1:]:
         # By label: a block's text; it ends with the next label, and goes on there unless it jumps.
-        parts = re.split(r"^(\.L_x_\d+):", body, flags=re.M)
+        parts = re.split(rf"^({LABEL}):", body, flags=re.M)
         blocks = dict(zip(["", *parts[1::2]], parts[::2], strict=True))
-        order = [*blocks, None]
-        follows = {
-            name: {*re.findall(r"`\((\.L_x_\d+)\)", text)} & blocks.keys()
-            for name, text in blocks.items()
-        }
-        for name, after in pairwise(order):
-            last = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(.*?) ;", blocks[name], re.M)[-1:]
-            ends = last and re.match(r"(BRA|EXIT|RET|JMP)\b", last[0])
-            if after is not None and not ends:
+        follows: dict[str, set[str]] = {name: set() for name in blocks}
+        calls: dict[str, set[str]] = {name: set() for name in blocks}
+        for name, after in pairwise([*blocks, None]):
+            lines = INSTRUCTION.findall(blocks[name])
+            for line in lines:
+                edges = calls if re.search(r"\bCALL\b|CALL\.", line) else follows
+                edges[name] |= set(re.findall(LABEL, line)) & blocks.keys()
+            for targets in re.findall(r"BRANCH_TARGETS ([^\"]*)", blocks[name]):
+                follows[name] |= set(re.findall(LABEL, targets)) & blocks.keys()
+            if after is not None and not (lines and ENDS.match(lines[-1])):
                 follows[name].add(after)
-        for name, text in blocks.items():
-            hits = re.findall(rf"^\s*/\*[0-9a-f]+\*/\s+(.*(?:{pattern}).*?) ;", text, re.M)
-            if hits and name in reached(follows, name):
-                found += hits
+        again = {name for name in blocks if name in reached(follows, name)}
+        anywhere = {name: follows[name] | calls[name] for name in blocks}
+        for called in set().union(*(calls[name] for name in again)):
+            again |= {called} | reached(anywhere, called)
+        for name in blocks:
+            if name in again:
+                found += [
+                    one for one in INSTRUCTION.findall(blocks[name]) if re.search(pattern, one)
+                ]
     return found
 
 
@@ -107,7 +127,7 @@ def test_loops_are_seen():
         /*0040*/              @P1  BRA `(.L_x_4) ;
         /*0050*/                   BRA `(.L_x_1) ;
 .L_x_3:
-        /*0060*/                   ERRBAR ;
+        /*0060*/                   ERRBAR;
         /*0070*/                   EXIT ;
 .L_x_4:
         /*0080*/                   BRA `(.L_x_3) ;
@@ -116,17 +136,58 @@ def test_loops_are_seen():
     assert in_loops(listing, "FADD") == ["FADD R1, R1, R2"]
 
 
-FENCE = r"MEMBAR\S*\.GPU|ERRBAR"
-"""Waits for the memory of the whole GPU, which no step of a loop needs."""
+FENCED = """
+__device__ __noinline__ void fence_gpu(int* p) { *p += 1; __threadfence(); *p += 2; }
+extern "C" __global__ void called(int* p, int n) {
+#pragma unroll 1
+  for (int i = 0; i < n; ++i) { p[i] = i; fence_gpu(p + i); }
+}
+extern "C" __global__ void system(volatile int* p, int n) {
+#pragma unroll 1
+  for (int i = 0; i < n; ++i) { p[i] = i; __threadfence_system(); }
+}
+extern "C" __global__ void plain(volatile int* p, int n) {
+#pragma unroll 1
+  for (int i = 0; i < n; ++i) { p[i] = i; __threadfence(); }
+}
+extern "C" __global__ void once(volatile int* p, int n) {
+#pragma unroll 1
+  for (int i = 0; i < n; ++i) p[i] = i;
+  __threadfence();
+  p[0] = 1;
+}
+"""
+
+
+def test_fences_that_the_compiler_makes_are_found_in_loops():
+    source = sources.KernelSource("fenced.cu", FENCED, ())
+    listing = disassemble(compiler.compile_cubin(source, {}, "sm_90a")[0])
+    sections = re.split(r"(?=^\s*\.section\s+\.text\.)", listing, flags=re.M)[1:]
+    found = {re.search(r"\.text\.(\w+)", one)[1]: in_loops(one, FENCE) for one in sections}
+    assert {name: bool(fences) for name, fences in found.items()} == {
+        "called": True,
+        "system": True,
+        "plain": True,
+        "once": False,
+    }
+    assert any("SYS" in one for one in found["system"])
+    assert any("ERRBAR" in one for one in found["plain"])
+
+
+FENCE = r"MEMBAR\S*\.(GPU|SYS)|ERRBAR"
+"""Waits for the memory of the whole GPU, or of the host too, which no step of a loop needs."""
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_loop_waits_for_the_whole_gpu(form):
-    chosen = list(variants(form))
-    count = 3 if "hopper" in form else 1  # of the others, tiles differ in little
-    for one in chosen[:: max(len(chosen) // count, 1)]:
+    # One of each way to load and to store; tiles differ in little else.
+    chosen = {
+        (one.source, *(dict(one.defines).get(name) for name in FORMS_OF)): one
+        for one in variants(form)
+    }
+    for one in chosen.values():
         listing = listing_of(one)
-        assert in_loops(listing, "MMA|FMA") or one.source == "conv_planes.cu"
+        assert in_loops(listing, "MMA|FMA") or one.source in COPIES
         assert in_loops(listing, FENCE) == [], f"{one.source} {dict(one.defines)}"
         if "hopper" in form:
             assert sum(instructions(listing).values()) <= LARGEST, dict(one.defines)

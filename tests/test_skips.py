@@ -38,11 +38,25 @@ def test_reasons(reason, environment, accepted):
     assert may_be_skipped(reason, environment) is accepted
 
 
+TEST = "import pytest\n\ndef test_nothing():\n    pytest.skip({!r})\n"
+FILE = "import pytest\n\npytest.skip({!r}, allow_module_level=True)\n"
+
+
+@pytest.mark.parametrize("jobs", [(), ("-n", "2")], ids=["alone", "two jobs"])
+@pytest.mark.parametrize("what", [TEST, FILE], ids=["a test", "a file"])
 @pytest.mark.parametrize(("reason", "code"), [("no usable GPU", 0), ("cupy is not installed", 1)])
-def test_a_run_fails_that_left_out_too_much(tmp_path, reason, code):
-    text = f"import pytest\n\ndef test_nothing():\n    pytest.skip({reason!r})\n"
-    (tmp_path / "test_one.py").write_text(text)
-    words = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", str(tmp_path / "test_one.py"))
+def test_a_run_fails_that_left_out_too_much(tmp_path, reason, code, what, jobs):
+    (tmp_path / "test_one.py").write_text(what.format(reason))
+    (tmp_path / "test_two.py").write_text("def test_something():\n    pass\n")
+    words = (
+        "-q",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        *jobs,
+        str(tmp_path),
+    )
     environment = {**os.environ, "CI": "true", "CUPYCONV_CI_LACKS": "", RUNNING: ""}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "--rootdir", str(tmp_path), *words],

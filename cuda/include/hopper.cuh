@@ -41,6 +41,7 @@ constexpr bool A_LINES_ALONG_M = PASS == 2;
 constexpr bool B_LINES_ALONG_N = PASS == 2 || (PASS == 0) == (FILTERS_LAST != 0);
 static_assert(CLUSTER == 1 || !B_LINES_ALONG_N || BLOCK_N % 128 == 0, "B is loaded in two halves");
 static_assert(sizeof(Storage) == 2 || !B_LINES_ALONG_N, "TF32 operands have lines along k");
+static_assert(STORE != STORE_ROWS || LINE == 64, "a chunk of rows that are stored is a line");
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 

@@ -263,7 +263,8 @@ __device__ __forceinline__ void mbarrier_expect_tx(unsigned long long* barrier, 
       "r"(bytes)
       : "memory");
 }
-// Arrives on the barrier of any block of the cluster (map_to_block gives its address).
+// Arrives on the barrier of any block of the cluster (map_to_block gives its address).  It releases
+// for this block only: what a thread stored to memory before is not made known to the other.
 __device__ __forceinline__ void mbarrier_arrive_cluster(unsigned address) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }

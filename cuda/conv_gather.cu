@@ -1,41 +1,48 @@
-// Tensor-core gather: the three passes as implicit GEMMs on mma.sync, for 16-bit types, float32
-// rounded to tf32, and float64.
+// Gather: the three passes as implicit GEMMs, on mma.sync for 16-bit types, float32 rounded to tf32
+// and float64, and on fused multiply-adds for float32 as it is and for float64 where chips have no
+// more.
 //
-// What it adds over the generic kernels: products on the tensor cores, a ring of STAGES
-// shared-memory stages that cp.async fills ahead of use (8.0 and later; 7.5 copies through
-// registers), stride phases in backprop-input, and a deterministic split of gemm_k.
+// What it adds over the generic kernels: products on the tensor cores, or, without TENSOR_CORES, by
+// plain instructions from registers; a ring of STAGES shared-memory stages that cp.async fills ahead
+// of use (8.0 and later; 7.5 copies through registers); stride phases in backprop-input; and a
+// deterministic split of gemm_k.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           taps            im2col(x)  w
 //   backprop_input   input pixels    channels          taps * filters  dy         w
 //   backprop_filter  filters         taps * channels   output pixels   dy         im2col(x)
 //
-// with taps numbered channel-fastest.  An operand comes in pieces of A_VECTOR or B_VECTOR elements
-// that are neighbours in memory, along k (A_ALONG_K, B_ALONG_K) or along m and n.  A piece's
-// address is the sum of two halves, one of its line and one of its place in the line; both are
-// worked out once per block, or once per step of k, into small shared-memory tables.
+// with taps numbered channel-fastest, or, with TAPS_FASTEST, channel-slowest: as w lies in memory.  An
+// operand comes in pieces of A_VECTOR or B_VECTOR elements that are neighbours in memory, along k
+// (A_ALONG_K, B_ALONG_K) or along m and n.
+//
+// A piece's address is the sum of two halves (gather.cuh), one of its line and one of its place in
+// the line.  Those of positions are worked out once per block; those of k once per step, by one warp,
+// for the step after the one that is being copied: it counts on by BLOCK_K, without a division.  A
+// piece then costs two loads from shared memory, an addition, and a test of bits for whether it is
+// inside the tensor.
 //
 // Pixels come in pieces too, in NCHW: those of the output as it is stored and as dy is summed, and
 // those of the input under a 1 x 1 filter of stride 1 without padding, where they follow each other
 // in memory.  That makes such a layer a plain matrix product, with 16-byte copies in either order of
-// memory; the tables then cost an addition and a comparison for each piece, about an eighth of a
-// step's instructions.
+// memory.
 //
 // A first layer of 3 channels is copied element by element: a row of the filter reads S * C
 // neighbours, but from (q * stride - pad) * C on, which is odd as often as not, and cp.async can
 // leave out the tail of a piece, not its head.  Forward and backprop_filter of such layers are better
 // left to conv_patch.cu, which copies the input under a tile once.
 //
-// In backprop_input each stride phase (maps.cuh) is a dense problem with its own pixels and taps;
+// In backprop_input each stride phase (gather.cuh) is a dense problem with its own pixels and taps;
 // all phases are tiles of one launch.  With SPLIT, gemm_k is shared out over blockIdx.y; each split
 // writes its sums to a workspace and conv_gather_reduce adds them in order, so the bits never
 // depend on scheduling.
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE, INDEX, BLOCK_M, BLOCK_N,
-// BLOCK_K, WARPS_M, WARPS_N, STAGES, A_ALONG_K, A_VECTOR, B_ALONG_K, B_VECTOR, C_ALONG_N, C_VECTOR,
-// SPLIT, ASYNC_COPY, ACTIVATION (epilogue.cuh; of the forward pass).
+// BLOCK_K, WARPS_M, WARPS_N, RESIDENT (blocks of a multiprocessor), STAGES, TENSOR_CORES, A_ALONG_K,
+// A_VECTOR, B_ALONG_K, B_VECTOR, C_ALONG_N, C_VECTOR, TAPS_FASTEST, TAP_WORDS and PHASES
+// (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION (epilogue.cuh; of the forward pass).
 #include "epilogue.cuh"
-#include "maps.cuh"
+#include "gather.cuh"
 #include "numeric.cuh"
 #include "ring.cuh"
 #include "vector.cuh"
@@ -43,68 +50,83 @@
 using Index = INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
+using AddressHalf = Half<Index>;
 
 constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int WARP_M = BLOCK_M / WARPS_M, WARP_N = BLOCK_N / WARPS_N;
-constexpr int DEPTH = Fragments<Storage>::DEPTH;
-static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0 && BLOCK_K % DEPTH == 0, "whole fragments only");
-
-// -- operands --------------------------------------------------------------------------------------
-
-// Half an address of an operand that gathers pixels under taps.
-using Gathered = Place<Index>;
-
-// Half an address of an operand that just adds offsets.  Whether its line or place exists is said
-// apart from the offset, which is any number: views have negative strides, and zeros.
-struct alignas(2 * sizeof(Index)) Dense {
-  Index offset;
-  Index exists;  // 1 or 0; as wide as the offset, so that both are one load
-
-  __device__ __forceinline__ Dense() {}
-  __device__ __forceinline__ Dense(Index offset_) : offset(offset_), exists(1) {}
-};
-
-// The halves of a line or a place beyond the end of the matrix.  A coordinate that is BEYOND stays
-// negative under any tap, since coordinates are less than half of what Index holds
-// (cupyconv/gpu/parameters.py); two of them still add up without overflow.
-constexpr Index BEYOND = -(Index(1) << (8 * sizeof(Index) - 2));
-__device__ __forceinline__ void set_beyond(Gathered& half) { half = {0, BEYOND, 0, 0}; }
-__device__ __forceinline__ void set_beyond(Dense& half) { half.offset = half.exists = 0; }
-
-struct DenseOperand {
-  __device__ __forceinline__ bool locate(const Dense& a, const Dense& b, Index& offset) const {
-    offset = a.offset + b.offset;
-    return a.exists & b.exists;
-  }
-};
+static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "whole fragments only");
+static_assert(BLOCK_K <= 32, "one warp counts the steps");
 
 __device__ __forceinline__ Index narrowed(long long value) { return static_cast<Index>(value); }
+__device__ __forceinline__ int at_least_1(long long value) {
+  return value > 1 ? static_cast<int>(value) : 1;
+}
 
 // -- passes: sizes, and the halves of every address in A, B and C -----------------------------------
 
-#if PASS == 1
-using PassPhase = Phase<Index>;
-#else
-struct PassPhase {  // one, with nothing to know
-  __device__ __forceinline__ PassPhase() {}
-  __device__ __forceinline__ PassPhase(const ConvParameters&, Index) {}
+// Taps, and the channels (in backprop_input, filters) that are numbered with them.
+__device__ __forceinline__ Loops tap_loops(long long channels, long long t, long long r,
+                                           long long s) {
+  if (TAPS_FASTEST)
+    return {{at_least_1(s), at_least_1(r), at_least_1(t), static_cast<int>(channels)}, {}};
+  return {{at_least_1(channels), at_least_1(s), at_least_1(r), static_cast<int>(t)}, {}};
+}
+__device__ __forceinline__ Tap<Index> tap_of(const Digits& at) {
+  const int(&digit)[4] = at.digit;
+  if (TAPS_FASTEST) return {digit[3], digit[2], digit[1], digit[0]};
+  return {digit[0], digit[3], digit[2], digit[1]};
+}
+__device__ __forceinline__ Pixel<Index> pixel_of(const Digits& at) {
+  return {at.digit[3], at.digit[2], at.digit[1], at.digit[0]};
+}
+
+// x under the windows of output pixels.
+struct Windows {
+  const ConvParameters& p;
+
+  __device__ __forceinline__ Loops taps() const {
+    return tap_loops(p.channels, p.filter[0], p.filter[1], p.filter[2]);
+  }
+  __device__ __forceinline__ Loops pixels() const {
+    return {{at_least_1(p.output[2]), at_least_1(p.output[1]), at_least_1(p.output[0]),
+             static_cast<int>(p.batch)},
+            {}};
+  }
+  __device__ __forceinline__ AddressHalf of_pixel(const Pixel<Index>& out) const {
+    const int t = static_cast<int>(p.filter[0]), r = static_cast<int>(p.filter[1]);
+    const int s = static_cast<int>(p.filter[2]);
+    const Pixel<Index> first = {out.n, out.d * narrowed(p.stride[0]) - narrowed(p.pad[0]),
+                                out.h * narrowed(p.stride[1]) - narrowed(p.pad[1]),
+                                out.w * narrowed(p.stride[2]) - narrowed(p.pad[2])};
+    AddressHalf half = AddressHalf::of_pixel(pixel_offset(first, p.x_stride));
+    half.mark_outside(0, t, first.d, narrowed(p.dilation[0]), narrowed(p.input[0]));
+    half.mark_outside(t, r, first.h, narrowed(p.dilation[1]), narrowed(p.input[1]));
+    half.mark_outside(t + r, s, first.w, narrowed(p.dilation[2]), narrowed(p.input[2]));
+    return half;
+  }
+  __device__ __forceinline__ AddressHalf of_tap(const Tap<Index>& tap) const {
+    const Pixel<Index> step = {0, tap.t * narrowed(p.dilation[0]), tap.r * narrowed(p.dilation[1]),
+                               tap.s * narrowed(p.dilation[2])};
+    AddressHalf half =
+        AddressHalf::of_tap(pixel_offset(step, p.x_stride) + tap.c * narrowed(p.x_stride[1]));
+    half.bits.set(static_cast<int>(tap.t));
+    half.bits.set(static_cast<int>(p.filter[0] + tap.r));
+    half.bits.set(static_cast<int>(p.filter[0] + p.filter[1] + tap.s));
+    return half;
+  }
 };
-#endif
 
 #if PASS == 0
 
 struct Pass {
-  using AHalf = Gathered;
-  using BHalf = Dense;
   const ConvParameters& p;
-  WindowGather<Index> a;
-  DenseOperand b;
+  Windows windows;
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;  // elements from one group to the next
 
-  __device__ __forceinline__ Pass(const ConvParameters& parameters, const PassPhase&)
+  __device__ __forceinline__ Pass(const ConvParameters& parameters, const StridePhases<PHASES>&, int)
       : p(parameters),
-        a{parameters},
+        windows{parameters},
         gemm_m(narrowed(p.batch * p.output[0] * p.output[1] * p.output[2])),
         gemm_n(narrowed(p.filters)),
         gemm_k(narrowed(p.filter[0] * p.filter[1] * p.filter[2] * p.channels)),
@@ -112,17 +134,19 @@ struct Pass {
         group_b(narrowed(p.filters * p.w_stride[0])),
         group_c(narrowed(p.filters * p.y_stride[1])) {}
 
-  static __device__ __forceinline__ Index phases(const ConvParameters&) { return 1; }
-
-  __device__ __forceinline__ Tap<Index> tap(Index k) const {
-    return tap_at(k, narrowed(p.channels), p.filter);
+  __device__ __forceinline__ Loops loops() const { return windows.taps(); }
+  __device__ __forceinline__ AddressHalf a_position(Index m) const {
+    return windows.of_pixel(pixel_at(m, p.output));
   }
-  __device__ __forceinline__ Gathered a_row(Index m) const {
-    return a.of_pixel(pixel_at(m, p.output));
+  __device__ __forceinline__ AddressHalf a_step(const Digits& k) const {
+    return windows.of_tap(tap_of(k));
   }
-  __device__ __forceinline__ Gathered a_step(Index k) const { return a.of_tap(tap(k)); }
-  __device__ __forceinline__ Dense b_column(Index n) const { return {n * narrowed(p.w_stride[0])}; }
-  __device__ __forceinline__ Dense b_step(Index k) const { return {tap_offset(tap(k), p.w_stride)}; }
+  __device__ __forceinline__ AddressHalf b_position(Index n) const {
+    return AddressHalf::of_pixel(n * narrowed(p.w_stride[0]));
+  }
+  __device__ __forceinline__ AddressHalf b_step(const Digits& k) const {
+    return AddressHalf::of_only_tap(tap_offset(tap_of(k), p.w_stride));
+  }
   __device__ __forceinline__ Index c_row(Index m) const {
     return pixel_offset(pixel_at(m, p.output), p.y_stride);
   }
@@ -132,39 +156,70 @@ struct Pass {
 #elif PASS == 1
 
 struct Pass {
-  using AHalf = Gathered;
-  using BHalf = Dense;
   const ConvParameters& p;
-  PhaseGather<Index> a;
-  DenseOperand b;
+  const StridePhases<PHASES>& phases;
+  const StridePhase& phase;
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;
 
-  __device__ __forceinline__ Pass(const ConvParameters& parameters, const PassPhase& phase)
+  __device__ __forceinline__ Pass(const ConvParameters& parameters,
+                                  const StridePhases<PHASES>& phases_, int number)
       : p(parameters),
-        a{parameters, phase},
-        gemm_m(a.pixels()),
+        phases(phases_),
+        phase(phases_.phase[number]),
+        gemm_m(narrowed(p.batch * phase.pixels[0] * phase.pixels[1] * phase.pixels[2])),
         gemm_n(narrowed(p.channels)),
-        gemm_k(a.taps() * narrowed(p.filters)),
+        gemm_k(narrowed(p.filters * phase.taps[0] * phase.taps[1] * phase.taps[2])),
         group_a(narrowed(p.filters * p.y_stride[1])),
         group_b(narrowed(p.filters * p.w_stride[0])),
         group_c(narrowed(p.channels * p.x_stride[1])) {}
 
-  static __device__ __forceinline__ Index phases(const ConvParameters& p) {
-    return narrowed(p.stride[0] * p.stride[1] * p.stride[2]);
+  __device__ __forceinline__ Loops loops() const {
+    return tap_loops(p.filters, phase.taps[0], phase.taps[1], phase.taps[2]);
   }
-
-  __device__ __forceinline__ Gathered a_row(Index m) const { return a.of_pixel(a.pixel(m)); }
-  __device__ __forceinline__ Gathered a_step(Index k) const { return a.of_tap(a.tap(k)); }
-  __device__ __forceinline__ Dense b_column(Index n) const { return {n * narrowed(p.w_stride[1])}; }
-  __device__ __forceinline__ Dense b_step(Index k) const {
-    Tap<Index> tap = a.in_filter(a.tap(k));
-    const Index filter = tap.c;
-    tap.c = 0;
-    return {tap_offset(tap, p.w_stride) + filter * narrowed(p.w_stride[0])};
+  __device__ __forceinline__ Pixel<Index> pixel(Index m) const {
+    const long long sizes[3] = {phase.pixels[0], phase.pixels[1], phase.pixels[2]};
+    return pixel_at(m, sizes);
+  }
+  __device__ __forceinline__ AddressHalf a_position(Index m) const {
+    const Pixel<Index> in = pixel(m);
+    const int t = phase.taps[0], r = phase.taps[1], s = phase.taps[2];
+    const Pixel<Index> first = {in.n, in.d + phase.shift[0], in.h + phase.shift[1],
+                                in.w + phase.shift[2]};
+    AddressHalf half = AddressHalf::of_pixel(pixel_offset(first, p.y_stride));
+    half.mark_outside(0, t, first.d, -phases.spacing[0], narrowed(p.output[0]));
+    half.mark_outside(t, r, first.h, -phases.spacing[1], narrowed(p.output[1]));
+    half.mark_outside(t + r, s, first.w, -phases.spacing[2], narrowed(p.output[2]));
+    return half;
+  }
+  __device__ __forceinline__ AddressHalf a_step(const Digits& k) const {
+    const Tap<Index> tap = tap_of(k);
+    const Pixel<Index> step = {0, -tap.t * phases.spacing[0], -tap.r * phases.spacing[1],
+                               -tap.s * phases.spacing[2]};
+    AddressHalf half =
+        AddressHalf::of_tap(pixel_offset(step, p.y_stride) + tap.c * narrowed(p.y_stride[1]));
+    half.bits.set(static_cast<int>(tap.t));
+    half.bits.set(static_cast<int>(phase.taps[0] + tap.r));
+    half.bits.set(static_cast<int>(phase.taps[0] + phase.taps[1] + tap.s));
+    return half;
+  }
+  __device__ __forceinline__ AddressHalf b_position(Index n) const {
+    return AddressHalf::of_pixel(n * narrowed(p.w_stride[1]));
+  }
+  __device__ __forceinline__ AddressHalf b_step(const Digits& k) const {
+    const Tap<Index> tap = tap_of(k);
+    const Tap<Index> in_filter = {0, phase.first_tap[0] + tap.t * phases.step[0],
+                                  phase.first_tap[1] + tap.r * phases.step[1],
+                                  phase.first_tap[2] + tap.s * phases.step[2]};
+    return AddressHalf::of_only_tap(tap_offset(in_filter, p.w_stride) +
+                                    tap.c * narrowed(p.w_stride[0]));
   }
   __device__ __forceinline__ Index c_row(Index m) const {
-    return pixel_offset(a.in_input(a.pixel(m)), p.x_stride);
+    const Pixel<Index> in = pixel(m);
+    const Pixel<Index> whole = {in.n, phase.first_pixel[0] + in.d * narrowed(p.stride[0]),
+                                phase.first_pixel[1] + in.h * narrowed(p.stride[1]),
+                                phase.first_pixel[2] + in.w * narrowed(p.stride[2])};
+    return pixel_offset(whole, p.x_stride);
   }
   __device__ __forceinline__ Index c_column(Index n) const { return n * narrowed(p.x_stride[1]); }
 };
@@ -172,17 +227,14 @@ struct Pass {
 #else
 
 struct Pass {
-  using AHalf = Dense;
-  using BHalf = Gathered;
   const ConvParameters& p;
-  DenseOperand a;
-  WindowGather<Index> b;
+  Windows windows;
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;
 
-  __device__ __forceinline__ Pass(const ConvParameters& parameters, const PassPhase&)
+  __device__ __forceinline__ Pass(const ConvParameters& parameters, const StridePhases<PHASES>&, int)
       : p(parameters),
-        b{parameters},
+        windows{parameters},
         gemm_m(narrowed(p.filters)),
         gemm_n(narrowed(p.filter[0] * p.filter[1] * p.filter[2] * p.channels)),
         gemm_k(narrowed(p.batch * p.output[0] * p.output[1] * p.output[2])),
@@ -190,18 +242,21 @@ struct Pass {
         group_b(narrowed(p.channels * p.x_stride[1])),
         group_c(narrowed(p.filters * p.w_stride[0])) {}
 
-  static __device__ __forceinline__ Index phases(const ConvParameters&) { return 1; }
-
+  __device__ __forceinline__ Loops loops() const { return windows.pixels(); }
   __device__ __forceinline__ Tap<Index> tap(Index n) const {
-    return tap_at(n, narrowed(p.channels), p.filter);
+    return tap_of(windows.taps().digits(n));
   }
-  __device__ __forceinline__ Dense a_row(Index m) const { return {m * narrowed(p.y_stride[1])}; }
-  __device__ __forceinline__ Dense a_step(Index k) const {
-    return {pixel_offset(pixel_at(k, p.output), p.y_stride)};
+  __device__ __forceinline__ AddressHalf a_position(Index m) const {
+    return AddressHalf::of_pixel(m * narrowed(p.y_stride[1]));
   }
-  __device__ __forceinline__ Gathered b_column(Index n) const { return b.of_tap(tap(n)); }
-  __device__ __forceinline__ Gathered b_step(Index k) const {
-    return b.of_pixel(pixel_at(k, p.output));
+  __device__ __forceinline__ AddressHalf a_step(const Digits& k) const {
+    return AddressHalf::of_only_tap(pixel_offset(pixel_of(k), p.y_stride));
+  }
+  __device__ __forceinline__ AddressHalf b_position(Index n) const {
+    return windows.of_tap(tap(n));
+  }
+  __device__ __forceinline__ AddressHalf b_step(const Digits& k) const {
+    return windows.of_pixel(pixel_of(k));
   }
   __device__ __forceinline__ Index c_row(Index m) const { return m * narrowed(p.w_stride[0]); }
   __device__ __forceinline__ Index c_column(Index n) const {
@@ -215,109 +270,88 @@ struct Pass {
 
 // Blocks are numbered by group, stride phase, row and column of tiles, with columns fastest.
 struct BlockTile {
-  Index group, phase, row, column;  // row and column of the tile's first element
+  Index group, row, column;  // row and column of the tile's first element
+  int phase;
 
-  __device__ __forceinline__ explicit BlockTile(const ConvParameters& p) {
-    const Index phases = Pass::phases(p);
-    Index blocks_of_group = 0;
-    for (phase = 0; phase < phases; ++phase) blocks_of_group += blocks(p, phase);
+  __device__ __forceinline__ BlockTile() {}
+  __device__ __forceinline__ BlockTile(const StridePhases<PHASES>& phases, Index gemm_n) {
+    const Index of_group = phases.phase[PHASES - 1].end;
     Index block = static_cast<Index>(blockIdx.x);
-    group = block / blocks_of_group;
-    block %= blocks_of_group;
-    for (phase = 0; phase + 1 < phases; ++phase) {
-      const Index here = blocks(p, phase);
-      if (block < here) break;
-      block -= here;
-    }
-    const PassPhase chosen(p, phase);
-    const Index columns = (Pass(p, chosen).gemm_n + BLOCK_N - 1) / BLOCK_N;
+    group = block / of_group;
+    block -= group * of_group;
+    for (phase = 0; phase + 1 < PHASES && block >= phases.phase[phase].end;) ++phase;
+    if (phase > 0) block -= phases.phase[phase - 1].end;
+    const Index columns = (gemm_n + BLOCK_N - 1) / BLOCK_N;
     row = block / columns * BLOCK_M;
     column = block % columns * BLOCK_N;
-  }
-
-  static __device__ __forceinline__ Index blocks(const ConvParameters& p, Index number) {
-    const PassPhase phase(p, number);
-    const Pass pass(p, phase);
-    return (pass.gemm_m + BLOCK_M - 1) / BLOCK_M * ((pass.gemm_n + BLOCK_N - 1) / BLOCK_N);
   }
 };
 
 // -- tiles in shared memory -------------------------------------------------------------------------
 
-// The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its two halves.  Lines
-// run along k or along positions, and are filled in pieces of VECTOR elements.
-//
-// The entries of a step are made by the block's first threads, or, for the other operand, by its
-// last, which are of another warp.
-template <class Half, int EXTENT, bool ALONG_K, int VECTOR, bool BY_LAST_THREADS>
+// Pieces of a loop's turn: those that cp.async does not take, which are waited for, are more.
+template <int BYTES>
+constexpr int COPIES_AT_ONCE = ASYNC_COPY && BYTES >= 4 ? 4 : 8;
+
+// The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its halves.  Lines run
+// along k or along positions, and are filled in pieces of VECTOR elements.
+template <int EXTENT, bool ALONG_K, int VECTOR>
 struct Operand {
   using Tile =
       RingTile<Storage, ALONG_K ? EXTENT : BLOCK_K, ALONG_K ? BLOCK_K : EXTENT, ALONG_K>;
   static constexpr int PIECES = Tile::LINE / VECTOR;
-  static constexpr int POSITIONS = ALONG_K ? EXTENT : EXTENT / VECTOR;  // entries of the tables
-  static constexpr int STEPS = ALONG_K ? BLOCK_K / VECTOR : BLOCK_K;
+  static constexpr int POSITIONS = ALONG_K ? EXTENT : EXTENT / VECTOR;  // entries of the table
   static_assert(THREADS % PIECES == 0 && Tile::LINES % (THREADS / PIECES) == 0, "equal shares");
-  static_assert(THREADS >= STEPS, "one thread makes one entry");
 
-  Half positions[POSITIONS];
-  Half steps[2][STEPS];  // of the step being copied, and of the one after it
+  AddressHalf positions[POSITIONS];
+  AddressHalf steps[2][BLOCK_K];  // of the step being copied, and of the one after it
 
-  // Writes the entries of all positions; half_of(i) is the half of the i-th position.
+  // Writes the entries of all positions; half_of(i) is the half of the i-th position, in the first
+  // group.
   template <class HalfOf>
-  __device__ __forceinline__ void set_positions(Index first, Index end, HalfOf half_of) {
+  __device__ __forceinline__ void set_positions(Index first, Index end, Index group_offset,
+                                                HalfOf half_of) {
     for (int i = threadIdx.x; i < POSITIONS; i += THREADS) {
       const Index position = first + i * (ALONG_K ? 1 : VECTOR);
-      if (position < end)
-        positions[i] = half_of(position);
-      else
-        set_beyond(positions[i]);
+      positions[i] = position < end ? half_of(position) : AddressHalf::beyond();
+      positions[i].offset += group_offset;
     }
   }
 
-  // Writes the entries of one step of k.
-  template <class HalfOf>
-  __device__ __forceinline__ void set_step(int parity, Index first, Index end, HalfOf half_of) {
-    const int step = BY_LAST_THREADS ? THREADS - 1 - threadIdx.x : threadIdx.x;
-    if (step >= STEPS) return;
-    const Index k = first + static_cast<Index>(step) * (ALONG_K ? VECTOR : 1);
-    if (k < end)
-      steps[parity][step] = half_of(k);
-    else
-      set_beyond(steps[parity][step]);
-  }
-
   // Copies the pieces of one step into a stage.
-  template <class Source>
-  __device__ __forceinline__ void copy(Tile& tile, int parity, const Source& source,
-                                       const Storage* memory) const {
-    const int piece = threadIdx.x % PIECES;
-#pragma unroll
+  __device__ __forceinline__ void copy(Tile& tile, int parity, const Storage* memory) const {
+    const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
+    // One of its two halves is the same for all pieces of a thread.
+    const AddressHalf same = ALONG_K ? steps[parity][piece * VECTOR] : positions[piece];
+#pragma unroll COPIES_AT_ONCE<VECTOR * sizeof(Storage)>
     for (int i = 0; i < Tile::LINES / (THREADS / PIECES); ++i) {
-      const int line = threadIdx.x / PIECES + i * (THREADS / PIECES);
-      Index offset;
-      const bool inside = source.locate(positions[ALONG_K ? line : piece],
-                                        steps[parity][ALONG_K ? piece : line], offset);
-      copy_piece<VECTOR>(tile.at(line, piece * VECTOR), memory + (inside ? offset : 0), inside);
+      const int line = first + i * (THREADS / PIECES);
+      const AddressHalf other = ALONG_K ? positions[line] : steps[parity][line];
+      const bool inside = !same.bits.meets(other.bits);
+      const Index offset = inside ? same.offset + other.offset : 0;
+      copy_piece<VECTOR>(tile.at(line, piece * VECTOR), memory + offset, inside);
     }
   }
 };
 
-using OperandA = Operand<Pass::AHalf, BLOCK_M, A_ALONG_K, A_VECTOR, false>;
-using OperandB = Operand<Pass::BHalf, BLOCK_N, B_ALONG_K, B_VECTOR, true>;
+using OperandA = Operand<BLOCK_M, A_ALONG_K, A_VECTOR>;
+using OperandB = Operand<BLOCK_N, B_ALONG_K, B_VECTOR>;
 
 struct Stage {
   OperandA::Tile a;
   OperandB::Tile b;
 };
 
-// The tile of C on its way out, with lines along the axis that is contiguous in memory.
+// Offsets in C, of what exists of the block's tile, for its lines along the axis that is contiguous
+// in memory and the places in them.  16-bit elements go out by way of shared memory: a thread's
+// share of a line is shorter than the 32 bytes that memory writes at once.
 struct OutputTile {
   static constexpr int LINES = C_ALONG_N ? BLOCK_M : BLOCK_N;
   static constexpr int LINE = C_ALONG_N ? BLOCK_N : BLOCK_M;
+  static constexpr bool STAGED = sizeof(Storage) == 2;
   // Longer than LINE, so that lines start in other banks.
-  static constexpr int PADDING = sizeof(Storage) == 2 ? 8 : 4;
-  alignas(16) Storage element[LINES][LINE + PADDING];
-  Index lines[LINES], places[LINE];  // offsets in C of those that exist
+  alignas(16) Storage element[STAGED ? LINES : 1][STAGED ? LINE + 8 : 1];
+  Index lines[LINES], places[LINE];
 };
 
 union SharedMemory {
@@ -330,34 +364,60 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 
 // -- the product ------------------------------------------------------------------------------------
 
+// A thread's sums: ROWS x COLUMNS of its warp's tile.  Its rows, and its columns, come in runs of
+// neighbours: single rows and two columns as fragments of the tensor cores have them (ring.cuh), or
+// as many as it loads at once from lines that run along m and n.
 struct Sums {
-  Accumulator value[WARP_M / 16][WARP_N / 8][4];
-  int row, column;  // of this thread's first element within the block's tile
+  static constexpr int ROWS = WARP_M / 8, COLUMNS = WARP_N / 4;
+  static constexpr int CHUNK = 16 / sizeof(Storage);
+  static constexpr int ROW_RUN = TENSOR_CORES || A_ALONG_K ? 1 : CHUNK;
+  static constexpr int COLUMN_RUN = TENSOR_CORES || B_ALONG_K ? 2 : CHUNK;
+
+  Accumulator value[ROWS / 2][COLUMNS / 2][4];  // as fragments have them
 
   __device__ __forceinline__ Sums() {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    row = warp / WARPS_N * WARP_M + lane / 4;
-    column = warp % WARPS_N * WARP_N + lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < WARP_M / 16; ++i)
+    for (int i = 0; i < ROWS / 2; ++i)
 #pragma unroll
-      for (int j = 0; j < WARP_N / 8; ++j)
+      for (int j = 0; j < COLUMNS / 2; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) value[i][j][e] = 0;
   }
 
+  __device__ __forceinline__ Accumulator& at(int row, int column) {
+    return value[row / 2][column / 2][row % 2 * 2 + column % 2];
+  }
+  __device__ __forceinline__ Accumulator at(int row, int column) const {
+    return value[row / 2][column / 2][row % 2 * 2 + column % 2];
+  }
+
+  // Where in the block's tile the first row and column of this warp are, and a thread's i-th ones.
+  static __device__ __forceinline__ int first_row() { return threadIdx.x / 32 / WARPS_N * WARP_M; }
+  static __device__ __forceinline__ int first_column() {
+    return threadIdx.x / 32 % WARPS_N * WARP_N;
+  }
+  static __device__ __forceinline__ int row_of(int i) {
+    const int lane = threadIdx.x % 32 / 4;
+    return first_row() + lane * ROW_RUN + i % ROW_RUN + i / ROW_RUN * (8 * ROW_RUN);
+  }
+  static __device__ __forceinline__ int column_of(int i) {
+    const int lane = threadIdx.x % 4;
+    return first_column() + lane * COLUMN_RUN + i % COLUMN_RUN + i / COLUMN_RUN * (4 * COLUMN_RUN);
+  }
+
+#if TENSOR_CORES
   __device__ __forceinline__ void multiply(Stage& stage) {
-    const int warp = threadIdx.x / 32;
-    const int first_row = warp / WARPS_N * WARP_M, first_column = warp % WARPS_N * WARP_N;
+    constexpr int DEPTH = Fragments<Storage>::DEPTH;
+    static_assert(BLOCK_K % DEPTH == 0, "whole fragments only");
 #pragma unroll
     for (int k = 0; k < BLOCK_K; k += DEPTH) {
       typename Fragments<Storage>::Register a[4], b[WARP_N / 16][4];
 #pragma unroll
       for (int j = 0; j < WARP_N / 16; ++j)
-        load_fragments<false>(b[j], stage.b, first_column + j * 16, k);
+        load_fragments<false>(b[j], stage.b, first_column() + j * 16, k);
 #pragma unroll
       for (int i = 0; i < WARP_M / 16; ++i) {
-        load_fragments<true>(a, stage.a, first_row + i * 16, k);
+        load_fragments<true>(a, stage.a, first_row() + i * 16, k);
 #pragma unroll
         for (int j = 0; j < WARP_N / 8; ++j)
           multiply_fragments(value[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1],
@@ -365,39 +425,85 @@ struct Sums {
       }
     }
   }
+#else
+  // A thread loads 16 bytes at a time, along k or along positions, as the lines run: its share of a
+  // chunk of A whole, that of B bit by bit.
+  __device__ __forceinline__ void multiply(Stage& stage) {
+    static_assert(BLOCK_K % CHUNK == 0, "whole chunks only");
+#pragma unroll 2
+    for (int k0 = 0; k0 < BLOCK_K; k0 += CHUNK) {
+      Storage a[CHUNK][ROWS];
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i) {
+        const int k = A_ALONG_K ? 0 : i % CHUNK, row = A_ALONG_K ? i : i / CHUNK * CHUNK;
+        const auto chunk = A_ALONG_K ? load_chunk(stage.a, row_of(row), k0)
+                                     : load_chunk(stage.a, k0 + k, row_of(row));
+#pragma unroll
+        for (int e = 0; e < CHUNK; ++e)
+          (A_ALONG_K ? a[e][row] : a[k][row + e]) = chunk.element[e];
+      }
+#pragma unroll
+      for (int j = 0; j < COLUMNS; ++j) {
+        const int k = B_ALONG_K ? 0 : j % CHUNK, column = B_ALONG_K ? j : j / CHUNK * CHUNK;
+        const auto b = B_ALONG_K ? load_chunk(stage.b, column_of(column), k0)
+                                 : load_chunk(stage.b, k0 + k, column_of(column));
+#pragma unroll
+        for (int e = 0; e < CHUNK; ++e)
+#pragma unroll
+          for (int i = 0; i < ROWS; ++i)
+            multiply_add(at(i, B_ALONG_K ? column : column + e), a[B_ALONG_K ? e : k][i],
+                         b.element[e]);
+      }
+    }
+  }
+#endif
 
-  // Calls use(row, column, sums) for each two neighbours in a row of the block's tile that this
-  // thread has.
+  // Calls use(i, j, run) for each run of neighbours along C's contiguous axis, which begins at this
+  // thread's i-th row and j-th column.
   template <class Use>
-  __device__ __forceinline__ void for_each_pair(Use use) const {
+  __device__ __forceinline__ void for_each_run(Use use) const {
+    constexpr int RUN = C_ALONG_N ? COLUMN_RUN : ROW_RUN;
+    constexpr int LINES = C_ALONG_N ? ROWS : COLUMNS, LINE = C_ALONG_N ? COLUMNS : ROWS;
 #pragma unroll
-    for (int i = 0; i < WARP_M / 16; ++i)
+    for (int line = 0; line < LINES; ++line)
 #pragma unroll
-      for (int j = 0; j < WARP_N / 8; ++j)
+      for (int place = 0; place < LINE; place += RUN) {
+        const int i = C_ALONG_N ? line : place, j = C_ALONG_N ? place : line;
+        Accumulator run[RUN];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const Accumulator pair[2] = {value[i][j][half * 2], value[i][j][half * 2 + 1]};
-          use(row + i * 16 + half * 8, column + j * 8, pair);
-        }
+        for (int e = 0; e < RUN; ++e) run[e] = C_ALONG_N ? at(i, j + e) : at(i + e, j);
+        use(i, j, run);
+      }
   }
 };
 
-// What becomes of a sum; that of a filter is stored as it is.
-__device__ __forceinline__ Accumulator finished(Accumulator sum, const Pass& pass, Index group,
-                                                Index n, const Storage* bias) {
-#if PASS != 2
-  if (bias != nullptr)
-    sum += Numeric<Storage>::widen(bias[(group * pass.gemm_n + n) * narrowed(pass.p.bias_stride)]);
-  return activate<ACTIVATION>(sum);
-#else
-  return sum;
-#endif
+// Stores those of a run's elements that exist, as many at a time as C's pieces allow; place_of(i) is
+// where the i-th belongs.
+template <class Element, int RUN, class PlaceOf>
+__device__ __forceinline__ void store_run(const Accumulator (&run)[RUN], Index existing,
+                                          PlaceOf place_of) {
+  constexpr int MOST = 16 / sizeof(Element) < RUN ? 16 / sizeof(Element) : RUN;
+  constexpr int VECTOR = C_VECTOR < MOST ? C_VECTOR : MOST;
+#pragma unroll
+  for (int first = 0; first < RUN; first += VECTOR) {
+    Accumulator part[VECTOR];
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) part[e] = run[first + e];
+    if (first < existing) store_piece<VECTOR>(place_of(first), part);
+  }
 }
 
-// Where an element's sum is in the workspace of a split: in C's order, so that both are walked
-// along.
-__device__ __forceinline__ Index place_in_partial(const Pass& pass, Index m, Index n) {
-  return C_ALONG_N ? m * pass.gemm_n + n : n * pass.gemm_m + m;
+// The bias of a column of C; none adds zero.
+__device__ __forceinline__ Accumulator bias_of(const Pass& pass, Index group, Index n,
+                                               const Storage* bias) {
+  if (PASS == 2 || bias == nullptr || n >= pass.gemm_n) return 0;
+  return Numeric<Storage>::widen(
+      bias[(group * pass.gemm_n + n) * narrowed(pass.p.bias_stride)]);
+}
+
+// What becomes of a sum; that of a filter is stored as it is.
+__device__ __forceinline__ Accumulator finished(Accumulator sum, Accumulator bias) {
+  return PASS == 2 ? sum : activate<ACTIVATION>(sum + bias);
 }
 
 // -- kernels ----------------------------------------------------------------------------------------
@@ -405,25 +511,22 @@ __device__ __forceinline__ Index place_in_partial(const Pass& pass, Index m, Ind
 // a, b, c are x, w, y or their gradients in the order of the table above; bias is of y or
 // dx and may be null; partial is the workspace of SPLIT: (split, group, gemm_m, gemm_n), the
 // last two exchanged where C is contiguous along m.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_gather(const Storage* __restrict__ a, const Storage* __restrict__ b,
                 const Storage* __restrict__ bias, Storage* __restrict__ c,
-                Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {
+                Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p,
+                const __grid_constant__ StridePhases<PHASES> phases) {
   __shared__ OperandA table_a;
   __shared__ OperandB table_b;
+  __shared__ Loops loops;              // over k
+  __shared__ Digits counts[BLOCK_K];   // where in them each thread of the first warp is
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
 
-  __shared__ PassPhase phase;  // not in registers, of which there are none to spare
-  const BlockTile tile(p);
-  if (threadIdx.x == 0) phase = PassPhase(p, tile.phase);
-  __syncthreads();  // the phase is written
-  const Pass pass(p, phase);
-  a += tile.group * static_cast<long long>(pass.group_a);
-  b += tile.group * static_cast<long long>(pass.group_b);
-  c += tile.group * static_cast<long long>(pass.group_c);
-
-  table_a.set_positions(tile.row, pass.gemm_m, [&](Index m) { return pass.a_row(m); });
-  table_b.set_positions(tile.column, pass.gemm_n, [&](Index n) { return pass.b_column(n); });
+  __shared__ BlockTile shared_tile;  // not in registers, of which products leave none to spare
+  if (threadIdx.x == 0) shared_tile = BlockTile(phases, Pass(p, phases, 0).gemm_n);
+  __syncthreads();  // the tile is written
+  BlockTile tile = shared_tile;
+  const Pass pass(p, phases, tile.phase);
 
   // This split's share of gemm_k, in steps of BLOCK_K.
   const Index all_steps = (pass.gemm_k + BLOCK_K - 1) / BLOCK_K;
@@ -433,81 +536,114 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Index rest = all_steps - first_step;
   const Index steps = rest < 0 ? 0 : rest < share ? rest : share;
 
-  auto set_tables = [&](Index step) {
-    const Index k = (first_step + step) * BLOCK_K;
-    const int parity = static_cast<int>(step % 2);
-    table_a.set_step(parity, k, pass.gemm_k, [&](Index at) { return pass.a_step(at); });
-    table_b.set_step(parity, k, pass.gemm_k, [&](Index at) { return pass.b_step(at); });
+  if (threadIdx.x == 0) {
+    loops = pass.loops();
+    loops.step = loops.digits(BLOCK_K);
+  }
+  if (threadIdx.x < BLOCK_K)
+    counts[threadIdx.x] = pass.loops().digits(first_step * BLOCK_K + static_cast<Index>(threadIdx.x));
+  table_a.set_positions(tile.row, pass.gemm_m, tile.group * pass.group_a,
+                        [&](Index m) { return pass.a_position(m); });
+  table_b.set_positions(tile.column, pass.gemm_n, tile.group * pass.group_b,
+                        [&](Index n) { return pass.b_position(n); });
+  __syncthreads();  // the loops are written
+
+  // Writes the halves of a step of k, those of the steps before being written.
+  auto set_steps = [&](int parity) {
+    if (threadIdx.x >= BLOCK_K) return;
+    const Digits k = counts[threadIdx.x];
+    const bool exists = loops.contain(k);
+    table_a.steps[parity][threadIdx.x] = exists ? pass.a_step(k) : AddressHalf::beyond();
+    table_b.steps[parity][threadIdx.x] = exists ? pass.b_step(k) : AddressHalf::beyond();
+    counts[threadIdx.x] = loops.next(k);
   };
-  auto copy_step = [&](Index step) {
-    Stage& stage = shared.stages[step % STAGES];
-    const int parity = static_cast<int>(step % 2);
-    table_a.copy(stage.a, parity, pass.a, a);
-    table_b.copy(stage.b, parity, pass.b, b);
+  auto copy_step = [&](int stage, int parity) {
+    table_a.copy(shared.stages[stage].a, parity, a);
+    table_b.copy(shared.stages[stage].b, parity, b);
   };
 
+  set_steps(0);
 #pragma unroll 1
   for (int step = 0; step < STAGES - 1; ++step) {
-    if (step < steps) set_tables(step);
-    __syncthreads();  // the tables of this step are written
-    if (step < steps) copy_step(step);
+    __syncthreads();  // the halves of this step are written, those of the last one free
+    if (step < steps) copy_step(step, step % 2);
     commit_copies();
+    set_steps((step + 1) % 2);
   }
 
   Sums sums;
+  int stage = 0, free_stage = STAGES - 1, parity = (STAGES - 1) % 2;
 #pragma unroll 1
   for (Index step = 0; step < steps; ++step) {
-    const Index ahead = step + STAGES - 1;
-    if (ahead < steps) set_tables(ahead);
     wait_for_copies<STAGES - 2>();
-    __syncthreads();  // this step's tiles are complete, the last step's are free, tables are written
-    if (ahead < steps) copy_step(ahead);
+    // This step's tiles are complete, the last step's are free; the halves of the step that is now
+    // copied are written, and those of the one before are free.
+    __syncthreads();
+    if (step + STAGES - 1 < steps) copy_step(free_stage, parity);
     commit_copies();
-    sums.multiply(shared.stages[step % STAGES]);
+    parity ^= 1;
+    set_steps(parity);
+    sums.multiply(shared.stages[stage]);
+    free_stage = stage;
+    stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
 
+  tile = shared_tile;
+  const Index rows = pass.gemm_m - tile.row, columns = pass.gemm_n - tile.column;
+  auto existing = [&](int row, int column) {  // of a run that begins there
+    return row < rows && column < columns ? C_ALONG_N ? columns - column : rows - row : 0;
+  };
 #if SPLIT
   partial += (static_cast<long long>(blockIdx.y) * p.groups + tile.group) *
              static_cast<long long>(pass.gemm_m) * pass.gemm_n;
-  sums.for_each_pair([&](int row, int column, const Accumulator(&pair)[2]) {
+  sums.for_each_run([&](int i, int j, const auto& run) {
+    const int row = Sums::row_of(i), column = Sums::column_of(j);
     const Index m = tile.row + row, n = tile.column + column;
-    if (m >= pass.gemm_m || n >= pass.gemm_n) return;
-    if constexpr (C_ALONG_N && C_VECTOR > 1) {  // gemm_n is even
-      store_piece<2>(partial + place_in_partial(pass, m, n), pair);
-    } else {
-      partial[place_in_partial(pass, m, n)] = pair[0];
-      if (n + 1 < pass.gemm_n) partial[place_in_partial(pass, m, n + 1)] = pair[1];
-    }
+    Accumulator* first = partial + (C_ALONG_N ? m * pass.gemm_n + n : n * pass.gemm_m + m);
+    store_run<Accumulator>(run, existing(row, column), [&](int e) { return first + e; });
   });
 #else
   wait_for_copies<0>();
-  __syncthreads();  // the ring is no longer read or written: the tile of C takes its place
+  __syncthreads();  // the ring is no longer read or written: offsets, or the tile of C, take its place
 
   OutputTile& output = shared.output;
-  sums.for_each_pair([&](int row, int column, const Accumulator(&pair)[2]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const Index n = tile.column + column + i;
-      const Accumulator value =
-          n < pass.gemm_n ? finished(pair[i], pass, tile.group, n, bias) : Accumulator(0);
-      (C_ALONG_N ? output.element[row][column + i] : output.element[column + i][row]) =
-          Numeric<Storage>::narrow(value);
-    }
-  });
-  const Index rows = pass.gemm_m - tile.row, columns = pass.gemm_n - tile.column;
   for (int row = threadIdx.x; row < BLOCK_M && row < rows; row += THREADS)
-    (C_ALONG_N ? output.lines : output.places)[row] = pass.c_row(tile.row + row);
+    (C_ALONG_N ? output.lines : output.places)[row] =
+        tile.group * pass.group_c + pass.c_row(tile.row + row);
   for (int column = threadIdx.x; column < BLOCK_N && column < columns; column += THREADS)
     (C_ALONG_N ? output.places : output.lines)[column] = pass.c_column(tile.column + column);
-  __syncthreads();  // the tile of C and its offsets are complete
+  if (!OutputTile::STAGED) __syncthreads();  // the offsets are written
 
-  using OutputPiece = Piece<Storage, C_VECTOR>;
-  constexpr int PIECES = OutputTile::LINE / C_VECTOR;
-  for (int i = threadIdx.x; i < OutputTile::LINES * PIECES; i += THREADS) {
-    const int line = i / PIECES, place = i % PIECES * C_VECTOR;
-    if (line >= (C_ALONG_N ? rows : columns) || place >= (C_ALONG_N ? columns : rows)) continue;
-    *reinterpret_cast<OutputPiece*>(c + output.lines[line] + output.places[place]) =
-        *reinterpret_cast<const OutputPiece*>(&output.element[line][place]);
+  Accumulator biases[Sums::COLUMNS];
+#pragma unroll
+  for (int j = 0; j < Sums::COLUMNS; ++j)
+    biases[j] = bias_of(pass, tile.group, tile.column + Sums::column_of(j), bias);
+  sums.for_each_run([&](int i, int j, auto& run) {
+    constexpr int RUN = sizeof(run) / sizeof(run[0]);
+#pragma unroll
+    for (int e = 0; e < RUN; ++e) run[e] = finished(run[e], biases[C_ALONG_N ? j + e : j]);
+    const int row = Sums::row_of(i), column = Sums::column_of(j);
+    const int line = C_ALONG_N ? row : column, place = C_ALONG_N ? column : row;
+    if constexpr (OutputTile::STAGED) {
+#pragma unroll
+      for (int e = 0; e < RUN; ++e)
+        output.element[line][place + e] = Numeric<Storage>::narrow(run[e]);
+    } else {
+      store_run<Storage>(run, existing(row, column), [&](int e) {
+        return c + output.lines[line] + output.places[place + e];
+      });
+    }
+  });
+  if constexpr (OutputTile::STAGED) {
+    __syncthreads();  // the tile of C and its offsets are complete
+    using OutputPiece = Piece<Storage, C_VECTOR>;
+    constexpr int PIECES = OutputTile::LINE / C_VECTOR;
+    for (int i = threadIdx.x; i < OutputTile::LINES * PIECES; i += THREADS) {
+      const int line = i / PIECES, place = i % PIECES * C_VECTOR;
+      if (line >= (C_ALONG_N ? rows : columns) || place >= (C_ALONG_N ? columns : rows)) continue;
+      *reinterpret_cast<OutputPiece*>(c + output.lines[line] + output.places[place]) =
+          *reinterpret_cast<const OutputPiece*>(&output.element[line][place]);
+    }
   }
 #endif
 }
@@ -517,11 +653,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 extern "C" __global__ void __launch_bounds__(256)
     conv_gather_reduce(const Accumulator* __restrict__ partial, const Storage* __restrict__ bias,
                        Storage* __restrict__ c, const int splits,
-                       const __grid_constant__ ConvParameters p) {
-  __shared__ PassPhase phase;
-  if (threadIdx.x == 0) phase = PassPhase(p, 0);
-  __syncthreads();  // the phase is written
-  const Pass pass(p, phase);
+                       const __grid_constant__ ConvParameters p,
+                       const __grid_constant__ StridePhases<PHASES> phases) {
+  const Pass pass(p, phases, 0);
   const long long matrix = static_cast<long long>(pass.gemm_m) * pass.gemm_n;
   const long long elements = p.groups * matrix;
   const long long element =
@@ -544,8 +678,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 #pragma unroll
   for (int i = 0; i < C_VECTOR; ++i)
-    sum[i] = finished(sum[i], pass, group, C_ALONG_N ? n + i : n, bias);
+    sum[i] = finished(sum[i], bias_of(pass, group, C_ALONG_N ? n + i : n, bias));
   store_piece<C_VECTOR>(
-      c + group * static_cast<long long>(pass.group_c) + pass.c_row(m) + pass.c_column(n), sum);
+      c + group * pass.group_c + pass.c_row(m) + pass.c_column(n), sum);
 }
 #endif

@@ -13,7 +13,7 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.cpu import naive
 from cupyconv.planning import Device, Request, cost, plan_pass
-from cupyconv.planning.families import FAMILIES, Candidate
+from cupyconv.planning.families import FAMILIES, Candidate, Tile
 from cupyconv.problem import PASSES
 from tests.configurations import Data, integer_data
 
@@ -27,12 +27,12 @@ def fits(
 
 
 @contextmanager
-def planned(impl: str, tile: int, splits: int = 1) -> Iterator[None]:
-    """Plans of a family take its tile of that number that fits, and the splits where they can."""
+def planned(impl: str, tile: int | Tile, splits: int = 1) -> Iterator[None]:
+    """Plans of a family take a tile, by number among those that fit, and splits if they can."""
 
     def only(request: Request) -> list[Candidate]:
         fitting = list(dict.fromkeys(c.tile for c in ranked(request)))
-        chosen = fitting[tile % len(fitting)]
+        chosen = fitting[tile % len(fitting)] if isinstance(tile, int) else tile
         found = family.candidate(request, chosen, splits)
         found = found or family.candidate(request, chosen, 1)
         assert found is not None

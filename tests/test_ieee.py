@@ -339,7 +339,7 @@ STEM = ConvProblem((2, 3, 9, 10), (16, 3, 3, 3), padding=3)
 
 KERNELS = {
     "cuda-generic": ("sm_80", ("float32", "float64", "float16"), (IN_PADDING, STRIDED)),
-    "cuda-gather": ("sm_80", ("float16", "float64", "bfloat16"), (IN_PADDING, STRIDED)),
+    "cuda-gather": ("sm_80", ("float16", "float32", "float64", "bfloat16"), (IN_PADDING, STRIDED)),
     "cuda-direct": (
         "sm_80",
         ("float32", "float64", "bfloat16"),

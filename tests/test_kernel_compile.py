@@ -153,10 +153,12 @@ ITEMSIZES = {"half_t": 2, "bfloat16_t": 2, "float": 4, "double": 8}
 
 def require_gather_instructions(defines, found, architecture):
     storage = defines["STORAGE"]
-    assert found["DMMA" if storage == "double" else "HMMA"] > 0
+    on_tensor_cores = "DMMA" if storage == "double" else "HMMA"
+    plain = "DFMA" if storage == "double" else "FFMA"
+    assert found[on_tensor_cores if defines["TENSOR_CORES"] else plain] > 0
     along_k = defines["A_ALONG_K"] or defines["B_ALONG_K"]
     by_matrix = ITEMSIZES[storage] == 2 or (storage == "float" and along_k)
-    assert bool(found["LDSM"]) == by_matrix
+    assert bool(found["LDSM"]) == (by_matrix and bool(defines["TENSOR_CORES"]))
     largest = max(defines["A_VECTOR"], defines["B_VECTOR"]) * ITEMSIZES[storage]
     assert bool(found["LDGSTS"]) == (architecture != "sm_75" and largest > 2)
     assert found["LDL"] + found["STL"] == 0
@@ -183,8 +185,11 @@ def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage):
             "A_VECTOR": vector,
             "B_VECTOR": vector,
             "C_VECTOR": vector,
+            "TAPS_FASTEST": 1 - pieces,
+            "TAP_WORDS": 1,
+            "PHASES": 4 if pass_ == 1 else 1,
         }
-        defines["SHARED_BYTES"] = gather._shared_bytes(defines, itemsize)
+        gather.add_stages(defines, itemsize, Device.of("sm_80").chip)
         _, log = compiler.compile_cubin(sources.load("conv_gather.cu"), defines, "sm_80")
         assert no_spills(log), f"{defines}: {log}"
 

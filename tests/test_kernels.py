@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem
+from cupyconv import ConvProblem
 from cupyconv.backends import Tensors
 from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
@@ -27,10 +27,10 @@ from tests.configurations import (
 SCHEDULES = dict(zip(("first-in", "reverse", "random"), emulator.SCHEDULES, strict=True))
 
 
-def require_exact(problem, impl, arch="sm_80", **more):
+def require_exact(problem, impl, arch="sm_80", precision="tf32", **more):
     """The passes that a family takes agree with the reference; which they were."""
-    passes = fits(problem, impl, arch, "tf32")
-    how = {"impl": impl, "arch": arch, "precision": "tf32"}
+    passes = fits(problem, impl, arch, precision)
+    how = {"impl": impl, "arch": arch, "precision": precision}
     agreement.require_exact(emulator, problem, passes=passes, **how, **more)
     return passes
 
@@ -51,42 +51,50 @@ def test_generic_in_every_format():
 
 # A family, a dtype, and how many of the cases to take: a second dtype differs in little.
 FAMILY_DTYPES = [
-    ("cuda-gather", "float16", 1),
-    ("cuda-gather", "bfloat16", 4),
-    ("cuda-gather", "float32", 6),
-    ("cuda-gather", "float64", 9),
-    ("cuda-direct", "float16", 1),
-    ("cuda-direct", "float32", 3),
+    ("cuda-gather", "float16", 1, "sm_80", "ieee"),
+    ("cuda-gather", "bfloat16", 4, "sm_80", "ieee"),
+    ("cuda-gather", "float32", 6, "sm_80", "tf32"),
+    ("cuda-gather", "float32", 2, "sm_80", "ieee"),
+    ("cuda-gather", "float64", 9, "sm_80", "ieee"),
+    ("cuda-gather", "float64", 8, "sm_86", "ieee"),
+    ("cuda-direct", "float16", 1, "sm_80", "ieee"),
+    ("cuda-direct", "float32", 3, "sm_80", "ieee"),
 ]
 
 
 FAMILY_RUNS = [
-    pytest.param(impl, case.problem.replace(dtype=dtype), id=f"{impl}-{dtype}-{case.name}")
-    for impl, dtype, every in FAMILY_DTYPES
+    pytest.param(
+        impl,
+        case.problem.replace(dtype=dtype),
+        arch,
+        precision,
+        id=f"{impl}-{dtype}-{arch}-{precision}-{case.name}",
+    )
+    for impl, dtype, every, arch, precision in FAMILY_DTYPES
     for case in FAMILY_CASES[::every]
-    if fits(case.problem.replace(dtype=dtype), impl, "sm_80", "tf32")
+    if fits(case.problem.replace(dtype=dtype), impl, arch, precision)
 ]
 
 
 @pytest.mark.parametrize(
-    ("number", "impl", "problem"),
+    ("number", "impl", "problem", "arch", "precision"),
     [pytest.param(number, *run.values, id=run.id) for number, run in enumerate(FAMILY_RUNS)],
 )
-def test_families_on_their_edges(number, impl, problem):
+def test_families_on_their_edges(number, impl, problem, arch, precision):
     """In one of six formats; which one goes round."""
-    require_exact_in_formats(problem, impl, slice(number % 6, None, 6))
+    require_exact_in_formats(problem, impl, arch, precision, slice(number % 6, None, 6))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("impl", "problem"), FAMILY_RUNS)
-def test_families_in_every_format(impl, problem):
-    require_exact_in_formats(problem, impl, slice(None))
+@pytest.mark.parametrize(("impl", "problem", "arch", "precision"), FAMILY_RUNS)
+def test_families_in_every_format(impl, problem, arch, precision):
+    require_exact_in_formats(problem, impl, arch, precision, slice(None))
 
 
-def require_exact_in_formats(problem, impl, which):
+def require_exact_in_formats(problem, impl, arch, precision, which):
     for number, formatted in enumerate(all_formats(problem)[which]):
         with emulator.settings(emulator.SCHEDULES[number % 3]):
-            require_exact(formatted, impl)
+            require_exact(formatted, impl, arch, precision)
 
 
 @pytest.mark.thorough
@@ -119,28 +127,34 @@ def test_gather_without_asynchronous_copies():
 @pytest.mark.parametrize("number", range(len(FAMILIES["cuda-gather"].tiles)))
 @pytest.mark.parametrize("splits", [1, 3])
 def test_gather_with_every_tile_and_split(number, splits):
-    dtype = {2: "float16", 4: "float32", 8: "float64"}[
-        FAMILIES["cuda-gather"].tiles[number].itemsize
-    ]
+    tile = FAMILIES["cuda-gather"].tiles[number]
+    dtype = {2: "float16", 4: "float32", 8: "float64"}[tile.itemsize]
+    on_tensor_cores = tile.defines["TENSOR_CORES"]
+    precision = "tf32" if on_tensor_cores else "ieee"
+    arch = "sm_86" if dtype == "float64" and not on_tensor_cores else "sm_80"
     cases = FAMILY_CASES[:8] if dtype == "float16" else FAMILY_CASES[1:7:5]
-    with planned("cuda-gather", number, splits):
+    with planned("cuda-gather", tile, splits):
         for turn, case in enumerate(cases):
             formats = all_formats(case.problem.replace(dtype=dtype))
+            formatted = formats[(turn + number) % len(formats)]
             with emulator.settings(emulator.SCHEDULES[turn % 3]):
-                require_exact(formats[(turn + number) % len(formats)], "cuda-gather")
+                require_exact(formatted, "cuda-gather", arch, precision)
 
 
 @pytest.mark.parametrize("formats", [("NHWC", "OHWI"), ("NCHW", "OIHW")], ids="-".join)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_the_ring_of_gather_meets_no_bank_conflict(dtype, formats):
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("float16", "ieee"), ("float32", "tf32"), ("float32", "ieee"), ("float64", "ieee")],
+)
+def test_the_ring_of_gather_meets_no_bank_conflict(dtype, precision, formats):
     """Neither what is copied into it nor what is loaded from it, as cuda/include/ring.cuh says."""
     problem = ConvProblem((1, 32, 6, 6), (64, 32, 3, 3), padding=1, dtype=dtype)
     outcomes = []
     with emulator.settings(bank_conflicts=True, on_outcome=outcomes.append):
-        require_exact(in_formats(problem, *formats), "cuda-gather")
+        require_exact(in_formats(problem, *formats), "cuda-gather", precision=precision)
     traffic = [one for outcome in outcomes for one in outcome.bank_conflicts]
     of_ring = [one for one in traffic if one.file.endswith("ring.cuh")]
-    assert len(of_ring) >= 6
+    assert len(of_ring) >= 5
     assert [one for one in of_ring if one.wavefronts > one.ideal] == []
 
 
@@ -161,9 +175,10 @@ def test_float32_is_rounded_to_tf32_only_where_permitted():
         exact = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
         assert np.abs(got - exact).max() > 1e-3
         for device in ("sm_80", "sm_90a"):
-            assert plan_pass(problem, pass_, Device.of(device)).implementation != "cuda-gather"
-    with pytest.raises(ConvError, match="precision='tf32' permits"):
-        emulator.conv_forward(data.x, data.w, impl="cuda-gather", **problem.keywords)
+            tile = plan_pass(problem, pass_, Device.of(device)).tile
+            assert tile is None or not tile.defines["TENSOR_CORES"]
+        plain = agreement.compute(emulator, pass_, problem, data, impl="cuda-gather")
+        assert np.abs(plain - exact).max() < 1e-4
 
 
 def _as_tf32(array):

@@ -50,11 +50,16 @@ struct RingTile {
   static constexpr int PADDING = BY_MATRIX || K_CONTIGUOUS ? 0 : 32 / sizeof(Storage);
   alignas(128) Storage element[LINES * (LINE + PADDING)];
 
-  __device__ __forceinline__ Storage* at(int line, int position) {
-    if (PADDING) return &element[line * (LINE + PADDING) + position];
-    const int row = CHUNKS == 4 ? line / 2 : line;  // of 128 bytes: all banks
-    const int turn = BY_MATRIX ? row % (CHUNKS == 4 ? 4 : 8) : row % (CHUNKS == 4 ? 2 : 4) * 2;
-    return &element[line * LINE + (position ^ turn * CHUNK)];
+  // In bytes and unsigned, so that the compiler sees what a warp's addresses have in common.
+  __device__ __forceinline__ Storage* at(unsigned line, unsigned position) {
+    constexpr unsigned SIZE = sizeof(Storage);
+    unsigned place = position * SIZE;
+    if (!PADDING) {
+      const unsigned row = CHUNKS == 4 ? line / 2 : line;  // of 128 bytes: all banks
+      place ^= (BY_MATRIX ? row % (CHUNKS == 4 ? 4 : 8) : row % (CHUNKS == 4 ? 2 : 4) * 2) * 16;
+    }
+    return reinterpret_cast<Storage*>(reinterpret_cast<unsigned char*>(element) +
+                                      line * ((LINE + PADDING) * SIZE) + place);
   }
 };
 
@@ -132,6 +137,15 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 #pragma unroll
     for (int i = 0; i < 4; ++i) registers[i] = ptx::tf32_from_f32(__uint_as_float(registers[i]));
 #endif
+}
+
+// The 16 bytes of a line from a position on, for products outside the tensor cores.
+template <class Tile>
+__device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(Tile& tile,
+                                                                                 unsigned line,
+                                                                                 unsigned position) {
+  return *reinterpret_cast<const Piece<typename Tile::Element, Tile::CHUNK>*>(
+      tile.at(line, position));
 }
 
 // d += a * b over DEPTH k on the tensor cores.

@@ -25,7 +25,10 @@ LEAST_SPLIT_STEPS = 8
 LAUNCH_OVERHEAD = 2.0
 """Microseconds of each launch, those before and after the product included."""
 
-ISSUED = 128
+ISSUED_BY_WARPS = 4
+"""Instructions of warps that a multiprocessor begins in a cycle."""
+
+ISSUED = 32 * ISSUED_BY_WARPS
 """Instructions of threads that a multiprocessor begins in a cycle."""
 
 
@@ -34,10 +37,10 @@ def computing(
 ) -> float:
     """Microseconds of the slowest of these on the whole chip, at their full rates.
 
-    from cupyconv.problem import REAL_PART
-            operations: of products, those with padding included.
-            wavefronts: of loads from shared memory, where these may be what binds.
-            instructions: of threads outside the products, where these may be what binds.
+    Args:
+        operations: of products, those with padding included.
+        wavefronts: of loads from shared memory, where these may be what binds.
+        instructions: of threads outside the products, where these may be what binds.
     """
     cycles = max(wavefronts, instructions / ISSUED) / chip.multiprocessors
     return max(operations / (rate * 1e6), cycles / (chip.clock * 1e3))

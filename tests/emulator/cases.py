@@ -74,11 +74,22 @@ _GATHER = (
     ("a_tile_and_one", "NHWC", "OHWI", "float16"),
     ("grouped_strides_differ", "NHWC", "OHWI", "float16"),
     ("groups_of_3_to_2", "NHWC", "HWIO", "float16"),
+    ("more_taps_than_lanes", "NCW", "OIW", "float16"),
 )
 _SPLIT = (
     ("pieces_of_8", "NCHW", "OIHW"),
     ("odd_channels", "NCHW", "OIHW"),
     ("odd_channels", "NHWC", "HWIO"),
+)
+# Products outside the tensor cores, of float32.
+_PLAIN = (
+    ("pieces_of_8", "NHWC", "OHWI"),
+    ("several_tiles", "NCHW", "OIHW"),
+    ("volume_phases", "NDHWC", "DHWIO"),
+    ("pixels_follow", "NCHW", "OIHW"),
+    ("more_taps_than_lanes", "NCW", "OIW"),
+    ("groups_of_3_to_2", "NHWC", "HWIO"),
+    ("phases_without_taps", "NCHW", "OIHW"),
 )
 _DIRECT = (
     ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
@@ -283,14 +294,21 @@ def _cases_of(impl: str, only: str | None):
                 run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
                 run = partial(_planned, run, impl, 2, 3)
                 yield f"cuda-gather {pass_} split {name} {in_memory[0]}", run
+        for number, (name, *in_memory) in enumerate(_PLAIN):
+            problem = in_formats(_PROBLEMS[name], *in_memory).replace(dtype="float32")
+            for pass_ in fits(problem, impl, "sm_80"):
+                run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[number % 3])
+                run = partial(_planned, run, impl, number, 1 + 2 * (number % 2))
+                yield f"cuda-gather {pass_} plain {name} {in_memory[0]}", run
         yield "cuda-gather rounds to tf32", _rounds_to_tf32
         problem = _PROBLEMS["pieces_of_8"].replace(dtype="float16")
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0], arch="sm_75")
         yield "cuda-gather 7.5", run
-        for dtype in ("float16", "float32", "float64"):
+        for dtype, precision in product(("float16", "float32", "float64"), ("ieee", "tf32")):
             for formats in (("NHWC", "OHWI"), ("NCHW", "OIHW")):
-                run = partial(_bank_conflicts, dtype, formats)
-                yield f"cuda-gather bank conflicts {dtype} {formats[0]}", run
+                run = partial(_bank_conflicts, dtype, precision, formats)
+                if dtype == "float32" or precision == "ieee":
+                    yield f"cuda-gather bank conflicts {dtype} {precision} {formats[0]}", run
     if impl == "cuda-direct":
         problem = in_formats(_PROBLEMS["filter_rows_in_stages"], "NDHWC", "DHWIO")
         yield "cuda-direct not a number", partial(_not_a_number, impl, problem)
@@ -342,10 +360,10 @@ def _planned(run: Callable[..., None], impl: str, tile: int, splits: int, **more
         run(**more)
 
 
-def _bank_conflicts(dtype: str, formats: tuple[str, str]) -> None:
+def _bank_conflicts(dtype: str, precision: str, formats: tuple[str, str]) -> None:
     from tests import test_kernels
 
-    test_kernels.test_the_ring_of_gather_meets_no_bank_conflict(dtype, formats)
+    test_kernels.test_the_ring_of_gather_meets_no_bank_conflict(dtype, precision, formats)
 
 
 def _bands() -> None:

@@ -17,21 +17,25 @@ def _tile(
     return Tile(block_m, block_n, 16, threads, macros, itemsize=itemsize, most_bytes=most)
 
 
+_EFFICIENCY = 0.25
+"""Share of the rate of the products; modelled, from the instructions beside them."""
+
+
 class Generic(Tiled):
     name = "cuda-generic"
     summary = "tiled implicit GEMM for every configuration, dtype and chip"
     kernels = "generic"
-    efficiency = 0.25
     tiles = (
         _tile(64, 64, 4, 4),
-        _tile(256, 8, 4, 2),  # few channels or filters in a group
-        # A sum takes four registers, and a tile of 256 rows more than shared memory has.
-        _tile(32, 32, 2, 2, itemsize=16),
-        _tile(128, 8, 4, 2, itemsize=16),
+        _tile(32, 32, 2, 2, itemsize=16),  # a sum takes four registers
     )
 
-    def rate(self, request: Request) -> float:
-        return cost.plain_rate(request)
+    def computing(self, request: Request, tile: Tile, depth: int, blocks: int) -> float:
+        chip = request.device.chip
+        products = request.problem.flops_of_product * depth * tile.block_m * tile.block_n
+        full_rate = cost.computing(chip, cost.plain_rate(request), products)
+        waves = -(-blocks // chip.multiprocessors)
+        return full_rate / _EFFICIENCY * waves * chip.multiprocessors / blocks
 
 
 CUDA_GENERIC = Generic()

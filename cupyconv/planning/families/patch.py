@@ -12,7 +12,6 @@ from math import prod
 from cupyconv.planning import cost
 from cupyconv.planning.device import CHIPS, RESERVED_SHARED
 from cupyconv.planning.families.family import mma_refuses
-from cupyconv.planning.families.gather import PIECE_INSTRUCTIONS
 from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours
@@ -32,6 +31,7 @@ _BANKS = 32
 _LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10
 _EFFICIENCY = 0.5  # share of the rates; to be replaced by a measurement
 
+_PIECE_INSTRUCTIONS = 20  # of a thread that copies a piece; counted in the source, not measured
 _RESULT_INSTRUCTIONS = 6  # of a thread, to round, stage and store a result; counted, not measured
 
 
@@ -319,7 +319,7 @@ def _forward_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
             * steps
             * (patch.pixels // 4 * rows.conflicts + WARPS * (filters // 4 + 2)),
             instructions=tiles
-            * (PIECE_INSTRUCTIONS * patch.pieces + _RESULT_INSTRUCTIONS * patch.pixels * filters),
+            * (_PIECE_INSTRUCTIONS * patch.pieces + _RESULT_INSTRUCTIONS * patch.pixels * filters),
         )
 
 
@@ -364,7 +364,7 @@ def _filter_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
             resident=_resident(request, shared, registers * row_tiles * warp_words + rounded),
             products=tiles * steps * warps_n * row_tiles * warp_words * rows.word,
             wavefronts=tiles * steps * warps_n * loads,
-            instructions=tiles * PIECE_INSTRUCTIONS * copied,
+            instructions=tiles * _PIECE_INSTRUCTIONS * copied,
         )
 
 

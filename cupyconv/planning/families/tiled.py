@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
 
 from cupyconv.planning import cost
 from cupyconv.planning.families.family import Candidate, Family, Tile, accumulator_bytes
@@ -12,17 +11,18 @@ from cupyconv.problem import GemmView
 
 
 class Tiled(Family):
-    """An implicit GEMM of one block a tile.
-
-    Attributes:
-        efficiency: share of the rate that it reaches; to be replaced by measurements.
-    """
-
-    efficiency: ClassVar[float]
+    """An implicit GEMM of one block a tile."""
 
     @abstractmethod
-    def rate(self, request: Request) -> float:
-        """TFLOP/s that the chip has for the products."""
+    def computing(self, request: Request, tile: Tile, depth: int, blocks: int) -> float:
+        """Microseconds of the products of so many blocks, on the chip's multiprocessors.
+
+        Args:
+            request: what is computed.
+            tile: of each block.
+            depth: along k, of all tiles together.
+            blocks: that are launched, each split by itself.
+        """
 
     def gemms(self, request: Request) -> tuple[GemmView, ...]:
         """The matrix products that make up the pass."""
@@ -35,10 +35,6 @@ class Tiled(Family):
     def wanted_splits(self, request: Request, tile: Tile) -> int:
         """Parts that gemm_k is best cut into."""
         return 1
-
-    def instructions(self, request: Request, tile: Tile, depth: int) -> float:
-        """Of threads outside the products, for tiles of that depth altogether."""
-        return 0
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
@@ -64,16 +60,10 @@ class Tiled(Family):
         per_gemm = [tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups for gemm in gemms]
         depth = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
         padded = sum(n * k for n, k in zip(per_gemm, depth, strict=True))
-        operations = request.problem.flops_of_product * padded * tile.block_m * tile.block_n
-        copying = self.instructions(request, tile, padded)
-        full_rate = cost.computing(chip, self.rate(request), operations, instructions=copying)
         blocks = sum(per_gemm)
-        launched = blocks * splits
-        waves = -(-launched // chip.multiprocessors)
-        busy = launched / (waves * chip.multiprocessors) if launched else 1.0
         workspace = splits * self.split_bytes(request) if splits > 1 else 0
         memory = cost.moving(chip, request.problem.bytes + 2 * workspace)
         launches = 1 if splits == 1 else 2
-        microseconds = max(full_rate / self.efficiency / busy, memory)
-        microseconds += launches * cost.LAUNCH_OVERHEAD
+        computing = self.computing(request, tile, padded, blocks * splits) if blocks else 0
+        microseconds = max(computing, memory) + launches * cost.LAUNCH_OVERHEAD
         return Candidate(self, microseconds, tile, blocks, splits, workspace)

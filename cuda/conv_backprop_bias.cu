@@ -1,33 +1,101 @@
 // Gradient with respect to the bias: db[k] = sum over n, p, q of dy[n, k, p, q].
 //
-// One block per output channel.  Each thread sums every THREADS-th pixel in order, then the block
-// folds its threads' sums in a fixed tree: the same bits on every run.
-// Variants by -D: STORAGE, INDEX, THREADS (a power of two).
-#include "maps.cuh"
+// dy is read once, in pieces of VECTOR neighbours: of channels with CHANNELS_LAST, else of pixels.  A
+// block sums a chunk of the pixels of CHANNEL_LANES pieces of channels, or of single channels; its
+// threads go through the chunk side by side, PIXEL_LANES pieces at a time, counting the pixels'
+// digits on without a division (gather.cuh), and fold their sums in a fixed tree.  Where there are
+// several chunks, conv_backprop_bias_reduce adds them in order: the same bits on every run.
+//
+// Variants by -D: STORAGE, INDEX, VECTOR, CHANNELS_LAST, CHANNEL_LANES (a power of two, 1 without
+// CHANNELS_LAST), TAP_WORDS (1, of gather.cuh).
+#include "gather.cuh"
 #include "numeric.cuh"
+#include "vector.cuh"
 
 using Index = INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
+
+constexpr int THREADS = 256;
+constexpr int PIXEL_LANES = THREADS / CHANNEL_LANES;
+constexpr int CHANNELS = CHANNELS_LAST ? CHANNEL_LANES * VECTOR : 1;  // of a block
+constexpr int STEP = PIXEL_LANES * (CHANNELS_LAST ? 1 : VECTOR);     // pixels of a turn
 static_assert((THREADS & (THREADS - 1)) == 0, "the tree halves the threads at each level");
 
+// One piece, which need not be aligned if it is a single element.
+__device__ __forceinline__ void load(Accumulator (&value)[VECTOR], const Storage* source) {
+  if constexpr (VECTOR == 1)
+    value[0] = Numeric<Storage>::widen(*source);
+  else
+    load_piece<VECTOR>(value, source, true);
+}
+
+// partial is (chunk, channel); null if there is only one chunk.  chunk_pixels is a multiple of STEP.
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv_backprop_bias(const Storage* __restrict__ dy, Storage* __restrict__ db,
-                       const ConvParameters p) {
-  __shared__ Accumulator sums[THREADS];
+                       Accumulator* __restrict__ partial, const long long chunk_pixels,
+                       const __grid_constant__ ConvParameters p) {
+  __shared__ Accumulator sums[THREADS][VECTOR];
 
-  const long long filter = blockIdx.x;
-  const Storage* channel = dy + filter * p.y_stride[1];
+  const int channel_lane = CHANNELS_LAST ? threadIdx.x % CHANNEL_LANES : 0;
+  const int pixel_lane = CHANNELS_LAST ? threadIdx.x / CHANNEL_LANES : threadIdx.x;
+  const Index channel = static_cast<Index>(blockIdx.x) * CHANNELS + channel_lane * VECTOR;
   const Index pixels = static_cast<Index>(p.batch * p.output[0] * p.output[1] * p.output[2]);
+  const Index chunk = static_cast<Index>(blockIdx.y * chunk_pixels);
+  const Index rest = pixels - chunk;
+  const Index end = chunk + (rest < chunk_pixels ? rest : static_cast<Index>(chunk_pixels));
 
-  Accumulator sum = 0;
-  for (Index pixel = threadIdx.x; pixel < pixels; pixel += THREADS)
-    sum += Numeric<Storage>::widen(channel[pixel_offset(pixel_at(pixel, p.output), p.y_stride)]);
-  sums[threadIdx.x] = sum;
+  Loops<Index> loops(static_cast<Index>(p.output[2]), static_cast<Index>(p.output[1]),
+                     static_cast<Index>(p.output[0]), static_cast<Index>(p.batch));
+  loops.step = loops.digits(STEP);
+  Index pixel = chunk + pixel_lane * (CHANNELS_LAST ? 1 : VECTOR);
+  Digits<Index> at = loops.digits(pixel);
 
-  for (int half = THREADS / 2; half > 0; half /= 2) {
-    __syncthreads();  // the level above is complete
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  Accumulator sum[VECTOR] = {};
+  if (channel < p.filters) {
+    const Storage* source = dy + channel * p.y_stride[1];
+#pragma unroll 4
+    for (; pixel < end; pixel += STEP) {
+      const Pixel<Index> place = {at.digit[3], at.digit[2], at.digit[1], at.digit[0]};
+      Accumulator piece[VECTOR];
+      load(piece, source + pixel_offset(place, p.y_stride));
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i) sum[i] += piece[i];
+      at = loops.next(at);
+    }
   }
-  if (threadIdx.x == 0) db[filter * p.bias_stride] = Numeric<Storage>::narrow(sums[0]);
+#pragma unroll
+  for (int i = 0; i < VECTOR; ++i) sums[threadIdx.x][i] = sum[i];
+
+  for (int half = PIXEL_LANES / 2; half > 0; half /= 2) {
+    __syncthreads();  // the level above is complete
+    if (pixel_lane < half)
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i)
+        sums[threadIdx.x][i] += sums[threadIdx.x + half * CHANNEL_LANES][i];
+  }
+  if (pixel_lane > 0 || channel >= p.filters) return;
+  constexpr int RESULTS = CHANNELS_LAST ? VECTOR : 1;
+#pragma unroll
+  for (int i = 0; i < RESULTS; ++i) {
+    Accumulator result = sums[threadIdx.x][i];
+#pragma unroll
+    for (int j = 1; j < VECTOR / RESULTS; ++j) result += sums[threadIdx.x][j];
+    if (partial == nullptr)
+      db[(channel + i) * p.bias_stride] = Numeric<Storage>::narrow(result);
+    else
+      partial[blockIdx.y * p.filters + channel + i] = result;
+  }
+}
+
+// One thread for each channel.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    conv_backprop_bias_reduce(const Accumulator* __restrict__ partial, Storage* __restrict__ db,
+                              const int chunks, const __grid_constant__ ConvParameters p) {
+  const long long channel = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
+  if (channel >= p.filters) return;
+  Accumulator sum = 0;
+#pragma unroll 8
+  for (int chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * p.filters + channel];
+  db[channel * p.bias_stride] = Numeric<Storage>::narrow(sum);
 }

@@ -58,25 +58,19 @@ static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "whole fragments only");
 static_assert(BLOCK_K <= 32, "one warp counts the steps");
 
 __device__ __forceinline__ Index narrowed(long long value) { return static_cast<Index>(value); }
-__device__ __forceinline__ int at_least_1(long long value) {
-  return value > 1 ? static_cast<int>(value) : 1;
-}
 
 // -- passes: sizes, and the halves of every address in A, B and C -----------------------------------
 
 // Taps, and the channels (in backprop_input, filters) that are numbered with them.
-__device__ __forceinline__ Loops tap_loops(long long channels, long long t, long long r,
-                                           long long s) {
-  if (TAPS_FASTEST)
-    return {{at_least_1(s), at_least_1(r), at_least_1(t), static_cast<int>(channels)}, {}};
-  return {{at_least_1(channels), at_least_1(s), at_least_1(r), static_cast<int>(t)}, {}};
+__device__ __forceinline__ Loops<Index> tap_loops(Index channels, Index t, Index r, Index s) {
+  return TAPS_FASTEST ? Loops<Index>(s, r, t, channels) : Loops<Index>(channels, s, r, t);
 }
-__device__ __forceinline__ Tap<Index> tap_of(const Digits& at) {
-  const int(&digit)[4] = at.digit;
+__device__ __forceinline__ Tap<Index> tap_of(const Digits<Index>& at) {
+  const Index(&digit)[4] = at.digit;
   if (TAPS_FASTEST) return {digit[3], digit[2], digit[1], digit[0]};
   return {digit[0], digit[3], digit[2], digit[1]};
 }
-__device__ __forceinline__ Pixel<Index> pixel_of(const Digits& at) {
+__device__ __forceinline__ Pixel<Index> pixel_of(const Digits<Index>& at) {
   return {at.digit[3], at.digit[2], at.digit[1], at.digit[0]};
 }
 
@@ -84,13 +78,12 @@ __device__ __forceinline__ Pixel<Index> pixel_of(const Digits& at) {
 struct Windows {
   const ConvParameters& p;
 
-  __device__ __forceinline__ Loops taps() const {
-    return tap_loops(p.channels, p.filter[0], p.filter[1], p.filter[2]);
+  __device__ __forceinline__ Loops<Index> taps() const {
+    return tap_loops(narrowed(p.channels), narrowed(p.filter[0]), narrowed(p.filter[1]),
+                     narrowed(p.filter[2]));
   }
-  __device__ __forceinline__ Loops pixels() const {
-    return {{at_least_1(p.output[2]), at_least_1(p.output[1]), at_least_1(p.output[0]),
-             static_cast<int>(p.batch)},
-            {}};
+  __device__ __forceinline__ Loops<Index> pixels() const {
+    return {narrowed(p.output[2]), narrowed(p.output[1]), narrowed(p.output[0]), narrowed(p.batch)};
   }
   __device__ __forceinline__ AddressHalf of_pixel(const Pixel<Index>& out) const {
     const int t = static_cast<int>(p.filter[0]), r = static_cast<int>(p.filter[1]);
@@ -134,17 +127,17 @@ struct Pass {
         group_b(narrowed(p.filters * p.w_stride[0])),
         group_c(narrowed(p.filters * p.y_stride[1])) {}
 
-  __device__ __forceinline__ Loops loops() const { return windows.taps(); }
+  __device__ __forceinline__ Loops<Index> loops() const { return windows.taps(); }
   __device__ __forceinline__ AddressHalf a_position(Index m) const {
     return windows.of_pixel(pixel_at(m, p.output));
   }
-  __device__ __forceinline__ AddressHalf a_step(const Digits& k) const {
+  __device__ __forceinline__ AddressHalf a_step(const Digits<Index>& k) const {
     return windows.of_tap(tap_of(k));
   }
   __device__ __forceinline__ AddressHalf b_position(Index n) const {
     return AddressHalf::of_pixel(n * narrowed(p.w_stride[0]));
   }
-  __device__ __forceinline__ AddressHalf b_step(const Digits& k) const {
+  __device__ __forceinline__ AddressHalf b_step(const Digits<Index>& k) const {
     return AddressHalf::of_only_tap(tap_offset(tap_of(k), p.w_stride));
   }
   __device__ __forceinline__ Index c_row(Index m) const {
@@ -174,8 +167,8 @@ struct Pass {
         group_b(narrowed(p.filters * p.w_stride[0])),
         group_c(narrowed(p.channels * p.x_stride[1])) {}
 
-  __device__ __forceinline__ Loops loops() const {
-    return tap_loops(p.filters, phase.taps[0], phase.taps[1], phase.taps[2]);
+  __device__ __forceinline__ Loops<Index> loops() const {
+    return tap_loops(narrowed(p.filters), phase.taps[0], phase.taps[1], phase.taps[2]);
   }
   __device__ __forceinline__ Pixel<Index> pixel(Index m) const {
     const long long sizes[3] = {phase.pixels[0], phase.pixels[1], phase.pixels[2]};
@@ -192,7 +185,7 @@ struct Pass {
     half.mark_outside(t + r, s, first.w, -phases.spacing[2], narrowed(p.output[2]));
     return half;
   }
-  __device__ __forceinline__ AddressHalf a_step(const Digits& k) const {
+  __device__ __forceinline__ AddressHalf a_step(const Digits<Index>& k) const {
     const Tap<Index> tap = tap_of(k);
     const Pixel<Index> step = {0, -tap.t * phases.spacing[0], -tap.r * phases.spacing[1],
                                -tap.s * phases.spacing[2]};
@@ -206,7 +199,7 @@ struct Pass {
   __device__ __forceinline__ AddressHalf b_position(Index n) const {
     return AddressHalf::of_pixel(n * narrowed(p.w_stride[1]));
   }
-  __device__ __forceinline__ AddressHalf b_step(const Digits& k) const {
+  __device__ __forceinline__ AddressHalf b_step(const Digits<Index>& k) const {
     const Tap<Index> tap = tap_of(k);
     const Tap<Index> in_filter = {0, phase.first_tap[0] + tap.t * phases.step[0],
                                   phase.first_tap[1] + tap.r * phases.step[1],
@@ -242,20 +235,20 @@ struct Pass {
         group_b(narrowed(p.channels * p.x_stride[1])),
         group_c(narrowed(p.filters * p.w_stride[0])) {}
 
-  __device__ __forceinline__ Loops loops() const { return windows.pixels(); }
+  __device__ __forceinline__ Loops<Index> loops() const { return windows.pixels(); }
   __device__ __forceinline__ Tap<Index> tap(Index n) const {
     return tap_of(windows.taps().digits(n));
   }
   __device__ __forceinline__ AddressHalf a_position(Index m) const {
     return AddressHalf::of_pixel(m * narrowed(p.y_stride[1]));
   }
-  __device__ __forceinline__ AddressHalf a_step(const Digits& k) const {
+  __device__ __forceinline__ AddressHalf a_step(const Digits<Index>& k) const {
     return AddressHalf::of_only_tap(pixel_offset(pixel_of(k), p.y_stride));
   }
   __device__ __forceinline__ AddressHalf b_position(Index n) const {
     return windows.of_tap(tap(n));
   }
-  __device__ __forceinline__ AddressHalf b_step(const Digits& k) const {
+  __device__ __forceinline__ AddressHalf b_step(const Digits<Index>& k) const {
     return windows.of_pixel(pixel_of(k));
   }
   __device__ __forceinline__ Index c_row(Index m) const { return m * narrowed(p.w_stride[0]); }
@@ -518,8 +511,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 const __grid_constant__ StridePhases<PHASES> phases) {
   __shared__ OperandA table_a;
   __shared__ OperandB table_b;
-  __shared__ Loops loops;              // over k
-  __shared__ Digits counts[BLOCK_K];   // where in them each thread of the first warp is
+  __shared__ Loops<Index> loops;             // over k
+  __shared__ Digits<Index> counts[BLOCK_K];  // where in them each thread of the first warp is
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
 
   __shared__ BlockTile shared_tile;  // not in registers, of which products leave none to spare
@@ -551,7 +544,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   // Writes the halves of a step of k, those of the steps before being written.
   auto set_steps = [&](int parity) {
     if (threadIdx.x >= BLOCK_K) return;
-    const Digits k = counts[threadIdx.x];
+    const Digits<Index> k = counts[threadIdx.x];
     const bool exists = loops.contain(k);
     table_a.steps[parity][threadIdx.x] = exists ? pass.a_step(k) : AddressHalf::beyond();
     table_b.steps[parity][threadIdx.x] = exists ? pass.b_step(k) : AddressHalf::beyond();

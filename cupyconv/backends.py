@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +12,7 @@ import numpy as np
 from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
 from cupyconv.cpu.views import data_view
-from cupyconv.gpu import generic, launch, launches, tensormaps
+from cupyconv.gpu import bias, launch, launches, tensormaps
 from cupyconv.planning.device import CPU, Device
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
@@ -66,9 +66,12 @@ class Backend(Protocol):
         ...
 
     def prepare_bias(
-        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int
+        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int, alignment: int
     ) -> Run:
-        """How dy, the tensors' y, is summed over the batch and the spatial axes into their bias."""
+        """How dy, the tensors' y, is summed over the batch and the spatial axes into their bias.
+
+        Strides are in elements; the alignment is that of dy's address, in bytes.
+        """
         ...
 
 
@@ -121,7 +124,7 @@ class CpuBackend:
                 module.backprop_filter(*how, t.x, t.y, t.w)
 
     def prepare_bias(
-        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int
+        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int, alignment: int
     ) -> Run:
         return lambda tensors: self.sum_bias(problem, tensors.y, tensors.bias)
 
@@ -163,18 +166,21 @@ class GpuBackend:
     ) -> Run:
         assert strides is not None
         prepared = launches.prepare(pass_plan, problem, strides, activation, self.device)
-        series = launch.Series(prepared, self.runtime)
-        if not pass_plan.workspace_bytes:
-            return series.run
-        workspace = (pass_plan.workspace_bytes // 4,)
-        return lambda tensors: series.run((*tensors, self.empty(workspace, "float32")))
+        return self._series(prepared, pass_plan.workspace_bytes)
 
     def prepare_bias(
-        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int
+        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int, alignment: int
     ) -> Run:
         ones = (1,) * len(problem.filter_shape)
-        strides = Strides(dy_strides, ones, dy_strides, db_stride)
-        return launch.Series(generic.prepare_bias(problem, strides), self.runtime).run
+        strides = Strides(dy_strides, ones, dy_strides, db_stride, alignment)
+        return self._series(*bias.prepare_bias(problem, strides, self.device))
+
+    def _series(self, prepared: Sequence[launch.Launch], workspace_bytes: int) -> Run:
+        series = launch.Series(prepared, self.runtime)
+        if not workspace_bytes:
+            return series.run
+        workspace = (workspace_bytes // 4,)
+        return lambda tensors: series.run((*tensors, self.empty(workspace, "float32")))
 
 
 _CPU = CpuBackend()

@@ -557,7 +557,7 @@ def _sum_bias(dy: Any, data_format: str | None, out: Any) -> Any:
     (dy,), home, backend = _take(("dy",), (dy,))
     result = None if out is None else _take_out(out, ("dy",), (dy,), home, backend)
     out_layout = None if result is None else _Layout.of(result)
-    call = (_Layout.of(dy), out_layout, data_format, backend)
+    call = (_Layout.of(dy), out_layout, data_format, backend, backend.alignment((dy,)))
     shape, dtype, run = _from_cache(_ready_bias, call)
     if result is None:
         result = backend.empty(shape, dtype)
@@ -567,14 +567,14 @@ def _sum_bias(dy: Any, data_format: str | None, out: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _ready_bias(
-    dy: _Layout, out: _Layout | None, data_format: str | None, backend: Backend
+    dy: _Layout, out: _Layout | None, data_format: str | None, backend: Backend, alignment: int
 ) -> tuple[tuple[int, ...], str, Run]:
     """Shape and dtype of db, and what computes it."""
     problem = _bias_problem(dy.shape, data_format, _common_dtype({"dy": dy}))
     if out is not None:
         _require_out(out, problem.bias_shape, problem.dtype)
     stride = 1 if out is None else _elements("out", out)[0]
-    run = backend.prepare_bias(problem, _elements("dy", dy), stride)
+    run = backend.prepare_bias(problem, _elements("dy", dy), stride, alignment)
     return problem.bias_shape, problem.dtype, run
 
 

@@ -36,8 +36,15 @@ def tile_defines(dtype, index, tile):
     return {"STORAGE": launch.STORAGE[dtype], "INDEX": index, "ACTIVATION": 0, **tile.defines}
 
 
-def bias_defines(dtype, index):
-    return {"STORAGE": launch.STORAGE[dtype], "INDEX": index, "THREADS": 256}
+def bias_defines(dtype, index, channels_last):
+    return {
+        "STORAGE": launch.STORAGE[dtype],
+        "INDEX": index,
+        "VECTOR": 16 // ITEMSIZE[dtype],
+        "CHANNELS_LAST": channels_last,
+        "CHANNEL_LANES": 32 if channels_last else 1,
+        "TAP_WORDS": 1,
+    }
 
 
 QUICK = ("sm_80", "sm_90a")
@@ -68,9 +75,9 @@ def test_generic_kernels_compile_without_spills(architecture, source):
 
 @pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
 def test_bias_kernel_compiles_without_spills(architecture):
-    for dtype, index in product(launch.STORAGE, ("int", "long long")):
+    for dtype, index, last in product(launch.STORAGE, ("int", "long long"), (0, 1)):
         _, log = compiler.compile_cubin(
-            sources.load("conv_backprop_bias.cu"), bias_defines(dtype, index), architecture
+            sources.load("conv_backprop_bias.cu"), bias_defines(dtype, index, last), architecture
         )
         assert no_spills(log), f"{dtype} {index}: {log}"
 

@@ -81,30 +81,38 @@ struct alignas(TAP_WORDS == 1 ? 8 : 4) Half {
 };
 
 // A number in mixed radix, its fastest digit first: to count on by a fixed amount takes additions.
+template <class Index>
 struct Digits {
-  int digit[4];
+  Index digit[4];
 };
 
-// The sizes of four nested loops, the fastest first, and how far a step of BLOCK_K goes in them.
+// Four nested loops, the fastest first, and how far a step goes in them.
+template <class Index>
 struct Loops {
-  int size[4];
-  Digits step;
+  Index size[4];
+  Digits<Index> step;
+
+  __device__ __forceinline__ Loops() {}
+  // The first three count at least to 1, so that a number has digits where there is nothing to count.
+  __device__ __forceinline__ Loops(Index fastest, Index second, Index third, Index last)
+      : size{at_least_1(fastest), at_least_1(second), at_least_1(third), last} {}
 
   // The last digit has no end: at its size the loops are over.
-  template <class Number>
-  __device__ __forceinline__ Digits digits(Number number) const {
-    Digits found;
+  __device__ __forceinline__ Digits<Index> digits(Index number) const {
+    Digits<Index> found;
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
-      found.digit[i] = static_cast<int>(number % size[i]);
+      found.digit[i] = number % size[i];
       number /= size[i];
     }
-    found.digit[3] = static_cast<int>(number);
+    found.digit[3] = number;
     return found;
   }
-  __device__ __forceinline__ bool contain(const Digits& at) const { return at.digit[3] < size[3]; }
-  __device__ __forceinline__ Digits next(Digits at) const {
-    int carry = 0;
+  __device__ __forceinline__ bool contain(const Digits<Index>& at) const {
+    return at.digit[3] < size[3];
+  }
+  __device__ __forceinline__ Digits<Index> next(Digits<Index> at) const {
+    Index carry = 0;
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
       at.digit[i] += step.digit[i] + carry;
@@ -114,6 +122,9 @@ struct Loops {
     at.digit[3] += step.digit[3] + carry;
     return at;
   }
+
+ private:
+  static __device__ __forceinline__ Index at_least_1(Index size) { return size > 1 ? size : 1; }
 };
 
 // One stride phase of backprop-input, as cupyconv/gpu/gather.py works it out.

@@ -102,7 +102,7 @@ def add_stages(defines: dict[str, str | int], itemsize: int, chip: Chip) -> None
     stage = tile(m, defines["A_ALONG_K"]) + tile(n, defines["B_ALONG_K"])
     # The tables that are not in the ring: two halves of positions, four of steps, and the loops.
     half = -(-(index_bytes + 4 * int(defines["TAP_WORDS"])) // 8) * 8
-    tables = (m + n + 4 * k) * half + 16 * k + 64
+    tables = (m + n + 4 * k) * half + (4 * k + 16) * index_bytes
     room = (chip.shared << 10) // int(defines["RESIDENT"]) - RESERVED_SHARED - tables
     if defines["ASYNC_COPY"]:
         defines["STAGES"] = max(2, min(_MOST_STAGES, room // stage))

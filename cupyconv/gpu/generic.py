@@ -1,4 +1,4 @@
-"""Launches of the generic kernels, and of the bias gradient."""
+"""Launches of the generic kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from cupyconv.planning.device import Device
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
-
-BIAS_THREADS = 256
 
 _ARGUMENTS = {
     "forward": ("x", "w", "bias", "y"),
@@ -41,21 +39,6 @@ def prepare(
         block=(tile.threads,),
         shared_bytes=0,
         arguments=(*_ARGUMENTS[pass_plan.pass_], packed),
-    )
-    return (launch,)
-
-
-def prepare_bias(problem: ConvProblem, strides: Strides) -> tuple[Launch, ...]:
-    """The launch of the bias gradient, one block for each output channel; writes the bias."""
-    defines = {**_variant(problem, strides), "THREADS": BIAS_THREADS}
-    launch = Launch(
-        source="conv_backprop_bias.cu",
-        entry="conv_backprop_bias",
-        defines=tuple(defines.items()),
-        grid=(problem.K,),
-        block=(BIAS_THREADS,),
-        shared_bytes=0,
-        arguments=("y", "bias", parameters.pack(problem, strides)),
     )
     return (launch,)
 

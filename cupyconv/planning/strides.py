@@ -82,3 +82,24 @@ def neighbours(
             return vector
         vector //= 2
     return 1
+
+
+def followers(
+    strides: Sequence[int], axes: Sequence[int], sizes: Sequence[int], alignment: int, itemsize: int
+) -> int:
+    """Elements that can be moved at once along several axes: a power of two, 1 if none follow.
+
+    Args:
+        strides: of the tensor, in elements.
+        axes: that the elements are numbered along, the last of them fastest.
+        sizes: of these axes.
+        alignment: bytes that the tensor's address is a multiple of.
+        itemsize: bytes of an element.
+    """
+    run, rest = 1, list(strides)
+    for axis, size in reversed(list(zip(axes, sizes, strict=True))):
+        if size > 1 and strides[axis] != run:
+            break
+        run *= size
+        rest[axis] = 0
+    return neighbours((*rest, 1), len(rest), run, alignment, itemsize)

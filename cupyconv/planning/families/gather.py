@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,7 +9,7 @@ from cupyconv.planning import cost
 from cupyconv.planning.families.family import Tile, mma_refuses
 from cupyconv.planning.families.tiled import Tiled
 from cupyconv.planning.request import Request
-from cupyconv.planning.strides import Strides, neighbours
+from cupyconv.planning.strides import Strides, followers, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem, GemmView
 
 MAX_PHASES = 32
@@ -89,7 +88,7 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         if layout[channel] == 1:
             return Access(True, neighbours(layout, channel, extent, alignment, itemsize))
         pixels = problem.data_axes[2:]
-        run = _followers(layout, pixels, sizes, alignment, itemsize) if pixels_follow else 1
+        run = followers(layout, pixels, sizes, alignment, itemsize) if pixels_follow else 1
         return Access(False, run)
 
     # Pixels that follow each other in the matrix do so in memory where they are visited in the
@@ -115,7 +114,7 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         # In a stride phase, taps that are numbered one after the other are not neighbours.
         order, sizes = (summed_axis, *w_taps), (summed, *problem.filter_sizes)
         in_order = pass_ != "backprop_input" or unit_stride
-        run = _followers(strides.w, order, sizes, alignment, itemsize) if in_order else 1
+        run = followers(strides.w, order, sizes, alignment, itemsize) if in_order else 1
         w = Access(True, run)
     else:
         along_filters = neighbours(strides.w, w_filter, filters, alignment, itemsize)
@@ -131,19 +130,6 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         return Accesses(y, w, x, taps_fastest)
     a, b = Access(not y.along_first, y.vector), Access(not x.along_first, x.vector)
     return Accesses(a, b, w, taps_fastest)
-
-
-def _followers(
-    strides: Sequence[int], axes: Sequence[int], sizes: Sequence[int], alignment: int, itemsize: int
-) -> int:
-    """Elements, the last axis fastest, that can be moved at once: a power of two."""
-    run, rest = 1, list(strides)
-    for axis, size in reversed(list(zip(axes, sizes, strict=True))):
-        if size > 1 and strides[axis] != run:
-            break
-        run *= size
-        rest[axis] = 0
-    return neighbours((*rest, 1), len(rest), run, alignment, itemsize)
 
 
 def _tile(

@@ -1,0 +1,80 @@
+"""Launches of the bias gradient (cuda/conv_backprop_bias.cu)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from cupyconv.gpu import parameters
+from cupyconv.gpu.launch import STORAGE, Launch
+from cupyconv.planning.device import Device
+from cupyconv.planning.families.family import accumulator_bytes
+from cupyconv.planning.strides import Strides, followers, neighbours
+from cupyconv.problem import ITEMSIZE, ConvProblem
+
+_THREADS = 256
+
+_PIECES_OF_THREAD = 16
+"""That a chunk has at least for each of a block's threads, so that adding chunks up pays."""
+
+_MOST_CHUNKS = 1024
+
+_BLOCKS_OF_MULTIPROCESSOR = 4
+"""That the chunks are made for: 32 warps, with four pieces of 16 bytes each under way."""
+
+
+def prepare_bias(
+    problem: ConvProblem, strides: Strides, device: Device
+) -> tuple[tuple[Launch, ...], int]:
+    """The launches that sum dy, the tensors' y, into the bias; and the workspace in bytes."""
+    layout, channel = strides.y, problem.data_axes[1]
+    alignment, itemsize = strides.alignment, ITEMSIZE[problem.dtype]
+    along_channels = neighbours(layout, channel, problem.K, alignment, itemsize)
+    channels_last = layout[channel] == 1 and problem.K > 1
+    along_pixels = followers(
+        layout, problem.data_axes[2:], problem.output_sizes, alignment, itemsize
+    )
+    vector = along_channels if channels_last else along_pixels
+    channel_lanes = 1
+    if channels_last:
+        channel_lanes = min(32, 1 << (-(-problem.K // vector) - 1).bit_length())
+    packed = parameters.pack(problem, strides)
+    # One group, of all channels.
+    packed["filters"], packed["groups"] = problem.K, 1
+    channels = channel_lanes * vector if channels_last else 1
+    step = _THREADS // channel_lanes * (1 if channels_last else vector)
+    blocks = -(-problem.K // channels)
+    pixels = problem.N * prod(problem.output_sizes)
+    wanted = -(-_BLOCKS_OF_MULTIPROCESSOR * device.chip.multiprocessors // blocks)
+    steps = -(-pixels // step)
+    chunks = max(min(wanted, steps // _PIECES_OF_THREAD, _MOST_CHUNKS), 1)
+    steps_of_chunk = max(-(-steps // chunks), 1)
+    chunks = max(-(-steps // steps_of_chunk), 1)
+    defines: dict[str, str | int] = {
+        "STORAGE": STORAGE[problem.dtype],
+        "INDEX": parameters.index_type(problem, strides),
+        "VECTOR": vector,
+        "CHANNELS_LAST": int(channels_last),
+        "CHANNEL_LANES": channel_lanes,
+        "TAP_WORDS": 1,
+    }
+    product = Launch(
+        source="conv_backprop_bias.cu",
+        entry="conv_backprop_bias",
+        defines=tuple(defines.items()),
+        grid=(blocks, chunks),
+        block=(_THREADS,),
+        shared_bytes=0,
+        arguments=("y", "bias", "workspace", np.int64(steps_of_chunk * step), packed),
+    )
+    if chunks == 1:
+        return (product,), 0
+    reduction = replace(
+        product,
+        entry="conv_backprop_bias_reduce",
+        grid=(-(-problem.K // _THREADS),),
+        arguments=("workspace", "bias", np.int32(chunks), packed),
+    )
+    return (product, reduction), chunks * problem.K * accumulator_bytes(problem)

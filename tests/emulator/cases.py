@@ -75,6 +75,7 @@ _GATHER = (
     ("grouped_strides_differ", "NHWC", "OHWI", "float16"),
     ("groups_of_3_to_2", "NHWC", "HWIO", "float16"),
     ("more_taps_than_lanes", "NCW", "OIW", "float16"),
+    ("as_many_taps_as_bits", "NWC", "OWI", "float16"),
 )
 _SPLIT = (
     ("pieces_of_8", "NCHW", "OIHW"),

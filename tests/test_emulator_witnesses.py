@@ -124,7 +124,7 @@ def test_convolution_of_sm_80(layer: str, pass_: str, schedule: emulator.Setting
     kernel = cutlass.convolution_kernel(pass_)
     with settings(schedule):
         arguments = (*arrays, result, *launch.numbers)
-        kernel(launch.grid, (cutlass.THREADS,), arguments, cutlass.SHARED_BYTES)
+        kernel(launch.grid, (cutlass.THREADS,), arguments, launch.shared_bytes)
     memory.check_written(result)
     np.testing.assert_array_equal(result, wanted)
 
@@ -192,6 +192,6 @@ def test_account_of_a_witness() -> None:
     problem = ConvProblem((1, 8, 8, 64), (64, 3, 3, 64), padding=1, **rules)
     one = account.account_of_witness(problem, "forward", blocks=None)
     assert (one.blocks, one.reports) == (1, 0)
-    assert one.executions()["tensor core"].by_warp == 64 * 64 * 9 * 64 // (16 * 8 * 16)
+    assert one.work.by_kind()["tensor core"].by_warp == 64 * 64 * 9 * 64 // (16 * 8 * 16)
     sectors = {row.tensor: row.distinct for row in one.work.sectors}
     assert sectors == {"x": 256, "w": 2304, "y": 256}

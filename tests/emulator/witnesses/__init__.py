@@ -87,14 +87,20 @@ def _built(
     return kept
 
 
-def resources_of(text: str, architecture: str) -> Mapping[str, Resources]:
-    """What the kernels of a PTX text take, once assembled for a chip."""
+@cache
+def assembled(text: str, architecture: str) -> tuple[bytes, str]:
+    """The cubin of a PTX text, and the assembler's log."""
     with tempfile.TemporaryDirectory() as scratch:
         source, product = Path(scratch, "witness.ptx"), Path(scratch, "witness.cubin")
         source.write_text(text)
         arguments = [f"-arch={architecture}", "-v", str(source), "-o", str(product)]
         log = _run([_tool("ptxas"), *arguments])
-        return resources(product.read_bytes(), log)
+        return product.read_bytes(), log
+
+
+def resources_of(text: str, architecture: str) -> Mapping[str, Resources]:
+    """What the kernels of a PTX text take, once assembled for a chip."""
+    return resources(*assembled(text, architecture))
 
 
 def _site(*parts: str) -> Path:

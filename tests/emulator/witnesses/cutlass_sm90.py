@@ -17,7 +17,7 @@ from tests.cubins import Resources
 
 from .. import driver, tensormap
 from ..module import EmulatedKernel, EmulatedModule, Outcome
-from . import compiled, host_library, resources_of
+from . import assembled, compiled, host_library, resources_of
 
 PASSES = {"forward": "kFprop", "backprop_input": "kDgrad"}
 _CLUSTER = (2, 1, 1)
@@ -119,6 +119,7 @@ def _kernel(defines: tuple[tuple[str, str], ...], counted: bool) -> EmulatedKern
         counted=counted,
         chip=driver.chip_of("sm_90a"),
         resources=_with_cluster(resources_of(text, "sm_90a")) if counted else None,
+        cubin=assembled(text, "sm_90a")[0] if counted else None,
     )
     (name,) = re.findall(r"\.entry (\w*device_kernel\w*)", text)
     return module.get_function(name)

@@ -272,9 +272,10 @@ def account_of_witness(
     operands = dict(zip(("x", "w", "y"), _lazy_tensors(problem), strict=True))
     tensors = [operands[role] for role in launch.roles]
     arguments: list[Any]
-    if arch == "sm_90a" and pass_ in cutlass_sm90.PASSES:
-        of_90 = cutlass_sm90.Convolution(pass_, counted=True)
-        sizes = tuple(map(int, launch.numbers))
+    if arch == "sm_90a":
+        of_90 = cutlass_sm90.convolution(pass_, problem.spatial_rank, counted=True)
+        rules = (problem.padding[0][0], problem.stride[0], problem.dilation[0])
+        sizes = (*problem.input_shape, *problem.filter_shape, *rules)
         grid, threads, shared, value = of_90.launch(sizes, *tensors)
         kernel, arguments = of_90.kernel, [value]
     else:

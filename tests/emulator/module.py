@@ -101,6 +101,7 @@ class EmulatedModule:
         self.cubin = cubin
         self.variant = variant
         self.counters: Mapping[str, list[Counted]] = {}
+        self.ptx = ""
 
     @classmethod
     def from_ptx(
@@ -132,7 +133,7 @@ class EmulatedModule:
         put(listing, text)
         put(unit, translation.text)
         module = cls(unit, {}, [MACHINE_DIRECTORY], **rest)
-        module.counters = translation.counters
+        module.counters, module.ptx = translation.counters, text
         return module
 
     def get_function(self, name: str) -> EmulatedKernel:
@@ -165,6 +166,11 @@ class EmulatedKernel(Function):
     def cubin(self) -> bytes | None:
         """That of its module, if it was given."""
         return self._module.cubin
+
+    @property
+    def ptx(self) -> str:
+        """The text that its module is from; empty if it is from a source file."""
+        return self._module.ptx
 
     @property
     def parameter_sizes(self) -> list[int]:

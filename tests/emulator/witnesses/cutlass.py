@@ -22,6 +22,42 @@ STAGES = {64: 3, 128: 4}
 
 
 @dataclass(frozen=True)
+class Gemm:
+    """An instance of the GEMM, by the macros of its file.
+
+    Attributes:
+        dtype: of all matrices; float32 is multiplied as TF32.
+        vector: elements that are copied at once.
+        instruction: m and k of the mma.sync.
+        tile_k: of a block.
+        arch, stages: for which chip, and steps of k under way.
+    """
+
+    dtype: str
+    vector: int
+    instruction: tuple[int, int] = (16, 16)
+    tile_k: int = 32
+    arch: str = "Sm80"
+    stages: int = 3
+
+
+GEMMS = {
+    "f16": Gemm("float16", 8),
+    "f16-copies-of-4": Gemm("float16", 2),
+    "f16-sm75": Gemm("float16", 8, (16, 8), arch="Sm75", stages=2),
+    "bf16": Gemm("bfloat16", 8),
+    "tf32": Gemm("float32", 4, (16, 8), 16),
+    "f64": Gemm("float64", 1, (8, 4), 16),
+}
+_ELEMENTS = {
+    "float16": ("cutlass::half_t", "float"),
+    "bfloat16": ("cutlass::bfloat16_t", "float"),
+    "float32": ("float", "float"),
+    "float64": ("double", "double"),
+}
+
+
+@dataclass(frozen=True)
 class ConvolutionLaunch:
     """One pass of a problem by CUTLASS's implicit GEMM for compute capability 8.0.
 
@@ -106,9 +142,22 @@ def convolution_kernel(pass_: str, tile: int = TILE, counted: bool = False) -> E
     return kernel
 
 
-def gemm_kernel() -> EmulatedKernel:
-    """The kernel of a matrix product; raises as ``convolution_kernel``."""
-    return _kernel("cutlass_gemm_sm80", "gemm", (), False)
+def gemm_kernel(name: str = "f16") -> EmulatedKernel:
+    """The kernel of one of GEMMS; raises as ``convolution_kernel``."""
+    chosen = GEMMS[name]
+    element, sum_ = _ELEMENTS[chosen.dtype]
+    defines = {
+        "ELEMENT": element,
+        "SUM": sum_,
+        "ARCH": chosen.arch,
+        "INSTRUCTION_M": chosen.instruction[0],
+        "INSTRUCTION_K": chosen.instruction[1],
+        "TILE_K": chosen.tile_k,
+        "STAGES": chosen.stages,
+        "VECTOR": chosen.vector,
+    }
+    written = tuple((macro, str(value)) for macro, value in defines.items())
+    return _kernel("cutlass_gemm_sm80", "gemm", written, False)
 
 
 @cache

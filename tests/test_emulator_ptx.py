@@ -262,6 +262,30 @@ def test_what_is_not_known_is_an_error_with_its_line(instruction: str) -> None:
     assert instruction.rstrip(";") in str(caught.value)
 
 
+def test_addresses_of_parameters_fit_into_32_bits() -> None:
+    text = f"""{HEADER}
+.visible .entry kernel(.param .align 8 .b8 numbers[16], .param .u64 out)
+{{
+.reg .b32 %r<9>; .reg .b64 %rd<9>;
+mov.b32 %r1, numbers;
+cvt.u64.u32 %rd1, %r1;
+cvta.param.u64 %rd2, %rd1;
+ld.u32 %r2, [%rd2+4];
+cvta.to.param.u64 %rd3, %rd2;
+ld.param.u32 %r3, [%rd3+8];
+ld.param.u32 %r4, [%r1+12];
+ld.param.u64 %rd4, [out];
+st.global.v4.u32 [%rd4], {{%r1, %r2, %r3, %r4}};
+ret;
+}}
+"""
+    kernel = EmulatedModule.from_ptx(text, "parameters").get_function("kernel")
+    numbers = np.array([(1, 2, 3, 4)], np.dtype([(name, np.uint32) for name in "abcd"]))
+    out = memory.empty((4,), np.uint32, "out")
+    kernel((1,), (1,), (numbers, out))
+    assert out[1:].tolist() == [2, 3, 4]
+
+
 def test_functions_are_refused() -> None:
     text = f"{HEADER}.func (.param .b32 a) helper(.param .b32 b)\n{{\nret;\n}}\n"
     with pytest.raises(PtxError, match=r"^line 4: functions are not supported"):

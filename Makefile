@@ -10,8 +10,8 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist worksteal \
 	tests/gpu tests/device
 
-.PHONY: demo test test-rest test-all test-slow test-device witnesses fuzz lint mutants mutants-device \
-	wheel clean
+.PHONY: demo test test-rest test-all test-slow test-device witnesses beliefs fuzz lint mutants \
+	mutants-device wheel clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -29,14 +29,18 @@ test-rest: .venv/installed-test lint
 test-device: .venv/installed-test
 	$(DEVICE_PYTEST) -m "not slow"
 
-test-all: test test-rest test-device
+test-all: test test-rest test-device witnesses
 
 test-slow: .venv/installed-test
 	$(PYTEST) -m slow
 
-# Kernels of CUTLASS's on the emulator; as on CI, what is missing fails the run.
+# Kernels of others on the emulator; as on CI, what is missing fails the run.
 witnesses: .venv/installed-witnesses
 	CI=true $(PYTEST) -m slow tests/test_emulator_witnesses.py
+
+# Which of them bear out what the emulator believes of the chip, written to confirmed.toml.
+beliefs: .venv/installed-witnesses
+	$(BIN)/python -m tests.emulator.beliefs --jobs $(TEST_JOBS)
 
 fuzz: .venv/installed-fuzz
 	$(BIN)/python -m tests.fuzz --jobs $(TEST_JOBS) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

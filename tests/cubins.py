@@ -8,10 +8,12 @@ import subprocess
 import sysconfig
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests import loops
 
 
 def disassemble(cubin: bytes) -> str:
@@ -19,9 +21,77 @@ def disassemble(cubin: bytes) -> str:
     return _run("nvdisasm", "-c", cubin)
 
 
+def mnemonic(instruction: str) -> str:
+    """The name of a SASS instruction, without its guard and modifiers."""
+    return re.sub(r"^@\S+\s+", "", instruction).split()[0].partition(".")[0]
+
+
 def instructions(listing: str) -> Counter:
     """How often each instruction occurs in a SASS listing, whatever its modifiers."""
     return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\w+)", listing, re.M))
+
+
+@dataclass
+class Block:
+    """Instructions of SASS that are executed together.
+
+    Attributes:
+        instructions: with their guards and modifiers.
+        follows: numbers of the blocks that may come next.
+        calls: of those that it calls.
+    """
+
+    instructions: list[str] = field(default_factory=list)
+    follows: set[int] = field(default_factory=set)
+    calls: set[int] = field(default_factory=set)
+
+
+_LABEL = r"(?:\.L_x_\d+|\$[\w$]+)"
+_LINE = re.compile(
+    rf"^(?P<label>{_LABEL}):|^\s*/\*[0-9a-f]+\*/\s+(?P<instruction>.*?)\s*;[^\n]*", re.M
+)
+# Instructions after which the next is not come to, unless they have a guard or a condition.
+_JUMP = re.compile(r"(?P<guard>@\S+\s+)?(BRA\S*\s+(?P<condition>[^`]*)`|BRX|EXIT|RET|JMP)")
+
+
+def kernels(listing: str) -> dict[str, str]:
+    """The code of each kernel of a SASS listing."""
+    parts = re.split(r"^\s*\.section\s+\.text\.([\w$]+)", listing, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def blocks(code: str) -> list[Block]:
+    """The blocks of one kernel's SASS, in the order of the text."""
+    found, numbers, targets = [Block()], {}, []
+    for line in _LINE.finditer(code):
+        if line["label"]:
+            found[-1].follows.add(len(found))
+            numbers[line["label"]] = len(found)
+            found.append(Block())
+            continue
+        instruction = line["instruction"]
+        found[-1].instructions.append(instruction)
+        is_call = re.search(r"\bCALL\b|CALL\.", instruction)
+        targets.append((found[-1].calls if is_call else found[-1].follows, line[0]))
+        if jump := _JUMP.match(instruction):
+            if jump["guard"] or jump["condition"]:
+                found[-1].follows.add(len(found))
+            found.append(Block())
+    for edges, text in targets:
+        edges.update(numbers[label] for label in re.findall(_LABEL, text) if label in numbers)
+    return found
+
+
+def main_loop(code: str, pattern: str) -> list[str]:
+    """The instructions of the innermost loops of a kernel's SASS around those that match."""
+    every = blocks(code)
+    wanted = {
+        number
+        for number, block in enumerate(every)
+        if any(re.search(pattern, line) for line in block.instructions)
+    }
+    chosen = loops.innermost([block.follows for block in every], wanted)
+    return [line for number in sorted(chosen) for line in every[number].instructions]
 
 
 def no_spills(log: str) -> bool:

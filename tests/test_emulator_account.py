@@ -82,7 +82,60 @@ def test_instructions_by_kind_and_warp() -> None:
     assert outcome.work.instructions == {
         warp: {**alike, "integer": integers[warp]} for warp in (0, 1)
     }
-    assert outcome.work.of_kind("barrier") == Executions(2 * BLOCKS, 64 * BLOCKS)
+    assert outcome.work.by_kind()["barrier"] == Executions(2 * BLOCKS, 64 * BLOCKS)
+    assert outcome.work.by_kind(in_main_loop=True) == {}
+    assert outcome.work.for_a_product() is None
+
+
+NESTED = f"""{HEADER}
+.visible .entry kernel(.param .u32 trips)
+{{
+{REGISTERS} .reg .b32 %f<9>;
+ld.param.u32 %r1, [trips];
+mov.u32 %r2, 0;
+$OUTER:
+mov.u32 %r3, 0;
+$INNER:
+setp.eq.u32 %p2, %r3, 1;
+@%p2 bra $ASIDE;
+$BACK:
+@%p2 add.s32 %r4, %r4, 1;
+{{
+.reg .pred p;
+$WAIT:
+setp.ne.u32 p, %r3, %r3;
+@p bra $WAIT;
+}}
+mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {{%f1, %f2, %f3, %f4}}, {{%r4, %r4}}, {{%r4}},
+  {{%f1, %f2, %f3, %f4}};
+add.s32 %r3, %r3, 1;
+setp.lt.u32 %p1, %r3, %r1;
+@%p1 bra $INNER;
+add.s32 %r2, %r2, 1;
+setp.lt.u32 %p1, %r2, 2;
+@%p1 bra $OUTER;
+ret;
+$ASIDE:
+sub.s32 %r4, %r4, %r4;
+bra $BACK;
+}}
+"""
+
+
+def test_the_main_loop_is_the_innermost_around_products() -> None:
+    """It has what is put aside for it, and the loops within it that have no products."""
+    work = counted(NESTED, (np.uint32(TRIPS),)).work
+    rounds = 2 * TRIPS
+    # Twice, in the second of the rounds: the one aside, and the one with a guard.
+    found = {kind: one.by_warp for kind, one in work.by_kind(in_main_loop=True).items()}
+    assert found == {
+        "compare": 3 * rounds,
+        "branch": 3 * rounds + 2,
+        "tensor core": rounds,
+        "integer": rounds + 4,
+    }
+    assert work.for_a_product(in_main_loop=True) == (8 * rounds + 6) / rounds
+    assert work.by_kind()["branch"].by_warp == 3 * rounds + 2 + 2 + 1
 
 
 def test_nothing_is_counted_unasked() -> None:
@@ -160,7 +213,13 @@ def test_account_of_a_layer(gather: tuple[ConvProblem, list[account.Account]]) -
     assert (one.blocks, one.reports) == (tiles * planned.splits, 0)
     # A product of m16n8k16 each.
     products = tiles * tile.block_m * tile.block_n * 9 * 64 // (16 * 8 * 16)
-    assert one.executions()["tensor core"] == Executions(products, 32 * products)
+    executed, in_loop = one.work.by_kind(), one.work.by_kind(in_main_loop=True)
+    assert executed["tensor core"] == Executions(products, 32 * products)
+    assert in_loop["tensor core"] == executed["tensor core"]
+    assert one.work.for_a_product(in_main_loop=True) < one.work.for_a_product()
+    # Of the SASS: those of one warp's step.
+    step = tile.block_m * tile.block_n * tile.block_k // (tile.threads // 32) // (16 * 8 * 16)
+    assert one.sass_main_loop["HMMA"] == step
     rows = [*one.work.sectors, *last.work.sectors]
     by_tensor = {(row.tensor, row.is_write): row for row in rows}
     for tensor, elements, is_write in (

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import arrays
+from cupyconv import ConvProblem, arrays
 from cupyconv.gpu import sources
+from cupyconv.planning import Device, Request
+from cupyconv.planning.families import FAMILIES
+from cupyconv.problem import ITEMSIZE, PASSES
 from tests import emulator
 from tests.emulator import EmulatedModule, convolutions, memory, settings
 from tests.emulator.golden_device import EmulatorDevice
@@ -27,92 +30,104 @@ KERNELS = Path(emulator.__file__).with_name("kernels")
 # --------------------------------------------------------------------------------------------------
 # Our kernels
 # --------------------------------------------------------------------------------------------------
-# Implementation, dtype, chip; C, K, groups, and R = S.
-LAYERS = [
-    ("cuda-generic", "float32", "sm_80", 16, 24, 1, 3),
-    ("cuda-gather", "float16", "sm_80", 16, 24, 1, 3),
-    ("cuda-gather", "float64", "sm_80", 16, 24, 1, 3),
-    ("cuda-toeplitz", "float16", "sm_80", 64, 64, 64, 7),
-    ("cuda-direct", "bfloat16", "sm_80", 64, 64, 64, 3),
-    ("cuda-patch", "float16", "sm_80", 3, 3, 1, 3),
-    ("cuda-hopper", "float16", "sm_90a", 64, 64, 1, 3),
-    ("cuda-hopper-halo", "float16", "sm_90a", 64, 64, 1, 3),
-]
-MORE_LAYERS = [
-    ("cuda-generic", "float64", "sm_80", 6, 9, 3, 3),
-    ("cuda-generic", "float16", "sm_80", 5, 7, 1, 3),
-    ("cuda-gather", "bfloat16", "sm_80", 16, 24, 1, 3),
-    ("cuda-gather", "float32", "sm_80", 16, 24, 1, 3),
-    ("cuda-gather", "float16", "sm_75", 16, 24, 1, 3),
-    ("cuda-gather", "float16", "sm_80", 5, 7, 1, 3),
-    ("cuda-direct", "float32", "sm_80", 64, 64, 64, 3),
-    ("cuda-direct", "float16", "sm_80", 64, 64, 64, 3),
-    ("cuda-hopper", "bfloat16", "sm_90a", 64, 64, 1, 3),
-    ("cuda-hopper", "float32", "sm_90a", 64, 64, 1, 3),
-    ("cuda-hopper-halo", "bfloat16", "sm_90a", 64, 64, 1, 3),
-]
-PASSES = ("conv_forward", "conv_backprop_input", "conv_backprop_filter")
-# One pass of each family, in turns.
-SAMPLE = [(layer, PASSES[turn % 3]) for turn, layer in enumerate(LAYERS)]
-# What families do not compute, of all dtypes or of one.
-LACKS = {
-    ("cuda-patch", None, "conv_backprop_input"),
-    ("cuda-hopper", "float32", "conv_backprop_filter"),
-    ("cuda-hopper-halo", None, "conv_backprop_filter"),
+# Of each family: C, K, groups, and R = S; the chips between which its code differs.
+FAMILY_LAYERS = {
+    "cuda-generic": ((16, 24, 1, 3), ("sm_80",)),
+    "cuda-gather": ((16, 24, 1, 3), ("sm_75", "sm_80")),
+    "cuda-direct": ((64, 64, 64, 3), ("sm_80",)),
+    "cuda-toeplitz": ((64, 64, 64, 7), ("sm_75", "sm_80")),
+    "cuda-patch": ((3, 3, 1, 3), ("sm_75", "sm_80")),
+    "cuda-hopper": ((64, 64, 1, 3), ("sm_90a",)),
+    "cuda-hopper-bf16x6": ((64, 64, 1, 3), ("sm_90a",)),
+    "cuda-hopper-halo": ((64, 64, 1, 3), ("sm_90a",)),
 }
-REST = [
-    (layer, name)
-    for layer in (*LAYERS, *MORE_LAYERS)
-    for name in PASSES
-    if (layer, name) not in SAMPLE
-    and LACKS.isdisjoint({(layer[0], None, name), (layer[0], layer[1], name)})
+Variant = tuple[str, str, str, str]
+"""Family, dtype, chip, pass."""
+# One pass of each family, in turns.
+SAMPLE: list[Variant] = [
+    ("cuda-generic", "float32", "sm_80", "forward"),
+    ("cuda-gather", "float16", "sm_80", "backprop_input"),
+    ("cuda-gather", "float64", "sm_80", "backprop_filter"),
+    ("cuda-toeplitz", "float16", "sm_80", "forward"),
+    ("cuda-direct", "bfloat16", "sm_80", "backprop_input"),
+    ("cuda-patch", "float16", "sm_80", "backprop_filter"),
+    ("cuda-hopper", "float16", "sm_90a", "forward"),
+    ("cuda-hopper-halo", "float16", "sm_90a", "backprop_input"),
 ]
 
 
-def name_of(value: object) -> str:
-    return value if isinstance(value, str) else "-".join(map(str, value))
+def problem_of(impl: str, dtype: str) -> ConvProblem:
+    (channels, filters, groups, side), _ = FAMILY_LAYERS[impl]
+    return ConvProblem(
+        (2, 7, 6, channels),
+        (filters, side, side, channels // groups),
+        padding=side // 2,
+        groups=groups,
+        data_format="NHWC",
+        filter_format="OHWI",
+        dtype=dtype,
+    )
 
 
-def compare_with_numpy(layer: tuple, pass_: str, **chosen: object) -> None:
-    """Exactly, on whole numbers that no sum rounds."""
-    impl, dtype, arch, channels, filters, groups, side = layer
-    random = np.random.default_rng(0)
+def precision_of(impl: str, dtype: str) -> str:
+    if impl == "cuda-hopper-bf16x6":
+        return "bf16x6"
+    return "tf32" if dtype == "float32" and impl not in ("cuda-generic", "cuda-direct") else "ieee"
 
-    def numbers(*shape: int) -> np.ndarray:
-        return random.integers(-3, 4, shape).astype(arrays.numpy_dtype(dtype))
 
-    x, dy = numbers(2, 7, 6, channels), numbers(2, 7, 6, filters)
-    w = numbers(filters, side, side, channels // groups)
+def is_taken(impl: str, dtype: str, chip: str, pass_: str) -> bool:
+    precision = precision_of(impl, dtype)
+    request = Request(problem_of(impl, dtype), pass_, Device.of(chip), precision)
+    return FAMILIES[impl].refuses(request) is None
+
+
+EVERY: list[Variant] = [
+    (impl, dtype, chip, pass_)
+    for impl, (_, chips) in FAMILY_LAYERS.items()
+    for dtype in ITEMSIZE
+    for chip in chips
+    for pass_ in PASSES
+    if is_taken(impl, dtype, chip, pass_)
+]
+
+
+def compare_with_numpy(variant: Variant) -> None:
+    """Exactly, on whole numbers that no sum rounds: as from the source."""
+    impl, dtype, chip, pass_ = variant
+    problem, random = problem_of(impl, dtype), np.random.default_rng(0)
+
+    def numbers(shape: tuple[int, ...]) -> np.ndarray:
+        values = random.integers(-3, 4, (2, *shape))
+        if dtype.startswith("complex"):
+            return (values[0] + 1j * values[1]).astype(dtype)
+        return values[0].astype(arrays.numpy_dtype(dtype))
+
+    x, w = numbers(problem.input_shape), numbers(problem.filter_shape)
+    dy = numbers(problem.output_shape)
     arguments = {
-        "conv_forward": (x, w),
-        "conv_backprop_input": (x.shape, w, dy),
-        "conv_backprop_filter": (x, w.shape, dy),
+        "forward": (x, w),
+        "backprop_input": (x.shape, w, dy),
+        "backprop_filter": (x, w.shape, dy),
     }[pass_]
-    rules = {
-        "padding": side // 2,
-        "groups": groups,
-        "data_format": "NHWC",
-        "filter_format": "OHWI",
-        "precision": "tf32" if dtype == "float32" and impl != "cuda-generic" else "ieee",
-    }
-    wanted = getattr(cupyconv, pass_)(*arguments, **rules)
-    with settings(source="ptx", **chosen):
-        got = getattr(emulator, pass_)(*arguments, impl=impl, arch=arch, **rules)
+    rules = {**problem.keywords, "precision": precision_of(impl, dtype)}
+    wanted = getattr(cupyconv, f"conv_{pass_}")(*arguments, **rules)
+    with settings(source="ptx"):
+        got = getattr(emulator, f"conv_{pass_}")(*arguments, impl=impl, arch=chip, **rules)
     assert np.any(wanted)
     np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize(("layer", "pass_"), SAMPLE, ids=name_of)
-def test_pass_from_ptx(layer: tuple, pass_: str) -> None:
-    compare_with_numpy(layer, pass_)
+@pytest.mark.parametrize("variant", SAMPLE, ids="-".join)
+def test_pass_from_ptx(variant: Variant) -> None:
+    compare_with_numpy(variant)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", emulator.SCHEDULES[::2], ids=("first-in", "random"))
-@pytest.mark.parametrize(("layer", "pass_"), REST, ids=name_of)
-def test_any_pass_from_ptx(layer: tuple, pass_: str, schedule: emulator.Settings) -> None:
+@pytest.mark.parametrize("variant", EVERY, ids="-".join)
+def test_any_pass_from_ptx(variant: Variant, schedule: emulator.Settings) -> None:
     with settings(schedule):
-        compare_with_numpy(layer, pass_)
+        compare_with_numpy(variant)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -245,6 +260,30 @@ def test_what_is_not_known_is_an_error_with_its_line(instruction: str) -> None:
     with pytest.raises(PtxError, match=r"^line 7: ") as caught:
         translate(text, "kernel.ptx")
     assert instruction.rstrip(";") in str(caught.value)
+
+
+def test_addresses_of_parameters_fit_into_32_bits() -> None:
+    text = f"""{HEADER}
+.visible .entry kernel(.param .align 8 .b8 numbers[16], .param .u64 out)
+{{
+.reg .b32 %r<9>; .reg .b64 %rd<9>;
+mov.b32 %r1, numbers;
+cvt.u64.u32 %rd1, %r1;
+cvta.param.u64 %rd2, %rd1;
+ld.u32 %r2, [%rd2+4];
+cvta.to.param.u64 %rd3, %rd2;
+ld.param.u32 %r3, [%rd3+8];
+ld.param.u32 %r4, [%r1+12];
+ld.param.u64 %rd4, [out];
+st.global.v4.u32 [%rd4], {{%r1, %r2, %r3, %r4}};
+ret;
+}}
+"""
+    kernel = EmulatedModule.from_ptx(text, "parameters").get_function("kernel")
+    numbers = np.array([(1, 2, 3, 4)], np.dtype([(name, np.uint32) for name in "abcd"]))
+    out = memory.empty((4,), np.uint32, "out")
+    kernel((1,), (1,), (numbers, out))
+    assert out[1:].tolist() == [2, 3, 4]
 
 
 def test_functions_are_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
 
@@ -16,7 +15,8 @@ from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
-from tests.cubins import disassemble, instructions
+from tests import loops
+from tests.cubins import blocks, disassemble, instructions, kernels, main_loop
 
 LAYER = ConvProblem(
     (32, 28, 28, 256), (256, 3, 3, 256), data_format="NHWC", filter_format="OHWI", padding="same"
@@ -65,55 +65,22 @@ def listing_of(one: Launch, architecture: str = "sm_90a") -> str:
     return disassemble(cubin)
 
 
-INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;", re.M)
-LABEL = r"(?:\.L_x_\d+|\$[\w$]+)"
-ENDS = re.compile(r"(BRA(\.U)? `|BRX|EXIT|RET|JMP)")
-"""Instructions after which the next is not come to; with a guard, it is."""
-
-
 def in_loops(listing: str, pattern: str) -> list[str]:
     """The instructions that match, and that can be come to again after they have been executed.
 
     What a loop calls is in the loop.
     """
     found = []
-    for body in re.split(r"^\s*\.section\s+\.text\.", listing, flags=re.M)[1:]:
-        # By label: a block's text; it ends with the next label, and goes on there unless it jumps.
-        parts = re.split(rf"^({LABEL}):", body, flags=re.M)
-        blocks = dict(zip(["", *parts[1::2]], parts[::2], strict=True))
-        follows: dict[str, set[str]] = {name: set() for name in blocks}
-        calls: dict[str, set[str]] = {name: set() for name in blocks}
-        for name, after in pairwise([*blocks, None]):
-            lines = INSTRUCTION.findall(blocks[name])
-            for line in lines:
-                edges = calls if re.search(r"\bCALL\b|CALL\.", line) else follows
-                edges[name] |= set(re.findall(LABEL, line)) & blocks.keys()
-            for targets in re.findall(r"BRANCH_TARGETS ([^\"]*)", blocks[name]):
-                follows[name] |= set(re.findall(LABEL, targets)) & blocks.keys()
-            if after is not None and not (lines and ENDS.match(lines[-1])):
-                follows[name].add(after)
-        again = {name for name in blocks if name in reached(follows, name)}
-        anywhere = {name: follows[name] | calls[name] for name in blocks}
-        for called in set().union(*(calls[name] for name in again)):
-            again |= {called} | reached(anywhere, called)
-        for name in blocks:
-            if name in again:
-                found += [
-                    one for one in INSTRUCTION.findall(blocks[name]) if re.search(pattern, one)
-                ]
+    for code in kernels(listing).values():
+        every = blocks(code)
+        follows = [block.follows for block in every]
+        again = {number for number in range(len(every)) if number in loops.reached(follows, number)}
+        anywhere = [block.follows | block.calls for block in every]
+        for called in set().union(*(every[number].calls for number in again)):
+            again |= {called} | loops.reached(anywhere, called)
+        for number in sorted(again):
+            found += [one for one in every[number].instructions if re.search(pattern, one)]
     return found
-
-
-def reached(follows: dict[str, set[str]], start: str) -> set[str]:
-    """What comes after a block, sooner or later."""
-    seen: set[str] = set()
-    pending = [*follows[start]]
-    while pending:
-        name = pending.pop()
-        if name not in seen:
-            seen.add(name)
-            pending += follows[name]
-    return seen
 
 
 def test_loops_are_seen():
@@ -134,6 +101,28 @@ def test_loops_are_seen():
 """
     assert in_loops(listing, "MEMBAR|ERRBAR") == ["MEMBAR.SC.GPU"]
     assert in_loops(listing, "FADD") == ["FADD R1, R1, R2"]
+
+
+def test_the_main_loop_is_the_innermost_with_products():
+    code = """
+        /*0000*/                   IADD3 R1, R1, R2 ;
+.L_x_1:
+        /*0010*/                   HMMA.16816.F32 R0, R1, R2, R0 ;
+.L_x_2:
+        /*0020*/                   LDSM.16.M88.4 R1, [R2] ;
+        /*0030*/                   HMMA.16816.F32 R0, R1, R2, R0 ;
+        /*0040*/              @P2  BRA `(.L_x_4) ;
+.L_x_3:
+        /*0050*/              @!P0 BRA `(.L_x_2) ;
+        /*0060*/              @!P1 BRA `(.L_x_1) ;
+        /*0070*/                   EXIT ;
+.L_x_4:
+        /*0080*/                   BAR.SYNC ;
+        /*0090*/                   BRA `(.L_x_3) ;
+"""
+    found = [line.split()[0] for line in main_loop(code, "MMA")]
+    assert found == ["LDSM.16.M88.4", "HMMA.16816.F32", "@P2", "@!P0", "BAR.SYNC", "BRA"]
+    assert main_loop(code, "FADD") == []
 
 
 FENCED = """

@@ -40,12 +40,6 @@ __device__ __forceinline__ unsigned short f16_from_f32(float value) {
 }
 
 #if __CUDA_ARCH__ >= 800
-// cvt.rn.bf16.f32: the bits of the nearest bfloat16, ties to even.
-__device__ __forceinline__ unsigned short bf16_from_f32(float value) {
-  unsigned short bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-}
 
 // cvt.rn.f16x2.f32: two binary16 in one register, `low` in bits 0 to 15.
 __device__ __forceinline__ unsigned f16x2_from_f32(float low, float high) {
@@ -82,12 +76,6 @@ __device__ __forceinline__ void store_16_bytes(void* destination, const unsigned
 
 // ldmatrix: lane l of each group of eight gives the address of one row of 16 bytes, 16-aligned;
 // register i receives elements (group, 2 pair) and (group, 2 pair + 1) of matrix i.
-__device__ __forceinline__ void ldmatrix_x1(unsigned (&r)[1], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(shared_address(row))
-               : "memory");
-}
 __device__ __forceinline__ void ldmatrix_x2(unsigned (&r)[2], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
@@ -102,12 +90,6 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
 }
 
 // The same with each matrix transposed: elements (2 pair, group) and (2 pair + 1, group).
-__device__ __forceinline__ void ldmatrix_x1_trans(unsigned (&r)[1], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(shared_address(row))
-               : "memory");
-}
 __device__ __forceinline__ void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
@@ -128,12 +110,6 @@ __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
       "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
       "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
       : "memory");
-}
-__device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   shared_address(row)),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
 }
 #endif
 
@@ -229,9 +205,6 @@ __device__ __forceinline__ void cp_async_wait() {
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 #if __CUDA_ARCH__ >= 900
 // ------------------------------------------------------------------------------------------------
@@ -241,10 +214,6 @@ __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsig
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
                : "memory");
 }
-// Gives the memory back to other use.
-__device__ __forceinline__ void mbarrier_invalidate(unsigned long long* barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
 __device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
@@ -253,13 +222,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned long long* ba
                                                           unsigned bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-      "r"(bytes)
-      : "memory");
-}
-// Expects bytes without arriving.
-__device__ __forceinline__ void mbarrier_expect_tx(unsigned long long* barrier, unsigned bytes) {
-  asm volatile(
-      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
       "r"(bytes)
       : "memory");
 }
@@ -283,11 +245,6 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(unsigned long long* bar
       : "memory");
   return done != 0;
 }
-// Arrives once the thread's earlier cp.async copies have landed; counted like any arrival.
-__device__ __forceinline__ void cp_async_mbarrier_arrive(unsigned long long* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
-               : "memory");
-}
 
 // Makes mbarrier_init visible to the cluster and to the asynchronous proxy.
 __device__ __forceinline__ void fence_mbarrier_init() {
@@ -301,19 +258,8 @@ __device__ __forceinline__ void fence_proxy_async() {
 // ------------------------------------------------------------------------------------------------
 // TMA.  Called by one thread.  Coordinates go from the innermost dimension outwards.
 // ------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void tma_prefetch_map(const TensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 
 // Tiled loads: one box of the map, its corner at the coordinates.
-__device__ __forceinline__ void tma_load_1d(void* destination, const TensorMap* map,
-                                            unsigned long long* barrier, int c0) {
-  asm volatile(
-      "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3}], [%2];" ::"r"(shared_address(destination)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0)
-      : "memory");
-}
 __device__ __forceinline__ void tma_load_2d(void* destination, const TensorMap* map,
                                             unsigned long long* barrier, int c0, int c1) {
   asm volatile(
@@ -337,15 +283,6 @@ __device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap* 
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(destination)),
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-__device__ __forceinline__ void tma_load_5d(void* destination, const TensorMap* map,
-                                            unsigned long long* barrier, int c0, int c1, int c2,
-                                            int c3, int c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared_address(destination)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
 // im2col loads: a column of pixels from the base pixel on, each moved by the filter tap.
@@ -381,16 +318,6 @@ __device__ __forceinline__ void tma_load_im2col_5d(void* destination, const Tens
 }
 // Multicast: to the same offset in every block of the cluster whose bit is set; each block's
 // barrier at the same offset receives the bytes.
-__device__ __forceinline__ void tma_load_1d_multicast(void* destination, const TensorMap* map,
-                                                      unsigned long long* barrier, int c0,
-                                                      unsigned short block_mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
-      "cluster "
-      "[%0], [%1, {%4}], [%2], %3;" ::"r"(shared_address(destination)),
-      "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c0)
-      : "memory");
-}
 __device__ __forceinline__ void tma_load_2d_multicast(void* destination, const TensorMap* map,
                                                       unsigned long long* barrier, int c0, int c1,
                                                       unsigned short block_mask) {
@@ -419,18 +346,6 @@ __device__ __forceinline__ void tma_load_4d_multicast(void* destination, const T
       "cluster "
       "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(shared_address(destination)),
       "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-__device__ __forceinline__ void tma_load_5d_multicast(void* destination, const TensorMap* map,
-                                                      unsigned long long* barrier, int c0, int c1,
-                                                      int c2, int c3, int c4,
-                                                      unsigned short block_mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
-      "cluster "
-      "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(shared_address(destination)),
-      "l"(map), "r"(shared_address(barrier)), "h"(block_mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
-      "r"(c4)
       : "memory");
 }
 __device__ __forceinline__ void tma_load_im2col_3d_multicast(void* destination,
@@ -470,25 +385,11 @@ __device__ __forceinline__ void tma_load_im2col_5d_multicast(
       : "memory");
 }
 // Tiled stores; what lies outside of the tensor is left out.
-__device__ __forceinline__ void tma_store_1d(const TensorMap* map, const void* source, int c0) {
-  asm volatile(
-      "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [%0, {%2}], [%1];" ::"l"(map),
-      "r"(shared_address(source)), "r"(c0)
-      : "memory");
-}
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* source, int c0,
                                              int c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
       "r"(shared_address(source)), "r"(c0), "r"(c1)
-      : "memory");
-}
-__device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* source, int c0,
-                                             int c1, int c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-          map),
-      "r"(shared_address(source)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, const void* source, int c0,
@@ -497,14 +398,6 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, const void* s
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
           "l"(map),
       "r"(shared_address(source)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-__device__ __forceinline__ void tma_store_5d(const TensorMap* map, const void* source, int c0,
-                                             int c1, int c2, int c3, int c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
-      "[%1];" ::"l"(map),
-      "r"(shared_address(source)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
 __device__ __forceinline__ void tma_store_commit() {
@@ -529,11 +422,6 @@ __device__ __forceinline__ unsigned cluster_block_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-__device__ __forceinline__ unsigned cluster_block_count() {
-  unsigned count;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
-  return count;
-}
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -548,21 +436,10 @@ __device__ __forceinline__ unsigned map_to_block(unsigned address, unsigned bloc
                : "r"(address), "r"(block_rank));
   return mapped;
 }
-__device__ __forceinline__ unsigned load_cluster_u32(unsigned address) {
-  unsigned value;
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
 __device__ __forceinline__ float load_cluster_f32(unsigned address) {
   float value;
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
   return value;
-}
-__device__ __forceinline__ void store_cluster_u32(unsigned address, unsigned value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-__device__ __forceinline__ void store_cluster_f32(unsigned address, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
 // elect.sync: true in one lane of a full warp.
@@ -596,7 +473,7 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// Before the first wgmma, and after registers of d or a were touched.
+// Before the first wgmma, and after registers of d were touched.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -636,11 +513,9 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
 #define PTX_LIST_32 \
   PTX_LIST_16       \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define PTX_LIST_48 \
-  PTX_LIST_32       \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define PTX_LIST_64 \
-  PTX_LIST_48       \
+#define PTX_LIST_64                                                                  \
+  PTX_LIST_32                                                                        \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define PTX_LIST_96                                                                  \
   PTX_LIST_64                                                                        \
@@ -656,24 +531,19 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
 #define PTX_ACCUMULATORS_8(d, i) PTX_ACCUMULATORS_4(d, i), PTX_ACCUMULATORS_4(d, i + 4)
 #define PTX_ACCUMULATORS_16(d, i) PTX_ACCUMULATORS_8(d, i), PTX_ACCUMULATORS_8(d, i + 8)
 #define PTX_ACCUMULATORS_32(d, i) PTX_ACCUMULATORS_16(d, i), PTX_ACCUMULATORS_16(d, i + 16)
-#define PTX_ACCUMULATORS_48(d, i) PTX_ACCUMULATORS_32(d, i), PTX_ACCUMULATORS_16(d, i + 32)
 #define PTX_ACCUMULATORS_64(d, i) PTX_ACCUMULATORS_32(d, i), PTX_ACCUMULATORS_32(d, i + 32)
 #define PTX_ACCUMULATORS_96(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_32(d, i + 64)
 #define PTX_ACCUMULATORS_128(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_64(d, i + 64)
 
 // CASE(n, accumulators of a thread, the numbers of the asm operands that follow them)
-#define PTX_FOR_EACH_WGMMA_N(CASE)                                                            \
-  static_assert(                                                                              \
-      N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256, \
-      "an N that the wrappers have");                                                         \
-  CASE(8, 4, "%4", "%5", "%6", "%7", "%8", "%9", "%10")                                       \
-  CASE(16, 8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")                                  \
-  CASE(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")                               \
-  CASE(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")                               \
-  CASE(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54")                               \
-  CASE(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")                              \
-  CASE(192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102")                           \
-  CASE(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
+#define PTX_FOR_EACH_WGMMA_N(CASE)                                     \
+  static_assert(N == 8 || N == 64 || N == 128 || N == 192 || N == 256, \
+                "an N that the wrappers have");                        \
+  CASE(8, 4, "%4", "%5", "%6", "%7", "%8")                             \
+  CASE(64, 32, "%32", "%33", "%34", "%35", "%36")                      \
+  CASE(128, 64, "%64", "%65", "%66", "%67", "%68")                     \
+  CASE(192, 96, "%96", "%97", "%98", "%99", "%100")                    \
+  CASE(256, 128, "%128", "%129", "%130", "%131", "%132")
 
 // a and b in shared memory.  TAIL is empty, or the two transpose flags of the 16-bit types.
 #define PTX_WGMMA_SHARED(n, registers, K_AND_TYPES, TAIL, a, b, scale, ...)                       \
@@ -683,36 +553,16 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
                : PTX_ACCUMULATORS_##registers(d, 0)                                               \
                : "l"(a_descriptor), "l"(b_descriptor), "r"(scale_d), ##__VA_ARGS__)
 
-// a in registers, laid out as for mma.sync with 16 rows a warp.
-#define PTX_WGMMA_REGISTERS(n, registers, K_AND_TYPES, TAIL, a0, a1, a2, a3, b, scale, ...)       \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale                                          \
-               ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n K_AND_TYPES " {" PTX_LIST_##registers \
-               "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b ", p, 1, 1" TAIL ";\n}"                  \
-               : PTX_ACCUMULATORS_##registers(d, 0)                                               \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_descriptor),                   \
-                 "r"(scale_d), ##__VA_ARGS__)
-
-#define PTX_CASE_F16(n, registers, o0, o1, o2, o3, o4, o5, o6)                     \
+#define PTX_CASE_F16(n, registers, o0, o1, o2, o3, o4)                             \
   if constexpr (N == n)                                                            \
     PTX_WGMMA_SHARED(n, registers, "k16.f32.f16.f16", ", " o3 ", " o4, o0, o1, o2, \
                      "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
-#define PTX_CASE_BF16(n, registers, o0, o1, o2, o3, o4, o5, o6)                      \
+#define PTX_CASE_BF16(n, registers, o0, o1, o2, o3, o4)                              \
   if constexpr (N == n)                                                              \
     PTX_WGMMA_SHARED(n, registers, "k16.f32.bf16.bf16", ", " o3 ", " o4, o0, o1, o2, \
                      "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
-#define PTX_CASE_TF32(n, registers, o0, o1, o2, o3, o4, o5, o6) \
+#define PTX_CASE_TF32(n, registers, o0, o1, o2, o3, o4) \
   if constexpr (N == n) PTX_WGMMA_SHARED(n, registers, "k8.f32.tf32.tf32", "", o0, o1, o2);
-#define PTX_CASE_F16_RA(n, registers, o0, o1, o2, o3, o4, o5, o6)                         \
-  if constexpr (N == n)                                                                   \
-    PTX_WGMMA_REGISTERS(n, registers, "k16.f32.f16.f16", ", " o6, o0, o1, o2, o3, o4, o5, \
-                        "n"(TRANSPOSE_B));
-#define PTX_CASE_BF16_RA(n, registers, o0, o1, o2, o3, o4, o5, o6)                          \
-  if constexpr (N == n)                                                                     \
-    PTX_WGMMA_REGISTERS(n, registers, "k16.f32.bf16.bf16", ", " o6, o0, o1, o2, o3, o4, o5, \
-                        "n"(TRANSPOSE_B));
-#define PTX_CASE_TF32_RA(n, registers, o0, o1, o2, o3, o4, o5, o6) \
-  if constexpr (N == n)                                            \
-    PTX_WGMMA_REGISTERS(n, registers, "k8.f32.tf32.tf32", "", o0, o1, o2, o3, o4, o5);
 
 // TRANSPOSE is 0 for a K-major operand, 1 for an MN-major one.  tf32 operands are K-major.
 template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
@@ -729,24 +579,6 @@ template <int N>
 __device__ __forceinline__ void wgmma_m64_tf32(float (&d)[N / 2], unsigned long long a_descriptor,
                                                unsigned long long b_descriptor, int scale_d) {
   PTX_FOR_EACH_WGMMA_N(PTX_CASE_TF32)
-}
-template <int N, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_m64_f16_registers(float (&d)[N / 2], const unsigned (&a)[4],
-                                                        unsigned long long b_descriptor,
-                                                        int scale_d) {
-  PTX_FOR_EACH_WGMMA_N(PTX_CASE_F16_RA)
-}
-template <int N, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_m64_bf16_registers(float (&d)[N / 2], const unsigned (&a)[4],
-                                                         unsigned long long b_descriptor,
-                                                         int scale_d) {
-  PTX_FOR_EACH_WGMMA_N(PTX_CASE_BF16_RA)
-}
-template <int N>
-__device__ __forceinline__ void wgmma_m64_tf32_registers(float (&d)[N / 2], const unsigned (&a)[4],
-                                                         unsigned long long b_descriptor,
-                                                         int scale_d) {
-  PTX_FOR_EACH_WGMMA_N(PTX_CASE_TF32_RA)
 }
 #endif
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -23,9 +24,11 @@ from cupyconv.bench import suites
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.gpu import launches
 from cupyconv.gpu.launch import Launch, Series
-from cupyconv.planning import Device, plan_pass
+from cupyconv.planning import Device, Request
+from cupyconv.planning.plan import PassPlan, contenders
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
+from tests import cubins
 from tests.configurations import in_formats
 
 from . import driver, memory
@@ -33,7 +36,7 @@ from .convolutions import EmulatorRuntime
 from .module import EmulatedKernel, Outcome
 from .runtime import settings
 from .witnesses import MissingError, cutlass, cutlass_sm90
-from .work import LANES, Executions, Work
+from .work import LANES, Work
 
 BLOCKS = 2
 """Of each launch, that are run unless told otherwise."""
@@ -53,6 +56,8 @@ class Account:
         reports: that the checker made.
         work: executed instructions, and sectors of global memory.
         wavefronts, ideal_wavefronts: of shared-memory requests, matrix loads included.
+        sass_main_loop: how often each instruction stands in the cubin's innermost loops around
+            products; not executed, but counted where they stand.
     """
 
     kernel: str
@@ -69,12 +74,7 @@ class Account:
     work: Work
     wavefronts: int
     ideal_wavefronts: int
-
-    def executions(self) -> dict[str, Executions]:
-        """By kind, of all warps, the most frequent first."""
-        kinds = {kind for one in (self.work.instructions or {}).values() for kind in one}
-        found = {kind: self.work.of_kind(kind) for kind in kinds}
-        return dict(sorted(found.items(), key=lambda item: -item[1].by_warp))
+    sass_main_loop: dict[str, int]
 
     def as_json(self) -> dict[str, Any]:
         """All figures, as plain values."""
@@ -91,23 +91,36 @@ class Account:
             f" {self.static_shared} + {self.dynamic_shared} bytes, {self.resident} blocks a"
             f" multiprocessor (limit: {', '.join(self.limits) or 'none'})"
         )
-        executed = self.executions()
+        executed, in_loop = self.work.by_kind(), self.work.by_kind(in_main_loop=True)
         if executed:
-            yield "  {:22}{:>12}{:>15}{:>9}{:>9}".format(
-                "instructions", "a block", "a warp: least", "most", "lanes"
+            yield "  {:22}{:>12}{:>14}{:>15}{:>9}{:>9}".format(
+                "instructions", "a block", "in main loop", "a warp: least", "most", "lanes"
             )
         for kind, of_kind in executed.items():
             of_warps = [
                 one[kind].by_warp if kind in one else 0 for one in self.work.instructions.values()
             ]
+            of_loop = in_loop[kind].by_warp if kind in in_loop else 0
             yield (
-                f"  {kind:22}{of_kind.by_warp / self.blocks:12.0f}"
+                f"  {kind:22}{of_kind.by_warp / self.blocks:12.0f}{of_loop / self.blocks:14.0f}"
                 f"{min(of_warps) / self.blocks:15.0f}{max(of_warps) / self.blocks:9.0f}"
                 f"{of_kind.by_lanes / (LANES * of_kind.by_warp):9.1%}"
             )
-        total = sum(one.by_warp for one in executed.values())
-        if products := executed.get("tensor core"):
-            yield f"  {total / products.by_warp:.1f} instructions for each of the tensor core's"
+        if (all_of_them := self.work.for_a_product()) is not None:
+            of_loop = self.work.for_a_product(in_main_loop=True)
+            yield (
+                f"  {all_of_them:.2f} instructions for each of the tensor core's"
+                + ("" if of_loop is None else f", {of_loop:.2f} in the main loop")
+            )
+        if self.sass_main_loop:
+            every = sum(self.sass_main_loop.values())
+            products = sum(n for name, n in self.sass_main_loop.items() if "MMA" in name)
+            most = sorted(self.sass_main_loop.items(), key=lambda item: -item[1])
+            yield (
+                f"  SASS of the main loop: {every} instructions, {products} products,"
+                f" {every / products:.2f} for each: "
+                + ", ".join(f"{number} {name}" for name, number in most)
+            )
         yield f"  {'sectors of 32 bytes':22}{'requests':>12}{'asked for':>15}{'distinct':>9}"
         for one in self.work.sectors:
             name = f"{one.tensor}, {'written' if one.is_write else 'read'}"
@@ -128,7 +141,7 @@ def account_of(
     """The account of a launch that was run under ``settings(work=True)``.
 
     Args:
-        kernel: with the resources of its cubin, if they are to be in the account.
+        kernel: with its cubin, and what that takes.
         outcome: of the launch.
         grid, block: extents.
         dynamic_shared: bytes.
@@ -138,6 +151,9 @@ def account_of(
         kernel.chip, takes, threads, dynamic_shared, kernel.max_dynamic_shared_size_bytes
     )
     assert outcome.work is not None, "the launch was not counted"
+    assert kernel.cubin is not None
+    listing = cubins.disassemble(kernel.cubin)
+    loop = cubins.main_loop(cubins.kernels(listing)[kernel.name], "MMA")
     return Account(
         outcome.kernel,
         tuple(grid),
@@ -153,6 +169,7 @@ def account_of(
         outcome.work,
         sum(one.wavefronts for one in outcome.bank_conflicts),
         sum(one.ideal for one in outcome.bank_conflicts),
+        dict(Counter(cubins.mnemonic(one) for one in loop)),
     )
 
 
@@ -184,7 +201,12 @@ class _CountingRuntime(EmulatorRuntime):
 
 
 def accounts_of_pass(
-    problem: ConvProblem, pass_: str, impl: str, arch: str, blocks: int | None = BLOCKS
+    problem: ConvProblem,
+    pass_: str,
+    impl: str,
+    arch: str,
+    blocks: int | None = BLOCKS,
+    tile: str | None = None,
 ) -> list[Account]:
     """An account of each launch of a pass, of which some blocks are run on zeros.
 
@@ -194,13 +216,14 @@ def accounts_of_pass(
         impl: the kernel family, or "auto".
         arch: the chip that is planned for, such as "sm_80".
         blocks: to run of each launch, clusters where it has them; None for all.
+        tile: along both axes of the result, such as "128x128"; None for the planned one.
 
     Raises:
-        ConvError: the family does not take the problem.
+        ConvError: the family does not take the problem, or has no such tile for it.
     """
     device = Device.of(arch)
     strides = Strides.contiguous(problem)
-    planned = plan_pass(problem, pass_, device, impl, strides=strides)
+    planned = _planned(Request(problem, pass_, device, strides=strides), impl, tile)
     operands = [*_lazy_tensors(problem), None]  # no bias
     if planned.workspace_bytes:
         operands.append(memory.lazy((planned.workspace_bytes // 4,), np.float32, "workspace"))
@@ -213,31 +236,51 @@ def accounts_of_pass(
     return runtime.accounts
 
 
+def _planned(request: Request, impl: str, tile: str | None) -> PassPlan:
+    """The best way to compute a pass with a tile."""
+    for one in contenders(request, impl, count=1000):
+        if tile is None or str(one.tile).startswith(f"{tile}x"):
+            return one
+    raise ConvError(
+        "the tile must be one that the family has for the problem",
+        f"{tile} for {impl}: {request.problem}",
+        "Leave the tile to the planner",
+    )
+
+
 def account_of_witness(
-    problem: ConvProblem, pass_: str, arch: str = "sm_80", blocks: int | None = BLOCKS
+    problem: ConvProblem,
+    pass_: str,
+    arch: str = "sm_80",
+    blocks: int | None = BLOCKS,
+    tile: str | None = None,
 ) -> Account:
     """The account of the same pass by CUTLASS's implicit GEMM for compute capability 8.0 or 9.0.
 
     Args:
         problem, pass_, blocks: as for ``accounts_of_pass``.
         arch: "sm_90a", or another for the kernel of 8.0.
+        tile: "128x128" for that of the kernel of 8.0, which has 64x64 otherwise; that of 9.0 has
+            128x128.
 
     Raises:
         ConvError: its instances do not take the problem.
         MissingError: the packages that it is compiled from are not installed.
     """
-    launch = cutlass.convolution(problem, pass_)
+    edge = 128 if tile == "128x128" else cutlass.TILE
+    launch = cutlass.convolution(problem, pass_, edge)
     operands = dict(zip(("x", "w", "y"), _lazy_tensors(problem), strict=True))
     tensors = [operands[role] for role in launch.roles]
     arguments: list[Any]
-    if arch == "sm_90a" and pass_ in cutlass_sm90.PASSES:
-        of_90 = cutlass_sm90.Convolution(pass_, counted=True)
-        sizes = tuple(map(int, launch.numbers))
+    if arch == "sm_90a":
+        of_90 = cutlass_sm90.convolution(pass_, problem.spatial_rank, counted=True)
+        rules = (problem.padding[0][0], problem.stride[0], problem.dilation[0])
+        sizes = (*problem.input_shape, *problem.filter_shape, *rules)
         grid, threads, shared, value = of_90.launch(sizes, *tensors)
         kernel, arguments = of_90.kernel, [value]
     else:
-        grid, threads, shared = launch.grid, cutlass.THREADS, cutlass.SHARED_BYTES
-        kernel = cutlass.convolution_kernel(pass_, counted=True)
+        grid, threads, shared = launch.grid, cutlass.THREADS, launch.shared_bytes
+        kernel = cutlass.convolution_kernel(pass_, edge, counted=True)
         arguments = [*tensors, *launch.numbers]
     clusters = prod(grid) // prod(kernel.resources.cluster or (1,))
     chosen = None if blocks is None else range(min(blocks, clusters))
@@ -277,6 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--order", choices=("channels-first", "channels-last"),
                         default="channels-last")  # fmt: skip
+    parser.add_argument("--tile", help="such as 128x128; else as planned, and 64x64 of CUTLASS's")
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="of each launch, to run")
     parser.add_argument("--cutlass", action="store_true",
                         help="beside it CUTLASS's convolution for the chip")  # fmt: skip
@@ -284,9 +328,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         problem = layer_problem(chosen.layer, chosen.dtype, chosen.order)
-        found = accounts_of_pass(problem, chosen.pass_, chosen.impl, chosen.arch, chosen.blocks)
+        more = (chosen.blocks, chosen.tile)
+        found = accounts_of_pass(problem, chosen.pass_, chosen.impl, chosen.arch, *more)
         if chosen.cutlass:
-            found.append(account_of_witness(problem, chosen.pass_, chosen.arch, chosen.blocks))
+            found.append(account_of_witness(problem, chosen.pass_, chosen.arch, *more))
     except (ConvError, MissingError) as error:
         parser.error(str(error))
     if chosen.json:

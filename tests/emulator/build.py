@@ -50,7 +50,7 @@ COMMON_FLAGS = (
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-gline-tables-only",
-    "-gdwarf-4",
+    "-fdebug-default-version=4",  # -gdwarf-4 would ask for all of it
     "-fno-sanitize=undefined",
 )
 RUNTIME_FLAGS = ("-O2", "-Wall", "-Wextra")

@@ -253,12 +253,19 @@ class DriverRuntime:
 
 
 @cache
+def cubin(
+    source: str, defines: tuple[tuple[str, str | int], ...], architecture: str
+) -> tuple[bytes, str]:
+    """The cubin of a shipped variant, and the compiler's log."""
+    return compiler.compile_cubin(sources.load(source), dict(defines), architecture)
+
+
+@cache
 def compiled(
     source: str, defines: tuple[tuple[str, str | int], ...], architecture: str
 ) -> dict[str, Resources]:
     """The resources of a shipped variant's kernels, by name."""
-    cubin, log = compiler.compile_cubin(sources.load(source), dict(defines), architecture)
-    return resources(cubin, log)
+    return resources(*cubin(source, defines, architecture))
 
 
 def variant_name(launch: Launch) -> str:

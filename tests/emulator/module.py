@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.cubins import Parameter, Resources
 from . import memory, ptx
 from .build import INCLUDE_DIRECTORY, build_kernel, cache_directory, digest
 from .driver import CHIPS, Chip, Function, three
+from .ptx.counting import Counted
 from .ptx.nvrtc import put
 from .ptx.translation import MACHINE_DIRECTORY
 from .reports import CheckerError, Report, render, short_path, symbols_of
@@ -73,6 +73,7 @@ class EmulatedModule:
         chip: The chip to stand for, with its limits.
         resources: What the kernels' cubins take (tests/cubins.py).  Without, what the source
             declares: registers and static shared memory count as nothing then.
+        cubin: That of the kernels, for those who look at it.
         variant: What distinguishes the module, for messages.
     """
 
@@ -84,6 +85,7 @@ class EmulatedModule:
         checked: bool = True,
         chip: Chip = CHIPS[LARGEST_CHIP],
         resources: Mapping[str, Resources] | None = None,
+        cubin: bytes | None = None,
         variant: str = "",
     ) -> None:
         folders = [Path(directory) for directory in include_directories]
@@ -96,8 +98,10 @@ class EmulatedModule:
         self._library = ctypes.CDLL(str(self.library_path), mode=mode)
         self.chip = chip
         self.resources = resources
+        self.cubin = cubin
         self.variant = variant
-        self.counters: Mapping[str, list[Counter[str]]] = {}
+        self.counters: Mapping[str, list[Counted]] = {}
+        self.ptx = ""
 
     @classmethod
     def from_ptx(
@@ -117,7 +121,8 @@ class EmulatedModule:
             source_directories: Where the files of ``.loc`` are, if the text has bare names.
             cluster: Blocks of a cluster, where a launch gives them and the text does not.
             counted: Count the instructions that are executed (``settings(work=True)``).
-            rest: ``checked``, ``chip``, ``resources`` and ``variant``, as for a source file.
+            rest: As for a source file: ``checked``, ``chip``, ``resources``, ``cubin`` and
+                ``variant``.
 
         Raises:
             PtxError: The text has something that is not known; with its line.
@@ -128,7 +133,7 @@ class EmulatedModule:
         put(listing, text)
         put(unit, translation.text)
         module = cls(unit, {}, [MACHINE_DIRECTORY], **rest)
-        module.counters = translation.counters
+        module.counters, module.ptx = translation.counters, text
         return module
 
     def get_function(self, name: str) -> EmulatedKernel:
@@ -156,6 +161,16 @@ class EmulatedKernel(Function):
     def chip(self) -> Chip:
         """What the kernel runs on."""
         return self._module.chip
+
+    @property
+    def cubin(self) -> bytes | None:
+        """That of its module, if it was given."""
+        return self._module.cubin
+
+    @property
+    def ptx(self) -> str:
+        """The text that its module is from; empty if it is from a source file."""
+        return self._module.ptx
 
     @property
     def parameter_sizes(self) -> list[int]:

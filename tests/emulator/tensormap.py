@@ -75,7 +75,8 @@ def encode_tiled(
         element_strides: Steps of the box per dimension, 1 to 8.
         swizzle: Span in bytes: 0, 32, 64 or 128; the box's inner dimension fills it.
         nested: Hold the strides to the documentation, which builds each from the one before.
-            CUTLASS's convolutions do not keep to that, so the driver does not insist on it.
+            CUTLASS's kernels do not keep to that, and give a dimension of one element a stride of
+            0, so the driver does not insist on it.
 
     Returns:
         An array of shape (1,) with 128 structured bytes, passed to a kernel by value.
@@ -85,9 +86,7 @@ def encode_tiled(
     """
     rank = len(extents)
     steps = list(element_strides or [1] * rank)
-    _check_common(address, element_size, extents, strides, steps, swizzle)
-    if nested:
-        _check_nested(element_size, extents, strides)
+    _check_common(address, element_size, extents, strides, steps, swizzle, nested)
     _require(len(box) == rank, f"the box has {len(box)} extents, the tensor {rank}")
     _require(all(1 <= size <= 256 for size in box), f"box extents are 1 to 256: got {tuple(box)}")
     _check_inner(box[0] * element_size, swizzle)
@@ -125,9 +124,7 @@ def encode_im2col(
     """
     rank = len(extents)
     steps = list(element_strides or [1] * rank)
-    _check_common(address, element_size, extents, strides, steps, swizzle)
-    if nested:
-        _check_nested(element_size, extents, strides)
+    _check_common(address, element_size, extents, strides, steps, swizzle, nested)
     _require(rank in _CORNER_RANGE, f"an im2col map has rank 3 to 5: got {rank}")
     low, high = _CORNER_RANGE[rank]
     for name, corner in (("lower", lower), ("upper", upper)):
@@ -182,19 +179,21 @@ def _check_nested(element_size, extents, strides) -> None:
         )
 
 
-def _check_common(address, element_size, extents, strides, steps, swizzle) -> None:
+def _check_common(address, element_size, extents, strides, steps, swizzle, nested) -> None:
     rank = len(extents)
     _require(1 <= rank <= _MAX_RANK, f"rank 1 to {_MAX_RANK}: got {rank}")
     _require(element_size in (1, 2, 4, 8), f"element size 1, 2, 4 or 8: got {element_size}")
     _require(address % 16 == 0, f"the address is a multiple of 16: got {address:#x}")
     _require(len(strides) == rank - 1, f"{rank - 1} strides for rank {rank}: got {len(strides)}")
-    fits = all(stride % 16 == 0 and 0 < stride < 1 << 40 for stride in strides)
+    fits = all(stride % 16 == 0 and nested <= stride < 1 << 40 for stride in strides)
     _require(fits, f"strides are multiples of 16 below 2^40: got {tuple(strides)}")
     fits = all(0 < extent <= 1 << 32 for extent in extents)
     _require(fits, f"extents are 1 to 2^32: got {tuple(extents)}")
     fits = len(steps) == rank and all(1 <= step <= 8 for step in steps)
     _require(fits, f"element strides are {rank} numbers from 1 to 8: got {tuple(steps)}")
     _require(swizzle in SWIZZLES, f"swizzle is one of {SWIZZLES}: got {swizzle}")
+    if nested:
+        _check_nested(element_size, extents, strides)
 
 
 def _check_inner(inner_bytes: int, swizzle: int) -> None:

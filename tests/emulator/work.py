@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .ptx.counting import PRODUCTS, Counted
 from .runtime import library
 
 LANES = 32
@@ -22,6 +23,10 @@ class Executions:
 
     by_warp: int
     by_lanes: int
+
+
+Instructions = dict[int, dict[str, Executions]]
+"""By warp of a block, then by kind."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +55,36 @@ class Work:
     Attributes:
         instructions: By warp of a block, then by kind; PTX instructions, of which the GPU's
             compiler makes others.  None for a kernel that is not from PTX.
+        main_loop: Those of them in innermost loops around products of the tensor cores.
         sectors: By array and direction.
     """
 
-    instructions: dict[int, dict[str, Executions]] | None
+    instructions: Instructions | None
+    main_loop: Instructions | None
     sectors: list[Sectors]
 
-    def of_kind(self, kind: str) -> Executions:
-        """Of all warps together."""
-        found = [one[kind] for one in (self.instructions or {}).values() if kind in one]
-        return Executions(sum(one.by_warp for one in found), sum(one.by_lanes for one in found))
+    def by_kind(self, in_main_loop: bool = False) -> dict[str, Executions]:
+        """Of all warps together, the most frequent kind first."""
+        by_warp = (self.main_loop if in_main_loop else self.instructions) or {}
+        found: dict[str, list[Executions]] = {}
+        for kinds in by_warp.values():
+            for kind, one in kinds.items():
+                found.setdefault(kind, []).append(one)
+        summed = {
+            kind: Executions(sum(one.by_warp for one in of), sum(one.by_lanes for one in of))
+            for kind, of in found.items()
+        }
+        return dict(sorted(summed.items(), key=lambda item: -item[1].by_warp))
+
+    def for_a_product(self, in_main_loop: bool = False) -> float | None:
+        """Instructions for each of the tensor core's; None where there are none of those."""
+        kinds = self.by_kind(in_main_loop)
+        if PRODUCTS not in kinds:
+            return None
+        return sum(one.by_warp for one in kinds.values()) / kinds[PRODUCTS].by_warp
 
 
-def counted_work(counters: Sequence[Counter[str]] | None) -> Work:
+def counted_work(counters: Sequence[Counted] | None) -> Work:
     """The figures of the launch that just ran.
 
     Args:
@@ -83,16 +105,19 @@ def counted_work(counters: Sequence[Counter[str]] | None) -> Work:
         )
         for record in records
     ]
-    return Work(None if counters is None else _instructions(counters), sectors)
+    if counters is None:
+        return Work(None, None, sectors)
+    of_loop = [Counted(True, one.kinds if one.in_main_loop else Counter()) for one in counters]
+    return Work(_instructions(counters), _instructions(of_loop), sectors)
 
 
-def _instructions(counters: Sequence[Counter[str]]) -> dict[int, dict[str, Executions]]:
+def _instructions(counters: Sequence[Counted]) -> Instructions:
     runtime = library()
     by_warp: dict[int, Counter[str]] = {}
     by_lanes: dict[int, Counter[str]] = {}
     for index in range(runtime.emulator_execution_count()):
         record = runtime.emulator_execution_record(index).contents
-        for kind, count in counters[record.counter].items():
+        for kind, count in counters[record.counter].kinds.items():
             by_warp.setdefault(record.warp, Counter())[kind] += count * record.by_warp
             by_lanes.setdefault(record.warp, Counter())[kind] += count * record.by_lanes
     return {

@@ -35,17 +35,11 @@ extern "C" __global__ void store_16_bytes(const unsigned* in, unsigned* out) {
   ptx::wrapper(registers, &rows[threadIdx.x % (8 * count)]); \
   for (int i = 0; i < count; i++) out[i * 32 + threadIdx.x] = registers[i];
 
-extern "C" __global__ void ldmatrix_x1(const uint4* in, unsigned* out) {
-  LDMATRIX_KERNEL_BODY(1, ldmatrix_x1)
-}
 extern "C" __global__ void ldmatrix_x2(const uint4* in, unsigned* out) {
   LDMATRIX_KERNEL_BODY(2, ldmatrix_x2)
 }
 extern "C" __global__ void ldmatrix_x4(const uint4* in, unsigned* out) {
   LDMATRIX_KERNEL_BODY(4, ldmatrix_x4)
-}
-extern "C" __global__ void ldmatrix_x1_trans(const uint4* in, unsigned* out) {
-  LDMATRIX_KERNEL_BODY(1, ldmatrix_x1_trans)
 }
 extern "C" __global__ void ldmatrix_x2_trans(const uint4* in, unsigned* out) {
   LDMATRIX_KERNEL_BODY(2, ldmatrix_x2_trans)
@@ -74,21 +68,12 @@ extern "C" __global__
 // ------------------------------------------------------------------------------------------------
 extern "C" __global__ void named_barriers(const unsigned* in, unsigned* out) {
   __shared__ unsigned message[32];
-  if (threadIdx.x < 32) {
-    message[threadIdx.x] = in[threadIdx.x];
-    ptx::named_barrier_arrive(1, 64);
-    ptx::named_barrier_sync(2, 64);
-  } else {
-    ptx::named_barrier_sync(1, 64);
-    out[threadIdx.x - 32] = message[63 - threadIdx.x];
-    ptx::named_barrier_arrive(2, 64);
-  }
+  if (threadIdx.x < 32) message[threadIdx.x] = in[threadIdx.x];
+  ptx::named_barrier_sync(1, 64);
+  if (threadIdx.x >= 32) out[threadIdx.x - 32] = message[63 - threadIdx.x];
 }
 
 #if GOLDEN_ARCH >= 800
-extern "C" __global__ void bf16_from_f32(const float* in, unsigned short* out) {
-  out[threadIdx.x] = ptx::bf16_from_f32(in[threadIdx.x]);
-}
 extern "C" __global__ void f16x2_from_f32(const float* in, unsigned* out) {
   out[threadIdx.x] = ptx::f16x2_from_f32(in[2 * threadIdx.x], in[2 * threadIdx.x + 1]);
 }
@@ -145,19 +130,14 @@ extern "C" __global__ void cp_async_16(const unsigned char* in, const int* sourc
 // ------------------------------------------------------------------------------------------------
 // stmatrix: in[register][lane]; out is the 32 rows
 // ------------------------------------------------------------------------------------------------
-#define STMATRIX_KERNEL_BODY(wrapper)                                  \
-  __shared__ __align__(16) uint4 rows[32];                             \
-  unsigned registers[4];                                               \
-  for (int i = 0; i < 4; i++) registers[i] = in[i * 32 + threadIdx.x]; \
-  ptx::wrapper(&rows[threadIdx.x], registers);                         \
-  __syncwarp();                                                        \
-  out[threadIdx.x] = rows[threadIdx.x];
-
 extern "C" __global__ void stmatrix_x4(const unsigned* in, uint4* out) {
-  STMATRIX_KERNEL_BODY(stmatrix_x4)
+  __shared__ __align__(16) uint4 rows[32];
+  unsigned registers[4];
+  for (int i = 0; i < 4; i++) registers[i] = in[i * 32 + threadIdx.x];
+  ptx::stmatrix_x4(&rows[threadIdx.x], registers);
+  __syncwarp();
+  out[threadIdx.x] = rows[threadIdx.x];
 }
-extern "C" __global__ void stmatrix_x4_trans(const unsigned* in,
-                                             uint4* out){STMATRIX_KERNEL_BODY(stmatrix_x4_trans)}
 
 // ------------------------------------------------------------------------------------------------
 // mbarriers
@@ -181,20 +161,6 @@ extern "C" __global__ void mbarrier_phases(const unsigned* in, unsigned* out) {
     sum = sum * 1000 + message[phase][(threadIdx.x + 1) % 64];
   }
   out[threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.x == 0) ptx::mbarrier_invalidate(&barrier);
-}
-
-// cp.async copies whose landing is an arrival.
-extern "C" __global__ void cp_async_mbarrier(const uint4* in, uint4* out) {
-  __shared__ __align__(8) unsigned long long barrier;
-  __shared__ __align__(16) uint4 staged[32];
-  if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 32);
-  __syncthreads();
-  ptx::cp_async_16(&staged[threadIdx.x], &in[threadIdx.x], 16);
-  ptx::cp_async_mbarrier_arrive(&barrier);
-  wait_for_phase(&barrier, 0);
-  out[threadIdx.x] = staged[31 - threadIdx.x];
 }
 
 extern "C" __global__ void elect_one(unsigned* out) {
@@ -203,54 +169,37 @@ extern "C" __global__ void elect_one(unsigned* out) {
 
 // ------------------------------------------------------------------------------------------------
 // TMA: one copy into shared memory, whose bytes are the output; `bytes` is the size of the copy.
-// The barrier expects them either with the arrival or before it.
 // ------------------------------------------------------------------------------------------------
 struct Coordinates {
   int at[5];
   int tap[3];
 };
 
-#define TMA_LOAD_KERNEL_BODY(EXPECT, ...)             \
-  extern __shared__ __align__(SWIZZLE_ALIGNMENT)      \
-  unsigned char staged[];                             \
-  __shared__ __align__(8) unsigned long long barrier; \
-  const int* c = p.at;                                \
-  if (threadIdx.x == 0) {                             \
-    ptx::tma_prefetch_map(&map);                      \
-    ptx::mbarrier_init(&barrier, 1);                  \
-    ptx::fence_mbarrier_init();                       \
-    EXPECT;                                           \
-    __VA_ARGS__;                                      \
-  }                                                   \
-  __syncthreads();                                    \
-  wait_for_phase(&barrier, 0);                        \
-  for (int i = threadIdx.x; i < bytes; i += blockDim.x) out[i] = staged[i];
-
 #define TMA_LOAD_KERNEL(name, ...)                                                \
   name(const __grid_constant__ ptx::TensorMap map, unsigned char* out, int bytes, \
        const Coordinates p) {                                                     \
-    TMA_LOAD_KERNEL_BODY(ptx::mbarrier_arrive_expect_tx(&barrier, bytes),         \
-                         ptx::name(staged, &map, &barrier, __VA_ARGS__))          \
+    extern __shared__ __align__(SWIZZLE_ALIGNMENT) unsigned char staged[];        \
+    __shared__ __align__(8) unsigned long long barrier;                           \
+    const int* c = p.at;                                                          \
+    if (threadIdx.x == 0) {                                                       \
+      ptx::mbarrier_init(&barrier, 1);                                            \
+      ptx::fence_mbarrier_init();                                                 \
+      ptx::mbarrier_arrive_expect_tx(&barrier, bytes);                            \
+      ptx::name(staged, &map, &barrier, __VA_ARGS__);                             \
+    }                                                                             \
+    __syncthreads();                                                              \
+    wait_for_phase(&barrier, 0);                                                  \
+    for (int i = threadIdx.x; i < bytes; i += blockDim.x) out[i] = staged[i];     \
   }
 #define TAP(i) static_cast<unsigned short>(p.tap[i])
 
-extern "C" __global__ void TMA_LOAD_KERNEL(tma_load_1d, c[0]) extern "C" __global__
-    void TMA_LOAD_KERNEL(tma_load_2d, c[0], c[1]) extern "C" __global__
+extern "C" __global__ void TMA_LOAD_KERNEL(tma_load_2d, c[0], c[1]) extern "C" __global__
     void TMA_LOAD_KERNEL(tma_load_3d, c[0], c[1], c[2]) extern "C" __global__
     void TMA_LOAD_KERNEL(tma_load_4d, c[0], c[1], c[2], c[3]) extern "C" __global__
-    void TMA_LOAD_KERNEL(tma_load_5d, c[0], c[1], c[2], c[3], c[4]) extern "C" __global__
     void TMA_LOAD_KERNEL(tma_load_im2col_3d, c[0], c[1], c[2], TAP(0)) extern "C" __global__
     void TMA_LOAD_KERNEL(tma_load_im2col_4d, c[0], c[1], c[2], c[3], TAP(0),
                          TAP(1)) extern "C" __global__
     void TMA_LOAD_KERNEL(tma_load_im2col_5d, c[0], c[1], c[2], c[3], c[4], TAP(0), TAP(1), TAP(2))
-
-        extern "C" __global__
-    void mbarrier_expect_tx(const __grid_constant__ ptx::TensorMap map, unsigned char* out,
-                            int bytes, const Coordinates p) {
-  TMA_LOAD_KERNEL_BODY(ptx::mbarrier_expect_tx(&barrier, bytes),
-                       ptx::tma_load_2d(staged, &map, &barrier, c[0], c[1]);
-                       ptx::mbarrier_arrive(&barrier))
-}
 
 // Block 0 of two loads for both; out has the bytes of block 0, then of block 1.
 #define TMA_MULTICAST_KERNEL_BODY(...)                                       \
@@ -283,13 +232,10 @@ extern "C" __global__ void TMA_LOAD_KERNEL(tma_load_1d, c[0]) extern "C" __globa
   }
 #define PAIR __cluster_dims__(2, 1, 1)
 
-extern "C" __global__ void PAIR TMA_MULTICAST_KERNEL(tma_load_1d_multicast,
-                                                     c[0]) extern "C" __global__ void PAIR
-    TMA_MULTICAST_KERNEL(tma_load_2d_multicast, c[0], c[1]) extern "C" __global__ void PAIR
+extern "C" __global__ void PAIR TMA_MULTICAST_KERNEL(tma_load_2d_multicast, c[0],
+                                                     c[1]) extern "C" __global__ void PAIR
     TMA_MULTICAST_KERNEL(tma_load_3d_multicast, c[0], c[1], c[2]) extern "C" __global__ void PAIR
     TMA_MULTICAST_KERNEL(tma_load_4d_multicast, c[0], c[1], c[2], c[3]) extern "C" __global__
-    void PAIR
-    TMA_MULTICAST_KERNEL(tma_load_5d_multicast, c[0], c[1], c[2], c[3], c[4]) extern "C" __global__
     void PAIR TMA_MULTICAST_KERNEL(tma_load_im2col_3d_multicast, c[0], c[1], c[2],
                                    TAP(0)) extern "C" __global__ void PAIR
     TMA_MULTICAST_KERNEL(tma_load_im2col_4d_multicast, c[0], c[1], c[2], c[3], TAP(0),
@@ -312,45 +258,29 @@ extern "C" __global__ void PAIR TMA_MULTICAST_KERNEL(tma_load_1d_multicast,
       ptx::tma_store_wait<0>();                                                        \
     }                                                                                  \
   }
-        extern "C" __global__ void TMA_STORE_KERNEL(tma_store_1d, c[0]) extern "C" __global__
-    void TMA_STORE_KERNEL(tma_store_2d, c[0], c[1]) extern "C" __global__
-    void TMA_STORE_KERNEL(tma_store_3d, c[0], c[1], c[2]) extern "C" __global__
-    void TMA_STORE_KERNEL(tma_store_4d, c[0], c[1], c[2], c[3]) extern "C" __global__
-    void TMA_STORE_KERNEL(tma_store_5d, c[0], c[1], c[2], c[3], c[4])
+extern "C" __global__ void TMA_STORE_KERNEL(tma_store_2d, c[0], c[1]) extern "C" __global__
+    void TMA_STORE_KERNEL(tma_store_4d, c[0], c[1], c[2], c[3])
 
-    // ------------------------------------------------------------------------------------------------
-    // Clusters of two blocks: each reads what the other wrote, and arrives on its mbarrier.
-    // out: 4 values a thread
-    // ------------------------------------------------------------------------------------------------
-    extern "C" __global__ void __cluster_dims__(2, 1, 1)
-        cluster_exchange(const unsigned* in, unsigned* out) {
-  __shared__ unsigned words[32], inbox[32];
-  __shared__ float numbers[32], number_inbox[32];
+// ------------------------------------------------------------------------------------------------
+// Clusters of two blocks: each reads what the other wrote, and arrives on its mbarrier.
+// ------------------------------------------------------------------------------------------------
+extern "C" __global__ void __cluster_dims__(2, 1, 1)
+    cluster_exchange(const float* in, float* out) {
+  __shared__ float numbers[32];
   __shared__ __align__(8) unsigned long long barrier;
-  const unsigned rank = ptx::cluster_block_rank(), lane = threadIdx.x;
-  const unsigned other = (rank + 1) % ptx::cluster_block_count();
-  words[lane] = in[rank * 32 + lane];
-  numbers[lane] = static_cast<float>(words[lane]) * 0.5f;
+  const unsigned rank = ptx::cluster_block_rank(), lane = threadIdx.x, other = 1 - rank;
+  numbers[lane] = in[rank * 32 + lane];
   if (lane == 0) {
     ptx::mbarrier_init(&barrier, 32);
     ptx::fence_mbarrier_init();
   }
   ptx::cluster_arrive();
   ptx::cluster_wait();
-  const unsigned word =
-      ptx::load_cluster_u32(ptx::map_to_block(ptx::shared_address(&words[31 - lane]), other));
   const float number =
       ptx::load_cluster_f32(ptx::map_to_block(ptx::shared_address(&numbers[31 - lane]), other));
-  ptx::store_cluster_u32(ptx::map_to_block(ptx::shared_address(&inbox[lane]), other), word + rank);
-  ptx::store_cluster_f32(ptx::map_to_block(ptx::shared_address(&number_inbox[lane]), other),
-                         number + 0.25f);
   ptx::mbarrier_arrive_cluster(ptx::map_to_block(ptx::shared_address(&barrier), other));
   wait_for_phase(&barrier, 0);
-  unsigned* mine = out + (rank * 32 + lane) * 4;
-  mine[0] = word;
-  mine[1] = __float_as_uint(number);
-  mine[2] = inbox[lane];
-  mine[3] = __float_as_uint(number_inbox[lane]);
+  out[rank * 32 + lane] = number;
   ptx::cluster_arrive();
   ptx::cluster_wait();
 }
@@ -358,8 +288,7 @@ extern "C" __global__ void PAIR TMA_MULTICAST_KERNEL(tma_load_1d_multicast,
 
 #if GOLDEN_WGMMA
 // ------------------------------------------------------------------------------------------------
-// wgmma: a and b come as the bytes of shared memory (a, for the forms from registers, as
-// registers[4][128]).  d[register][thread] before and after.
+// wgmma: a and b come as the bytes of shared memory.  d[register][thread] before and after.
 // ------------------------------------------------------------------------------------------------
 struct WgmmaOperands {
   int a_bytes, b_bytes;
@@ -377,63 +306,43 @@ __device__ __forceinline__ unsigned long long describe(const void* start, int sw
   return ptx::wgmma_descriptor<0>(start, leading, stride);
 }
 
-#define WGMMA_KERNEL(name, N, FROM_REGISTERS, ...)                                            \
+#define WGMMA_KERNEL(name, N, ...)                                                            \
   extern "C" __global__ void name(const uint4* a, const uint4* b, const float* d, float* out, \
                                   const WgmmaOperands p) {                                    \
     extern __shared__ __align__(SWIZZLE_ALIGNMENT) uint4 operands[];                          \
     const int thread = threadIdx.x;                                                           \
-    uint4* b_tile = operands + (FROM_REGISTERS ? 0 : p.a_bytes / 16);                         \
-    if (!FROM_REGISTERS)                                                                      \
-      for (int i = thread; i < p.a_bytes / 16; i += 128) operands[i] = a[i];                  \
+    uint4* b_tile = operands + p.a_bytes / 16;                                                \
+    for (int i = thread; i < p.a_bytes / 16; i += 128) operands[i] = a[i];                    \
     for (int i = thread; i < p.b_bytes / 16; i += 128) b_tile[i] = b[i];                      \
     ptx::fence_proxy_async();                                                                 \
     __syncthreads();                                                                          \
-    unsigned a_registers[4];                                                                  \
-    if (FROM_REGISTERS)                                                                       \
-      for (int i = 0; i < 4; i++)                                                             \
-        a_registers[i] = reinterpret_cast<const unsigned*>(a)[i * 128 + thread];              \
     float sums[N / 2];                                                                        \
     for (int i = 0; i < N / 2; i++) sums[i] = d[i * 128 + thread];                            \
     const unsigned long long a_descriptor =                                                   \
-        FROM_REGISTERS                                                                        \
-            ? 0                                                                               \
-            : describe(operands + p.a_start / 16, p.a_swizzle, p.a_leading, p.a_stride);      \
+        describe(operands + p.a_start / 16, p.a_swizzle, p.a_leading, p.a_stride);            \
     const unsigned long long b_descriptor =                                                   \
         describe(b_tile + p.b_start / 16, p.b_swizzle, p.b_leading, p.b_stride);              \
     ptx::wgmma_fence();                                                                       \
-    __VA_ARGS__;                                                                              \
+    ptx::__VA_ARGS__(sums, a_descriptor, b_descriptor, p.scale_d);                            \
     ptx::wgmma_commit();                                                                      \
     ptx::wgmma_wait<0>();                                                                     \
     for (int i = 0; i < N / 2; i++) out[i * 128 + thread] = sums[i];                          \
   }
 
-#define WGMMA_SHARED_16(type, N, TA, TB)                  \
-  WGMMA_KERNEL(wgmma_##type##_n##N##_a##TA##_b##TB, N, 0, \
-               ptx::wgmma_m64_##type<N, TA, TB>(sums, a_descriptor, b_descriptor, p.scale_d))
-#define WGMMA_REGISTERS_16(type, N, TB)            \
-  WGMMA_KERNEL(                                    \
-      wgmma_##type##_registers_n##N##_b##TB, N, 1, \
-      ptx::wgmma_m64_##type##_registers<N, TB>(sums, a_registers, b_descriptor, p.scale_d))
+#define WGMMA_16(type, N, TA, TB) \
+  WGMMA_KERNEL(wgmma_##type##_n##N##_a##TA##_b##TB, N, wgmma_m64_##type<N, TA, TB>)
 #define WGMMA_KERNELS_16(type, N) \
-  WGMMA_SHARED_16(type, N, 0, 0)  \
-  WGMMA_SHARED_16(type, N, 0, 1)  \
-  WGMMA_SHARED_16(type, N, 1, 0)  \
-  WGMMA_SHARED_16(type, N, 1, 1)  \
-  WGMMA_REGISTERS_16(type, N, 0)  \
-  WGMMA_REGISTERS_16(type, N, 1)
-#define WGMMA_KERNELS(N)                                                            \
-  WGMMA_KERNELS_16(f16, N)                                                          \
-  WGMMA_KERNELS_16(bf16, N)                                                         \
-  WGMMA_KERNEL(wgmma_tf32_n##N, N, 0,                                               \
-               ptx::wgmma_m64_tf32<N>(sums, a_descriptor, b_descriptor, p.scale_d)) \
-  WGMMA_KERNEL(wgmma_tf32_registers_n##N, N, 1,                                     \
-               ptx::wgmma_m64_tf32_registers<N>(sums, a_registers, b_descriptor, p.scale_d))
+  WGMMA_16(type, N, 0, 0)         \
+  WGMMA_16(type, N, 0, 1)         \
+  WGMMA_16(type, N, 1, 0)         \
+  WGMMA_16(type, N, 1, 1)
+#define WGMMA_KERNELS(N)    \
+  WGMMA_KERNELS_16(f16, N)  \
+  WGMMA_KERNELS_16(bf16, N) \
+  WGMMA_KERNEL(wgmma_tf32_n##N, N, wgmma_m64_tf32<N>)
 
 WGMMA_KERNELS(8)
-WGMMA_KERNELS(16)
-WGMMA_KERNELS(32)
 WGMMA_KERNELS(64)
-WGMMA_KERNELS(96)
 WGMMA_KERNELS(128)
 WGMMA_KERNELS(192)
 WGMMA_KERNELS(256)

@@ -242,8 +242,7 @@ extern "C" __global__ void more_arrivals_than_counted(const float* in, float* ou
   __shared__ __align__(8) unsigned long long barrier[2];
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&barrier[0], 1);
-    ptx::mbarrier_expect_tx(&barrier[0], 128);
-    ptx::mbarrier_arrive(&barrier[0]);
+    ptx::mbarrier_arrive_expect_tx(&barrier[0], 128);
     ptx::mbarrier_arrive(&barrier[0]);  // FAULT mbarrier
   }
   out[threadIdx.x] = in[threadIdx.x];

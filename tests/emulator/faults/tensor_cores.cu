@@ -104,8 +104,8 @@ extern "C" __global__ void matrix_row_misaligned(const float* in, float* out) {
   __shared__ __align__(16) unsigned short rows[8][12];
   for (int i = threadIdx.x; i < 96; i += 32) rows[i / 12][i % 12] = 0;
   __syncwarp();
-  unsigned r[1];
-  ptx::ldmatrix_x1(r, rows[threadIdx.x % 8]);  // FAULT misaligned
+  unsigned r[2];
+  ptx::ldmatrix_x2(r, rows[threadIdx.x % 8]);  // FAULT misaligned
   out[threadIdx.x] = static_cast<float>(r[0]);
 }
 
@@ -113,7 +113,7 @@ extern "C" __global__ void matrix_row_misaligned(const float* in, float* out) {
 extern "C" __global__ void matrix_read_before_the_barrier(const float* in, float* out) {
   __shared__ __align__(16) unsigned short rows[8][8];
   for (int i = threadIdx.x; i < 64; i += 32) rows[i / 8][i % 8] = 0;
-  unsigned r[1];
-  ptx::ldmatrix_x1(r, rows[threadIdx.x % 8]);  // FAULT race
+  unsigned r[2];
+  ptx::ldmatrix_x2(r, rows[threadIdx.x % 8]);  // FAULT race
   out[threadIdx.x] = static_cast<float>(r[0]);
 }

@@ -23,9 +23,8 @@ static inline unsigned nearest_tf32(float value) {
 }
 template <int N>
 static inline __attribute__((always_inline)) void check_wgmma_n() {
-  static_assert(
-      N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256,
-      "an N that the wrappers have");
+  static_assert(N == 8 || N == 64 || N == 128 || N == 192 || N == 256,
+                "an N that the wrappers have");
 }
 }  // namespace ptx_twin
 
@@ -49,9 +48,6 @@ __device__ __forceinline__ unsigned short f16_from_f32(float value) {
   if (value != value) return 0x7fff;  // the NaN that the instruction returns
   return emulator_bit_cast<unsigned short>((_Float16)value);
 }
-__device__ __forceinline__ unsigned short bf16_from_f32(float value) {
-  return ptx_twin::nearest_bf16(value);
-}
 __device__ __forceinline__ unsigned f16x2_from_f32(float low, float high) {
   return (unsigned)f16_from_f32(high) << 16 | f16_from_f32(low);
 }
@@ -67,17 +63,11 @@ __device__ __forceinline__ void store_16_bytes(void* destination, const unsigned
 }
 
 // --- matrices between shared memory and registers ---
-__device__ __forceinline__ void ldmatrix_x1(unsigned (&r)[1], const void* row) {
-  emulator::load_matrix(r, row, 1, false);
-}
 __device__ __forceinline__ void ldmatrix_x2(unsigned (&r)[2], const void* row) {
   emulator::load_matrix(r, row, 2, false);
 }
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
   emulator::load_matrix(r, row, 4, false);
-}
-__device__ __forceinline__ void ldmatrix_x1_trans(unsigned (&r)[1], const void* row) {
-  emulator::load_matrix(r, row, 1, true);
 }
 __device__ __forceinline__ void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
   emulator::load_matrix(r, row, 2, true);
@@ -87,9 +77,6 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* 
 }
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
   emulator::store_matrix(r, row, 4, false);
-}
-__device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned (&r)[4]) {
-  emulator::store_matrix(r, row, 4, true);
 }
 
 // --- tensor cores of a warp ---
@@ -139,16 +126,10 @@ __device__ __forceinline__ void cp_async_wait() {
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   emulator::named_barrier(id, threads, true);
 }
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  emulator::named_barrier(id, threads, false);
-}
 
 // --- mbarriers ---
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned count) {
   emulator::mbarrier_init(as_barrier(barrier), count);
-}
-__device__ __forceinline__ void mbarrier_invalidate(unsigned long long* barrier) {
-  emulator::mbarrier_invalidate(as_barrier(barrier));
 }
 __device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier) {
   emulator::mbarrier_arrive(as_barrier(barrier));
@@ -157,9 +138,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned long long* ba
                                                           unsigned bytes) {
   emulator::mbarrier_expect_tx(as_barrier(barrier), bytes, true);
 }
-__device__ __forceinline__ void mbarrier_expect_tx(unsigned long long* barrier, unsigned bytes) {
-  emulator::mbarrier_expect_tx(as_barrier(barrier), bytes, false);
-}
 __device__ __forceinline__ void mbarrier_arrive_cluster(unsigned address) {
   emulator::mbarrier_arrive_cluster(address);
 }
@@ -167,20 +145,10 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(unsigned long long* bar
                                                          unsigned parity) {
   return emulator::mbarrier_try_wait(as_barrier(barrier), parity);
 }
-__device__ __forceinline__ void cp_async_mbarrier_arrive(unsigned long long* barrier) {
-  emulator::cp_async_mbarrier_arrive(as_barrier(barrier));
-}
 __device__ __forceinline__ void fence_mbarrier_init() { emulator::fence_mbarrier_init(); }
 __device__ __forceinline__ void fence_proxy_async() { emulator::fence_proxy_async(); }
 
 // --- TMA ---
-__device__ __forceinline__ void tma_prefetch_map(const TensorMap* map) {
-  emulator::tensor_map_prefetch(map);
-}
-__device__ __forceinline__ void tma_load_1d(void* destination, const TensorMap* map,
-                                            unsigned long long* barrier, int c0) {
-  emulator::tensor_load({destination, map, as_barrier(barrier), 1, {c0}, nullptr, 0});
-}
 __device__ __forceinline__ void tma_load_2d(void* destination, const TensorMap* map,
                                             unsigned long long* barrier, int c0, int c1) {
   emulator::tensor_load({destination, map, as_barrier(barrier), 2, {c0, c1}, nullptr, 0});
@@ -193,12 +161,6 @@ __device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap* 
                                             unsigned long long* barrier, int c0, int c1, int c2,
                                             int c3) {
   emulator::tensor_load({destination, map, as_barrier(barrier), 4, {c0, c1, c2, c3}, nullptr, 0});
-}
-__device__ __forceinline__ void tma_load_5d(void* destination, const TensorMap* map,
-                                            unsigned long long* barrier, int c0, int c1, int c2,
-                                            int c3, int c4) {
-  emulator::tensor_load(
-      {destination, map, as_barrier(barrier), 5, {c0, c1, c2, c3, c4}, nullptr, 0});
 }
 __device__ __forceinline__ void tma_load_im2col_3d(void* destination, const TensorMap* map,
                                                    unsigned long long* barrier, int c, int w, int n,
@@ -220,11 +182,6 @@ __device__ __forceinline__ void tma_load_im2col_5d(void* destination, const Tens
   const unsigned short taps[] = {tap_w, tap_h, tap_d};
   emulator::tensor_load({destination, map, as_barrier(barrier), 5, {c, w, h, d, n}, taps, 0});
 }
-__device__ __forceinline__ void tma_load_1d_multicast(void* destination, const TensorMap* map,
-                                                      unsigned long long* barrier, int c0,
-                                                      unsigned short block_mask) {
-  emulator::tensor_load({destination, map, as_barrier(barrier), 1, {c0}, nullptr, block_mask});
-}
 __device__ __forceinline__ void tma_load_2d_multicast(void* destination, const TensorMap* map,
                                                       unsigned long long* barrier, int c0, int c1,
                                                       unsigned short block_mask) {
@@ -241,13 +198,6 @@ __device__ __forceinline__ void tma_load_4d_multicast(void* destination, const T
                                                       int c2, int c3, unsigned short block_mask) {
   emulator::tensor_load(
       {destination, map, as_barrier(barrier), 4, {c0, c1, c2, c3}, nullptr, block_mask});
-}
-__device__ __forceinline__ void tma_load_5d_multicast(void* destination, const TensorMap* map,
-                                                      unsigned long long* barrier, int c0, int c1,
-                                                      int c2, int c3, int c4,
-                                                      unsigned short block_mask) {
-  emulator::tensor_load(
-      {destination, map, as_barrier(barrier), 5, {c0, c1, c2, c3, c4}, nullptr, block_mask});
 }
 __device__ __forceinline__ void tma_load_im2col_3d_multicast(void* destination,
                                                              const TensorMap* map,
@@ -271,29 +221,15 @@ __device__ __forceinline__ void tma_load_im2col_5d_multicast(
   emulator::tensor_load(
       {destination, map, as_barrier(barrier), 5, {c, w, h, d, n}, taps, block_mask});
 }
-__device__ __forceinline__ void tma_store_1d(const TensorMap* map, const void* source, int c0) {
-  const int coordinates[] = {c0};
-  emulator::tensor_store(map, source, 1, coordinates);
-}
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* source, int c0,
                                              int c1) {
   const int coordinates[] = {c0, c1};
   emulator::tensor_store(map, source, 2, coordinates);
 }
-__device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* source, int c0,
-                                             int c1, int c2) {
-  const int coordinates[] = {c0, c1, c2};
-  emulator::tensor_store(map, source, 3, coordinates);
-}
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, const void* source, int c0,
                                              int c1, int c2, int c3) {
   const int coordinates[] = {c0, c1, c2, c3};
   emulator::tensor_store(map, source, 4, coordinates);
-}
-__device__ __forceinline__ void tma_store_5d(const TensorMap* map, const void* source, int c0,
-                                             int c1, int c2, int c3, int c4) {
-  const int coordinates[] = {c0, c1, c2, c3, c4};
-  emulator::tensor_store(map, source, 5, coordinates);
 }
 __device__ __forceinline__ void tma_store_commit() { emulator::tensor_store_commit(); }
 template <int GROUPS_LEFT>
@@ -307,29 +243,15 @@ __device__ __forceinline__ void tma_store_wait_read() {
 
 // --- clusters ---
 __device__ __forceinline__ unsigned cluster_block_rank() { return emulator::cluster_block_rank(); }
-__device__ __forceinline__ unsigned cluster_block_count() {
-  return emulator::cluster_block_count();
-}
 __device__ __forceinline__ void cluster_arrive() { emulator::cluster_arrive(); }
 __device__ __forceinline__ void cluster_wait() { emulator::cluster_wait(); }
 __device__ __forceinline__ unsigned map_to_block(unsigned address, unsigned block_rank) {
   return emulator::map_to_block(address, block_rank);
 }
-__device__ __forceinline__ unsigned load_cluster_u32(unsigned address) {
-  unsigned value;
-  emulator::cluster_load(&value, address, sizeof value);
-  return value;
-}
 __device__ __forceinline__ float load_cluster_f32(unsigned address) {
   float value;
   emulator::cluster_load(&value, address, sizeof value);
   return value;
-}
-__device__ __forceinline__ void store_cluster_u32(unsigned address, unsigned value) {
-  emulator::cluster_store(&value, address, sizeof value);
-}
-__device__ __forceinline__ void store_cluster_f32(unsigned address, float value) {
-  emulator::cluster_store(&value, address, sizeof value);
 }
 __device__ __forceinline__ bool elect_one() { return emulator::elect_one(); }
 
@@ -374,30 +296,6 @@ __device__ __forceinline__ void wgmma_m64_tf32(float (&d)[N / 2], unsigned long 
   check_wgmma_n<N>();
   emulator::warpgroup_mma({emulator::Element::kTf32, N, d, nullptr, a_descriptor, b_descriptor,
                            scale_d != 0, false, false});
-}
-template <int N, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_m64_f16_registers(float (&d)[N / 2], const unsigned (&a)[4],
-                                                        unsigned long long b_descriptor,
-                                                        int scale_d) {
-  check_wgmma_n<N>();
-  emulator::warpgroup_mma(
-      {emulator::Element::kF16, N, d, a, 0, b_descriptor, scale_d != 0, false, TRANSPOSE_B != 0});
-}
-template <int N, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_m64_bf16_registers(float (&d)[N / 2], const unsigned (&a)[4],
-                                                         unsigned long long b_descriptor,
-                                                         int scale_d) {
-  check_wgmma_n<N>();
-  emulator::warpgroup_mma(
-      {emulator::Element::kBf16, N, d, a, 0, b_descriptor, scale_d != 0, false, TRANSPOSE_B != 0});
-}
-template <int N>
-__device__ __forceinline__ void wgmma_m64_tf32_registers(float (&d)[N / 2], const unsigned (&a)[4],
-                                                         unsigned long long b_descriptor,
-                                                         int scale_d) {
-  check_wgmma_n<N>();
-  emulator::warpgroup_mma(
-      {emulator::Element::kTf32, N, d, a, 0, b_descriptor, scale_d != 0, false, false});
 }
 }  // namespace ptx
 

@@ -5,9 +5,9 @@
 C++ of a kernel, ``counting`` the counters of what it executes, ``nvrtc`` makes PTX of our sources.
 """
 
-from . import arithmetic, asynchronous, data_movement, warps
+from . import arithmetic, asynchronous, data_movement, table, warps
 from .syntax import PtxError
 from .translation import Translation, translate
 
-__all__ = ["PtxError", "Translation", "arithmetic", "asynchronous", "data_movement", "translate",
-           "warps"]  # fmt: skip
+__all__ = ["PtxError", "Translation", "arithmetic", "asynchronous", "data_movement", "table",
+           "translate", "warps"]  # fmt: skip

@@ -41,8 +41,8 @@ def _call(kind: str, pattern: str, text: str) -> None:
 @instruction("async copy", r"cp\.async\.(?P<cache>c[ag])\.shared(::cta)?\.global(\.L2::\w+)?")
 def _cp_async(writer: KernelWriter, operands: list[str], cache: str) -> str:
     to, source = writer.pointer(operands[0], "shared"), writer.pointer(operands[1])
-    size = operands[2]
-    if size not in {"4", "8", "16"} or (cache == "cg" and size != "16"):
+    size = int(operands[2], 0)
+    if size not in (4, 8, 16) or (cache == "cg" and size != 16):
         raise PtxError(f"a copy of {size} bytes")
     bytes_read = writer.read(operands[3], "s32") if len(operands) > 3 else size
     return f"emulator::cp_async({to}, {source}, {size}, {bytes_read});"
@@ -101,7 +101,7 @@ def _try_wait(writer: KernelWriter, operands: list[str]) -> str:
 _call("TMA", r"cp\.async\.bulk\.commit_group", "emulator::tensor_store_commit();")
 _call("TMA", r"cp\.async\.bulk\.wait_group", "emulator::tensor_store_wait({n0}, false);")
 _call("TMA", r"cp\.async\.bulk\.wait_group\.read", "emulator::tensor_store_wait({n0}, true);")
-_call("TMA", r"prefetch(\.param)?\.tensormap", "emulator::tensor_map_prefetch({g0});")
+_call("TMA", r"prefetch\.tensormap", "emulator::tensor_map_prefetch({g0});")
 
 
 def _map_and_coordinates(writer: KernelWriter, operand: str) -> tuple[str, list[str]]:
@@ -113,7 +113,7 @@ def _map_and_coordinates(writer: KernelWriter, operand: str) -> tuple[str, list[
 
 @instruction(
     "TMA",
-    r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.shared::cluster\.global"
+    r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.shared::(?:cluster|cta)\.global"
     r"(\.tile|(?P<im2col>\.im2col))?\.mbarrier::complete_tx::bytes"
     r"(?P<multicast>\.multicast::cluster)?(?P<hint>\.L2::cache_hint)?",
 )

@@ -100,7 +100,9 @@ def _atomic(
     return f"const auto old = {call}; {writer.write(target, 'old')}"
 
 
-expression("address", r"cvta(\.to)?\.(global|local|param|const)\.(?P<t>u64)", "a")
+expression("address", r"cvta(\.to)?\.(global|local|const)\.(?P<t>u64)", "a")
+expression("address", r"cvta\.param\.u64", "parameter_base + a", "u64")
+expression("address", r"cvta\.to\.param\.u64", "a - parameter_base", "u64")
 expression("address", r"cvta\.shared\.u64", "shared_base + u32(a)", "u64")
 expression("address", r"cvta\.to\.shared\.u64", "a - shared_base", "u64")
 expression("address", r"mapa\.shared::cluster\.u32", "emulator::map_to_block(a, b)",

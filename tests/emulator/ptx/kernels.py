@@ -1,8 +1,9 @@
 """Writes one kernel of PTX as a C++ function.
 
-Registers are locals, labels are labels, ``@p x`` is ``if (p) { x }``.  Generic, global, local,
-constant and parameter addresses are the host's.  Shared addresses are offsets in the block's
-window, as the runtime hands them out for descriptors: ``shared_base`` is where the window begins.
+Registers are locals, labels are labels, ``@p x`` is ``if (p) { x }``.  Generic, global, local and
+constant addresses are the host's.  Shared addresses are offsets in the block's window, as the
+runtime hands them out for descriptors: ``shared_base`` is where the window begins.  Addresses of
+parameters are offsets too, since they fit into 32 bits: from ``parameter_base``.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class KernelWriter:
             self._special[f"%clusterid.{axis}"] = f"blockIdx.{axis} / {extent}"
             self._special[f"%nclusterid.{axis}"] = f"gridDim.{axis} / {extent}"
         self._on_the_host: set[str] = set()  # parameters and local variables
+        self._parameter_names: list[str] = []
         self._accumulator_lengths: list[int] = []
         self._accumulator_places: dict[str, str] = {}
 
@@ -119,9 +121,9 @@ class KernelWriter:
             return f"(reinterpret_cast<char*>(&{base}) + {offset})"
         place = self.registers[base] if base in self.registers else self._symbol(base)
         address = f"{place} + {offset}"
-        return (
-            f"pointer(shared_base + u32({address}))" if space == "shared" else f"pointer({address})"
-        )
+        if space == "shared":
+            return f"pointer(shared_base + u32({address}))"
+        return f"pointer({'parameter_base + ' if space == 'param' else ''}{address})"
 
     def accumulators(self, names: list[str]) -> str:
         """The array that holds exactly these registers, which wgmma writes at its wait."""
@@ -158,7 +160,8 @@ class KernelWriter:
             self.used_globals.add(name)
         elif name not in self._on_the_host:
             raise PtxError(f"unknown name {name}")
-        return f"address_of(&{name})"
+        base = " - parameter_base" if name in self._parameter_names else ""
+        return f"(address_of(&{name}){base})"
 
     # --- the function ---
     def function(self) -> str:
@@ -179,6 +182,10 @@ class KernelWriter:
                             f" emulator::shared_address(&{name});")  # fmt: skip
             head.append("[[maybe_unused]] const u64 shared_base ="
                         f" window_base(&{next(iter(self.shared))});")  # fmt: skip
+        if "parameter_base" in text:
+            # Before all of them, which lie close together.
+            head.append("const u64 parameter_base ="
+                        f" address_of(&{self._parameter_names[0]}) - (1 << 20);")  # fmt: skip
         if self._counters is not None:
             count = len(self._counters.blocks)
             head.append(f"u32* const executed = emulator::execution_counters({count});")
@@ -206,6 +213,7 @@ class KernelWriter:
                 kind = "void*"
             declarations.append(f"{kind} {match['name']}")
             self._on_the_host.add(match["name"])
+            self._parameter_names.append(match["name"])
         return "".join(types), ", ".join(declarations)
 
     def _place_accumulators(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .counting import Counters
+from .counting import Counted, Counters
 from .kernels import KernelWriter, variable_declaration
 from .syntax import Statement, parse
 
@@ -23,7 +22,7 @@ class Translation:
     """
 
     text: str
-    counters: dict[str, list[Counter[str]]]
+    counters: dict[str, list[Counted]]
 
 
 def translate(
@@ -60,7 +59,7 @@ def translate(
         (shared if space == "shared" else others)[variable] = declaration
     functions, declared, counters = [], {}, {}
     for entry in module.entries:
-        own = Counters() if counted else None
+        own = Counters(entry) if counted else None
         writer = KernelWriter(entry, shared, others, line_of, cluster, own)
         functions.append(writer.function())
         declared |= writer.shared | {one: others[one] for one in sorted(writer.used_globals)}

@@ -97,9 +97,9 @@ def _spread(writer: KernelWriter, operand: str, name: str) -> str:
     r"ldmatrix\.sync\.aligned(\.m8n8)?\.x(?P<n>[124])(?P<trans>\.trans)?(\.m8n8)?\.shared(::cta)?\.b16",
 )
 def _ldmatrix(writer: KernelWriter, operands: list[str], n: str, trans: str | None) -> str:
-    call = f"ptx::ldmatrix_x{n}{'_trans' if trans else ''}"
-    load = f"unsigned r[{n}]; {call}(r, {writer.pointer(operands[1], 'shared')});"
-    return load + _spread(writer, operands[0], "r")
+    row = writer.pointer(operands[1], "shared")
+    call = f"emulator::load_matrix(r, {row}, {n}, {'true' if trans else 'false'});"
+    return f"unsigned r[{n}]; {call}{_spread(writer, operands[0], 'r')}"
 
 
 @instruction(
@@ -107,9 +107,8 @@ def _ldmatrix(writer: KernelWriter, operands: list[str], n: str, trans: str | No
     r"stmatrix\.sync\.aligned(\.m8n8)?\.x4(\.m8n8)?(?P<trans>\.trans)?\.shared(::cta)?\.b16",
 )
 def _stmatrix(writer: KernelWriter, operands: list[str], trans: str | None) -> str:
-    call = f"ptx::stmatrix_x4{'_trans' if trans else ''}"
-    values = registers(writer, "r", operands[1], "u32")
-    return f"{values} {call}({writer.pointer(operands[0], 'shared')}, r);"
+    values, row = registers(writer, "r", operands[1], "u32"), writer.pointer(operands[0], "shared")
+    return f"{values} emulator::store_matrix(r, {row}, 4, {'true' if trans else 'false'});"
 
 
 @instruction(

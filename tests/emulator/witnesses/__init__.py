@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sysconfig
 import tempfile
@@ -76,7 +77,8 @@ def _built(
         _site("nvidia", "cu13", "include"),
         _site("nvidia", "cu13", "include", "cccl"),
     ]
-    key = digest(_versions(), arguments, source.read_text())
+    headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
+    key = digest(_versions(), arguments, source.read_text(), *headers)
     kept = cache_directory() / f"{name}-{key}{suffix}"
     if not kept.exists():
         with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
@@ -87,14 +89,28 @@ def _built(
     return kept
 
 
-def resources_of(text: str, architecture: str) -> Mapping[str, Resources]:
-    """What the kernels of a PTX text take, once assembled for a chip."""
+@cache
+def assembled(text: str, architecture: str) -> tuple[bytes, str]:
+    """The cubin of a PTX text, and the assembler's log."""
     with tempfile.TemporaryDirectory() as scratch:
         source, product = Path(scratch, "witness.ptx"), Path(scratch, "witness.cubin")
         source.write_text(text)
         arguments = [f"-arch={architecture}", "-v", str(source), "-o", str(product)]
         log = _run([_tool("ptxas"), *arguments])
-        return resources(product.read_bytes(), log)
+        return product.read_bytes(), log
+
+
+def well_aligned(text: str) -> str:
+    """The PTX with dynamic shared memory as it begins on the chip where there is no static one.
+
+    Kernels with swizzled tiles take it to be aligned better than they declare.
+    """
+    return re.sub(r"(\.extern \.shared \.align) \d+", r"\1 1024", text)
+
+
+def resources_of(text: str, architecture: str) -> Mapping[str, Resources]:
+    """What the kernels of a PTX text take, once assembled for a chip."""
+    return resources(*assembled(text, architecture))
 
 
 def _site(*parts: str) -> Path:

@@ -1,5 +1,6 @@
 // Instances of CUTLASS's implicit-GEMM convolution for compute capability 8.0, one for each PASS:
-// cp.async with zero fill, ldmatrix (transposing for two of them), mma.sync.
+// cp.async with zero fill, ldmatrix (transposing for two of them), mma.sync.  TILE is 64 or 128, of
+// which each of four warps has a quarter.
 #include "cutlass/conv/kernel/default_conv2d_dgrad.h"
 #include "cutlass/conv/kernel/default_conv2d_fprop.h"
 #include "cutlass/conv/kernel/default_conv2d_wgrad.h"
@@ -8,7 +9,7 @@
 
 using Element = cutlass::half_t;
 using Layout = cutlass::layout::TensorNHWC;
-using Tile = cutlass::gemm::GemmShape<64, 64, 32>;
+using Tile = cutlass::gemm::GemmShape<TILE, TILE, 32>;
 using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>;
 using Output = cutlass::epilogue::thread::LinearCombination<Element, 8, float, float>;
 
@@ -17,8 +18,9 @@ using Output = cutlass::epilogue::thread::LinearCombination<Element, 8, float, f
   cutlass::conv::kernel::Template<                                                            \
       Element, Layout, Element, Layout, Element, Layout, float,                               \
       cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80, Tile,                              \
-      cutlass::gemm::GemmShape<32, 32, 32>, cutlass::gemm::GemmShape<16, 8, 16>, Output,      \
-      Swizzle, 3, cutlass::arch::OpMultiplyAdd, cutlass::conv::IteratorAlgorithm::algorithm, \
+      cutlass::gemm::GemmShape<TILE / 2, TILE / 2, 32>, cutlass::gemm::GemmShape<16, 8, 16>,  \
+      Output, Swizzle, STAGES, cutlass::arch::OpMultiplyAdd,                                  \
+      cutlass::conv::IteratorAlgorithm::algorithm,                                            \
       cutlass::conv::StrideSupport::strides>::Kernel
 #if PASS == 0
 using Kernel = INSTANCE(DefaultConv2dFprop, kOptimized, kStrided);
@@ -27,7 +29,7 @@ using Kernel = INSTANCE(DefaultConv2dDgrad, kOptimized, kUnity);
 #else
 using Kernel = INSTANCE(DefaultConv2dWgrad, kOptimized, kStrided);
 #endif
-static_assert(sizeof(Kernel::SharedStorage) <= 48 << 10, "what a launch may have unasked");
+static_assert(sizeof(Kernel::SharedStorage) <= SHARED_BYTES, "the launch asks for as much");
 
 // Operands and result as the pass orders them, NHWC and KRSC.
 extern "C" __global__ void __launch_bounds__(128)

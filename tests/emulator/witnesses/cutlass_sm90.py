@@ -1,31 +1,33 @@
-"""CUTLASS's convolution for compute capability 9.0 as it is launched here.
+"""CUTLASS's kernels for compute capability 9.0 as they are launched here.
 
-Its parameters are made by CUTLASS's own host code, whose tensor maps the emulator encodes.
+Their parameters are made by CUTLASS's own host code, whose tensor maps the emulator encodes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
-from tests.cubins import Resources
-
 from .. import driver, tensormap
 from ..module import EmulatedKernel, EmulatedModule, Outcome
-from . import compiled, host_library, resources_of
+from . import assembled, compiled, host_library, resources_of, well_aligned
 
-PASSES = {"forward": "kFprop", "backprop_input": "kDgrad"}
-_CLUSTER = (2, 1, 1)
+PASSES = {"forward": "kFprop", "backprop_input": "kDgrad", "backprop_filter": "kWgrad"}
+_ELEMENTS = {
+    "float16": "cutlass::half_t",
+    "bfloat16": "cutlass::bfloat16_t",
+    "float32": "float",  # which these kernels multiply as TF32
+}
 _MOST_PARAMETER_BYTES = 4096
 _PARAMETER_ALIGNMENT = 64
 
 # Bytes of an element by CUtensorMapDataType.
-_ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
+_ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4, 12: 4}
 
 _INT, _UNSIGNED = ctypes.c_int, ctypes.c_uint
 _POINTER = ctypes.c_void_p
@@ -41,37 +43,103 @@ _ENCODE_IM2COL = ctypes.CFUNCTYPE(
 )  # fmt: skip
 
 
-class Convolution:
-    """One pass of 2-D convolution in float16, NHWC and KRSC."""
+def convolution(
+    pass_: str,
+    rank: int = 2,
+    dtype: str = "float16",
+    cluster: tuple[int, int] = (2, 1),
+    counted: bool = False,
+) -> Instance:
+    """A pass of convolution, channels last and KRSC; tiles of 128 x 128 by 128 bytes.
 
-    def __init__(self, pass_: str, counted: bool = False) -> None:
-        """
-        Args:
-            pass_: one of PASSES.
-            counted: with counters of executed instructions, and what the cubin takes.
+    Its sizes are those of x, then those of the filter, and padding, stride and dilation.
 
-        Raises:
-            MissingError: the packages are not installed.
-        """
-        defines = (("PASS", PASSES[pass_]),)
-        self._host = host_library("cutlass_conv_sm90", "sm_90a", defines)
-        self.kernel = _kernel(defines, counted)
+    Args:
+        pass_: one of PASSES.
+        rank: spatial axes.
+        dtype: float32 is multiplied as TF32.
+        cluster: blocks along the result's rows and columns.
+        counted: with counters of executed instructions, and what the cubin takes.
+
+    Raises:
+        MissingError: the packages are not installed.
+    """
+    defines = {
+        "PASS": PASSES[pass_],
+        "RANK": rank,
+        "ELEMENT": _ELEMENTS[dtype],
+        "CLUSTER_M": f"cute::_{cluster[0]}",
+        "CLUSTER_N": f"cute::_{cluster[1]}",
+    }
+    return _instance("cutlass_conv_sm90", defines, cluster, counted)
+
+
+def gemm(
+    dtype: str,
+    layouts: str,
+    tile: tuple[int, int, int],
+    cluster: tuple[int, int],
+    cooperative: bool = False,
+) -> Instance:
+    """A matrix product, whose sizes are m, n and k.
+
+    Args:
+        dtype: float32 is multiplied as TF32.
+        layouts: of a and b, "T" row by row and "N" column by column: "TN" has both along k.
+        tile: along m, n and k.
+        cluster: blocks along m and n.
+        cooperative: two warpgroups for a tile.
+
+    Raises:
+        MissingError: the packages are not installed.
+    """
+    rows = {"T": "RowMajor", "N": "ColumnMajor"}
+    defines = {
+        "ELEMENT": _ELEMENTS[dtype],
+        "A_LAYOUT": rows[layouts[0]],
+        "B_LAYOUT": rows[layouts[1]],
+        **{f"TILE_{axis}": size for axis, size in zip("MNK", tile, strict=True)},
+        **{f"CLUSTER_{axis}": size for axis, size in zip("MN", cluster, strict=True)},
+        "COOPERATIVE": int(cooperative),
+    }
+    return _instance("cutlass_gemm_sm90", defines, cluster, False)
+
+
+def _instance(
+    name: str, defines: Mapping[str, object], cluster: tuple[int, int], counted: bool
+) -> Instance:
+    macros = tuple((macro, str(value)) for macro, value in defines.items())
+    return Instance(name, macros, (*cluster, 1), counted)
+
+
+class Instance:
+    """One kernel, with the code that makes its parameters."""
+
+    def __init__(
+        self,
+        name: str,
+        defines: tuple[tuple[str, str], ...],
+        cluster: tuple[int, int, int],
+        counted: bool,
+    ) -> None:
+        self._host = host_library(name, "sm_90a", defines)
+        self.kernel = _kernel(name, defines, cluster, counted)
 
     def run(
-        self, sizes: tuple[int, ...], a: np.ndarray, b: np.ndarray, result: np.ndarray
+        self, sizes: Sequence[int], a: np.ndarray, b: np.ndarray, result: np.ndarray
     ) -> Outcome:
         """Launches the kernel.
 
         Args:
-            sizes: N, H, W, C, K, R, S, padding, stride, dilation.
-            a, b, result: arrays of ``memory``: operands in the order of the pass, and what it
-                computes.
+            sizes: as the instance has them.
+            a, b, result: arrays of ``memory``: operands, in the order of a convolution's pass, and
+                what is computed.
         """
         grid, threads, shared, value = self.launch(sizes, a, b, result)
         return self.kernel(grid, (threads,), (value,), shared_mem=shared)
 
     def launch(
-        self, sizes: tuple[int, ...], a: np.ndarray, b: np.ndarray, result: np.ndarray
+        self, sizes: Sequence[int], a: np.ndarray, b: np.ndarray, result: np.ndarray
     ) -> tuple[tuple[int, ...], int, int, np.ndarray]:
         """Grid, threads of a block, bytes of shared memory and the argument of a launch."""
         problems: list[Exception] = []
@@ -107,26 +175,23 @@ class Convolution:
 
 
 @cache
-def _kernel(defines: tuple[tuple[str, str], ...], counted: bool) -> EmulatedKernel:
-    text = compiled("cutlass_conv_sm90", "sm_90a", defines)
-    # CUTLASS takes the start of dynamic shared memory to be aligned better than it declares: it is,
-    # on the chip, where a kernel has no static one.
-    text = re.sub(r"(\.extern \.shared \.align) \d+", r"\1 1024", text)
+def _kernel(
+    name: str, defines: tuple[tuple[str, str], ...], cluster: tuple[int, int, int], counted: bool
+) -> EmulatedKernel:
+    text = well_aligned(compiled(name, "sm_90a", defines))
+    takes = resources_of(text, "sm_90a") if counted else {}
     module = EmulatedModule.from_ptx(
         text,
-        "cutlass_conv_sm90",
-        cluster=_CLUSTER,
+        name,
+        cluster=cluster,
         counted=counted,
         chip=driver.chip_of("sm_90a"),
-        resources=_with_cluster(resources_of(text, "sm_90a")) if counted else None,
+        # What the cubin says, and what a launch of it adds.
+        resources={entry: replace(one, cluster=cluster) for entry, one in takes.items()} or None,
+        cubin=assembled(text, "sm_90a")[0] if counted else None,
     )
-    (name,) = re.findall(r"\.entry (\w*device_kernel\w*)", text)
-    return module.get_function(name)
-
-
-def _with_cluster(found: Mapping[str, Resources]) -> dict[str, Resources]:
-    """What the cubin says, and what a launch of it adds."""
-    return {name: replace(one, cluster=_CLUSTER) for name, one in found.items()}
+    (entry,) = re.findall(r"\.entry (\w*device_kernel\w*)", text)
+    return module.get_function(entry)
 
 
 def _tiled(type_, rank, address, extents, strides, box, steps, swizzle) -> bytes:

@@ -24,18 +24,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import Any, Literal, get_args
 
 from cupyconv import arrays, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
-from cupyconv.problem import ConvProblem, shape_text
+from cupyconv.problem import ConvProblem, Dtype, Padding, PaddingWord, shape_text
 
 __all__ = ["conv", "conv_problem", "conv_transpose", "conv_transpose_problem"]
 
 Ints = Sequence[int] | None
 
-_PADDING = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
-_AUTO_PADS = ("NOTSET", *_PADDING)
+AutoPad = Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]
+
+_PADDING: dict[str, PaddingWord] = {
+    "SAME_UPPER": "same",
+    "SAME_LOWER": "same_lower",
+    "VALID": "valid",
+}
+_AUTO_PADS = get_args(AutoPad)
 
 
 def conv(
@@ -43,7 +49,7 @@ def conv(
     w: Any,
     b: Any = None,
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     dilations: Ints = None,
     group: int = 1,
     kernel_shape: Ints = None,
@@ -88,7 +94,7 @@ def conv_transpose(
     w: Any,
     b: Any = None,
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     dilations: Ints = None,
     group: int = 1,
     kernel_shape: Ints = None,
@@ -134,13 +140,13 @@ def conv_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     dilations: Ints = None,
     group: int = 1,
     kernel_shape: Ints = None,
     pads: Ints = None,
     strides: Ints = None,
-    dtype: Any = "float32",
+    dtype: Dtype = "float32",
 ) -> ConvProblem:
     """The convolution that a Conv with these attributes is.
 
@@ -166,7 +172,7 @@ def conv_transpose_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     dilations: Ints = None,
     group: int = 1,
     kernel_shape: Ints = None,
@@ -174,7 +180,7 @@ def conv_transpose_problem(
     output_shape: Ints = None,
     pads: Ints = None,
     strides: Ints = None,
-    dtype: Any = "float32",
+    dtype: Dtype = "float32",
 ) -> ConvProblem:
     """The convolution that a ConvTranspose with these attributes is the transpose of.
 
@@ -204,7 +210,7 @@ def conv_transpose_problem(
     }
     extra = _per_axis("output_padding", output_padding, w_shape, default=0)
     if output_shape is None and not mode.startswith("SAME"):
-        padding = "valid" if mode == "VALID" else _pairs(pads, w_shape)
+        padding: Padding = "valid" if mode == "VALID" else _pairs(pads, w_shape)
         return ConvProblem.from_output(
             x_shape, w_shape, output_padding=extra, padding=padding, **layer
         )

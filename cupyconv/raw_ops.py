@@ -30,7 +30,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from math import gcd
-from typing import Any
+from typing import Any, Literal
 
 from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, unknown_word
@@ -51,6 +51,11 @@ __all__ = [
     "DepthwiseConv2dNativeBackpropInput",
 ]
 
+Padding2D = Literal["SAME", "VALID", "EXPLICIT"]
+Padding3D = Literal["SAME", "VALID"]
+Format2D = Literal["NHWC", "NCHW"]
+Format3D = Literal["NDHWC", "NCDHW"]
+
 _ONES_4 = (1, 1, 1, 1)
 _ONES_5 = (1, 1, 1, 1, 1)
 
@@ -60,10 +65,10 @@ def Conv2D(
     input: Any,
     filter: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -78,10 +83,10 @@ def Conv2DBackpropInput(
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -96,10 +101,10 @@ def Conv2DBackpropFilter(
     filter_sizes: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -114,10 +119,10 @@ def Conv2DBackpropInputV2(
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -133,10 +138,10 @@ def Conv2DBackpropFilterV2(
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -151,8 +156,8 @@ def Conv3D(
     input: Any,
     filter: Any,
     strides: Sequence[int],
-    padding: str,
-    data_format: str | None = "NDHWC",
+    padding: Padding3D,
+    data_format: Format3D | None = "NDHWC",
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
@@ -166,8 +171,8 @@ def Conv3DBackpropInputV2(
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
-    data_format: str | None = "NDHWC",
+    padding: Padding3D,
+    data_format: Format3D | None = "NDHWC",
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
@@ -182,8 +187,8 @@ def Conv3DBackpropFilterV2(
     filter_sizes: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
-    data_format: str | None = "NDHWC",
+    padding: Padding3D,
+    data_format: Format3D | None = "NDHWC",
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
@@ -197,9 +202,9 @@ def DepthwiseConv2dNative(
     input: Any,
     filter: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -216,9 +221,9 @@ def DepthwiseConv2dNativeBackpropInput(
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -237,9 +242,9 @@ def DepthwiseConv2dNativeBackpropFilter(
     filter_sizes: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -260,14 +265,17 @@ def DepthwiseConv2dNativeBackpropFilter(
 
 
 def BiasAddGrad(
-    *, out_backprop: Any, data_format: str | None = "NHWC", name: str | None = None
+    *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:
     """The gradient of a bias: ``conv_backprop_bias``.
 
     ``data_format`` only says where the channels are, whatever the number of axes: "NHWC" for the
     last axis, "NCHW" for the second.
     """
-    words = {"NHWC": formats.CHANNELS_LAST, "NCHW": formats.CHANNELS_FIRST}
+    words: dict[str, formats.DataFormat] = {
+        "NHWC": formats.CHANNELS_LAST,
+        "NCHW": formats.CHANNELS_FIRST,
+    }
     word = "NHWC" if data_format is None else _word(data_format)
     if word not in words:
         raise unknown_word("data_format", data_format, words)

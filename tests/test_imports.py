@@ -26,6 +26,7 @@ ROOMS = (
     "backends",
     "measuring",
     "operations",
+    "typing",
     "checking",
     "raw_ops",
     "torch",

@@ -1,0 +1,20 @@
+"""A program on CuPy arrays, as its author's type checkers see it with cupy-stubs; it is not run."""
+
+from typing import assert_type
+
+import cupy
+
+import cupyconv
+
+
+def program(x: cupy.ndarray, w: cupy.ndarray) -> cupy.ndarray:
+    y = cupyconv.conv_forward(x, w, padding="same")
+    assert_type(y, cupy.ndarray)
+    assert_type(cupyconv.conv_forward(x, w, out=y, impl="cuda-gather"), cupy.ndarray)
+    assert_type(cupyconv.conv_backprop_input(x.shape, w, y), cupy.ndarray)
+    assert_type(cupyconv.conv_backprop_filter(x, w.shape, y), cupy.ndarray)
+    assert_type(cupyconv.conv_backprop_bias(y), cupy.ndarray)
+    assert_type(cupyconv.conv_transpose(y, w), cupy.ndarray)
+    assert_type(cupyconv.conv_backward(x, w, y).dx, cupy.ndarray)
+    assert_type(cupyconv.conv_backward(x, w, y, needs=["filter"]).dx, cupy.ndarray | None)
+    return y

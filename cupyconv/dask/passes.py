@@ -199,8 +199,8 @@ def conv_transpose(
             result.
         w: filter, of x's dtype; a Dask array, or any array that ``conv_forward`` takes.
         bias: (C,), likewise.
-        output_shape, output_padding, stride, padding, dilation, groups, data_format,
-            filter_format, precision, impl: as for ``cupyconv.conv_transpose``.
+        output_shape, output_padding: as for ``cupyconv.conv_transpose``.
+        stride, padding, dilation, groups, data_format, filter_format, precision, impl: likewise.
 
     Returns:
         The result, chunked as ``conv_backprop_input`` does.

@@ -6,6 +6,7 @@ ends otherwise than its page says, like any other warning, fails the build.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -17,11 +18,15 @@ from typing import ClassVar
 import pictures
 from docutils import nodes
 from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 import cupyconv
 from cupyconv.cli.configuration import PRESETS, read_file
+
+logger = logging.getLogger(__name__)
 
 WIDTH = 84
 """Columns of what commands print: as many as a page has room for."""
@@ -118,6 +123,26 @@ class Explained(SphinxDirective):
         return [nodes.raw("", frame, format="html")]
 
 
+class Bridge(SphinxDirective):
+    """The reference of a module that needs another package: ``{bridge} torch``.
+
+    Where the package is not installed, a sentence says so in its place.
+    """
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        if importlib.util.find_spec(name) is None:
+            logger.info("%s is not installed: its page is left empty", name)
+            lines = [f"*{name} was not installed where these pages were built.*"]
+        else:
+            lines = ["```{eval-rst}", f".. automodule:: cupyconv.{name}", "   :members:", "```"]
+        made = nodes.container()
+        self.state.nested_parse(StringList(lines, name), self.content_offset, made)
+        return made.children
+
+
 def explained(name: str) -> tuple[cupyconv.Explanation, str]:
     """The explanation of a preset, and its heading."""
     (layer,) = (layer for layer in read_file(PRESETS) if layer.name == name)
@@ -140,5 +165,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("kernel", Kernel)
     app.add_directive("layer", Layer)
     app.add_directive("explained", Explained)
+    app.add_directive("bridge", Bridge)
     app.connect("builder-inited", write_gallery)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

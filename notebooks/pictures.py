@@ -211,7 +211,7 @@ def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
         canvas.text(
             left + n * scale / 2,
             top + (group + 0.5) * rows * scale + 4,
-            f"warpgroup {group + 1}: {rows} rows in products of 64 x {n}",
+            f"warpgroup {group + 1}: products of 64 x {n}",
             "in",
             text_anchor="middle",
         )

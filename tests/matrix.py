@@ -87,7 +87,7 @@ assert "Overload[" in run.stdout, run.stdout + run.stderr
 }
 """What an extra is tried by, in an environment that has it."""
 
-LARGE = ("cuda12", "cuda13", "docs", "fuzz", "test", "witnesses")
+LARGE = ("cuda12", "cuda13", "fuzz", "test", "witnesses")
 """Those that are only resolved, unless all is to be installed."""
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from cupyconv import arrays, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
@@ -36,6 +36,26 @@ Ints = Sequence[int] | None
 
 AutoPad = Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]
 
+if TYPE_CHECKING:
+    from typing import TypedDict, Unpack
+
+    from numpy.typing import NDArray
+
+    from cupyconv.arrays import CuPyArray, Exporter, Scalar
+
+    class _Conv(TypedDict, total=False):
+        auto_pad: AutoPad
+        dilations: Ints
+        group: int
+        kernel_shape: Ints
+        pads: Ints
+        strides: Ints
+
+    class _ConvTranspose(_Conv, total=False):
+        output_padding: Ints
+        output_shape: Ints
+
+
 _PADDING: dict[str, PaddingWord] = {
     "SAME_UPPER": "same",
     "SAME_LOWER": "same_lower",
@@ -44,6 +64,21 @@ _PADDING: dict[str, PaddingWord] = {
 _AUTO_PADS = get_args(AutoPad)
 
 
+@overload
+def conv(
+    x: NDArray[Scalar],
+    w: NDArray[Scalar],
+    b: NDArray[Scalar] | None = None,
+    **attributes: Unpack[_Conv],
+) -> NDArray[Scalar]: ...
+@overload
+def conv(
+    x: CuPyArray, w: CuPyArray, b: CuPyArray | None = None, **attributes: Unpack[_Conv]
+) -> CuPyArray: ...
+@overload
+def conv(
+    x: Exporter, w: Exporter, b: Exporter | None = None, **attributes: Unpack[_Conv]
+) -> Any: ...
 def conv(
     x: Any,
     w: Any,
@@ -89,6 +124,21 @@ def conv(
     return operations.conv_forward(x, w, b, **problem.keywords)
 
 
+@overload
+def conv_transpose(
+    x: NDArray[Scalar],
+    w: NDArray[Scalar],
+    b: NDArray[Scalar] | None = None,
+    **attributes: Unpack[_ConvTranspose],
+) -> NDArray[Scalar]: ...
+@overload
+def conv_transpose(
+    x: CuPyArray, w: CuPyArray, b: CuPyArray | None = None, **attributes: Unpack[_ConvTranspose]
+) -> CuPyArray: ...
+@overload
+def conv_transpose(
+    x: Exporter, w: Exporter, b: Exporter | None = None, **attributes: Unpack[_ConvTranspose]
+) -> Any: ...
 def conv_transpose(
     x: Any,
     w: Any,

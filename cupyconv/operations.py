@@ -76,8 +76,6 @@ def conv_forward(
     out: NDArray[Scalar] | None = None,
     **how: Unpack[_Forward],
 ) -> NDArray[Scalar]: ...
-
-
 @overload
 def conv_forward(
     x: CuPyArray,
@@ -87,8 +85,6 @@ def conv_forward(
     out: CuPyArray | None = None,
     **how: Unpack[_Forward],
 ) -> CuPyArray: ...
-
-
 @overload
 def conv_forward(
     x: Exporter,
@@ -98,8 +94,6 @@ def conv_forward(
     out: Exporter | None = None,
     **how: Unpack[_Forward],
 ) -> Any: ...
-
-
 def conv_forward(
     x: Any,
     w: Any,
@@ -167,8 +161,6 @@ def conv_backprop_input(
     out: NDArray[Scalar] | None = None,
     **how: Unpack[_How],
 ) -> NDArray[Scalar]: ...
-
-
 @overload
 def conv_backprop_input(
     input_shape: Iterable[int],
@@ -178,8 +170,6 @@ def conv_backprop_input(
     out: CuPyArray | None = None,
     **how: Unpack[_How],
 ) -> CuPyArray: ...
-
-
 @overload
 def conv_backprop_input(
     input_shape: Iterable[int],
@@ -189,8 +179,6 @@ def conv_backprop_input(
     out: Exporter | None = None,
     **how: Unpack[_How],
 ) -> Any: ...
-
-
 def conv_backprop_input(
     input_shape: Iterable[int],
     w: Any,
@@ -245,8 +233,6 @@ def conv_backprop_filter(
     out: NDArray[Scalar] | None = None,
     **how: Unpack[_How],
 ) -> NDArray[Scalar]: ...
-
-
 @overload
 def conv_backprop_filter(
     x: CuPyArray,
@@ -256,8 +242,6 @@ def conv_backprop_filter(
     out: CuPyArray | None = None,
     **how: Unpack[_How],
 ) -> CuPyArray: ...
-
-
 @overload
 def conv_backprop_filter(
     x: Exporter,
@@ -267,8 +251,6 @@ def conv_backprop_filter(
     out: Exporter | None = None,
     **how: Unpack[_How],
 ) -> Any: ...
-
-
 def conv_backprop_filter(
     x: Any,
     filter_shape: Iterable[int],
@@ -316,14 +298,10 @@ def conv_backprop_bias(
     data_format: DataFormat | None = None,
     out: NDArray[Scalar] | None = None,
 ) -> NDArray[Scalar]: ...
-
-
 @overload
 def conv_backprop_bias(
     dy: CuPyArray, *, data_format: DataFormat | None = None, out: CuPyArray | None = None
 ) -> CuPyArray: ...
-
-
 @overload
 def conv_backprop_bias(
     dy: Exporter, *, data_format: DataFormat | None = None, out: Exporter | None = None
@@ -359,8 +337,6 @@ def conv_backward(
     needs: Gradient | Iterable[Gradient],
     **how: Unpack[_How],
 ) -> ConvGradients[NDArray[Scalar] | None]: ...
-
-
 @overload
 def conv_backward(
     x: CuPyArray, w: CuPyArray, dy: CuPyArray, **how: Unpack[_How]
@@ -374,8 +350,6 @@ def conv_backward(
     needs: Gradient | Iterable[Gradient],
     **how: Unpack[_How],
 ) -> ConvGradients[CuPyArray | None]: ...
-
-
 @overload
 def conv_backward(
     x: Exporter, w: Exporter, dy: Exporter, **how: Unpack[_How]
@@ -389,8 +363,6 @@ def conv_backward(
     needs: Gradient | Iterable[Gradient],
     **how: Unpack[_How],
 ) -> ConvGradients[Any]: ...
-
-
 def conv_backward(
     x: Any,
     w: Any,
@@ -450,8 +422,6 @@ def conv_transpose(
     out: NDArray[Scalar] | None = None,
     **how: Unpack[_Transpose],
 ) -> NDArray[Scalar]: ...
-
-
 @overload
 def conv_transpose(
     x: CuPyArray,
@@ -461,8 +431,6 @@ def conv_transpose(
     out: CuPyArray | None = None,
     **how: Unpack[_Transpose],
 ) -> CuPyArray: ...
-
-
 @overload
 def conv_transpose(
     x: Exporter,
@@ -472,8 +440,6 @@ def conv_transpose(
     out: Exporter | None = None,
     **how: Unpack[_Transpose],
 ) -> Any: ...
-
-
 def conv_transpose(
     x: Any,
     w: Any,

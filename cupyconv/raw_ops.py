@@ -30,7 +30,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from math import gcd
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, unknown_word
@@ -56,10 +56,44 @@ Padding3D = Literal["SAME", "VALID"]
 Format2D = Literal["NHWC", "NCHW"]
 Format3D = Literal["NDHWC", "NCDHW"]
 
+if TYPE_CHECKING:
+    from typing import NotRequired, TypedDict, Unpack
+
+    from numpy.typing import NDArray
+
+    from cupyconv.arrays import CuPyArray, Exporter, Scalar
+
+    class _Conv3D(TypedDict):
+        strides: Sequence[int]
+        padding: Padding3D
+        data_format: NotRequired[Format3D | None]
+        dilations: NotRequired[Sequence[int] | None]
+        name: NotRequired[str | None]
+
+    class _Depthwise(TypedDict):
+        strides: Sequence[int]
+        padding: Padding2D
+        explicit_paddings: NotRequired[Sequence[int]]
+        data_format: NotRequired[Format2D | None]
+        dilations: NotRequired[Sequence[int] | None]
+        name: NotRequired[str | None]
+
+    class _Conv2D(_Depthwise):
+        use_cudnn_on_gpu: NotRequired[bool]
+
+
 _ONES_4 = (1, 1, 1, 1)
 _ONES_5 = (1, 1, 1, 1, 1)
 
 
+@overload
+def Conv2D(
+    *, input: NDArray[Scalar], filter: NDArray[Scalar], **rest: Unpack[_Conv2D]
+) -> NDArray[Scalar]: ...
+@overload
+def Conv2D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv2D]) -> CuPyArray: ...
+@overload
+def Conv2D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv2D]) -> Any: ...
 def Conv2D(
     *,
     input: Any,
@@ -77,6 +111,22 @@ def Conv2D(
     return _forward(2, input, filter, window)
 
 
+@overload
+def Conv2DBackpropInput(
+    *,
+    input_sizes: Any,
+    filter: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv2D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv2DBackpropInput(
+    *, input_sizes: Any, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
+) -> CuPyArray: ...
+@overload
+def Conv2DBackpropInput(
+    *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
+) -> Any: ...
 def Conv2DBackpropInput(
     *,
     input_sizes: Any,
@@ -95,6 +145,22 @@ def Conv2DBackpropInput(
     return _backprop_input(2, input_sizes, filter, out_backprop, window)
 
 
+@overload
+def Conv2DBackpropFilter(
+    *,
+    filter_sizes: Any,
+    input: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv2D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv2DBackpropFilter(
+    *, filter_sizes: Any, input: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
+) -> CuPyArray: ...
+@overload
+def Conv2DBackpropFilter(
+    *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
+) -> Any: ...
 def Conv2DBackpropFilter(
     *,
     input: Any,
@@ -113,6 +179,22 @@ def Conv2DBackpropFilter(
     return _backprop_filter(2, input, filter_sizes, out_backprop, window)
 
 
+@overload
+def Conv2DBackpropInputV2(
+    *,
+    input: NDArray[Scalar],
+    filter: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv2D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv2DBackpropInputV2(
+    *, input: CuPyArray, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
+) -> CuPyArray: ...
+@overload
+def Conv2DBackpropInputV2(
+    *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
+) -> Any: ...
 def Conv2DBackpropInputV2(
     *,
     input: Any,
@@ -132,6 +214,22 @@ def Conv2DBackpropInputV2(
     return _backprop_input(2, x.shape, filter, out_backprop, window)
 
 
+@overload
+def Conv2DBackpropFilterV2(
+    *,
+    input: NDArray[Scalar],
+    filter: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv2D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv2DBackpropFilterV2(
+    *, input: CuPyArray, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
+) -> CuPyArray: ...
+@overload
+def Conv2DBackpropFilterV2(
+    *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
+) -> Any: ...
 def Conv2DBackpropFilterV2(
     *,
     input: Any,
@@ -151,6 +249,14 @@ def Conv2DBackpropFilterV2(
     return _backprop_filter(2, input, w.shape, out_backprop, window)
 
 
+@overload
+def Conv3D(
+    *, input: NDArray[Scalar], filter: NDArray[Scalar], **rest: Unpack[_Conv3D]
+) -> NDArray[Scalar]: ...
+@overload
+def Conv3D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv3D]) -> CuPyArray: ...
+@overload
+def Conv3D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv3D]) -> Any: ...
 def Conv3D(
     *,
     input: Any,
@@ -165,6 +271,22 @@ def Conv3D(
     return _forward(3, input, filter, _window(3, data_format, strides, dilations, padding))
 
 
+@overload
+def Conv3DBackpropInputV2(
+    *,
+    input_sizes: Any,
+    filter: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv3D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv3DBackpropInputV2(
+    *, input_sizes: Any, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv3D]
+) -> CuPyArray: ...
+@overload
+def Conv3DBackpropInputV2(
+    *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
+) -> Any: ...
 def Conv3DBackpropInputV2(
     *,
     input_sizes: Any,
@@ -181,6 +303,22 @@ def Conv3DBackpropInputV2(
     return _backprop_input(3, input_sizes, filter, out_backprop, window)
 
 
+@overload
+def Conv3DBackpropFilterV2(
+    *,
+    filter_sizes: Any,
+    input: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv3D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv3DBackpropFilterV2(
+    *, filter_sizes: Any, input: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv3D]
+) -> CuPyArray: ...
+@overload
+def Conv3DBackpropFilterV2(
+    *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
+) -> Any: ...
 def Conv3DBackpropFilterV2(
     *,
     input: Any,
@@ -197,6 +335,18 @@ def Conv3DBackpropFilterV2(
     return _backprop_filter(3, input, filter_sizes, out_backprop, window)
 
 
+@overload
+def DepthwiseConv2dNative(
+    *, input: NDArray[Scalar], filter: NDArray[Scalar], **rest: Unpack[_Depthwise]
+) -> NDArray[Scalar]: ...
+@overload
+def DepthwiseConv2dNative(
+    *, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Depthwise]
+) -> CuPyArray: ...
+@overload
+def DepthwiseConv2dNative(
+    *, input: Exporter, filter: Exporter, **rest: Unpack[_Depthwise]
+) -> Any: ...
 def DepthwiseConv2dNative(
     *,
     input: Any,
@@ -215,6 +365,22 @@ def DepthwiseConv2dNative(
     return operations.conv_forward(x, _grouped(w), groups=_at_least_1(w.shape[2]), **window)
 
 
+@overload
+def DepthwiseConv2dNativeBackpropInput(
+    *,
+    input_sizes: Any,
+    filter: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Depthwise],
+) -> NDArray[Scalar]: ...
+@overload
+def DepthwiseConv2dNativeBackpropInput(
+    *, input_sizes: Any, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Depthwise]
+) -> CuPyArray: ...
+@overload
+def DepthwiseConv2dNativeBackpropInput(
+    *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
+) -> Any: ...
 def DepthwiseConv2dNativeBackpropInput(
     *,
     input_sizes: Any,
@@ -236,6 +402,22 @@ def DepthwiseConv2dNativeBackpropInput(
     return operations.conv_backprop_input(shape, _grouped(w), dy, groups=groups, **window)
 
 
+@overload
+def DepthwiseConv2dNativeBackpropFilter(
+    *,
+    filter_sizes: Any,
+    input: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Depthwise],
+) -> NDArray[Scalar]: ...
+@overload
+def DepthwiseConv2dNativeBackpropFilter(
+    *, filter_sizes: Any, input: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Depthwise]
+) -> CuPyArray: ...
+@overload
+def DepthwiseConv2dNativeBackpropFilter(
+    *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
+) -> Any: ...
 def DepthwiseConv2dNativeBackpropFilter(
     *,
     input: Any,
@@ -264,6 +446,18 @@ def DepthwiseConv2dNativeBackpropFilter(
     return dw.reshape(shape)
 
 
+@overload
+def BiasAddGrad(
+    *, out_backprop: NDArray[Scalar], data_format: Format2D | None = "NHWC", name: str | None = None
+) -> NDArray[Scalar]: ...
+@overload
+def BiasAddGrad(
+    *, out_backprop: CuPyArray, data_format: Format2D | None = "NHWC", name: str | None = None
+) -> CuPyArray: ...
+@overload
+def BiasAddGrad(
+    *, out_backprop: Exporter, data_format: Format2D | None = "NHWC", name: str | None = None
+) -> Any: ...
 def BiasAddGrad(
     *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:

@@ -5,6 +5,7 @@ from typing import assert_type
 import cupy
 
 import cupyconv
+from cupyconv import onnx, raw_ops
 
 
 def program(x: cupy.ndarray, w: cupy.ndarray) -> cupy.ndarray:
@@ -17,4 +18,8 @@ def program(x: cupy.ndarray, w: cupy.ndarray) -> cupy.ndarray:
     assert_type(cupyconv.conv_transpose(y, w), cupy.ndarray)
     assert_type(cupyconv.conv_backward(x, w, y).dx, cupy.ndarray)
     assert_type(cupyconv.conv_backward(x, w, y, needs=["filter"]).dx, cupy.ndarray | None)
+    strides = (1, 1, 1, 1)
+    z = raw_ops.Conv2D(input=x, filter=w, strides=strides, padding="SAME", data_format="NCHW")
+    assert_type(z, cupy.ndarray)
+    assert_type(onnx.conv(x, w, pads=(1, 1, 1, 1)), cupy.ndarray)
     return y

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, assert_type
+from typing import assert_type
 
 import numpy as np
 from numpy.typing import NDArray
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, raw_ops
+from cupyconv import ConvError, ConvProblem, onnx, raw_ops
 from cupyconv.typing import Padding, Rules, Size
 
 Images = NDArray[np.float32]
@@ -74,6 +74,14 @@ try:
 except ConvError as error:
     assert_type(error.axis, str | None)
 
-raw: Any = raw_ops.Conv2DBackpropInput(
-    input_sizes=[1, 5, 5, 3], filter=w, out_backprop=y, strides=[1, 2, 2, 1], padding="SAME"
+sizes = [1, 5, 5, 3]
+assert_type(
+    raw_ops.Conv2DBackpropInput(
+        input_sizes=sizes, filter=w, out_backprop=y, strides=[1, 2, 2, 1], padding="SAME"
+    ),
+    Images,
 )
+assert_type(raw_ops.Conv2D(input=x, filter=w, strides=(1, 1, 1, 1), padding="VALID"), Images)
+assert_type(raw_ops.BiasAddGrad(out_backprop=y), Images)
+assert_type(onnx.conv(x, w, bias, auto_pad="SAME_UPPER", strides=[2, 2]), Images)
+assert_type(onnx.conv_transpose(y, w, output_padding=[1, 1]), Images)

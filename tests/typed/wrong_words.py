@@ -22,8 +22,8 @@ ConvProblem(x.shape, w.shape, dtype="float31")  # type: ignore[arg-type]  # pyri
 ConvProblem(x.shape, w.shape).replace(dtype="int8")  # type: ignore[arg-type]  # pyright: ignore
 cupyconv.plan(ConvProblem(x.shape, w.shape), precision="tf23")  # type: ignore[arg-type]  # pyright: ignore
 cupyconv.explain(ConvProblem(x.shape, w.shape), values="ones")  # type: ignore[arg-type]  # pyright: ignore
-onnx.conv(x, w, auto_pad="SAME")  # type: ignore[arg-type]  # pyright: ignore
-raw_ops.Conv2D(input=x, filter=w, strides=[1], padding="same")  # type: ignore[arg-type]  # pyright: ignore
+onnx.conv(x, w, auto_pad="SAME")  # type: ignore[call-overload]  # pyright: ignore
+raw_ops.Conv2D(input=x, filter=w, strides=[1], padding="same")  # type: ignore[call-overload]  # pyright: ignore
 cudnn.convolution_forward(x, w, None, x, 1, 1, 1, 1, auto_tune=True, tensor_core="no")  # type: ignore[arg-type]  # pyright: ignore
 
 # Names.

@@ -19,15 +19,12 @@ extensions = [
     "sphinx.ext.viewcode",
     "directives",
 ]
-exclude_patterns = ["README.md"]
 
 # The notebooks are kept with their outputs, which tests/test_notebooks.py holds them to; two of
 # them compare with other frameworks or time layers, which a build should need no minutes for.
 nb_execution_mode = "off"
-nb_mime_priority_overrides = [("html", "image/svg+xml", 0)]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-suppress_warnings = ["mystnb.unknown_mime_type"]
 
 autodoc_typehints = "none"  # docstrings say what arguments are; overloads would say it three times
 autodoc_member_order = "bysource"

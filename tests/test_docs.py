@@ -113,7 +113,7 @@ def test_the_reference_has_every_public_name():
     modules = set(re.findall(r"automodule:: cupyconv\.(\w+)\n +:members:", text))
     bridges = set(re.findall(r"^```\{bridge\} (\w+)$", text, re.M))
     assert bridges == set(cupyconv._BRIDGES)
-    single = re.findall(r"auto(?:function|class|exception|data):: cupyconv\.(\w+)", text)
+    single = re.findall(r"auto(?:function|class|exception|data):: cupyconv\.(\w+)$", text, re.M)
     assert len(single) == len(set(single))
     assert {*single, *modules} == set(cupyconv.__all__)
     # autodoc takes what these list.
@@ -199,6 +199,14 @@ def test_the_pages_are_built_without_a_warning_and_load_nothing(tmp_path):
         r"|<link[^>]*(?:stylesheet|preload)[^>]*href=\"(https?:)?//"
     )
     assert [page.name for page in built if loaded.search(page.read_text())] == []
+    text = "".join(page.read_text() for page in (tmp_path / "reference").glob("*.html"))
+    described = set(re.findall(r"<dt class=\"sig[^>]* id=\"cupyconv\.([\w.]+)\"", text))
+    modules = [name for name in cupyconv.__all__ if cupyconv._HOMES.get(name) == ""]
+    modules += [name for name in cupyconv._BRIDGES if importlib.util.find_spec(name)]
+    names = {name for name in cupyconv.__all__ if name not in modules}
+    for module in modules:
+        names |= {f"{module}.{name}" for name in import_module(f"cupyconv.{module}").__all__}
+    assert names - described == set()
     for page in built:
         for target in re.findall(r"(?:src|href)=\"([^\"#?:]+\.(?:html|css|js))", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -6,8 +6,8 @@ A function that passes its own arguments on says what they are::
 
     def halve(x: NDArray[np.float32], padding: Padding = "same") -> NDArray[np.float32]: ...
 
-Words are ``Literal``s, so that a type checker finds those that are none.  In a program that runs
-they are checked too, by ``cupyconv.ConvError``, and those of paddings and formats in any case.
+Words are literals, so that a type checker finds those that are none.  When a program runs they are
+checked as well, and those of paddings and formats may then be in upper or lower case.
 """
 
 from cupyconv.formats import DataFormat, FilterFormat

@@ -181,7 +181,10 @@ def _last(text: str) -> str:
 def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
     """Everything, one after the other."""
     sdist, wheel = build(options.out)
-    here = {str(path): path for path in options.python} if options.python else pythons()
+    here = pythons()
+    if options.python:
+        versions = {path: version_of(path) or ("does not run",) for path in options.python}
+        here = {".".join(map(str, version)): path for path, version in versions.items()}
     for version, python in here.items():
         yield tried(version, python, sdist, "", options.whole)
         for extra in ("", *(options.extra or extras())):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
@@ -43,7 +45,7 @@ def checked(command: list[str]) -> None:
 
 
 @pytest.mark.thorough
-def test_mypy_accepts_these_programs_but_for_the_lines_that_are_wrong(tmp_path, monkeypatch):
+def test_mypy_accepts_these_programs_but_for_the_lines_that_are_wrong(monkeypatch):
     monkeypatch.setenv("MYPYPATH", str(ROOT))
     checked(
         [
@@ -58,11 +60,17 @@ def test_mypy_accepts_these_programs_but_for_the_lines_that_are_wrong(tmp_path, 
 
 
 @pytest.mark.thorough
-def test_pyright_accepts_these_programs_but_for_the_lines_that_are_wrong():
+def test_pyright_accepts_these_programs_but_for_the_lines_that_are_wrong(tmp_path):
     checker = next((name for name in ("basedpyright", "pyright") if find_spec(name)), None)
     if checker is None:
         pytest.skip("pyright is not installed; pip install '.[types]' brings it")
-    checked([checker, "--project", str(FOLDER), "--pythonpath", sys.executable, "--level", "error"])
+    settings = json.loads((FOLDER / "pyrightconfig.json").read_text())
+    settings["extraPaths"] = [str(ROOT)]
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    for name in programs():
+        shutil.copy(FOLDER / name, tmp_path)
+    options = ["--project", str(tmp_path), "--pythonpath", sys.executable, "--level", "error"]
+    checked([checker, *options])
 
 
 @pytest.mark.parametrize("name", sorted(NEEDS))

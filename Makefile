@@ -11,7 +11,7 @@ DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist 
 	tests/gpu tests/device
 
 .PHONY: demo test test-rest test-all test-slow test-device witnesses beliefs fuzz lint mutants \
-	mutants-device wheel clean
+	mutants-device docs wheel matrix clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -56,8 +56,17 @@ mutants: .venv/installed-test
 mutants-device: .venv/installed-test
 	$(BIN)/python -m tests.device.mutants --jobs $(TEST_JOBS)
 
+# The pages in notebooks/, into build/docs; a warning is an error.
+docs: .venv/installed-docs
+	$(BIN)/python -m sphinx -W --keep-going --quiet -E -j $(TEST_JOBS) notebooks build/docs
+	@echo "read them in build/docs/index.html"
+
 wheel: .venv/installed-test
 	$(BIN)/python -m build
+
+# Both distributions, installed in clean environments of every Python that is here.
+matrix: .venv/installed-test
+	$(BIN)/python -m tests.matrix --out dist
 
 clean:
 	rm -rf .venv build dist *.egg-info
@@ -76,6 +85,10 @@ $(BIN)/python:
 .venv/installed-witnesses: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[test,witnesses]"
 	touch $@ .venv/installed-test .venv/installed
+
+.venv/installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	touch $@ .venv/installed
 
 .venv/installed-fuzz: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[test,fuzz]"

@@ -45,6 +45,7 @@ _HOMES = {
     "raw_ops": "",
     "onnx": "",
     "cudnn": "",
+    "typing": "",
 }
 
 _BRIDGES = ("dask", "torch")
@@ -53,44 +54,51 @@ _BRIDGES = ("dask", "torch")
 __all__ = [*_HOMES, "__version__"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _BRIDGES:
-        return import_module(f"cupyconv.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'cupyconv' has no attribute {name!r}")
-    home = _HOMES[name]
-    module = import_module(f"cupyconv.{home or name}")
-    value = getattr(module, name) if home else module
-    globals()[name] = value
-    return value
+if TYPE_CHECKING:  # the names above, and no others
+    from cupyconv import (
+        cudnn as cudnn,
+        dask as dask,
+        onnx as onnx,
+        raw_ops as raw_ops,
+        torch as torch,
+        typing as typing,
+    )
+    from cupyconv.arrays import as_kind_of as as_kind_of
+    from cupyconv.errors import (
+        ConvError as ConvError,
+        ConvTypeError as ConvTypeError,
+        CupyconvError as CupyconvError,
+        DeviceError as DeviceError,
+        KernelCompileError as KernelCompileError,
+        WorkerError as WorkerError,
+    )
+    from cupyconv.explaining.explanation import Explanation as Explanation, explain as explain
+    from cupyconv.gpu.sources import kernel_sources as kernel_sources
+    from cupyconv.operations import (
+        ConvGradients as ConvGradients,
+        conv_backprop_bias as conv_backprop_bias,
+        conv_backprop_filter as conv_backprop_filter,
+        conv_backprop_input as conv_backprop_input,
+        conv_backward as conv_backward,
+        conv_forward as conv_forward,
+        conv_transpose as conv_transpose,
+        plan as plan,
+    )
+    from cupyconv.planning import Device as Device, Plan as Plan
+    from cupyconv.problem import ConvAxis as ConvAxis, ConvProblem as ConvProblem
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in _BRIDGES:
+            return import_module(f"cupyconv.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'cupyconv' has no attribute {name!r}")
+        home = _HOMES[name]
+        module = import_module(f"cupyconv.{home or name}")
+        value = getattr(module, name) if home else module
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "benchmark", "workspace_limit"])
-
-
-if TYPE_CHECKING:  # the names of _HOMES, for type checkers
-    from cupyconv import cudnn, onnx, raw_ops
-    from cupyconv.arrays import as_kind_of
-    from cupyconv.errors import (
-        ConvError,
-        ConvTypeError,
-        CupyconvError,
-        DeviceError,
-        KernelCompileError,
-        WorkerError,
-    )
-    from cupyconv.explaining.explanation import Explanation, explain
-    from cupyconv.gpu.sources import kernel_sources
-    from cupyconv.operations import (
-        ConvGradients,
-        conv_backprop_bias,
-        conv_backprop_filter,
-        conv_backprop_input,
-        conv_backward,
-        conv_forward,
-        conv_transpose,
-        plan,
-    )
-    from cupyconv.planning import Device, Plan
-    from cupyconv.problem import ConvAxis, ConvProblem

@@ -13,12 +13,36 @@ import sys
 from enum import Enum
 from functools import cache
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cupyconv.errors import ConvTypeError, CupyconvError, DeviceError, install_command
 
 if TYPE_CHECKING:
     import numpy as np
+
+    Scalar = TypeVar("Scalar", bound=np.generic)
+    """What the numbers of a NumPy array are."""
+
+    class _CuPy(Protocol):
+        """CuPy's arrays, by what only they have: a type checker need not find CuPy's types."""
+
+        @property
+        def nbytes(self) -> int: ...
+        def get(self, *arguments: Any, **keywords: Any) -> Any: ...
+
+    CuPyArray = TypeVar("CuPyArray", bound=_CuPy)
+
+    class _DLPack(Protocol):
+        def __dlpack__(self, *arguments: Any, **keywords: Any) -> Any: ...
+
+    class _CudaArray(Protocol):
+        @property
+        def __cuda_array_interface__(self) -> Any: ...
+
+    Exporter = _DLPack | _CudaArray
+    """An object whose memory comes in without a copy."""
+
+_Kind = TypeVar("_Kind")
 
 # Device types of the DLPack specification, dlpack.h.
 _DLPACK_CPU = (1,)
@@ -177,7 +201,7 @@ def _way_in(name: str, value: Any) -> str:
     return f"Convert it first, for example numpy.asarray({name}, dtype='float32')"
 
 
-def as_kind_of(array: Any, like: Any) -> Any:
+def as_kind_of(array: Any, like: _Kind) -> _Kind:
     """A result as an array of the library that ``like`` is of, over the same memory.
 
     Args:

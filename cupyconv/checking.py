@@ -19,7 +19,7 @@ import numpy as np
 
 from cupyconv import arrays, operations
 from cupyconv.cpu import naive
-from cupyconv.problem import PASSES, REAL_PART, ConvProblem
+from cupyconv.problem import PASSES, REAL_PART, ConvProblem, DtypeName
 
 LARGE = 1e9
 """FLOPs of a pass from which the plain reference alone would take long."""
@@ -383,7 +383,7 @@ class Truth:
 
 _MOVED = ("dx", "dw", "db")
 
-_NARROWER = {"float64": "float32", "complex128": "complex64"}
+_NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
 """What stands for dtypes of which there are none with more digits."""
 
 

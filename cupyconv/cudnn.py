@@ -29,7 +29,7 @@ written into the array given, which keeps its memory.  What differs:
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import cupyconv
 from cupyconv import arrays, formats, operations
@@ -46,11 +46,13 @@ __all__ = [
     "set_max_workspace_size",
 ]
 
-CUDNN_TENSOR_NCHW = 0
+CUDNN_TENSOR_NCHW: Literal[0] = 0
 """Layout of arrays whose channels come before their pixels, and of filters (K, C, ...)."""
 
-CUDNN_TENSOR_NHWC = 1
+CUDNN_TENSOR_NHWC: Literal[1] = 1
 """Layout of arrays whose channels come last, and of filters (K, ..., C)."""
+
+TensorCore = Literal["always", "auto", "never"]
 
 _LAYOUTS = (CUDNN_TENSOR_NCHW, CUDNN_TENSOR_NHWC)
 _PRECISIONS = {"always": "tf32", "auto": "ieee", "never": "ieee"}
@@ -91,7 +93,7 @@ def convolution_forward(
     groups: int,
     *,
     auto_tune: bool,
-    tensor_core: str,
+    tensor_core: TensorCore,
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:
@@ -134,7 +136,7 @@ def convolution_backward_filter(
     *,
     deterministic: bool,
     auto_tune: bool,
-    tensor_core: str,
+    tensor_core: TensorCore,
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:
@@ -173,7 +175,7 @@ def convolution_backward_data(
     *,
     deterministic: bool,
     auto_tune: bool,
-    tensor_core: str,
+    tensor_core: TensorCore,
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:

@@ -6,28 +6,40 @@ with O (output channels), I (input channels of one group) and the same spatial l
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar, cast
+
 from cupyconv.errors import ConvError, unknown_word
 
 SPATIAL_AXES = {1: "W", 2: "HW", 3: "DHW"}
 """Names of the spatial axes, by their number."""
 
-CHANNELS_FIRST = "channels_first"
-CHANNELS_LAST = "channels_last"
+CHANNELS_FIRST: Literal["channels_first"] = "channels_first"
+CHANNELS_LAST: Literal["channels_last"] = "channels_last"
+
+DataFormat = Literal[
+    "NCW", "NWC", "NCHW", "NHWC", "NCDHW", "NDHWC", "channels_first", "channels_last"
+]
+"""The words of data formats, for type checkers; when a program runs, their case does not matter."""
+
+FilterFormat = Literal["OIW", "WIO", "OWI", "OIHW", "HWIO", "OHWI", "OIDHW", "DHWIO", "ODHWI"]
+"""The words of filter formats, likewise."""
 
 
-def data_formats(spatial_rank: int) -> tuple[str, str]:
+def data_formats(spatial_rank: int) -> tuple[DataFormat, DataFormat]:
     """The two data formats of a rank, channels first and channels last: ``("NCHW", "NHWC")``."""
     axes = SPATIAL_AXES[spatial_rank]
-    return f"NC{axes}", f"N{axes}C"
+    return cast(tuple[DataFormat, DataFormat], (f"NC{axes}", f"N{axes}C"))
 
 
-def filter_formats(spatial_rank: int) -> tuple[str, str, str]:
+def filter_formats(spatial_rank: int) -> tuple[FilterFormat, FilterFormat, FilterFormat]:
     """The filter formats of a rank: ``("OIHW", "HWIO", "OHWI")``."""
     axes = SPATIAL_AXES[spatial_rank]
-    return f"OI{axes}", f"{axes}IO", f"O{axes}I"
+    words = f"OI{axes}", f"{axes}IO", f"O{axes}I"
+    return cast(tuple[FilterFormat, FilterFormat, FilterFormat], words)
 
 
-def resolve_data_format(word: str | None, spatial_rank: int) -> str:
+def resolve_data_format(word: str | None, spatial_rank: int) -> DataFormat:
     """The data format a word stands for; channels first when it is None.
 
     Raises:
@@ -36,12 +48,12 @@ def resolve_data_format(word: str | None, spatial_rank: int) -> str:
     first, last = data_formats(spatial_rank)
     if word is None:
         return first
-    aliases = {CHANNELS_FIRST: first, CHANNELS_LAST: last}
+    aliases: dict[str, str] = {CHANNELS_FIRST: first, CHANNELS_LAST: last}
     wanted = aliases.get(str(word).lower(), str(word).upper())
     return _of_rank("data_format", word, wanted, spatial_rank, data_formats, tuple(aliases))
 
 
-def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str) -> str:
+def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str) -> FilterFormat:
     """The filter format a word stands for; by default the one that goes with ``data_format``.
 
     Channels first goes with O I + spatial (PyTorch), channels last with spatial + I O (TensorFlow).
@@ -55,13 +67,25 @@ def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str)
     return _of_rank("filter_format", word, str(word).upper(), spatial_rank, filter_formats, ())
 
 
-def _of_rank(what, word, wanted, spatial_rank, formats, aliases) -> str:
-    known = formats(spatial_rank)
-    if wanted in known:
-        return wanted
+_Word = TypeVar("_Word", DataFormat, FilterFormat)
+
+
+def _of_rank(
+    what: str,
+    word: object,
+    wanted: str,
+    spatial_rank: int,
+    formats: Callable[[int], tuple[_Word, ...]],
+    aliases: Iterable[str],
+) -> _Word:
+    known: tuple[_Word, ...] = formats(spatial_rank)
+    for one in known:
+        if one == wanted:
+            return one
     for rank in SPATIAL_AXES:
-        if wanted in formats(rank):
-            counterpart = known[formats(rank).index(wanted)]
+        words: tuple[str, ...] = formats(rank)
+        if wanted in words:
+            counterpart = known[words.index(wanted)]
             raise ConvError(
                 f"{what} must name as many axes as the arrays have",
                 f"{word!r} has {rank} spatial, the input has {spatial_rank}",

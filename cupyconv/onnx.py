@@ -24,26 +24,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from cupyconv import arrays, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
-from cupyconv.problem import ConvProblem, shape_text
+from cupyconv.problem import ConvProblem, Dtype, Padding, PaddingWord, shape_text
 
 __all__ = ["conv", "conv_problem", "conv_transpose", "conv_transpose_problem"]
 
 Ints = Sequence[int] | None
 
-_PADDING = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
-_AUTO_PADS = ("NOTSET", *_PADDING)
+AutoPad = Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]
+
+if TYPE_CHECKING:
+    from typing import TypedDict, Unpack
+
+    from numpy.typing import NDArray
+
+    from cupyconv.arrays import CuPyArray, Exporter, Scalar
+
+    class _Conv(TypedDict, total=False):
+        auto_pad: AutoPad
+        dilations: Ints
+        group: int
+        kernel_shape: Ints
+        pads: Ints
+        strides: Ints
+
+    class _ConvTranspose(_Conv, total=False):
+        output_padding: Ints
+        output_shape: Ints
 
 
+_PADDING: dict[str, PaddingWord] = {
+    "SAME_UPPER": "same",
+    "SAME_LOWER": "same_lower",
+    "VALID": "valid",
+}
+_AUTO_PADS = get_args(AutoPad)
+
+
+@overload
+def conv(
+    x: NDArray[Scalar],
+    w: NDArray[Scalar],
+    b: NDArray[Scalar] | None = None,
+    **attributes: Unpack[_Conv],
+) -> NDArray[Scalar]: ...
+@overload
+def conv(
+    x: CuPyArray, w: CuPyArray, b: CuPyArray | None = None, **attributes: Unpack[_Conv]
+) -> CuPyArray: ...
+@overload
+def conv(
+    x: Exporter, w: Exporter, b: Exporter | None = None, **attributes: Unpack[_Conv]
+) -> Any: ...
 def conv(
     x: Any,
     w: Any,
     b: Any = None,
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     dilations: Ints = None,
     group: int = 1,
     kernel_shape: Ints = None,
@@ -83,12 +124,27 @@ def conv(
     return operations.conv_forward(x, w, b, **problem.keywords)
 
 
+@overload
+def conv_transpose(
+    x: NDArray[Scalar],
+    w: NDArray[Scalar],
+    b: NDArray[Scalar] | None = None,
+    **attributes: Unpack[_ConvTranspose],
+) -> NDArray[Scalar]: ...
+@overload
+def conv_transpose(
+    x: CuPyArray, w: CuPyArray, b: CuPyArray | None = None, **attributes: Unpack[_ConvTranspose]
+) -> CuPyArray: ...
+@overload
+def conv_transpose(
+    x: Exporter, w: Exporter, b: Exporter | None = None, **attributes: Unpack[_ConvTranspose]
+) -> Any: ...
 def conv_transpose(
     x: Any,
     w: Any,
     b: Any = None,
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     dilations: Ints = None,
     group: int = 1,
     kernel_shape: Ints = None,
@@ -134,13 +190,13 @@ def conv_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     dilations: Ints = None,
     group: int = 1,
     kernel_shape: Ints = None,
     pads: Ints = None,
     strides: Ints = None,
-    dtype: Any = "float32",
+    dtype: Dtype = "float32",
 ) -> ConvProblem:
     """The convolution that a Conv with these attributes is.
 
@@ -166,7 +222,7 @@ def conv_transpose_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     dilations: Ints = None,
     group: int = 1,
     kernel_shape: Ints = None,
@@ -174,7 +230,7 @@ def conv_transpose_problem(
     output_shape: Ints = None,
     pads: Ints = None,
     strides: Ints = None,
-    dtype: Any = "float32",
+    dtype: Dtype = "float32",
 ) -> ConvProblem:
     """The convolution that a ConvTranspose with these attributes is the transpose of.
 
@@ -204,7 +260,7 @@ def conv_transpose_problem(
     }
     extra = _per_axis("output_padding", output_padding, w_shape, default=0)
     if output_shape is None and not mode.startswith("SAME"):
-        padding = "valid" if mode == "VALID" else _pairs(pads, w_shape)
+        padding: Padding = "valid" if mode == "VALID" else _pairs(pads, w_shape)
         return ConvProblem.from_output(
             x_shape, w_shape, output_padding=extra, padding=padding, **layer
         )

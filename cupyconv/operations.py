@@ -5,28 +5,95 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
 
 import cupyconv
 from cupyconv import arrays, backends, formats, measuring
 from cupyconv.backends import Backend, Run, Tensors
 from cupyconv.errors import ConvError, ConvTypeError, unknown_word
-from cupyconv.planning import ACTIVATIONS, PRECISIONS, Device, PassPlan, Plan, Request, plan_pass
-from cupyconv.planning import plan as _plan
+from cupyconv.formats import DataFormat, FilterFormat
+from cupyconv.planning import (
+    ACTIVATIONS,
+    PRECISIONS,
+    Activation,
+    Device,
+    PassPlan,
+    Plan,
+    Precision,
+    Request,
+    plan_pass,
+)
+from cupyconv.planning import (
+    plan as _plan,
+)
 from cupyconv.planning.strides import Strides, contiguous_strides, element_strides
-from cupyconv.problem import PASSES, ConvProblem, Padding, Size, dtype_name, shape_text
+from cupyconv.problem import PASSES, ConvProblem, Padding, Rules, Size, dtype_name, shape_text
 
-GRADIENTS = ("input", "filter", "bias")
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from numpy.typing import NDArray
+
+    from cupyconv.arrays import CuPyArray, Exporter, Scalar
+
+    class _How(Rules, total=False):
+        precision: Precision
+        impl: str | Plan
+
+    class _Forward(_How, total=False):
+        activation: Activation | None
+
+    class _Transpose(_Forward, total=False):
+        output_shape: Iterable[int] | None
+        output_padding: Size | None
 
 
-class ConvGradients(NamedTuple):
+Gradient = Literal["input", "filter", "bias"]
+
+GRADIENTS: tuple[Gradient, ...] = get_args(Gradient)
+
+_G = TypeVar("_G")
+
+
+class ConvGradients(NamedTuple, Generic[_G]):
     """The gradients of a layer; None for those that were not asked for."""
 
-    dx: Any = None
-    dw: Any = None
-    db: Any = None
+    dx: _G
+    dw: _G
+    db: _G
 
 
+# What type checkers know of the functions below: an array of NumPy's gives one of NumPy's, of the
+# same dtype, one of CuPy's one of CuPy's; what comes in by its protocols is either.
+
+
+@overload
+def conv_forward(
+    x: NDArray[Scalar],
+    w: NDArray[Scalar],
+    bias: NDArray[Scalar] | None = None,
+    *,
+    out: NDArray[Scalar] | None = None,
+    **how: Unpack[_Forward],
+) -> NDArray[Scalar]: ...
+@overload
+def conv_forward(
+    x: CuPyArray,
+    w: CuPyArray,
+    bias: CuPyArray | None = None,
+    *,
+    out: CuPyArray | None = None,
+    **how: Unpack[_Forward],
+) -> CuPyArray: ...
+@overload
+def conv_forward(
+    x: Exporter,
+    w: Exporter,
+    bias: Exporter | None = None,
+    *,
+    out: Exporter | None = None,
+    **how: Unpack[_Forward],
+) -> Any: ...
 def conv_forward(
     x: Any,
     w: Any,
@@ -36,10 +103,10 @@ def conv_forward(
     padding: Padding = 0,
     dilation: Size = 1,
     groups: int = 1,
-    data_format: str | None = None,
-    filter_format: str | None = None,
-    activation: str | None = None,
-    precision: str = "ieee",
+    data_format: DataFormat | None = None,
+    filter_format: FilterFormat | None = None,
+    activation: Activation | None = None,
+    precision: Precision = "ieee",
     impl: str | Plan = "auto",
     out: Any = None,
 ) -> Any:
@@ -85,6 +152,33 @@ def conv_forward(
     return compute("forward", given, None, rules, out, impl, precision, activation)
 
 
+@overload
+def conv_backprop_input(
+    input_shape: Iterable[int],
+    w: NDArray[Scalar],
+    dy: NDArray[Scalar],
+    *,
+    out: NDArray[Scalar] | None = None,
+    **how: Unpack[_How],
+) -> NDArray[Scalar]: ...
+@overload
+def conv_backprop_input(
+    input_shape: Iterable[int],
+    w: CuPyArray,
+    dy: CuPyArray,
+    *,
+    out: CuPyArray | None = None,
+    **how: Unpack[_How],
+) -> CuPyArray: ...
+@overload
+def conv_backprop_input(
+    input_shape: Iterable[int],
+    w: Exporter,
+    dy: Exporter,
+    *,
+    out: Exporter | None = None,
+    **how: Unpack[_How],
+) -> Any: ...
 def conv_backprop_input(
     input_shape: Iterable[int],
     w: Any,
@@ -94,9 +188,9 @@ def conv_backprop_input(
     padding: Padding = 0,
     dilation: Size = 1,
     groups: int = 1,
-    data_format: str | None = None,
-    filter_format: str | None = None,
-    precision: str = "ieee",
+    data_format: DataFormat | None = None,
+    filter_format: FilterFormat | None = None,
+    precision: Precision = "ieee",
     impl: str | Plan = "auto",
     out: Any = None,
 ) -> Any:
@@ -130,6 +224,33 @@ def conv_backprop_input(
     return compute("backprop_input", (w, dy), input_shape, rules, out, impl, precision)
 
 
+@overload
+def conv_backprop_filter(
+    x: NDArray[Scalar],
+    filter_shape: Iterable[int],
+    dy: NDArray[Scalar],
+    *,
+    out: NDArray[Scalar] | None = None,
+    **how: Unpack[_How],
+) -> NDArray[Scalar]: ...
+@overload
+def conv_backprop_filter(
+    x: CuPyArray,
+    filter_shape: Iterable[int],
+    dy: CuPyArray,
+    *,
+    out: CuPyArray | None = None,
+    **how: Unpack[_How],
+) -> CuPyArray: ...
+@overload
+def conv_backprop_filter(
+    x: Exporter,
+    filter_shape: Iterable[int],
+    dy: Exporter,
+    *,
+    out: Exporter | None = None,
+    **how: Unpack[_How],
+) -> Any: ...
 def conv_backprop_filter(
     x: Any,
     filter_shape: Iterable[int],
@@ -139,9 +260,9 @@ def conv_backprop_filter(
     padding: Padding = 0,
     dilation: Size = 1,
     groups: int = 1,
-    data_format: str | None = None,
-    filter_format: str | None = None,
-    precision: str = "ieee",
+    data_format: DataFormat | None = None,
+    filter_format: FilterFormat | None = None,
+    precision: Precision = "ieee",
     impl: str | Plan = "auto",
     out: Any = None,
 ) -> Any:
@@ -170,7 +291,24 @@ def conv_backprop_filter(
     return compute("backprop_filter", (x, dy), filter_shape, rules, out, impl, precision)
 
 
-def conv_backprop_bias(dy: Any, *, data_format: str | None = None, out: Any = None) -> Any:
+@overload
+def conv_backprop_bias(
+    dy: NDArray[Scalar],
+    *,
+    data_format: DataFormat | None = None,
+    out: NDArray[Scalar] | None = None,
+) -> NDArray[Scalar]: ...
+@overload
+def conv_backprop_bias(
+    dy: CuPyArray, *, data_format: DataFormat | None = None, out: CuPyArray | None = None
+) -> CuPyArray: ...
+@overload
+def conv_backprop_bias(
+    dy: Exporter, *, data_format: DataFormat | None = None, out: Exporter | None = None
+) -> Any: ...
+
+
+def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: Any = None) -> Any:
     """db, the gradient with respect to the bias: dy summed over all axes but the channels.
 
     Args:
@@ -186,21 +324,60 @@ def conv_backprop_bias(dy: Any, *, data_format: str | None = None, out: Any = No
     return _sum_bias(dy, data_format, out)
 
 
+@overload
+def conv_backward(
+    x: NDArray[Scalar], w: NDArray[Scalar], dy: NDArray[Scalar], **how: Unpack[_How]
+) -> ConvGradients[NDArray[Scalar]]: ...
+@overload
+def conv_backward(
+    x: NDArray[Scalar],
+    w: NDArray[Scalar],
+    dy: NDArray[Scalar],
+    *,
+    needs: Gradient | Iterable[Gradient],
+    **how: Unpack[_How],
+) -> ConvGradients[NDArray[Scalar] | None]: ...
+@overload
+def conv_backward(
+    x: CuPyArray, w: CuPyArray, dy: CuPyArray, **how: Unpack[_How]
+) -> ConvGradients[CuPyArray]: ...
+@overload
+def conv_backward(
+    x: CuPyArray,
+    w: CuPyArray,
+    dy: CuPyArray,
+    *,
+    needs: Gradient | Iterable[Gradient],
+    **how: Unpack[_How],
+) -> ConvGradients[CuPyArray | None]: ...
+@overload
+def conv_backward(
+    x: Exporter, w: Exporter, dy: Exporter, **how: Unpack[_How]
+) -> ConvGradients[Any]: ...
+@overload
+def conv_backward(
+    x: Exporter,
+    w: Exporter,
+    dy: Exporter,
+    *,
+    needs: Gradient | Iterable[Gradient],
+    **how: Unpack[_How],
+) -> ConvGradients[Any]: ...
 def conv_backward(
     x: Any,
     w: Any,
     dy: Any,
     *,
-    needs: Iterable[str] = GRADIENTS,
+    needs: Gradient | Iterable[Gradient] = GRADIENTS,
     stride: Size = 1,
     padding: Padding = 0,
     dilation: Size = 1,
     groups: int = 1,
-    data_format: str | None = None,
-    filter_format: str | None = None,
-    precision: str = "ieee",
+    data_format: DataFormat | None = None,
+    filter_format: FilterFormat | None = None,
+    precision: Precision = "ieee",
     impl: str | Plan = "auto",
-) -> ConvGradients:
+) -> ConvGradients[Any]:
     """The gradients of a layer; only those in ``needs`` are computed.
 
     Args:
@@ -236,6 +413,33 @@ def conv_backward(
     return ConvGradients(dx, dw, db)
 
 
+@overload
+def conv_transpose(
+    x: NDArray[Scalar],
+    w: NDArray[Scalar],
+    bias: NDArray[Scalar] | None = None,
+    *,
+    out: NDArray[Scalar] | None = None,
+    **how: Unpack[_Transpose],
+) -> NDArray[Scalar]: ...
+@overload
+def conv_transpose(
+    x: CuPyArray,
+    w: CuPyArray,
+    bias: CuPyArray | None = None,
+    *,
+    out: CuPyArray | None = None,
+    **how: Unpack[_Transpose],
+) -> CuPyArray: ...
+@overload
+def conv_transpose(
+    x: Exporter,
+    w: Exporter,
+    bias: Exporter | None = None,
+    *,
+    out: Exporter | None = None,
+    **how: Unpack[_Transpose],
+) -> Any: ...
 def conv_transpose(
     x: Any,
     w: Any,
@@ -247,10 +451,10 @@ def conv_transpose(
     padding: Padding = 0,
     dilation: Size = 1,
     groups: int = 1,
-    data_format: str | None = None,
-    filter_format: str | None = None,
-    activation: str | None = None,
-    precision: str = "ieee",
+    data_format: DataFormat | None = None,
+    filter_format: FilterFormat | None = None,
+    activation: Activation | None = None,
+    precision: Precision = "ieee",
     impl: str | Plan = "auto",
     out: Any = None,
 ) -> Any:
@@ -288,7 +492,7 @@ def plan(
     problem: ConvProblem,
     device: str | Device | None = None,
     impl: str = "auto",
-    precision: str = "ieee",
+    precision: Precision = "ieee",
     workspace_limit: int | None = None,
     measure: bool = False,
 ) -> Plan:
@@ -567,7 +771,11 @@ def _sum_bias(dy: Any, data_format: str | None, out: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _ready_bias(
-    dy: _Layout, out: _Layout | None, data_format: str | None, backend: Backend, alignment: int
+    dy: _Layout,
+    out: _Layout | None,
+    data_format: DataFormat | None,
+    backend: Backend,
+    alignment: int,
 ) -> tuple[tuple[int, ...], str, Run]:
     """Shape and dtype of db, and what computes it."""
     problem = _bias_problem(dy.shape, data_format, _common_dtype({"dy": dy}))
@@ -643,7 +851,9 @@ def _elements(name: str, layout: _Layout) -> tuple[int, ...]:
         raise ConvTypeError(f"{name}: {error}. Pass a contiguous copy of it") from None
 
 
-def _bias_problem(dy_shape: tuple[int, ...], data_format: str | None, dtype: str) -> ConvProblem:
+def _bias_problem(
+    dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
+) -> ConvProblem:
     """A 1x1 depthwise layer with this output: db depends on nothing else of the layer."""
     rank = len(dy_shape) - 2
     layout = data_format

@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import gcd, prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, cast
 
 from cupyconv import formats, markup
 from cupyconv.errors import ConvError, ConvTypeError, one_of, unknown_word
+from cupyconv.formats import DataFormat, FilterFormat
 
 PASSES = ("forward", "backprop_input", "backprop_filter")
 """The three passes of a convolutional layer."""
 
-REAL_PART: Mapping[str, str] = {"complex64": "float32", "complex128": "float64"}
+DtypeName = Literal["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+"""The names of the dtypes a problem may have, for type checkers."""
+
+REAL_PART: Mapping[str, DtypeName] = {"complex64": "float32", "complex128": "float64"}
 """The complex dtypes, with the dtype of their parts."""
 
 REAL_ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -38,8 +42,39 @@ LARGEST = 2**63 - 1
 MOST_PHASES = 1 << 16
 """Stride phases that are still listed one by one."""
 
+PaddingWord = Literal["valid", "same", "same_lower", "VALID", "SAME", "SAME_LOWER"]
+"""The words of paddings, for type checkers; when a program runs, any case will do."""
+
 Size = int | Sequence[int]
-Padding = str | int | Sequence[int | Sequence[int]]
+Padding = PaddingWord | int | Sequence[int | Sequence[int]]
+
+
+class _NamedDtype(Protocol):
+    """A NumPy dtype, as far as it is needed here."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Dtype = DtypeName | type[Any] | _NamedDtype
+"""A dtype by its name, as a NumPy dtype, or as a scalar type such as ``numpy.float32``."""
+
+
+class Rules(TypedDict, total=False):
+    """What a layer does with its tensors, by the names that every function takes it by."""
+
+    stride: Size
+    padding: Padding
+    dilation: Size
+    groups: int
+    data_format: DataFormat | None
+    filter_format: FilterFormat | None
+
+
+class _Changes(Rules, total=False):
+    input_shape: Iterable[int]
+    filter_shape: Iterable[int]
+    dtype: Dtype
 
 
 class GemmView(NamedTuple):
@@ -236,9 +271,9 @@ class ConvProblem:
     padding: tuple[tuple[int, int], ...]
     dilation: tuple[int, ...]
     groups: int
-    data_format: str
-    filter_format: str
-    dtype: str
+    data_format: DataFormat
+    filter_format: FilterFormat
+    dtype: DtypeName
     padding_mode: str
 
     def __init__(
@@ -250,9 +285,9 @@ class ConvProblem:
         padding: Padding = 0,
         dilation: Size = 1,
         groups: int = 1,
-        data_format: str | None = None,
-        filter_format: str | None = None,
-        dtype: Any = "float32",
+        data_format: DataFormat | None = None,
+        filter_format: FilterFormat | None = None,
+        dtype: Dtype = "float32",
     ) -> None:
         x_shape = _shape("input_shape", input_shape)
         w_shape = _shape("filter_shape", filter_shape)
@@ -491,9 +526,9 @@ class ConvProblem:
         padding: Padding = 0,
         dilation: Size = 1,
         groups: int = 1,
-        data_format: str | None = None,
-        filter_format: str | None = None,
-        dtype: Any = "float32",
+        data_format: DataFormat | None = None,
+        filter_format: FilterFormat | None = None,
+        dtype: Dtype = "float32",
     ) -> ConvProblem:
         """The convolution that has this output shape: what a transposed convolution undoes.
 
@@ -512,7 +547,7 @@ class ConvProblem:
         rank = _spatial_rank(y_shape, w_shape)
         layout = formats.resolve_data_format(data_format, rank)
         filter_layout = formats.resolve_filter_format(filter_format, rank, layout)
-        arguments = {
+        arguments: dict[str, Any] = {
             "stride": stride,
             "padding": padding,
             "dilation": dilation,
@@ -536,7 +571,7 @@ class ConvProblem:
         problem.require_output_gradient(y_shape)
         return problem
 
-    def replace(self, **changes: Any) -> ConvProblem:
+    def replace(self, **changes: Unpack[_Changes]) -> ConvProblem:
         """The same problem with some arguments of the constructor changed."""
         shapes = {"input_shape": self.input_shape, "filter_shape": self.filter_shape}
         return ConvProblem(**{**shapes, **self.keywords, "dtype": self.dtype, **changes})
@@ -701,7 +736,7 @@ def interval_text(sizes: range) -> str:
     return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> DtypeName:
     """The name of a dtype given as a name, a NumPy dtype or a scalar type.
 
     Raises:
@@ -715,7 +750,7 @@ def dtype_name(dtype: Any) -> str:
             f"dtype must be one of {', '.join(ITEMSIZE)}: got {name}. "
             "Convert the arrays first, for example x.astype('float32')"
         )
-    return name
+    return cast(DtypeName, name)
 
 
 # -- reading the constructor's arguments ---------------------------------------------------------

@@ -30,7 +30,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from math import gcd
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, unknown_word
@@ -51,19 +51,58 @@ __all__ = [
     "DepthwiseConv2dNativeBackpropInput",
 ]
 
+Padding2D = Literal["SAME", "VALID", "EXPLICIT"]
+Padding3D = Literal["SAME", "VALID"]
+Format2D = Literal["NHWC", "NCHW"]
+Format3D = Literal["NDHWC", "NCDHW"]
+
+if TYPE_CHECKING:
+    from typing import NotRequired, TypedDict, Unpack
+
+    from numpy.typing import NDArray
+
+    from cupyconv.arrays import CuPyArray, Exporter, Scalar
+
+    class _Conv3D(TypedDict):
+        strides: Sequence[int]
+        padding: Padding3D
+        data_format: NotRequired[Format3D | None]
+        dilations: NotRequired[Sequence[int] | None]
+        name: NotRequired[str | None]
+
+    class _Depthwise(TypedDict):
+        strides: Sequence[int]
+        padding: Padding2D
+        explicit_paddings: NotRequired[Sequence[int]]
+        data_format: NotRequired[Format2D | None]
+        dilations: NotRequired[Sequence[int] | None]
+        name: NotRequired[str | None]
+
+    class _Conv2D(_Depthwise):
+        use_cudnn_on_gpu: NotRequired[bool]
+
+
 _ONES_4 = (1, 1, 1, 1)
 _ONES_5 = (1, 1, 1, 1, 1)
 
 
+@overload
+def Conv2D(
+    *, input: NDArray[Scalar], filter: NDArray[Scalar], **rest: Unpack[_Conv2D]
+) -> NDArray[Scalar]: ...
+@overload
+def Conv2D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv2D]) -> CuPyArray: ...
+@overload
+def Conv2D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv2D]) -> Any: ...
 def Conv2D(
     *,
     input: Any,
     filter: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -72,16 +111,32 @@ def Conv2D(
     return _forward(2, input, filter, window)
 
 
+@overload
+def Conv2DBackpropInput(
+    *,
+    input_sizes: Any,
+    filter: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv2D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv2DBackpropInput(
+    *, input_sizes: Any, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
+) -> CuPyArray: ...
+@overload
+def Conv2DBackpropInput(
+    *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
+) -> Any: ...
 def Conv2DBackpropInput(
     *,
     input_sizes: Any,
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -90,16 +145,32 @@ def Conv2DBackpropInput(
     return _backprop_input(2, input_sizes, filter, out_backprop, window)
 
 
+@overload
+def Conv2DBackpropFilter(
+    *,
+    filter_sizes: Any,
+    input: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv2D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv2DBackpropFilter(
+    *, filter_sizes: Any, input: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
+) -> CuPyArray: ...
+@overload
+def Conv2DBackpropFilter(
+    *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
+) -> Any: ...
 def Conv2DBackpropFilter(
     *,
     input: Any,
     filter_sizes: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -108,16 +179,32 @@ def Conv2DBackpropFilter(
     return _backprop_filter(2, input, filter_sizes, out_backprop, window)
 
 
+@overload
+def Conv2DBackpropInputV2(
+    *,
+    input: NDArray[Scalar],
+    filter: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv2D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv2DBackpropInputV2(
+    *, input: CuPyArray, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
+) -> CuPyArray: ...
+@overload
+def Conv2DBackpropInputV2(
+    *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
+) -> Any: ...
 def Conv2DBackpropInputV2(
     *,
     input: Any,
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -127,16 +214,32 @@ def Conv2DBackpropInputV2(
     return _backprop_input(2, x.shape, filter, out_backprop, window)
 
 
+@overload
+def Conv2DBackpropFilterV2(
+    *,
+    input: NDArray[Scalar],
+    filter: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv2D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv2DBackpropFilterV2(
+    *, input: CuPyArray, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
+) -> CuPyArray: ...
+@overload
+def Conv2DBackpropFilterV2(
+    *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
+) -> Any: ...
 def Conv2DBackpropFilterV2(
     *,
     input: Any,
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     use_cudnn_on_gpu: bool = True,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -146,13 +249,21 @@ def Conv2DBackpropFilterV2(
     return _backprop_filter(2, input, w.shape, out_backprop, window)
 
 
+@overload
+def Conv3D(
+    *, input: NDArray[Scalar], filter: NDArray[Scalar], **rest: Unpack[_Conv3D]
+) -> NDArray[Scalar]: ...
+@overload
+def Conv3D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv3D]) -> CuPyArray: ...
+@overload
+def Conv3D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv3D]) -> Any: ...
 def Conv3D(
     *,
     input: Any,
     filter: Any,
     strides: Sequence[int],
-    padding: str,
-    data_format: str | None = "NDHWC",
+    padding: Padding3D,
+    data_format: Format3D | None = "NDHWC",
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
@@ -160,14 +271,30 @@ def Conv3D(
     return _forward(3, input, filter, _window(3, data_format, strides, dilations, padding))
 
 
+@overload
+def Conv3DBackpropInputV2(
+    *,
+    input_sizes: Any,
+    filter: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv3D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv3DBackpropInputV2(
+    *, input_sizes: Any, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv3D]
+) -> CuPyArray: ...
+@overload
+def Conv3DBackpropInputV2(
+    *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
+) -> Any: ...
 def Conv3DBackpropInputV2(
     *,
     input_sizes: Any,
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
-    data_format: str | None = "NDHWC",
+    padding: Padding3D,
+    data_format: Format3D | None = "NDHWC",
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
@@ -176,14 +303,30 @@ def Conv3DBackpropInputV2(
     return _backprop_input(3, input_sizes, filter, out_backprop, window)
 
 
+@overload
+def Conv3DBackpropFilterV2(
+    *,
+    filter_sizes: Any,
+    input: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Conv3D],
+) -> NDArray[Scalar]: ...
+@overload
+def Conv3DBackpropFilterV2(
+    *, filter_sizes: Any, input: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv3D]
+) -> CuPyArray: ...
+@overload
+def Conv3DBackpropFilterV2(
+    *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
+) -> Any: ...
 def Conv3DBackpropFilterV2(
     *,
     input: Any,
     filter_sizes: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
-    data_format: str | None = "NDHWC",
+    padding: Padding3D,
+    data_format: Format3D | None = "NDHWC",
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
@@ -192,14 +335,26 @@ def Conv3DBackpropFilterV2(
     return _backprop_filter(3, input, filter_sizes, out_backprop, window)
 
 
+@overload
+def DepthwiseConv2dNative(
+    *, input: NDArray[Scalar], filter: NDArray[Scalar], **rest: Unpack[_Depthwise]
+) -> NDArray[Scalar]: ...
+@overload
+def DepthwiseConv2dNative(
+    *, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Depthwise]
+) -> CuPyArray: ...
+@overload
+def DepthwiseConv2dNative(
+    *, input: Exporter, filter: Exporter, **rest: Unpack[_Depthwise]
+) -> Any: ...
 def DepthwiseConv2dNative(
     *,
     input: Any,
     filter: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -210,15 +365,31 @@ def DepthwiseConv2dNative(
     return operations.conv_forward(x, _grouped(w), groups=_at_least_1(w.shape[2]), **window)
 
 
+@overload
+def DepthwiseConv2dNativeBackpropInput(
+    *,
+    input_sizes: Any,
+    filter: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Depthwise],
+) -> NDArray[Scalar]: ...
+@overload
+def DepthwiseConv2dNativeBackpropInput(
+    *, input_sizes: Any, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Depthwise]
+) -> CuPyArray: ...
+@overload
+def DepthwiseConv2dNativeBackpropInput(
+    *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
+) -> Any: ...
 def DepthwiseConv2dNativeBackpropInput(
     *,
     input_sizes: Any,
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -231,15 +402,31 @@ def DepthwiseConv2dNativeBackpropInput(
     return operations.conv_backprop_input(shape, _grouped(w), dy, groups=groups, **window)
 
 
+@overload
+def DepthwiseConv2dNativeBackpropFilter(
+    *,
+    filter_sizes: Any,
+    input: NDArray[Scalar],
+    out_backprop: NDArray[Scalar],
+    **rest: Unpack[_Depthwise],
+) -> NDArray[Scalar]: ...
+@overload
+def DepthwiseConv2dNativeBackpropFilter(
+    *, filter_sizes: Any, input: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Depthwise]
+) -> CuPyArray: ...
+@overload
+def DepthwiseConv2dNativeBackpropFilter(
+    *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
+) -> Any: ...
 def DepthwiseConv2dNativeBackpropFilter(
     *,
     input: Any,
     filter_sizes: Any,
     out_backprop: Any,
     strides: Sequence[int],
-    padding: str,
+    padding: Padding2D,
     explicit_paddings: Sequence[int] = (),
-    data_format: str | None = "NHWC",
+    data_format: Format2D | None = "NHWC",
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
@@ -259,15 +446,30 @@ def DepthwiseConv2dNativeBackpropFilter(
     return dw.reshape(shape)
 
 
+@overload
 def BiasAddGrad(
-    *, out_backprop: Any, data_format: str | None = "NHWC", name: str | None = None
+    *, out_backprop: NDArray[Scalar], data_format: Format2D | None = "NHWC", name: str | None = None
+) -> NDArray[Scalar]: ...
+@overload
+def BiasAddGrad(
+    *, out_backprop: CuPyArray, data_format: Format2D | None = "NHWC", name: str | None = None
+) -> CuPyArray: ...
+@overload
+def BiasAddGrad(
+    *, out_backprop: Exporter, data_format: Format2D | None = "NHWC", name: str | None = None
+) -> Any: ...
+def BiasAddGrad(
+    *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:
     """The gradient of a bias: ``conv_backprop_bias``.
 
     ``data_format`` only says where the channels are, whatever the number of axes: "NHWC" for the
     last axis, "NCHW" for the second.
     """
-    words = {"NHWC": formats.CHANNELS_LAST, "NCHW": formats.CHANNELS_FIRST}
+    words: dict[str, formats.DataFormat] = {
+        "NHWC": formats.CHANNELS_LAST,
+        "NCHW": formats.CHANNELS_FIRST,
+    }
     word = "NHWC" if data_format is None else _word(data_format)
     if word not in words:
         raise unknown_word("data_format", data_format, words)

@@ -16,14 +16,24 @@ from tests import speed_table
 README = Path(__file__).parent.parent / "README.md"
 
 COMMANDS = {
-    "demo": ["grads", "--preset", "multi-channel"],
-    "shapes": ["shapes", "--preset", "same-stride", "--device", "sm_90a"],
-    "error": ["shapes", "--input", "1x5x7x7", "--filter", "4x5x5x5", "--dilation", "2"],
+    "picture": (["explain", "--preset", "multi-channel"], "How can x", "Nothing is tiled"),
+    "demo": (["grads", "--preset", "multi-channel"], "compared with", "how to read"),
+    "error": (
+        ["shapes", "--input", "1x5x7x7", "--filter", "4x5x5x5", "--dilation", "2"],
+        "",
+        "",
+    ),
 }
+"""The commands whose output is shown, from a line that begins with some words to before another."""
 
 
-def output(arguments: list[str]) -> str:
-    """What `cupyconv ARGUMENTS` prints to a pipe, errors included."""
+def output(arguments: list[str], first: str = "", beyond: str = "") -> str:
+    """What `cupyconv ARGUMENTS` prints to a pipe, errors included.
+
+    Args:
+        first: the beginning of the first line that is shown, if not all are.
+        beyond: that of the first line that is not.
+    """
     environment = {**os.environ, "COLUMNS": "100"}
     run = subprocess.run(
         [sys.executable, "-m", "cupyconv.cli", *arguments],
@@ -32,14 +42,23 @@ def output(arguments: list[str]) -> str:
         text=True,
         env=environment,
     )
-    lines = (line.rstrip() for line in run.stdout.splitlines())
+    lines = [line.rstrip() for line in run.stdout.splitlines()]
+    if first:
+        lines = ["...", *lines[_place(lines, first) :]]
+    if beyond:
+        lines = [*"\n".join(lines[: _place(lines, beyond)]).rstrip().splitlines(), "..."]
     return "\n".join([f"$ cupyconv {' '.join(arguments)}", *lines])
+
+
+def _place(lines: list[str], words: str) -> int:
+    """Of the line that begins with these words."""
+    return next(place for place, line in enumerate(lines) if line.startswith(words))
 
 
 def filled(text: str) -> str:
     """The README's text with every marked block replaced by real output."""
-    for name, arguments in COMMANDS.items():
-        text = put_into(text, name, f"```console\n{output(arguments)}\n```")
+    for name, (arguments, first, beyond) in COMMANDS.items():
+        text = put_into(text, name, f"```console\n{output(arguments, first, beyond)}\n```")
     for device in speed_table.NOTHING:
         text = put_into(
             text, f"speed, {device}", speed_table.table(README.parent / "tests", device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ ROOMS = (
     "backends",
     "measuring",
     "operations",
+    "typing",
     "checking",
     "raw_ops",
     "torch",
@@ -38,6 +40,9 @@ ROOMS = (
     "__main__",
 )
 """From the lowest to the highest."""
+
+
+PAGE = ROOT / "notebooks" / "contributing" / "architecture.md"
 
 
 def python_files() -> list[Path]:
@@ -113,6 +118,16 @@ def test_the_library_goes_to_its_front_door_for_settings_only(path):
         and node.value.id == "cupyconv"
     }
     assert wanted <= ON_THE_PACKAGE
+
+
+def test_the_architecture_page_has_these_rooms_in_this_order():
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.M)
+    assert tuple(listed) == ROOMS
+
+
+def test_every_room_is_there():
+    inside = {room_of(path) for path in python_files()}
+    assert inside == set(ROOMS)
 
 
 def modules_used() -> dict[str, set[str]]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import matrix
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -95,6 +97,17 @@ def test_every_package_folder_is_shipped():
         for path in ROOT.glob("cupyconv/**/__init__.py")
     }
     assert found | {"cupyconv.cli", "cupyconv.cuda", "cupyconv.cuda.include"} == listed
+
+
+def test_the_matrix_of_a_release_tries_every_extra_and_every_python():
+    assert set(matrix.PROGRAMS) == {"", *matrix.extras()}
+    assert set(matrix.LARGE) <= set(matrix.extras())
+    for program in matrix.PROGRAMS.values():
+        compile(matrix.PLAIN + program, "program", "exec")
+    here = matrix.version_of(Path(sys.executable))
+    assert here == sys.version_info[:3]
+    assert any(version.startswith(f"{here[0]}.{here[1]}.") for version in matrix.pythons())
+    assert matrix.version_of(Path("no-such-python")) is None
 
 
 def test_lazy_names_are_all_importable():

@@ -16,7 +16,7 @@ import numpy as np
 from cupyconv import formats
 from cupyconv.arrays import numpy_dtype
 from cupyconv.checking import Operands
-from cupyconv.problem import ConvProblem
+from cupyconv.problem import ConvProblem, dtype_name
 
 LAYOUTS = (formats.CHANNELS_LAST, formats.CHANNELS_FIRST)
 """Memory orders that are measured."""
@@ -41,7 +41,7 @@ def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
         filter_shape=_ordered(w_shape, formats.filter_axes(filter_format)),
         data_format=data_format,
         filter_format=filter_format,
-        dtype=dtype,
+        dtype=dtype_name(dtype),
     )
 
 

@@ -103,7 +103,7 @@ def as_chunked(name: str, value: Any) -> da.Array:
     return value
 
 
-def shared_dtype(**given: da.Array) -> str:
+def shared_dtype(**given: da.Array) -> Any:
     """The dtype that the arrays share."""
     (first, array), *others = given.items()
     for name, other in others:

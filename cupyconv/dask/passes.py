@@ -16,6 +16,8 @@ from cupyconv.dask.graph import FAN_IN, Graph
 from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, reach_of, window_of
 from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
 from cupyconv.errors import ConvError
+from cupyconv.formats import DataFormat, FilterFormat
+from cupyconv.planning import Precision
 from cupyconv.problem import ITEMSIZE, ConvProblem, Padding, Size, shape_text
 
 
@@ -28,9 +30,9 @@ def conv_forward(
     padding: Padding = 0,
     dilation: Size = 1,
     groups: int = 1,
-    data_format: str | None = None,
-    filter_format: str | None = None,
-    precision: str = "ieee",
+    data_format: DataFormat | None = None,
+    filter_format: FilterFormat | None = None,
+    precision: Precision = "ieee",
     impl: str = "auto",
 ) -> da.Array:
     """``cupyconv.conv_forward`` on Dask arrays.
@@ -110,9 +112,9 @@ def conv_backprop_input(
     padding: Padding = 0,
     dilation: Size = 1,
     groups: int = 1,
-    data_format: str | None = None,
-    filter_format: str | None = None,
-    precision: str = "ieee",
+    data_format: DataFormat | None = None,
+    filter_format: FilterFormat | None = None,
+    precision: Precision = "ieee",
     impl: str = "auto",
 ) -> da.Array:
     """``cupyconv.conv_backprop_input`` on Dask arrays.
@@ -185,9 +187,9 @@ def conv_transpose(
     padding: Padding = 0,
     dilation: Size = 1,
     groups: int = 1,
-    data_format: str | None = None,
-    filter_format: str | None = None,
-    precision: str = "ieee",
+    data_format: DataFormat | None = None,
+    filter_format: FilterFormat | None = None,
+    precision: Precision = "ieee",
     impl: str = "auto",
 ) -> da.Array:
     """``cupyconv.conv_transpose`` on Dask arrays, without activations.
@@ -197,8 +199,8 @@ def conv_transpose(
             result.
         w: filter, of x's dtype; a Dask array, or any array that ``conv_forward`` takes.
         bias: (C,), likewise.
-        output_shape, output_padding, stride, padding, dilation, groups, data_format,
-            filter_format, precision, impl: as for ``cupyconv.conv_transpose``.
+        output_shape, output_padding: as for ``cupyconv.conv_transpose``.
+        stride, padding, dilation, groups, data_format, filter_format, precision, impl: likewise.
 
     Returns:
         The result, chunked as ``conv_backprop_input`` does.
@@ -226,7 +228,7 @@ def conv_transpose(
     )
     if problem.is_complex:
         w = w.conj()  # what the input's gradient is made with is its conjugate
-    how = {"precision": precision, "impl": impl, **layer}
+    how: dict[str, Any] = {"precision": precision, "impl": impl, **layer}
     if bias is None:
         return conv_backprop_input(problem.input_shape, w, x, **how)
     bias = as_chunked("bias", bias)
@@ -256,9 +258,9 @@ def conv_backprop_filter(
     padding: Padding = 0,
     dilation: Size = 1,
     groups: int = 1,
-    data_format: str | None = None,
-    filter_format: str | None = None,
-    precision: str = "ieee",
+    data_format: DataFormat | None = None,
+    filter_format: FilterFormat | None = None,
+    precision: Precision = "ieee",
     impl: str = "auto",
 ) -> da.Array:
     """``cupyconv.conv_backprop_filter`` on Dask arrays.
@@ -325,7 +327,7 @@ def conv_backprop_filter(
     return graph.array(chunks, [x, dy])
 
 
-def conv_backprop_bias(dy: Any, *, data_format: str | None = None) -> da.Array:
+def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None) -> da.Array:
     """``cupyconv.conv_backprop_bias`` on Dask arrays: dy summed over all axes but the channels.
 
     Args:

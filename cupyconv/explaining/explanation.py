@@ -18,7 +18,7 @@ from cupyconv.explaining.adjoints import AdjointAxis
 from cupyconv.explaining.shapes import counted, interval_dict
 from cupyconv.explaining.terms import LETTERS, Element, counted_large
 from cupyconv.explaining.translate import Translation
-from cupyconv.explaining.values import OPERANDS, RESULTS, Values
+from cupyconv.explaining.values import OPERANDS, RESULTS, Kind, Values
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
 from cupyconv.problem import PASSES, ConvAxis, ConvProblem, shape_text
 
@@ -43,7 +43,7 @@ def explain(
     dx: Any = None,
     dw: Any = None,
     title: str = "",
-    values: str | None = "normal",
+    values: Kind | None = "normal",
     seed: int = 0,
 ) -> Explanation:
     """Why every tensor of a layer has the shape and the values it has.

@@ -11,7 +11,7 @@ from typing import Any
 
 from cupyconv.errors import ConvError, ConvTypeError, install_command
 from cupyconv.onnx import conv_problem, conv_transpose_problem
-from cupyconv.problem import ConvProblem, shape_text
+from cupyconv.problem import ConvProblem, dtype_name, shape_text
 
 OPERATORS = ("Conv", "ConvTranspose")
 
@@ -281,7 +281,7 @@ def _layer(
     given = {key: _plain(attributes[key]) for key in _ATTRIBUTES[node.op_type] & set(attributes)}
     meaning = conv_problem if node.op_type == "Conv" else conv_transpose_problem
     try:
-        problem = meaning(x, w, dtype=dtype, **given)
+        problem = meaning(x, w, dtype=dtype_name(dtype), **given)
     except ConvError as error:
         raise ConvError(
             f"{name}: {error.rule}", error.values, error.remedy, axis=error.axis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from math import isfinite, prod
-from typing import Any
+from typing import Any, Literal, get_args
 
 from cupyconv import arrays
 from cupyconv.errors import unknown_word
@@ -14,7 +14,9 @@ from cupyconv.problem import REAL_PART, ConvProblem
 OPERANDS = ("x", "w", "dy")
 RESULTS = ("y", "dx", "dw")
 
-KINDS = ("normal", "integers")
+Kind = Literal["normal", "integers"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
 """Normally distributed numbers, or integers from -3 to 3, whose sums can be checked on paper."""
 
 MOST_ELEMENTS = 20_000_000

@@ -14,7 +14,7 @@ from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
 
 SPATIAL = 3
-ACTIVATION = {word: number for number, word in enumerate(ACTIVATIONS)}
+ACTIVATION: dict[str | None, int] = {word: number for number, word in enumerate(ACTIVATIONS)}
 """Values of the macro of that name: ``enum Activation`` in cuda/include/epilogue.cuh."""
 
 CONV_PARAMETERS = np.dtype(

@@ -2,14 +2,16 @@
 
 from cupyconv.planning.device import Device
 from cupyconv.planning.plan import PassPlan, Plan, plan, plan_pass
-from cupyconv.planning.request import ACTIVATIONS, PRECISIONS, Request
+from cupyconv.planning.request import ACTIVATIONS, PRECISIONS, Activation, Precision, Request
 
 __all__ = [
     "ACTIVATIONS",
     "PRECISIONS",
+    "Activation",
     "Device",
     "PassPlan",
     "Plan",
+    "Precision",
     "Request",
     "plan",
     "plan_pass",

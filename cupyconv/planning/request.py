@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from cupyconv.errors import ConvError, unknown_word
 from cupyconv.planning.device import Device
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES, ConvProblem
 
-PRECISIONS = ("ieee", "tf32", "bf16x6")
+Precision = Literal["ieee", "tf32", "bf16x6"]
 
-ACTIVATIONS = (None, "relu", "silu", "gelu")
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+Activation = Literal["relu", "silu", "gelu"]
+
+ACTIVATIONS: tuple[Activation | None, ...] = (None, *get_args(Activation))
 """What the forward pass may apply to its results."""
 
 

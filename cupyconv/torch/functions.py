@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from operator import index
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from cupyconv.torch import derivatives, operators
 from cupyconv.torch.operators import DTYPES
 
 IntOrInts = int | Sequence[int]
+Padding = Literal["valid", "same"] | IntOrInts
 
 _DEVICES = ("cpu", "cuda", "meta")
 
@@ -30,7 +31,7 @@ def conv1d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: IntOrInts = 1,
-    padding: str | IntOrInts = 0,
+    padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -60,7 +61,7 @@ def conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: IntOrInts = 1,
-    padding: str | IntOrInts = 0,
+    padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -76,7 +77,7 @@ def conv3d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: IntOrInts = 1,
-    padding: str | IntOrInts = 0,
+    padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -152,7 +153,7 @@ def conv1d_input(
     weight: Tensor,
     grad_output: Tensor,
     stride: IntOrInts = 1,
-    padding: str | IntOrInts = 0,
+    padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -178,7 +179,7 @@ def conv2d_input(
     weight: Tensor,
     grad_output: Tensor,
     stride: IntOrInts = 1,
-    padding: str | IntOrInts = 0,
+    padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -191,7 +192,7 @@ def conv3d_input(
     weight: Tensor,
     grad_output: Tensor,
     stride: IntOrInts = 1,
-    padding: str | IntOrInts = 0,
+    padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -204,7 +205,7 @@ def conv1d_weight(
     weight_size: Sequence[int],
     grad_output: Tensor,
     stride: IntOrInts = 1,
-    padding: str | IntOrInts = 0,
+    padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -230,7 +231,7 @@ def conv2d_weight(
     weight_size: Sequence[int],
     grad_output: Tensor,
     stride: IntOrInts = 1,
-    padding: str | IntOrInts = 0,
+    padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -243,7 +244,7 @@ def conv3d_weight(
     weight_size: Sequence[int],
     grad_output: Tensor,
     stride: IntOrInts = 1,
-    padding: str | IntOrInts = 0,
+    padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -287,7 +288,7 @@ def _convolution(
     weight: Tensor,
     bias: Tensor | None,
     stride: IntOrInts,
-    padding: str | IntOrInts,
+    padding: Padding,
     dilation: IntOrInts,
     groups: int,
 ) -> Tensor:
@@ -359,7 +360,7 @@ def _input_gradient(
     weight: Tensor,
     grad_output: Tensor,
     stride: IntOrInts,
-    padding: str | IntOrInts,
+    padding: Padding,
     dilation: IntOrInts,
     groups: int,
 ) -> Tensor:
@@ -378,7 +379,7 @@ def _weight_gradient(
     weight_size: Sequence[int],
     grad_output: Tensor,
     stride: IntOrInts,
-    padding: str | IntOrInts,
+    padding: Padding,
     dilation: IntOrInts,
     groups: int,
 ) -> Tensor:
@@ -534,7 +535,7 @@ def _window(
     rank: int,
     taps: Sequence[int],
     stride: IntOrInts,
-    padding: str | IntOrInts,
+    padding: Padding,
     dilation: IntOrInts,
 ) -> tuple[list[int], list[int], list[int]]:
     """Strides, paddings (before and after of each axis in turn) and dilations."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from cupyconv import arrays, operations
-from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem, dtype_name
 
-DTYPES = {getattr(torch, name): name for name in ITEMSIZE}
+DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in ITEMSIZE}
 """PyTorch's dtypes that are computed, with their names."""
 
 _LAYER = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
@@ -95,7 +95,7 @@ def _checked_layer(
         "dilation": dilation,
         "groups": groups,
     }
-    problem = ConvProblem(x_shape, w_shape, dtype=DTYPES.get(dtype, str(dtype)), **layer)
+    problem = ConvProblem(x_shape, w_shape, dtype=dtype_name(DTYPES.get(dtype, dtype)), **layer)
     if dy_shape is not None:
         problem.require_output_gradient(dy_shape)
     return problem, layer

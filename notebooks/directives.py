@@ -1,0 +1,170 @@
+"""What the pages are made of besides text: commands that are run, kernels and layers drawn.
+
+All of it is made when the pages are built, so that none of it can be out of date; a command that
+ends otherwise than its page says, like any other warning, fails the build.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import ClassVar
+
+import pictures
+from docutils import nodes
+from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+import cupyconv
+from cupyconv.cli.configuration import PRESETS, read_file
+
+logger = logging.getLogger(__name__)
+
+WIDTH = 84
+"""Columns of what commands print: as many as a page has room for."""
+
+
+def run(arguments: str) -> tuple[int, str]:
+    """The exit code of a cupyconv command and what it prints, errors included."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cupyconv.cli", *shlex.split(arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "COLUMNS": str(WIDTH), "NO_COLOR": "1"},
+    )
+    return done.returncode, "\n".join(line.rstrip() for line in done.stdout.splitlines())
+
+
+class Run(SphinxDirective):
+    """A command and what it prints: ``{run} shapes --preset by-hand``.
+
+    Options:
+        exit: the code that it ends with; 0 by default.
+        lines: how many lines are shown, if not all.
+    """
+
+    required_arguments = 1
+    final_argument_whitespace = True
+    option_spec: ClassVar = {
+        "exit": directives.nonnegative_int,
+        "lines": directives.positive_int,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        arguments = " ".join(self.arguments[0].split())
+        code, printed = run(arguments)
+        expected = self.options.get("exit", 0)
+        if code != expected:
+            raise self.error(f"{arguments} ended with {code}, not {expected}: {printed}")
+        shown = printed.splitlines()
+        wanted = self.options.get("lines", len(shown))
+        if wanted < len(shown):
+            shown = [*shown[:wanted], "..."]
+        text = "\n".join([f"$ cupyconv {arguments}", *shown])
+        return [nodes.literal_block(text, text, language="console")]
+
+
+class Kernel(SphinxDirective):
+    """A kernel family as its own launches draw it: ``{kernel} cuda-gather``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        found: list[nodes.Node] = []
+        for example in pictures.EXAMPLES[self.arguments[0]]:
+            drawn = pictures.launched(self.arguments[0], example)
+            caption = f"<figcaption>{pictures.escape(drawn.caption)}</figcaption>"
+            figure = f'<figure class="picture">{drawn.svg}{caption}</figure>'
+            found.append(nodes.raw("", figure, format="html"))
+            text = "\n".join(
+                textwrap.fill(f"{name:16}{fact}", WIDTH, subsequent_indent=" " * 16)
+                for name, fact in drawn.facts.items()
+            )
+            found.append(nodes.literal_block(text, text, language="text"))
+        return found
+
+
+class Layer(SphinxDirective):
+    """The picture of a preset's layer: ``{layer} multi-channel``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        explanation, _ = explained(self.arguments[0])
+        return [
+            nodes.raw("", f'<figure class="picture">{explanation.svg()}</figure>', format="html")
+        ]
+
+
+class Explained(SphinxDirective):
+    """The page that ``explain`` makes of a preset's layer, embedded: ``{explained} by-hand``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        _, title = explained(name)
+        shown = pictures.escape(title)
+        frame = (
+            f'<p><a href="gallery/{name}.html">On a page of its own</a>, as '
+            f"<code>cupyconv explain --preset {name} --open</code> shows it.</p>"
+            f'<iframe class="page" loading="lazy" src="gallery/{name}.html" title="{shown}">'
+            "</iframe>"
+        )
+        return [nodes.raw("", frame, format="html")]
+
+
+class Bridge(SphinxDirective):
+    """The reference of a module that needs another package: ``{bridge} torch``.
+
+    Where the package is not installed, a sentence says so in its place.
+    """
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        if importlib.util.find_spec(name) is None:
+            logger.info("%s is not installed: its page is left empty", name)
+            lines = [f"*{name} was not installed where these pages were built.*"]
+        else:
+            lines = ["```{eval-rst}", f".. automodule:: cupyconv.{name}", "   :members:", "```"]
+        made = nodes.container()
+        self.state.nested_parse(StringList(lines, name), self.content_offset, made)
+        return made.children
+
+
+def explained(name: str) -> tuple[cupyconv.Explanation, str]:
+    """The explanation of a preset, and its heading."""
+    (layer,) = (layer for layer in read_file(PRESETS) if layer.name == name)
+    made = cupyconv.explain(layer.problem(), title=layer.heading, values=layer.values)
+    return made, layer.heading
+
+
+def write_gallery(app: Sphinx) -> None:
+    """Put the pages of all presets beside the page that embeds them."""
+    folder = Path(app.outdir) / "gallery"
+    folder.mkdir(parents=True, exist_ok=True)
+    for layer in read_file(PRESETS):
+        made, _ = explained(layer.name or "")
+        (folder / f"{layer.name}.html").write_text(made.page(), encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Make the directives known to Sphinx."""
+    app.add_directive("run", Run)
+    app.add_directive("kernel", Kernel)
+    app.add_directive("layer", Layer)
+    app.add_directive("explained", Explained)
+    app.add_directive("bridge", Bridge)
+    app.connect("builder-inited", write_gallery)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,343 @@
+"""Pictures of the kernels' blocks, drawn from launches as they are prepared for a GPU.
+
+Every size in them is a macro of the launch: nothing here knows how large a tile is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cupyconv.gpu import launches
+from cupyconv.gpu.launch import Launch
+from cupyconv.markup import escape
+from cupyconv.planning import Device, plan_pass
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import ConvProblem
+from cupyconv.svg import Canvas
+
+__all__ = ["EXAMPLES", "Drawn", "Example", "escape", "launched"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A pass of a layer that a family is shown with."""
+
+    problem: ConvProblem
+    device: str = "sm_90a"
+    pass_: str = "forward"
+    precision: str = "ieee"
+
+
+def _layer(x: tuple[int, ...], w: tuple[int, ...], dtype: str, **rules: Any) -> ConvProblem:
+    """Channels last, with filters O + spatial + I."""
+    rank = len(x) - 2
+    data, filters = f"N{'DHW'[-rank:]}C", f"O{'DHW'[-rank:]}I"
+    return ConvProblem(x, w, data_format=data, filter_format=filters, dtype=dtype, **rules)
+
+
+_DENSE = ((32, 28, 28, 256), (256, 3, 3, 256))
+
+EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "cuda-generic": (
+        Example(_layer(*_DENSE, "float32", padding=1)),
+        Example(_layer((8, 32, 32, 3), (8, 3, 3, 3), "float32", padding=1)),
+    ),
+    "cuda-gather": (
+        Example(_layer(*_DENSE, "float16", padding=1), "sm_80"),
+        Example(_layer(*_DENSE, "float64", padding=1), "sm_80"),
+    ),
+    "cuda-hopper": (
+        Example(_layer(*_DENSE, "float16", padding=1)),
+        Example(_layer(*_DENSE, "float16", padding=1), pass_="backprop_filter"),
+    ),
+    "cuda-hopper-bf16x6": (Example(_layer(*_DENSE, "float32", padding=1), precision="bf16x6"),),
+    "cuda-hopper-halo": (Example(_layer(*_DENSE, "float16", padding=1)),),
+    "cuda-direct": (
+        Example(_layer((32, 56, 56, 128), (128, 3, 3, 1), "float16", padding=1, groups=128)),
+    ),
+    "cuda-patch": (
+        Example(_layer((32, 224, 224, 3), (64, 7, 7, 3), "float16", padding=3, stride=2)),
+    ),
+    "cuda-toeplitz": (
+        Example(_layer((32, 56, 56, 96), (96, 7, 7, 1), "float16", padding=3, groups=96)),
+    ),
+}
+"""The layers that each family on the GPU is shown with."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A picture, a sentence about it, and the numbers of the launch."""
+
+    svg: str
+    caption: str
+    facts: dict[str, str]
+
+
+def launched(family: str, example: Example) -> Drawn:
+    """A family's picture from what it launches for an example."""
+    problem, device = example.problem, Device.of(example.device)
+    planned = plan_pass(problem, example.pass_, device, family, example.precision)
+    strides = Strides.contiguous(problem)
+    made = launches.prepare(planned, problem, strides, None, device)
+    sources = {f"conv_{FAMILIES[family].kernels}.cu", f"conv_{example.pass_}.cu"}
+    launch = next(one for one in made if one.source in sources)
+    macros = dict(launch.defines)
+    canvas = Canvas()
+    _PAINTERS[family](canvas, macros, launch, planned.tile)
+    blocks = " x ".join(map(str, launch.grid))
+    caption = f"{example.pass_} of {problem!r}, as {family} launches it on {device.architecture}"
+    facts = {
+        "kernel": f"{launch.entry} of cuda/{launch.source}",
+        "blocks": f"{blocks}, {launch.block[0]} threads each",
+        "shared memory": f"{launch.shared_bytes:,} bytes, asked for at launch",
+        "macros": " ".join(f"{name}={value}" for name, value in launch.defines),
+        "other launches": ", ".join(one.entry for one in made if one is not launch) or "none",
+    }
+    document = canvas.document(
+        caption, margin=8, style="text{font:12px system-ui,sans-serif;fill:#222}"
+    )
+    return Drawn(document, caption, facts)
+
+
+# -- painting --------------------------------------------------------------------------------------
+
+_A, _B, _C, _MARK, _LINE = "#cfe3f7", "#fbe3c0", "#dcefdc", "#e3602b", "#667"
+_SIDE = 260.0
+"""Pixels of the longer side of a tile."""
+
+Macros = dict[str, str | int]
+
+
+def _number(macros: Macros, name: str) -> int:
+    return int(macros[name])
+
+
+def _grid(
+    canvas: Canvas, x: float, y: float, width: float, height: float, columns: int, rows: int
+) -> None:
+    """Lines that cut a rectangle into cells."""
+    for column in range(1, columns):
+        at = x + width * column / columns
+        canvas.line(at, y, at, y + height, stroke=_LINE, stroke_width=0.5)
+    for row in range(1, rows):
+        at = y + height * row / rows
+        canvas.line(x, at, x + width, at, stroke=_LINE, stroke_width=0.5)
+
+
+def _box(
+    canvas: Canvas, x: float, y: float, width: float, height: float, fill: str, title: str = ""
+) -> None:
+    canvas.rect(x, y, width, height, "", title, fill=fill, stroke=_LINE)
+
+
+def _product(
+    canvas: Canvas, m: int, n: int, k: int, stages: int, words: tuple[str, str, str]
+) -> tuple[float, float, float]:
+    """A tile of C with the tiles of A and B that it is fed from; where C is, and its scale."""
+    scale = _SIDE / max(m, n)
+    wide, high = n * scale, m * scale
+    deep = max(k * scale, 22)
+    left, top = 30 + deep + 5 * stages + 120, 24 + deep + 5 * stages + 46
+    for stage in reversed(range(stages)):
+        back = 5.0 * stage
+        _box(canvas, left - 30 - deep - back, top + back, deep, high, _A, f"A, stage {stage}")
+        _box(canvas, left + back, top - 30 - deep - back, wide, deep, _B, f"B, stage {stage}")
+    _box(canvas, left, top, wide, high, _C, "C")
+    ring = f", {stages} stages" if stages > 1 else ""
+    canvas.text(8, 20, f"A: {words[0]}, {m} x {k}{ring}")
+    canvas.text(8, 38, f"B: {words[1]}, {k} x {n}{ring}")
+    canvas.text(left, top + high + 5 * stages + 18, f"C: {words[2]}, {m} x {n}, in registers")
+    return left, top, scale
+
+
+_WORDS = {
+    0: ("input under the windows", "filter", "output"),
+    1: ("gradient of the output", "filter", "gradient of the input"),
+    2: ("gradient of the output", "input under the windows", "gradient of the filter"),
+}
+
+
+def _generic(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
+    m, n, k = (_number(macros, f"BLOCK_{letter}") for letter in "MNK")
+    of_m, of_n = _number(macros, "THREAD_M"), _number(macros, "THREAD_N")
+    left, top, scale = _product(canvas, m, n, k, 1, _WORDS[0])
+    _grid(canvas, left, top, n * scale, m * scale, n // of_n, m // of_m)
+    _box(canvas, left, top, of_n * scale, of_m * scale, _MARK, "thread 0")
+    canvas.text(
+        left,
+        top + m * scale + 41,
+        f"{launch.block[0]} threads; each has {of_m} x {of_n} sums (one is marked)",
+    )
+
+
+def _gather(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
+    m, n, k = (_number(macros, f"BLOCK_{letter}") for letter in "MNK")
+    warps_m, warps_n = _number(macros, "WARPS_M"), _number(macros, "WARPS_N")
+    stages = _number(macros, "STAGES")
+    left, top, scale = _product(canvas, m, n, k, stages, _WORDS[_number(macros, "PASS")])
+    _grid(canvas, left, top, n * scale, m * scale, warps_n, warps_m)
+    warp_m, warp_n = m // warps_m, n // warps_n
+    _box(canvas, left, top, 8 * scale, 16 * scale, _MARK, "one product of mma.sync")
+    for warp in range(warps_m * warps_n):
+        across, down = warp % warps_n, warp // warps_n
+        canvas.text(
+            left + (across + 0.5) * warp_n * scale,
+            top + (down + 0.5) * warp_m * scale + 4,
+            f"warp {warp}",
+            "in",
+            text_anchor="middle",
+        )
+    canvas.text(
+        left,
+        top + m * scale + 5 * stages + 36,
+        f"{warps_m * warps_n} warps of {warp_m} x {warp_n}; marked: 16 x 8, one mma.sync",
+    )
+
+
+def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
+    m, n, k = tile.block_m, tile.block_n, tile.block_k
+    cluster, stages = _number(macros, "CLUSTER"), _number(macros, "STAGES")
+    pass_ = _number(macros, "PASS")
+    left, top, scale = _product(canvas, m, n, k, stages, _WORDS[pass_])
+    for group in range(2):
+        rows = m // 2
+        _grid(
+            canvas, left, top + group * rows * scale, n * scale, rows * scale, 1, max(rows // 64, 1)
+        )
+        canvas.text(
+            left + n * scale / 2,
+            top + (group + 0.5) * rows * scale + 4,
+            f"warpgroup {group + 1}: products of 64 x {n}",
+            "in",
+            text_anchor="middle",
+        )
+    canvas.line(left, top + m * scale / 2, left + n * scale, top + m * scale / 2, stroke=_MARK)
+    below = top + m * scale + 5 * stages + 36
+    canvas.text(
+        left, below, f"{launch.block[0]} threads: two warpgroups multiply, one loads by TMA"
+    )
+    if cluster > 1:
+        canvas.text(
+            left, below + 18, f"clusters of {cluster} blocks below each other share the tile of B"
+        )
+
+
+def _halo(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
+    rows, halo = _number(macros, "ROWS"), _number(macros, "HALO")
+    images = tile.block_m // (rows * 8)
+    cell = 15.0
+    left, top = 30.0, 66.0
+    several = f", of {images} images" if images > 1 else ""
+    canvas.text(8, 20, f"A box of the input: {rows} + {halo} rows of 8 pixels{several},")
+    canvas.text(8, 36, f"{tile.block_k} channels each, loaded once for a column of the filter")
+    _box(canvas, left, top, 8 * cell, rows * cell, _A, "the rows of the tile")
+    _box(canvas, left, top + rows * cell, 8 * cell, halo * cell, _B, "the halo")
+    _grid(canvas, left, top, 8 * cell, (rows + halo) * cell, 8, rows + halo)
+    for tap in range(halo + 1):
+        at = left + 8 * cell + 18 + 20 * tap
+        canvas.line(
+            at, top + tap * cell, at, top + (tap + rows) * cell, stroke=_MARK, stroke_width=2
+        )
+        canvas.text(at - 4, top + tap * cell - 5, str(tap), "in")
+    side = left + 8 * cell + 18 + 20 * (halo + 1) + 10
+    canvas.text(side, top + 20, f"operand A under each of the {halo + 1}")
+    canvas.text(side, top + 38, "rows of the filter: the same box,")
+    canvas.text(side, top + 56, "from another row on")
+    canvas.text(side, top + 92, f"{_number(macros, 'BOX_STAGES')} boxes in shared memory,")
+    canvas.text(side, top + 110, f"{_number(macros, 'STAGES')} tiles of {tile.block_n} filters")
+    canvas.text(side, top + 128, f"tile of C: {tile.block_m} x {tile.block_n}")
+
+
+def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
+    pixels, vector = _number(macros, "TILE"), _number(macros, "VECTOR")
+    lanes, strips = _number(macros, "LANES"), _number(macros, "STRIPS")
+    taps, stride = _number(macros, "FILTER_S"), _number(macros, "STRIDE_W")
+    columns = (pixels - 1) * stride + (taps - 1) * _number(macros, "DILATION_W") + 1
+    cell, left, top = 26.0, 30.0, 50.0
+    canvas.text(8, 20, "A thread's strip, in a row of the image")
+    canvas.text(left, top - 6, f"input: {columns} columns, {vector} channels at once")
+    _box(canvas, left, top, columns * cell, cell, _A)
+    _grid(canvas, left, top, columns * cell, cell, columns, 1)
+    start = left + (columns - pixels * stride) * cell / 2
+    below = top + 2.2 * cell
+    for pixel in range(pixels):
+        x = start + pixel * stride * cell
+        first = left + pixel * stride * cell
+        canvas.line(x + cell / 2, below, first, top + cell, stroke=_LINE, stroke_width=0.7)
+        last = first + columns * cell - (pixels - 1) * stride * cell
+        canvas.line(x + cell / 2, below, last, top + cell, stroke=_LINE, stroke_width=0.7)
+        _box(canvas, x, below, cell, cell, _C if pixel else _MARK)
+    canvas.text(left, below + cell + 18, f"output: {pixels} pixels; under each, {taps} taps")
+    block = below + cell + 50
+    canvas.text(8, block, f"A block: {strips} strips x {lanes} threads of {vector} channels")
+    wide, high = 300.0, 110.0
+    _box(canvas, left, block + 12, wide, high, _C, "a block")
+    _grid(canvas, left, block + 12, wide, high, lanes, strips)
+    _box(canvas, left, block + 12, wide / lanes, high / strips, _MARK, "thread 0")
+    canvas.text(
+        left,
+        block + high + 30,
+        f"across: {lanes * vector} channels; down: {strips} strips of {pixels} pixels",
+    )
+
+
+def _patch(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
+    p, q = _number(macros, "TILE_P"), _number(macros, "TILE_Q")
+    r, s = _number(macros, "FILTER_R"), _number(macros, "FILTER_S")
+    down, across = _number(macros, "STRIDE_H"), _number(macros, "STRIDE_W")
+    rows = (p - 1) * down + (r - 1) * _number(macros, "DILATION_H") + 1
+    columns = (q - 1) * across + (s - 1) * _number(macros, "DILATION_W") + 1
+    cell = 420.0 / columns
+    left, top = 30.0, 44.0
+    channels = _number(macros, "CHANNELS")
+    canvas.text(8, 20, f"The patch: {rows} x {columns} pixels of {channels} channels, copied once")
+    _box(canvas, left, top, columns * cell, rows * cell, _A, "the patch")
+    _grid(canvas, left, top, columns * cell, rows * cell, columns, rows)
+    _box(canvas, left, top, s * cell, r * cell, _MARK, "the window of the first output")
+    below = top + rows * cell + 40
+    canvas.text(8, below - 10, f"The tile: {p} x {q} outputs of {macros.get('BLOCK_N')} filters")
+    size = min(2 * cell, 420.0 / q)
+    _box(canvas, left, below, q * size, p * size, _C, "the tile of the output")
+    _grid(canvas, left, below, q * size, p * size, q, p)
+    _box(canvas, left, below, size, size, _MARK, "its output")
+    canvas.text(
+        left, below + p * size + 18, f"{launch.block[0] // 32} warps, {r} x {s} taps marked"
+    )
+
+
+def _toeplitz(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
+    taps, strips = _number(macros, "FILTER_S"), _number(macros, "STRIPS")
+    rows = 16 * _number(macros, "ROW_TILES")
+    warps = launch.block[0] // 32
+    cell, left, top = 13.0, 30.0, 44.0
+    deep = 8 * ((taps + 14) // 8)
+    canvas.text(8, 20, f"A row of the filter as a matrix of {deep} x 8: {taps} in each column")
+    _box(canvas, left, top, 8 * cell, deep * cell, "#fff", "T_r")
+    for column in range(8):
+        _box(canvas, left + column * cell, top + column * cell, cell, taps * cell, _B)
+    _grid(canvas, left, top, 8 * cell, deep * cell, 8, deep)
+    side = left + 8 * cell + 60
+    canvas.text(side, top + 12, f"A block: {warps} channels, a warp each,")
+    canvas.text(side, top + 30, f"{rows} rows x {strips} strips of 8 columns")
+    for channel in reversed(range(warps)):
+        x, y = side + 6 * channel, top + 50 + 6 * channel
+        _box(canvas, x, y, 8 * strips * 5, rows * 5, _C, f"channel {channel}")
+    _grid(canvas, side, top + 50, 8 * strips * 5, rows * 5, strips, rows // 16)
+    _box(canvas, side, top + 50, 40, 80, _MARK, "one product: 16 rows, 8 columns")
+    canvas.text(side, top + 50 + rows * 5 + 6 * warps + 18, "marked: 16 x 8, one mma.sync")
+
+
+_PAINTERS: dict[str, Callable[[Canvas, Macros, Launch, Any], None]] = {
+    "cuda-generic": _generic,
+    "cuda-gather": _gather,
+    "cuda-hopper": _hopper,
+    "cuda-hopper-bf16x6": _hopper,
+    "cuda-hopper-halo": _halo,
+    "cuda-direct": _direct,
+    "cuda-patch": _patch,
+    "cuda-toeplitz": _toeplitz,
+}

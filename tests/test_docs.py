@@ -1,0 +1,212 @@
+"""The documentation's sources; `make docs` builds them, `make test-slow` looks at what is built.
+
+Sphinx itself finds links between the pages that lead nowhere, and pages that nobody links to.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import cupyconv
+from cupyconv.cli.configuration import PRESETS, read_file
+from cupyconv.cli.main import COMMANDS, main
+from cupyconv.planning import Device, plan_pass
+from cupyconv.planning.families import FAMILIES
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "notebooks"
+PAGES = sorted([*FOLDER.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
+PROSE = [*PAGES, ROOT / "README.md", *(ROOT / "tests").rglob("README.md")]
+FENCE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+RUN = re.compile(r"^```\{run\} (.*?)\n(?::exit: (\d+)\n)?", re.M)
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def load(name: str):
+    """A module of the pages' own, which are no package."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]
+    return module
+
+
+pictures = load("pictures")
+
+
+# -- code, commands, links -------------------------------------------------------------------------
+
+
+WITH_CODE = [page for page in (*PAGES, ROOT / "README.md") if FENCE.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=named)
+def test_the_code_of_a_page_runs(monkeypatch, page):
+    """Block after block, on NumPy arrays in the place of CuPy's."""
+    blocks = FENCE.findall(page.read_text(encoding="utf-8"))
+    for library in ("torch", "dask", "scipy"):
+        if any(re.search(rf"(?:import|from) (?:cupyconv\.)?{library}\b", b) for b in blocks):
+            pytest.importorskip(library)
+    monkeypatch.setattr(cupyconv, "workspace_limit", None)
+    names = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block.replace("import cupy as cp", "import numpy as cp"), page, "exec"), names)
+    asserting = any(re.search(r"^\s*assert ", block, re.M) for block in blocks)
+    assert asserting or page.name == "README.md", "it would show nothing"
+
+
+def commands() -> list[tuple[str, int]]:
+    """The commands whose output pages show, with their exit codes."""
+    found = [match for page in PAGES for match in RUN.findall(page.read_text(encoding="utf-8"))]
+    return sorted({(arguments, int(code or 0)) for arguments, code in found})
+
+
+@pytest.mark.parametrize(("arguments", "code"), commands())
+def test_the_commands_of_the_pages_end_as_these_say(arguments, code):
+    result = CliRunner().invoke(main, arguments.split())
+    assert result.exit_code == code, result.output
+
+
+@pytest.mark.parametrize("page", PROSE, ids=named)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", link):
+            continue
+        place, _, anchor = link.partition("#")
+        target = (page.parent / place).resolve() if place else page
+        assert target.exists(), f"{link} is not there"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
+            slugs = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert anchor in slugs, f"{link} has no such heading"
+
+
+def test_what_the_contributors_are_told_to_make_can_be_made():
+    makefile = (ROOT / "Makefile").read_text()
+    told = "".join(path.read_text() for path in PAGES)
+    wanted = set(re.findall(r"(?:`|^\$ |, )make ([a-z-]+)", told, re.M))
+    assert {"docs", "matrix", "test"} <= wanted
+    assert [word for word in wanted if not re.search(rf"^{word}:", makefile, re.M)] == []
+
+
+# -- what must not be missing ----------------------------------------------------------------------
+
+
+def test_the_reference_has_every_public_name():
+    text = "".join(path.read_text() for path in (FOLDER / "reference").glob("*.md"))
+    modules = set(re.findall(r"automodule:: cupyconv\.(\w+)\n +:members:", text))
+    bridges = set(re.findall(r"^```\{bridge\} (\w+)$", text, re.M))
+    assert bridges == set(cupyconv._BRIDGES)
+    single = re.findall(r"auto(?:function|class|exception|data):: cupyconv\.(\w+)$", text, re.M)
+    assert len(single) == len(set(single))
+    assert {*single, *modules} == set(cupyconv.__all__)
+    # autodoc takes what these list.
+    for name in modules | {bridge for bridge in bridges if importlib.util.find_spec(bridge)}:
+        assert import_module(f"cupyconv.{name}").__all__
+
+
+def test_the_reference_has_every_command():
+    text = (FOLDER / "reference" / "command-line.md").read_text()
+    assert re.findall(r"^```\{run\} (\w+) --help$", text, re.M) == list(COMMANDS)
+    assert re.findall(r"^\| `cupyconv (\w+)` ", text, re.M) == list(COMMANDS)
+
+
+def test_the_gallery_has_every_preset():
+    shown = re.findall(r"^```\{explained\} (.*)$", (FOLDER / "gallery.md").read_text(), re.M)
+    assert sorted(shown) == sorted(layer.name or "" for layer in read_file(PRESETS))
+
+
+def test_every_kernel_family_has_its_page():
+    families = {name for name, family in FAMILIES.items() if family.on_gpu}
+    folder = FOLDER / "explanation" / "kernels"
+    assert {path.stem for path in folder.glob("*.md")} == families == set(pictures.EXAMPLES)
+    for name in families:
+        assert f"```{{kernel}} {name}\n```" in (folder / f"{name}.md").read_text()
+
+
+# -- pictures of kernels ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", sorted(pictures.EXAMPLES))
+def test_pictures_are_of_the_launches(family):
+    for example in pictures.EXAMPLES[family]:
+        drawn = pictures.launched(family, example)
+        texts = " ".join(
+            element.text or ""
+            for element in ElementTree.fromstring(drawn.svg).iter()
+            if element.tag.endswith("}text")
+        )
+        planned = plan_pass(
+            example.problem,
+            example.pass_,
+            Device.of(example.device),
+            family,
+            example.precision,
+        )
+        if planned.tile is not None:
+            assert f"{planned.tile.block_m} x {planned.tile.block_n}" in texts
+        for macro, words in (
+            ("TILE_P", "{} x"),
+            ("STAGES", "{} "),
+            ("FILTER_S", "{} "),
+            ("HALO", "+ {} rows"),
+        ):
+            found = re.search(rf"\b{macro}=(\d+)", drawn.facts["macros"])
+            if found:
+                assert words.format(found[1]) in texts
+
+
+def test_a_picture_follows_its_launch():
+    (example,) = pictures.EXAMPLES["cuda-hopper-halo"]
+    before = pictures.launched("cuda-hopper-halo", example).svg
+    taller = example.problem.replace(filter_shape=(256, 5, 3, 256), padding=(2, 1))
+    after = pictures.launched("cuda-hopper-halo", pictures.Example(taller)).svg
+    assert "+ 2 rows" in before
+    assert "+ 4 rows" in after
+
+
+# -- what is built ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_pages_are_built_without_a_warning_and_load_nothing(tmp_path):
+    for module in ("sphinx", "myst_nb", "furo"):
+        pytest.importorskip(module)
+    subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", str(FOLDER), str(tmp_path)],
+        check=True,
+    )
+    built = list(tmp_path.rglob("*.html"))
+    assert len(built) > len(PAGES)
+    loaded = re.compile(
+        r"<(?:script|img|iframe|source)[^>]*\ssrc=\"(https?:)?//[^\"]*\""
+        r"|<link[^>]*(?:stylesheet|preload)[^>]*href=\"(https?:)?//"
+    )
+    assert [page.name for page in built if loaded.search(page.read_text())] == []
+    text = "".join(page.read_text() for page in (tmp_path / "reference").glob("*.html"))
+    described = set(re.findall(r"<dt class=\"sig[^>]* id=\"cupyconv\.([\w.]+)\"", text))
+    modules = [name for name in cupyconv.__all__ if cupyconv._HOMES.get(name) == ""]
+    modules += [name for name in cupyconv._BRIDGES if importlib.util.find_spec(name)]
+    names = {name for name in cupyconv.__all__ if name not in modules}
+    for module in modules:
+        names |= {f"{module}.{name}" for name in import_module(f"cupyconv.{module}").__all__}
+    assert names - described == set()
+    for page in built:
+        for target in re.findall(r"(?:src|href)=\"([^\"#?:]+\.(?:html|css|js))", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,28 @@
+"""A program on PyTorch's tensors, as its author's type checkers see it; it is not run."""
+
+from typing import Any, assert_type
+
+import torch
+from torch import Tensor
+
+import cupyconv
+import cupyconv.torch as ct
+
+x, w = torch.zeros(8, 64, 56, 56), torch.zeros(128, 64, 3, 3)
+y = ct.conv2d(x, w, stride=2, padding=1)
+assert_type(y, Tensor)
+assert_type(ct.conv2d(x, w, padding="same"), Tensor)
+assert_type(ct.conv_transpose2d(y, w, output_padding=(1, 1)), Tensor)
+assert_type(ct.conv2d_input(x.shape, w, y), Tensor)
+assert_type(ct.conv2d_weight(x, w.shape, y), Tensor)
+
+with ct.patch() as report:
+    torch.nn.Conv2d(64, 128, 3)(x)
+assert_type(report, ct.PatchReport)
+assert_type(report.left, dict[str, str])
+
+# By its memory: NumPy's or CuPy's, whichever it is in.
+theirs: Any = cupyconv.conv_forward(x, w)
+assert_type(cupyconv.as_kind_of(theirs, x), Tensor)
+
+ct.conv2d(x, w, padding="sane")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

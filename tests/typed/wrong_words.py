@@ -1,0 +1,40 @@
+"""Lines that a type checker has to refuse: an ignored error that is none is an error itself."""
+
+import numpy as np
+
+import cupyconv
+from cupyconv import ConvProblem, cudnn, onnx, raw_ops
+
+x = np.zeros((8, 64, 56, 56), np.float32)
+w = np.zeros((128, 64, 3, 3), np.float32)
+
+# Words.
+cupyconv.conv_forward(x, w, padding="sane")  # type: ignore[arg-type]  # pyright: ignore
+cupyconv.conv_forward(x, w, data_format="NHCW")  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_forward(x, w, filter_format="IOHW")  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_forward(x, w, activation="relo")  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_forward(x, w, precision="fp32")  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_transpose(x, w, padding="full")  # type: ignore[arg-type]  # pyright: ignore
+cupyconv.conv_backprop_bias(x, data_format="NHCW")  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_backward(x, w, x, needs=["weight"])  # type: ignore[list-item]  # pyright: ignore
+ConvProblem(x.shape, w.shape, padding="sane")  # type: ignore[arg-type]  # pyright: ignore
+ConvProblem(x.shape, w.shape, dtype="float31")  # type: ignore[arg-type]  # pyright: ignore
+ConvProblem(x.shape, w.shape).replace(dtype="int8")  # type: ignore[arg-type]  # pyright: ignore
+cupyconv.plan(ConvProblem(x.shape, w.shape), precision="tf23")  # type: ignore[arg-type]  # pyright: ignore
+cupyconv.explain(ConvProblem(x.shape, w.shape), values="ones")  # type: ignore[arg-type]  # pyright: ignore
+onnx.conv(x, w, auto_pad="SAME")  # type: ignore[call-overload]  # pyright: ignore
+raw_ops.Conv2D(input=x, filter=w, strides=[1], padding="same")  # type: ignore[call-overload]  # pyright: ignore
+cudnn.convolution_forward(x, w, None, x, 1, 1, 1, 1, auto_tune=True, tensor_core="no")  # type: ignore[arg-type]  # pyright: ignore
+
+# Names.
+cupyconv.conv_foward(x, w)  # type: ignore[attr-defined]  # pyright: ignore
+cupyconv.conv_forward(x, w, strides=2)  # type: ignore[call-overload]  # pyright: ignore
+from cupyconv import Backend  # type: ignore[attr-defined]  # pyright: ignore  # noqa: E402, F401
+from cupyconv.typing import Words  # type: ignore[attr-defined]  # pyright: ignore  # noqa: E402, F401
+
+# Kinds of things.
+cupyconv.conv_forward([[1.0]], w)  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_forward(x, w, stride=1.5)  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_forward(x)  # type: ignore[call-overload]  # pyright: ignore
+ConvProblem(x.shape, w.shape).stride = (2, 2)  # type: ignore[misc]  # pyright: ignore
+len(cupyconv.conv_backward(x, w, x, needs=["bias"]).dx)  # type: ignore[arg-type]  # pyright: ignore

@@ -267,7 +267,8 @@ def conv_transpose(
         output_shape: shape of the result.
         output_padding: instead, how far the result lies above the smallest of the ``stride`` sizes
             per axis that fit.  By default 0 as in PyTorch, and stride - 1 under "same", which
-            makes the result stride times as large, as in Keras and JAX.
+            makes the result stride times as large, as in Keras and JAX.  Less than the stride or,
+            unless under "same", the dilation; from the stride on x is copied, with zeros after it.
         stride, padding, dilation, groups, data_format, filter_format: of the convolution.
         activation, precision, impl, out: as for ``conv_forward``.
 
@@ -470,6 +471,9 @@ def compute(
         result = backend.empty(ready.shape, ready.problem.dtype)
     if turned:
         given = (backend.conjugate(given[0]), *given[1:])
+    if operation == "transpose" and given[1].shape != ready.problem.output_shape:
+        # Its output_padding reaches over windows that x has no numbers for.
+        given = (given[0], backend.extended(given[1], ready.problem.output_shape), *given[2:])
     if operation == "forward":
         x, w, *bias = given
         tensors = Tensors(x, w, result, *bias)
@@ -535,6 +539,10 @@ def _ready(
     }[pass_]
     if "out" in layouts:
         _require_out(layouts["out"], written, problem.dtype)
+    if operation == "transpose" and layouts["x"].shape != problem.output_shape:
+        # What the pass is given is a copy that has the missing windows too.
+        x_layout = _of_a_new_array(problem.output_shape, None, layouts["x"].dtype)
+        layouts["x"] = _Layout._make(x_layout)
     strides = _strides(operation, problem, layouts, alignment) if backend.device.is_gpu else None
     request = Request(problem, pass_, backend.device, precision, workspace_limit, strides)
     if isinstance(impl, Plan):

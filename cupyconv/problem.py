@@ -502,6 +502,8 @@ class ConvProblem:
             output_padding: else, per axis, how far its input lies above the smallest of the
                 ``stride`` sizes that have this output.  By default 0, as in PyTorch; under "same"
                 stride - 1, which makes the input stride times the output, as in Keras and JAX.
+                Unless under "same", one that is not less than the stride may be less than the
+                dilation: the input then has more windows, and the result a larger output.
 
         Raises:
             ConvError: there is none; for an ``input_shape`` that has another output, the message
@@ -522,7 +524,7 @@ class ConvProblem:
             "dtype": dtype,
         }
         if input_shape is None:
-            input_shape = _input_shape_for(
+            input_shape, y_shape = _shapes_for(
                 y_shape, w_shape, layout, filter_layout, output_padding, arguments
             )
         elif output_padding is not None:
@@ -799,15 +801,15 @@ def _per_axis(what: str, value: Size, rank: int) -> tuple[int, ...]:
     return tuple(_positive(what, v, name) for v, name in zip(values, names, strict=True))
 
 
-def _input_shape_for(
+def _shapes_for(
     y_shape: tuple[int, ...],
     w_shape: tuple[int, ...],
     layout: str,
     filter_layout: str,
     output_padding: Size | None,
     arguments: dict[str, Any],
-) -> tuple[int, ...]:
-    """The input shape of ``from_output``, when it has to be chosen from the interval."""
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The input shape of ``from_output``, when output_padding has to say it, and its output's."""
     rank = len(y_shape) - 2
     n_axis, c_axis, *spatial_axes = formats.data_axes(layout)
     _, i_axis, *filter_axes = formats.filter_axes(filter_layout)
@@ -825,7 +827,7 @@ def _input_shape_for(
             f"got {len(extra)} values for {rank} spatial axes",
             f"Pass one integer, or {rank}",
         )
-    shape = list(y_shape)
+    shape, outputs = list(y_shape), list(y_shape)
     shape[n_axis] = y_shape[n_axis]
     shape[c_axis] = w_shape[i_axis] * _count("groups", arguments["groups"])
     rules = zip(
@@ -840,16 +842,19 @@ def _input_shape_for(
     )
     for name, axis, filter_axis, stride, dilation, (before, after), added in rules:
         rule = ConvAxis(name, 0, w_shape[filter_axis], stride, dilation, before, after, mode)
-        if not 0 <= added < stride:
+        same = mode.startswith("same")
+        most = stride - 1 if same else max(stride, dilation) - 1
+        if not 0 <= added <= most:
             raise ConvError(
-                "output_padding must be at least 0 and less than the stride, because stride sizes "
-                "share one output",
-                f"got {added} with stride {stride}",
-                f"Use 0 to {stride - 1}",
+                "output_padding must be at least 0 and less than the stride"
+                + ("" if same else " or the dilation"),
+                f"got {added} with stride {stride}" + ("" if same else f" and dilation {dilation}"),
+                f"Use 0 to {most}",
                 axis=name,
             )
         shape[axis] = rule.first_input_size_for(y_shape[axis]) + added
-    return tuple(shape)
+        outputs[axis] += added // stride
+    return tuple(shape), tuple(outputs)
 
 
 def _positive(what: str, value: object, axis: str | None = None) -> int:

@@ -984,6 +984,24 @@ def test_output_padding_outside_the_interval(output_padding, stride, axis):
     )
 
 
+def test_output_padding_outside_the_interval_of_a_dilation():
+    given = ones(1, 1, 4, 4), ones(1, 1, 3, 3)
+    refused(
+        lambda: cupyconv.conv_transpose(*given, stride=(1, 2), dilation=3, output_padding=(2, 3)),
+        rule="output_padding must be at least 0 and less than the stride or the dilation",
+        values="got 3 with stride 2 and dilation 3",
+        remedy="Use 0 to 2",
+        axis="W",
+    )
+    refused(
+        lambda: cupyconv.conv_transpose(*given, padding="same", dilation=3, output_padding=1),
+        rule="output_padding must be at least 0 and less than the stride",
+        values="got 1 with stride 1",
+        remedy="Use 0 to 0",
+        axis="H",
+    )
+
+
 def test_output_padding_of_wrong_length():
     refused(
         lambda: cupyconv.conv_transpose(

@@ -226,6 +226,10 @@ def conv_transpose(
     )
     if problem.is_complex:
         w = w.conj()  # what the input's gradient is made with is its conjugate
+    for axis, (size, wanted) in enumerate(zip(x.shape, problem.output_shape, strict=True)):
+        if size < wanted:  # by the windows that output_padding adds
+            missing = (*x.shape[:axis], wanted - size, *x.shape[axis + 1 :])
+            x = da.concatenate([x, da.zeros_like(x, shape=missing)], axis)
     how = {"precision": precision, "impl": impl, **layer}
     if bias is None:
         return conv_backprop_input(problem.input_shape, w, x, **how)

@@ -126,8 +126,9 @@ def geometry(case: Case) -> Geometry:
     filters, slice_, *taps = w
     _require(min(w) >= 1, "sizes")
     _require(filters % case.groups == 0, "groups divide the filters")
+    sides = _sides(case.padding, rank)
     if case.operation == "conv_transpose":
-        sizes = _transposed_sizes(case, data, taps, stride, dilation)
+        sizes, sides = _transposed_sizes(case, data, taps, stride, dilation)
         batch, channels = case.dy[data[0]], slice_ * case.groups
         if case.output_padding == "shape":
             _require(case.x[data[0]] == batch, "the batch is kept")
@@ -140,9 +141,7 @@ def geometry(case: Case) -> Geometry:
     _require(channels // case.groups == slice_, "channels of a filter")
     axes = [
         _axis(size, tap, step, gap, pad)
-        for size, tap, step, gap, pad in zip(
-            sizes, taps, stride, dilation, _sides(case.padding, rank), strict=True
-        )
+        for size, tap, step, gap, pad in zip(sizes, taps, stride, dilation, sides, strict=True)
     ]
     found = Geometry(
         batch,
@@ -228,27 +227,36 @@ def _transposed_sizes(
     taps: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
-) -> list[int]:
-    """Spatial sizes of conv_transpose's result: those passed, or PyTorch's and Keras's rules."""
-    if case.output_padding == "shape":
-        _require(len(case.x) == len(data), "a shape of the rank")
-        return [case.x[axis] for axis in data[2:]]
+) -> tuple[list[int], list[Any]]:
+    """Spatial sizes of conv_transpose's result, those passed or by PyTorch's and Keras's rules; and
+    the padding with which just x's windows fit into them.
+
+    That is less than the padding given where output_padding is as large as the stride: negative at
+    the end, where the windows do not reach it.
+    """
     rank, sizes = len(taps), []
     sides = _sides(case.padding, rank)
+    if case.output_padding == "shape":
+        _require(len(case.x) == len(data), "a shape of the rank")
+        return [case.x[axis] for axis in data[2:]], sides
     added = [None] * rank if case.output_padding is None else _each(case.output_padding, rank)
-    for axis, tap, step, gap, side, more in zip(
-        data[2:], taps, stride, dilation, sides, added, strict=True
+    for number, (axis, tap, step, gap, side, more) in enumerate(
+        zip(data[2:], taps, stride, dilation, sides, added, strict=True)
     ):
         count = case.dy[axis]
         same = side in ("same", "same_lower")
         extra = more if more is not None else step - 1 if same else 0
-        _require(0 <= extra < step, "output_padding below the stride")
         pads = (0, 0) if isinstance(side, str) else side
+        if same:
+            _require(0 <= extra < step, "output_padding below the stride")
+        else:
+            _require(0 <= extra < max(step, gap), "output_padding below the stride or dilation")
+            sides[number] = (pads[0], pads[1] - extra // step * step)
         smallest = (count - 1) * step + 1
         if not same:
             smallest += gap * (tap - 1) - sum(pads)
         sizes.append(smallest + extra)
-    return sizes
+    return sizes, sides
 
 
 # -- what comes out --------------------------------------------------------------------------------

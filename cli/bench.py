@@ -13,7 +13,7 @@ from cupyconv import files
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import ConvError, unknown_word
 from cupyconv.markup import in_line
-from cupyconv.problem import PASSES, REAL_ITEMSIZE, shape_text
+from cupyconv.problem import ITEMSIZE, PASSES, shape_text
 
 if TYPE_CHECKING:
     from cupyconv.bench.report import Chapter
@@ -68,7 +68,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     "--dtype",
     "dtypes",
     metavar="A,B",
-    callback=_words("dtype", lambda: REAL_ITEMSIZE),
+    callback=_words("dtype", lambda: ITEMSIZE),
     help="[default: float16 on a GPU, float32 on the CPU]",
 )
 @click.option(

@@ -161,11 +161,7 @@ def _chunked(
         chunked.require_folder(target)
     opened = {name: chunked.open_array(f"--{name}", path) for name, path in files.items()}
     problem = _problem(layers[0], opened, options)
-    if problem.is_complex:
-        raise ConvTypeError(
-            f"--dask reports on real numbers: these are {problem.dtype}. Leave out --dask, or call "
-            "cupyconv.dask from Python, which takes them"
-        )
+    data.require_parts(problem, opened)
     planned = data.Processor.of("cpu", impl).plan(problem, impl)
     norms, products = chunked.compute(problem, opened, seed, layers[0].values, impl, target)
     report = _Report(layers[0], problem, planned, files, seed, norms)

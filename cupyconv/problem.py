@@ -414,7 +414,7 @@ class ConvProblem:
     @property
     def flops_of_product(self) -> int:
         """Floating-point operations of one product and of its addition to a sum."""
-        return 8 if self.is_complex else 2
+        return flops_of_product(self.dtype)
 
     @cached_property
     def bytes(self) -> int:
@@ -696,6 +696,11 @@ def bytes_text(size: float) -> str:
             return f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:,.1f} {largest}"
+
+
+def flops_of_product(dtype: str) -> int:
+    """Floating-point operations of one product of a dtype and of its addition to a sum."""
+    return 8 if dtype in REAL_PART else 2
 
 
 def interval_text(sizes: range) -> str:

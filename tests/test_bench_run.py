@@ -66,12 +66,13 @@ def measure(*layers, place=None, log=None, **options):
 
 def test_every_pass_is_checked_and_timed_beside_pytorch():
     pytest.importorskip("torch")
-    found = measure(DENSE, DEPTHWISE, dtypes=("float32", "bfloat16"), with_peer=True)
+    dtypes = ("float32", "bfloat16", "complex64")
+    found = measure(DENSE, DEPTHWISE, dtypes=dtypes, with_peer=True)
     assert found.finished
     assert not found.failed
     assert not found.skipped
     keys = {(r.dtype, r.layer, r.pass_, r.layout, r.implementation) for r in found.rows}
-    assert len(keys) == len(found.rows) == 2 * 2 * 3 * 2 * 2
+    assert len(keys) == len(found.rows) == 3 * 2 * 3 * 2 * 2
     for row in found.rows:
         assert row.error <= row.bound
         assert row.checked == 1
@@ -79,8 +80,11 @@ def test_every_pass_is_checked_and_timed_beside_pytorch():
         assert row.samples >= timing.FEWEST_SAMPLES
         assert row.host_microseconds is None
         assert row.kernel == ("numpy" if row.implementation == "auto" else "torch")
-    assert set(found.ceilings) == {"float32", "bfloat16"}
-    assert len(report.comparisons(found)) == 2 * 2 * 3
+    assert set(found.ceilings) == set(dtypes)
+    assert len(report.comparisons(found)) == 3 * 2 * 3
+    flops = {(row.dtype, row.pass_, row.flops) for row in found.rows if row.layer == "tiny-dense"}
+    assert len(flops) == 9
+    assert 4 * DENSE.problem.flops in {count for dtype, _, count in flops if dtype == "complex64"}
 
 
 def test_without_pytorch_ours_is_measured_alone(monkeypatch):

@@ -28,7 +28,7 @@ from typing import Any
 
 from cupyconv import arrays, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
-from cupyconv.problem import ConvProblem, shape_text
+from cupyconv.problem import TRANSPOSED, ConvProblem, shape_text, transposed_problem
 
 __all__ = ["conv", "conv_problem", "conv_transpose", "conv_transpose_problem"]
 
@@ -204,17 +204,17 @@ def conv_transpose_problem(
         "stride": stride,
         "dilation": _per_axis("dilations", dilations, w_shape),
         "groups": group,
+        "data_format": None,
+        "filter_format": None,
         "dtype": dtype,
     }
     extra = _per_axis("output_padding", output_padding, w_shape, default=0)
     if output_shape is None and not mode.startswith("SAME"):
         padding = "valid" if mode == "VALID" else _pairs(pads, w_shape)
-        return ConvProblem.from_output(
-            x_shape, w_shape, output_padding=extra, padding=padding, **layer
+        return transposed_problem(
+            TRANSPOSED, x_shape, w_shape, None, extra, padding=padding, **layer
         )
-    whole = ConvProblem.from_output(
-        x_shape, w_shape, output_padding=extra, padding="valid", **layer
-    )
+    whole = transposed_problem(TRANSPOSED, x_shape, w_shape, None, extra, padding="valid", **layer)
     if output_shape is None:
         sizes = [n * s for n, s in zip(x_shape[2:], stride, strict=True)]
     else:
@@ -228,10 +228,9 @@ def conv_transpose_problem(
     layer["padding"] = halves if mode == "SAME_UPPER" else [(b, a) for a, b in halves]
     if any(far and all_ >= s for far, all_, s in zip(beyond, added, stride, strict=True)):
         # Has no output_padding that says it, and is refused with the sizes that would do.
-        layer["input_shape"] = (whole.N, whole.C, *sizes)
-    else:
-        layer["output_padding"] = added
-    return ConvProblem.from_output(x_shape, w_shape, **layer)
+        y_shape = (whole.N, whole.C, *sizes)
+        return transposed_problem(TRANSPOSED, x_shape, w_shape, y_shape, None, **layer)
+    return transposed_problem(TRANSPOSED, x_shape, w_shape, None, added, **layer)
 
 
 def _auto_pad(word: str) -> str:

@@ -1030,7 +1030,7 @@ def test_output_shape_outside_the_interval():
             ones(1, 1, 4), ones(1, 1, 3), stride=2, output_shape=(1, 1, 11)
         ),
         rule="the result of a transposed convolution must have the size it is made from",
-        values="a result of 11 has floor((11 + 0 + 0 - 3)/2) + 1 = 5, it is made from 4",
+        values="a result of 11 has floor((11 + 0 + 0 - 3)/2) + 1 = 5, x is 4",
         remedy="Use a result of 9 to 10",
         axis="W",
     )
@@ -1040,8 +1040,8 @@ def test_channels_of_what_is_transposed():
     refused(
         lambda: cupyconv.conv_transpose(ones(1, 5, 4), ones(4, 2, 3)),
         rule="must be made from one channel for each filter",
-        values="it is made from 5, the filter 4x2x3 (OIW) has O = 4",
-        remedy="Give it 4 channels, or the filter O = 5",
+        values="x has 5, the filter 4x2x3 (OIW) has O = 4",
+        remedy="Give x 4 channels, or the filter O = 5",
     )
 
 
@@ -1049,8 +1049,8 @@ def test_batch_of_what_is_transposed():
     refused(
         lambda: cupyconv.conv_transpose(ones(3, 4, 4), ones(4, 2, 3), output_shape=(2, 2, 6)),
         rule="a transposed convolution keeps the batch size",
-        values="it is made from 3, its result has 2",
-        remedy="Use a result with a batch of 3",
+        values="x has 3, the result has 2",
+        remedy="Use a batch of 3",
     )
 
 

@@ -1,5 +1,7 @@
 """Transposed convolutions with a bias and an activation, everywhere they can be asked for."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -140,6 +142,27 @@ def test_a_bias_that_does_not_fit_is_refused():
         cupyconv.conv_transpose(x, w, np.ones(3, np.float32))
     with pytest.raises(ConvError, match="unknown activation"):
         cupyconv.conv_transpose(x, w, activation="tan")
+
+
+def test_errors_speak_of_x_and_the_result():
+    x, w = np.ones((1, 4, 5), np.float32), np.ones((4, 2, 3), np.float32)
+    for given, words in (
+        ((x[0], w, {}), "x must have a batch axis"),
+        ((x[:, 0, 0], w, {}), "x must have a batch axis"),
+        ((x, w[0], {}), "w|the filter must have as many axes as x"),
+        ((x, w, {"groups": 3}), "groups must divide x's channels: 4 x's channels"),
+        ((x[:, :3], w, {}), "one channel for each filter: x has 3"),
+        ((x, w, {"output_shape": (1, 3, 7)}), "must be the result's channels divided by groups"),
+        ((x, w, {"output_shape": (1, 2)}), "the result must have a batch axis"),
+        ((x, w, {"output_shape": (1, 2, 1)}), "must fit into the padded result"),
+        ((x[..., :1], w, {"padding": 2}), "the result has W = -1"),
+    ):
+        for transpose in (cupyconv.conv_transpose, emulator.conv_transpose):
+            with pytest.raises(ConvError) as caught:
+                transpose(*given[:2], **given[2])
+            said = str(caught.value)
+            assert re.search(words, said), said
+            assert "input " not in said.replace("the filter's input channels", "")
 
 
 # -- kernels ---------------------------------------------------------------------------------------

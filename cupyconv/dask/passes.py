@@ -16,7 +16,15 @@ from cupyconv.dask.graph import FAN_IN, Graph
 from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, reach_of, window_of
 from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
 from cupyconv.errors import ConvError
-from cupyconv.problem import ITEMSIZE, ConvProblem, Padding, Size, shape_text
+from cupyconv.problem import (
+    ITEMSIZE,
+    TRANSPOSED,
+    ConvProblem,
+    Padding,
+    Size,
+    shape_text,
+    transposed_problem,
+)
 
 
 def conv_forward(
@@ -216,13 +224,8 @@ def conv_transpose(
         "filter_format": filter_format,
     }
     dtype = shared_dtype(x=x, w=w)
-    problem = ConvProblem.from_output(
-        x.shape,
-        w.shape,
-        input_shape=output_shape,
-        output_padding=output_padding,
-        dtype=dtype,
-        **layer,
+    problem = transposed_problem(
+        TRANSPOSED, x.shape, w.shape, output_shape, output_padding, dtype=dtype, **layer
     )
     if problem.is_complex:
         w = w.conj()  # what the input's gradient is made with is its conjugate

@@ -100,6 +100,7 @@ def command(
             f"the configuration has {len(layers)}",
             "Choose one with --layer NAME",
         )
+    paths.require_one_output(save, as_json=as_json)
     target = Path(save) if save else None
     if chunked:
         report = _chunked(layers, files, target, seed, device, impl, no_check, options)

@@ -260,7 +260,10 @@ def layout(view: View, shape: tuple[int, ...]) -> Layout:
 
 def operand_dtype(case: Case, name: str) -> np.dtype:
     """The dtype of an array of a case, in its byte order."""
-    other = "float32" if case.dtype != "float32" else "float64"
+    if case.dtype in PART:
+        other = next(name for name in PART if name != case.dtype)
+    else:
+        other = "float32" if case.dtype != "float32" else "float64"
     dtype = dtype_of(other if name == case.stranger else case.dtype)
     return dtype.newbyteorder() if case.views.get(name, PLAIN).swapped else dtype
 

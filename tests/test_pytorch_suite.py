@@ -1,0 +1,71 @@
+"""PyTorch's own tests inside ``ct.patch()``: what runs them, and if they are at hand, they."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from tests.studies import pytorch_suite
+
+VARIABLE = "PYTORCH_TEST_CONVOLUTION"
+"""Names PyTorch's test/nn/test_convolution.py."""
+
+PROGRAM = """
+import unittest
+import torch
+
+class Tests(unittest.TestCase):
+    def test_taken(self):
+        torch.nn.Conv1d(1, 2, 3)(torch.ones(1, 1, 5))
+        torch.nn.functional.conv1d(torch.ones(1, 1, 5), torch.ones(1, 1, 2))
+
+    def test_left(self):
+        x = torch.ones(1, 1, 5, dtype=torch.int64)
+        self.assertEqual(torch.nn.functional.conv1d(x, x[..., :2]).tolist(), [[[2, 2, 2, 2]]])
+
+    def test_otherwise(self):
+        y = torch.nn.functional.conv1d(torch.ones(1, 1, 5), torch.ones(1, 1, 2))
+        self.assertNotIn("patch", str(torch.overrides._get_current_function_mode()).lower())
+
+    def test_wrong(self):
+        self.fail()
+
+    @unittest.skip("for no reason")
+    def test_skipped(self):
+        pass
+"""
+
+
+def test_a_run_counts_what_is_taken_and_left_and_what_ends_otherwise(tmp_path, capsys):
+    path = tmp_path / "test_some.py"
+    path.write_text(PROGRAM)
+    inside = pytorch_suite.run(path, patched=True)
+    assert inside.taken == 3
+    assert inside.left.total() == 1
+    (reason,) = inside.left
+    assert "input is torch.int64" in reason
+    outside = pytorch_suite.run(path, patched=False)
+    assert (outside.taken, outside.left.total()) == (0, 0)
+    assert pytorch_suite.summary(outside) == "3 passed, 1 failed, 1 skipped"
+    assert pytorch_suite.different(outside, inside) == ["Tests::test_otherwise"]
+    assert pytorch_suite.main([str(path), "-k", "left or taken"]) == 0
+    assert "calls by cupyconv 2, left to PyTorch 1" in capsys.readouterr().out
+    path.write_text("no Python")
+    with pytest.raises(RuntimeError, match="SyntaxError"):
+        pytorch_suite.run(path, patched=True)
+
+
+@pytest.mark.slow
+def test_pytorchs_own_tests_end_inside_as_outside():
+    place = os.environ.get(VARIABLE)
+    if not place:
+        pytest.skip(f"{VARIABLE} does not name PyTorch's test/nn/test_convolution.py")
+    outside, inside = (
+        pytorch_suite.run(Path(place).resolve(), patched=patched) for patched in (False, True)
+    )
+    assert pytorch_suite.different(outside, inside) == []
+    assert inside.taken > 1000

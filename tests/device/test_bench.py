@@ -21,16 +21,20 @@ from tests.test_bench_run import DENSE, DEPTHWISE, ROOT, measure, small  # noqa:
 
 
 @pytest.fixture
-def gpu():
-    return places.of("gpu")
+def gpu(monkeypatch):
+    place = places.of(None)
+    assert place.name == "gpu"
+    # Sweeps of a cache of 50 MB, before every sample, would take a device without hardware seconds.
+    place.clock = timing.CudaClock(cupy, 1 << 16)
+    monkeypatch.setattr(places, "of", lambda word: place)
+    return place
 
 
 def test_kernels_are_timed_with_events_and_their_host_apart(gpu):
-    assert places.of(None).name == "gpu"
-    found = measure(DENSE, DEPTHWISE, place=gpu)
+    found = measure(DENSE, DEPTHWISE, place=gpu, layouts=("channels_last",))
     assert found.finished
     assert not found.failed
-    assert len(found.rows) == 2 * 3 * 2
+    assert len(found.rows) == 2 * 3
     assert {row.pass_ for row in found.rows} == set(PASSES)
     assert all(row.host_microseconds > 0 for row in found.rows)
     assert all(row.workspace_bytes >= 0 for row in found.rows)

@@ -23,6 +23,10 @@ class Tests(unittest.TestCase):
         torch.nn.Conv1d(1, 2, 3)(torch.ones(1, 1, 5))
         torch.nn.functional.conv1d(torch.ones(1, 1, 5), torch.ones(1, 1, 2))
 
+    def test_refused(self):
+        with self.assertRaises(RuntimeError):
+            torch.nn.functional.conv1d(torch.ones(1, 1, 5), torch.ones(1, 1, 6))
+
     def test_left(self):
         x = torch.ones(1, 1, 5, dtype=torch.int64)
         self.assertEqual(torch.nn.functional.conv1d(x, x[..., :2]).tolist(), [[[2, 2, 2, 2]]])
@@ -45,15 +49,14 @@ def test_a_run_counts_what_is_taken_and_left_and_what_ends_otherwise(tmp_path, c
     path.write_text(PROGRAM)
     inside = pytorch_suite.run(path, patched=True)
     assert inside.taken == 3
-    assert inside.left.total() == 1
-    (reason,) = inside.left
-    assert "input is torch.int64" in reason
+    assert (inside.left.total(), inside.refused) == (1, 1)
+    assert list(inside.left) == ["conv1d: torch.int64 (1, 1, 5), torch.int64 (1, 1, 2)"]
     outside = pytorch_suite.run(path, patched=False)
     assert (outside.taken, outside.left.total()) == (0, 0)
-    assert pytorch_suite.summary(outside) == "3 passed, 1 failed, 1 skipped"
+    assert pytorch_suite.summary(outside) == "4 passed, 1 failed, 1 skipped"
     assert pytorch_suite.different(outside, inside) == ["Tests::test_otherwise"]
     assert pytorch_suite.main([str(path), "-k", "left or taken"]) == 0
-    assert "calls by cupyconv 2, left to PyTorch 1" in capsys.readouterr().out
+    assert "calls by cupyconv 2, refused by both 0, left to PyTorch 1" in capsys.readouterr().out
     path.write_text("no Python")
     with pytest.raises(RuntimeError, match="SyntaxError"):
         pytorch_suite.run(path, patched=True)
@@ -69,3 +72,4 @@ def test_pytorchs_own_tests_end_inside_as_outside():
     )
     assert pytorch_suite.different(outside, inside) == []
     assert inside.taken > 1000
+    assert not inside.left

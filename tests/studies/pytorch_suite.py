@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,11 +39,13 @@ class Run:
     Attributes:
         outcomes: "passed", "failed" or "skipped", by test.
         taken: calls of convolutions that were cupyconv's.
-        left: calls that were left to PyTorch, by function and reason.
+        refused: calls that PyTorch refuses as well.
+        left: calls that PyTorch computed, by function and operands.
     """
 
     outcomes: dict[str, str] = field(default_factory=dict)
     taken: int = 0
+    refused: int = 0
     left: Counter[str] = field(default_factory=Counter)
 
 
@@ -76,7 +79,7 @@ def run(file: Path, *, patched: bool, chosen: str = "") -> Run:
         if done.returncode not in (0, 1) or not report.exists():
             raise RuntimeError(f"{file}: {(done.stdout + done.stderr)[-2000:]}")
         found = json.loads(report.read_text())
-    return Run(found["outcomes"], found["taken"], Counter(found["left"]))
+    return Run(**{**found, "left": Counter(found["left"])})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,9 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(given.file.resolve(), patched=patched, chosen=given.chosen) for patched in (False, True)
     )
     print(f"outside: {summary(outside)}", f"inside:  {summary(inside)}", sep="\n")
-    print(f"calls by cupyconv {inside.taken:,}, left to PyTorch {inside.left.total():,}")
-    for reason, count in inside.left.most_common():
-        print(f"  {count:,}: {reason}")
+    print(
+        f"calls by cupyconv {inside.taken:,}, refused by both {inside.refused:,}, "
+        f"left to PyTorch {inside.left.total():,}"
+    )
+    for call, count in inside.left.most_common():
+        print(f"  {count:,}: {call}")
     other = different(outside, inside)
     for test in other:
         print(f"{test}: {outside.outcomes.get(test)} outside, {inside.outcomes.get(test)} inside")
@@ -124,13 +130,33 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return
     import cupyconv.torch as ct
 
-    with ct.patch() as report:
+    # Of the two, ct.patch's comes first: what it leaves comes to the other.
+    with _left_calls(), ct.patch() as report:
         yield
-    for (_, function, why), count in report.calls.items():
-        if why is None:
-            _found.taken += count
-        else:
-            _found.left[f"{function}: {why}"] += count
+    _found.taken += sum(count for (_, _, why), count in report.calls.items() if why is None)
+
+
+def _left_calls() -> Any:
+    """A mode of PyTorch's that notes which convolutions it is asked for, and what becomes of it."""
+    from torch import Tensor
+    from torch.overrides import TorchFunctionMode
+
+    from cupyconv.torch.patching import REPLACED
+
+    class Left(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func not in REPLACED:
+                return func(*args, **(kwargs or {}))
+            try:
+                result = func(*args, **(kwargs or {}))
+            except Exception:
+                _found.refused += 1
+                raise
+            given = [f"{one.dtype} {tuple(one.shape)}" for one in args if isinstance(one, Tensor)]
+            _found.left[f"{REPLACED[func].__name__}: {', '.join(given)}"] += 1
+            return result
+
+    return Left()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

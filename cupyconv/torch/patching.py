@@ -68,8 +68,9 @@ def patch() -> Iterator[PatchReport]:
     The functions of ``torch``, ``torch.nn.functional`` and ``torch.nn.grad`` named as those here
     are replaced, and so are the layers that call them, such as ``torch.nn.Conv2d``.  A call that
     cupyconv does not support is left to PyTorch and reported.  Nothing in the model is changed;
-    what was computed in the block is differentiated by cupyconv after it too.  A model that is compiled by
-    ``torch.compile`` is compiled anew for the block, with cupyconv's operators in its graph.
+    what was computed in the block is differentiated by cupyconv after it too.  A model that is
+    compiled by ``torch.compile`` is compiled anew for the block, with cupyconv's operators in its
+    graph.
 
     Yields:
         A PatchReport, filled as the block runs.

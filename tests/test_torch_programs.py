@@ -190,6 +190,19 @@ def test_torchs_own_gradient_functions_are_ours_inside_the_patch(rank):
     assert report.calls == {("", "convolution_backward", None): 2}
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_the_function_for_every_convolution_is_ours_inside_the_patch(rank, transposed):
+    x, w = integers(2, 4, *[7, 6, 5][:rank]), integers(4, 2, *[3, 2, 2][:rank], seed=1)
+    bias, ones = integers(4, seed=2), [1] * rank
+    given = (x, w, bias, [2] * rank, ones, ones, transposed, [int(transposed)] * rank, 2)
+    expected = torch.convolution(*given)
+    with ct.patch() as report:
+        assert torch.equal(torch.convolution(*given), expected)
+        assert torch.equal(torch.ops.aten.convolution(*given), expected)
+    assert report.calls == {("", "convolution", None): 2}
+
+
 def test_all_gradients_that_atens_operator_gives():
     x, w, dy = integers(2, 4, 7), integers(4, 4, 3, seed=1), integers(2, 4, 5, seed=2)
     backward = torch.ops.aten.convolution_backward

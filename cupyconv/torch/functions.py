@@ -251,6 +251,29 @@ def conv3d_weight(
     return _weight_gradient(3, input, weight_size, grad_output, stride, padding, dilation, groups)
 
 
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: IntOrInts,
+    padding: IntOrInts,
+    dilation: IntOrInts,
+    transposed: bool,
+    output_padding: IntOrInts,
+    groups: int,
+) -> Tensor:
+    """``torch.convolution``: ``conv1d`` or ``conv_transpose1d`` and their like, by the weight.
+
+    Raises:
+        ConvError, ConvTypeError, DeviceError: as for these.
+    """
+    rank = weight.dim() - 2 if isinstance(weight, Tensor) else 1
+    if transposed:
+        more = (stride, padding, output_padding, groups, dilation)
+        return _transposed(rank, input, weight, bias, *more)
+    return _convolution(rank, input, weight, bias, stride, padding, dilation, groups)
+
+
 def convolution_backward(
     grad_output: Tensor,
     input: Tensor,

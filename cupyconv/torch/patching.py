@@ -19,6 +19,7 @@ from cupyconv.torch.functions import (
     conv_transpose1d,
     conv_transpose2d,
     conv_transpose3d,
+    convolution,
     convolution_backward,
 )
 
@@ -91,6 +92,7 @@ REPLACED: dict[Callable, Callable] = {
         conv_transpose3d,
     )
 }
+REPLACED[torch.convolution] = REPLACED[torch.ops.aten.convolution] = convolution
 REPLACED[torch.ops.aten.convolution_backward] = convolution_backward
 """What is replaced in the block, and by what."""
 

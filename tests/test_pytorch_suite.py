@@ -50,7 +50,9 @@ def test_a_run_counts_what_is_taken_and_left_and_what_ends_otherwise(tmp_path, c
     inside = pytorch_suite.run(path, patched=True)
     assert inside.taken == 3
     assert (inside.left.total(), inside.refused) == (1, 1)
-    assert list(inside.left) == ["conv1d: torch.int64 (1, 1, 5), torch.int64 (1, 1, 2)"]
+    assert list(inside.left) == [
+        "conv1d: torch.int64 (1, 1, 5) strided, torch.int64 (1, 1, 2) strided"
+    ]
     outside = pytorch_suite.run(path, patched=False)
     assert (outside.taken, outside.left.total()) == (0, 0)
     assert pytorch_suite.summary(outside) == "4 passed, 1 failed, 1 skipped"
@@ -72,4 +74,5 @@ def test_pytorchs_own_tests_end_inside_as_outside():
     )
     assert pytorch_suite.different(outside, inside) == []
     assert inside.taken > 1000
-    assert not inside.left
+    # Tensors of oneDNN's own layout, which nobody else can read.
+    assert all("_mkldnn" in call for call in inside.left)

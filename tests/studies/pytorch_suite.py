@@ -152,7 +152,11 @@ def _left_calls() -> Any:
             except Exception:
                 _found.refused += 1
                 raise
-            given = [f"{one.dtype} {tuple(one.shape)}" for one in args if isinstance(one, Tensor)]
+            given = [
+                f"{one.dtype} {tuple(one.shape)} {str(one.layout).removeprefix('torch.')}"
+                for one in args
+                if isinstance(one, Tensor)
+            ]
             _found.left[f"{REPLACED[func].__name__}: {', '.join(given)}"] += 1
             return result
 

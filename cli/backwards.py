@@ -12,7 +12,7 @@ from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import unknown_word
 from cupyconv.explaining.shapes import counted, interval_dict
-from cupyconv.markup import Table
+from cupyconv.markup import Table, in_line
 from cupyconv.problem import interval_text, shape_text
 
 MOST_SIZES = 16
@@ -112,7 +112,9 @@ def backwards_parts(layer: Layer, found: Backwards) -> list[Any]:
     else:
         answer += f"{every}: any of {count:,}, which dy and w cannot tell apart"
     lines = [head, configuration.summary(problem), answer]
-    title = [layer.heading] if layer.heading and layer.title is None else []
+    # A title may tell of the input that the layer had.
+    name = in_line(layer.name or layer.title or "")
+    title = [name] if name else []
     rows = []
     for place, (axis, sizes) in enumerate(zip(found.axes, found.sizes, strict=True)):
         for number, size in enumerate(sizes[:MOST_SIZES]):

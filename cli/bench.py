@@ -13,7 +13,7 @@ from cupyconv import files
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import ConvError, unknown_word
 from cupyconv.markup import in_line
-from cupyconv.problem import PASSES, REAL_ITEMSIZE, shape_text
+from cupyconv.problem import ITEMSIZE, PASSES, shape_text
 
 if TYPE_CHECKING:
     from cupyconv.bench.report import Chapter
@@ -68,7 +68,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     "--dtype",
     "dtypes",
     metavar="A,B",
-    callback=_words("dtype", lambda: REAL_ITEMSIZE),
+    callback=_words("dtype", lambda: ITEMSIZE),
     help="[default: float16 on a GPU, float32 on the CPU]",
 )
 @click.option(
@@ -202,7 +202,10 @@ def _measure(
         arguments=tuple(sys.argv[2:]),
     )
     targets = {"json": json_path, "csv": csv_path, "plot": plot_path}
-    written = {kind: Path(path) for kind, path in targets.items() if path not in (None, "-")}
+    paths.require_one_output(*targets.values(), as_json=False)
+    written = {kind: Path(path) for kind, path in targets.items() if path is not None}
+    if json_path == paths.STANDARD:
+        del written["json"]  # which is one object, and not a line for each entry
     for kind, path in written.items():
         paths.require_writable(f"--{kind}", path)
     log_path = _log_path(written["json"]) if "json" in written else None
@@ -214,11 +217,11 @@ def _measure(
     finally:
         log.close()
         _write_files(log.results, written, log_path)
-    if json_path == "-":
+    if json_path == paths.STANDARD:
         from cupyconv.bench.export import to_json
 
         output.write_json(to_json(log.results))
-    else:
+    elif paths.STANDARD not in targets.values():
         output.draw(output.heading(f"Measured: {about}"), *_drawn(report.sections(log.results)))
     if not log.results.finished:
         return INTERRUPTED
@@ -302,9 +305,9 @@ def _write_files(results: Results, written: dict[str, Path], log_path: Path | No
         if log_path is not None:
             log_path.unlink(missing_ok=True)
     if "csv" in written:
-        export.write_csv(results, written["csv"])
+        paths.write(written["csv"], export.to_csv(results).encode())
     if "plot" in written:
-        files.put(written["plot"], plot.svg(results).encode())
+        paths.write(written["plot"], plot.svg(results).encode())
 
 
 def _compare(old: Path, new: Path, json_path: str | None) -> int:

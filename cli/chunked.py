@@ -50,9 +50,9 @@ def open_array(option: str, place: str) -> Any:
             f"{path} is not one, or damaged ({' '.join(str(error).split())[:120]})",
             "Write it with numpy.save or cupyconv.dask.to_zarr",
         ) from None
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biufc":
         raise ConvError(
-            f"{option} must be an array of real numbers",
+            f"{option} must be an array of numbers",
             f"{path} has dtype {array.dtype}",
             "Write it again with a dtype such as float32",
         )
@@ -82,6 +82,8 @@ def compute(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """All passes, a few chunks at a time, with a progress bar.
 
+    Of complex numbers the inner products are the real part of the sum of products with conjugates.
+
     Args:
         problem: the layer.
         opened: those of x, w and dy that were given; the others are random.
@@ -101,7 +103,13 @@ def compute(
     available = data.available_memory() or 1 << 32
     suggested = cd.suggest_chunks(problem, available // 2 // THREADS)
     dtype = arrays.numpy_dtype(problem.dtype)
-    drawn = da.random.default_rng(seed)
+    generator = da.random.default_rng(seed)
+
+    def drawn(shape: tuple[int, ...], chunks: Any) -> Any:
+        if kind == "integers":
+            return generator.integers(-3, 4, shape, chunks=chunks)
+        return generator.standard_normal(shape, chunks=chunks)
+
     shapes = {
         "x": (problem.input_shape, suggested),
         "w": (problem.filter_shape, -1),
@@ -113,10 +121,9 @@ def compute(
             chunks = cd.conv_forward(operands["x"], operands["w"], **layer).chunks
         array = opened.get(name)
         if array is None:
-            if kind == "integers":
-                array = drawn.integers(-3, 4, shape, chunks=chunks)
-            else:
-                array = drawn.standard_normal(shape, chunks=chunks)
+            array = drawn(shape, chunks)
+            if problem.is_complex:
+                array = array + 1j * drawn(shape, chunks)
         operands[name] = array.astype(dtype).rechunk(chunks)
     x, w, dy = operands.values()
     results = {
@@ -132,10 +139,11 @@ def compute(
             for name, array in results.items():
                 kept = array.astype("float32") if problem.dtype == "bfloat16" else array
                 results[name] = da.from_zarr(str(cd.to_zarr(kept, target / f"{name}.zarr")))
-        wide = {name: array.astype("float64") for name, array in (operands | results).items()}
+        kind_of_sums = "complex128" if problem.is_complex else "float64"
+        wide = {name: array.astype(kind_of_sums) for name, array in (operands | results).items()}
         pairs = {"<y,dy>": ("y", "dy"), "<x,dx>": ("x", "dx"), "<w,dw>": ("w", "dw")}
-        norms = {name: da.sqrt((array**2).sum()) for name, array in wide.items()}
-        products = {name: (wide[a] * wide[b]).sum() for name, (a, b) in pairs.items()}
+        norms = {name: da.sqrt((abs(array) ** 2).sum()) for name, array in wide.items()}
+        products = {name: (wide[a] * wide[b].conj()).sum().real for name, (a, b) in pairs.items()}
         norms, products = dask.compute(norms, products)
     return (
         {name: float(norms[name]) for name in ("x", "w", "y", "dy", "dx", "dw", "db")},

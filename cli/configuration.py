@@ -183,9 +183,12 @@ class Words(click.ParamType):
 def _list_presets(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
     if not asked or ctx.resilient_parsing:
         return
+    presets = [(layer, layer.problem()) for layer in read_file(PRESETS)]
+    if ctx.params.get("as_json"):
+        output.write_json({"presets": [as_json(*entry) for entry in presets]})
+        ctx.exit()
     table = output.table("preset", "x * w", "what it shows")
-    for layer in read_file(PRESETS):
-        problem = layer.problem()
+    for layer, problem in presets:
         shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
         table.add_row(str(layer.name), shapes, layer.title or "")
     output.draw(table)
@@ -243,7 +246,6 @@ _OPTIONS = (
         "--list-presets",
         is_flag=True,
         expose_value=False,
-        is_eager=True,
         callback=_list_presets,
         help="List them, and do nothing else.",
     ),
@@ -370,10 +372,22 @@ def _with_options(layers: list[Layer], options: Mapping[str, Any]) -> list[Layer
 
 
 def _named(layers: list[Layer], name: str, where: str) -> Layer:
-    found = {str(layer.name): layer for layer in layers if layer.name is not None}
-    if name not in found:
-        raise unknown_word(f"layer in {where}", name, found)
-    return found[name]
+    known = [layer.name for layer in layers if layer.name is not None]
+    if not known:
+        raise ConvError(
+            "--layer chooses a layer by its name",
+            f"those of {where} have none",
+            'Give each one, such as name = "first"',
+        )
+    if name not in known:
+        raise unknown_word(f"layer in {where}", name, known)
+    if known.count(name) > 1:
+        raise ConvError(
+            "--layer must name one layer",
+            f"{known.count(name)} in {where} are called {shown(name)}",
+            "Rename all but one of them",
+        )
+    return next(layer for layer in layers if layer.name == name)
 
 
 def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Layer:

@@ -92,10 +92,7 @@ def command(
     layers = configuration.read_layers(options)
     read = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
     saved = [path for path in (svg, html) if path]
-    if saved.count(paths.STANDARD) + (paths.STANDARD in saved and as_json) > 1:
-        raise ConvError(
-            "standard output takes one thing", "it is asked for two", "Write one to a file"
-        )
+    paths.require_one_output(*saved, as_json=as_json)
     for option, path in (("--svg", svg), ("--html", html)):
         if path:
             paths.require_writable(option, Path(path))

@@ -100,6 +100,7 @@ def command(
             f"the configuration has {len(layers)}",
             "Choose one with --layer NAME",
         )
+    paths.require_one_output(save, as_json=as_json)
     target = Path(save) if save else None
     if chunked:
         report = _chunked(layers, files, target, seed, device, impl, no_check, options)
@@ -161,11 +162,7 @@ def _chunked(
         chunked.require_folder(target)
     opened = {name: chunked.open_array(f"--{name}", path) for name, path in files.items()}
     problem = _problem(layers[0], opened, options)
-    if problem.is_complex:
-        raise ConvTypeError(
-            f"--dask reports on real numbers: these are {problem.dtype}. Leave out --dask, or call "
-            "cupyconv.dask from Python, which takes them"
-        )
+    data.require_parts(problem, opened)
     planned = data.Processor.of("cpu", impl).plan(problem, impl)
     norms, products = chunked.compute(problem, opened, seed, layers[0].values, impl, target)
     report = _Report(layers[0], problem, planned, files, seed, norms)

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -62,13 +63,22 @@ class Program(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command line; exits with the code that the command returns, 0 if it is None."""
         try:
-            with _ending_by_signal():
+            with _ending_by_signal(), _without_numerical_warnings():
                 code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
             code = _report(error)
         sys.exit(code or GOOD)
+
+
+@contextmanager
+def _without_numerical_warnings() -> Iterator[None]:
+    """What becomes infinite or NaN is in the report; NumPy and Dask warn of it in lines of code."""
+    with warnings.catch_warnings():
+        what = "overflow|underflow|invalid value|divide by zero"
+        warnings.filterwarnings("ignore", f"({what}) encountered", RuntimeWarning)
+        yield
 
 
 @contextmanager

@@ -82,6 +82,7 @@ def command(
     """
     if sort is not None and sort not in _ORDERS:
         raise unknown_word("--sort", sort, _ORDERS)
+    paths.require_one_output(csv, as_json=as_json)
     if csv:
         paths.require_writable("--csv", Path(csv))
     model = read(file, dict(map(_input, inputs)), paths.read(Path(file)))

@@ -32,7 +32,10 @@ PIPED_WIDTH = 100
 LONGEST_ERROR = 2000
 """Characters of an error, which may quote what was given; of a longer one both ends are shown."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+# Eager: what else decides what is printed, such as --list-presets, has to know.
+json_option = click.option(
+    "--json", "as_json", is_flag=True, is_eager=True, help="Print one JSON object instead."
+)
 
 
 def write(text: str) -> None:

@@ -49,17 +49,38 @@ STANDARD = "-"
 """The name of standard input or output, wherever a file is taken."""
 
 
+def require_one_output(*written: str | None, as_json: bool) -> None:
+    """Check that at most one thing is for standard output.
+
+    Raises:
+        ConvError: several files are, or one beside --json.
+    """
+    if written.count(STANDARD) + (STANDARD in written and as_json) > 1:
+        raise ConvError(
+            "standard output takes one thing", "it is asked for two", "Write one to a file"
+        )
+
+
+_READ = "cupyconv.standard_input"
+
+
 def read(path: Path) -> bytes:
     """What is in a file, or comes from standard input.
 
     Raises:
-        ConvError: standard input is closed.
+        ConvError: standard input is closed, or was read before by the same command.
         OSError: it cannot be read.
     """
     if str(path) != STANDARD:
         return path.read_bytes()
     if sys.stdin is None:
         raise ConvError("- is standard input", "it is closed", "Give a file, or a pipe")
+    meta = click.get_current_context().meta
+    if meta.get(_READ):
+        raise ConvError(
+            "standard input is read once", "- is given for two things", "Give one as a file"
+        )
+    meta[_READ] = True
     return sys.stdin.buffer.read()
 
 

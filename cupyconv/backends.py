@@ -55,6 +55,10 @@ class Backend(Protocol):
         """A contiguous copy of an array of complex numbers, conjugated."""
         ...
 
+    def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """A contiguous copy of an array with zeros after it on every axis, of this shape."""
+        ...
+
     def prepare(
         self,
         pass_plan: PassPlan,
@@ -95,6 +99,12 @@ class CpuBackend:
 
     def conjugate(self, array: np.ndarray) -> np.ndarray:
         return np.conjugate(array, order="C")
+
+    def extended(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        copied = self.empty(shape, array.dtype.name)
+        copied.fill(0)
+        copied[tuple(map(slice, array.shape))] = array
+        return copied
 
     def prepare(
         self,
@@ -156,6 +166,13 @@ class GpuBackend:
 
     def conjugate(self, array: Any) -> Any:
         return arrays.cupy().conjugate(array, out=self.empty(array.shape, str(array.dtype)))
+
+    def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
+        copied = self.empty(shape, array.dtype.name)
+        copied.data.memset_async(0, copied.nbytes)
+        bits = f"u{array.itemsize}" if array.itemsize < 8 else array.dtype  # CuPy has no bfloat16
+        copied.view(bits)[tuple(map(slice, array.shape))] = array.view(bits)
+        return copied
 
     def prepare(
         self,

@@ -34,7 +34,8 @@ from typing import Any, Literal
 import cupyconv
 from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
-from cupyconv.problem import LARGEST, Padding, Size
+from cupyconv.operations import Called
+from cupyconv.problem import LARGEST, Names, Padding, Size
 
 __all__ = [
     "CUDNN_TENSOR_NCHW",
@@ -53,6 +54,10 @@ CUDNN_TENSOR_NHWC: Literal[1] = 1
 """Layout of arrays whose channels come last, and of filters (K, ..., C)."""
 
 TensorCore = Literal["always", "auto", "never"]
+
+_FORWARD = Called(("x", "W", "b"), "y", Names("x", "W", "y"))
+_BACKWARD_FILTER = Called(("x", "gy"), "gW", Names("x", "gW", "gy"))
+_BACKWARD_DATA = Called(("W", "x", "b"), "y", Names("y", "W", "x"))
 
 _LAYOUTS = (CUDNN_TENSOR_NCHW, CUDNN_TENSOR_NHWC)
 _PRECISIONS = {"always": "tf32", "auto": "ieee", "never": "ieee"}
@@ -122,6 +127,7 @@ def convolution_forward(
         _result("y", y),
         precision=_precision(tensor_core),
         measure=bool(auto_tune),
+        called=_FORWARD,
     )
 
 
@@ -160,6 +166,7 @@ def convolution_backward_filter(
         gW,
         precision=_precision(tensor_core),
         measure=bool(auto_tune) and not deterministic,
+        called=_BACKWARD_FILTER,
     )
 
 
@@ -200,6 +207,7 @@ def convolution_backward_data(
     how: dict[str, Any] = {
         "precision": _precision(tensor_core),
         "measure": bool(auto_tune) and not deterministic,
+        "called": _BACKWARD_DATA,
     }
     if b is None:
         operations.compute("backprop_input", (W, x), shape, rules, y, **how)

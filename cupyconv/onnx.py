@@ -28,7 +28,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from cupyconv import arrays, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
-from cupyconv.problem import ConvProblem, Dtype, Padding, PaddingWord, shape_text
+from cupyconv.problem import (
+    TRANSPOSED,
+    ConvProblem,
+    Dtype,
+    Padding,
+    PaddingWord,
+    shape_text,
+    transposed_problem,
+)
 
 __all__ = ["conv", "conv_problem", "conv_transpose", "conv_transpose_problem"]
 
@@ -159,7 +167,8 @@ def conv_transpose(
         x: (N, C, spatial).
         w: (C, M / group, spatial).
         b: (M,).
-        output_padding: what is added to each spatial size at its end; less than the stride.
+        output_padding: what is added to each spatial size at its end; less than the stride or the
+            dilation.
         output_shape: the spatial sizes of the result; the padding follows from them.  At most the
             stride - 1 beyond what the windows reach.
         auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
@@ -183,7 +192,9 @@ def conv_transpose(
         pads=pads,
         strides=strides,
     )
-    return operations.conv_transpose(x, w, b, output_shape=problem.input_shape, **problem.keywords)
+    sizes = zip(problem.axes, problem.input_sizes, x.shape[2:], strict=True)
+    beyond = [size - axis.first_input_size_for(count) for axis, size, count in sizes]
+    return operations.conv_transpose(x, w, b, output_padding=beyond, **problem.keywords)
 
 
 def conv_problem(
@@ -234,7 +245,8 @@ def conv_transpose_problem(
 ) -> ConvProblem:
     """The convolution that a ConvTranspose with these attributes is the transpose of.
 
-    Its output has ``x_shape``, and its input has the shape of the operator's result.
+    Its input has the shape of the operator's result, and its output has ``x_shape``; more, where
+    an output_padding is not less than the stride.
 
     Raises:
         ConvError: there is none.
@@ -256,17 +268,17 @@ def conv_transpose_problem(
         "stride": stride,
         "dilation": _per_axis("dilations", dilations, w_shape),
         "groups": group,
+        "data_format": None,
+        "filter_format": None,
         "dtype": dtype,
     }
     extra = _per_axis("output_padding", output_padding, w_shape, default=0)
     if output_shape is None and not mode.startswith("SAME"):
         padding: Padding = "valid" if mode == "VALID" else _pairs(pads, w_shape)
-        return ConvProblem.from_output(
-            x_shape, w_shape, output_padding=extra, padding=padding, **layer
+        return transposed_problem(
+            TRANSPOSED, x_shape, w_shape, None, extra, padding=padding, **layer
         )
-    whole = ConvProblem.from_output(
-        x_shape, w_shape, output_padding=extra, padding="valid", **layer
-    )
+    whole = transposed_problem(TRANSPOSED, x_shape, w_shape, None, extra, padding="valid", **layer)
     if output_shape is None:
         sizes = [n * s for n, s in zip(x_shape[2:], stride, strict=True)]
     else:
@@ -274,14 +286,15 @@ def conv_transpose_problem(
         if len(sizes) != rank:
             raise _wrong_count("output_shape", len(sizes), rank)
     cropped = [max(had - wanted, 0) for had, wanted in zip(whole.input_sizes, sizes, strict=True)]
+    beyond = [max(wanted - had, 0) for had, wanted in zip(whole.input_sizes, sizes, strict=True)]
+    added = [more + far for more, far in zip(extra, beyond, strict=True)]
     halves = [(total // 2, total - total // 2) for total in cropped]
-    return ConvProblem.from_output(
-        x_shape,
-        w_shape,
-        input_shape=(whole.N, whole.C, *sizes),
-        padding=halves if mode == "SAME_UPPER" else [(b, a) for a, b in halves],
-        **layer,
-    )
+    layer["padding"] = halves if mode == "SAME_UPPER" else [(b, a) for a, b in halves]
+    if any(far and all_ >= s for far, all_, s in zip(beyond, added, stride, strict=True)):
+        # Has no output_padding that says it, and is refused with the sizes that would do.
+        y_shape = (whole.N, whole.C, *sizes)
+        return transposed_problem(TRANSPOSED, x_shape, w_shape, y_shape, None, **layer)
+    return transposed_problem(TRANSPOSED, x_shape, w_shape, None, added, **layer)
 
 
 def _auto_pad(word: str) -> str:

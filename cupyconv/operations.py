@@ -27,7 +27,20 @@ from cupyconv.planning import (
     plan as _plan,
 )
 from cupyconv.planning.strides import Strides, contiguous_strides, element_strides
-from cupyconv.problem import PASSES, ConvProblem, Padding, Rules, Size, dtype_name, shape_text
+from cupyconv.problem import (
+    PASSES,
+    TRANSPOSED,
+    ConvProblem,
+    Names,
+    Padding,
+    Rules,
+    Size,
+    dtype_name,
+    named_problem,
+    require_output,
+    shape_text,
+    transposed_problem,
+)
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -471,7 +484,8 @@ def conv_transpose(
         output_shape: shape of the result.
         output_padding: instead, how far the result lies above the smallest of the ``stride`` sizes
             per axis that fit.  By default 0 as in PyTorch, and stride - 1 under "same", which
-            makes the result stride times as large, as in Keras and JAX.
+            makes the result stride times as large, as in Keras and JAX.  Less than the stride or,
+            unless under "same", the dilation; from the stride on x is copied, with zeros after it.
         stride, padding, dilation, groups, data_format, filter_format: of the convolution.
         activation, precision, impl, out: as for ``conv_forward``.
 
@@ -570,6 +584,24 @@ _GIVEN = {
 }
 """The arrays that an operation is given; all but the bias in the order of the pass's x, w, y."""
 
+
+class Called(NamedTuple):
+    """What errors call the arrays of an operation.
+
+    Attributes:
+        given: those of _GIVEN.
+        out: the array for the result.
+        tensors: those of the problem.
+    """
+
+    given: tuple[str, ...]
+    out: str = "out"
+    tensors: Names = Names()
+
+
+_CALLED = {operation: Called(given) for operation, given in _GIVEN.items()}
+_CALLED["transpose"] = Called(_GIVEN["transpose"], tensors=TRANSPOSED)
+
 _PLAIN = frozenset((int, str, type(None)))
 """Types whose values, if they are equal, are written in the same way."""
 
@@ -626,6 +658,7 @@ def compute(
     activation: str | None = None,
     measure: bool | None = None,
     conjugates: bool = False,
+    called: Called | None = None,
 ) -> Any:
     """Carry out an operation, for the functions above and for other names of theirs.
 
@@ -641,8 +674,10 @@ def compute(
         measure: whether the fastest kernels of a GPU are found by timing them; by default what
             ``cupyconv.benchmark`` says.
         conjugates: whether a transposed convolution conjugates its filter, as a gradient does.
+        called: what errors call the arrays; by default as _GIVEN does, and ``out``.
     """
-    names = _GIVEN[operation]
+    called = called or _CALLED[operation]
+    names = called.given
     given, home, backend = _take(names, given)
     operands, result, out_layout = given[:2], None, None
     layouts = [(array.shape, array.strides, array.dtype) for array in given]
@@ -652,11 +687,12 @@ def compute(
         operands = given[1:2]
         layouts[0] = _of_a_new_array(*layouts[0])
     if out is not None:
-        result = _take_out(out, names, given, home, backend)
+        result = _take_out(called.out, out, names, given, home, backend)
         operands += (result,)
         out_layout = (result.shape, result.strides, result.dtype)
     call: tuple[Any, ...] = (
         operation,
+        called,
         tuple(layouts),
         out_layout,
         backend.alignment(operands),
@@ -674,6 +710,9 @@ def compute(
         result = backend.empty(ready.shape, ready.problem.dtype)
     if turned:
         given = (backend.conjugate(given[0]), *given[1:])
+    if operation == "transpose" and given[1].shape != ready.problem.output_shape:
+        # Its output_padding reaches over windows that x has no numbers for.
+        given = (given[0], backend.extended(given[1], ready.problem.output_shape), *given[2:])
     if operation == "forward":
         x, w, *bias = given
         tensors = Tensors(x, w, result, *bias)
@@ -703,6 +742,7 @@ def _spelling(shape: Any, rules: tuple[Any, ...]) -> str | None:
 @lru_cache(maxsize=4096)
 def _ready(
     operation: str,
+    called: Called,
     given: tuple[tuple[Any, ...], ...],
     out: tuple[Any, ...] | None,
     alignment: int,
@@ -724,7 +764,7 @@ def _ready(
     layouts = dict(zip(_GIVEN[operation], map(_Layout._make, given), strict=False))
     if out is not None:
         layouts["out"] = _Layout._make(out)
-    problem = _problem(operation, layouts, shape, rules)
+    problem = _problem(operation, layouts, shape, rules, called)
     if problem.is_complex and activation is not None:
         raise ConvError(
             "activations are of real numbers",
@@ -738,8 +778,14 @@ def _ready(
         "backprop_filter": problem.filter_gradient_shape,
     }[pass_]
     if "out" in layouts:
-        _require_out(layouts["out"], written, problem.dtype)
-    strides = _strides(operation, problem, layouts, alignment) if backend.device.is_gpu else None
+        _require_out(called.out, layouts["out"], written, problem.dtype)
+    if operation == "transpose" and layouts["x"].shape != problem.output_shape:
+        # What the pass is given is a copy that has the missing windows too.
+        x_layout = _of_a_new_array(problem.output_shape, None, layouts["x"].dtype)
+        layouts["x"] = _Layout._make(x_layout)
+    strides = None
+    if backend.device.is_gpu:
+        strides = _strides(operation, problem, layouts, alignment, _said(operation, called))
     request = Request(problem, pass_, backend.device, precision, workspace_limit, strides)
     if isinstance(impl, Plan):
         chosen = impl.replay(request)
@@ -759,7 +805,7 @@ def _ready(
 
 def _sum_bias(dy: Any, data_format: str | None, out: Any) -> Any:
     (dy,), home, backend = _take(("dy",), (dy,))
-    result = None if out is None else _take_out(out, ("dy",), (dy,), home, backend)
+    result = None if out is None else _take_out("out", out, ("dy",), (dy,), home, backend)
     out_layout = None if result is None else _Layout.of(result)
     call = (_Layout.of(dy), out_layout, data_format, backend, backend.alignment((dy,)))
     shape, dtype, run = _from_cache(_ready_bias, call)
@@ -780,7 +826,7 @@ def _ready_bias(
     """Shape and dtype of db, and what computes it."""
     problem = _bias_problem(dy.shape, data_format, _common_dtype({"dy": dy}))
     if out is not None:
-        _require_out(out, problem.bias_shape, problem.dtype)
+        _require_out("out", out, problem.bias_shape, problem.dtype)
     stride = 1 if out is None else _elements("out", out)[0]
     run = backend.prepare_bias(problem, _elements("dy", dy), stride, alignment)
     return problem.bias_shape, problem.dtype, run
@@ -796,10 +842,21 @@ def _from_cache(function: Any, call: tuple[Any, ...]) -> Any:
         return function.__wrapped__(*call)
 
 
+def _said(operation: str, called: Called) -> dict[str, str]:
+    """What errors call the arrays, by the names that they have here."""
+    return {**dict(zip(_GIVEN[operation], called.given, strict=False)), "out": called.out}
+
+
 def _problem(
-    operation: str, layouts: Mapping[str, _Layout], shape: Any, rules: tuple[Any, ...]
+    operation: str,
+    layouts: Mapping[str, _Layout],
+    shape: Any,
+    rules: tuple[Any, ...],
+    called: Called | None = None,
 ) -> ConvProblem:
     """The problem of a call, whose arrays fit it."""
+    called = called or _CALLED[operation]
+    said, names = _said(operation, called), called.tensors
     stride, padding, dilation, groups, data_format, filter_format = rules
     arguments = {
         "stride": stride,
@@ -808,39 +865,45 @@ def _problem(
         "groups": groups,
         "data_format": data_format,
         "filter_format": filter_format,
-        "dtype": _common_dtype(layouts),
+        "dtype": _common_dtype(
+            {said.get(name, name): one for name, one in layouts.items() if name != "out"}
+        ),
     }
     x, w = layouts.get("x"), layouts.get("w")
     if operation == "transpose":
         assert x is not None
         assert w is not None
         output_shape, output_padding = shape
-        problem = ConvProblem.from_output(
-            x.shape, w.shape, input_shape=output_shape, output_padding=output_padding, **arguments
+        problem = transposed_problem(
+            names, x.shape, w.shape, output_shape, output_padding, **arguments
         )
         if "bias" in layouts:
-            _require_bias(layouts["bias"], problem.C, "the result")
+            _require_bias(said["bias"], layouts["bias"], problem.C, names.x)
         return problem
     x_shape = shape if x is None else x.shape
     w_shape = shape if w is None else w.shape
-    problem = ConvProblem(x_shape, w_shape, **arguments)
+    problem = named_problem(names, x_shape, w_shape, **arguments)
     if "dy" in layouts:
-        problem.require_output_gradient(layouts["dy"].shape)
+        require_output(names, problem, layouts["dy"].shape)
     if "bias" in layouts:
-        _require_bias(layouts["bias"], problem.K, "the filter")
+        _require_bias(said["bias"], layouts["bias"], problem.K, names.w)
     return problem
 
 
 def _strides(
-    operation: str, problem: ConvProblem, layouts: Mapping[str, _Layout], alignment: int
+    operation: str,
+    problem: ConvProblem,
+    layouts: Mapping[str, _Layout],
+    alignment: int,
+    said: Mapping[str, str],
 ) -> Strides:
     """How the tensors of a pass lie in memory; a result that is still to be made, contiguously."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     x, w, y = (
-        _elements(name, layouts[name]) if name in layouts else contiguous_strides(shape)
+        _elements(said[name], layouts[name]) if name in layouts else contiguous_strides(shape)
         for name, shape in zip(_ROLES[operation], shapes, strict=True)
     )
-    bias = _elements("bias", layouts["bias"])[0] if "bias" in layouts else 1
+    bias = _elements(said["bias"], layouts["bias"])[0] if "bias" in layouts else 1
     return Strides(x, w, y, bias, alignment)
 
 
@@ -917,8 +980,6 @@ def _take_all(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, 
 def _common_dtype(layouts: Mapping[str, _Layout]) -> str:
     names = {}
     for name, layout in layouts.items():
-        if name == "out":
-            continue  # which has to have theirs
         try:
             names[name] = _dtype_name(layout.dtype)
         except ConvTypeError as error:
@@ -936,11 +997,11 @@ def _common_dtype(layouts: Mapping[str, _Layout]) -> str:
 _dtype_name = cache(dtype_name)
 
 
-def _require_bias(bias: _Layout, channels: int, owner: str) -> None:
+def _require_bias(name: str, bias: _Layout, channels: int, owner: str) -> None:
     if bias.shape != (channels,):
         raise ConvError(
             "the bias must have one value for each output channel",
-            f"bias is {shape_text(bias.shape) or 'a scalar'}, {owner} has {channels} output "
+            f"{name} is {shape_text(bias.shape) or 'a scalar'}, {owner} has {channels} output "
             "channels",
             f"Pass a bias of shape ({channels},)",
         )
@@ -958,44 +1019,50 @@ def _require_current_device(names: Sequence[str], given: Sequence[Any], current:
 
 
 def _take_out(
-    out: Any, names: Sequence[str], given: Sequence[Any], home: arrays.Home, backend: Backend
+    called: str,
+    out: Any,
+    names: Sequence[str],
+    given: Sequence[Any],
+    home: arrays.Home,
+    backend: Backend,
 ) -> Any:
     """``out`` as an array over its own memory, which may be written without harm to the others."""
-    array, out_home = arrays.take("out", out)
+    array, out_home = arrays.take(called, out)
     if out_home is not home:
         raise ConvTypeError(
-            f"out must be where the inputs are: out is a {out_home.value} array, they are "
-            f"{home.value} arrays. Pass a {home.value} array"
+            f"{called} must be where the inputs are: {called} is a {out_home.value} array, they "
+            f"are {home.value} arrays. Pass a {home.value} array"
         )
     if backend.ordinal is not None:
-        _require_current_device(("out",), (array,), backend.ordinal)
+        _require_current_device((called,), (array,), backend.ordinal)
     if not getattr(array.flags, "writeable", True):
-        raise ConvError("out must be writeable", "it is read-only", "Pass a writeable array")
+        raise ConvError(f"{called} must be writeable", "it is read-only", "Pass a writeable array")
     for name, other in zip(names, given, strict=False):
         if arrays.overlap(array, other, home):
             raise ConvError(
-                "out must not share memory with an input",
+                f"{called} must not share memory with an input",
                 f"it overlaps {name}",
                 f"Pass a new array, or a copy of {name}",
             )
     return array
 
 
-def _require_out(out: _Layout, shape: tuple[int, ...], dtype: str) -> None:
+def _require_out(name: str, out: _Layout, shape: tuple[int, ...], dtype: str) -> None:
+    one = f"an {name}" if name == "out" else f"a {name}"
     if out.dtype != arrays.numpy_dtype(dtype):
         raise ConvTypeError(
-            f"out must have the inputs' dtype: out is {out.dtype}, they are {dtype}. "
-            f"Pass an out of dtype {dtype}"
+            f"{name} must have the inputs' dtype: {name} is {out.dtype}, they are {dtype}. "
+            f"Pass {one} of dtype {dtype}"
         )
     if out.shape != shape:
         raise ConvError(
-            "out must have the result's shape",
-            f"out is {shape_text(out.shape) or 'a scalar'}, the result is {shape_text(shape)}",
-            f"Pass an out of shape {shape}",
+            f"{name} must have the result's shape",
+            f"{name} is {shape_text(out.shape) or 'a scalar'}, the result is {shape_text(shape)}",
+            f"Pass {one} of shape {shape}",
         )
     if arrays.overlaps_itself(out.shape, out.strides, out.itemsize):
         raise ConvError(
-            "out must have memory of its own for each element",
+            f"{name} must have memory of its own for each element",
             f"elements of a {shape_text(out.shape)} with strides of {out.strides} bytes overlap",
             "Pass a new array, and copy from it",
         )

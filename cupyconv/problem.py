@@ -86,6 +86,34 @@ class GemmView(NamedTuple):
     groups: int
 
 
+class Names(NamedTuple):
+    """What messages call the tensors x, w and y of a problem."""
+
+    x: str = "the input"
+    w: str = "the filter"
+    y: str = "dy"
+
+    @staticmethod
+    def of(name: str) -> str:
+        """Before what it has: ``the input channels``, ``x's channels``."""
+        return name if name.startswith("the ") else f"{name}'s"
+
+    @staticmethod
+    def bare(name: str) -> str:
+        """Without its article."""
+        return name.removeprefix("the ")
+
+    @staticmethod
+    def any(name: str) -> str:
+        """With an indefinite article, if it had one."""
+        article = "an" if name == "the input" else "a"
+        return f"{article} {name.removeprefix('the ')}" if name.startswith("the ") else name
+
+
+TRANSPOSED = Names(x="the result", y="x")
+"""What a transposed convolution's are called."""
+
+
 @dataclass(frozen=True)
 class ConvAxis:
     """One spatial axis of a convolution and the one-dimensional rules that hold on it.
@@ -289,9 +317,25 @@ class ConvProblem:
         filter_format: FilterFormat | None = None,
         dtype: Dtype = "float32",
     ) -> None:
+        rules = (stride, padding, dilation, groups, data_format, filter_format)
+        self._assign(Names(), input_shape, filter_shape, *rules, dtype)
+
+    def _assign(
+        self,
+        names: Names,
+        input_shape: Iterable[int],
+        filter_shape: Iterable[int],
+        stride: Size,
+        padding: Padding,
+        dilation: Size,
+        groups: int,
+        data_format: str | None,
+        filter_format: str | None,
+        dtype: Any,
+    ) -> None:
         x_shape = _shape("input_shape", input_shape)
         w_shape = _shape("filter_shape", filter_shape)
-        rank = _spatial_rank(x_shape, w_shape)
+        rank = _spatial_rank(names, x_shape, w_shape)
         layout = formats.resolve_data_format(data_format, rank)
         filter_layout = formats.resolve_filter_format(filter_format, rank, layout)
         assign = object.__setattr__
@@ -303,8 +347,8 @@ class ConvProblem:
         assign(self, "dilation", _per_axis("dilation", dilation, rank))
         assign(self, "groups", _count("groups", groups))
         assign(self, "dtype", dtype_name(dtype))
-        _require_sizes(self)
-        _require_channels(self)
+        _require_sizes(names, self)
+        _require_channels(names, self)
         mode, pairs = _padding(padding, rank)
         if mode.startswith("same"):
             pairs = tuple(
@@ -316,8 +360,8 @@ class ConvProblem:
         assign(self, "padding_mode", mode)
         assign(self, "padding", pairs)
         for axis in self.axes:
-            _require_countable(axis)
-            _require_window(axis)
+            _require_countable(names, axis)
+            _require_window(names, axis)
 
     # -- sizes ------------------------------------------------------------------------------
 
@@ -449,7 +493,7 @@ class ConvProblem:
     @property
     def flops_of_product(self) -> int:
         """Floating-point operations of one product and of its addition to a sum."""
-        return 8 if self.is_complex else 2
+        return flops_of_product(self.dtype)
 
     @cached_property
     def bytes(self) -> int:
@@ -537,39 +581,26 @@ class ConvProblem:
             output_padding: else, per axis, how far its input lies above the smallest of the
                 ``stride`` sizes that have this output.  By default 0, as in PyTorch; under "same"
                 stride - 1, which makes the input stride times the output, as in Keras and JAX.
+                Unless under "same", one that is not less than the stride may be less than the
+                dilation: the input then has more windows, and the result a larger output.
 
         Raises:
             ConvError: there is none; for an ``input_shape`` that has another output, the message
                 has the interval of sizes that would do.
         """
-        y_shape = _shape("output_shape", output_shape)
-        w_shape = _shape("filter_shape", filter_shape)
-        rank = _spatial_rank(y_shape, w_shape)
-        layout = formats.resolve_data_format(data_format, rank)
-        filter_layout = formats.resolve_filter_format(filter_format, rank, layout)
-        arguments: dict[str, Any] = {
+        rules: dict[str, Any] = {
             "stride": stride,
             "padding": padding,
             "dilation": dilation,
             "groups": groups,
-            "data_format": layout,
-            "filter_format": filter_layout,
+            "data_format": data_format,
+            "filter_format": filter_format,
             "dtype": dtype,
         }
-        if input_shape is None:
-            input_shape = _input_shape_for(
-                y_shape, w_shape, layout, filter_layout, output_padding, arguments
-            )
-        elif output_padding is not None:
-            raise ConvError(
-                "output_shape and output_padding say the same thing",
-                f"got {shape_text(_shape('output_shape', input_shape))} and {output_padding}",
-                "Pass one of them",
-            )
-        problem = cls(input_shape, w_shape, **arguments)
-        _require_origin(problem, y_shape)
-        problem.require_output_gradient(y_shape)
-        return problem
+        names = Names(y="the output")
+        return transposed_problem(
+            names, output_shape, filter_shape, input_shape, output_padding, **rules
+        )
 
     def replace(self, **changes: Unpack[_Changes]) -> ConvProblem:
         """The same problem with some arguments of the constructor changed."""
@@ -595,41 +626,7 @@ class ConvProblem:
             ConvError: it cannot; for a spatial size the message has the interval of input sizes
                 that would go with it.
         """
-        given = _shape("dy.shape", shape)
-        if len(given) != len(self.output_shape):
-            raise ConvError(
-                "dy must have as many axes as the input",
-                f"dy is {shape_text(given)}, the input is {shape_text(self.input_shape)}",
-                f"Pass a dy of shape {shape_text(self.output_shape)}",
-            )
-        n, k, *spatial = (given[axis] for axis in self.data_axes)
-        expected = f"Pass a dy of shape {shape_text(self.output_shape)} ({self.data_format})"
-        if n != self.N:
-            raise ConvError(
-                "dy and the input must have the same batch size",
-                f"dy has {n}, the input has {self.N}",
-                expected,
-            )
-        if k != self.K:
-            raise ConvError(
-                "dy must have one channel for each filter",
-                f"dy has {k}, the filter gives {self.K}",
-                expected,
-            )
-        for axis, size in zip(self.axes, spatial, strict=True):
-            if size == axis.output:
-                continue
-            sizes = axis.input_sizes_for(size)
-            fitting = (
-                f"input sizes {interval_text(sizes)} would" if sizes else "no input size would"
-            )
-            raise ConvError(
-                "dy must have the output size of the input it belongs to",
-                f"an input of {axis.input} gives {axis.formula}, dy has {size}; "
-                f"{fitting} give {size}",
-                expected,
-                axis=axis.name,
-            )
+        require_output(Names(), self, shape)
 
     def __repr__(self) -> str:
         def one(values: tuple) -> str:
@@ -731,6 +728,11 @@ def bytes_text(size: float) -> str:
     return f"{size:,.1f} {largest}"
 
 
+def flops_of_product(dtype: str) -> int:
+    """Floating-point operations of one product of a dtype and of its addition to a sum."""
+    return 8 if dtype in REAL_PART else 2
+
+
 def interval_text(sizes: range) -> str:
     """A range of sizes as text: ``9`` or ``9 to 10``."""
     return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
@@ -751,6 +753,89 @@ def dtype_name(dtype: Any) -> DtypeName:
             "Convert the arrays first, for example x.astype('float32')"
         )
     return cast(DtypeName, name)
+
+
+# -- for functions whose tensors have other names ------------------------------------------------
+
+
+def named_problem(
+    names: Names, input_shape: Iterable[int], filter_shape: Iterable[int], **rules: Any
+) -> ConvProblem:
+    """A ConvProblem, whose errors call the tensors by these names."""
+    words = ("stride", "padding", "dilation", "groups", "data_format", "filter_format", "dtype")
+    problem = object.__new__(ConvProblem)
+    problem._assign(names, input_shape, filter_shape, *(rules[word] for word in words))
+    return problem
+
+
+def transposed_problem(
+    names: Names,
+    output_shape: Iterable[int],
+    filter_shape: Iterable[int],
+    input_shape: Iterable[int] | None,
+    output_padding: Size | None,
+    **rules: Any,
+) -> ConvProblem:
+    """``ConvProblem.from_output``, whose errors call the tensors by these names."""
+    y_shape = _shape("output_shape", output_shape)
+    w_shape = _shape("filter_shape", filter_shape)
+    rank = _spatial_rank(names._replace(x=names.y), y_shape, w_shape)
+    layout = formats.resolve_data_format(rules["data_format"], rank)
+    filter_layout = formats.resolve_filter_format(rules["filter_format"], rank, layout)
+    rules |= {"data_format": layout, "filter_format": filter_layout}
+    if input_shape is None:
+        input_shape, y_shape = _shapes_for(
+            y_shape, w_shape, layout, filter_layout, output_padding, rules
+        )
+    elif output_padding is not None:
+        raise ConvError(
+            "output_shape and output_padding say the same thing",
+            f"got {shape_text(_shape('output_shape', input_shape))} and {output_padding}",
+            "Pass one of them",
+        )
+    problem = named_problem(names, input_shape, w_shape, **rules)
+    _require_origin(names, problem, y_shape)
+    require_output(names, problem, y_shape)
+    return problem
+
+
+def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> None:
+    """``ConvProblem.require_output_gradient``, whose errors call the tensors by these names."""
+    x, w, y = names
+    given = _shape(f"{y}.shape", shape)
+    expected = f"Pass a {names.bare(y)} of shape {shape_text(problem.output_shape)}"
+    if len(given) != len(problem.output_shape):
+        raise ConvError(
+            f"{y} must have as many axes as {x}",
+            f"{y} is {shape_text(given)}, {x} is {shape_text(problem.input_shape)}",
+            expected,
+        )
+    n, k, *spatial = (given[axis] for axis in problem.data_axes)
+    expected += f" ({problem.data_format})"
+    if n != problem.N:
+        raise ConvError(
+            f"{y} and {x} must have the same batch size",
+            f"{y} has {n}, {x} has {problem.N}",
+            expected,
+        )
+    if k != problem.K:
+        raise ConvError(
+            f"{y} must have one channel for each filter",
+            f"{y} has {k}, {w} gives {problem.K}",
+            expected,
+        )
+    for axis, size in zip(problem.axes, spatial, strict=True):
+        if size == axis.output:
+            continue
+        sizes = axis.input_sizes_for(size)
+        fitting = f"input sizes {interval_text(sizes)} would" if sizes else "no input size would"
+        raise ConvError(
+            f"{y} must have the output size of {x} it belongs to",
+            f"{names.any(x)} of {axis.input} gives {axis.formula}, {y} has {size}; "
+            f"{fitting} give {size}",
+            expected,
+            axis=axis.name,
+        )
 
 
 # -- reading the constructor's arguments ---------------------------------------------------------
@@ -792,30 +877,31 @@ def _count(what: str, value: object) -> int:
     return number
 
 
-def _spatial_rank(input_shape: tuple[int, ...], filter_shape: tuple[int, ...]) -> int:
+def _spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple[int, ...]) -> int:
     rank = len(input_shape) - 2
     no_batch = len(input_shape) + 1 == len(filter_shape) and rank + 1 in formats.SPATIAL_AXES
     add = f"Add the batch: {shape_text((1, *input_shape))}"
     if rank not in formats.SPATIAL_AXES:
         raise ConvError(
-            "the input must have a batch axis, a channel axis and 1 to 3 spatial axes",
-            f"input_shape {shape_text(input_shape) or '()'} has {len(input_shape)} axes",
+            f"{names.x} must have a batch axis, a channel axis and 1 to 3 spatial axes",
+            f"{names.bare(names.x)} {shape_text(input_shape) or '()'} has {len(input_shape)} axes",
             (f"{add}. " if no_batch else "")
             + "Pass 3 axes for a 1-D, 4 for a 2-D, 5 for a 3-D convolution",
         )
     if no_batch:
         raise ConvError(
-            "the input must have a batch axis, and as many axes as the filter",
-            f"the input {shape_text(input_shape)} has {len(input_shape)}, the filter "
+            f"{names.x} must have a batch axis, and as many axes as {names.w}",
+            f"{names.x} {shape_text(input_shape)} has {len(input_shape)}, {names.w} "
             f"{shape_text(filter_shape)} has {len(filter_shape)}",
             add,
         )
     if len(filter_shape) != len(input_shape):
         raise ConvError(
-            "the filter must have as many axes as the input",
-            f"the input {shape_text(input_shape)} has {len(input_shape)}, "
-            f"the filter {shape_text(filter_shape) or '()'} has {len(filter_shape)}",
-            f"Pass a filter with {len(input_shape)} axes, or an input with {len(filter_shape)}",
+            f"{names.w} must have as many axes as {names.x}",
+            f"{names.x} {shape_text(input_shape)} has {len(input_shape)}, "
+            f"{names.w} {shape_text(filter_shape) or '()'} has {len(filter_shape)}",
+            f"Pass {names.any(names.w)} with {len(input_shape)} axes, or {names.any(names.x)} with "
+            f"{len(filter_shape)}",
         )
     return rank
 
@@ -834,15 +920,15 @@ def _per_axis(what: str, value: Size, rank: int) -> tuple[int, ...]:
     return tuple(_positive(what, v, name) for v, name in zip(values, names, strict=True))
 
 
-def _input_shape_for(
+def _shapes_for(
     y_shape: tuple[int, ...],
     w_shape: tuple[int, ...],
     layout: str,
     filter_layout: str,
     output_padding: Size | None,
     arguments: dict[str, Any],
-) -> tuple[int, ...]:
-    """The input shape of ``from_output``, when it has to be chosen from the interval."""
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The input shape of ``from_output``, when output_padding has to say it, and its output's."""
     rank = len(y_shape) - 2
     n_axis, c_axis, *spatial_axes = formats.data_axes(layout)
     _, i_axis, *filter_axes = formats.filter_axes(filter_layout)
@@ -860,7 +946,7 @@ def _input_shape_for(
             f"got {len(extra)} values for {rank} spatial axes",
             f"Pass one integer, or {rank}",
         )
-    shape = list(y_shape)
+    shape, outputs = list(y_shape), list(y_shape)
     shape[n_axis] = y_shape[n_axis]
     shape[c_axis] = w_shape[i_axis] * _count("groups", arguments["groups"])
     rules = zip(
@@ -875,16 +961,19 @@ def _input_shape_for(
     )
     for name, axis, filter_axis, stride, dilation, (before, after), added in rules:
         rule = ConvAxis(name, 0, w_shape[filter_axis], stride, dilation, before, after, mode)
-        if not 0 <= added < stride:
+        same = mode.startswith("same")
+        most = stride - 1 if same else max(stride, dilation) - 1
+        if not 0 <= added <= most:
             raise ConvError(
-                "output_padding must be at least 0 and less than the stride, because stride sizes "
-                "share one output",
-                f"got {added} with stride {stride}",
-                f"Use 0 to {stride - 1}",
+                "output_padding must be at least 0 and less than the stride"
+                + ("" if same else " or the dilation"),
+                f"got {added} with stride {stride}" + ("" if same else f" and dilation {dilation}"),
+                f"Use 0 to {most}",
                 axis=name,
             )
         shape[axis] = rule.first_input_size_for(y_shape[axis]) + added
-    return tuple(shape)
+        outputs[axis] += added // stride
+    return tuple(shape), tuple(outputs)
 
 
 def _positive(what: str, value: object, axis: str | None = None) -> int:
@@ -952,66 +1041,64 @@ def _same_padding(mode: str, size: int, taps: int, stride: int, dilation: int) -
 # -- rules between the arguments -----------------------------------------------------------------
 
 
-def _require_sizes(problem: ConvProblem) -> None:
+def _require_sizes(names: Names, problem: ConvProblem) -> None:
     if problem.N < 0:
         raise ConvError("the batch must not be negative", f"got {problem.N}", "Use 0 or more")
-    named = [("C", "the input", problem.C), ("O", "the filter", problem.K)]
-    named.append(("I", "the filter", problem.filter_shape[problem.filter_axes[1]]))
+    named = [("C", names.x, problem.C), ("O", names.w, problem.K)]
+    named.append(("I", names.w, problem.filter_shape[problem.filter_axes[1]]))
     letters = formats.SPATIAL_AXES[problem.spatial_rank]
-    named += [(a, "the input", size) for a, size in zip(letters, problem.input_sizes, strict=True)]
-    named += [
-        (a, "the filter", size) for a, size in zip(letters, problem.filter_sizes, strict=True)
-    ]
+    named += [(a, names.x, size) for a, size in zip(letters, problem.input_sizes, strict=True)]
+    named += [(a, names.w, size) for a, size in zip(letters, problem.filter_sizes, strict=True)]
     for letter, owner, size in named:
         if size < 1:
             raise ConvError(
                 "every size but the batch must be at least 1",
                 f"{owner} has {letter} = {size}",
-                f"Give positive sizes: input {shape_text(problem.input_shape)} was read as "
-                f"{problem.data_format}, filter {shape_text(problem.filter_shape)} as "
-                f"{problem.filter_format}",
+                f"Give positive sizes: {names.bare(names.x)} {shape_text(problem.input_shape)} was "
+                f"read as {problem.data_format}, {names.bare(names.w)} "
+                f"{shape_text(problem.filter_shape)} as {problem.filter_format}",
             )
 
 
-def _require_channels(problem: ConvProblem) -> None:
+def _require_channels(names: Names, problem: ConvProblem) -> None:
     C, K, G = problem.C, problem.K, problem.groups
     per_group = problem.filter_shape[problem.filter_axes[1]]
-    for what, count in (("input", C), ("output", K)):
+    for owner, count in ((names.x, C), ("the output" if names.y == "dy" else names.y, K)):
         if count % G:
             raise ConvError(
-                f"groups must divide the {what} channels",
-                f"{count} {what} channels, groups={G}",
-                one_of(_group_repairs(problem)),
+                f"groups must divide {names.of(owner)} channels",
+                f"{count} {names.bare(names.of(owner))} channels, groups={G}",
+                one_of(_group_repairs(names, problem)),
             )
     if per_group == C // G:
         return
-    repairs = [f"give the filter I = {C // G}", f"give the input C = {per_group * G}"]
+    repairs = [f"give {names.w} I = {C // G}", f"give {names.x} C = {per_group * G}"]
     if C % per_group == 0 and K % (C // per_group) == 0:
         repairs.insert(0, f"use groups={C // per_group}")
     raise ConvError(
-        "the filter's input channels must be the input's channels divided by groups",
-        f"input {shape_text(problem.input_shape)} ({problem.data_format}) has C = {C}, groups={G}, "
-        f"so {C // G} for each filter; filter {shape_text(problem.filter_shape)} "
-        f"({problem.filter_format}) has I = {per_group}",
+        f"{names.w}'s input channels must be {names.x}'s channels divided by groups",
+        f"{names.bare(names.x)} {shape_text(problem.input_shape)} ({problem.data_format}) has "
+        f"C = {C}, groups={G}, so {C // G} for each filter; {names.bare(names.w)} "
+        f"{shape_text(problem.filter_shape)} ({problem.filter_format}) has I = {per_group}",
         one_of(repairs),
     )
 
 
-def _require_origin(problem: ConvProblem, y_shape: tuple[int, ...]) -> None:
+def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]) -> None:
     """The problem has the given output; said in the words of a transposed convolution."""
     n, k = (y_shape[axis] for axis in problem.data_axes[:2])
     if n != problem.N:
         raise ConvError(
             "a transposed convolution keeps the batch size",
-            f"it is made from {n}, its result has {problem.N}",
-            f"Use a result with a batch of {n}",
+            f"{names.y} has {n}, {names.x} has {problem.N}",
+            f"Use a batch of {n}",
         )
     if k != problem.K:
         raise ConvError(
             "a transposed convolution must be made from one channel for each filter",
-            f"it is made from {k}, the filter {shape_text(problem.filter_shape)} "
+            f"{names.y} has {k}, {names.w} {shape_text(problem.filter_shape)} "
             f"({problem.filter_format}) has O = {problem.K}",
-            f"Give it {problem.K} channels, or the filter O = {k}",
+            f"Give {names.y} {problem.K} channels, or {names.w} O = {k}",
         )
     for axis, position in zip(problem.axes, problem.data_axes[2:], strict=True):
         size = y_shape[position]
@@ -1020,13 +1107,13 @@ def _require_origin(problem: ConvProblem, y_shape: tuple[int, ...]) -> None:
             raise ConvError(
                 "the result of a transposed convolution must have the size it is made from as its "
                 "output",
-                f"a result of {axis.input} has {axis.formula}, it is made from {size}",
-                f"Use a result of {interval_text(sizes)}",
+                f"{names.any(names.x)} of {axis.input} has {axis.formula}, {names.y} is {size}",
+                f"Use {names.any(names.x)} of {interval_text(sizes)}",
                 axis=axis.name,
             )
 
 
-def _group_repairs(problem: ConvProblem) -> list[str]:
+def _group_repairs(names: Names, problem: ConvProblem) -> list[str]:
     """Ways out where groups do not divide the channels."""
     C, K, G = problem.C, problem.K, problem.groups
     per_group = problem.filter_shape[problem.filter_axes[1]]
@@ -1035,17 +1122,17 @@ def _group_repairs(problem: ConvProblem) -> list[str]:
         repairs.append(f"use groups={C // per_group}")
     else:
         fitting = gcd(G, C, K)
-        repairs.append(f"use groups={fitting} and give the filter I = {C // fitting}")
+        repairs.append(f"use groups={fitting} and give {names.w} I = {C // fitting}")
     if per_group * G == C:
-        repairs.append(f"give the filter O = {-(-K // G) * G}")
+        repairs.append(f"give {names.w} O = {-(-K // G) * G}")
     return repairs
 
 
-def _require_countable(axis: ConvAxis) -> None:
+def _require_countable(names: Names, axis: ConvAxis) -> None:
     if axis.padded_input > LARGEST:
         raise ConvError(
-            "the padded input must have at most 2^63 - 1 positions",
-            f"the input of {axis.input} with padding ({axis.pad_before}, {axis.pad_after}) has "
+            f"the padded {names.bare(names.x)} must have at most 2^63 - 1 positions",
+            f"{names.x} of {axis.input} with padding ({axis.pad_before}, {axis.pad_after}) has "
             f"{axis.padded_input}",
             "Use less padding"
             if axis.padding_mode == "explicit"
@@ -1063,14 +1150,14 @@ def _require_listable(phases: int) -> None:
         )
 
 
-def _require_window(axis: ConvAxis) -> None:
+def _require_window(names: Names, axis: ConvAxis) -> None:
     if axis.output >= 1:
         return
     missing = axis.effective_filter - axis.padded_input
     largest = (axis.padded_input - 1) // axis.dilation + 1
     repairs = [
         f"pad by {missing} more in total",
-        f"use an input of at least {axis.input + missing}",
+        f"use {names.any(names.x)} of at least {axis.input + missing}",
     ]
     if axis.filter > 1:
         repairs.append(f"a filter of at most {largest}")
@@ -1079,9 +1166,9 @@ def _require_window(axis: ConvAxis) -> None:
         if fitting >= 1:
             repairs.append(f"a dilation of at most {fitting}")
     raise ConvError(
-        "the filter must fit into the padded input",
+        f"{names.w} must fit into the padded {names.bare(names.x)}",
         f"a filter of {axis.filter} with dilation {axis.dilation} spans {axis.effective_filter}, "
-        f"the input of {axis.input} with padding ({axis.pad_before}, {axis.pad_after}) has "
+        f"{names.x} of {axis.input} with padding ({axis.pad_before}, {axis.pad_after}) has "
         f"{axis.padded_input}",
         one_of(repairs),
         axis=axis.name,

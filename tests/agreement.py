@@ -104,7 +104,8 @@ def require_exact(
 def require_equal(got: np.ndarray, expected: np.ndarray, what: str) -> None:
     """No element differs; the message has ``what`` and the first that does."""
     assert got.dtype == expected.dtype
-    difference = got.astype(np.float64) - expected.astype(np.float64)
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    difference = got.astype(wide) - expected.astype(wide)
     wrong = np.argwhere(difference != 0)
     assert not len(wrong), (
         f"{what}: {len(wrong)} of {got.size} elements are wrong, the first at "

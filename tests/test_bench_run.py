@@ -1,4 +1,7 @@
-"""Runs of the benchmark: on the CPU, on a stand-in for a GPU, interrupted, and from the outside."""
+"""Runs of the benchmark: on the CPU, interrupted, and from the outside.
+
+On a GPU, tests/device/test_bench.py has them.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,17 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cupyconv import ConvProblem, KernelCompileError, arrays, backends, operations
+from cupyconv import ConvProblem, KernelCompileError, arrays
 from cupyconv.bench import (
     ceilings,
     checks,
     data,
-    environment,
     first_call,
     implementations,
     peers,
@@ -36,7 +36,7 @@ from cupyconv.bench.results import FirstCall, Log
 from cupyconv.bench.run import Options, run
 from cupyconv.bench.suites import SuiteLayer
 from cupyconv.cli.main import main
-from cupyconv.planning.device import CPU, Device
+from cupyconv.planning.device import CPU
 from cupyconv.problem import PASSES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,6 +81,18 @@ def test_every_pass_is_checked_and_timed_beside_pytorch():
         assert row.kernel == ("numpy" if row.implementation == "auto" else "torch")
     assert set(found.ceilings) == {"float32", "bfloat16"}
     assert len(report.comparisons(found)) == 2 * 2 * 3
+
+
+def test_complex_numbers_are_checked_and_timed_beside_pytorch():
+    pytest.importorskip("torch")
+    options = {"layouts": ("channels_last",), "with_peer": True}
+    found = measure(DENSE, dtypes=("complex64",), **options)
+    assert not found.failed
+    assert not found.skipped
+    assert {(row.pass_, row.implementation) for row in found.rows} == {
+        (pass_, name) for pass_ in PASSES for name in ("auto", "torch")
+    }
+    assert {row.flops for row in found.rows} == {4 * DENSE.problem.flops}
 
 
 def test_without_pytorch_ours_is_measured_alone(monkeypatch):
@@ -308,209 +320,6 @@ def test_a_first_call_that_fails_is_named(monkeypatch):
     assert found.rows
 
 
-# -- on a stand-in for a GPU -----------------------------------------------------------------------
-
-
-class FakeEvent:
-    def record(self):
-        self.time = time.perf_counter()
-
-    def synchronize(self):
-        """Everything is done at once."""
-
-
-def fake_cupy():
-    """NumPy under CuPy's name, with the parts of CUDA that the benchmark uses."""
-    properties = {
-        "name": b"Imaginary 9000",
-        "major": 9,
-        "minor": 0,
-        "multiProcessorCount": 4,
-        "l2CacheSize": 1 << 14,
-        "totalGlobalMem": 1 << 34,
-    }
-    runtime = SimpleNamespace(
-        getDevice=lambda: 0,
-        getDeviceProperties=lambda _: properties,
-        memGetInfo=lambda: (1 << 33, 1 << 34),
-        runtimeGetVersion=lambda: 13000,
-        driverGetVersion=lambda: 13010,
-    )
-    stream = SimpleNamespace(synchronize=lambda: None, ptr=0)
-    cuda = SimpleNamespace(
-        runtime=runtime,
-        Event=FakeEvent,
-        get_current_stream=lambda: stream,
-        get_elapsed_time=lambda start, stop: (stop.time - start.time) * 1e3,
-    )
-    pool = SimpleNamespace(free_all_blocks=lambda: None)
-    fake = ModuleType("cupy")
-    fake.cuda, fake.__version__, fake.ndarray = cuda, "14.0", np.ndarray
-    idle = SimpleNamespace(get_function=lambda name: lambda *_, **__: None)
-    fake.RawModule = lambda code: idle
-    fake.asnumpy, fake.get_default_memory_pool = np.asarray, lambda: pool
-    names = ("ones", "empty", "asarray", "ascontiguousarray", "empty_like", "copyto", "from_dlpack")
-    for name in names:
-        setattr(fake, name, getattr(np, name))
-    return fake
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.setattr(arrays, "require_gpu", fake_cupy)
-    monkeypatch.setattr(arrays, "device_count", lambda: 1)
-    monkeypatch.setattr(backends, "current_device", lambda: CPU)
-    return places.of("gpu")
-
-
-def test_a_gpu_is_timed_with_events_and_its_host_apart(gpu):
-    assert places.of(None).name == "gpu"
-    found = measure(DENSE, DEPTHWISE, place=gpu, dtypes=("float16", "float32"))
-    assert found.finished
-    assert len(found.rows) == 2 * 2 * 3 * 2
-    assert all(row.host_microseconds > 0 for row in found.rows)
-    assert all(row.workspace_bytes == 0 for row in found.rows)
-    about = found.environment
-    assert (about["gpu"], about["cuda_runtime"], about["cuda_driver"]) == (
-        "Imaginary 9000",
-        "13.0",
-        "13.1",
-    )
-    assert environment.title(about).startswith("Imaginary 9000, ")
-    text = "\n".join(section.text() for section in report.sections(found))
-    assert "µs of the host" in text
-    assert f"{about['launch_microseconds']:.1f} µs of every GPU call are CuPy's own" in text
-    assert "MiB of workspace" in text
-
-
-@pytest.fixture
-def emulated_gpu(gpu, monkeypatch):
-    """The stand-in for a GPU, with the kernels themselves run on the CPU."""
-    from tests import emulator
-
-    def on_emulator(name):
-        kernel, plain = getattr(emulator, name), getattr(operations, name)
-
-        def call(*operands, **rules):
-            if rules["impl"] in ("numpy", "reference"):
-                return plain(*operands, **rules)
-            arch = str(gpu.device.architecture)
-            return kernel(*operands, arch=arch, checked=False, **rules)
-
-        return call
-
-    names = ("conv_forward", "conv_backprop_input", "conv_backprop_filter")
-    functions = SimpleNamespace(**{name: on_emulator(name) for name in names})
-    monkeypatch.setattr(implementations, "operations", functions)
-    gpu.device = Device.of("sm_80")
-    return gpu
-
-
-@pytest.mark.thorough
-def test_the_kernels_are_measured_up_to_their_launch(emulated_gpu):
-    layer = SuiteLayer("tiny", ConvProblem((1, 8, 6, 6), (8, 8, 3, 3), padding=1))
-    found = measure(layer, place=emulated_gpu, layouts=("channels_last",), dtypes=("float16",))
-    assert not found.failed
-    assert {row.pass_ for row in found.rows} == set(PASSES)
-    assert all(row.kernel.startswith("cuda-") for row in found.rows)
-
-
-def test_both_ways_of_feeding_are_measured_side_by_side(emulated_gpu):
-    """A family is measured in the passes that it has."""
-    from tests.gpu import __main__ as everything
-
-    emulated_gpu.device = Device.of("sm_90a")
-    layer = SuiteLayer("tiny", ConvProblem((1, 8, 6, 6), (8, 8, 3, 3), padding=1))
-    options = {"place": emulated_gpu, "layouts": ("channels_last",), "dtypes": ("float16",)}
-    found = measure(layer, impls=tuple(everything.FEEDINGS.split(",")), **options)
-    assert not found.failed
-    measured = {(row.implementation, row.pass_) for row in found.rows}
-    assert measured == {
-        *(("cuda-hopper", pass_) for pass_ in PASSES),
-        *(("cuda-hopper-halo", pass_) for pass_ in PASSES[:2]),
-    }
-
-
-def test_the_sanitized_program_runs_every_kernel_family(emulated_gpu, monkeypatch):
-    from tests.gpu import sanitizer
-
-    monkeypatch.setattr(sanitizer, "CASES", ("depthwise_multiplier",))
-    monkeypatch.setattr(sanitizer, "DTYPES", ("float16",))
-    count, wrong = sanitizer.run(emulated_gpu.device, np.asarray, np.asarray)
-    assert count >= 3 * len(PASSES)
-    assert wrong == []
-
-
-def test_the_sweep_before_a_sample_lasts_until_the_host_is_ahead(gpu):
-    clock = gpu.clock
-    assert clock.asynchronous
-    swept = []
-    clock._sweep = lambda: swept.append(1)
-    clock.sweep_seconds = 1e-3
-    assert clock.sample([lambda: None], lead=0.0) >= 0
-    assert len(swept) == 1
-    clock.sample([lambda: None], lead=4.5e-3)
-    assert len(swept) == 1 + 5
-    clock.sample([lambda: None], lead=60.0)
-    assert len(swept) == 6 + timing.MOST_SWEEPS
-
-
-def test_pytorch_runs_on_the_stream_that_is_timed(gpu):
-    entered = []
-
-    class Cuda:
-        ExternalStream = staticmethod(lambda pointer: f"stream {pointer}")
-
-        def __init__(self, pointer):
-            self.pointer = pointer
-
-        def current_stream(self):
-            return SimpleNamespace(cuda_stream=self.pointer)
-
-        def stream(self, stream):
-            entered.append(stream)
-            return nullcontext()
-
-    for pointer in (0, 7):
-        peer = peers.TorchPeer(gpu, SimpleNamespace(cuda=Cuda(pointer)))
-        with peer._current_stream():
-            pass
-    assert entered == ["stream 0"]
-
-
-def test_pytorchs_workspace_is_what_its_peak_is_beyond_the_result(gpu):
-    cuda = SimpleNamespace(
-        memory_allocated=lambda: 1000,
-        reset_peak_memory_stats=lambda: None,
-        max_memory_allocated=lambda: 1000 + 640 + 4 * 6,
-    )
-    peer = peers.TorchPeer(gpu, SimpleNamespace(cuda=cuda))
-    result = SimpleNamespace(numel=lambda: 6, element_size=lambda: 4)
-    assert peer.workspace_bytes(lambda _: result) == 640
-
-
-def test_a_pytorch_without_cuda_is_no_peer_on_a_gpu(gpu, monkeypatch):
-    without = SimpleNamespace(
-        cuda=SimpleNamespace(is_available=lambda: False), __version__="2.13.0+cpu"
-    )
-    monkeypatch.setattr(peers, "import_module", lambda _: without)
-    peer, why = peers.find(gpu)
-    assert peer is None
-    assert why == "this PyTorch (2.13.0+cpu) has no CUDA device"
-
-
-def test_a_ceiling_takes_whatever_library_can(gpu, monkeypatch):
-    def refuses(*_):
-        raise RuntimeError("no cuBLAS")
-
-    peer = SimpleNamespace(product=refuses, copy=refuses)
-    found = ceilings.measure(gpu, "bfloat16", peer, 0.001)
-    assert (found.product_by, found.copy_by) == ("cupy", "cupy")
-    monkeypatch.setattr(ceilings, "random_flat", refuses)
-    with pytest.raises(ceilings.NoCeilingError, match="torch: no cuBLAS; cupy: no cuBLAS"):
-        ceilings.measure(gpu, "bfloat16", peer, 0.001)
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -707,33 +516,6 @@ def test_the_gpu_run_says_that_there_is_none(tmp_path):
     assert ended.returncode == 3
     assert "no usable GPU" in ended.stdout
     assert not out.exists()
-
-
-def test_the_gpu_run_goes_through_its_steps_in_order(tmp_path, gpu, monkeypatch, capsys):
-    from tests.gpu import __main__ as everything
-
-    order = [step.name for step in everything.steps(tmp_path, "sm_90a", 1)]
-    assert order == ["golden", "tests", "memcheck", "racecheck", "feeding", "bench"]
-    python = sys.executable
-    quick = everything.Step("golden", (python, "-c", f"print('in {ROOT}/a.py')"), 1.0)
-    wrong = everything.Step("tests", (python, "-c", "print('== 1 failed =='); exit(1)"), 1.0)
-    missing = everything.Step("memcheck", ("no",), 1.0, "not installed")
-    absent = everything.Step("racecheck", ("./there-is-no-such-program",), 1.0)
-    late = everything.Step("bench", (python, "-c", "print('late')"), 0.0)
-    planned = [quick, wrong, missing, absent, late]
-    monkeypatch.setattr(everything, "steps", lambda *_: planned)
-    outcomes = everything.run(tmp_path / "out", 1)
-    assert [one.state for one in outcomes] == ["passed", "failed", "not run", "failed", "not run"]
-    assert [one.summary for one in outcomes[:2]] == ["in a.py", "1 failed"]
-    assert "not installed" in capsys.readouterr().out
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"log-None.txt", "summary-None.json"}
-    assert str(ROOT) not in (tmp_path / "out" / "log-None.txt").read_text()
-    summary = json.loads((tmp_path / "out" / "summary-None.json").read_text())
-    assert summary["environment"]["gpu"] == "Imaginary 9000"
-    assert everything.main(["--out", str(tmp_path / "out")]) == 1
-    monkeypatch.setattr(everything, "steps", lambda *_: [quick])
-    assert everything.main(["--out", str(tmp_path / "out")]) == 0
 
 
 def test_the_benchmarks_of_the_gpu_run_are_given_options_that_there_are(tmp_path):

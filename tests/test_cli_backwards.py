@@ -45,6 +45,16 @@ def words(problem: ConvProblem) -> dict:
     }
 
 
+def test_each_of_several_layers_has_its_name(tmp_path):
+    path = tmp_path / "net.toml"
+    table = '[[layer]]\n{}filter = "{}x3x3x3"\n'
+    labels = ('name = "one"\ntitle = "the first"\n', 'title = "the second"\n', 'name = "three"\n')
+    path.write_text("".join(table.format(label, 4) for label in labels))
+    text = said("--dy", "1x4x6x6", "--config", str(path))
+    heads = [line for line in text.splitlines() if line in ("one", "the second", "three")]
+    assert heads == ["one", "the second", "three"]
+
+
 @pytest.mark.parametrize("problem", list(random_problems(40, seed=11)), ids=str)
 def test_the_inputs_are_those_whose_output_it_is(problem):
     found = backwards.inputs_of(Layer(None, None, words(problem)), problem.output_shape)

@@ -115,7 +115,101 @@ def test_a_dash_is_standard_input_and_output(tmp_path):
     assert piped["elements"] == drawn["elements"]
     assert "takes one thing" in refused("explain", *SMALL, "--svg", "-", "--html", "-")
     assert "takes one thing" in refused("explain", *SMALL, "--svg", "-", "--json")
+    assert "takes one thing" in refused("grads", *SMALL, "--save", "-", "--json")
     assert not list(Path.cwd().glob("-"))
+
+
+def test_figures_go_to_standard_output_alone(tmp_path, monkeypatch):
+    from cupyconv.bench import ceilings, first_call, places
+
+    monkeypatch.setattr(ceilings, "PRODUCT_SIZE", {"cpu": 64})
+    monkeypatch.setattr(ceilings, "COPY_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr(places, "_MOST_SWEEP_BYTES", 1 << 16)
+    monkeypatch.setattr(first_call, "measure", lambda *_, **__: iter(()))
+    path = tmp_path / "one.toml"
+    path.write_text('input = "1x1x4"\nfilter = "1x1x2"\n')
+    words = ("bench", "--config", str(path), "--no-torch", "--seconds", "0.001", "--device", "cpu")
+    words += ("--pass", "forward", "--layout", "channels_last")
+    rows = [line for line in said(*words, "--csv", "-").splitlines() if line[0] != "#"]
+    assert rows[0].startswith("layer,suite,")
+    assert len(rows) == 2
+    assert said(*words, "--plot", "-").startswith("<svg")
+    for pair in (("--csv", "--plot"), ("--csv", "--json"), ("--json", "--plot")):
+        assert "takes one thing" in refused(*words, pair[0], "-", pair[1], "-")
+    assert not list(Path.cwd().glob("-"))
+
+
+def test_standard_input_is_read_once(tmp_path):
+    held = io.BytesIO()
+    np.save(held, np.ones((1, 3, 8, 8), np.float32))
+    given = {"given": held.getvalue()}
+    files = [
+        ("grads", "--x", "-", "--w", "-"),
+        ("explain", *SMALL, "--x", "-", "--dy", "-"),
+        ("grads", "--x", "-", "--config", "-"),
+    ]
+    for words in files:
+        result = run(*words, **given)
+        assert (result.exit_code, result.stdout) == (2, ""), result.output
+        if "--config" not in words:
+            assert "standard input is read once: - is given for two things" in result.stderr
+    config = b'input = "1x3x8x8"\nfilter = "4x3x3x3"\n'
+    result = run("explain", "--config", "-", "--x", "-", given=config)
+    assert "standard input is read once" in result.stderr
+    for _ in range(2):  # of each command
+        assert said("shapes", "--config", "-", given=config)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("command", ["shapes", "grads", "explain", "check"])
+def test_presets_are_listed_as_json_too(command, where):
+    words = ["--json", "--list-presets"][:: 1 if where == "before" else -1]
+    listed = json.loads(said(command, *words))["presets"]
+    assert [one["name"] for one in listed] == [layer.name for layer in read_file(PRESETS)]
+    by_hand = next(one for one in listed if one["name"] == "by-hand")
+    assert by_hand["configuration"]["input"] == [1, 2, 4, 4]
+    assert "by-hand" in said(command, "--list-presets")
+
+
+def test_layers_of_one_name_or_of_none_cannot_be_chosen(tmp_path):
+    path = tmp_path / "net.toml"
+    table = '[[layer]]\n{}input = "1x3x8x{}"\nfilter = "4x3x3x3"\n'
+    path.write_text("".join(table.format('name = "one"\n', size) for size in (8, 9)))
+    text = refused("shapes", "--config", str(path), "--layer", "one")
+    assert "--layer must name one layer: 2 in" in text
+    assert "are called 'one'. Rename all but one" in text
+    path.write_text("".join(table.format("", size) for size in (8, 9)))
+    text = refused("shapes", "--config", str(path), "--layer", "one")
+    assert "chooses a layer by its name: those of" in text
+    assert 'Give each one, such as name = "first"' in text
+    path.write_text(table.format('name = "two"\n', 8) + table.format("", 9))
+    assert "1x3x8x8" in said("shapes", "--config", str(path), "--layer", "two")
+
+
+HUGE = [
+    ("--dtype", "float32"),
+    ("--dtype", "float16"),
+    ("--dtype", "float64"),
+    ("--dask",),
+    ("--dask", "--dtype", "float32"),
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("words", HUGE, ids=" ".join)
+def test_numbers_beyond_the_dtype_are_infinite_without_a_warning(tmp_path, words):
+    if "--dask" in words:
+        pytest.importorskip("dask", reason="Dask is not installed")
+    x = np.full((1, 1, 4, 4), 1e300)
+    x[0, 0, 0, 0] = 1
+    np.save(tmp_path / "x.npy", x)
+    given = ("--x", str(tmp_path / "x.npy"), "--filter", "2x1x2x2", *words)
+    assert run("grads", *given).stderr == ""
+    if "--dask" not in words:
+        for more in (("--element", "dF[0,0,0,0]"), ("--html", str(tmp_path / "page.html"))):
+            said("explain", *given, *more)
+    problem = cupyconv.ConvProblem(x.shape, (2, 1, 2, 2))
+    assert "conv_forward gives nan" in str(cupyconv.explain(problem, x=x).element("O[0,0,0,1]"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -166,6 +166,22 @@ def test_the_terms_of_an_element_sum_to_it(tensor):
     assert ("conj(" in str(element)) == (tensor != "y")
 
 
+def test_terms_of_integers_are_printed_as_integers():
+    x, w = gaussian(1, 1, 2, 2), gaussian(1, 1, 2, 2, seed=1)
+    x[0, 0, 0, 0], w[0, 0, 0, 0] = 1 - 2j, 3
+    problem = ConvProblem(x.shape, w.shape, dtype="complex64")
+    explanation = cupyconv.explain(problem, x=x, w=w, dy=np.array([[[[2 + 0j]]]], np.complex64))
+    for name, first in (("O[0,0,0,0]", "x[0,0,0,0]"), ("dF[0,0,0,0]", "dy[0,0,0,0]")):
+        lines = str(explanation.element(name)).splitlines()
+        (line,) = [line for line in lines if first in line and " = " in line][:1]
+        assert "." not in line
+        assert "-0j" not in line
+    assert "= (1-2j) * (3+0j) = 3-6j" in str(explanation.element("O[0,0,0,0]"))
+    assert "= (2+0j) * (1+2j) = 2+4j" in str(explanation.element("dF[0,0,0,0]"))
+    halves = cupyconv.explain(problem, x=x, w=w * np.complex64(0.5j), values="integers")
+    assert "1.500000" in str(halves.element("O[0,0,0,0]"))
+
+
 @pytest.mark.parametrize("framework", ["pytorch", "jax"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_layer_in_other_frameworks_computes_the_same(framework, dtype, tmp_path):

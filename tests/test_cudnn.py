@@ -1,6 +1,7 @@
 """CuPy 13's cudnn module: the configurations of its own tests, and what cuDNN did not take."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -312,10 +313,10 @@ def test_wrong_arguments_are_told_and_nothing_is_written():
         cudnn.convolution_forward(*operands, *rules, **{**FEWEST, **options})
 
     for wrong, error, words in (
-        (lambda: forward(*given, y[:, :1]), ConvError, "out must have the result's shape"),
-        (lambda: forward(*given, y.astype("float64")), ConvTypeError, "out must have the inputs'"),
+        (lambda: forward(*given, y[:, :1]), ConvError, "^y must have the result's shape"),
+        (lambda: forward(*given, y.astype("float64")), ConvTypeError, "^y must have the inputs'"),
         (lambda: forward(*given, None), ConvTypeError, "y must be the array for the result"),
-        (lambda: forward(*given[:2], layer.b[:1], y), ConvError, "bias is 1, the filter has 2"),
+        (lambda: forward(*given[:2], layer.b[:1], y), ConvError, "b is 1, W has 2"),
         (lambda: forward(*given, y, tensor_core="on"), ConvError, "unknown tensor_core.*'always'"),
         (lambda: forward(*given, y, d_layout=2), ConvError, "d_layout must be CUDNN_TENSOR_NCHW"),
         (lambda: forward(*given, y, w_layout="NHWC"), ConvError, "w_layout must be CUDNN_TENSOR"),
@@ -327,6 +328,45 @@ def test_wrong_arguments_are_told_and_nothing_is_written():
         with pytest.raises(error, match=words):
             wrong()
     assert (y == 7).all()
+
+
+def test_errors_have_the_names_of_each_functions_arrays():
+    """In every message that a shape, dtype or home may cause, for each of the three functions."""
+    layer = Layer("float32", 2, 1, 1)
+    x, w, y, b, b_of_x = layer.x, layer.w, layer.y, layer.b, layer.b_of_x
+    more = {"auto_tune": False, "tensor_core": "auto"}
+    back = {**more, "deterministic": True}
+    names = {
+        "forward": ("x", "W", "b", "y"),
+        "backward_filter": ("x", "gy", "gW"),
+        "backward_data": ("W", "x", "b", "y"),
+    }
+    right = {
+        "forward": [x, w, b, y],
+        "backward_filter": [x, y, w],
+        "backward_data": [w, y, b_of_x, x],
+    }
+    rules = {"pad": (1, 1), "stride": (2, 2), "dilation": (1, 1), "groups": 1}
+    ours = re.compile(r"\b(w|dy|dx|dw|bias|out|input_shape|the (input|filter|output))\b is")
+    for function, arrays in right.items():
+        call_ = getattr(cudnn, f"convolution_{function}")
+        how = more if function == "forward" else back
+        for place, name in enumerate(names[function]):
+            for spoil in (
+                lambda a: a[0],
+                lambda a: a[:-1],
+                lambda a: a[:, :-1] if a.ndim > 1 else a[:0],
+                lambda a: a.astype("float64"),
+                lambda a: a.tolist(),
+            ):
+                given = [a.copy() for a in arrays]
+                given[place] = spoil(given[place])
+                with pytest.raises((ConvError, ConvTypeError)) as caught:
+                    call_(*given, *rules.values(), **how)
+                said = str(caught.value)
+                meant = [name] if not hasattr(given[place], "shape") else names[function]
+                assert re.search(rf"\b({'|'.join(meant)})\b", said), (function, name, said)
+                assert not ours.search(said), said
 
 
 def test_the_sizes_of_the_result_choose_among_the_inputs_that_share_an_output():
@@ -355,7 +395,7 @@ def test_the_sizes_of_the_result_choose_among_the_inputs_that_share_an_output():
 def test_a_complex_result_may_not_share_the_filters_memory():
     W = np.ones((3, 2, 2), np.complex64)
     y, kept = W[:1], W.copy()
-    with pytest.raises(ConvError, match="overlaps w"):
+    with pytest.raises(ConvError, match=r"^y must not share.* overlaps W"):
         cudnn.convolution_backward_data(
             W, np.ones((1, 3, 1), np.complex64), np.ones(2, np.complex64), y, (0,), (1,), (1,), 1,
             deterministic=True, auto_tune=False, tensor_core="auto",

@@ -419,7 +419,8 @@ def run(*args: str):
     return CliRunner().invoke(main, ["grads", "--dask", *args], env={"COLUMNS": None})
 
 
-def test_files_are_computed_chunk_by_chunk(tmp_path, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_files_are_computed_chunk_by_chunk(tmp_path, monkeypatch, dtype):
     pytest.importorskip("zarr")
     import json
 
@@ -427,9 +428,12 @@ def test_files_are_computed_chunk_by_chunk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(data, "available_memory", lambda: 400_000)  # forces many chunks
     numbers = np.random.default_rng(0)
-    x = numbers.standard_normal((2, 3, 60, 50)).astype("float32")
-    w = numbers.standard_normal((4, 3, 3, 3)).astype("float32")
-    dy = numbers.standard_normal((2, 4, 30, 25)).astype("float32")
+    x, w, dy = (
+        (numbers.standard_normal(shape) + 1j * numbers.standard_normal(shape)).astype(dtype)
+        if dtype == "complex64"
+        else numbers.standard_normal(shape).astype(dtype)
+        for shape in ((2, 3, 60, 50), (4, 3, 3, 3), (2, 4, 30, 25))
+    )
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "w.npy", w)
     cd.to_zarr(da.from_array(dy, chunks=(1, 4, 7, 25)), tmp_path / "dy.zarr")
@@ -442,6 +446,8 @@ def test_files_are_computed_chunk_by_chunk(tmp_path, monkeypatch):
     assert told["agreements"][0]["compared_with"] == "adjoint identity"
     assert told["passed"] is True
     gradients = cupyconv.conv_backward(x, w, dy, stride=2, padding="same")
+    product = np.vdot(gradients.dw, w).real
+    assert all(v == pytest.approx(product, rel=1e-4) for v in told["inner_products"].values())
     for name, expected in gradients._asdict().items():
         got = da.from_zarr(str(tmp_path / "out" / f"{name[0:2]}.zarr")).compute()
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
@@ -467,12 +473,26 @@ def test_progress_is_shown_on_a_terminal(monkeypatch, is_terminal):
     assert bool(shown.getvalue()) == is_terminal
 
 
-def test_a_wrong_result_fails_the_check(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [("float32", 1.001), ("complex64", 1.001), ("complex64", 1j)]
+)
+def test_a_wrong_result_fails_the_check(monkeypatch, dtype, factor):
+    layer = ("--input", "1x2x9x9", "--filter", "3x2x3x3", "--dtype", dtype)
+    for values in ("normal", "integers"):
+        assert run(*layer, "--values", values).exit_code == 0
     right = cd.conv_backprop_input
-    monkeypatch.setattr(cd, "conv_backprop_input", lambda *a, **k: right(*a, **k) * 1.001)
-    result = run("--input", "1x2x9x9", "--filter", "3x2x3x3")
+    monkeypatch.setattr(cd, "conv_backprop_input", lambda *a, **k: right(*a, **k) * factor)
+    result = run(*layer)
     assert result.exit_code == 1
     assert "FAIL" in result.stdout
+
+
+def test_no_imaginary_part_is_lost(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((1, 2, 9, 9), "complex64"))
+    words = ("--x", str(tmp_path / "x.npy"), "--filter", "3x2x3x3", "--dtype", "float32")
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "x is complex64, whose imaginary part float32 does not have" in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00"])

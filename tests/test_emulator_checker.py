@@ -287,6 +287,15 @@ def test_bank_conflicts_are_counted(kernel: str, is_matrix: bool, ratio: float) 
 HUGE = (3, 1 << 30)
 
 
+@pytest.mark.parametrize("shared", [0, 1])
+def test_neighbours_in_a_large_allocation_are_told_apart(shared: int) -> None:
+    """As two 16-bit results in memory that a pool had for larger numbers."""
+    y = memory.lazy((1 << 25,), np.float32, "y")
+    with settings(raise_reports=False):
+        outcome = run("huge.cu", "halves", 1, 64, y, np.int32(shared))
+    assert {report.kind for report in outcome.reports} == ({"race"} if shared else set())
+
+
 @pytest.mark.parametrize("kernel", ["copy_far_with_int", "copy_far_with_long"])
 def test_huge_tensor_with_chosen_blocks(kernel: str) -> None:
     x = memory.lazy(HUGE, np.float32, "x")

@@ -4,7 +4,6 @@ import json
 import os
 import weakref
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -393,32 +392,6 @@ def test_numpy_arrays_are_not_measured(monkeypatch):
     expected = call()
     monkeypatch.setattr(cupyconv, "benchmark", True)
     assert (call() == expected).all()
-
-
-def test_time_is_taken_with_events_over_calls_in_a_row(monkeypatch):
-    """CuPy's part of it, on a stand-in for CuPy."""
-    log = []
-
-    class Event:
-        def record(self):
-            log.append("record")
-
-        def synchronize(self):
-            log.append("wait")
-
-    runtime = SimpleNamespace(driverGetVersion=lambda: 13010)
-    stream = SimpleNamespace(is_capturing=lambda: True)
-    cuda = SimpleNamespace(
-        Event=Event,
-        get_elapsed_time=lambda start, stop: 6.0,  # ms
-        get_current_stream=lambda: stream,
-        runtime=runtime,
-    )
-    monkeypatch.setattr(arrays, "cupy", lambda: SimpleNamespace(cuda=cuda))
-    assert measuring.seconds(lambda: log.append("call"), 3) == 2e-3
-    assert log == ["record", "call", "call", "call", "record", "wait"]
-    assert measuring.driver_version() == 13010
-    assert measuring.capturing()
 
 
 def test_the_best_of_each_family_is_measured():

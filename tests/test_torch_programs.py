@@ -160,17 +160,59 @@ def test_nested_tensors_are_told_apart():
 
 
 @pytest.mark.parametrize("batch", [0, 2])
-def test_of_no_channels_a_result_is_its_bias(batch):
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_no_channels_come_to_what_they_do_in_pytorch(batch, has_bias):
     x = torch.zeros(batch, 0, 15, requires_grad=True)
     w, b = torch.zeros(8, 0, 2, requires_grad=True), torch.arange(8.0, requires_grad=True)
-    assert torch.equal(ct.conv1d(x, w, stride=2, padding=1), torch.zeros(batch, 8, 8))
-    y = ct.conv1d(x, w, b, 2, 1)
-    assert torch.equal(y, b.detach().reshape(-1, 1).expand(batch, 8, 8))
-    dx, dw, db = torch.autograd.grad(y.sum(), (x, w, b))
-    assert (dx.shape, dw.shape) == (x.shape, w.shape)
-    assert torch.equal(db, torch.full((8,), float(batch * y.shape[2])))
+    given = (x, w, b) if has_bias else (x, w)
+    ours, theirs = (m.conv1d(*given, stride=2, padding=1) for m in (ct, F))
+    assert ours.shape == theirs.shape == (batch, 0, 8)
+    if batch:
+        found, expected = (torch.autograd.grad(y.sum(), given) for y in (ours, theirs))
+        assert all(map(torch.equal, found, expected))
     with pytest.raises(ConvError, match="must fit"):
         ct.conv1d(x, torch.zeros(8, 0, 16))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_torchs_own_gradient_functions_are_ours_inside_the_patch(rank):
+    x, w = integers(2, 4, *[7, 6, 5][:rank]), integers(6, 2, *[3, 2, 2][:rank], seed=1)
+    rules = {"stride": 2, "padding": 1, "groups": 2}
+    dy = integers(*getattr(F, f"conv{rank}d")(x, w, **rules).shape, seed=2)
+    calls = (
+        lambda: getattr(torch.nn.grad, f"conv{rank}d_input")(x.shape, w, dy, **rules),
+        lambda: getattr(torch.nn.grad, f"conv{rank}d_weight")(x, w.shape, dy, **rules),
+    )
+    expected = [call() for call in calls]
+    with ct.patch() as report:
+        found = [call() for call in calls]
+    assert all(map(torch.equal, found, expected))
+    assert report.calls == {("", "convolution_backward", None): 2}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_the_function_for_every_convolution_is_ours_inside_the_patch(rank, transposed):
+    x, w = integers(2, 4, *[7, 6, 5][:rank]), integers(4, 2, *[3, 2, 2][:rank], seed=1)
+    bias, ones = integers(4, seed=2), [1] * rank
+    given = (x, w, bias, [2] * rank, ones, ones, transposed, [int(transposed)] * rank, 2)
+    expected = torch.convolution(*given)
+    with ct.patch() as report:
+        assert torch.equal(torch.convolution(*given), expected)
+        assert torch.equal(torch.ops.aten.convolution(*given), expected)
+    assert report.calls == {("", "convolution", None): 2}
+
+
+def test_all_gradients_that_atens_operator_gives():
+    x, w, dy = integers(2, 4, 7), integers(4, 4, 3, seed=1), integers(2, 4, 5, seed=2)
+    backward = torch.ops.aten.convolution_backward
+    window = ([1], [0], [1])
+    more = ([0], 1, [True, True, True])
+    with ct.patch() as report:
+        found = backward(dy, x, w, [4], *window, False, *more)
+        backward(integers(2, 4, 7), integers(2, 4, 5), w, [4], *window, True, *more)
+    assert all(map(torch.equal, found, backward(dy, x, w, [4], *window, False, *more)))
+    assert [why is None for _, _, why in report.calls] == [True, False]
 
 
 # -- function transforms ---------------------------------------------------------------------------

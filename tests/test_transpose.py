@@ -1,5 +1,7 @@
 """Transposed convolutions with a bias and an activation, everywhere they can be asked for."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -86,12 +88,81 @@ def test_where_no_window_reaches_the_bias_is_all_there_is():
     np.testing.assert_array_equal(y, [[[0, 0, 0, 0, 0, 0], [6, 5, 5, 6, 5, 5]]])
 
 
+# Stride, padding, dilation and an output_padding that is not less than the stride.
+BEYOND = [(1, 0, 2, 1), (1, 1, 4, 3), (2, (0, 3), 5, 4), (1, 2, 3, 2)]
+
+
+def beyond(problem_format, stride, padding, dilation, extra, dtype="float32"):
+    """A call of one spatial axis, and the same with x's missing windows as zeros of its own."""
+    data = integer_data(ConvProblem((2, 6, 5), (4, 3, 2), groups=2, dtype=dtype))
+    x, w, bias = data.x[:, :4], data.w, biases(ConvProblem((1, 6, 5), (4, 3, 2), groups=2))
+    longer = np.pad(x, ((0, 0), (0, 0), (0, extra // stride)))
+    if problem_format == "NWC":
+        x, longer = x.transpose(0, 2, 1), longer.transpose(0, 2, 1)
+    rules = {
+        "stride": stride,
+        "padding": (padding,),
+        "dilation": dilation,
+        "groups": 2,
+        "data_format": problem_format,
+        "filter_format": "OIW",
+    }
+    more = {"output_padding": extra, **rules}
+    same = {"output_padding": extra % stride, **rules}
+    return (x, w, bias.astype(x.dtype), more), (longer, w, bias.astype(x.dtype), same)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NCW", "NWC"])
+def test_output_padding_from_the_stride_on(layout, dtype, impl):
+    for rules in BEYOND:
+        (x, w, bias, more), (longer, _, _, same) = beyond(layout, *rules, dtype)
+        expected = cupyconv.conv_transpose(longer, w, bias, activation="relu", impl=impl, **same)
+        out = np.full_like(expected, 9)
+        for given in (x, x[::-1][::-1], np.asfortranarray(x)):
+            got = cupyconv.conv_transpose(
+                given, w, bias, activation="relu", impl=impl, out=out, **more
+            )
+            assert got is out
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_output_padding_from_the_stride_on_in_kernels():
+    for rules in BEYOND:
+        (x, w, bias, more), (longer, _, _, same) = beyond("NCW", *rules)
+        expected = cupyconv.conv_transpose(longer, w, bias, **same)
+        got = emulator.conv_transpose(x, w, bias, impl="cuda-generic", **more)
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_a_bias_that_does_not_fit_is_refused():
     x, w = np.ones((1, 3, 4), np.float32), np.ones((3, 2, 2), np.float32)
     with pytest.raises(ConvError, match=r"bias is 3, the result has 2.*shape \(2,\)"):
         cupyconv.conv_transpose(x, w, np.ones(3, np.float32))
     with pytest.raises(ConvError, match="unknown activation"):
         cupyconv.conv_transpose(x, w, activation="tan")
+
+
+def test_errors_speak_of_x_and_the_result():
+    x, w = np.ones((1, 4, 5), np.float32), np.ones((4, 2, 3), np.float32)
+    for given, words in (
+        ((x[0], w, {}), "x must have a batch axis"),
+        ((x[:, 0, 0], w, {}), "x must have a batch axis"),
+        ((x, w[0], {}), "w|the filter must have as many axes as x"),
+        ((x, w, {"groups": 3}), "groups must divide x's channels: 4 x's channels"),
+        ((x[:, :3], w, {}), "one channel for each filter: x has 3"),
+        ((x, w, {"output_shape": (1, 3, 7)}), "must be the result's channels divided by groups"),
+        ((x, w, {"output_shape": (1, 2)}), "the result must have a batch axis"),
+        ((x, w, {"output_shape": (1, 2, 1)}), "must fit into the padded result"),
+        ((x[..., :1], w, {"padding": 2}), "the result has W = -1"),
+    ):
+        for transpose in (cupyconv.conv_transpose, emulator.conv_transpose):
+            with pytest.raises(ConvError) as caught:
+                transpose(*given[:2], **given[2])
+            said = str(caught.value)
+            assert re.search(words, said), said
+            assert "input " not in said.replace("the filter's input channels", "")
 
 
 # -- kernels ---------------------------------------------------------------------------------------
@@ -181,3 +252,13 @@ def test_dask(dtype):
             np.testing.assert_array_equal(got, expected)
     with pytest.raises(ConvError, match="bias is 9, the result has"):
         cd.conv_transpose(da.from_array(x), w, np.ones(9, dtype), **given)
+
+
+def test_dask_with_output_padding_from_the_stride_on():
+    da = pytest.importorskip("dask.array")
+    cd = pytest.importorskip("cupyconv.dask")
+    for rules in BEYOND:
+        (x, w, bias, more), _ = beyond("NWC", *rules)
+        lazy = cd.conv_transpose(da.from_array(x, chunks=(1, 2, 2)), w, bias, **more)
+        expected = cupyconv.conv_transpose(x, w, bias, **more)
+        np.testing.assert_array_equal(lazy.compute(scheduler="synchronous"), expected)

@@ -15,7 +15,7 @@ from cupyconv.bench import environment, timing
 from cupyconv.bench.data import random_flat
 from cupyconv.bench.peers import TorchPeer
 from cupyconv.bench.places import Place
-from cupyconv.problem import ITEMSIZE
+from cupyconv.problem import ITEMSIZE, flops_of_product
 
 PRODUCT_SIZE = {"cpu": 1536, "gpu": 8192}
 """Rows and columns of the matrices."""
@@ -76,7 +76,11 @@ def measure(place: Place, dtype: str, peer: TorchPeer | None, seconds: float) ->
     clock = environment.smi().get("clocks.sm", "") if place.name == "gpu" else ""
     copy_by, copy_seconds = _fastest(place, copies, seconds)
     return Ceiling(
-        2 * size**3 / product_seconds, 2 * copied / copy_seconds, product_by, copy_by, clock
+        flops_of_product(dtype) * size**3 / product_seconds,
+        2 * copied / copy_seconds,
+        product_by,
+        copy_by,
+        clock,
     )
 
 

@@ -17,10 +17,11 @@ from cupyconv.bench.implementations import pass_call
 from cupyconv.bench.places import Place
 from cupyconv.checking import ROUNDOFF, Operands
 from cupyconv.cpu.views import data_view, filter_view
-from cupyconv.problem import ConvProblem
+from cupyconv.problem import REAL_PART, ConvProblem
 
 Exact = Callable[[ConvProblem, str, Any, Any, Any], Any]
-"""(problem, pass, x, w, dy) to the result, all in float64 and channels first."""
+"""(problem, pass, x, w, dy) to the result, all in float64, or its complex dtype, and channels
+first."""
 
 _TF32_ROUNDOFF = 2.0**-11
 _PEAK = 16  # largest error over the root mean square of errors: 6 for normal ones, and room
@@ -67,13 +68,14 @@ def bound(problem: ConvProblem, pass_: str, precision: str) -> float:
     Operands are taken as they are.  The result is rounded once; each sum rounds at every addition,
     in float32 for the 16-bit types, and rounding errors of random data grow as the square root of
     the number of terms.  Tensor cores cut off instead of rounding, 16 terms at a time, and that
-    error grows with their number: it is allowed where they may be used, up to 1 %.
+    error grows with their number: it is allowed where they may be used, up to 1 %.  Each part of a
+    complex sum has two real products for each of its own.
     """
-    terms = problem.gemm(pass_).gemm_k
-    dtype = problem.dtype
+    terms = problem.gemm(pass_).gemm_k * (2 if problem.is_complex else 1)
+    dtype = REAL_PART.get(problem.dtype, problem.dtype)
     sum_roundoff = ROUNDOFF["float64" if dtype == "float64" else "float32"]
     expected = ROUNDOFF[dtype] + sum_roundoff * sqrt(terms)
-    tf32 = dtype == "float32" and precision == "tf32"
+    tf32 = problem.dtype == "float32" and precision == "tf32"
     if tf32:
         expected += sqrt(2) * _TF32_ROUNDOFF
     if tf32 or dtype in ("float16", "bfloat16"):
@@ -114,8 +116,8 @@ def reference(
     groups = w.shape[0]
     # Copied to plain row-major arrays, the road that every implementation has best tested:
     # PyTorch 2.13's grouped float64 filter gradient is wrong on the CPU if all are channels last.
-    x, dy = (_float64(_merged(array, 1)) for array in (x, dy))
-    w = _float64(_merged(w, 0))
+    x, dy = (_wide(_merged(array, 1)) for array in (x, dy))
+    w = _wide(_merged(w, 0))
     small = ConvProblem(
         x.shape,
         w.shape,
@@ -123,7 +125,7 @@ def reference(
         padding=problem.padding,
         dilation=problem.dilation,
         groups=groups,
-        dtype="float64",
+        dtype=x.dtype.name,
     )
     return _grouped(small, pass_, exact(small, pass_, x, w, dy))
 
@@ -140,8 +142,8 @@ def judge(result: Any, expected: Any, limit: float) -> Verdict:
     """Compare a part of a result with the reference for it."""
     if expected.size == 0:
         return Verdict(0.0, 0.0, limit)
-    difference = abs(_float64(result) - expected)
-    norm = sqrt(float((expected * expected).sum()))
+    difference = abs(_wide(result) - expected)
+    norm = sqrt(float((abs(expected) ** 2).sum()))
     off = sqrt(float((difference * difference).sum()))
     scale = norm / sqrt(expected.size)
     if norm == 0:
@@ -170,9 +172,9 @@ def _merged(array: Any, axis: int) -> Any:
     return array.reshape(*array.shape[:axis], -1, *array.shape[axis + 2 :])
 
 
-def _float64(array: Any) -> Any:
-    """The same numbers in float64, in row-major order."""
+def _wide(array: Any) -> Any:
+    """The same numbers in float64, or its complex dtype, in row-major order."""
     if array.dtype.name == "bfloat16":  # by its bits, which need nothing of NumPy or CuPy
         bits = array.view("uint16").astype("uint32") << 16
         array = bits.view("float32")
-    return array.astype("float64", order="C")
+    return array.astype("complex128" if array.dtype.kind == "c" else "float64", order="C")

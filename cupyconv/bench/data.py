@@ -16,7 +16,7 @@ import numpy as np
 from cupyconv import formats
 from cupyconv.arrays import numpy_dtype
 from cupyconv.checking import Operands
-from cupyconv.problem import ConvProblem, dtype_name
+from cupyconv.problem import REAL_PART, ConvProblem, dtype_name
 
 LAYOUTS = (formats.CHANNELS_LAST, formats.CHANNELS_FIRST)
 """Memory orders that are measured."""
@@ -84,7 +84,10 @@ def _random(shape: tuple[int, ...], dtype: str, seed: int, xp: Any) -> Any:
 
 @cache
 def _numbers(dtype: str, xp: Any) -> Any:
-    drawn = np.random.default_rng(0).standard_normal(PERIOD, dtype=np.float32)
+    generator = np.random.default_rng(0)
+    drawn = generator.standard_normal(PERIOD, dtype=np.float32)
+    if dtype in REAL_PART:
+        drawn = drawn + 1j * generator.standard_normal(PERIOD, dtype=np.float32)
     return xp.asarray(drawn.astype(numpy_dtype(dtype)))
 
 

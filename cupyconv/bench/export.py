@@ -59,7 +59,7 @@ def _lines(value: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}"
 
 
-def write_csv(results: Results, path: Path) -> None:
+def to_csv(results: Results) -> str:
     """A line for each row; above them, what it was measured on, in lines that begin with #."""
     text = io.StringIO(newline="")
     for key, value in results.environment.items():
@@ -67,4 +67,4 @@ def write_csv(results: Results, path: Path) -> None:
     writer = csv.DictWriter(text, [*(column.name for column in fields(Row)), *DERIVED])
     writer.writeheader()
     writer.writerows(to_json(results)["rows"])
-    files.put(path, text.getvalue().encode())
+    return text.getvalue()

@@ -97,13 +97,13 @@ class TorchPeer:
         return self._pass(problem, pass_, tensors)
 
     def exact(self, problem: ConvProblem, pass_: str, x: Any, w: Any, dy: Any) -> Any:
-        """One pass of float64 arrays, channels first, as an array of the place."""
+        """One pass of float64 or complex128 arrays, channels first, as an array of the place."""
         torch = self._torch
         cudnn = torch.backends.cudnn
         before, cudnn.benchmark = cudnn.benchmark, False  # one call: not worth trying algorithms
         try:
             operands = tuple(self._tensor(array) for array in (x, w, dy))
-            return self.to_array(self._pass(problem, pass_, [operands])(0), "float64")
+            return self.to_array(self._pass(problem, pass_, [operands])(0), problem.dtype)
         finally:
             cudnn.benchmark = before
 
@@ -111,7 +111,7 @@ class TorchPeer:
         """An array of the place over a tensor's memory."""
         xp = self._place.xp
         if dtype != "bfloat16":
-            return xp.from_dlpack(tensor)
+            return xp.from_dlpack(tensor.resolve_conj())
         from cupyconv.arrays import numpy_dtype
 
         # bfloat16 is not among the dtypes that NumPy exchanges, 16-bit integers are.
@@ -177,6 +177,8 @@ class TorchPeer:
             convolution = getattr(torch, _FORWARDS[rank])
             pairs = [(x, w) for x, w, _ in operands]
             return lambda i: convolution(*pairs[i], None, stride, padding, dilation, groups)
+        if problem.is_complex:
+            return self._complex_gradient(problem, pass_, operands)
         backward = torch.ops.aten.convolution_backward.default
         wanted = 0 if pass_ == "backprop_input" else 1
         mask = [wanted == 0, wanted == 1, False]
@@ -185,3 +187,25 @@ class TorchPeer:
             operands[i][2], operands[i][0], operands[i][1],
             None, stride, padding, dilation, False, zeros, groups, mask,
         )[wanted]  # fmt: skip
+
+    def _complex_gradient(
+        self, problem: ConvProblem, pass_: str, operands: Sequence[tuple[Any, Any, Any]]
+    ) -> Callable[[int], Any]:
+        """One gradient of complex numbers, of which PyTorch has no operator: by its autograd."""
+        torch = self._torch
+        forward = getattr(torch, _FORWARDS[problem.spatial_rank])
+        rules = (None, problem.stride, [before for before, _ in problem.padding])
+        recorded = []
+        with torch.inference_mode(False), torch.enable_grad():
+            for x, w, dy in operands:
+                # Of their own: what is made in inference mode cannot be recorded.
+                x, w, dy = x.clone(), w.clone(), dy.clone()
+                leaf = (x if pass_ == "backprop_input" else w).requires_grad_()
+                recorded.append((forward(x, w, *rules, problem.dilation, problem.groups), leaf, dy))
+
+        def gradient(i: int) -> Any:
+            y, leaf, dy = recorded[i]
+            with torch.inference_mode(False):
+                return torch.autograd.grad(y, leaf, dy, retain_graph=True)[0]
+
+        return gradient

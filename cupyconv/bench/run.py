@@ -248,8 +248,9 @@ class _Run:
         share = max(
             checks.excerpt_of(problem, pass_, most_flops).share for pass_ in self.options.passes
         )
-        float64_bytes = problem.bytes * 8 / ITEMSIZE[problem.dtype]
-        return 3 * problem.bytes + round(3 * share * float64_bytes)
+        wide = "complex128" if problem.is_complex else "float64"
+        wide_bytes = problem.bytes * ITEMSIZE[wide] / ITEMSIZE[problem.dtype]
+        return 3 * problem.bytes + round(3 * share * wide_bytes)
 
     def _referee(self, problem: ConvProblem) -> tuple[checks.Exact, float]:
         """What computes the reference of a problem, and the FLOPs that it may take for it."""

@@ -18,7 +18,15 @@ from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of,
 from cupyconv.errors import ConvError
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.planning import Precision
-from cupyconv.problem import ITEMSIZE, ConvProblem, Padding, Size, shape_text
+from cupyconv.problem import (
+    ITEMSIZE,
+    TRANSPOSED,
+    ConvProblem,
+    Padding,
+    Size,
+    shape_text,
+    transposed_problem,
+)
 
 
 def conv_forward(
@@ -218,16 +226,15 @@ def conv_transpose(
         "filter_format": filter_format,
     }
     dtype = shared_dtype(x=x, w=w)
-    problem = ConvProblem.from_output(
-        x.shape,
-        w.shape,
-        input_shape=output_shape,
-        output_padding=output_padding,
-        dtype=dtype,
-        **layer,
+    problem = transposed_problem(
+        TRANSPOSED, x.shape, w.shape, output_shape, output_padding, dtype=dtype, **layer
     )
     if problem.is_complex:
         w = w.conj()  # what the input's gradient is made with is its conjugate
+    for axis, (size, wanted) in enumerate(zip(x.shape, problem.output_shape, strict=True)):
+        if size < wanted:  # by the windows that output_padding adds
+            missing = (*x.shape[:axis], wanted - size, *x.shape[axis + 1 :])
+            x = da.concatenate([x, da.zeros_like(x, shape=missing)], axis)
     how: dict[str, Any] = {"precision": precision, "impl": impl, **layer}
     if bias is None:
         return conv_backprop_input(problem.input_shape, w, x, **how)

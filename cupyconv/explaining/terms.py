@@ -482,15 +482,16 @@ class Element:
             return (*texts, "")
         a, b = (values[number].item() for values in self.values)
         if self._integral:
+            if self.problem.is_complex:
+                return (*texts, f"  = ({_whole(a)}) * ({_whole(b)}) = {_whole(a * b)}")
             return (*texts, f"  = {a:2.0f} * {b:2.0f} = {a * b + 0:3.0f}")
         return (*texts, f"  = {a: .6f} * {b: .6f} = {a * b: .6f}")
 
     @cached_property
     def _integral(self) -> bool:
-        """Whether all factors are real integers that are printed as such."""
-        if self.problem.is_complex:
-            return False
-        return all(bool((abs(each) < 100).all() and (each % 1 == 0).all()) for each in self.values)
+        """Whether all factors are integers that are printed as such; complex ones in both parts."""
+        parts = [part for each in self.values for part in _parts(each)]
+        return all(bool((abs(each) < 100).all() and (each % 1 == 0).all()) for each in parts)
 
     def to_dict(self, everything: bool = False) -> dict[str, Any]:
         """The element as plain data; a long list of terms is cut as in the text."""
@@ -582,6 +583,16 @@ def _exact_sum(numbers: list[float]) -> float:
         return fsum(numbers)
     except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond float64
         return float(sum(numbers))
+
+
+def _parts(values: Any) -> tuple[Any, ...]:
+    """The real numbers that numbers are made of."""
+    return (values.real, values.imag) if values.dtype.kind == "c" else (values,)
+
+
+def _whole(value: complex) -> str:
+    """A complex integer; no part is a negative zero, which conjugating leaves."""
+    return f"{value.real + 0:.0f}{value.imag + 0:+.0f}j"
 
 
 def _plain(value: float | complex | None) -> Any:

@@ -134,11 +134,14 @@ class Values(Mapping[str, Any]):
         Raises:
             KeyError: an operand is not known.
         """
+        import numpy as np
+
         from cupyconv import operations
 
         problem = self.problem
         kind = arrays.numpy_dtype(dtype or problem.dtype)
-        x, w, dy = (_host(self[operand]).astype(kind, copy=False) for operand in OPERANDS)
+        with np.errstate(over="ignore"):  # to infinity, as in a layer of that dtype
+            x, w, dy = (_host(self[operand]).astype(kind, copy=False) for operand in OPERANDS)
         if name == "y":
             return operations.conv_forward(x, w, **problem.keywords)
         if name == "dx":

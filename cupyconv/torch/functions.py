@@ -252,6 +252,62 @@ def conv3d_weight(
     return _weight_gradient(3, input, weight_size, grad_output, stride, padding, dilation, groups)
 
 
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: IntOrInts,
+    padding: IntOrInts,
+    dilation: IntOrInts,
+    transposed: bool,
+    output_padding: IntOrInts,
+    groups: int,
+) -> Tensor:
+    """``torch.convolution``: ``conv1d`` or ``conv_transpose1d`` and their like, by the weight.
+
+    Raises:
+        ConvError, ConvTypeError, DeviceError: as for these.
+    """
+    rank = weight.dim() - 2 if isinstance(weight, Tensor) else 1
+    if transposed:
+        more = (stride, padding, output_padding, groups, dilation)
+        return _transposed(rank, input, weight, bias, *more)
+    return _convolution(rank, input, weight, bias, stride, padding, dilation, groups)
+
+
+def convolution_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: IntOrInts,
+    padding: IntOrInts,
+    dilation: IntOrInts,
+    transposed: bool,
+    output_padding: IntOrInts,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``torch.ops.aten.convolution_backward``, which the functions of ``torch.nn.grad`` call.
+
+    Args:
+        grad_output: (N, K, spatial), the gradient with respect to the output.
+        input, weight: of the convolution; of one whose counterpart is wanted, only the shape.
+        bias_sizes: of no account.
+        stride, padding, dilation, groups: of the convolution.
+        transposed, output_padding: for a transposed one, which is refused.
+        output_mask: which of the gradients with respect to input, weight and bias are computed.
+
+    Returns:
+        These gradients; None for those that were not asked for.
+
+    Raises:
+        ConvError: the convolution is transposed; others as for ``conv1d``.
+    """
+    window = (stride, padding, dilation, groups)
+    return _gradients(grad_output, input, weight, window, transposed, output_mask)
+
+
 # -- from PyTorch's arguments to the operators -----------------------------------------------------
 
 
@@ -263,11 +319,11 @@ class _RefusedTensor(ConvTypeError, RuntimeError):
     """A ConvTypeError for programs that expect PyTorch's errors."""
 
 
-def _refusing_as_pytorch(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _refusing_as_pytorch(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, whose errors are RuntimeErrors too."""
 
     @wraps(function)
-    def refusing(*given: Any) -> Tensor:
+    def refusing(*given: Any) -> Any:
         if torch.compiler.is_compiling():
             return function(*given)
         try:
@@ -398,6 +454,33 @@ def _weight_gradient(
     return _operators().backprop_filter(x, shape, dy, strides, pads, dilations, groups)
 
 
+@_refusing_as_pytorch
+def _gradients(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    window: tuple[Any, ...],
+    transposed: bool,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if transposed:
+        raise ConvError(
+            "these are gradients of a convolution",
+            "it is a transposed one",
+            "Differentiate cupyconv.torch.conv_transpose2d or its like",
+        )
+    stride, padding, dilation, groups = window
+    rank = weight.dim() - 2
+    dy, x, w = _cast("grad_output", grad_output, "input", input, "weight", weight)
+    given = (*_window(rank, w.shape[2:], stride, padding, dilation), _index("groups", groups))
+    of = _operators()
+    return (
+        of.backprop_input(list(x.shape), w, dy, None, *given) if wanted[0] else None,
+        of.backprop_filter(x, list(w.shape), dy, *given) if wanted[1] else None,
+        operators.sum_pixels(dy) if wanted[2] else None,
+    )
+
+
 def _operators() -> Any:
     """What computes a call: while a transform is active, the operators that it can look into."""
     transformed = not torch.compiler.is_compiling() and (
@@ -418,8 +501,8 @@ def _without_channels(
     pads: list[int],
     dilations: list[int],
 ) -> Tensor:
-    """The sums of no terms at all, which have gradients nevertheless."""
-    shape = [x.shape[0], w.shape[0]]
+    """What PyTorch makes of no input channels: no output channels, and gradients of zero."""
+    shape = [x.shape[0], 0]
     for i, size in enumerate(x.shape[2:]):
         before, after = pads[2 * i : 2 * i + 2]
         # With one channel, to be refused as any other.
@@ -431,11 +514,9 @@ def _without_channels(
             dilation=dilations[i],
         ).axes[0]
         shape.append(axis.output)
-    nothing = x.sum() + w.sum()
-    y = nothing.expand(shape)
-    if bias is None:
-        return y.clone(memory_format=torch.contiguous_format)
-    return y + bias.reshape(-1, *[1] * (x.dim() - 2))
+    operands = (x, w) if bias is None else (x, w, bias)
+    total = sum(one.sum() for one in operands)
+    return total.expand(shape).clone(memory_format=torch.contiguous_format)
 
 
 def _operands(

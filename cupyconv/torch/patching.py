@@ -19,6 +19,8 @@ from cupyconv.torch.functions import (
     conv_transpose1d,
     conv_transpose2d,
     conv_transpose3d,
+    convolution,
+    convolution_backward,
 )
 
 COMPILED = "in a compiled graph"
@@ -64,11 +66,12 @@ class PatchReport:
 def patch() -> Iterator[PatchReport]:
     """Run models through cupyconv: in this block and thread, PyTorch's convolutions are ours.
 
-    The functions of ``torch`` and ``torch.nn.functional`` named as those here are replaced, and so
-    are the layers that call them, such as ``torch.nn.Conv2d``.  A call that cupyconv does not
-    support is left to PyTorch and reported.  Nothing in the model is changed; what was computed in
-    the block is differentiated by cupyconv after it too.  A model that is compiled by
-    ``torch.compile`` is compiled anew for the block, with cupyconv's operators in its graph.
+    The functions of ``torch``, ``torch.nn.functional`` and ``torch.nn.grad`` named as those here
+    are replaced, and so are the layers that call them, such as ``torch.nn.Conv2d``.  A call that
+    cupyconv does not support is left to PyTorch and reported.  Nothing in the model is changed;
+    what was computed in the block is differentiated by cupyconv after it too.  A model that is
+    compiled by ``torch.compile`` is compiled anew for the block, with cupyconv's operators in its
+    graph.
 
     Yields:
         A PatchReport, filled as the block runs.
@@ -78,7 +81,7 @@ def patch() -> Iterator[PatchReport]:
         yield report
 
 
-_REPLACED = {
+REPLACED: dict[Callable, Callable] = {
     getattr(torch, function.__name__): function
     for function in (
         conv1d,
@@ -89,6 +92,9 @@ _REPLACED = {
         conv_transpose3d,
     )
 }
+REPLACED[torch.convolution] = REPLACED[torch.ops.aten.convolution] = convolution
+REPLACED[torch.ops.aten.convolution_backward] = convolution_backward
+"""What is replaced in the block, and by what."""
 
 
 class _Patch(TorchFunctionMode):
@@ -99,7 +105,7 @@ class _Patch(TorchFunctionMode):
         self._report, self._current_layer = report, current_layer
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        ours = _REPLACED.get(func)
+        ours = REPLACED.get(func)
         if ours is None:
             seeing = _SEEING.get(func)
             if seeing is None:

@@ -2,8 +2,9 @@
 
 ``python -m tests.device.mutants [--file launch] [--limit N] [--seed S] [--jobs J]``
 
-A mutant is a module with one comparison, number, operator, argument or statement changed.  The
-tests on emulated devices run on it, and then those without a device that are nearest to it.  A
+A mutant is a module with one comparison, number, operator, argument or statement changed.  Tests on
+emulated devices run on it, and then those without a device that are nearest to it: first those that
+run the changed line, the quickest before all others, and if none fails the whole of them.  A
 survivor is answered by a new test, or argued to be equivalent in equivalent_mutants.toml.
 """
 
@@ -11,18 +12,23 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
-from tests.device import mutated
+from tests.device import covered, mutated
 from tests.emulator.mutants import equivalent_mutants
 from tests.emulator.mutations import Mutant
 
@@ -143,45 +149,127 @@ def all_mutants(file: str | None = None) -> list[Mutant]:
     return found
 
 
-def judge(mutant: Mutant) -> str:
-    """How a mutant ends: killed on devices, killed without, or survived."""
-    module = mutant.file.removesuffix(".py").replace("/", ".")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "mutant.py"
-        path.write_text(mutant.text)
-        environment = {
-            **os.environ,
-            mutated.VARIABLE: f"{module}:{path}",
-            "CUPYCONV_CACHE_DIR": str(Path(folder) / "cache"),
-        }
-        pytest = [
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "tests.device.mutated",
-            "-p",
-            "no:cacheprovider",
-        ]
-        pytest += ["--part", "sample", "-m", "not slow and not thorough"]
-        for how, command in (
-            ("on devices", ["-m", "tests.device", *pytest, *ON_DEVICES]),
-            ("without", [*pytest, *NEAREST[mutant.file]]),
-        ):
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--part", "sample")
+PYTEST += ("-m", "not slow and not thorough")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests that judge mutants.
+
+    Attributes:
+        how: how they kill, in words.
+        command: of Python, that runs them.
+        covered: what each of them runs, as the plugin ``covered`` writes it.
+        cache: kernels that they have compiled.
+    """
+
+    how: str
+    command: tuple[str, ...]
+    covered: Mapping[str, Any]
+    cache: Path
+
+    @staticmethod
+    def of(how: str, command: tuple[str, ...], folder: Path) -> Suite:
+        """The tests, which run once without a mutant.
+
+        Raises:
+            SystemExit: one of them fails.
+        """
+        folder.mkdir()
+        cache, found = folder / "cache", folder / "covered.json"
+        environment = {covered.VARIABLE: str(found), "CUPYCONV_CACHE_DIR": str(cache)}
+        done = subprocess.run(
+            [sys.executable, *command, "-p", "tests.device.covered"],
+            env={**os.environ, **environment},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise SystemExit(f"without a mutant, tests {how} fail:\n{done.stdout[-2000:]}")
+        return Suite(how, command, json.loads(found.read_text()), cache)
+
+    def nearest(self, mutant: Mutant) -> list[str]:
+        """The tests that run a mutant's line, the quickest first; all if it runs between tests."""
+        tests = {name: one for name, one in self.covered.items() if name}
+        between = self.covered[""]["lines"].get(mutant.file, ())
+        if mutant.line not in between:
+            tests = {
+                name: one
+                for name, one in tests.items()
+                if mutant.line in one["lines"].get(mutant.file, ())
+            }
+        return sorted(tests, key=lambda name: tests[name]["seconds"])
+
+    def seconds(self, tests: Sequence[str]) -> float:
+        """How long they take."""
+        return sum(self.covered[name]["seconds"] for name in tests)
+
+    def kills(self, mutant: Mutant, tests: Sequence[str] | None = None) -> bool:
+        """Whether a test fails: of those that are named, in their order, else of all."""
+        if tests is not None and not tests:
+            return False
+        module = mutant.file.removesuffix(".py").replace("/", ".")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "mutant.py").write_text(mutant.text)
+            environment = {
+                **os.environ,
+                mutated.VARIABLE: f"{module}:{folder / 'mutant.py'}",
+                "CUPYCONV_CACHE_DIR": str(folder / "cache"),
+            }
+            if self.cache.exists():
+                shutil.copytree(self.cache, folder / "cache")
+            if tests is not None:
+                (folder / "tests.json").write_text(json.dumps(tests))
+                environment[mutated.TESTS_VARIABLE] = str(folder / "tests.json")
             try:
                 done = subprocess.run(
-                    [sys.executable, *command],
+                    [sys.executable, *self.command, "-x", "-p", "tests.device.mutated"],
                     env=environment,
                     cwd=ROOT,
                     capture_output=True,
                     timeout=LIMIT,
                 )
             except subprocess.TimeoutExpired:
-                return f"killed {how}"
-            if done.returncode:
-                return f"killed {how}"
-    return "survived"
+                return True
+        return done.returncode != 0
+
+
+class Judges:
+    """The suites, each run once without a mutant when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._suites: dict[str, Suite] = {}
+        self._lock = Lock()
+
+    def of(self, mutant: Mutant) -> tuple[Suite, Suite]:
+        """The tests on devices, and those without that are nearest to the mutant's module."""
+        with self._lock:
+            on_devices = ("-m", "tests.device", *PYTEST, *ON_DEVICES)
+            return (
+                self._suite("on devices", on_devices, "devices"),
+                self._suite("without", (*PYTEST, *NEAREST[mutant.file]), Path(mutant.file).stem),
+            )
+
+    def _suite(self, how: str, command: tuple[str, ...], name: str) -> Suite:
+        if name not in self._suites:
+            self._suites[name] = Suite.of(how, command, self._folder / name)
+        return self._suites[name]
+
+    def judge(self, mutant: Mutant) -> str:
+        """How a mutant ends: killed on devices, killed without, or survived."""
+        suites = self.of(mutant)
+        nearest = {suite.how: suite.nearest(mutant) for suite in suites}
+        for suite in sorted(suites, key=lambda one: one.seconds(nearest[one.how])):
+            if suite.kills(mutant, nearest[suite.how]):
+                return f"killed {suite.how}"
+        for suite in suites:
+            if suite.kills(mutant):
+                return f"killed {suite.how}, by tests that do not run its line"
+        return "survived"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -203,8 +291,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argued = equivalent_mutants(EQUIVALENT)
     counts: Counter[str] = Counter()
     started = time.monotonic()
-    with ThreadPoolExecutor(chosen.jobs) as pool:
-        for mutant, outcome in zip(mutants, pool.map(judge, mutants), strict=True):
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.jobs) as pool:
+        judges = Judges(Path(folder))
+        for mutant, outcome in zip(mutants, pool.map(judges.judge, mutants), strict=True):
             if outcome == "survived" and (mutant.file, mutant.source, mutant.change) in argued:
                 outcome = "argued equivalent"
             counts[outcome] += 1

@@ -1,16 +1,21 @@
 """A plugin of pytest's: one module of the library is what $CUPYCONV_MUTANT names instead.
 
-The variable has the module's name, a colon, and the file with its changed text.
+The variable has the module's name, a colon, and the file with its changed text.  The tests that
+$CUPYCONV_MUTANT_TESTS lists, in a file of JSON, run in that order, and no others.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 
+import pytest
+
 VARIABLE = "CUPYCONV_MUTANT"
+TESTS_VARIABLE = "CUPYCONV_MUTANT_TESTS"
 
 
 class _Loader(SourceFileLoader):
@@ -31,6 +36,13 @@ class _Finder:
         assert spec.origin is not None
         spec.loader = _Loader(name, spec.origin)
         return spec
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if TESTS_VARIABLE in os.environ:
+        wanted = json.loads(Path(os.environ[TESTS_VARIABLE]).read_text())
+        order = {test: place for place, test in enumerate(wanted)}
+        items[:] = sorted((i for i in items if i.nodeid in order), key=lambda i: order[i.nodeid])
 
 
 if VARIABLE in os.environ:

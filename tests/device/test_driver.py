@@ -121,13 +121,6 @@ def test_managed_memory_is_refused():
         cupy.cuda.malloc_managed(64)
 
 
-def test_what_is_precompiled_is_refused():
-    with pytest.raises(NotImplementedError, match="precompiled in CuPy's wheel"):
-        cupy.random.default_rng(0).random(4)
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        cupy.sort(cupy.arange(5)[::-1])
-
-
 # -- order -----------------------------------------------------------------------------------------
 def pinned(values):
     values = np.asarray(values)

@@ -107,6 +107,9 @@ def test_passes_with_tensor_maps(impl, order):
     "test",
     [
         lambda: ways.test_functions(2, True, "float16"),
+        lambda: ways.test_functions(2, False, "complex64"),
+        lambda: ways.test_a_transposed_convolution_beyond_its_windows("bfloat16"),
+        lambda: ways.test_cudnn("backward_data", "complex64"),
         lambda: ways.test_results_are_written_where_they_are_wanted("float32"),
         lambda: ways.test_objects_that_export_their_memory_are_taken_without_a_copy(
             ways.ByDlpack, "float32"
@@ -116,7 +119,10 @@ def test_passes_with_tensor_maps(impl, order):
         lambda: ways.test_dask_with_chunks_of_cupy(),
         lambda: on_gpu.test_nothing_synchronises_and_calls_can_be_captured(),
     ],
-    ids=["functions", "out", "dlpack", "raw_ops", "onnx", "dask", "capture"],
+    ids=[
+        *("functions", "complex", "beyond", "cudnn"),
+        *("out", "dlpack", "raw_ops", "onnx", "dask", "capture"),
+    ],
 )
 def test_ways_in(test, order):
     with machine.order(named(order)):

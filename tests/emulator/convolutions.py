@@ -110,6 +110,9 @@ class EmulatorBackend(backends.GpuBackend):
     def conjugate(self, array: np.ndarray) -> np.ndarray:
         return memory.like(np.conjugate(array, order="C"), "conjugate")
 
+    def extended(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return memory.like(backends.CpuBackend().extended(array, shape), "extended")
+
 
 def backend(arch: str = "sm_80", checked: bool = True) -> EmulatorBackend:
     """The emulator as a backend that stands for a chip such as ``sm_80``.

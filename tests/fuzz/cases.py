@@ -33,6 +33,9 @@ VALUES = {
 }
 """How values are made, as programs; over eight decades, the largest of which is ``size``."""
 
+PART = {"complex64": "float32", "complex128": "float64"}
+"""Complex dtypes, with that of their parts."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -257,7 +260,10 @@ def layout(view: View, shape: tuple[int, ...]) -> Layout:
 
 def operand_dtype(case: Case, name: str) -> np.dtype:
     """The dtype of an array of a case, in its byte order."""
-    other = "float32" if case.dtype != "float32" else "float64"
+    if case.dtype in PART:
+        other = next(name for name in PART if name != case.dtype)
+    else:
+        other = "float32" if case.dtype != "float32" else "float64"
     dtype = dtype_of(other if name == case.stranger else case.dtype)
     return dtype.newbyteorder() if case.views.get(name, PLAIN).swapped else dtype
 
@@ -280,9 +286,10 @@ SEEDS = {"x": 0, "w": 1, "dy": 2, "bias": 3, "out": 4, "shift": 5}
 def flat_values(case: Case, name: str, count: int) -> np.ndarray:
     """The values in the memory of an operand."""
     namespace = {"rng": np.random.default_rng((case.seed, SEEDS[name]))}
-    flat = eval(_compiled(case.values, case.size, count), namespace)
+    # Texts, so that what is run is what is printed.
+    flat = eval(_compiled(values_text(case, count)), namespace)
     if case.poke is not None and case.poke[0] == name:
-        flat = flat.astype(np.float64)
+        flat = flat.astype(complex if case.dtype in PART else float)
         flat[poked(case, count)] = case.poke[2]
     return flat
 
@@ -293,9 +300,14 @@ def poked(case: Case, count: int) -> int:
     return int(case.poke[1] * count)
 
 
-def _compiled(values: str, size: int, count: int) -> Any:
-    # Texts, so that what is run is what is printed.
-    return compile(VALUES[values].format(size=size, count=count), "<values>", "eval")
+def values_text(case: Case, count: int) -> str:
+    """How the values in a piece of memory are made; complex ones have two parts."""
+    text = VALUES[case.values].format(size=case.size, count=count)
+    return f"{text} + 1j * {text}" if case.dtype in PART else text
+
+
+def _compiled(text: str) -> Any:
+    return compile(text, "<values>", "eval")
 
 
 def places_of(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Buffer]:

@@ -17,6 +17,7 @@ from tests import agreement, emulator
 from tests.emulator import CheckerError
 
 from .cases import (
+    PART,
     PLAIN,
     Buffer,
     Case,
@@ -30,7 +31,7 @@ from .cases import (
 )
 from .judging import bounds
 from .kernels import NotTakenError, pool
-from .oracle import Geometry, IllegalError, Oracle, geometry, result_shape
+from .oracle import ComplexOracle, Geometry, IllegalError, Oracle, geometry, result_shape
 
 APIS: dict[type, Any] = {NumpyRun: cupyconv, KernelRun: emulator}
 """What has the library's functions, by the kind of run."""
@@ -69,7 +70,7 @@ class Finding:
 class Setting:
     """What cases of the same layer and data share."""
 
-    oracle: Oracle | None
+    oracle: Oracle | ComplexOracle | None
     places: dict[str, Buffer]
 
 
@@ -212,6 +213,8 @@ def layer_of(case: Case) -> Setting:
     shapes = {name: shape for name, shape in case.tensors.items() if min(shape) >= 0}
     places = places_of(case, shapes)
     arrays = {name: one.array for name, one in places.items()}
+    if case.dtype in PART:
+        return Setting(ComplexOracle(found, PART[case.dtype], arrays), places)
     return Setting(Oracle(found, case.dtype, arrays), places)
 
 
@@ -280,7 +283,11 @@ def _check_illegal(case: Case, layer: Setting, reason: str) -> Finding | None:
 
 
 def _check_result(
-    case: Case, kind: tuple[str, ...], oracle: Oracle, got: Any, out: Buffer | None
+    case: Case,
+    kind: tuple[str, ...],
+    oracle: Oracle | ComplexOracle,
+    got: Any,
+    out: Buffer | None,
 ) -> Finding | None:
     if out is not None and got is not out.array:
         return Finding(case, ("not out", *kind), "did not return out")
@@ -289,13 +296,14 @@ def _check_result(
         text = f"gave {got.dtype} {got.shape}, expected {case.dtype} {shape}"
         return Finding(case, ("shape", *kind), text)
     must_be = bounds(case, oracle)
-    wrong = must_be.wrong(got)
+    parts = np.stack([got.real, got.imag], -1) if case.dtype in PART else got
+    wrong = must_be.wrong(parts)
     if wrong.any():
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
         low, high = (float(edge[index]) for edge in (must_be.low, must_be.high))
-        value = float(got[index])
+        value = float(parts[index])
         wanted = repr(low) if low == high or low != low else f"{low!r} to {high!r}"
-        text = f"{wrong.sum()} of {got.size} wrong, the first at {index}: {value!r}, not {wanted}"
+        text = f"{wrong.sum()} of {parts.size} wrong, the first at {index}: {value!r}, not {wanted}"
         return Finding(case, ("wrong", *kind), text, index, low, high)
     if out is not None and not _untouched(out):
         return Finding(case, ("outside", *kind), "wrote between or beside the elements of out")

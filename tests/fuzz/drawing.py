@@ -17,6 +17,7 @@ from .cases import (
     DATA_FORMATS,
     FILTER_FORMATS,
     OPERATIONS,
+    PART,
     Case,
     KernelRun,
     NumpyRun,
@@ -290,18 +291,22 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
     found = geometry(layer)
     kind = draw.random()
     values, poke = "integers", None
-    size = _largest_integer(draw, dtype, found.most_terms)
+    is_complex, whole = dtype in PART, dtype
+    dtype = PART.get(dtype, dtype)  # that of sums, of which each part has two for each term
+    most_terms = found.most_terms * (2 if is_complex else 1)
+    size = _largest_integer(draw, dtype, most_terms)
     if kind > 0.65:
         values = "normal" if kind < 0.75 else "decades"
         size = DECADE[dtype]
     if 0.5 < kind < 0.65:
-        room = (SUMS[dtype] - found.most_terms * size**2) // size
+        room = (SUMS[dtype] - most_terms * size**2) // size
         top = min(max(room, 1).bit_length() - 1, 14 if dtype == "float16" else 60)
         poke = (draw.one(("x", "w", "dy")), draw.random(), 2.0 ** draw.randint(0, top))
-    elif draw.chance(0.08):
+    elif draw.chance(0.08) and not is_complex:  # of which more becomes of what is infinite
         poke = (draw.one(("x", "w", "dy")), draw.random(), draw.one((np.nan, np.inf, -np.inf)))
     activation = None
-    if poke is None and draw.chance(0.1 if on_gpu else 0.25):
+    dtype = whole
+    if poke is None and draw.chance(0.1 if on_gpu else 0.25) and not is_complex:
         activation = draw.one(("relu", "relu", "silu", "gelu"))
     axes = len(found.data)
     views = {}

@@ -10,12 +10,12 @@ rounded bounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .cases import Case, KernelRun
-from .oracle import MOST_TERMS, Oracle, activate, rounded, term_count
+from .cases import PART, Case, KernelRun
+from .oracle import MOST_TERMS, ComplexOracle, Oracle, Part, activate, rounded, term_count
 
 LEAST_ERROR = 1.5
 """Roundings that plain summation makes in any case."""
@@ -66,13 +66,24 @@ def is_exact(case: Case) -> bool:
     return case.values == "integers" and finite and case.activation in (None, "relu")
 
 
-def can_be_judged(case: Case, oracle: Oracle) -> bool:
+def can_be_judged(case: Case, oracle: Oracle | ComplexOracle) -> bool:
     """Whether the terms are few enough to be listed, where they have to be."""
-    return is_exact(case) or term_count(oracle.layer, case.operation) <= MOST_TERMS
+    parts = 2 if case.dtype in PART else 1
+    return is_exact(case) or parts * term_count(oracle.layer, case.operation) <= MOST_TERMS
 
 
-def bounds(case: Case, oracle: Oracle) -> Bounds:
-    """What the result of a case has to be."""
+def bounds(case: Case, oracle: Oracle | ComplexOracle | Part) -> Bounds:
+    """What the result of a case has to be; that of a complex one, part by part on a last axis.
+
+    Each part is a real sum, of twice as many terms, and judged as one.
+    """
+    if isinstance(oracle, ComplexOracle):
+        run = replace(case.run, precision="ieee") if isinstance(case.run, KernelRun) else case.run
+        real = replace(case, dtype=PART[case.dtype], run=run)
+        both = [bounds(real, part) for part in oracle.parts(case.operation)]
+        maybe = [np.broadcast_to(one.may_be_nan, one.low.shape) for one in both]
+        edges = ([one.low for one in both], [one.high for one in both], maybe)
+        return Bounds(*(np.stack(edge, -1) for edge in edges))
     if is_exact(case):
         values = rounded(activate(oracle.exact(case.operation), case.activation), case.dtype)
         return Bounds(values, values)
@@ -80,7 +91,7 @@ def bounds(case: Case, oracle: Oracle) -> Bounds:
         return _bounds_of_sums(case, oracle)
 
 
-def _bounds_of_sums(case: Case, oracle: Oracle) -> Bounds:
+def _bounds_of_sums(case: Case, oracle: Oracle | Part) -> Bounds:
     terms, there = oracle.terms(case.operation)
     real = np.where(there, terms, 0)
     roundoff = ROUNDING[case.dtype]

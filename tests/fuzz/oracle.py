@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from .cases import DATA_FORMATS, FILTER_FORMATS, Case, dtype_of
+from .cases import DATA_FORMATS, FILTER_FORMATS, PART, Case, dtype_of
 
 torch.set_num_threads(1)  # the layers are too small to share
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+DTYPES = ("float16", "bfloat16", "float32", "float64", *PART)
 
 MOST_TERMS = 1 << 20
 """Products that are listed at most."""
@@ -116,6 +116,7 @@ def geometry(case: Case) -> Geometry:
     _require(case.dtype in DTYPES, "a dtype that is taken")
     _require(case.stranger not in case.operands, "one dtype")
     _require(not case.bad_out, f"another out: {case.bad_out}")
+    _require(case.dtype not in PART or case.activation is None, "real numbers to activate")
     if case.operation == "conv_backprop_bias":
         return _of_bias(case, data, filter_)
     _require(len(case.w) == rank + 2, "a filter of the input's rank")
@@ -126,8 +127,9 @@ def geometry(case: Case) -> Geometry:
     filters, slice_, *taps = w
     _require(min(w) >= 1, "sizes")
     _require(filters % case.groups == 0, "groups divide the filters")
+    sides = _sides(case.padding, rank)
     if case.operation == "conv_transpose":
-        sizes = _transposed_sizes(case, data, taps, stride, dilation)
+        sizes, sides = _transposed_sizes(case, data, taps, stride, dilation)
         batch, channels = case.dy[data[0]], slice_ * case.groups
         if case.output_padding == "shape":
             _require(case.x[data[0]] == batch, "the batch is kept")
@@ -140,9 +142,7 @@ def geometry(case: Case) -> Geometry:
     _require(channels // case.groups == slice_, "channels of a filter")
     axes = [
         _axis(size, tap, step, gap, pad)
-        for size, tap, step, gap, pad in zip(
-            sizes, taps, stride, dilation, _sides(case.padding, rank), strict=True
-        )
+        for size, tap, step, gap, pad in zip(sizes, taps, stride, dilation, sides, strict=True)
     ]
     found = Geometry(
         batch,
@@ -228,27 +228,36 @@ def _transposed_sizes(
     taps: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
-) -> list[int]:
-    """Spatial sizes of conv_transpose's result: those passed, or PyTorch's and Keras's rules."""
-    if case.output_padding == "shape":
-        _require(len(case.x) == len(data), "a shape of the rank")
-        return [case.x[axis] for axis in data[2:]]
+) -> tuple[list[int], list[Any]]:
+    """Spatial sizes of conv_transpose's result, those passed or by PyTorch's and Keras's rules; and
+    the padding with which just x's windows fit into them.
+
+    That is less than the padding given where output_padding is as large as the stride: negative at
+    the end, where the windows do not reach it.
+    """
     rank, sizes = len(taps), []
     sides = _sides(case.padding, rank)
+    if case.output_padding == "shape":
+        _require(len(case.x) == len(data), "a shape of the rank")
+        return [case.x[axis] for axis in data[2:]], sides
     added = [None] * rank if case.output_padding is None else _each(case.output_padding, rank)
-    for axis, tap, step, gap, side, more in zip(
-        data[2:], taps, stride, dilation, sides, added, strict=True
+    for number, (axis, tap, step, gap, side, more) in enumerate(
+        zip(data[2:], taps, stride, dilation, sides, added, strict=True)
     ):
         count = case.dy[axis]
         same = side in ("same", "same_lower")
         extra = more if more is not None else step - 1 if same else 0
-        _require(0 <= extra < step, "output_padding below the stride")
         pads = (0, 0) if isinstance(side, str) else side
+        if same:
+            _require(0 <= extra < step, "output_padding below the stride")
+        else:
+            _require(0 <= extra < max(step, gap), "output_padding below the stride or dilation")
+            sides[number] = (pads[0], pads[1] - extra // step * step)
         smallest = (count - 1) * step + 1
         if not same:
             smallest += gap * (tap - 1) - sum(pads)
         sizes.append(smallest + extra)
-    return sizes
+    return sizes, sides
 
 
 # -- what comes out --------------------------------------------------------------------------------
@@ -452,6 +461,79 @@ class Oracle:
         dy = self._grouped("dy")
         products = np.moveaxis(dy, 0, 2).reshape(dy.shape[1] * dy.shape[2], -1)
         return products, np.ones_like(products, bool)
+
+
+class Part:
+    """The real or the imaginary parts of a layer's results, which are sums of two real layers'.
+
+    Args:
+        sums: those, each with its sign; the first has the bias.
+    """
+
+    def __init__(self, *sums: tuple[int, Oracle]) -> None:
+        self._sums = sums
+        self._first = sums[0][1]
+        self.layer = self._first.layer
+        self.stored = self._first.stored
+
+    def exact(self, operation: str) -> np.ndarray:
+        """As an Oracle's."""
+        return sum(sign * one.exact(operation) for sign, one in self._sums)
+
+    def terms(self, operation: str) -> tuple[np.ndarray, np.ndarray]:
+        """As an Oracle's."""
+        found = [(sign, *one.terms(operation)) for sign, one in self._sums]
+        products = np.concatenate([sign * products for sign, products, _ in found], -1)
+        return products, np.concatenate([there for *_, there in found], -1)
+
+    def between(self, operation: str) -> np.ndarray | bool:
+        """As an Oracle's."""
+        return np.logical_or.reduce([one.between(operation) for _, one in self._sums])
+
+
+class ComplexOracle:
+    """The results of a layer's operations on complex operands, part by part.
+
+    (a + bi)(c + di) = (ac - bd) + (ad + bc)i; the gradients multiply dy by conjugates.
+
+    Args:
+        as for Oracle; ``dtype`` is that of the parts.
+    """
+
+    def __init__(self, layer: Geometry, dtype: str, operands: dict[str, np.ndarray]) -> None:
+        self.layer, self._dtype, self._given = layer, dtype, operands
+        self._parts: dict[str, tuple[Part, Part]] = {}
+
+    def parts(self, operation: str) -> tuple[Part, Part]:
+        """Real and imaginary parts of an operation's results."""
+        if operation not in self._parts:
+            self._parts[operation] = self._made(operation)
+        return self._parts[operation]
+
+    def _made(self, operation: str) -> tuple[Part, Part]:
+        multiplied = {
+            "conv_forward": ("x", "w"),
+            "conv_transpose": ("dy", "w"),
+            "conv_backprop_input": ("dy", "w"),
+            "conv_backprop_filter": ("dy", "x"),
+            "conv_backprop_bias": ("dy",),
+        }[operation]
+        added = {"conv_forward": "bias", "conv_transpose": "shift"}.get(operation, "")
+        first, *rest = multiplied
+
+        def oracle(part: str, of_first: str, of_rest: str) -> Oracle:
+            taken = {name: getattr(self._given[name], of_rest) for name in rest}
+            taken[first] = getattr(self._given[first], of_first)
+            if part and added in self._given:
+                taken[added] = getattr(self._given[added], part)
+            return Oracle(self.layer, self._dtype, taken)
+
+        if not rest:
+            return Part((1, oracle("", "real", ""))), Part((1, oracle("", "imag", "")))
+        sign = -1 if operation in ("conv_backprop_input", "conv_backprop_filter") else 1
+        real = Part((1, oracle("real", "real", "real")), (-sign, oracle("", "imag", "imag")))
+        imaginary = Part((1, oracle("imag", "imag", "real")), (sign, oracle("", "real", "imag")))
+        return real, imaginary
 
 
 _RESULT = {

@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from .cases import PLAIN, SEEDS, VALUES, Case, KernelRun, layout, operand_dtype, poked
+from .cases import (
+    PART,
+    PLAIN,
+    SEEDS,
+    Case,
+    KernelRun,
+    layout,
+    operand_dtype,
+    poked,
+    values_text,
+)
 from .checking import FILLER, Finding, out_view
 from .oracle import IllegalError, geometry, result_shape
 
@@ -147,12 +157,13 @@ def _array_lines(case: Case, name: str, shape: tuple[int, ...]) -> list[str]:
     view, dtype = case.views.get(name, PLAIN), operand_dtype(case, name)
     where = layout(view, shape)
     seed = SEEDS[name]
-    values = VALUES[case.values].format(size=case.size, count=where.count)
+    values = values_text(case, where.count)
     lines = [f"rng = np.random.default_rng(({case.seed}, {seed}))", f"flat = {values}"]
     if case.poke is not None and case.poke[0] == name:
         value = case.poke[2]
         text = repr(value) if np.isfinite(value) else f"float({str(value)!r})"
-        lines += ["flat = flat.astype(float)", f"flat[{poked(case, where.count)}] = {text}"]
+        wide = "complex" if case.dtype in PART else "float"
+        lines += [f"flat = flat.astype({wide})", f"flat[{poked(case, where.count)}] = {text}"]
     lines += _memory_lines(name, view, shape, dtype, "flat")
     return lines
 
@@ -239,13 +250,17 @@ def _verdict_lines(finding: Finding, call: str, within: str) -> list[str]:
         lines = [f"with {within}:", *(f"    {line}" for line in lines)]
     kind = finding.kind[0]
     if kind == "wrong":
-        at = finding.index
-        lines += [f"print(got[{at}])  # {finding.text}"]
+        assert finding.index is not None
+        at = f"got[{finding.index}]"
+        if finding.case.dtype in PART:
+            *index, part = finding.index
+            at = f"got[{tuple(index)}].{('real', 'imag')[part]}"
+        lines += [f"print({at})  # {finding.text}"]
         if isnan(finding.low):
-            lines.append(f"assert np.isnan(got[{at}])")
+            lines.append(f"assert np.isnan({at})")
         else:
             low, high = (f"float({str(edge)!r})" for edge in (finding.low, finding.high))
-            lines.append(f"assert {low} <= float(got[{at}]) <= {high}")
+            lines.append(f"assert {low} <= float({at}) <= {high}")
     elif kind == "changed":
         names = finding.kind[5:]
         lines.append(f"assert before == {', '.join(f'{name}.tobytes()' for name in names)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from .cases import DATA_FORMATS, FILTER_FORMATS, PLAIN, Case, NumpyRun, View
@@ -27,7 +28,11 @@ def shrunk(finding: Finding, seconds: float) -> Finding:
     finding, simpler = named or finding, True
     while simpler:
         simpler = False
-        for case in candidates(finding.case):
+        tried = candidates(finding.case)
+        if finding.is_illegal and not (finding.case.bad_out or finding.case.stranger):
+            # Of all others it is fitted to the sizes.
+            tried = chain(tried, _of_gradient(finding.case))
+        for case in tried:
             if time.monotonic() > end:
                 return finding
             found = _same(case, finding)
@@ -102,6 +107,12 @@ def candidates(case: Case) -> Iterator[Case]:
 def _less(value: int) -> list[int]:
     """Smaller numbers, the smallest first."""
     return sorted({1, 2, 8, value // 2, value - 1} & set(range(1, value)))
+
+
+def _of_gradient(case: Case) -> Iterator[Case]:
+    for axis, size in enumerate(case.dy):
+        for less in _less(size):
+            yield replace(case, dy=(*case.dy[:axis], less, *case.dy[axis + 1 :]))
 
 
 def _of_axes(case: Case) -> Iterator[Case]:

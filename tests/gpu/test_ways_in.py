@@ -16,12 +16,13 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvError, ConvTypeError, arrays, measuring
+from cupyconv import ConvError, ConvTypeError, arrays, cudnn, measuring
 from cupyconv.bench import ceilings
 from cupyconv.cli.main import main
 from cupyconv.formats import data_formats, filter_formats
+from cupyconv.problem import REAL_PART
 from tests.agreement import require_equal
-from tests.configurations import in_formats, integer_data
+from tests.configurations import Data, in_formats, integer_data
 from tests.gpu.fixtures import as_a_new_process
 
 if arrays.device_count() == 0:
@@ -30,6 +31,7 @@ if arrays.device_count() == 0:
 cupy = arrays.cupy()
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+COMPLEX = tuple(REAL_PART)
 SHAPES = {
     1: ((2, 4, 9), (6, 2, 3), {"stride": 2, "padding": 1, "groups": 2}),
     2: ((2, 4, 7, 6), (6, 2, 3, 2), {"stride": (2, 1), "padding": ((1, 0), (0, 1)), "groups": 2}),
@@ -43,7 +45,17 @@ def layer(rank=2, last=False, dtype="float32"):
     problem = cupyconv.ConvProblem(x, w, dtype=dtype, **rules)
     problem = in_formats(problem, data_formats(rank)[last], filter_formats(rank)[2 * last])
     formats = {"data_format": problem.data_format, "filter_format": problem.filter_format}
-    return problem, integer_data(problem), {**rules, **formats}
+    return problem, whole_numbers(problem), {**rules, **formats}
+
+
+def whole_numbers(problem):
+    """Data with integers, in both parts of complex numbers."""
+    if not problem.is_complex:
+        return integer_data(problem)
+    parts = problem.replace(dtype=REAL_PART[problem.dtype])
+    seeds = (vars(integer_data(parts, seed)).values() for seed in (0, 1))
+    pairs = zip(*seeds, strict=True)
+    return Data(*((real + 1j * imaginary).astype(problem.dtype) for real, imaginary in pairs))
 
 
 def same(call, given):
@@ -60,7 +72,7 @@ def same(call, given):
 def test_functions(rank, last, dtype):
     problem, data, words = layer(rank, last, dtype)
     same(lambda x, w: cupyconv.conv_forward(x, w, **words), (data.x, data.w))
-    fused = {**words, "activation": "relu"}
+    fused = {**words, "activation": None if problem.is_complex else "relu"}
     same(lambda x, w, b: cupyconv.conv_forward(x, w, b, **fused), (data.x, data.w, data.bias))
     same(
         lambda w, dy: cupyconv.conv_backprop_input(problem.input_shape, w, dy, **words),
@@ -80,6 +92,94 @@ def test_functions(rank, last, dtype):
         lambda dy, w: cupyconv.conv_transpose(dy, w, output_shape=problem.input_shape, **words),
         (data.dy, data.w),
     )
+    same(
+        lambda dy, w, b: cupyconv.conv_transpose(
+            dy, w, b, output_shape=problem.input_shape, **fused
+        ),
+        (data.dy, data.w, np.resize(data.bias, problem.C)),
+    )
+
+
+@pytest.mark.parametrize("rank", SHAPES)
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_functions_of_complex_numbers(rank, dtype):
+    test_functions(rank, rank == 2, dtype)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_views_of_complex_numbers(dtype):
+    problem, data, words = layer(dtype=dtype)
+    x, w, dy = (array[..., ::-1] for array in (data.x, data.w, data.dy))
+    wide = [array[:, ::-1].transpose(1, 0, 3, 2) for array in (x, w, dy)]
+    x, w, dy = (array.transpose(1, 0, 3, 2)[:, ::-1] for array in map(cupy.asarray, wide))
+    host = [cupy.asnumpy(array) for array in (x, w, dy)]
+    room = {}
+    for name, shape in (("dx", problem.input_shape), ("dw", problem.filter_shape)):
+        room[name] = cupy.full((*shape, 2), 9, dtype)[..., 1]
+    out = cupyconv.conv_backprop_input(problem.input_shape, w, dy, out=room["dx"], **words)
+    assert out is room["dx"]
+    cupyconv.conv_backprop_filter(x, problem.filter_shape, dy, out=room["dw"], **words)
+    expected = cupyconv.conv_backward(*host, **words)
+    for name, got in room.items():
+        require_equal(cupy.asnumpy(got), getattr(expected, name), name)
+        assert (got.base[..., 0] == 9).all(), "between the elements of out"
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX])
+def test_a_transposed_convolution_beyond_its_windows(dtype):
+    """Its output_padding is as large as its stride, so that x is copied."""
+    data = whole_numbers(cupyconv.ConvProblem((2, 3, 8), (4, 3, 2), dtype=dtype))
+    for stride, dilation, extra in ((1, 2, 1), (2, 5, 4)):
+        rules = {"stride": stride, "dilation": dilation, "output_padding": extra}
+        same(lambda x, w, r=rules: cupyconv.conv_transpose(x, w, **r), (data.dy[::-1], data.w))
+
+
+CUDNN = {
+    "forward": ("x", "w", "bias", "dy"),
+    "backward_filter": ("x", "dy", "w"),
+    "backward_data": ("w", "dy", "bias_of_x", "x"),
+}
+"""What each function is given, the array for its result last."""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
+@pytest.mark.parametrize("function", CUDNN)
+def test_cudnn(function, dtype):
+    for layout in (cudnn.CUDNN_TENSOR_NCHW, cudnn.CUDNN_TENSOR_NHWC):
+        require_cudnn(function, dtype, layout, auto_tune=False)
+
+
+def test_cudnn_that_tunes_itself(own_cache):
+    require_cudnn("forward", "float32", cudnn.CUDNN_TENSOR_NCHW, auto_tune=True)
+
+
+def require_cudnn(function, dtype, layout, auto_tune):
+    last = layout == cudnn.CUDNN_TENSOR_NHWC
+    problem = cupyconv.ConvProblem(
+        (2, 4, 7, 6), (6, 2, 3, 2), stride=(2, 1), padding=1, groups=2, dtype=dtype
+    )
+    problem = in_formats(problem, data_formats(2)[last], filter_formats(2)[2 * last])
+    data = whole_numbers(problem)
+    tensors = {**vars(data), "bias_of_x": np.resize(data.bias, problem.C)}
+    rules = ((1, 1), (2, 1), (1, 1), 2)
+    how = {"auto_tune": auto_tune, "tensor_core": "auto", "d_layout": layout, "w_layout": layout}
+    if function != "forward":
+        how["deterministic"] = False
+    *given, result = (tensors[name] for name in CUDNN[function])
+    call = getattr(cudnn, f"convolution_{function}")
+    expected = np.full_like(result, 7)
+    call(*given, expected, *rules, **how)
+    room = cupy.full((*result.shape[:-1], 2 * result.shape[-1]), 9, dtype)
+    got = room[..., 1::2]
+    on_device = [cupy.asarray(array) for array in given]
+    assert call(*on_device, got, *rules, **how) is None
+    require_equal(cupy.asnumpy(got), expected, f"{function} of {problem}")
+    assert (room[..., ::2] == 9).all(), "between the elements of the result"
+    result_name = "gW" if function == "backward_filter" else "y"
+    with pytest.raises(ConvTypeError, match=f"^{result_name} must be where the inputs are"):
+        call(*on_device, expected, *rules, **how)
+    with pytest.raises(ConvTypeError, match="all arrays must be in one memory"):
+        call(on_device[0], *given[1:], got, *rules, **how)
 
 
 def test_only_the_gradients_that_are_asked_for_are_computed():
@@ -228,6 +328,11 @@ def test_arrays_of_another_device_and_of_the_host_are_told_apart():
         cupyconv.conv_forward(x, theirs, **words)
     with pytest.raises(ConvTypeError, match="x is a CuPy array, w is a NumPy array"):
         cupyconv.conv_forward(x, data.w, **words)
+    moved = r"x is a NumPy array, w is a CuPy array.*cupy\.asarray\(\.\.\.\) or cupy\.asnumpy"
+    with pytest.raises(ConvTypeError, match=moved):
+        cupyconv.conv_forward(data.x, w, **words)
+    with pytest.raises(ConvTypeError, match=r"out is a CuPy array, they are NumPy.*a NumPy array"):
+        cupyconv.conv_forward(data.x, data.w, out=x, **words)
     assert cupyconv.conv_forward(x, w, **words).device.id == 0
 
 
@@ -289,6 +394,10 @@ def test_dask_with_chunks_of_cupy():
             cd.conv_backprop_filter(x, problem.filter_shape, dy, **words),
             cd.conv_backprop_bias(dy, data_format=problem.data_format),
         )
+        longer = {"stride": 1, "dilation": 3, "output_padding": 2, "groups": 2}
+        beyond = cd.conv_transpose(dy, w, **longer).compute()
+    exact = cupyconv.conv_transpose(data.dy, data.w, **longer)
+    require_equal(cupy.asnumpy(beyond), exact, "beyond its windows")
     expected = cupyconv.conv_backward(data.x, data.w, data.dy, **words)
     wanted = (cupyconv.conv_forward(data.x, data.w, **words), expected.dx, expected.dw, expected.db)
     for got, exact in zip((y, *gradients), wanted, strict=True):

@@ -357,16 +357,23 @@ static bool in_the_module(const void* address) {
 }
 
 // An access smaller than the cells: they are split, so that neighbours are told apart.  What was
-// recorded so far holds for each part.
-static void refine(Region* region, size_t offset_and_size) {
-  constexpr size_t kMostCells = 1 << 24;
-  if (region->cell_count > kMostCells) return;
+// recorded so far holds for each part.  Of a region that is too large for that, false.
+static bool refine(Region* region, size_t offset_and_size) {
+  constexpr size_t kMostCells = size_t{1} << 28;
+  if (region->cell_count > kMostCells) return false;
   const unsigned shift = static_cast<unsigned>(__builtin_ctzll(offset_and_size));
   const unsigned split = region->granule_shift - shift;
   const size_t old_count = region->cell_count;
   const size_t count = (region->size >> shift) + 1;
   auto* cells = static_cast<Cell*>(map_zeroed(count * sizeof(Cell)));
-  for (size_t i = 0; i < count; i++) cells[i] = region->cells[i >> split];
+  // What was never accessed stays memory that nobody touched.
+  const Cell untouched = {};
+  for (size_t i = 0; i < old_count; i++) {
+    const Cell& cell = region->cells[i];
+    if (!memcmp(&cell, &untouched, sizeof(Cell))) continue;
+    for (size_t part = i << split; part < (i + 1) << split && part < count; part++)
+      cells[part] = cell;
+  }
   munmap(region->cells, old_count * sizeof(Cell));
   region->cells = cells;
   if (region->element_state) {
@@ -377,6 +384,7 @@ static void refine(Region* region, size_t offset_and_size) {
   }
   region->cell_count = count;
   region->granule_shift = shift;
+  return true;
 }
 
 void check_access(Fiber* fiber, const void* address, size_t size, unsigned flags, uint32_t pc) {
@@ -404,7 +412,8 @@ void check_access(Fiber* fiber, const void* address, size_t size, unsigned flags
   if (settings.work && !region->is_shared)
     count_global_access(fiber, region, address, size, flags, pc);
   if (!region->cells) return;
-  if ((start | size) & ((size_t{1} << region->granule_shift) - 1)) refine(region, start | size);
+  const bool is_part = (start | size) & ((size_t{1} << region->granule_shift) - 1);
+  if (is_part && !refine(region, start | size)) return;  // neighbours would look like races
   const size_t last = (start + size - 1) >> region->granule_shift;
   for (size_t i = start >> region->granule_shift; i <= last; i++)
     check_cell(access, region->cells[i], i);

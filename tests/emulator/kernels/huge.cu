@@ -9,3 +9,9 @@ extern "C" __global__ void copy_far_with_long(const float* x, float* y) {
   const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   y[i] = x[i];
 }
+
+// Each thread writes 16 bits of its own, or the bits that the next thread writes as well.
+extern "C" __global__ void halves(unsigned short* y, int shared) {
+  const long long far = 1ll << 25;
+  y[far + threadIdx.x / (1 + shared)] = threadIdx.x;
+}

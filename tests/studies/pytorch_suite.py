@@ -1,0 +1,177 @@
+"""PyTorch's own tests of its convolutions, run on cupyconv.
+
+    python -m tests.studies.pytorch_suite test_convolution.py
+
+The file is test/nn/test_convolution.py of PyTorch's sources at the tag of the release that is
+installed; PyTorch's packages do not have it.  It runs twice on the CPU, as it is and with each test
+inside ``ct.patch()``: a test has to end inside as it does outside.  Printed is how many passed, how
+many calls of convolutions were cupyconv's, and what was left to PyTorch and why.  Needs PyTorch,
+pytest and what PyTorch's own tests need, expecttest and hypothesis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPORT = "CUPYCONV_SUITE_REPORT"
+PATCHED = "CUPYCONV_SUITE_PATCHED"
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 3600  # s, of each run
+
+
+@dataclass
+class Run:
+    """What became of the tests of a file.
+
+    Attributes:
+        outcomes: "passed", "failed" or "skipped", by test.
+        taken: calls of convolutions that were cupyconv's.
+        refused: calls that PyTorch refuses as well.
+        left: calls that PyTorch computed, by function and operands.
+    """
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    taken: int = 0
+    refused: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+
+
+def run(file: Path, *, patched: bool, chosen: str = "") -> Run:
+    """Run a file's tests in a process of their own.
+
+    Args:
+        patched: whether each runs inside ``ct.patch()``.
+        chosen: an expression as pytest's -k takes it.
+
+    Raises:
+        RuntimeError: the run did not come to its end; the message has what it said last.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        environment = {**os.environ, REPORT: str(report), PATCHED: str(int(patched))}
+        environment["PYTHONPATH"] = str(ROOT)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.studies.pytorch_suite"]
+        command += [
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            chosen,
+            "--rootdir",
+            str(file.parent),
+            str(file),
+        ]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT, cwd=folder
+        )
+        if done.returncode not in (0, 1) or not report.exists():
+            raise RuntimeError(f"{file}: {(done.stdout + done.stderr)[-2000:]}")
+        found = json.loads(report.read_text())
+    return Run(**{**found, "left": Counter(found["left"])})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns 1 if a test ends otherwise inside the patch than outside."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.studies.pytorch_suite", description=__doc__
+    )
+    parser.add_argument("file", type=Path, help="PyTorch's test/nn/test_convolution.py")
+    parser.add_argument("-k", dest="chosen", default="", help="only tests of this expression")
+    given = parser.parse_args(arguments)
+    outside, inside = (
+        run(given.file.resolve(), patched=patched, chosen=given.chosen) for patched in (False, True)
+    )
+    print(f"outside: {summary(outside)}", f"inside:  {summary(inside)}", sep="\n")
+    print(
+        f"calls by cupyconv {inside.taken:,}, refused by both {inside.refused:,}, "
+        f"left to PyTorch {inside.left.total():,}"
+    )
+    for call, count in inside.left.most_common():
+        print(f"  {count:,}: {call}")
+    other = different(outside, inside)
+    for test in other:
+        print(f"{test}: {outside.outcomes.get(test)} outside, {inside.outcomes.get(test)} inside")
+    return 1 if other else 0
+
+
+def summary(one: Run) -> str:
+    """How many tests passed, failed and were skipped."""
+    counts = Counter(one.outcomes.values())
+    return ", ".join(f"{counts[word]} {word}" for word in ("passed", "failed", "skipped"))
+
+
+def different(outside: Run, inside: Run) -> list[str]:
+    """The tests that end otherwise inside the patch."""
+    tests = dict.fromkeys([*outside.outcomes, *inside.outcomes])
+    return [test for test in tests if outside.outcomes.get(test) != inside.outcomes.get(test)]
+
+
+# -- as a plugin of pytest's -----------------------------------------------------------------------
+
+_found = Run()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    if os.environ.get(PATCHED) != "1":
+        yield
+        return
+    import cupyconv.torch as ct
+
+    # Of the two, ct.patch's comes first: what it leaves comes to the other.
+    with _left_calls(), ct.patch() as report:
+        yield
+    _found.taken += sum(count for (_, _, why), count in report.calls.items() if why is None)
+
+
+def _left_calls() -> Any:
+    """A mode of PyTorch's that notes which convolutions it is asked for, and what becomes of it."""
+    from torch import Tensor
+    from torch.overrides import TorchFunctionMode
+
+    from cupyconv.torch.patching import REPLACED
+
+    class Left(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func not in REPLACED:
+                return func(*args, **(kwargs or {}))
+            try:
+                result = func(*args, **(kwargs or {}))
+            except Exception:
+                _found.refused += 1
+                raise
+            given = [
+                f"{one.dtype} {tuple(one.shape)} {str(one.layout).removeprefix('torch.')}"
+                for one in args
+                if isinstance(one, Tensor)
+            ]
+            _found.left[f"{REPLACED[func].__name__}: {', '.join(given)}"] += 1
+            return result
+
+    return Left()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.outcome != "passed":
+        _found.outcomes[report.nodeid.partition("::")[2]] = report.outcome
+
+
+def pytest_unconfigure() -> None:
+    if REPORT in os.environ:
+        Path(os.environ[REPORT]).write_text(json.dumps(vars(_found)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cupyconv.cpu import depthwise, products, scattered
+from cupyconv.cpu import depthwise, products, scattered, windows
 from cupyconv.cpu.correlation import Correlation, correlation, fill_unread, input_correlations
 from cupyconv.cpu.scratch import Scratch, scratch
 from cupyconv.cpu.views import are_finite
@@ -28,6 +28,7 @@ Compute = Callable[[Correlation, Scratch, int], bool | None]
 
 CORRELATE: dict[str, Compute] = {
     "products": products.correlate,
+    "windows": windows.correlate,
     "scattered": scattered.correlate,
     "taps": depthwise.correlate_by_taps,
     "bands": depthwise.correlate_by_bands,
@@ -35,6 +36,7 @@ CORRELATE: dict[str, Compute] = {
 
 FILTER_GRADIENT: dict[str, Compute] = {
     "products": products.filter_gradient,
+    "windows": windows.filter_gradient,
     "turned products": products.filter_gradient,
     "taps": depthwise.filter_gradient_by_taps,
     "bands": depthwise.filter_gradient_by_bands,
@@ -64,8 +66,7 @@ def backprop_input(
     dx: np.ndarray,
 ) -> None:
     """dx[n, c, h] = act(bias[c] + sum of dy[n, k, p] w[k, c, r]), for each stride phase of h."""
-    if any(axis.unread_inputs for axis in problem.axes):
-        fill_unread(problem, dx, bias, activation)  # of which there may be no phase
+    fill_unread(problem, dx, bias, activation)  # of which there may be no phase
     for phase in input_correlations(problem, w, dy, dx, bias, activation):
         _correlate(phase, method)
 
@@ -89,14 +90,14 @@ def backprop_filter(
 
 
 def _filter_gradient(whole: Correlation, method: str) -> None:
-    if _has_terms(whole):
+    if method == "windows" or _has_terms(whole):
         _compute(FILTER_GRADIENT, method, whole)
     else:
         whole.filters[...] = 0
 
 
 def _correlate(whole: Correlation, method: str) -> None:
-    if _has_terms(whole):
+    if method == "windows" or _has_terms(whole):
         _compute(CORRELATE, method, whole)
     else:
         one = [1] * len(whole.axes)

@@ -12,9 +12,10 @@ to w, with dy in the place of the result.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from functools import lru_cache
+from itertools import chain, pairwise, product
 from math import gcd, isqrt, prod
 from typing import Any
 
@@ -290,11 +291,18 @@ def input_correlations(
 def fill_unread(
     problem: ConvProblem, dx: np.ndarray, bias: np.ndarray | None, activation: str | None
 ) -> None:
-    """Make all of dx what it is where no window reaches it."""
+    """Make all of dx what it is where no window reaches it, if there is any such place."""
+    if not any(map(_unread_inputs, problem.axes)):
+        return
     sums = np.zeros((1, problem.C, *[1] * problem.spatial_rank), accumulator_of(problem.dtype))
     if bias is not None:
         sums += bias.reshape(-1, *[1] * problem.spatial_rank)
     dx.transpose(problem.data_axes)[...] = activate(sums, activation)
+
+
+@lru_cache(maxsize=4096)
+def _unread_inputs(axis: ConvAxis) -> int:
+    return axis.unread_inputs
 
 
 def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | None:
@@ -319,17 +327,25 @@ def _combined(axes: Sequence[ConvAxis]) -> Iterator[tuple[_Phase, ...]]:
             yield (phase, *others)
 
 
-def _phases(axis: ConvAxis) -> Iterator[_Phase]:
+def _phases(axis: ConvAxis) -> Iterable[_Phase]:
     """The stride phases of an axis that have inputs and taps, the last of the taps first."""
     step = axis.stride // gcd(axis.stride, axis.dilation)
-    firsts = range(min(step, axis.filter))
     lone = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
-    if len(firsts) > MANY_PHASES and (axis.output == 1 or lone):
+    if min(step, axis.filter) <= MANY_PHASES:
+        return _few_phases(axis, step)
+    if axis.output == 1 or lone:
         # No input is under two windows, so that each of them is as good as a phase.
-        for output in range(axis.output):
-            yield from _window(axis, output)
-        return
-    for first in firsts:
+        return chain.from_iterable(_window(axis, output) for output in range(axis.output))
+    return _every_phase(axis, step)
+
+
+@lru_cache(maxsize=4096)
+def _few_phases(axis: ConvAxis, step: int) -> tuple[_Phase, ...]:
+    return tuple(_every_phase(axis, step))
+
+
+def _every_phase(axis: ConvAxis, step: int) -> Iterator[_Phase]:
+    for first in range(min(step, axis.filter)):
         inputs = axis.inputs_of_phase(first * axis.dilation % axis.stride)
         if not inputs:
             continue

@@ -10,6 +10,7 @@ up the same terms.
 The methods, which cupyconv/cpu/ has a module each for:
 
 - products: filters times gathered pixels (im2col); every configuration.
+- windows: the same of a small layer, in one product.
 - turned products: of backprop_filter, with the roles of x and dy exchanged.
 - scattered: filters times pixels, then each tap's products are added up (col2im).
 - taps: of a depthwise layer, the taps one after another.
@@ -72,6 +73,12 @@ BAND_SHARE = 0.3
 LARGEST_BAND = 1 << 20
 """Elements of the largest band matrix that is made."""
 
+SMALL_LAYER = 1 << 16
+"""Elements, of all that they make, above which windows are gathered block by block."""
+
+MOST_PHASES = 8
+"""Stride phases of which a small layer's windows are multiplied one after the other."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -123,6 +130,7 @@ class _Pass:
         channels, filters: of a group; in backprop_input exchanged.
         channels_last: whether they are neighbours in memory.
         of_filters: whether the filters' gradient is summed, not the result.
+        phases: into how many correlations a stride divides it.
     """
 
     images: int
@@ -132,6 +140,7 @@ class _Pass:
     axes: tuple[_Axis, ...]
     channels_last: bool
     of_filters: bool
+    phases: int
 
     @property
     def pixels(self) -> int:
@@ -163,7 +172,7 @@ class _Pass:
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     """All methods that can compute a pass."""
     seen = _seen(problem, pass_)
-    found = [_products(seen), *_taps(seen), *_bands(seen)]
+    found = [_products(seen), *_windows(seen), *_taps(seen), *_bands(seen)]
     if pass_ == "backprop_filter":
         return (*found, *_turned_products(problem))
     return (*found, *_scattered(problem, seen))
@@ -200,10 +209,11 @@ def band_rows(rows: int, columns: int) -> int:
 
 def _seen(problem: ConvProblem, pass_: str) -> _Pass:
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    axes = []
+    axes, phases = [], 1
     for axis in problem.axes:
         if pass_ == "backprop_input":
             common = gcd(axis.stride, axis.dilation)
+            phases *= min(axis.stride // common, axis.filter)
             taps, dilation = -(-axis.filter * common // axis.stride), axis.dilation // common
             useful = min(axis.pairs / (axis.input * taps), 1.0)
             axes.append(_Axis(axis.input, taps, axis.output, 1, dilation, useful))
@@ -215,7 +225,8 @@ def _seen(problem: ConvProblem, pass_: str) -> _Pass:
         channels, filters = filters, channels
     channels_last, of_filters = problem.data_format.endswith("C"), pass_ == "backprop_filter"
     images = max(problem.N, 1)  # of no images, the work is that of one
-    return _Pass(images, problem.groups, channels, filters, tuple(axes), channels_last, of_filters)
+    counts = images, problem.groups, channels, filters
+    return _Pass(*counts, tuple(axes), channels_last, of_filters, phases)
 
 
 def _products(seen: _Pass) -> Method:
@@ -241,14 +252,26 @@ def _products(seen: _Pass) -> Method:
     products = seen.pixels / min(step, seen.pixels / seen.groups)
     if seen.of_filters:
         elements += 2 * products * seen.weights / seen.groups
-    blocks = 4 * elements / BLOCK_BYTES + 1
+    blocks = 4 * elements / BLOCK_BYTES + seen.phases
     return Method(
         "products",
         "filters times gathered pixels",
         seen.operations * _uncut_share(seen.axes) * _slower(seen.filters, 0.6) / share,
         elements,
-        products + 16 * blocks,
+        products + 32 * blocks,
     )
+
+
+def _windows(seen: _Pass) -> Iterator[Method]:
+    spans = ((a.outputs - 1) * a.stride + (a.taps - 1) * a.dilation + 1 for a in seen.axes)
+    padded = seen.images * seen.groups * seen.channels * prod(spans)
+    gathered = seen.pixels * seen.channels * seen.taps
+    made = padded + gathered + seen.weights + seen.pixels * seen.filters
+    if made <= SMALL_LAYER and seen.phases <= MOST_PHASES:
+        run = 1 + LOOP_ELEMENTS / seen.axes[-1].outputs
+        operations = seen.operations * _slower(seen.filters, 0.6)
+        summary = "filters times all windows"
+        yield Method("windows", summary, operations, padded + gathered * run, 6 * seen.phases)
 
 
 def _turned_products(problem: ConvProblem) -> Iterator[Method]:
@@ -275,7 +298,7 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
         "filters times pixels, added up by taps",
         2 * read * seen.channels * sums * _slower(seen.filters * seen.taps),
         3 * (added + seen.pixels * seen.filters) * run + seen.weights,
-        4 * (4 * read * sums / BLOCK_BYTES + 1) * prod(problem.filter_sizes),
+        4 * (4 * read * sums / BLOCK_BYTES + 1) * prod(problem.filter_sizes) + 20 * seen.phases,
     )
 
 

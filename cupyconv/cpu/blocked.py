@@ -16,7 +16,6 @@ import numpy as np
 from cupyconv.cpu import depthwise, products, scattered, windows
 from cupyconv.cpu.correlation import Correlation, correlation, fill_unread, input_correlations
 from cupyconv.cpu.scratch import Scratch, scratch
-from cupyconv.cpu.views import are_finite
 from cupyconv.planning.cpu import BLOCK_BYTES
 from cupyconv.problem import ConvProblem
 
@@ -37,7 +36,6 @@ CORRELATE: dict[str, Compute] = {
 FILTER_GRADIENT: dict[str, Compute] = {
     "products": products.filter_gradient,
     "windows": windows.filter_gradient,
-    "turned products": products.filter_gradient,
     "taps": depthwise.filter_gradient_by_taps,
     "bands": depthwise.filter_gradient_by_bands,
 }
@@ -75,14 +73,6 @@ def backprop_filter(
     problem: ConvProblem, method: str, x: np.ndarray, dy: np.ndarray, dw: np.ndarray
 ) -> None:
     """dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h]."""
-    if method == "turned products":
-        # Without stride there is one phase, in which dy is the source and dw all of the filters.
-        (turned,) = input_correlations(problem, dw, dy, x)
-        _filter_gradient(turned, method)  # of which x is in the place of the result
-        # What is around dy was multiplied by x: by zero, which makes NaN of what is not finite.
-        if np.isfinite(dw.sum()) or are_finite(x, dy):
-            return
-        method = "products"
     # The conjugate of the sum over conjugated dy and x: there are less of dw than of x.
     _filter_gradient(replace(correlation(problem, x, dw, dy), conjugate=problem.is_complex), method)
     if problem.is_complex:

@@ -28,6 +28,9 @@ from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 ALL: Any = slice(None)
 
+SUMS, LEAST_SUMMED = 8, 512
+"""Sums that a filters' gradient is made of, about, and pixels that each is over at least."""
+
 MOST_CUTS = 8
 """Parts that an axis is cut into at most, to leave out products with padding."""
 
@@ -190,19 +193,21 @@ class Correlation:
         images: slice = ALL,
         groups: slice = ALL,
         filters: slice = ALL,
+        channels: slice = ALL,
         outputs: Sequence[slice] = (),
     ) -> Correlation:
-        """The correlation for some images, groups, filters, and outputs of the first axes."""
-        extents = (*self.result.shape[:3], *(axis.outputs for axis in self.axes))
-        parts_of = (images, groups, filters, *outputs)
+        """For some images, groups, filters, channels of the source, outputs of the first axes."""
+        counts = (*self.result.shape[:3], self.channels)
+        extents = (*counts, *(axis.outputs for axis in self.axes))
+        parts_of = (images, groups, filters, channels, *outputs)
         if all(map(_is_whole, parts_of, extents)):
             return self
         cut = tuple(axis.part(some) for axis, some in zip(self.axes, outputs, strict=False))
         return replace(
             self,
             axes=cut + self.axes[len(cut) :],
-            source=self.source[images, groups],
-            filters=self.filters[groups, filters],
+            source=self.source[images, groups, channels],
+            filters=self.filters[groups, filters, channels],
             result=self.result[(images, groups, filters, *outputs)],
             bias=None if self.bias is None else self.bias[groups, filters],
         )
@@ -221,6 +226,16 @@ class Correlation:
         for outputs in product(*(axis.cuts() for axis in self.axes[:CUT_AXES])):
             yield self.part(outputs=outputs).trimmed()
 
+    def divided(self, wanted: int) -> Iterator[Correlation]:
+        """The images and rows in about so many parts, if that leaves pixels enough in each."""
+        extents = [axis.outputs for axis in self.axes]
+        wanted = clamp(self.images * prod(extents) // LEAST_SUMMED, wanted)
+        images = -(-self.images // wanted)
+        most = box_of(extents, -(-prod(extents) * self.images // (images * wanted)))
+        for some in parts(self.images, images):
+            for outputs in boxes(extents, most):
+                yield self.part(images=some, outputs=outputs)
+
     def with_axis(self, at: int) -> Correlation:
         """With one more spatial axis, of one pixel and one tap, before axis number ``at``."""
         added = (ALL,) * (3 + at) + (None,)
@@ -233,10 +248,15 @@ class Correlation:
         )
 
     def finish(self, sums: np.ndarray) -> None:
-        """Add the bias to sums of the result's shape, activate them, and write the result."""
+        """Add the bias to sums of the result's shape, activate them, and write the result.
+
+        The sums may be the result itself.
+        """
         if self.bias is not None:
             sums += self.bias.reshape(*self.bias.shape, *[1] * len(self.axes))
-        copy(self.result, activate(sums, self.activation))
+        activate(sums, self.activation)
+        if sums is not self.result:
+            copy(self.result, sums)
 
 
 def correlation(

@@ -238,6 +238,21 @@ def test_parts_fit_awkward_layers(case):
         assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
 
 
+# -- layers of no list -----------------------------------------------------------------------------
+
+
+def test_layers_are_drawn_of_every_kind_and_again_by_their_seed():
+    kinds = suites.KINDS * 4
+    found = suites.drawn(5, len(kinds))
+    assert found == suites.drawn(5, len(kinds))
+    assert {layer.problem for layer in found}.isdisjoint(
+        layer.problem for layer in suites.drawn(6, len(kinds))
+    )
+    assert [layer.kind for layer in found] == list(kinds)
+    for layer in found:
+        assert layer.problem.N == 1 or layer.problem.flops <= suites.MOST_DRAWN_FLOPS
+
+
 # -- clocks ----------------------------------------------------------------------------------------
 
 

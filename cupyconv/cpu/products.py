@@ -27,7 +27,7 @@ from cupyconv.cpu.correlation import (
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, copy_uncached, merged, operand
-from cupyconv.planning.cpu import LEAST_CHANNELS, LEAST_PIXELS
+from cupyconv.planning.cpu import LEAST_PIXELS
 
 
 def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
@@ -67,23 +67,39 @@ def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> N
 def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
     channels = list(parts(chunk.channels, _channels_of_sums(chunk, block_bytes)))
     pixels = list(chunk.divided(-(-SUMS // len(channels))))
-    totals = [_like_filters(chunk, scratch, f"total {number}") for number in range(len(pixels))]
+    of_channels = [chunk.part(channels=some) for some in channels]
+    totals = [
+        [
+            _like_filters(some, scratch, f"total {number} {at}")
+            for at, some in enumerate(of_channels)
+        ]
+        for number in range(len(pixels))
+    ]
 
-    def add(sums: tuple[int, slice], memory: Scratch) -> None:
-        number, some = sums
-        total = totals[number][:, :, some]
-        total[...] = 0
-        for piece in replace(pixels[number].part(channels=some), filters=total).pieces():
+    def add(sums: tuple[int, int], memory: Scratch) -> None:
+        number, at = sums
+        total = totals[number][at]
+        is_begun = False
+        for piece in replace(pixels[number].part(channels=channels[at]), filters=total).pieces():
             for block in _blocks(piece, block_bytes):
-                term = _like_filters(piece, memory, "term")
                 columns = _windows(block, memory).swapaxes(1, 2)
-                np.matmul(_gradients(block, memory), columns, out=_by_depth(term, piece))
-                np.add(piece.filters, term, out=piece.filters)
+                gradients = _gradients(block, memory)
+                if not is_begun and piece.filters is total:
+                    np.matmul(gradients, columns, out=_by_depth(total, piece))
+                else:
+                    if not is_begun:
+                        total[...] = 0
+                    term = _like_filters(piece, memory, "term")
+                    np.matmul(gradients, columns, out=_by_depth(term, piece))
+                    np.add(piece.filters, term, out=piece.filters)
+                is_begun = True
 
-    each(add, product(range(len(pixels)), channels), scratch, blocks=4)
-    for total in totals[1:]:
-        totals[0] += total
-    copy_uncached(chunk.filters, totals[0])
+    each(add, product(range(len(pixels)), range(len(channels))), scratch, blocks=4)
+    for at, some in enumerate(of_channels):
+        total = totals[0][at]
+        for more in totals[1:]:
+            total += more[at]
+        copy_uncached(some.filters, total)
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -108,8 +124,8 @@ def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
 def _channels_of_sums(chunk: Correlation, block_bytes: int) -> int:
     """Channels whose filters' gradient stays in the cache while it is summed."""
     taps = chunk.groups * prod(axis.taps for axis in chunk.axes) * chunk.accumulator.itemsize
-    fitting = block_bytes // max(taps * max(chunk.filter_count, LEAST_PIXELS), 1)
-    return clamp(min(fitting, max(-(-chunk.channels // SUMS), LEAST_CHANNELS)), chunk.channels)
+    most = block_bytes // max(taps * max(chunk.filter_count, LEAST_PIXELS), 1)
+    return clamp(most, chunk.channels)
 
 
 def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:

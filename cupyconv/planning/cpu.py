@@ -52,9 +52,6 @@ LOOP_ELEMENTS = 32
 TRANSPOSED = 2.5
 """How many times as long elements take that are moved from channels first to channels last."""
 
-LEAST_CHANNELS = 16
-"""Channels that are worth a sum of filters' gradients of their own."""
-
 PADDED_SHARE = 0.85
 """Share of products with pixels, not padding, below which it pays to leave out the others."""
 

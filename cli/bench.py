@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -63,6 +64,10 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 @click.option(
     "--config", type=paths.FILE, metavar="FILE", help="The layers of a TOML file instead."
 )
+@click.option(
+    "--drawn", type=int, callback=_positive, metavar="N", help="So many drawn at random instead."
+)
+@click.option("--seed", type=int, help="Draw those of this number again.  [default: others]")
 @click.option("--list", "only_list", is_flag=True, help="List layers and suites, measure nothing.")
 @click.option(
     "--dtype",
@@ -132,6 +137,8 @@ def command(
     suites: tuple[str, ...],
     names: tuple[str, ...],
     config: str | None,
+    drawn: int | None,
+    seed: int | None,
     only_list: bool,
     compare: tuple[str, str] | None,
     **options: Any,
@@ -149,11 +156,17 @@ def command(
     """
     if compare:
         return _compare(*map(Path, compare), options["json_path"])
-    layers = _layers(suites, names, config)
+    if drawn and (suites or names or config):
+        raise ConvError(
+            "--drawn and --suite, --layer or --config both choose layers",
+            "got both",
+            "Give one of them",
+        )
+    layers = _random_layers(drawn, seed) if drawn else _layers(suites, names, config)
     if only_list:
         _list(layers, options["json_path"])
         return 0
-    return _measure(layers, chosen=bool(suites or names or config), **options)
+    return _measure(layers, chosen=bool(suites or names or config or drawn), **options)
 
 
 def _measure(
@@ -226,6 +239,12 @@ def _measure(
     if not log.results.finished:
         return INTERRUPTED
     return 1 if log.results.failed else 0
+
+
+def _random_layers(count: int, seed: int | None) -> tuple[SuiteLayer, ...]:
+    from cupyconv.bench import suites
+
+    return suites.drawn(secrets.randbelow(10**6) if seed is None else seed, count)
 
 
 def _layers(

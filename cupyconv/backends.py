@@ -11,6 +11,7 @@ import numpy as np
 
 from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
+from cupyconv.cpu.threads import one_blas_thread
 from cupyconv.cpu.views import data_view
 from cupyconv.gpu import bias, launch, launches, tensormaps
 from cupyconv.planning.device import CPU, Device
@@ -125,7 +126,8 @@ class CpuBackend:
         """Compute one pass into the tensor that it writes."""
         module, t = _CPU_MODULES[pass_plan.implementation], tensors
         how = (problem, pass_plan.method) if pass_plan.method else (problem,)
-        with np.errstate(over="ignore", invalid="ignore"):  # to infinity and NaN, as on the GPU
+        # Overflow is to infinity and NaN, as on the GPU.
+        with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):
             if pass_plan.pass_ == "forward":
                 module.forward(*how, t.x, t.w, t.bias, activation, t.y)
             elif pass_plan.pass_ == "backprop_input":

@@ -239,6 +239,21 @@ def test_parts_fit_awkward_layers(case):
         assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
 
 
+# -- layers of no list -----------------------------------------------------------------------------
+
+
+def test_layers_are_drawn_of_every_kind_and_again_by_their_seed():
+    kinds = suites.KINDS * 4
+    found = suites.drawn(5, len(kinds))
+    assert found == suites.drawn(5, len(kinds))
+    assert {layer.problem for layer in found}.isdisjoint(
+        layer.problem for layer in suites.drawn(6, len(kinds))
+    )
+    assert [layer.kind for layer in found] == list(kinds)
+    for layer in found:
+        assert layer.problem.N == 1 or layer.problem.flops <= suites.MOST_DRAWN_FLOPS
+
+
 # -- clocks ----------------------------------------------------------------------------------------
 
 
@@ -285,15 +300,21 @@ class FakeClock:
         return run
 
 
-def test_the_median_of_calls_is_measured():
+def test_the_median_of_a_devices_calls_is_measured():
+    clock = FakeClock(asynchronous=True)
+    found = timing.measure({"a": clock.call([0.002, 0.001, 0.002, 0.002, 0.009])}, 4, clock, 0.1)
+    assert found["a"].seconds == pytest.approx(0.002)
+    assert found["a"].low <= found["a"].seconds <= found["a"].high
+
+
+def test_the_best_of_many_turns_is_measured_on_the_cpu():
     clock = FakeClock()
-    found = timing.measure(
-        {"a": clock.call(0.001), "b": clock.call([0.002, 0.002, 0.002, 0.009])}, 4, clock, 0.1
-    )
-    assert found["a"].median == pytest.approx(0.001)
-    assert found["b"].median == pytest.approx(0.002)
-    assert found["b"].low == pytest.approx(0.002)
-    assert found["b"].high >= found["b"].median
+    # Others run most of the time: three samples of four are disturbed.
+    disturbed = [0.009, 0.002, 0.017, 0.005]
+    found = timing.measure({"a": clock.call(0.001), "b": clock.call(disturbed)}, 4, clock, 0.4)
+    assert found["a"].seconds == found["a"].high == pytest.approx(0.001)
+    assert found["b"].seconds == found["b"].low == pytest.approx(0.002)
+    assert 0.002 <= found["b"].high < 0.005
     assert found["a"].host is None
 
 
@@ -304,7 +325,7 @@ def test_a_turn_begins_when_the_other_implementation_is_at_rest():
     clock = FakeClock()
     timing.measure({"a": clock.call(0.5), "b": clock.call(0.5)}, 4, clock, 0.1)
     warm_up = 2
-    assert clock.settled == [warm_up + turn for turn in range(2 * timing.ROUNDS)]
+    assert clock.settled == [warm_up + turn for turn in range(2 * timing.FEWEST_SAMPLES)]
 
 
 def test_repetitions_follow_the_time_that_is_given():
@@ -338,7 +359,7 @@ def test_short_calls_are_put_in_a_row_on_different_sets():
     assert rows[-1] == 4  # there are only four sets, though five calls would make a sample
     assert set(used) == {0, 1, 2, 3}
     assert all(len(set(used[i : i + 4])) == 4 for i in range(len(used) - 4, 3, -4))
-    assert found["a"].median == pytest.approx(1e-5)
+    assert found["a"].seconds == pytest.approx(1e-5)
 
 
 def test_implementations_take_turns():
@@ -349,15 +370,16 @@ def test_implementations_take_turns():
         name: (lambda number, name=name: (order.append(name), calls[name](number)))
         for name in calls
     }
-    timing.measure(named, 4, clock, 0.09)
-    turns = [name for name, _ in itertools.groupby(order)]
-    assert turns[-6:] == ["a", "b"] * 3
+    timing.measure(named, 4, clock, 0.4)
+    turns = [(name, len(list(calls_of))) for name, calls_of in itertools.groupby(order)]
+    samples = 4  # of a turn; two turns in a row where the order is reversed
+    assert turns[-11:] == [("a", samples), *((n, 2 * samples) for n in "babababab"), ("a", samples)]
 
 
 def test_a_device_is_measured_apart_from_its_host():
     clock = FakeClock(asynchronous=True, sweep=1e-4)
     found = timing.measure({"a": clock.call(2e-4, 3e-5)}, 4, clock, 0.1)["a"]
-    assert found.median == pytest.approx(2e-4)
+    assert found.seconds == pytest.approx(2e-4)
     assert found.host == pytest.approx(3e-5)
     assert clock.samples[-1][1] == pytest.approx(6e-5)  # the host gets this much ahead
 

@@ -492,6 +492,19 @@ def test_an_error_in_the_middle_still_writes_the_files(monkeypatch, config, tmp_
     assert not results.load(path).finished
 
 
+def test_drawn_layers_are_other_ones_each_time_but_of_a_seed():
+    def drawn(*options):
+        outcome = cupyconv("--drawn", "8", *options, "--list", "--json", "-")
+        return json.loads(outcome.stdout)["layers"]
+
+    assert drawn("--seed", "3") == drawn("--seed", "3")
+    assert drawn() != drawn()
+    outcome = cupyconv("--drawn", "2", "--suite", "vgg16", "--list")
+    assert outcome.exit_code == 2
+    assert "both choose layers" in outcome.output
+    assert cupyconv("--drawn", "0", "--list").exit_code == 2
+
+
 def test_layers_are_listed():
     outcome = cupyconv("--list", "--suite", "vgg16")
     assert outcome.exit_code == 0

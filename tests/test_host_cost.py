@@ -25,6 +25,9 @@ FEW = 24
 """Functions that a repeated call may enter; 12 to 23, of kernels with tensor maps the most."""
 CHECKS_OF_OUT = 8
 
+OF_A_LAYER, OF_A_CORRELATION = 40, 25
+"""And with NumPy's computation of a small layer: around its correlations, and in each."""
+
 SOURCES = Path(cupyconv.__file__).parent
 FAST = {"operations.py", "backends.py", "arrays.py", "launch.py", "tensormaps.py", "<string>"}
 """Where the functions of a repeated call are; "<string>" has the constructors of named tuples."""
@@ -147,6 +150,22 @@ def test_a_repeated_call_on_numpy_arrays_enters_few_functions(monkeypatch):
     found = entered(lambda: cupyconv.conv_forward(x, w, padding=1))
     assert {file for file, _ in found} <= FAST
     assert len(found) <= FEW
+
+
+@pytest.mark.parametrize("rules", [{}, {"stride": 2}, {"data_format": "NHWC"}], ids=str)
+def test_a_small_layer_on_numpy_arrays_enters_few_functions(rules):
+    """Those of the computation too, which takes as long as the Python around it."""
+    x, w = np.ones((1, 8, 8, 8), np.float32), np.ones((8, 8, 3, 3), np.float32)
+    rules = {"padding": 1, "filter_format": "OIHW", **rules}
+    y = cupyconv.conv_forward(x, w, **rules)
+    phases = rules.get("stride", 1) ** 2
+    for call, correlations in (
+        (lambda: cupyconv.conv_forward(x, w, **rules), 1),
+        (lambda: cupyconv.conv_backprop_input(x.shape, w, y, **rules), phases),
+        (lambda: cupyconv.conv_backprop_filter(x, w.shape, y, **rules), 1),
+    ):
+        call()
+        assert len(entered(call)) <= OF_A_LAYER + OF_A_CORRELATION * correlations
 
 
 def test_equal_calls_that_are_written_differently_are_not_mistaken(gpu, memory):

@@ -212,7 +212,8 @@ def test_frameworks_are_imported_by_their_own_rooms_and_the_benchmark_only(path)
 
 @pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_import_is_the_library_a_dependency_or_optional(path):
-    known = {"cupyconv", "numpy", "ml_dtypes", "click", "rich", "cupy", "cuda", *FRAMEWORKS}
+    known = {"cupyconv", "numpy", "ml_dtypes", "threadpoolctl", "click", "rich", "cupy", "cuda"}
+    known |= FRAMEWORKS
     if room_of(path) == "bench":
         known.add("matplotlib")
     roots = {name.split(".")[0] for name, _ in imported_modules(path)}

@@ -87,7 +87,7 @@ def measure(place: Place, dtype: str, peer: TorchPeer | None, seconds: float) ->
 def _fastest(
     place: Place, makers: Mapping[str, Callable[[], timing.Call]], seconds: float
 ) -> tuple[str, float]:
-    """The fastest of these and its median time; one that a library does not offer is left out.
+    """The fastest of these and its time; one that a library does not offer is left out.
 
     Raises:
         NoCeilingError: no library offers any.
@@ -101,7 +101,7 @@ def _fastest(
             why, _, _ = str(error).partition("\n")
             refusals.append(f"{name}: {markup.in_line(why)}")
             continue
-        times[name] = measured[name].median
+        times[name] = measured[name].seconds
         place.release()
     if not times:
         raise NoCeilingError("; ".join(refusals))

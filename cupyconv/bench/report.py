@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def even(self) -> bool:
-        """Whether the difference is within the spread: the quartiles meet."""
+        """Whether the difference is within the spread, on either side."""
         return self.row.low <= self.peer.high and self.peer.low <= self.row.high
 
 
@@ -204,9 +204,9 @@ def _measured(results: Results) -> list[Chapter]:
         tables.setdefault(row.dtype, []).append(cells)
     columns = ("layer", "pass", "kernel", "µs", "±", "TFLOP/s", "GB/s", "roof", "PyTorch", "ratio")
     lines = (
-        "Median µs of a call from a cold cache, ± half the distance of the quartiles; the faster",
-        "memory order counts, for PyTorch too. roof: share of the roofline. ratio: PyTorch's time",
-        "over ours; above 1, cupyconv is faster.",
+        "µs of a call from a cold cache, of a GPU the median and of a CPU the best, ± half the",
+        "spread; the faster memory order counts, for PyTorch too. roof: share of the roofline.",
+        "ratio: PyTorch's time over ours; above 1, cupyconv is faster.",
     )
     return [
         Chapter(f"Every pass in {dtype}", lines, columns, tuple(rows), ("layer", "pass", "kernel"))
@@ -240,7 +240,7 @@ def _means(pairs: Sequence[Comparison]) -> list[Chapter]:
         found.append(
             Chapter(
                 f"Against PyTorch in {dtype}, {implementation}",
-                ("Geometric means of PyTorch's time over ours; even: the quartiles meet.",),
+                ("Geometric means of PyTorch's time over ours; even: the spreads meet.",),
                 ("kind", "layers", *passes, "all", "faster/even/slower"),
                 tuple(table),
                 ("kind",),

@@ -34,7 +34,7 @@ class Row:
         implementation: as it was asked for, such as "auto"; "torch" for PyTorch.
         kernel: what "auto" was, with its tile.
         layout: "channels_last" or "channels_first".
-        microseconds, low, high: median and quartiles of a call, in µs.
+        microseconds, low, high: of a call and its spread, in µs, as ``timing.Timing`` has them.
         samples: how many they are taken over.
         host_microseconds: µs until a call returns to Python; None on the CPU.
         workspace_bytes: device memory beside operands and result; None if not known.

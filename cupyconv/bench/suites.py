@@ -1,4 +1,6 @@
-"""The layers that are measured: 78 convolutions of real networks, and named suites of them."""
+"""The layers that are measured: 78 convolutions of real networks, named suites of them, and layers
+drawn at random as networks have them, which nobody has tuned for.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, zip_longest
+from math import log2
 from pathlib import Path
+from random import Random
 
 from cupyconv.errors import unknown_word
 from cupyconv.problem import ConvProblem
@@ -111,6 +115,64 @@ def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[
         for layer in listed()
         if layer.name in wanted_names or wanted_suites & {"all", layer.suite, layer.kind}
     )
+
+
+MOST_DRAWN_FLOPS = 6e9
+"""Of a pass of a layer that is drawn; the batch is made smaller until a layer has no more."""
+
+SQUARE_SHARE = 0.75
+"""Of the layers that are drawn, those of the same extent along every axis."""
+
+
+def drawn(seed: int, count: int) -> tuple[SuiteLayer, ...]:
+    """Layers drawn at random, of every kind in turn; those of a seed are always the same."""
+    numbers = Random(seed)
+    return tuple(
+        SuiteLayer(f"drawn-{seed}-{number}", _random(numbers, KINDS[number % len(KINDS)]))
+        for number in range(count)
+    )
+
+
+def _random(numbers: Random, kind: str) -> ConvProblem:
+    rank = {"conv1d": 1, "conv3d": 3}.get(kind, 2)
+    size = {1: (200, 8000), 2: (7, 160), 3: (6, 32)}[rank]
+    channels, filters = (_count(numbers, 16, 512 >> rank) for _ in range(2))
+    groups, stride, dilation = 1, numbers.choice((1, 1, 2)), 1
+    width = numbers.choice((3, 3, 3, 5, 7) if rank < 3 else (3, 3, 1))
+    if kind == "pointwise":
+        width = 1
+    elif kind == "stem":
+        channels, stride = numbers.randint(1, STEM_CHANNELS), numbers.choice((1, 2, 4))
+    elif kind == "dilated":
+        stride, dilation = 1, numbers.choice((2, 4, 6, 12))
+    elif kind == "depthwise":
+        filters = groups = channels
+    elif kind == "grouped":
+        groups = numbers.choice((2, 4, 8, 32))
+        channels, filters = (-(-count // groups) * groups for count in (channels, filters))
+        channels = max(channels, 2 * groups)  # of one channel each it would be depthwise
+    reach = dilation * (width // 2)
+    padding = reach if kind == "dilated" else numbers.choice((0, reach))
+    least, most = map(log2, size)
+    spatial = [max(round(2 ** numbers.uniform(least, most)), width) for _ in range(rank)]
+    if numbers.random() < SQUARE_SHARE:
+        spatial = spatial[:1] * rank
+    problem = ConvProblem(
+        (numbers.choice((1, 1, 2, 4, 8, 32)), channels, *spatial),
+        (filters, channels // groups, *[width] * rank),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+    )
+    most = max(int(problem.N * MOST_DRAWN_FLOPS / problem.flops), 1)
+    return problem.replace(input_shape=(min(problem.N, most), channels, *spatial))
+
+
+def _count(numbers: Random, least: int, most: int) -> int:
+    """A number of channels, mostly a multiple of 8, small ones as likely as large ones."""
+    count = round(2 ** numbers.uniform(log2(least), log2(most)))
+    return count if numbers.random() < 0.2 else -(-count // 8) * 8
 
 
 def fair_order(layers: Sequence[SuiteLayer]) -> tuple[SuiteLayer, ...]:

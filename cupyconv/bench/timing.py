@@ -1,11 +1,17 @@
-"""How long a call takes: the median of samples that nothing else is in.
+"""How long a call takes: on a GPU the median of samples, on the CPU the best of many short turns.
 
 A sample is one or more calls in a row, each on another set of operands.  Before it, a sweep over a
 scratch array larger than the cache makes sure that every operand is read from memory.  On a GPU
 the sweep has a second use: while it runs, the host gets ahead, so that the events around the calls
 measure the device and not Python.  Implementations that are compared take turns, so that a change
-of the clock frequency meets them all.  On the CPU, a turn begins with a pause: the threads of a
-BLAS go on spinning for a tenth of a second, and would take the cores from those of another.
+of the clock frequency meets them all.
+
+A CPU is shared with whatever else runs, which makes calls longer and never shorter.  There the time
+of a call is the best one, of many turns, since what disturbs one turn has often passed in another;
+and the spread is from there to the lower quartile of the turns' best, which another run would reach
+too.  Where the spreads of two implementations meet, they are even.  The order of the turns is
+reversed each time, and a turn begins with a pause: the threads of a BLAS go on spinning for a tenth
+of a second, and would take the cores from those of another.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ import numpy as np
 Call = Callable[[int], Any]
 """Runs an implementation on the set of operands with this number."""
 
-ROUNDS = 3  # turns that each implementation takes
+TURNS, CPU_TURNS = 3, 10  # that each implementation takes, at most, of as many samples
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 150
 SHORTEST_SAMPLE = 50e-6  # s; shorter calls are put in a row, as far as there are sets
 HOST_CALLS = 20  # in a row: well under the launches that a stream can queue
@@ -35,12 +41,13 @@ class Timing:
     """Time of one call, in seconds.
 
     Attributes:
-        median, low, high: median and quartiles over the samples.
+        seconds, low, high: median and quartiles over the samples; on the CPU the best, again the
+            best, and the lower quartile of the turns' best.
         samples: how many there are.
         host: until the call returns to Python, on a GPU; None on the CPU, where that is all of it.
     """
 
-    median: float
+    seconds: float
     low: float
     high: float
     samples: int
@@ -158,6 +165,7 @@ class _Series:
     lead: float  # s
     host: float | None  # s
     times: list[float]  # s of one call
+    best: list[float]  # s, of each turn
 
 
 def measure(
@@ -171,14 +179,24 @@ def measure(
             their own time.
     """
     series = {name: _prepare(call, sets, clock, seconds) for name, call in calls.items()}
-    for _ in range(ROUNDS):
-        for one in series.values():
-            if len(series) > 1:
+    turns = TURNS if clock.asynchronous else CPU_TURNS
+    for number in range(turns):
+        for one in list(series.values())[:: -1 if number % 2 else 1]:
+            samples = one.samples * (number + 1) // turns - one.samples * number // turns
+            if samples and len(series) > 1:
                 clock.settle()
-            for _ in range(one.samples):
-                row = [_bound(one.call, number, sets, one.times) for number in range(one.calls)]
-                one.times.append(clock.sample(row, one.lead) / one.calls)
-    return {name: _timing(one) for name, one in series.items()}
+            _take_turn(one, samples, sets, clock)
+    summary = _median if clock.asynchronous else _best
+    return {name: summary(one) for name, one in series.items()}
+
+
+def _take_turn(one: _Series, samples: int, sets: int, clock: Clock) -> None:
+    before = len(one.times)
+    for _ in range(samples):
+        row = [_bound(one.call, number, sets, one.times) for number in range(one.calls)]
+        one.times.append(clock.sample(row, one.lead) / one.calls)
+    if samples:
+        one.best.append(min(one.times[before:]))
 
 
 def _bound(call: Call, number: int, sets: int, times: Sequence[float]) -> Callable[[], Any]:
@@ -200,7 +218,7 @@ def _prepare(call: Call, sets: int, clock: Clock, seconds: float) -> _Series:
     lead *= in_a_row
     cost = estimate * in_a_row + max(clock.sweep_seconds, lead)
     samples = min(max(round(seconds / cost), FEWEST_SAMPLES), MOST_SAMPLES)
-    return _Series(call, in_a_row, ceil(samples / ROUNDS), lead, host, [])
+    return _Series(call, in_a_row, samples, lead, host, [], [])
 
 
 def host_seconds(call: Call, sets: int, clock: Clock, seconds: float) -> float:
@@ -218,6 +236,12 @@ def host_seconds(call: Call, sets: int, clock: Clock, seconds: float) -> float:
     return median(times)
 
 
-def _timing(series: _Series) -> Timing:
+def _median(series: _Series) -> Timing:
     low, middle, high = quantiles(series.times, n=4, method="inclusive")
     return Timing(middle, low, high, len(series.times), series.host)
+
+
+def _best(series: _Series) -> Timing:
+    best = min(series.best)
+    high, _, _ = quantiles(series.best, n=4, method="inclusive")
+    return Timing(best, best, high, len(series.times), series.host)

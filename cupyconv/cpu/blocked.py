@@ -13,10 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from cupyconv.cpu import depthwise, products, scattered
+from cupyconv.cpu import depthwise, products, scattered, windows
 from cupyconv.cpu.correlation import Correlation, correlation, fill_unread, input_correlations
 from cupyconv.cpu.scratch import Scratch, scratch
-from cupyconv.cpu.views import are_finite
 from cupyconv.planning.cpu import BLOCK_BYTES
 from cupyconv.problem import ConvProblem
 
@@ -28,6 +27,7 @@ Compute = Callable[[Correlation, Scratch, int], bool | None]
 
 CORRELATE: dict[str, Compute] = {
     "products": products.correlate,
+    "windows": windows.correlate,
     "scattered": scattered.correlate,
     "taps": depthwise.correlate_by_taps,
     "bands": depthwise.correlate_by_bands,
@@ -35,7 +35,7 @@ CORRELATE: dict[str, Compute] = {
 
 FILTER_GRADIENT: dict[str, Compute] = {
     "products": products.filter_gradient,
-    "turned products": products.filter_gradient,
+    "windows": windows.filter_gradient,
     "taps": depthwise.filter_gradient_by_taps,
     "bands": depthwise.filter_gradient_by_bands,
 }
@@ -64,8 +64,7 @@ def backprop_input(
     dx: np.ndarray,
 ) -> None:
     """dx[n, c, h] = act(bias[c] + sum of dy[n, k, p] w[k, c, r]), for each stride phase of h."""
-    if any(axis.unread_inputs for axis in problem.axes):
-        fill_unread(problem, dx, bias, activation)  # of which there may be no phase
+    fill_unread(problem, dx, bias, activation)  # of which there may be no phase
     for phase in input_correlations(problem, w, dy, dx, bias, activation):
         _correlate(phase, method)
 
@@ -74,14 +73,6 @@ def backprop_filter(
     problem: ConvProblem, method: str, x: np.ndarray, dy: np.ndarray, dw: np.ndarray
 ) -> None:
     """dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h]."""
-    if method == "turned products":
-        # Without stride there is one phase, in which dy is the source and dw all of the filters.
-        (turned,) = input_correlations(problem, dw, dy, x)
-        _filter_gradient(turned, method)  # of which x is in the place of the result
-        # What is around dy was multiplied by x: by zero, which makes NaN of what is not finite.
-        if np.isfinite(dw.sum()) or are_finite(x, dy):
-            return
-        method = "products"
     # The conjugate of the sum over conjugated dy and x: there are less of dw than of x.
     _filter_gradient(replace(correlation(problem, x, dw, dy), conjugate=problem.is_complex), method)
     if problem.is_complex:
@@ -89,14 +80,14 @@ def backprop_filter(
 
 
 def _filter_gradient(whole: Correlation, method: str) -> None:
-    if _has_terms(whole):
+    if method == "windows" or _has_terms(whole):
         _compute(FILTER_GRADIENT, method, whole)
     else:
         whole.filters[...] = 0
 
 
 def _correlate(whole: Correlation, method: str) -> None:
-    if _has_terms(whole):
+    if method == "windows" or _has_terms(whole):
         _compute(CORRELATE, method, whole)
     else:
         one = [1] * len(whole.axes)

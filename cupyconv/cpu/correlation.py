@@ -12,9 +12,10 @@ to w, with dy in the place of the result.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from functools import lru_cache
+from itertools import chain, pairwise, product
 from math import gcd, isqrt, prod
 from typing import Any
 
@@ -26,6 +27,9 @@ from cupyconv.planning.cpu import PADDED_SHARE
 from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 ALL: Any = slice(None)
+
+SUMS, LEAST_SUMMED = 8, 512
+"""Sums that a filters' gradient is made of, about, and pixels that each is over at least."""
 
 MOST_CUTS = 8
 """Parts that an axis is cut into at most, to leave out products with padding."""
@@ -189,19 +193,21 @@ class Correlation:
         images: slice = ALL,
         groups: slice = ALL,
         filters: slice = ALL,
+        channels: slice = ALL,
         outputs: Sequence[slice] = (),
     ) -> Correlation:
-        """The correlation for some images, groups, filters, and outputs of the first axes."""
-        extents = (*self.result.shape[:3], *(axis.outputs for axis in self.axes))
-        parts_of = (images, groups, filters, *outputs)
+        """For some images, groups, filters, channels of the source, outputs of the first axes."""
+        counts = (*self.result.shape[:3], self.channels)
+        extents = (*counts, *(axis.outputs for axis in self.axes))
+        parts_of = (images, groups, filters, channels, *outputs)
         if all(map(_is_whole, parts_of, extents)):
             return self
         cut = tuple(axis.part(some) for axis, some in zip(self.axes, outputs, strict=False))
         return replace(
             self,
             axes=cut + self.axes[len(cut) :],
-            source=self.source[images, groups],
-            filters=self.filters[groups, filters],
+            source=self.source[images, groups, channels],
+            filters=self.filters[groups, filters, channels],
             result=self.result[(images, groups, filters, *outputs)],
             bias=None if self.bias is None else self.bias[groups, filters],
         )
@@ -220,6 +226,16 @@ class Correlation:
         for outputs in product(*(axis.cuts() for axis in self.axes[:CUT_AXES])):
             yield self.part(outputs=outputs).trimmed()
 
+    def divided(self, wanted: int) -> Iterator[Correlation]:
+        """The images and rows in about so many parts, if that leaves pixels enough in each."""
+        extents = [axis.outputs for axis in self.axes]
+        wanted = clamp(self.images * prod(extents) // LEAST_SUMMED, wanted)
+        images = -(-self.images // wanted)
+        most = box_of(extents, -(-prod(extents) * self.images // (images * wanted)))
+        for some in parts(self.images, images):
+            for outputs in boxes(extents, most):
+                yield self.part(images=some, outputs=outputs)
+
     def with_axis(self, at: int) -> Correlation:
         """With one more spatial axis, of one pixel and one tap, before axis number ``at``."""
         added = (ALL,) * (3 + at) + (None,)
@@ -232,10 +248,15 @@ class Correlation:
         )
 
     def finish(self, sums: np.ndarray) -> None:
-        """Add the bias to sums of the result's shape, activate them, and write the result."""
+        """Add the bias to sums of the result's shape, activate them, and write the result.
+
+        The sums may be the result itself.
+        """
         if self.bias is not None:
             sums += self.bias.reshape(*self.bias.shape, *[1] * len(self.axes))
-        copy(self.result, activate(sums, self.activation))
+        activate(sums, self.activation)
+        if sums is not self.result:
+            copy(self.result, sums)
 
 
 def correlation(
@@ -290,11 +311,18 @@ def input_correlations(
 def fill_unread(
     problem: ConvProblem, dx: np.ndarray, bias: np.ndarray | None, activation: str | None
 ) -> None:
-    """Make all of dx what it is where no window reaches it."""
+    """Make all of dx what it is where no window reaches it, if there is any such place."""
+    if not any(map(_unread_inputs, problem.axes)):
+        return
     sums = np.zeros((1, problem.C, *[1] * problem.spatial_rank), accumulator_of(problem.dtype))
     if bias is not None:
         sums += bias.reshape(-1, *[1] * problem.spatial_rank)
     dx.transpose(problem.data_axes)[...] = activate(sums, activation)
+
+
+@lru_cache(maxsize=4096)
+def _unread_inputs(axis: ConvAxis) -> int:
+    return axis.unread_inputs
 
 
 def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | None:
@@ -319,17 +347,25 @@ def _combined(axes: Sequence[ConvAxis]) -> Iterator[tuple[_Phase, ...]]:
             yield (phase, *others)
 
 
-def _phases(axis: ConvAxis) -> Iterator[_Phase]:
+def _phases(axis: ConvAxis) -> Iterable[_Phase]:
     """The stride phases of an axis that have inputs and taps, the last of the taps first."""
     step = axis.stride // gcd(axis.stride, axis.dilation)
-    firsts = range(min(step, axis.filter))
     lone = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
-    if len(firsts) > MANY_PHASES and (axis.output == 1 or lone):
+    if min(step, axis.filter) <= MANY_PHASES:
+        return _few_phases(axis, step)
+    if axis.output == 1 or lone:
         # No input is under two windows, so that each of them is as good as a phase.
-        for output in range(axis.output):
-            yield from _window(axis, output)
-        return
-    for first in firsts:
+        return chain.from_iterable(_window(axis, output) for output in range(axis.output))
+    return _every_phase(axis, step)
+
+
+@lru_cache(maxsize=4096)
+def _few_phases(axis: ConvAxis, step: int) -> tuple[_Phase, ...]:
+    return tuple(_every_phase(axis, step))
+
+
+def _every_phase(axis: ConvAxis, step: int) -> Iterator[_Phase]:
+    for first in range(min(step, axis.filter)):
         inputs = axis.inputs_of_phase(first * axis.dilation % axis.stride)
         if not inputs:
             continue

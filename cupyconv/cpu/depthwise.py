@@ -16,15 +16,16 @@ overflow.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from math import prod
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.correlation import Correlation, boxes, clamp, gather, parts
+from cupyconv.cpu.correlation import SUMS, Correlation, boxes, clamp, gather, parts
 from cupyconv.cpu.scratch import Scratch
+from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import are_finite, copy_uncached, operand
 from cupyconv.planning.cpu import band_rows
 
@@ -35,51 +36,70 @@ def correlate_by_taps(whole: Correlation, scratch: Scratch, block_bytes: int) ->
     """Compute the result."""
     for channels in _channel_chunks(_with_planes(whole), block_bytes):
         for chunk in _column_chunks(channels, block_bytes):
-            weights = _repeated_weights(chunk, scratch)
-            for block in _row_blocks(chunk, block_bytes):
-                in_place = _is_by_pixel(block.result, block) and block.activation is None
-                sums = _by_pixel(block.result)
-                if not in_place:
-                    sums = scratch.array("sums", sums.shape)
-                np.einsum(
-                    "ndhtrsqc,trsqc->ndhqc",
-                    _windows(block, scratch),
-                    _in_stretches(weights, block),
-                    out=_in_stretches(sums, block),
-                )
-                if in_place:
-                    block.finish(block.result)
-                else:
-                    block.finish(sums.transpose(0, 4, 1, 2, 3)[:, :, None])
+            _correlate_by_taps(chunk, scratch, block_bytes)
+
+
+def _correlate_by_taps(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
+    weights = _repeated_weights(chunk, scratch)
+
+    def add(block: Correlation, memory: Scratch) -> None:
+        in_place = _is_by_pixel(block.result, block)
+        sums = _by_pixel(block.result)
+        if not in_place:
+            sums = memory.array("sums", sums.shape)
+        np.einsum(
+            "ndhtrsqc,trsqc->ndhqc",
+            _windows(block, memory),
+            _in_stretches(weights, block),
+            out=_in_stretches(sums, block),
+        )
+        block.finish(block.result if in_place else sums.transpose(0, 4, 1, 2, 3)[:, :, None])
+
+    each(add, _row_blocks(chunk, block_bytes), scratch, blocks=3)
 
 
 def filter_gradient_by_taps(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the filters' gradient."""
     for channels in _channel_chunks(_with_planes(whole), block_bytes):
-        taps = [axis.taps for axis in channels.axes]
-        gradient = scratch.array("gradient", (*taps, channels.groups))
-        gradient[...] = 0
-        for chunk in _column_chunks(channels, block_bytes):
-            # Every column's own sums, so that a row of them goes with a row of the gradients.
-            total = scratch.array("total", (*taps, chunk.axes[2].outputs, chunk.groups))
-            total[...] = 0
-            term = scratch.array("term", total.shape)
-            for block in _row_blocks(chunk, block_bytes):
-                gradients = _by_pixel(block.result)
-                if block.conjugate or not _is_by_pixel(block.result, block):
-                    gradients = scratch.array("gradients", gradients.shape)
-                    copy_uncached(gradients, _by_pixel(block.result))
-                if block.conjugate:
-                    np.conjugate(gradients, out=gradients)
-                np.einsum(
-                    "ndhtrsqc,ndhqc->trsqc",
-                    _windows(block, scratch),
-                    _in_stretches(gradients, block),
-                    out=_in_stretches(term, block),
-                )
-                total += term
-            gradient += total.sum(axis=3)
-        channels.filters[:, 0, 0] = np.moveaxis(gradient, -1, 0)
+        _filter_gradient_by_taps(channels, scratch, block_bytes)
+
+
+def _filter_gradient_by_taps(channels: Correlation, scratch: Scratch, block_bytes: int) -> None:
+    pixels = list(channels.divided(SUMS // 2))
+    taps = [axis.taps for axis in channels.axes]
+    totals = scratch.array("totals", (len(pixels), *taps, channels.groups))
+
+    def add(number: int, memory: Scratch) -> None:
+        totals[number] = 0
+        for chunk in _column_chunks(pixels[number], block_bytes):
+            totals[number] += _sums_by_taps(chunk, memory, block_bytes)
+
+    each(add, range(len(pixels)), scratch, blocks=4)
+    channels.filters[:, 0, 0] = np.moveaxis(totals.sum(axis=0), -1, 0)
+
+
+def _sums_by_taps(chunk: Correlation, scratch: Scratch, block_bytes: int) -> np.ndarray:
+    """(taps, channels): the filters' gradient of some columns."""
+    taps = [axis.taps for axis in chunk.axes]
+    # Every column's own sums, so that a row of them goes with a row of the gradients.
+    total = scratch.array("total", (*taps, chunk.axes[2].outputs, chunk.groups))
+    total[...] = 0
+    term = scratch.array("term", total.shape)
+    for block in _row_blocks(chunk, block_bytes):
+        gradients = _by_pixel(block.result)
+        if block.conjugate or not _is_by_pixel(block.result, block):
+            gradients = scratch.array("gradients", gradients.shape)
+            copy_uncached(gradients, _by_pixel(block.result))
+        if block.conjugate:
+            np.conjugate(gradients, out=gradients)
+        np.einsum(
+            "ndhtrsqc,ndhqc->trsqc",
+            _windows(block, scratch),
+            _in_stretches(gradients, block),
+            out=_in_stretches(term, block),
+        )
+        total += term
+    return total.sum(axis=3)
 
 
 def _with_planes(whole: Correlation) -> Correlation:
@@ -116,7 +136,7 @@ def _fitting(chunk: Correlation, columns: int, block_bytes: int) -> int:
     *outer, width = chunk.axes
     source = prod(axis.window for axis in outer)
     source *= width.part(slice(0, columns)).span
-    return block_bytes // (max(2 * weights, source) * chunk.accumulator.itemsize)
+    return 2 * block_bytes // (max(2 * weights, source) * chunk.accumulator.itemsize)
 
 
 def _row_blocks(chunk: Correlation, block_bytes: int) -> Iterator[Correlation]:
@@ -192,48 +212,73 @@ def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:
 
 def correlate_by_bands(whole: Correlation, scratch: Scratch, block_bytes: int) -> bool:
     """Compute the result of a correlation of two axes; False if its operands are not finite."""
-    for chunk in _band_chunks(whole, 2 * block_bytes):
-        bands = _bands(chunk, scratch)
-        for block in _band_blocks(chunk, block_bytes):
-            source, matrices = _source_and_bands(block, bands, scratch)
-            sums = operand(_by_channel(block.result), 2, block.accumulator)
-            in_place = sums is not None and block.activation is None
-            if sums is None or not in_place:
-                sums = scratch.array("sums", _flat_shape(_by_channel(block.result)))
-            np.matmul(source, matrices, out=sums)
-            if not np.isfinite(sums.sum()) and not are_finite(source, matrices):
-                return False
-            if in_place:
-                block.finish(block.result)
-            else:
-                values = sums.reshape(*sums.shape[:2], *block.result.shape[3:])
-                block.finish(values.swapaxes(0, 1)[:, :, None])
+    return _until_not_finite(
+        _correlate_by_bands, _band_chunks(whole, block_bytes), scratch, block_bytes
+    )
+
+
+def _correlate_by_bands(chunk: Correlation, scratch: Scratch, block_bytes: int) -> bool:
+    bands = _bands(chunk, scratch)
+    for block in _band_blocks(chunk, block_bytes):
+        source, matrices = _source_and_bands(block, bands, scratch)
+        sums = operand(_by_channel(block.result), 2, block.accumulator)
+        in_place = sums is not None
+        if sums is None:
+            sums = scratch.array("sums", _flat_shape(_by_channel(block.result)))
+        np.matmul(source, matrices, out=sums)
+        if not np.isfinite(sums.sum()) and not are_finite(source, matrices):
+            return False
+        if in_place:
+            block.finish(block.result)
+        else:
+            values = sums.reshape(*sums.shape[:2], *block.result.shape[3:])
+            block.finish(values.swapaxes(0, 1)[:, :, None])
     return True
 
 
 def filter_gradient_by_bands(whole: Correlation, scratch: Scratch, block_bytes: int) -> bool:
     """Compute the filters' gradient, summed along the bands; False if operands are not finite."""
-    for chunk in _band_chunks(whole, 2 * block_bytes):
-        total = scratch.array("bands", _band_shape(chunk))
-        total[...] = 0
+    return _until_not_finite(_sum_by_bands, _band_chunks(whole, block_bytes), scratch, block_bytes)
+
+
+def _sum_by_bands(chunk: Correlation, scratch: Scratch, block_bytes: int) -> bool:
+    total = scratch.array("bands", _band_shape(chunk))
+    total[...] = 0
+    for block in _band_blocks(chunk, block_bytes):
+        source, sums = _source_and_bands(block, total, scratch)
+        gradients = _flat(_by_channel(block.result), block, scratch, "gradients")
+        if block.conjugate:
+            gradients = _conjugated(gradients, scratch)
+        term = scratch.array("term", sums.shape)
+        np.matmul(source.swapaxes(1, 2), gradients, out=term)
+        sums += term
+    if not np.isfinite(total.sum()):
         for block in _band_blocks(chunk, block_bytes):
-            source, sums = _source_and_bands(block, total, scratch)
-            gradients = _flat(_by_channel(block.result), block, scratch, "gradients")
-            if block.conjugate:
-                gradients = _conjugated(gradients, scratch)
-            term = scratch.array("term", sums.shape)
-            np.matmul(source.swapaxes(1, 2), gradients, out=term)
-            sums += term
-        if not np.isfinite(total.sum()):
-            for block in _band_blocks(chunk, block_bytes):
-                source, _ = _source_and_bands(block, total, scratch)
-                if not are_finite(source, block.result):
-                    return False
-        height, width = chunk.axes
-        for row, column in product(range(height.taps), range(width.taps)):
-            band = _band_of(total, chunk, row, column)
-            chunk.filters[:, 0, 0, row, column] = band.sum(axis=(1, 2))
+            source, _ = _source_and_bands(block, total, scratch)
+            if not are_finite(source, block.result):
+                return False
+    height, width = chunk.axes
+    for row, column in product(range(height.taps), range(width.taps)):
+        band = _band_of(total, chunk, row, column)
+        chunk.filters[:, 0, 0, row, column] = band.sum(axis=(1, 2))
     return True
+
+
+def _until_not_finite(
+    compute: Callable[[Correlation, Scratch, int], bool],
+    chunks: Iterable[Correlation],
+    scratch: Scratch,
+    block_bytes: int,
+) -> bool:
+    """Compute chunks, and whether their operands are finite; after one that is not, no other."""
+    found: list[Correlation] = []
+
+    def work(chunk: Correlation, memory: Scratch) -> None:
+        if not found and not compute(chunk, memory, block_bytes):
+            found.append(chunk)
+
+    each(work, chunks, scratch, blocks=6)
+    return not found
 
 
 def _band_shape(chunk: Correlation) -> tuple[int, int, int, int, int]:
@@ -245,9 +290,10 @@ def _band_shape(chunk: Correlation) -> tuple[int, int, int, int, int]:
 
 
 def _band_chunks(whole: Correlation, chunk_bytes: int) -> Iterator[Correlation]:
-    """The channels in parts whose band matrices fit."""
+    """The channels in parts whose band matrices fit, and several of them."""
     one = prod(_band_shape(whole)[1:]) * whole.accumulator.itemsize
-    for some in parts(whole.groups, clamp(chunk_bytes // one, whole.groups)):
+    several = clamp(-(-whole.groups // SUMS), whole.groups)
+    for some in parts(whole.groups, clamp(chunk_bytes // one, several)):
         yield whole.part(groups=some)
 
 

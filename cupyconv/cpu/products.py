@@ -1,278 +1,287 @@
 """Matrix products of filters and gathered pixels (im2col), for every configuration.
 
-The im2col matrix has a column for each pixel of the result and a row for each tap and channel, and
-most of it is the same numbers over and over.  It is made block by block, and along the first
-spatial axis it is not copied at all: a block's rows of the source are gathered once, for the taps
-of the other axes,
-
-    gathered[row][taps of the other axes, channels][pixels of an output row]
-
-and the window of output row o is the gathered rows from o * stride on, as many as there are taps.
-Windows of neighbouring rows overlap in memory, and BLAS multiplies them where they are.
+The im2col matrix has a column for each pixel of the result and a row for each tap and channel.  It
+is made block by block, each small enough to stay in the cache of the core that multiplies it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.correlation import ALL, Correlation, box_of, boxes, clamp, gather, parts
+from cupyconv.cpu.correlation import (
+    ALL,
+    SUMS,
+    Correlation,
+    box_of,
+    boxes,
+    clamp,
+    gather,
+    parts,
+)
 from cupyconv.cpu.scratch import Scratch
+from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, copy_uncached, merged, operand
-from cupyconv.planning.cpu import LEAST_CHANNELS, overlaps_rows, worthwhile_pixels
+from cupyconv.planning.cpu import LEAST_PIXELS
 
 
 def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the result."""
-    for chunk in _chunks(_with_rows(whole), 4 * block_bytes):
+    for chunk in _chunks(whole, 8 * block_bytes):
         for piece in chunk.pieces():
-            packed = replace(piece, filters=_packed(piece, scratch))
-            for block in _blocks(packed, block_bytes):
-                sums = _result_view(block)
-                if sums is None:
-                    sums = _like_result(block, scratch)
-                np.matmul(_matrix(block)[:, None], _windows(block, scratch), out=merged(sums, 3))
-                block.finish(_by_image(sums))
+            _correlate(piece, scratch, block_bytes)
+
+
+def _correlate(piece: Correlation, scratch: Scratch, block_bytes: int) -> None:
+    channels = list(parts(piece.channels, _channels_at_once(piece, block_bytes)))
+    matrices = [_matrix(piece.part(channels=some), scratch, some) for some in channels]
+
+    def multiply(block: Correlation, memory: Scratch) -> None:
+        sums = _by_channel(block.result)
+        direct = operand(sums, 2, block.accumulator) is not None
+        if not direct:
+            sums = _like_result(block, memory)
+        flat = merged(sums, 2)
+        for some, matrix in zip(channels, matrices, strict=True):
+            windows = _windows(block.part(channels=some), memory)
+            if some.start == 0:
+                np.matmul(matrix, windows, out=flat)
+            else:
+                flat += np.matmul(matrix, windows, out=memory.array("more", flat.shape))
+        block.finish(block.result if direct else _by_image(sums))
+
+    each(multiply, _blocks(piece, block_bytes), scratch, blocks=4)
 
 
 def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the gradient of the filters, into ``filters``, from that of the result."""
-    for chunk in _chunks(_with_rows(whole), 3 * block_bytes):
-        total = _like_filters(chunk, scratch, "total")
-        total[...] = 0
-        for piece in replace(chunk, filters=total).pieces():
-            term = _like_filters(piece, scratch, "term")
-            by_tap = merged(np.moveaxis(term, 2, -1), 2)
-            for block in _blocks(piece, block_bytes, not piece.conjugate):
-                gradients = None if block.conjugate else _result_view(block)
-                if gradients is None:
-                    gradients = _like_result(block, scratch)
-                    copy_uncached(gradients, _by_row(block.result))
-                    if block.conjugate:
-                        np.conjugate(gradients, out=gradients)
-                columns, windows = merged(gradients, 3), _windows(block, scratch)
-                for row in range(block.axes[0].outputs):
-                    np.matmul(columns[:, row], windows[:, row].swapaxes(1, 2), out=by_tap)
+    for chunk in _chunks(whole, 4 * block_bytes):
+        _filter_gradient(chunk, scratch, block_bytes)
+
+
+def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
+    channels = list(parts(chunk.channels, _channels_of_sums(chunk, block_bytes)))
+    pixels = list(chunk.divided(-(-SUMS // len(channels))))
+    of_channels = [chunk.part(channels=some) for some in channels]
+    totals = [
+        [
+            _like_filters(some, scratch, f"total {number} {at}")
+            for at, some in enumerate(of_channels)
+        ]
+        for number in range(len(pixels))
+    ]
+
+    def add(sums: tuple[int, int], memory: Scratch) -> None:
+        number, at = sums
+        total = totals[number][at]
+        is_begun = False
+        for piece in replace(pixels[number].part(channels=channels[at]), filters=total).pieces():
+            for block in _blocks(piece, block_bytes):
+                columns = _windows(block, memory).swapaxes(1, 2)
+                gradients = _gradients(block, memory)
+                if not is_begun and piece.filters is total:
+                    np.matmul(gradients, columns, out=_by_depth(total, piece))
+                else:
+                    if not is_begun:
+                        total[...] = 0
+                    term = _like_filters(piece, memory, "term")
+                    np.matmul(gradients, columns, out=_by_depth(term, piece))
                     np.add(piece.filters, term, out=piece.filters)
-        copy_uncached(chunk.filters, total)
+                is_begun = True
+
+    each(add, product(range(len(pixels)), range(len(channels))), scratch, blocks=4)
+    for at, some in enumerate(of_channels):
+        total = totals[0][at]
+        for more in totals[1:]:
+            total += more[at]
+        copy_uncached(some.filters, total)
 
 
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _with_rows(whole: Correlation) -> Correlation:
-    """With a first axis whose windows may overlap, and one or more others, which are gathered.
-
-    Where there is nothing to gain by overlapping, the first axis is an additional one of a single
-    pixel.
-    """
-    row, *others = whole.axes
-    pixels = whole.images * prod(axis.outputs for axis in others)
-    if others and overlaps_rows(row.taps, row.dilation, pixels, whole.filter_count):
-        return whole
-    return whole.with_axis(0)
-
-
 def _chunks(whole: Correlation, chunk_bytes: int) -> Iterator[Correlation]:
-    """The groups and filters in parts whose packed filters, and one block, fit."""
-    window = prod(whole.filters.shape[2:]) * whole.accumulator.itemsize
+    """The groups and filters in parts that fit, and windows of a few of their pixels too."""
+    window = max(prod(whole.filters.shape[2:]), 1) * whole.accumulator.itemsize
     filters = clamp(chunk_bytes // window, whole.filter_count)
-    columns = worthwhile_pixels(filters) * whole.axes[0].pixels().outputs
-    row = window // whole.axes[0].taps
-    groups = clamp(chunk_bytes // max(window * filters, row * columns), whole.groups)
+    groups = clamp(chunk_bytes // (4 * window * max(filters // 4, LEAST_PIXELS)), whole.groups)
     for group in parts(whole.groups, groups):
         for some in parts(whole.filter_count, filters):
             yield whole.part(groups=group, filters=some)
 
 
-def _blocks(piece: Correlation, block_bytes: int, in_place: bool = True) -> Iterator[Correlation]:
-    """The images and pixels in parts whose gathered rows, and whose results, fit a block."""
-    row, *others = piece.axes
-    extents = [axis.outputs for axis in others]
+def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
+    """Channels of which windows enough for a product fit."""
+    window = piece.groups * prod(axis.taps for axis in piece.axes) * piece.accumulator.itemsize
+    return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
+
+
+def _channels_of_sums(chunk: Correlation, block_bytes: int) -> int:
+    """Channels whose filters' gradient stays in the cache while it is summed."""
+    taps = chunk.groups * prod(axis.taps for axis in chunk.axes) * chunk.accumulator.itemsize
+    most = block_bytes // max(taps * max(chunk.filter_count, LEAST_PIXELS), 1)
+    return clamp(most, chunk.channels)
+
+
+def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
+    """The images and pixels in parts whose windows and results fit a block, but enough of them."""
+    extents = [axis.outputs for axis in piece.axes]
     image = prod(extents)
-    ready = _images_ready(piece, image) if in_place else 0
-    if ready:
-        yield from (piece.part(images=some) for some in parts(piece.images, ready))
-        return
-    groups, filters, channels, row_taps, *taps = piece.filters.shape
-    column = max(groups * channels * prod(taps), 1) * piece.accumulator.itemsize  # of a source row
-    window = column * max(row_taps, 1)
-    result = groups * filters * piece.accumulator.itemsize
-    wanted = max(worthwhile_pixels(filters), block_bytes // (window + result))
-    most = min(wanted, 4 * block_bytes // window, 2 * block_bytes // result)
-    box = box_of(extents, most)
-    images = clamp(most // image, piece.images)
-    pixels = images * prod(box)
-    source_rows = 2 * block_bytes // (column * pixels) - row_taps
-    rows = min(source_rows // row.stride + 1, 2 * block_bytes // (result * pixels))
+    groups, filters, channels, *taps = piece.filters.shape
+    channels = min(channels, _channels_at_once(piece, block_bytes))
+    column = groups * max(channels * prod(taps), filters) * piece.accumulator.itemsize
+    few = clamp(2 * block_bytes // max(column, 1), LEAST_PIXELS)
+    pixels = max(block_bytes // max(column, 1), few)
+    pixels = min(pixels, max(piece.images * image // 2, LEAST_PIXELS // 2))
+    images = 1
+    if image < LEAST_PIXELS or channels_are_last(piece.result):
+        images = clamp(pixels // image, piece.images)
     for some in parts(piece.images, images):
-        for outputs in boxes([row.outputs, *extents], [clamp(rows, row.outputs), *box]):
+        for outputs in boxes(extents, box_of(extents, max(pixels // images, 1))):
             yield piece.part(images=some, outputs=outputs)
-
-
-def _images_ready(piece: Correlation, image: int) -> int:
-    """How many images can be multiplied where they are, with nothing copied; 0 if none can."""
-    for images in (piece.images, 1):
-        some = piece.part(images=slice(0, images))
-        enough = images == piece.images or image >= worthwhile_pixels(piece.filter_count)
-        if enough and _source_view(some) is not None and _result_view(some) is not None:
-            return images
-    return 0
 
 
 # -- operands --------------------------------------------------------------------------------------
 
 
-def _packed(piece: Correlation, scratch: Scratch) -> np.ndarray:
-    """A copy of the filters with taps and channels as neighbours in memory."""
-    groups, filters, channels, *taps = piece.filters.shape
-    if piece.filters.strides[1] < piece.filters.strides[2]:  # so are filters now
-        packed = np.moveaxis(scratch.array("filters", (groups, *taps, channels, filters)), -1, 1)
-    else:
-        packed = scratch.array("filters", (groups, filters, *taps, channels))
-    packed = np.moveaxis(packed, -1, 2)
+def _matrix(piece: Correlation, scratch: Scratch, channels: slice) -> np.ndarray:
+    """(G, K, depth): the filters, where they are if BLAS takes them there."""
+    if not piece.conjugate:
+        view = operand(_in_order(piece.filters, piece), 2, piece.accumulator)
+        if view is not None:
+            return view
+    packed = _like_filters(piece, scratch, f"filters {channels.start}")
     copy_uncached(packed, piece.filters)
     if piece.conjugate:
         np.conjugate(packed, out=packed)
-    return packed
+    return _by_depth(packed, piece)
 
 
 def _like_filters(piece: Correlation, scratch: Scratch, name: str) -> np.ndarray:
-    """Scratch memory for the filters, the fewer of which are neighbours: so BLAS is faster.
-
-    Those are filters or, if there are less of them, taps and channels.
-    """
+    """Scratch memory for the filters, (G, K, C, *taps), in the order of the gathered pixels."""
     groups, filters, channels, *taps = piece.filters.shape
-    if filters <= channels * prod(taps):
-        packed = np.moveaxis(scratch.array(name, (groups, *taps, channels, filters)), -1, 1)
-    else:
-        packed = scratch.array(name, (groups, filters, *taps, channels))
-    return np.moveaxis(packed, -1, 2)
+    if channels_are_last(piece.source):
+        return np.moveaxis(scratch.array(name, (groups, filters, *taps, channels)), -1, 2)
+    return scratch.array(name, piece.filters.shape)
 
 
-def _matrix(block: Correlation) -> np.ndarray:
-    """The filters as (G, K, taps * C)."""
-    return merged(np.moveaxis(block.filters, 2, -1), 2)
+def _by_depth(filters: np.ndarray, piece: Correlation) -> np.ndarray:
+    """(G, K, C, *taps) as (G, K, depth)."""
+    return merged(_in_order(filters, piece), 2)
+
+
+def _in_order(filters: np.ndarray, piece: Correlation) -> np.ndarray:
+    """(G, K, C, *taps) with the channels where they are among gathered pixels."""
+    return np.moveaxis(filters, 2, -1) if channels_are_last(piece.source) else filters
 
 
 def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:
-    """(G, rows, taps * C, pixels): the windows of each output row, which overlap in memory."""
+    """(G, depth, pixels): what is under the windows, where it is if BLAS takes it there."""
     view = _source_view(block)
     if view is not None:
         return view
-    gathered = _gathered(block, scratch)
-    row, *others = block.axes
-    group, line, *_ = gathered.strides
-    channel, pixel = gathered.strides[2 + len(others)], gathered.strides[-1]
-    depth = prod(axis.taps for axis in block.axes) * block.channels
-    pixels = block.images * prod(axis.outputs for axis in others)
-    return as_strided(
-        gathered,
-        (block.groups, row.outputs, depth, pixels),
-        (group, line * row.stride, channel, pixel),
-    )
-
-
-def _gathered(block: Correlation, scratch: Scratch) -> np.ndarray:
-    """(G, source rows, taps of the other axes, C, N, pixels of the other axes)."""
-    row, *others = block.axes
-    kernel = (row.span, *(axis.taps for axis in others), block.channels)
-    pixels = (block.images, *(axis.outputs for axis in others))
-    if _gathers_channels(block):
-        memory = scratch.array("gathered", (block.groups, *pixels, *kernel))
-        gathered = np.moveaxis(memory, range(-len(kernel), 0), range(1, 1 + len(kernel)))
+    groups, channels, images = block.groups, block.channels, block.images
+    taps, outputs = [axis.taps for axis in block.axes], [axis.outputs for axis in block.axes]
+    depth, pixels = channels * prod(taps), images * prod(outputs)
+    if channels_are_last(block.source):
+        memory = scratch.array("windows", (groups, images, *outputs, *taps, channels))
+        rank = len(taps)
+        gathered = memory.transpose(
+            0, 2 + 2 * rank, *range(2 + rank, 2 + 2 * rank), *range(1, 2 + rank)
+        )
+        flat = memory.reshape(groups, pixels, depth).swapaxes(1, 2)
     else:
-        gathered = scratch.array("gathered", (block.groups, *kernel, *pixels))
+        gathered = scratch.array("windows", (groups, channels, *taps, images, *outputs))
+        flat = gathered.reshape(groups, depth, pixels)
     source = _padded(block, gathered.size, scratch)
     if source is None:
         _gather_taps(gathered, block)
-        return gathered
-    group, line, channel, image, *steps = source.strides
-    taps = (axis.dilation * step for axis, step in zip(others, steps, strict=True))
-    outputs = (axis.stride * step for axis, step in zip(others, steps, strict=True))
-    windows = (group, line, *taps, channel, image, *outputs)
-    copy(gathered, as_strided(source, gathered.shape, windows))
-    return gathered
+        return flat
+    group, channel, image, *steps = source.strides
+    taps_by = (axis.dilation * step for axis, step in zip(block.axes, steps, strict=True))
+    outputs_by = (axis.stride * step for axis, step in zip(block.axes, steps, strict=True))
+    strides = (group, channel, *taps_by, image, *outputs_by)
+    windows = as_strided(source, gathered.shape, strides)
+    if strides[1 + len(taps)] == channels * channel:
+        gathered[...] = windows  # in rows of taps with their channels
+    else:
+        copy(gathered, windows)
+    return flat
 
 
 def _gather_taps(gathered: np.ndarray, block: Correlation) -> None:
-    """Fill what ``_gathered`` is, one tap after the other."""
-    row, *others = block.axes
-    source = _by_row(block.source)
-    for tap in np.ndindex(*(axis.taps for axis in others)):
-        single = [axis.with_taps(slice(t, t + 1)) for axis, t in zip(others, tap, strict=True)]
-        axes = dict(zip((1, *range(4, source.ndim)), (row.pixels(), *single), strict=True))
-        gather(gathered[(ALL, ALL, *tap)], source, axes)
+    """Fill (G, C, *taps, N, *outputs) one tap after the other."""
+    source = _by_channel(block.source)
+    for tap in np.ndindex(*(axis.taps for axis in block.axes)):
+        single = [axis.with_taps(slice(t, t + 1)) for axis, t in zip(block.axes, tap, strict=True)]
+        gather(gathered[(ALL, ALL, *tap)], source, dict(enumerate(single, 3)))
 
 
 def _padded(block: Correlation, most: int, scratch: Scratch) -> np.ndarray | None:
-    """(G, source rows, C, N, pixels of the other axes): all under the windows, some twice.
+    """(G, C, N, *pixels): all under the windows, in the dtype of the sums.
 
     None if that is no view, and more than so many elements: the windows are far apart.
     """
     axes = [axis.pixels() for axis in block.axes]
-    source = _by_row(block.source)
     inside = [axis.inside(0) for axis in axes]
-    turned = channels_are_last(block.source) and not _gathers_channels(block)
-    whole = all(
-        outputs == slice(0, axis.outputs) for axis, (outputs, _) in zip(axes, inside, strict=True)
-    )
-    if whole and not turned:
-        first, *others = (origin for _, origin in inside)
-        return source[(ALL, first, ALL, ALL, *others)]
-    line, *sizes = (axis.outputs for axis in axes)
-    if block.groups * block.channels * block.images * line * prod(sizes) > most:
+    source = _by_channel(block.source)
+    whole = all(to == slice(0, axis.outputs) for axis, (to, _) in zip(axes, inside, strict=True))
+    if whole and source.dtype == block.accumulator:
+        return source[(ALL, ALL, ALL, *(origin for _, origin in inside))]
+    sizes = [axis.outputs for axis in axes]
+    groups, channels, images = source.shape[:3]
+    if groups * channels * images * prod(sizes) > most:
         return None
-    if channels_are_last(block.source) and not turned:
-        memory = scratch.array("padded", (block.images, line, *sizes, block.groups, block.channels))
-        padded = _by_row(np.moveaxis(memory, (-2, -1), (1, 2)))
+    if channels_are_last(block.source):
+        memory = scratch.array("padded", (images, *sizes, groups, channels))
+        padded = memory.transpose(-2, -1, *range(memory.ndim - 2))
     else:
-        padded = scratch.array("padded", (block.groups, line, block.channels, block.images, *sizes))
-    gather(padded, source, dict(zip((1, *range(4, padded.ndim)), axes, strict=True)))
+        padded = scratch.array("padded", (groups, channels, images, *sizes))
+    gather(padded, source, dict(enumerate(axes, 3)))
     return padded
 
 
-def _gathers_channels(block: Correlation) -> bool:
-    """Whether the channels of a pixel are neighbours when they are gathered, as in the source."""
-    return block.channels >= LEAST_CHANNELS and channels_are_last(block.source)
-
-
 def _source_view(block: Correlation) -> np.ndarray | None:
-    """The windows (G, rows, C, pixels) in the source itself, where each is of one pixel."""
+    """The windows (G, C, pixels) in the source itself, where each is of one pixel."""
     inside = [axis.inside(0) for axis in block.axes]
     for axis, (outputs, _) in zip(block.axes, inside, strict=True):
         if axis.taps != 1 or outputs != slice(0, axis.outputs):
             return None
     pixels = block.source[(ALL, ALL, ALL, *(origin for _, origin in inside))]
-    return operand(_by_row(pixels), 3, block.accumulator)
+    return operand(_by_channel(pixels), 2, block.accumulator)
 
 
-def _result_view(block: Correlation) -> np.ndarray | None:
-    """The result itself as (G, rows, K, N, pixels of a row), where BLAS can work on it."""
-    view = _by_row(block.result)
-    if block.activation is not None or operand(view, 3, block.accumulator) is None:
-        return None
-    return view
+def _gradients(block: Correlation, scratch: Scratch) -> np.ndarray:
+    """(G, K, pixels): what is in the place of the result, where it is if BLAS takes it there."""
+    if not block.conjugate:
+        view = operand(_by_channel(block.result), 2, block.accumulator)
+        if view is not None:
+            return view
+    gradients = _like_result(block, scratch)
+    copy_uncached(gradients, _by_channel(block.result))
+    if block.conjugate:
+        np.conjugate(gradients, out=gradients)
+    return merged(gradients, 2)
 
 
 def _like_result(block: Correlation, scratch: Scratch) -> np.ndarray:
-    """Scratch memory (G, rows, K, N, pixels of a row), with its axes about as in the result."""
-    groups, rows, filters, *pixels = _by_row(block.result).shape
+    """Scratch memory (G, K, N, *outputs), with its axes about as in the result."""
+    groups, filters, images, *outputs = _by_channel(block.result).shape
     if channels_are_last(block.result):
-        memory = scratch.array("sums", (groups, rows, *pixels, filters))
-        return np.moveaxis(memory, -1, 2)
-    return scratch.array("sums", (groups, filters, rows, *pixels)).swapaxes(1, 2)
+        return np.moveaxis(scratch.array("sums", (groups, images, *outputs, filters)), -1, 1)
+    return scratch.array("sums", (groups, filters, images, *outputs))
 
 
-def _by_row(array: np.ndarray) -> np.ndarray:
-    """(N, G, channels, rows, others) as (G, rows, channels, N, others)."""
-    return array.transpose(1, 3, 2, 0, *range(4, array.ndim))
+def _by_channel(array: np.ndarray) -> np.ndarray:
+    """(N, G, channels, ...) as (G, channels, N, ...)."""
+    return array.transpose(1, 2, 0, *range(3, array.ndim))
 
 
 def _by_image(array: np.ndarray) -> np.ndarray:
-    """(G, rows, channels, N, others) as (N, G, channels, rows, others)."""
-    return array.transpose(3, 0, 2, 1, *range(4, array.ndim))
+    """(G, channels, N, ...) as (N, G, channels, ...)."""
+    return array.transpose(2, 0, 1, *range(3, array.ndim))

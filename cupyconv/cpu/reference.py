@@ -5,6 +5,7 @@ Slow and plain on purpose: this is what every other implementation is compared w
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,8 @@ def forward(
     x64, w64 = _float64(data_view(problem, x)), _float64(filter_view(problem, w))
     y64: Any = np.zeros(data_view(problem, y).shape, x64.dtype)
     for tap, outputs, inputs in taps(problem):
-        y64[(ALL, ALL, ALL, *outputs)] += np.einsum(
-            "ngc...,gkc->ngk...", x64[(ALL, ALL, ALL, *inputs)], w64[(ALL, ALL, ALL, *tap)]
-        )
+        pixels = x64[(ALL, ALL, ALL, *inputs)]
+        y64[(ALL, ALL, ALL, *outputs)] += _times(w64[(ALL, ALL, ALL, *tap)], pixels)
     if bias is not None:
         y64 += _float64(bias).reshape(problem.groups, -1, *[1] * problem.spatial_rank)
     data_view(problem, y)[...] = activate(y64, activation)
@@ -54,9 +54,8 @@ def backprop_input(
     w64, dy64 = _float64(filter_view(problem, w)).conj(), _float64(data_view(problem, dy))
     dx64: Any = np.zeros(data_view(problem, dx).shape, w64.dtype)
     for tap, outputs, inputs in taps(problem):
-        dx64[(ALL, ALL, ALL, *inputs)] += np.einsum(
-            "ngk...,gkc->ngc...", dy64[(ALL, ALL, ALL, *outputs)], w64[(ALL, ALL, ALL, *tap)]
-        )
+        pixels = dy64[(ALL, ALL, ALL, *outputs)]
+        dx64[(ALL, ALL, ALL, *inputs)] += _times(w64[(ALL, ALL, ALL, *tap)].swapaxes(1, 2), pixels)
     if bias is not None:
         dx64 += _float64(bias).reshape(problem.groups, -1, *[1] * problem.spatial_rank)
     data_view(problem, dx)[...] = activate(dx64, activation)
@@ -69,14 +68,22 @@ def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.
     """
     x64, dy64 = _float64(data_view(problem, x)).conj(), _float64(data_view(problem, dy))
     dw64: Any = np.zeros(filter_view(problem, dw).shape, x64.dtype)
-    pixel = "pqz"[: problem.spatial_rank]
     for tap, outputs, inputs in taps(problem):
-        dw64[(ALL, ALL, ALL, *tap)] = np.einsum(
-            f"ngk{pixel},ngc{pixel}->gkc",
-            dy64[(ALL, ALL, ALL, *outputs)],
-            x64[(ALL, ALL, ALL, *inputs)],
-        )
+        gradients = _in_a_row(dy64[(ALL, ALL, ALL, *outputs)])
+        pixels = _in_a_row(x64[(ALL, ALL, ALL, *inputs)])
+        dw64[(ALL, ALL, ALL, *tap)] = np.matmul(gradients, pixels.swapaxes(2, 3)).sum(axis=0)
     filter_view(problem, dw)[...] = dw64
+
+
+def _times(matrices: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+    """Each group's matrix (G, K, C) times all its pixels (N, G, C, ...)."""
+    products = np.matmul(matrices, _in_a_row(pixels))
+    return products.reshape(*products.shape[:3], *pixels.shape[3:])
+
+
+def _in_a_row(pixels: np.ndarray) -> np.ndarray:
+    """(N, G, channels, ...) as (N, G, channels, pixels)."""
+    return pixels.reshape(*pixels.shape[:3], prod(pixels.shape[3:]))
 
 
 def _float64(array: np.ndarray) -> np.ndarray:

@@ -14,12 +14,13 @@ import numpy as np
 
 from cupyconv.cpu.correlation import ALL, Correlation, clamp, parts
 from cupyconv.cpu.scratch import Scratch
+from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import copy_uncached, operand
 
 
 def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the result."""
-    for chunk in _chunks(whole, 4 * block_bytes):
+    for chunk in _chunks(whole, 8 * block_bytes):
         _correlate(chunk, scratch, block_bytes)
 
 
@@ -29,12 +30,15 @@ def _correlate(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
     matrices[...] = filters
     if chunk.conjugate:
         np.conjugate(matrices, out=matrices)
-    for block in _blocks(chunk, block_bytes):
-        sums = scratch.array("sums", block.result.swapaxes(0, 1).shape)
+
+    def scatter(block: Correlation, memory: Scratch) -> None:
+        sums = memory.array("sums", block.result.swapaxes(0, 1).shape)
         sums[...] = 0
         for some in parts(block.axes[0].taps, _taps_at_once(block, block_bytes)):
-            _add(sums, block, matrices, some, scratch)
+            _add(sums, block, matrices, some, memory)
         block.finish(sums.swapaxes(0, 1))
+
+    each(scatter, _blocks(chunk, block_bytes), scratch, blocks=6)
 
 
 def _add(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from math import prod
 
 import numpy as np
@@ -29,9 +30,17 @@ class Scratch:
         self._dtype = dtype
         self._kept = kept
         self._used: dict[str, np.ndarray] = {}
+        self._owner = ""
+
+    def of_helper(self, number: int) -> Scratch:
+        """Memory for one that works at the same time; this one's thread keeps it too."""
+        helper = copy(self)
+        helper._owner = f"{number} "
+        return helper
 
     def array(self, name: str, shape: Sequence[int]) -> np.ndarray:
         """An array with undefined content, in the memory of the last one of that name."""
+        name = self._owner + name
         size = prod(shape) * self._dtype.itemsize
         memory = self._used.get(name)
         if memory is None:

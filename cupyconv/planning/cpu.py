@@ -10,7 +10,7 @@ up the same terms.
 The methods, which cupyconv/cpu/ has a module each for:
 
 - products: filters times gathered pixels (im2col); every configuration.
-- turned products: of backprop_filter, with the roles of x and dy exchanged.
+- windows: the same of a small layer, in one product.
 - scattered: filters times pixels, then each tap's products are added up (col2im).
 - taps: of a depthwise layer, the taps one after another.
 - bands: of a depthwise layer, rows of a channel times a band matrix.
@@ -22,7 +22,7 @@ what a result reads with what it does not leave the rounding of large values in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd, prod
 
 from cupyconv.problem import ConvProblem
@@ -30,23 +30,21 @@ from cupyconv.problem import ConvProblem
 RATE = 230e9
 """Operations of a matrix product in a second."""
 
-SPEED = 3.5e9
-"""Elements that NumPy moves, or adds to others, in a second."""
+SPEED = 6e9
+"""Elements that NumPy moves, or adds to others, in a second, on both cores."""
 
 CALL = 4e-6
 """Seconds that a call of NumPy takes beside its work, with the slicing around it."""
 
-BLOCK_BYTES = 4 << 20
-"""The unit of a block's buffers: a few of them, and of filters, are in memory at a time."""
+BLOCK_BYTES = 2 << 20
+"""The unit of a thread's buffers, a few of which stay in the cache of its core."""
 
 LEAST_ROWS = 64
 """Filters below which matrix products are slower, nearly in proportion."""
 
-ROW_SHARE = 0.8
-"""Share of the rate that products reach whose columns are the pixels of a row."""
 
-LEAST_PIXELS, MOST_PIXELS = 64, 512
-"""Columns of a matrix product that are worth packing few filters, and any number of them."""
+LEAST_PIXELS = 128
+"""Columns of a matrix product that are worth packing the filters once more."""
 
 LOOP_ELEMENTS = 32
 """Elements that NumPy could have moved in the time that it takes to begin a row of neighbours."""
@@ -54,14 +52,9 @@ LOOP_ELEMENTS = 32
 TRANSPOSED = 2.5
 """How many times as long elements take that are moved from channels first to channels last."""
 
-LEAST_CHANNELS = 16
-"""Channels from which it is better to gather them side by side where they are so in the source."""
-
 PADDED_SHARE = 0.85
 """Share of products with pixels, not padding, below which it pays to leave out the others."""
 
-MOSTLY_PADDED = 0.1
-"""Share of products with pixels below which so many are left out that copies go by them too."""
 
 BAND_COLUMNS = 64
 """Pixels of the result that a band matrix is for, about."""
@@ -71,6 +64,12 @@ BAND_SHARE = 0.3
 
 LARGEST_BAND = 1 << 20
 """Elements of the largest band matrix that is made."""
+
+SMALL_LAYER = 1 << 16
+"""Elements, of all that they make, above which windows are gathered block by block."""
+
+MOST_PHASES = 8
+"""Stride phases of which a small layer's windows are multiplied one after the other."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,7 @@ class _Pass:
         channels, filters: of a group; in backprop_input exchanged.
         channels_last: whether they are neighbours in memory.
         of_filters: whether the filters' gradient is summed, not the result.
+        phases: into how many correlations a stride divides it.
     """
 
     images: int
@@ -132,6 +132,7 @@ class _Pass:
     axes: tuple[_Axis, ...]
     channels_last: bool
     of_filters: bool
+    phases: int
 
     @property
     def pixels(self) -> int:
@@ -150,9 +151,9 @@ class _Pass:
     @property
     def short_runs(self) -> float:
         """How many times as long elements take, as few are neighbours when they are moved."""
-        if self.channels_last and self.channels >= LEAST_CHANNELS:
-            return 1 + LOOP_ELEMENTS / self.channels
-        return 1 + LOOP_ELEMENTS / self.axes[-1].outputs
+        row = self.axes[-1]
+        run = self.channels * row.taps if self.channels_last else row.outputs
+        return 1 + LOOP_ELEMENTS / run
 
     @property
     def operations(self) -> float:
@@ -163,31 +164,11 @@ class _Pass:
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     """All methods that can compute a pass."""
     seen = _seen(problem, pass_)
-    found = [_products(seen), *_taps(seen), *_bands(seen)]
-    if pass_ == "backprop_filter":
-        return (*found, *_turned_products(problem))
-    return (*found, *_scattered(problem, seen))
+    found = [_products(seen), *_windows(seen), *_taps(seen), *_bands(seen)]
+    return tuple(found) if seen.of_filters else (*found, *_scattered(problem, seen))
 
 
 # -- rules that the methods themselves go by -------------------------------------------------------
-
-
-def overlaps_rows(taps: int, dilation: int, pixels: int, filters: int) -> bool:
-    """Whether windows of neighbouring rows are left to overlap in memory.
-
-    An axis of one tap has nothing to gain by that, and the rows under a dilated window are no
-    neighbours; and a matrix product for each row must have columns enough.
-
-    Args:
-        taps, dilation: of the axis of the rows.
-        pixels: of a row, in all images.
-    """
-    return taps > 1 and dilation == 1 and pixels >= worthwhile_pixels(filters)
-
-
-def worthwhile_pixels(filters: int) -> int:
-    """Columns of a matrix product that make up for packing this many filters once more."""
-    return max(min(2 * filters, MOST_PIXELS), LEAST_PIXELS)
 
 
 def band_rows(rows: int, columns: int) -> int:
@@ -200,10 +181,11 @@ def band_rows(rows: int, columns: int) -> int:
 
 def _seen(problem: ConvProblem, pass_: str) -> _Pass:
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    axes = []
+    axes, phases = [], 1
     for axis in problem.axes:
         if pass_ == "backprop_input":
             common = gcd(axis.stride, axis.dilation)
+            phases *= min(axis.stride // common, axis.filter)
             taps, dilation = -(-axis.filter * common // axis.stride), axis.dilation // common
             useful = min(axis.pairs / (axis.input * taps), 1.0)
             axes.append(_Axis(axis.input, taps, axis.output, 1, dilation, useful))
@@ -215,47 +197,34 @@ def _seen(problem: ConvProblem, pass_: str) -> _Pass:
         channels, filters = filters, channels
     channels_last, of_filters = problem.data_format.endswith("C"), pass_ == "backprop_filter"
     images = max(problem.N, 1)  # of no images, the work is that of one
-    return _Pass(images, problem.groups, channels, filters, tuple(axes), channels_last, of_filters)
+    counts = images, problem.groups, channels, filters
+    return _Pass(*counts, tuple(axes), channels_last, of_filters, phases)
 
 
 def _products(seen: _Pass) -> Method:
-    row, *others = seen.axes
-    pixels = seen.images * prod(axis.outputs for axis in others)
-    overlapping = others and overlaps_rows(row.taps, row.dilation, pixels, seen.filters)
-    share = ROW_SHARE if overlapping else 1
-    gathered = seen.channels * seen.taps
-    if overlapping:
-        gathered = gathered // row.taps * row.stride
-    elements: float = 2 * seen.weights
-    elements += seen.pixels * (gathered + seen.filters) * seen.short_runs
-    if seen.channels_last and seen.channels < LEAST_CHANNELS:
-        read = seen.pixels * seen.channels * prod(axis.stride for axis in seen.axes)
-        elements += TRANSPOSED * read
+    gathered = seen.pixels * seen.channels * seen.taps * _uncut_share(seen.axes)
     if all(axis.taps == axis.stride == axis.useful == 1 for axis in seen.axes):
-        elements = 0  # nothing to gather
-    elements *= prod(axis.useful for axis in seen.axes if axis.useful < MOSTLY_PADDED)
-    window = seen.channels * seen.taps + seen.filters
-    step = max(worthwhile_pixels(seen.filters), BLOCK_BYTES // (4 * window * seen.groups))
-    if overlapping:
-        step = min(step, pixels)
-    products = seen.pixels / min(step, seen.pixels / seen.groups)
-    if seen.of_filters:
-        elements += 2 * products * seen.weights / seen.groups
-    blocks = 4 * elements / BLOCK_BYTES + 1
+        gathered = 0  # nothing to gather
+    blocks = 4 * gathered / BLOCK_BYTES
     return Method(
         "products",
         "filters times gathered pixels",
-        seen.operations * _uncut_share(seen.axes) * _slower(seen.filters, 0.6) / share,
-        elements,
-        products + 16 * blocks,
+        seen.operations * _uncut_share(seen.axes) * _slower(seen.filters, 0.6),
+        gathered * seen.short_runs + 2 * seen.weights + seen.pixels * seen.filters,
+        10 * blocks + 32 * seen.phases,
     )
 
 
-def _turned_products(problem: ConvProblem) -> Iterator[Method]:
-    if max(problem.stride) > 1 or problem.C <= problem.K:
-        return
-    products = _products(_seen(problem, "backprop_input"))
-    yield replace(products, name="turned products", summary="gathered pixels of dy times x")
+def _windows(seen: _Pass) -> Iterator[Method]:
+    spans = ((a.outputs - 1) * a.stride + (a.taps - 1) * a.dilation + 1 for a in seen.axes)
+    padded = seen.images * seen.groups * seen.channels * prod(spans)
+    gathered = seen.pixels * seen.channels * seen.taps
+    made = padded + gathered + seen.weights + seen.pixels * seen.filters
+    if made <= SMALL_LAYER and seen.phases <= MOST_PHASES:
+        run = 1 + LOOP_ELEMENTS / seen.axes[-1].outputs
+        operations = seen.operations * _slower(seen.filters, 0.6)
+        summary = "filters times all windows"
+        yield Method("windows", summary, operations, padded + gathered * run, 6 * seen.phases)
 
 
 def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
@@ -275,7 +244,7 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
         "filters times pixels, added up by taps",
         2 * read * seen.channels * sums * _slower(seen.filters * seen.taps),
         3 * (added + seen.pixels * seen.filters) * run + seen.weights,
-        4 * (4 * read * sums / BLOCK_BYTES + 1) * prod(problem.filter_sizes),
+        4 * (4 * read * sums / BLOCK_BYTES + 1) * prod(problem.filter_sizes) + 20 * seen.phases,
     )
 
 

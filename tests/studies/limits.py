@@ -22,6 +22,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from cupyconv import files
 from cupyconv.bench import data, environment, implementations, peers, places
@@ -45,7 +46,8 @@ class Share:
     Attributes:
         batch: images.
         method: of cupyconv/planning/cpu.py.
-        seconds, computing, peer: of a call, of that in products and einsum, and of PyTorch's call.
+        seconds, computing, peer: of a call; of that, by their share on one thread, in products and
+            einsum; and of PyTorch's call.
         operations: that the products and einsum did, in a call.
         flops: of the pass by its definition, padding included.
     """
@@ -134,13 +136,15 @@ def _share(layer: SuiteLayer, problem: ConvProblem, pass_: str) -> Share:
     call = implementations.pass_call(problem, pass_, sets, "numpy", "ieee")
     meter = _Meter()
     seconds = _seconds(lambda: call(0))
-    with _metered(meter):
+    # The shares are those on one thread: of several, one copies while another one computes.
+    with threadpool_limits(1, "blas"), _metered(meter):
         call(0)
-        runs = []
+        shares = []
         for _ in range(max(3, int(SECONDS / seconds))):
             meter.seconds = meter.operations = 0
+            start = perf_counter()
             call(0)
-            runs.append(meter.seconds)
+            shares.append(meter.seconds / (perf_counter() - start))
     return Share(
         layer.name,
         layer.kind,
@@ -149,7 +153,7 @@ def _share(layer: SuiteLayer, problem: ConvProblem, pass_: str) -> Share:
         problem.data_format,
         plan(problem, "cpu")[pass_].method,
         seconds,
-        median(runs),
+        seconds * median(shares),
         meter.operations,
         problem.flops,
         0,

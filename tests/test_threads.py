@@ -1,0 +1,275 @@
+"""The threads of the NumPy path: the same bits for any number, no more than allowed, no harm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+import cupyconv
+from cupyconv import ConvProblem
+from cupyconv.cpu import blocked, threads
+from cupyconv.cpu.scratch import Scratch, scratch
+from cupyconv.planning import cpu
+from tests.configurations import random_data
+from tests.test_cpu import DEEP, DENSE, DEPTHWISE, compute, methods
+
+LAYERS = {
+    "dense": DENSE.replace(input_shape=(5, 40, 40, 40)),
+    "depthwise": DEPTHWISE.replace(input_shape=(4, 40, 60, 60)),
+    "deep": DEEP.replace(input_shape=(4, 12, 6, 14, 14)),
+    "grouped": ConvProblem((4, 24, 50, 50), (48, 6, 3, 3), padding=1, groups=4, stride=2),
+}
+
+FLOAT32 = np.dtype("float32")
+
+
+@pytest.fixture
+def allowed(monkeypatch):
+    """Sets how many threads the BLAS is said to have had."""
+    set_threads = threads._set_blas_threads
+    before = set_threads(1)
+    set_threads(before)
+
+    def allow(count: int) -> None:
+        def pretend(wanted: int) -> int:
+            set_threads(1 if wanted == 1 else before)
+            return count
+
+        monkeypatch.setattr(threads, "_set_blas_threads", pretend)
+
+    yield allow
+    monkeypatch.undo()
+    assert blas_threads() == before
+
+
+def blas_threads() -> int:
+    return threads._blas()[0].get_num_threads()
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """So that small layers have many."""
+    monkeypatch.setattr(blocked, "BLOCK_BYTES", cpu.BLOCK_BYTES // 16)
+
+
+def parts_by_thread(parts: int, work=lambda part: time.sleep(0.002)) -> dict[int, int]:
+    """Computes parts; how many each thread did."""
+    done: dict[int, int] = {}
+    lock = threading.Lock()
+
+    def one(part: int, _: Scratch) -> None:
+        with lock:
+            done[threading.get_ident()] = done.get(threading.get_ident(), 0) + 1
+        work(part)
+
+    with threads.one_blas_thread(), scratch(FLOAT32) as memory:
+        threads.each(one, range(parts), memory, blocks=1)
+    return done
+
+
+# -- bits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_results_are_the_same_bits_for_any_number_of_threads(layer, allowed):
+    problem = LAYERS[layer]
+    data = random_data(problem)
+    for pass_, method in methods(problem):
+        allowed(1)
+        alone = compute(problem, pass_, method, data)
+        for count in (2, 3, 8):
+            allowed(count)
+            together = compute(problem, pass_, method, data)
+            np.testing.assert_array_equal(together, alone, err_msg=f"{pass_} by {method}")
+
+
+def test_results_are_the_same_bits_for_any_number_in_the_environment():
+    script = (
+        "import sys; from tests import test_threads, test_cpu; "
+        "sys.stdout.buffer.write(test_cpu.all_passes(test_threads.LAYERS['dense']).tobytes())"
+    )
+    results = set()
+    for count in ("1", "2", "3"):
+        environment = {**os.environ, "OMP_NUM_THREADS": count}
+        run = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, check=True
+        )
+        results.add(run.stdout)
+    assert len(results) == 1
+
+
+# -- how many --------------------------------------------------------------------------------------
+
+
+def test_parts_are_divided_over_the_threads_that_are_allowed(allowed):
+    for count in (1, 2, 4):
+        allowed(count)
+        done = parts_by_thread(40)
+        assert sum(done.values()) == 40
+        assert len(done) <= count
+        assert threading.get_ident() in done
+    assert len(done) > 1
+
+
+def test_threadpoolctl_limits_them():
+    with threadpool_limits(1, "blas"):
+        assert list(parts_by_thread(20)) == [threading.get_ident()]
+        assert blas_threads() == 1
+
+
+def test_passes_in_threads_of_the_user_need_no_helpers(allowed):
+    allowed(2)
+    here, started = threading.Barrier(2), threading.Barrier(2)
+
+    def one() -> dict[int, int]:
+        with threads.one_blas_thread():
+            here.wait(10)  # now there are two passes
+            done = parts_by_thread(10)
+            started.wait(10)
+            return done
+
+    with ThreadPoolExecutor(2) as users:
+        found = [future.result() for future in [users.submit(one) for _ in range(2)]]
+    assert [len(done) for done in found] == [1, 1]
+
+
+def test_a_helper_leaves_where_the_user_begins_another_pass(allowed):
+    allowed(2)
+    helped, other = threading.Event(), threads.one_blas_thread()
+    caller = threading.get_ident()
+
+    def work(part: int) -> None:
+        if threading.get_ident() != caller:
+            other.__enter__()
+            helped.set()
+        else:
+            assert helped.wait(10)
+
+    done = parts_by_thread(20, work)
+    other.__exit__(None, None, None)
+    assert sorted(done.values()) == [1, 19]
+
+
+def test_the_blas_has_its_threads_again():
+    before = blas_threads()
+    data = random_data(DENSE)
+    cupyconv.conv_forward(data.x, data.w, padding=1)
+    assert blas_threads() == before
+    with threads.one_blas_thread():
+        assert blas_threads() == 1
+    with pytest.raises(ZeroDivisionError), threads.one_blas_thread():
+        raise ZeroDivisionError
+    assert blas_threads() == before
+
+
+# -- harm ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("culprit", ["caller", "helper"])
+def test_an_exception_leaves_after_all_parts_that_were_begun(culprit, allowed):
+    allowed(3)
+    at_work = threading.Semaphore(0)
+    running: set[int] = set()
+    caller = threading.get_ident()
+
+    def work(part: int) -> None:
+        running.add(part)
+        at_work.release()
+        if (threading.get_ident() == caller) == (culprit == "caller"):
+            assert at_work.acquire(timeout=10)
+            assert at_work.acquire(timeout=10)  # another one is at work too
+            running.discard(part)
+            raise ZeroDivisionError
+        time.sleep(0.01)
+        running.discard(part)
+
+    with pytest.raises(ZeroDivisionError):
+        parts_by_thread(100, work)
+    assert not running
+    assert threads._process.passes == threads._process.helpers == 0
+    assert sum(parts_by_thread(10).values()) == 10
+
+
+def test_an_interrupt_leaves_after_all_parts_that_were_begun(allowed):
+    allowed(2)
+    helping, running = threading.Event(), []
+    caller = threading.get_ident()
+
+    def work(part: int) -> None:
+        if threading.get_ident() == caller:
+            assert helping.wait(10)
+            signal.raise_signal(signal.SIGINT)
+        running.append(part)
+        helping.set()
+        time.sleep(0.05)
+        running.remove(part)
+
+    with pytest.raises(KeyboardInterrupt):
+        parts_by_thread(100, work)
+    assert not running
+    assert threads._process.passes == threads._process.helpers == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_computes_after_a_fork(allowed):
+    allowed(2)
+    problem = LAYERS["dense"]
+    data = random_data(problem)
+    expected = cupyconv.conv_forward(data.x, data.w, **problem.keywords)
+    with threads.one_blas_thread():  # as if another thread were computing a pass
+        child = os.fork()
+        if not child:
+            got = cupyconv.conv_forward(data.x, data.w, **problem.keywords)
+            os._exit(0 if np.array_equal(got, expected) and not threads._process.passes else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_threads_of_the_user_get_what_one_gets(allowed):
+    allowed(2)
+    calls = list(soak_calls())
+    with ThreadPoolExecutor(6) as users:
+        for future in [users.submit(require_same, *call) for call in 2 * calls]:
+            future.result()
+    assert threads._process.passes == threads._process.helpers == 0
+
+
+@pytest.mark.slow
+def test_sixteen_threads_for_a_minute():
+    calls = list(soak_calls())
+    until = time.monotonic() + 60
+
+    def compute_until(number: int) -> int:
+        done = 0
+        while time.monotonic() < until:
+            require_same(*calls[(number + done) % len(calls)])
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(16) as users:
+        done = list(users.map(compute_until, range(16)))
+    assert min(done) > 0
+    assert threads._process.passes == threads._process.helpers == 0
+
+
+def soak_calls() -> Iterator[tuple]:
+    """Every pass of the layers by every method, with what it gives."""
+    for problem in LAYERS.values():
+        data = random_data(problem)
+        for pass_, method in methods(problem):
+            yield problem, pass_, method, data, compute(problem, pass_, method, data)
+
+
+def require_same(problem, pass_, method, data, expected) -> None:
+    got = compute(problem, pass_, method, data)
+    assert np.array_equal(got, expected), f"{pass_} by {method} of {problem}"

@@ -644,7 +644,7 @@ def test_a_volume_larger_than_the_workers_memory(cluster, tmp_path):
     np.testing.assert_allclose(dw, expected, rtol=1e-4)
 
     def peak_memory():  # not ru_maxrss, which a process takes over from the one that started it
-        lines = open("/proc/self/status").read().splitlines()
+        lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
     peaks = cluster.run(peak_memory)

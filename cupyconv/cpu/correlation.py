@@ -34,6 +34,9 @@ SUMS, LEAST_SUMMED = 8, 512
 MOST_CUTS = 8
 """Parts that an axis is cut into at most, to leave out products with padding."""
 
+LEAST_PADDED = 1 << 28
+"""Products with padding that are left out only where there are so many: parts take time too."""
+
 CUT_AXES = 3
 """How many axes, the first ones, are cut."""
 
@@ -223,6 +226,12 @@ class Correlation:
 
     def pieces(self) -> Iterator[Correlation]:
         """The correlation, cut along the first axes where many products are with padding."""
+        products = prod(axis.outputs * axis.taps for axis in self.axes)
+        useful = prod(axis.pairs(axis.taps) for axis in self.axes)
+        padded = (products - useful) * prod(self.result.shape[:3]) * self.channels
+        if padded < LEAST_PADDED:
+            yield self.trimmed()
+            return
         for outputs in product(*(axis.cuts() for axis in self.axes[:CUT_AXES])):
             yield self.part(outputs=outputs).trimmed()
 

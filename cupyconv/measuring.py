@@ -53,7 +53,7 @@ def fastest(request: Request, impl: str, run: Run) -> PassPlan:
     Raises:
         ConvError: as for ``plan``; or nothing can be measured, since a graph is being captured.
     """
-    asked = request if request.strides else replace(request, strides=request.memory)
+    asked = replace(request, strides=request.memory)
     found = _remembered.get((asked, impl))
     if found is None:
         with _measuring:

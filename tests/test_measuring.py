@@ -223,7 +223,7 @@ REFUSED = RuntimeError("CUDA_ERROR_INVALID_VALUE: invalid argument\nwith more li
 @pytest.mark.parametrize(
     "error", [KernelCompileError("no registers", ""), MemoryError(), REFUSED, ValueError()]
 )
-def test_what_cannot_run_is_left_out_with_its_reason(gpu, error):
+def test_what_cannot_run_is_left_out_with_its_reason(gpu, error, tmp_path):
     gpu.seconds = {"cuda-gather": 1e-6}
     gpu.broken = {"conv_gather.cu": error}
     measured = cupyconv.plan(PROBLEM, measure=True)
@@ -234,6 +234,8 @@ def test_what_cannot_run_is_left_out_with_its_reason(gpu, error):
     assert f"left out: cuda-gather 128x128x32 ({words.splitlines()[0]})" in forward.reason
     assert "more lines" not in forward.reason
     assert cupyconv.plan(PROBLEM, measure=True) == measured
+    is_kept = error is REFUSED or isinstance(error, KernelCompileError)  # it will be so again
+    assert len(files(tmp_path)) == (3 if is_kept else 0)
     gpu.broken["conv_forward.cu"] = error
     measuring.forget()
     with pytest.raises(type(error)):

@@ -36,7 +36,7 @@ test-slow: .venv/installed-test
 
 # Kernels of others on the emulator; as on CI, what is missing fails the run.
 witnesses: .venv/installed-witnesses
-	CI=true $(PYTEST) -m slow tests/test_emulator_witnesses.py
+	CI=true $(PYTEST) -m slow tests/test_emulator_witnesses.py tests/test_emulator_beliefs.py
 
 # Which of them bear out what the emulator believes of the chip, written to confirmed.toml.
 beliefs: .venv/installed-witnesses

@@ -10,7 +10,8 @@ import pytest
 
 from cupyconv import ConvProblem
 from cupyconv.planning import Device, plan_pass
-from tests.emulator import EmulatedModule, Outcome, account, memory, settings
+from tests import cubins
+from tests.emulator import EmulatedModule, Outcome, account, driver, memory, settings
 from tests.emulator.work import Executions
 
 HEADER = ".version 8.8\n.target sm_80\n.address_size 64\n"
@@ -250,3 +251,16 @@ def test_command_refuses_what_is_not_planned(capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit):
             account.main(words)
         assert named in capsys.readouterr().err
+
+
+def test_command_says_which_tool_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(tool: str, *rest: object) -> str:
+        pytest.skip(f"reading a cubin needs {tool}")
+
+    monkeypatch.setattr(cubins, "_run", missing)
+    driver.compiled.cache_clear()
+    with pytest.raises(SystemExit):
+        account.main(["resnet50-03", "--impl", "cuda-gather"])
+    assert "reading a cubin needs cuobjdump" in capsys.readouterr().err

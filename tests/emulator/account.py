@@ -18,6 +18,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cupyconv import ConvError, ConvProblem, arrays
 from cupyconv.bench import suites
@@ -332,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = accounts_of_pass(problem, chosen.pass_, chosen.impl, chosen.arch, *more)
         if chosen.cutlass:
             found.append(account_of_witness(problem, chosen.pass_, chosen.arch, *more))
-    except (ConvError, MissingError) as error:
+    except (ConvError, MissingError, pytest.skip.Exception) as error:  # a tool that is missing
         parser.error(str(error))
     if chosen.json:
         print(json.dumps([one.as_json() for one in found], indent=1))

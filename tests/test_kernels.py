@@ -1,11 +1,15 @@
 """Every kernel family on the CPU, under the checker: exact on integers, in three schedules."""
 
+from math import prod
+
 import numpy as np
 import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.backends import Tensors
+from cupyconv.bench import suites
+from cupyconv.gpu.bias import prepare_bias
 from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.strides import Strides
@@ -23,6 +27,7 @@ from tests.configurations import (
     random_data,
     random_problems,
 )
+from tests.emulator.cases import BIAS_SHAPES, bias_in_chunks
 
 SCHEDULES = dict(zip(("first-in", "reverse", "random"), emulator.SCHEDULES, strict=True))
 
@@ -238,6 +243,29 @@ def test_bias_gradient(dtype):
         got = emulator.conv_backprop_bias(dy, data_format=problem.data_format)
         expected = cupyconv.conv_backprop_bias(dy, data_format=problem.data_format)
         assert (got == expected).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize(("shape", "layout"), BIAS_SHAPES)
+def test_bias_gradient_in_pieces_and_chunks(shape, layout, dtype):
+    bias_in_chunks(shape, layout, dtype)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+def test_the_bias_gradient_moves_little_more_than_dy(architecture, data_format):
+    """Of the suite's layers: what the chunks' sums are, which are written and read once."""
+    for layer in suites.listed():
+        if layer.problem.spatial_rank != 2:
+            continue
+        dy_shape = in_formats(layer.problem, data_format, "OIHW").output_shape
+        channels = layer.problem.K
+        problem = ConvProblem(
+            dy_shape, (channels, 1, 1, 1), groups=channels, data_format=data_format,
+            filter_format="OIHW",
+        )  # fmt: skip
+        _, workspace = prepare_bias(problem, Strides.contiguous(problem), Device.of(architecture))
+        assert 2 * workspace <= 0.3 * prod(dy_shape) * 4, layer
 
 
 @pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])

@@ -221,6 +221,7 @@ def test_an_interrupt_leaves_after_all_parts_that_were_begun(allowed):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, where another test has imported it
 def test_a_child_computes_after_a_fork(allowed):
     allowed(2)
     problem = LAYERS["dense"]

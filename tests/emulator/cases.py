@@ -14,7 +14,7 @@ import numpy as np
 
 from cupyconv import ConvProblem
 from cupyconv.gpu import sources
-from cupyconv.problem import PASSES
+from cupyconv.problem import PASSES, shape_text
 from tests import agreement
 from tests.agreement import fits, planned
 from tests.configurations import (
@@ -280,6 +280,8 @@ def _cases_of(impl: str, only: str | None):
         for dtype in ("float32", "bfloat16"):
             yield f"bias {dtype}", partial(_bias, dtype)
         yield "bias of views", _bias_of_views
+        for shape, layout in BIAS_SHAPES:
+            yield f"bias {shape_text(shape)} {layout}", partial(bias_in_chunks, shape, layout)
         return
     yield from _layers(impl, _CASES[impl], only)
     yield from _views(impl, only)
@@ -459,6 +461,24 @@ def _bias(dtype: str) -> None:
     got = conv_backprop_bias(dy, data_format=problem.data_format)
     exact = dy.astype(np.float64).sum(axis=(0, 2, 3))
     assert (got.astype(np.float64) == exact).all()
+
+
+BIAS_SHAPES = (
+    ((4, 2, 100, 100), "NCHW"),
+    ((3, 2, 5, 151), "NCHW"),
+    ((40, 33, 30, 24), "NHWC"),
+    ((2, 9, 11, 5), "NHWC"),
+    ((2, 3, 4, 5, 40), "NDHWC"),
+)
+"""Of dy: several chunks and one, pieces of channels, of pixels, and single elements."""
+
+
+def bias_in_chunks(shape: tuple[int, ...], layout: str, dtype: str = "float32") -> None:
+    """The sum of whole numbers, of both signs, over all axes but the channels."""
+    dy = np.random.default_rng(0).integers(-3, 4, shape).astype(dtype)
+    axes = tuple(axis for axis, letter in enumerate(layout) if letter != "C")
+    got = conv_backprop_bias(dy, data_format=layout)
+    assert (got == dy.astype(np.float64).sum(axis=axes)).all()
 
 
 def _bias_of_views() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +17,7 @@ from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import loops
-from tests.cubins import blocks, disassemble, instructions, kernels, main_loop
+from tests.cubins import blocks, disassemble, instructions, kernels, main_loop, mnemonic
 
 LAYER = ConvProblem(
     (32, 28, 28, 256), (256, 3, 3, 256), data_format="NHWC", filter_format="OHWI", padding="same"
@@ -206,3 +207,19 @@ def test_copies_move_16_bytes_and_have_many_loads_under_way(storage):
     after = [place for place in stores if place > loads[0]]
     assert sum(place < after[0] for place in loads) >= 8
     assert set(re.findall(r"LDG\.\S+", out)) == {"LDG.E.128.CONSTANT"}
+
+
+def test_the_main_loop_of_gather_divides_nothing():
+    form = "cuda-gather"
+    (chosen,) = [
+        one
+        for one in variants(form, "sm_80")
+        if (tile := dict(one.defines))["PASS"] == 0 and not tile["SPLIT"]
+        and (tile["BLOCK_M"], tile["BLOCK_N"]) == (128, 128)
+    ]  # fmt: skip
+    loop = main_loop(kernels(listing_of(chosen))["conv_gather"], r"\bHMMA")
+    # For 8.0 the compiler puts loads that are never executed before each asynchronous copy.
+    loop = [line for line in loop if not line.startswith("@!PT")]
+    names = Counter(mnemonic(line) for line in loop)
+    assert not names.keys() & {"MUFU", "I2F", "F2I", "I2FP"}
+    assert len(loop) <= 4 * names["HMMA"]

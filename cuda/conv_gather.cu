@@ -662,7 +662,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const Index m = C_ALONG_N ? line : place, n = C_ALONG_N ? place : line;
 
   Accumulator sum[C_VECTOR] = {};
-#pragma unroll 4
+#pragma unroll 2
   for (int split = 0; split < splits; ++split) {
     Accumulator piece[C_VECTOR];
     load_piece<C_VECTOR>(piece, partial + split * elements + element, true);

@@ -199,6 +199,7 @@ FAMILY_CASES = (
     _case("whole_tiles", (1, 256, 8, 16), (256, 128, 1, 1), groups=2),
     _case("a_tile_and_one", (1, 129, 3, 43), (129, 129, 1, 1)),
     _case("grouped_strides_differ", (1, 16, 7, 9), (16, 8, 3, 3), groups=2, stride=(2, 1)),
+    _case("as_many_taps_as_bits", (1, 8, 40), (8, 8, 29), padding=14),
 )
 
 HOPPER_CASES = (
@@ -279,7 +280,6 @@ TOEPLITZ_CASES = (
     _case(
         "padding_beyond_the_filter", (1, 8, 4, 6), (8, 1, 2, 3), groups=8, padding=((3, 0), (9, 4))
     ),
-    _case("as_many_taps_as_bits", (1, 8, 40), (8, 8, 29), padding=14),
     _case("more_taps_than_lanes", (3, 16, 150), (16, 1, 33), groups=16, padding=16),
     _case("many_chunks", (40, 8, 16, 8), (8, 1, 5, 3), groups=8, padding=((2, 2), (1, 1))),
     _case(

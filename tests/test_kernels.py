@@ -137,7 +137,8 @@ def test_gather_with_every_tile_and_split(number, splits):
     on_tensor_cores = tile.defines["TENSOR_CORES"]
     precision = "tf32" if on_tensor_cores else "ieee"
     arch = "sm_86" if dtype == "float64" and not on_tensor_cores else "sm_80"
-    cases = FAMILY_CASES[:8] if dtype == "float16" else FAMILY_CASES[1:7:5]
+    # Every variant takes seconds to build: each tile has other cases.
+    cases = [FAMILY_CASES[(number + 3 * turn) % 8] for turn in range(2)]
     with planned("cuda-gather", tile, splits):
         for turn, case in enumerate(cases):
             formats = all_formats(case.problem.replace(dtype=dtype))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from math import prod
+from operator import attrgetter
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class Scratch:
     def memory(self) -> dict[str, np.ndarray]:
         """All by name, used or still kept; nothing if that is more than may be kept."""
         whole = {**self._kept, **self._used}
-        return whole if sum(array.size for array in whole.values()) <= KEPT_BYTES else {}
+        return whole if sum(map(attrgetter("size"), whole.values())) <= KEPT_BYTES else {}
 
 
 _of_thread = threading.local()

@@ -136,7 +136,13 @@ LAYERS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(architecture, marks=() if architecture in QUICK else pytest.mark.slow)
+        for architecture in compiler.ARCHITECTURES
+    ],
+)
 @pytest.mark.parametrize("impl", LAYERS)
 def test_families_compile_without_spills(impl, architecture):
     for prepared in launches_of(LAYERS[impl], architecture, impl):

@@ -25,7 +25,7 @@ FEW = 24
 """Functions that a repeated call may enter; 12 to 23, of kernels with tensor maps the most."""
 CHECKS_OF_OUT = 8
 
-OF_A_LAYER, OF_A_CORRELATION = 46, 25
+OF_A_LAYER, OF_A_CORRELATION = 40, 25
 """And with NumPy's computation of a small layer: around its correlations, and in each."""
 
 SOURCES = Path(cupyconv.__file__).parent

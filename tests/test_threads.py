@@ -114,11 +114,28 @@ def test_results_are_the_same_bits_for_any_number_in_the_environment():
 def test_parts_are_divided_over_the_threads_that_are_allowed(allowed):
     for count in (1, 2, 4):
         allowed(count)
-        done = parts_by_thread(40)
+        together = threading.Barrier(count, timeout=60)
+        done = parts_by_thread(40, lambda part, together=together: together.wait())
         assert sum(done.values()) == 40
-        assert len(done) <= count
+        assert len(done) == count
         assert threading.get_ident() in done
-    assert len(done) > 1
+
+
+def test_each_thread_finds_its_memory_again(allowed):
+    allowed(2)
+    together = threading.Barrier(2, timeout=60)
+    blocks: list[np.ndarray] = []  # alive, so that no other memory has their addresses
+
+    def one(part: int, memory: Scratch) -> None:
+        blocks.append(memory.array("block", (1000,)))
+        together.wait()  # no thread takes both parts
+
+    for _ in range(2):
+        with threads.one_blas_thread(), scratch(FLOAT32) as memory:
+            threads.each(one, range(2), memory, blocks=1)
+    addresses = [block.ctypes.data for block in blocks]
+    assert len(set(addresses)) == 2
+    assert sorted(addresses[:2]) == sorted(addresses[2:])
 
 
 def test_threadpoolctl_limits_them():

@@ -6,9 +6,10 @@
 //   backprop_input   input pixels    channels          taps * filters     im2col(dy)      w
 //   backprop_filter  filters         taps * channels   output pixels      dy              im2col(x)
 //
-// backprop_filter changes A and B where filters are the last axis of w (FILTERS_LAST), so that C is
-// always contiguous along n.  The im2col matrix exists only in shared memory: a TMA load in im2col
-// mode brings BLOCK_M pixels of LINE channels under one tap, zeros where the window hangs over.
+// backprop_filter changes A and B (WINDOW_ROWS) where filters are the last axis of w, so that C is
+// contiguous along n, and with SPLIT where fewer tiles cover it so.  The im2col matrix exists only in
+// shared memory: a TMA load in im2col mode brings BLOCK_M pixels of LINE channels under one tap, zeros
+// where the window hangs over.
 //
 // What it adds over conv_gather.cu: products of a whole warpgroup that read both operands from
 // shared memory; loads that one thread issues, with no address arithmetic in the threads that
@@ -17,13 +18,13 @@
 //
 //   producer     one thread: waits until a stage is empty, says how many bytes it expects, and
 //                starts the loads of both operands; the stage becomes full when the bytes have come
-//   consumers    two warpgroups, each with half of the tile's rows: wait until a stage is full,
-//                multiply, give the stage back
+//   consumers    two warpgroups: wait until a stage is full, multiply, give the stage back.  Each
+//                has half of the tile's rows or, of narrow tiles (TURNS), every other tile
 //
-// A block needs BLOCK_M = 128 or 256 rows (one or two products of 64 rows for each warpgroup) and
-// its sums stay in registers, which the producer's warpgroup gives up for them (setmaxnreg).  With
-// CLUSTER = 2, two blocks have tiles below each other and share B: each loads half of it for both.
-// Tiles are taken in bands of BAND rows, so that blocks that run together share operands in L2.
+// A warpgroup has 64 rows, or a few times as many; its sums stay in registers, which the producer's
+// warpgroup gives up for them (setmaxnreg).  With CLUSTER = 2, two blocks have tiles below each
+// other and share B: each loads half of it for both.  Tiles are taken in bands of BAND rows, so that
+// blocks that run together share operands in L2.
 //
 // With SPLIT, gemm_k is shared out; each split writes float sums to a workspace, which
 // conv_hopper_reduce adds in order.  Which block computes which tile never changes any bit.
@@ -37,7 +38,8 @@
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C
 // and the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases of
 // backprop_input, else 1), POINTWISE (1 x 1 and stride 1: x is a plain matrix), FILTERS_LAST (of w),
-// STORE (how C is stored, hopper.cuh), SPLIT, ACTIVATION (epilogue.cuh; of the forward pass).
+// WINDOW_ROWS (of backprop_filter: whether A is x and not dy), STORE (how C is stored, hopper.cuh),
+// SPLIT, ACTIVATION (epilogue.cuh; of the forward pass).
 #include "hopper.cuh"
 
 // The planes of A and B that are multiplied, the smallest products first.
@@ -60,7 +62,7 @@ struct alignas(1024) Stage {
 struct SharedMemory {
   Stage stages[STAGES];
   OutputBuffer output[CONSUMERS][2];
-  unsigned long long full[STAGES], empty[STAGES];
+  unsigned long long full[STAGES], empty[STAGES], turn[CONSUMERS];
 };
 static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
@@ -190,10 +192,10 @@ struct Producer {
   // A product over pixels: LINE of them in a step, of LINE channels or filters in each box.
   __device__ __forceinline__ void load(const Tile& tile, const Steps& steps) {
     constexpr int A_BOXES = BLOCK_M / LINE, B_BOXES = BLOCK_N / LINE;
-    constexpr int WINDOWS = FILTERS_LAST ? A_BOXES : B_BOXES;
-    constexpr int FILTER_BOXES = FILTERS_LAST ? B_BOXES : A_BOXES;
-    const int first_window = (FILTERS_LAST ? tile.row : tile.column) / LINE;
-    const int first_filter = (FILTERS_LAST ? tile.column : tile.row) +
+    constexpr int WINDOWS = WINDOW_ROWS ? A_BOXES : B_BOXES;
+    constexpr int FILTER_BOXES = WINDOW_ROWS ? B_BOXES : A_BOXES;
+    const int first_window = (WINDOW_ROWS ? tile.row : tile.column) / LINE;
+    const int first_filter = (WINDOW_ROWS ? tile.column : tile.row) +
                              tile.group * static_cast<int>(p.filters);
     Tap<int> window[WINDOWS];
 #pragma unroll
@@ -211,13 +213,13 @@ struct Producer {
       for (int number = 0; number < TERMS; ++number) {
         const Term term = term_at(number);
         Stage& stage = acquire();
-        for_boxes<WINDOWS, !FILTERS_LAST>(rank, [&](int i, bool to_both) {
-          load_gathered((FILTERS_LAST ? stage.a : stage.b) + i * BOX, 0, window[i], base, pixel,
-                        FILTERS_LAST ? term.a : term.b, to_both);
+        for_boxes<WINDOWS, !WINDOW_ROWS>(rank, [&](int i, bool to_both) {
+          load_gathered((WINDOW_ROWS ? stage.a : stage.b) + i * BOX, 0, window[i], base, pixel,
+                        WINDOW_ROWS ? term.a : term.b, to_both);
         });
-        for_boxes<FILTER_BOXES, FILTERS_LAST>(rank, [&](int i, bool to_both) {
-          load_matrix((FILTERS_LAST ? stage.b : stage.a) + i * BOX, maps.other,
-                      first_filter + i * LINE, pixel, FILTERS_LAST ? term.b : term.a, to_both);
+        for_boxes<FILTER_BOXES, WINDOW_ROWS>(rank, [&](int i, bool to_both) {
+          load_matrix((WINDOW_ROWS ? stage.b : stage.a) + i * BOX, maps.other,
+                      first_filter + i * LINE, pixel, WINDOW_ROWS ? term.b : term.a, to_both);
         });
         cursor.advance();
       }
@@ -320,22 +322,30 @@ struct Producer {
 
 // -- consumers --------------------------------------------------------------------------------------
 
-// One warpgroup's half of a tile.
+// One warpgroup's rows of a tile.
 struct Consumer {
   SharedMemory& shared;
-  int number;  // of the warpgroup
+  OperandA a;  // its rows, in the first stage
+  OperandB b;
   Cursor<STAGES> cursor;
+
+  __device__ __forceinline__ Consumer(SharedMemory& shared, int first_row)
+      : shared(shared),
+        a(OperandA(shared.stages[0].a).from(first_row, 0)),
+        b(shared.stages[0].b) {}
+
+  // Leaves a tile of so many steps to the other warpgroup.
+  __device__ __forceinline__ void pass_over(int steps) { cursor.advance_by(steps * TERMS); }
 
   // Sets the sums to the products of some steps.  One step's products run while the next stage is
   // waited for.
   __device__ __forceinline__ void multiply_steps(Sums& sums, int steps) {
-    const int first_row = number * CONSUMER_ROWS;
     int previous = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       wait_for(&shared.full[cursor.stage], cursor.parity);
-      const Stage& stage = shared.stages[cursor.stage];
-      start_products(sums, stage.a, stage.b, step > 0, [&](int i) { return first_row + i * 64; });
+      const unsigned stage = cursor.stage * sizeof(Stage);
+      start_products(sums, a.further(stage), b.further(stage), step > 0);
       ptx::wgmma_wait<1>();
       if (step > 0) release_in_cluster(&shared.empty[previous]);
       previous = cursor.stage;
@@ -365,20 +375,29 @@ struct Consumer {
 };
 
 #if SPLIT
-// Stores the sums of one split, as they are: (split, group, row, column) of the workspace.
+// Whether the product is the transpose of C.
+constexpr bool TRANSPOSED = PASS == 2 && WINDOW_ROWS != FILTERS_LAST;
+
+// Stores the sums of one split, as they are: (split, group, row, column) of C in the workspace.
 __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile,
                                               const Output& output,
                                               const Epilogue<Output>& epilogue, float* partial) {
   const int rows = output.rows(tile.phase), columns = output.columns();
   partial += (tile.split * output.p.groups + tile.group) * static_cast<long long>(rows) * columns;
   const auto row_at = [&](int row) {
+    if constexpr (TRANSPOSED) return row < columns ? partial + row : nullptr;
     return row < rows ? partial + static_cast<long long>(row) * columns : nullptr;
   };
   const auto same = [](int column) { return column; };
   epilogue.for_each_pair(sums, tile, row_at, same,
-                         [&](float* row, int column, int place, const float(&pair)[2]) {
-                           if (row != nullptr && column + place < columns)
-                             store_piece(row + column + place, pair);
+                         [&](float* row, int line, int place, const float(&pair)[2]) {
+                           const int column = line + place;
+                           if (row == nullptr || column >= (TRANSPOSED ? rows : columns)) return;
+                           if constexpr (TRANSPOSED)
+                             for (int i = 0; i < 2; ++i)
+                               row[static_cast<long long>(column + i) * columns] = pair[i];
+                           else
+                             store_piece(row + column, pair);
                          });
 }
 #endif
@@ -395,14 +414,15 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       ptx::mbarrier_init(&shared.full[stage], 1);
-      ptx::mbarrier_init(&shared.empty[stage], CLUSTER * CONSUMERS * WARPGROUP / 32);
+      ptx::mbarrier_init(&shared.empty[stage], CLUSTER * CONSUMERS_OF_TILE * WARPGROUP / 32);
     }
+    for (auto& barrier : shared.turn) ptx::mbarrier_init(&barrier, WARPGROUP / 32);
     ptx::fence_mbarrier_init();
   }
   synchronise_cluster();  // no block loads into another whose barriers are not ready
 
   const Schedule schedule;
-  const int warpgroup = threadIdx.x / WARPGROUP;
+  const int warpgroup = warpgroup_of_thread();
   if (warpgroup == CONSUMERS) {
     ptx::setmaxnreg_dec<40>();
     if (threadIdx.x < CONSUMERS * WARPGROUP + 32 && ptx::elect_one()) {
@@ -415,13 +435,23 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     }
   } else {
     ptx::setmaxnreg_inc<232>();
-    Consumer consumer = {shared, warpgroup};
-    Epilogue<Output> epilogue = {shared.output[warpgroup], p, warpgroup};
+    const int first_row = TURNS ? 0 : warpgroup * CONSUMER_ROWS;
+    Consumer consumer(shared, first_row);
+    Epilogue<Output> epilogue = {shared.output[warpgroup], p, warpgroup, first_row};
+    Turn turn(shared.turn, warpgroup);
+    int next = 0;  // whose turn it is
 #pragma unroll 1
     for (int number = schedule.first; number < walk.tiles; number += schedule.step) {
       const Tile tile(number, schedule.rank, p, walk);
+      const int steps = Steps(tile, p, walk).count;
+      if (TURNS && warpgroup != next++ % CONSUMERS) {
+        consumer.pass_over(steps);
+        continue;
+      }
       Sums sums;
-      consumer.multiply_tile(sums, Steps(tile, p, walk).count);
+      if (TURNS) turn.wait();
+      consumer.multiply_tile(sums, steps);
+      if (TURNS) turn.pass_on();
       const Output output = {p, walk, tile.group};
 #if SPLIT
       store_partial(sums, tile, output, epilogue, partial);

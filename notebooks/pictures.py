@@ -14,6 +14,7 @@ from cupyconv.gpu.launch import Launch
 from cupyconv.markup import escape
 from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.families.hopper import takes_turns
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
 from cupyconv.svg import Canvas
@@ -54,7 +55,6 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example(_layer(*_DENSE, "float16", padding=1), pass_="backprop_filter"),
     ),
     "cuda-hopper-bf16x6": (Example(_layer(*_DENSE, "float32", padding=1), precision="bf16x6"),),
-    "cuda-hopper-halo": (Example(_layer(*_DENSE, "float16", padding=1)),),
     "cuda-direct": (
         Example(_layer((32, 56, 56, 128), (128, 3, 3, 1), "float16", padding=1, groups=128)),
     ),
@@ -203,53 +203,33 @@ def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     cluster, stages = _number(macros, "CLUSTER"), _number(macros, "STAGES")
     pass_ = _number(macros, "PASS")
     left, top, scale = _product(canvas, m, n, k, stages, _WORDS[pass_])
-    for group in range(2):
-        rows = m // 2
+    groups = 1 if takes_turns(tile) else 2
+    for group in range(groups):
+        rows = m // groups
         _grid(
             canvas, left, top + group * rows * scale, n * scale, rows * scale, 1, max(rows // 64, 1)
         )
         canvas.text(
             left + n * scale / 2,
             top + (group + 0.5) * rows * scale + 4,
-            f"warpgroup {group + 1}: products of 64 x {n}",
+            f"{'either warpgroup' if groups == 1 else f'warpgroup {group + 1}'}: "
+            f"products of 64 x {n}",
             "in",
             text_anchor="middle",
         )
-    canvas.line(left, top + m * scale / 2, left + n * scale, top + m * scale / 2, stroke=_MARK)
+    if groups > 1:
+        canvas.line(left, top + m * scale / 2, left + n * scale, top + m * scale / 2, stroke=_MARK)
     below = top + m * scale + 5 * stages + 36
     canvas.text(
-        left, below, f"{launch.block[0]} threads: two warpgroups multiply, one loads by TMA"
+        left,
+        below,
+        f"{launch.block[0]} threads: two warpgroups multiply"
+        f"{', a tile each in turn' if groups == 1 else ''}, one loads by TMA",
     )
     if cluster > 1:
         canvas.text(
             left, below + 18, f"clusters of {cluster} blocks below each other share the tile of B"
         )
-
-
-def _halo(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
-    rows, halo = _number(macros, "ROWS"), _number(macros, "HALO")
-    images = tile.block_m // (rows * 8)
-    cell = 15.0
-    left, top = 30.0, 66.0
-    several = f", of {images} images" if images > 1 else ""
-    canvas.text(8, 20, f"A box of the input: {rows} + {halo} rows of 8 pixels{several},")
-    canvas.text(8, 36, f"{tile.block_k} channels each, loaded once for a column of the filter")
-    _box(canvas, left, top, 8 * cell, rows * cell, _A, "the rows of the tile")
-    _box(canvas, left, top + rows * cell, 8 * cell, halo * cell, _B, "the halo")
-    _grid(canvas, left, top, 8 * cell, (rows + halo) * cell, 8, rows + halo)
-    for tap in range(halo + 1):
-        at = left + 8 * cell + 18 + 20 * tap
-        canvas.line(
-            at, top + tap * cell, at, top + (tap + rows) * cell, stroke=_MARK, stroke_width=2
-        )
-        canvas.text(at - 4, top + tap * cell - 5, str(tap), "in")
-    side = left + 8 * cell + 18 + 20 * (halo + 1) + 10
-    canvas.text(side, top + 20, f"operand A under each of the {halo + 1}")
-    canvas.text(side, top + 38, "rows of the filter: the same box,")
-    canvas.text(side, top + 56, "from another row on")
-    canvas.text(side, top + 92, f"{_number(macros, 'BOX_STAGES')} boxes in shared memory,")
-    canvas.text(side, top + 110, f"{_number(macros, 'STAGES')} tiles of {tile.block_n} filters")
-    canvas.text(side, top + 128, f"tile of C: {tile.block_m} x {tile.block_n}")
 
 
 def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
@@ -336,7 +316,6 @@ _PAINTERS: dict[str, Callable[[Canvas, Macros, Launch, Any], None]] = {
     "cuda-gather": _gather,
     "cuda-hopper": _hopper,
     "cuda-hopper-bf16x6": _hopper,
-    "cuda-hopper-halo": _halo,
     "cuda-direct": _direct,
     "cuda-patch": _patch,
     "cuda-toeplitz": _toeplitz,

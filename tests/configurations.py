@@ -246,25 +246,6 @@ HOPPER_CASES = (
 )
 """Configurations for the Hopper family, with channels and filters as TMA takes them."""
 
-HALO_CASES = (
-    _case("whole_squares", (2, 64, 16, 24), (64, 64, 3, 3), padding=1),
-    _case(
-        "everything_differs_in_rectangles",
-        (3, 72, 11, 13),
-        (136, 72, 3, 2),
-        padding=((2, 0), (1, 3)),
-    ),
-    _case("dilated_rows", (1, 64, 19, 9), (64, 64, 3, 3), dilation=(3, 2), padding=(3, 2)),
-    _case("images_beyond_the_last", (5, 8, 7, 7), (8, 8, 3, 3), padding=1),
-    _case("taller_than_wide", (1, 16, 20, 10), (16, 16, 5, 1)),
-    _case("nine_rows", (1, 16, 18, 11), (24, 16, 9, 3), padding=(0, 1)),
-    _case("groups_with_halos", (2, 128, 9, 6), (384, 64, 3, 3), groups=2, padding=1),
-    _case("blocks_take_several_rectangles", (3, 16, 40, 30), (264, 16, 3, 3), padding=1),
-    _case("rings_wrap", (1, 200, 10, 10), (64, 200, 2, 3)),
-    _case("rectangles_wholly_in_the_padding", (1, 8, 4, 5), (16, 8, 3, 3), padding=5),
-)
-"""Configurations for the Hopper family that loads halos."""
-
 TOEPLITZ_CASES = (
     _case("seven_by_seven", (2, 8, 9, 16), (8, 1, 7, 7), groups=8, padding=3),
     _case("many_images_in_a_tile", (9, 9, 3, 4), (9, 1, 5, 5), groups=9, padding=2),

@@ -165,7 +165,6 @@ def test_pictures_are_of_the_launches(family):
             ("TILE_P", "{} x"),
             ("STAGES", "{} "),
             ("FILTER_S", "{} "),
-            ("HALO", "+ {} rows"),
         ):
             found = re.search(rf"\b{macro}=(\d+)", drawn.facts["macros"])
             if found:
@@ -173,12 +172,12 @@ def test_pictures_are_of_the_launches(family):
 
 
 def test_a_picture_follows_its_launch():
-    (example,) = pictures.EXAMPLES["cuda-hopper-halo"]
-    before = pictures.launched("cuda-hopper-halo", example).svg
-    taller = example.problem.replace(filter_shape=(256, 5, 3, 256), padding=(2, 1))
-    after = pictures.launched("cuda-hopper-halo", pictures.Example(taller)).svg
-    assert "+ 2 rows" in before
-    assert "+ 4 rows" in after
+    example = pictures.EXAMPLES["cuda-hopper"][0]
+    before = pictures.launched("cuda-hopper", example).svg
+    fewer = example.problem.replace(filter_shape=(64, 3, 3, 256), input_shape=(64, 56, 56, 256))
+    after = pictures.launched("cuda-hopper", pictures.Example(fewer)).svg
+    assert "products of 64 x 64" not in before
+    assert "either warpgroup: products of 64 x 64" in after
 
 
 # -- what is built ---------------------------------------------------------------------------------

@@ -249,7 +249,7 @@ SASS = {
     **{f"tma_load_im2col_{n}d": rf"UTMALDG\.{n}D\.IM2COL " for n in range(3, 6)},
     **{f"tma_load_{n}d_multicast": rf"UTMALDG\.{n}D\.MULTICAST " for n in (2, 3, 4)},
     **{f"tma_load_im2col_{n}d_multicast": rf"UTMALDG\.{n}D\.IM2COL\.MULTICAST " for n in (3, 4, 5)},
-    **{f"tma_store_{n}d": rf"UTMASTG\.{n}D (?s:.*)UTMACMDFLUSH" for n in (2, 4)},
+    "tma_store_2d": r"UTMASTG\.2D (?s:.*)UTMACMDFLUSH",
     **{
         f"wgmma_{element}_n{n}_a0_b0": rf"HGMMA\.64x{n}x16\.F32" + suffix
         for n in golden.WGMMA_N

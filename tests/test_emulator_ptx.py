@@ -39,7 +39,6 @@ FAMILY_LAYERS = {
     "cuda-patch": ((3, 3, 1, 3), ("sm_75", "sm_80")),
     "cuda-hopper": ((64, 64, 1, 3), ("sm_90a",)),
     "cuda-hopper-bf16x6": ((64, 64, 1, 3), ("sm_90a",)),
-    "cuda-hopper-halo": ((64, 64, 1, 3), ("sm_90a",)),
 }
 Variant = tuple[str, str, str, str]
 """Family, dtype, chip, pass."""
@@ -52,7 +51,6 @@ SAMPLE: list[Variant] = [
     ("cuda-direct", "bfloat16", "sm_80", "backprop_input"),
     ("cuda-patch", "float16", "sm_80", "backprop_filter"),
     ("cuda-hopper", "float16", "sm_90a", "forward"),
-    ("cuda-hopper-halo", "float16", "sm_90a", "backprop_input"),
 ]
 
 

@@ -20,7 +20,7 @@ from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler, hopper, sources, tensormaps
 from cupyconv.planning import PRECISIONS, Device, PassPlan, Plan, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.families.hopper import layout, layout_of, walks
+from cupyconv.planning.families.hopper import layout, layout_of, takes_turns, walks
 from cupyconv.planning.strides import Strides, element_strides
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
@@ -40,6 +40,8 @@ from tests.views import KINDS
 
 ARCH = "sm_90"
 FAMILY = FAMILIES["cuda-hopper"]
+WIDE = [tile for tile in FAMILY.tiles if tile.itemsize == 2]  # for 16-bit types
+SINGLE = [tile for tile in FAMILY.tiles if tile.itemsize == 4]
 PLANES = FAMILIES["cuda-hopper-bf16x6"]
 BY_PLANES = {"impl": PLANES.name, "arch": ARCH, "precision": "bf16x6"}
 
@@ -84,7 +86,7 @@ def test_on_its_edges_in_the_other_filter_format(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tile", range(9))
+@pytest.mark.parametrize("tile", range(len(WIDE)))
 @pytest.mark.parametrize("splits", [1, 3])
 def test_with_every_tile_and_split(tile, splits):
     for name in ("several_tiles", "phases_of_one_two_and_four_taps", "groups"):
@@ -556,7 +558,7 @@ def test_every_contribution_is_walked_over_once():
 
 
 def variants():
-    """A launch for every tile, pass and filter format, with phases and splits."""
+    """Tiles and launches: every tile, pass and filter format, with phases and splits."""
     device = Device.of(ARCH)
     layer = ConvProblem(
         (32, 56, 56, 256), (256, 3, 3, 256), padding=1, data_format="NHWC", filter_format="OHWI",
@@ -567,7 +569,7 @@ def variants():
         (2, 8, 28, 28, 64), (64, 3, 3, 3, 64), stride=(1, 2, 2), padding=1, data_format="NDHWC",
         filter_format="ODHWI", dtype="float16",
     )  # fmt: skip
-    wanted = [(layer, "forward", tile, 1) for tile in FAMILY.tiles[:9:2]]
+    wanted = [(layer, "forward", tile, 1) for tile in WIDE[::2]]
     widest = FAMILY.tiles[0]
     wanted += [
         (filters_last, "forward", widest, 1),
@@ -579,21 +581,21 @@ def variants():
         (filters_last, "backprop_filter", widest, 3),
     ]
     single, single_last = (problem.replace(dtype="float32") for problem in (layer, filters_last))
-    wanted += [(single, "forward", tile, 1) for tile in FAMILY.tiles[9::4]]
-    wanted += [(single_last, "backprop_input", FAMILY.tiles[9], 1)]
+    wanted += [(single, "forward", tile, 1) for tile in SINGLE[::4]]
+    wanted += [(single_last, "backprop_input", SINGLE[0], 1)]
     wanted += [(single, "forward", tile, 1) for tile in PLANES.tiles[::3]]
     wanted += [(single_last, "backprop_filter", PLANES.tiles[1], 3)]
     for problem, pass_, tile, splits in wanted:
         pass_plan = PassPlan(pass_, "cuda-hopper", "", tile, 1, splits, 1)
         strides = Strides.contiguous(problem)
         launches = hopper.prepare(pass_plan, problem, strides, None, device)
-        yield next(launch for launch in launches if launch.entry == "conv_hopper")
+        yield tile, next(launch for launch in launches if launch.entry == "conv_hopper")
 
 
 @pytest.mark.thorough
 def test_compiles_without_spills_and_with_the_instructions_it_is_for():
     pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
-    for prepared in variants():
+    for tile, prepared in variants():
         defines = dict(prepared.defines)
         source = sources.load(prepared.source)
         cubin, log = compiler.compile_cubin(source, defines, "sm_90a")
@@ -603,7 +605,8 @@ def test_compiles_without_spills_and_with_the_instructions_it_is_for():
         assert ("MULTICAST" in listing) == (defines["CLUSTER"] > 1)
         # All products of a step, and none that waits for the one before (a wait for each would
         # be more than these three).
-        assert found["HGMMA"] == defines["BLOCK_M"] // 128 * 4
+        rows = tile.block_m // (1 if takes_turns(tile) else 2)
+        assert found["HGMMA"] == rows // 64 * 4
         assert found["WARPGROUP"] == 3
         assert found["USETMAXREG"] == 2
         assert found["UTMALDG"] >= 2

@@ -352,7 +352,6 @@ KERNELS = {
     ),
     "cuda-toeplitz": ("sm_80", ("float16", "bfloat16"), (DEPTHWISE,)),
     "cuda-hopper": ("sm_90a", ("float16", "bfloat16"), (IN_PADDING, STRIDED)),
-    "cuda-hopper-halo": ("sm_90a", ("float16", "bfloat16"), (IN_PADDING,)),
 }
 """By family: the chip, dtypes that it computes under "ieee", and layers that it takes."""
 

@@ -19,7 +19,7 @@ from tests.cubins import disassemble, instructions, no_spills
 
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
-HOPPER = ("conv_hopper.cu", "conv_hopper_halo.cu", "conv_arrange.cu", "conv_planes.cu")
+HOPPER = ("conv_hopper.cu", "conv_arrange.cu", "conv_planes.cu")
 KERNELS = [f"conv_{pass_}.cu" for pass_ in PASSES]
 MULTIPLY = {
     "float16": ("FFMA", 1),

@@ -34,7 +34,6 @@ FORMS = {
     "cuda-hopper": (LAYER, "bfloat16", "ieee"),
     "cuda-hopper tf32": (LAYER, "float32", "tf32"),
     "cuda-hopper-bf16x6": (LAYER, "float32", "bf16x6"),
-    "cuda-hopper-halo": (LAYER, "float32", "tf32"),
 }
 """By name: a layer that the family is for, in which dtype and precision."""
 
@@ -207,6 +206,17 @@ def test_copies_move_16_bytes_and_have_many_loads_under_way(storage):
     after = [place for place in stores if place > loads[0]]
     assert sum(place < after[0] for place in loads) >= 8
     assert set(re.findall(r"LDG\.\S+", out)) == {"LDG.E.128.CONSTANT"}
+
+
+def test_the_main_loop_of_hopper_makes_no_descriptor_anew():
+    """Beside a product stand a sum for each operand and the upper halves of two descriptors."""
+    for one in variants("cuda-hopper"):
+        defines = dict(one.defines)
+        if defines["PASS"] != 0 or defines["SPLIT"] or one.source in COPIES:
+            continue
+        loop = main_loop(kernels(listing_of(one))["conv_hopper"], "HGMMA")
+        products = sum(mnemonic(line) == "HGMMA" for line in loop)
+        assert len(loop) <= 45 + 4 * products, defines
 
 
 def test_the_main_loop_of_gather_divides_nothing():

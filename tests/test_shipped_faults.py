@@ -47,8 +47,6 @@ PATCH_FILTER = Run(PATCH.impl, PATCH.problem, "backprop_filter")
 HOPPER = Run("cuda-hopper", _layer((4, 16, 15, 128), (256, 1, 2, 128)), arch="sm_90")
 PHASES = Run("cuda-hopper", _layer((2, 9, 8, 64), (64, 3, 3, 64), stride=2), "backprop_input",
              tile=1, arch="sm_90")  # fmt: skip
-# 128 x 256 in clusters of two; four boxes of the input through two stages.
-HALO = Run("cuda-hopper-halo", _layer((4, 17, 17, 128), (256, 2, 2, 128)), arch="sm_90")
 
 
 @dataclass(frozen=True)
@@ -142,21 +140,6 @@ FAULTS = (
     Fault("pieces are stored before all have written them", PHASES, "hopper.cuh",
           "        ptx::named_barrier_sync(1 + number, WARPGROUP);  // complete, and",
           "        // complete, and", ("race", "uninitialised-read")),
-    Fault("a box is multiplied before it is full", HALO, "conv_hopper_halo.cu",
-          "      wait_for(&shared.box_full[box.stage], box.parity);\n", "\n",
-          ("async-before-wait", "uninitialised-read", "mbarrier", "race")),
-    Fault("a box is loaded before it is empty", HALO, "conv_hopper_halo.cu",
-          "    wait_for(&shared.box_empty[box.stage], box.parity ^ 1);\n", "\n",
-          ("async-overwrite", "race", "transaction-count", "mbarrier")),
-    Fault("a box is given back while products read it", HALO, "conv_hopper_halo.cu",
-          "if (r == 0) release(&shared.box_empty[previous_box]);",
-          "if (r == 1) release(&shared.box_empty[box.stage]);", ("async-overwrite", "race")),
-    Fault("a tile of the filter is loaded before it is empty", HALO, "conv_hopper_halo.cu",
-          "    wait_for(&shared.filter_empty[stage.stage], stage.parity ^ 1);\n", "\n",
-          ("async-overwrite", "race", "transaction-count", "mbarrier")),
-    Fault("fewer rows of a box are expected than come", HALO, "conv_hopper_halo.cu",
-          "expect_tx(full, sizeof(Box));", "expect_tx(full, sizeof(Box) - 1024);",
-          ("transaction-count", "async-before-wait", "race")),
 )  # fmt: skip
 
 
@@ -212,7 +195,7 @@ def test_fault_is_reported(fault, changed, tmp_path):
 
 @pytest.mark.parametrize(
     "run",
-    [GENERIC, GATHER, DIRECT, DIRECT_FILTER, PATCH, PATCH_FILTER, HOPPER, PHASES, HALO],
+    [GENERIC, GATHER, DIRECT, DIRECT_FILTER, PATCH, PATCH_FILTER, HOPPER, PHASES],
     ids=lambda run: run.impl,
 )
 def test_kernels_as_they_are_have_nothing_to_report(run):

@@ -206,7 +206,6 @@ HOPPER = [
     ("cuda-hopper", "float16", (1, 72, 6, 6), (64, 72, 3, 3), "ieee"),
     ("cuda-hopper", "float16", (1, 64, 6, 6), (136, 64, 3, 3), "ieee"),
     ("cuda-hopper", "float32", (1, 40, 5, 5), (32, 40, 3, 3), "tf32"),
-    ("cuda-hopper-halo", "float16", (1, 72, 8, 16), (64, 72, 3, 3), "ieee"),
 ]
 
 

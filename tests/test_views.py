@@ -38,7 +38,6 @@ _LAYERS = (
     ("cuda-hopper", "sm_90", "pieces_of_8", "NHWC", "OHWI", "float16"),
     ("cuda-hopper", "sm_90", "pieces_of_8_stride_2", "NHWC", "HWIO", "bfloat16"),
     ("cuda-hopper", "sm_90", "pieces_of_8", "NHWC", "OHWI", "float32"),
-    ("cuda-hopper-halo", "sm_90", "pieces_of_8", "NHWC", "HWIO", "float16"),
     ("cuda-hopper-bf16x6", "sm_90", "pieces_of_8", "NHWC", "OHWI", "float32"),
 )
 

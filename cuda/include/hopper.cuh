@@ -1,9 +1,9 @@
-// What the Hopper kernels share: tiles that blocks take in turn, positions in a ring of stages, the
+// What conv_hopper.cu is made of: tiles that blocks take in turn, positions in a ring of stages, the
 // filter's part of an operand, products of warpgroups, and the way of C from registers to memory.
 //
-// A kernel says with macros what it computes (PASS, STORAGE, RESULT, BLOCK_M, BLOCK_N, CLUSTER,
-// PHASES, FILTERS_LAST, STORE, ACTIVATION, as conv_hopper.cu explains them), where rows of C lie in
-// memory (Output), and what its producer loads.
+// The kernel says with macros what it computes (PASS, STORAGE, RESULT, BLOCK_M, BLOCK_N, CLUSTER,
+// PLANES, PHASES, FILTERS_LAST, STORE, ACTIVATION, as conv_hopper.cu explains them), where rows of C
+// lie in memory (Output), and what its producer loads.
 #ifndef CUPYCONV_HOPPER_CUH
 #define CUPYCONV_HOPPER_CUH
 
@@ -25,7 +25,11 @@ using Result = RESULT;
 constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
-constexpr int CONSUMER_ROWS = BLOCK_M / CONSUMERS;
+// Whether warpgroups take whole tiles in turn, so that one multiplies while the other one stores:
+// where a tile's products are so few that storing is long beside them.
+constexpr bool TURNS = BLOCK_N == 64 && PLANES == 1;
+constexpr int CONSUMERS_OF_TILE = TURNS ? 1 : CONSUMERS;
+constexpr int CONSUMER_ROWS = BLOCK_M / CONSUMERS_OF_TILE;
 constexpr int PRODUCTS = CONSUMER_ROWS / 64;
 constexpr int BAND = 8;
 
@@ -34,7 +38,7 @@ constexpr int BAND = 8;
 constexpr int LINE = 128 / sizeof(Storage);
 constexpr int BLOCK_K = LINE;
 constexpr int BOX = LINE * LINE;
-static_assert(BLOCK_M % 128 == 0 && BLOCK_N % 64 == 0, "whole products, and whole boxes of them");
+static_assert(CONSUMER_ROWS % 64 == 0 && BLOCK_N % 64 == 0, "whole products, and whole boxes");
 
 // Whether an operand's lines run along m or n, not along k.
 constexpr bool A_LINES_ALONG_M = PASS == 2;
@@ -98,6 +102,11 @@ struct Schedule {
 
 // -- stages and blocks ------------------------------------------------------------------------------
 
+// The calling thread's warpgroup; from one lane, so that the compiler knows it to be the warp's.
+__device__ __forceinline__ int warpgroup_of_thread() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / WARPGROUP, 0);
+}
+
 __device__ __forceinline__ void wait_for(unsigned long long* barrier, unsigned parity) {
   while (!ptx::mbarrier_try_wait_parity(barrier, parity)) {
   }
@@ -114,12 +123,34 @@ struct Cursor {
     stage = 0;
     parity ^= 1;
   }
+  __device__ __forceinline__ void advance_by(int steps) {
+    stage += steps;
+    parity ^= stage / COUNT & 1;
+    stage %= COUNT;
+  }
 };
 
 // Tells the producer of this block that the calling warp has read a stage.
 __device__ __forceinline__ void release(unsigned long long* empty) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
+
+// A warpgroup's turn to multiply.  Parities tell one round of a ring from the next only to those who
+// have seen the round before full; of the other warpgroup's rounds, its passing on the turn says so.
+struct Turn {
+  unsigned long long (&barriers)[CONSUMERS];
+  int warpgroup;
+  unsigned parity;
+
+  __device__ __forceinline__ Turn(unsigned long long (&barriers)[CONSUMERS], int warpgroup)
+      : barriers(barriers), warpgroup(warpgroup), parity(warpgroup == 0) {}
+
+  __device__ __forceinline__ void wait() {
+    wait_for(&barriers[warpgroup], parity);
+    parity ^= 1;
+  }
+  __device__ __forceinline__ void pass_on() { release(&barriers[1 - warpgroup]); }
+};
 
 // Tells the producers of all blocks that share the stage.
 __device__ __forceinline__ void release_in_cluster(unsigned long long* empty) {
@@ -210,15 +241,31 @@ struct FilterLoader {
 
 // -- products ---------------------------------------------------------------------------------------
 
-// Describes 64 (or, of B, BLOCK_N) positions of an operand to wgmma, and a quarter of a step along k.
+// An operand in shared memory as wgmma is told of it: a descriptor, whose lower half counts in 16
+// bytes, so that one of what lies further on is a sum and not worked out anew.
 template <bool LINES_ALONG_POSITIONS>
-__device__ __forceinline__ unsigned long long describe(const Storage* tile, int position, int k) {
-  constexpr unsigned EIGHT_LINES = 8 * LINE * sizeof(Storage);
-  if constexpr (LINES_ALONG_POSITIONS)  // boxes, in which lines follow each other by k
-    return ptx::wgmma_descriptor<128>(tile + position / LINE * BOX + k * LINE,
-                                      BOX * sizeof(Storage), EIGHT_LINES);
-  return ptx::wgmma_descriptor<128>(tile + position * LINE + k, 16, EIGHT_LINES);
-}
+struct Operand {
+  unsigned long long descriptor;
+
+  __device__ __forceinline__ explicit Operand(const Storage* tile)
+      : descriptor(ptx::wgmma_descriptor<128>(
+            tile, LINES_ALONG_POSITIONS ? BOX * sizeof(Storage) : 16, 8 * LINE * sizeof(Storage))) {
+  }
+  __device__ __forceinline__ Operand further(unsigned bytes) const {
+    Operand there = *this;
+    there.descriptor = descriptor >> 32 << 32 | static_cast<unsigned>(descriptor) + bytes / 16;
+    return there;
+  }
+  // From a position (a row of A, a column of B) and a k of the step on.  Lines along positions are
+  // in boxes, in which they follow each other by k.
+  __device__ __forceinline__ Operand from(int position, int k) const {
+    const int elements =
+        LINES_ALONG_POSITIONS ? position / LINE * BOX + k * LINE : position * LINE + k;
+    return further(elements * sizeof(Storage));
+  }
+};
+using OperandA = Operand<A_LINES_ALONG_M>;
+using OperandB = Operand<B_LINES_ALONG_N>;
 
 __device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned long long a,
                                          unsigned long long b, int keep, half_t) {
@@ -237,19 +284,15 @@ __device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned lo
 // One thread's sums of a tile: of each product, BLOCK_N columns of 64 rows in a warpgroup.
 using Sums = float[PRODUCTS][BLOCK_N / 2];
 
-// Starts a step's products, BLOCK_K along k; position_of says where in A a product's rows begin.
-template <class Position>
-__device__ __forceinline__ void start_products(Sums& sums, const Storage* a, const Storage* b,
-                                               bool keep, Position position_of) {
+// Starts a step's products, BLOCK_K along k, of this thread's rows of A from the operand's first.
+__device__ __forceinline__ void start_products(Sums& sums, OperandA a, OperandB b, bool keep) {
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < BLOCK_K; k += BLOCK_K / 4) {
-    const auto b_here = describe<B_LINES_ALONG_N>(b, 0, k);
+  for (int k = 0; k < BLOCK_K; k += BLOCK_K / 4)
 #pragma unroll
     for (int i = 0; i < PRODUCTS; ++i)
-      multiply(sums[i], describe<A_LINES_ALONG_M>(a, position_of(i), k), b_here, keep || k > 0,
-               Storage{});
-  }
+      multiply(sums[i], a.from(i * 64, k).descriptor, b.from(0, k).descriptor,
+               keep || k > 0, Storage{});
   ptx::wgmma_commit();
 }
 
@@ -297,7 +340,7 @@ struct alignas(1024) OutputBuffer {
   Result element[64 * 64 * 2 / sizeof(Result)];
 };
 
-// One warpgroup's way out for its half of a tile.  Output says where elements of C lie:
+// One warpgroup's way out for its rows of a tile.  Output says where elements of C lie:
 //
 //   row_offset(row, phase)                          BEYOND: none
 //   line(column)                                    up to LINE columns from there on
@@ -307,7 +350,8 @@ template <class Output>
 struct Epilogue {
   OutputBuffer (&buffers)[2];
   const ConvParameters& p;
-  int number;  // of the warpgroup
+  int number;     // of the warpgroup
+  int first_row;  // of its rows in a tile
   int next_buffer = 0;
 
   __device__ __forceinline__ int thread() const { return threadIdx.x % WARPGROUP; }
@@ -334,20 +378,20 @@ struct Epilogue {
     }
   }
 
-  // The tile's half of C, 64 x 64 at a time through two buffers in turn.
+  // The rows of C, 64 x 64 at a time through two buffers in turn.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
                                         const ptx::TensorMap& map, Result* c, const Result* bias) {
     const int first_channel = tile.group * static_cast<int>(result_channels(p)) + tile.column;
     const int columns = output.columns() - tile.column;
 #pragma unroll
     for (int i = 0; i < PRODUCTS; ++i) {
-      const int first_row = tile.row + number * CONSUMER_ROWS + i * 64;
+      const int row = tile.row + first_row + i * 64;
 #if STORE == STORE_ROWS
       const int piece = thread() % 8;
       long long offsets[4];  // of the rows that this thread stores a piece of
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        offsets[j] = output.row_offset(first_row + thread() / 8 + j * 16, tile.phase);
+        offsets[j] = output.row_offset(row + thread() / 8 + j * 16, tile.phase);
 #endif
 #pragma unroll
       for (int chunk = 0; chunk < BLOCK_N / 64; ++chunk) {
@@ -360,7 +404,7 @@ struct Epilogue {
         if (thread() == 0) ptx::tma_store_wait_read<0>();  // the other buffer is free again
         ptx::named_barrier_sync(1 + number, WARPGROUP);    // this one is complete
         if (thread() == 0) {
-          output.store_box(map, buffer, first_row, tile.column + chunk * 64);
+          output.store_box(map, buffer, row, tile.column + chunk * 64);
           ptx::tma_store_commit();
         }
 #else
@@ -368,18 +412,18 @@ struct Epilogue {
         const Line line = output.line(tile.column + chunk * 64);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const int row = thread() / 8 + j * 16;
+          const int inside = thread() / 8 + j * 16;
           if (offsets[j] == Output::BEYOND || piece * 8 >= line.count) continue;
           using Eight = Piece<Result, 8>;
           *reinterpret_cast<Eight*>(c + offsets[j] + line.offset + piece * 8) =
-              *reinterpret_cast<const Eight*>(buffer + row * 64 + (piece ^ row % 8) * 8);
+              *reinterpret_cast<const Eight*>(buffer + inside * 64 + (piece ^ inside % 8) * 8);
         }
 #endif
       }
     }
   }
 #else
-  // The tile's half of C in float, straight from registers: four lanes fill a sector of memory.
+  // The rows of C in float, straight from registers: four lanes fill a sector of memory.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
                                         const ptx::TensorMap&, float* c, const float* bias) const {
     const int first_channel = tile.group * static_cast<int>(result_channels(p));
@@ -403,12 +447,12 @@ struct Epilogue {
   __device__ __forceinline__ void for_each_pair(const Sums& sums, const Tile& tile, OfRow of_row,
                                                 OfLine of_line, Use use) const {
     const int lane = threadIdx.x % 32, warp = thread() / 32;
-    const int first_row = tile.row + number * CONSUMER_ROWS + warp * 16 + lane / 4;
+    const int own_row = tile.row + first_row + warp * 16 + lane / 4;
     decltype(of_row(0)) rows[PRODUCTS][2];
 #pragma unroll
     for (int i = 0; i < PRODUCTS; ++i)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) rows[i][half] = of_row(first_row + i * 64 + half * 8);
+      for (int half = 0; half < 2; ++half) rows[i][half] = of_row(own_row + i * 64 + half * 8);
 #pragma unroll
     for (int first = 0; first < BLOCK_N; first += LINE) {
       const auto line = of_line(tile.column + first);

@@ -18,10 +18,12 @@ from cupyconv.planning.families.hopper import (
     BARRIER_BYTES,
     LINE_BYTES,
     OUTPUT_BYTES,
+    TURN_BARRIERS,
     Walk,
     filters_last,
     flattens,
     has_taps,
+    has_window_rows,
     is_pointwise,
     layout,
     matrices,
@@ -128,7 +130,7 @@ def stage(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> Staged
 
 
 def _elements(problem: ConvProblem, pass_: str, tile: Tile) -> int:
-    rows, columns, _ = matrices(problem, pass_, tile.block_k)[0]
+    rows, columns, _ = matrices(problem, pass_, tile, 1)[0]
     return rows * columns * problem.groups
 
 
@@ -169,9 +171,10 @@ def prepare(
     staged = stage(pass_plan, problem, strides)
     seen = staged.problem
     walked = walks(seen, pass_)
-    walk = pack_walk(seen, pass_, tile, matrices(seen, pass_, tile.block_k), splits)
+    walk = pack_walk(seen, pass_, tile, matrices(seen, pass_, tile, splits), splits)
     defines: dict[str, str | int] = {
         **common_defines(pass_plan, seen, activation),
+        "WINDOW_ROWS": int(pass_ == "backprop_filter" and has_window_rows(seen, tile, splits)),
         "SPATIAL": seen.spatial_rank,
         "PHASES": len(walked),
         "POINTWISE": int(is_pointwise(seen)),
@@ -226,7 +229,7 @@ def shared_bytes(tile: Tile) -> int:
     """Size of the kernel's SharedMemory."""
     stages = tile.defines["STAGES"]
     ring = stages * (tile.block_m + tile.block_n) * LINE_BYTES
-    barriers = 2 * stages * BARRIER_BYTES
+    barriers = (2 * stages + TURN_BARRIERS) * BARRIER_BYTES
     return whole_shared_bytes(ring + OUTPUT_BYTES + barriers)
 
 

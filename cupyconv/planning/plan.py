@@ -265,8 +265,7 @@ def _families(request: Request, impl: str) -> list[Family]:
     """Those that take what is asked for."""
     device = request.device
     if impl == AUTO:
-        offered = (family for family in _on(device).values() if not family.on_request)
-        return [family for family in offered if family.refuses(request) is None]
+        return [family for family in _on(device).values() if family.refuses(request) is None]
     family = _named(impl, device)
     refusal = family.refuses(request)
     if refusal is not None:

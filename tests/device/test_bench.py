@@ -11,9 +11,8 @@ from types import SimpleNamespace
 import cupy
 import pytest
 
-from cupyconv import ConvProblem, measuring
+from cupyconv import measuring
 from cupyconv.bench import ceilings, environment, peers, places, report, timing
-from cupyconv.bench.suites import SuiteLayer
 from cupyconv.problem import PASSES
 from tests.gpu import __main__ as everything
 from tests.gpu import sanitizer
@@ -51,19 +50,6 @@ def test_kernels_are_timed_with_events_and_their_host_apart(gpu):
     assert "µs of the host" in text
     assert f"{about['launch_microseconds']:.1f} µs of every GPU call are CuPy's own" in text
     assert "MiB of workspace" in text
-
-
-def test_both_ways_of_feeding_are_measured_side_by_side(gpu):
-    """A family is measured in the passes that it has."""
-    layer = SuiteLayer("tiny", ConvProblem((1, 8, 6, 6), (8, 8, 3, 3), padding=1), "test")
-    options = {"place": gpu, "layouts": ("channels_last",), "dtypes": ("float16",)}
-    found = measure(layer, impls=tuple(everything.FEEDINGS.split(",")), **options)
-    assert not found.failed
-    measured = {(row.implementation, row.pass_) for row in found.rows}
-    assert measured == {
-        *(("cuda-hopper", pass_) for pass_ in PASSES),
-        *(("cuda-hopper-halo", pass_) for pass_ in PASSES[:2]),
-    }
 
 
 def test_the_sanitized_program_runs_every_kernel_family(gpu, monkeypatch):
@@ -174,7 +160,7 @@ def test_a_ceiling_takes_whatever_library_can(gpu, monkeypatch):
 def test_the_gpu_run_goes_through_its_steps_in_order(tmp_path, gpu, monkeypatch, capsys):
     chip = gpu.device.architecture
     order = [step.name for step in everything.steps(tmp_path, "sm_90a", 1)]
-    assert order == ["golden", "tests", "memcheck", "racecheck", "feeding", "bench"]
+    assert order == ["golden", "tests", "memcheck", "racecheck", "bench"]
     python = sys.executable
     quick = everything.Step("golden", (python, "-c", f"print('in {ROOT}/a.py')"), 1.0)
     wrong = everything.Step("tests", (python, "-c", "print('== 1 failed =='); exit(1)"), 1.0)

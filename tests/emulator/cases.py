@@ -20,7 +20,6 @@ from tests.agreement import fits, planned
 from tests.configurations import (
     CASES,
     FAMILY_CASES,
-    HALO_CASES,
     HOPPER_CASES,
     PATCH_CASES,
     TOEPLITZ_CASES,
@@ -37,7 +36,6 @@ _PROBLEMS = {
         *CASES,
         *FAMILY_CASES,
         *HOPPER_CASES,
-        *HALO_CASES,
         *TOEPLITZ_CASES,
         *PATCH_CASES,
     )
@@ -134,16 +132,6 @@ _PLANES = (
     ("channels_beyond_a_line", "NHWC", "HWIO", "float32"),
     ("a_volume_with_phases", "NDHWC", "ODHWI", "float32"),
 )
-_HALO = (
-    ("everything_differs_in_rectangles", "NHWC", "OHWI", "float16"),
-    ("dilated_rows", "NHWC", "HWIO", "bfloat16"),
-    ("images_beyond_the_last", "NHWC", "OHWI", "float16"),
-    ("rings_wrap", "NHWC", "HWIO", "float16"),
-    ("groups_with_halos", "NHWC", "OHWI", "float16"),
-    ("blocks_take_several_rectangles", "NHWC", "HWIO", "float16"),
-    ("everything_differs_in_rectangles", "NHWC", "OHWI", "float32"),
-    ("images_beyond_the_last", "NHWC", "OHWI", "float32"),
-)
 _TOEPLITZ = (
     ("many_images_in_a_tile", "NHWC", "HWIO", "float16"),
     ("two_products_a_strip", "NCHW", "OIHW", "bfloat16"),
@@ -191,7 +179,6 @@ _VIEWS = {
     ),
     "cuda-hopper": (("a_volume_with_phases", "NDHWC", "ODHWI", "float16", "reversed"),),
     "cuda-hopper-bf16x6": (),
-    "cuda-hopper-halo": (("dilated_rows", "NHWC", "HWIO", "float16", "reversed"),),
 }
 _PLAIN_LAYERS = ("several_blocks_of_rows", "several_blocks_of_columns", "more_taps_than_lanes")
 _CASES = {
@@ -202,13 +189,11 @@ _CASES = {
     "cuda-patch": _PATCH,
     "cuda-hopper": _HOPPER,
     "cuda-hopper-bf16x6": _PLANES,
-    "cuda-hopper-halo": _HALO,
 }
 
 _PRECISION = {
     "cuda-gather": "tf32",
     "cuda-patch": "tf32",
-    "cuda-hopper-halo": "tf32",
     "cuda-hopper-bf16x6": "bf16x6",
 }
 """What families are permitted to do to float32 operands."""
@@ -227,7 +212,6 @@ _KERNELS = (
     ("conv_patch.cu", "cuda-patch", None),
     ("conv_hopper.cu", "cuda-hopper", None),
     ("conv_hopper.cu", "cuda-hopper-bf16x6", None),
-    ("conv_hopper_halo.cu", "cuda-hopper-halo", None),
     ("conv_arrange.cu", "cuda-hopper", None),
     ("conv_planes.cu", "cuda-hopper-bf16x6", None),
     ("conv_backprop_bias.cu", "bias", None),

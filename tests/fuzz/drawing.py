@@ -35,7 +35,6 @@ FAMILIES = (
     "cuda-patch",
     "cuda-hopper",
     "cuda-hopper-bf16x6",
-    "cuda-hopper-halo",
 )
 PASSES = ("forward", "backprop_input", "backprop_filter")
 

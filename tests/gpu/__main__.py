@@ -3,11 +3,10 @@
     python -m tests.gpu --out DIR --minutes 9
 
 In this order: golden outputs of the instruction wrappers, the tests of the kernels,
-compute-sanitizer, dense layers fed by im2col beside the same with halos, and the benchmark in
-float16, bfloat16 and float32.  Each step is a process of its own with a limit, so that none takes
-the others with it; what is left of the time goes to the next.  DIR then holds a few files, named
-after the chip, that belong in tests/gpu/results/: golden-*.npz, feeding-*.json, bench-*.json,
-bench-*.svg, and log-*.txt and summary-*.json of the run itself.
+compute-sanitizer and the benchmark in float16, bfloat16 and float32.  Each step is a process of its
+own with a limit, so that none takes the others with it; what is left of the time goes to the next.
+DIR then holds a few files, named after the chip, that belong in tests/gpu/results/: golden-*.npz,
+bench-*.json, bench-*.svg, and log-*.txt and summary-*.json of the run itself.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ from cupyconv.bench import environment, places
 ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = 3
 DTYPES = "float16,bfloat16,float32"
-FEEDINGS = "cuda-hopper,cuda-hopper-halo"
-FEEDING_SHARE = 0.2  # of the time that the benchmark may take
 LEAST_SECONDS = 5  # a step is not begun with less
 GRACE_SECONDS = 10  # for a step that is interrupted to say what it has
 BENCH_RESERVE = 25  # s the benchmark needs beyond its own budget: start, last layer, files
@@ -91,13 +88,6 @@ def steps(out: Path, chip: str, bench_minutes: float) -> list[Step]:
         missing = "" if sanitizer else "compute-sanitizer is not installed (it is part of CUDA)"
         found.append(Step(tool, command, share, missing))
     bench_gpu = (python, "-c", _CLI, "bench", "--device", "gpu", "--seconds", "0.05")
-    feeding = (
-        *(*bench_gpu, "--impl", FEEDINGS, "--suite", "dense", "--dtype", "float16", "--no-torch"),
-        *("--pass", "forward,backprop_input", "--layout", "channels_last"),
-        *("--minutes", f"{bench_minutes * FEEDING_SHARE:.2f}"),
-        *("--json", str(out / f"feeding-{chip}.json")),
-    )
-    found.append(Step("feeding", feeding, 2 * FEEDING_SHARE))
     bench = (
         *(*bench_gpu, "--dtype", DTYPES, "--minutes", f"{bench_minutes:.2f}"),
         *("--json", str(out / f"bench-{chip}.json"), "--plot", str(out / f"bench-{chip}.svg")),

@@ -258,8 +258,7 @@ extern "C" __global__ void PAIR TMA_MULTICAST_KERNEL(tma_load_2d_multicast, c[0]
       ptx::tma_store_wait<0>();                                                        \
     }                                                                                  \
   }
-extern "C" __global__ void TMA_STORE_KERNEL(tma_store_2d, c[0], c[1]) extern "C" __global__
-    void TMA_STORE_KERNEL(tma_store_4d, c[0], c[1], c[2], c[3])
+extern "C" __global__ void TMA_STORE_KERNEL(tma_store_2d, c[0], c[1])
 
 // ------------------------------------------------------------------------------------------------
 // Clusters of two blocks: each reads what the other wrote, and arrives on its mbarrier.

@@ -343,7 +343,7 @@ def _stores() -> Iterator[Case]:
     for swizzle in SWIZZLES:
         columns = (swizzle or 32) // 2
         yield store(f"swizzle {swizzle}", (40, 72), (columns, 16), (16, 8), swizzle)
-    yield store("over the edges", (2, 3, 5, 16), (16, 3, 2, 2), (-8, 3, 1, 1))
+    yield store("over the edges", (7, 16), (16, 4), (-8, 5))
 
 
 # --------------------------------------------------------------------------------------------------

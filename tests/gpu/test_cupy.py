@@ -13,13 +13,13 @@ from cupyconv import arrays, backends
 from cupyconv.bench import places
 from cupyconv.bench.timing import host_seconds
 from cupyconv.formats import data_formats, filter_formats
+from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests import agreement, device, views
 from tests.agreement import fits, planned
 from tests.configurations import (
     CASES,
     FAMILY_CASES,
-    HALO_CASES,
     HOPPER_CASES,
     PATCH_CASES,
     in_formats,
@@ -138,7 +138,7 @@ def require_with_tile(impl, case, tile, dtype, precision):
 
 
 @pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("tile", range(9))
+@pytest.mark.parametrize("tile", range(len(FAMILIES["cuda-hopper"].tiles) // 2))
 @pytest.mark.parametrize(
     ("impl", "dtype", "precision"),
     [
@@ -150,15 +150,6 @@ def require_with_tile(impl, case, tile, dtype, precision):
 )
 def test_hopper_kernels_with_every_tile(impl, dtype, precision, tile, case):
     require_with_tile(impl, case, tile, dtype, precision)
-
-
-@pytest.mark.parametrize("case", HALO_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("tile", range(12))
-@pytest.mark.parametrize(
-    ("dtype", "precision"), [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]
-)
-def test_hopper_kernels_that_load_halos(dtype, precision, tile, case):
-    require_with_tile("cuda-hopper-halo", case, tile, dtype, precision)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from cupyconv.planning.families.gather import CUDA_GATHER
 from cupyconv.planning.families.generic import CUDA_GENERIC
 from cupyconv.planning.families.hopper import CUDA_HOPPER
 from cupyconv.planning.families.hopper_bf16x6 import CUDA_HOPPER_BF16X6
-from cupyconv.planning.families.hopper_halo import CUDA_HOPPER_HALO
 from cupyconv.planning.families.patch import CUDA_PATCH
 from cupyconv.planning.families.toeplitz import CUDA_TOEPLITZ
 
@@ -29,7 +28,6 @@ FAMILIES: dict[str, Family] = {
         CUDA_PATCH,
         CUDA_HOPPER,
         CUDA_HOPPER_BF16X6,
-        CUDA_HOPPER_HALO,
     )
 }
 """All implementations by name."""

@@ -86,7 +86,6 @@ class Family(ABC):
         kernels: of a family on the GPU, the module of cupyconv/gpu that works out its launches,
             and ``cuda/conv_{kernels}.cu``.
         on_gpu: whether it runs on the GPU, else on the CPU.
-        on_request: whether "auto" leaves it out.
         tiles: block tiles that its kernels may be compiled with.
     """
 
@@ -94,7 +93,6 @@ class Family(ABC):
     summary: ClassVar[str]
     kernels: ClassVar[str]
     on_gpu: ClassVar[bool] = True
-    on_request: ClassVar[bool] = False
     tiles: ClassVar[tuple[Tile, ...]] = ()
 
     def refuses(self, request: Request) -> str | None:

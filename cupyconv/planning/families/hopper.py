@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
-from typing import ClassVar
 
 from cupyconv import formats
 from cupyconv.planning import cost
@@ -24,6 +23,9 @@ LINE_BYTES = 128
 """Bytes of a line in shared memory: the span of the swizzle."""
 
 BARRIER_BYTES = 8
+
+TURN_BARRIERS = 2
+"""Of the warpgroups that take turns."""
 
 OUTPUT_BYTES = 2 * 2 * 64 * LINE_BYTES
 """Of two warpgroups' two buffers for C on its way out."""
@@ -47,10 +49,17 @@ _EFFICIENCY = 0.75  # share of the rate; to be replaced by measurements
 _WIDTH_EFFICIENCY = {256: 1.0, 192: 0.97, 128: 0.9, 64: 0.6}
 """Share of the rate that products of a warpgroup reach by their width: narrow ones wait for A."""
 
-_TILE_OVERHEAD = 0.7
-"""Microseconds of a tile that no product covers: its first loads, rounding and stores."""
+_DRAINING = 0.15
+"""Microseconds from a tile's last product to what becomes of its sums."""
 
-_SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_STORING = 0.55 / (128 * 256)
+"""Microseconds in which two warpgroups round and store a sum.
+
+Counted: 560 instructions of a warp for a tile of 128 x 256, and two warps to a scheduler.
+"""
+
+_MOST_WAVES = 4
+"""In which splits fill the chip: more of them add sums and save little."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +104,15 @@ def has_taps(walk: Walk) -> bool:
 
 
 def walks(problem: ConvProblem, pass_: str) -> tuple[Walk, ...]:
-    """The walks of a pass: one, or those stride phases of backprop_input that have pixels."""
+    """The walks of a pass: one, or those stride phases of backprop_input that have pixels.
+
+    Those of most taps come first, so that the chip's last tiles are short ones.
+    """
     if pass_ != "backprop_input":
         return (tuple(_window(axis) for axis in problem.axes),)
     phases = product(*(_phases(axis) for axis in problem.axes))
-    return tuple(phase for phase in phases if all(axis.pixels for axis in phase))
+    found = (phase for phase in phases if all(axis.pixels for axis in phase))
+    return tuple(sorted(found, key=lambda phase: -prod(axis.taps for axis in phase)))
 
 
 def _window(axis: ConvAxis) -> AxisWalk:
@@ -144,24 +157,50 @@ def windows(problem: ConvProblem, line: int) -> int:
     return prod(problem.filter_sizes) * -(-(problem.C // problem.groups) // line)
 
 
-def matrices(problem: ConvProblem, pass_: str, line: int) -> list[tuple[int, int, int]]:
-    """Rows and columns of C for one group, and the steps that each sum takes, for each walk.
+def matrices(
+    problem: ConvProblem, pass_: str, tile: Tile, splits: int
+) -> list[tuple[int, int, int]]:
+    """Rows and columns of a group's product, and the steps that each sum takes, for each walk.
 
     Of the filter gradient, rows or columns beyond the channels of a window count: they are
     computed, and dropped.
     """
-    return [_matrix(problem, pass_, walk, line) for walk in walks(problem, pass_)]
-
-
-def _matrix(problem: ConvProblem, pass_: str, walk: Walk, line: int) -> tuple[int, int, int]:
+    line = tile.block_k
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    pixels = problem.N * prod(axis.pixels for axis in walk)
     if pass_ == "backprop_filter":
-        sides = (windows(problem, line) * line, filters)
-        rows, columns = sides if filters_last(problem) else sides[::-1]
-        return rows, columns, -(-pixels // line)
+        rows, columns = windows(problem, line) * line, filters
+        if not has_window_rows(problem, tile, splits):
+            rows, columns = columns, rows
+        return [(rows, columns, -(-problem.N * prod(problem.output_sizes) // line))]
     summed, columns = (channels, filters) if pass_ == "forward" else (filters, channels)
-    return pixels, columns, prod(axis.taps for axis in walk) * -(-summed // line)
+    return [
+        (
+            problem.N * prod(axis.pixels for axis in walk),
+            columns,
+            prod(axis.taps for axis in walk) * -(-summed // line),
+        )
+        for walk in walks(problem, pass_)
+    ]
+
+
+def has_window_rows(problem: ConvProblem, tile: Tile, splits: int) -> bool:
+    """Whether the windows of the filter gradient are the rows of the product, else the filters.
+
+    A result that is stored as it is computed has its contiguous axis along the columns.  Sums of
+    splits are added up afterwards and may lie either way, so that what takes fewer tiles is taken.
+    """
+    as_stored = filters_last(problem)
+    if splits == 1:
+        return as_stored
+    sides = windows(problem, tile.block_k) * tile.block_k, problem.K // problem.groups
+    tiles = {True: tile_count(tile, *sides), False: tile_count(tile, *sides[::-1])}
+    return as_stored if tiles[True] == tiles[False] else tiles[True] < tiles[False]
+
+
+def tile_count(tile: Tile, rows: int, columns: int) -> int:
+    """Tiles of a matrix, those of whole clusters."""
+    cluster = tile.defines["CLUSTER"]
+    return -(-rows // (tile.block_m * cluster)) * cluster * -(-columns // tile.block_n)
 
 
 def is_pointwise(problem: ConvProblem) -> bool:
@@ -347,15 +386,11 @@ def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
 # -- how it is cut ---------------------------------------------------------------------------------
 
 
-def stages_beside(fixed_bytes: int, stage_bytes: int) -> int:
-    """Stages of a ring, with two barriers each: as many as shared memory holds."""
-    room = (CHIPS[9, 0].block_shared << 10) - fixed_bytes
-    return min(room // (stage_bytes + 2 * BARRIER_BYTES), MOST_STAGES)
-
-
 def ring_stages(block_m: int, block_n: int) -> int:
-    """Stages of lines of both operands."""
-    return stages_beside(OUTPUT_BYTES, (block_m + block_n) * LINE_BYTES)
+    """Stages of lines of both operands, two barriers each: as many as shared memory holds."""
+    fixed = OUTPUT_BYTES + TURN_BARRIERS * BARRIER_BYTES
+    room = (CHIPS[9, 0].block_shared << 10) - fixed
+    return min(room // ((block_m + block_n) * LINE_BYTES + 2 * BARRIER_BYTES), MOST_STAGES)
 
 
 def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **macros: int) -> Tile:
@@ -364,10 +399,13 @@ def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **mac
     return Tile(block_m, block_n, line, 384, tuple(macros.items()), (9, 0), itemsize)
 
 
+def takes_turns(tile: Tile) -> bool:
+    """Whether a warpgroup computes a whole tile while the other one stores its own (TURNS)."""
+    return tile.block_n == 64 and tile.defines["PLANES"] == 1
+
+
 class Staying(Family):
     """A family whose blocks stay on the chip, and take one tile after the other."""
-
-    has_splits: ClassVar[bool] = True
 
     def products(self, request: Request) -> int:
         """Products of 16-bit operands in the time of one of a request's."""
@@ -377,10 +415,6 @@ class Staying(Family):
         """Bytes moved before and after the product, the workspace for them, and the launches."""
         copied = layout_of(request)
         return 2 * copied.copied_bytes, copied.copied_bytes, len(copied.copied)
-
-    def matrices(self, request: Request, tile: Tile) -> list[tuple[int, int, int]]:
-        """As the function of that name."""
-        return matrices(layout_of(request).problem, request.pass_, tile.block_k)
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
@@ -394,41 +428,69 @@ class Staying(Family):
     ) -> Candidate | None:
         if method or tile is None or tile not in self.fitting_tiles(request):
             return None
-        offered = self._splits(request, tile)
-        return self._costed(request, tile, splits) if splits in offered else None
+        if not 1 <= splits <= self._most_splits(request, tile):
+            return None
+        return self._costed(request, tile, splits)
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:
-        """The splits worth a thought: those that leave steps enough, within the workspace limit."""
-        found = self.matrices(request, tile)
-        if len(found) > 1 or not self.has_splits:
+        """The splits worth a thought: those that fill the chip once or a few times."""
+        most = self._most_splits(request, tile)
+        if most == 1:
             return [1]
-        most = min(found[0][2] // cost.LEAST_SPLIT_STEPS, cost.MOST_SPLITS)
-        _, least, _ = self.around(request)
-        each = self._split_bytes(request, tile)
-        return [1] + [n for n in _SPLITS if n <= most and request.affords(least + n * each)]
+        ((rows, columns, steps),) = matrices(layout_of(request).problem, request.pass_, tile, 2)
+        tiles = tile_count(tile, rows, columns) * request.problem.groups
+        blocks = request.device.chip.multiprocessors
+        found = (min(waves * blocks // tiles, most) for waves in range(1, _MOST_WAVES + 1))
+        # Each has as many steps as the others, and none is left without.
+        return sorted({1, *(-(-steps // -(-steps // splits)) for splits in found if splits > 1)})
+
+    def _most_splits(self, request: Request, tile: Tile) -> int:
+        """Those that leave steps enough, within the workspace limit."""
+        found = matrices(layout_of(request).problem, request.pass_, tile, 1)
+        if len(found) > 1:
+            return 1
+        most = found[0][2] // cost.LEAST_SPLIT_STEPS
+        if request.workspace_limit is not None:
+            _, least, _ = self.around(request)
+            left = request.workspace_limit - least
+            most = min(most, left // self._split_bytes(request, tile))
+        return max(most, 1)
 
     def _split_bytes(self, request: Request, tile: Tile) -> int:
-        rows, columns, _ = self.matrices(request, tile)[0]
-        return rows * columns * request.problem.groups * 4
+        layer = layout_of(request).problem
+        rows, columns, _ = matrices(layer, request.pass_, tile, 1)[0]
+        return rows * columns * layer.groups * 4
 
     def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
         """Rounds of whole tiles, each of its steps and an overhead; then what is around them."""
         problem, chip = request.problem, request.device.chip
         cluster = tile.defines["CLUSTER"]
         tiles = steps = 0
-        for rows, columns, steps_of_sum in self.matrices(request, tile):
-            here = -(-rows // (tile.block_m * cluster)) * cluster * -(-columns // tile.block_n)
-            tiles += here * problem.groups
-            steps += here * problem.groups * -(-steps_of_sum // splits)
+        for rows, columns, steps_of_sum in matrices(
+            layout_of(request).problem, request.pass_, tile, splits
+        ):
+            here = tile_count(tile, rows, columns) * problem.groups
+            tiles += here
+            steps += here * -(-steps_of_sum // splits)
         sums = splits * self._split_bytes(request, tile) if splits > 1 else 0
         moved, workspace, launches = self.around(request)
 
         rate = chip.group_tensor_rate / self.products(request)
         rate *= _WIDTH_EFFICIENCY[tile.block_n] * _EFFICIENCY
         operations = 2 * tile.block_m * tile.block_n * tile.block_k
-        step = operations / (rate * 1e6 / chip.multiprocessors)
+        loaded = (tile.block_m + tile.block_n / cluster) * LINE_BYTES
+        step = chip.multiprocessors * max(
+            operations / (rate * 1e6), loaded / (chip.cache_bandwidth * 1e3)
+        )
+        multiplying = steps / tiles * step
+        storing = tile.block_m * tile.block_n * _STORING
         rounds = -(-tiles * splits // chip.multiprocessors)
-        compute = rounds * (steps / tiles * step + _TILE_OVERHEAD)
+        if takes_turns(tile):  # a warpgroup is as long at its tile as both are at two others
+            storing *= 2
+            later = max(multiplying, (multiplying + _DRAINING + storing) / 2)
+            compute = multiplying + _DRAINING + storing + (rounds - 1) * later
+        else:
+            compute = rounds * (multiplying + _DRAINING + storing)
         microseconds = max(compute, cost.moving(chip, problem.bytes + sums))
         microseconds += cost.moving(chip, moved + sums)
         microseconds += (1 + (splits > 1) + launches) * cost.LAUNCH_OVERHEAD
@@ -451,10 +513,8 @@ class Hopper(Staying):
             (128, 256, 2),
             (128, 256, 1),
             (256, 128, 2),
-            (256, 128, 1),
             (128, 192, 1),
             (128, 128, 2),
-            (128, 128, 1),
             (256, 64, 1),
             (128, 64, 1),
         )

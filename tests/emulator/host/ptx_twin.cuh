@@ -226,11 +226,6 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* s
   const int coordinates[] = {c0, c1};
   emulator::tensor_store(map, source, 2, coordinates);
 }
-__device__ __forceinline__ void tma_store_4d(const TensorMap* map, const void* source, int c0,
-                                             int c1, int c2, int c3) {
-  const int coordinates[] = {c0, c1, c2, c3};
-  emulator::tensor_store(map, source, 4, coordinates);
-}
 __device__ __forceinline__ void tma_store_commit() { emulator::tensor_store_commit(); }
 template <int GROUPS_LEFT>
 __device__ __forceinline__ void tma_store_wait() {

@@ -17,6 +17,7 @@ from cupyconv.planning import (
     PRECISIONS,
     Activation,
     Device,
+    Impl,
     PassPlan,
     Plan,
     Precision,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
     class _How(Rules, total=False):
         precision: Precision
-        impl: str | Plan
+        impl: Impl | Plan
 
     class _Forward(_How, total=False):
         activation: Activation | None
@@ -120,7 +121,7 @@ def conv_forward(
     filter_format: FilterFormat | None = None,
     activation: Activation | None = None,
     precision: Precision = "ieee",
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """y = activation(bias + x correlated with w).
@@ -204,7 +205,7 @@ def conv_backprop_input(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """dx, the gradient with respect to the input, from dy, that with respect to the output.
@@ -276,7 +277,7 @@ def conv_backprop_filter(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """dw, the gradient with respect to the filter, from dy, that with respect to the output.
@@ -389,7 +390,7 @@ def conv_backward(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
 ) -> ConvGradients[Any]:
     """The gradients of a layer; only those in ``needs`` are computed.
 
@@ -468,7 +469,7 @@ def conv_transpose(
     filter_format: FilterFormat | None = None,
     activation: Activation | None = None,
     precision: Precision = "ieee",
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """The transposed convolution, activation(bias + what ``conv_backprop_input`` makes of x).
@@ -505,7 +506,7 @@ def conv_transpose(
 def plan(
     problem: ConvProblem,
     device: str | Device | None = None,
-    impl: str = "auto",
+    impl: Impl = "auto",
     precision: Precision = "ieee",
     workspace_limit: int | None = None,
     measure: bool = False,
@@ -653,7 +654,7 @@ def compute(
     shape: Any,
     rules: tuple[Any, ...],
     out: Any,
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
     precision: str = "ieee",
     activation: str | None = None,
     measure: bool | None = None,
@@ -749,7 +750,7 @@ def _ready(
     shape: Any,
     rules: tuple[Any, ...],
     spelling: str | None,
-    impl: str | Plan,
+    impl: Impl | Plan,
     precision: str,
     activation: str | None,
     backend: Backend,

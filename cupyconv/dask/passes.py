@@ -17,7 +17,7 @@ from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, rea
 from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
 from cupyconv.errors import ConvError
 from cupyconv.formats import DataFormat, FilterFormat
-from cupyconv.planning import Precision
+from cupyconv.planning import Impl, Precision
 from cupyconv.problem import (
     ITEMSIZE,
     TRANSPOSED,
@@ -41,7 +41,7 @@ def conv_forward(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str = "auto",
+    impl: Impl = "auto",
 ) -> da.Array:
     """``cupyconv.conv_forward`` on Dask arrays.
 
@@ -123,7 +123,7 @@ def conv_backprop_input(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str = "auto",
+    impl: Impl = "auto",
 ) -> da.Array:
     """``cupyconv.conv_backprop_input`` on Dask arrays.
 
@@ -198,7 +198,7 @@ def conv_transpose(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str = "auto",
+    impl: Impl = "auto",
 ) -> da.Array:
     """``cupyconv.conv_transpose`` on Dask arrays, without activations.
 
@@ -268,7 +268,7 @@ def conv_backprop_filter(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str = "auto",
+    impl: Impl = "auto",
 ) -> da.Array:
     """``cupyconv.conv_backprop_filter`` on Dask arrays.
 

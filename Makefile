@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist worksteal \
 	tests/gpu tests/device
 
-.PHONY: demo test test-rest test-all test-slow test-device witnesses beliefs fuzz lint mutants \
+.PHONY: demo test test-rest test-all test-slow test-chips test-device witnesses beliefs fuzz lint mutants \
 	mutants-device docs wheel matrix clean
 
 demo: .venv/installed
@@ -29,7 +29,11 @@ test-rest: .venv/installed-test lint
 test-device: .venv/installed-test
 	$(DEVICE_PYTEST) -m "not slow"
 
-test-all: test test-rest test-device witnesses
+# Every variant of the kernels for every chip, where CI has the variants take turns.
+test-chips: .venv/installed-test
+	$(PYTEST) -m slow tests/test_kernel_compile.py tests/test_planning.py
+
+test-all: test test-rest test-chips test-device witnesses
 
 test-slow: .venv/installed-test
 	$(PYTEST) -m slow

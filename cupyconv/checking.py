@@ -19,6 +19,7 @@ import numpy as np
 
 from cupyconv import arrays, operations
 from cupyconv.cpu import naive
+from cupyconv.planning import Impl
 from cupyconv.problem import PASSES, REAL_PART, ConvProblem, DtypeName
 
 LARGE = 1e9
@@ -113,7 +114,7 @@ def compute(
     problem: ConvProblem,
     operands: Operands,
     memory: Memory,
-    impl: str,
+    impl: Impl,
     passes: Sequence[str] = PASSES,
 ) -> Results:
     """The three passes and the bias gradient, by the public functions.
@@ -124,7 +125,7 @@ def compute(
     """
     x, w, dy = map(memory.put, operands)
     words = problem.keywords
-    by = {pass_: impl if pass_ in passes else "auto" for pass_ in PASSES}
+    by: dict[str, Impl] = {pass_: impl if pass_ in passes else "auto" for pass_ in PASSES}
     results = (
         operations.conv_forward(x, w, impl=by["forward"], **words),
         operations.conv_backprop_input(x.shape, w, dy, impl=by["backprop_input"], **words),
@@ -138,7 +139,7 @@ class Truth:
     """What the results of one problem on given data must be, and how close they must come."""
 
     def __init__(
-        self, problem: ConvProblem, operands: Operands, forward: str | None = None
+        self, problem: ConvProblem, operands: Operands, forward: Impl | None = None
     ) -> None:
         self.problem = problem
         self.operands = operands
@@ -165,7 +166,7 @@ class Truth:
         Nothing cancels in these, so any implementation has them to nearly all digits of float64;
         and they are a scale only, that of the reference's results.
         """
-        impl = "auto" if self._is_large else "reference"
+        impl: Impl = "auto" if self._is_large else "reference"
         return compute(self.problem, Operands(*map(np.abs, self.operands64)), HOST, impl)
 
     @property
@@ -173,7 +174,7 @@ class Truth:
         return self.problem.flops > LARGE
 
     @cached_property
-    def _forward(self) -> str:
+    def _forward(self) -> Impl:
         """What computes the losses of finite differences: the reference.
 
         Of a large layer it is the fastest implementation in float64, if its y is the reference's

@@ -55,9 +55,9 @@ CUDNN_TENSOR_NHWC: Literal[1] = 1
 
 TensorCore = Literal["always", "auto", "never"]
 
-_FORWARD = Called(("x", "W", "b"), "y", Names("x", "W", "y"))
-_BACKWARD_FILTER = Called(("x", "gy"), "gW", Names("x", "gW", "gy"))
-_BACKWARD_DATA = Called(("W", "x", "b"), "y", Names("y", "W", "x"))
+_FORWARD = Called(("x", "W", "b"), "y", Names("x", "W", "y", padding="pad"))
+_BACKWARD_FILTER = Called(("x", "gy"), "gW", Names("x", "gW", "gy", padding="pad"))
+_BACKWARD_DATA = Called(("W", "x", "b"), "y", Names("y", "W", "x", padding="pad"))
 
 _LAYOUTS = (CUDNN_TENSOR_NCHW, CUDNN_TENSOR_NHWC)
 _PRECISIONS = {"always": "tf32", "auto": "ieee", "never": "ieee"}

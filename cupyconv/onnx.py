@@ -28,13 +28,18 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from cupyconv import arrays, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
+from cupyconv.operations import Called
 from cupyconv.problem import (
     TRANSPOSED,
     ConvProblem,
     Dtype,
+    Names,
     Padding,
     PaddingWord,
+    integers,
+    named_problem,
     shape_text,
+    spatial_rank,
     transposed_problem,
 )
 
@@ -70,6 +75,12 @@ _PADDING: dict[str, PaddingWord] = {
     "VALID": "valid",
 }
 _AUTO_PADS = get_args(AutoPad)
+
+_ATTRIBUTES = {"stride": "strides", "padding": "pads", "dilation": "dilations", "groups": "group"}
+_CONV = Names(x_shape="x_shape", w_shape="w_shape")._replace(**_ATTRIBUTES)
+_CONV_TRANSPOSE = TRANSPOSED._replace(y_shape="x_shape", w_shape="w_shape", **_ATTRIBUTES)
+_CONV_CALLED = Called(("x", "w", "b"), tensors=_CONV)
+_CONV_TRANSPOSE_CALLED = Called(("w", "x", "b"), tensors=_CONV_TRANSPOSE)
 
 
 @overload
@@ -129,7 +140,9 @@ def conv(
         pads=pads,
         strides=strides,
     )
-    return operations.conv_forward(x, w, b, **problem.keywords)
+    given = (x, w) if b is None else (x, w, b)
+    rules = tuple(problem.keywords.values())
+    return operations.compute("forward", given, None, rules, None, called=_CONV_CALLED)
 
 
 @overload
@@ -194,7 +207,9 @@ def conv_transpose(
     )
     sizes = zip(problem.axes, problem.input_sizes, x.shape[2:], strict=True)
     beyond = [size - axis.first_input_size_for(count) for axis, size, count in sizes]
-    return operations.conv_transpose(x, w, b, output_padding=beyond, **problem.keywords)
+    given = (w, x) if b is None else (w, x, b)
+    rules, asked = tuple(problem.keywords.values()), (None, beyond)
+    return operations.compute("transpose", given, asked, rules, None, called=_CONV_TRANSPOSE_CALLED)
 
 
 def conv_problem(
@@ -217,14 +232,18 @@ def conv_problem(
     """
     mode = _auto_pad(auto_pad)
     _require_lists(dilations=dilations, kernel_shape=kernel_shape, pads=pads, strides=strides)
+    rank = spatial_rank(_CONV, integers("x_shape", x_shape), integers("w_shape", w_shape))
     _require_kernel_shape(kernel_shape, w_shape)
-    return ConvProblem(
+    return named_problem(
+        _CONV,
         x_shape,
         w_shape,
-        stride=_per_axis("strides", strides, w_shape),
-        dilation=_per_axis("dilations", dilations, w_shape),
-        padding=_PADDING.get(mode) or _pairs(pads, w_shape),
+        stride=_per_axis("strides", strides, rank),
+        dilation=_per_axis("dilations", dilations, rank),
+        padding=_PADDING.get(mode) or _pairs(pads, rank),
         groups=group,
+        data_format=None,
+        filter_format=None,
         dtype=dtype,
     )
 
@@ -261,24 +280,27 @@ def conv_transpose_problem(
         pads=pads,
         strides=strides,
     )
+    called = _CONV_TRANSPOSE._replace(x="x")  # while only x and w are known
+    rank = spatial_rank(called, integers("x_shape", x_shape), integers("w_shape", w_shape))
     _require_kernel_shape(kernel_shape, w_shape)
-    rank = len(w_shape) - 2
-    stride = _per_axis("strides", strides, w_shape)
+    stride = _per_axis("strides", strides, rank)
     layer: dict[str, Any] = {
         "stride": stride,
-        "dilation": _per_axis("dilations", dilations, w_shape),
+        "dilation": _per_axis("dilations", dilations, rank),
         "groups": group,
         "data_format": None,
         "filter_format": None,
         "dtype": dtype,
     }
-    extra = _per_axis("output_padding", output_padding, w_shape, default=0)
+    extra = _per_axis("output_padding", output_padding, rank, default=0)
     if output_shape is None and not mode.startswith("SAME"):
-        padding: Padding = "valid" if mode == "VALID" else _pairs(pads, w_shape)
+        padding: Padding = "valid" if mode == "VALID" else _pairs(pads, rank)
         return transposed_problem(
-            TRANSPOSED, x_shape, w_shape, None, extra, padding=padding, **layer
+            _CONV_TRANSPOSE, x_shape, w_shape, None, extra, padding=padding, **layer
         )
-    whole = transposed_problem(TRANSPOSED, x_shape, w_shape, None, extra, padding="valid", **layer)
+    whole = transposed_problem(
+        _CONV_TRANSPOSE, x_shape, w_shape, None, extra, padding="valid", **layer
+    )
     if output_shape is None:
         sizes = [n * s for n, s in zip(x_shape[2:], stride, strict=True)]
     else:
@@ -293,8 +315,8 @@ def conv_transpose_problem(
     if any(far and all_ >= s for far, all_, s in zip(beyond, added, stride, strict=True)):
         # Has no output_padding that says it, and is refused with the sizes that would do.
         y_shape = (whole.N, whole.C, *sizes)
-        return transposed_problem(TRANSPOSED, x_shape, w_shape, y_shape, None, **layer)
-    return transposed_problem(TRANSPOSED, x_shape, w_shape, None, added, **layer)
+        return transposed_problem(_CONV_TRANSPOSE, x_shape, w_shape, y_shape, None, **layer)
+    return transposed_problem(_CONV_TRANSPOSE, x_shape, w_shape, None, added, **layer)
 
 
 def _auto_pad(word: str) -> str:
@@ -320,16 +342,13 @@ def _require_kernel_shape(kernel_shape: Ints, w_shape: Sequence[int]) -> None:
     sizes = tuple(w_shape)[2:]
     if kernel_shape is not None and tuple(kernel_shape) != sizes:
         raise ConvError(
-            "kernel_shape must be the spatial sizes of w",
-            f"got {shape_text(kernel_shape)}, w is {shape_text(w_shape)}",
+            "kernel_shape must be the spatial sizes of the filter",
+            f"got {shape_text(kernel_shape)}, the filter is {shape_text(w_shape)}",
             f"Leave it out, or pass {list(sizes)}",
         )
 
 
-def _per_axis(
-    what: str, values: Ints, w_shape: Sequence[int], *, default: int = 1
-) -> tuple[int, ...]:
-    rank = max(len(w_shape) - 2, 0)  # of a w without spatial axes, ConvProblem reports the rank
+def _per_axis(what: str, values: Ints, rank: int, *, default: int = 1) -> tuple[int, ...]:
     if values is None:
         return (default,) * rank
     if len(values) != rank:
@@ -337,8 +356,7 @@ def _per_axis(
     return tuple(values)
 
 
-def _pairs(pads: Ints, w_shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    rank = max(len(w_shape) - 2, 0)
+def _pairs(pads: Ints, rank: int) -> tuple[tuple[int, int], ...]:
     if pads is None:
         return ((0, 0),) * rank
     if len(pads) != 2 * rank:

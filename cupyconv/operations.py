@@ -17,6 +17,7 @@ from cupyconv.planning import (
     PRECISIONS,
     Activation,
     Device,
+    Impl,
     PassPlan,
     Plan,
     Precision,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
     class _How(Rules, total=False):
         precision: Precision
-        impl: str | Plan
+        impl: Impl | Plan
 
     class _Forward(_How, total=False):
         activation: Activation | None
@@ -120,7 +121,7 @@ def conv_forward(
     filter_format: FilterFormat | None = None,
     activation: Activation | None = None,
     precision: Precision = "ieee",
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """y = activation(bias + x correlated with w).
@@ -204,7 +205,7 @@ def conv_backprop_input(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """dx, the gradient with respect to the input, from dy, that with respect to the output.
@@ -276,7 +277,7 @@ def conv_backprop_filter(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """dw, the gradient with respect to the filter, from dy, that with respect to the output.
@@ -334,7 +335,7 @@ def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: A
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv_forward``.
     """
-    return _sum_bias(dy, data_format, out)
+    return sum_bias(dy, data_format, out)
 
 
 @overload
@@ -389,7 +390,7 @@ def conv_backward(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
 ) -> ConvGradients[Any]:
     """The gradients of a layer; only those in ``needs`` are computed.
 
@@ -422,7 +423,7 @@ def conv_backward(
     if "filter" in wanted:
         dw = compute("backprop_filter", (x, dy), w.shape, rules, None, impl, precision)
     if "bias" in wanted:
-        db = _sum_bias(dy, data_format, None)
+        db = sum_bias(dy, data_format, None)
     return ConvGradients(dx, dw, db)
 
 
@@ -468,7 +469,7 @@ def conv_transpose(
     filter_format: FilterFormat | None = None,
     activation: Activation | None = None,
     precision: Precision = "ieee",
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
     """The transposed convolution, activation(bias + what ``conv_backprop_input`` makes of x).
@@ -505,7 +506,7 @@ def conv_transpose(
 def plan(
     problem: ConvProblem,
     device: str | Device | None = None,
-    impl: str = "auto",
+    impl: Impl = "auto",
     precision: Precision = "ieee",
     workspace_limit: int | None = None,
     measure: bool = False,
@@ -653,7 +654,7 @@ def compute(
     shape: Any,
     rules: tuple[Any, ...],
     out: Any,
-    impl: str | Plan = "auto",
+    impl: Impl | Plan = "auto",
     precision: str = "ieee",
     activation: str | None = None,
     measure: bool | None = None,
@@ -749,7 +750,7 @@ def _ready(
     shape: Any,
     rules: tuple[Any, ...],
     spelling: str | None,
-    impl: str | Plan,
+    impl: Impl | Plan,
     precision: str,
     activation: str | None,
     backend: Backend,
@@ -803,11 +804,12 @@ def _ready(
     return _Ready(problem, written, prepare(chosen), measure)
 
 
-def _sum_bias(dy: Any, data_format: str | None, out: Any) -> Any:
-    (dy,), home, backend = _take(("dy",), (dy,))
-    result = None if out is None else _take_out("out", out, ("dy",), (dy,), home, backend)
+def sum_bias(dy: Any, data_format: str | None, out: Any, called: str = "dy") -> Any:
+    """``conv_backprop_bias``, for other names of it: what errors call dy is ``called``."""
+    (dy,), home, backend = _take((called,), (dy,))
+    result = None if out is None else _take_out("out", out, (called,), (dy,), home, backend)
     out_layout = None if result is None else _Layout.of(result)
-    call = (_Layout.of(dy), out_layout, data_format, backend, backend.alignment((dy,)))
+    call = (called, _Layout.of(dy), out_layout, data_format, backend, backend.alignment((dy,)))
     shape, dtype, run = _from_cache(_ready_bias, call)
     if result is None:
         result = backend.empty(shape, dtype)
@@ -817,6 +819,7 @@ def _sum_bias(dy: Any, data_format: str | None, out: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _ready_bias(
+    called: str,
     dy: _Layout,
     out: _Layout | None,
     data_format: DataFormat | None,
@@ -824,11 +827,11 @@ def _ready_bias(
     alignment: int,
 ) -> tuple[tuple[int, ...], str, Run]:
     """Shape and dtype of db, and what computes it."""
-    problem = _bias_problem(dy.shape, data_format, _common_dtype({"dy": dy}))
+    problem = _bias_problem(called, dy.shape, data_format, _common_dtype({called: dy}))
     if out is not None:
         _require_out("out", out, problem.bias_shape, problem.dtype)
     stride = 1 if out is None else _elements("out", out)[0]
-    run = backend.prepare_bias(problem, _elements("dy", dy), stride, alignment)
+    run = backend.prepare_bias(problem, _elements(called, dy), stride, alignment)
     return problem.bias_shape, problem.dtype, run
 
 
@@ -915,7 +918,7 @@ def _elements(name: str, layout: _Layout) -> tuple[int, ...]:
 
 
 def _bias_problem(
-    dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
+    called: str, dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
 ) -> ConvProblem:
     """A 1x1 depthwise layer with this output: db depends on nothing else of the layer."""
     rank = len(dy_shape) - 2
@@ -923,12 +926,23 @@ def _bias_problem(
     if rank in formats.SPATIAL_AXES:
         layout = formats.resolve_data_format(data_format, rank)
         channels = dy_shape[formats.data_axes(layout)[1]]
+        for letter, size in zip(layout, dy_shape, strict=True):
+            if letter != "N" and size < 1:
+                raise ConvError(
+                    "every size but the batch must be at least 1",
+                    f"{called} has {letter} = {size}",
+                    f"Give positive sizes: {called} {shape_text(dy_shape)} was read as {layout}",
+                )
     else:
-        channels = 1  # ConvProblem reports the rank
-    return ConvProblem(
+        channels = 1  # the problem reports the rank
+    return named_problem(
+        Names(x=called),
         dy_shape,
         (channels, 1, *[1] * rank),
-        groups=max(channels, 1),
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=channels,
         data_format=layout,
         filter_format=formats.filter_formats(rank)[0] if rank in formats.SPATIAL_AXES else None,
         dtype=dtype,
@@ -981,7 +995,7 @@ def _common_dtype(layouts: Mapping[str, _Layout]) -> str:
     names = {}
     for name, layout in layouts.items():
         try:
-            names[name] = _dtype_name(layout.dtype)
+            names[name] = _dtype_name(layout.dtype, name)
         except ConvTypeError as error:
             raise ConvTypeError(f"{name}: {error}") from None
     first_name, first = next(iter(names.items()))

@@ -87,11 +87,18 @@ class GemmView(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What messages call the tensors x, w and y of a problem."""
+    """What messages call the tensors x, w and y of a problem, and its other arguments."""
 
     x: str = "the input"
     w: str = "the filter"
     y: str = "dy"
+    x_shape: str = "input_shape"
+    w_shape: str = "filter_shape"
+    y_shape: str = "output_shape"
+    stride: str = "stride"
+    padding: str = "padding"
+    dilation: str = "dilation"
+    groups: str = "groups"
 
     @staticmethod
     def of(name: str) -> str:
@@ -106,11 +113,16 @@ class Names(NamedTuple):
     @staticmethod
     def any(name: str) -> str:
         """With an indefinite article, if it had one."""
-        article = "an" if name == "the input" else "a"
-        return f"{article} {name.removeprefix('the ')}" if name.startswith("the ") else name
+        return Names.one(name) if name.startswith("the ") else name
+
+    @staticmethod
+    def one(name: str) -> str:
+        """With an indefinite article."""
+        bare = Names.bare(name)
+        return f"{'an' if bare[0] in 'aeio' else 'a'} {bare}"
 
 
-TRANSPOSED = Names(x="the result", y="x")
+TRANSPOSED = Names(x="the result", y="x", x_shape="output_shape")
 """What a transposed convolution's are called."""
 
 
@@ -333,9 +345,9 @@ class ConvProblem:
         filter_format: str | None,
         dtype: Any,
     ) -> None:
-        x_shape = _shape("input_shape", input_shape)
-        w_shape = _shape("filter_shape", filter_shape)
-        rank = _spatial_rank(names, x_shape, w_shape)
+        x_shape = integers(names.x_shape, input_shape)
+        w_shape = integers(names.w_shape, filter_shape)
+        rank = spatial_rank(names, x_shape, w_shape)
         layout = formats.resolve_data_format(data_format, rank)
         filter_layout = formats.resolve_filter_format(filter_format, rank, layout)
         assign = object.__setattr__
@@ -343,13 +355,13 @@ class ConvProblem:
         assign(self, "filter_shape", w_shape)
         assign(self, "data_format", layout)
         assign(self, "filter_format", filter_layout)
-        assign(self, "stride", _per_axis("stride", stride, rank))
-        assign(self, "dilation", _per_axis("dilation", dilation, rank))
-        assign(self, "groups", _count("groups", groups))
+        assign(self, "stride", _per_axis(names.stride, stride, rank))
+        assign(self, "dilation", _per_axis(names.dilation, dilation, rank))
+        assign(self, "groups", _count(names.groups, groups))
         assign(self, "dtype", dtype_name(dtype))
         _require_sizes(names, self)
         _require_channels(names, self)
-        mode, pairs = _padding(padding, rank)
+        mode, pairs = _padding(names.padding, padding, rank)
         if mode.startswith("same"):
             pairs = tuple(
                 _same_padding(mode, *sizes)
@@ -738,8 +750,11 @@ def interval_text(sizes: range) -> str:
     return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
 
 
-def dtype_name(dtype: Any) -> DtypeName:
+def dtype_name(dtype: Any, owner: str = "x") -> DtypeName:
     """The name of a dtype given as a name, a NumPy dtype or a scalar type.
+
+    Args:
+        owner: the array that it is of, for the error.
 
     Raises:
         ConvTypeError: it is not one of ITEMSIZE.
@@ -750,7 +765,7 @@ def dtype_name(dtype: Any) -> DtypeName:
     if name not in ITEMSIZE:
         raise ConvTypeError(
             f"dtype must be one of {', '.join(ITEMSIZE)}: got {name}. "
-            "Convert the arrays first, for example x.astype('float32')"
+            f"Convert the arrays first, for example {owner}.astype('float32')"
         )
     return cast(DtypeName, name)
 
@@ -777,20 +792,21 @@ def transposed_problem(
     **rules: Any,
 ) -> ConvProblem:
     """``ConvProblem.from_output``, whose errors call the tensors by these names."""
-    y_shape = _shape("output_shape", output_shape)
-    w_shape = _shape("filter_shape", filter_shape)
-    rank = _spatial_rank(names._replace(x=names.y), y_shape, w_shape)
+    y_shape = integers(names.y_shape, output_shape)
+    w_shape = integers(names.w_shape, filter_shape)
+    rank = spatial_rank(names._replace(x=names.y), y_shape, w_shape)
     layout = formats.resolve_data_format(rules["data_format"], rank)
     filter_layout = formats.resolve_filter_format(rules["filter_format"], rank, layout)
+    _require_batch(names.y, y_shape[formats.data_axes(layout)[0]])
     rules |= {"data_format": layout, "filter_format": filter_layout}
     if input_shape is None:
         input_shape, y_shape = _shapes_for(
-            y_shape, w_shape, layout, filter_layout, output_padding, rules
+            names, y_shape, w_shape, layout, filter_layout, output_padding, rules
         )
     elif output_padding is not None:
         raise ConvError(
-            "output_shape and output_padding say the same thing",
-            f"got {shape_text(_shape('output_shape', input_shape))} and {output_padding}",
+            f"{names.x_shape} and output_padding say the same thing",
+            f"got {shape_text(integers(names.x_shape, input_shape))} and {output_padding}",
             "Pass one of them",
         )
     problem = named_problem(names, input_shape, w_shape, **rules)
@@ -801,9 +817,9 @@ def transposed_problem(
 
 def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> None:
     """``ConvProblem.require_output_gradient``, whose errors call the tensors by these names."""
-    x, w, y = names
-    given = _shape(f"{y}.shape", shape)
-    expected = f"Pass a {names.bare(y)} of shape {shape_text(problem.output_shape)}"
+    x, w, y = names[:3]
+    given = integers(f"{y}.shape", shape)
+    expected = f"Pass {names.one(y)} of shape {shape_text(problem.output_shape)}"
     if len(given) != len(problem.output_shape):
         raise ConvError(
             f"{y} must have as many axes as {x}",
@@ -828,20 +844,19 @@ def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> 
         if size == axis.output:
             continue
         sizes = axis.input_sizes_for(size)
-        fitting = f"input sizes {interval_text(sizes)} would" if sizes else "no input size would"
+        one = names.bare(x)
+        fitting = f"{one} sizes {interval_text(sizes)}" if sizes else f"no {one} size"
         raise ConvError(
             f"{y} must have the output size of {x} it belongs to",
             f"{names.any(x)} of {axis.input} gives {axis.formula}, {y} has {size}; "
-            f"{fitting} give {size}",
+            f"{fitting} would give {size}",
             expected,
             axis=axis.name,
         )
 
 
-# -- reading the constructor's arguments ---------------------------------------------------------
-
-
-def _integer(what: str, value: object) -> int:
+def integer(what: str, value: object) -> int:
+    """An integer of 64 bits, from an argument that is called ``what``."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -858,26 +873,17 @@ def _integer(what: str, value: object) -> int:
     return number
 
 
-def _is_sequence(value: object) -> bool:
-    return hasattr(value, "__iter__") and not isinstance(value, str)
-
-
-def _shape(what: str, value: Iterable[int]) -> tuple[int, ...]:
+def integers(what: str, value: Iterable[int]) -> tuple[int, ...]:
+    """A shape, likewise."""
     if not _is_sequence(value):
         raise ConvTypeError(
             f"{what} must be a tuple of integers: got {value!r}. Pass for example (1, 3, 32, 32)"
         )
-    return tuple(_integer(what, size) for size in value)
+    return tuple(integer(what, size) for size in value)
 
 
-def _count(what: str, value: object) -> int:
-    number = _integer(what, value)
-    if number < 1:
-        raise ConvError(f"{what} must be at least 1", f"got {number}", f"Use {what}=1")
-    return number
-
-
-def _spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple[int, ...]) -> int:
+def spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple[int, ...]) -> int:
+    """How many spatial axes tensors of these shapes have."""
     rank = len(input_shape) - 2
     no_batch = len(input_shape) + 1 == len(filter_shape) and rank + 1 in formats.SPATIAL_AXES
     add = f"Add the batch: {shape_text((1, *input_shape))}"
@@ -906,6 +912,20 @@ def _spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tupl
     return rank
 
 
+# -- reading the constructor's arguments ---------------------------------------------------------
+
+
+def _is_sequence(value: object) -> bool:
+    return hasattr(value, "__iter__") and not isinstance(value, str)
+
+
+def _count(what: str, value: object) -> int:
+    number = integer(what, value)
+    if number < 1:
+        raise ConvError(f"{what} must be at least 1", f"got {number}", f"Use {what}=1")
+    return number
+
+
 def _per_axis(what: str, value: Size, rank: int) -> tuple[int, ...]:
     if not _is_sequence(value):
         return (_positive(what, value),) * rank
@@ -921,6 +941,7 @@ def _per_axis(what: str, value: Size, rank: int) -> tuple[int, ...]:
 
 
 def _shapes_for(
+    names: Names,
     y_shape: tuple[int, ...],
     w_shape: tuple[int, ...],
     layout: str,
@@ -932,14 +953,14 @@ def _shapes_for(
     rank = len(y_shape) - 2
     n_axis, c_axis, *spatial_axes = formats.data_axes(layout)
     _, i_axis, *filter_axes = formats.filter_axes(filter_layout)
-    mode, pairs = _padding(arguments["padding"], rank)
-    strides = _per_axis("stride", arguments["stride"], rank)
+    mode, pairs = _padding(names.padding, arguments["padding"], rank)
+    strides = _per_axis(names.stride, arguments["stride"], rank)
     if output_padding is None:
         extra = tuple(s - 1 if mode.startswith("same") else 0 for s in strides)
     elif _is_sequence(output_padding):
-        extra = tuple(_integer("output_padding", v) for v in output_padding)  # type: ignore[union-attr]
+        extra = tuple(integer("output_padding", v) for v in output_padding)  # type: ignore[union-attr]
     else:
-        extra = (_integer("output_padding", output_padding),) * rank
+        extra = (integer("output_padding", output_padding),) * rank
     if len(extra) != rank:
         raise ConvError(
             "output_padding must be one integer, or one for each spatial axis",
@@ -948,13 +969,13 @@ def _shapes_for(
         )
     shape, outputs = list(y_shape), list(y_shape)
     shape[n_axis] = y_shape[n_axis]
-    shape[c_axis] = w_shape[i_axis] * _count("groups", arguments["groups"])
+    shape[c_axis] = w_shape[i_axis] * _count(names.groups, arguments["groups"])
     rules = zip(
         formats.SPATIAL_AXES[rank],
         spatial_axes,
         filter_axes,
         strides,
-        _per_axis("dilation", arguments["dilation"], rank),
+        _per_axis(names.dilation, arguments["dilation"], rank),
         pairs,
         extra,
         strict=True,
@@ -977,30 +998,28 @@ def _shapes_for(
 
 
 def _positive(what: str, value: object, axis: str | None = None) -> int:
-    number = _integer(what, value)
+    number = integer(what, value)
     if number < 1:
-        raise ConvError(
-            f"{what} must be at least 1", f"got {number}", f"Use {what}=1 or more", axis=axis
-        )
+        raise ConvError(f"{what} must be at least 1", f"got {number}", "Use 1 or more", axis=axis)
     return number
 
 
-def _padding(padding: Padding, rank: int) -> tuple[str, tuple[tuple[int, int], ...]]:
+def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[int, int], ...]]:
     """The padding's mode and its pairs; the pairs of a SAME mode are still to be computed."""
     if isinstance(padding, str):
         mode = padding.lower()
         if mode not in PADDING_WORDS:
-            raise unknown_word("padding", padding, PADDING_WORDS)
+            raise unknown_word(what, padding, PADDING_WORDS)
         return mode, ((0, 0),) * rank
     if not _is_sequence(padding):
-        amount = _integer("padding", padding)
+        amount = integer(what, padding)
         sides: tuple = ((amount, amount),) * rank
     else:
-        sides = tuple(_pair(side) for side in padding)  # type: ignore[union-attr]
+        sides = tuple(_pair(what, side) for side in padding)  # type: ignore[union-attr]
     if len(sides) != rank:
         example = ((1, 2),) * rank
         raise ConvError(
-            "padding must be one integer, or an integer or a (before, after) pair for each "
+            f"{what} must be one integer, or an integer or a (before, after) pair for each "
             "spatial axis",
             f"got {len(sides)} entries for {rank} spatial axes",
             f"Pass for example {example}",
@@ -1008,7 +1027,7 @@ def _padding(padding: Padding, rank: int) -> tuple[str, tuple[tuple[int, int], .
     for (before, after), axis in zip(sides, formats.SPATIAL_AXES[rank], strict=True):
         if before < 0 or after < 0:
             raise ConvError(
-                "padding must not be negative",
+                f"{what} must not be negative",
                 f"got ({before}, {after})",
                 "Crop the input instead, and pad by 0",
                 axis=axis,
@@ -1016,14 +1035,14 @@ def _padding(padding: Padding, rank: int) -> tuple[str, tuple[tuple[int, int], .
     return "explicit", sides
 
 
-def _pair(side: object) -> tuple[int, int]:
+def _pair(what: str, side: object) -> tuple[int, int]:
     if not _is_sequence(side):
-        amount = _integer("padding", side)
+        amount = integer(what, side)
         return amount, amount
-    values = tuple(_integer("padding", v) for v in side)  # type: ignore[attr-defined]
+    values = tuple(integer(what, v) for v in side)  # type: ignore[attr-defined]
     if len(values) != 2:
         raise ConvError(
-            "the padding of an axis must be one integer or a (before, after) pair",
+            f"the {what} of an axis must be one integer or a (before, after) pair",
             f"got {values}",
             "Pass for example (0, 1)",
         )
@@ -1041,9 +1060,13 @@ def _same_padding(mode: str, size: int, taps: int, stride: int, dilation: int) -
 # -- rules between the arguments -----------------------------------------------------------------
 
 
+def _require_batch(owner: str, batch: int) -> None:
+    if batch < 0:
+        raise ConvError("the batch must not be negative", f"{owner} has {batch}", "Use 0 or more")
+
+
 def _require_sizes(names: Names, problem: ConvProblem) -> None:
-    if problem.N < 0:
-        raise ConvError("the batch must not be negative", f"got {problem.N}", "Use 0 or more")
+    _require_batch(names.x, problem.N)
     named = [("C", names.x, problem.C), ("O", names.w, problem.K)]
     named.append(("I", names.w, problem.filter_shape[problem.filter_axes[1]]))
     letters = formats.SPATIAL_AXES[problem.spatial_rank]
@@ -1066,19 +1089,19 @@ def _require_channels(names: Names, problem: ConvProblem) -> None:
     for owner, count in ((names.x, C), ("the output" if names.y == "dy" else names.y, K)):
         if count % G:
             raise ConvError(
-                f"groups must divide {names.of(owner)} channels",
-                f"{count} {names.bare(names.of(owner))} channels, groups={G}",
+                f"{names.groups} must divide {names.of(owner)} channels",
+                f"{owner} has {count}, {names.groups}={G}",
                 one_of(_group_repairs(names, problem)),
             )
     if per_group == C // G:
         return
     repairs = [f"give {names.w} I = {C // G}", f"give {names.x} C = {per_group * G}"]
     if C % per_group == 0 and K % (C // per_group) == 0:
-        repairs.insert(0, f"use groups={C // per_group}")
+        repairs.insert(0, f"use {names.groups}={C // per_group}")
     raise ConvError(
-        f"{names.w}'s input channels must be {names.x}'s channels divided by groups",
+        f"{names.w}'s input channels must be {names.x}'s channels divided by {names.groups}",
         f"{names.bare(names.x)} {shape_text(problem.input_shape)} ({problem.data_format}) has "
-        f"C = {C}, groups={G}, so {C // G} for each filter; {names.bare(names.w)} "
+        f"C = {C}, {names.groups}={G}, so {C // G} for each filter; {names.bare(names.w)} "
         f"{shape_text(problem.filter_shape)} ({problem.filter_format}) has I = {per_group}",
         one_of(repairs),
     )
@@ -1119,10 +1142,10 @@ def _group_repairs(names: Names, problem: ConvProblem) -> list[str]:
     per_group = problem.filter_shape[problem.filter_axes[1]]
     repairs = []
     if C % per_group == 0 and K % (C // per_group) == 0:
-        repairs.append(f"use groups={C // per_group}")
+        repairs.append(f"use {names.groups}={C // per_group}")
     else:
         fitting = gcd(G, C, K)
-        repairs.append(f"use groups={fitting} and give {names.w} I = {C // fitting}")
+        repairs.append(f"use {names.groups}={fitting} and give {names.w} I = {C // fitting}")
     if per_group * G == C:
         repairs.append(f"give {names.w} O = {-(-K // G) * G}")
     return repairs
@@ -1134,7 +1157,7 @@ def _require_countable(names: Names, axis: ConvAxis) -> None:
             f"the padded {names.bare(names.x)} must have at most 2^63 - 1 positions",
             f"{names.x} of {axis.input} with padding ({axis.pad_before}, {axis.pad_after}) has "
             f"{axis.padded_input}",
-            "Use less padding"
+            f"Use less {names.padding}"
             if axis.padding_mode == "explicit"
             else "Use fewer taps, or a smaller dilation",
             axis=axis.name,
@@ -1160,14 +1183,15 @@ def _require_window(names: Names, axis: ConvAxis) -> None:
         f"use {names.any(names.x)} of at least {axis.input + missing}",
     ]
     if axis.filter > 1:
-        repairs.append(f"a filter of at most {largest}")
+        repairs.append(f"{names.any(names.w)} of at most {largest}")
     if axis.dilation > 1:
         fitting = (axis.padded_input - 1) // (axis.filter - 1)
         if fitting >= 1:
             repairs.append(f"a dilation of at most {fitting}")
     raise ConvError(
         f"{names.w} must fit into the padded {names.bare(names.x)}",
-        f"a filter of {axis.filter} with dilation {axis.dilation} spans {axis.effective_filter}, "
+        f"{names.any(names.w)} of {axis.filter} with dilation {axis.dilation} spans "
+        f"{axis.effective_filter}, "
         f"{names.x} of {axis.input} with padding ({axis.pad_before}, {axis.pad_after}) has "
         f"{axis.padded_input}",
         one_of(repairs),

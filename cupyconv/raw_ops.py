@@ -21,8 +21,6 @@ What TensorFlow's documentation leaves to the reader:
   which waits for the GPU: pass a list where that matters.
 * ``data_format`` and ``dilations`` may be None, for their defaults; words may be bytes.
 * ``use_cudnn_on_gpu`` and ``name`` change nothing.
-
-Messages call ``input`` x, ``filter`` w and ``out_backprop`` dy, as the rest of the library does.
 """
 
 from __future__ import annotations
@@ -34,7 +32,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, unknown_word
-from cupyconv.problem import shape_text
+from cupyconv.operations import Called
+from cupyconv.problem import Names, Rules, shape_text
 
 __all__ = [
     "BiasAddGrad",
@@ -84,6 +83,20 @@ if TYPE_CHECKING:
 
 _ONES_4 = (1, 1, 1, 1)
 _ONES_5 = (1, 1, 1, 1, 1)
+
+_NAMES = Names(
+    y="out_backprop",
+    x_shape="input_sizes",
+    w_shape="filter_sizes",
+    stride="strides",
+    padding="explicit_paddings",
+    dilation="dilations",
+)
+_CALLED = {
+    "forward": Called(("input", "filter"), tensors=_NAMES._replace(y="the output")),
+    "backprop_input": Called(("filter", "out_backprop"), tensors=_NAMES),
+    "backprop_filter": Called(("input", "out_backprop"), tensors=_NAMES),
+}
 
 
 @overload
@@ -362,7 +375,7 @@ def DepthwiseConv2dNative(
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     x, w = _array(2, "input", input), _array(2, "filter", filter)
     _require_depth(_channels(x.shape, window), w.shape)
-    return operations.conv_forward(x, _grouped(w), groups=_at_least_1(w.shape[2]), **window)
+    return _compute("forward", (x, _grouped(w)), None, _at_least_1(w.shape[2]), window)
 
 
 @overload
@@ -399,7 +412,7 @@ def DepthwiseConv2dNativeBackpropInput(
     shape = _input_shape(2, input_sizes, w, dy, window)
     _require_depth(_channels(shape, window), w.shape)
     groups = _at_least_1(w.shape[2])
-    return operations.conv_backprop_input(shape, _grouped(w), dy, groups=groups, **window)
+    return _compute("backprop_input", (_grouped(w), dy), shape, groups, window)
 
 
 @overload
@@ -436,14 +449,8 @@ def DepthwiseConv2dNativeBackpropFilter(
     shape = _filter_shape(2, filter_sizes)
     _require_depth(_channels(x.shape, window), shape)
     height, width, channels, multiplier = shape
-    dw = operations.conv_backprop_filter(
-        x,
-        (height, width, 1, channels * multiplier),
-        dy,
-        groups=_at_least_1(channels),
-        **window,
-    )
-    return dw.reshape(shape)
+    grouped, groups = (height, width, 1, channels * multiplier), _at_least_1(channels)
+    return _compute("backprop_filter", (x, dy), grouped, groups, window).reshape(shape)
 
 
 @overload
@@ -474,8 +481,7 @@ def BiasAddGrad(
     if word not in words:
         raise unknown_word("data_format", data_format, words)
     layout = words[word]
-    dy, _ = arrays.take("out_backprop", out_backprop)
-    return operations.conv_backprop_bias(dy, data_format=layout)
+    return operations.sum_bias(out_backprop, layout, None, "out_backprop")
 
 
 # -- the passes, from TensorFlow's arguments -------------------------------------------------------
@@ -484,7 +490,7 @@ def BiasAddGrad(
 def _forward(rank: int, input: Any, filter: Any, window: dict[str, Any]) -> Any:
     x, w = _array(rank, "input", input), _array(rank, "filter", filter)
     groups = _groups(_channels(x.shape, window), w.shape)
-    return operations.conv_forward(x, w, groups=groups, **window)
+    return _compute("forward", (x, w), None, groups, window)
 
 
 def _backprop_input(
@@ -493,7 +499,7 @@ def _backprop_input(
     w, dy = _array(rank, "filter", filter), _array(rank, "out_backprop", out_backprop)
     shape = _input_shape(rank, input_sizes, w, dy, window)
     groups = _groups(_channels(shape, window), w.shape)
-    return operations.conv_backprop_input(shape, w, dy, groups=groups, **window)
+    return _compute("backprop_input", (w, dy), shape, groups, window)
 
 
 def _backprop_filter(
@@ -502,7 +508,15 @@ def _backprop_filter(
     x, dy = _array(rank, "input", input), _array(rank, "out_backprop", out_backprop)
     shape = _filter_shape(rank, filter_sizes)
     groups = _groups(_channels(x.shape, window), shape)
-    return operations.conv_backprop_filter(x, shape, dy, groups=groups, **window)
+    return _compute("backprop_filter", (x, dy), shape, groups, window)
+
+
+def _compute(
+    operation: str, given: tuple[Any, ...], shape: Any, groups: int, window: dict[str, Any]
+) -> Any:
+    window = {**window, "groups": groups}
+    rules = tuple(window[name] for name in Rules.__annotations__)
+    return operations.compute(operation, given, shape, rules, None, called=_CALLED[operation])
 
 
 # -- reading the arguments -------------------------------------------------------------------------
@@ -663,7 +677,16 @@ def _groups(channels: int, filter_shape: tuple[int, ...]) -> int:
             f"Give the input {above} channels, or the filter an in depth of "
             f"{gcd(channels, depth)} or {channels}",
         )
-    return channels // depth
+    groups, out_depth = channels // depth, filter_shape[-1]
+    if out_depth % groups:
+        raise ConvError(
+            "the filter's out depth must be a multiple of the groups that its in depth makes",
+            f"the input has {channels} channels, the filter {shape_text(filter_shape)} an in depth "
+            f"of {depth}, so there are {groups} groups, and an out depth of {out_depth}",
+            f"Give the filter an out depth of {-(-out_depth // groups) * groups}, or an in depth "
+            f"of {channels}",
+        )
+    return groups
 
 
 def _require_depth(channels: int, filter_shape: tuple[int, ...]) -> None:

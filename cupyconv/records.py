@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cupyconv.errors import shown
 
@@ -52,6 +52,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return None
         (hint,) = (one for one in inner if one is not type(None))
         return _value(hint, value, where)
+    if origin is Literal:  # its words are for type checkers; whoever reads them knows them
+        return _value(type(inner[0]), value, where)
     if is_dataclass(hint):
         return record(hint, value)  # type: ignore[arg-type]  # a class, not an instance
     if origin is tuple and isinstance(value, list):

@@ -12,7 +12,7 @@ checked as well, and those of paddings and formats may then be in upper or lower
 
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.operations import Gradient
-from cupyconv.planning import Activation, Precision
+from cupyconv.planning import Activation, Impl, Implementation, Precision
 from cupyconv.problem import Dtype, DtypeName, Padding, Rules, Size
 
 __all__ = [
@@ -22,6 +22,8 @@ __all__ = [
     "DtypeName",
     "FilterFormat",
     "Gradient",
+    "Impl",
+    "Implementation",
     "Padding",
     "Precision",
     "Rules",

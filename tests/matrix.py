@@ -142,7 +142,8 @@ def build(out: Path) -> tuple[Path, Path]:
         command = [sys.executable, "-m", "build", "--outdir", folder, str(ROOT)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         out.mkdir(parents=True, exist_ok=True)
-        made = [Path(shutil.copy(path, out)) for path in Path(folder).iterdir()]
+        # They are installed from other folders than this one.
+        made = [Path(shutil.copy(path, out.resolve())) for path in Path(folder).iterdir()]
     (sdist,), (wheel,) = (
         [path for path in made if path.name.endswith(ending)] for ending in (".tar.gz", ".whl")
     )

@@ -320,7 +320,7 @@ def test_wrong_arguments_are_told_and_nothing_is_written():
         (lambda: forward(*given, y, tensor_core="on"), ConvError, "unknown tensor_core.*'always'"),
         (lambda: forward(*given, y, d_layout=2), ConvError, "d_layout must be CUDNN_TENSOR_NCHW"),
         (lambda: forward(*given, y, w_layout="NHWC"), ConvError, "w_layout must be CUDNN_TENSOR"),
-        (lambda: forward(*given, y, rules=((1,), (2, 2), (1, 1), 1)), ConvError, "padding must be"),
+        (lambda: forward(*given, y, rules=((1,), (2, 2), (1, 1), 1)), ConvError, "pad must be"),
         (lambda: forward(*given, y, rules=((1, 1), (2, 0), (1, 1), 1)), ConvError, "stride must"),
         (lambda: forward(*given, y, rules=((1, 1), (2, 2), (1, 1), 2)), ConvError, "groups"),
         (lambda: forward([1, 2], *given[1:], y), ConvTypeError, "x must be a NumPy or CuPy array"),

@@ -147,8 +147,8 @@ def onnx_model(*, attributes=(), inputs=("x", "w"), outputs=("y",), dtype=1, ope
         (("auto_pad", 3), "unknown auto_pad"),
         (("auto_pad", [b"SAME_UPPER"]), "unknown auto_pad"),
         (("auto_pad", b"\xff\xfe"), "unknown auto_pad"),
-        (("group", 1.5), "groups must be made of integers"),
-        (("group", [1]), "groups must be made of integers"),
+        (("group", 1.5), "group must be made of integers"),
+        (("group", [1]), "group must be made of integers"),
     ],
 )
 @pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])

@@ -1,4 +1,4 @@
-"""The documentation's sources; `make docs` builds them, `make test-slow` looks at what is built.
+"""The documentation: its sources, and what is built of them where Sphinx is installed.
 
 Sphinx itself finds links between the pages that lead nowhere, and pages that nobody links to.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -80,6 +82,28 @@ def commands() -> list[tuple[str, int]]:
 def test_the_commands_of_the_pages_end_as_these_say(arguments, code):
     result = CliRunner().invoke(main, arguments.split())
     assert result.exit_code == code, result.output
+
+
+def options_of(command: list[str]) -> set[str]:
+    """What may be told to a command that begins with these words."""
+    if command[:2] != ["python", "-m"]:
+        found = main.get_command(
+            click.Context(main), command[1] if command[1] in COMMANDS else "explain"
+        )
+        return {option for one in found.params for option in (*one.opts, *one.secondary_opts)}
+    spec = importlib.util.find_spec(command[2])
+    assert spec is not None, f"no module {command[2]}"
+    folder = spec.submodule_search_locations
+    source = Path(folder[0], "__main__.py") if folder else Path(spec.origin)
+    return set(re.findall(r"\"(--[a-z-]+)\"", source.read_text()))
+
+
+@pytest.mark.parametrize("page", PROSE, ids=named)
+def test_commands_in_a_text_have_their_options(page):
+    inline = re.findall(r"`((?:cupyconv|python -m) [^`]+)`", page.read_text(encoding="utf-8"))
+    for command in map(shlex.split, inline):
+        wanted = {word for word in command if word.startswith("--")}
+        assert wanted <= options_of(command), " ".join(command)
 
 
 @pytest.mark.parametrize("page", PROSE, ids=named)
@@ -183,7 +207,7 @@ def test_a_picture_follows_its_launch():
 # -- what is built ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_pages_are_built_without_a_warning_and_load_nothing(tmp_path):
     for module in ("sphinx", "myst_nb", "furo"):
         pytest.importorskip(module)
@@ -206,6 +230,14 @@ def test_the_pages_are_built_without_a_warning_and_load_nothing(tmp_path):
     for module in modules:
         names |= {f"{module}.{name}" for name in import_module(f"cupyconv.{module}").__all__}
     assert names - described == set()
+    anchors = {
+        page.resolve(): set(re.findall(r"\bid=\"([^\"]+)\"", page.read_text())) for page in built
+    }
     for page in built:
         for target in re.findall(r"(?:src|href)=\"([^\"#?:]+\.(?:html|css|js))", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+        if "_modules" in page.parts:
+            continue  # where names that have two homes are called by the first
+        for target, anchor in re.findall(r"href=\"([^\"#?:]*)#([^\"]+)\"", page.read_text()):
+            there = (page.parent / target).resolve() if target else page.resolve()
+            assert anchor in anchors[there], f"{page.name}: {target}#{anchor}"

@@ -111,7 +111,7 @@ def test_groups_that_do_not_divide_the_input():
     refused(
         lambda: ConvProblem((1, 6, 9), (8, 3, 3), groups=4),
         rule="groups must divide the input channels",
-        values="6 input channels, groups=4",
+        values="the input has 6, groups=4",
         remedy="Use groups=2",
     )
     ConvProblem((1, 6, 9), (8, 3, 3), groups=2)
@@ -121,7 +121,7 @@ def test_groups_that_do_not_divide_the_output():
     refused(
         lambda: ConvProblem((1, 6, 9), (4, 2, 3), groups=3),
         rule="groups must divide the output channels",
-        values="4 output channels, groups=3",
+        values="the output has 4, groups=3",
         remedy="Use groups=1 and give the filter I = 6, or give the filter O = 6",
     )
     ConvProblem((1, 6, 9), (4, 6, 3), groups=1)
@@ -297,7 +297,7 @@ def test_stride_and_dilation_below_1(word, value, axis):
         lambda: cupyconv.conv_forward(ones(1, 1, 5, 5), ones(1, 1, 3, 3), **{word: value}),
         rule=f"{word} must be at least 1",
         values=f"got {number}",
-        remedy=f"Use {word}=1 or more",
+        remedy="Use 1 or more",
         axis=axis,
     )
 
@@ -336,7 +336,7 @@ def test_negative_batch():
     refused(
         lambda: ConvProblem((-1, 1, 5), (1, 1, 3)),
         rule="the batch must not be negative",
-        values="got -1",
+        values="the input has -1",
         remedy="Use 0 or more",
     )
 
@@ -573,7 +573,7 @@ def test_dtypes_that_no_pass_takes(name, dtype):
     message = str(caught.value)
     assert message.startswith(f"{name}: dtype must be one of float16, bfloat16, float32, float64")
     assert f"got {kind}" in message
-    assert "x.astype('float32')" in message
+    assert f"{name}.astype('float32')" in message
 
 
 def test_dtypes_that_differ():
@@ -696,7 +696,7 @@ def test_masks_are_not_lost_without_a_word(name, computes):
     for number in uses[name]:
         with pytest.raises(ConvTypeError, match="is a masked array") as caught:
             calls[number](layer(**{name: masked}))
-        called = "b" if (name, number) == ("bias", 3) and ": b " in str(caught.value) else name
+        called = "b" if (name, number) == ("bias", 3) else name
         assert f"{called}.filled(0)" in str(caught.value)
         assert f"{called}.data" in str(caught.value)
         calls[number](layer(**{name: masked.filled(0)}))

@@ -47,20 +47,42 @@ def bias_defines(dtype, index, channels_last):
     }
 
 
-QUICK = ("sm_80", "sm_90a")
+FIRST = ("sm_80", "sm_90a")
+"""Architectures that every variant is compiled for on each run."""
+
+OTHERS = tuple(one for one in compiler.ARCHITECTURES if one not in FIRST)
+"""For these they take turns: each is compiled for one of them, in the slow cases for all."""
+
 ARCHITECTURES = [
-    pytest.param(architecture, marks=() if architecture in QUICK else pytest.mark.thorough)
+    pytest.param(architecture, marks=() if architecture in FIRST else pytest.mark.thorough)
     for architecture in compiler.ARCHITECTURES
 ]
 
+BY_TURNS = [
+    *(pytest.param(one, 1, id=one) for one in FIRST),
+    *(pytest.param(one, len(OTHERS), id=one, marks=pytest.mark.thorough) for one in OTHERS),
+    *(pytest.param(one, 1, id=f"{one}-all", marks=pytest.mark.slow) for one in OTHERS),
+]
+"""An architecture, and of how many variants one is compiled for it."""
+
+
+def in_turn(variants, architecture, every):
+    """Of these variants, those whose turn it is on an architecture."""
+    first = OTHERS.index(architecture) if every > 1 else 0
+    return list(variants)[first::every]
+
 
 @pytest.mark.parametrize("source", KERNELS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_generic_kernels_compile_without_spills(architecture, source):
-    tiles = FAMILIES["cuda-generic"].tiles
-    for dtype, index, tile in product(launch.STORAGE, ("int", "long long"), tiles):
-        if not tile.is_for(ITEMSIZE[dtype]):
-            continue
+@pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
+def test_generic_kernels_compile_without_spills(architecture, every, source):
+    variants = [
+        (dtype, index, tile)
+        for dtype, index, tile in product(
+            launch.STORAGE, ("int", "long long"), FAMILIES["cuda-generic"].tiles
+        )
+        if tile.is_for(ITEMSIZE[dtype])
+    ]
+    for dtype, index, tile in in_turn(variants, architecture, every):
         cubin, log = compiler.compile_cubin(
             sources.load(source), tile_defines(dtype, index, tile), architecture
         )
@@ -136,16 +158,11 @@ LAYERS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        pytest.param(architecture, marks=() if architecture in QUICK else pytest.mark.slow)
-        for architecture in compiler.ARCHITECTURES
-    ],
-)
+@pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
 @pytest.mark.parametrize("impl", LAYERS)
-def test_families_compile_without_spills(impl, architecture):
-    for prepared in launches_of(LAYERS[impl], architecture, impl):
+def test_families_compile_without_spills(impl, architecture, every):
+    variants = launches_of(LAYERS[impl], architecture, impl)
+    for prepared in in_turn(variants, architecture, every):
         cubin, log = compiler.compile_cubin(
             sources.load(prepared.source), dict(prepared.defines), architecture
         )

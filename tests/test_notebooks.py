@@ -83,18 +83,27 @@ def test_outputs_are_kept_and_are_the_projects_own(name):
     assert not re.search(r"(?<![\w.])/(?:home|root|work|tmp|usr)/", (FOLDER / name).read_text())
 
 
+TIMED = "resnet50-23,mobilenetv2-dw7,wav2vec-k3,batch1-resnet50-3x3"
+ENOUGH = "mobilenetv2-dw7,wav2vec-k3"
+"""The layers that the last notebook times, and those by which one sees that it does."""
+
+
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=pytest.mark.thorough if name.startswith("04") else ())
-        for name in NOTEBOOKS  # of which the last times a good many layers
+        for name in NOTEBOOKS  # of which the last times layers
     ],
 )
 def test_notebooks_run(name, tmp_path):
     kept, notebook = read(name), read(name)
+    writing = os.environ.get("CUPYCONV_GOLDEN") == "write"
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
+    if name.startswith("04") and not writing:
+        (timing,) = (cell for cell in notebook.cells if TIMED in cell.source)
+        timing.source = timing.source.replace(TIMED, ENOUGH)
     client = nbclient.NotebookClient(
         notebook,
         timeout=LIMIT,
@@ -105,7 +114,7 @@ def test_notebooks_run(name, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Jupyter's own libraries
         client.execute()
-    if os.environ.get("CUPYCONV_GOLDEN") == "write":
+    if writing:
         keep(notebook, kept)
         nbformat.write(kept, FOLDER / name)
     if name.startswith("04"):

@@ -231,9 +231,9 @@ def test_tensors_of_other_libraries_are_taken():
         ({"pads": [1, 1]}, "2 values for 2 spatial axes. Pass 4"),
         ({"strides": [2]}, "strides must have one integer for each spatial axis"),
         ({"dilations": [1, 1, 1]}, "got 3 for 2 spatial axes"),
-        ({"kernel_shape": [3, 2]}, "got 3x2, w is 4x4x3x3. Leave it out, or pass [3, 3]"),
-        ({"group": 3}, "groups must divide"),
-        ({"pads": [0, -1, 0, 0]}, "padding must not be negative"),
+        ({"kernel_shape": [3, 2]}, "got 3x2, the filter is 4x4x3x3. Leave it out, or pass [3, 3]"),
+        ({"group": 3}, "group must divide"),
+        ({"pads": [0, -1, 0, 0]}, "pads must not be negative"),
     ],
 )
 @pytest.mark.parametrize("function", [co.conv, co.conv_transpose])
@@ -261,7 +261,7 @@ def test_a_bias_that_does_not_fit():
     x, w = integers(1, 4, 5), integers(4, 2, 3)
     with pytest.raises(ConvError, match=r"one value for each output channel.* the result has 2"):
         co.conv_transpose(x, w, integers(4))
-    with pytest.raises(ConvTypeError, match=r"all arrays must have one dtype: .*bias is float64"):
+    with pytest.raises(ConvTypeError, match=r"all arrays must have one dtype: .*b is float64"):
         co.conv_transpose(x, w, np.ones(2))
-    with pytest.raises(ConvTypeError, match="bias must be a NumPy or CuPy array"):
+    with pytest.raises(ConvTypeError, match="b must be a NumPy or CuPy array"):
         co.conv_transpose(x, w, [1.0, 2.0])

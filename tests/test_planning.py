@@ -79,15 +79,20 @@ def require_fits_the_chip(planned, problem, device, strides):
 
 
 @pytest.mark.thorough
-def test_plans_fit_the_problem_and_the_chip():
-    """10,000 problems on seven chips, with every precision and limits of the workspace."""
+@pytest.mark.parametrize("chips", [2, pytest.param(len(CHIPS), marks=pytest.mark.slow)])
+def test_plans_fit_the_problem_and_the_chip(chips):
+    """10,000 problems with every precision and limits of the workspace.
+
+    Each on some of the seven chips by turns; in the slow case on all.
+    """
     picked = {device: Counter() for device in CHIPS}
     for number, problem in enumerate(problems(10_000)):
         precision = PRECISIONS[number // 3 % 3]
         limit = (None, None, 0, 1 << 20)[number % 4]
         alignment = (16, 16, ITEMSIZE[problem.dtype])[number % 3]
         strides = replace(Strides.contiguous(problem), alignment=alignment)
-        for device in CHIPS:
+        for turn in range(chips):
+            device = CHIPS[(number + turn * 3) % len(CHIPS)]
             for pass_ in PASSES:
                 request = Request(problem, pass_, device, precision, limit, strides)
                 planned = plan_pass(problem, pass_, device, "auto", precision, limit, strides)

@@ -525,7 +525,7 @@ def conv2d(**changes: Any) -> np.ndarray:
             {"strides": [1, 0, 1, 1]},
             "stride must be at least 1",
             "got 0",
-            "Use stride=1 or more",
+            "Use 1 or more",
             {"strides": [1, 1, 1, 1]},
         ),
         (
@@ -625,7 +625,7 @@ def test_refusals_say_what_would_do(changes, rule, values, remedy, repaired):
         ({"strides": np.array(1)}, "strides must be a list of integers"),
         ({"dilations": 3}, "dilations must be a list of integers: got 3"),
         ({"input": [[1.0]]}, "input must be a NumPy or CuPy array"),
-        ({"filter": integers(3, 3, 4, 6).astype(int)}, "w: dtype must be one of float16"),
+        ({"filter": integers(3, 3, 4, 6).astype(int)}, "filter: dtype must be one of float16"),
     ],
     ids=lambda value: None,
 )

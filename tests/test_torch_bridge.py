@@ -298,7 +298,7 @@ def test_meta_tensors_have_the_shapes_without_the_numbers():
     assert y.shape == F.conv2d(x, w, b, stride=2).shape
     with pytest.raises(ConvError, match="must fit into the padded input"):
         ct.conv2d(x, torch.empty(8, 4, 30, 3, device="meta"))
-    with pytest.raises(ConvError, match="dy must have the output size"):
+    with pytest.raises(ConvError, match="grad_output must have the output size"):
         ct.conv2d_weight(x, w.shape, y)
 
 
@@ -411,7 +411,7 @@ def test_tensors_of_another_kind_are_told_apart(change, said):
         (lambda x, w, b: ct.conv2d(x, w, groups=3), r"groups must divide"),
         (lambda x, w, b: ct.conv2d(x[:, :3], w), r"input channels"),
         (lambda x, w, b: ct.conv2d(x, w, padding=-1), r"must not be negative"),
-        (lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, b), r"bias.*4 channels"),
+        (lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, b), r"bias.*4 output"),
         (
             lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, output_padding=1),
             r"less than the stride or the dilation.*\(axis H\)|Use 0 to 0",
@@ -420,7 +420,7 @@ def test_tensors_of_another_kind_are_told_apart(change, said):
             lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, padding="same"),
             r"is a number",
         ),
-        (lambda x, w, b: ct.conv2d_input((2, 4, 9, 9), w, x), r"dy must have one channel"),
+        (lambda x, w, b: ct.conv2d_input((2, 4, 9, 9), w, x), r"grad_output must have one channel"),
         (lambda x, w, b: ct.conv2d_weight(x, (8, 4, 3), x), r"has 4 axes"),
     ],
 )

@@ -150,7 +150,7 @@ def test_errors_speak_of_x_and_the_result():
         ((x[0], w, {}), "x must have a batch axis"),
         ((x[:, 0, 0], w, {}), "x must have a batch axis"),
         ((x, w[0], {}), "w|the filter must have as many axes as x"),
-        ((x, w, {"groups": 3}), "groups must divide x's channels: 4 x's channels"),
+        ((x, w, {"groups": 3}), "groups must divide x's channels: x has 4"),
         ((x[:, :3], w, {}), "one channel for each filter: x has 3"),
         ((x, w, {"output_shape": (1, 3, 7)}), "must be the result's channels divided by groups"),
         ((x, w, {"output_shape": (1, 2)}), "the result must have a batch axis"),

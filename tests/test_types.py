@@ -15,7 +15,8 @@ from typing import get_args
 import pytest
 
 import cupyconv
-from cupyconv import cudnn, formats, onnx, problem, raw_ops
+from cupyconv import cudnn, formats, onnx, planning, problem, raw_ops
+from cupyconv.planning.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "typed"
@@ -90,6 +91,8 @@ RANKS = tuple(formats.SPATIAL_AXES)
         (formats.FilterFormat, {w for rank in RANKS for w in formats.filter_formats(rank)}),
         (problem.PaddingWord, {w for word in problem.PADDING_WORDS for w in (word, word.upper())}),
         (problem.DtypeName, set(problem.ITEMSIZE)),
+        (planning.Implementation, set(FAMILIES)),
+        (planning.Impl, {"auto", *FAMILIES}),
         (cudnn.TensorCore, set(cudnn._PRECISIONS)),
         (onnx.AutoPad, {"NOTSET", *onnx._PADDING}),
         (raw_ops.Format2D, set(formats.data_formats(2))),

@@ -17,7 +17,7 @@ from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, rea
 from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
 from cupyconv.errors import ConvError
 from cupyconv.formats import DataFormat, FilterFormat
-from cupyconv.planning import Precision
+from cupyconv.planning import Impl, Precision
 from cupyconv.problem import (
     ITEMSIZE,
     TRANSPOSED,
@@ -41,7 +41,7 @@ def conv_forward(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str = "auto",
+    impl: Impl = "auto",
 ) -> da.Array:
     """``cupyconv.conv_forward`` on Dask arrays.
 
@@ -123,7 +123,7 @@ def conv_backprop_input(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str = "auto",
+    impl: Impl = "auto",
 ) -> da.Array:
     """``cupyconv.conv_backprop_input`` on Dask arrays.
 
@@ -152,6 +152,18 @@ def conv_backprop_input(
     }
     problem = ConvProblem(input_shape, w.shape, dtype=shared_dtype(w=w, dy=dy), **layer)
     problem.require_output_gradient(dy.shape)
+    return _input_gradient(problem, w, dy, precision, impl)
+
+
+def _input_gradient(
+    problem: ConvProblem,
+    w: da.Array,
+    dy: da.Array,
+    precision: Precision,
+    impl: Impl,
+    called: str = "dy",
+) -> da.Array:
+    """dx; what errors call dy is ``called``."""
     graph = Graph("backprop_input", problem, precision, impl, dy, w)
     n_axis, k_axis, *spatial = problem.data_axes
     batches = ranges_of(dy.chunks[n_axis])
@@ -169,7 +181,7 @@ def conv_backprop_input(
             outputs = [reach[0] for reach in reaches]
             arguments = [
                 graph.gather("w", w, graph.filters(filters, taken)),
-                graph.gather("dy", dy, graph.data(batch, filters, *outputs)),
+                graph.gather(called, dy, graph.data(batch, filters, *outputs)),
             ]
             shape = lengths_of(graph.data(batch, channels, *inputs))
             read = [
@@ -198,7 +210,7 @@ def conv_transpose(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str = "auto",
+    impl: Impl = "auto",
 ) -> da.Array:
     """``cupyconv.conv_transpose`` on Dask arrays, without activations.
 
@@ -235,9 +247,8 @@ def conv_transpose(
         if size < wanted:  # by the windows that output_padding adds
             missing = (*x.shape[:axis], wanted - size, *x.shape[axis + 1 :])
             x = da.concatenate([x, da.zeros_like(x, shape=missing)], axis)
-    how: dict[str, Any] = {"precision": precision, "impl": impl, **layer}
     if bias is None:
-        return conv_backprop_input(problem.input_shape, w, x, **how)
+        return _input_gradient(problem, w, x, precision, impl, "x")
     bias = as_chunked("bias", bias)
     shared_dtype(x=x, bias=bias)
     if bias.shape != (problem.C,):
@@ -249,7 +260,8 @@ def conv_transpose(
         )
     if ITEMSIZE[dtype] < 4:  # to be rounded once, with the bias
         x, w, bias = (array.astype("float32") for array in (x, w, bias))
-    y = conv_backprop_input(problem.input_shape, w, x, **how)
+        problem = problem.replace(dtype="float32")
+    y = _input_gradient(problem, w, x, precision, impl, "x")
     channel = problem.data_axes[1]
     places = tuple(slice(None) if axis == channel else None for axis in range(y.ndim))
     y = y + bias.rechunk((y.chunks[channel],))[places]
@@ -268,7 +280,7 @@ def conv_backprop_filter(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
-    impl: str = "auto",
+    impl: Impl = "auto",
 ) -> da.Array:
     """``cupyconv.conv_backprop_filter`` on Dask arrays.
 

@@ -2,13 +2,23 @@
 
 from cupyconv.planning.device import Device
 from cupyconv.planning.plan import PassPlan, Plan, plan, plan_pass
-from cupyconv.planning.request import ACTIVATIONS, PRECISIONS, Activation, Precision, Request
+from cupyconv.planning.request import (
+    ACTIVATIONS,
+    PRECISIONS,
+    Activation,
+    Impl,
+    Implementation,
+    Precision,
+    Request,
+)
 
 __all__ = [
     "ACTIVATIONS",
     "PRECISIONS",
     "Activation",
     "Device",
+    "Impl",
+    "Implementation",
     "PassPlan",
     "Plan",
     "Precision",

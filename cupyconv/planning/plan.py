@@ -12,11 +12,11 @@ from cupyconv import markup, records
 from cupyconv.errors import ConvError, shown, unknown_word
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import FAMILIES, Candidate, Family, Tile
-from cupyconv.planning.request import Request
+from cupyconv.planning.request import Impl, Implementation, Request
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES, ConvProblem
 
-AUTO = "auto"
+AUTO: Impl = "auto"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PassPlan:
     """
 
     pass_: str
-    implementation: str
+    implementation: Implementation
     reason: str
     tile: Tile | None = None
     blocks: int = 0

@@ -19,6 +19,23 @@ Activation = Literal["relu", "silu", "gelu"]
 ACTIVATIONS: tuple[Activation | None, ...] = (None, *get_args(Activation))
 """What the forward pass may apply to its results."""
 
+Implementation = Literal[
+    "reference",
+    "numpy",
+    "cuda-generic",
+    "cuda-gather",
+    "cuda-direct",
+    "cuda-toeplitz",
+    "cuda-patch",
+    "cuda-hopper",
+    "cuda-hopper-bf16x6",
+    "cuda-hopper-halo",
+]
+"""The names of the families, for type checkers; when a program runs, the families say them."""
+
+Impl = Literal["auto", Implementation]
+"""What ``impl`` takes beside a plan."""
+
 
 @dataclass(frozen=True)
 class Request:

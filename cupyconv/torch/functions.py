@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from operator import index
 from typing import Any, Literal
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from cupyconv import formats
-from cupyconv.errors import ConvError, ConvTypeError, shown
-from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
+from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem, Names, integer, integers
 from cupyconv.torch import derivatives, operators
 from cupyconv.torch.operators import DTYPES
 
@@ -21,6 +20,10 @@ IntOrInts = int | Sequence[int]
 Padding = Literal["valid", "same"] | IntOrInts
 
 _DEVICES = ("cpu", "cuda", "meta")
+
+_CONVOLUTION = Names(w="the weight", y="the output")
+_TRANSPOSED = Names("the result", "the weight", "the input")
+_GRADIENT = Names(w="the weight", y="grad_output", x_shape="input_size", w_shape="weight_size")
 
 
 # -- torch.nn.functional ---------------------------------------------------------------------------
@@ -350,11 +353,13 @@ def _convolution(
 ) -> Tensor:
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    groups = _index("groups", groups)
+    groups = _groups(groups)
     if _has_no_channels(x, w):
         y = _without_channels(x, w, b, strides, pads, dilations)
     else:
-        y = _operators().forward(x, w, b, strides, pads, dilations, groups)
+        _require_bias(b, w.shape[0], "the weight")
+        given = (x, w, b, strides, pads, dilations, groups)
+        y = _computed("forward", given, _CONVOLUTION, (x.shape, w.shape, None))
     return y if batched else y.squeeze(0)
 
 
@@ -378,7 +383,7 @@ def _transposed(
         )
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    extra, groups = _per_axis("output_padding", output_padding, rank), _index("groups", groups)
+    extra, groups = _per_axis("output_padding", output_padding, rank), _groups(groups)
     sizes, missing = [], []
     for i in range(rank):
         if extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
@@ -396,16 +401,12 @@ def _transposed(
     if any(missing):
         x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
     shape = [x.shape[0], w.shape[1] * groups, *sizes]
-    if b is not None and b.shape != (shape[1],):
-        raise ConvError(
-            "the bias must have one value for each channel of the result",
-            f"bias is {_shape_text(b)}, the result has {shape[1]} channels",
-            f"Pass a bias of shape ({shape[1]},)",
-        )
+    _require_bias(b, shape[1], "the result")
     if w.is_complex():
         # What the operator multiplies by is its conjugate; a lazy one has no forward mode.
         w = torch.conj_physical(w)
-    y = _operators().backprop_input(shape, w, x, b, strides, pads, dilations, groups)
+    given = (shape, w, x, b, strides, pads, dilations, groups)
+    y = _computed("backprop_input", given, _TRANSPOSED, (shape, w.shape, x.shape))
     return y if batched else y.squeeze(0)
 
 
@@ -422,9 +423,10 @@ def _input_gradient(
 ) -> Tensor:
     (dy, w, _), batched = _operands(rank, "grad_output", grad_output, weight, None)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    shape = list(input_size) if batched else [1, *input_size]
-    groups = _index("groups", groups)
-    dx = _operators().backprop_input(shape, w, dy, None, strides, pads, dilations, groups)
+    sizes, groups = _sizes("input_size", input_size), _groups(groups)
+    shape = sizes if batched else [1, *sizes]
+    given = (shape, w, dy, None, strides, pads, dilations, groups)
+    dx = _computed("backprop_input", given, _GRADIENT, (shape, w.shape, dy.shape))
     return dx if batched else dx.squeeze(0)
 
 
@@ -439,7 +441,7 @@ def _weight_gradient(
     dilation: IntOrInts,
     groups: int,
 ) -> Tensor:
-    shape = list(weight_size)
+    shape = _sizes("weight_size", weight_size)
     if len(shape) != rank + 2:
         raise ConvError(
             f"the weight of a {rank}-D convolution has {rank + 2} axes",
@@ -450,8 +452,9 @@ def _weight_gradient(
     x, _ = _batched(rank, "input", x)
     dy, _ = _batched(rank, "grad_output", dy)
     strides, pads, dilations = _window(rank, shape[2:], stride, padding, dilation)
-    groups = _index("groups", groups)
-    return _operators().backprop_filter(x, shape, dy, strides, pads, dilations, groups)
+    groups = _groups(groups)
+    given = (x, shape, dy, strides, pads, dilations, groups)
+    return _computed("backprop_filter", given, _GRADIENT, (x.shape, shape, dy.shape))
 
 
 @_refusing_as_pytorch
@@ -472,21 +475,43 @@ def _gradients(
     stride, padding, dilation, groups = window
     rank = weight.dim() - 2
     dy, x, w = _cast("grad_output", grad_output, "input", input, "weight", weight)
-    given = (*_window(rank, w.shape[2:], stride, padding, dilation), _index("groups", groups))
-    of = _operators()
+    layer = (*_window(rank, w.shape[2:], stride, padding, dilation), _groups(groups))
+    shapes = (x.shape, w.shape, dy.shape)
+    of_x, of_w = (list(x.shape), w, dy, None, *layer), (x, list(w.shape), dy, *layer)
     return (
-        of.backprop_input(list(x.shape), w, dy, None, *given) if wanted[0] else None,
-        of.backprop_filter(x, list(w.shape), dy, *given) if wanted[1] else None,
+        _computed("backprop_input", of_x, _GRADIENT, shapes) if wanted[0] else None,
+        _computed("backprop_filter", of_w, _GRADIENT, shapes) if wanted[1] else None,
         operators.sum_pixels(dy) if wanted[2] else None,
     )
 
 
-def _operators() -> Any:
-    """What computes a call: while a transform is active, the operators that it can look into."""
-    transformed = not torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
-    return derivatives if transformed else operators
+def _computed(operator: str, given: tuple[Any, ...], names: Names, shapes: tuple[Any, ...]) -> Any:
+    """What an operator gives; what it refuses is said in the caller's words.
+
+    Args:
+        operator: its name.
+        given: its arguments, the last four of them the layer's.
+        names: what the caller calls the layer's tensors.
+        shapes: theirs.
+    """
+    if torch.compiler.is_compiling():
+        return getattr(operators, operator)(*given)
+    # While a transform is active, operators that it can look into.
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    try:
+        return getattr(derivatives if transformed else operators, operator)(*given)
+    except ConvError:
+        operators.require_layer(names, shapes, given[-4:])
+        raise
+
+
+def _require_bias(bias: Tensor | None, channels: int, owner: str) -> None:
+    if bias is not None and bias.shape != (channels,):
+        raise ConvError(
+            "the bias must have one value for each output channel",
+            f"bias is {_shape_text(bias)}, {owner} has {channels} output channels",
+            f"Pass a bias of shape ({channels},)",
+        )
 
 
 def _has_no_channels(x: Tensor, w: Tensor) -> bool:
@@ -656,17 +681,23 @@ def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:
     return values
 
 
+def _sizes(what: str, value: Any) -> list[int]:
+    """A shape, whose sizes a compiler may have left open."""
+    is_list = hasattr(value, "__iter__")
+    return [_index(what, one) for one in (value if is_list else integers(what, value))]
+
+
+def _groups(value: Any) -> int:
+    groups = _index("groups", value)
+    if groups < 1:
+        raise ConvError("groups must be at least 1", f"got {groups}", "Use groups=1")
+    return groups
+
+
 def _index(what: str, value: Any) -> int:
     """An integer, of whatever library; one that a compiler has left open stays so."""
-    if isinstance(value, (int, torch.SymInt)):
-        return value
-    try:
-        return index(value)
-    except TypeError:
-        raise ConvTypeError(
-            f"{what} must be made of integers: got {shown(value)}. Pass an int, or one for each "
-            "spatial axis"
-        ) from None
+    is_open = torch.compiler.is_compiling() or isinstance(value, torch.SymInt)
+    return value if is_open and isinstance(value, (int, torch.SymInt)) else integer(what, value)
 
 
 def _shape_text(tensor: Tensor) -> str:

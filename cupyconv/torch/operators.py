@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from cupyconv import arrays, operations
-from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem, dtype_name
+from cupyconv.problem import (
+    ITEMSIZE,
+    ConvAxis,
+    ConvProblem,
+    Names,
+    dtype_name,
+    named_problem,
+    require_output,
+)
+
+_PLAIN = Names()
 
 DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in ITEMSIZE}
 """PyTorch's dtypes that are computed, with their names."""
@@ -36,7 +46,7 @@ backprop_filter = torch.ops.cupyconv.backprop_filter.default
 
 
 def _run_forward(x, w, bias, stride, padding, dilation, groups):
-    problem, layer = _layer(x.shape, w.shape, None, x.dtype, stride, padding, dilation, groups)
+    problem, layer = _layer((x.shape, w.shape, None), x.dtype, (stride, padding, dilation, groups))
     y = _empty(problem.output_shape, x, w)
     with _place(x.device):
         b = None if bias is None else _memory(bias)
@@ -46,7 +56,7 @@ def _run_forward(x, w, bias, stride, padding, dilation, groups):
 
 def _run_backprop_input(input_shape, w, dy, bias, stride, padding, dilation, groups):
     window = (stride, padding, dilation, groups)
-    _, layer = _layer(input_shape, w.shape, dy.shape, w.dtype, *window)
+    _, layer = _layer((input_shape, w.shape, dy.shape), w.dtype, window)
     dx, shape = _empty(input_shape, dy, w), tuple(input_shape)
     with _place(w.device):
         given = (_memory(w), _memory(dy))
@@ -63,7 +73,7 @@ def _run_backprop_input(input_shape, w, dy, bias, stride, padding, dilation, gro
 
 def _run_backprop_filter(x, filter_shape, dy, stride, padding, dilation, groups):
     window = (stride, padding, dilation, groups)
-    _, layer = _layer(x.shape, filter_shape, dy.shape, x.dtype, *window)
+    _, layer = _layer((x.shape, filter_shape, dy.shape), x.dtype, window)
     dw = _empty(filter_shape, x, dy)
     with _place(x.device):
         operations.conv_backprop_filter(
@@ -72,10 +82,34 @@ def _run_backprop_filter(x, filter_shape, dy, stride, padding, dilation, groups)
     return dw
 
 
-def _layer(x_shape, w_shape, dy_shape, dtype, stride, padding, dilation, groups):
+def require_layer(names: Names, shapes: tuple[Any, ...], layer: tuple[Any, ...]) -> None:
+    """Check a call whose tensors are called by these names, unless sizes of it are left open.
+
+    Args:
+        shapes: of x, w and y; None for a y that is not given.
+        layer: stride, padding, dilation and groups, as the operators take them.
+
+    Raises:
+        ConvError: no such convolution exists, or it does not have this y.
+    """
+    *window, groups = layer
+    if not _is_symbolic(*(shape or () for shape in shapes), *window, (groups,)):
+        _layer(shapes, torch.float32, layer, names)
+
+
+def _layer(
+    shapes: tuple[Any, ...],
+    dtype: torch.dtype,
+    layer: tuple[Any, ...],
+    names: Names = _PLAIN,
+) -> tuple[ConvProblem, dict[str, Any]]:
     """The problem of a call, which dy fits if there is one, and the library's keywords for it."""
-    shapes = tuple(x_shape), tuple(w_shape), None if dy_shape is None else tuple(dy_shape)
-    return _checked_layer(*shapes, dtype, tuple(stride), tuple(padding), tuple(dilation), groups)
+    x, w, dy = (None if shape is None else tuple(shape) for shape in shapes)
+    *window, groups = layer
+    stride, padding, dilation = map(tuple, window)
+    assert x is not None
+    assert w is not None
+    return _checked_layer(x, w, dy, dtype, stride, padding, dilation, groups, names)
 
 
 @lru_cache(maxsize=4096)
@@ -88,6 +122,7 @@ def _checked_layer(
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
     groups: int,
+    names: Names,
 ) -> tuple[ConvProblem, dict[str, Any]]:
     layer: dict[str, Any] = {
         "stride": stride,
@@ -95,9 +130,11 @@ def _checked_layer(
         "dilation": dilation,
         "groups": groups,
     }
-    problem = ConvProblem(x_shape, w_shape, dtype=dtype_name(DTYPES.get(dtype, dtype)), **layer)
+    plain = {"data_format": None, "filter_format": None}
+    name = dtype_name(DTYPES.get(dtype, dtype))
+    problem = named_problem(names, x_shape, w_shape, dtype=name, **plain, **layer)
     if dy_shape is not None:
-        problem.require_output_gradient(dy_shape)
+        require_output(names, problem, dy_shape)
     return problem, layer
 
 
@@ -164,7 +201,7 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 def _forward_shape(x, w, bias, stride, padding, dilation, groups):
     if not _is_symbolic(x.shape, w.shape, stride, padding, dilation, (groups,)):
-        problem, _ = _layer(x.shape, w.shape, None, x.dtype, stride, padding, dilation, groups)
+        problem, _ = _layer((x.shape, w.shape, None), x.dtype, (stride, padding, dilation, groups))
         return _empty(problem.output_shape, x, w)
     sizes = [
         ConvAxis("", size, taps, s, d, before, after, "explicit").output
@@ -178,14 +215,14 @@ def _forward_shape(x, w, bias, stride, padding, dilation, groups):
 def _backprop_input_shape(input_shape, w, dy, bias, stride, padding, dilation, groups):
     if not _is_symbolic(input_shape, w.shape, dy.shape, stride, padding, dilation, (groups,)):
         window = (stride, padding, dilation, groups)
-        _layer(input_shape, w.shape, dy.shape, w.dtype, *window)
+        _layer((input_shape, w.shape, dy.shape), w.dtype, window)
     return _empty(input_shape, dy, w)
 
 
 def _backprop_filter_shape(x, filter_shape, dy, stride, padding, dilation, groups):
     if not _is_symbolic(x.shape, filter_shape, dy.shape, stride, padding, dilation, (groups,)):
         window = (stride, padding, dilation, groups)
-        _layer(x.shape, filter_shape, dy.shape, x.dtype, *window)
+        _layer((x.shape, filter_shape, dy.shape), x.dtype, window)
     return _empty(filter_shape, x, dy)
 
 

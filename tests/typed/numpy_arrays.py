@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, onnx, raw_ops
-from cupyconv.typing import Padding, Rules, Size
+from cupyconv.typing import Impl, Implementation, Padding, Rules, Size
 
 Images = NDArray[np.float32]
 
@@ -41,6 +41,11 @@ def halve(images: Images, filters: Images, padding: Padding = "same", stride: Si
     return cupyconv.conv_forward(images, filters, padding=padding, stride=stride)
 
 
+def compared(images: Images, filters: Images, impl: Impl = "auto") -> bool:
+    y = cupyconv.conv_forward(images, filters, impl=impl)
+    return bool((y == cupyconv.conv_forward(images, filters, impl="reference")).all())
+
+
 def repeated(images: Images, filters: Images, rules: Rules) -> Iterator[Images]:
     yield cupyconv.conv_forward(images, filters, **rules)
     problem = ConvProblem(images.shape, filters.shape, **rules)
@@ -58,7 +63,8 @@ again = ConvProblem(x.shape, w.shape, dtype=problem.dtype, data_format=problem.d
 
 planned = cupyconv.plan(problem, "sm_90a", precision="bf16x6")
 assert_type(planned, cupyconv.Plan)
-assert_type(planned["forward"].implementation, str)
+assert_type(planned["forward"].implementation, Implementation)
+cupyconv.conv_forward(x, w, impl=planned["forward"].implementation)
 assert_type(cupyconv.Plan.from_json(planned.to_json()), cupyconv.Plan)
 cupyconv.conv_forward(x, w, impl=planned)
 cupyconv.benchmark = True

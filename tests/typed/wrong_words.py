@@ -3,6 +3,7 @@
 import numpy as np
 
 import cupyconv
+import cupyconv.dask as cd
 from cupyconv import ConvProblem, cudnn, onnx, raw_ops
 
 x = np.zeros((8, 64, 56, 56), np.float32)
@@ -14,6 +15,11 @@ cupyconv.conv_forward(x, w, data_format="NHCW")  # type: ignore[call-overload]  
 cupyconv.conv_forward(x, w, filter_format="IOHW")  # type: ignore[call-overload]  # pyright: ignore
 cupyconv.conv_forward(x, w, activation="relo")  # type: ignore[call-overload]  # pyright: ignore
 cupyconv.conv_forward(x, w, precision="fp32")  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_forward(x, w, impl="cuda-gathr")  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_backprop_input(x.shape, w, x, impl="cuda")  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_backprop_filter(x, w.shape, x, impl="cudnn")  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_backward(x, w, x, impl="Auto")  # type: ignore[call-overload]  # pyright: ignore
+cupyconv.conv_transpose(x, w, impl="CUDA-direct")  # type: ignore[call-overload]  # pyright: ignore
 cupyconv.conv_transpose(x, w, padding="full")  # type: ignore[arg-type]  # pyright: ignore
 cupyconv.conv_backprop_bias(x, data_format="NHCW")  # type: ignore[call-overload]  # pyright: ignore
 cupyconv.conv_backward(x, w, x, needs=["weight"])  # type: ignore[list-item]  # pyright: ignore
@@ -21,6 +27,8 @@ ConvProblem(x.shape, w.shape, padding="sane")  # type: ignore[arg-type]  # pyrig
 ConvProblem(x.shape, w.shape, dtype="float31")  # type: ignore[arg-type]  # pyright: ignore
 ConvProblem(x.shape, w.shape).replace(dtype="int8")  # type: ignore[arg-type]  # pyright: ignore
 cupyconv.plan(ConvProblem(x.shape, w.shape), precision="tf23")  # type: ignore[arg-type]  # pyright: ignore
+cupyconv.plan(ConvProblem(x.shape, w.shape), impl="numby")  # type: ignore[arg-type]  # pyright: ignore
+cd.conv_forward(x, w, impl="dask")  # type: ignore[arg-type]  # pyright: ignore
 cupyconv.explain(ConvProblem(x.shape, w.shape), values="ones")  # type: ignore[arg-type]  # pyright: ignore
 onnx.conv(x, w, auto_pad="SAME")  # type: ignore[call-overload]  # pyright: ignore
 raw_ops.Conv2D(input=x, filter=w, strides=[1], padding="same")  # type: ignore[call-overload]  # pyright: ignore

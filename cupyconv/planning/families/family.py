@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cupyconv.planning.device import CHIPS
-from cupyconv.planning.request import Request
+from cupyconv.planning.request import Implementation, Request
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 
@@ -89,7 +89,7 @@ class Family(ABC):
         tiles: block tiles that its kernels may be compiled with.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[Implementation]
     summary: ClassVar[str]
     kernels: ClassVar[str]
     on_gpu: ClassVar[bool] = True

@@ -1,0 +1,409 @@
+"""Errors call things what the caller called them, whichever way he came in.
+
+Of each function of each way in, each argument of its layer is made wrong in every manner, one at a
+time.  The error has to name it, and nothing that the function does not have.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem, cudnn, onnx, raw_ops
+from cupyconv.errors import ConvTypeError
+
+BATCH, C, K, GROUPS, PIXELS, TAPS, OUTPUTS = 5, 4, 8, 2, 6, 3, 3
+"""The layer's; its stride is 2 and its padding 1."""
+
+BESIDE = {
+    *("activation", "impl", "measure", "needs", "precision"),
+    *("auto_tune", "d_layout", "deterministic", "tensor_core", "w_layout"),
+    *("dtype", "name", "transposed", "use_cudnn_on_gpu"),
+}
+"""Parameters that are not of the layer."""
+
+TENSORS = {
+    **dict.fromkeys(("x", "input"), "x"),
+    **dict.fromkeys(("w", "W", "filter", "weight"), "w"),
+    **dict.fromkeys(("dy", "gy", "grad_output", "out_backprop"), "y"),
+    **dict.fromkeys(("b", "bias"), "bias"),
+}
+"""Which of the layer's tensors a parameter is, in most functions."""
+
+SHAPES = {
+    **dict.fromkeys(("x_shape", "input_shape", "input_sizes", "input_size"), "x"),
+    **dict.fromkeys(("w_shape", "filter_shape", "filter_sizes", "weight_size"), "w"),
+    "output_shape": "x",
+}
+"""Which one's shape."""
+
+IN_WORDS = {
+    "x": "input",
+    "w": "filter",
+    "b": "bias",
+    "x_shape": "x|input",
+    "w_shape": "filter",
+    "input_shape": "input",
+    "input_sizes": "input",
+    "input_size": "input",
+    "filter_shape": "filter",
+    "filter_sizes": "filter",
+    "weight_size": "weight",
+    "output_shape": "result|output",
+    "dilations": r"dilation \d+",
+}
+"""What a parameter may be called beside its name."""
+
+RELATIONS = {
+    "another dtype",
+    "another batch",
+    "no channels",
+    "no divisor",
+    "other",
+    "too large",
+    "wrong channels",
+}
+"""Faults of which an error may name what the argument does not go with."""
+
+
+ACCEPTED = (
+    "*.conv_forward x: another batch",  # where no other tensor has one
+    "*.conv x: another batch",
+    "*Conv* input: another batch",
+    "*conv?d input: another batch",
+    "*conv_transpose* [ix]*: another batch",
+    "*conv_transpose* *: too large",
+    "raw_ops.Conv3D* *: too large",  # SAME pads by as much as is needed
+    "raw_ops.Conv2DBackprop*V2 *: *dtype*",  # of which only the shape counts
+    "raw_ops.DepthwiseConv2dNative filter: wrong channels",
+    "onnx.conv_transpose* pads: *",  # of no account beside an output_shape
+    "onnx.conv_transpose_problem group: other",
+    "problem.from_output groups: other",
+    "*conv_backprop_bias dy: another batch",
+    "*conv_backprop_bias dy: too large",
+    "dask.*conv_backprop_bias dy: *",
+    "raw_ops.BiasAddGrad out_backprop: *",  # of any number of axes
+    "cudnn.* b: too many axes",
+)
+"""Faults that are none: the way, the argument and what is done to it."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A function that takes a layer.
+
+    Attributes:
+        call: the function.
+        unlike: which of the layer's tensors parameters are, where TENSORS and SHAPES do not say it.
+        rank: spatial axes.
+        last: whether channels are last.
+        make: makes its kind of arrays out of NumPy's.
+        finish: computes its result, if it has not.
+        without: a parameter that is left out.
+    """
+
+    call: Callable[..., Any]
+    unlike: dict[str, str] = field(default_factory=dict)
+    rank: int = 2
+    last: bool = False
+    make: Callable[[Any], Any] = np.array
+    finish: Callable[[Any], Any] = lambda result: result
+    without: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.call.__module__.removeprefix('cupyconv.')}.{self.call.__name__}"
+
+    @property
+    def transposes(self) -> bool:
+        """Whether sizes of the result follow from its arguments, which may be any then."""
+        return "transpose" in self.name or self.call == ConvProblem.from_output
+
+    @property
+    def parameters(self) -> list[str]:
+        return list(inspect.signature(self.call).parameters)
+
+    def tensor(self, name: str) -> str | None:
+        """Which of the layer's tensors a parameter is, or has the shape of."""
+        return {**TENSORS, **SHAPES, **self.unlike}.get(name)
+
+    def is_array(self, name: str) -> bool:
+        return self.tensor(name) is not None and name not in SHAPES
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        if tensor == "bias":
+            return (C if self.transposes or "backward_data" in self.name else K,)
+        depthwise = self.call.__name__.startswith("Depthwise")
+        sizes = {"x": PIXELS, "w": TAPS, "y": OUTPUTS}[tensor]
+        first, second = {"x": (BATCH, C), "w": (K, C // GROUPS), "y": (BATCH, K)}[tensor]
+        spatial = (sizes,) * self.rank
+        if not self.last:
+            return (first, second, *spatial)
+        if tensor != "w":
+            return (first, *spatial, second)
+        return (*spatial, *((C, K // C) if depthwise else (second, first)))
+
+    def valid(self) -> dict[str, Any]:
+        """Arguments of which nothing is wrong, by parameter."""
+        ones, twos = [1] * self.rank, [2] * self.rank
+        rules: dict[str, Any] = {"stride": 2, "padding": 1, "pad": 1, "dilation": 1}
+        rules |= {"groups": GROUPS, "group": GROUPS, "output_padding": ones, "auto_pad": "NOTSET"}
+        rules |= {"strides": twos, "dilations": ones, "pads": ones * 2, "kernel_shape": None}
+        rules |= {"data_format": None, "filter_format": None, "auto_tune": False}
+        rules |= {"deterministic": True, "tensor_core": "auto"}
+        if self.last:
+            rules |= {"strides": [1, *twos, 1], "dilations": [1, *ones, 1]}
+            rules |= {"explicit_paddings": [0, 0, *ones, *ones, 0, 0]}
+            rules["padding"] = "EXPLICIT" if "explicit_paddings" in self.parameters else "SAME"
+        found = {}
+        for name in self.parameters:
+            tensor = self.tensor(name)
+            if name == self.without:
+                continue
+            if self.is_array(name):
+                found[name] = self.make(np.ones(self.shape(tensor), "float32"))
+            elif tensor is not None:
+                found[name] = list(self.shape(tensor))
+            elif name in rules:
+                found[name] = rules[name]
+        return found
+
+
+# -- what can be wrong -----------------------------------------------------------------------------
+
+
+def faults(way: Way, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What can be wrong with an argument, each with a value that is."""
+    rank, several = way.rank, isinstance(value, list)
+    if way.is_array(name):
+        yield from faults_of_an_array(way, name)
+    elif name in SHAPES:
+        yield "a number", 5
+        yield "fractions", [1.5] * len(value)
+        yield "too few", value[:1]
+        yield "negative", [-1] * len(value)
+        yield "other", [size + 7 for size in value]
+    elif name in ("stride", "strides", "dilation", "dilations"):
+        yield "fractions", [1.5] * len(value) if several else 1.5
+        yield "too many", [1] * 7
+        yield "a word", "two"
+        wrong = {"zero": 0, "negative": -2, "huge": 1 << 70}
+        if name.startswith("dilation") and not way.transposes:
+            wrong["too large"] = 19
+        for label, number in wrong.items():
+            yield label, [1, *[number] * rank, 1] if way.last else [number] * rank
+            if not several:
+                yield f"{label}, alone", number
+    elif name in ("padding", "pad", "pads", "explicit_paddings"):
+        if name != "explicit_paddings":
+            yield "a word", "sane"
+        if not isinstance(value, str):
+            yield "fractions", [1.5] * len(value) if several else 1.5
+            yield "too many", [1] * 17
+            yield "negative", [-n for n in value] if several else -1
+            yield "huge", [n << 70 for n in value] if several else 1 << 70
+            if not way.transposes:
+                yield "not to be counted", [n << 62 for n in value] if several else 1 << 62
+    elif name in ("groups", "group"):
+        yield "fractions", 1.5
+        yield "zero", 0
+        yield "a word", "two"
+        yield "no divisor", 3
+        yield "other", 4
+    elif name in ("data_format", "filter_format", "auto_pad"):
+        yield "a word", "NHCW"
+    elif name == "kernel_shape":
+        yield "a number", 3
+        yield "other", [5] * rank
+    elif name == "output_padding":
+        yield "fractions", [0.5] * rank
+        yield "too many", [0] * 5
+        yield "negative", [-1] * rank
+        yield "too much", [2] * rank
+    else:
+        raise AssertionError(f"what can be wrong with {name}?")
+
+
+def faults_of_an_array(way: Way, name: str) -> Iterator[tuple[str, Any]]:
+    tensor = way.tensor(name)
+    shape = way.shape(tensor)
+
+    def with_sizes(old: int, new: int, dtype: str = "float32") -> Any:
+        sizes = [new if size == old else size for size in shape]
+        return way.make(np.ones(sizes, dtype))
+
+    yield "no array", [[1.0]]
+    yield "another dtype", with_sizes(0, 0, "float64")
+    yield "no dtype of ours", with_sizes(0, 0, "int32")
+    yield "no axes", way.make(np.ones((), "float32"))
+    yield "too many axes", way.make(np.ones((1, 1, *shape, 1), "float32"))
+    channels = {"x": C, "w": K // C if K not in shape else K, "y": K, "bias": max(shape)}[tensor]
+    yield "wrong channels", with_sizes(channels, channels + 1)
+    if tensor == "bias":
+        return
+    yield "no channels", with_sizes(channels, 0)
+    if tensor != "w":
+        yield "another batch", with_sizes(BATCH, BATCH + 1)
+    if tensor == "y":
+        yield "too large", with_sizes(OUTPUTS, 12)
+    if tensor == "x":
+        yield "no pixels", with_sizes(PIXELS, 0)
+    if tensor == "w":
+        yield "too large", with_sizes(TAPS, 12)
+        yield "no taps", with_sizes(TAPS, 0)
+
+
+# -- the ways in -----------------------------------------------------------------------------------
+
+
+TRANSPOSED = {"x": "y", "input": "y"}
+
+
+SIZE, PADDING = "output_shape", "output_padding"
+"""Parameters that say the same thing in two ways."""
+
+
+def library(module: Any, **more: Any) -> list[Way]:
+    """The functions of the library, or those of their names elsewhere."""
+    transposed = {**TRANSPOSED, "out": "x"}
+    return [
+        Way(module.conv_forward, {"out": "y"}, **more),
+        Way(module.conv_backprop_input, {"out": "x"}, **more),
+        Way(module.conv_backprop_filter, {"out": "w"}, **more),
+        Way(module.conv_transpose, transposed, without=PADDING, **more),
+        Way(module.conv_transpose, transposed, without=SIZE, **more),
+        Way(module.conv_backprop_bias, {"out": "bias"}, **more),
+    ]
+
+
+def tensorflow() -> Iterator[Way]:
+    for name in raw_ops.__all__:
+        yield Way(getattr(raw_ops, name), rank=3 if "3D" in name else 2, last=True)
+
+
+def pytorch() -> Iterator[Way]:
+    import torch
+
+    module = import_module("cupyconv.torch")
+    for name in module.__all__:
+        if name.startswith("conv"):
+            unlike = TRANSPOSED if "transpose" in name else {}
+            rank = int(re.search(r"(\d)d", name)[1])
+            yield Way(getattr(module, name), unlike, rank, make=torch.from_numpy)
+
+
+def dask() -> list[Way]:
+    import dask.array as da
+
+    return library(
+        import_module("cupyconv.dask"),
+        make=lambda array: da.from_array(array, chunks=-1),
+        finish=lambda result: result.compute(scheduler="sync"),
+    )
+
+
+WAYS = [
+    *library(cupyconv),
+    Way(cupyconv.conv_backward),
+    Way(ConvProblem),
+    Way(ConvProblem.from_output, {SIZE: "y"}, without=PADDING),
+    Way(ConvProblem.from_output, {SIZE: "y"}, without="input_shape"),
+    *tensorflow(),
+    Way(onnx.conv),
+    Way(onnx.conv_problem),
+    *(
+        Way(call, unlike, without=without)
+        for call, unlike in (
+            (onnx.conv_transpose, TRANSPOSED),
+            (onnx.conv_transpose_problem, {"x_shape": "y"}),
+        )
+        for without in (SIZE, PADDING)
+    ),
+    Way(cudnn.convolution_forward, {"y": "y"}),
+    Way(cudnn.convolution_backward_filter, {"gW": "w"}),
+    Way(cudnn.convolution_backward_data, {"x": "y", "y": "x"}),
+    *(pytorch() if find_spec("torch") else ()),
+    *(dask() if find_spec("dask") else ()),
+]
+
+NAMES = (
+    r"\b(?:x|w|dy|dx|dw|y|b|gy|gW|[a-z]+(?:_[a-z]+)+|weight|input\.\w+)\b|(?<!has )\bW\b(?! = )"
+    r"|\b(?:the|a) filter\b|\bfilter \d|\b\w+(?==\w)"
+)
+"""What in a message is the name of an argument, if of any function's."""
+
+PROSE = {"same_lower", "channels_first", "channels_last", "dtype"}
+"""Of these, what is none."""
+
+
+def strangers(way: Way, message: str) -> set[str]:
+    """Names in a message that the caller has not."""
+    text = re.sub(r"\(axis [DHW]\)|\b(?:numpy|cupy|torch|cupyconv|dask)\.[\w.]+", "", message)
+    known = {*way.parameters, *PROSE}
+    for name in way.parameters:
+        known |= set(IN_WORDS.get(name, name).split("|"))
+    found = re.findall(NAMES, text)
+    return {name for name in found if not known & set(re.findall(r"\w+", name))}
+
+
+@pytest.mark.parametrize(
+    "way", WAYS, ids=lambda way: f"{way.name} without {way.without}" if way.without else way.name
+)
+def test_errors_have_the_callers_names(way):
+    valid = way.valid()
+    way.finish(way.call(**valid))
+    assert set(way.parameters) - set(valid) <= BESIDE | {way.without}
+    found = []
+    for name in set(valid) - BESIDE:
+        for fault, wrong in faults(way, name, valid[name]):
+            what = f"{way.name} {name}: {fault}"
+            try:
+                way.finish(way.call(**{**valid, name: wrong}))
+            except (ConvError, ConvTypeError) as error:
+                message = str(error)
+            else:
+                if not any(fnmatch(what, pattern) for pattern in ACCEPTED):
+                    found.append(f"{what} is accepted")
+                continue
+            others = [one for one in valid if way.tensor(one)] if fault in RELATIONS else []
+            called = "|".join(f"{one}|{IN_WORDS.get(one, one)}" for one in (name, *others))
+            if not re.search(rf"\b(?:{called})\b", message):
+                found.append(f"{what} is not named: {message}")
+            if unknown := strangers(way, message):
+                found.append(f"{what} names {unknown}: {message}")
+    assert found == []
+
+
+def test_every_function_that_takes_a_layer_is_among_these():
+    tried = {way.call for way in WAYS}
+    modules = [cupyconv, raw_ops, onnx, cudnn]
+    modules += [import_module(f"cupyconv.{name}") for name in ("torch", "dask") if find_spec(name)]
+    public = [getattr(module, name) for module in modules for name in module.__all__]
+    layers = {f for f in public if inspect.isfunction(f) and "conv" in f.__name__.lower()}
+    assert layers <= tried
+
+
+def test_a_chunk_that_is_not_what_it_declares_is_called_by_its_arrays_name():
+    da = pytest.importorskip("dask.array")
+    functions = import_module("cupyconv.dask")
+    whole = da.ones((2, 3, 8), chunks=(1, 3, 8), dtype="float32")
+    cut = whole.map_blocks(lambda block: block[..., :5], dtype="float32")
+    w = np.ones((4, 3, 3), "float32")
+    for name, result in {
+        "x": functions.conv_forward(cut, w),
+        "dy": functions.conv_backprop_input((2, 4, 10), w.transpose(1, 0, 2), cut),
+        "x ": functions.conv_transpose(cut, w.transpose(1, 0, 2)),
+        "dy ": functions.conv_backprop_bias(cut),
+    }.items():
+        with pytest.raises(ConvError, match=f"a block of {name.strip()} must"):
+            result.compute(scheduler="sync")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -79,6 +79,14 @@ class Backend(Protocol):
         """
         ...
 
+    def load(self, runs: Iterable[Run]) -> None:
+        """Have at hand what runs need at their first call, worked out for all of them at once.
+
+        Raises:
+            KernelCompileError: a kernel does not compile.
+        """
+        ...
+
 
 _CPU_MODULES: dict[str, Any] = {"reference": reference, "numpy": blocked}
 
@@ -140,6 +148,9 @@ class CpuBackend:
     ) -> Run:
         return lambda tensors: self.sum_bias(problem, tensors.y, tensors.bias)
 
+    def load(self, runs: Iterable[Run]) -> None:
+        pass  # NumPy is
+
     def sum_bias(self, problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
         """db[k] = sum of dy over the batch and the spatial axes."""
         view = data_view(problem, dy)
@@ -194,12 +205,14 @@ class GpuBackend:
         strides = Strides(dy_strides, ones, dy_strides, db_stride, alignment)
         return self._series(*bias.prepare_bias(problem, strides, self.device))
 
+    def load(self, runs: Iterable[Run]) -> None:
+        new = [run for run in runs if isinstance(run, launch.Series) and not run.is_loaded]
+        if len(new) > 1:
+            self.runtime.load([one for run in new for one in run.launches])
+
     def _series(self, prepared: Sequence[launch.Launch], workspace_bytes: int) -> Run:
-        series = launch.Series(prepared, self.runtime)
-        if not workspace_bytes:
-            return series.run
-        workspace = (workspace_bytes // 4,)
-        return lambda tensors: series.run((*tensors, self.empty(workspace, "float32")))
+        workspace = partial(self.empty, (workspace_bytes // 4,), "float32")
+        return launch.Series(prepared, self.runtime, workspace if workspace_bytes else None)
 
 
 _CPU = CpuBackend()
@@ -229,7 +242,7 @@ def _gpu(ordinal: int) -> GpuBackend:
         tensormaps.available(),
     )
     assert device.architecture is not None
-    return GpuBackend(device, launch.CupyRuntime(device.architecture, ordinal), ordinal)
+    return GpuBackend(device, launch.CupyRuntime(device.architecture), ordinal)
 
 
 def memory_text(shape: tuple[int, ...], dtype: str) -> str:

@@ -410,20 +410,25 @@ def conv_backward(
         if word not in GRADIENTS:
             raise unknown_word("gradient in needs", word, GRADIENTS)
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    (x, w, dy), _, _ = _take(("x", "w", "dy"), (x, w, dy))
+    (x, w, dy), _, backend = _take(("x", "w", "dy"), (x, w, dy))
     if wanted in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
         # No pass would check all of the layer.
-        _require_words(None, precision)
+        require_words(None, precision)
         layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}
         _problem("backprop_filter", layouts, None, rules)
+    how = (rules, None, impl, precision)
     dx = dw = db = None
     if "input" in wanted:
-        dx = compute("backprop_input", (w, dy), x.shape, rules, None, impl, precision)
+        dx = compute("backprop_input", (w, dy), x.shape, *how, later=True)
     if "filter" in wanted:
-        dw = compute("backprop_filter", (x, dy), w.shape, rules, None, impl, precision)
+        dw = compute("backprop_filter", (x, dy), w.shape, *how, later=True)
     if "bias" in wanted:
-        db = _sum_bias(dy, data_format, None)
-    return ConvGradients(dx, dw, db)
+        db = _sum_bias(dy, data_format, None, later=True)
+    calls = [call for call in (dx, dw, db) if call is not None]
+    backend.load(call.run for call in calls)
+    for call in calls:
+        call.run(call.tensors)
+    return ConvGradients(*(None if call is None else call.result for call in (dx, dw, db)))
 
 
 @overload
@@ -558,11 +563,12 @@ def _measured_plan(
         array.fill(1)
     strides = Strides.contiguous(problem)
 
+    def prepare(planned: PassPlan) -> Run:
+        return backend.prepare(planned, problem, strides)
+
     def fastest(pass_: str) -> PassPlan:
         request = Request(problem, pass_, here, precision, workspace_limit, strides)
-        return measuring.fastest(
-            request, impl, lambda planned: backend.prepare(planned, problem, strides)(tensors)
-        )
+        return _fastest(request, impl, backend, prepare, tensors)
 
     return Plan(problem, here, tuple(fastest(pass_) for pass_ in PASSES))
 
@@ -622,6 +628,14 @@ class _Layout(NamedTuple):
         return _Layout(array.shape, array.strides, array.dtype)
 
 
+class _Call(NamedTuple):
+    """A call that is still to be carried out, by ``run(tensors)``."""
+
+    run: Run
+    tensors: Tensors
+    result: Any
+
+
 @dataclass
 class _Ready:
     """What calls that are alike in all but addresses come to; calls are mostly repeated.
@@ -659,6 +673,7 @@ def compute(
     measure: bool | None = None,
     conjugates: bool = False,
     called: Called | None = None,
+    later: bool = False,
 ) -> Any:
     """Carry out an operation, for the functions above and for other names of theirs.
 
@@ -675,6 +690,7 @@ def compute(
             ``cupyconv.benchmark`` says.
         conjugates: whether a transposed convolution conjugates its filter, as a gradient does.
         called: what errors call the arrays; by default as _GIVEN does, and ``out``.
+        later: give a _Call instead of the result.
     """
     called = called or _CALLED[operation]
     names = called.given
@@ -723,6 +739,8 @@ def compute(
     asked = cupyconv.benchmark if measure is None else measure
     measured = asked and backend.device.is_gpu and not isinstance(impl, Plan)
     run = ready.fastest(tensors) if measured else ready.run
+    if later:
+        return _Call(run, tensors, result)
     run(tensors)
     return result if out is None else out
 
@@ -760,17 +778,12 @@ def _ready(
     Raises:
         ConvError, ConvTypeError: all that can be wrong with a call, but for where its arrays are.
     """
-    _require_words(activation, precision)
+    require_words(activation, precision)
     layouts = dict(zip(_GIVEN[operation], map(_Layout._make, given), strict=False))
     if out is not None:
         layouts["out"] = _Layout._make(out)
     problem = _problem(operation, layouts, shape, rules, called)
-    if problem.is_complex and activation is not None:
-        raise ConvError(
-            "activations are of real numbers",
-            f"got {activation!r} with {problem.dtype}",
-            "Apply it to what it is meant for, such as the magnitude: numpy.abs(y)",
-        )
+    require_activation(activation, problem)
     pass_ = "backprop_input" if operation == "transpose" else operation
     written = {
         "forward": problem.output_shape,
@@ -798,12 +811,29 @@ def _ready(
 
     def measure(tensors: Tensors) -> Run:
         assert isinstance(impl, str)
-        return prepare(measuring.fastest(request, impl, lambda planned: prepare(planned)(tensors)))
+        return prepare(_fastest(request, impl, backend, prepare, tensors))
 
     return _Ready(problem, written, prepare(chosen), measure)
 
 
-def _sum_bias(dy: Any, data_format: str | None, out: Any) -> Any:
+def _fastest(
+    request: Request,
+    impl: str,
+    backend: Backend,
+    prepare: Callable[[PassPlan], Run],
+    tensors: Tensors,
+) -> PassPlan:
+    """The fastest way to compute a pass, each prepared once and measured on these tensors."""
+    run_of = cache(prepare)
+    return measuring.fastest(
+        request,
+        impl,
+        lambda planned: run_of(planned)(tensors),
+        lambda candidates: backend.load(map(run_of, candidates)),
+    )
+
+
+def _sum_bias(dy: Any, data_format: str | None, out: Any, later: bool = False) -> Any:
     (dy,), home, backend = _take(("dy",), (dy,))
     result = None if out is None else _take_out("out", out, ("dy",), (dy,), home, backend)
     out_layout = None if result is None else _Layout.of(result)
@@ -811,7 +841,10 @@ def _sum_bias(dy: Any, data_format: str | None, out: Any) -> Any:
     shape, dtype, run = _from_cache(_ready_bias, call)
     if result is None:
         result = backend.empty(shape, dtype)
-    run(Tensors(None, None, dy, result))
+    tensors = Tensors(None, None, dy, result)
+    if later:
+        return _Call(run, tensors, result)
+    run(tensors)
     return result if out is None else out
 
 
@@ -824,7 +857,7 @@ def _ready_bias(
     alignment: int,
 ) -> tuple[tuple[int, ...], str, Run]:
     """Shape and dtype of db, and what computes it."""
-    problem = _bias_problem(dy.shape, data_format, _common_dtype({"dy": dy}))
+    problem = bias_problem(dy.shape, data_format, _common_dtype({"dy": dy}))
     if out is not None:
         _require_out("out", out, problem.bias_shape, problem.dtype)
     stride = 1 if out is None else _elements("out", out)[0]
@@ -914,7 +947,7 @@ def _elements(name: str, layout: _Layout) -> tuple[int, ...]:
         raise ConvTypeError(f"{name}: {error}. Pass a contiguous copy of it") from None
 
 
-def _bias_problem(
+def bias_problem(
     dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
 ) -> ConvProblem:
     """A 1x1 depthwise layer with this output: db depends on nothing else of the layer."""
@@ -938,11 +971,22 @@ def _bias_problem(
 # -- checking --------------------------------------------------------------------------------------
 
 
-def _require_words(activation: str | None, precision: str) -> None:
+def require_words(activation: str | None, precision: str) -> None:
+    """Check that both are words that there are."""
     if activation not in ACTIVATIONS:
         raise unknown_word("activation", activation, filter(None, ACTIVATIONS))
     if precision not in PRECISIONS:
         raise unknown_word("precision", precision, PRECISIONS)
+
+
+def require_activation(activation: str | None, problem: ConvProblem) -> None:
+    """Check that the problem's numbers have activations, if one is asked for."""
+    if problem.is_complex and activation is not None:
+        raise ConvError(
+            "activations are of real numbers",
+            f"got {activation!r} with {problem.dtype}",
+            "Apply it to what it is meant for, such as the magnitude: numpy.abs(y)",
+        )
 
 
 def _take(

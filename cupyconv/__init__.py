@@ -40,6 +40,7 @@ _HOMES = {
     "conv_backward": "operations",
     "conv_transpose": "operations",
     "plan": "operations",
+    "warm": "warming",
     "as_kind_of": "arrays",
     "kernel_sources": "gpu.sources",
     "raw_ops": "",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:  # the names above, and no others
     )
     from cupyconv.planning import Device as Device, Plan as Plan
     from cupyconv.problem import ConvAxis as ConvAxis, ConvProblem as ConvProblem
+    from cupyconv.warming import warm as warm
 else:
 
     def __getattr__(name: str) -> Any:

@@ -27,6 +27,7 @@ ROOMS = (
     "backends",
     "measuring",
     "operations",
+    "warming",
     "typing",
     "checking",
     "raw_ops",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -66,8 +67,22 @@ class Backend(Protocol):
         problem: ConvProblem,
         strides: Strides | None,
         activation: str | None = None,
+        form: launch.FilterForm | None = None,
     ) -> Run:
-        """How a planned pass is computed on any tensors that lie in memory like this."""
+        """How a planned pass is computed on any tensors that lie in memory like this.
+
+        With a ``filter_form`` of its own, what ``arrange`` made is given to it for w.
+        """
+        ...
+
+    def filter_form(
+        self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
+    ) -> launch.FilterForm | None:
+        """What a planned pass copies w to; None where it reads w as it lies."""
+        ...
+
+    def arrange(self, form: launch.FilterForm, w: Any) -> Any:
+        """A filter in a form, in memory of its own."""
         ...
 
     def prepare_bias(
@@ -121,8 +136,17 @@ class CpuBackend:
         problem: ConvProblem,
         strides: Strides | None,
         activation: str | None = None,
+        form: launch.FilterForm | None = None,
     ) -> Run:
         return lambda tensors: self.run(pass_plan, problem, tensors, activation)
+
+    def filter_form(
+        self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
+    ) -> launch.FilterForm | None:
+        return None  # what NumPy copies, it copies while it computes
+
+    def arrange(self, form: launch.FilterForm, w: Any) -> Any:
+        raise NotImplementedError("NumPy has no forms of filters")
 
     def run(
         self,
@@ -193,10 +217,26 @@ class GpuBackend:
         problem: ConvProblem,
         strides: Strides | None,
         activation: str | None = None,
+        form: launch.FilterForm | None = None,
     ) -> Run:
         assert strides is not None
+        workspace_bytes = pass_plan.workspace_bytes
+        if form is not None:
+            strides = replace(strides, w_arranged=True)
+            workspace_bytes -= form.bytes
         prepared = launches.prepare(pass_plan, problem, strides, activation, self.device)
-        return self._series(prepared, pass_plan.workspace_bytes)
+        return self._series(prepared, workspace_bytes)
+
+    def filter_form(
+        self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
+    ) -> launch.FilterForm | None:
+        assert strides is not None
+        return launches.filter_form(pass_plan, problem, strides)
+
+    def arrange(self, form: launch.FilterForm, w: Any) -> Any:
+        arranged = self.empty((form.bytes // 4,), "float32")
+        launch.Series((form.launch,), self.runtime, lambda: arranged)(Tensors(None, w, None))
+        return arranged
 
     def prepare_bias(
         self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int, alignment: int

@@ -23,7 +23,6 @@ from cupyconv.planning import (
     Plan,
     Precision,
     Request,
-    plan_pass,
 )
 from cupyconv.planning.device import DEVICES
 from cupyconv.planning.strides import Strides
@@ -285,11 +284,9 @@ class Ahead:
     def _planned(self, problem: ConvProblem, pass_: str, strides: Strides) -> tuple[PassPlan, ...]:
         device, precision, limit, impl = self.device, self._precision, self._limit, self._impl
         request = Request(problem, pass_, device, precision, limit, strides)
-        if isinstance(impl, Plan):
-            return (impl.replay(request),)
-        if self._measure:
+        if self._measure and not isinstance(impl, Plan):
             return measuring.candidates_of(request, impl)
-        return (plan_pass(problem, pass_, device, impl, precision, limit, strides),)
+        return (operations.chosen(request, impl),)
 
     def _bias_gradient(self, problem: ConvProblem, strides: Strides, transposed: bool) -> Run:
         shape, steps = problem.output_shape, strides.y

@@ -26,6 +26,7 @@ ROOMS = (
     "gpu",
     "backends",
     "measuring",
+    "prepared",
     "operations",
     "warming",
     "typing",

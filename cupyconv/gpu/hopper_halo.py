@@ -18,6 +18,8 @@ from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
 
+filter_form = hopper.filter_form  # tensors are staged likewise
+
 _BOX_STAGES = 2  # stages of the input: one is loaded while the other is multiplied, row by row
 
 

@@ -68,6 +68,21 @@ class Launch:
     arguments: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class FilterForm:
+    """What a pass reads in the place of w, which is copied for that.
+
+    Attributes:
+        name: the same for passes that read the same.
+        bytes: of the copy.
+        launch: that makes it, of w, at the beginning of the workspace.
+    """
+
+    name: str
+    bytes: int
+    launch: Launch
+
+
 class Runtime(Protocol):
     """What launching needs of a GPU, or of what stands in for one."""
 

@@ -20,6 +20,7 @@ class Strides:
         x, w, y: strides in elements, in the axis order of the tensors' formats.
         bias: stride of the bias, of y or of dx, in elements.
         alignment: bytes that the addresses of all three are multiples of, 16 at most.
+        w_arranged: whether what is given for w is what the kernels would have made of it first.
     """
 
     x: tuple[int, ...]
@@ -27,6 +28,7 @@ class Strides:
     y: tuple[int, ...]
     bias: int = 1
     alignment: int = 16
+    w_arranged: bool = False
 
     @staticmethod
     def contiguous(problem: ConvProblem) -> Strides:

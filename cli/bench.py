@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +26,6 @@ QUICK_MINUTES = 2.0
 QUICK_SECONDS = 0.1  # of each measurement
 QUICK_CPU_BATCH = 1
 QUICK_CPU_FLOPS = 11e9  # a pass of a quick run on the CPU; a fraction of a second
-
-
-def _words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
-    """Reads words with commas between them; suggests the nearest for one that is not known."""
-
-    def read(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
-        words = tuple(word.strip() for word in (value or "").split(",") if word.strip())
-        for word in words:
-            if word not in known():
-                raise unknown_word(what, word, known())
-        return tuple(dict.fromkeys(words))
-
-    return read
 
 
 def _texts(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
@@ -73,14 +59,14 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     "--dtype",
     "dtypes",
     metavar="A,B",
-    callback=_words("dtype", lambda: ITEMSIZE),
+    callback=configuration.words("dtype", lambda: ITEMSIZE),
     help="[default: float16 on a GPU, float32 on the CPU]",
 )
 @click.option(
     "--pass",
     "passes",
     metavar="A,B",
-    callback=_words("pass", lambda: PASSES),
+    callback=configuration.words("pass", lambda: PASSES),
     help=f"{', '.join(PASSES)}.  [default: all]",
 )
 @click.option(
@@ -96,7 +82,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     "--layout",
     "layouts",
     metavar="A,B",
-    callback=_words("layout", _layouts),
+    callback=configuration.words("layout", _layouts),
     help="channels_last, channels_first.  [default: both, the faster counts]",
 )
 @click.option(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,15 @@ class Layer:
         name, title: what it is called, and what it is about, where it says so.
         arguments: those arguments of ConvProblem that were given.
         values: what its data is drawn from.
+        is_transposed: whether it stands for the transposed convolution, whose forward pass is the
+            input gradient of this.
     """
 
     name: str | None
     title: str | None
     arguments: Mapping[str, Any]
     values: str = "normal"
+    is_transposed: bool = False
 
     @property
     def heading(self) -> str:
@@ -177,6 +180,19 @@ class Words(click.ParamType):
         return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
 
 
+def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
+    """Reads words with commas between them; suggests the nearest for one that is not known."""
+
+    def read(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
+        words = tuple(word.strip() for word in (value or "").split(",") if word.strip())
+        for word in words:
+            if word not in known():
+                raise unknown_word(what, word, known())
+        return tuple(dict.fromkeys(words))
+
+    return read
+
+
 # -- options ---------------------------------------------------------------------------------------
 
 
@@ -273,11 +289,12 @@ def configuration_options(command: Callable) -> Callable:
     return command
 
 
-def read_layers(options: Mapping[str, Any]) -> list[Layer]:
+def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> list[Layer]:
     """The layers that a command's options ask for.
 
     Args:
         options: values by option name; None for those that were not given.
+        notes: here go convolutions of a model that cannot be told, with the reason.
 
     Raises:
         ConvError: a value, key, preset or file is not what it should be.
@@ -300,7 +317,7 @@ def read_layers(options: Mapping[str, Any]) -> list[Layer]:
         sizes = options.get("input") or ""
         if "=" in sizes:
             options["input"] = None
-        layers = _of_model(model, sizes if "=" in sizes else None)
+        layers = _of_model(model, sizes if "=" in sizes else None, [] if notes is None else notes)
         if name is not None:
             layers = [_named(layers, name, model)]
         return _with_options(layers, options)
@@ -319,7 +336,7 @@ def read_layers(options: Mapping[str, Any]) -> list[Layer]:
     return _with_options(layers, options)
 
 
-def _of_model(path: str, sizes: str | None) -> list[Layer]:
+def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
     """The convolutions of an ONNX model as layers; a transposed one is that which it undoes."""
     from cupyconv.explaining.onnx_model import read
 
@@ -332,12 +349,14 @@ def _of_model(path: str, sizes: str | None) -> list[Layer]:
         raise ConvError(
             "a model must have a convolution", f"{path} has none", "Use another, or --preset"
         )
+    notes += [f"{name}: {why}" for name, why in (*found.unknown, *found.left_out)]
     return [
         Layer(
             layer.name,
             f"{layer.operator} of {Path(path).name}"
             + (", whose forward pass is the dx of this" if layer.is_transposed else ""),
             _arguments(layer.problem),
+            is_transposed=layer.is_transposed,
         )
         for layer in found.layers
     ]
@@ -395,7 +414,8 @@ def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Laye
     other = any(layer.arguments.get(key, value) != value for key, value in given.items())
     new = any(key not in layer.arguments and key != "dtype" for key in given)
     title = None if layer.arguments and (other or new) else layer.title
-    return Layer(layer.name, title, {**layer.arguments, **given}, values or layer.values)
+    arguments = {**layer.arguments, **given}
+    return replace(layer, title=title, arguments=arguments, values=values or layer.values)
 
 
 def read_file(path: Path) -> list[Layer]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import shutil
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -145,7 +143,7 @@ def _sources(missing: list[Missing]) -> dict[str, Any] | None:
 def _cache(missing: list[Missing]) -> dict[str, Any]:
     folder, name = compiler.cache_directory(), compiler.CACHE_VARIABLE
     entries = list(folder.glob("*.cubin")) if folder is not None and folder.is_dir() else []
-    writable = folder is not None and _writable(folder)
+    writable = folder is not None and compiler.unwritable(folder) is None
     wrong = None if folder is None else compiler.distrust(folder)
     if not writable:
         missing.append(
@@ -160,12 +158,6 @@ def _cache(missing: list[Missing]) -> dict[str, Any]:
         "writable": writable,
         "trusted": wrong is None,
     }
-
-
-def _writable(folder: Path) -> bool:
-    """Whether files can be put into a folder, or the folder be made."""
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 def _try(look: Callable[[], Any]) -> Any:

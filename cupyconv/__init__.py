@@ -39,7 +39,10 @@ _HOMES = {
     "conv_backprop_bias": "operations",
     "conv_backward": "operations",
     "conv_transpose": "operations",
+    "prepare": "operations",
+    "PreparedFilter": "prepared",
     "plan": "operations",
+    "warm": "warming",
     "as_kind_of": "arrays",
     "kernel_sources": "gpu.sources",
     "raw_ops": "",
@@ -83,9 +86,12 @@ if TYPE_CHECKING:  # the names above, and no others
         conv_forward as conv_forward,
         conv_transpose as conv_transpose,
         plan as plan,
+        prepare as prepare,
     )
     from cupyconv.planning import Device as Device, Plan as Plan
+    from cupyconv.prepared import PreparedFilter as PreparedFilter
     from cupyconv.problem import ConvAxis as ConvAxis, ConvProblem as ConvProblem
+    from cupyconv.warming import warm as warm
 else:
 
     def __getattr__(name: str) -> Any:

@@ -196,6 +196,8 @@ def _way_in(name: str, value: Any) -> str:
     library = type(value).__module__.split(".")[0]
     if library == "dask":
         return "Call cupyconv.dask, which has the same functions for Dask's arrays"
+    if library == "cupyconv":
+        return f"It is read by the functions of cupyconv itself; pass {name}.array here"
     if library == "jax":
         return "Inside jax.jit and jax.grad there are no numbers yet: call it outside of them"
     return f"Convert it first, for example numpy.asarray({name}, dtype='float32')"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -66,8 +67,22 @@ class Backend(Protocol):
         problem: ConvProblem,
         strides: Strides | None,
         activation: str | None = None,
+        form: launch.FilterForm | None = None,
     ) -> Run:
-        """How a planned pass is computed on any tensors that lie in memory like this."""
+        """How a planned pass is computed on any tensors that lie in memory like this.
+
+        With a ``filter_form`` of its own, what ``arrange`` made is given to it for w.
+        """
+        ...
+
+    def filter_form(
+        self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
+    ) -> launch.FilterForm | None:
+        """What a planned pass copies w to; None where it reads w as it lies."""
+        ...
+
+    def arrange(self, form: launch.FilterForm, w: Any) -> Any:
+        """A filter in a form, in memory of its own."""
         ...
 
     def prepare_bias(
@@ -76,6 +91,14 @@ class Backend(Protocol):
         """How dy, the tensors' y, is summed over the batch and the spatial axes into their bias.
 
         Strides are in elements; the alignment is that of dy's address, in bytes.
+        """
+        ...
+
+    def load(self, runs: Iterable[Run]) -> None:
+        """Have at hand what runs need at their first call, worked out for all of them at once.
+
+        Raises:
+            KernelCompileError: a kernel does not compile.
         """
         ...
 
@@ -113,8 +136,17 @@ class CpuBackend:
         problem: ConvProblem,
         strides: Strides | None,
         activation: str | None = None,
+        form: launch.FilterForm | None = None,
     ) -> Run:
         return lambda tensors: self.run(pass_plan, problem, tensors, activation)
+
+    def filter_form(
+        self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
+    ) -> launch.FilterForm | None:
+        return None  # what NumPy copies, it copies while it computes
+
+    def arrange(self, form: launch.FilterForm, w: Any) -> Any:
+        raise NotImplementedError("NumPy has no forms of filters")
 
     def run(
         self,
@@ -139,6 +171,9 @@ class CpuBackend:
         self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int, alignment: int
     ) -> Run:
         return lambda tensors: self.sum_bias(problem, tensors.y, tensors.bias)
+
+    def load(self, runs: Iterable[Run]) -> None:
+        pass  # NumPy is
 
     def sum_bias(self, problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
         """db[k] = sum of dy over the batch and the spatial axes."""
@@ -182,10 +217,26 @@ class GpuBackend:
         problem: ConvProblem,
         strides: Strides | None,
         activation: str | None = None,
+        form: launch.FilterForm | None = None,
     ) -> Run:
         assert strides is not None
+        workspace_bytes = pass_plan.workspace_bytes
+        if form is not None:
+            strides = replace(strides, w_arranged=True)
+            workspace_bytes -= form.bytes
         prepared = launches.prepare(pass_plan, problem, strides, activation, self.device)
-        return self._series(prepared, pass_plan.workspace_bytes)
+        return self._series(prepared, workspace_bytes)
+
+    def filter_form(
+        self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
+    ) -> launch.FilterForm | None:
+        assert strides is not None
+        return launches.filter_form(pass_plan, problem, strides)
+
+    def arrange(self, form: launch.FilterForm, w: Any) -> Any:
+        arranged = self.empty((form.bytes // 4,), "float32")
+        launch.Series((form.launch,), self.runtime, lambda: arranged)(Tensors(None, w, None))
+        return arranged
 
     def prepare_bias(
         self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int, alignment: int
@@ -194,12 +245,14 @@ class GpuBackend:
         strides = Strides(dy_strides, ones, dy_strides, db_stride, alignment)
         return self._series(*bias.prepare_bias(problem, strides, self.device))
 
+    def load(self, runs: Iterable[Run]) -> None:
+        new = [run for run in runs if isinstance(run, launch.Series) and not run.is_loaded]
+        if len(new) > 1:
+            self.runtime.load([one for run in new for one in run.launches])
+
     def _series(self, prepared: Sequence[launch.Launch], workspace_bytes: int) -> Run:
-        series = launch.Series(prepared, self.runtime)
-        if not workspace_bytes:
-            return series.run
-        workspace = (workspace_bytes // 4,)
-        return lambda tensors: series.run((*tensors, self.empty(workspace, "float32")))
+        workspace = partial(self.empty, (workspace_bytes // 4,), "float32")
+        return launch.Series(prepared, self.runtime, workspace if workspace_bytes else None)
 
 
 _CPU = CpuBackend()
@@ -229,7 +282,7 @@ def _gpu(ordinal: int) -> GpuBackend:
         tensormaps.available(),
     )
     assert device.architecture is not None
-    return GpuBackend(device, launch.CupyRuntime(device.architecture, ordinal), ordinal)
+    return GpuBackend(device, launch.CupyRuntime(device.architecture), ordinal)
 
 
 def memory_text(shape: tuple[int, ...], dtype: str) -> str:

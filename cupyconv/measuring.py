@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -38,17 +38,21 @@ _FORMAT = 2  # of a file
 Run = Callable[[PassPlan], None]
 """Computes the pass of a request in a given way, on the current stream."""
 
+Load = Callable[[Sequence[PassPlan]], None]
+"""Has the kernels of several ways at hand."""
+
 _remembered: dict[tuple[Request, str], PassPlan] = {}
 _measuring = Lock()
 
 
-def fastest(request: Request, impl: str, run: Run) -> PassPlan:
+def fastest(request: Request, impl: str, run: Run, load: Load = lambda ways: None) -> PassPlan:
     """The fastest way to compute a pass, measured unless it is remembered.
 
     Args:
         request: what to compute, on the current GPU.
         impl: "auto", or the one implementation whose variants to choose from.
         run: computes the pass; what it writes is overwritten again and again.
+        load: called before with what is to be run.
 
     Raises:
         ConvError: as for ``plan``; or nothing can be measured, since a graph is being captured.
@@ -57,7 +61,7 @@ def fastest(request: Request, impl: str, run: Run) -> PassPlan:
     found = _remembered.get((asked, impl))
     if found is None:
         with _measuring:
-            found = _remembered.get((asked, impl)) or _look_up(asked, impl, run)
+            found = _remembered.get((asked, impl)) or _look_up(asked, impl, run, load)
             _remembered[asked, impl] = found
     return found
 
@@ -67,14 +71,20 @@ def forget() -> None:
     _remembered.clear()
 
 
-def _look_up(request: Request, impl: str, run: Run) -> PassPlan:
+def candidates_of(request: Request, impl: str) -> tuple[PassPlan, ...]:
+    """The ways that are measured; the last resort, beyond CONTENDERS, only if all others fail."""
     candidates = contenders(request, impl, CONTENDERS)
     if impl == AUTO and all(one.implementation != CUDA_GENERIC.name for one in candidates):
-        candidates += contenders(request, CUDA_GENERIC.name, 1)  # the last resort
+        candidates += contenders(request, CUDA_GENERIC.name, 1)
+    return candidates
+
+
+def _look_up(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
+    candidates = candidates_of(request, impl)
     path = _path(request, impl, candidates)
     kept = _read(path, candidates)
     if kept is None:
-        measured = _measure(candidates, run)
+        measured = _measure(candidates, run, load)
         kept = _read(path, candidates)  # another process may have been sooner
         if kept is None:
             kept = measured
@@ -115,7 +125,7 @@ class _Measured:
 # -- measuring -------------------------------------------------------------------------------------
 
 
-def _measure(candidates: Sequence[PassPlan], run: Run) -> _Measured:
+def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measured:
     """Time candidates in turns; one that fails in any way is left out.
 
     Raises:
@@ -145,9 +155,11 @@ def _measure(candidates: Sequence[PassPlan], run: Run) -> _Measured:
                 raise  # no kernel runs in this context any more, whoever is to blame
             return None
 
-    def rounds(numbers: Iterable[int]) -> None:
+    def rounds(numbers: Sequence[int]) -> None:
+        with suppress(Exception):  # whatever it is, the one that has it will say so again
+            load([candidates[number] for number in numbers])
         for number in numbers:
-            sample(number, 1)  # compiles and loads
+            sample(number, 1)
             once = None if number in failures else sample(number, 1)
             if once is not None:
                 counts[number] = min(max(ceil(SAMPLE_SECONDS / max(once, 1e-7)), 1), MOST_CALLS)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cupyconv.arrays import CuPyArray, Exporter, Scalar
+    from cupyconv.prepared import PreparedFilter
 
     class _Conv(TypedDict, total=False):
         auto_pad: AutoPad
@@ -86,17 +87,23 @@ _CONV_TRANSPOSE_CALLED = Called(("w", "x", "b"), tensors=_CONV_TRANSPOSE)
 @overload
 def conv(
     x: NDArray[Scalar],
-    w: NDArray[Scalar],
+    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
     b: NDArray[Scalar] | None = None,
     **attributes: Unpack[_Conv],
 ) -> NDArray[Scalar]: ...
 @overload
 def conv(
-    x: CuPyArray, w: CuPyArray, b: CuPyArray | None = None, **attributes: Unpack[_Conv]
+    x: CuPyArray,
+    w: CuPyArray | PreparedFilter[CuPyArray],
+    b: CuPyArray | None = None,
+    **attributes: Unpack[_Conv],
 ) -> CuPyArray: ...
 @overload
 def conv(
-    x: Exporter, w: Exporter, b: Exporter | None = None, **attributes: Unpack[_Conv]
+    x: Exporter,
+    w: Exporter | PreparedFilter[Any],
+    b: Exporter | None = None,
+    **attributes: Unpack[_Conv],
 ) -> Any: ...
 def conv(
     x: Any,
@@ -114,7 +121,7 @@ def conv(
 
     Args:
         x: (N, C, [[D,] H,] W).
-        w: (M, C / group, spatial).
+        w: (M, C / group, spatial); or what ``cupyconv.prepare`` made of it.
         b: (M,).
         auto_pad: "NOTSET", "SAME_UPPER", "SAME_LOWER" or "VALID".
         dilations, strides: one per spatial axis; 1 by default.
@@ -129,7 +136,7 @@ def conv(
         ConvError: no such convolution exists.
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
-    x, w = arrays.take("x", x)[0], arrays.take("w", w)[0]
+    x, w = arrays.take("x", x)[0], operations.take_filter(w)
     problem = conv_problem(
         x.shape,
         w.shape,
@@ -148,17 +155,23 @@ def conv(
 @overload
 def conv_transpose(
     x: NDArray[Scalar],
-    w: NDArray[Scalar],
+    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
     b: NDArray[Scalar] | None = None,
     **attributes: Unpack[_ConvTranspose],
 ) -> NDArray[Scalar]: ...
 @overload
 def conv_transpose(
-    x: CuPyArray, w: CuPyArray, b: CuPyArray | None = None, **attributes: Unpack[_ConvTranspose]
+    x: CuPyArray,
+    w: CuPyArray | PreparedFilter[CuPyArray],
+    b: CuPyArray | None = None,
+    **attributes: Unpack[_ConvTranspose],
 ) -> CuPyArray: ...
 @overload
 def conv_transpose(
-    x: Exporter, w: Exporter, b: Exporter | None = None, **attributes: Unpack[_ConvTranspose]
+    x: Exporter,
+    w: Exporter | PreparedFilter[Any],
+    b: Exporter | None = None,
+    **attributes: Unpack[_ConvTranspose],
 ) -> Any: ...
 def conv_transpose(
     x: Any,
@@ -178,7 +191,7 @@ def conv_transpose(
 
     Args:
         x: (N, C, spatial).
-        w: (C, M / group, spatial).
+        w: (C, M / group, spatial); or what ``cupyconv.prepare`` made of it.
         b: (M,).
         output_padding: what is added to each spatial size at its end; less than the stride or the
             dilation.
@@ -192,7 +205,7 @@ def conv_transpose(
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv``.
     """
-    x, w = arrays.take("x", x)[0], arrays.take("w", w)[0]
+    x, w = arrays.take("x", x)[0], operations.take_filter(w)
     problem = conv_transpose_problem(
         x.shape,
         w.shape,

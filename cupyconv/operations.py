@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
 
@@ -28,6 +28,7 @@ from cupyconv.planning import (
     plan as _plan,
 )
 from cupyconv.planning.strides import Strides, contiguous_strides, element_strides
+from cupyconv.prepared import Belonging, PreparedFilter
 from cupyconv.problem import (
     PASSES,
     TRANSPOSED,
@@ -66,7 +67,11 @@ Gradient = Literal["input", "filter", "bias"]
 
 GRADIENTS: tuple[Gradient, ...] = get_args(Gradient)
 
+FILTER_PASSES = ("forward", "backprop_input")
+"""The passes that read a filter."""
+
 _G = TypeVar("_G")
+_Array = TypeVar("_Array")
 
 
 class ConvGradients(NamedTuple, Generic[_G]):
@@ -84,7 +89,7 @@ class ConvGradients(NamedTuple, Generic[_G]):
 @overload
 def conv_forward(
     x: NDArray[Scalar],
-    w: NDArray[Scalar],
+    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
     bias: NDArray[Scalar] | None = None,
     *,
     out: NDArray[Scalar] | None = None,
@@ -93,7 +98,7 @@ def conv_forward(
 @overload
 def conv_forward(
     x: CuPyArray,
-    w: CuPyArray,
+    w: CuPyArray | PreparedFilter[CuPyArray],
     bias: CuPyArray | None = None,
     *,
     out: CuPyArray | None = None,
@@ -102,7 +107,7 @@ def conv_forward(
 @overload
 def conv_forward(
     x: Exporter,
-    w: Exporter,
+    w: Exporter | PreparedFilter[Any],
     bias: Exporter | None = None,
     *,
     out: Exporter | None = None,
@@ -132,7 +137,8 @@ def conv_forward(
     Args:
         x: input, (N, C, [[D,] H,] W) in ``data_format`` order; NumPy, CuPy, or exporting DLPack or
             ``__cuda_array_interface__``.
-        w: filter, (K, C / groups, [[T,] R,] S) in ``filter_format`` order, of x's dtype and home.
+        w: filter, (K, C / groups, [[T,] R,] S) in ``filter_format`` order, of x's dtype and home;
+            or what ``prepare`` made of it.
         bias: (K,), of x's dtype and home.
         stride, padding, dilation, groups, data_format, filter_format: as for ConvProblem.
         activation: None, "relu", "silu" or "gelu" (the exact one, with erf); None of complex
@@ -169,7 +175,7 @@ def conv_forward(
 @overload
 def conv_backprop_input(
     input_shape: Iterable[int],
-    w: NDArray[Scalar],
+    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
     dy: NDArray[Scalar],
     *,
     out: NDArray[Scalar] | None = None,
@@ -178,7 +184,7 @@ def conv_backprop_input(
 @overload
 def conv_backprop_input(
     input_shape: Iterable[int],
-    w: CuPyArray,
+    w: CuPyArray | PreparedFilter[CuPyArray],
     dy: CuPyArray,
     *,
     out: CuPyArray | None = None,
@@ -187,7 +193,7 @@ def conv_backprop_input(
 @overload
 def conv_backprop_input(
     input_shape: Iterable[int],
-    w: Exporter,
+    w: Exporter | PreparedFilter[Any],
     dy: Exporter,
     *,
     out: Exporter | None = None,
@@ -219,7 +225,7 @@ def conv_backprop_input(
     Args:
         input_shape: shape of x.  It has to be told: with stride s, s sizes per axis share one
             output size (``ConvProblem.valid_input_sizes``).
-        w: filter, in ``filter_format`` order.
+        w: filter, in ``filter_format`` order, or what ``prepare`` made of it.
         dy: (N, K, [[Z,] P,] Q) in ``data_format`` order, of w's dtype and home.
         stride, padding, dilation, groups, data_format, filter_format: of the forward pass.
         precision, impl, out: as for ``conv_forward``.
@@ -340,12 +346,15 @@ def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: A
 
 @overload
 def conv_backward(
-    x: NDArray[Scalar], w: NDArray[Scalar], dy: NDArray[Scalar], **how: Unpack[_How]
+    x: NDArray[Scalar],
+    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
+    dy: NDArray[Scalar],
+    **how: Unpack[_How],
 ) -> ConvGradients[NDArray[Scalar]]: ...
 @overload
 def conv_backward(
     x: NDArray[Scalar],
-    w: NDArray[Scalar],
+    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
     dy: NDArray[Scalar],
     *,
     needs: Gradient | Iterable[Gradient],
@@ -353,12 +362,12 @@ def conv_backward(
 ) -> ConvGradients[NDArray[Scalar] | None]: ...
 @overload
 def conv_backward(
-    x: CuPyArray, w: CuPyArray, dy: CuPyArray, **how: Unpack[_How]
+    x: CuPyArray, w: CuPyArray | PreparedFilter[CuPyArray], dy: CuPyArray, **how: Unpack[_How]
 ) -> ConvGradients[CuPyArray]: ...
 @overload
 def conv_backward(
     x: CuPyArray,
-    w: CuPyArray,
+    w: CuPyArray | PreparedFilter[CuPyArray],
     dy: CuPyArray,
     *,
     needs: Gradient | Iterable[Gradient],
@@ -366,12 +375,12 @@ def conv_backward(
 ) -> ConvGradients[CuPyArray | None]: ...
 @overload
 def conv_backward(
-    x: Exporter, w: Exporter, dy: Exporter, **how: Unpack[_How]
+    x: Exporter, w: Exporter | PreparedFilter[Any], dy: Exporter, **how: Unpack[_How]
 ) -> ConvGradients[Any]: ...
 @overload
 def conv_backward(
     x: Exporter,
-    w: Exporter,
+    w: Exporter | PreparedFilter[Any],
     dy: Exporter,
     *,
     needs: Gradient | Iterable[Gradient],
@@ -411,26 +420,32 @@ def conv_backward(
         if word not in GRADIENTS:
             raise unknown_word("gradient in needs", word, GRADIENTS)
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    (x, w, dy), _, _ = _take(("x", "w", "dy"), (x, w, dy))
+    held = w if isinstance(w, PreparedFilter) else None
+    (x, w, dy), _, backend = _take(("x", "w", "dy"), (x, w if held is None else held.array, dy))
     if wanted in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
         # No pass would check all of the layer.
-        _require_words(None, precision)
+        require_words(None, precision)
         layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}
         _problem("backprop_filter", layouts, None, rules)
+    how = (rules, None, impl, precision)
     dx = dw = db = None
     if "input" in wanted:
-        dx = compute("backprop_input", (w, dy), x.shape, rules, None, impl, precision)
+        dx = compute("backprop_input", (held or w, dy), x.shape, *how, later=True)
     if "filter" in wanted:
-        dw = compute("backprop_filter", (x, dy), w.shape, rules, None, impl, precision)
+        dw = compute("backprop_filter", (x, dy), w.shape, *how, later=True)
     if "bias" in wanted:
-        db = sum_bias(dy, data_format, None)
-    return ConvGradients(dx, dw, db)
+        db = sum_bias(dy, data_format, None, later=True)
+    calls = [call for call in (dx, dw, db) if call is not None]
+    backend.load(call.run for call in calls)
+    for call in calls:
+        call.run(call.tensors)
+    return ConvGradients(*(None if call is None else call.result for call in (dx, dw, db)))
 
 
 @overload
 def conv_transpose(
     x: NDArray[Scalar],
-    w: NDArray[Scalar],
+    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
     bias: NDArray[Scalar] | None = None,
     *,
     out: NDArray[Scalar] | None = None,
@@ -439,7 +454,7 @@ def conv_transpose(
 @overload
 def conv_transpose(
     x: CuPyArray,
-    w: CuPyArray,
+    w: CuPyArray | PreparedFilter[CuPyArray],
     bias: CuPyArray | None = None,
     *,
     out: CuPyArray | None = None,
@@ -448,7 +463,7 @@ def conv_transpose(
 @overload
 def conv_transpose(
     x: Exporter,
-    w: Exporter,
+    w: Exporter | PreparedFilter[Any],
     bias: Exporter | None = None,
     *,
     out: Exporter | None = None,
@@ -480,7 +495,7 @@ def conv_transpose(
         x: (N, K, [[Z,] P,] Q), the output side of the convolution that is transposed.
         w: the filter of that convolution, so its O goes with x's channels and its I with the
             result's: PyTorch's (in_channels, out_channels / groups, ...) in "OIHW", Keras's
-            (..., out_channels, in_channels) in "HWIO".
+            (..., out_channels, in_channels) in "HWIO".  Or what ``prepare`` made of it.
         bias: (C,), of x's dtype and home; C are the result's channels.
         output_shape: shape of the result.
         output_padding: instead, how far the result lies above the smallest of the ``stride`` sizes
@@ -501,6 +516,65 @@ def conv_transpose(
     asked = (output_shape, output_padding)
     given = (w, x) if bias is None else (w, x, bias)
     return compute("transpose", given, asked, rules, out, impl, precision, activation)
+
+
+def prepare(
+    w: _Array,
+    problem: ConvProblem,
+    *,
+    passes: str | Iterable[str] = FILTER_PASSES,
+    precision: Precision = "ieee",
+    impl: str | Plan = "auto",
+) -> PreparedFilter[_Array]:
+    """A filter for many calls, in which the GPU need not arrange it any more.
+
+    Some kernels read w in another order than it may lie in, or as planes of bfloat16, and would
+    copy it at every call: on compute capability 9.0, one with its spatial axes last is copied with
+    its channels last.  Here it is copied once.  Kernels and results are the same bits as without.
+
+    Args:
+        w: filter, in the problem's format, as ``conv_forward`` takes it.  It is kept, and must not
+            be changed as long as what is given back is used: prepare it again after that.
+        problem: the layer.  The inputs of the calls may be of other sizes and batches; where other
+            kernels are planned for these, they may have to copy w as ever.
+        passes: that it is for, "forward" and "backprop_input", which transposed convolutions are.
+        precision, impl: of the calls, as for ``conv_forward``.
+
+    Returns:
+        What the functions that read a filter take in the place of w, those of ``cupyconv.onnx`` and
+        ``cupyconv.cudnn`` too.  Of a NumPy array it holds that array alone.
+
+    Raises:
+        ConvError: w is not the problem's filter; a word is unknown; or as for ``plan``.
+        ConvTypeError, DeviceError: as for ``conv_forward``.
+    """
+    require_words(None, precision)
+    wanted = (passes,) if isinstance(passes, str) else tuple(dict.fromkeys(passes))
+    for word in wanted:
+        if word not in FILTER_PASSES:
+            raise unknown_word("pass that reads a filter", word, FILTER_PASSES)
+    (array,), _, backend = _take(("w",), (w,))
+    layout = _Layout.of(array)
+    dtype = _common_dtype({"w": layout})
+    if (layout.shape, dtype) != (problem.filter_shape, problem.dtype):
+        raise ConvError(
+            "a filter must be that of the problem which it is prepared for",
+            f"w is {shape_text(layout.shape) or 'a scalar'} {dtype}, the problem's is "
+            f"{shape_text(problem.filter_shape)} {problem.dtype}",
+            "Pass the filter of this problem, or problem.replace(filter_shape=..., dtype=...)",
+        )
+    strides = replace(
+        Strides.contiguous(problem),
+        w=_elements("w", layout),
+        alignment=backend.alignment((array,)),
+    )
+    limit, forms = cupyconv.workspace_limit, {}
+    for word in wanted:
+        request = Request(problem, word, backend.device, precision, limit, strides)
+        form = backend.filter_form(chosen(request, impl), problem, strides)
+        if form is not None and form.name not in forms:
+            forms[form.name] = backend.arrange(form, array)
+    return PreparedFilter(array, forms, problem, backend.device, wanted, precision)
 
 
 def plan(
@@ -559,11 +633,12 @@ def _measured_plan(
         array.fill(1)
     strides = Strides.contiguous(problem)
 
+    def prepare(planned: PassPlan) -> Run:
+        return backend.prepare(planned, problem, strides)
+
     def fastest(pass_: str) -> PassPlan:
         request = Request(problem, pass_, here, precision, workspace_limit, strides)
-        return measuring.fastest(
-            request, impl, lambda planned: backend.prepare(planned, problem, strides)(tensors)
-        )
+        return _fastest(request, impl, backend, prepare, tensors)
 
     return Plan(problem, here, tuple(fastest(pass_) for pass_ in PASSES))
 
@@ -603,6 +678,9 @@ class Called(NamedTuple):
 _CALLED = {operation: Called(given) for operation, given in _GIVEN.items()}
 _CALLED["transpose"] = Called(_GIVEN["transpose"], tensors=TRANSPOSED)
 
+_FILTERS = {"forward": 1, "backprop_input": 0, "backprop_filter": None, "transpose": 0}
+"""Which of them is the filter."""
+
 _PLAIN = frozenset((int, str, type(None)))
 """Types whose values, if they are equal, are written in the same way."""
 
@@ -621,6 +699,14 @@ class _Layout(NamedTuple):
     @staticmethod
     def of(array: Any) -> _Layout:
         return _Layout(array.shape, array.strides, array.dtype)
+
+
+class _Call(NamedTuple):
+    """A call that is still to be carried out, by ``run(tensors)``."""
+
+    run: Run
+    tensors: Tensors
+    result: Any
 
 
 @dataclass
@@ -660,6 +746,7 @@ def compute(
     measure: bool | None = None,
     conjugates: bool = False,
     called: Called | None = None,
+    later: bool = False,
 ) -> Any:
     """Carry out an operation, for the functions above and for other names of theirs.
 
@@ -676,9 +763,14 @@ def compute(
             ``cupyconv.benchmark`` says.
         conjugates: whether a transposed convolution conjugates its filter, as a gradient does.
         called: what errors call the arrays; by default as _GIVEN does, and ``out``.
+        later: give a _Call instead of the result.
     """
     called = called or _CALLED[operation]
     names = called.given
+    place, held = _FILTERS[operation], None
+    if place is not None and type(given[place]) is PreparedFilter:
+        held = given[place]
+        given = (*given[:place], held.array, *given[place + 1 :])
     given, home, backend = _take(names, given)
     operands, result, out_layout = given[:2], None, None
     layouts = [(array.shape, array.strides, array.dtype) for array in given]
@@ -705,12 +797,15 @@ def compute(
         activation,
         backend,
         cupyconv.workspace_limit,
+        held and held.belonging,
     )
     ready: _Ready = _from_cache(_ready, call)
     if result is None:
         result = backend.empty(ready.shape, ready.problem.dtype)
     if turned:
         given = (backend.conjugate(given[0]), *given[1:])
+    elif held is not None and place is not None:
+        given = (*given[:place], held, *given[place + 1 :])
     if operation == "transpose" and given[1].shape != ready.problem.output_shape:
         # Its output_padding reaches over windows that x has no numbers for.
         given = (given[0], backend.extended(given[1], ready.problem.output_shape), *given[2:])
@@ -724,6 +819,8 @@ def compute(
     asked = cupyconv.benchmark if measure is None else measure
     measured = asked and backend.device.is_gpu and not isinstance(impl, Plan)
     run = ready.fastest(tensors) if measured else ready.run
+    if later:
+        return _Call(run, tensors, result)
     run(tensors)
     return result if out is None else out
 
@@ -755,23 +852,19 @@ def _ready(
     activation: str | None,
     backend: Backend,
     workspace_limit: int | None,
+    held: Belonging | None = None,
 ) -> _Ready:
     """What a call comes to; arrays are their layouts here.
 
     Raises:
         ConvError, ConvTypeError: all that can be wrong with a call, but for where its arrays are.
     """
-    _require_words(activation, precision)
+    require_words(activation, precision)
     layouts = dict(zip(_GIVEN[operation], map(_Layout._make, given), strict=False))
     if out is not None:
         layouts["out"] = _Layout._make(out)
     problem = _problem(operation, layouts, shape, rules, called)
-    if problem.is_complex and activation is not None:
-        raise ConvError(
-            "activations are of real numbers",
-            f"got {activation!r} with {problem.dtype}",
-            "Apply it to what it is meant for, such as the magnitude: numpy.abs(y)",
-        )
+    require_activation(activation, problem)
     pass_ = "backprop_input" if operation == "transpose" else operation
     written = {
         "forward": problem.output_shape,
@@ -788,24 +881,72 @@ def _ready(
     if backend.device.is_gpu:
         strides = _strides(operation, problem, layouts, alignment, _said(operation, called))
     request = Request(problem, pass_, backend.device, precision, workspace_limit, strides)
-    if isinstance(impl, Plan):
-        chosen = impl.replay(request)
-    else:
-        device = backend.device
-        chosen = plan_pass(problem, pass_, device, impl, precision, workspace_limit, strides)
+    if held is not None:
+        held.require(request)
+    planned = chosen(request, impl)
 
     def prepare(planned: PassPlan) -> Run:
-        return backend.prepare(planned, problem, strides, activation)
+        if held is None:
+            return backend.prepare(planned, problem, strides, activation)
+        form = backend.filter_form(planned, problem, strides)
+        if form is not None and form.name not in held.forms:
+            form = None  # w is arranged at each call, as without
+        name = None if form is None else form.name
+        run = backend.prepare(planned, problem, strides, activation, form)
+        return lambda tensors: run(tensors._replace(w=_read_as(name, tensors.w)))
 
     def measure(tensors: Tensors) -> Run:
         assert isinstance(impl, str)
-        return prepare(measuring.fastest(request, impl, lambda planned: prepare(planned)(tensors)))
+        return prepare(_fastest(request, impl, backend, prepare, tensors))
 
-    return _Ready(problem, written, prepare(chosen), measure)
+    return _Ready(problem, written, prepare(planned), measure)
 
 
-def sum_bias(dy: Any, data_format: str | None, out: Any, called: str = "dy") -> Any:
-    """``conv_backprop_bias``, for other names of it: what errors call dy is ``called``."""
+def chosen(request: Request, impl: str | Plan) -> PassPlan:
+    """The way that is planned, or that a plan has."""
+    if isinstance(impl, Plan):
+        return impl.replay(request)
+    return plan_pass(
+        request.problem,
+        request.pass_,
+        request.device,
+        impl,
+        request.precision,
+        request.workspace_limit,
+        request.strides,
+    )
+
+
+def _read_as(form: str | None, w: Any) -> Any:
+    """What a pass reads of a filter, which is an array or a prepared one."""
+    return w.read_as(form) if type(w) is PreparedFilter else w
+
+
+def _fastest(
+    request: Request,
+    impl: str,
+    backend: Backend,
+    prepare: Callable[[PassPlan], Run],
+    tensors: Tensors,
+) -> PassPlan:
+    """The fastest way to compute a pass, each prepared once and measured on these tensors."""
+    run_of = cache(prepare)
+    return measuring.fastest(
+        request,
+        impl,
+        lambda planned: run_of(planned)(tensors),
+        lambda candidates: backend.load(map(run_of, candidates)),
+    )
+
+
+def sum_bias(
+    dy: Any, data_format: str | None, out: Any, called: str = "dy", later: bool = False
+) -> Any:
+    """``conv_backprop_bias``, for other names of it: what errors call dy is ``called``.
+
+    Args:
+        later: give the call, prepared, and not its result.
+    """
     (dy,), home, backend = _take((called,), (dy,))
     result = None if out is None else _take_out("out", out, (called,), (dy,), home, backend)
     out_layout = None if result is None else _Layout.of(result)
@@ -813,7 +954,10 @@ def sum_bias(dy: Any, data_format: str | None, out: Any, called: str = "dy") -> 
     shape, dtype, run = _from_cache(_ready_bias, call)
     if result is None:
         result = backend.empty(shape, dtype)
-    run(Tensors(None, None, dy, result))
+    tensors = Tensors(None, None, dy, result)
+    if later:
+        return _Call(run, tensors, result)
+    run(tensors)
     return result if out is None else out
 
 
@@ -827,7 +971,7 @@ def _ready_bias(
     alignment: int,
 ) -> tuple[tuple[int, ...], str, Run]:
     """Shape and dtype of db, and what computes it."""
-    problem = _bias_problem(called, dy.shape, data_format, _common_dtype({called: dy}))
+    problem = bias_problem(called, dy.shape, data_format, _common_dtype({called: dy}))
     if out is not None:
         _require_out("out", out, problem.bias_shape, problem.dtype)
     stride = 1 if out is None else _elements("out", out)[0]
@@ -917,7 +1061,7 @@ def _elements(name: str, layout: _Layout) -> tuple[int, ...]:
         raise ConvTypeError(f"{name}: {error}. Pass a contiguous copy of it") from None
 
 
-def _bias_problem(
+def bias_problem(
     called: str, dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
 ) -> ConvProblem:
     """A 1x1 depthwise layer with this output: db depends on nothing else of the layer."""
@@ -952,11 +1096,22 @@ def _bias_problem(
 # -- checking --------------------------------------------------------------------------------------
 
 
-def _require_words(activation: str | None, precision: str) -> None:
+def require_words(activation: str | None, precision: str) -> None:
+    """Check that both are words that there are."""
     if activation not in ACTIVATIONS:
         raise unknown_word("activation", activation, filter(None, ACTIVATIONS))
     if precision not in PRECISIONS:
         raise unknown_word("precision", precision, PRECISIONS)
+
+
+def require_activation(activation: str | None, problem: ConvProblem) -> None:
+    """Check that the problem's numbers have activations, if one is asked for."""
+    if problem.is_complex and activation is not None:
+        raise ConvError(
+            "activations are of real numbers",
+            f"got {activation!r} with {problem.dtype}",
+            "Apply it to what it is meant for, such as the magnitude: numpy.abs(y)",
+        )
 
 
 def _take(
@@ -974,6 +1129,11 @@ def _take(
     if backend.ordinal is not None:
         _require_current_device(names, given, backend.ordinal)
     return given, home, backend
+
+
+def take_filter(w: Any) -> Any:
+    """A filter as an array, or a prepared one as it is; both have a shape and a dtype."""
+    return w if isinstance(w, PreparedFilter) else arrays.take("w", w)[0]
 
 
 def _take_all(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, ...], arrays.Home]:

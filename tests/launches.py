@@ -93,4 +93,4 @@ def launch(made: Planned, architecture: str) -> None:
     Raises:
         Refusal: a GPU would refuse it.
     """
-    Series([made.launch], DriverRuntime(architecture)).run(_ADDRESSES)
+    Series([made.launch], DriverRuntime(architecture))(_ADDRESSES)

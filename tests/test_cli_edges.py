@@ -19,6 +19,7 @@ from cupyconv import ConvError, arrays
 from cupyconv.cli import output
 from cupyconv.cli.configuration import PRESETS, read_file
 from cupyconv.cli.main import COMMANDS, main
+from cupyconv.gpu.compiler import CACHE_VARIABLE
 
 SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
 
@@ -213,10 +214,12 @@ def test_numbers_beyond_the_dtype_are_infinite_without_a_warning(tmp_path, words
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_json_is_a_flag_of_every_command(command, tmp_path):
+def test_json_is_a_flag_of_every_command(command, tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     given = {"bench": ("--list",), "env": (), "model": (_model(tmp_path),), "check": SMALL}
-    if command == "model":
-        pytest.importorskip("onnx")
+    given["warm"] = (*SMALL, "--device", "sm_80")
+    if command in ("model", "warm"):
+        pytest.importorskip({"model": "onnx", "warm": "cupy"}[command])
     content = json.loads(said(command, *given.get(command, SMALL), "--json"))
     assert isinstance(content, dict)
 

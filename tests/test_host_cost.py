@@ -39,9 +39,13 @@ class IdleRuntime(launch.CupyRuntime):
     """Kernels that are never run; what they were launched with is kept."""
 
     def __init__(self, architecture):
-        super().__init__(architecture, 0)
+        super().__init__(architecture)
         self.launched = []
         self.encoded = []
+        self.loaded = []
+
+    def load(self, launches):
+        self.loaded.append([one.entry for one in launches])
 
     def kernel(self, one):
         def launched(grid, block, arguments, shared_mem):
@@ -229,6 +233,21 @@ def test_a_runs_tensors_are_in_the_order_that_launches_know():
     assert (*backends.Tensors._fields, "workspace") == ROLES
 
 
+def test_a_backward_pass_has_all_its_kernels_loaded_at_once(gpu, memory):
+    """So that those of three calls are compiled side by side."""
+    runtime = gpu("sm_90a")
+    shape = (2, 64, 14, 14)
+    x, w, dy = memory.array(shape), memory.array((64, 64, 3, 3)), memory.array(shape)
+    for _ in range(2):
+        runtime.launched.clear()
+        cupyconv.conv_backward(x, w, dy, padding=1)
+    together, *singly = runtime.loaded
+    assert len(singly) == 3, "each finds its own there, and only once"
+    assert together == [entry for loaded in singly for entry in loaded]
+    assert {"conv_hopper", "conv_backprop_bias"} <= set(together)
+    assert len(runtime.launched) == len(together)
+
+
 def test_arguments_are_bound_to_the_arrays_of_each_run(gpu, memory):
     runtime = gpu("sm_90a")
     number = np.int32(7)
@@ -246,7 +265,7 @@ def test_arguments_are_bound_to_the_arrays_of_each_run(gpu, memory):
         x, w, y, bias, workspace = (memory.array((8,)) for _ in ROLES)
         for b in (bias, None, bias):
             runtime.launched.clear()
-            series.run((x, w, y, b, workspace))
+            series((x, w, y, b, workspace))
             (((_, got)),) = runtime.launched
             assert got[0] is y
             assert got[1] is b if b is not None else got[1] == 0
@@ -261,5 +280,5 @@ def test_arguments_are_bound_to_the_arrays_of_each_run(gpu, memory):
     series_without = launch.Series(
         (Launch("conv_forward.cu", "sum", (), (1,), (32,), 0, ("y", "workspace")),), runtime
     )
-    series_without.run((None, None, y, bias))
+    series_without((None, None, y, bias))
     assert runtime.launched[0][1] == (y, 0)

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import tempfile
+import threading
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cupyconv import files
+from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import compiler
 from cupyconv.gpu.sources import KernelSource
 
@@ -145,6 +147,83 @@ def test_the_record_tells_what_was_compiled(folder):
     assert record["defines"] == DEFINES
     assert record["architecture"] == "sm_80"
     assert "registers" in record["log"]
+
+
+# -- side by side ---------------------------------------------------------------------------------
+
+PATIENCE = 60
+"""Seconds after which a thread that waits for others has waited in vain."""
+
+
+def variants(*extras, architecture="sm_80"):
+    return [compiler.Variant(SOURCE, (("EXTRA", extra),), architecture) for extra in extras]
+
+
+def test_missing_variants_are_compiled_side_by_side(folder, monkeypatch):
+    together = threading.Barrier(3)
+
+    def compile_cubin(source, defines, architecture):
+        together.wait(PATIENCE)  # fails unless all three are being compiled at once
+        return compile_one(source, defines, architecture)
+
+    compile_one = compiler.compile_cubin
+    monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
+    made = [one.result() for one in compiler.compile_missing(variants(1, 2, 3), threads=3)]
+    assert all(one.cubin[:4] == b"\x7fELF" and one.seconds > 0 for one in made)
+    assert len({one.cubin for one in made}) == 3
+    again = [one.result() for one in compiler.compile_missing(variants(3, 1))]
+    assert [one.cubin for one in again] == [made[2].cubin, made[0].cubin]
+    assert [one.seconds for one in again] == [None, None], "the cache has them"
+
+
+def test_one_that_does_not_compile_keeps_no_other_from_it(folder, compilations):
+    told = []
+    good, bad, kept_already = compiler.compile_missing(
+        [*variants(1, "nonsense"), *variants(2)], done=lambda: told.append(None)
+    )
+    assert good.result().cubin[:4] == kept_already.result().cubin[:4] == b"\x7fELF"
+    with pytest.raises(KernelCompileError, match="EXTRA=nonsense"):
+        bad.result()
+    assert len(told) == len(compilations) == 3
+
+
+def test_threads_that_want_the_same_variant_compile_it_once(folder, monkeypatch):
+    (variant,) = variants(5)
+    waits = threading.Event()
+
+    class Watched:
+        """A lock that tells when somebody waits for it."""
+
+        def __init__(self):
+            self._lock = threading.Lock()
+
+        def __enter__(self):
+            if not self._lock.acquire(blocking=False):
+                waits.set()
+                self._lock.acquire()
+
+        def __exit__(self, *_):
+            self._lock.release()
+
+    made = []
+
+    def compile_cubin(*given):
+        made.append(given)
+        other.start()
+        assert waits.wait(PATIENCE), "the other thread does not wait for this one"
+        return compile_one(*given)
+
+    def want():
+        found.append(compiler.cached_cubin(SOURCE, {"EXTRA": 5}, "sm_80"))
+
+    found, compile_one = [], compiler.compile_cubin
+    monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
+    monkeypatch.setitem(compiler._under_way, variant, Watched())
+    other = threading.Thread(target=want)
+    want()
+    other.join()
+    assert len(made) == 1
+    assert found[0] == found[1]
 
 
 # -- whose folder it is ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError, DeviceError, arrays, backends, measuring
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, gather
+from cupyconv.gpu import compiler, gather, launches
 from cupyconv.planning import Device, Request
 from cupyconv.planning.plan import contenders
 
@@ -23,10 +23,14 @@ class StandIn:
 
     def __init__(self):
         self.launched = []
+        self.loaded = []
         self.seconds = {}  # by implementation; others take 1 ms
         self.broken = {}  # errors by source file
         self.timed = 0
         self.lost = False
+
+    def load(self, launches):
+        self.loaded.append({launch.defines for launch in launches})
 
     def kernel(self, launch):
         if launch.source in self.broken:
@@ -106,6 +110,18 @@ def test_calls_measure_when_they_are_told_to(gpu, monkeypatch):
     call(impl="cuda-gather")  # a choice of its own
     assert gpu.launched[-1].source == "conv_gather.cu"
     assert gpu.timed > timed
+
+
+def test_what_is_measured_is_worked_out_once_and_loaded_at_once(gpu, monkeypatch):
+    """The host's work is no part of the times, and kernels are compiled side by side."""
+    prepared, prepare = [], launches.prepare
+    monkeypatch.setattr(launches, "prepare", lambda *a: (prepared.append(a[0]), prepare(*a))[1])
+    cupyconv.plan(PROBLEM, measure=True)
+    assert len(prepared) == len(set(prepared)) > 3
+    together, *singly = gpu.loaded
+    forward = [one for one in prepared if one.pass_ == "forward"]
+    assert len(together) > 1
+    assert all(loaded <= together for loaded in singly[: len(forward)])
 
 
 def test_a_repeated_call_is_worked_out_once(gpu, monkeypatch):

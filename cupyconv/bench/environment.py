@@ -18,6 +18,7 @@ import numpy as np
 
 import cupyconv
 from cupyconv.bench.places import GpuPlace, Place
+from cupyconv.cpu.threads import cores
 
 _SMI_FIELDS = (
     "name",
@@ -106,9 +107,7 @@ def threads() -> int:
     for variable in _THREAD_VARIABLES:
         with suppress(ValueError):
             return max(int(os.environ.get(variable, "")), 1)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return cores()
 
 
 def load() -> float | None:

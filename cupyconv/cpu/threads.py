@@ -147,6 +147,13 @@ def _wait(helpers: list[Future]) -> None:
         raise interrupt
 
 
+def cores() -> int:
+    """Cores that the process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _set_blas_threads(count: int) -> int:
     """How many threads the BLAS had; 1, with nothing set, of one whose threads are its own."""
     before = 1

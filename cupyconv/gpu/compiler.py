@@ -11,13 +11,18 @@ import json
 import os
 import shlex
 import struct
+import threading
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from cupyconv import arrays, files, records
+from cupyconv.cpu.threads import cores
 from cupyconv.errors import DeviceError, KernelCompileError, install_command, unknown_word
 from cupyconv.gpu.sources import KernelSource
 
@@ -35,6 +40,28 @@ OPTIONS = (
 
 CACHE_VARIABLE = "CUPYCONV_CACHE_DIR"
 _FORMAT = 1  # of a cache entry
+
+
+class Variant(NamedTuple):
+    """What one cubin is compiled from: a kernel file with its headers, macros, and the chip."""
+
+    source: KernelSource
+    defines: tuple[tuple[str, str | int], ...]
+    architecture: str
+
+
+class Compiled(NamedTuple):
+    """A variant's cubin.
+
+    Attributes:
+        cubin: its bytes.
+        seconds: that the compiler took; None if the cache had it.
+        cpu_seconds: of a processor, likewise.
+    """
+
+    cubin: bytes
+    seconds: float | None = None
+    cpu_seconds: float | None = None
 
 
 def compile_cubin(
@@ -81,27 +108,91 @@ def cached_cubin(
     is returned are the bytes that were checked, whatever is done to the files later.  Where the
     cache cannot be written, or others may write it, nothing is read or kept.
     """
-    paths = entry_paths(source, defines, architecture)
-    if paths is not None:
-        kept = _intact(*paths)
+    return _made(Variant(source, tuple(defines.items()), architecture)).cubin
+
+
+def compile_missing(
+    variants: Sequence[Variant],
+    threads: int | None = None,
+    done: Callable[[], None] = lambda: None,
+) -> list[Future[Compiled]]:
+    """Cubins of variants, of which those that the cache does not have are compiled side by side.
+
+    The compiler lets several threads work: it takes them one by one through its front end only,
+    which is a tenth of its time.
+
+    Args:
+        variants: all different.
+        threads: that compile; by default one on each core.
+        done: called here after each of them.
+
+    Returns:
+        For each variant what became of it: no error keeps the others from being compiled.
+    """
+    found: dict[Variant, Future[Compiled]] = {}
+    for variant in variants:
+        kept = _kept(variant)
         if kept is not None:
-            return kept
-    cubin, log = compile_cubin(source, defines, architecture)
-    if paths is not None:
-        record = {
-            "format": _FORMAT,
-            "digest": _digest(cubin),
-            "source": source.name,
-            "defines": dict(defines),
-            "architecture": architecture,
-            "log": log,
-        }
-        with suppress(OSError):
-            for path, content in zip(
-                paths, (cubin, json.dumps(record, indent=1).encode()), strict=True
-            ):
-                keep(path, content)
-    return cubin
+            found[variant] = Future()
+            found[variant].set_result(Compiled(kept))
+            done()
+    missing = [variant for variant in variants if variant not in found]
+    if missing:
+        pool = ThreadPoolExecutor(min(threads or cores(), len(missing)), "cupyconv-compiler")
+        try:
+            begun = {pool.submit(_made, variant): variant for variant in missing}
+            for future in as_completed(begun):
+                found[begun[future]] = future
+                done()
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an interrupt no more are begun
+    return [found[variant] for variant in variants]
+
+
+_under_way: dict[Variant, threading.Lock] = {}
+"""Held by the thread that looks a variant up or compiles it; others wait for what it finds."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_under_way.clear)  # a child has none of those threads
+
+
+def _made(variant: Variant) -> Compiled:
+    """The variant's cubin, from the cache, or compiled and put there."""
+    with _under_way.setdefault(variant, threading.Lock()):
+        kept = _kept(variant)
+        if kept is not None:
+            return Compiled(kept)
+        source, defines, architecture = variant
+        begun, cpu_begun = time.perf_counter(), time.thread_time()
+        cubin, log = compile_cubin(source, dict(defines), architecture)
+        taken = time.perf_counter() - begun, time.thread_time() - cpu_begun
+        paths = entry_paths(source, dict(defines), architecture)
+        if paths is not None:
+            record = {
+                "format": _FORMAT,
+                "digest": _digest(cubin),
+                "source": source.name,
+                "defines": dict(defines),
+                "architecture": architecture,
+                "log": log,
+            }
+            with suppress(OSError):
+                for path, content in zip(
+                    paths, (cubin, json.dumps(record, indent=1).encode()), strict=True
+                ):
+                    keep(path, content)
+        return Compiled(cubin, *taken)
+
+
+def is_kept(variant: Variant) -> bool:
+    """Whether the cache has a variant whole."""
+    return _kept(variant) is not None
+
+
+def _kept(variant: Variant) -> bytes | None:
+    """The variant's cubin, if the cache has it whole."""
+    paths = entry_paths(variant.source, dict(variant.defines), variant.architecture)
+    return None if paths is None else _intact(*paths)
 
 
 def entry_paths(
@@ -157,6 +248,14 @@ def distrust(folder: Path) -> tuple[str, str] | None:
     elif str(place) == os.path.realpath(folder):  # what it is in may be somebody else's by right
         mending = f"sudo chown -R {os.geteuid()} {name}, or {mending}"
     return f"{place}, which leads to the cache {folder}, {wrong}", mending
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be put into a cache folder, which need not be there yet; else None."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir():
+        return f"{nearest} is no folder"
+    return None if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written"
 
 
 @cache

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 import numpy as np
 
 from cupyconv.gpu import parameters
-from cupyconv.gpu.launch import STORAGE, Launch, Part
+from cupyconv.gpu.launch import STORAGE, FilterForm, Launch, Part
 from cupyconv.gpu.tensormaps import Im2colMap, TensorMap, TensorMaps, TiledMap
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import Tile
@@ -114,7 +114,10 @@ def stage(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> Staged
         operand = Operand(role, itemsize, seen.strides)
         elements = prod(shape_of(seen.problem, role))
         is_result = role == roles[-1]
-        if role in seen.copied:
+        if role == "w" and strides.w_arranged:
+            if planes > 1:
+                operand = Operand(role, 2, Strides.contiguous(seen.problem), planes=PLANES)
+        elif role in seen.copied:
             operand = Operand("workspace", itemsize, seen.strides, offset)
             copy = _arrange(problem, seen.problem, role, strides, offset, out=is_result)
             (after if is_result else before).append(copy)
@@ -127,6 +130,21 @@ def stage(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> Staged
         operands.append(operand)
     gathered, other, result = operands
     return Staged(seen.problem, seen.strides, gathered, other, result, tuple(before), tuple(after))
+
+
+def filter_form(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> FilterForm | None:
+    """The copy of w, or its planes, that a planned pass begins with; None where it has none."""
+    staged = stage(pass_plan, problem, strides)
+    made = [one for one in staged.before if one.arguments[0] == "w"]
+    if not made:
+        return None
+    (one,), held = made, staged.other
+    name: str = staged.problem.filter_format
+    if held.planes > 1:
+        name += f" in {held.planes} planes of bfloat16"
+    size = held.planes * prod(staged.problem.filter_shape) * held.itemsize
+    arguments = (one.arguments[0], Part("workspace", 0), *one.arguments[2:])
+    return FilterForm(name, size, replace(one, arguments=arguments))
 
 
 def _elements(problem: ConvProblem, pass_: str, tile: Tile) -> int:

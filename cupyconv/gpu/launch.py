@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 
 from cupyconv import arrays
 from cupyconv.gpu import compiler, sources, tensormaps
+from cupyconv.gpu.compiler import Variant
 from cupyconv.gpu.tensormaps import TensorMap, TensorMaps
 
 Kernel = Callable[..., Any]
@@ -68,8 +68,27 @@ class Launch:
     arguments: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class FilterForm:
+    """What a pass reads in the place of w, which is copied for that.
+
+    Attributes:
+        name: the same for passes that read the same.
+        bytes: of the copy.
+        launch: that makes it, of w, at the beginning of the workspace.
+    """
+
+    name: str
+    bytes: int
+    launch: Launch
+
+
 class Runtime(Protocol):
     """What launching needs of a GPU, or of what stands in for one."""
+
+    def load(self, launches: Sequence[Launch]) -> None:
+        """Load the kernels of launches; those that have to be compiled are so side by side."""
+        ...
 
     def kernel(self, launch: Launch) -> Kernel:
         """The loaded kernel of a launch's variant."""
@@ -89,19 +108,43 @@ class Runtime(Protocol):
 
 
 class Series:
-    """Launches one after the other, whose kernels are loaded at the first run."""
+    """Launches one after the other, whose kernels are loaded at the first call.
 
-    def __init__(self, launches: Sequence[Launch], runtime: Runtime) -> None:
-        self._launches = [one for one in launches if 0 not in one.grid]
+    Attributes:
+        launches: those that have anything to do.
+    """
+
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        runtime: Runtime,
+        workspace: Callable[[], Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            launches: in the order in which they are made.
+            runtime: that runs them.
+            workspace: makes the array of that role, for each call; None where there is none.
+        """
+        self.launches = tuple(one for one in launches if 0 not in one.grid)
         self._runtime = runtime
+        self._workspace = workspace
         self._loaded: list[tuple[Kernel, Launch, _Arguments]] | None = None
 
-    def run(self, operands: Sequence[Any]) -> None:
-        """Run them on arrays in the order of ROLES; one that is missing or None is null."""
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it was called before, so that nothing is left to be loaded."""
+        return self._loaded is not None
+
+    def __call__(self, operands: Sequence[Any]) -> None:
+        """Launch them on arrays in the order of ROLES; one that is missing or None is null."""
+        if self._workspace is not None:
+            operands = (*operands, self._workspace())
         if self._loaded is None:
+            self._runtime.load(self.launches)
             self._loaded = [
                 (self._load(one), one, _Arguments(one.arguments, self._runtime))
-                for one in self._launches
+                for one in self.launches
             ]
         for kernel, one, arguments in self._loaded:
             kernel(one.grid, one.block, arguments.of(operands), shared_mem=one.shared_bytes)
@@ -161,14 +204,32 @@ def _maps_maker(maps: TensorMaps, runtime: Runtime) -> Callable[[Sequence[Any]],
 
 
 class CupyRuntime:
-    """Kernels on the current CuPy device and stream."""
+    """Kernels on a CuPy device, which is the current one at each call, and its current stream."""
 
-    def __init__(self, architecture: str, ordinal: int) -> None:
+    def __init__(self, architecture: str) -> None:
         self.architecture = architecture
-        self.ordinal = ordinal
+        self._modules: dict[Variant, Any] = {}
+
+    def load(self, launches: Sequence[Launch]) -> None:
+        """Load the variants of launches, compiling side by side those that the cache lacks.
+
+        Raises:
+            KernelCompileError: one does not compile; the others are loaded then all the same.
+        """
+        wanted = dict.fromkeys(variant_of(one, self.architecture) for one in launches)
+        missing = [variant for variant in wanted if variant not in self._modules]
+        made = compiler.compile_missing(missing)
+        for variant, one in zip(missing, made, strict=True):
+            if one.exception() is None:
+                module = arrays.cupy().cuda.Module()
+                # Bytes that were checked, and not their path, where something else may be by now.
+                module.load(one.result().cubin)
+                self._modules[variant] = module
+        for one in made:
+            one.result()  # raises what went wrong
 
     def kernel(self, launch: Launch) -> Kernel:
-        module = _load(launch.source, launch.defines, self.architecture, self.ordinal)
+        module = self._modules[variant_of(launch, self.architecture)]
         kernel: Kernel = module.get_function(launch.entry)
         return kernel
 
@@ -185,15 +246,6 @@ class CupyRuntime:
     encode = staticmethod(tensormaps.encode)
 
 
-@cache
-def _load(
-    source: str,
-    defines: tuple[tuple[str, str | int], ...],
-    architecture: str,
-    ordinal: int,  # modules are of a device
-) -> Any:
-    """A variant's module on the current device, which is the one of this number."""
-    module = arrays.cupy().cuda.Module()
-    # Bytes that were checked, and not their path, where something else may be by now.
-    module.load(compiler.cached_cubin(sources.load(source), dict(defines), architecture))
-    return module
+def variant_of(launch: Launch, architecture: str) -> Variant:
+    """What a launch's kernel is compiled from."""
+    return Variant(sources.load(launch.source), launch.defines, architecture)

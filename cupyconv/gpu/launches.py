@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from cupyconv.gpu.launch import Launch
+from cupyconv.gpu.launch import FilterForm, Launch
 from cupyconv.planning.device import Device
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
@@ -32,6 +32,12 @@ def prepare(
     module = _module(pass_plan.family.kernels)
     found: tuple[Launch, ...] = module.prepare(pass_plan, problem, strides, activation, device)
     return found
+
+
+def filter_form(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> FilterForm | None:
+    """What a planned pass makes of w before all else; None where it reads w as it lies."""
+    find = getattr(_module(pass_plan.family.kernels), "filter_form", None)
+    return find and find(pass_plan, problem, strides)
 
 
 @cache

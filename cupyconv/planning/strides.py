@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from cupyconv.formats import CHANNELS_LAST
 from cupyconv.problem import ConvProblem
 
 
@@ -19,6 +20,7 @@ class Strides:
         x, w, y: strides in elements, in the axis order of the tensors' formats.
         bias: stride of the bias, of y or of dx, in elements.
         alignment: bytes that the addresses of all three are multiples of, 16 at most.
+        w_arranged: whether what is given for w is what the kernels would have made of it first.
     """
 
     x: tuple[int, ...]
@@ -26,6 +28,7 @@ class Strides:
     y: tuple[int, ...]
     bias: int = 1
     alignment: int = 16
+    w_arranged: bool = False
 
     @staticmethod
     def contiguous(problem: ConvProblem) -> Strides:
@@ -33,6 +36,29 @@ class Strides:
         shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
         x, w, y = map(contiguous_strides, shapes)
         return Strides(x, w, y)
+
+    @staticmethod
+    def of(problem: ConvProblem, layout: str) -> Strides:
+        """Those of tensors without gaps, with channels first or last whatever their formats say.
+
+        Args:
+            problem: the configuration.
+            layout: "channels_first", (N, C, spatial) in memory and (O, I, spatial); or
+                "channels_last", (N, spatial, C) and (O, spatial, I).
+        """
+
+        def ordered(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+            outer, channel, *spatial = axes
+            last = layout == CHANNELS_LAST
+            order = (outer, *spatial, channel) if last else (outer, channel, *spatial)
+            steps = contiguous_strides([shape[axis] for axis in order])
+            return tuple(steps[order.index(axis)] for axis in range(len(shape)))
+
+        return Strides(
+            ordered(problem.input_shape, problem.data_axes),
+            ordered(problem.filter_shape, problem.filter_axes),
+            ordered(problem.output_shape, problem.data_axes),
+        )
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

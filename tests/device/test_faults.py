@@ -15,7 +15,7 @@ import pytest
 
 import cupyconv
 from cupyconv import arrays, backends, operations
-from cupyconv.gpu import compiler, launch, sources, tensormaps
+from cupyconv.gpu import launch, tensormaps
 from tests.agreement import compute, require_equal
 from tests.configurations import HOPPER_CASES, Data, in_formats, integer_data
 from tests.device import machine
@@ -93,25 +93,25 @@ def first_byte_of_the_allocation(patch):
 
 
 def null_stream(patch):
-    run = launch.Series.run
+    run = launch.Series.__call__
 
     def on_null(self, operands):
         with cupy.cuda.Stream.null:
             run(self, operands)
 
-    patch.setattr(launch.Series, "run", on_null)
+    patch.setattr(launch.Series, "__call__", on_null)
 
 
 def stream_of_the_first_call(patch):
     streams = []
-    run = launch.Series.run
+    run = launch.Series.__call__
 
     def on_first(self, operands):
         streams.append(cupy.cuda.get_current_stream())
         with streams[0]:
             run(self, operands)
 
-    patch.setattr(launch.Series, "run", on_first)
+    patch.setattr(launch.Series, "__call__", on_first)
 
 
 def one_workspace_for_all_calls(patch):
@@ -140,15 +140,12 @@ def workspace_given_back_by_another_stream(patch):
 
 
 def modules_of_the_first_device(patch):
-    @cache
-    def load(source, defines, architecture):
-        module = cupy.cuda.Module()
-        module.load(compiler.cached_cubin(sources.load(source), dict(defines), architecture))
-        return module
+    modules = {}
 
-    patch.setattr(
-        launch, "_load", lambda source, defines, _, ordinal: load(source, defines, "sm_80")
-    )
+    def begin(self, architecture):
+        self.architecture, self._modules = "sm_80", modules
+
+    patch.setattr(launch.CupyRuntime, "__init__", begin)
 
 
 def backend_of_the_first_device(patch):
@@ -246,7 +243,6 @@ def nothing_prepared():
             operations._ready,
             operations._ready_bias,
             gpu,
-            launch._load,
             tensormaps_encoded,
         ):
             cached.cache_clear()

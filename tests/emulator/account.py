@@ -233,7 +233,7 @@ def accounts_of_pass(
     for launch in launches.prepare(planned, problem, strides, None, device):
         chosen = None if blocks is None else range(min(blocks, _clusters(launch, runtime)))
         with settings(source="ptx", work=True, compiled=True, raise_reports=False, blocks=chosen):
-            Series([launch], runtime).run(operands)
+            Series([launch], runtime)(operands)
     return runtime.accounts
 
 

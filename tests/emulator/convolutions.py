@@ -6,7 +6,7 @@ replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,9 @@ class EmulatorRuntime:
     def __init__(self, architecture: str, checked: bool = True) -> None:
         self.architecture = architecture
         self.checked = checked
+
+    def load(self, launches: Sequence[Launch]) -> None:
+        pass  # each is, when it is asked for
 
     def kernel(self, launch: Launch) -> EmulatedKernel:
         """The kernel of a launch's variant."""

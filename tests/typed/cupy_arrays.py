@@ -18,6 +18,8 @@ def program(x: cupy.ndarray, w: cupy.ndarray) -> cupy.ndarray:
     assert_type(cupyconv.conv_transpose(y, w), cupy.ndarray)
     assert_type(cupyconv.conv_backward(x, w, y).dx, cupy.ndarray)
     assert_type(cupyconv.conv_backward(x, w, y, needs=["filter"]).dx, cupy.ndarray | None)
+    prepared = cupyconv.prepare(w, cupyconv.ConvProblem(x.shape, w.shape))
+    assert_type(cupyconv.conv_forward(x, prepared), cupy.ndarray)
     strides = (1, 1, 1, 1)
     z = raw_ops.Conv2D(input=x, filter=w, strides=strides, padding="SAME", data_format="NCHW")
     assert_type(z, cupy.ndarray)

@@ -61,6 +61,16 @@ assert_type(problem.output_shape, tuple[int, ...])
 assert_type(problem.axes[0].output, int)
 again = ConvProblem(x.shape, w.shape, dtype=problem.dtype, data_format=problem.data_format)
 
+prepared = cupyconv.prepare(w, same, passes=["forward"])
+held: cupyconv.PreparedFilter[Images] = prepared
+assert_type(held.array, Images)
+assert_type(cupyconv.conv_forward(x, prepared, bias), Images)
+assert_type(cupyconv.conv_backprop_input(x.shape, prepared, y), Images)
+assert_type(cupyconv.conv_transpose(y, prepared), Images)
+assert_type(cupyconv.conv_backward(x, prepared, y).dx, Images)
+assert_type(onnx.conv(x, prepared), Images)
+print(cupyconv.warm([same, other], "sm_90a", passes="forward", activation="relu").summary)
+
 planned = cupyconv.plan(problem, "sm_90a", precision="bf16x6")
 assert_type(planned, cupyconv.Plan)
 assert_type(planned["forward"].implementation, Implementation)

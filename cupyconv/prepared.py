@@ -1,0 +1,135 @@
+"""Filters that were arranged once for the kernels that would arrange them at every call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from cupyconv import markup
+from cupyconv.errors import ConvError
+from cupyconv.planning import Device, Request
+from cupyconv.problem import ConvProblem, bytes_text, shape_text
+
+_Array_co = TypeVar("_Array_co", covariant=True)
+
+
+class Belonging(NamedTuple):
+    """The calls that a prepared filter is for, and the forms that it has; holds no memory.
+
+    Attributes:
+        problem: the layer; other calls may have inputs of another size.
+        device: where it was prepared.
+        passes: for which.
+        precision: with which.
+        forms: in which w is held beside itself.
+    """
+
+    problem: ConvProblem
+    device: Device
+    passes: tuple[str, ...]
+    precision: str
+    forms: tuple[str, ...]
+
+    def require(self, request: Request) -> None:
+        """Check that a call is one of them.
+
+        Raises:
+            ConvError: it is not.
+        """
+        wrong = ""
+        differing = _differences(self.problem, request.problem)
+        if self.device != request.device:
+            wrong = f"it was prepared on {_place(self.device)}, the call is on "
+            wrong += _place(request.device)
+        elif differing:
+            wrong = f"it was prepared with {differing[0]}, the call has {differing[1]}"
+        elif request.pass_ not in self.passes:
+            wrong = f"it was prepared for {' and '.join(self.passes)}, the call is {request.pass_}"
+        elif request.precision != self.precision:
+            wrong = (
+                f"it was prepared with precision {self.precision!r}, the call has "
+                f"{request.precision!r}"
+            )
+        if wrong:
+            raise ConvError(
+                "a prepared filter must be used in the layer that it was prepared for",
+                wrong,
+                "Prepare it for this one too, with cupyconv.prepare(w, problem, ...), or pass w "
+                "itself",
+            )
+
+
+class PreparedFilter(Generic[_Array_co]):
+    """A filter, and beside it what kernels would make of it at every call.
+
+    Functions take it in the place of w.  It is made by ``cupyconv.prepare``.
+
+    Attributes:
+        array: w itself.
+        forms: what the kernels read in its place, by name, such as "OHWI" for a copy with the
+            channels last; empty where they read w as it lies, as NumPy does.
+        problem, device, passes, precision: what it was prepared for.
+    """
+
+    def __init__(
+        self,
+        array: _Array_co,
+        forms: Mapping[str, Any],
+        problem: ConvProblem,
+        device: Device,
+        passes: tuple[str, ...],
+        precision: str,
+    ) -> None:
+        self.array = array
+        self.forms = dict(forms)
+        self.problem, self.device = problem, device
+        self.passes, self.precision = passes, precision
+        self.belonging = Belonging(problem, device, passes, precision, tuple(forms))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.problem.filter_shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype  # type: ignore[attr-defined]  # an array's
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it holds beside w."""
+        return sum(form.nbytes for form in self.forms.values())
+
+    def read_as(self, form: str | None) -> Any:
+        """What kernels that want a form read; w itself where they want none, or it is not held."""
+        return self.forms.get(form or "", self.array)
+
+    def __repr__(self) -> str:
+        problem = self.problem
+        held = "as it is"
+        if self.forms:
+            held = f"held as {' and '.join(self.forms)}, {bytes_text(self.nbytes)}"
+        return (
+            f"PreparedFilter({shape_text(self.shape)} {problem.filter_format} {problem.dtype} "
+            f"on {_place(self.device)}, for {' and '.join(self.passes)}: {held})"
+        )
+
+
+def _place(device: Device) -> str:
+    name = markup.in_line(device.name)
+    return f"{name} ({device.architecture})" if device.is_gpu else "NumPy arrays"
+
+
+def _differences(prepared: ConvProblem, called: ConvProblem) -> tuple[str, str] | None:
+    """The rules that two layers differ in, of each; None if only their inputs' sizes may differ."""
+    mine, theirs = ({**one.keywords, "dtype": one.dtype} for one in (prepared, called))
+    words = [word for word in mine if mine[word] != theirs[word]]
+    if prepared.padding == called.padding:
+        words = [word for word in words if word != "padding"]  # in other words
+    if not words:
+        return None
+    one, other = (", ".join(f"{word} {rules[word]}" for word in words) for rules in (mine, theirs))
+    return one, other

@@ -1,0 +1,135 @@
+"""Prepared filters on the emulated devices: their arranging is gone, and nothing else changes."""
+
+from __future__ import annotations
+
+import cupy
+import pytest
+from cupy.cuda import runtime
+
+import cupyconv
+from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.gpu import launch
+from tests.configurations import HOPPER_CASES, in_formats, random_data
+from tests.device.test_order import ORDERS, in_disorder
+
+BY_NAME = {case.name: case.problem for case in HOPPER_CASES}
+CASES = {
+    "channels first": ("phases_of_one_two_and_four_taps", "NCHW", "float16", "ieee", ""),
+    "halos": ("one_tile", "NCHW", "float16", "ieee", "-halo"),
+    "planes": ("one_tile", "NHWC", "float32", "bf16x6", "-bf16x6"),
+    "tf32": ("few_channels", "NCHW", "float32", "tf32", ""),
+}
+"""A problem, its format, dtype and precision, and which of the Hopper families computes it."""
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The kernels that are launched, with their arguments."""
+    found = []
+    kernel = launch.CupyRuntime.kernel
+
+    def watched(self, one):
+        loaded = kernel(self, one)
+
+        class Kernel:
+            ptr = loaded.ptr
+
+            def __call__(self, grid, block, arguments, shared_mem):
+                found.append((one.entry, arguments))
+                loaded(grid, block, arguments, shared_mem=shared_mem)
+
+        return Kernel()
+
+    monkeypatch.setattr(launch.CupyRuntime, "kernel", watched)
+    cupyconv.operations._ready.cache_clear()
+    yield found
+    cupyconv.operations._ready.cache_clear()
+
+
+def layer(case):
+    """The arrays of a layer, its rules, and how its passes are computed."""
+    name, data_format, dtype, precision, family = CASES[case]
+    filters = "OIHW" if data_format == "NCHW" else "OHWI"
+    problem = in_formats(BY_NAME[name], data_format, filters).replace(dtype=dtype)
+    data = random_data(problem)
+    how = {"precision": precision, "impl": f"cuda-hopper{family}"}
+    return problem, *map(cupy.asarray, (data.x, data.w, data.dy, data.bias)), how
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_bits_without_arranging(case, launched):
+    problem, x, w, dy, bias, how = layer(case)
+    rules = {**problem.keywords, **how}
+
+    def calls(w):
+        yield "forward", cupyconv.conv_forward(x, w, bias, activation="relu", **rules)
+        yield "backprop_input", cupyconv.conv_backprop_input(x.shape, w, dy, **rules)
+        yield "transpose", cupyconv.conv_transpose(dy, w, output_shape=x.shape, **rules)
+
+    def seen(w):
+        for name, result in calls(w):
+            yield name, result, list(launched)
+            launched.clear()
+
+    before = list(seen(w))
+    prepared = cupyconv.prepare(w, problem, **how)
+    arranged = [entry for entry, _ in launched]
+    assert arranged == ["conv_planes" if case == "planes" else "conv_arrange_in"] * len(arranged)
+    assert len(arranged) == len(prepared.forms) >= 1
+    launched.clear()
+    for (name, expected, then), (_, got, now) in zip(before, seen(prepared), strict=True):
+        assert (got.view("u1") == expected.view("u1")).all(), name
+        arranging = [entry for entry, arguments in then if arguments[0] is w]
+        assert arranging == arranged[:1], name
+        assert [entry for entry, _ in now] == [
+            entry for entry, arguments in then if arguments[0] is not w
+        ], name
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_in_any_order_of_the_streams_work(order):
+    problem, x, w, _, _, how = layer("channels first")
+    rules = {**problem.keywords, **how}
+    expected = cupy.asnumpy(cupyconv.conv_forward(x, w, **rules))
+    cupy.cuda.get_current_stream().synchronize()
+    with in_disorder(order):
+        prepared = cupyconv.prepare(w, problem, passes="forward", **how)
+        got = [cupyconv.conv_forward(x, prepared, **rules) for _ in range(2)]
+        assert all((cupy.asnumpy(one) == expected).all() for one in got)
+
+
+def test_a_captured_call_arranges_nothing():
+    problem, x, w, _, _, how = layer("channels first")
+    rules = {**problem.keywords, **how}
+    prepared = cupyconv.prepare(w, problem, passes="forward", **how)
+    expected = cupy.asnumpy(cupyconv.conv_forward(x, prepared, **rules))
+    out = cupy.empty_like(expected)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        stream.begin_capture()
+        cupyconv.conv_forward(x, prepared, out=out, **rules)
+        graph = stream.end_capture()
+        w.fill(0)  # nobody reads it
+        graph.launch(stream)
+        stream.synchronize()
+    assert (cupy.asnumpy(out) == expected).all()
+
+
+def test_on_the_other_device_it_is_refused():
+    problem, _, w, _, _, how = layer("channels first")
+    prepared = cupyconv.prepare(w, problem, **how)
+    assert repr(prepared).startswith(f"PreparedFilter({'x'.join(map(str, w.shape))} OIHW float16")
+    assert runtime.getDeviceCount() == 2
+    with cupy.cuda.Device(1):
+        x = cupy.zeros(problem.input_shape, "float16")
+        with pytest.raises(ConvTypeError, match="w is on device 0, current is 1"):
+            cupyconv.conv_forward(x, prepared, **problem.keywords)
+        other = cupyconv.prepare(cupy.asarray(cupy.asnumpy(w)), problem)
+        assert other.forms == {}, "its kernels read w as it lies"
+        cupyconv.conv_forward(x, other, **problem.keywords)
+    moved = cupyconv.PreparedFilter(
+        w, prepared.forms, problem, other.device, prepared.passes, prepared.precision
+    )
+    with pytest.raises(ConvError, match=r"prepared on emulated sm_80 \(sm_80\), the call is on"):
+        cupyconv.conv_forward(cupy.zeros(problem.input_shape, "float16"), moved, **problem.keywords)

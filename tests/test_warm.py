@@ -1,0 +1,377 @@
+"""Kernels compiled ahead: those that calls load, all of them, once."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem, DeviceError, arrays, backends, warming
+from cupyconv.cli.main import main
+from cupyconv.errors import KernelCompileError
+from cupyconv.gpu import compiler, launch
+from cupyconv.planning import Device
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES
+from tests.configurations import in_formats
+from tests.test_host_cost import IdleRuntime, Memory
+
+pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
+
+SMALL = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3), dtype="float64")
+"""A layer whose kernels are quick to compile."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """What is compiled, an entry for each time; nothing really is."""
+    made = []
+
+    def compile_cubin(source, defines, architecture):
+        made.append((source.name, tuple(defines.items()), architecture))
+        return b"\x7fELF%d" % len(made), "a log"
+
+    monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
+    return made
+
+
+# -- what calls load -------------------------------------------------------------------------------
+
+LAYER = ConvProblem((4, 64, 14, 14), (128, 64, 3, 3), stride=2, padding=1)
+LAYERS = {
+    "first layer": ConvProblem((2, 3, 40, 40), (64, 3, 7, 7), stride=2, padding=3),
+    "strided": LAYER,
+    "pointwise": ConvProblem((4, 64, 14, 14), (256, 64, 1, 1)),
+    "depthwise": ConvProblem((2, 64, 14, 14), (64, 1, 3, 3), padding=1, groups=64),
+    "grouped": ConvProblem((2, 96, 9, 9), (96, 3, 3, 3), groups=32),
+    "one axis": ConvProblem((2, 32, 50), (48, 32, 5)),
+    "volumes": ConvProblem((1, 16, 6, 7, 8), (32, 16, 3, 3, 3)),
+}
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """The variants that calls load, on a GPU of an architecture whose kernels do nothing."""
+    memory = Memory()
+
+    def choose(architecture):
+        found = set()
+
+        class Runtime(IdleRuntime):
+            def load(self, launches):
+                found.update(launch.variant_of(one, architecture) for one in launches)
+
+        device = Device("Imaginary", architecture)
+        backend = backends.GpuBackend(device, Runtime(architecture), 0)
+        backend.empty = cache(memory.array)
+        monkeypatch.setattr(backends, "of", lambda home: backend)
+        return device, found
+
+    monkeypatch.setattr(arrays, "device_count", lambda: 1)
+    return memory, choose
+
+
+def lying(memory, shape, strides, dtype):
+    """An array that lies in memory with these strides, of elements."""
+    steps = tuple(stride * arrays.numpy_dtype(dtype).itemsize for stride in strides)
+    whole = memory.array(shape, dtype)
+    return type(whole)(shape, whole.dtype, whole.data, steps)
+
+
+def call(memory, problem, strides, operation, **more):
+    """An operation on tensors that all lie in memory in this way."""
+    x, w, y = (
+        lying(memory, shape, steps, problem.dtype)
+        for shape, steps in (
+            (problem.input_shape, strides.x),
+            (problem.filter_shape, strides.w),
+            (problem.output_shape, strides.y),
+        )
+    )
+    rules = {**problem.keywords, **more}
+    if operation == "forward":
+        cupyconv.conv_forward(x, w, out=y, **rules)
+    elif operation == "backprop_input":
+        cupyconv.conv_backprop_input(x.shape, w, y, out=x, **rules)
+    elif operation == "transpose":
+        cupyconv.conv_transpose(y, w, output_shape=x.shape, out=x, **rules)
+    elif operation == "bias":
+        cupyconv.conv_backprop_bias(y, data_format=problem.data_format)
+    elif operation == "bias of transposed":
+        cupyconv.conv_backprop_bias(x, data_format=problem.data_format)
+    else:
+        cupyconv.conv_backprop_filter(x, w.shape, y, out=w, **rules)
+
+
+def ahead_of(problem, device, precision="ieee", **more):
+    found = warming.Ahead(device, precision=precision)
+    found.add(problem, **more)
+    return set(found._uses)
+
+
+@pytest.mark.parametrize("layout", [None, *warming.LAYOUTS])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_calls_load_is_compiled(loaded, layer, architecture, layout):
+    memory, choose = loaded
+    for dtype, precision in (("float16", "ieee"), ("float32", "ieee"), ("float32", "tf32")):
+        device, found = choose(architecture)
+        problem = LAYERS[layer].replace(dtype=dtype)
+        strides = Strides.of(problem, layout) if layout else Strides.contiguous(problem)
+        for pass_ in PASSES:
+            call(memory, problem, strides, pass_, precision=precision)
+        call(memory, problem, strides, "bias")
+        assert len(found) >= 3
+        assert found == ahead_of(problem, device, precision, layout=layout)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+def test_what_calls_in_other_formats_load_is_compiled(loaded, architecture):
+    memory, choose = loaded
+    problem = in_formats(LAYER, "NHWC", "HWIO").replace(dtype="bfloat16")
+    device, found = choose(architecture)
+    for operation in (*PASSES, "bias"):
+        call(memory, problem, Strides.contiguous(problem), operation)
+    assert found == ahead_of(problem, device)
+    assert found == ahead_of(problem, device, passes=iter(PASSES))
+
+
+def test_what_a_transposed_layer_loads_is_compiled(loaded):
+    memory, choose = loaded
+    problem = LAYER.replace(dtype="float16")
+    device, found = choose("sm_90a")
+    call(memory, problem, Strides.contiguous(problem), "transpose", activation="relu")
+    words = {"transposed": True, "activation": "relu"}
+    assert found == ahead_of(problem, device, passes="forward", **words)
+    for operation in ("forward", "backprop_filter", "bias of transposed"):
+        call(memory, problem, Strides.contiguous(problem), operation)
+    assert found == ahead_of(problem, device, **words)
+
+
+def test_what_is_measured_is_compiled(loaded):
+    _, choose = loaded
+    device, _ = choose("sm_80")
+    planned, measured = (warming.Ahead(device, measure=how) for how in (False, True))
+    for one in (planned, measured):
+        one.add(LAYER.replace(dtype="float16"), "forward")
+    assert set(planned._uses) < set(measured._uses)
+    sources = {variant.source.name for variant in measured._uses}
+    assert {"conv_gather.cu", "conv_forward.cu"} <= sources, "the last resort, too"
+
+
+def test_a_plan_is_compiled_as_it_is(loaded):
+    plan = cupyconv.plan(LAYER, "sm_80", impl="cuda-generic")
+    ahead = warming.Ahead("sm_80", impl=cupyconv.Plan.from_json(plan.to_json()))
+    ahead.add(LAYER, "forward")
+    assert [variant.source.name for variant in ahead._uses] == ["conv_forward.cu"]
+    with pytest.raises(ConvError, match="a plan must be for what is computed"):
+        ahead.add(LAYER.replace(stride=1))
+
+
+# -- once ------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_compiled_twice(folder, compilations):
+    told = []
+    first = cupyconv.warm([SMALL, SMALL.replace(input_shape=(8, 2, 9, 9)), SMALL], "sm_80")
+    assert len(first.kernels) == len(first.compiled) == len(compilations) == len(set(compilations))
+    assert {kernel.layers for kernel in first.kernels} == {2}
+    assert {pass_ for kernel in first.kernels for pass_ in kernel.passes} == {
+        *PASSES,
+        warming.BIAS_GRADIENT,
+    }
+    assert str(first.folder) == str(folder)
+    assert f"{len(compilations)} compiled in " in str(first)
+    ahead = warming.Ahead("sm_80")
+    ahead.add(SMALL)
+    again = ahead.compile(done=lambda: told.append(None))
+    assert again.compiled == ()
+    assert "all there" in str(again)
+    assert len(told) == len(ahead) == len(again.kernels) == len(compilations)
+    cupyconv.warm(SMALL, "sm_90a", passes=["forward"])
+    assert len(compilations) == len(first.kernels) + 1
+
+
+def test_what_is_compiled_is_what_is_loaded(folder, monkeypatch):
+    """Truly compiled, and found by a process that loads it."""
+    warmed = cupyconv.warm(SMALL, "sm_80", passes="forward", impl="cuda-generic", threads=1)
+    (kernel,) = warmed.kernels
+    assert kernel.source == "conv_forward.cu"
+    assert kernel.tile
+    assert kernel.seconds >= kernel.cpu_seconds * 0.5 > 0
+    assert warmed.cpu_seconds == kernel.cpu_seconds
+    assert warmed.threads == 1
+    monkeypatch.setattr(compiler, "compile_cubin", None)
+    ahead = warming.Ahead("sm_80", impl="cuda-generic")
+    ahead.add(SMALL, "forward")
+    (variant,) = ahead._uses
+    assert compiler.cached_cubin(variant.source, dict(variant.defines), "sm_80")[:4] == b"\x7fELF"
+    assert "float64" in warmed._repr_html_()
+
+
+def test_what_does_not_compile_keeps_nothing_else_from_it(folder, compilations, monkeypatch):
+    compile_one = compiler.compile_cubin
+
+    def compile_cubin(source, defines, architecture):
+        if source.name == "conv_forward.cu":
+            raise KernelCompileError("no registers", "log")
+        return compile_one(source, defines, architecture)
+
+    monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
+    with pytest.raises(KernelCompileError, match="no registers"):
+        cupyconv.warm(SMALL, "sm_75", impl="cuda-generic")
+    assert len(compilations) == 3
+    assert len(list(folder.glob("*.cubin"))) == 3
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"device": "cpu"}, "kernels are compiled for a GPU: got 'cpu'. Use one of sm_75, "),
+        ({"device": "sm_81"}, "unknown device"),
+        ({"passes": "backward"}, "unknown pass: 'backward'"),
+        ({"activation": "tanh"}, "unknown activation: 'tanh'"),
+        ({"precision": "fp8"}, "unknown precision: 'fp8'"),
+        ({"layout": "NHWC"}, "unknown layout: 'NHWC'"),
+        ({"impl": "cuda-hopper"}, "the implementation must fit the problem"),
+        ({"threads": 0}, "at least one thread must compile: got 0"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_wrong_words(folder, compilations, words, said):
+    with pytest.raises(ConvError) as error:
+        cupyconv.warm(SMALL, **{"device": "sm_80", **words})
+    assert said in str(error.value)
+    assert compilations == []
+    assert not folder.exists()
+
+
+def test_activations_are_of_real_numbers(folder):
+    with pytest.raises(ConvError, match="activations are of real numbers"):
+        cupyconv.warm(SMALL.replace(dtype="complex64"), "sm_80", activation="relu")
+
+
+def test_without_a_gpu_a_device_has_to_be_given(monkeypatch):
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
+    with pytest.raises(
+        DeviceError, match=r"there is none\. Say which, for example device='sm_90a'"
+    ):
+        cupyconv.warm(SMALL)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")
+def test_a_cache_that_others_may_write_keeps_nothing(folder, compilations):
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(ConvError, match=r"need a cache that keeps them: .* Mend it: chmod go-w"):
+        cupyconv.warm(SMALL, "sm_80")
+    assert compilations == []
+
+
+def test_a_cache_that_is_no_folder_keeps_nothing(folder, compilations):
+    folder.write_text("in the way")
+    with pytest.raises(ConvError, match=f"{folder} is no folder. Set {compiler.CACHE_VARIABLE}"):
+        cupyconv.warm(SMALL, "sm_80")
+    assert compilations == []
+
+
+def test_what_could_not_be_written_is_no_success(folder, compilations, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiler, "keep", full)
+    with pytest.raises(ConvError, match=f"4 of 4 could not be written to {folder}"):
+        cupyconv.warm(SMALL, "sm_80")
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+GIVEN = ("warm", "--input", "1x2x5x5", "--filter", "3x2x3x3", "--dtype", "float64")
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, arguments)
+
+
+def test_the_command_compiles_and_then_finds_all_there(folder, compilations):
+    first = run(*GIVEN, "--device", "sm_80")
+    assert first.exit_code == 0, first.output
+    lines = first.stdout.splitlines()
+    assert lines[0].split() == ["kernel", "dtype", "tile", "passes", "layers", "seconds"]
+    assert sum("float64" in line for line in lines) == len(compilations) == 4
+    assert "4 kernels for sm_80: 4 compiled in " in first.stdout
+    again = run(*GIVEN, "--device", "sm_80")
+    assert "4 kernels for sm_80: all there, in" in again.stdout
+    assert len(compilations) == 4
+
+
+def test_the_command_as_json(folder, compilations):
+    wanted = ("--device", "sm_80", "--device", "sm_90a", "--pass", "forward", "--threads", "1")
+    found = json.loads(run(*GIVEN, *wanted, "--json").stdout)
+    assert found["left_out"] == []
+    assert [device["architecture"] for device in found["devices"]] == ["sm_80", "sm_90a"]
+    for device in found["devices"]:
+        assert device["folder"] == str(folder)
+        assert device["compiled"] == device["threads"] == 1
+        (kernel,) = device["kernels"]
+        assert kernel["uses"] == [{"layer": None, "pass": "forward"}]
+        assert kernel["macros"]["STORAGE"] == "double"
+        assert kernel["was_there"] is False
+        assert kernel["seconds"] >= 0
+
+
+def test_the_layers_of_a_model_are_compiled_as_they_are_run(folder, compilations, tmp_path):
+    """A ConvTranspose's forward pass is the input gradient of its convolution."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], name="down", strides=[2, 2]),
+        helper.make_node("ConvTranspose", ["h", "v"], ["y"], name="up", strides=[2, 2]),
+        helper.make_node("Conv", ["z", "w"], ["u"], name="open"),
+    ]
+    values = [
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, shape in (("x", [2, 64, 16, 16]), ("z", [2, 64, "height", "width"]))
+    ]
+    results = [helper.make_tensor_value_info(name, kind, None) for name in ("y", "u")]
+    filters = [
+        onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name)
+        for name, shape in (("w", (32, 64, 2, 2)), ("v", (32, 16, 2, 2)))
+    ]
+    graph = helper.make_graph(nodes, "net", values, results, filters)
+    onnx.save(helper.make_model(graph), tmp_path / "net.onnx")
+    given = ("warm", "--model", str(tmp_path / "net.onnx"), "--device", "sm_90a")
+    words = ("--dtype", "float16", "--layout", "channels_last", "--pass", "forward")
+    found = json.loads(run(*given, *words, "--activation", "relu", "--json").stdout)
+    (device,) = found["devices"]
+    uses = [use for kernel in device["kernels"] for use in kernel["uses"]]
+    assert {(use["layer"], use["pass"]) for use in uses} == {
+        ("down", "forward"),
+        ("up", "backprop_input"),
+    }
+    assert {kernel["macros"]["ACTIVATION"] for kernel in device["kernels"]} == {1}
+    assert len(found["left_out"]) == 1
+    assert found["left_out"][0].startswith("open: ")
+    assert "open: " in run(*given, *words).stdout
+
+
+def test_the_command_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
+    result = run(*GIVEN)
+    assert result.exit_code == 3
+    assert result.stderr.startswith("cupyconv: error: kernels are compiled for the current GPU")
+    assert result.stderr.count("\n") == 1

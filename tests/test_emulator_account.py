@@ -289,3 +289,17 @@ def test_gather_executes_no_more_beside_its_products_than_others_do() -> None:
     assert of_all <= 4.8
     assert of_loop <= 3.7
     assert one.resident == 2
+
+
+# What cp.async does not take is waited for: the more is loaded before the first of it is stored, the
+# fewer waits there are.
+@pytest.mark.parametrize("arch", ["sm_80", "sm_75"])
+def test_gather_has_many_loads_under_way_at_once(arch: str) -> None:
+    order = "channels-first" if arch == "sm_80" else "channels-last"
+    problem = account.layer_problem("resnet50-11", "float16", order)
+    (one, *_) = account.accounts_of_pass(
+        problem, "forward", "cuda-gather", arch, blocks=1, tile="64x64"
+    )
+    kinds = one.work.by_kind()
+    loads = kinds["load global"].by_warp / (one.threads // 32)
+    assert max(one.work.waits.values()) <= loads / (8 if arch == "sm_80" else 1.5)

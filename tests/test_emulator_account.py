@@ -291,8 +291,8 @@ def test_gather_executes_no_more_beside_its_products_than_others_do() -> None:
     assert one.resident == 2
 
 
-# What cp.async does not take is waited for: the more is loaded before the first of it is stored, the
-# fewer waits there are.
+# What cp.async does not take is waited for: the more is loaded before the first of it is stored,
+# the fewer waits there are.
 @pytest.mark.parametrize("arch", ["sm_80", "sm_75"])
 def test_gather_has_many_loads_under_way_at_once(arch: str) -> None:
     order = "channels-first" if arch == "sm_80" else "channels-last"

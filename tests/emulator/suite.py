@@ -8,7 +8,8 @@ Nothing here is shared with what the planner prices kernels by.
 - Counted on the CPU, of each launch: what some of its blocks execute of the PTX that NVRTC makes of
   the kernel (account.py), their wavefronts of shared memory and sectors of global memory.
 - Of the main loop around products of the tensor cores, the instructions that ptxas makes: as many
-  for each of PTX's as stand in the loop of the cubin for those in the loop of the PTX.
+  for each of PTX's as stand in the loop of the cubin for those in the loop of the PTX.  Likewise
+  the waits for global memory: as many for each load that is executed as stand in the cubin.
 - Counted by NVRTC and NVIDIA's occupancy calculator: the blocks that a multiprocessor holds.
 - Scaled by the grid: the other blocks do as much, on average, as those that were run, which are
   spread evenly over it.
@@ -322,7 +323,9 @@ def _work(
     kinds = outcome.work.by_kind()
     executed = _executed(outcome.work.instructions)
     of_loop = _executed(outcome.work.main_loop)
-    saved = 1 - _made_of_ptx(kernel) if of_loop else 0
+    assert kernel.cubin is not None
+    code = cubins.kernels(cubins.disassemble(kernel.cubin))[kernel.name]
+    saved = 1 - _made_of_ptx(kernel, code) if of_loop else 0
     of_warps = [all_ - saved * of_loop.get(warp, 0) for warp, all_ in executed.items()]
     sums = {
         "instructions": sum(of_warps),
@@ -331,7 +334,7 @@ def _work(
         "products": kinds[PRODUCTS].by_warp if PRODUCTS in kinds else 0,
         "wavefronts": sum(one.wavefronts for one in outcome.bank_conflicts),
         "sectors": sum(one.sectors for one in outcome.work.sectors),
-        "waits": max(outcome.work.waits.values()),
+        "waits": _waits(outcome.work.instructions, code),
     }
     averages = {name: value / len(chosen) for name, value in sums.items()}
     return {**averages, "tensors": sorted({one.tensor for one in outcome.work.sectors})}
@@ -345,10 +348,17 @@ def _executed(of_warps: Instructions | None) -> dict[int, int]:
     }
 
 
-def _made_of_ptx(kernel: EmulatedKernel) -> float:
+def _waits(of_warps: Instructions, code: str) -> float:
+    """How often the warp waits that loads most, as its loads stand in the cubin."""
+    executed = [
+        kinds["load global"].by_warp for kinds in of_warps.values() if "load global" in kinds
+    ]
+    loads, waits = cubins.loads_and_waits(code)
+    return max(executed, default=0) * waits / max(loads, 1)
+
+
+def _made_of_ptx(kernel: EmulatedKernel, code: str) -> float:
     """Instructions of the cubin for each of the PTX, in the loop around its products."""
-    assert kernel.cubin is not None
-    code = cubins.kernels(cubins.disassemble(kernel.cubin))[kernel.name]
     counted = [one for one in kernel.counters if one.in_main_loop]
     written = sum(n for one in counted for kind, n in one.kinds.items() if kind not in FREE)
     return len(cubins.main_loop(code, "MMA")) / written

@@ -56,14 +56,11 @@ class Work:
         instructions: By warp of a block, then by kind; PTX instructions, of which the GPU's
             compiler makes others.  None for a kernel that is not from PTX.
         main_loop: Those of them in innermost loops around products of the tensor cores.
-        waits: By warp of a block, how often it waits for what it loads from global memory, as the
-            PTX has it.  Of asynchronous copies there are none.
         sectors: By array and direction.
     """
 
     instructions: Instructions | None
     main_loop: Instructions | None
-    waits: dict[int, int]
     sectors: list[Sectors]
 
     def by_kind(self, in_main_loop: bool = False) -> dict[str, Executions]:
@@ -109,9 +106,9 @@ def counted_work(counters: Sequence[Counted] | None) -> Work:
         for record in records
     ]
     if counters is None:
-        return Work(None, None, {}, sectors)
+        return Work(None, None, sectors)
     of_loop = [Counted(True, one.kinds if one.in_main_loop else Counter()) for one in counters]
-    return Work(_instructions(counters), _instructions(of_loop), _waits(counters), sectors)
+    return Work(_instructions(counters), _instructions(of_loop), sectors)
 
 
 def _instructions(counters: Sequence[Counted]) -> Instructions:
@@ -127,12 +124,3 @@ def _instructions(counters: Sequence[Counted]) -> Instructions:
         warp: {kind: Executions(count, by_lanes[warp][kind]) for kind, count in kinds.items()}
         for warp, kinds in sorted(by_warp.items())
     }
-
-
-def _waits(counters: Sequence[Counted]) -> dict[int, int]:
-    runtime = library()
-    found: Counter[int] = Counter()
-    for index in range(runtime.emulator_execution_count()):
-        record = runtime.emulator_execution_record(index).contents
-        found[record.warp] += counters[record.counter].waits * record.by_warp
-    return dict(sorted(found.items()))

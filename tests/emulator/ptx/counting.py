@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .flow import main_loop, waits
+from .flow import main_loop
 from .syntax import Entry
 
 PRODUCTS = "tensor core"
@@ -22,12 +22,10 @@ class Counted:
     Attributes:
         kinds: Instructions of each kind.
         in_main_loop: Whether they are in an innermost loop around products of the tensor cores.
-        waits: How often it waits for what is loaded from global memory.
     """
 
     in_main_loop: bool
     kinds: Counter[str] = field(default_factory=Counter)
-    waits: int = 0
 
 
 class Counters:
@@ -42,7 +40,6 @@ class Counters:
         self._current: int | None = None
         is_product = lambda one: bool(_PRODUCT.match(one.opcode))  # noqa: E731
         self._in_main_loop = iter(main_loop(entry.body, is_product))
-        self._waits = iter(waits(entry.body))
 
     def executed(self, kind: str) -> int | None:
         """Adds an instruction to the running block; the block's counter where it begins with it."""
@@ -50,22 +47,18 @@ class Counters:
         in_main_loop = next(self._in_main_loop)
         if self._current is None:
             self._current = self._begin(in_main_loop)
-        self._add(self._current, kind)
+        self.blocks[self._current].kinds[kind] += 1
         return self._current if begins else None
 
     def guarded(self, kind: str) -> int:
         """The counter of an instruction that is executed where its guard holds."""
         number = self._begin(next(self._in_main_loop))
-        self._add(number, kind)
+        self.blocks[number].kinds[kind] += 1
         return number
 
     def end_block(self) -> None:
         """What follows may be executed without what came before, or the other way round."""
         self._current = None
-
-    def _add(self, number: int, kind: str) -> None:
-        self.blocks[number].kinds[kind] += 1
-        self.blocks[number].waits += next(self._waits)
 
     def _begin(self, in_main_loop: bool) -> int:
         self.blocks.append(Counted(in_main_loop))

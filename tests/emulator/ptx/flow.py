@@ -1,4 +1,4 @@
-"""The flow of a kernel's statements: which are in its main loop, and which wait for memory."""
+"""The flow of a kernel's statements: which of them are in its main loop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 from tests import loops
 
-from .syntax import Scope, Statement, elements
-
-_REGISTER = re.compile(r"%[\w$]+")
+from .syntax import Scope, Statement
 
 
 def main_loop(body: Scope, is_wanted: Callable[[Statement], bool]) -> list[bool]:
@@ -41,26 +39,3 @@ def main_loop(body: Scope, is_wanted: Callable[[Statement], bool]) -> list[bool]
     wanted = {number for number, one in enumerate(instructions) if is_wanted(one)}
     found = loops.innermost(follows, wanted)
     return [number in found for number in range(len(instructions))]
-
-
-def waits(body: Scope) -> list[bool]:
-    """Of each instruction, in order, whether it waits for global memory.
-
-    It is the first in the text that needs what a load from there brings; loads before it are under
-    way together, so those after it wait no more.  A move does not wait: it becomes none.
-    """
-    found: list[bool] = []
-    loading: set[str] = set()
-    for one in body.statements():
-        if one.is_directive:
-            continue
-        has_to = not loading.isdisjoint(_REGISTER.findall(one.text))
-        if has_to and one.opcode.startswith("mov."):
-            loading.update(elements(one.operands[0]))
-            has_to = False
-        if has_to:
-            loading.clear()
-        if re.match(r"ld\..*\bglobal\b", one.opcode):
-            loading.update(elements(one.operands[0]))
-        found.append(has_to)
-    return found

@@ -282,9 +282,10 @@ struct BlockTile {
 
 // -- tiles in shared memory -------------------------------------------------------------------------
 
-// Pieces of a loop's turn: those that cp.async does not take, which are waited for, are more.
-template <int BYTES>
-constexpr int COPIES_AT_ONCE = ASYNC_COPY && BYTES >= 4 ? 4 : 8;
+// Pieces of a loop's turn: those that cp.async does not take, which are waited for together, are more.
+template <int VECTOR>
+constexpr int COPIES_AT_ONCE =
+    COPIED_ASYNC<VECTOR, Storage> ? 4 : VECTOR * sizeof(Storage) < 4 ? 16 : 8;
 
 // The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its halves.  Lines run
 // along k or along positions, and are filled in pieces of VECTOR elements.
@@ -316,13 +317,23 @@ struct Operand {
     const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
     // One of its two halves is the same for all pieces of a thread.
     const AddressHalf same = ALONG_K ? steps[parity][piece * VECTOR] : positions[piece];
-#pragma unroll COPIES_AT_ONCE<VECTOR * sizeof(Storage)>
-    for (int i = 0; i < Tile::LINES / (THREADS / PIECES); ++i) {
-      const int line = first + i * (THREADS / PIECES);
-      const AddressHalf other = ALONG_K ? positions[line] : steps[parity][line];
-      const bool inside = !same.bits.meets(other.bits);
-      const Index offset = inside ? same.offset + other.offset : 0;
-      copy_piece<VECTOR>(tile.at(line, piece * VECTOR), memory + offset, inside);
+    constexpr int APART = THREADS / PIECES, COUNT = Tile::LINES / APART;
+    constexpr int TURN = COUNT < COPIES_AT_ONCE<VECTOR> ? COUNT : COPIES_AT_ONCE<VECTOR>;
+    static_assert(COUNT % TURN == 0, "whole turns only");
+#pragma unroll 1
+    for (int turn = 0; turn < COUNT; turn += TURN) {
+      Piece<Storage, VECTOR> begun[TURN];
+#pragma unroll
+      for (int i = 0; i < TURN; ++i) {
+        const int line = first + (turn + i) * APART;
+        const AddressHalf other = ALONG_K ? positions[line] : steps[parity][line];
+        const bool inside = !same.bits.meets(other.bits);
+        const Index offset = inside ? same.offset + other.offset : 0;
+        begun[i] = begin_copy<VECTOR>(tile.at(line, piece * VECTOR), memory + offset, inside);
+      }
+#pragma unroll
+      for (int i = 0; i < TURN; ++i)
+        finish_copy<VECTOR>(tile.at(first + (turn + i) * APART, piece * VECTOR), begun[i]);
     }
   }
 };

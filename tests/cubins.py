@@ -94,6 +94,29 @@ def main_loop(code: str, pattern: str) -> list[str]:
     return [line for number in sorted(chosen) for line in every[number].instructions]
 
 
+def loads_and_waits(code: str) -> tuple[int, int]:
+    """How many loads from global memory stand in a kernel's SASS, and how many waits for them.
+
+    A wait is the first instruction in the text that needs what a load brings; loads that stand
+    before it are under way together, so that those after it wait for them no more.
+    """
+    loads = waits = 0
+    loading: set[int] = set()
+    for block in blocks(code):
+        for line in block.instructions:
+            if line.startswith("@!PT"):  # what is never executed, beside asynchronous copies
+                continue
+            if not loading.isdisjoint(int(one) for one in re.findall(r"\bR(\d+)", line)):
+                waits += 1
+                loading.clear()
+            if load := re.search(r"\bLDG\.(\S*)\s+R(\d+)", line):
+                loads += 1
+                size = re.search(r"\b(64|128)\b", load[1])
+                first = int(load[2])
+                loading.update(range(first, first + int(size[1] if size else 32) // 32))
+    return loads, waits
+
+
 def no_spills(log: str) -> bool:
     """Whether the compiler's log speaks of spills, and of none that was needed."""
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]

@@ -289,3 +289,22 @@ def test_gather_executes_no_more_beside_its_products_than_others_do() -> None:
     assert of_all <= 4.8
     assert of_loop <= 3.7
     assert one.resident == 2
+
+
+# Of two loads that are under way together, one that is alone, and one that nobody waits for.
+LOADS = """
+	.section .text.kernel,"ax",@progbits
+        /*0000*/                   LDG.E.CONSTANT R0, [R2.64] ;
+        /*0010*/                   LDG.E.128.CONSTANT R4, [R2.64+0x10] ;
+        /*0020*/                   FADD R1, R0, R0 ;
+        /*0030*/                   FADD R1, R1, R7 ;
+        /*0040*/              @!P0 LDG.E.U16.CONSTANT R0, [R2.64] ;
+        /*0050*/                   STS.U16 [R8], R0 ;
+        /*0060*/                   LDG.E.64.CONSTANT R10, [R2.64] ;
+        /*0070*/                   STG.E [R8.64], R12 ;
+        /*0080*/                   EXIT ;
+"""
+
+
+def test_waits_for_loads() -> None:
+    assert cubins.loads_and_waits(cubins.kernels(LOADS)["kernel"]) == (4, 2)

@@ -9,9 +9,10 @@ from itertools import product
 import pytest
 
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, gather, launch, launches, parameters, sources
+from cupyconv.gpu import compiler, launch, launches, parameters, sources
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.families.gather import Access, Accesses, ring
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 from tests.configurations import Case
@@ -219,7 +220,9 @@ def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage):
             "TAP_WORDS": 1,
             "PHASES": 4 if pass_ == 1 else 1,
         }
-        gather.add_stages(defines, itemsize, Device.of("sm_80").chip)
+        found = Accesses(*(Access(bool(one), vector) for one in (a, b, pieces)), not pieces)
+        made = ring(tile, found, itemsize, Device.of("sm_80"), words=1, index="long long")
+        defines |= {"STAGES": made.stages, "SHARED_BYTES": made.shared_bytes}
         _, log = compiler.compile_cubin(sources.load("conv_gather.cu"), defines, "sm_80")
         assert no_spills(log), f"{defines}: {log}"
 

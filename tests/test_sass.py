@@ -17,7 +17,16 @@ from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import loops
-from tests.cubins import blocks, disassemble, instructions, kernels, main_loop, mnemonic
+from tests.configurations import in_formats
+from tests.cubins import (
+    blocks,
+    disassemble,
+    instructions,
+    kernels,
+    loads_and_waits,
+    main_loop,
+    mnemonic,
+)
 
 LAYER = ConvProblem(
     (32, 28, 28, 256), (256, 3, 3, 256), data_format="NHWC", filter_format="OHWI", padding="same"
@@ -217,6 +226,22 @@ def test_the_main_loop_of_hopper_makes_no_descriptor_anew():
         loop = main_loop(kernels(listing_of(one))["conv_hopper"], "HGMMA")
         products = sum(mnemonic(line) == "HGMMA" for line in loop)
         assert len(loop) <= 45 + 4 * products, defines
+
+
+# What cp.async does not take: single 16-bit elements, and anything on the chip that has none.
+@pytest.mark.parametrize(
+    ("architecture", "order", "at_once"), [("sm_80", "first", 8), ("sm_75", "last", 1.5)]
+)
+def test_gather_has_many_loads_under_way_at_once(architecture, order, at_once):
+    problem = LAYER.replace(dtype="float16")
+    if order == "first":
+        problem = in_formats(problem, "NCHW", "OIHW")
+    device, strides = Device.of(architecture), Strides.contiguous(problem)
+    request = Request(problem, "forward", device, strides=strides)
+    planned = contenders(request, "cuda-gather", 1)[0]
+    (one,) = launches.prepare(planned, problem, strides, None, device)
+    loads, waits = loads_and_waits(kernels(listing_of(one, architecture))["conv_gather"])
+    assert loads >= at_once * waits
 
 
 def test_the_main_loop_of_gather_divides_nothing():

@@ -63,29 +63,46 @@ struct RingTile {
   }
 };
 
-// Copies VECTOR neighbouring elements, or zeros where the source lies outside the tensor.  With
-// ASYNC_COPY the copy belongs to the thread's current cp.async group; without, or for single
-// 16-bit elements, which cp.async does not take, it is done on return.
+// Whether cp.async takes pieces of VECTOR elements: single 16-bit ones it does not.
 template <int VECTOR, class Storage>
-__device__ __forceinline__ void copy_piece(Storage* destination, const Storage* source,
-                                           bool inside) {
-  constexpr int BYTES = VECTOR * sizeof(Storage);
+constexpr bool COPIED_ASYNC = ASYNC_COPY && VECTOR * sizeof(Storage) >= 4;
+
+// Begins to copy VECTOR neighbouring elements, or zeros where the source lies outside the tensor.
+// What cp.async takes belongs to the thread's current group; anything else is loaded, and returned
+// for finish_copy to store: to be called when all loads that may wait together have begun, since
+// the compiler leaves each store behind its load.
+template <int VECTOR, class Storage>
+__device__ __forceinline__ Piece<Storage, VECTOR> begin_copy(Storage* destination,
+                                                             const Storage* source, bool inside) {
+  using Whole = Piece<Storage, VECTOR>;
+  [[maybe_unused]] constexpr int BYTES = sizeof(Whole);
+  Whole piece = {};
+  if constexpr (!COPIED_ASYNC<VECTOR, Storage>) {
+    if (inside) piece = *reinterpret_cast<const Whole*>(source);
+  }
 #if ASYNC_COPY
   if constexpr (BYTES == 16) {
     ptx::cp_async_16(destination, source, inside ? 16 : 0);
-    return;
   } else if constexpr (BYTES == 8) {
     ptx::cp_async_8(destination, source, inside ? 8 : 0);
-    return;
   } else if constexpr (BYTES == 4) {
     ptx::cp_async_4(destination, source, inside ? 4 : 0);
-    return;
   }
 #endif
-  using Whole = Piece<Storage, VECTOR>;
-  Whole piece = {};
-  if (inside) piece = *reinterpret_cast<const Whole*>(source);
-  *reinterpret_cast<Whole*>(destination) = piece;
+  return piece;
+}
+template <int VECTOR, class Storage>
+__device__ __forceinline__ void finish_copy(Storage* destination,
+                                            const Piece<Storage, VECTOR>& piece) {
+  if constexpr (!COPIED_ASYNC<VECTOR, Storage>)
+    *reinterpret_cast<Piece<Storage, VECTOR>*>(destination) = piece;
+}
+
+// The two at once.
+template <int VECTOR, class Storage>
+__device__ __forceinline__ void copy_piece(Storage* destination, const Storage* source,
+                                           bool inside) {
+  finish_copy<VECTOR>(destination, begin_copy<VECTOR>(destination, source, inside));
 }
 
 __device__ __forceinline__ void commit_copies() {

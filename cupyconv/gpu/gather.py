@@ -10,15 +10,13 @@ import numpy as np
 
 from cupyconv.gpu import parameters
 from cupyconv.gpu.launch import STORAGE, Launch
-from cupyconv.planning.device import RESERVED_SHARED, Chip, Device
-from cupyconv.planning.families.gather import accesses, tap_bits
+from cupyconv.planning.device import Device
+from cupyconv.planning.families.gather import accesses, copies_async, ring, tap_words
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 _REDUCE_THREADS = 256
-_MOST_STAGES = 4
-_INDEX_BYTES = {"int": 4, "long long": 8}
 
 # The kernel's a, b, bias, c and partial, by pass.
 _OPERANDS = {
@@ -55,14 +53,14 @@ def prepare(
         "C_ALONG_N": int(c.along_first),
         "C_VECTOR": c.vector,
         "TAPS_FASTEST": int(found.taps_fastest),
-        "TAP_WORDS": tap_bits(problem) // 32 + 1,
+        "TAP_WORDS": tap_words(problem),
         "PHASES": len(phases["phase"][0]),
         "SPLIT": int(split),
-        "ASYNC_COPY": int(device.capability >= (8, 0)),
+        "ASYNC_COPY": int(copies_async(device)),
         "ACTIVATION": parameters.ACTIVATION[activation],
     }
-    add_stages(defines, ITEMSIZE[problem.dtype], device.chip)
-    shared_bytes = int(defines["SHARED_BYTES"])
+    made = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem), index)
+    defines["STAGES"], defines["SHARED_BYTES"] = made.stages, made.shared_bytes
     packed = parameters.pack(problem, strides)
     a_role, b_role, bias, c_role, workspace = _OPERANDS[pass_plan.pass_]
     product = Launch(
@@ -71,7 +69,7 @@ def prepare(
         defines=tuple(defines.items()),
         grid=(pass_plan.blocks, pass_plan.splits),
         block=(tile.threads,),
-        shared_bytes=shared_bytes,
+        shared_bytes=made.shared_bytes,
         arguments=(a_role, b_role, bias, c_role, workspace, packed, phases),
     )
     if not split:
@@ -88,29 +86,6 @@ def prepare(
         arguments=(workspace, bias, c_role, np.int32(pass_plan.splits), packed, phases),
     )
     return product, reduction
-
-
-def add_stages(defines: dict[str, str | int], itemsize: int, chip: Chip) -> None:
-    """Add the stages of the ring, as many as its resident blocks have room for, and its size."""
-    m, n, k = (int(defines[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
-    index_bytes = _INDEX_BYTES[str(defines["INDEX"])]
-
-    def tile(extent: int, along_k: str | int) -> int:  # RingTile, with its PADDING
-        padding = 0 if along_k or itemsize == 2 else 32 // itemsize
-        return (extent + padding) * k * itemsize
-
-    stage = tile(m, defines["A_ALONG_K"]) + tile(n, defines["B_ALONG_K"])
-    # The tables that are not in the ring: two halves of positions, four of steps, and the loops.
-    half = -(-(index_bytes + 4 * int(defines["TAP_WORDS"])) // 8) * 8
-    tables = (m + n + 4 * k) * half + (4 * k + 16) * index_bytes
-    room = (chip.shared << 10) // int(defines["RESIDENT"]) - RESERVED_SHARED - tables
-    if defines["ASYNC_COPY"]:
-        defines["STAGES"] = max(2, min(_MOST_STAGES, room // stage))
-    else:  # a copy is done on return
-        defines["STAGES"] = 2
-    lines, line = (m, n) if defines["C_ALONG_N"] else (n, m)
-    output = lines * (line + 8) * itemsize + (m + n) * index_bytes if itemsize == 2 else 0
-    defines["SHARED_BYTES"] = max(int(defines["STAGES"]) * stage, -(-output // 128) * 128)
 
 
 # -- stride phases ---------------------------------------------------------------------------------

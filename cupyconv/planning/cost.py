@@ -1,16 +1,21 @@
 """What the families' cost models share: no measuring, and nothing but problem and chip.
 
-    time = max(operations / rate / (share of the last wave that is busy), bytes / bandwidth)
-           + launches * overhead
+    time = max(computing, bytes / bandwidth) + launches * overhead
 
-with the operations of whole tiles, those beyond the matrix's edge included, and the bytes of each
-tensor once plus the workspace's twice.  Where loads from shared memory, or the instructions that
-copy an operand's pieces, are counted and take longer than the operations, they take their place.
+with the bytes of each tensor once plus the workspace's twice.  Computing takes the multiprocessor
+with the most blocks as long as whatever keeps it busy longest: products, those of whole tiles with
+what is beyond the matrix's edge, accesses to shared memory, or instructions; or as long as one
+block after the other waits, where it holds too few at a time.  How much of each a block has is
+counted: tests/emulator/suite.py holds the estimates to what kernels execute.  Families that are not
+counted take a share of the full rates.
+
 It depends on an architecture's nominal chip, never on the card at hand, so that every card of an
 architecture takes the same kernel and gives the same bits.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, fields
 
 from cupyconv.planning.device import Chip
 from cupyconv.planning.request import Request
@@ -30,6 +35,60 @@ ISSUED_BY_WARPS = 4
 
 ISSUED = 32 * ISSUED_BY_WARPS
 """Instructions of threads that a multiprocessor begins in a cycle."""
+
+FILLED = 0.85
+"""Share of a multiprocessor's cycles that find work where there is enough of it: modelled."""
+
+PACE = 2
+"""Cycles from an instruction of a warp to its next, on average: modelled."""
+
+LATENCY = 600
+"""Cycles until a load from device memory is there: modelled."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a block does.
+
+    Attributes:
+        multiplying: cycles of a multiprocessor's tensor cores, or of its multipliers.
+        wavefronts: of shared memory.
+        instructions: of its warps.
+        longest: of the most busy of them.
+        waits: of a warp for device memory, which no copy of its own fills.
+    """
+
+    multiplying: float
+    wavefronts: float
+    instructions: float
+    longest: float
+    waits: float
+
+    def times(self, count: float) -> Work:
+        """So many times the work."""
+        return Work(*(count * getattr(self, one.name) for one in fields(self)))
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+
+def of_blocks(chip: Chip, blocks: int, resident: int, work: Work) -> float:
+    """Microseconds of so many blocks that do the same.
+
+    A multiprocessor is busy with what takes longest of its blocks, or waits for a warp that has
+    nothing to fill its waits with.
+
+    Args:
+        chip: that they run on.
+        blocks: of all multiprocessors.
+        resident: blocks that one of them holds at a time.
+        work: of a block.
+    """
+    most = -(-blocks // chip.multiprocessors)
+    rounds = -(-most // min(most, resident))
+    busy = max(work.multiplying, work.wavefronts, work.instructions / ISSUED_BY_WARPS)
+    alone = work.longest * PACE + (1 + work.waits) * LATENCY
+    return max(most * busy / FILLED, rounds * alone) / (chip.clock * 1e3)
 
 
 def computing(

@@ -240,11 +240,11 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
 
 
 def _ranked(request: Request, impl: str) -> list[Candidate]:
-    """All ways to compute a pass, by estimated time."""
+    """All ways to compute a pass, by estimated time, and by that of computing where it is equal."""
     candidates = [
         candidate for family in _families(request, impl) for candidate in family.candidates(request)
     ]
-    return sorted(candidates, key=lambda candidate: candidate.microseconds)
+    return sorted(candidates, key=lambda one: (one.microseconds, one.computing))
 
 
 def _pass_plan(request: Request, chosen: Candidate, note: str = "") -> PassPlan:

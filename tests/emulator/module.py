@@ -168,6 +168,11 @@ class EmulatedKernel(Function):
         return self._module.cubin
 
     @property
+    def counters(self) -> Sequence[Counted]:
+        """What one execution of each of its counters stands for; none if it is not counted."""
+        return self._module.counters.get(self.name, ())
+
+    @property
     def ptx(self) -> str:
         """The text that its module is from; empty if it is from a source file."""
         return self._module.ptx
@@ -278,7 +283,7 @@ class EmulatedKernel(Function):
             statistics.accesses,
             statistics.blocks,
             self._bank_conflicts() if chosen.bank_conflicts or chosen.work else [],
-            counted_work(self._module.counters.get(self.name)) if chosen.work else None,
+            counted_work(self.counters or None) if chosen.work else None,
         )
 
     def _bank_conflicts(self) -> list[BankConflicts]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from cupyconv.planning import cost
+from cupyconv.planning.device import RESERVED_SHARED, Device
 from cupyconv.planning.families.family import Tile, mma_refuses
 from cupyconv.planning.families.tiled import Tiled
 from cupyconv.planning.request import Request
@@ -21,29 +22,58 @@ MOST_TAP_BITS = 255
 LONGEST_AXIS = 1 << 30
 """Batch, channels or pixels of an axis that the kernel still counts in 32 bits."""
 
-PIECE_INSTRUCTIONS = 7
-"""Of a warp that copies a piece of an operand for each thread: counted in SASS."""
+MOST_STAGES = 4
+"""Of the ring."""
 
-STEP_INSTRUCTIONS = 10
-"""Of a warp in a step of k, beside copies and products: counted in SASS."""
+# What follows is counted: python -m tests.emulator.suite compares it with what kernels execute.
 
-COUNTING_INSTRUCTIONS = 60
-"""Of the one warp that works out the addresses of a step of k: counted in SASS."""
+PIECE_INSTRUCTIONS = 9
+"""Of a warp that copies a piece of an operand for each thread."""
 
-WAITED_FOR = 8
-"""Pieces under way of a thread that has to wait for them: COPIES_AT_ONCE of the kernel."""
+SMALL_PIECE_INSTRUCTIONS = 20
+"""The same where it has 4 bytes or fewer."""
 
-LATENCY = 600
-"""Cycles until a load from device memory is there: modelled."""
+LINE_LOAD_INSTRUCTIONS = 3
+"""Of a warp that loads 16 bytes along k for plain products, the place in the line included."""
 
-BLOCK_INSTRUCTIONS = 1_000
-"""Of a warp before and after its main loop: counted in SASS, within a factor of two."""
+STEP_INSTRUCTIONS = 30
+"""Of a warp in a step of k, beside copies and products."""
 
-EFFICIENCY = 0.85
-"""Share of a multiprocessor's cycles that find work, if it has blocks enough: modelled."""
+COUNTING_INSTRUCTIONS = 75
+"""Of the one warp that works out the addresses of a step of k, where that goes over taps."""
 
-ENOUGH_WARPS = 8
-"""On a multiprocessor, for that; half as many find work in three quarters of those: modelled."""
+PIXEL_INSTRUCTIONS = 85
+"""The same where it goes over pixels, beside those for each tap that may miss the input."""
+
+TAP_INSTRUCTIONS = 9
+"""For one of these taps."""
+
+COUNTING_WAVEFRONTS = 50
+"""Of shared memory, of that warp."""
+
+BLOCK_INSTRUCTIONS = 450
+"""Of a warp before its main loop, and after it without what each result takes."""
+
+FIRST_WARP_INSTRUCTIONS = 150
+"""Of the one that has most to do before the main loop, beside these."""
+
+RESULT_INSTRUCTIONS = 6
+"""Of a warp for a result of each thread."""
+
+BLOCK_WAVEFRONTS = 230
+"""Of shared memory besides the main loop, without those of results."""
+
+RESULT_WAVEFRONTS = 2
+"""Of a warp for a 16-bit result of each thread, which goes out by way of shared memory."""
+
+BY_REGISTERS = {
+    (128, 256, 2): 1,
+    (128, 128, 2): 2,
+    (128, 64, 2): 3,
+    (128, 32, 2): 4,
+    (64, 64, 2): 4,
+}
+"""Blocks of a tile's extents and element size that a multiprocessor has registers for."""
 
 
 @dataclass(frozen=True)
@@ -216,64 +246,152 @@ class Gather(Tiled):
         return max(request.most_within_limit(wanted, self.split_bytes(request)), 1)
 
     def computing(self, request: Request, tile: Tile, depth: int, blocks: int) -> float:
-        chip = request.device.chip
-        warps = tile.threads // 32
-        most = -(-blocks // chip.multiprocessors)  # on one multiprocessor, one after the other
+        found = accesses(request.pass_, request.problem, request.memory)
         steps = depth / tile.block_k / blocks
-        cycles = most * (
-            steps * step_cycles(request, tile) + BLOCK_INSTRUCTIONS * warps / cost.ISSUED_BY_WARPS
-        )
-        resident = min(most, tile.defines["RESIDENT"]) * warps
-        efficiency = EFFICIENCY * (1 + min(resident / ENOUGH_WARPS, 1)) / 2
-        return cycles / efficiency / (chip.clock * 1e3)
+        work = work_of_step(request, tile, found).times(steps) + work_besides(request, tile, found)
+        return cost.of_blocks(request.device.chip, blocks, resident(request, tile, found), work)
 
 
-def step_cycles(request: Request, tile: Tile) -> float:
-    """Cycles of a multiprocessor for a block's step of BLOCK_K, by what takes longest.
+def copies_async(device: Device) -> bool:
+    """Whether copies go on by themselves."""
+    return device.capability >= (8, 0)
 
-    That is its tensor cores or multipliers, the instructions it begins, shared memory, which has a
-    line of 128 bytes a cycle, or the wait for what cp.async does not copy.
+
+def tap_words(problem: ConvProblem) -> int:
+    """Words for the bits of a filter's taps, and for one that no tap has."""
+    return tap_bits(problem) // 32 + 1
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The shared memory of a block.
+
+    Attributes:
+        stages: tiles of A and B that it has room for.
+        shared_bytes: of them, or of the tile of C that takes their place.
+        table_bytes: beside them: of halves of addresses, and of loops.
     """
-    chip, itemsize = request.device.chip, ITEMSIZE[request.problem.dtype]
-    found = accesses(request.pass_, request.problem, request.memory)
-    macros, warps = tile.defines, tile.threads // 32
-    warp_m, warp_n = tile.block_m // macros["WARPS_M"], tile.block_n // macros["WARPS_N"]
-    products = tile.block_m * tile.block_n * tile.block_k
+
+    stages: int
+    shared_bytes: int
+    table_bytes: int
+
+
+def ring(
+    tile: Tile, found: Accesses, itemsize: int, device: Device, words: int, index: str = "int"
+) -> Ring:
+    """The ring of a tile: as many stages as its resident blocks have room for.
+
+    Args:
+        tile, found: of the variant.
+        itemsize: bytes of an element.
+        device: with its shared memory.
+        words: of a tap's bits.
+        index: C++ type of offsets.
+    """
+    m, n, k = tile.block_m, tile.block_n, tile.block_k
+
+    def of_operand(extent: int, along_k: bool) -> int:  # RingTile, with its PADDING
+        padding = 0 if along_k or itemsize == 2 else 32 // itemsize
+        return (extent + padding) * k * itemsize
+
+    stage = of_operand(m, found.a.along_first) + of_operand(n, found.b.along_first)
+    # Two halves of positions, four of steps, and the loops.
+    index_bytes = 4 if index == "int" else 8
+    half = -(-(index_bytes + 4 * words) // 8) * 8
+    tables = (m + n + 4 * k) * half + (4 * k + 16) * index_bytes
+    stages = 2  # where a copy is done on return
+    if copies_async(device):
+        of_block = (device.chip.shared << 10) // tile.defines["RESIDENT"]
+        room = of_block - RESERVED_SHARED - tables
+        stages = max(2, min(MOST_STAGES, room // stage))
+    lines, line = (m, n) if found.c.along_first else (n, m)
+    output = lines * (line + 8) * itemsize + (m + n) * index_bytes if itemsize == 2 else 0
+    return Ring(stages, max(stages * stage, -(-output // 128) * 128), tables)
+
+
+def resident(request: Request, tile: Tile, found: Accesses) -> int:
+    """Blocks that a multiprocessor holds at a time."""
+    problem, device = request.problem, request.device
+    made = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem))
+    of_block = made.shared_bytes + made.table_bytes + RESERVED_SHARED
+    sizes = (tile.block_m, tile.block_n, ITEMSIZE[problem.dtype])
+    by_registers = BY_REGISTERS.get(sizes, tile.defines["RESIDENT"])
+    return min((device.chip.shared << 10) // of_block, by_registers)
+
+
+def work_of_step(request: Request, tile: Tile, found: Accesses) -> cost.Work:
+    """What a block does in a step of BLOCK_K."""
+    warps, counting = tile.threads // 32, COUNTING_INSTRUCTIONS
+    if request.pass_ == "backprop_filter":
+        counting = PIXEL_INSTRUCTIONS + TAP_INSTRUCTIONS * tap_bits(request.problem)
+    rest = STEP_INSTRUCTIONS
+    stepping = cost.Work(0, COUNTING_WAVEFRONTS, warps * rest + counting, rest + counting, 0)
+    return stepping + _products(request, tile, found) + _copies(request, tile, found)
+
+
+def _products(request: Request, tile: Tile, found: Accesses) -> cost.Work:
+    """The products of a step, with the loads of their operands from shared memory."""
+    chip, itemsize, macros = request.device.chip, ITEMSIZE[request.problem.dtype], tile.defines
+    warps, products = tile.threads // 32, tile.block_m * tile.block_n * tile.block_k
+    # With the lanes of a warp along each.
+    operands = (
+        (found.a, tile.block_m // macros["WARPS_M"], 8),
+        (found.b, tile.block_n // macros["WARPS_N"], 4),
+    )
+    instructions = wavefronts = 0.0  # of a warp
     if macros["TENSOR_CORES"]:
         rate, depth = cost.tensor_rate(request), 8 if itemsize == 8 else 32 // itemsize
-        multiplying = products / (16 * 8 * depth) * (4 if itemsize == 8 else 1)
-
-        def loads(
-            extent: int, along_k: bool
-        ) -> float:  # of 16 positions, by one instruction or four
-            by_matrix = itemsize == 2 or (itemsize == 4 and along_k)
-            return extent / 16 * tile.block_k / depth * (1 if by_matrix else 4)
-
-        fragments = loads(warp_m, found.a.along_first) + loads(warp_n, found.b.along_first)
-        rounding = 4 * (warp_m + warp_n) / 16 * tile.block_k / depth if itemsize == 4 else 0
+        multiplications = products / (16 * 8 * depth) * (4 if itemsize == 8 else 1)
+        for access, extent, _ in operands:
+            fragments = extent / 16 * tile.block_k / depth
+            by_matrix = itemsize == 2 or (itemsize == 4 and access.along_first)
+            instructions += fragments * (1 if by_matrix else 4)
+            instructions += fragments * (4 if itemsize == 4 else 0)  # rounded to TF32
+            wavefronts += fragments * (8 if itemsize == 8 else 4)
     else:
-        rate, multiplying, rounding = cost.plain_rate(request), products / 32, 0
-        fragments = (warp_m / 8 + warp_n / 4) * tile.block_k * itemsize / 16
-    pieces = tile.block_k * (tile.block_m / found.a.vector + tile.block_n / found.b.vector) / 32
-    instructions = (
-        multiplying
-        + warps * (fragments + rounding + STEP_INSTRUCTIONS)
-        + pieces * PIECE_INSTRUCTIONS
-        + COUNTING_INSTRUCTIONS
-    )
-    waits = 0
-    for access in (found.a, found.b):
-        extent = tile.block_m if access is found.a else tile.block_n
-        if request.device.capability < (8, 0) or access.vector * itemsize < 4:
-            waits += -(-extent * tile.block_k // (access.vector * tile.threads * WAITED_FOR))
-    loaded = warps * fragments * 4 if itemsize < 8 or not macros["TENSOR_CORES"] else fragments * 2
-    stored = tile.block_k * (tile.block_m + tile.block_n) * itemsize / 128
+        rate, multiplications = cost.plain_rate(request), products / 32
+        for access, extent, lanes in operands:
+            chunks = extent / lanes * tile.block_k * itemsize / 16
+            instructions += chunks * (LINE_LOAD_INSTRUCTIONS if access.along_first else 1)
+            wavefronts += chunks * 4
+    instructions += multiplications / warps
     rate_of_one = rate * 1e3 / chip.clock / chip.multiprocessors
-    return max(
-        products * request.problem.flops_of_product / rate_of_one,
-        instructions / cost.ISSUED_BY_WARPS,
-        loaded + stored,
-        waits * LATENCY / macros["RESIDENT"],
+    return cost.Work(
+        multiplying=products * request.problem.flops_of_product / rate_of_one,
+        wavefronts=warps * wavefronts,
+        instructions=warps * instructions,
+        longest=instructions,
+        waits=0,
+    )
+
+
+def _copies(request: Request, tile: Tile, found: Accesses) -> cost.Work:
+    """The copies of a step: pieces stored, and two halves of an address of 8 bytes for each."""
+    itemsize, warps = ITEMSIZE[request.problem.dtype], tile.threads // 32
+    instructions = wavefronts = waits = 0.0
+    for access, extent in ((found.a, tile.block_m), (found.b, tile.block_n)):
+        size, pieces = access.vector * itemsize, extent * tile.block_k / access.vector / 32
+        instructions += pieces * (PIECE_INSTRUCTIONS if size > 4 else SMALL_PIECE_INSTRUCTIONS)
+        # One half is the same for all pieces of a thread.
+        wavefronts += pieces * (max(size / 4, 1) + 2) + warps * (4 if access.along_first else 2)
+        if size < 4 or not copies_async(request.device):
+            waits += -(-pieces // (warps * (16 if size < 4 else 8)))  # COPIES_AT_ONCE of the kernel
+    return cost.Work(0, wavefronts, instructions, instructions / warps, waits)
+
+
+def work_besides(request: Request, tile: Tile, found: Accesses) -> cost.Work:
+    """What a block does before its steps and after them."""
+    itemsize, warps = ITEMSIZE[request.problem.dtype], tile.threads // 32
+    results = tile.block_m * tile.block_n / tile.threads  # of a thread
+    of_warp = BLOCK_INSTRUCTIONS + results * RESULT_INSTRUCTIONS
+    staged = results * warps * RESULT_WAVEFRONTS if itemsize == 2 else 0
+    return cost.Work(
+        multiplying=0,
+        wavefronts=BLOCK_WAVEFRONTS + staged,
+        instructions=warps * of_warp,
+        longest=of_warp + FIRST_WARP_INSTRUCTIONS,
+        waits=0,
     )
 
 

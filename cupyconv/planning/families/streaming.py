@@ -78,7 +78,13 @@ class Streaming(Family):
         size = problem.bytes + 2 * workspace + flow.halo_bytes / 2
         memory = cost.moving(request.device.chip, size)
         microseconds = max(flow.microseconds, memory) + launches * cost.LAUNCH_OVERHEAD
-        return Candidate(self, microseconds, splits=chunks, workspace_bytes=workspace)
+        return Candidate(
+            self,
+            microseconds,
+            splits=chunks,
+            workspace_bytes=workspace,
+            computing=flow.microseconds,
+        )
 
 
 def chunk_bytes(problem: ConvProblem) -> int:

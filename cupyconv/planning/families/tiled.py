@@ -66,4 +66,4 @@ class Tiled(Family):
         launches = 1 if splits == 1 else 2
         computing = self.computing(request, tile, padded, blocks * splits) if blocks else 0
         microseconds = max(computing, memory) + launches * cost.LAUNCH_OVERHEAD
-        return Candidate(self, microseconds, tile, blocks, splits, workspace)
+        return Candidate(self, microseconds, tile, blocks, splits, workspace, computing=computing)

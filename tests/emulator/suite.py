@@ -1,0 +1,560 @@
+"""What the ways to compute the suite's layers come to, by counted work: the planner's judge.
+
+``python -m tests.emulator.suite [SUITE OR LAYER ...] [--arch A ...] [--numbers N ...] [--json F]``
+``python -m tests.emulator.suite --table F [--before F]``
+
+Nothing here is shared with what the planner prices kernels by.
+
+- Counted on the CPU, of each launch: what some of its blocks execute of the PTX that NVRTC makes of
+  the kernel (account.py), their wavefronts of shared memory and sectors of global memory.
+- Of the main loop around products of the tensor cores, the instructions that ptxas makes: as many
+  for each of PTX's as stand in the loop of the cubin for those in the loop of the PTX.  Likewise
+  the waits for global memory: as many for each load that is executed as stand in the cubin.
+- Counted by NVRTC and NVIDIA's occupancy calculator: the blocks that a multiprocessor holds.
+- Scaled by the grid: the other blocks do as much, on average, as those that were run, which are
+  spread evenly over it.
+- Modelled, by the nominal chips' data sheets (cupyconv/planning/device.py) and the constants below:
+
+    busy   = of a block, whatever takes a multiprocessor longest: instructions / 4, float
+             instructions / its lanes, products / its tensor cores' rate, wavefronts, sectors / 2
+    alone  = of a block whose warps find nobody's work to fill their waits with: instructions of the
+             most busy warp * PACE + (1 + waits of a warp for global memory) * LATENCY
+    cycles = max(blocks of a multiprocessor * busy / FILLED,
+                 rounds of as many blocks as it holds * alone)
+    launch = max(cycles / clock, bytes of the arrays that it touches / bandwidth) + OVERHEAD
+
+A pass takes the sum of its launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import ceil, log, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupyconv import ConvProblem, arrays
+from cupyconv.bench import suites
+from cupyconv.gpu import compiler, launches, sources
+from cupyconv.gpu.launch import Launch
+from cupyconv.planning import Device, Request
+from cupyconv.planning.device import Chip
+from cupyconv.planning.plan import PassPlan, contenders
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES
+from tests import cubins
+from tests.cubins import Resources
+
+from . import driver, memory
+from .account import layer_problem
+from .build import cache_directory, digest
+from .module import EmulatedKernel, EmulatedModule
+from .ptx.counting import PRODUCTS
+from .ptx.nvrtc import ptx_of, put
+from .runtime import settings
+from .work import Instructions
+
+SCHEDULERS = 4
+"""Of a multiprocessor; each begins an instruction of a warp in a cycle."""
+
+FILLED = 0.85
+"""Share of a multiprocessor's cycles that find work where there is enough of it."""
+
+PACE = 2
+"""Cycles from an instruction of a warp to its next, on average."""
+
+LATENCY = 600
+"""Cycles until a load from global memory is there."""
+
+SECTORS = 2
+"""That a multiprocessor is given in a cycle, of 32 bytes."""
+
+OVERHEAD = 2.0
+"""Microseconds of a launch, beside its work."""
+
+FREE = ("move", "load own", "address")
+"""Kinds of PTX instructions that become none, or operands of others."""
+
+_PTX = "sm_80"  # serves all chips of its generation: they have the same instructions
+_SCHEME = 2  # of what is kept
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One launch: what its blocks do, each on average, and how many there are.
+
+    Attributes:
+        kernel: its name.
+        blocks: of the grid.
+        resident: blocks that a multiprocessor holds at a time.
+        warps: of a block.
+        instructions: that its warps execute, without those that cost nothing.
+        longest: those of its most busy warp.
+        multiply_adds: of these, instructions on float32.
+        products: of the tensor cores, of 16 x 8 elements and 32 bytes of k each.
+        wavefronts: of shared memory.
+        sectors: of 32 bytes of global memory that are asked for, once by each request.
+        waits: of its most waiting warp, for what it loads.
+        touched: bytes of all arrays that the launch touches.
+    """
+
+    kernel: str
+    blocks: int
+    resident: int
+    warps: int
+    instructions: float
+    longest: float
+    multiply_adds: float
+    products: float
+    wavefronts: float
+    sectors: float
+    waits: float
+    touched: int
+
+    def busy(self, chip: Chip, operands: str) -> float:
+        """Cycles of a multiprocessor for a block, where blocks enough keep it busy."""
+        per_cycle = 1e3 / chip.clock / chip.multiprocessors  # operations, of a TFLOP/s
+        lanes = chip.float_rate * per_cycle / 2
+        tensor_rate = chip.tensor_rate / (2 if operands == "tf32" else 1) * per_cycle
+        of_product = 2 * 16 * 8 * (8 if operands == "tf32" else 16)
+        return max(
+            self.instructions / SCHEDULERS,
+            self.multiply_adds * 32 / lanes,
+            self.products * of_product / tensor_rate,
+            self.wavefronts,
+            self.sectors / SECTORS,
+        )
+
+    def cycles(self, chip: Chip, operands: str) -> float:
+        """Of the multiprocessor with the most blocks."""
+        most = ceil(self.blocks / chip.multiprocessors)
+        rounds = ceil(most / min(most, self.resident))
+        alone = self.longest * PACE + (1 + self.waits) * LATENCY
+        return max(most * self.busy(chip, operands) / FILLED, rounds * alone)
+
+    def microseconds(self, chip: Chip, operands: str) -> float:
+        """Of the launch."""
+        moving = self.touched / (chip.bandwidth * 1e3)
+        return max(self.cycles(chip, operands) / (chip.clock * 1e3), moving) + OVERHEAD
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute a pass.
+
+    Attributes:
+        name: family, tile and splits.
+        planned: microseconds that the planner expects.
+        counted: microseconds by what is counted.
+        launches: what was counted.
+    """
+
+    name: str
+    planned: float
+    counted: float
+    launches: tuple[Counts, ...]
+
+    def figures(self, problem: ConvProblem, chip: Chip, operands: str) -> dict[str, float]:
+        """What a table says of it, beside its time."""
+        return figures(self.launches, problem, chip, operands, self.counted)
+
+
+def figures(
+    launches: Sequence[Counts], problem: ConvProblem, chip: Chip, operands: str, time: float
+) -> dict[str, float]:
+    """Of launches that compute a pass in so many microseconds.
+
+    Returns:
+        ``instructions`` of a thread for each multiplication that the pass needs; ``bytes`` that
+        its blocks ask for over those that it has to move; ``resident`` blocks of the longest
+        launch on a multiprocessor; ``share`` of the roofline that the time is.
+    """
+    products = problem.useful_flops / problem.flops_of_product
+    executed = sum(one.blocks * one.instructions * 32 for one in launches)
+    asked = sum(one.blocks * one.sectors * 32 for one in launches)
+    longest = max(launches, key=lambda one: one.blocks * one.instructions)
+    plain = operands == "float32"
+    rate = chip.float_rate if plain else chip.tensor_rate / (2 if operands == "tf32" else 1)
+    least = max(problem.useful_flops / (rate * 1e6), problem.bytes / (chip.bandwidth * 1e3))
+    return {
+        "instructions": executed / products,
+        "bytes": asked / problem.bytes,
+        "resident": longest.resident,
+        "share": least / time,
+    }
+
+
+def verdict(found: Sequence[Mapping[str, tuple[float, float]]]) -> tuple[float, float]:
+    """How well the planner orders the ways to compute passes.
+
+    Args:
+        found: of each pass, the planned and the counted microseconds of its ways.
+
+    Returns:
+        The rank correlation of the two, each over the mean of its pass, so that a large layer does
+        not pass for a good order; and, of the passes, the most that the counted time of what is
+        planned is over that of the best way.
+    """
+    planned, counted = [], []
+    worst = 1.0
+    for of_pass in found:
+        both = np.log(np.array(list(of_pass.values())))
+        planned += list(both[:, 0] - both[:, 0].mean())
+        counted += list(both[:, 1] - both[:, 1].mean())
+        chosen = of_pass[min(of_pass, key=lambda name: of_pass[name][0])]
+        worst = max(worst, chosen[1] / min(one[1] for one in of_pass.values()))
+    ranks = [_ranks(np.array(one)) for one in (planned, counted)]
+    return float(np.corrcoef(*ranks)[0, 1]), worst
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """The place of each in their order; those that are alike share theirs."""
+    _, numbers, counts_ = np.unique(values.round(6), return_inverse=True, return_counts=True)
+    ends: np.ndarray = np.cumsum(counts_)
+    return (ends - (counts_ - 1) / 2)[numbers]
+
+
+def ways(
+    problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee", most: int = 1000
+) -> Iterator[Way]:
+    """The ways to compute a pass that the planner chooses from, what it chooses first.
+
+    The plain reference kernels are left out where cuda-gather computes the same.
+
+    Args:
+        problem, pass_, device, precision: what is planned.
+        most: ways that are counted.
+    """
+    request = _request(problem, pass_, device, precision)
+    for one in _ranked(request)[:most]:
+        found = tuple(counts(one, problem, device))
+        counted = sum(each.microseconds(device.chip, request.operands) for each in found)
+        yield Way(name_of(one), _price(one, request), counted, found)
+
+
+def prices(
+    problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee"
+) -> dict[str, float]:
+    """The microseconds that the planner expects of these ways, by name."""
+    request = _request(problem, pass_, device, precision)
+    return {name_of(one): _price(one, request) for one in _ranked(request)}
+
+
+def _request(problem: ConvProblem, pass_: str, device: Device, precision: str) -> Request:
+    return Request(problem, pass_, device, precision, strides=Strides.contiguous(problem))
+
+
+def _ranked(request: Request) -> list[PassPlan]:
+    ranked = contenders(request, "auto", count=1000)
+    has_gather = any(one.implementation == "cuda-gather" for one in ranked)
+    return [one for one in ranked if not (has_gather and one.implementation == "cuda-generic")]
+
+
+def _price(planned: PassPlan, request: Request) -> float:
+    priced = planned.family.candidate(request, planned.tile, planned.splits)
+    assert priced is not None
+    return priced.microseconds
+
+
+def name_of(planned: PassPlan) -> str:
+    """Such as "cuda-gather 128x64x32 / 4"."""
+    parts = f" / {planned.splits}" if planned.splits > 1 else ""
+    return f"{planned.implementation} {planned.tile or ''}".rstrip() + parts
+
+
+def counts(planned: PassPlan, problem: ConvProblem, device: Device) -> Iterator[Counts]:
+    """The counts of each launch of a planned pass."""
+    dtype = arrays.numpy_dtype(problem.dtype)
+    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
+    operands = {name: memory.lazy(shape, dtype, name) for name, shape in shapes.items()}
+    if planned.workspace_bytes:
+        shape = (planned.workspace_bytes // 4,)
+        operands["workspace"] = memory.lazy(shape, np.float32, "workspace")
+    # Of the stride phases of an input gradient, which follow each other in the grid, one each.
+    spread = max(prod(problem.stride), 2)
+    for launch in launches.prepare(planned, problem, Strides.contiguous(problem), None, device):
+        if 0 not in launch.grid:
+            yield _counts(launch, operands, device, spread)
+
+
+def _counts(launch: Launch, operands: dict[str, np.ndarray], device: Device, spread: int) -> Counts:
+    total, threads = prod(launch.grid), prod(launch.block)
+    number = min(spread, total)
+    chosen = [(2 * i + 1) * total // (2 * number) for i in range(number)]
+    arguments = [
+        operands.get(one, np.uint64(0)) if isinstance(one, str) else one for one in launch.arguments
+    ]
+    text = re.sub(r"\s*\.(loc|file)\b.*", "", ptx_of(launch.source, launch.defines, _PTX))
+    values = [
+        (one.shape, one.dtype) if id(one) in map(id, operands.values()) else one.tobytes()
+        for one in arguments
+    ]
+    work = _kept(
+        ("work", text, launch.entry, launch.grid, launch.block, chosen, values),
+        lambda: _work(launch, arguments, chosen, device),
+    )
+    takes = _resources(launch, device)
+    resident, _ = driver.resident_blocks(
+        driver.chip_of(device.architecture), takes, threads, launch.shared_bytes,
+        launch.shared_bytes,
+    )  # fmt: skip
+    touched = sum(operands[name].nbytes for name in work.pop("tensors"))
+    return Counts(launch.entry, total, resident, threads // 32, touched=touched, **work)
+
+
+def _work(
+    launch: Launch, arguments: list[Any], chosen: list[int], device: Device
+) -> dict[str, Any]:
+    """What blocks of a launch do, each on average, and the arrays that they touch."""
+    kernel = _module(launch.source, launch.defines).get_function(launch.entry)
+    kernel.allow(launch.shared_bytes)
+    with settings(work=True, raise_reports=False, blocks=chosen):
+        outcome = kernel(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes)
+    assert outcome.work is not None
+    assert outcome.work.instructions is not None
+    kinds = outcome.work.by_kind()
+    executed = _executed(outcome.work.instructions)
+    of_loop = _executed(outcome.work.main_loop)
+    assert kernel.cubin is not None
+    code = cubins.kernels(cubins.disassemble(kernel.cubin))[kernel.name]
+    saved = 1 - _made_of_ptx(kernel, code) if of_loop else 0
+    of_warps = [all_ - saved * of_loop.get(warp, 0) for warp, all_ in executed.items()]
+    sums = {
+        "instructions": sum(of_warps),
+        "longest": max(of_warps),
+        "multiply_adds": kinds["float"].by_warp if "float" in kinds else 0,
+        "products": kinds[PRODUCTS].by_warp if PRODUCTS in kinds else 0,
+        "wavefronts": sum(one.wavefronts for one in outcome.bank_conflicts),
+        "sectors": sum(one.sectors for one in outcome.work.sectors),
+        "waits": _waits(outcome.work.instructions, code),
+    }
+    averages = {name: value / len(chosen) for name, value in sums.items()}
+    return {**averages, "tensors": sorted({one.tensor for one in outcome.work.sectors})}
+
+
+def _executed(of_warps: Instructions | None) -> dict[int, int]:
+    """Instructions that cost something, by warp."""
+    return {
+        warp: sum(one.by_warp for kind, one in of.items() if kind not in FREE)
+        for warp, of in (of_warps or {}).items()
+    }
+
+
+def _waits(of_warps: Instructions, code: str) -> float:
+    """How often the warp waits that loads most, as its loads stand in the cubin."""
+    executed = [
+        kinds["load global"].by_warp for kinds in of_warps.values() if "load global" in kinds
+    ]
+    loads, waits = cubins.loads_and_waits(code)
+    return max(executed, default=0) * waits / max(loads, 1)
+
+
+def _made_of_ptx(kernel: EmulatedKernel, code: str) -> float:
+    """Instructions of the cubin for each of the PTX, in the loop around its products."""
+    counted = [one for one in kernel.counters if one.in_main_loop]
+    written = sum(n for one in counted for kind, n in one.kinds.items() if kind not in FREE)
+    return len(cubins.main_loop(code, "MMA")) / written
+
+
+@cache
+def _module(source: str, defines: tuple[tuple[str, str | int], ...]) -> EmulatedModule:
+    text, folder = ptx_of(source, defines, _PTX), sources.directory()
+    return EmulatedModule.from_ptx(
+        text,
+        Path(source).stem,
+        [folder, folder / "include"],
+        counted=True,
+        cubin=driver.cubin(source, defines, _PTX)[0],
+    )
+
+
+def _resources(launch: Launch, device: Device) -> Resources:
+    """What a launch's kernel takes, by the cubin of the chip."""
+    assert device.architecture is not None
+    loaded = sources.load(launch.source)
+    takes = _kept(
+        ("resources", compiler.nvrtc_version(), loaded.text, *loaded.headers, launch.defines,
+         device.architecture),
+        lambda: {
+            name: {"registers": one.registers, "static_shared": one.static_shared,
+                   "launch_bounds": one.launch_bounds, "cluster": None, "parameters": ()}
+            for name, one in driver.compiled(
+                launch.source, launch.defines, device.architecture
+            ).items()
+        },
+    )  # fmt: skip
+    return Resources(**takes[launch.entry])
+
+
+def _kept(key: tuple[Any, ...], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What was made for a key, now or before: a file of the emulator's cache."""
+    path = cache_directory() / f"counts-{digest(_SCHEME, *key)}.json"
+    if not path.exists():
+        put(path, json.dumps(make()))
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+NUMBERS = {
+    "float16": ("float16", "ieee"),
+    "bfloat16": ("bfloat16", "ieee"),
+    "float32": ("float32", "ieee"),
+    "tf32": ("float32", "tf32"),
+}
+"""Dtype and precision, by the word for the products."""
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89")
+ORDERS = ("channels-last", "channels-first")
+RESULTS = Path(__file__).with_name("results") / "suite.json"
+
+Row = dict[str, Any]
+"""Of a pass of a layer: ``arch``, ``numbers``, ``order``, ``layer``, ``pass``; ``ways``, which are
+the counted microseconds by name; and ``figures`` of the planned way."""
+
+
+def rows(
+    layers: Sequence[suites.SuiteLayer],
+    architectures: Sequence[str] = ARCHITECTURES,
+    numbers: Sequence[str] = ("float16", "float32"),
+    orders: Sequence[str] = ORDERS,
+    most: int = 1000,
+) -> Iterator[Row]:
+    """Counts the passes of layers; ``most`` ways of each, what the planner chooses first."""
+    for layer, word, order, pass_, arch in product(layers, numbers, orders, PASSES, architectures):
+        dtype, precision = NUMBERS[word]
+        problem, device = layer_problem(layer.name, dtype, order), Device.of(arch)
+        found = list(ways(problem, pass_, device, precision, most))
+        yield {
+            "arch": arch,
+            "numbers": word,
+            "order": order,
+            "layer": layer.name,
+            "pass": pass_,
+            "ways": {way.name: float(f"{way.counted:.4g}") for way in found},
+            "figures": {
+                name: float(f"{value:.3g}")
+                for name, value in found[0].figures(problem, device.chip, word).items()
+            },
+        }
+
+
+def planned_and_counted(row: Row) -> dict[str, tuple[float, float]]:
+    """Of the ways of a row, what the planner now expects and what was counted.
+
+    Raises:
+        KeyError: it has other ways now.
+    """
+    dtype, precision = NUMBERS[row["numbers"]]
+    problem = layer_problem(row["layer"], dtype, row["order"])
+    expected = prices(problem, row["pass"], Device.of(row["arch"]), precision)
+    if expected.keys() != row["ways"].keys():
+        raise KeyError(f"{row}: the ways are now {sorted(expected)}; count again")
+    return {name: (price, row["ways"][name]) for name, price in expected.items()}
+
+
+_NAMES = {"conv1d": "1-D", "conv3d": "3-D"}
+CLASSES = ("dense", "strided", *(_NAMES.get(kind, kind) for kind in suites.KINDS[1:]))
+"""Kinds of layers, dense and pointwise ones with a stride apart."""
+
+FIGURES = ("instructions", "bytes", "resident", "share")
+
+
+def class_of(layer: suites.SuiteLayer) -> str:
+    """One of CLASSES."""
+    if layer.kind in ("dense", "pointwise") and max(layer.problem.stride) > 1:
+        return "strided"
+    return _NAMES.get(layer.kind, layer.kind)
+
+
+def table(found: Sequence[Row]) -> dict[tuple[str, ...], dict[str, float]]:
+    """Geometric means of the figures, by class, pass, numbers, order and chip."""
+    sums: dict[tuple[str, ...], list[Row]] = {}
+    for row in found:
+        (layer,) = suites.select(names=[row["layer"]])
+        key = (class_of(layer), row["pass"], row["numbers"], row["order"], row["arch"])
+        sums.setdefault(key, []).append(row)
+    return {
+        key: {
+            name: float(np.exp(np.mean([log(max(one["figures"][name], 1e-9)) for one in of_key])))
+            for name in FIGURES
+        }
+        for key, of_key in sums.items()
+    }
+
+
+def _lines(found: Sequence[Row], before: Sequence[Row]) -> Iterator[str]:
+    now, then = table(found), table(before)
+    yield (
+        "class | pass | numbers | chip | instructions a product | bytes over the least |"
+        " blocks a multiprocessor | share of the roofline"
+    )
+    yield " | ".join(["---"] * 8)
+    for key in sorted(now, key=lambda key: (CLASSES.index(key[0]), PASSES.index(key[1]), *key[2:])):
+        of_class, pass_, numbers, order, arch = key
+        cells = []
+        for name in FIGURES:
+            both = [each[key][name] for each in (then, now) if key in each]
+            cells.append(" → ".join(f"{value:.3g}" for value in both))
+        yield " | ".join([of_class, pass_, f"{numbers} {order}", arch, *cells])
+
+
+def judged(found: Sequence[Row]) -> Iterator[tuple[str, int, float, float]]:
+    """For each chip, numbers and order of the rows: how many there are, and their ``verdict``."""
+    groups: dict[str, list[Row]] = {}
+    for row in found:
+        groups.setdefault(f"{row['arch']} {row['numbers']} {row['order']}", []).append(row)
+    for name, of_group in groups.items():
+        yield name, len(of_group), *verdict([planned_and_counted(row) for row in of_group])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m tests.emulator.suite",
+        None,
+        __doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("layers", nargs="*", help="suites or layers; else those of bench --quick")
+    parser.add_argument("--arch", nargs="+", default=ARCHITECTURES)
+    parser.add_argument("--numbers", nargs="+", choices=NUMBERS, default=("float16", "float32"))
+    parser.add_argument("--order", nargs="+", choices=ORDERS, default=ORDERS)
+    parser.add_argument("--planned", action="store_true", help="count only what is planned")
+    parser.add_argument("--json", type=Path, help="what was counted, to be kept")
+    parser.add_argument("--table", type=Path, help="of what is kept, instead of counting")
+    parser.add_argument("--before", type=Path, help="what was kept of another version, beside it")
+    chosen = parser.parse_args(arguments)
+    if chosen.table:
+        before = json.loads(chosen.before.read_text()) if chosen.before else []
+        print("\n".join(_lines(json.loads(chosen.table.read_text()), before)))
+        return 0
+    known = suites.suites()
+    layers = suites.select(
+        [word for word in chosen.layers if word in known],
+        [word for word in chosen.layers or suites.QUICK if word not in known],
+    )
+    most = 1 if chosen.planned else 1000
+    found = []
+    for row in rows(layers, chosen.arch, chosen.numbers, chosen.order, most):
+        found.append(row)
+        print(" ".join(row[name] for name in ("layer", "pass", "numbers", "order", "arch")),
+              " ".join(f"{name}: {time:.4g} us;" for name, time in row["ways"].items()),
+              flush=True)  # fmt: skip
+    if chosen.json:
+        put(chosen.json, "[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n")
+    if not chosen.planned:
+        for name, count, correlation, worst in judged(found):
+            print(f"{name}: {count} passes, rank correlation {correlation:.3f}, at worst"
+                  f" {worst:.2f} times the best way")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

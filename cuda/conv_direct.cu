@@ -5,25 +5,29 @@
 //   backprop-filter  dw[k, j, r, s] = sum over n, p, q of dy[n, p, q, k] * x[n, h, w, j of k's group]
 //
 // A tile of a GEMM would be nearly empty here: a group has OUTS results and INS sources a pixel,
-// both few, and nothing is shared between groups.  What counts is to move each byte once.  What this
-// adds over the generic kernels: a thread computes a strip of TILE neighbouring pixels of a row for
-// VECTOR neighbouring channels, so that a pixel it loads serves every output of the strip that it is
-// under.  Along w everything about the window is a constant: which tap meets which column of the
-// input is worked out by the compiler.  Rows and slices of the filter are loops, and neighbouring
-// rows share the input through the L1 cache.
+// both few, and nothing is shared between groups.  What counts is to move each byte once, and to
+// execute little beside the products.  What this adds over the generic kernels: a thread computes
+// TILE_ROWS x TILE_COLUMNS neighbouring pixels for VECTOR channels.  It goes down the rows of the
+// source under them, so that each is loaded once and serves every row of the tile that it is under;
+// which tap meets which column is worked out by the compiler.  Blocks stay: they put the filter of
+// their channels into shared memory once, and then take tile after tile.
 //
 // In a depthwise layer (OUTS = INS = 1) the VECTOR channels of a thread are groups of their own and
 // have a source each; otherwise they are of one group and share its INS sources.
 //
 // The gradient of the filter is summed in a fixed order: per thread, then per block in a tree, then
-// over the chunks of pixels (gridDim.x) by conv_direct_reduce.
+// over the chunks of pixels (gridDim.x) by conv_direct_reduce.  A thread has all taps' sums, or those
+// of TAP_ROWS rows of the filter and SHARE sources, if they are too many.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE, INDEX,
-// OUTS, INS, VECTOR, SOURCE_VECTOR (sources loaded at once), LANES (threads along channels, where these
-// are contiguous in memory), STRIPS (threads along pixels), TILE, RUN (pixels of a strip that are stored
-// at once where VECTOR is 1), FILTER_S, STRIDE_W, DILATION_W, PHASE_W (padding before w modulo
-// stride), STAGED_ROWS (rows of the filter held in shared memory at once), SHARE (sources that a block
-// of backprop-filter takes), ACTIVATION (of the forward pass).
+// OUTS, INS, VECTOR, TILE_ROWS, TILE_COLUMNS, LANES (threads along channels), STRIPS (threads along
+// tiles), RESULT_CHANNELS or RESULT_COLUMNS (results moved at once, whichever are neighbours in
+// memory), SOURCE_CHANNELS or SOURCE_COLUMNS (the same of sources), SHIFT (columns from one that a
+// piece of the source begins with to the first under a tile), INSIDE_FROM and INSIDE_TO (those columns
+// from there that are in the source under every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_H,
+// STRIDE_W, DILATION_H, DILATION_W, PHASE_H, PHASE_W (padding before modulo stride), TAP_ROWS and
+// SHARE (all but in backprop-filter), RAGGED (whether tiles reach beyond the last row or column),
+// ACTIVATION (of the forward pass).
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "maps.cuh"
@@ -34,83 +38,79 @@ using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 
 constexpr int THREADS = LANES * STRIPS;
+constexpr int RESIDENT = 4;  // blocks of a multiprocessor that there are registers for
 
-// -- columns: where a strip's outputs meet the filter's taps -----------------------------------------
+constexpr bool DEPTHWISE = OUTS == 1 && INS == 1;
+static_assert(DEPTHWISE || OUTS % VECTOR == 0, "a thread's channels are of one group");
+static_assert(VECTOR % RESULT_CHANNELS == 0 && TILE_COLUMNS % RESULT_COLUMNS == 0, "whole pieces");
+static_assert(RESULT_CHANNELS == 1 || RESULT_COLUMNS == 1, "pieces along one axis");
+static_assert(SOURCE_CHANNELS == 1 || SOURCE_COLUMNS == 1, "pieces along one axis");
+static_assert(INS % SHARE == 0, "whole shares of sources");
 
-__device__ constexpr int floor_divide(int a, int b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+// -- where the pixels of a tile meet the filter's taps, along one axis --------------------------------
 
+// Pixel i of a tile meets tap t at a position of the source, counted from where the tile's first
+// pixel has tap 0; in backprop-input, from the last such place before it.
+template <int EXTENT, int TAPS, int STRIDE, int DILATION, int PHASE>
+struct Axis {
 #if PASS == 1
-// Output i of the strip is an input pixel; it got a contribution under tap s if this is exact.
-static_assert(TILE % STRIDE_W == 0, "strips begin at whole strides");
-__device__ constexpr int distance(int i, int s) { return i + PHASE_W - s * DILATION_W; }
-__device__ constexpr bool meets(int i, int s) {
-  return floor_divide(distance(i, s), STRIDE_W) * STRIDE_W == distance(i, s);
-}
-constexpr int FIRST_COLUMN = floor_divide(distance(0, FILTER_S - 1), STRIDE_W);
-constexpr int LAST_COLUMN = floor_divide(distance(TILE - 1, 0), STRIDE_W);
-__device__ constexpr int column_of(int i, int s) {
-  return floor_divide(distance(i, s), STRIDE_W) - FIRST_COLUMN;
-}
+  static_assert(EXTENT % STRIDE == 0, "tiles begin at whole strides");
+  static __device__ constexpr int scaled(int i, int t) { return i + PHASE - t * DILATION; }
+  static __device__ constexpr bool meets(int i, int t) { return scaled(i, t) % STRIDE == 0; }
+  static __device__ constexpr int position(int i, int t) { return scaled(i, t) / STRIDE; }
+  static __device__ constexpr int distance(int i, int at) { return i + PHASE - at * STRIDE; }
 #else
-__device__ constexpr bool meets(int, int) { return true; }
-constexpr int FIRST_COLUMN = 0;
-constexpr int LAST_COLUMN = (TILE - 1) * STRIDE_W + (FILTER_S - 1) * DILATION_W;
-__device__ constexpr int column_of(int i, int s) { return i * STRIDE_W + s * DILATION_W; }
+  static __device__ constexpr bool meets(int, int) { return true; }
+  static __device__ constexpr int position(int i, int t) { return i * STRIDE + t * DILATION; }
+  static __device__ constexpr int distance(int i, int at) { return at - i * STRIDE; }
 #endif
-constexpr int COLUMNS = LAST_COLUMN - FIRST_COLUMN + 1;
 
-__device__ constexpr bool is_met(int column) {
-  for (int i = 0; i < TILE; ++i)
-    for (int s = 0; s < FILTER_S; ++s)
-      if (meets(i, s) && column_of(i, s) == column) return true;
-  return false;
-}
-
-// -- strips -----------------------------------------------------------------------------------------
-
-// The strip that a thread computes, in the tensor that a pass walks: y, dx, or dy.
-struct Strip {
-  Pixel<Index> first;  // pixel; w is a multiple of TILE
-  bool exists;
-
-  __device__ __forceinline__ Strip(Index number, Index batch, const long long (&sizes)[3])
-      : exists(number < batch * static_cast<Index>(sizes[0] * sizes[1]) * per_row(sizes)) {
-    const long long strips[3] = {sizes[0], sizes[1], per_row(sizes)};
-    first = pixel_at(exists ? number : 0, strips);
-    first.w *= TILE;
+  // The tap that pixel i meets at a position; -1 if there is none.
+  static __device__ __forceinline__ constexpr int tap(int i, int at) {
+    const int taps = distance(i, at) / DILATION;
+    const bool whole = DILATION == 1 || taps * DILATION == distance(i, at);
+    return whole && distance(i, at) >= 0 && taps < TAPS ? taps : -1;
   }
 
-  static __device__ __forceinline__ Index per_row(const long long (&sizes)[3]) {
-    return (static_cast<Index>(sizes[2]) + TILE - 1) / TILE;
+  // The positions that are met: all of them are at whole steps from the first.
+  struct Span {
+    int first, last, step;
+  };
+  static __device__ constexpr Span span() {
+    Span met = {0, 0, 0};
+    bool any = false;
+    for (int pair = 0; pair < EXTENT * TAPS; ++pair)
+      if (meets(pair / TAPS, pair % TAPS)) {
+        const int at = position(pair / TAPS, pair % TAPS);
+        if (!any) met = {at, at, 0};
+        any = true;
+        int a = met.step, b = at < met.first ? met.first - at : at - met.first;
+        while (b != 0) {  // the greatest common divisor
+          const int rest = a % b;
+          a = b, b = rest;
+        }
+        met = {at < met.first ? at : met.first, at > met.last ? at : met.last, a};
+      }
+    if (met.step == 0) met.step = 1;
+    return met;
+  }
+  static constexpr int FIRST = span().first, LAST = span().last, STEP = span().step;
+  static constexpr int COUNT = (LAST - FIRST) / STEP + 1;
+
+  // Where in the source a tile's first pixel has position 0.
+  static __device__ __forceinline__ Index origin(Index pixel, long long pad) {
+#if PASS == 1
+    return pixel / STRIDE + static_cast<Index>(pad) / STRIDE;
+#else
+    return pixel * STRIDE - static_cast<Index>(pad);
+#endif
   }
 };
 
-// The row (d, h) that tap (t, r) of the filter pairs with row (d, h) of the walked tensor.
-struct Row {
-  Index d, h;
-  bool exists;
+using Rows = Axis<TILE_ROWS, TAP_ROWS, STRIDE_H, DILATION_H, PHASE_H>;
+using Columns = Axis<TILE_COLUMNS, FILTER_S, STRIDE_W, DILATION_W, PHASE_W>;
 
-  __device__ __forceinline__ Row(const ConvParameters& p, const Pixel<Index>& pixel, int t, int r)
-      : exists(true) {
-#if PASS == 1
-    d = divided(pixel.d + static_cast<Index>(p.pad[0] - t * p.dilation[0]), p.stride[0]);
-    h = divided(pixel.h + static_cast<Index>(p.pad[1] - r * p.dilation[1]), p.stride[1]);
-    exists = exists && d < static_cast<Index>(p.output[0]) && h < static_cast<Index>(p.output[1]);
-#else
-    d = pixel.d * static_cast<Index>(p.stride[0]) + static_cast<Index>(t * p.dilation[0] - p.pad[0]);
-    h = pixel.h * static_cast<Index>(p.stride[1]) + static_cast<Index>(r * p.dilation[1] - p.pad[1]);
-    exists = d >= 0 && d < static_cast<Index>(p.input[0]) && h >= 0 &&
-             h < static_cast<Index>(p.input[1]);
-#endif
-  }
-
- private:
-  __device__ __forceinline__ Index divided(Index position, long long stride) {
-    const Index quotient = position / static_cast<Index>(stride);
-    exists = exists && position >= 0 && quotient * static_cast<Index>(stride) == position;
-    return quotient;
-  }
-};
+// -- who computes what ------------------------------------------------------------------------------
 
 // The thread's place in the block: its channels, and its number among the strips.
 struct Thread {
@@ -118,37 +118,103 @@ struct Thread {
   int lane, strip;
   bool exists;
 
-  __device__ __forceinline__ explicit Thread(long long channels)
+  __device__ __forceinline__ explicit Thread(Index channels)
       : lane(threadIdx.x % LANES), strip(threadIdx.x / LANES) {
     channel = (static_cast<Index>(blockIdx.y) * LANES + lane) * VECTOR;
-    exists = channel < static_cast<Index>(channels);
+    exists = channel < channels;
   }
 };
 
-// -- sources ----------------------------------------------------------------------------------------
+// The tiles of the tensor that a pass walks: y, dx, or dy.  A block takes one for each strip, round
+// after round, and a share of the rounds.
+struct Tiles {
+  long long sizes[3];  // of an image, in tiles
+  Index number;
+  Index first_round, last_round;
 
-constexpr bool DEPTHWISE = OUTS == 1 && INS == 1;
-static_assert(DEPTHWISE || OUTS % VECTOR == 0, "a thread's channels are of one group");
-static_assert(TILE % RUN == 0 && (RUN == 1 || VECTOR == 1), "pieces along one axis");
-static_assert(INS % SHARE == 0 && SHARE % SOURCE_VECTOR == 0, "whole pieces of sources");
+  __device__ __forceinline__ Tiles(long long batch, const long long (&pixels)[3])
+      : sizes{pixels[0], (pixels[1] + TILE_ROWS - 1) / TILE_ROWS,
+              (pixels[2] + TILE_COLUMNS - 1) / TILE_COLUMNS} {
+    number = static_cast<Index>(batch * sizes[0] * sizes[1] * sizes[2]);
+    const Index rounds = (number + STRIPS - 1) / STRIPS;
+    const Index share = (rounds + gridDim.x - 1) / static_cast<Index>(gridDim.x);
+    first_round = static_cast<Index>(blockIdx.x) * share;
+    last_round = first_round + share < rounds ? first_round + share : rounds;
+  }
+
+  // The first pixel of a strip's tile; whether there is one.
+  __device__ __forceinline__ bool locate(Index round, int strip, Pixel<Index>& pixel) const {
+    const Index tile = round * STRIPS + strip;
+    pixel = pixel_at(tile, sizes);
+    pixel.h *= TILE_ROWS;
+    pixel.w *= TILE_COLUMNS;
+    return tile < number;
+  }
+};
+
+// The offset of a pixel and a channel of the thread from its tile's first.
+__device__ __forceinline__ Index place_in_tile(int row, int column, int channel,
+                                               const long long (&stride)[5]) {
+  return row * static_cast<Index>(stride[3]) + column * static_cast<Index>(stride[4]) +
+         channel * static_cast<Index>(stride[1]);
+}
+
+__device__ __forceinline__ bool is_within(int position, int extent) {
+  return static_cast<unsigned>(position) < static_cast<unsigned>(extent);
+}
+__device__ __forceinline__ bool is_within(long long position, long long extent) {
+  return static_cast<unsigned long long>(position) < static_cast<unsigned long long>(extent);
+}
+
+// The slice of the source that tap t of the filter pairs with a slice of the walked tensor; whether
+// it exists.
+__device__ __forceinline__ bool slice_under(const ConvParameters& p, Index slice, int t, Index& d) {
+  const Index pad = static_cast<Index>(p.pad[0]), stride = static_cast<Index>(p.stride[0]);
+  const Index step = t * static_cast<Index>(p.dilation[0]);
+#if PASS == 1
+  const Index scaled = slice + pad - step;
+  d = scaled / stride;
+  return scaled >= 0 && d * stride == scaled && d < static_cast<Index>(p.output[0]);
+#else
+  d = slice * stride - pad + step;
+  return is_within(d, static_cast<Index>(p.input[0]));
+#endif
+}
+
+// -- sources ----------------------------------------------------------------------------------------
 
 // The first source of a result's group.
 __device__ __forceinline__ Index first_source(Index result) { return result / OUTS * INS; }
 
-// What a thread needs of one pixel of the source: a value for each of its channels in a depthwise
-// layer, else the SHARE sources from the first-th on that its channels share.
-struct Sources {
+// What a thread needs of one row of the source: at each position, a value for each of its channels
+// in a depthwise layer, else the SHARE sources that its channels have in common.
+struct SourceRow {
   static constexpr int COUNT = DEPTHWISE ? VECTOR : SHARE;
-  static constexpr int PIECE = DEPTHWISE ? VECTOR : SOURCE_VECTOR;
-  Accumulator value[COUNT];
+  static_assert(COUNT % SOURCE_CHANNELS == 0, "whole pieces");
+  Accumulator value[Columns::COUNT][COUNT];
 
-  __device__ __forceinline__ void load(const Storage* pixel, Index channel_stride, bool inside) {
+  // From the row's first pixel and the first of the channels on; position 0 is at the origin.
+  __device__ __forceinline__ void load(const Storage* row, Index origin, Index width,
+                                       const long long (&stride)[5]) {
+    constexpr int SPAN = SHIFT + Columns::LAST - Columns::FIRST + 1;
+    const Index begin = origin + (Columns::FIRST - SHIFT);
 #pragma unroll
-    for (int first = 0; first < COUNT; first += PIECE) {
-      Accumulator piece[PIECE];
-      load_piece<PIECE>(piece, pixel + first * channel_stride, inside);
+    for (int first = 0; first < SPAN; first += SOURCE_COLUMNS) {
+      if (SOURCE_COLUMNS == 1 && first % Columns::STEP != 0) continue;
+      const bool surely = first >= INSIDE_FROM && first + SOURCE_COLUMNS <= INSIDE_TO;
+      const bool inside = surely || is_within(begin + first, width);
+      const Storage* piece_of = row + (inside ? begin + first : 0) * static_cast<Index>(stride[4]);
 #pragma unroll
-      for (int i = 0; i < PIECE; ++i) value[first + i] = piece[i];
+      for (int channel = 0; channel < COUNT; channel += SOURCE_CHANNELS) {
+        Accumulator piece[SOURCE_COLUMNS * SOURCE_CHANNELS];
+        load_piece(piece, piece_of + channel * static_cast<Index>(stride[1]), inside);
+#pragma unroll
+        for (int i = 0; i < SOURCE_COLUMNS * SOURCE_CHANNELS; ++i) {
+          const int column = first - SHIFT + i / SOURCE_CHANNELS;
+          if (column >= 0 && column % Columns::STEP == 0 && column / Columns::STEP < Columns::COUNT)
+            value[column / Columns::STEP][channel + i % SOURCE_CHANNELS] = piece[i];
+        }
+      }
     }
   }
 };
@@ -157,204 +223,241 @@ struct Sources {
 
 #if PASS != 2
 
+// The filter of a block's channels: by row, lane, tap and source, for each of the lane's channels.
+// A lane's part is an odd number of 16-byte chunks, from which lanes read without a bank conflict.
+struct Filter {
+  static constexpr int CHUNK = 16 / sizeof(Accumulator);
+  static constexpr int PART = (FILTER_S * INS * VECTOR + CHUNK - 1) / CHUNK;
+  alignas(16) Accumulator part[FILTER_T * FILTER_R][LANES][(PART | 1) * CHUNK];
+
+  // A thread brings the taps of a row of one channel at a time.
+  __device__ __forceinline__ void stage(const Storage* w, Index channels, const ConvParameters& p) {
+    constexpr int CHANNELS = LANES * VECTOR;
+    const Index step = static_cast<Index>(PASS == 0 ? p.w_stride[1] : p.w_stride[0]);
+    for (int i = threadIdx.x; i < FILTER_T * FILTER_R * CHANNELS; i += THREADS) {
+      const int of_block = i % CHANNELS, row = i / CHANNELS;
+      const Index channel = static_cast<Index>(blockIdx.y) * CHANNELS + of_block;
+      if (channel >= channels) continue;
+      // w is indexed by the filter, and by the channel within its group.
+      const Index filter = PASS == 0 ? channel : first_source(channel);
+      const Tap<Index> tap = {PASS == 0 ? Index(0) : channel % OUTS, row / FILTER_R, row % FILTER_R,
+                              0};
+      const Storage* taps =
+          w + filter * static_cast<Index>(p.w_stride[0]) + tap_offset(tap, p.w_stride);
+#pragma unroll
+      for (int s = 0; s < FILTER_S; ++s)
+#pragma unroll
+        for (int j = 0; j < INS; ++j)
+          part[row][of_block / VECTOR][(s * INS + j) * VECTOR + of_block % VECTOR] =
+              Numeric<Storage>::widen(taps[s * static_cast<Index>(p.w_stride[4]) + j * step]);
+    }
+  }
+};
+
 // source is x or dy, result y or dx; bias may be null.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ source, const Storage* __restrict__ w,
                 const Storage* __restrict__ bias, Storage* __restrict__ result,
                 const __grid_constant__ ConvParameters p) {
-  __shared__ Accumulator weights[STAGED_ROWS][FILTER_S][INS][LANES * VECTOR];
+  __shared__ Filter filter;
 #if PASS == 0
-  const long long(&source_stride)[5] = p.x_stride;
-  const long long(&result_stride)[5] = p.y_stride;
-  const Strip strip(static_cast<Index>(blockIdx.x) * STRIPS + threadIdx.x / LANES,
-                    static_cast<Index>(p.batch), p.output);
-  const Index source_width = static_cast<Index>(p.input[2]);
-  const Index result_width = static_cast<Index>(p.output[2]);
-  const Index first_column = strip.first.w * STRIDE_W - static_cast<Index>(p.pad[2]);
+  const long long(&source_stride)[5] = p.x_stride, (&result_stride)[5] = p.y_stride;
+  const long long(&source_size)[3] = p.input, (&result_size)[3] = p.output;
 #else
-  const long long(&source_stride)[5] = p.y_stride;
-  const long long(&result_stride)[5] = p.x_stride;
-  const Strip strip(static_cast<Index>(blockIdx.x) * STRIPS + threadIdx.x / LANES,
-                    static_cast<Index>(p.batch), p.input);
-  const Index source_width = static_cast<Index>(p.output[2]);
-  const Index result_width = static_cast<Index>(p.input[2]);
-  const Index first_column =
-      strip.first.w / STRIDE_W + static_cast<Index>(p.pad[2]) / STRIDE_W + FIRST_COLUMN;
+  const long long(&source_stride)[5] = p.y_stride, (&result_stride)[5] = p.x_stride;
+  const long long(&source_size)[3] = p.output, (&result_size)[3] = p.input;
 #endif
   const Index channels = static_cast<Index>(p.groups) * OUTS;
   const Thread thread(channels);
-  const bool works = thread.exists && strip.exists;
-  const int filter_rows = static_cast<int>(p.filter[0] * p.filter[1]);
-  const int filter_height = static_cast<int>(p.filter[1]);
+  filter.stage(w, channels, p);
+  __syncthreads();  // the filter is staged
+  if (!thread.exists) return;
 
-  Accumulator sum[TILE][VECTOR] = {};
-  for (int first_row = 0; first_row < filter_rows; first_row += STAGED_ROWS) {
-    __syncthreads();  // the rows staged before are used up
-    for (int i = threadIdx.x; i < STAGED_ROWS * FILTER_S * INS * LANES * VECTOR; i += THREADS) {
-      const int lane = i % (LANES * VECTOR), j = i / (LANES * VECTOR) % INS;
-      const int s = i / (LANES * VECTOR) / INS % FILTER_S;
-      const int row = i / (LANES * VECTOR) / INS / FILTER_S;
-      const Index channel = static_cast<Index>(blockIdx.y) * LANES * VECTOR + lane;
-      const Index in_group = channel % OUTS, source_channel = first_source(channel) + j;
-      // w is indexed by the filter, and by the channel within its group.
-      const Index filter = PASS == 0 ? channel : source_channel;
-      const Tap<Index> tap = {PASS == 0 ? Index(j) : in_group, (first_row + row) / filter_height,
-                              (first_row + row) % filter_height, s};
-      const bool inside = first_row + row < filter_rows && channel < channels;
-      weights[row][s][j][lane] =
-          inside ? Numeric<Storage>::widen(
-                       w[filter * static_cast<Index>(p.w_stride[0]) + tap_offset(tap, p.w_stride)])
-                 : Accumulator(0);
-    }
-    __syncthreads();  // the rows are staged
-    if (!works) continue;
+  Accumulator added[VECTOR] = {};
+  if (bias != nullptr)
+#pragma unroll
+    for (int v = 0; v < VECTOR; ++v)
+      added[v] =
+          Numeric<Storage>::widen(bias[(thread.channel + v) * static_cast<Index>(p.bias_stride)]);
 
-    for (int staged = 0; staged < STAGED_ROWS && first_row + staged < filter_rows; ++staged) {
-      const Row row(p, strip.first, (first_row + staged) / filter_height,
-                    (first_row + staged) % filter_height);
-      if (!row.exists) continue;
-      const Pixel<Index> start = {strip.first.n, row.d, row.h, 0};
-      const Storage* pixels = source + pixel_offset(start, source_stride) +
-                              first_source(thread.channel) * static_cast<Index>(source_stride[1]);
+  const Tiles tiles(p.batch, result_size);
+  for (Index round = tiles.first_round; round < tiles.last_round; ++round) {
+    Pixel<Index> tile;
+    if (!tiles.locate(round, thread.strip, tile)) break;
+    const Index first_row = Rows::origin(tile.h, p.pad[1]);
+    const Index first_column = Columns::origin(tile.w, p.pad[2]);
+
+    Accumulator sum[TILE_ROWS][TILE_COLUMNS][VECTOR] = {};
+    for (int t = 0; t < FILTER_T; ++t) {
+      Index d;
+      if (!slice_under(p, tile.d, t, d)) continue;
+      const Storage* slice = source + pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, source_stride) +
+                             first_source(thread.channel) * static_cast<Index>(source_stride[1]);
+#pragma unroll 1
+      for (int at = Rows::FIRST; at <= Rows::LAST; at += Rows::STEP) {
+        const Index h = first_row + at;
+        if (!is_within(h, static_cast<Index>(source_size[1]))) continue;
+        SourceRow row;
+        row.load(slice + h * static_cast<Index>(source_stride[3]), first_column,
+                 static_cast<Index>(source_size[2]), source_stride);
 #pragma unroll
-      for (int column = 0; column < COLUMNS; ++column) {
-        if (!is_met(column)) continue;
-        const Index position = first_column + column;
-        const bool inside = position >= 0 && position < source_width;
-        const Storage* pixel =
-            pixels + (inside ? position : 0) * static_cast<Index>(source_stride[4]);
-        Sources sources;
-        sources.load(pixel, static_cast<Index>(source_stride[1]), inside);
+        for (int i = 0; i < TILE_ROWS; ++i) {
+          const int r = Rows::tap(i, at);
+          if (r < 0) continue;
+          const Accumulator* weight = filter.part[t * FILTER_R + r][thread.lane];
 #pragma unroll
-        for (int i = 0; i < TILE; ++i)
+          for (int k = 0; k < TILE_COLUMNS; ++k)
 #pragma unroll
-          for (int s = 0; s < FILTER_S; ++s)
-            if (meets(i, s) && column_of(i, s) == column)
+            for (int s = 0; s < FILTER_S; ++s)
+              if (Columns::meets(k, s))
 #pragma unroll
-              for (int j = 0; j < INS; ++j)
+                for (int j = 0; j < INS; ++j)
 #pragma unroll
-                for (int v = 0; v < VECTOR; ++v)
-                  sum[i][v] += sources.value[DEPTHWISE ? v : j] *
-                               weights[staged][s][j][thread.lane * VECTOR + v];
+                  for (int v = 0; v < VECTOR; ++v)
+                    sum[i][k][v] +=
+                        row.value[(Columns::position(k, s) - Columns::FIRST) / Columns::STEP]
+                                 [DEPTHWISE ? v : j] *
+                        weight[(s * INS + j) * VECTOR + v];
+        }
       }
     }
-  }
-  if (!works) return;
 
+    Storage* first = result + pixel_offset(tile, result_stride) +
+                     thread.channel * static_cast<Index>(result_stride[1]);
+    const Index rows = static_cast<Index>(result_size[1]) - tile.h;  // that there are
+    const Index columns = static_cast<Index>(result_size[2]) - tile.w;
 #pragma unroll
-  for (int v = 0; v < VECTOR; ++v) {
-    Accumulator added = 0;
-    if (bias != nullptr)
-      added =
-          Numeric<Storage>::widen(bias[(thread.channel + v) * static_cast<Index>(p.bias_stride)]);
+    for (int i = 0; i < TILE_ROWS; ++i) {
+      if (RAGGED && i >= rows) break;
 #pragma unroll
-    for (int i = 0; i < TILE; ++i) sum[i][v] = activate<ACTIVATION>(sum[i][v] + added);
-  }
+      for (int k = 0; k < TILE_COLUMNS; k += RESULT_COLUMNS) {
+        if (RAGGED && k >= columns) break;
 #pragma unroll
-  for (int first = 0; first < TILE; first += RUN) {
-    if (strip.first.w + first >= result_width) break;
-    Pixel<Index> pixel = strip.first;
-    pixel.w += first;
-    Accumulator piece[RUN * VECTOR];
+        for (int v = 0; v < VECTOR; v += RESULT_CHANNELS) {
+          Accumulator piece[RESULT_COLUMNS * RESULT_CHANNELS];
 #pragma unroll
-    for (int i = 0; i < RUN * VECTOR; ++i) piece[i] = sum[first + i / VECTOR][i % VECTOR];
-    store_piece<RUN * VECTOR>(result + pixel_offset(pixel, result_stride) +
-                                  thread.channel * static_cast<Index>(result_stride[1]),
-                              piece);
+          for (int e = 0; e < RESULT_COLUMNS * RESULT_CHANNELS; ++e) {
+            const int channel = v + e % RESULT_CHANNELS;
+            piece[e] =
+                activate<ACTIVATION>(sum[i][k + e / RESULT_CHANNELS][channel] + added[channel]);
+          }
+          store_piece(first + place_in_tile(i, k, v, result_stride), piece);
+        }
+      }
+    }
   }
 }
 
 #else
 
-// One block sums a chunk of strips (blockIdx.x) for its filters (blockIdx.y), and for one row (t, r)
-// of the filter and SHARE of the sources (blockIdx.z), into partial: (chunk, t, r, s, j, k).
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+// One block sums a share of the tiles (blockIdx.x) for its filters (blockIdx.y), and for TAP_ROWS rows
+// of a slice of the filter and SHARE of the sources (blockIdx.z), into partial: (chunk, t, r, s, j, k).
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                 Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {
-  __shared__ Accumulator sums[STRIPS][LANES * VECTOR];
+  constexpr int SUMS = DEPTHWISE ? 1 : SHARE;  // a tap's sums for each channel of the thread
+  __shared__ Accumulator level[STRIPS][LANES][FILTER_S * SUMS * VECTOR];
   const Index channels = static_cast<Index>(p.groups) * OUTS;
   const Thread thread(channels);
-  const int shares = INS / SHARE;
-  const int filter_row = static_cast<int>(blockIdx.z) / shares;
-  const int first_j = static_cast<int>(blockIdx.z) % shares * SHARE;
-  const int t = filter_row / static_cast<int>(p.filter[1]);
-  const int r = filter_row % static_cast<int>(p.filter[1]);
+  constexpr int SHARES = INS / SHARE, TAP_SHARES = (FILTER_R + TAP_ROWS - 1) / TAP_ROWS;
+  const int first_j = static_cast<int>(blockIdx.z) % SHARES * SHARE;
+  const int first_r = static_cast<int>(blockIdx.z) / SHARES % TAP_SHARES * TAP_ROWS;
+  const int t = static_cast<int>(blockIdx.z) / SHARES / TAP_SHARES;
 
-  // This chunk's share of the strips, in whole rounds of the block.
-  const Index strips = static_cast<Index>(p.batch * p.output[0] * p.output[1]) *
-                       Strip::per_row(p.output);
-  const Index all_rounds = (strips + STRIPS - 1) / STRIPS;
-  const Index rounds = (all_rounds + gridDim.x - 1) / static_cast<Index>(gridDim.x);
-  const Index first_round = static_cast<Index>(blockIdx.x) * rounds;
+  Accumulator sum[TAP_ROWS][FILTER_S][SUMS][VECTOR] = {};
+  const Tiles tiles(p.batch, p.output);
+  for (Index round = tiles.first_round; round < tiles.last_round; ++round) {
+    Pixel<Index> tile;
+    Index d;
+    if (!tiles.locate(round, thread.strip, tile) || !thread.exists) break;
+    if (!slice_under(p, tile.d, t, d)) continue;
+    const Index rows = static_cast<Index>(p.output[1]) - tile.h;  // that there are
+    const Index columns = static_cast<Index>(p.output[2]) - tile.w;
 
-  constexpr int SUMS = DEPTHWISE ? 1 : SHARE;  // a tap's sums for each channel of the thread
-  Accumulator sum[FILTER_S][SUMS][VECTOR] = {};
-  for (Index round = first_round; round < first_round + rounds && round < all_rounds; ++round) {
-    const Strip strip(round * STRIPS + thread.strip, static_cast<Index>(p.batch), p.output);
-    const Row row(p, strip.first, t, r);
-    if (!thread.exists || !strip.exists || !row.exists) continue;
-
-    Accumulator gradient[TILE][VECTOR];
+    const Storage* first = dy + pixel_offset(tile, p.y_stride) +
+                           thread.channel * static_cast<Index>(p.y_stride[1]);
+    Accumulator gradient[TILE_ROWS][TILE_COLUMNS][VECTOR];
 #pragma unroll
-    for (int i = 0; i < TILE; ++i) {
-      Pixel<Index> pixel = strip.first;
-      const bool inside = pixel.w + i < static_cast<Index>(p.output[2]);
-      pixel.w += inside ? i : 0;
-      load_piece<VECTOR>(gradient[i],
-                         dy + pixel_offset(pixel, p.y_stride) +
-                             thread.channel * static_cast<Index>(p.y_stride[1]),
-                         inside);
-    }
-    const Pixel<Index> start = {strip.first.n, row.d, row.h, 0};
-    const Storage* pixels =
-        x + pixel_offset(start, p.x_stride) +
+    for (int i = 0; i < TILE_ROWS; ++i)
+#pragma unroll
+      for (int k = 0; k < TILE_COLUMNS; k += RESULT_COLUMNS) {
+        const bool inside = !RAGGED || (i < rows && k < columns);
+#pragma unroll
+        for (int v = 0; v < VECTOR; v += RESULT_CHANNELS) {
+          Accumulator piece[RESULT_COLUMNS * RESULT_CHANNELS];
+          load_piece(piece, inside ? first + place_in_tile(i, k, v, p.y_stride) : first, inside);
+#pragma unroll
+          for (int e = 0; e < RESULT_COLUMNS * RESULT_CHANNELS; ++e)
+            gradient[i][k + e / RESULT_CHANNELS][v + e % RESULT_CHANNELS] = piece[e];
+        }
+      }
+
+    const Index first_row = Rows::origin(tile.h, p.pad[1]) + first_r * DILATION_H;
+    const Index first_column = Columns::origin(tile.w, p.pad[2]);
+    const Storage* slice =
+        x + pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, p.x_stride) +
         (first_source(thread.channel) + first_j) * static_cast<Index>(p.x_stride[1]);
-    const Index first_column = strip.first.w * STRIDE_W - static_cast<Index>(p.pad[2]);
 #pragma unroll
-    for (int column = 0; column < COLUMNS; ++column) {
-      if (!is_met(column)) continue;
-      const Index position = first_column + column;
-      const bool inside = position >= 0 && position < static_cast<Index>(p.input[2]);
-      const Storage* pixel = pixels + (inside ? position : 0) * static_cast<Index>(p.x_stride[4]);
-      Sources sources;
-      sources.load(pixel, static_cast<Index>(p.x_stride[1]), inside);
+    for (int at = Rows::FIRST; at <= Rows::LAST; at += Rows::STEP) {
+      const Index h = first_row + at;
+      if (!is_within(h, static_cast<Index>(p.input[1]))) continue;
+      SourceRow row;
+      row.load(slice + h * static_cast<Index>(p.x_stride[3]), first_column,
+               static_cast<Index>(p.input[2]), p.x_stride);
 #pragma unroll
-      for (int i = 0; i < TILE; ++i)
+      for (int i = 0; i < TILE_ROWS; ++i) {
+        const int r = Rows::tap(i, at);
+        if (r < 0) continue;
 #pragma unroll
-        for (int s = 0; s < FILTER_S; ++s)
-          if (column_of(i, s) == column)
+        for (int k = 0; k < TILE_COLUMNS; ++k) {
+          // Zeros of pixels that do not exist must not meet what is not finite.
+          if (RAGGED && (i >= rows || k >= columns)) break;
+#pragma unroll
+          for (int s = 0; s < FILTER_S; ++s)
 #pragma unroll
             for (int j = 0; j < SUMS; ++j)
 #pragma unroll
               for (int v = 0; v < VECTOR; ++v)
-                sum[s][j][v] += gradient[i][v] * sources.value[DEPTHWISE ? v : j];
+                sum[r][s][j][v] +=
+                    gradient[i][k][v] *
+                    row.value[(Columns::position(k, s) - Columns::FIRST) / Columns::STEP]
+                             [DEPTHWISE ? v : j];
+        }
+      }
     }
   }
 
-  Accumulator* row_of_filter =
-      partial + (static_cast<long long>(blockIdx.x) * p.filter[0] * p.filter[1] + filter_row) *
-                    FILTER_S * INS * channels;
 #pragma unroll
-  for (int s = 0; s < FILTER_S; ++s)
+  for (int r = 0; r < TAP_ROWS; ++r) {
+    Accumulator(&own)[FILTER_S][SUMS][VECTOR] = sum[r];
+    __syncthreads();  // the sums of the row before are read
 #pragma unroll
-    for (int j = 0; j < SUMS; ++j) {
-      __syncthreads();  // the sums of the tap before are read
+    for (int strips = STRIPS; strips > 1; strips = (strips + 1) / 2) {
+      // The upper half of the strips gives its sums to the lower one.
+      const int half = (strips + 1) / 2;
+      if (thread.strip >= half && thread.strip < strips)
 #pragma unroll
-      for (int v = 0; v < VECTOR; ++v) sums[thread.strip][thread.lane * VECTOR + v] = sum[s][j][v];
-      for (int half = STRIPS / 2; half > 0; half /= 2) {
-        __syncthreads();  // the level above is complete
-        if (thread.strip < half)
+        for (int i = 0; i < FILTER_S * SUMS * VECTOR; ++i)
+          level[thread.strip][thread.lane][i] =
+              own[i / VECTOR / SUMS][i / VECTOR % SUMS][i % VECTOR];
+      __syncthreads();  // the upper half is there
+      if (thread.strip + half < strips)
 #pragma unroll
-          for (int v = 0; v < VECTOR; ++v)
-            sums[thread.strip][thread.lane * VECTOR + v] +=
-                sums[thread.strip + half][thread.lane * VECTOR + v];
-      }
-      if (thread.strip == 0 && thread.exists)
+        for (int i = 0; i < FILTER_S * SUMS * VECTOR; ++i)
+          own[i / VECTOR / SUMS][i / VECTOR % SUMS][i % VECTOR] +=
+              level[thread.strip + half][thread.lane][i];
+    }
+    if (thread.strip != 0 || !thread.exists || first_r + r >= FILTER_R) continue;
+    const long long row = (static_cast<long long>(blockIdx.x) * FILTER_T + t) * FILTER_R + first_r + r;
+#pragma unroll
+    for (int s = 0; s < FILTER_S; ++s)
+#pragma unroll
+      for (int j = 0; j < SUMS; ++j)
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v)
-          row_of_filter[(s * INS + first_j + j) * static_cast<long long>(channels) +
-                        thread.channel + v] = sums[0][thread.lane * VECTOR + v];
-    }
+          partial[((row * FILTER_S + s) * INS + first_j + j) * channels + thread.channel + v] =
+              own[s][j][v];
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(256)

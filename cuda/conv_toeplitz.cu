@@ -29,7 +29,8 @@
 // A block takes CHANNELS channels, a warp each, 16 * ROW_TILES rows and 8 * STRIPS columns.  The
 // source lies in shared memory channel by channel, with zeros for the padding, whatever its order
 // in memory: lines of an odd number of 16-byte chunks, from which ldmatrix reads without a bank
-// conflict.
+// conflict.  Channels that are last in memory are turned around in registers, eight pixels of eight
+// channels at a time.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE,
 // INDEX, FILTER_R, FILTER_S, TAP_ROWS (rows of the filter that a block takes: all, but in
@@ -124,8 +125,29 @@ struct Plane {
   alignas(16) Storage element[LINES_][(BLOCKS_ | 1) * 8];
 };
 
+constexpr long long NOWHERE = 1ll << 62;  // no offset of an element
+
 using SourcePlane = Plane<SOURCE_LINES, BLOCKS>;
 using WalkedPlane = Plane<ROWS, STRIPS>;
+
+// Where the rows of a block's lines begin in memory, from its first channel on.
+struct Lines {
+  long long source[SOURCE_LINES], walked[ROWS];
+
+  __device__ __forceinline__ void find(const Patch& patch, const long long (&source_stride)[5],
+                                       const long long (&walked_stride)[5]) {
+    const long long first_channel = static_cast<long long>(blockIdx.y) * CHANNELS;
+    for (int i = threadIdx.x; i < SOURCE_LINES + ROWS; i += THREADS) {
+      const bool of_source = i < SOURCE_LINES;
+      const long long(&stride)[5] = of_source ? source_stride : walked_stride;
+      Index n, h;
+      const bool exists = of_source ? patch.source_row(i, n, h)
+                                    : patch.walked_row(i - SOURCE_LINES, n, h);
+      const long long begin = n * stride[0] + h * stride[3] + first_channel * stride[1];
+      (of_source ? source[i] : walked[i - SOURCE_LINES]) = exists ? begin : NOWHERE;
+    }
+  }
+};
 
 #if PASS == 2
 struct Diagonals {
@@ -136,6 +158,7 @@ union SharedMemory {
     SourcePlane source[CHANNELS];
     WalkedPlane walked[CHANNELS];
     float plain_sums[CHANNELS][TAP_ROWS][FILTER_S];
+    Lines lines;
   };
   Diagonals diagonals[CHANNELS];
 };
@@ -146,75 +169,217 @@ struct SharedMemory {
     WalkedPlane walked[CHANNELS];
   };
   Storage weights[CHANNELS][FILTER_R][WEIGHTS];
+  Lines lines;
 };
 #endif
 static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 
-__device__ __forceinline__ bool is_finite(half_t value) { return (value.bits & 0x7c00) != 0x7c00; }
-__device__ __forceinline__ bool is_finite(bfloat16_t value) {
-  return (value.bits & 0x7f80) != 0x7f80;
+// Eight neighbours in a plane, two in each word.
+struct alignas(16) Eight {
+  unsigned word[4];
+};
+
+// Columns of eight from eight rows of eight.
+__device__ __forceinline__ void transpose(Eight (&row)[8]) {
+  Eight column[8];
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)  // both lower halves of two words, or both upper ones
+      column[c].word[i] = __byte_perm(row[2 * i].word[c / 2], row[2 * i + 1].word[c / 2],
+                                      c % 2 == 0 ? 0x5410 : 0x7632);
+#pragma unroll
+  for (int c = 0; c < 8; ++c) row[c] = column[c];
 }
 
-// Fills the block's planes with lines of a tensor, zeros where it has nothing; whether what this
-// thread brought is finite.  row_of(line, n, h) says which row a line is; from first_column on,
-// SHIFT columns behind one that VECTOR neighbours may be loaded from.
-template <int COUNT, int BLOCKS_, bool LAST, int VECTOR, int SHIFT, class RowOf>
-__device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storage* tensor,
-                                     const long long (&stride)[5], Index width, Index channels,
-                                     Index first_column, RowOf row_of) {
-  const Index first_channel = static_cast<Index>(blockIdx.y) * CHANNELS;
-  bool finite = true;
-  if constexpr (LAST) {
-    constexpr int PIECES = CHANNELS / VECTOR;
-    for (int i = threadIdx.x; i < COUNT * BLOCKS_ * 8 * PIECES; i += THREADS) {
-      const int c = i % PIECES * VECTOR, column = i / PIECES % (BLOCKS_ * 8);
-      const int line = i / PIECES / (BLOCKS_ * 8);
-      Index n, h;
-      const Index w = first_column + column;
-      const bool inside =
-          row_of(line, n, h) && first_channel + c < channels && w >= 0 && w < width;
-      Piece<Storage, VECTOR> piece = {};
-      if (inside)
-        piece = *reinterpret_cast<const Piece<Storage, VECTOR>*>(
-            tensor + pixel_offset(Pixel<Index>{n, 0, h, w}, stride) +
-            (first_channel + c) * static_cast<Index>(stride[1]));
+// Sets a half's sign bit where it is not finite: an exponent of ones runs over.
+__device__ __forceinline__ unsigned overrun(unsigned word, half_t) {
+  return (word & 0x7fff7fffu) + 0x04000400u;
+}
+__device__ __forceinline__ unsigned overrun(unsigned word, bfloat16_t) {
+  return (word & 0x7fff7fffu) + 0x00800080u;
+}
+
+// VECTOR neighbours in memory as elements `first`, ... of an array of words; zeros if they are not
+// inside.
+template <int VECTOR, int WORDS>
+__device__ __forceinline__ void load_elements(unsigned (&word)[WORDS], int first,
+                                              const Storage* source, bool inside) {
+  if constexpr (VECTOR == 1) {
+    const unsigned bits = inside ? source->bits : 0;
+    word[first / 2] = first % 2 == 0 ? bits : word[first / 2] | bits << 16;
+  } else {
+    Piece<unsigned, VECTOR / 2> piece = {};
+    if (inside) piece = *reinterpret_cast<const Piece<unsigned, VECTOR / 2>*>(source);
 #pragma unroll
-      for (int e = 0; e < VECTOR; ++e) {
-        finite = finite && is_finite(piece.element[e]);
-        planes[c + e].element[line][column] = piece.element[e];
+    for (int i = 0; i < VECTOR / 2; ++i) word[first / 2 + i] = piece.element[i];
+  }
+}
+
+template <int VECTOR>
+__device__ __forceinline__ void store_elements(Storage* destination, const Eight& eight, int first) {
+  if constexpr (VECTOR == 1) {
+    destination->bits = static_cast<unsigned short>(eight.word[first / 2] >> first % 2 * 16);
+  } else {
+    Piece<unsigned, VECTOR / 2> piece;
+#pragma unroll
+    for (int i = 0; i < VECTOR / 2; ++i) piece.element[i] = eight.word[first / 2 + i];
+    *reinterpret_cast<Piece<unsigned, VECTOR / 2>*>(destination) = piece;
+  }
+}
+
+__device__ __forceinline__ bool is_within(Index position, Index extent) {
+  return position >= 0 && position < extent;
+}
+
+// The part of a tensor that a block's planes are lines of.
+struct Window {
+  const long long* rows;  // where the row of each line begins in memory, or NOWHERE
+  Index first_column, width;
+  Index channels;  // from the block's first on
+  Index channel_stride, column_stride;
+
+  __device__ __forceinline__ Window(const long long* rows_, const long long (&stride)[5],
+                                    Index first_column_, Index width_, Index channels_)
+      : rows(rows_), first_column(first_column_), width(width_), channels(channels_),
+        channel_stride(static_cast<Index>(stride[1])), column_stride(static_cast<Index>(stride[4])) {}
+
+  // Whether a channel of the block has a column; and how far it is from a line's begin.
+  __device__ __forceinline__ bool locate(int channel, int column, Index& offset) const {
+    const Index position = first_column + column;
+    const bool inside = channel < channels && is_within(position, width);
+    offset = inside ? position * column_stride + channel * channel_stride : 0;
+    return inside;
+  }
+};
+
+// The eights of a plane's lines that a thread moves: of one block of columns, every STEP-th line.
+template <int BLOCKS_, bool LAST>
+struct Share {
+  static constexpr int AT_ONCE = 32 / BLOCKS_;  // lines of a warp; some lanes may have none
+  static constexpr int STEP = LAST ? AT_ONCE * CHANNELS : AT_ONCE;
+  int warp, column, first_line;
+
+  __device__ __forceinline__ explicit Share(int lines) {
+    const int lane = threadIdx.x % 32;
+    warp = threadIdx.x / 32;
+    column = lane % BLOCKS_ * 8;
+    // Where channels are last in memory a thread takes all of them, else those of its warp.
+    first_line = lane / BLOCKS_ + (LAST ? warp * AT_ONCE : 0);
+    if (lane >= AT_ONCE * BLOCKS_) first_line = lines;
+  }
+};
+
+// Fills the block's planes from a tensor, whose channels are LAST in memory or whose columns are, with
+// zeros where it has nothing; whether what this thread brought is finite.  Moves VECTOR elements at
+// once, of columns such that the first is SHIFT behind one that they may be loaded from.  A thread
+// has all loads of a turn under way before it stores.
+template <int COUNT, int BLOCKS_, bool LAST, int VECTOR, int SHIFT>
+__device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storage* tensor,
+                                     const Window& window) {
+  using Mine = Share<BLOCKS_, LAST>;
+  const Mine mine(COUNT);
+  unsigned beyond = 0;
+  if constexpr (LAST) {
+    // A turn is eight pixels of eight channels, as planes have them.
+    bool inside[8];
+    Index offset[8];
+#pragma unroll
+    for (int pixel = 0; pixel < 8; ++pixel)
+      inside[pixel] = window.locate(0, mine.column + pixel, offset[pixel]);
+    for (int line = mine.first_line; line < COUNT; line += Mine::STEP) {
+      const long long row = window.rows[line];
+      Eight eight[8];
+#pragma unroll
+      for (int pixel = 0; pixel < 8; ++pixel)
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c += VECTOR)
+          load_elements<VECTOR>(eight[pixel].word, c, tensor + row + offset[pixel] + c,
+                                inside[pixel] && row != NOWHERE && c < window.channels);
+      transpose(eight);
+#pragma unroll
+      for (int c = 0; c < CHANNELS; ++c) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) beyond |= overrun(eight[c].word[j], Storage{});
+        *reinterpret_cast<Eight*>(&planes[c].element[line][mine.column]) = eight[c];
       }
     }
   } else {
-    for (int i = threadIdx.x; i < CHANNELS * COUNT * BLOCKS_; i += THREADS) {
-      const int block = i % BLOCKS_, line = i / BLOCKS_ % COUNT, c = i / BLOCKS_ / COUNT;
-      Index n, h;
-      const bool exists = row_of(line, n, h) && first_channel + c < channels;
-      const Index from = first_column - SHIFT + block * 8;
-      constexpr int PIECES = 8 / VECTOR + (SHIFT ? 1 : 0);
-      Storage element[PIECES * VECTOR];
+    // A turn is eights of some lines, whose neighbours lie in memory as they lie in the planes.
+    constexpr int TURN = 4, PIECES = 8 / VECTOR + (SHIFT ? 1 : 0);
+    bool inside[PIECES];
+    Index offset[PIECES];
 #pragma unroll
-      for (int j = 0; j < PIECES; ++j) {
-        const Index w = from + j * VECTOR;
-        Piece<Storage, VECTOR> piece = {};
-        if (exists && w >= 0 && w < width)
-          piece = *reinterpret_cast<const Piece<Storage, VECTOR>*>(
-              tensor + pixel_offset(Pixel<Index>{n, 0, h, w}, stride) +
-              (first_channel + c) * static_cast<Index>(stride[1]));
+    for (int piece = 0; piece < PIECES; ++piece)
+      inside[piece] =
+          window.locate(mine.warp, mine.column - SHIFT + piece * VECTOR, offset[piece]);
+    for (int first = mine.first_line; first < COUNT; first += TURN * Mine::STEP) {
+      unsigned loaded[TURN][(PIECES * VECTOR + 1) / 2];
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) element[j * VECTOR + e] = piece.element[e];
+      for (int turn = 0; turn < TURN; ++turn) {
+        const int line = first + turn * Mine::STEP;
+        const long long row = line < COUNT ? window.rows[line] : NOWHERE;
+#pragma unroll
+        for (int piece = 0; piece < PIECES; ++piece)
+          load_elements<VECTOR>(loaded[turn], piece * VECTOR, tensor + row + offset[piece],
+                                inside[piece] && row != NOWHERE);
       }
-      Piece<Storage, 8> whole;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        finite = finite && is_finite(element[SHIFT + e]);
-        whole.element[e] = element[SHIFT + e];
+      for (int turn = 0; turn < TURN; ++turn) {
+        const int line = first + turn * Mine::STEP;
+        if (line >= COUNT) break;
+        Eight eight;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const unsigned word = loaded[turn][j + SHIFT / 2];
+          eight.word[j] = SHIFT % 2 == 0 ? word
+                                         : __byte_perm(word, loaded[turn][j + (SHIFT + 1) / 2], 0x5432);
+          beyond |= overrun(eight.word[j], Storage{});
+        }
+        *reinterpret_cast<Eight*>(&planes[mine.warp].element[line][mine.column]) = eight;
       }
-      *reinterpret_cast<Piece<Storage, 8>*>(&planes[c].element[line][block * 8]) = whole;
     }
   }
-  return finite;
+  return (beyond & 0x80008000u) == 0;
+}
+
+// Stores the block's planes where the tensor has their elements.
+template <int COUNT, int BLOCKS_, bool LAST, int VECTOR>
+__device__ __forceinline__ void empty(const Plane<COUNT, BLOCKS_>* planes, Storage* tensor,
+                                      const Window& window) {
+  using Mine = Share<BLOCKS_, LAST>;
+  const Mine mine(COUNT);
+  constexpr int STEP = LAST ? 1 : VECTOR;  // columns of a piece
+  bool inside[8];
+  Index offset[8];
+#pragma unroll
+  for (int i = 0; i < 8; i += STEP)
+    inside[i] = window.locate(LAST ? 0 : mine.warp, mine.column + i, offset[i]);
+  for (int line = mine.first_line; line < COUNT; line += Mine::STEP) {
+    const long long row = window.rows[line];
+    if (row == NOWHERE) continue;
+    if constexpr (LAST) {
+      Eight eight[8];
+#pragma unroll
+      for (int c = 0; c < CHANNELS; ++c)
+        eight[c] = *reinterpret_cast<const Eight*>(&planes[c].element[line][mine.column]);
+      transpose(eight);
+#pragma unroll
+      for (int pixel = 0; pixel < 8; ++pixel)
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c += VECTOR)
+          if (inside[pixel] && c < window.channels)
+            store_elements<VECTOR>(tensor + row + offset[pixel] + c, eight[pixel], c);
+    } else {
+      const Eight eight =
+          *reinterpret_cast<const Eight*>(&planes[mine.warp].element[line][mine.column]);
+#pragma unroll
+      for (int i = 0; i < 8; i += STEP)
+        if (inside[i]) store_elements<VECTOR>(tensor + row + offset[i], eight, i);
+    }
+  }
 }
 
 // Blocks of 16 rows by 8 columns as fragments, from this lane's line (row lane % 16) on; zeros for
@@ -264,19 +429,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Index first_channel = static_cast<Index>(blockIdx.y) * CHANNELS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
 
-  for (int i = threadIdx.x; i < CHANNELS * FILTER_R * WEIGHTS; i += THREADS) {
-    const int s = i % WEIGHTS - 8, r = i / WEIGHTS % FILTER_R, c = i / WEIGHTS / FILTER_R;
-    const bool inside = s >= 0 && s < FILTER_S && first_channel + c < g.channels;
-    const Index tap_r = PASS == 0 ? r : FILTER_R - 1 - r, tap_s = PASS == 0 ? s : FILTER_S - 1 - s;
-    shared.weights[c][r][s + 8] =
-        inside ? w[(first_channel + c) * static_cast<Index>(p.w_stride[0]) +
-                   tap_offset(Tap<Index>{0, 0, tap_r, tap_s}, p.w_stride)]
-               : Storage{};
-  }
+  shared.lines.find(patch, source_stride, result_stride);
+  // A warp brings the filter of its channel, with zeros around each row.
+  const Index channels = g.channels - first_channel;
+  const Storage* taps = w + (first_channel + warp) * static_cast<Index>(p.w_stride[0]);
+#pragma unroll 4
+  for (int r = 0; r < FILTER_R; ++r)
+#pragma unroll
+    for (int place = lane; place < WEIGHTS; place += 32) {
+      const int s = place - 8;
+      const bool inside = is_within(s, FILTER_S) && warp < channels;
+      const Index tap_r = PASS == 0 ? r : FILTER_R - 1 - r, tap_s = PASS == 0 ? s : FILTER_S - 1 - s;
+      shared.weights[warp][r][place] =
+          inside ? taps[tap_offset(Tap<Index>{0, 0, tap_r, tap_s}, p.w_stride)] : Storage{};
+    }
+  __syncthreads();  // the lines are known
   const bool finite = fill<SOURCE_LINES, BLOCKS, SOURCE_LAST, SOURCE_VECTOR, SOURCE_SHIFT>(
-      shared.source, source, source_stride, g.source_width, g.channels,
-      patch.first_column - g.pad_w,
-      [&](int line, Index& n, Index& h) { return patch.source_row(line, n, h); });
+      shared.source, source,
+      Window(shared.lines.source, source_stride, patch.first_column - g.pad_w, g.source_width,
+             channels));
   const bool plain = __syncthreads_or(!finite);  // the filter and the source are complete
 
   float sum[ROW_TILES][STRIPS][4] = {};
@@ -356,29 +527,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       }
   __syncthreads();  // the results are complete
 
-  constexpr int CHANNEL_PIECE = RESULT_LAST ? RESULT_VECTOR : 1;
-  constexpr int COLUMN_PIECE = RESULT_LAST ? 1 : RESULT_VECTOR;
-  constexpr int CHANNEL_PIECES = CHANNELS / CHANNEL_PIECE;
-  constexpr int COLUMN_PIECES = 8 * STRIPS / COLUMN_PIECE;
-  for (int i = threadIdx.x; i < CHANNEL_PIECES * COLUMN_PIECES * ROWS; i += THREADS) {
-    // The axis that is contiguous in memory first.
-    const int c = (RESULT_LAST ? i % CHANNEL_PIECES : i / COLUMN_PIECES / ROWS) * CHANNEL_PIECE;
-    const int column =
-        (RESULT_LAST ? i / CHANNEL_PIECES : i) % COLUMN_PIECES * COLUMN_PIECE;
-    const int line = RESULT_LAST ? i / CHANNEL_PIECES / COLUMN_PIECES : i / COLUMN_PIECES % ROWS;
-    Index n, h;
-    const Index position = patch.first_column + column;
-    if (!patch.walked_row(line, n, h) || position >= g.width || first_channel + c >= g.channels)
-      continue;
-    Piece<Storage, RESULT_VECTOR> piece;
-#pragma unroll
-    for (int e = 0; e < RESULT_VECTOR; ++e)
-      piece.element[e] =
-          shared.walked[c + (RESULT_LAST ? e : 0)].element[line][column + (RESULT_LAST ? 0 : e)];
-    *reinterpret_cast<Piece<Storage, RESULT_VECTOR>*>(
-        result + pixel_offset(Pixel<Index>{n, 0, h, position}, result_stride) +
-        (first_channel + c) * static_cast<Index>(result_stride[1])) = piece;
-  }
+  empty<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR>(
+      shared.walked, result,
+      Window(shared.lines.walked, result_stride, patch.first_column, g.width, channels));
 }
 
 #else
@@ -406,13 +557,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   for (Index number = first_patch; number < first_patch + share && number < patches; ++number) {
     const Patch patch = {g, number / g.column_blocks() * ROWS,
                          number % g.column_blocks() * (8 * STRIPS), first_tap};
-    __syncthreads();  // the patch before is used up
+    shared.lines.find(patch, p.x_stride, p.y_stride);
+    __syncthreads();  // the lines are known, and the patch before is used up
+    const Index channels = g.channels - static_cast<Index>(blockIdx.y) * CHANNELS;
     const bool finite = fill<SOURCE_LINES, BLOCKS, SOURCE_LAST, SOURCE_VECTOR, SOURCE_SHIFT>(
-        shared.source, x, p.x_stride, g.source_width, g.channels, patch.first_column - g.pad_w,
-        [&](int line, Index& n, Index& h) { return patch.source_row(line, n, h); });
+        shared.source, x,
+        Window(shared.lines.source, p.x_stride, patch.first_column - g.pad_w, g.source_width,
+               channels));
     fill<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR, 0>(
-        shared.walked, dy, p.y_stride, g.width, g.channels, patch.first_column,
-        [&](int line, Index& n, Index& h) { return patch.walked_row(line, n, h); });
+        shared.walked, dy,
+        Window(shared.lines.walked, p.y_stride, patch.first_column, g.width, channels));
     const SourcePlane& plane = shared.source[warp];
     const WalkedPlane& gradient = shared.walked[warp];
     if (!__syncthreads_or(!finite)) {  // the patch is complete

@@ -233,27 +233,28 @@ def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
 
 
 def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
-    pixels, vector = _number(macros, "TILE"), _number(macros, "VECTOR")
+    down, across = _number(macros, "TILE_ROWS"), _number(macros, "TILE_COLUMNS")
+    vector = _number(macros, "VECTOR")
     lanes, strips = _number(macros, "LANES"), _number(macros, "STRIPS")
-    taps, stride = _number(macros, "FILTER_S"), _number(macros, "STRIDE_W")
-    columns = (pixels - 1) * stride + (taps - 1) * _number(macros, "DILATION_W") + 1
+    r, s = _number(macros, "FILTER_R"), _number(macros, "FILTER_S")
+    rows = (down - 1) * _number(macros, "STRIDE_H") + (r - 1) * _number(macros, "DILATION_H") + 1
+    columns = (across - 1) * _number(macros, "STRIDE_W") + (s - 1) * _number(macros, "DILATION_W")
+    columns += 1
     cell, left, top = 26.0, 30.0, 50.0
-    canvas.text(8, 20, "A thread's strip, in a row of the image")
-    canvas.text(left, top - 6, f"input: {columns} columns, {vector} channels at once")
-    _box(canvas, left, top, columns * cell, cell, _A)
-    _grid(canvas, left, top, columns * cell, cell, columns, 1)
-    start = left + (columns - pixels * stride) * cell / 2
-    below = top + 2.2 * cell
-    for pixel in range(pixels):
-        x = start + pixel * stride * cell
-        first = left + pixel * stride * cell
-        canvas.line(x + cell / 2, below, first, top + cell, stroke=_LINE, stroke_width=0.7)
-        last = first + columns * cell - (pixels - 1) * stride * cell
-        canvas.line(x + cell / 2, below, last, top + cell, stroke=_LINE, stroke_width=0.7)
-        _box(canvas, x, below, cell, cell, _C if pixel else _MARK)
-    canvas.text(left, below + cell + 18, f"output: {pixels} pixels; under each, {taps} taps")
-    block = below + cell + 50
-    canvas.text(8, block, f"A block: {strips} strips x {lanes} threads of {vector} channels")
+    canvas.text(8, 20, "A thread's tile of the image, and the input under it")
+    canvas.text(left, top - 6, f"input: {rows} rows of {columns} columns, {vector} channels")
+    _box(canvas, left, top, columns * cell, rows * cell, _A)
+    _grid(canvas, left, top, columns * cell, rows * cell, columns, rows)
+    _box(canvas, left, top, s * cell, r * cell, _MARK, "the window of the first output")
+    side = left + columns * cell + 40
+    canvas.text(side, top - 6, f"output: {down} x {across} pixels")
+    _box(canvas, side, top, across * cell, down * cell, _C, "the tile")
+    _grid(canvas, side, top, across * cell, down * cell, across, down)
+    _box(canvas, side, top, cell, cell, _MARK, "its output")
+    canvas.text(side, top + down * cell + 18, "a row of the input serves every")
+    canvas.text(side, top + down * cell + 36, "row of the tile that it is under")
+    block = top + max(rows, down + 2) * cell + 30
+    canvas.text(8, block, f"A block: {strips} tiles x {lanes} threads of {vector} channels")
     wide, high = 300.0, 110.0
     _box(canvas, left, block + 12, wide, high, _C, "a block")
     _grid(canvas, left, block + 12, wide, high, lanes, strips)
@@ -261,7 +262,7 @@ def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     canvas.text(
         left,
         block + high + 30,
-        f"across: {lanes * vector} channels; down: {strips} strips of {pixels} pixels",
+        f"across: {lanes * vector} channels; down: {strips} tiles, round after round",
     )
 
 

@@ -13,7 +13,7 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.cpu import naive
 from cupyconv.planning import Device, Request, cost, plan_pass
-from cupyconv.planning.families import FAMILIES, Candidate, Tile
+from cupyconv.planning.families import FAMILIES, Candidate, Tile, direct
 from cupyconv.problem import PASSES
 from tests.configurations import Data, integer_data
 
@@ -49,6 +49,20 @@ def planned(impl: str, tile: int | Tile, splits: int = 1) -> Iterator[None]:
             yield
     finally:
         plan_pass.cache_clear()
+
+
+@contextmanager
+def cut_directly(number: int) -> Iterator[None]:
+    """Blocks of cuda-direct are cut in any way that they may be, by number; large tiles first."""
+
+    def chosen(request: Request) -> direct.Cut | None:
+        found = sorted(
+            direct.cuts(request), key=lambda made: -made.down.extent * made.across.extent
+        )
+        return found[number % len(found)] if found else None
+
+    with mock.patch.object(direct, "cut", chosen):
+        yield
 
 
 def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any) -> Any:

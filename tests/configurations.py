@@ -202,6 +202,27 @@ FAMILY_CASES = (
     _case("as_many_taps_as_bits", (1, 8, 40), (8, 8, 29), padding=14),
 )
 
+DIRECT_CASES = (
+    _case("columns_in_pieces", (2, 3, 10, 24), (3, 1, 3, 3), groups=3, padding=1),
+    _case("columns_in_pieces_strided", (1, 3, 9, 32), (3, 1, 3, 5), groups=3, padding=2, stride=2),
+    _case(
+        "columns_in_pieces_dilated", (1, 2, 9, 16), (2, 1, 2, 3), groups=2, padding=3, dilation=3
+    ),
+    _case("whole_tiles", (1, 8, 16, 16), (8, 1, 5, 5), groups=8, padding=2),
+    _case("ragged_tiles", (1, 8, 11, 13), (8, 1, 3, 3), groups=8),
+    _case(
+        "rows_far_apart", (1, 4, 40, 9), (4, 1, 3, 3), groups=4, dilation=(12, 1), padding=(12, 1)
+    ),
+    _case("rows_of_the_filter_in_parts", (1, 8, 9, 10), (8, 1, 7, 7), groups=8, padding=3),
+    _case("sources_in_parts", (1, 32, 6, 7), (32, 16, 3, 3), groups=2, padding=1),
+    _case("three_results_of_five_sources", (1, 20, 7, 9), (12, 5, 3, 3), groups=4, padding=1),
+    _case("lanes_of_no_power_of_two", (1, 36, 6, 8), (36, 1, 3, 3), groups=36, padding=1),
+    _case("several_rounds", (2, 120, 24, 20), (120, 1, 3, 3), groups=120, padding=1),
+    _case("a_stride_without_a_tap", (1, 4, 11, 14), (4, 1, 2, 2), groups=4, stride=3),
+    _case("eight_phases", (1, 4, 9, 33), (4, 1, 3, 3), groups=4, stride=(2, 8), padding=(1, 9)),
+)
+"""Configurations for the direct family: tiles, pieces and parts of every kind."""
+
 HOPPER_CASES = (
     _case("one_tile", (2, 64, 9, 7), (64, 64, 3, 3), padding=1),
     _case("channels_beyond_a_line", (1, 72, 6, 5), (136, 72, 2, 2)),

@@ -8,12 +8,23 @@ import subprocess
 import sysconfig
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests import loops
+
+PRODUCTS = ("HMMA", "DMMA", "HGMMA")
+"""Of the tensor cores; ``HFMA2.MMA`` is none of them."""
+
+PLAIN_PRODUCTS = ("FFMA", "DFMA")
+
+
+def any_of(names: Iterable[str]) -> str:
+    """A pattern for instructions of these names, guarded or not."""
+    return rf"^(@\S+\s+)?({'|'.join(names)})\b"
 
 
 def disassemble(cubin: bytes) -> str:

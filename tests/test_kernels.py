@@ -1,5 +1,6 @@
 """Every kernel family on the CPU, under the checker: exact on integers, in three schedules."""
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -10,14 +11,15 @@ from cupyconv import ConvProblem
 from cupyconv.backends import Tensors
 from cupyconv.bench import suites
 from cupyconv.gpu.bias import prepare_bias
-from cupyconv.planning import Device, plan_pass
-from cupyconv.planning.families import FAMILIES
+from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning.families import FAMILIES, direct
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
 from tests.agreement import fits, planned
 from tests.configurations import (
     CASES,
+    DIRECT_CASES,
     DTYPES,
     FAMILY_CASES,
     Data,
@@ -111,6 +113,20 @@ def test_families_on_every_case(impl, schedule):
         for case in CASES:
             ran += len(require_exact(case.problem.replace(dtype="float16"), impl))
     assert ran >= 12
+
+
+@pytest.mark.parametrize(
+    "number", range(len(DIRECT_CASES)), ids=[case.name for case in DIRECT_CASES]
+)
+def test_direct_in_tiles_of_every_kind(number):
+    """Of small problems the planner makes the smallest tiles, to fill the chip."""
+    problem = DIRECT_CASES[number].problem.replace(dtype=("float16", "float32")[number % 2])
+    for turn, formatted in enumerate(all_formats(problem)[number % 2 :: 4]):
+        with (
+            agreement.cut_directly(5 * number * turn),
+            emulator.settings(emulator.SCHEDULES[turn % 3]),
+        ):
+            require_exact(formatted, "cuda-direct")
 
 
 @pytest.mark.thorough
@@ -281,6 +297,21 @@ def test_not_a_number_stays_where_it_belongs(impl):
     agreement.require_close(got, expected, rtol=2e-3, atol=2e-2)
 
 
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
+def test_not_a_number_in_the_last_pixel_reaches_the_last_tap_only(impl, data_format):
+    """Whatever tiles of the output reach beyond its last row and column, and meet it there."""
+    problem = ConvProblem((1, 4, 13, 13), (4, 1, 3, 3), groups=4, dtype="float16")
+    problem = in_formats(problem, data_format, "OIHW")
+    data = integer_data(problem)
+    pixels = data.x if data_format == "NCHW" else data.x.transpose(0, 3, 1, 2)
+    pixels[:, :, -1, -1] = np.nan
+    got = agreement.compute(emulator, "backprop_filter", problem, data, impl=impl)
+    expected = agreement.compute(cupyconv, "backprop_filter", problem, data, impl="reference")
+    assert np.isnan(expected).sum() < expected.size
+    assert np.array_equal(got, expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
 def test_the_last_block_of_a_tensor_beyond_32_bits(impl):
     """x and y have more than 2^32 elements; only the pages that one block touches exist."""
@@ -298,9 +329,10 @@ def test_the_last_block_of_a_tensor_beyond_32_bits(impl):
     backend = emulator.convolutions.backend("sm_80")
     pass_plan = plan_pass(problem, "forward", backend.device, impl)
     pixels = problem.gemm("forward").gemm_m
-    if impl == "cuda-direct":  # a block is STRIPS strips of four pixels of a row
-        row = problem.output_sizes[1]
-        last = -(-problem.output_sizes[0] * -(-row // 4) // 128) - 1
+    if impl == "cuda-direct":
+        backend.device = replace(backend.device, multiprocessors=1 << 24)  # a round for each block
+        made = direct.cut(Request(problem, "forward", backend.device))
+        last = made.rounds - 1
     else:
         last = pass_plan.blocks - 1
         assert last == -(-pixels // pass_plan.tile.block_m) - 1

@@ -16,8 +16,7 @@ __device__ __forceinline__ void load_piece(Accumulator (&value)[LENGTH], const S
   Piece<Storage, LENGTH> piece = {};
   if (inside) piece = *reinterpret_cast<const Piece<Storage, LENGTH>*>(source);
 #pragma unroll
-  for (int i = 0; i < LENGTH; ++i)
-    value[i] = inside ? Numeric<Storage>::widen(piece.element[i]) : Accumulator(0);
+  for (int i = 0; i < LENGTH; ++i) value[i] = Numeric<Storage>::widen(piece.element[i]);
 }
 
 // LENGTH sums rounded and stored.

@@ -58,7 +58,8 @@ class Account:
         work: executed instructions, and sectors of global memory.
         wavefronts, ideal_wavefronts: of shared-memory requests, matrix loads included.
         sass_main_loop: how often each instruction stands in the cubin's innermost loops around
-            products; not executed, but counted where they stand.
+            products, those of the tensor cores if there are any; not executed, but counted where
+            they stand.
     """
 
     kernel: str
@@ -115,7 +116,10 @@ class Account:
             )
         if self.sass_main_loop:
             every = sum(self.sass_main_loop.values())
-            products = sum(n for name, n in self.sass_main_loop.items() if "MMA" in name)
+            products = sum(n for name, n in self.sass_main_loop.items() if name in cubins.PRODUCTS)
+            products = products or sum(
+                n for name, n in self.sass_main_loop.items() if name in cubins.PLAIN_PRODUCTS
+            )
             most = sorted(self.sass_main_loop.items(), key=lambda item: -item[1])
             yield (
                 f"  SASS of the main loop: {every} instructions, {products} products,"
@@ -154,7 +158,9 @@ def account_of(
     assert outcome.work is not None, "the launch was not counted"
     assert kernel.cubin is not None
     listing = cubins.disassemble(kernel.cubin)
-    loop = cubins.main_loop(cubins.kernels(listing)[kernel.name], "MMA")
+    code = cubins.kernels(listing)[kernel.name]
+    loop = cubins.main_loop(code, cubins.any_of(cubins.PRODUCTS))
+    loop = loop or cubins.main_loop(code, cubins.any_of(cubins.PLAIN_PRODUCTS))
     return Account(
         outcome.kernel,
         tuple(grid),

@@ -55,7 +55,8 @@ class Work:
     Attributes:
         instructions: By warp of a block, then by kind; PTX instructions, of which the GPU's
             compiler makes others.  None for a kernel that is not from PTX.
-        main_loop: Those of them in innermost loops around products of the tensor cores.
+        main_loop: Those of them in innermost loops around products, those of the tensor cores where
+            a kernel has any.
         sectors: By array and direction.
     """
 

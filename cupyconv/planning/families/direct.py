@@ -1,13 +1,19 @@
-"""cuda-direct (cuda/conv_direct.cu): what it refuses, and how strips are cut."""
+"""cuda-direct (cuda/conv_direct.cu): what it refuses, and how its threads and blocks are cut."""
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import gcd, prod
 
 from cupyconv.planning import cost
+from cupyconv.planning.families.family import accumulator_bytes
 from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
 from cupyconv.planning.request import Request
-from cupyconv.problem import ConvProblem
+from cupyconv.planning.strides import neighbours
+from cupyconv.problem import ITEMSIZE, ConvProblem
 
 MAX_SOURCES = 16
 """Source channels of a group, all of which a thread holds for a pixel."""
@@ -16,10 +22,113 @@ MAX_UNROLLED = 64
 """Taps of a row times source channels, whose products are unrolled."""
 
 MAX_COLUMNS = 96
-"""Columns of the input under a strip that are still unrolled: a 31-tap filter with dilation 2."""
+"""Columns of the input under a pixel that are still unrolled."""
 
-_LEAST_PIXELS = 1024  # of a chunk
-_EFFICIENCY = 0.3  # share of the rate; to be replaced by a measurement
+LARGEST_EDGE = 8
+"""Pixels of a thread's tile along an axis; in backprop_input whole strides."""
+
+RESIDENT = 4
+"""Blocks of a multiprocessor that the kernel has registers for."""
+
+_THREADS = 128  # of a block, at most
+_MOST_LANES = 32
+_STAGED_BYTES = 32 << 10  # of shared memory for the filter
+_MOST_VECTOR = 4  # channels of a thread
+_MOST_SUMS = 64  # registers of a thread for them
+_STREAMED = 32  # registers for values that are used up as they are loaded
+_MOST_REGISTERS = 104  # for sums, a row of sources, and what these are multiplied by
+
+# Instructions of a thread, counted in SASS.
+_OF_PIECE = 5  # that is loaded or stored
+_OF_ROW = 16  # of the source
+_OF_TEST = 2  # whether a row of the source and one of the tile meet
+_OF_MEETING = 6  # of a row of the source and one of the tile
+_OF_TILE = 120
+
+_EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
+_ENOUGH_WARPS = 8  # on a multiprocessor, for that: modelled
+_LEAST_ROUNDS = 2  # of tiles, that a chunk of the filter gradient keeps
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block's threads, and the channels that they share out.
+
+    Attributes:
+        vector: channels of a thread.
+        lanes, strips: threads along channels, and along tiles.
+        number: blocks along the channels.
+    """
+
+    vector: int
+    lanes: int
+    strips: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How a tile's pixels meet the filter's taps along an axis: Axis of cuda/conv_direct.cu.
+
+    Attributes:
+        extent: pixels of the tile.
+        tiles: that cover the axis.
+        ragged: whether the last of them reaches beyond it.
+        first: position of the source that is met first.
+        span: positions from there to the last.
+        met: how many are met.
+        pairs: of a position and a pixel that meet.
+    """
+
+    extent: int
+    tiles: int
+    ragged: bool
+    first: int
+    span: int
+    met: int
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What is moved at once, of the sources and of the results (or dy in backprop_filter).
+
+    Attributes:
+        source_channels, source_columns: of which one is 1.
+        result_channels, result_columns: of which one is 1.
+    """
+
+    source_channels: int
+    source_columns: int
+    result_channels: int
+    result_columns: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a thread and a block take.
+
+    Attributes:
+        block: threads and channels.
+        down, across: a thread's tile along the last two axes.
+        pieces: that are moved at once.
+        tap_rows, share: rows of the filter and sources that a block of backprop_filter sums.
+        parts: of the filter, that blocks sum.
+        rounds: of tiles, one for each strip of a block.
+        issuing: cycles of the busiest multiprocessor, for what it executes.
+        cycles: the same, or those of its multipliers where these are slower.
+    """
+
+    block: Block
+    down: Axis
+    across: Axis
+    pieces: Pieces
+    tap_rows: int
+    share: int
+    parts: int
+    rounds: int
+    issuing: float
+    cycles: float
 
 
 def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
@@ -31,14 +140,197 @@ def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
     return (channels, filters) if pass_ == "backprop_input" else (filters, channels)
 
 
-def strip_of(problem: ConvProblem, pass_: str) -> int:
-    """Neighbouring pixels of a row that a thread computes; in backprop_input, whole strides."""
-    return -(-4 // problem.stride[-1]) * problem.stride[-1] if pass_ == "backprop_input" else 4
+def spatial(values: tuple[int, ...], filler: int = 1) -> tuple[int, ...]:
+    """Three values, with one for each axis that a problem of lower rank does not have."""
+    return (filler,) * (3 - len(values)) + values
+
+
+@lru_cache(maxsize=4096)
+def cut(request: Request) -> Cut | None:
+    """The cheapest cut, by counted instructions; None if no thread has registers enough."""
+    return min(cuts(request), key=lambda made: made.issuing, default=None)
+
+
+def cuts(request: Request) -> Iterator[Cut]:
+    """All cuts that a block has shared memory for, and a thread registers."""
+    problem, pass_ = request.problem, request.pass_
+    outs, ins = channels_of(problem, pass_)
+    depthwise, is_filter = outs == ins == 1, pass_ == "backprop_filter"
+    words = max(ITEMSIZE[problem.dtype] // 4, 1)
+    _, taps_down, taps = spatial(problem.filter_sizes)
+    for vector in _vectors(request):
+        block = _block(request, vector)
+        if block is None:
+            continue
+        shares = _shares(problem, vector, _MOST_SUMS // words) if is_filter else [(taps_down, ins)]
+        for tap_rows, share in shares:
+            loaded = vector if depthwise else share
+            held = taps * (1 if depthwise else share) * vector
+            others = held * tap_rows if is_filter else min(held, _STREAMED)
+            for across in _axes(problem, pass_, 2, taps):
+                pieces = _pieces(request, across, vector, loaded)
+                for down in _axes(problem, pass_, 1, tap_rows):
+                    tile, row = down.extent * across.extent * vector, across.met * loaded
+                    if down.extent == 1:
+                        row = min(row, _STREAMED)  # used up as it is loaded
+                    live = (tile + row + others) * words
+                    if tile * words <= _MOST_SUMS and live <= _MOST_REGISTERS:
+                        yield _cut(request, block, down, across, pieces, tap_rows, share)
+
+
+def _vectors(request: Request) -> list[int]:
+    """Numbers of channels that a thread may have.
+
+    In a depthwise layer those that are neighbours in memory, of the results and of the sources;
+    else any of one group.
+    """
+    outs, ins = channels_of(request.problem, request.pass_)
+    most = outs
+    if outs == ins == 1:
+        most = min(_neighbours(request, role, 1, request.problem.groups) for role in ("x", "y"))
+    return [n for n in range(1, _MOST_VECTOR + 1) if most % n == 0]
+
+
+def _block(request: Request, vector: int) -> Block | None:
+    """The threads of a block; None if shared memory does not hold a thread's filter."""
+    problem, memory = request.problem, request.memory
+    outs, _ = channels_of(problem, request.pass_)
+    channel = problem.data_axes[1]
+    # Neighbouring threads take neighbours in memory: channels, or else pixels.
+    most = _MOST_LANES if 1 in (memory.x[channel], memory.y[channel]) else 1
+    if request.pass_ != "backprop_filter":
+        most = min(most, _STAGED_BYTES // filter_bytes(problem, request.pass_, vector))
+    if most == 0:
+        return None
+    pieces = -(-problem.groups * outs // vector)
+    number = -(-pieces // most)
+    lanes = -(-pieces // number)
+    return Block(vector, lanes, _THREADS // lanes, number)
+
+
+def filter_bytes(problem: ConvProblem, pass_: str, vector: int) -> int:
+    """Shared memory for a thread's filter: an odd number of 16-byte chunks for each row."""
+    _, ins = channels_of(problem, pass_)
+    row = problem.filter_sizes[-1] * ins * vector * accumulator_bytes(problem)
+    return prod(problem.filter_sizes[:-1]) * (-(-row // 16) | 1) * 16
+
+
+def _shares(problem: ConvProblem, vector: int, most: int) -> Iterator[tuple[int, int]]:
+    """Rows of the filter and sources, whose sums a thread of backprop_filter has registers for."""
+    outs, ins = channels_of(problem, "backprop_filter")
+    _, rows, taps = spatial(problem.filter_sizes)
+    for share in (n for n in range(1, ins + 1) if ins % n == 0):
+        held = taps * (1 if outs == ins == 1 else share) * vector
+        if held <= most:
+            yield -(-rows // -(-rows // (most // held))), share
+
+
+def _axes(problem: ConvProblem, pass_: str, number: int, taps: int) -> Iterator[Axis]:
+    """The edges that a thread's tile may have along one of three axes."""
+    unit = spatial(problem.stride)[number] if pass_ == "backprop_input" else 1
+    for extent in range(unit, LARGEST_EDGE + 1, unit):
+        found = axis(problem, pass_, number, extent, taps)
+        yield found
+        if found.tiles <= 1:
+            return
+
+
+@lru_cache(maxsize=4096)
+def axis(problem: ConvProblem, pass_: str, number: int, extent: int, taps: int) -> Axis:
+    """The meetings along one of three axes, with some of the filter's taps."""
+    is_input = pass_ == "backprop_input"
+    size = spatial(problem.input_sizes if is_input else problem.output_sizes)[number]
+    stride, dilation = spatial(problem.stride)[number], spatial(problem.dilation)[number]
+    pairs = product(range(extent), range(taps))
+    if is_input:
+        phase = spatial(tuple(before for before, _ in problem.padding), 0)[number] % stride
+        scaled = [i + phase - tap * dilation for i, tap in pairs]
+        positions = [one // stride for one in scaled if one % stride == 0]
+    else:
+        positions = [i * stride + tap * dilation for i, tap in pairs]
+    first, last, met = min(positions), max(positions), len(set(positions))
+    ragged = size % extent > 0
+    return Axis(extent, -(-size // extent), ragged, first, last - first + 1, met, len(positions))
+
+
+def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
+    """Elements of x or y that are moved at once along an axis of the problem."""
+    problem, memory = request.problem, request.memory
+    layout = memory.x if role == "x" else memory.y
+    itemsize = ITEMSIZE[problem.dtype]
+    return neighbours(layout, problem.data_axes[number], extent, memory.alignment, itemsize)
+
+
+def _pieces(request: Request, across: Axis, vector: int, loaded: int) -> Pieces:
+    """Pieces of a tile of so many columns, and of so many channels of either side."""
+    problem = request.problem
+    sizes, step = {"x": problem.input_sizes, "y": problem.output_sizes}, problem.stride[-1]
+
+    def along(role: str, channels: int, columns: int) -> tuple[int, int]:
+        of_channels = gcd(channels, _neighbours(request, role, 1, channels))
+        of_columns = gcd(columns, _neighbours(request, role, -1, sizes[role][-1]))
+        return (of_channels, 1) if of_channels > 1 else (1, of_columns)
+
+    if request.pass_ == "backprop_input":
+        return Pieces(
+            *along("y", loaded, across.extent // step), *along("x", vector, across.extent)
+        )
+    return Pieces(*along("x", loaded, across.extent * step), *along("y", vector, across.extent))
+
+
+def _cut(
+    request: Request,
+    block: Block,
+    down: Axis,
+    across: Axis,
+    pieces: Pieces,
+    tap_rows: int,
+    share: int,
+) -> Cut:
+    problem, pass_ = request.problem, request.pass_
+    outs, ins = channels_of(problem, pass_)
+    depthwise, unpacking = outs == ins == 1, int(ITEMSIZE[problem.dtype] == 2)
+    depth, taps_down, taps = spatial(problem.filter_sizes)
+    slices, parts = depth, 1
+    if pass_ == "backprop_filter":
+        slices, parts = 1, depth * -(-taps_down // tap_rows) * (ins // share)
+    loaded, vector = block.vector if depthwise else share, block.vector
+
+    of_source = loaded // pieces.source_channels * across.met
+    if pieces.source_columns > 1:
+        of_source = loaded * (across.span // pieces.source_columns + 1)
+    of_result = across.extent * vector // pieces.result_channels // pieces.result_columns
+    ragged = down.ragged or across.ragged
+    of_piece, of_row, of_meeting = _OF_PIECE + 2 * ragged, _OF_ROW, _OF_MEETING
+    if pass_ == "backprop_filter":
+        of_meeting += 2 * ragged * across.extent
+    else:
+        of_row += _OF_TEST * down.extent
+    products = across.pairs * (1 if depthwise else share) * vector
+    if pass_ != "backprop_filter":
+        of_meeting += taps * (1 if depthwise else share) * vector // 4  # loads of the filter
+    instructions = (
+        _OF_TILE
+        + down.extent * (of_result * of_piece + unpacking * across.extent * vector)
+        + slices * down.met * (of_row + of_source * _OF_PIECE + unpacking * across.met * loaded)
+        + slices * down.pairs * (of_meeting + products)
+    )
+    walked = problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes
+    tiles = problem.N * spatial(walked)[0] * down.tiles * across.tiles
+    rounds = -(-tiles // block.strips)
+    chip, warps = request.device.chip, -(-block.lanes * block.strips // 32)
+    multiplied = cost.plain_rate(request) * 1e3 / 2 / 32 / chip.multiprocessors / chip.clock
+    busiest = -(-rounds * block.number * parts // chip.multiprocessors)
+    filled = min(min(busiest, RESIDENT) * warps / _ENOUGH_WARPS, 1)
+    busy = busiest * warps / (_EFFICIENCY * (1 + filled) / 2)
+    issuing = busy * instructions / cost.ISSUED_BY_WARPS
+    cycles = max(issuing, busy * slices * down.pairs * products / multiplied)
+    return Cut(block, down, across, pieces, tap_rows, share, parts, rounds, issuing, cycles)
 
 
 class Direct(Streaming):
     name = "cuda-direct"
-    summary = "strips of neighbouring pixels and channels, each byte moved about once"
+    summary = "tiles of neighbouring pixels and channels, each byte moved about once"
     kernels = "direct"
 
     def refuses_layer(self, request: Request) -> str | None:
@@ -48,26 +340,32 @@ class Direct(Streaming):
             return "cuda-direct multiplies real numbers"
         if ins > MAX_SOURCES:
             return f"cuda-direct takes up to {MAX_SOURCES} source channels a group, not {ins}"
-        strip = strip_of(problem, pass_)
-        taps, stride, dilation = problem.filter_sizes[-1], problem.stride[-1], problem.dilation[-1]
-        columns = (strip - 1) * stride + (taps - 1) * dilation + 1
+        taps, stride = problem.filter_sizes[-1], problem.stride
+        if pass_ == "backprop_input" and max(stride[-2:]) > LARGEST_EDGE:
+            return f"{max(stride[-2:])} pixels of a stride are more than {LARGEST_EDGE}"
+        columns = axis(problem, pass_, 2, stride[-1] if pass_ == "backprop_input" else 1, taps).span
         if columns > MAX_COLUMNS:
-            return f"{columns} columns under a strip of {strip} are more than {MAX_COLUMNS}"
+            return f"{columns} columns under a pixel are more than {MAX_COLUMNS}"
         if taps * ins > MAX_UNROLLED:
             return (
                 f"{taps} taps of {ins} channels are more than the {MAX_UNROLLED} that are unrolled"
             )
         if prod(problem.filter_sizes[:-1]) * ins >= 2**16 or problem.groups * outs >= 2**16:
             return "the rows of the filter, or the channels, are more than a launch has blocks for"
+        staged = filter_bytes(problem, pass_, 1)
+        if pass_ != "backprop_filter" and staged > _STAGED_BYTES:
+            return f"{staged} bytes of a channel's filter are more than {_STAGED_BYTES}"
+        if cut(request) is None:
+            return f"a thread has no registers for {taps} taps of {problem.dtype}"
         return None
 
     def flow(self, request: Request) -> Flow:
-        problem = request.problem
-        rate = cost.plain_rate(request)
-        microseconds = cost.computing(request.device.chip, rate, problem.flops) / _EFFICIENCY
-        channels_and_rows = -(-problem.K // 64) * prod(problem.filter_sizes[:-1])
-        pixels = problem.N * prod(problem.output_sizes)
-        return Flow(microseconds, chunks_of(pixels, channels_and_rows, _LEAST_PIXELS))
+        made = cut(request)
+        assert made is not None
+        chip = request.device.chip
+        microseconds = made.cycles / (chip.clock * 1e3)
+        chunks = chunks_of(made.rounds, made.block.number * made.parts, _LEAST_ROUNDS)
+        return Flow(microseconds, chunks)
 
 
 CUDA_DIRECT = Direct()

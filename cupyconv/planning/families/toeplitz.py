@@ -21,7 +21,13 @@ LARGEST_FILTER = 64
 _LARGEST_STRIPS = 8
 _LEAST_PATCHES = 2  # of a chunk
 _MOST_SHARED = 99  # KiB: two blocks of a multiprocessor where it has the most
-_EFFICIENCY = 0.3  # share of the rates; to be replaced by a measurement
+_EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
+
+# Instructions of a warp, counted in SASS.
+_OF_PRODUCT = 4.6  # with the loads of its fragments
+_OF_SOURCE = 5  # that are brought: for 32 elements
+_OF_RESULT = 6  # that are stored: for 32 elements
+_OF_FILTER = 12  # for 32 taps of a row
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ def cut(request: Request) -> Cut | None:
 
     def cost(made: Cut) -> float:
         alone = 1.0 if made.shared_bytes <= half else 1.3  # no other block hides its latencies
-        return alone * _cycles(made, taps)
+        return alone * _cycles(made, request.pass_, taps)
 
     fitting = (made for made in cuts if made.shared_bytes <= limit)
     return min(fitting, key=cost, default=None)
@@ -96,12 +102,13 @@ def _cut(
     lines = rows + (tap_rows - 1) * (1 + images_begun)
     source = CHANNELS * lines * _line_bytes(strips + window(taps) - 1)
     walked = CHANNELS * rows * _line_bytes(strips)
+    where = 8 * (lines + rows)
     if pass_ == "backprop_filter":
         plain_sums = CHANNELS * tap_rows * taps * 4
         diagonals = CHANNELS * 16 * products(taps) * 9 * 4
-        shared = max(source + walked + plain_sums, diagonals)
+        shared = max(source + walked + plain_sums + where, diagonals)
     else:
-        shared = max(source, walked) + CHANNELS * taps_r * (8 * window(taps) + 8) * 2
+        shared = max(source, walked) + CHANNELS * taps_r * (8 * window(taps) + 8) * 2 + where
     patches = -(-problem.N * height // rows) * -(-width // (8 * strips))
     return Cut(row_tiles, aligned, strips, tap_rows, lines, -(-shared // 16) * 16, patches, shares)
 
@@ -120,18 +127,21 @@ def _line_bytes(blocks: int) -> int:
     return (blocks | 1) * 16
 
 
-def _cycles(made: Cut, taps: int) -> int:
-    """Of a channel's warps: 8 for a product, about 1 for a column of T_r or a chunk of a line."""
-    of_row = 8 * made.row_tiles * made.strips * products(taps) + 8 * products(taps)
-    of_source = made.lines * (made.strips + window(taps) - 1)
-    return made.patches * made.shares * (made.tap_rows * of_row + of_source)
+def _instructions(made: Cut, pass_: str, taps: int) -> float:
+    """Of a channel's warp, for one patch and share of the filter's rows."""
+    of_products = made.tap_rows * made.row_tiles * made.strips * products(taps) * _OF_PRODUCT
+    of_source = made.lines * (made.strips + window(taps) - 1) * 8 / 32 * _OF_SOURCE
+    of_result = 16 * made.row_tiles * made.strips * 8 / 32
+    of_result *= _OF_SOURCE if pass_ == "backprop_filter" else _OF_RESULT
+    of_filter = 0 if pass_ == "backprop_filter" else made.tap_rows * -(-taps // 32) * _OF_FILTER
+    return of_products + of_source + of_result + of_filter
 
 
-def _operations(request: Request, made: Cut) -> int:
-    """Operations that the tensor cores could do in the time that a pass takes its warps."""
-    channels = -(-request.problem.groups // CHANNELS) * CHANNELS
-    of_product = 2 * 16 * 8 * 16
-    return channels * _cycles(made, request.problem.filter_sizes[-1]) * of_product // 8
+def _cycles(made: Cut, pass_: str, taps: int) -> float:
+    """Of a multiprocessor's quarter, for a channel's warps."""
+    of_products = made.tap_rows * made.row_tiles * made.strips * products(taps) * 8
+    of_patch = max(of_products, _instructions(made, pass_, taps))
+    return made.patches * made.shares * of_patch
 
 
 def _halo_bytes(request: Request, made: Cut) -> int:
@@ -170,11 +180,20 @@ class Toeplitz(Streaming):
     def flow(self, request: Request) -> Flow:
         made = cut(request)
         assert made is not None
-        operations, rate = _operations(request, made), cost.tensor_rate(request)
-        microseconds = cost.computing(request.device.chip, rate, operations) / _EFFICIENCY
-        others = -(-request.problem.groups // CHANNELS) * made.shares
+        problem, chip = request.problem, request.device.chip
+        taps, others = problem.filter_sizes[-1], -(-problem.groups // CHANNELS) * made.shares
+        # Of whole blocks, the last wave's that are missing included.
+        blocks = -(-made.patches * others // chip.multiprocessors) * chip.multiprocessors
+        warps = blocks * CHANNELS
+        of_products = made.tap_rows * made.row_tiles * made.strips * products(taps)
+        microseconds = cost.computing(
+            chip,
+            cost.tensor_rate(request),
+            warps * of_products * 2 * 16 * 8 * 16,
+            instructions=warps * 32 * _instructions(made, request.pass_, taps),
+        )
         chunks = chunks_of(made.patches, others, _LEAST_PATCHES)
-        return Flow(microseconds, chunks, _halo_bytes(request, made))
+        return Flow(microseconds / _EFFICIENCY, chunks, _halo_bytes(request, made))
 
 
 CUDA_TOEPLITZ = Toeplitz()

@@ -10,9 +10,10 @@ from .flow import main_loop
 from .syntax import Entry
 
 PRODUCTS = "tensor core"
-"""The kind of instruction that a main loop is known by."""
+"""The kind of instruction that a main loop is known by, where a kernel has any."""
 
 _PRODUCT = re.compile(r"mma\.sync|wgmma\.mma_async")
+_PLAIN_PRODUCT = re.compile(r"fma\.rn\.f(32|64)")
 
 
 @dataclass
@@ -21,7 +22,8 @@ class Counted:
 
     Attributes:
         kinds: Instructions of each kind.
-        in_main_loop: Whether they are in an innermost loop around products of the tensor cores.
+        in_main_loop: Whether they are in an innermost loop around products of the tensor cores, or
+            around plain ones where a kernel has no others.
     """
 
     in_main_loop: bool
@@ -38,8 +40,12 @@ class Counters:
     def __init__(self, entry: Entry) -> None:
         self.blocks: list[Counted] = []
         self._current: int | None = None
-        is_product = lambda one: bool(_PRODUCT.match(one.opcode))  # noqa: E731
-        self._in_main_loop = iter(main_loop(entry.body, is_product))
+        for product in (_PRODUCT, _PLAIN_PRODUCT):
+            is_product = lambda one, product=product: bool(product.match(one.opcode))  # noqa: E731
+            in_main_loop = main_loop(entry.body, is_product)
+            if any(in_main_loop):
+                break
+        self._in_main_loop = iter(in_main_loop)
 
     def executed(self, kind: str) -> int | None:
         """Adds an instruction to the running block; the block's counter where it begins with it."""

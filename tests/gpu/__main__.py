@@ -30,6 +30,7 @@ from typing import IO
 
 from cupyconv import arrays
 from cupyconv.bench import environment, places
+from tests.device import is_running
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = 3
@@ -75,9 +76,18 @@ class Outcome:
 
 
 def steps(out: Path, chip: str, bench_minutes: float) -> list[Step]:
-    """The steps in order; ``bench_minutes`` is what the benchmark may take."""
+    """The steps in order; ``bench_minutes`` is what the benchmark may take.
+
+    On emulated devices they are rehearsed: a sample of the tests, layers that take seconds there.
+    """
     python = sys.executable
     pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu/test_cupy.py")
+    program, dense = ("-c", _CLI), ("--suite", "dense")
+    layers: tuple[str, ...] = ()
+    if is_running():
+        pytest += ("--part", "sample", "-m", "not slow")
+        program = ("-m", "tests.device.rehearsal")
+        layers = dense = ("--config", "tests/device/rehearsal.toml")
     found = [
         Step("golden", (python, "-c", _GOLDEN, str(out)), 0.15),
         Step("tests", pytest, 0.4),
@@ -90,16 +100,16 @@ def steps(out: Path, chip: str, bench_minutes: float) -> list[Step]:
         )
         missing = "" if sanitizer else "compute-sanitizer is not installed (it is part of CUDA)"
         found.append(Step(tool, command, share, missing))
-    bench_gpu = (python, "-c", _CLI, "bench", "--device", "gpu", "--seconds", "0.05")
+    bench_gpu = (python, *program, "bench", "--device", "gpu", "--seconds", "0.05")
     feeding = (
-        *(*bench_gpu, "--impl", FEEDINGS, "--suite", "dense", "--dtype", "float16", "--no-torch"),
+        *(*bench_gpu, "--impl", FEEDINGS, *dense, "--dtype", "float16", "--no-torch"),
         *("--pass", "forward,backprop_input", "--layout", "channels_last"),
         *("--minutes", f"{bench_minutes * FEEDING_SHARE:.2f}"),
         *("--json", str(out / f"feeding-{chip}.json")),
     )
     found.append(Step("feeding", feeding, 2 * FEEDING_SHARE))
     bench = (
-        *(*bench_gpu, "--dtype", DTYPES, "--minutes", f"{bench_minutes:.2f}"),
+        *(*bench_gpu, *layers, "--dtype", DTYPES, "--minutes", f"{bench_minutes:.2f}"),
         *("--json", str(out / f"bench-{chip}.json"), "--plot", str(out / f"bench-{chip}.svg")),
     )
     found.append(Step("bench", bench, 1.0))

@@ -56,7 +56,14 @@ NEAREST = {
 }
 """The modules that are mutated, each with the tests without a device that are nearest to it."""
 
-ON_DEVICES = ("tests/gpu/test_ways_in.py", "tests/device", "tests/gpu/test_cupy.py")
+ON_DEVICES = (
+    "tests/gpu/test_ways_in.py",
+    "tests/device/test_order.py",
+    "tests/device/test_memory.py",
+    "tests/device/test_bench.py",
+    "tests/gpu/test_cupy.py",
+)
+"""Not those of the driver, of CuPy's own kernels and of faults that are put in."""
 
 _COMPARISONS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -181,15 +188,8 @@ class Tests:
 
 def files_of(mutant: Mutant) -> list[Tests]:
     """Those on devices, and those without that are nearest to the mutant's module."""
-    on_devices = [
-        str(path.relative_to(ROOT))
-        for one in ON_DEVICES
-        for path in sorted(
-            (ROOT / one).glob("test_*.py") if (ROOT / one).is_dir() else [ROOT / one]
-        )
-    ]
     return [
-        *(Tests(file, True) for file in on_devices),
+        *(Tests(file, True) for file in ON_DEVICES),
         *(Tests(file, False) for file in NEAREST[mutant.file]),
     ]
 
@@ -370,6 +370,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return "not judged" if late else judge.judge(mutant)
 
     with ThreadPoolExecutor(chosen.jobs) as pool:
+        files = dict.fromkeys(tests for mutant in mutants for tests in files_of(mutant))
+        list(pool.map(judge.covered, files))
         for mutant, outcome in zip(mutants, pool.map(outcome_of, mutants), strict=True):
             counts["killed" if outcome.startswith("killed") else outcome] += 1
             if outcome in ("survived", "not run") or chosen.verbose:

@@ -195,7 +195,8 @@ def cuLaunchKernel(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters, e
 
 
 # -- tensor maps -----------------------------------------------------------------------------------
-_ELEMENT_SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4, 12: 4}
+_ELEMENT_SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4}
+_TF32 = 11
 _SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
 
 
@@ -213,11 +214,11 @@ def _tensor(kind: int, rank: int, address: int, extents: int, strides: int) -> t
     )
 
 
-def _encode(made: int, interleave: int, swizzle: int, encoder: Any, *arguments: Any, **steps: Any):
+def _encode(made: int, interleave: int, swizzle: int, encoder: Any, *arguments: Any, **rules: Any):
     require(interleave == 0, "interleaved layouts", CU.ERROR_NOT_SUPPORTED)
     require(swizzle in _SWIZZLES, f"swizzle {swizzle}", CU.ERROR_NOT_SUPPORTED)
     try:
-        encoded = encoder(*arguments, swizzle=_SWIZZLES[swizzle], **steps)
+        encoded = encoder(*arguments, swizzle=_SWIZZLES[swizzle], **rules)
     except ValueError as error:
         raise Refused(CU.ERROR_INVALID_VALUE, str(error)) from None
     ctypes.memmove(made, encoded.tobytes(), tensormap.MAP_BYTES)
@@ -232,6 +233,7 @@ def cuTensorMapEncodeTiled(
         *_tensor(kind, rank, address, extents, strides),
         _numbers(ctypes.c_uint32, box, rank),
         element_strides=_numbers(ctypes.c_uint32, steps, rank),
+        to_tf32=kind == _TF32,
     )
 
 
@@ -261,4 +263,5 @@ def cuTensorMapEncodeIm2col(
         channels,
         pixels,
         element_strides=_numbers(ctypes.c_uint32, steps, rank),
+        to_tf32=kind == _TF32,
     )

@@ -1,11 +1,12 @@
 """Mutates the host code of the GPU path and says which changes no test notices.
 
-``python -m tests.device.mutants [--file launch] [--limit N] [--seed S] [--jobs J]``
+``python -m tests.device.mutants [--file launch] [--limit N] [--minutes M] [--jobs J]``
 
 A mutant is a module with one comparison, number, operator, argument or statement changed.  Tests on
-emulated devices run on it, and then those without a device that are nearest to it: first those that
-run the changed line, the quickest before all others, and if none fails the whole of them.  A
-survivor is answered by a new test, or argued to be equivalent in equivalent_mutants.toml.
+emulated devices run on it, and those without a device that are nearest to it: those that run the
+changed line, the quickest first, as many as take a minute.  A survivor is answered by a new test,
+or argued to be equivalent in equivalent_mutants.toml.  What was killed is kept in a folder, so that
+a run that is ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import os
 import random
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +34,14 @@ from threading import Lock
 from typing import Any
 
 from tests.device import covered, mutated
+from tests.emulator.build import cache_directory, digest
 from tests.emulator.mutants import equivalent_mutants
 from tests.emulator.mutations import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-LIMIT = 900  # s; the tests take one without a mutant
+CPU_LIMIT = 600  # s; a mutant that takes more never ends, however busy the machine is
+FOLDER = cache_directory() / "device-mutants"
 
 NEAREST = {
     "cupyconv/arrays.py": (
@@ -49,7 +56,14 @@ NEAREST = {
 }
 """The modules that are mutated, each with the tests without a device that are nearest to it."""
 
-ON_DEVICES = ("tests/gpu/test_ways_in.py", "tests/device", "tests/gpu/test_cupy.py")
+ON_DEVICES = (
+    "tests/gpu/test_ways_in.py",
+    "tests/device/test_order.py",
+    "tests/device/test_memory.py",
+    "tests/device/test_bench.py",
+    "tests/gpu/test_cupy.py",
+)
+"""Not those of the driver, of CuPy's own kernels and of faults that are put in."""
 
 _COMPARISONS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -151,125 +165,178 @@ def all_mutants(file: str | None = None) -> list[Mutant]:
 
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--part", "sample")
 PYTEST += ("-m", "not slow and not thorough")
+_NO_TESTS = 5  # pytest's exit status
 
 
 @dataclass(frozen=True)
-class Suite:
-    """Tests that judge mutants.
+class Tests:
+    """One file of tests that judge mutants.
 
     Attributes:
-        how: how they kill, in words.
-        command: of Python, that runs them.
-        covered: what each of them runs, as the plugin ``covered`` writes it.
-        cache: kernels that they have compiled.
+        file: its path.
+        on_devices: whether they run on emulated devices.
     """
 
-    how: str
-    command: tuple[str, ...]
-    covered: Mapping[str, Any]
-    cache: Path
+    file: str
+    on_devices: bool
 
-    @staticmethod
-    def of(how: str, command: tuple[str, ...], folder: Path) -> Suite:
-        """The tests, which run once without a mutant.
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Of Python, that runs tests of such a file."""
+        return (*(("-m", "tests.device") if self.on_devices else ()), *PYTEST)
+
+
+def files_of(mutant: Mutant) -> list[Tests]:
+    """Those on devices, and those without that are nearest to the mutant's module."""
+    return [
+        *(Tests(file, True) for file in ON_DEVICES),
+        *(Tests(file, False) for file in NEAREST[mutant.file]),
+    ]
+
+
+def lines_of_statement(mutant: Mutant) -> set[int]:
+    """Those of the innermost statement around a mutant's line; of a compound one, of its head."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / mutant.file).read_text())):  # inner ones come later
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            end = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno
+            if node.lineno <= mutant.line <= end:
+                found = set(range(node.lineno, end + 1))
+    return found or {mutant.line}
+
+
+class Judge:
+    """Judges mutants by tests, and keeps what it has found out in a folder.
+
+    What is there is not done again, as long as the modules and the tests are what they were: which
+    lines tests run, file by file, and which mutants were killed.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        """
+        Args:
+            folder: is made if it is not there.
+            seconds: that tests may have taken which judge one mutant, all together.
+        """
+        self._folder, self._seconds = folder, seconds
+        self._kernels = folder / "kernels"
+        self._kernels.mkdir(parents=True, exist_ok=True)
+        self._locks: defaultdict[Tests, Lock] = defaultdict(Lock)
+        self._covered: dict[Tests, Mapping[str, Any]] = {}
+        self._killed = folder / "killed.jsonl"
+        known = self._killed.read_text().splitlines() if self._killed.exists() else []
+        self._known = dict(json.loads(line) for line in known)
+
+    def judge(self, mutant: Mutant) -> str:
+        """How a mutant ends: "killed by", and the test; "not run" by any; or "survived"."""
+        key = digest(mutant.file, mutant.text)
+        if key not in self._known:
+            verdict = self._judge(mutant)
+            if not verdict.startswith("killed"):
+                return verdict
+            self._known[key] = verdict
+            with self._killed.open("a") as kept:
+                kept.write(json.dumps([key, verdict]) + "\n")
+        return self._known[key]
+
+    def _judge(self, mutant: Mutant) -> str:
+        running = self.tests_of(mutant)
+        groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        spent: Counter[tuple[str, ...]] = Counter()
+        for seconds, test, tests in running:
+            if not groups or spent.total() + seconds <= self._seconds:
+                groups[tests.command].append(test)
+                spent[tests.command] += seconds
+        for command in sorted(groups, key=lambda one: spent[one]):
+            if killer := self._killer(mutant, command, groups[command]):
+                return f"killed by {killer}"
+        return "survived" if groups else "not run"
+
+    def tests_of(self, mutant: Mutant) -> list[tuple[float, str, Tests]]:
+        """Seconds, name and file of the tests that run a mutant's statement, the quickest first.
+
+        All of a file, if it runs between its tests.
+        """
+        found, statement = [], lines_of_statement(mutant)
+        for tests in files_of(mutant):
+            runs = {
+                name: not statement.isdisjoint(one["lines"].get(mutant.file, ()))
+                for name, one in self.covered(tests).items()
+            }
+            found += [
+                (one["seconds"], name, tests)
+                for name, one in self.covered(tests).items()
+                if name and (runs[name] or runs[""])
+            ]
+        return sorted(found, key=lambda one: one[:2])
+
+    def covered(self, tests: Tests) -> Mapping[str, Any]:
+        """What each test of a file runs, as the plugin ``covered`` writes it.
 
         Raises:
-            SystemExit: one of them fails.
+            SystemExit: one of them fails without a mutant.
         """
-        folder.mkdir()
-        cache, found = folder / "cache", folder / "covered.json"
-        environment = {covered.VARIABLE: str(found), "CUPYCONV_CACHE_DIR": str(cache)}
-        done = subprocess.run(
-            [sys.executable, *command, "-p", "tests.device.covered"],
-            env={**os.environ, **environment},
+        with self._locks[tests]:
+            if tests not in self._covered:
+                texts = [(ROOT / name).read_text() for name in (tests.file, *NEAREST)]
+                kept = self._folder / f"covered-{digest(tests.command, *texts)}.json"
+                if not kept.exists():
+                    self._cover(tests, kept)
+                self._covered[tests] = json.loads(kept.read_text())
+            return self._covered[tests]
+
+    def _cover(self, tests: Tests, kept: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            found = Path(name, "covered.json")
+            command = (*tests.command, tests.file, "-p", "tests.device.covered")
+            done = self._run(command, {covered.VARIABLE: str(found)}, self._kernels)
+            if done.returncode not in (0, _NO_TESTS):
+                raise SystemExit(f"without a mutant, {tests.file} fails:\n{done.stdout[-2000:]}")
+            os.replace(found, kept)
+
+    def _killer(self, mutant: Mutant, command: Sequence[str], tests: Sequence[str]) -> str:
+        """The first test that fails, of those named, in their order; empty if none does."""
+        module = mutant.file.removesuffix(".py").replace("/", ".")
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            folder = Path(name)
+            (folder / "mutant.py").write_text(mutant.text)
+            (folder / "tests.json").write_text(json.dumps(tests))
+            # Files are put in place whole: a mutant's do not change those that it begins with.
+            shutil.copytree(self._kernels, folder / "kernels", copy_function=os.link)
+            environment = {
+                mutated.VARIABLE: f"{module}:{folder / 'mutant.py'}",
+                mutated.TESTS_VARIABLE: str(folder / "tests.json"),
+            }
+            files = dict.fromkeys(test.partition("::")[0] for test in tests)
+            command = (*command, *files, "-x", "-p", "tests.device.mutated")
+            done = self._run(command, environment, folder / "kernels", _limit)
+        if done.returncode == -signal.SIGXCPU:
+            return f"a limit of {CPU_LIMIT} s"
+        if done.returncode == _NO_TESTS:
+            raise RuntimeError(f"none of the tests is found: {tests}")
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+        return (failed[1] if failed else "an end of all tests") if done.returncode else ""
+
+    def _run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        kernels: Path,
+        before: Callable[[], None] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command],
+            env={**os.environ, **environment, "CUPYCONV_CACHE_DIR": str(kernels)},
             cwd=ROOT,
             capture_output=True,
             text=True,
+            preexec_fn=before,
         )
-        if done.returncode:
-            raise SystemExit(f"without a mutant, tests {how} fail:\n{done.stdout[-2000:]}")
-        return Suite(how, command, json.loads(found.read_text()), cache)
-
-    def nearest(self, mutant: Mutant) -> list[str]:
-        """The tests that run a mutant's line, the quickest first; all if it runs between tests."""
-        tests = {name: one for name, one in self.covered.items() if name}
-        between = self.covered[""]["lines"].get(mutant.file, ())
-        if mutant.line not in between:
-            tests = {
-                name: one
-                for name, one in tests.items()
-                if mutant.line in one["lines"].get(mutant.file, ())
-            }
-        return sorted(tests, key=lambda name: tests[name]["seconds"])
-
-    def seconds(self, tests: Sequence[str]) -> float:
-        """How long they take."""
-        return sum(self.covered[name]["seconds"] for name in tests)
-
-    def kills(self, mutant: Mutant, tests: Sequence[str] | None = None) -> bool:
-        """Whether a test fails: of those that are named, in their order, else of all."""
-        if tests is not None and not tests:
-            return False
-        module = mutant.file.removesuffix(".py").replace("/", ".")
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            (folder / "mutant.py").write_text(mutant.text)
-            environment = {
-                **os.environ,
-                mutated.VARIABLE: f"{module}:{folder / 'mutant.py'}",
-                "CUPYCONV_CACHE_DIR": str(folder / "cache"),
-            }
-            if self.cache.exists():
-                shutil.copytree(self.cache, folder / "cache")
-            if tests is not None:
-                (folder / "tests.json").write_text(json.dumps(tests))
-                environment[mutated.TESTS_VARIABLE] = str(folder / "tests.json")
-            try:
-                done = subprocess.run(
-                    [sys.executable, *self.command, "-x", "-p", "tests.device.mutated"],
-                    env=environment,
-                    cwd=ROOT,
-                    capture_output=True,
-                    timeout=LIMIT,
-                )
-            except subprocess.TimeoutExpired:
-                return True
-        return done.returncode != 0
 
 
-class Judges:
-    """The suites, each run once without a mutant when it is first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._suites: dict[str, Suite] = {}
-        self._lock = Lock()
-
-    def of(self, mutant: Mutant) -> tuple[Suite, Suite]:
-        """The tests on devices, and those without that are nearest to the mutant's module."""
-        with self._lock:
-            on_devices = ("-m", "tests.device", *PYTEST, *ON_DEVICES)
-            return (
-                self._suite("on devices", on_devices, "devices"),
-                self._suite("without", (*PYTEST, *NEAREST[mutant.file]), Path(mutant.file).stem),
-            )
-
-    def _suite(self, how: str, command: tuple[str, ...], name: str) -> Suite:
-        if name not in self._suites:
-            self._suites[name] = Suite.of(how, command, self._folder / name)
-        return self._suites[name]
-
-    def judge(self, mutant: Mutant) -> str:
-        """How a mutant ends: killed on devices, killed without, or survived."""
-        suites = self.of(mutant)
-        nearest = {suite.how: suite.nearest(mutant) for suite in suites}
-        for suite in sorted(suites, key=lambda one: one.seconds(nearest[one.how])):
-            if suite.kills(mutant, nearest[suite.how]):
-                return f"killed {suite.how}"
-        for suite in suites:
-            if suite.kills(mutant):
-                return f"killed {suite.how}, by tests that do not run its line"
-        return "survived"
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -279,6 +346,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, help="judge a random sample of so many")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after these")
+    parser.add_argument("--seconds", type=float, default=60, help="of tests that judge a mutant")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="for what has been found out")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument("--verbose", action="store_true", help="print every verdict")
     chosen = parser.parse_args(arguments)
@@ -291,20 +361,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argued = equivalent_mutants(EQUIVALENT)
     counts: Counter[str] = Counter()
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.jobs) as pool:
-        judges = Judges(Path(folder))
-        for mutant, outcome in zip(mutants, pool.map(judges.judge, mutants), strict=True):
-            if outcome == "survived" and (mutant.file, mutant.source, mutant.change) in argued:
-                outcome = "argued equivalent"
-            counts[outcome] += 1
-            if outcome == "survived" or chosen.verbose:
+    judge = Judge(chosen.folder, chosen.seconds)
+
+    def outcome_of(mutant: Mutant) -> str:
+        if (mutant.file, mutant.source, mutant.change) in argued:
+            return "argued equivalent"
+        late = time.monotonic() - started > chosen.minutes * 60
+        return "not judged" if late else judge.judge(mutant)
+
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        files = dict.fromkeys(tests for mutant in mutants for tests in files_of(mutant))
+        list(pool.map(judge.covered, files))
+        for mutant, outcome in zip(mutants, pool.map(outcome_of, mutants), strict=True):
+            counts["killed" if outcome.startswith("killed") else outcome] += 1
+            if outcome in ("survived", "not run") or chosen.verbose:
                 print(f"{outcome:17s} {mutant}", flush=True)
     print(
         f"{len(mutants)} mutants:",
         ", ".join(f"{count} {how}" for how, count in sorted(counts.items())),
         f"in {time.monotonic() - started:.0f} s",
     )
-    return 1 if counts["survived"] else 0
+    return 1 if counts["survived"] + counts["not run"] else 0
 
 
 if __name__ == "__main__":

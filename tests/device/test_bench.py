@@ -157,6 +157,21 @@ def test_a_ceiling_takes_whatever_library_can(gpu, monkeypatch):
     assert (found.product_by, found.copy_by) == ("cupy", "cupy")
 
 
+def test_emulated_devices_alone_are_given_what_they_are_up_to(tmp_path, monkeypatch):
+    def commands():
+        return {one.name: one.command for one in everything.steps(tmp_path, "sm_90a", 1)}
+
+    rehearsed = commands()
+    assert "--part" in rehearsed["tests"]
+    for name in ("feeding", "bench"):
+        assert "tests.device.rehearsal" in rehearsed[name]
+        assert "tests/device/rehearsal.toml" in rehearsed[name]
+    monkeypatch.setattr(everything, "is_running", lambda: False)
+    for command in commands().values():
+        assert not [word for word in command if "rehears" in word or word == "--part"]
+    assert commands()["feeding"][-1] == rehearsed["feeding"][-1]
+
+
 def test_the_gpu_run_goes_through_its_steps_in_order(tmp_path, gpu, monkeypatch, capsys):
     chip = gpu.device.architecture
     order = [step.name for step in everything.steps(tmp_path, "sm_90a", 1)]
@@ -169,7 +184,7 @@ def test_the_gpu_run_goes_through_its_steps_in_order(tmp_path, gpu, monkeypatch,
     late = everything.Step("bench", (python, "-c", "print('late')"), 0.0)
     planned = [quick, wrong, missing, absent, late]
     monkeypatch.setattr(everything, "steps", lambda *_: planned)
-    outcomes = everything.run(tmp_path / "out", 1)
+    outcomes = everything.run(tmp_path / "out", 60)  # minutes: the machine may be busy
     assert [one.state for one in outcomes] == ["passed", "failed", "not run", "failed", "not run"]
     assert [one.summary for one in outcomes[:2]] == ["in a.py", "1 failed"]
     assert "not installed" in capsys.readouterr().out

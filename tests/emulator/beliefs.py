@@ -1,6 +1,6 @@
 """What the emulator believes of the chip, and which kernels that hardware has proved bear it out.
 
-``python -m tests.emulator.beliefs [--field WORDS] [--jobs N]``
+``python -m tests.emulator.beliefs [--field WORDS] [--unconfirmed] [--jobs N]``
 
 ``beliefs.toml`` lists what each wrapper of ptx.cuh encodes, and for each such field changes of the
 emulator that contradict it.  Every change is tried on the witnesses (``witnesses/cases.py``) that
@@ -20,9 +20,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest import mock
 
@@ -81,6 +81,11 @@ class Belief:
     wrappers: tuple[str, ...]
     changes: tuple[Change, ...]
     unconfirmed: str = ""
+
+    def of(self, is_wanted: Callable[[tuple[str, str]], bool]) -> Belief:
+        """That of some of its wrappers, told by wrapper and field."""
+        wanted = (one for one in self.wrappers if is_wanted((one, self.field)))
+        return replace(self, wrappers=tuple(wanted))
 
     def changes_of(self, wrapper: str) -> list[Change]:
         """Those meant for a wrapper, and not argued."""
@@ -232,7 +237,7 @@ def fates(change: Change, groups: Sequence[Sequence[str]], prepared: Path) -> di
         prepared: a folder with the runtime's objects.
     """
     known: dict[str, str] = {}
-    while True:
+    while any(groups):
         request = json.dumps([asdict(change), groups, known, str(prepared)])
         done = subprocess.run(
             [sys.executable, "-m", "tests.emulator.beliefs", "--trial"],
@@ -252,6 +257,7 @@ def fates(change: Change, groups: Sequence[Sequence[str]], prepared: Path) -> di
         if done.returncode > 0 or begun is None or begun in known:
             raise RuntimeError(f"the trial of {change} ended with {done.returncode}: {done.stderr}")
         known[begun] = signal.Signals(-done.returncode).name
+    return known
 
 
 def _limit() -> None:
@@ -331,6 +337,9 @@ def write(found: Mapping[tuple[str, str], str], texts: Mapping[str, str]) -> Non
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.emulator.beliefs", description=__doc__)
     parser.add_argument("--field", default="", help="only fields with this in their name")
+    parser.add_argument(
+        "--unconfirmed", action="store_true", help="only what was not borne out when last tried"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
@@ -340,7 +349,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .witnesses.cases import WITNESSES
 
     texts = {name: one.kernel().ptx for name, one in WITNESSES.items()}
+    known = confirmed()
     judged = [one for one in beliefs() if chosen.field in one.field]
+    if chosen.unconfirmed:
+        judged = [one.of(lambda place: place not in known) for one in judged]
+        judged = [one for one in judged if one.wrappers]
     with tempfile.TemporaryDirectory(prefix="runtime-") as folder:
         prepare(Path(folder))
         with ThreadPoolExecutor(chosen.jobs) as pool:
@@ -348,8 +361,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows = [row for found in results for row in found]
     fields = sum(len(one.wrappers) for one in judged)
     print(f"{fields} fields of wrappers: {len(rows)} confirmed, {fields - len(rows)} not")
-    known = {} if not chosen.field else confirmed()
-    kept = {place: one for place, one in known.items() if chosen.field not in place[1]}
+    tried = {(wrapper, one.field) for one in judged for wrapper in one.wrappers}
+    kept = {place: one for place, one in known.items() if place not in tried}
     write({**kept, **{(wrapper, field): one for wrapper, field, one in rows}}, texts)
     return 0
 

@@ -30,6 +30,7 @@ _RECORD = np.dtype(
             "rank",
             "swizzle",
             "im2col",
+            "to_tf32",
         ],
         "formats": [
             "u8",
@@ -44,8 +45,9 @@ _RECORD = np.dtype(
             "u1",
             "u1",
             "u1",
+            "u1",
         ],
-        "offsets": [0, 8, 16, 48, 68, 78, 84, 90, 95, 96, 97, 98],
+        "offsets": [0, 8, 16, 48, 68, 78, 84, 90, 95, 96, 97, 98, 99],
         "itemsize": MAP_BYTES,
     }
 )
@@ -63,6 +65,7 @@ def encode_tiled(
     element_strides: Sequence[int] | None = None,
     swizzle: int = 0,
     nested: bool = True,
+    to_tf32: bool = False,
 ) -> np.ndarray:
     """A map for tiled loads and stores, as cuTensorMapEncodeTiled makes one.
 
@@ -77,6 +80,7 @@ def encode_tiled(
         nested: Hold the strides to the documentation, which builds each from the one before.
             CUTLASS's kernels do not keep to that, and give a dimension of one element a stride of
             0, so the driver does not insist on it.
+        to_tf32: Round float32 to TF32 when it is loaded: a map of type TFLOAT32.
 
     Returns:
         An array of shape (1,) with 128 structured bytes, passed to a kernel by value.
@@ -90,7 +94,7 @@ def encode_tiled(
     _require(len(box) == rank, f"the box has {len(box)} extents, the tensor {rank}")
     _require(all(1 <= size <= 256 for size in box), f"box extents are 1 to 256: got {tuple(box)}")
     _check_inner(box[0] * element_size, swizzle)
-    return _pack(address, element_size, extents, strides, box, steps, swizzle, False, (), ())
+    return _pack(address, element_size, extents, strides, box, steps, swizzle, to_tf32)
 
 
 def encode_im2col(
@@ -105,6 +109,7 @@ def encode_im2col(
     element_strides: Sequence[int] | None = None,
     swizzle: int = 0,
     nested: bool = True,
+    to_tf32: bool = False,
 ) -> np.ndarray:
     """A map for im2col loads of an N(D)(H)WC tensor, as cuTensorMapEncodeIm2col makes one.
 
@@ -114,7 +119,8 @@ def encode_im2col(
             [lower, extent - 1 + upper].
         channels_per_pixel: Up to 256.
         pixels_per_column: Up to 1024.
-        address, element_size, strides, element_strides, swizzle, nested: As in ``encode_tiled``.
+        address, element_size, strides, element_strides, swizzle, nested, to_tf32: As in
+            ``encode_tiled``.
 
     Returns:
         As ``encode_tiled``.
@@ -137,14 +143,19 @@ def encode_im2col(
     boxes = [extent + last - first for extent, first, last in pixels]
     _require(min(boxes) > 0, f"the bounding box has no pixels: {boxes} between its corners")
     box = (channels_per_pixel, pixels_per_column)
-    return _pack(address, element_size, extents, strides, box, steps, swizzle, True, lower, upper)
+    record = _pack(address, element_size, extents, strides, box, steps, swizzle, to_tf32)
+    record["lower"][0, : len(lower)] = lower
+    record["upper"][0, : len(upper)] = upper
+    record["im2col"] = True
+    return record
 
 
 def encode(one: tensormaps.TensorMap, address: int) -> bytes:
     """What ``cupyconv.gpu.tensormaps.encode`` has the driver make."""
     tensor = (address, one.itemsize, one.extents, one.strides)
+    rules = {"swizzle": tensormaps.SWIZZLE, "to_tf32": one.itemsize == 4}
     if isinstance(one, tensormaps.TiledMap):
-        return encode_tiled(*tensor, one.box, swizzle=tensormaps.SWIZZLE).tobytes()
+        return encode_tiled(*tensor, one.box, **rules).tobytes()
     return encode_im2col(
         *tensor,
         one.lower,
@@ -152,7 +163,7 @@ def encode(one: tensormaps.TensorMap, address: int) -> bytes:
         one.channels,
         one.pixels,
         (1, *one.element_strides, 1),
-        swizzle=tensormaps.SWIZZLE,
+        **rules,
     ).tobytes()
 
 
@@ -203,15 +214,14 @@ def _check_inner(inner_bytes: int, swizzle: int) -> None:
         _require(inner_bytes == swizzle, f"the inner row fills {swizzle} bytes: got {inner_bytes}")
 
 
-def _pack(address, element_size, extents, strides, box, steps, swizzle, im2col, lower, upper):
+def _pack(address, element_size, extents, strides, box, steps, swizzle, to_tf32):
+    _require(element_size == 4 or not to_tf32, f"TF32 has 4 bytes: got {element_size}")
     record = np.zeros(1, _RECORD)
     record["magic"], record["base"] = _MAGIC, address
     record["stride"][0, : len(strides)] = strides
     record["extent"][0, : len(extents)] = [min(extent, (1 << 32) - 1) for extent in extents]
     record["box"][0, : len(box)] = box
     record["element_stride"][0, : len(steps)] = steps
-    record["lower"][0, : len(lower)] = lower
-    record["upper"][0, : len(upper)] = upper
     record["element_size"], record["rank"] = element_size, len(extents)
-    record["swizzle"], record["im2col"] = swizzle, im2col
+    record["swizzle"], record["to_tf32"] = swizzle, to_tf32
     return record

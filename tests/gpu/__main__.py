@@ -29,6 +29,7 @@ from typing import IO
 
 from cupyconv import arrays
 from cupyconv.bench import environment, places
+from tests.device import is_running
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = 3
@@ -72,9 +73,18 @@ class Outcome:
 
 
 def steps(out: Path, chip: str, bench_minutes: float) -> list[Step]:
-    """The steps in order; ``bench_minutes`` is what the benchmark may take."""
+    """The steps in order; ``bench_minutes`` is what the benchmark may take.
+
+    On emulated devices they are rehearsed: a sample of the tests, layers that take seconds there.
+    """
     python = sys.executable
     pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu/test_cupy.py")
+    program: tuple[str, ...] = ("-c", _CLI)
+    layers: tuple[str, ...] = ()
+    if is_running():
+        pytest += ("--part", "sample", "-m", "not slow")
+        program = ("-m", "tests.device.rehearsal")
+        layers = ("--config", "tests/device/rehearsal.toml")
     found = [
         Step("golden", (python, "-c", _GOLDEN, str(out)), 0.15),
         Step("tests", pytest, 0.4),
@@ -87,9 +97,9 @@ def steps(out: Path, chip: str, bench_minutes: float) -> list[Step]:
         )
         missing = "" if sanitizer else "compute-sanitizer is not installed (it is part of CUDA)"
         found.append(Step(tool, command, share, missing))
-    bench_gpu = (python, "-c", _CLI, "bench", "--device", "gpu", "--seconds", "0.05")
+    bench_gpu = (python, *program, "bench", "--device", "gpu", "--seconds", "0.05")
     bench = (
-        *(*bench_gpu, "--dtype", DTYPES, "--minutes", f"{bench_minutes:.2f}"),
+        *(*bench_gpu, *layers, "--dtype", DTYPES, "--minutes", f"{bench_minutes:.2f}"),
         *("--json", str(out / f"bench-{chip}.json"), "--plot", str(out / f"bench-{chip}.svg")),
     )
     found.append(Step("bench", bench, 1.0))

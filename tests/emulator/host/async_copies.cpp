@@ -407,6 +407,17 @@ static void check_global_rows(const LoadRequest& request) {
   });
 }
 
+// A TFLOAT32 map rounds to nearest, ties to even; infinities and NaN stay.
+static void round_to_tf32(std::vector<uint8_t>& line) {
+  for (size_t i = 0; i < line.size(); i += 4) {
+    uint32_t bits;
+    memcpy(&bits, &line[i], 4);
+    if ((bits & 0x7f800000) == 0x7f800000) continue;
+    bits = (bits + 0xfff + (bits >> 13 & 1)) & 0xffffe000;
+    memcpy(&line[i], &bits, 4);
+  }
+}
+
 static void copy_into_shared(const LoadRequest& request, uint8_t* window, uint32_t offset) {
   const TensorMapRecord& map = request.map;
   const size_t row_bytes = static_cast<size_t>(map.box[0]) * map.element_size;
@@ -417,6 +428,7 @@ static void copy_into_shared(const LoadRequest& request, uint8_t* window, uint32
       const size_t skip = static_cast<size_t>(source.first) * map.element_size;
       memcpy(&line[skip], source.start + skip,
              static_cast<size_t>(source.count) * map.element_size);
+      if (map.to_tf32) round_to_tf32(line);
     }
     for (size_t unit = 0; unit < row_bytes; unit += 16) {
       const uint32_t place =

@@ -22,6 +22,7 @@ struct TensorMapRecord {
   uint8_t rank;
   uint8_t swizzle;  // span in bytes: 0, 32, 64, 128
   uint8_t im2col;
+  uint8_t to_tf32;  // what is loaded is rounded to TF32
 };
 static_assert(sizeof(TensorMapRecord) <= 128, "fits into a CUtensorMap");
 

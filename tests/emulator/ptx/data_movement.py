@@ -114,6 +114,13 @@ def _bra(writer: KernelWriter, operands: list[str]) -> str:
     return f"goto {operands[0]};"
 
 
+@instruction("branch", r"brx\.idx(\.uni)?")
+def _brx(writer: KernelWriter, operands: list[str]) -> str:
+    labels = writer.targets(operands[1])
+    cases = " ".join(f"case {number}: goto {label};" for number, label in enumerate(labels))
+    return f"switch ({writer.read(operands[0], 'u32')}) {{ {cases} default: __trap(); }}"
+
+
 @instruction("branch", r"ret(\.uni)?|exit")
 def _ret(writer: KernelWriter, operands: list[str]) -> str:
     return "return;"

@@ -15,9 +15,11 @@ def main_loop(body: Scope, is_wanted: Callable[[Statement], bool]) -> list[bool]
     instructions: list[Statement] = []
     follows: list[set[int]] = []
     branches: list[tuple[int, str, list[dict[str, int]]]] = []
+    targets: dict[str, list[str]] = {}
 
     def walk(scope: Scope, outer: list[dict[str, int]]) -> None:
         labels: dict[str, int] = {}
+        targets.update(scope.targets)
         known = [labels, *outer]
         for item in scope.items:
             if isinstance(item, Scope):
@@ -27,10 +29,12 @@ def main_loop(body: Scope, is_wanted: Callable[[Statement], bool]) -> list[bool]
             elif not item.is_directive:
                 number = len(instructions)
                 instructions.append(item)
-                ends = re.match(r"bra\b|ret\b|exit\b|trap\b", item.opcode)
+                ends = re.match(r"bra\b|brx\b|ret\b|exit\b|trap\b", item.opcode)
                 follows.append(set() if ends and not item.guard else {number + 1})
                 if item.opcode.startswith("bra"):
                     branches.append((number, item.operands[0], known))
+                elif item.opcode.startswith("brx"):
+                    branches.extend((number, one, known) for one in targets[item.operands[1]])
 
     walk(body, [])
     for number, label, known in branches:

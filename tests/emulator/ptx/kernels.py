@@ -95,6 +95,7 @@ class KernelWriter:
         self._parameter_names: list[str] = []
         self._accumulator_lengths: list[int] = []
         self._accumulator_places: dict[str, str] = {}
+        self._targets: dict[str, list[str]] = {}
 
     # --- operands ---
     def read(self, text: str, type_name: str) -> str:
@@ -124,6 +125,12 @@ class KernelWriter:
         if space == "shared":
             return f"pointer(shared_base + u32({address}))"
         return f"pointer({'parameter_base + ' if space == 'param' else ''}{address})"
+
+    def targets(self, name: str) -> list[str]:
+        """The labels of a list that ``.branchtargets`` has named."""
+        if name not in self._targets:
+            raise PtxError(f"{name} is no list of labels")
+        return self._targets[name]
 
     def accumulators(self, names: list[str]) -> str:
         """The array that holds exactly these registers, which wgmma writes at its wait."""
@@ -250,6 +257,7 @@ class KernelWriter:
         return f"{kind} {', '.join(declared)};" if declared else ""
 
     def _scope(self, scope: Scope) -> Iterator[str]:
+        self._targets |= scope.targets
         if is_outermost := scope is self._entry.body:
             self._mentioned = {
                 name for one in scope.statements() for name in re.findall(r"%[\w$]+", one.text)

@@ -52,9 +52,14 @@ class Statement:
 
 @dataclass
 class Scope:
-    """Statements, labels (str) and inner scopes, in order."""
+    """Statements, labels (str) and inner scopes, in order.
+
+    Attributes:
+        targets: by the names of lists of labels (``.branchtargets``), these labels.
+    """
 
     items: list[Statement | str | Scope] = field(default_factory=list)
+    targets: dict[str, list[str]] = field(default_factory=dict)
 
     def statements(self) -> Iterator[Statement]:
         """Those of inner scopes too."""
@@ -127,7 +132,10 @@ def parse(text: str) -> Text:
             scopes.pop()
         elif match["statement"]:
             statement = Statement(line, " ".join(match["statement"].split()), place)
-            if scopes:
+            if scopes and statement.text.startswith(".branchtargets"):
+                name = scopes[-1].items.pop()
+                scopes[-1].targets[name] = split_at_commas(statement.text.partition(" ")[2])
+            elif scopes:
                 scopes[-1].items.append(statement)
             elif not statement.text.startswith(".extern .func"):  # a call of it is unknown
                 if ".func" in statement.text:

@@ -10,14 +10,18 @@ from .table import cpp_type, instruction, require_operands
 if TYPE_CHECKING:
     from .kernels import KernelWriter
 
+_WARPS_OF_THE_BLOCK = "s32(blockDim.x * blockDim.y * blockDim.z + 31) & ~31"
+"""Threads that a barrier waits for where the text does not say how many."""
+
 
 @instruction("barrier", r"(bar|barrier)(\.cta)?\.(?P<what>sync|arrive)(?P<aligned>\.aligned)?")
 def _bar_sync(writer: KernelWriter, operands: list[str], what: str, aligned: str | None) -> str:
     if operands == ["0"] and what == "sync":
         return "__syncthreads();"
-    number, threads = (writer.read(one, "s32") for one in (*operands, "0")[:2])
+    number, *threads = (writer.read(one, "s32") for one in operands)
+    count = threads[0] if threads else _WARPS_OF_THE_BLOCK
     wait = "true" if what == "sync" else "false"
-    return f"emulator::named_barrier({number}, {threads}, {wait});"
+    return f"emulator::named_barrier({number}, {count}, {wait});"
 
 
 @instruction("barrier", r"(bar|barrier)(\.cta)?\.red(\.aligned)?\.(?P<how>or|and)\.pred")
@@ -104,11 +108,11 @@ def _ldmatrix(writer: KernelWriter, operands: list[str], n: str, trans: str | No
 
 @instruction(
     "matrix store",
-    r"stmatrix\.sync\.aligned(\.m8n8)?\.x4(\.m8n8)?(?P<trans>\.trans)?\.shared(::cta)?\.b16",
+    r"stmatrix\.sync\.aligned(\.m8n8)?\.x(?P<n>[124])(\.m8n8)?(?P<trans>\.trans)?\.shared(::cta)?\.b16",
 )
-def _stmatrix(writer: KernelWriter, operands: list[str], trans: str | None) -> str:
+def _stmatrix(writer: KernelWriter, operands: list[str], n: str, trans: str | None) -> str:
     values, row = registers(writer, "r", operands[1], "u32"), writer.pointer(operands[0], "shared")
-    return f"{values} emulator::store_matrix(r, {row}, 4, {'true' if trans else 'false'});"
+    return f"{values} emulator::store_matrix(r, {row}, {n}, {'true' if trans else 'false'});"
 
 
 @instruction(

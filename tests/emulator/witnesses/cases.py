@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from .. import memory
 from ..module import EmulatedKernel, Outcome
 from ..reports import CheckerError
 from ..runtime import settings
-from . import cutlass, cutlass_sm90, triton_kernels
+from . import cutlass, cutlass_sm90, gluon_kernels, triton_kernels
 
 Finding = tuple[str, ...]
 """The kind of a report, and the files of its access and of the other one, if there is one."""
@@ -52,6 +52,14 @@ BARRIERS_NOT_FENCED: frozenset[Finding] = frozenset(
         # Triton initialises an mbarrier and hands it to TMA after a barrier of the block alone: the
         # chip's copies see what the block has stored there.
         ("missing-proxy-fence", "triton_source.py"),
+        ("missing-proxy-fence", "gluon_source.py"),
+    }
+)
+ALL_LANES_STORE_THE_SAME: frozenset[Finding] = frozenset(
+    {
+        # What all lanes of a warp have, each of them stores: one value to one place.
+        ("race", "gluon_source.py", "gluon_source.py"),
+        ("race", "standard.py", "standard.py"),
     }
 )
 
@@ -185,6 +193,125 @@ def _gemm_of_sm90(dtype: str, layouts: str, instance: tuple, size: tuple[int, in
     return outcome
 
 
+def _chain(name: str) -> Outcome:
+    m, k, middle, n, is_transposed = triton_kernels.CHAINS[name]
+    # Small, so that what is rounded between the two products is exact.
+    extents = ((m, k), (k, middle), (middle, n), (m, n))
+    a, b, v, d = (whole_numbers(*one, dtype="float16") // 4 for one in extents)
+    exact = a.astype(np.float64) @ b @ v + d
+    c = memory.empty((m, n), a.dtype, "c")
+    stored = np.ascontiguousarray(v.T) if is_transposed else v
+    held = (memory.array(one, role) for one, role in zip((a, b, stored, d), "abvd", strict=True))
+    outcome = triton_kernels.chain(name)(*held, c)
+    _same(c, exact.astype(a.dtype))
+    return outcome
+
+
+def _threefold_product() -> Outcome:
+    m, n, k = triton_kernels.THREEFOLD_SIZE
+    generator = np.random.default_rng(m)
+    # Of 23 bits: what TF32's nearest leaves of them is one of TF32 again, so that two parts are
+    # all of it.  Two parts that are cut off would not be.
+    a = (2 * generator.integers(-(2**23), 2**23, (m, k)) // 2 * 2).astype(np.float32)
+    b = np.eye(k, n, dtype=np.float32)[generator.permutation(k)] * generator.choice([-1, 1], n)
+    c = memory.empty((m, n), np.float32, "c")
+    held = memory.array(a, "a"), memory.array(b.astype(np.float32), "b")
+    outcome = triton_kernels.threefold()(*held, c)
+    _same(c, a @ b)
+    return outcome
+
+
+def _loaded_box_of_float32() -> Outcome:
+    box = gluon_kernels.BOX_OF_FLOAT32
+    # A third of them are ties, of either kind.
+    bits = np.random.default_rng(1).integers(0, 1 << 18, box.shape, np.uint32) << np.uint32(12)
+    bits |= np.random.default_rng(2).integers(0, 3, box.shape).astype(np.uint32) % 2
+    x, wanted = bits.view(np.float32), np.zeros(box.box, np.float32)
+    for index, place in _inside(box):
+        wanted[index] = x[place]
+    held, result = memory.array(x, "x"), memory.empty(box.box, x.dtype, "result")
+    launch = gluon_kernels.loaded_box_of_float32()
+    outcome = launch(*launch.described(held, to_tf32=True), result)
+    _same(result, gluon_kernels.rounded_to_tf32(wanted))
+    return outcome
+
+
+def _inside(box: gluon_kernels.Box) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Indices of a box's elements, and of the tensor's, where there are some."""
+    for index in np.ndindex(*box.box):
+        place = tuple(map(sum, zip(index, box.corner, strict=True)))
+        if all(0 <= at < extent for at, extent in zip(place, box.shape, strict=True)):
+            yield index, place
+
+
+def _loaded_box(axes: int, blocks: int) -> Outcome:
+    box = gluon_kernels.BOXES[axes]
+    x, wanted = whole_numbers(*box.shape, dtype="float16"), np.zeros(box.box, np.float16)
+    for index, place in _inside(box):
+        wanted[index] = x[place]
+    held, result = memory.array(x, "x"), memory.empty(box.box, x.dtype, "result")
+    launch = gluon_kernels.loaded_box(axes, blocks)
+    outcome = launch(*launch.described(held), result)
+    _same(result, wanted)
+    return outcome
+
+
+def _stored_box(axes: int) -> Outcome:
+    box = gluon_kernels.BOXES[axes]
+    values, wanted = whole_numbers(*box.box, dtype="float16"), np.full(box.shape, np.nan)
+    for index, place in _inside(box):
+        wanted[place] = values[index]
+    target = memory.empty(box.shape, values.dtype, "target")
+    launch = gluon_kernels.stored_box(axes)
+    outcome = launch(memory.array(values, "values"), *launch.described(target))
+    np.testing.assert_array_equal(target, wanted)
+    return outcome
+
+
+def _loaded_column(blocks: int) -> Outcome:
+    column = gluon_kernels.COLUMN
+    images, pixels, channels = column.shape
+    x = whole_numbers(*column.shape, dtype="float16")
+    first, last = column.corners[0], pixels - 1 + column.corners[1]
+    bases = [(n, w) for n in range(images) for w in range(first, last + 1, column.step)]
+    begin = bases.index(column.base)
+    wanted = np.zeros((column.pixels, channels), np.float16)
+    for row, (n, w) in zip(wanted, bases[begin:], strict=False):
+        if 0 <= w + column.tap < pixels:
+            row[:] = x[n, w + column.tap]
+    result = memory.empty(wanted.shape, x.dtype, "result")
+    outcome = gluon_kernels.run_column(blocks, memory.array(x, "x"), result)
+    _same(result, wanted)
+    return outcome
+
+
+def _product_without_swizzle(a_along_k: bool, b_along_k: bool) -> Outcome:
+    m, n, k = gluon_kernels.TILE
+    a, b = whole_numbers(m, k, dtype="float16"), whole_numbers(k, n, dtype="float16")
+    c = memory.empty((m, n), a.dtype, "c")
+    launch = gluon_kernels.product(a_along_k, b_along_k)
+    outcome = launch(memory.array(a, "a"), memory.array(b, "b"), c)
+    _same(c, (a.astype(np.float64) @ b).astype(a.dtype))
+    return outcome
+
+
+def _sums_by_parties() -> Outcome:
+    rows = sum(gluon_kernels.ROWS)
+    x = whole_numbers(rows, gluon_kernels.LENGTH, dtype="float32")
+    sums = memory.empty((rows,), x.dtype, "sums")
+    outcome = gluon_kernels.sums_by_parties()(memory.array(x, "x"), sums)
+    _same(sums, x.sum(1))
+    return outcome
+
+
+def _transposed_between_blocks() -> Outcome:
+    x = whole_numbers(gluon_kernels.EXCHANGED, gluon_kernels.EXCHANGED, dtype="float32")
+    y = memory.empty(x.shape, x.dtype, "y")
+    outcome = gluon_kernels.transposed_between_blocks()(memory.array(x, "x"), y)
+    _same(y, x.T)
+    return outcome
+
+
 def _triton_product(name: str) -> Outcome:
     product = triton_kernels.PRODUCTS[name]
     m, n, k = product.size
@@ -193,7 +320,7 @@ def _triton_product(name: str) -> Outcome:
         b = np.ascontiguousarray(b.T).T
     c = memory.empty((m, n), a.dtype, "c")
     held = memory.array(a, "a"), memory.array(b.T if product.is_transposed else b, "b")
-    outcome = triton_kernels.run(product, *held, c)
+    outcome = triton_kernels.run_product(name, *held, c)
     _same(c, (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype))
     return outcome
 
@@ -241,22 +368,77 @@ WITNESSES: dict[str, Witness] = {
     **{
         f"Triton {name}": Witness(
             partial(_triton_product, name),
-            partial(triton_kernels.kernel, product),
+            lambda name=name: triton_kernels.product(name).kernel,
             BARRIERS_NOT_FENCED if product.by_descriptor else frozenset(),
         )
         for name, product in triton_kernels.PRODUCTS.items()
     },
+    **{
+        f"Triton {name}": Witness(
+            partial(_chain, name), lambda name=name: triton_kernels.chain(name).kernel
+        )
+        for name in triton_kernels.CHAINS
+    },
+    "Triton 8.0 float32 by three": Witness(
+        _threefold_product, lambda: triton_kernels.threefold().kernel
+    ),
+    **{
+        f"Gluon 9.0 box of {axes} axes{' in a cluster' * (blocks - 1)}": Witness(
+            partial(_loaded_box, axes, blocks),
+            lambda axes=axes, blocks=blocks: gluon_kernels.loaded_box(axes, blocks).kernel,
+            BARRIERS_NOT_FENCED,
+        )
+        for axes in gluon_kernels.BOXES
+        for blocks in (1, 2)
+    },
+    "Gluon 9.0 box of float32": Witness(
+        _loaded_box_of_float32,
+        lambda: gluon_kernels.loaded_box_of_float32().kernel,
+        BARRIERS_NOT_FENCED,
+    ),
+    "Gluon 9.0 stored box": Witness(
+        partial(_stored_box, 4), lambda: gluon_kernels.stored_box(4).kernel
+    ),
+    **{
+        f"Gluon 9.0 column{' in a cluster' * (blocks - 1)}": Witness(
+            partial(_loaded_column, blocks),
+            lambda blocks=blocks: gluon_kernels.loaded_column(blocks).kernel,
+            BARRIERS_NOT_FENCED,
+        )
+        for blocks in (1, 2)
+    },
+    **{
+        f"Gluon 9.0 product without swizzle {'TN'[not a]}{'NT'[not b]}": Witness(
+            partial(_product_without_swizzle, a, b),
+            lambda a=a, b=b: gluon_kernels.product(a, b).kernel,
+        )
+        for a, b in ((True, False), (False, True))
+    },
+    "Gluon 9.0 sums by parties": Witness(
+        _sums_by_parties, lambda: gluon_kernels.sums_by_parties().kernel, ALL_LANES_STORE_THE_SAME
+    ),
+    "Gluon 9.0 transposed between blocks": Witness(
+        _transposed_between_blocks, lambda: gluon_kernels.transposed_between_blocks().kernel
+    ),
     **{
         f"CUTLASS 8.0 GEMM {name}": Witness(
             partial(_gemm_of_sm80, name, (128, 64, 96)), partial(cutlass.gemm_kernel, name)
         )
         for name in cutlass.GEMMS
     },
+    # Of which copies of 16, 4 and 8 bytes leave a part out.
     **{
-        f"CUTLASS 8.0 GEMM f16 {'x'.join(map(str, size))}": Witness(
-            partial(_gemm_of_sm80, "f16", size), cutlass.gemm_kernel, LOADS_WHAT_IT_DOES_NOT_USE
+        f"CUTLASS 8.0 GEMM {name} {'x'.join(map(str, size))}": Witness(
+            partial(_gemm_of_sm80, name, size),
+            partial(cutlass.gemm_kernel, name),
+            LOADS_WHAT_IT_DOES_NOT_USE,
         )
-        for size in ((64, 192, 40), (136, 72, 160))
+        for name, size in (
+            ("f16", (64, 192, 40)),
+            ("f16", (136, 72, 160)),
+            ("f16-copies-of-4", (64, 64, 42)),
+            ("f64", (64, 64, 21)),
+        )
     },
     **{
         f"CUTLASS 8.0 {pass_} {name}": Witness(

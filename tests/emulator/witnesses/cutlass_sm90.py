@@ -27,7 +27,8 @@ _MOST_PARAMETER_BYTES = 4096
 _PARAMETER_ALIGNMENT = 64
 
 # Bytes of an element by CUtensorMapDataType.
-_ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4, 12: 4}
+_ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4}
+_TF32 = 11  # of these
 
 _INT, _UNSIGNED = ctypes.c_int, ctypes.c_uint
 _POINTER = ctypes.c_void_p
@@ -204,6 +205,7 @@ def _tiled(type_, rank, address, extents, strides, box, steps, swizzle) -> bytes
         steps[:rank],
         tensormap.SWIZZLES[swizzle],
         nested=False,
+        to_tf32=type_ == _TF32,
     ).tobytes()
 
 
@@ -222,6 +224,7 @@ def _im2col(
         steps[:rank],
         tensormap.SWIZZLES[swizzle],
         nested=False,
+        to_tf32=type_ == _TF32,
     ).tobytes()
 
 

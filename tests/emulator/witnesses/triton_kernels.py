@@ -1,4 +1,4 @@
-"""Matrix products that Triton's compiler makes, as they are launched here.
+"""Kernels that Triton's compiler makes, as they are launched here: products of matrices.
 
 What lies where in shared memory and in registers, and what is waited for, is Triton's doing: it
 shares no code with CUTLASS.  Triton compiles for a chip that is not there.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from .. import driver, tensormap
 from ..build import cache_directory
-from ..module import EmulatedKernel, EmulatedModule, Outcome
+from ..module import EmulatedModule, Outcome
 from . import MissingError, well_aligned
 
 _POINTEES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
@@ -59,85 +61,155 @@ PRODUCTS = {
 }
 
 
-@cache
-def _compiled(product: Product) -> Any:
-    """What Triton makes of it."""
-    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))
-    try:
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-    except ImportError as error:
-        raise MissingError(
-            f"{error.name} is missing: pip install 'cupyconv[test,witnesses]'"
-        ) from None
-    from . import triton_source
+CHAINS = {
+    "8.0 f16 chain": (64, 16, 16, 16, False),
+    "8.0 f16 narrow chain": (64, 16, 16, 8, False),
+    "8.0 f16 narrow chain transposed": (64, 16, 16, 8, True),
+}
+"""Of (a b) v: rows of a, of b, of v, columns of v, and whether v lies column by column.  What is
+multiplied by v is in registers, as it was computed.  Of a narrow one, a warp loads two matrices at
+once."""
 
-    pointee, (m, n, k) = _POINTEES[product.dtype], product.tile
-    if product.by_descriptor:
-        function = triton_source.product_by_descriptor
-        types = [f"tensordesc<{pointee}[{i}, {j}]>" for i, j in ((m, k), (k, n), (m, n))] + ["i32"]
-        chosen = product.tile
-        aligned = range(3, 4)
-    else:
-        function = triton_source.product
-        types = [f"*{pointee}"] * 3 + ["i32"] * 3
-        chosen = (*product.tile, product.is_transposed)
-        aligned = range(6)
-    signature = dict(zip(function.arg_names, types + ["constexpr"] * len(chosen), strict=True))
-    source = ASTSource(
-        function,
-        signature,
-        {(len(types) + place,): value for place, value in enumerate(chosen)},
-        {(place,): _ALIGNED for place in aligned},
-    )
-    capability = int(re.sub(r"\D", "", product.chip))
-    return triton.compile(
-        source,
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": WARPS, "num_stages": 3, "enable_fp_fusion": True},
-    )
+THREEFOLD_SIZE = (64, 32, 32)
+"""m, n and k of the product that is accurate to float32."""
 
 
-@cache
-def kernel(product: Product) -> EmulatedKernel:
-    """The kernel of a product.
+@dataclass(frozen=True)
+class Specialised:
+    """A kernel of Triton's, as it is compiled.
 
-    Raises:
-        MissingError: Triton is not installed.
+    Attributes:
+        source: the module of this folder, and the function's name.
+        chip: as of a product.
+        types: of its arguments, as Triton writes them.
+        constants: the arguments after these.
+        aligned: places of the arguments that are multiples of 16.
+        blocks: of a cluster.
     """
-    made = _compiled(product)
-    text = well_aligned(made.asm["ptx"])
-    module = EmulatedModule.from_ptx(text, "triton", chip=driver.chip_of(product.chip))
-    found = module.get_function(made.metadata.name)
-    found.allow(made.metadata.shared)
-    return found
+
+    source: tuple[str, str]
+    chip: str
+    types: Sequence[str]
+    constants: Sequence[Any]
+    aligned: Sequence[int] = ()
+    blocks: int = 1
+
+    def compiled(self) -> Any:
+        """What Triton makes of it.
+
+        Raises:
+            MissingError: Triton is not installed.
+        """
+        os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))
+        try:
+            import triton
+            from triton.backends.compiler import GPUTarget
+            from triton.compiler import ASTSource
+            from triton.experimental.gluon._runtime import GluonASTSource
+        except ImportError as error:
+            raise MissingError(
+                f"{error.name} is missing: pip install 'cupyconv[test,witnesses]'"
+            ) from None
+        file, name = self.source
+        function = getattr(import_module(f".{file}", __package__), name)
+        types = [*self.types, *["constexpr"] * len(self.constants)]
+        source = (GluonASTSource if file.startswith("gluon") else ASTSource)(
+            function,
+            dict(zip(function.arg_names, types, strict=True)),
+            {(len(self.types) + place,): value for place, value in enumerate(self.constants)},
+            {(place,): _ALIGNED for place in self.aligned},
+        )
+        options = {"num_warps": WARPS, "num_ctas": self.blocks, "num_stages": 3}
+        return triton.compile(
+            source,
+            target=GPUTarget("cuda", int(re.sub(r"\D", "", self.chip)), 32),
+            options={**options, "enable_fp_fusion": True},
+        )
 
 
-def run(product: Product, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Outcome:
-    """Launches it on arrays of ``memory``; sizes are those of the product."""
-    m, n, k = product.size
-    metadata = _compiled(product).metadata
+class Launcher:
+    """A kernel of Triton's, and how it is launched."""
+
+    def __init__(self, specialised: Specialised) -> None:
+        """Raises MissingError: Triton is not installed."""
+        made = specialised.compiled()
+        text, chip = well_aligned(made.asm["ptx"]), driver.chip_of(specialised.chip)
+        module = EmulatedModule.from_ptx(text, "triton", chip=chip)
+        self.kernel = module.get_function(made.metadata.name)
+        self.kernel.allow(made.metadata.shared)
+        self._metadata, self._blocks = made.metadata, specialised.blocks
+
+    def __call__(self, *arguments: Any, grid: tuple[int, ...] = (1,)) -> Outcome:
+        """Runs clusters of the grid, on arrays of ``memory``."""
+        first, *rest = grid
+        return self.kernel(
+            (first * self._blocks, *rest),
+            (32 * self._metadata.num_warps,),
+            [*arguments, None, None],  # memory of a kernel that asks for it
+            self._metadata.shared,
+        )
+
+    def described(self, array: np.ndarray, number: int = 0, to_tf32: bool = False) -> list[Any]:
+        """A tensor as Triton's launcher passes it: its map, its extents and its strides.
+
+        Args:
+            array: of ``memory``.
+            number: which of the kernel's descriptors it is.
+            to_tf32: load it as TF32 (Triton's ``round_f32_to_tf32``).
+        """
+        meta = self._metadata.tensordesc_meta[number]
+        encoded = tensormap.encode_tiled(
+            array.ctypes.data,
+            array.itemsize,
+            array.shape[::-1],
+            array.strides[-2::-1],
+            meta["block_size"][::-1],
+            swizzle=tensormap.SWIZZLES[meta["swizzle"]],
+            to_tf32=to_tf32,
+        )
+        return [encoded, *extents_and_strides(array)]
+
+
+def extents_and_strides(array: np.ndarray) -> list[Any]:
+    """As they follow a tensor's map."""
+    strides = [np.uint64(stride // array.itemsize) for stride in array.strides]
+    return [*map(np.int32, array.shape), *strides]
+
+
+@cache
+def product(name: str) -> Launcher:
+    """One of PRODUCTS; raises as ``Launcher``."""
+    chosen = PRODUCTS[name]
+    pointee, (m, n, k) = _POINTEES[chosen.dtype], chosen.tile
+    if chosen.by_descriptor:
+        types = [f"tensordesc<{pointee}[{i}, {j}]>" for i, j in ((m, k), (k, n), (m, n))] + ["i32"]
+        source = ("triton_source", "product_by_descriptor")
+        return Launcher(Specialised(source, chosen.chip, types, chosen.tile, (3,)))
+    types, constants = [f"*{pointee}"] * 3 + ["i32"] * 3, (*chosen.tile, chosen.is_transposed)
+    source = ("triton_source", "product")
+    return Launcher(Specialised(source, chosen.chip, types, constants, range(6)))
+
+
+def run_product(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Outcome:
+    """Launches one of PRODUCTS on arrays of ``memory``."""
+    chosen, launcher = PRODUCTS[name], product(name)
+    m, n, k = chosen.size
     arguments: list[Any] = [a, b, c, np.int32(m), np.int32(n), np.int32(k)]
-    if product.by_descriptor:
-        described = zip((a, b, c), metadata.tensordesc_meta, strict=True)
-        arguments = [one for array, meta in described for one in _described(array, meta)]
-        arguments.append(np.int32(k))
-    arguments += [None, None]  # memory of a kernel that asks for it
-    grid = (-(-m // product.tile[0]), -(-n // product.tile[1]))
-    return kernel(product)(grid, (32 * WARPS,), arguments, metadata.shared)
+    if chosen.by_descriptor:
+        described = (launcher.described(one, number) for number, one in enumerate((a, b, c)))
+        arguments = [part for one in described for part in one] + [np.int32(k)]
+    return launcher(*arguments, grid=(-(-m // chosen.tile[0]), -(-n // chosen.tile[1])))
 
 
-def _described(array: np.ndarray, meta: dict[str, Any]) -> list[Any]:
-    """A matrix as Triton's launcher passes it: its map, its extents and its strides."""
-    rows, columns = array.shape
-    encoded = tensormap.encode_tiled(
-        array.ctypes.data,
-        array.itemsize,
-        (columns, rows),
-        (columns * array.itemsize,),
-        meta["block_size"][::-1],
-        swizzle=tensormap.SWIZZLES[meta["swizzle"]],
-    )
-    extents = [np.int32(rows), np.int32(columns)]
-    return [encoded, *extents, np.uint64(columns), np.uint64(1)]
+@cache
+def chain(name: str) -> Launcher:
+    """One of CHAINS; raises as ``Launcher``."""
+    source = ("triton_source", "chain")
+    return Launcher(Specialised(source, "sm_80", ["*fp16"] * 5, CHAINS[name], range(5)))
+
+
+@cache
+def threefold() -> Launcher:
+    """A product of float32 by three of TF32; raises as ``Launcher``."""
+    source = ("triton_source", "threefold_product")
+    return Launcher(Specialised(source, "sm_80", ["*fp32"] * 3, THREEFOLD_SIZE, range(3)))

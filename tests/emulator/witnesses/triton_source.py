@@ -1,4 +1,4 @@
-"""A matrix product in Triton's language."""
+"""Matrix products in Triton's language."""
 
 import triton
 import triton.language as tl
@@ -53,3 +53,35 @@ def product_by_descriptor(
     for start in range(0, k, BLOCK_K):
         total = tl.dot(a.load([row, start]), b.load([start, column]), total)
     c.store([row, column], total.to(c.dtype))
+
+
+@triton.jit
+def chain(
+    a,
+    b,
+    v,
+    d,
+    c,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    L: tl.constexpr,
+    N: tl.constexpr,
+    IS_TRANSPOSED: tl.constexpr,
+):
+    """c = (a b) v + d, of one tile."""
+    rows, depth = tl.arange(0, M)[:, None], tl.arange(0, K)
+    middle, columns = tl.arange(0, L), tl.arange(0, N)[None, :]
+    right = tl.load(b + depth[:, None] * L + middle[None, :])
+    inner = tl.dot(tl.load(a + rows * K + depth[None, :]), right)
+    of_v = v + (columns * L + middle[:, None] if IS_TRANSPOSED else middle[:, None] * N + columns)
+    total = tl.dot(inner.to(a.dtype.element_ty), tl.load(of_v))
+    total += tl.load(d + rows * N + columns)
+    tl.store(c + rows * N + columns, total.to(c.dtype.element_ty))
+
+
+@triton.jit
+def threefold_product(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """c = a b, of one tile, each float32 the sum of two of TF32."""
+    rows, depth, columns = tl.arange(0, M)[:, None], tl.arange(0, K), tl.arange(0, N)[None, :]
+    left, right = tl.load(a + rows * K + depth[None, :]), tl.load(b + depth[:, None] * N + columns)
+    tl.store(c + rows * N + columns, tl.dot(left, right, input_precision="tf32x3"))

@@ -1,0 +1,47 @@
+"""Mutants of the host code: what they are and which tests judge them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.device import mutants
+from tests.emulator.mutants import equivalent_mutants
+
+
+def test_arguments_are_about_mutants_that_there_are() -> None:
+    existing = {(one.file, one.source, one.change) for one in mutants.all_mutants()}
+    assert set(equivalent_mutants(mutants.EQUIVALENT)) <= existing
+
+
+def test_a_mutant_is_in_a_statement() -> None:
+    found = mutants.all_mutants("tensormaps")
+    statements = [mutants.lines_of_statement(one) for one in found]
+    assert all(one.line in lines for one, lines in zip(found, statements, strict=True))
+    assert max(map(len, statements)) < 20
+
+
+def test_tests_that_run_a_mutants_statement_judge_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mutant, *_) = mutants.all_mutants("launch")
+    line = max(mutants.lines_of_statement(mutant))
+    covered = {
+        "": {"seconds": 0.0, "lines": {}},
+        "slow": {"seconds": 2.0, "lines": {mutant.file: [line]}},
+        "quick": {"seconds": 1.0, "lines": {mutant.file: [line]}},
+        "elsewhere": {"seconds": 0.5, "lines": {mutant.file: [10**6]}},
+    }
+    judge = mutants.Judge(tmp_path, seconds=60)
+    monkeypatch.setattr(mutants, "files_of", lambda _: [mutants.Tests("tests/a.py", True)])
+    monkeypatch.setattr(judge, "covered", lambda _: covered)
+    asked = []
+    monkeypatch.setattr(judge, "_killer", lambda *given: asked.append(given[2]) or "quick")
+    assert judge.judge(mutant) == "killed by quick"
+    assert asked == [["quick", "slow"]]
+    again = mutants.Judge(tmp_path, seconds=60)  # what was killed is known
+    assert again.judge(mutant) == "killed by quick"
+    (kept,) = (tmp_path / "killed.jsonl").read_text().splitlines()
+    assert json.loads(kept)[1] == "killed by quick"

@@ -91,6 +91,8 @@ def options_of(command: list[str]) -> set[str]:
             click.Context(main), command[1] if command[1] in COMMANDS else "explain"
         )
         return {option for one in found.params for option in (*one.opts, *one.secondary_opts)}
+    if command[2:4] == ["tests.device", "-m"]:  # another program, on emulated devices
+        return options_of(["python", *command[3:]])
     spec = importlib.util.find_spec(command[2])
     assert spec is not None, f"no module {command[2]}"
     folder = spec.submodule_search_locations
@@ -188,7 +190,7 @@ def test_pictures_are_of_the_launches(family):
         for macro, words in (
             ("TILE_P", "{} x"),
             ("STAGES", "{} "),
-            ("FILTER_S", "{} "),
+            ("TILE_COLUMNS", "x {} pixels"),
         ):
             found = re.search(rf"\b{macro}=(\d+)", drawn.facts["macros"])
             if found:

@@ -45,7 +45,7 @@ _remembered: dict[tuple[Request, str], PassPlan] = {}
 _measuring = Lock()
 
 
-def fastest(request: Request, impl: str, run: Run, load: Load = lambda ways: None) -> PassPlan:
+def fastest(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
     """The fastest way to compute a pass, measured unless it is remembered.
 
     Args:

@@ -40,6 +40,7 @@ from cupyconv.problem import (
     dtype_name,
     named_problem,
     require_output,
+    require_problem,
     shape_text,
     transposed_problem,
 )
@@ -548,6 +549,7 @@ def prepare(
         ConvError: w is not the problem's filter; a word is unknown; or as for ``plan``.
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
+    require_problem("prepare", problem)
     require_words(None, precision)
     wanted = (passes,) if isinstance(passes, str) else tuple(dict.fromkeys(passes))
     for word in wanted:
@@ -605,6 +607,7 @@ def plan(
             be measured on another device than the current GPU.
         DeviceError: it is to be measured and there is no GPU.
     """
+    require_problem("plan", problem)
     limit = cupyconv.workspace_limit if workspace_limit is None else workspace_limit
     if measure:
         return _measured_plan(problem, device, impl, precision, limit)

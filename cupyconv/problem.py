@@ -815,6 +815,19 @@ def transposed_problem(
     return problem
 
 
+def require_problem(function: str, given: object) -> None:
+    """Check that what a function was given as its problem is one.
+
+    Raises:
+        ConvTypeError: it is not.
+    """
+    if not isinstance(given, ConvProblem):
+        raise ConvTypeError(
+            f"{function} takes a ConvProblem: got {type(given).__name__}. Make one with "
+            "cupyconv.ConvProblem(x.shape, w.shape, stride=...)"
+        )
+
+
 def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> None:
     """``ConvProblem.require_output_gradient``, whose errors call the tensors by these names."""
     x, w, y = names[:3]

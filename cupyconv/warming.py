@@ -12,7 +12,7 @@ import cupyconv
 from cupyconv import arrays, backends, markup, measuring, operations
 from cupyconv.backends import GpuBackend, Run
 from cupyconv.cpu.threads import cores
-from cupyconv.errors import ConvError, DeviceError, unknown_word
+from cupyconv.errors import ConvError, DeviceError, shown, unknown_word
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.gpu import compiler, launch
 from cupyconv.gpu.compiler import Variant
@@ -26,7 +26,7 @@ from cupyconv.planning import (
 )
 from cupyconv.planning.device import DEVICES
 from cupyconv.planning.strides import Strides
-from cupyconv.problem import PASSES, ConvProblem
+from cupyconv.problem import PASSES, ConvProblem, require_problem
 
 LAYOUTS = (CHANNELS_FIRST, CHANNELS_LAST)
 """Memory orders that all tensors of a layer may have."""
@@ -184,6 +184,7 @@ def warm(
         The kernels, with what loads each and how long it took.
 
     Raises:
+        ConvTypeError: what should be a problem is none.
         ConvError: a word is unknown, the device is no GPU, an implementation does not take a
             problem, or the cache cannot keep what is compiled.
         DeviceError: CuPy or its compiler is missing; or there is no GPU and no device is given.
@@ -196,7 +197,7 @@ def warm(
         workspace_limit=workspace_limit,
         measure=measure,
     )
-    for problem in (problems,) if isinstance(problems, ConvProblem) else problems:
+    for problem in problems if isinstance(problems, Iterable) else (problems,):
         ahead.add(problem, passes, transposed=transposed, activation=activation, layout=layout)
     return ahead.compile(threads)
 
@@ -232,6 +233,7 @@ class Ahead:
         layout: str | None = None,
     ) -> None:
         """Add what some passes of a layer will load."""
+        require_problem("warm", problem)
         operations.require_words(activation, self._precision)
         operations.require_activation(activation, problem)
         if layout not in (None, *LAYOUTS):
@@ -255,9 +257,11 @@ class Ahead:
         Raises:
             ConvError, DeviceError, KernelCompileError: as for ``warm``.
         """
-        if threads is not None and threads < 1:
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise ConvError(
-                "at least one thread must compile", f"got {threads}", "Leave it out for all cores"
+                "threads must be how many compile, 1 at least",
+                f"got {shown(threads)}",
+                "Leave it out for one on each core",
             )
         folder = _cache()
         begun = time.perf_counter()

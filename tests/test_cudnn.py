@@ -237,7 +237,7 @@ def test_auto_tune_measures_unless_deterministic_is_asked_for(
 ):
     layer, tried = Layer("float32", 2, 1, 1), []
 
-    def fastest(request, impl, run):
+    def fastest(request, impl, run, load):
         tried.append(request.pass_)
         return measuring.contenders(request, impl, 1)[0]
 

@@ -28,7 +28,6 @@ HELD = {
         "cuda-hopper-bf16x6",
         ["OHWI in 3 planes of bfloat16"],
     ),
-    "halos": (LAYER, "ieee", "cuda-hopper-halo", ["OHWI"]),
 }
 """A layer with its precision and implementation, and the forms that its filter is held in."""
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, DeviceError, arrays, backends, warming
+from cupyconv import ConvError, ConvProblem, ConvTypeError, DeviceError, arrays, backends, warming
 from cupyconv.cli.main import main
 from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import compiler, launch
@@ -248,7 +248,8 @@ def test_what_does_not_compile_keeps_nothing_else_from_it(folder, compilations, 
         ({"precision": "fp8"}, "unknown precision: 'fp8'"),
         ({"layout": "NHWC"}, "unknown layout: 'NHWC'"),
         ({"impl": "cuda-hopper"}, "the implementation must fit the problem"),
-        ({"threads": 0}, "at least one thread must compile: got 0"),
+        ({"threads": 0}, "threads must be how many compile, 1 at least: got 0"),
+        ({"threads": 1.5}, "threads must be how many compile, 1 at least: got 1.5"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -258,6 +259,20 @@ def test_wrong_words(folder, compilations, words, said):
     assert said in str(error.value)
     assert compilations == []
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("warm", lambda given: cupyconv.warm([SMALL, given], "sm_80")),
+        ("plan", lambda given: cupyconv.plan(given, "sm_80")),
+        ("prepare", lambda given: cupyconv.prepare(np.ones((3, 2, 3, 3)), given)),
+    ],
+)
+def test_what_is_no_problem_is_refused(folder, compilations, name, call):
+    with pytest.raises(ConvTypeError, match=f"{name} takes a ConvProblem: got tuple. Make one"):
+        call(SMALL.input_shape)
+    assert compilations == []
 
 
 def test_activations_are_of_real_numbers(folder):

@@ -20,7 +20,7 @@ from cupyconv.explaining.terms import LETTERS, Element, counted_large
 from cupyconv.explaining.translate import Translation
 from cupyconv.explaining.values import OPERANDS, RESULTS, Kind, Values
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
-from cupyconv.problem import PASSES, ConvAxis, ConvProblem, shape_text
+from cupyconv.problem import PASSES, ConvAxis, ConvProblem, require_problem, shape_text
 
 if TYPE_CHECKING:
     from cupyconv.explaining.page import Page
@@ -68,11 +68,7 @@ def explain(
         ConvError: an array does not have the shape that the problem says, or ``values`` is no
             such word.
     """
-    if not isinstance(problem, ConvProblem):
-        raise ConvTypeError(
-            f"explain takes a ConvProblem: got {type(problem).__name__}. Make one with "
-            "cupyconv.ConvProblem(x.shape, w.shape, stride=...)"
-        )
+    require_problem("explain", problem)
     if values is not None:
         numbers.require_kind("values", values)
     given = {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw}

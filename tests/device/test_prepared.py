@@ -14,12 +14,11 @@ from tests.device.test_order import ORDERS, in_disorder
 
 BY_NAME = {case.name: case.problem for case in HOPPER_CASES}
 CASES = {
-    "channels first": ("phases_of_one_two_and_four_taps", "NCHW", "float16", "ieee", ""),
-    "halos": ("one_tile", "NCHW", "float16", "ieee", "-halo"),
-    "planes": ("one_tile", "NHWC", "float32", "bf16x6", "-bf16x6"),
-    "tf32": ("few_channels", "NCHW", "float32", "tf32", ""),
+    "channels first": ("phases_of_one_two_and_four_taps", "NCHW", "float16", "ieee", "cuda-hopper"),
+    "planes": ("one_tile", "NHWC", "float32", "bf16x6", "cuda-hopper-bf16x6"),
+    "tf32": ("few_channels", "NCHW", "float32", "tf32", "cuda-hopper"),
 }
-"""A problem, its format, dtype and precision, and which of the Hopper families computes it."""
+"""A problem, its format, dtype and precision, and the family that computes it."""
 
 
 @pytest.fixture
@@ -48,11 +47,11 @@ def launched(monkeypatch):
 
 def layer(case):
     """The arrays of a layer, its rules, and how its passes are computed."""
-    name, data_format, dtype, precision, family = CASES[case]
+    name, data_format, dtype, precision, impl = CASES[case]
     filters = "OIHW" if data_format == "NCHW" else "OHWI"
     problem = in_formats(BY_NAME[name], data_format, filters).replace(dtype=dtype)
     data = random_data(problem)
-    how = {"precision": precision, "impl": f"cuda-hopper{family}"}
+    how = {"precision": precision, "impl": impl}
     return problem, *map(cupy.asarray, (data.x, data.w, data.dy, data.bias)), how
 
 

@@ -143,7 +143,8 @@ def conv_forward(
         bias: (K,), of x's dtype and home.
         stride, padding, dilation, groups, data_format, filter_format: as for ConvProblem.
         activation: None, "relu", "silu" or "gelu" (the exact one, with erf); None of complex
-            numbers, which are not ordered.
+            numbers, which are not ordered.  The functions of the gradients know of none: their dy
+            is with respect to what it is applied to.
         precision: "ieee" keeps float32 arithmetic float32: a value changes only the results that
             read it, subnormals stay, and errors are at most twice those of a plain sum, whatever
             the magnitudes.  "tf32" permits tensor cores to round float32 operands to 10 bits of

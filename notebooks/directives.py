@@ -114,9 +114,11 @@ class Explained(SphinxDirective):
         name = self.arguments[0]
         _, title = explained(name)
         shown = pictures.escape(title)
+        command = f"cupyconv explain --preset {name} --open"
+        words = " ".join(f'<span class="pre">{word}</span>' for word in command.split())
         frame = (
             f'<p><a href="gallery/{name}.html">On a page of its own</a>, as '
-            f"<code>cupyconv explain --preset {name} --open</code> shows it.</p>"
+            f'<code class="docutils literal">{words}</code> shows it.</p>'
             f'<iframe class="page" loading="lazy" src="gallery/{name}.html" title="{shown}">'
             "</iframe>"
         )

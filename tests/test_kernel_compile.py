@@ -96,9 +96,10 @@ def test_generic_kernels_compile_without_spills(architecture, every, source):
             assert found["LDL"] + found["STL"] == 0, "an array went to local memory"
 
 
-@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
-def test_bias_kernel_compiles_without_spills(architecture):
-    for dtype, index, last in product(launch.STORAGE, ("int", "long long"), (0, 1)):
+@pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
+def test_bias_kernel_compiles_without_spills(architecture, every):
+    variants = product(launch.STORAGE, ("int", "long long"), (0, 1))
+    for dtype, index, last in in_turn(variants, architecture, every):
         _, log = compiler.compile_cubin(
             sources.load("conv_backprop_bias.cu"), bias_defines(dtype, index, last), architecture
         )
@@ -196,13 +197,14 @@ def require_gather_instructions(defines, found, architecture):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("storage", ["half_t", "float", "double"])
-def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage):
-    """Every tile, operands along k and not, in pieces and one by one."""
+def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage, every):
+    """Every tile, operands along k and not, in pieces and one by one; each other, or all."""
     itemsize = ITEMSIZES[storage]
     tiles = [tile for tile in FAMILIES["cuda-gather"].tiles if tile.itemsize == itemsize]
     accesses = ((0, 1, 0, 1), (1, 1, 0, 1), (1, 0, 0, 0), (2, 0, 0, 1), (2, 1, 1, 0))
-    for tile, split, (pass_, a, b, pieces) in product(tiles, (0, 1), accesses):
+    for tile, split, (pass_, a, b, pieces) in list(product(tiles, (0, 1), accesses))[::every]:
         vector = 16 // itemsize if pieces else 1
         defines = {
             **tile_defines("float16", "long long", tile),

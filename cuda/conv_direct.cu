@@ -21,13 +21,13 @@
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE, INDEX,
 // OUTS, INS, VECTOR, TILE_ROWS, TILE_COLUMNS, LANES (threads along channels), STRIPS (threads along
-// tiles), RESULT_CHANNELS or RESULT_COLUMNS (results moved at once, whichever are neighbours in
-// memory), SOURCE_CHANNELS or SOURCE_COLUMNS (the same of sources), SHIFT (columns from one that a
-// piece of the source begins with to the first under a tile), INSIDE_FROM and INSIDE_TO (those columns
-// from there that are in the source under every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_H,
-// STRIDE_W, DILATION_H, DILATION_W, PHASE_H, PHASE_W (padding before modulo stride), TAP_ROWS and
-// SHARE (all but in backprop-filter), RAGGED (whether tiles reach beyond the last row or column),
-// ACTIVATION (of the forward pass).
+// tiles), RESIDENT (blocks of a multiprocessor that there are registers for), RESULT_CHANNELS or
+// RESULT_COLUMNS (results moved at once, whichever are neighbours in memory), SOURCE_CHANNELS or
+// SOURCE_COLUMNS (the same of sources), SHIFT (columns from one that a piece of the source begins
+// with to the first under a tile), INSIDE_FROM and INSIDE_TO (those columns from there that are in the
+// source under every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W,
+// PHASE_H, PHASE_W (padding before modulo stride), TAP_ROWS and SHARE (all but in backprop-filter),
+// RAGGED (whether tiles reach beyond the last row or column), ACTIVATION (of the forward pass).
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "maps.cuh"
@@ -38,7 +38,6 @@ using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 
 constexpr int THREADS = LANES * STRIPS;
-constexpr int RESIDENT = 4;  // blocks of a multiprocessor that there are registers for
 
 constexpr bool DEPTHWISE = OUTS == 1 && INS == 1;
 static_assert(DEPTHWISE || OUTS % VECTOR == 0, "a thread's channels are of one group");
@@ -227,8 +226,9 @@ struct SourceRow {
 // A lane's part is an odd number of 16-byte chunks, from which lanes read without a bank conflict.
 struct Filter {
   static constexpr int CHUNK = 16 / sizeof(Accumulator);
-  static constexpr int PART = (FILTER_S * INS * VECTOR + CHUNK - 1) / CHUNK;
-  alignas(16) Accumulator part[FILTER_T * FILTER_R][LANES][(PART | 1) * CHUNK];
+  static constexpr int USED = FILTER_S * INS * VECTOR;
+  static constexpr int PART = ((USED + CHUNK - 1) / CHUNK | 1) * CHUNK;
+  alignas(16) Accumulator part[FILTER_T * FILTER_R][LANES][PART];
 
   // A thread brings the taps of a row of one channel at a time.
   __device__ __forceinline__ void stage(const Storage* w, Index channels, const ConvParameters& p) {
@@ -250,6 +250,10 @@ struct Filter {
         for (int j = 0; j < INS; ++j)
           part[row][of_block / VECTOR][(s * INS + j) * VECTOR + of_block % VECTOR] =
               Numeric<Storage>::widen(taps[s * static_cast<Index>(p.w_stride[4]) + j * step]);
+      // Whole chunks are loaded.
+      if (of_block % VECTOR == 0)
+#pragma unroll
+        for (int e = USED; e < PART; ++e) part[row][of_block / VECTOR][e] = 0;
     }
   }
 };
@@ -356,6 +360,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                 Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {
   constexpr int SUMS = DEPTHWISE ? 1 : SHARE;  // a tap's sums for each channel of the thread
+  // What a row's last level reads is not where the next one's first level writes.
+  static_assert(STRIPS > 2, "levels of a row do not overlap with those of the next");
   __shared__ Accumulator level[STRIPS][LANES][FILTER_S * SUMS * VECTOR];
   const Index channels = static_cast<Index>(p.groups) * OUTS;
   const Thread thread(channels);
@@ -430,7 +436,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
   for (int r = 0; r < TAP_ROWS; ++r) {
     Accumulator(&own)[FILTER_S][SUMS][VECTOR] = sum[r];
-    __syncthreads();  // the sums of the row before are read
 #pragma unroll
     for (int strips = STRIPS; strips > 1; strips = (strips + 1) / 2) {
       // The upper half of the strips gives its sums to the lower one.

@@ -316,7 +316,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
       inside[piece] =
           window.locate(mine.warp, mine.column - SHIFT + piece * VECTOR, offset[piece]);
     for (int first = mine.first_line; first < COUNT; first += TURN * Mine::STEP) {
-      unsigned loaded[TURN][(PIECES * VECTOR + 1) / 2];
+      unsigned loaded[TURN][PIECES * VECTOR / 2];
 #pragma unroll
       for (int turn = 0; turn < TURN; ++turn) {
         const int line = first + turn * Mine::STEP;

@@ -252,8 +252,9 @@ def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     _grid(canvas, side, top, across * cell, down * cell, across, down)
     _box(canvas, side, top, cell, cell, _MARK, "its output")
     canvas.text(side, top + down * cell + 18, "a row of the input serves every")
-    canvas.text(side, top + down * cell + 36, "row of the tile that it is under")
-    block = top + max(rows, down + 2) * cell + 30
+    canvas.text(side, top + down * cell + 36, "row of the tile that it is under;")
+    canvas.text(side, top + down * cell + 54, f"marked: a window of {r} x {s} taps")
+    block = top + max(rows * cell, down * cell + 54) + 30
     canvas.text(8, block, f"A block: {strips} tiles x {lanes} threads of {vector} channels")
     wide, high = 300.0, 110.0
     _box(canvas, left, block + 12, wide, high, _C, "a block")

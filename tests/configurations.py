@@ -195,7 +195,7 @@ FAMILY_CASES = (
     _case("depthwise_signal", (2, 24, 50), (24, 1, 9), groups=24, padding=4),
     _case("depthwise_chunks", (4, 8, 24, 24), (8, 1, 3, 2), groups=8, padding=1),
     _case("deeper_than_high_than_wide", (1, 32, 12, 4, 3), (32, 1, 2, 2, 2), groups=32),
-    _case("filter_rows_in_stages", (1, 64, 3, 2, 6), (32, 16, 2, 2, 4), groups=4),
+    _case("sixteen_sources", (1, 64, 3, 2, 6), (32, 16, 2, 2, 4), groups=4),
     _case("whole_tiles", (1, 256, 8, 16), (256, 128, 1, 1), groups=2),
     _case("a_tile_and_one", (1, 129, 3, 43), (129, 129, 1, 1)),
     _case("grouped_strides_differ", (1, 16, 7, 9), (16, 8, 3, 3), groups=2, stride=(2, 1)),
@@ -208,15 +208,15 @@ DIRECT_CASES = (
     _case(
         "columns_in_pieces_dilated", (1, 2, 9, 16), (2, 1, 2, 3), groups=2, padding=3, dilation=3
     ),
-    _case("whole_tiles", (1, 8, 16, 16), (8, 1, 5, 5), groups=8, padding=2),
+    _case("tiles_of_whole_rows", (1, 8, 16, 16), (8, 1, 5, 5), groups=8, padding=2),
     _case("ragged_tiles", (1, 8, 11, 13), (8, 1, 3, 3), groups=8),
     _case(
         "rows_far_apart", (1, 4, 40, 9), (4, 1, 3, 3), groups=4, dilation=(12, 1), padding=(12, 1)
     ),
-    _case("rows_of_the_filter_in_parts", (1, 8, 9, 10), (8, 1, 7, 7), groups=8, padding=3),
+    _case("rows_of_the_filter_in_parts", (1, 8, 9, 10), (8, 1, 9, 9), groups=8, padding=4),
     _case("sources_in_parts", (1, 32, 6, 7), (32, 16, 3, 3), groups=2, padding=1),
     _case("three_results_of_five_sources", (1, 20, 7, 9), (12, 5, 3, 3), groups=4, padding=1),
-    _case("lanes_of_no_power_of_two", (1, 36, 6, 8), (36, 1, 3, 3), groups=36, padding=1),
+    _case("lanes_without_channels", (1, 35, 6, 8), (35, 1, 3, 3), groups=35, padding=1),
     _case("several_rounds", (2, 120, 24, 20), (120, 1, 3, 3), groups=120, padding=1),
     _case("a_stride_without_a_tap", (1, 4, 11, 14), (4, 1, 2, 2), groups=4, stride=3),
     _case("eight_phases", (1, 4, 9, 33), (4, 1, 3, 3), groups=4, stride=(2, 8), padding=(1, 9)),

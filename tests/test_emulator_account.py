@@ -308,3 +308,48 @@ LOADS = """
 
 def test_waits_for_loads() -> None:
     assert cubins.loads_and_waits(cubins.kernels(LOADS)["kernel"]) == (4, 2)
+
+
+# The most instructions that a block executes for each of its products, and beside its main loop for
+# each one in it: what brings the filter, finds tiles, and stores results.
+DIRECT = [
+    ("resnext50-g32-1", "float16", "channels-last", "forward", 1.7, 0.2),
+    ("convnext-dw1", "float32", "channels-last", "backprop_input", 1.9, 0.15),
+    ("mobilenetv2-dw3", "float32", "channels-last", "forward", 2.1, 0.25),
+    ("mobilenetv2-dw3", "float16", "channels-last", "backprop_filter", 2.7, 0.05),
+    ("mobilenetv2-dw3", "float32", "channels-first", "forward", 3.2, 0.2),
+    ("mobilenetv2-dw2", "float32", "channels-last", "backprop_input", 2.7, 1.0),
+    ("resnet50-01", "float32", "channels-last", "forward", 1.6, 0.1),
+    ("vgg16-1", "float32", "channels-last", "backprop_filter", 1.8, 0.05),
+]
+
+
+@pytest.mark.parametrize(("layer", "dtype", "order", "pass_", "most", "beside"), DIRECT)
+def test_direct_executes_little_beside_its_products(layer, dtype, order, pass_, most, beside):
+    problem = account.layer_problem(layer, dtype, order)
+    (one, *_) = account.accounts_of_pass(problem, pass_, "cuda-direct", "sm_80", blocks=1)
+    kinds, in_loop = one.work.by_kind(), one.work.by_kind(in_main_loop=True)
+    executed, of_loop = (sum(kind.by_warp for kind in of.values()) for of in (kinds, in_loop))
+    by_lanes = sum(kind.by_lanes for kind in kinds.values())
+    assert (one.reports, one.spilled) == (0, 0)
+    assert one.resident * one.threads // 32 >= 12
+    assert executed <= most * kinds["float"].by_warp
+    assert executed - of_loop <= beside * of_loop
+    assert by_lanes >= 0.9 * 32 * executed
+
+
+@pytest.mark.parametrize(
+    ("layer", "order", "pass_", "most"),
+    [
+        ("convnext-dw1", "channels-last", "forward", 14),
+        ("convnext-dw1", "channels-first", "backprop_input", 15),
+        ("convnext-dw1", "channels-last", "backprop_filter", 15),
+        ("replk-dw31", "channels-last", "forward", 8.5),
+    ],
+)
+def test_toeplitz_executes_little_beside_its_products(layer, order, pass_, most):
+    problem = account.layer_problem(layer, "float16", order)
+    (one, *_) = account.accounts_of_pass(problem, pass_, "cuda-toeplitz", "sm_80", blocks=1)
+    assert (one.reports, one.spilled) == (0, 0)
+    assert one.resident * one.threads // 32 >= 12
+    assert one.work.for_a_product() <= most

@@ -48,6 +48,7 @@ def prepare(
         "TILE_COLUMNS": across.extent,
         "LANES": block.lanes,
         "STRIPS": block.strips,
+        "RESIDENT": made.resident,
         "RESULT_CHANNELS": pieces.result_channels,
         "RESULT_COLUMNS": pieces.result_columns,
         "SOURCE_CHANNELS": pieces.source_channels,
@@ -77,7 +78,7 @@ def prepare(
 
     if pass_ != "backprop_filter":
         # Blocks stay, and take as many rounds of tiles each as others do.
-        at_once = max(device.resident_blocks * direct.RESIDENT // block.number, 1)
+        at_once = max(device.resident_blocks * made.resident // block.number, 1)
         rounds_each = max(-(-made.rounds // at_once), 1)
         grid = (-(-made.rounds // rounds_each), block.number)
         source, result = ("x", "y") if pass_ == "forward" else ("y", "x")

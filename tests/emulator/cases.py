@@ -19,6 +19,7 @@ from tests import agreement
 from tests.agreement import fits, planned
 from tests.configurations import (
     CASES,
+    DIRECT_CASES,
     FAMILY_CASES,
     HOPPER_CASES,
     PATCH_CASES,
@@ -35,6 +36,7 @@ _PROBLEMS = {
     for case in (
         *CASES,
         *FAMILY_CASES,
+        *DIRECT_CASES,
         *HOPPER_CASES,
         *TOEPLITZ_CASES,
         *PATCH_CASES,
@@ -90,20 +92,26 @@ _PLAIN = (
     ("groups_of_3_to_2", "NHWC", "HWIO"),
     ("phases_without_taps", "NCHW", "OIHW"),
 )
+# Every third is cut into the largest tiles.
 _DIRECT = (
+    ("columns_in_pieces", "NCHW", "OIHW", "float32"),
     ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
-    ("depthwise_padding_beyond_stride", "NHWC", "HWIO", "float16"),
-    ("deeper_than_high", "NCDHW", "OIDHW", "float32"),
     ("groups_of_4", "NHWC", "HWIO", "float16"),
+    ("columns_in_pieces_strided", "NCHW", "OIHW", "float16"),
+    ("ragged_tiles", "NHWC", "HWIO", "float32"),
+    ("several_rounds", "NHWC", "HWIO", "float16"),
+    ("columns_in_pieces_dilated", "NCHW", "HWIO", "float32"),
+    ("deeper_than_high", "NCDHW", "OIDHW", "float32"),
     ("first_layer", "NHWC", "OHWI", "float32"),
+    ("rows_far_apart", "NHWC", "HWIO", "float32"),
     ("depthwise_stride_3", "NHWC", "HWIO", "float32"),
-    ("depthwise_multiplied", "NCHW", "OIHW", "float16"),
-    ("depthwise_dilated", "NHWC", "OHWI", "float16"),
-    ("depthwise_chunks", "NHWC", "HWIO", "float32"),
-    ("volume_depthwise", "NDHWC", "DHWIO", "float32"),
-    ("deeper_than_high_than_wide", "NCDHW", "OIDHW", "float32"),
+    ("depthwise_padding_beyond_stride", "NHWC", "HWIO", "float16"),
+    ("rows_of_the_filter_in_parts", "NHWC", "OHWI", "float32"),
+    ("three_results_of_five_sources", "NHWC", "HWIO", "float16"),
+    ("lanes_without_channels", "NHWC", "OHWI", "float32"),
+    ("eight_phases", "NCHW", "OIHW", "float32"),
     ("deeper_than_high_than_wide", "NDHWC", "DHWIO", "float32"),
-    ("filter_rows_in_stages", "NDHWC", "DHWIO", "float32"),
+    ("sixteen_sources", "NDHWC", "DHWIO", "float32"),
 )
 _HOPPER = (
     ("everything_differs", "NHWC", "OHWI", "float16"),
@@ -243,6 +251,8 @@ def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | 
         precision = _PRECISION.get(impl, "ieee")
         schedule, arch = SCHEDULES[number % 3], _ARCH[impl]
         run = partial(_exact, problem, impl, schedule=schedule, arch=arch, precision=precision)
+        if impl == "cuda-direct":  # small layers are given small tiles
+            run = partial(_cut_directly, run, 5 * (number % 3))
         if "hopper" in impl:  # tiles, clusters and splits go round
             run = partial(_planned, run, impl, 2 * number, 1 + 2 * (number % 2))
         for pass_ in fits(problem, impl, arch, precision):
@@ -297,8 +307,10 @@ def _cases_of(impl: str, only: str | None):
                 if dtype == "float32" or precision == "ieee":
                     yield f"cuda-gather bank conflicts {dtype} {precision} {formats[0]}", run
     if impl == "cuda-direct":
-        problem = in_formats(_PROBLEMS["filter_rows_in_stages"], "NDHWC", "DHWIO")
+        problem = in_formats(_PROBLEMS["sixteen_sources"], "NDHWC", "DHWIO")
         yield "cuda-direct not a number", partial(_not_a_number, impl, problem)
+        for data_format in ("NCHW", "NHWC"):
+            yield f"cuda-direct last pixel {data_format}", partial(_last_pixel, data_format)
     if impl == "cuda-toeplitz":
         for layer, pass_ in product(_PLAIN_LAYERS, PASSES):
             run = partial(_stays_where_it_belongs, layer, pass_)
@@ -344,6 +356,11 @@ def _exact_on_views(
 
 def _planned(run: Callable[..., None], impl: str, tile: int, splits: int, **more: str) -> None:
     with planned(impl, tile, splits):
+        run(**more)
+
+
+def _cut_directly(run: Callable[..., None], number: int, **more: str) -> None:
+    with agreement.cut_directly(number):
         run(**more)
 
 
@@ -400,6 +417,14 @@ def _bank_conflicts_of_copies() -> None:
     from tests import test_hopper
 
     test_hopper.test_copies_of_16_bits_meet_no_bank_conflict()
+
+
+def _last_pixel(data_format: str) -> None:
+    from tests import test_kernels
+
+    test_kernels.test_not_a_number_in_the_last_pixel_reaches_the_last_tap_only(
+        "cuda-direct", data_format
+    )
 
 
 def _bits_of_float32() -> None:

@@ -27,18 +27,18 @@ MAX_COLUMNS = 96
 LARGEST_EDGE = 8
 """Pixels of a thread's tile along an axis; in backprop_input whole strides."""
 
-RESIDENT = 4
-"""Blocks of a multiprocessor that the kernel has registers for."""
-
 _THREADS = 128  # of a block, at most
 _MOST_LANES = 32
 _STAGED_BYTES = 32 << 10  # of shared memory for the filter
 _MOST_VECTOR = 4  # channels of a thread
 _MOST_SUMS = 64  # registers of a thread for them
-_STREAMED = 32  # registers for values that are used up as they are loaded
-_MOST_REGISTERS = 104  # for sums, a row of sources, and what these are multiplied by
+_STREAMED = 32  # registers for a row of the filter, used up as it is loaded
 
-# Instructions of a thread, counted in SASS.
+# Registers for sums, a row of sources, what these are multiplied by, and offsets;
+# by how many blocks a multiprocessor holds.
+_REGISTERS = {4: 116, 2: 220}
+
+# Instructions of a thread: counted.
 _OF_PIECE = 5  # that is loaded or stored
 _OF_ROW = 16  # of the source
 _OF_TEST = 2  # whether a row of the source and one of the tile meet
@@ -46,7 +46,7 @@ _OF_MEETING = 6  # of a row of the source and one of the tile
 _OF_TILE = 120
 
 _EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
-_ENOUGH_WARPS = 8  # on a multiprocessor, for that: modelled
+_ENOUGH_WARPS = 16  # on a multiprocessor, for that: modelled
 _LEAST_ROUNDS = 2  # of tiles, that a chunk of the filter gradient keeps
 
 
@@ -113,6 +113,7 @@ class Cut:
         down, across: a thread's tile along the last two axes.
         pieces: that are moved at once.
         tap_rows, share: rows of the filter and sources that a block of backprop_filter sums.
+        resident: blocks of a multiprocessor that there are registers for.
         parts: of the filter, that blocks sum.
         rounds: of tiles, one for each strip of a block.
         issuing: cycles of the busiest multiprocessor, for what it executes.
@@ -125,6 +126,7 @@ class Cut:
     pieces: Pieces
     tap_rows: int
     share: int
+    resident: int
     parts: int
     rounds: int
     issuing: float
@@ -169,13 +171,13 @@ def cuts(request: Request) -> Iterator[Cut]:
             others = held * tap_rows if is_filter else min(held, _STREAMED)
             for across in _axes(problem, pass_, 2, taps):
                 pieces = _pieces(request, across, vector, loaded)
+                offsets = across.met // pieces.source_columns  # kept from row to row
                 for down in _axes(problem, pass_, 1, tap_rows):
                     tile, row = down.extent * across.extent * vector, across.met * loaded
-                    if down.extent == 1:
-                        row = min(row, _STREAMED)  # used up as it is loaded
-                    live = (tile + row + others) * words
-                    if tile * words <= _MOST_SUMS and live <= _MOST_REGISTERS:
-                        yield _cut(request, block, down, across, pieces, tap_rows, share)
+                    live = (tile + row + others) * words + offsets
+                    resident = next((n for n, most in _REGISTERS.items() if live <= most), 0)
+                    if tile * words <= _MOST_SUMS and resident:
+                        yield _cut(request, block, down, across, pieces, tap_rows, share, resident)
 
 
 def _vectors(request: Request) -> list[int]:
@@ -286,6 +288,7 @@ def _cut(
     pieces: Pieces,
     tap_rows: int,
     share: int,
+    resident: int,
 ) -> Cut:
     problem, pass_ = request.problem, request.pass_
     outs, ins = channels_of(problem, pass_)
@@ -321,11 +324,13 @@ def _cut(
     chip, warps = request.device.chip, -(-block.lanes * block.strips // 32)
     multiplied = cost.plain_rate(request) * 1e3 / 2 / 32 / chip.multiprocessors / chip.clock
     busiest = -(-rounds * block.number * parts // chip.multiprocessors)
-    filled = min(min(busiest, RESIDENT) * warps / _ENOUGH_WARPS, 1)
+    filled = min(min(busiest, resident) * warps / _ENOUGH_WARPS, 1)
     busy = busiest * warps / (_EFFICIENCY * (1 + filled) / 2)
     issuing = busy * instructions / cost.ISSUED_BY_WARPS
     cycles = max(issuing, busy * slices * down.pairs * products / multiplied)
-    return Cut(block, down, across, pieces, tap_rows, share, parts, rounds, issuing, cycles)
+    return Cut(
+        block, down, across, pieces, tap_rows, share, resident, parts, rounds, issuing, cycles
+    )
 
 
 class Direct(Streaming):
@@ -365,7 +370,8 @@ class Direct(Streaming):
         chip = request.device.chip
         microseconds = made.cycles / (chip.clock * 1e3)
         chunks = chunks_of(made.rounds, made.block.number * made.parts, _LEAST_ROUNDS)
-        return Flow(microseconds, chunks)
+        # Every part of the filter takes both tensors again, mostly from L2.
+        return Flow(microseconds, chunks, (made.parts - 1) * request.problem.bytes)
 
 
 CUDA_DIRECT = Direct()

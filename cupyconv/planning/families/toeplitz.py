@@ -23,11 +23,11 @@ _LEAST_PATCHES = 2  # of a chunk
 _MOST_SHARED = 99  # KiB: two blocks of a multiprocessor where it has the most
 _EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
 
-# Instructions of a warp, counted in SASS.
+# Instructions of a warp: counted.
 _OF_PRODUCT = 4.6  # with the loads of its fragments
 _OF_SOURCE = 5  # that are brought: for 32 elements
-_OF_RESULT = 6  # that are stored: for 32 elements
-_OF_FILTER = 12  # for 32 taps of a row
+_OF_RESULT = 9  # that are stored: for 32 elements
+_OF_FILTER = 14  # for 32 taps of a row
 
 
 @dataclass(frozen=True)

@@ -107,3 +107,27 @@ def test_figures_of_a_way():
         "resident": 3,
         "share": pytest.approx(1 / 4),
     }
+
+
+def test_table_compares_what_both_versions_have(tmp_path, capsys):
+    """Geometric means over the layers that were counted of all that stand in a line."""
+
+    def row(layer, share, **more):
+        of = {"instructions": 2.0, "bytes": 3.0, "resident": 4.0, "share": share}
+        place = {"arch": "sm_80", "numbers": "float16", "order": "channels-last"}
+        return {**place, "layer": layer, "pass": "forward", "figures": of, **more}
+
+    witness = {"instructions": 1.0, "bytes": 1.0, "resident": 1.0, "share": 0.25}
+    now = [row("resnet50-03", 0.2), row("vgg16-3", 0.8), row("wav2vec-k3", 0.5, cutlass=witness)]
+    for name, rows in (("now", now), ("then", [row("vgg16-3", 0.1)])):
+        (tmp_path / name).write_text(json.dumps(rows))
+    arguments = ["--table", str(tmp_path / "now")]
+    assert suite.main(arguments) == 0
+    assert suite.main([*arguments, "--before", str(tmp_path / "then")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    start = "| dense | forward | float16 channels-last | sm_80 |"
+    assert lines[2] == f"{start} 2 | 2 | 3 | 4 | 0.4 |"
+    assert lines[6] == f"{start} 1 | 2 → 2 | 3 → 3 | 4 → 4 | 0.1 → 0.8 |"
+    assert lines[3] == lines[7]
+    assert lines[3].endswith("| 1 | 2 (1) | 3 (1) | 4 (1) | 0.5 (0.25) |")

@@ -544,36 +544,53 @@ def class_of(layer: suites.SuiteLayer) -> str:
     return _NAMES.get(layer.kind, layer.kind)
 
 
-def table(found: Sequence[Row], whose: str = "figures") -> dict[tuple[str, ...], dict[str, float]]:
-    """Geometric means of figures by class, pass, numbers, order and chip."""
-    groups: dict[tuple[str, ...], list[dict[str, float]]] = {}
+Key = tuple[str, ...]
+"""Of a line of the table: class, pass, numbers, order and chip."""
+
+
+def classed(found: Sequence[Row]) -> dict[Key, dict[str, Row]]:
+    """The rows of each line of the table, by layer."""
+    classes: dict[Key, dict[str, Row]] = {}
     for row in found:
         (layer,) = suites.select(names=[row["layer"]])
         key = (class_of(layer), row["pass"], row["numbers"], row["order"], row["arch"])
-        if whose in row:
-            groups.setdefault(key, []).append(row[whose])
-    return {
-        key: {name: float(np.exp(np.mean([log(one[name]) for one in group]))) for name in FIGURES}
-        for key, group in groups.items()
-    }
+        if "figures" in row:
+            classes.setdefault(key, {})[row["layer"]] = row
+    return classes
 
 
-def _lines(found: Sequence[Row], before: Sequence[Row]) -> Iterator[str]:
-    """A table of Markdown: before → now, and CUTLASS's in brackets."""
-    now, then, witness = table(found), table(before), table(found, "cutlass")
+def table(found: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[str]:
+    """Lines of Markdown: geometric means of figures, before → now, and CUTLASS's in brackets.
+
+    Where another version was counted too, or CUTLASS's kernel, each line is of the layers that have
+    been counted of all.
+    """
+    then = classed(before)
     yield (
-        "| class | pass | numbers | chip | instructions a product | bytes over the least |"
+        "| class | pass | numbers | chip | layers | instructions a product | bytes over the least |"
         " blocks a multiprocessor | share of the roofline |"
     )
-    yield "|" + " --- |" * 8
-    for key in sorted(now, key=lambda key: (CLASSES.index(key[0]), PASSES.index(key[1]), *key[2:])):
+    yield "|" + " --- |" * 9
+    lines = classed(found).items()
+    for key, now in sorted(lines, key=lambda one: (CLASSES.index(one[0][0]), *one[0][1:])):
         of_class, pass_, numbers, order, arch = key
+        old = then.get(key, {})
+        names = [name for name in now if name in old] or list(now)
+        witness = [now[name]["cutlass"] for name in names if "cutlass" in now[name]]
+        versions = [[now[name]["figures"] for name in names]]
+        versions[:0] = [[old[name]["figures"] for name in names]] if names[0] in old else []
         cells = []
-        for name in FIGURES:
-            both = [f"{each[key][name]:.3g}" for each in (then, now) if key in each]
-            of_witness = f" ({witness[key][name]:.3g})" if key in witness else ""
-            cells.append(" → ".join(both) + of_witness)
-        yield "| " + " | ".join([of_class, pass_, f"{numbers} {order}", arch, *cells]) + " |"
+        for figure in FIGURES:
+            means = [f"{_mean(version, figure):.3g}" for version in versions]
+            is_whole = len(witness) == len(names)
+            of_witness = f" ({_mean(witness, figure):.3g})" if is_whole else ""
+            cells.append(" → ".join(means) + of_witness)
+        start = [of_class, pass_, f"{numbers} {order}", arch, str(len(names))]
+        yield "| " + " | ".join([*start, *cells]) + " |"
+
+
+def _mean(found: Sequence[Mapping[str, float]], figure: str) -> float:
+    return float(np.exp(np.mean([log(one[figure]) for one in found])))
 
 
 def judged(found: Sequence[Row]) -> Iterator[tuple[str, int, float, float]]:
@@ -603,7 +620,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.table:
         before = json.loads(chosen.before.read_text()) if chosen.before else []
-        print("\n".join(_lines(json.loads(chosen.table.read_text()), before)))
+        print("\n".join(table(json.loads(chosen.table.read_text()), before)))
         return 0
     known = suites.suites()
     layers = suites.select(

@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv import ConvProblem, arrays
+from cupyconv import ConvError, ConvProblem, arrays
 from cupyconv.bench import suites
 from cupyconv.gpu import compiler, launches, sources
 from cupyconv.gpu.launch import Launch
@@ -60,6 +60,7 @@ from .module import EmulatedKernel, EmulatedModule
 from .ptx.counting import PRODUCTS
 from .ptx.nvrtc import ptx_of, put
 from .runtime import settings
+from .witnesses import MissingError, cutlass
 from .work import Instructions
 
 SCHEDULERS = 4
@@ -79,6 +80,10 @@ SECTORS = 2
 
 OVERHEAD = 2.0
 """Microseconds of a launch, beside its work."""
+
+JUDGED = ("cuda-gather", "cuda-patch")
+"""Families whose ways are counted: those that the planner prices by counted work, of the chips
+before 9.0."""
 
 FREE = ("move", "load own", "address")
 """Kinds of PTX instructions that become none, or operands of others."""
@@ -225,9 +230,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 def ways(
     problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee", most: int = 1000
 ) -> Iterator[Way]:
-    """The ways to compute a pass that the planner chooses from, what it chooses first.
-
-    The plain reference kernels are left out where cuda-gather computes the same.
+    """The ways of the judged families to compute a pass, what the planner prefers first.
 
     Args:
         problem, pass_, device, precision: what is planned.
@@ -235,9 +238,20 @@ def ways(
     """
     request = _request(problem, pass_, device, precision)
     for one in _ranked(request)[:most]:
-        found = tuple(counts(one, problem, device))
-        counted = sum(each.microseconds(device.chip, request.operands) for each in found)
-        yield Way(name_of(one), _price(one, request), counted, found)
+        yield _counted(one, request)
+
+
+def planned_way(problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee") -> Way:
+    """What the planner takes of all families, counted."""
+    request = _request(problem, pass_, device, precision)
+    return _counted(contenders(request, "auto", count=1)[0], request)
+
+
+def _counted(planned: PassPlan, request: Request) -> Way:
+    found = tuple(counts(planned, request.problem, request.device))
+    chip = request.device.chip
+    counted = sum(each.microseconds(chip, request.operands) for each in found)
+    return Way(name_of(planned), _price(planned, request), counted, found)
 
 
 def prices(
@@ -253,9 +267,7 @@ def _request(problem: ConvProblem, pass_: str, device: Device, precision: str) -
 
 
 def _ranked(request: Request) -> list[PassPlan]:
-    ranked = contenders(request, "auto", count=1000)
-    has_gather = any(one.implementation == "cuda-gather" for one in ranked)
-    return [one for one in ranked if not (has_gather and one.implementation == "cuda-generic")]
+    return [one for one in contenders(request, "auto", count=1000) if one.implementation in JUDGED]
 
 
 def _price(planned: PassPlan, request: Request) -> float:
@@ -272,23 +284,53 @@ def name_of(planned: PassPlan) -> str:
 
 def counts(planned: PassPlan, problem: ConvProblem, device: Device) -> Iterator[Counts]:
     """The counts of each launch of a planned pass."""
-    dtype = arrays.numpy_dtype(problem.dtype)
-    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
-    operands = {name: memory.lazy(shape, dtype, name) for name, shape in shapes.items()}
+    operands = _tensors(problem)
     if planned.workspace_bytes:
         shape = (planned.workspace_bytes // 4,)
         operands["workspace"] = memory.lazy(shape, np.float32, "workspace")
-    # Of the stride phases of an input gradient, which follow each other in the grid, one each.
-    spread = max(prod(problem.stride), 2)
     for launch in launches.prepare(planned, problem, Strides.contiguous(problem), None, device):
         if 0 not in launch.grid:
-            yield _counts(launch, operands, device, spread)
+            yield _counts(launch, operands, device, _spread(problem, prod(launch.grid)))
 
 
-def _counts(launch: Launch, operands: dict[str, np.ndarray], device: Device, spread: int) -> Counts:
+def counts_of_witness(problem: ConvProblem, pass_: str, device: Device) -> Counts:
+    """Those of CUTLASS's implicit GEMM for 8.0, of tiles of 128 x 128.
+
+    Raises:
+        ConvError: its instances do not take the problem.
+        MissingError: the packages that it is compiled from are not installed.
+    """
+    launch, operands = cutlass.convolution(problem, pass_, 128), _tensors(problem)
+    kernel = cutlass.convolution_kernel(pass_, 128, counted=True)
+    shape = launch.grid, (cutlass.THREADS,), launch.shared_bytes
+    arguments = [*(operands[role] for role in launch.roles), *launch.numbers]
+    total = prod(launch.grid)
+    work = _work(kernel, *shape, arguments, _spread(problem, total))
+    resident, _ = driver.resident_blocks(
+        driver.chip_of(str(device.architecture)), kernel.resources, cutlass.THREADS,
+        launch.shared_bytes, launch.shared_bytes,
+    )  # fmt: skip
+    touched = sum(operands[name].nbytes for name in work.pop("tensors"))
+    return Counts("cutlass", total, resident, cutlass.THREADS // 32, touched=touched, **work)
+
+
+def _tensors(problem: ConvProblem) -> dict[str, np.ndarray]:
+    dtype = arrays.numpy_dtype(problem.dtype)
+    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
+    return {name: memory.lazy(shape, dtype, name) for name, shape in shapes.items()}
+
+
+def _spread(problem: ConvProblem, total: int) -> list[int]:
+    """The blocks that are run: of an input gradient's stride phases, which follow each other, one
+    each."""
+    number = min(max(prod(problem.stride), 2), total)
+    return [(2 * i + 1) * total // (2 * number) for i in range(number)]
+
+
+def _counts(
+    launch: Launch, operands: dict[str, np.ndarray], device: Device, chosen: list[int]
+) -> Counts:
     total, threads = prod(launch.grid), prod(launch.block)
-    number = min(spread, total)
-    chosen = [(2 * i + 1) * total // (2 * number) for i in range(number)]
     arguments = [
         operands.get(one, np.uint64(0)) if isinstance(one, str) else one for one in launch.arguments
     ]
@@ -299,7 +341,14 @@ def _counts(launch: Launch, operands: dict[str, np.ndarray], device: Device, spr
     ]
     work = _kept(
         ("work", text, launch.entry, launch.grid, launch.block, chosen, values),
-        lambda: _work(launch, arguments, chosen, device),
+        lambda: _work(
+            _module(launch.source, launch.defines).get_function(launch.entry),
+            launch.grid,
+            launch.block,
+            launch.shared_bytes,
+            arguments,
+            chosen,
+        ),
     )
     takes = _resources(launch, device)
     resident, _ = driver.resident_blocks(
@@ -311,13 +360,17 @@ def _counts(launch: Launch, operands: dict[str, np.ndarray], device: Device, spr
 
 
 def _work(
-    launch: Launch, arguments: list[Any], chosen: list[int], device: Device
+    kernel: EmulatedKernel,
+    grid: Sequence[int],
+    block: Sequence[int],
+    shared_bytes: int,
+    arguments: list[Any],
+    chosen: list[int],
 ) -> dict[str, Any]:
     """What blocks of a launch do, each on average, and the arrays that they touch."""
-    kernel = _module(launch.source, launch.defines).get_function(launch.entry)
-    kernel.allow(launch.shared_bytes)
+    kernel.allow(shared_bytes)
     with settings(work=True, raise_reports=False, blocks=chosen):
-        outcome = kernel(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes)
+        outcome = kernel(grid, block, arguments, shared_mem=shared_bytes)
     assert outcome.work is not None
     assert outcome.work.instructions is not None
     kinds = outcome.work.by_kind()
@@ -325,7 +378,7 @@ def _work(
     of_loop = _executed(outcome.work.main_loop)
     assert kernel.cubin is not None
     code = cubins.kernels(cubins.disassemble(kernel.cubin))[kernel.name]
-    saved = 1 - _made_of_ptx(kernel, code) if of_loop else 0
+    saved = 1 - _made_of_ptx(kernel, code) if PRODUCTS in kinds else 0
     of_warps = [all_ - saved * of_loop.get(warp, 0) for warp, all_ in executed.items()]
     sums = {
         "instructions": sum(of_warps),
@@ -361,7 +414,7 @@ def _made_of_ptx(kernel: EmulatedKernel, code: str) -> float:
     """Instructions of the cubin for each of the PTX, in the loop around its products."""
     counted = [one for one in kernel.counters if one.in_main_loop]
     written = sum(n for one in counted for kind, n in one.kinds.items() if kind not in FREE)
-    return len(cubins.main_loop(code, "MMA")) / written
+    return len(cubins.main_loop(code, r"\bHMMA")) / written
 
 
 @cache
@@ -417,7 +470,8 @@ RESULTS = Path(__file__).with_name("results") / "suite.json"
 
 Row = dict[str, Any]
 """Of a pass of a layer: ``arch``, ``numbers``, ``order``, ``layer``, ``pass``; ``ways``, which are
-the counted microseconds by name; and ``figures`` of the planned way."""
+the counted microseconds by name; ``planned``, the way of any family that the planner took, and its
+``figures``; and those of ``cutlass``."""
 
 
 def rows(
@@ -432,6 +486,7 @@ def rows(
         dtype, precision = NUMBERS[word]
         problem, device = layer_problem(layer.name, dtype, order), Device.of(arch)
         found = list(ways(problem, pass_, device, precision, most))
+        planned = planned_way(problem, pass_, device, precision)
         yield {
             "arch": arch,
             "numbers": word,
@@ -439,11 +494,26 @@ def rows(
             "layer": layer.name,
             "pass": pass_,
             "ways": {way.name: float(f"{way.counted:.4g}") for way in found},
-            "figures": {
-                name: float(f"{value:.3g}")
-                for name, value in found[0].figures(problem, device.chip, word).items()
-            },
+            "planned": planned.name,
+            "figures": _rounded(planned.figures(problem, device.chip, word)),
+            **_of_witness(problem, pass_, device, word),
         }
+
+
+def _of_witness(
+    problem: ConvProblem, pass_: str, device: Device, operands: str
+) -> dict[str, dict[str, float]]:
+    """CUTLASS's figures, where it has the kernel and is installed."""
+    try:
+        one = counts_of_witness(problem, pass_, device)
+    except (ConvError, MissingError):
+        return {}
+    time = one.microseconds(device.chip, operands)
+    return {"cutlass": _rounded(figures([one], problem, device.chip, operands, time))}
+
+
+def _rounded(found: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.3g}") for name, value in found.items()}
 
 
 def planned_and_counted(row: Row) -> dict[str, tuple[float, float]]:
@@ -474,36 +544,53 @@ def class_of(layer: suites.SuiteLayer) -> str:
     return _NAMES.get(layer.kind, layer.kind)
 
 
-def table(found: Sequence[Row]) -> dict[tuple[str, ...], dict[str, float]]:
-    """Geometric means of the figures, by class, pass, numbers, order and chip."""
-    sums: dict[tuple[str, ...], list[Row]] = {}
+Key = tuple[str, ...]
+"""Of a line of the table: class, pass, numbers, order and chip."""
+
+
+def classed(found: Sequence[Row]) -> dict[Key, dict[str, Row]]:
+    """The rows of each line of the table, by layer."""
+    classes: dict[Key, dict[str, Row]] = {}
     for row in found:
         (layer,) = suites.select(names=[row["layer"]])
         key = (class_of(layer), row["pass"], row["numbers"], row["order"], row["arch"])
-        sums.setdefault(key, []).append(row)
-    return {
-        key: {
-            name: float(np.exp(np.mean([log(max(one["figures"][name], 1e-9)) for one in of_key])))
-            for name in FIGURES
-        }
-        for key, of_key in sums.items()
-    }
+        if "figures" in row:
+            classes.setdefault(key, {})[row["layer"]] = row
+    return classes
 
 
-def _lines(found: Sequence[Row], before: Sequence[Row]) -> Iterator[str]:
-    now, then = table(found), table(before)
+def table(found: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[str]:
+    """Lines of Markdown: geometric means of figures, before → now, and CUTLASS's in brackets.
+
+    Where another version was counted too, or CUTLASS's kernel, each line is of the layers that have
+    been counted of all.
+    """
+    then = classed(before)
     yield (
-        "class | pass | numbers | chip | instructions a product | bytes over the least |"
-        " blocks a multiprocessor | share of the roofline"
+        "| class | pass | numbers | chip | layers | instructions a product | bytes over the least |"
+        " blocks a multiprocessor | share of the roofline |"
     )
-    yield " | ".join(["---"] * 8)
-    for key in sorted(now, key=lambda key: (CLASSES.index(key[0]), PASSES.index(key[1]), *key[2:])):
+    yield "|" + " --- |" * 9
+    lines = classed(found).items()
+    for key, now in sorted(lines, key=lambda one: (CLASSES.index(one[0][0]), *one[0][1:])):
         of_class, pass_, numbers, order, arch = key
+        old = then.get(key, {})
+        names = [name for name in now if name in old] or list(now)
+        witness = [now[name]["cutlass"] for name in names if "cutlass" in now[name]]
+        versions = [[now[name]["figures"] for name in names]]
+        versions[:0] = [[old[name]["figures"] for name in names]] if names[0] in old else []
         cells = []
-        for name in FIGURES:
-            both = [each[key][name] for each in (then, now) if key in each]
-            cells.append(" → ".join(f"{value:.3g}" for value in both))
-        yield " | ".join([of_class, pass_, f"{numbers} {order}", arch, *cells])
+        for figure in FIGURES:
+            means = [f"{_mean(version, figure):.3g}" for version in versions]
+            is_whole = len(witness) == len(names)
+            of_witness = f" ({_mean(witness, figure):.3g})" if is_whole else ""
+            cells.append(" → ".join(means) + of_witness)
+        start = [of_class, pass_, f"{numbers} {order}", arch, str(len(names))]
+        yield "| " + " | ".join([*start, *cells]) + " |"
+
+
+def _mean(found: Sequence[Mapping[str, float]], figure: str) -> float:
+    return float(np.exp(np.mean([log(one[figure]) for one in found])))
 
 
 def judged(found: Sequence[Row]) -> Iterator[tuple[str, int, float, float]]:
@@ -533,7 +620,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.table:
         before = json.loads(chosen.before.read_text()) if chosen.before else []
-        print("\n".join(_lines(json.loads(chosen.table.read_text()), before)))
+        print("\n".join(table(json.loads(chosen.table.read_text()), before)))
         return 0
     known = suites.suites()
     layers = suites.select(

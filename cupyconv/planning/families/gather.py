@@ -72,8 +72,12 @@ BY_REGISTERS = {
     (128, 64, 2): 3,
     (128, 32, 2): 4,
     (64, 64, 2): 4,
+    (128, 128, 4): 2,
+    (128, 64, 4): 4,
+    (64, 64, 4): 5,
 }
-"""Blocks of a tile's extents and element size that a multiprocessor has registers for."""
+"""Blocks of a tile on the tensor cores, by its extents and element size, that a multiprocessor has
+registers for; of other tiles RESIDENT."""
 
 
 @dataclass(frozen=True)
@@ -315,8 +319,10 @@ def resident(request: Request, tile: Tile, found: Accesses) -> int:
     problem, device = request.problem, request.device
     made = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem))
     of_block = made.shared_bytes + made.table_bytes + RESERVED_SHARED
-    sizes = (tile.block_m, tile.block_n, ITEMSIZE[problem.dtype])
-    by_registers = BY_REGISTERS.get(sizes, tile.defines["RESIDENT"])
+    by_registers = tile.defines["RESIDENT"]
+    if tile.defines["TENSOR_CORES"]:
+        sizes = (tile.block_m, tile.block_n, ITEMSIZE[problem.dtype])
+        by_registers = BY_REGISTERS.get(sizes, by_registers)
     return min((device.chip.shared << 10) // of_block, by_registers)
 
 

@@ -1,0 +1,133 @@
+"""The planner's estimates beside what kernels execute (tests/emulator/suite.py)."""
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from cupyconv import ConvProblem
+from cupyconv.planning import Device
+from tests.emulator import suite
+from tests.emulator.account import layer_problem
+from tests.emulator.suite import Counts
+
+ROWS = json.loads(suite.RESULTS.read_text())
+GROUPS = defaultdict(list)
+for _row in ROWS:
+    GROUPS[_row["arch"], _row["numbers"], _row["order"]].append(_row)
+
+
+def test_layers_are_counted_on_every_chip_alike():
+    layers = defaultdict(set)
+    for (arch, numbers, order), of_group in GROUPS.items():
+        passes = {(row["layer"], row["pass"]) for row in of_group}
+        assert len(passes) == len(of_group)
+        layers[arch] |= {(numbers, order, *one) for one in passes}
+    assert set(layers) == set(suite.ARCHITECTURES)
+    for arch in layers:
+        assert layers[arch] == layers["sm_80"]
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=" ".join)
+def test_the_planner_orders_kernels_by_what_they_execute(group):
+    """Of every layer that was counted: what is planned, and the order of all that might be."""
+    correlation, worst = suite.verdict([suite.planned_and_counted(row) for row in GROUPS[group]])
+    assert correlation >= 0.9
+    assert worst <= 1.15
+
+
+RECOUNTED = (("sm_80", "float16", "channels-last"), ("sm_86", "float32", "channels-first"))
+
+
+@pytest.mark.parametrize("group", RECOUNTED, ids=" ".join)
+def test_what_is_kept_is_what_kernels_execute(group):
+    """Of a small layer, counted again."""
+    arch, numbers, order = group
+    (row,) = [
+        one
+        for one in GROUPS[group]
+        if (one["layer"], one["pass"]) == ("mobilenetv2-pw2", "forward")
+    ]
+    dtype, precision = suite.NUMBERS[numbers]
+    problem = layer_problem(row["layer"], dtype, order)
+    (way,) = suite.ways(problem, "forward", Device.of(arch), precision, most=1)
+    assert way.counted == pytest.approx(row["ways"][way.name], rel=0.02), (
+        "kernels have changed; count again: python -m tests.emulator.suite --json ..."
+    )
+
+
+# -- on figures that are known on paper ------------------------------------------------------------
+
+CHIP = replace(Device.of("sm_80").chip, multiprocessors=10, clock=1.0, bandwidth=100.0,
+               tensor_rate=20.48, float_rate=1.28)  # fmt: skip
+IDLE = Counts("kernel", 1, 1, 4, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def test_a_launch_takes_what_takes_longest():
+    # Of a multiprocessor and cycle: 2,048 operations of tensor cores, 64 multiply-adds.
+    for field, amount, cycles in (
+        ("instructions", 4_000, 1_000),
+        ("multiply_adds", 2_000, 1_000),
+        ("products", 500, 1_000),
+        ("wavefronts", 1_000, 1_000),
+        ("sectors", 2_000, 1_000),
+    ):
+        busy = replace(IDLE, **{field: amount})
+        assert busy.busy(CHIP, "float16") == pytest.approx(cycles)
+        for blocks, most in ((1, 1), (10, 1), (11, 2), (95, 10)):
+            held = replace(busy, blocks=blocks, resident=16)
+            assert held.cycles(CHIP, "float16") == pytest.approx(most * cycles / suite.FILLED)
+    assert replace(IDLE, products=500).busy(CHIP, "tf32") == pytest.approx(1_000)
+    waiting = replace(IDLE, longest=500, waits=2, blocks=35)
+    alone = 500 * suite.PACE + 3 * suite.LATENCY
+    for resident, rounds in ((1, 4), (2, 2), (3, 2), (4, 1)):
+        held = replace(waiting, resident=resident)
+        assert held.cycles(CHIP, "float16") == rounds * alone
+    assert held.microseconds(CHIP, "float16") == pytest.approx(alone / 1e3 + suite.OVERHEAD)
+    moving = replace(held, touched=10**6)
+    assert moving.microseconds(CHIP, "float16") == pytest.approx(10 + suite.OVERHEAD)
+
+
+def test_verdicts():
+    right = [{"a": (1.0, 2.0), "b": (2.0, 3.0)}, {"a": (90.0, 80.0), "b": (100.0, 90.0)}]
+    assert suite.verdict(right) == (pytest.approx(1), 1)
+    wrong = [{"a": (1.0, 3.0), "b": (2.0, 2.0)}, {"a": (90.0, 90.0), "b": (100.0, 80.0)}]
+    assert suite.verdict(wrong) == (pytest.approx(-1), 1.5)
+
+
+def test_figures_of_a_way():
+    """A matrix product of 16 x 8 x 16 in one block."""
+    problem = ConvProblem((1, 16, 4, 4), (8, 16, 1, 1), dtype="float16")
+    one = replace(IDLE, instructions=640, sectors=(256 + 128 + 128) * 2 / 32, resident=3)
+    found = suite.figures([one], problem, CHIP, "float16", time=problem.bytes / 1e5 * 4)
+    assert found == {
+        "instructions": pytest.approx(10),
+        "bytes": pytest.approx(1),
+        "resident": 3,
+        "share": pytest.approx(1 / 4),
+    }
+
+
+def test_table_compares_what_both_versions_have(tmp_path, capsys):
+    """Geometric means over the layers that were counted of all that stand in a line."""
+
+    def row(layer, share, **more):
+        of = {"instructions": 2.0, "bytes": 3.0, "resident": 4.0, "share": share}
+        place = {"arch": "sm_80", "numbers": "float16", "order": "channels-last"}
+        return {**place, "layer": layer, "pass": "forward", "figures": of, **more}
+
+    witness = {"instructions": 1.0, "bytes": 1.0, "resident": 1.0, "share": 0.25}
+    now = [row("resnet50-03", 0.2), row("vgg16-3", 0.8), row("wav2vec-k3", 0.5, cutlass=witness)]
+    for name, rows in (("now", now), ("then", [row("vgg16-3", 0.1)])):
+        (tmp_path / name).write_text(json.dumps(rows))
+    arguments = ["--table", str(tmp_path / "now")]
+    assert suite.main(arguments) == 0
+    assert suite.main([*arguments, "--before", str(tmp_path / "then")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    start = "| dense | forward | float16 channels-last | sm_80 |"
+    assert lines[2] == f"{start} 2 | 2 | 3 | 4 | 0.4 |"
+    assert lines[6] == f"{start} 1 | 2 → 2 | 3 → 3 | 4 → 4 | 0.1 → 0.8 |"
+    assert lines[3] == lines[7]
+    assert lines[3].endswith("| 1 | 2 (1) | 3 (1) | 4 (1) | 0.5 (0.25) |")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.device import mutants
+from tests.device import forked, mutants
 from tests.emulator.mutants import equivalent_mutants
 
 
@@ -45,3 +45,24 @@ def test_tests_that_run_a_mutants_statement_judge_it(
     assert again.judge(mutant) == "killed by quick"
     (kept,) = (tmp_path / "killed.jsonl").read_text().splitlines()
     assert json.loads(kept)[1] == "killed by quick"
+
+
+SOURCE = """
+LIMIT = 3
+def above(x):
+    return [each > LIMIT for each in x]
+class Held:
+    def below(self, x):
+        return x < LIMIT
+"""
+
+
+def test_functions_that_a_mutant_changes_are_told_from_what_runs_on_import(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(SOURCE)
+    for old, new, name in (("each >", "each <=", "above"), ("x <", "x >=", "Held.below")):
+        ((before, after),) = forked.functions_changed(str(file), SOURCE.replace(old, new))
+        assert before.co_qualname == after.co_qualname == name
+    assert forked.functions_changed(str(file), SOURCE) == []
+    with pytest.raises(ValueError, match="import"):
+        forked.functions_changed(str(file), SOURCE.replace("= 3", "= 4"))

@@ -28,12 +28,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
+from types import CodeType
 from typing import Any
 
-from tests.device import covered, mutated
+from tests.device import covered, forked, mutated
 from tests.emulator.build import cache_directory, digest
 from tests.emulator.mutants import equivalent_mutants
 from tests.emulator.mutations import Mutant
@@ -166,6 +167,7 @@ def all_mutants(file: str | None = None) -> list[Mutant]:
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--part", "sample")
 PYTEST += ("-m", "not slow and not thorough")
 _NO_TESTS = 5  # pytest's exit status
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.M)
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,14 @@ def lines_of_statement(mutant: Mutant) -> set[int]:
     return found or {mutant.line}
 
 
+def functions_of(mutant: Mutant) -> list[tuple[CodeType, CodeType]] | None:
+    """Those that a mutant changes, before and after; None if it changes what runs on import."""
+    try:
+        return forked.functions_changed(str(ROOT / mutant.file), mutant.text)
+    except ValueError:
+        return None
+
+
 class Judge:
     """Judges mutants by tests, and keeps what it has found out in a folder.
 
@@ -224,6 +234,9 @@ class Judge:
         self._kernels.mkdir(parents=True, exist_ok=True)
         self._locks: defaultdict[Tests, Lock] = defaultdict(Lock)
         self._covered: dict[Tests, Mapping[str, Any]] = {}
+        self._servers: defaultdict[tuple[str, ...], list[Server]] = defaultdict(list)
+        self._servers_lock = Lock()
+        self._fit: dict[tuple[str, ...], bool] = {}
         self._killed = folder / "killed.jsonl"
         known = self._killed.read_text().splitlines() if self._killed.exists() else []
         self._known = dict(json.loads(line) for line in known)
@@ -245,37 +258,48 @@ class Judge:
         groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
         spent: Counter[tuple[str, ...]] = Counter()
         for seconds, test, tests in running:
+            if not self._fit.get((test, *tests.command), True):
+                continue
             if not groups or spent.total() + seconds <= self._seconds:
                 groups[tests.command].append(test)
                 spent[tests.command] += seconds
         for command in sorted(groups, key=lambda one: spent[one]):
-            if killer := self._killer(mutant, command, groups[command]):
-                return f"killed by {killer}"
+            fit = groups[command]
+            while killer := self._killer(mutant, command, fit):
+                if self._passes_without(mutant, command, killer):
+                    return f"killed by {killer}"
+                fit = [one for one in fit if one != killer]
         return "survived" if groups else "not run"
+
+    def _passes_without(self, mutant: Mutant, command: Sequence[str], test: str) -> bool:
+        """Whether a test that failed on a mutant does not without one, where it was run."""
+        if (test, *command) not in self._fit:
+            text = (ROOT / mutant.file).read_text()
+            is_test = "::" in test
+            fit = not is_test or not self._killer(replace(mutant, text=text), command, [test])
+            self._fit[test, *command] = fit
+            if not fit:
+                print(f"left out, since it fails without a mutant: {test}", flush=True)
+        return self._fit[test, *command]
 
     def tests_of(self, mutant: Mutant) -> list[tuple[float, str, Tests]]:
         """Seconds, name and file of the tests that run a mutant's statement, the quickest first.
 
-        All of a file, if it runs between its tests.
+        All that run anything of its module, if the statement runs on import.
         """
-        found, statement = [], lines_of_statement(mutant)
+        statement, on_import = lines_of_statement(mutant), functions_of(mutant) is None
+        found = []
         for tests in files_of(mutant):
-            runs = {
-                name: not statement.isdisjoint(one["lines"].get(mutant.file, ()))
-                for name, one in self.covered(tests).items()
-            }
-            found += [
-                (one["seconds"], name, tests)
-                for name, one in self.covered(tests).items()
-                if name and (runs[name] or runs[""])
-            ]
+            for name, one in self.covered(tests).items():
+                lines = one["lines"].get(mutant.file, ())
+                if name and (lines if on_import else not statement.isdisjoint(lines)):
+                    found.append((one["seconds"], name, tests))
         return sorted(found, key=lambda one: one[:2])
 
     def covered(self, tests: Tests) -> Mapping[str, Any]:
         """What each test of a file runs, as the plugin ``covered`` writes it.
 
-        Raises:
-            SystemExit: one of them fails without a mutant.
+        One that fails without a mutant is left out.
         """
         with self._locks[tests]:
             if tests not in self._covered:
@@ -291,32 +315,70 @@ class Judge:
             found = Path(name, "covered.json")
             command = (*tests.command, tests.file, "-p", "tests.device.covered")
             done = self._run(command, {covered.VARIABLE: str(found)}, self._kernels)
-            if done.returncode not in (0, _NO_TESTS):
+            failed = _FAILED.findall(done.stdout)
+            if done.returncode not in (0, _NO_TESTS) and not failed:
                 raise SystemExit(f"without a mutant, {tests.file} fails:\n{done.stdout[-2000:]}")
-            os.replace(found, kept)
+            for test in failed:
+                print(f"left out, since it fails without a mutant: {test}", flush=True)
+            runs = json.loads(found.read_text())
+            kept.write_text(json.dumps({one: runs[one] for one in runs if one not in failed}))
 
     def _killer(self, mutant: Mutant, command: Sequence[str], tests: Sequence[str]) -> str:
         """The first test that fails, of those named, in their order; empty if none does."""
-        module = mutant.file.removesuffix(".py").replace("/", ".")
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             folder = Path(name)
-            (folder / "mutant.py").write_text(mutant.text)
-            (folder / "tests.json").write_text(json.dumps(tests))
             # Files are put in place whole: a mutant's do not change those that it begins with.
             shutil.copytree(self._kernels, folder / "kernels", copy_function=os.link)
-            environment = {
-                mutated.VARIABLE: f"{module}:{folder / 'mutant.py'}",
-                mutated.TESTS_VARIABLE: str(folder / "tests.json"),
-            }
-            files = dict.fromkeys(test.partition("::")[0] for test in tests)
-            command = (*command, *files, "-x", "-p", "tests.device.mutated")
-            done = self._run(command, environment, folder / "kernels", _limit)
-        if done.returncode == -signal.SIGXCPU:
+            run = self._anew if functions_of(mutant) is None else self._forked
+            status, failed = run(mutant, command, tests, folder)
+        if status == -signal.SIGXCPU:
             return f"a limit of {CPU_LIMIT} s"
-        if done.returncode == _NO_TESTS:
+        if status == _NO_TESTS:
             raise RuntimeError(f"none of the tests is found: {tests}")
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-        return (failed[1] if failed else "an end of all tests") if done.returncode else ""
+        return [*failed, f"an end with status {status}"][0] if status else ""
+
+    def _forked(
+        self, mutant: Mutant, command: Sequence[str], tests: Sequence[str], folder: Path
+    ) -> tuple[int, list[str]]:
+        """Exit status and the tests that failed, of a process that has collected them before."""
+        failed = folder / "failed"
+        request = {
+            "file": str(ROOT / mutant.file),
+            "text": mutant.text,
+            "tests": tests,
+            "failed": str(failed),
+            "seconds": CPU_LIMIT,
+            "environment": {
+                "CUPYCONV_CACHE_DIR": str(folder / "kernels"),
+                "PYTEST_DEBUG_TEMPROOT": str(folder),
+            },
+        }
+        every = [Tests(one, True) for one in ON_DEVICES]
+        every += [Tests(one, False) for nearest in NEAREST.values() for one in nearest]
+        files = dict.fromkeys(one.file for one in every if one.command == command)
+        with self._servers_lock:
+            idle = self._servers[tuple(command)]
+            server = idle.pop() if idle else Server((*command, *files), self._kernels)
+        status = server.ask(request)
+        with self._servers_lock:
+            idle.append(server)
+        return status, failed.read_text().splitlines() if failed.exists() else []
+
+    def _anew(
+        self, mutant: Mutant, command: Sequence[str], tests: Sequence[str], folder: Path
+    ) -> tuple[int, list[str]]:
+        """The same, of a process that imports the mutant."""
+        module = mutant.file.removesuffix(".py").replace("/", ".")
+        (folder / "mutant.py").write_text(mutant.text)
+        (folder / "tests.json").write_text(json.dumps(tests))
+        environment = {
+            mutated.VARIABLE: f"{module}:{folder / 'mutant.py'}",
+            mutated.TESTS_VARIABLE: str(folder / "tests.json"),
+        }
+        files = dict.fromkeys(test.partition("::")[0] for test in tests)
+        command = (*command, *files, "-x", "-p", "tests.device.mutated")
+        done = self._run(command, environment, folder / "kernels", _limit)
+        return done.returncode, _FAILED.findall(done.stdout)
 
     def _run(
         self,
@@ -333,6 +395,37 @@ class Judge:
             text=True,
             preexec_fn=before,
         )
+
+
+class Server:
+    """A process that has collected tests, and runs some of them on mutants in forks of itself."""
+
+    def __init__(self, command: Sequence[str], kernels: Path) -> None:
+        asked, answered = os.pipe(), os.pipe()
+        numbers = (asked[0], answered[1])
+        subprocess.Popen(
+            [sys.executable, *command, "-x", "-p", "tests.device.forked"],
+            env={
+                **os.environ,
+                forked.VARIABLE: ",".join(map(str, numbers)),
+                "CUPYCONV_CACHE_DIR": str(kernels),
+            },
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=numbers,
+        )
+        for number in numbers:
+            os.close(number)
+        self._requests, self._answers = os.fdopen(asked[1], "w"), os.fdopen(answered[0])
+
+    def ask(self, request: Mapping[str, Any]) -> int:
+        """The exit status of a run."""
+        print(json.dumps(request), file=self._requests, flush=True)
+        answer = self._answers.readline()
+        if not answer:
+            raise RuntimeError("a process that judges mutants has ended")
+        return int(answer)
 
 
 def _limit() -> None:

@@ -1,0 +1,112 @@
+"""A plugin of pytest's: what it has collected is run again and again, each time in a fork.
+
+Mutants are judged so without importing and collecting everything anew.  $CUPYCONV_FORKED has the
+numbers of two files: from the first come requests, in JSON and a line each, to the second goes the
+exit status of each run.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+
+import pytest
+
+VARIABLE = "CUPYCONV_FORKED"
+
+_failed: Path | None = None
+"""Where a fork writes the names of tests that fail."""
+
+
+def changed(original: CodeType, mutant: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    """The functions of a module's code that a mutant changes, before and after.
+
+    Raises:
+        ValueError: it changes what is run when the module is imported.
+    """
+
+    def own(code: CodeType) -> tuple:
+        rest = (one for one in code.co_consts if not isinstance(one, CodeType))
+        return code.co_code, code.co_names, [(type(one), one) for one in rest]
+
+    def inner(code: CodeType) -> list[CodeType]:
+        return [one for one in code.co_consts if isinstance(one, CodeType)]
+
+    if own(original) != own(mutant):
+        raise ValueError("runs on import")
+    for before, after in zip(inner(original), inner(mutant), strict=True):
+        if not before.co_flags & inspect.CO_OPTIMIZED:  # a class
+            yield from changed(before, after)
+        elif before != after:
+            if before.co_freevars != after.co_freevars:
+                raise ValueError("other variables of the functions around it")
+            yield before, after
+
+
+def functions_changed(file: str, text: str) -> list[tuple[CodeType, CodeType]]:
+    """As ``changed``, of a file and its changed text."""
+    codes = (
+        compile(one, file, "exec", dont_inherit=True) for one in (Path(file).read_text(), text)
+    )
+    return list(changed(*codes))
+
+
+def _put_in(file: str, text: str) -> None:
+    """Makes the module's functions what the text has, wherever they are held."""
+    for before, after in functions_changed(file, text):
+        held = [
+            one
+            for one in gc.get_objects()
+            if type(one) is FunctionType
+            and one.__code__.co_filename == file
+            and one.__code__.co_qualname == before.co_qualname
+            and one.__code__.co_firstlineno == before.co_firstlineno
+        ]
+        assert held, f"{before.co_qualname} is not loaded"
+        for one in held:
+            one.__code__ = after
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    global _failed
+    numbers = map(int, os.environ.pop(VARIABLE).split(","))
+    requests, answers = (os.fdopen(one, how) for one, how in zip(numbers, "rw", strict=True))
+    items = {one.nodeid: one for one in session.items}
+    for line in requests:
+        request = json.loads(line)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # threads that there are have nothing to do
+            child = os.fork()
+        if child == 0:
+            requests.close()
+            answers.close()
+            resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"]))
+            os.environ |= request["environment"]
+            _put_in(request["file"], request["text"])
+            _failed = Path(request["failed"])
+            session.items[:] = [items[one] for one in request["tests"]]
+            return
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed and _failed is not None:
+        with _failed.open("a") as written:
+            written.write(f"{report.nodeid}\n")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(exitstatus: int) -> None:
+    if _failed is not None:
+        os._exit(exitstatus)

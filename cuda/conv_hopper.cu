@@ -62,6 +62,7 @@ struct alignas(1024) Stage {
 struct SharedMemory {
   Stage stages[STAGES];
   OutputBuffer output[CONSUMERS][2];
+  float bias[CONSUMERS][BLOCK_N];
   unsigned long long full[STAGES], empty[STAGES], turn[CONSUMERS];
 };
 static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
@@ -437,7 +438,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     ptx::setmaxnreg_inc<232>();
     const int first_row = TURNS ? 0 : warpgroup * CONSUMER_ROWS;
     Consumer consumer(shared, first_row);
-    Epilogue<Output> epilogue = {shared.output[warpgroup], p, warpgroup, first_row};
+    Epilogue<Output> epilogue = {shared.output[warpgroup], shared.bias[warpgroup], p, warpgroup,
+                                 first_row};
     Turn turn(shared.turn, warpgroup);
     int next = 0;  // whose turn it is
 #pragma unroll 1
@@ -449,6 +451,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
         continue;
       }
       Sums sums;
+      float biases[Epilogue<Output>::BIASES];
+      epilogue.load_biases(biases, tile, bias);
       if (TURNS) turn.wait();
       consumer.multiply_tile(sums, steps);
       if (TURNS) turn.pass_on();
@@ -456,7 +460,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
 #if SPLIT
       store_partial(sums, tile, output, epilogue, partial);
 #else
-      epilogue.store(sums, tile, output, maps.c, c, bias);
+      epilogue.share_biases(biases);
+      epilogue.store(sums, tile, output, maps.c, c);
 #endif
     }
     epilogue.finish();
@@ -498,7 +503,8 @@ extern "C" __global__ void __launch_bounds__(256)
   if (row_offset == Output::BEYOND || place >= line.count) return;
   const int first_channel = output.group * static_cast<int>(result_channels(p)) + column;
 #pragma unroll
-  for (int i = 0; i < VECTOR; ++i) sums[i] = finished(sums[i], first_channel + i, p, bias);
+  for (int i = 0; i < VECTOR; ++i)
+    sums[i] = activate<ACTIVATION>(sums[i] + bias_of(first_channel + i, p, bias));
   store_piece(c + row_offset + line.offset + place, sums);
 }
 #endif

@@ -317,16 +317,10 @@ __device__ __forceinline__ long long result_channels(const ConvParameters& p) {
   return PASS == 0 ? p.filters : p.channels;
 }
 
-// What becomes of a sum; that of a filter is stored as it is.
-__device__ __forceinline__ float finished(float sum, int channel, const ConvParameters& p,
-                                          const Result* bias) {
-#if PASS != 2
-  if (bias != nullptr && channel < p.groups * result_channels(p))
-    sum += Numeric<Result>::widen(bias[channel * p.bias_stride]);
-  return activate<ACTIVATION>(sum);
-#else
-  return sum;
-#endif
+// The bias of a channel of y or dx.  Where there is none: minus zero, which changes no sum.
+__device__ __forceinline__ float bias_of(int channel, const ConvParameters& p, const Result* bias) {
+  if (PASS == 2 || bias == nullptr || channel >= p.groups * result_channels(p)) return -0.0f;
+  return Numeric<Result>::widen(bias[channel * p.bias_stride]);
 }
 
 // Columns of C from one on, which are contiguous: their offset, and how many of them there are.
@@ -349,17 +343,40 @@ struct alignas(1024) OutputBuffer {
 template <class Output>
 struct Epilogue {
   OutputBuffer (&buffers)[2];
+  float (&biases)[BLOCK_N];  // of the tile's columns
   const ConvParameters& p;
   int number;     // of the warpgroup
   int first_row;  // of its rows in a tile
   int next_buffer = 0;
 
+  static constexpr int BIASES = (BLOCK_N + WARPGROUP - 1) / WARPGROUP;  // of a thread
+
   __device__ __forceinline__ int thread() const { return threadIdx.x % WARPGROUP; }
+
+  // Loads this thread's part of the tile's biases: before the products, which hide how long it takes.
+  __device__ __forceinline__ void load_biases(float (&own)[BIASES], const Tile& tile,
+                                              const Result* bias) const {
+    const int first = tile.group * static_cast<int>(result_channels(p)) + tile.column + thread();
+#pragma unroll
+    for (int i = 0; i < BIASES; ++i) own[i] = bias_of(first + i * WARPGROUP, p, bias);
+  }
+  // Gives them to the warpgroup.
+  __device__ __forceinline__ void share_biases(const float (&own)[BIASES]) {
+    ptx::named_barrier_sync(1 + number, WARPGROUP);  // those of the tile before are read
+#pragma unroll
+    for (int i = 0; i < BIASES; ++i)
+      if (thread() + i * WARPGROUP < BLOCK_N) biases[thread() + i * WARPGROUP] = own[i];
+    ptx::named_barrier_sync(1 + number, WARPGROUP);
+  }
+  // What becomes of a sum in a column of the tile.
+  __device__ __forceinline__ float finished(float sum, int column) const {
+    return activate<ACTIVATION>(sum + biases[column]);
+  }
 
 #if STORE != STORE_FLOAT
   // Rounds 64 x 64 sums and writes them to a buffer, swizzled as the tensor map of C says.
   __device__ __forceinline__ void stage_out(Result* buffer, const float (&sums)[BLOCK_N / 2],
-                                            int chunk, int first_channel, const Result* bias) {
+                                            int chunk) {
     const int lane = threadIdx.x % 32, warp = thread() / 32;
     const int line = warp * 16 + lane % 16;
 #pragma unroll
@@ -368,10 +385,9 @@ struct Epilogue {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int right = i / 2 * 8 + lane % 4 * 2;  // of the first column
-        const int channel = first_channel + chunk * 64 + column + right;
+        const int place = chunk * 64 + column + right;
         const float* pair = &sums[chunk * 32 + column / 2 + i / 2 * 4 + i % 2 * 2];
-        registers[i] = packed(finished(pair[0], channel, p, bias),
-                              finished(pair[1], channel + 1, p, bias), Result{});
+        registers[i] = packed(finished(pair[0], place), finished(pair[1], place + 1), Result{});
       }
       const int piece = (column / 8 + lane / 16) ^ line % 8;
       ptx::stmatrix_x4(buffer + line * 64 + piece * 8, registers);
@@ -380,8 +396,7 @@ struct Epilogue {
 
   // The rows of C, 64 x 64 at a time through two buffers in turn.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
-                                        const ptx::TensorMap& map, Result* c, const Result* bias) {
-    const int first_channel = tile.group * static_cast<int>(result_channels(p)) + tile.column;
+                                        const ptx::TensorMap& map, Result* c) {
     const int columns = output.columns() - tile.column;
 #pragma unroll
     for (int i = 0; i < PRODUCTS; ++i) {
@@ -398,7 +413,7 @@ struct Epilogue {
         if (chunk * 64 >= columns) continue;
         Result* const buffer = buffers[next_buffer].element;
         next_buffer ^= 1;
-        stage_out(buffer, sums[i], chunk, first_channel, bias);
+        stage_out(buffer, sums[i], chunk);
 #if STORE == STORE_BOXES
         ptx::fence_proxy_async();
         if (thread() == 0) ptx::tma_store_wait_read<0>();  // the other buffer is free again
@@ -425,16 +440,14 @@ struct Epilogue {
 #else
   // The rows of C in float, straight from registers: four lanes fill a sector of memory.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
-                                        const ptx::TensorMap&, float* c, const float* bias) const {
-    const int first_channel = tile.group * static_cast<int>(result_channels(p));
+                                        const ptx::TensorMap&, float* c) const {
     const auto offset_of = [&](int row) { return output.row_offset(row, tile.phase); };
     const auto line_at = [&](int column) { return output.line(column); };
     for_each_pair(sums, tile, offset_of, line_at,
                   [&](long long row, const Line& line, int place, const float(&pair)[2]) {
                     if (row == Output::BEYOND || place >= line.count) return;
-                    const int channel = first_channel + line.column + place;
-                    const float done[2] = {finished(pair[0], channel, p, bias),
-                                           finished(pair[1], channel + 1, p, bias)};
+                    const int column = line.column - tile.column + place;
+                    const float done[2] = {finished(pair[0], column), finished(pair[1], column + 1)};
                     store_piece(c + row + line.offset + place, done);
                   });
   }

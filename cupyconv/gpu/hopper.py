@@ -20,6 +20,7 @@ from cupyconv.planning.families.hopper import (
     OUTPUT_BYTES,
     TURN_BARRIERS,
     Walk,
+    bias_bytes,
     filters_last,
     flattens,
     has_taps,
@@ -248,7 +249,7 @@ def shared_bytes(tile: Tile) -> int:
     stages = tile.defines["STAGES"]
     ring = stages * (tile.block_m + tile.block_n) * LINE_BYTES
     barriers = (2 * stages + TURN_BARRIERS) * BARRIER_BYTES
-    return whole_shared_bytes(ring + OUTPUT_BYTES + barriers)
+    return whole_shared_bytes(ring + OUTPUT_BYTES + bias_bytes(tile.block_n) + barriers)
 
 
 def whole_shared_bytes(size: int) -> int:

@@ -386,9 +386,14 @@ def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
 # -- how it is cut ---------------------------------------------------------------------------------
 
 
+def bias_bytes(block_n: int) -> int:
+    """Of the biases of a tile's columns, for each of two warpgroups."""
+    return 2 * block_n * 4
+
+
 def ring_stages(block_m: int, block_n: int) -> int:
     """Stages of lines of both operands, two barriers each: as many as shared memory holds."""
-    fixed = OUTPUT_BYTES + TURN_BARRIERS * BARRIER_BYTES
+    fixed = OUTPUT_BYTES + bias_bytes(block_n) + TURN_BARRIERS * BARRIER_BYTES
     room = (CHIPS[9, 0].block_shared << 10) - fixed
     return min(room // ((block_m + block_n) * LINE_BYTES + 2 * BARRIER_BYTES), MOST_STAGES)
 

@@ -294,9 +294,16 @@ def _cut(
     outs, ins = channels_of(problem, pass_)
     depthwise, unpacking = outs == ins == 1, int(ITEMSIZE[problem.dtype] == 2)
     depth, taps_down, taps = spatial(problem.filter_sizes)
-    slices, parts = depth, 1
+    walked = spatial(problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)
+    slices, parts, tap_parts = float(depth), 1, -(-taps_down // tap_rows)
     if pass_ == "backprop_filter":
-        slices, parts = 1, depth * -(-taps_down // tap_rows) * (ins // share)
+        slices, parts = 1.0, depth * tap_parts * (ins // share)
+    # Rows and slices of the source that do not exist are passed over.
+    if problem.spatial_rank > 1:
+        existing = problem.axes[-2].pairs / (tap_parts * down.tiles * down.pairs)
+        slices *= min(existing, 1)
+    if problem.spatial_rank == 3:
+        slices *= problem.axes[0].pairs / (walked[0] * depth)
     loaded, vector = block.vector if depthwise else share, block.vector
 
     of_source = loaded // pieces.source_channels * across.met
@@ -318,8 +325,7 @@ def _cut(
         + slices * down.met * (of_row + of_source * _OF_PIECE + unpacking * across.met * loaded)
         + slices * down.pairs * (of_meeting + products)
     )
-    walked = problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes
-    tiles = problem.N * spatial(walked)[0] * down.tiles * across.tiles
+    tiles = problem.N * walked[0] * down.tiles * across.tiles
     rounds = -(-tiles // block.strips)
     chip, warps = request.device.chip, -(-block.lanes * block.strips // 32)
     multiplied = cost.plain_rate(request) * 1e3 / 2 / 32 / chip.multiprocessors / chip.clock

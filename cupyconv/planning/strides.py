@@ -28,6 +28,7 @@ class Strides:
     alignment: int = 16
 
     @staticmethod
+    @lru_cache(maxsize=4096)
     def contiguous(problem: ConvProblem) -> Strides:
         """Those of C-contiguous tensors in the problem's formats."""
         shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)

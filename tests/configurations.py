@@ -206,7 +206,13 @@ DIRECT_CASES = (
     _case("columns_in_pieces", (2, 3, 10, 24), (3, 1, 3, 3), groups=3, padding=1),
     _case("columns_in_pieces_strided", (1, 3, 9, 32), (3, 1, 3, 5), groups=3, padding=2, stride=2),
     _case(
-        "columns_in_pieces_dilated", (1, 2, 9, 16), (2, 1, 2, 3), groups=2, padding=3, dilation=3
+        "columns_in_pieces_dilated",
+        (1, 2, 9, 40),
+        (2, 1, 2, 3),
+        groups=2,
+        padding=3,
+        stride=(1, 6),
+        dilation=3,
     ),
     _case("tiles_of_whole_rows", (1, 8, 16, 16), (8, 1, 5, 5), groups=8, padding=2),
     _case("ragged_tiles", (1, 8, 11, 13), (8, 1, 3, 3), groups=8),

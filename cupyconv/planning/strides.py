@@ -31,6 +31,7 @@ class Strides:
     w_arranged: bool = False
 
     @staticmethod
+    @lru_cache(maxsize=4096)
     def contiguous(problem: ConvProblem) -> Strides:
         """Those of C-contiguous tensors in the problem's formats."""
         shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)

@@ -9,10 +9,11 @@ from itertools import product
 from math import gcd, prod
 
 from cupyconv.planning import cost
+from cupyconv.planning.device import CPU, Chip
 from cupyconv.planning.families.family import accumulator_bytes
 from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
 from cupyconv.planning.request import Request
-from cupyconv.planning.strides import neighbours
+from cupyconv.planning.strides import Strides, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 MAX_SOURCES = 16
@@ -116,8 +117,7 @@ class Cut:
         resident: blocks of a multiprocessor that there are registers for.
         parts: of the filter, that blocks sum.
         rounds: of tiles, one for each strip of a block.
-        issuing: cycles of the busiest multiprocessor, for what it executes.
-        cycles: the same, or those of its multipliers where these are slower.
+        instructions, products: of a thread, for a tile.
     """
 
     block: Block
@@ -129,8 +129,24 @@ class Cut:
     resident: int
     parts: int
     rounds: int
-    issuing: float
-    cycles: float
+    instructions: float
+    products: float
+
+    def issuing(self, chip: Chip) -> float:
+        """Cycles in which the busiest multiprocessor begins what it executes."""
+        return self._busy(chip) * self.instructions / cost.ISSUED_BY_WARPS
+
+    def multiplying(self, chip: Chip, rate: float) -> float:
+        """Cycles of its multipliers, of which the chip has so many TFLOP/s."""
+        of_cycle = rate * 1e3 / 2 / 32 / chip.multiprocessors / chip.clock
+        return self._busy(chip) * self.products / of_cycle
+
+    def _busy(self, chip: Chip) -> float:
+        """Warps and rounds of the busiest multiprocessor, more where it waits."""
+        warps = -(-self.block.lanes * self.block.strips // 32)
+        busiest = -(-self.rounds * self.block.number * self.parts // chip.multiprocessors)
+        filled = min(min(busiest, self.resident) * warps / _ENOUGH_WARPS, 1)
+        return busiest * warps / (_EFFICIENCY * (1 + filled) / 2)
 
 
 def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
@@ -150,16 +166,27 @@ def spatial(values: tuple[int, ...], filler: int = 1) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def cut(request: Request) -> Cut | None:
     """The cheapest cut, by counted instructions; None if no thread has registers enough."""
-    return min(cuts(request), key=lambda made: made.issuing, default=None)
+    chip = request.device.chip
+    return min(cuts(request), key=lambda made: made.issuing(chip), default=None)
 
 
-def cuts(request: Request) -> Iterator[Cut]:
-    """All cuts that a block has shared memory for, and a thread registers."""
+def cuts(request: Request) -> tuple[Cut, ...]:
+    """All cuts that a block has shared memory for, and a thread registers, whatever the chip."""
+    return _cuts(request.problem, request.pass_, request.memory)
+
+
+@lru_cache(maxsize=1024)
+def _cuts(problem: ConvProblem, pass_: str, memory: Strides) -> tuple[Cut, ...]:
+    return tuple(_each_cut(Request(problem, pass_, CPU, strides=memory)))
+
+
+def _each_cut(request: Request) -> Iterator[Cut]:
     problem, pass_ = request.problem, request.pass_
     outs, ins = channels_of(problem, pass_)
     depthwise, is_filter = outs == ins == 1, pass_ == "backprop_filter"
     words = max(ITEMSIZE[problem.dtype] // 4, 1)
     _, taps_down, taps = spatial(problem.filter_sizes)
+    near = _near(request)
     for vector in _vectors(request):
         block = _block(request, vector)
         if block is None:
@@ -170,7 +197,7 @@ def cuts(request: Request) -> Iterator[Cut]:
             held = taps * (1 if depthwise else share) * vector
             others = held * tap_rows if is_filter else min(held, _STREAMED)
             for across in _axes(problem, pass_, 2, taps):
-                pieces = _pieces(request, across, vector, loaded)
+                pieces = _pieces(request, near, across, vector, loaded)
                 offsets = across.met // pieces.source_columns  # kept from row to row
                 for down in _axes(problem, pass_, 1, tap_rows):
                     tile, row = down.extent * across.extent * vector, across.met * loaded
@@ -229,11 +256,14 @@ def _shares(problem: ConvProblem, vector: int, most: int) -> Iterator[tuple[int,
 
 def _axes(problem: ConvProblem, pass_: str, number: int, taps: int) -> Iterator[Axis]:
     """The edges that a thread's tile may have along one of three axes."""
-    unit = spatial(problem.stride)[number] if pass_ == "backprop_input" else 1
+    is_input = pass_ == "backprop_input"
+    unit = spatial(problem.stride)[number] if is_input else 1
+    size = spatial(problem.input_sizes if is_input else problem.output_sizes)[number]
     for extent in range(unit, LARGEST_EDGE + 1, unit):
-        found = axis(problem, pass_, number, extent, taps)
-        yield found
-        if found.tiles <= 1:
+        units = extent // unit
+        if units & (units - 1) == 0 or size % extent == 0:
+            yield axis(problem, pass_, number, extent, taps)
+        if extent >= size:
             return
 
 
@@ -263,15 +293,25 @@ def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
     return neighbours(layout, problem.data_axes[number], extent, memory.alignment, itemsize)
 
 
-def _pieces(request: Request, across: Axis, vector: int, loaded: int) -> Pieces:
-    """Pieces of a tile of so many columns, and of so many channels of either side."""
+def _near(request: Request) -> dict[str, tuple[int, int]]:
+    """Channels, and columns, of x and y that could be moved at once if a thread took so many."""
     problem = request.problem
-    sizes, step = {"x": problem.input_sizes, "y": problem.output_sizes}, problem.stride[-1]
+    sizes = {"x": problem.input_sizes, "y": problem.output_sizes}
+    return {
+        role: (_neighbours(request, role, 1, 16), _neighbours(request, role, -1, size[-1]))
+        for role, size in sizes.items()
+    }
+
+
+def _pieces(
+    request: Request, near: dict[str, tuple[int, int]], across: Axis, vector: int, loaded: int
+) -> Pieces:
+    """Pieces of a tile of so many columns, and of so many channels of either side."""
+    step = request.problem.stride[-1]
 
     def along(role: str, channels: int, columns: int) -> tuple[int, int]:
-        of_channels = gcd(channels, _neighbours(request, role, 1, channels))
-        of_columns = gcd(columns, _neighbours(request, role, -1, sizes[role][-1]))
-        return (of_channels, 1) if of_channels > 1 else (1, of_columns)
+        of_channels = gcd(channels, near[role][0])
+        return (of_channels, 1) if of_channels > 1 else (1, gcd(columns, near[role][1]))
 
     if request.pass_ == "backprop_input":
         return Pieces(
@@ -294,9 +334,16 @@ def _cut(
     outs, ins = channels_of(problem, pass_)
     depthwise, unpacking = outs == ins == 1, int(ITEMSIZE[problem.dtype] == 2)
     depth, taps_down, taps = spatial(problem.filter_sizes)
-    slices, parts = depth, 1
+    walked = spatial(problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)
+    slices, parts, tap_parts = float(depth), 1, -(-taps_down // tap_rows)
     if pass_ == "backprop_filter":
-        slices, parts = 1, depth * -(-taps_down // tap_rows) * (ins // share)
+        slices, parts = 1.0, depth * tap_parts * (ins // share)
+    # Rows and slices of the source that do not exist are passed over.
+    if problem.spatial_rank > 1:
+        existing = problem.axes[-2].pairs / (tap_parts * down.tiles * down.pairs)
+        slices *= min(existing, 1)
+    if problem.spatial_rank == 3:
+        slices *= problem.axes[0].pairs / (walked[0] * depth)
     loaded, vector = block.vector if depthwise else share, block.vector
 
     of_source = loaded // pieces.source_channels * across.met
@@ -318,19 +365,13 @@ def _cut(
         + slices * down.met * (of_row + of_source * _OF_PIECE + unpacking * across.met * loaded)
         + slices * down.pairs * (of_meeting + products)
     )
-    walked = problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes
-    tiles = problem.N * spatial(walked)[0] * down.tiles * across.tiles
+    tiles = problem.N * walked[0] * down.tiles * across.tiles
     rounds = -(-tiles // block.strips)
-    chip, warps = request.device.chip, -(-block.lanes * block.strips // 32)
-    multiplied = cost.plain_rate(request) * 1e3 / 2 / 32 / chip.multiprocessors / chip.clock
-    busiest = -(-rounds * block.number * parts // chip.multiprocessors)
-    filled = min(min(busiest, resident) * warps / _ENOUGH_WARPS, 1)
-    busy = busiest * warps / (_EFFICIENCY * (1 + filled) / 2)
-    issuing = busy * instructions / cost.ISSUED_BY_WARPS
-    cycles = max(issuing, busy * slices * down.pairs * products / multiplied)
+    multiplied = slices * down.pairs * products
     return Cut(
-        block, down, across, pieces, tap_rows, share, resident, parts, rounds, issuing, cycles
-    )
+        block, down, across, pieces, tap_rows, share, resident, parts, rounds,
+        instructions, multiplied,
+    )  # fmt: skip
 
 
 class Direct(Streaming):
@@ -368,7 +409,8 @@ class Direct(Streaming):
         made = cut(request)
         assert made is not None
         chip = request.device.chip
-        microseconds = made.cycles / (chip.clock * 1e3)
+        cycles = max(made.issuing(chip), made.multiplying(chip, cost.plain_rate(request)))
+        microseconds = cycles / (chip.clock * 1e3)
         chunks = chunks_of(made.rounds, made.block.number * made.parts, _LEAST_ROUNDS)
         # Every part of the filter takes both tensors again, mostly from L2.
         return Flow(microseconds, chunks, (made.parts - 1) * request.problem.bytes)

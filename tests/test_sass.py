@@ -230,7 +230,7 @@ def test_the_main_loop_of_hopper_makes_no_descriptor_anew():
 
 # What cp.async does not take: single 16-bit elements, and anything on the chip that has none.
 @pytest.mark.parametrize(
-    ("architecture", "order", "at_once"), [("sm_80", "first", 8), ("sm_75", "last", 1.5)]
+    ("architecture", "order", "at_once"), [("sm_80", "first", 8), ("sm_75", "last", 2)]
 )
 def test_gather_has_many_loads_under_way_at_once(architecture, order, at_once):
     problem = LAYER.replace(dtype="float16")

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
+from unittest import mock
 
 import numpy as np
 
 from cupyconv import ConvProblem
-from cupyconv.gpu import sources
+from cupyconv.gpu import parameters, sources
 from cupyconv.problem import PASSES, shape_text
 from tests import agreement
 from tests.agreement import fits, planned
@@ -266,6 +267,8 @@ def _views(impl: str, only: str | None):
         for pass_ in fits(problem, impl, _ARCH[impl]):
             if only in (None, pass_):
                 run = partial(_exact_on_views, problem, impl, pass_, kind, SCHEDULES[number % 3])
+                if impl == "cuda-direct":
+                    run = partial(_cut_directly, run, 0)
                 yield f"{impl} {pass_} {name} {kind}", run
 
 
@@ -309,6 +312,9 @@ def _cases_of(impl: str, only: str | None):
     if impl == "cuda-direct":
         problem = in_formats(_PROBLEMS["sixteen_sources"], "NDHWC", "DHWIO")
         yield "cuda-direct not a number", partial(_not_a_number, impl, problem)
+        problem = _PROBLEMS["ragged_tiles"]
+        run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0])
+        yield "cuda-direct 64 bits", partial(_in_64_bits, partial(_cut_directly, run, 0))
         for data_format in ("NCHW", "NHWC"):
             yield f"cuda-direct last pixel {data_format}", partial(_last_pixel, data_format)
     if impl == "cuda-toeplitz":
@@ -362,6 +368,11 @@ def _planned(run: Callable[..., None], impl: str, tile: int, splits: int, **more
 def _cut_directly(run: Callable[..., None], number: int, **more: str) -> None:
     with agreement.cut_directly(number):
         run(**more)
+
+
+def _in_64_bits(run: Callable[[], None]) -> None:
+    with mock.patch.object(parameters, "index_type", return_value="long long"):
+        run()
 
 
 def _bank_conflicts(dtype: str, precision: str, formats: tuple[str, str]) -> None:

@@ -341,7 +341,7 @@ def _some_meet(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) 
     """
     import numpy as np
 
-    interface = {"data": (1 << 46, True), "typestr": f"|V{itemsize}", "version": 3}
+    interface = {"typestr": f"|V{itemsize}", "version": 3}
 
     def at(shape: list[int], offset: int) -> np.ndarray:
         """The layout at some address, where nothing is ever read."""

@@ -61,7 +61,7 @@ class Im2colMap:
     element_strides: tuple[int, ...]
     channels: int
     pixels: int
-    offset: int = 0
+    offset: int
 
 
 TensorMap = TiledMap | Im2colMap

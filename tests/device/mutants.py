@@ -59,6 +59,7 @@ NEAREST = {
 
 ON_DEVICES = (
     "tests/gpu/test_ways_in.py",
+    "tests/device/test_launch.py",
     "tests/device/test_order.py",
     "tests/device/test_memory.py",
     "tests/device/test_bench.py",

@@ -136,6 +136,8 @@ def encode_im2col(
     for name, corner in (("lower", lower), ("upper", upper)):
         fits = len(corner) == rank - 2 and all(low <= value <= high for value in corner)
         _require(fits, f"{name} has {rank - 2} corners in [{low}, {high}]: got {tuple(corner)}")
+    # The driver allows others; what they do is not documented, so kernels do not use them.
+    _require(steps[0] == steps[-1] == 1, f"channels and images have steps of 1: got {steps}")
     _require(1 <= channels_per_pixel <= 256, f"channels per pixel: 1 to 256, {channels_per_pixel}")
     _require(1 <= pixels_per_column <= 1024, f"pixels per column: 1 to 1024, {pixels_per_column}")
     _check_inner(channels_per_pixel * element_size, swizzle)

@@ -1,0 +1,66 @@
+"""What the library asks of the driver for a launch: shared memory, tensor maps."""
+
+from __future__ import annotations
+
+import cupy
+import pytest
+
+import cupyconv
+from cupyconv.backends import current_device
+from cupyconv.gpu import launch, tensormaps
+from tests.configurations import integer_data
+from tests.device.test_memory import one_by_one
+from tests.device.test_order import split_layer
+
+TILED = tensormaps.TiledMap("x", 2, (64, 8), (128,), (64, 8))
+
+
+def test_what_a_function_may_have_of_shared_memory_is_never_made_less():
+    module = cupy.RawModule(code='extern "C" __global__ void nothing() {}')
+    function = module.get_function("nothing").kernel
+    runtime = launch.CupyRuntime("sm_90a", 0)
+    for asked in (100_000, 60_000):
+        runtime.allow(function, asked)
+    get = cupy.cuda.driver.funcGetAttribute
+    assert get(launch._MOST_DYNAMIC_SHARED, function.ptr) == 100_000
+
+
+def test_a_call_takes_memory_for_its_result_and_its_workspace_alone():
+    problem, sizes = split_layer(), []
+    data = integer_data(problem)
+    x, w = cupy.asarray(data.x), cupy.asarray(data.w)
+
+    def counted(size):
+        sizes.append(size)
+        return one_by_one(size)
+
+    with cupy.cuda.using_allocator(counted):
+        y = cupyconv.conv_forward(x, w, **problem.keywords)
+        planned = cupyconv.plan(problem)["forward"]
+        assert sorted(sizes) == sorted([y.nbytes, planned.workspace_bytes])
+        sizes.clear()
+        small = cupyconv.conv_forward(x[:, :, :, :8], w[:, :, :, :8], **problem.keywords)
+        assert sizes == [small.nbytes]
+
+
+def test_the_current_device_is_what_the_driver_says_of_it():
+    found = cupy.cuda.runtime.getDeviceProperties(0)
+    assert current_device().multiprocessors == found["multiProcessorCount"]
+
+
+def test_a_map_that_the_driver_refuses_is_an_error():
+    x = cupy.zeros((8, 64), "float16")
+    assert len(tensormaps.encode(TILED, x.data.ptr)) == tensormaps.MAP_BYTES
+    with pytest.raises(RuntimeError, match="the driver refuses the tensor map"):
+        tensormaps.encode(TILED, x.data.ptr + 8)
+
+
+def test_without_the_drivers_bindings_there_are_no_maps(monkeypatch):
+    def missing():
+        raise ImportError("no cuda.bindings")
+
+    assert tensormaps.available()
+    tensormaps.available.cache_clear()
+    monkeypatch.setattr(tensormaps, "_driver", missing)
+    assert not tensormaps.available()
+    tensormaps.available.cache_clear()

@@ -389,13 +389,13 @@ class Direct(Streaming):
         taps, stride = problem.filter_sizes[-1], problem.stride
         if pass_ == "backprop_input" and max(stride[-2:]) > LARGEST_EDGE:
             return f"{max(stride[-2:])} pixels of a stride are more than {LARGEST_EDGE}"
-        columns = axis(problem, pass_, 2, stride[-1] if pass_ == "backprop_input" else 1, taps).span
-        if columns > MAX_COLUMNS:
-            return f"{columns} columns under a pixel are more than {MAX_COLUMNS}"
         if taps * ins > MAX_UNROLLED:
             return (
                 f"{taps} taps of {ins} channels are more than the {MAX_UNROLLED} that are unrolled"
             )
+        columns = axis(problem, pass_, 2, stride[-1] if pass_ == "backprop_input" else 1, taps).span
+        if columns > MAX_COLUMNS:
+            return f"{columns} columns under a pixel are more than {MAX_COLUMNS}"
         if prod(problem.filter_sizes[:-1]) * ins >= 2**16 or problem.groups * outs >= 2**16:
             return "the rows of the filter, or the channels, are more than a launch has blocks for"
         staged = filter_bytes(problem, pass_, 1)

@@ -217,7 +217,15 @@ def test_an_exception_leaves_after_all_parts_that_were_begun(culprit, allowed):
     assert sum(parts_by_thread(10).values()) == 10
 
 
-def test_an_interrupt_leaves_after_all_parts_that_were_begun(allowed):
+@pytest.fixture
+def interruptible():
+    """Takes SIGINT, which a shell makes those ignore that it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_leaves_after_all_parts_that_were_begun(allowed, interruptible):
     allowed(2)
     helping, running = threading.Event(), []
     caller = threading.get_ident()

@@ -523,7 +523,7 @@ def conv2d(**changes: Any) -> np.ndarray:
         ),
         (
             {"strides": [1, 0, 1, 1]},
-            "stride must be at least 1",
+            "strides must be at least 1",
             "got 0",
             "Use 1 or more",
             {"strides": [1, 1, 1, 1]},

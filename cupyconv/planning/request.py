@@ -29,7 +29,6 @@ Implementation = Literal[
     "cuda-patch",
     "cuda-hopper",
     "cuda-hopper-bf16x6",
-    "cuda-hopper-halo",
 ]
 """The names of the families, for type checkers; when a program runs, the families say them."""
 

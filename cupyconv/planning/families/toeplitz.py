@@ -62,12 +62,12 @@ def cut(request: Request) -> Cut | None:
     problem, chip = request.problem, request.device.chip
     limit = min(chip.block_shared, _MOST_SHARED) << 10
     half = (80 if chip.shared >= 160 else 48) << 10
-    # Sums that a thread of backprop_filter has registers for.
-    sums = 40 if request.device.capability < (8, 0) else 48
     sizes = problem.input_sizes if request.pass_ == "backprop_input" else problem.output_sizes
     rows = problem.N * (sizes[0] if len(sizes) == 2 else 1)
     strips = min(-(-sizes[-1] // 8), _LARGEST_STRIPS)
     taps = problem.filter_sizes[-1]
+    # Sums that a thread of backprop_filter has registers for, beside the blocks under long filters.
+    sums = 40 if request.device.capability < (8, 0) or products(taps) > 2 else 48
     ways = product((2, 1) if rows > 16 else (1,), (False, True), range(strips, 0, -1))
     cuts = [_cut(problem, request.pass_, sums, *way) for way in ways]
 

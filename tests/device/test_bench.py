@@ -163,13 +163,12 @@ def test_emulated_devices_alone_are_given_what_they_are_up_to(tmp_path, monkeypa
 
     rehearsed = commands()
     assert "--part" in rehearsed["tests"]
-    for name in ("feeding", "bench"):
-        assert "tests.device.rehearsal" in rehearsed[name]
-        assert "tests/device/rehearsal.toml" in rehearsed[name]
+    assert "tests.device.rehearsal" in rehearsed["bench"]
+    assert "tests/device/rehearsal.toml" in rehearsed["bench"]
     monkeypatch.setattr(everything, "is_running", lambda: False)
     for command in commands().values():
         assert not [word for word in command if "rehears" in word or word == "--part"]
-    assert commands()["feeding"][-1] == rehearsed["feeding"][-1]
+    assert commands()["bench"][-1] == rehearsed["bench"][-1]
 
 
 def test_the_gpu_run_goes_through_its_steps_in_order(tmp_path, gpu, monkeypatch, capsys):

@@ -18,7 +18,7 @@ TILED = tensormaps.TiledMap("x", 2, (64, 8), (128,), (64, 8))
 def test_what_a_function_may_have_of_shared_memory_is_never_made_less():
     module = cupy.RawModule(code='extern "C" __global__ void nothing() {}')
     function = module.get_function("nothing").kernel
-    runtime = launch.CupyRuntime("sm_90a", 0)
+    runtime = launch.CupyRuntime("sm_90a")
     for asked in (100_000, 60_000):
         runtime.allow(function, asked)
     get = cupy.cuda.driver.funcGetAttribute

@@ -62,13 +62,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     callback=configuration.words("dtype", lambda: ITEMSIZE),
     help="[default: float16 on a GPU, float32 on the CPU]",
 )
-@click.option(
-    "--pass",
-    "passes",
-    metavar="A,B",
-    callback=configuration.words("pass", lambda: PASSES),
-    help=f"{', '.join(PASSES)}.  [default: all]",
-)
+@configuration.passes_option
 @click.option(
     "--impl",
     "impls",

@@ -20,7 +20,7 @@ from cupyconv.errors import shown, unknown_word
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
 from cupyconv.markup import in_line
-from cupyconv.problem import ITEMSIZE, PADDING_WORDS, shape_text
+from cupyconv.problem import ITEMSIZE, PADDING_WORDS, PASSES, shape_text
 
 PRESETS = Path(__file__).with_name("presets.toml")
 
@@ -272,6 +272,14 @@ dtype_option = click.option(
     metavar="DTYPE",
     type=Words(lambda: ITEMSIZE),
     help=f"{', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  [default: float32]",
+)
+
+passes_option = click.option(
+    "--pass",
+    "passes",
+    metavar="A,B",
+    callback=words("pass", lambda: PASSES),
+    help=f"{', '.join(PASSES)}.  [default: all]",
 )
 
 values_option = click.option(

@@ -38,13 +38,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="A GPU by its architecture, such as sm_90a.  Repeatable.  [default: the one that is here]",
 )
-@click.option(
-    "--pass",
-    "passes",
-    metavar="A,B",
-    callback=configuration.words("pass", lambda: PASSES),
-    help=f"{', '.join(PASSES)}.  [default: all]",
-)
+@configuration.passes_option
 @click.option(
     "--precision",
     metavar="WORD",

@@ -7,8 +7,13 @@ from dataclasses import replace
 import pytest
 
 from cupyconv import ConvProblem
-from cupyconv.planning import Device
-from tests.emulator import suite
+from cupyconv.gpu import compiler, launches, sources
+from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning.families import FAMILIES, gather
+from cupyconv.planning.strides import Strides
+from tests import cubins
+from tests.agreement import planned
+from tests.emulator import driver, suite
 from tests.emulator.account import layer_problem
 from tests.emulator.suite import Counts
 
@@ -131,3 +136,27 @@ def test_table_compares_what_both_versions_have(tmp_path, capsys):
     assert lines[6] == f"{start} 1 | 2 → 2 | 3 → 3 | 4 → 4 | 0.1 → 0.8 |"
     assert lines[3] == lines[7]
     assert lines[3].endswith("| 1 | 2 (1) | 3 (1) | 4 (1) | 0.5 (0.25) |")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_as_many_blocks_are_resident_as_nvidias_calculator_says(dtype):
+    """With the registers of the very variant; 8.0, where no tile is bounded by anything else."""
+    pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
+    family, device = FAMILIES["cuda-gather"], Device.of("sm_80")
+    problem = layer_problem("resnet50-11", dtype, "channels-last")
+    strides = Strides.contiguous(problem)
+    request = Request(problem, "forward", device, strides=strides)
+    for tile in family.fitting_tiles(request):
+        with planned(family.name, tile):
+            chosen = plan_pass(problem, "forward", device, family.name, strides=strides)
+        one, *_ = launches.prepare(chosen, problem, strides, None, device)
+        made = compiler.compile_cubin(sources.load(one.source), dict(one.defines), "sm_80")
+        resident, _ = driver.resident_blocks(
+            driver.chip_of("sm_80"),
+            cubins.resources(*made)[one.entry],
+            tile.threads,
+            one.shared_bytes,
+            one.shared_bytes,
+        )
+        found = gather.accesses("forward", problem, strides)
+        assert gather.resident(request, tile, found) == resident, tile

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv.planning import cpu
+from cupyconv.planning import cpu, families
 from tests import agreement
 
 from .cases import (
@@ -27,15 +27,7 @@ from .checking import problem_of
 from .oracle import DTYPES, Geometry, IllegalError, geometry, result_shape
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
-FAMILIES = (
-    "cuda-generic",
-    "cuda-gather",
-    "cuda-direct",
-    "cuda-toeplitz",
-    "cuda-patch",
-    "cuda-hopper",
-    "cuda-hopper-bf16x6",
-)
+FAMILIES = tuple(name for name, family in families.FAMILIES.items() if family.on_gpu)
 PASSES = ("forward", "backprop_input", "backprop_filter")
 
 MOST_ELEMENTS = 1 << 16

@@ -75,6 +75,7 @@ BY_REGISTERS = {
     (128, 128, 4): 2,
     (128, 64, 4): 4,
     (64, 64, 4): 5,
+    (64, 64, 8): 4,
 }
 """Blocks of a tile on the tensor cores, by its extents and element size, that a multiprocessor has
 registers for; of other tiles RESIDENT."""

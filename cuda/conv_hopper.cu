@@ -438,8 +438,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     ptx::setmaxnreg_inc<232>();
     const int first_row = TURNS ? 0 : warpgroup * CONSUMER_ROWS;
     Consumer consumer(shared, first_row);
-    Epilogue<Output> epilogue = {shared.output[warpgroup], shared.bias[warpgroup], p, warpgroup,
-                                 first_row};
+    Epilogue<Output> epilogue = {shared.output[warpgroup], bias, shared.bias[warpgroup], p,
+                                 warpgroup, first_row};
     Turn turn(shared.turn, warpgroup);
     int next = 0;  // whose turn it is
 #pragma unroll 1
@@ -452,7 +452,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
       }
       Sums sums;
       float biases[Epilogue<Output>::BIASES];
-      epilogue.load_biases(biases, tile, bias);
+      epilogue.load_biases(biases, tile);
       if (TURNS) turn.wait();
       consumer.multiply_tile(sums, steps);
       if (TURNS) turn.pass_on();

@@ -343,6 +343,7 @@ struct alignas(1024) OutputBuffer {
 template <class Output>
 struct Epilogue {
   OutputBuffer (&buffers)[2];
+  const Result* bias;        // null: none
   float (&biases)[BLOCK_N];  // of the tile's columns
   const ConvParameters& p;
   int number;     // of the warpgroup
@@ -354,14 +355,14 @@ struct Epilogue {
   __device__ __forceinline__ int thread() const { return threadIdx.x % WARPGROUP; }
 
   // Loads this thread's part of the tile's biases: before the products, which hide how long it takes.
-  __device__ __forceinline__ void load_biases(float (&own)[BIASES], const Tile& tile,
-                                              const Result* bias) const {
+  __device__ __forceinline__ void load_biases(float (&own)[BIASES], const Tile& tile) const {
     const int first = tile.group * static_cast<int>(result_channels(p)) + tile.column + thread();
 #pragma unroll
     for (int i = 0; i < BIASES; ++i) own[i] = bias_of(first + i * WARPGROUP, p, bias);
   }
   // Gives them to the warpgroup.
   __device__ __forceinline__ void share_biases(const float (&own)[BIASES]) {
+    if (PASS == 2 || bias == nullptr) return;
     ptx::named_barrier_sync(1 + number, WARPGROUP);  // those of the tile before are read
 #pragma unroll
     for (int i = 0; i < BIASES; ++i)
@@ -370,7 +371,8 @@ struct Epilogue {
   }
   // What becomes of a sum in a column of the tile.
   __device__ __forceinline__ float finished(float sum, int column) const {
-    return activate<ACTIVATION>(sum + biases[column]);
+    if (PASS != 2 && bias != nullptr) sum += biases[column];
+    return activate<ACTIVATION>(sum);
   }
 
 #if STORE != STORE_FLOAT

@@ -1,5 +1,5 @@
-// Hopper: the three passes as implicit GEMMs on wgmma, fed by TMA, for channels-last tensors (or, by
-// conv_arrange.cu, copies of others) on compute capability 9.0.
+// Hopper: the three passes as implicit GEMMs on wgmma, fed by TMA, on compute capability 9.0.  Operands
+// are channels last (or, by conv_arrange.cu, copies that are); the result lies as the caller wants it.
 //
 //   pass             gemm_m          gemm_n            gemm_k             A               B
 //   forward          output pixels   filters           taps * channels    im2col(x)       w
@@ -37,9 +37,10 @@
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C
 // and the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases of
-// backprop_input, else 1), POINTWISE (1 x 1 and stride 1: x is a plain matrix), FILTERS_LAST (of w),
-// WINDOW_ROWS (of backprop_filter: whether A is x and not dy), STORE (how C is stored, hopper.cuh),
-// SPLIT, ACTIVATION (epilogue.cuh; of the forward pass).
+// backprop_input, else 1), POINTWISE (1 x 1 and stride 1: x is a plain matrix), PLANAR (of these: x
+// and dy that are read are channels first, each image a matrix of its own), FILTERS_LAST (of w),
+// WINDOW_ROWS (of backprop_filter: whether A is x and not dy), STORE and RUN (how C is stored,
+// hopper.cuh), SPLIT, ACTIVATION (epilogue.cuh; of the forward pass).
 #include "hopper.cuh"
 
 // The planes of A and B that are multiplied, the smallest products first.
@@ -86,10 +87,16 @@ struct Windows {
   }
 };
 
+// Pixels of an image as the product counts them: with PLANAR, whole lines.
+__device__ __forceinline__ int pixels_of_image(const WalkPhase& here) {
+  const int pixels = here.pixels[0] * here.pixels[1] * here.pixels[2];
+  return PLANAR ? lines(pixels) * LINE : pixels;
+}
+
 // Where the elements of C lie.  An element's offset is that of its row plus that of its column;
-// LINE columns, or what there are of them, are contiguous.
+// LINE columns, or what there are of them, are a constant step apart.
 struct Output {
-  static constexpr long long BEYOND = -1;
+  static constexpr long long BEYOND = 1ll << 63;
   const ConvParameters& p;
   const Walk<PHASES>& walk;
   int group;
@@ -97,8 +104,7 @@ struct Output {
   __device__ __forceinline__ int rows(int phase) const {
     if constexpr (PASS == 2)
       return FILTERS_LAST ? Windows(p).count * LINE : static_cast<int>(p.filters);
-    const int(&pixels)[3] = walk.phase[phase].pixels;
-    return static_cast<int>(p.batch) * pixels[0] * pixels[1] * pixels[2];
+    return static_cast<int>(p.batch) * pixels_of_image(walk.phase[phase]);
   }
   __device__ __forceinline__ int columns() const {
     if constexpr (PASS == 1) return static_cast<int>(p.channels);
@@ -114,16 +120,24 @@ struct Output {
       return row % LINE < line.count ? line.offset + row % LINE * p.w_stride[1] : BEYOND;
     }
     const Pixel<int> at = place(row, phase);
+    if (PLANAR && at.n < 0) return BEYOND;
     const Pixel<long long> pixel = {at.n, at.d, at.h, at.w};
-    return PASS == 0 ? pixel_offset(pixel, p.y_stride) + group * p.filters
-                     : pixel_offset(pixel, p.x_stride) + group * p.channels;
+    return PASS == 0 ? pixel_offset(pixel, p.y_stride) + group * p.filters * column_step()
+                     : pixel_offset(pixel, p.x_stride) + group * p.channels * column_step();
   }
   __device__ __forceinline__ Line line(int column) const {
     const int left = columns() - column;
-    if constexpr (PASS != 2) return {column, left, column};
+    if constexpr (PASS != 2) return {column, left, column * column_step()};
     if constexpr (FILTERS_LAST) return {column, left, filter_offset(column)};
     return window(column);
   }
+  __device__ __forceinline__ long long column_step() const {
+    if constexpr (RUN > 1 && STORE != STORE_COLUMNS) return 1;
+    if constexpr (PASS == 2) return p.w_stride[FILTERS_LAST ? 0 : 1];
+    return (PASS == 0 ? p.y_stride : p.x_stride)[1];
+  }
+  // Columns of a split's sums in the workspace, so that each row begins with a whole piece.
+  __device__ __forceinline__ int pitch() const { return (columns() + 7) / 8 * 8; }
   // Starts the store of 64 x 64 elements of C, which is a plain matrix.
   __device__ __forceinline__ void store_box(const ptx::TensorMap& map, const Result* buffer, int row,
                                             int column) const {
@@ -131,11 +145,13 @@ struct Output {
   }
 
  private:
-  // The pixel of the tensor written that a row of C stands for.
+  // The pixel of the tensor written that a row of C stands for; with PLANAR, of no image where the
+  // row only fills up a line.
   __device__ __forceinline__ Pixel<int> place(int row, int phase) const {
     const WalkPhase& here = walk.phase[phase];
     const long long sizes[3] = {here.pixels[0], here.pixels[1], here.pixels[2]};
-    Pixel<int> pixel = pixel_at(row, sizes);
+    Pixel<int> pixel = pixel_at(PLANAR ? row % pixels_of_image(here) : row, sizes);
+    if (PLANAR) pixel.n = pixel.n > 0 ? -1 : row / pixels_of_image(here);
     pixel.d = here.place_first[0] + pixel.d * walk.place_step[0];
     pixel.h = here.place_first[1] + pixel.h * walk.place_step[1];
     pixel.w = here.place_first[2] + pixel.w * walk.place_step[2];
@@ -159,9 +175,8 @@ struct Steps {
   __device__ __forceinline__ Steps(const Tile& tile, const ConvParameters& p,
                                    const Walk<PHASES>& walk) {
     const WalkPhase& here = walk.phase[tile.phase];
-    const int pixels = here.pixels[0] * here.pixels[1] * here.pixels[2];
     const int taps = here.taps[0] * here.taps[1] * here.taps[2];
-    const int all = PASS == 2 ? lines(p.batch * pixels)
+    const int all = PASS == 2 ? lines(p.batch * pixels_of_image(here))
                               : taps * lines(PASS == 0 ? p.channels : p.filters);
     first = tile.split * walk.steps_of_split;
     const int rest = all - first;
@@ -215,11 +230,11 @@ struct Producer {
         const Term term = term_at(number);
         Stage& stage = acquire();
         for_boxes<WINDOWS, !WINDOW_ROWS>(rank, [&](int i, bool to_both) {
-          load_gathered((WINDOW_ROWS ? stage.a : stage.b) + i * BOX, 0, window[i], base, pixel,
+          load_gathered<LINE>((WINDOW_ROWS ? stage.a : stage.b) + i * BOX, 0, window[i], base, pixel,
                         WINDOW_ROWS ? term.a : term.b, to_both);
         });
         for_boxes<FILTER_BOXES, WINDOW_ROWS>(rank, [&](int i, bool to_both) {
-          load_matrix((WINDOW_ROWS ? stage.b : stage.a) + i * BOX, maps.other,
+          load_matrix<LINE>((WINDOW_ROWS ? stage.b : stage.a) + i * BOX, maps.other,
                       first_filter + i * LINE, pixel, WINDOW_ROWS ? term.b : term.a, to_both);
         });
         cursor.advance();
@@ -243,7 +258,7 @@ struct Producer {
       for (int number = 0; number < TERMS; ++number) {
         const Term term = term_at(number);
         Stage& stage = acquire();
-        load_gathered(stage.a, tile.phase, channels, base, tile.row, term.a, false);
+        load_gathered<BLOCK_M>(stage.a, tile.phase, channels, base, tile.row, term.a, false);
         filter.load(stage.b, full, tile, k, tap, term.b);
         cursor.advance();
       }
@@ -274,23 +289,38 @@ struct Producer {
     return pixel;
   }
 
-  // Pixels from a number on, LINE channels of each, of a tensor that is a plain matrix.
+  // LINE channels of so many pixels from a number on, of a tensor that is a plain matrix or, with
+  // PLANAR, one of channels and pixels for each image.
+  template <int PIXELS>
   __device__ __forceinline__ void load_matrix(Storage* to, const ptx::TensorMap& map, int channel,
                                               int pixel, int plane, bool to_both) {
+#if PLANAR
+    const int image = pixels_of_image(walk.phase[0]);
+#pragma unroll
+    for (int first = 0; first < PIXELS; first += LINE)
+      load_box(to + first * LINE, map, (pixel + first) % image, channel, (pixel + first) / image,
+               to_both);
+#else
+    load_box(to, map, channel, pixel, plane, to_both);
+#endif
+  }
+  __device__ __forceinline__ void load_box(Storage* to, const ptx::TensorMap& map, int inner,
+                                           int second, int third, bool to_both) {
     if (to_both)
-      ptx::tma_load_3d_multicast(to, &map, full, channel, pixel, plane, BOTH_BLOCKS);
+      ptx::tma_load_3d_multicast(to, &map, full, inner, second, third, BOTH_BLOCKS);
     else
-      ptx::tma_load_3d(to, &map, full, channel, pixel, plane);
+      ptx::tma_load_3d(to, &map, full, inner, second, third);
   }
 
-  // A column of pixels, LINE channels of each from tap.c on, under a tap of the walk.  In im2col
-  // mode, planes are further images.
+  // A column of PIXELS pixels, LINE channels of each from tap.c on, under a tap of the walk.  In
+  // im2col mode, planes are further images.
+  template <int PIXELS>
   __device__ __forceinline__ void load_gathered(Storage* to, int phase, const Tap<int>& tap,
                                                 const Pixel<int>& base, int number, int plane,
                                                 bool to_both) {
     const ptx::TensorMap* map = &maps.gathered[phase];
 #if POINTWISE
-    load_matrix(to, *map, tap.c, number, plane, to_both);
+    load_matrix<PIXELS>(to, *map, tap.c, number, plane, to_both);
 #else
     const int image = base.n + plane * static_cast<int>(p.batch);
     const auto off_w = static_cast<unsigned short>(tap.s * walk.spacing[2]);
@@ -383,22 +413,25 @@ constexpr bool TRANSPOSED = PASS == 2 && WINDOW_ROWS != FILTERS_LAST;
 __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile,
                                               const Output& output,
                                               const Epilogue<Output>& epilogue, float* partial) {
-  const int rows = output.rows(tile.phase), columns = output.columns();
-  partial += (tile.split * output.p.groups + tile.group) * static_cast<long long>(rows) * columns;
+  const int rows = output.rows(tile.phase), pitch = output.pitch();
+  partial += (tile.split * output.p.groups + tile.group) * static_cast<long long>(rows) * pitch;
   const auto row_at = [&](int row) {
-    if constexpr (TRANSPOSED) return row < columns ? partial + row : nullptr;
-    return row < rows ? partial + static_cast<long long>(row) * columns : nullptr;
+    if constexpr (TRANSPOSED) return row < pitch ? partial + row : nullptr;
+    return row < rows ? partial + static_cast<long long>(row) * pitch : nullptr;
   };
   const auto same = [](int column) { return column; };
   epilogue.for_each_pair(sums, tile, row_at, same,
                          [&](float* row, int line, int place, const float(&pair)[2]) {
                            const int column = line + place;
-                           if (row == nullptr || column >= (TRANSPOSED ? rows : columns)) return;
-                           if constexpr (TRANSPOSED)
-                             for (int i = 0; i < 2; ++i)
-                               row[static_cast<long long>(column + i) * columns] = pair[i];
-                           else
-                             store_piece(row + column, pair);
+                           if (row == nullptr) return;
+                           if constexpr (!TRANSPOSED) {
+                             if (column < pitch) store_piece(row + column, pair);
+                             return;
+                           }
+#pragma unroll
+                           for (int i = 0; i < 2; ++i)
+                             if (column + i < rows)
+                               row[static_cast<long long>(column + i) * pitch] = pair[i];
                          });
 }
 #endif
@@ -472,39 +505,38 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
 }
 
 #if SPLIT
-// Adds the splits' sums in order, one thread for 16 bytes of C.
+// Adds the splits' sums in order, one thread those of eight columns of C.
 extern "C" __global__ void __launch_bounds__(256)
     conv_hopper_reduce(const float* __restrict__ partial, const Result* __restrict__ bias,
                        Result* __restrict__ c, const int splits,
                        const __grid_constant__ Walk<PHASES> walk,
                        const __grid_constant__ ConvParameters p) {
-  constexpr int VECTOR = 16 / sizeof(Result);
+  constexpr int COLUMNS = 8;
   const Output all = {p, walk, 0};
-  const int columns = all.columns();
-  const long long matrix = static_cast<long long>(all.rows(0)) * columns;
+  const int pitch = all.pitch();
+  const long long matrix = static_cast<long long>(all.rows(0)) * pitch;
   const long long elements = p.groups * matrix;
   const long long thread = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const long long element = thread * VECTOR;
+  const long long element = thread * COLUMNS;
   if (element >= elements) return;
 
-  float sums[VECTOR] = {};
+  float sums[COLUMNS] = {};
   for (int split = 0; split < splits; ++split) {
-    float more[VECTOR];
+    float more[COLUMNS];
     load_piece(more, partial + split * elements + element, true);
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) sums[i] += more[i];
+    for (int i = 0; i < COLUMNS; ++i) sums[i] += more[i];
   }
   const Output output = {p, walk, static_cast<int>(element / matrix)};
-  const int row = static_cast<int>(element % matrix / columns);
-  const int column = static_cast<int>(element % columns);
+  const int row = static_cast<int>(element % matrix / pitch);
+  const int column = static_cast<int>(element % pitch);
   const long long row_offset = output.row_offset(row, 0);
-  const int place = column % LINE;
-  const Line line = output.line(column - place);
-  if (row_offset == Output::BEYOND || place >= line.count) return;
+  if (row_offset == Output::BEYOND) return;
   const int first_channel = output.group * static_cast<int>(result_channels(p)) + column;
 #pragma unroll
-  for (int i = 0; i < VECTOR; ++i)
+  for (int i = 0; i < COLUMNS; ++i)
     sums[i] = activate<ACTIVATION>(sums[i] + bias_of(first_channel + i, p, bias));
-  store_piece(c + row_offset + line.offset + place, sums);
+  const int place = column % LINE;
+  store_in_line(c + row_offset, output.line(column - place), place, output.column_step(), sums);
 }
 #endif

@@ -1,4 +1,4 @@
-// Splits float32 elements into three bfloat16, the operands of conv_hopper.cu with PLANES = 3.
+// Splits the float32 elements of one or two tensors into three bfloat16, the operands of conv_hopper.cu with PLANES = 3.
 //
 //   x = high + middle + low,   high = bf16(x),  middle = bf16(x - high),  low = bf16(rest)
 //
@@ -11,19 +11,24 @@
 // middle and low of the other operand can be NaN where plain arithmetic gives an infinity; NaN stays
 // NaN.  So these are no IEEE products: they are taken only where precision="bf16x6" permits them.
 //
-// Layout: x is any tensor with a contiguous last axis; the planes follow each other, each of them
-// contiguous in x's order of axes.  A thread takes VECTOR neighbours.
+// Layout: a tensor's last axis is contiguous; its planes follow each other, each of them in the same
+// order of axes, with rows that begin at multiples of 16 bytes.  A thread takes VECTOR neighbours.
 #include "numeric.cuh"
 #include "vector.cuh"
 
-constexpr int VECTOR = 8;
+constexpr int VECTOR = 8, HALF = 4;
 constexpr int PLANES = 3;
 
-// x as four axes, outermost first, of rows of `inner` neighbours.
+// A tensor as four axes, outermost first, of rows of `inner` neighbours.
 struct PlaneShape {
   long long extent[4];
   long long stride[4];  // in elements
   long long inner;
+  long long blocks;  // that split it
+};
+
+struct PlaneShapes {
+  PlaneShape of[2];
 };
 
 __device__ __forceinline__ void split(float value, bfloat16_t (&parts)[PLANES]) {
@@ -41,36 +46,50 @@ __device__ __forceinline__ void split(float value, bfloat16_t (&parts)[PLANES]) 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    conv_planes(const float* __restrict__ x, bfloat16_t* __restrict__ planes,
-                const __grid_constant__ PlaneShape shape) {
+    conv_planes(const float* __restrict__ first, bfloat16_t* __restrict__ first_planes,
+                const float* __restrict__ second, bfloat16_t* __restrict__ second_planes,
+                const __grid_constant__ PlaneShapes shapes) {
+  const bool is_first = blockIdx.x < shapes.of[0].blocks;
+  const PlaneShape& shape = shapes.of[is_first ? 0 : 1];
+  const float* const x = is_first ? first : second;
+  bfloat16_t* const planes = is_first ? first_planes : second_planes;
+  const long long block = blockIdx.x - (is_first ? 0 : shapes.of[0].blocks);
   const long long rows = shape.extent[0] * shape.extent[1] * shape.extent[2] * shape.extent[3];
-  const long long elements = rows * shape.inner;
-  const long long thread = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const long long pieces = (shape.inner + VECTOR - 1) / VECTOR;  // of a row
+  const long long elements = rows * pieces * VECTOR;
+  const long long thread = block * blockDim.x + threadIdx.x;
   if (thread * VECTOR >= elements) return;
 
-  long long row = thread * VECTOR / shape.inner;
-  long long place = thread * VECTOR % shape.inner;
+  long long row = thread / pieces;
+  long long place = thread % pieces * VECTOR;
+  const long long left = shape.inner - place;
 #pragma unroll
   for (int axis = 3; axis >= 0; --axis) {
     place += row % shape.extent[axis] * shape.stride[axis];
     row /= shape.extent[axis];
   }
-  float values[VECTOR];
-  float(&half)[VECTOR / 2] = *reinterpret_cast<float(*)[VECTOR / 2]>(values);
-  float(&other_half)[VECTOR / 2] = *reinterpret_cast<float(*)[VECTOR / 2]>(values + VECTOR / 2);
-  load_piece(half, x + place, true);
-  load_piece(other_half, x + place + VECTOR / 2, true);
+  float values[VECTOR] = {};
+#pragma unroll
+  for (int half = 0; half < VECTOR; half += HALF) {
+    const bool is_aligned = reinterpret_cast<unsigned long long>(x + place + half) % 16 == 0;
+    if (is_aligned && half + HALF <= left)
+      load_piece(*reinterpret_cast<float(*)[HALF]>(values + half), x + place + half, true);
+    else
+#pragma unroll
+      for (int i = half; i < half + HALF; ++i)
+        if (i < left) values[i] = x[place + i];
+  }
 
-  Piece<bfloat16_t, VECTOR> pieces[PLANES];
+  Piece<bfloat16_t, VECTOR> piece[PLANES];
 #pragma unroll
   for (int i = 0; i < VECTOR; ++i) {
     bfloat16_t parts[PLANES];
     split(values[i], parts);
 #pragma unroll
-    for (int plane = 0; plane < PLANES; ++plane) pieces[plane].element[i] = parts[plane];
+    for (int plane = 0; plane < PLANES; ++plane) piece[plane].element[i] = parts[plane];
   }
 #pragma unroll
   for (int plane = 0; plane < PLANES; ++plane)
     *reinterpret_cast<Piece<bfloat16_t, VECTOR>*>(planes + plane * elements + thread * VECTOR) =
-        pieces[plane];
+        piece[plane];
 }

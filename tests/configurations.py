@@ -231,6 +231,13 @@ DIRECT_CASES = (
 
 HOPPER_CASES = (
     _case("one_tile", (2, 64, 9, 7), (64, 64, 3, 3), padding=1),
+    _case("odd_channels", (2, 13, 9, 7), (71, 13, 3, 3), padding=1),
+    _case("pairs_of_channels", (1, 70, 7, 8), (10, 70, 3, 2), stride=2, padding=1),
+    _case("one_channel", (3, 1, 8, 9), (1, 1, 3, 3), padding=1),
+    _case("images_of_whole_lines", (3, 72, 8, 16), (136, 72, 1, 1)),
+    _case("images_of_filled_lines", (2, 64, 15, 16), (64, 64, 1, 1)),
+    _case("volumes_of_filled_lines", (2, 20, 3, 8, 10), (12, 20, 1, 1, 1)),
+    _case("groups_of_planes", (2, 128, 30, 8), (128, 64, 1, 1), groups=2),
     _case("channels_beyond_a_line", (1, 72, 6, 5), (136, 72, 2, 2)),
     _case("few_channels", (2, 8, 6, 7), (8, 8, 3, 3), padding=1),
     _case("ring_wraps", (1, 200, 5, 5), (64, 200, 3, 1)),
@@ -271,7 +278,7 @@ HOPPER_CASES = (
         padding=((1, 0), (0, 0), (0, 1)),
     ),
 )
-"""Configurations for the Hopper family, with channels and filters as TMA takes them."""
+"""Configurations for the Hopper family."""
 
 TOEPLITZ_CASES = (
     _case("seven_by_seven", (2, 8, 9, 16), (8, 1, 7, 7), groups=8, padding=3),

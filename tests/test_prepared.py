@@ -59,6 +59,14 @@ class Calls:
         return cupyconv.conv_backprop_input(self.x.shape, w, self.y, **self.how)
 
 
+COPYING = ("conv_arrange.cu", "conv_planes.cu")
+
+
+def reads(arguments, array):
+    """Whether an array itself is among a launch's arguments."""
+    return any(one is array for one in arguments)
+
+
 @pytest.mark.parametrize("pass_", ["forward", "backprop_input"])
 @pytest.mark.parametrize("case", HELD)
 def test_a_call_arranges_no_prepared_filter(hopper, memory, case, pass_):
@@ -73,17 +81,16 @@ def test_a_call_arranges_no_prepared_filter(hopper, memory, case, pass_):
         return list(hopper.launched)
 
     before = launched(calls.w)
-    arranging = [one for one in before if one[1][0] is calls.w]
-    assert len(arranging) == 1
+    (arranging,) = (source for source, given in before if reads(given, calls.w))
+    assert arranging in COPYING
     hopper.launched.clear()
     prepared = calls.prepare()
-    assert [source for source, _ in hopper.launched] == [arranging[0][0]] * len(forms)
+    assert [source for source, _ in hopper.launched] == [arranging] * len(forms)
     assert list(prepared.forms) == forms
     after = launched(prepared)
-    assert [source for source, _ in after] == [
-        source for source, arguments in before if arguments[0] is not calls.w
-    ]
-    assert all(calls.w is not argument for _, given in after for argument in given)
+    products = [[source for source, _ in run if source not in COPYING] for run in (before, after)]
+    assert products[0] == products[1]
+    assert not any(reads(given, calls.w) for _, given in after)
     read_now = {address for role, address in hopper.encoded if role == "w"}
     (form,) = (one for one in prepared.forms.values() if one.data.ptr in read_now)
     assert read_now == {form.data.ptr}
@@ -113,7 +120,7 @@ def test_a_repeated_call_enters_few_functions(hopper, memory):
     calls.forward(prepared)
     calls.forward(calls.w)
     plain = len(entered(lambda: calls.forward(calls.w)))
-    assert len(entered(lambda: calls.forward(prepared))) <= plain + 2
+    assert len(entered(lambda: calls.forward(prepared))) <= plain + 3
 
 
 def test_where_nothing_is_arranged_nothing_is_held(hopper, memory):
@@ -143,7 +150,7 @@ def test_every_function_that_reads_a_filter_takes_it(hopper, memory):
     plan = cupyconv.plan(LAYER)
     cupyconv.conv_forward(x, prepared, impl=plan, **rules)
     cupyconv.conv_forward(x, cupyconv.prepare(calls.w, LAYER, impl=plan), **rules)
-    arranging = [given for _, given in hopper.launched if given[0] is calls.w]
+    arranging = [given for _, given in hopper.launched if reads(given, calls.w)]
     assert len(arranging) == 1, "by the second prepare"
 
 
@@ -159,8 +166,9 @@ def test_other_batches_and_sizes_are_taken(hopper, memory):
     held = calls.prepare(passes="forward")
     assert list(held.forms)
     misaligned = memory.array(planes.input_shape, "float32", offset=4)
-    with pytest.raises(ConvError, match="the implementation must fit the problem"):
-        cupyconv.conv_forward(misaligned, held, **calls.how)
+    hopper.launched.clear()
+    cupyconv.conv_forward(misaligned, held, **calls.how)
+    assert [source for source, _ in hopper.launched] == ["conv_planes.cu", "conv_hopper.cu"]
 
 
 def test_measuring_takes_it(hopper, memory, monkeypatch, tmp_path):
@@ -177,7 +185,7 @@ def test_measuring_takes_it(hopper, memory, monkeypatch, tmp_path):
     prepared = cupyconv.prepare(calls.w, LAYER, impl="cuda-hopper")
     hopper.launched.clear()
     calls.forward(prepared)
-    launched = [(source, given[0] is calls.w) for source, given in hopper.launched]
+    launched = [(source, reads(given, calls.w)) for source, given in hopper.launched]
     assert {"conv_hopper.cu", "conv_arrange.cu"} <= {source for source, _ in launched}
     assert ("conv_arrange.cu", True) not in launched
     measuring.forget()

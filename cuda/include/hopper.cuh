@@ -2,8 +2,8 @@
 // filter's part of an operand, products of warpgroups, and the way of C from registers to memory.
 //
 // The kernel says with macros what it computes (PASS, STORAGE, RESULT, BLOCK_M, BLOCK_N, CLUSTER,
-// PLANES, PHASES, FILTERS_LAST, STORE, ACTIVATION, as conv_hopper.cu explains them), where rows of C
-// lie in memory (Output), and what its producer loads.
+// PLANES, PHASES, PLANAR, FILTERS_LAST, STORE, RUN, ACTIVATION, as conv_hopper.cu explains them),
+// where rows of C lie in memory (Output), and what its producer loads.
 #ifndef CUPYCONV_HOPPER_CUH
 #define CUPYCONV_HOPPER_CUH
 
@@ -16,11 +16,13 @@
 using Storage = STORAGE;
 using Result = RESULT;
 
-// How C is stored: 16-bit types through shared memory, by threads in pieces of rows or, where C is a
-// plain matrix, in boxes by TMA; float from registers.
+// How C is stored: 16-bit types through shared memory, by threads in pieces of its rows or of its
+// columns or, where C is a plain matrix, in boxes by TMA; float from registers.  Pieces are runs of
+// RUN elements that are neighbours in memory.
 #define STORE_ROWS 0
 #define STORE_BOXES 1
 #define STORE_FLOAT 2
+#define STORE_COLUMNS 3
 
 constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;
@@ -41,11 +43,11 @@ constexpr int BOX = LINE * LINE;
 static_assert(CONSUMER_ROWS % 64 == 0 && BLOCK_N % 64 == 0, "whole products, and whole boxes");
 
 // Whether an operand's lines run along m or n, not along k.
-constexpr bool A_LINES_ALONG_M = PASS == 2;
-constexpr bool B_LINES_ALONG_N = PASS == 2 || (PASS == 0) == (FILTERS_LAST != 0);
+constexpr bool A_LINES_ALONG_M = (PASS == 2) != (PLANAR != 0);
+constexpr bool B_LINES_ALONG_N = PASS == 2 ? !PLANAR : (PASS == 0) == (FILTERS_LAST != 0);
 static_assert(CLUSTER == 1 || !B_LINES_ALONG_N || BLOCK_N % 128 == 0, "B is loaded in two halves");
 static_assert(sizeof(Storage) == 2 || !B_LINES_ALONG_N, "TF32 operands have lines along k");
-static_assert(STORE != STORE_ROWS || LINE == 64, "a chunk of rows that are stored is a line");
+static_assert(sizeof(Result) == 2 ? LINE == 64 : STORE == STORE_FLOAT, "64 columns go out at once");
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
@@ -323,11 +325,26 @@ __device__ __forceinline__ float bias_of(int channel, const ConvParameters& p, c
   return Numeric<Result>::widen(bias[channel * p.bias_stride]);
 }
 
-// Columns of C from one on, which are contiguous: their offset, and how many of them there are.
+// Columns of C from one on, a constant step apart: how many of them there are, and their offset.
 struct Line {
   int column, count;
   long long offset;
 };
+
+// Stores COUNT sums, the first of which is in a column of a line, a run at a time.
+template <int COUNT>
+__device__ __forceinline__ void store_in_line(Result* row, const Line& line, int column,
+                                              long long column_step, const float (&sums)[COUNT]) {
+  static_assert(COUNT % RUN == 0, "whole runs");
+#pragma unroll
+  for (int first = 0; first < COUNT; first += RUN) {
+    if (column + first >= line.count) return;
+    float run[RUN];
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) run[i] = sums[first + i];
+    store_piece(row + line.offset + (column + first) * column_step, run);
+  }
+}
 
 // Holds 64 x 64 elements of C on their way out.
 struct alignas(1024) OutputBuffer {
@@ -339,6 +356,7 @@ struct alignas(1024) OutputBuffer {
 //   row_offset(row, phase)                          BEYOND: none
 //   line(column)                                    up to LINE columns from there on
 //   columns()                                       of C, in a group
+//   column_step()                                   from one column to the next in a line
 //   store_box(map, buffer, row, column)             starts the store of 64 x 64
 template <class Output>
 struct Epilogue {
@@ -376,11 +394,11 @@ struct Epilogue {
   }
 
 #if STORE != STORE_FLOAT
-  // Rounds 64 x 64 sums and writes them to a buffer, swizzled as the tensor map of C says.
+  // Rounds 64 x 64 sums and writes them to a buffer of 64 lines, rows of C or its columns, swizzled
+  // as the tensor map of C says.
   __device__ __forceinline__ void stage_out(Result* buffer, const float (&sums)[BLOCK_N / 2],
                                             int chunk) {
     const int lane = threadIdx.x % 32, warp = thread() / 32;
-    const int line = warp * 16 + lane % 16;
 #pragma unroll
     for (int column = 0; column < 64; column += 16) {
       unsigned registers[4];
@@ -391,9 +409,28 @@ struct Epilogue {
         const float* pair = &sums[chunk * 32 + column / 2 + i / 2 * 4 + i % 2 * 2];
         registers[i] = packed(finished(pair[0], place), finished(pair[1], place + 1), Result{});
       }
-      const int piece = (column / 8 + lane / 16) ^ line % 8;
-      ptx::stmatrix_x4(buffer + line * 64 + piece * 8, registers);
+#if STORE == STORE_COLUMNS
+      const int line = column + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
+      ptx::stmatrix_x4_trans(buffer + line * 64 + (piece ^ line % 8) * 8, registers);
+#else
+      const int line = warp * 16 + lane % 16, piece = column / 8 + lane / 16;
+      ptx::stmatrix_x4(buffer + line * 64 + (piece ^ line % 8) * 8, registers);
+#endif
     }
+  }
+
+  // Which lines of a buffer this thread stores, and which runs of each.  Neighbouring threads take
+  // neighbouring runs; where runs are short, rather those of one line, since rows cost divisions.
+  static constexpr int THREADS_OF_LINE = STORE == STORE_ROWS || RUN == 8 ? 8 : RUN == 4 ? 16 : 32;
+  static constexpr int LINES_OF_THREAD = 64 * THREADS_OF_LINE / WARPGROUP;
+  static constexpr int RUNS_OF_THREAD = 64 / (THREADS_OF_LINE * RUN);
+
+  __device__ __forceinline__ int line_of(int number) const {
+    return thread() / THREADS_OF_LINE + number * (WARPGROUP / THREADS_OF_LINE);
+  }
+  // The run's first element in its line.
+  __device__ __forceinline__ int run_of(int number) const {
+    return (number * THREADS_OF_LINE + thread() % THREADS_OF_LINE) * RUN;
   }
 
   // The rows of C, 64 x 64 at a time through two buffers in turn.
@@ -403,12 +440,12 @@ struct Epilogue {
 #pragma unroll
     for (int i = 0; i < PRODUCTS; ++i) {
       const int row = tile.row + first_row + i * 64;
-#if STORE == STORE_ROWS
-      const int piece = thread() % 8;
-      long long offsets[4];  // of the rows that this thread stores a piece of
+#if STORE != STORE_BOXES
+      long long offsets[STORE == STORE_ROWS ? LINES_OF_THREAD : RUNS_OF_THREAD];  // of rows
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        offsets[j] = output.row_offset(row + thread() / 8 + j * 16, tile.phase);
+      for (int j = 0; j < sizeof(offsets) / sizeof(offsets[0]); ++j)
+        offsets[j] = output.row_offset(row + (STORE == STORE_ROWS ? line_of(j) : run_of(j)),
+                                       tile.phase);
 #endif
 #pragma unroll
       for (int chunk = 0; chunk < BLOCK_N / 64; ++chunk) {
@@ -427,14 +464,19 @@ struct Epilogue {
 #else
         ptx::named_barrier_sync(1 + number, WARPGROUP);  // complete, and the other is read
         const Line line = output.line(tile.column + chunk * 64);
+#pragma unroll 4
+        for (int j = 0; j < LINES_OF_THREAD; ++j)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int inside = thread() / 8 + j * 16;
-          if (offsets[j] == Output::BEYOND || piece * 8 >= line.count) continue;
-          using Eight = Piece<Result, 8>;
-          *reinterpret_cast<Eight*>(c + offsets[j] + line.offset + piece * 8) =
-              *reinterpret_cast<const Eight*>(buffer + inside * 64 + (piece ^ inside % 8) * 8);
-        }
+          for (int k = 0; k < RUNS_OF_THREAD; ++k) {
+            const long long row_offset = offsets[STORE == STORE_ROWS ? j : k];
+            const int column = STORE == STORE_ROWS ? run_of(k) : line_of(j);
+            if (row_offset == Output::BEYOND || column >= line.count) continue;
+            using Run = Piece<Result, RUN>;
+            const int piece = run_of(k) / 8 ^ line_of(j) % 8;
+            Result* const place = c + row_offset + line.offset + column * output.column_step();
+            *reinterpret_cast<Run*>(place) = *reinterpret_cast<const Run*>(
+                buffer + line_of(j) * 64 + piece * 8 + run_of(k) % 8);
+          }
 #endif
       }
     }
@@ -447,10 +489,10 @@ struct Epilogue {
     const auto line_at = [&](int column) { return output.line(column); };
     for_each_pair(sums, tile, offset_of, line_at,
                   [&](long long row, const Line& line, int place, const float(&pair)[2]) {
-                    if (row == Output::BEYOND || place >= line.count) return;
+                    if (row == Output::BEYOND) return;
                     const int column = line.column - tile.column + place;
                     const float done[2] = {finished(pair[0], column), finished(pair[1], column + 1)};
-                    store_piece(c + row + line.offset + place, done);
+                    store_in_line(c + row, line, place, output.column_step(), done);
                   });
   }
 #endif

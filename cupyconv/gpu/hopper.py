@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -18,39 +18,40 @@ from cupyconv.planning.families.hopper import (
     BARRIER_BYTES,
     LINE_BYTES,
     OUTPUT_BYTES,
+    ROLES_OF,
+    SUMS_PIECE,
     TURN_BARRIERS,
     Walk,
     bias_bytes,
+    copy_bytes,
+    copy_strides,
     filters_last,
     flattens,
     has_taps,
     has_window_rows,
+    is_planar,
     is_pointwise,
     layout,
+    mappable,
     matrices,
+    pitch,
     shape_of,
+    split_elements,
     walks,
 )
 from cupyconv.planning.families.hopper_bf16x6 import PLANES
 from cupyconv.planning.plan import PassPlan
-from cupyconv.planning.strides import Strides
+from cupyconv.planning.strides import Strides, followers, neighbours
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 _SHARED_ALIGNMENT = 1024
 _THREADS = 256  # of the kernels before and after the product
-_PIECE_BYTES = 16  # that a thread adds up
+_PIECE_BYTES = 16
 _PLANES_VECTOR = 8  # elements that a thread splits
 _ARRANGE_TILE = 64
 
 # Values of the macro STORE in cuda/include/hopper.cuh.
-STORE_ROWS, STORE_BOXES, STORE_FLOAT = range(3)
-
-# The roles of the tensor gathered under taps, the other operand, and the result, by pass.
-ROLES_OF = {
-    "forward": ("x", "w", "y"),
-    "backprop_input": ("y", "w", "x"),
-    "backprop_filter": ("x", "y", "w"),
-}
+STORE_ROWS, STORE_BOXES, STORE_FLOAT, STORE_COLUMNS = range(4)
 
 
 @dataclass(frozen=True)
@@ -78,79 +79,67 @@ class Staged:
 
     Attributes:
         problem, strides: of the tensors, or their copies, with channels or filters last.
-        gathered, other, result: the tensor under the taps, the other operand, and C.
-        before, after: launches that copy tensors, or split them into planes.
+        gathered, other: the tensor under the taps, and the other operand.
+        before: launches that copy operands, or split them into planes.
+        made: the roles of these, and where in the workspace the copies are.
     """
 
     problem: ConvProblem
     strides: Strides
     gathered: Operand
     other: Operand
-    result: Operand
     before: tuple[Launch, ...]
-    after: tuple[Launch, ...]
-
-    @property
-    def c(self) -> str | Part:
-        """The kernel's argument that says where C lies."""
-        role, offset = self.result.role, self.result.offset
-        return Part(role, offset) if role == "workspace" else role
+    made: tuple[tuple[str, int], ...]
 
 
 def stage(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> Staged:
     """Where a planned pass finds its operands: in copies and planes behind the splits' sums."""
     tile, pass_, splits = pass_plan.tile, pass_plan.pass_, pass_plan.splits
     assert tile is not None
-    planes = tile.defines.get("PLANES", 1)
-    multiplied = "tf32" if problem.dtype == "float32" and planes == 1 else problem.dtype
-    seen = layout(problem, pass_, strides, multiplied)
-    itemsize = ITEMSIZE[problem.dtype]
+    has_planes = tile.defines.get("PLANES", 1) > 1
+    multiplied = "tf32" if problem.dtype == "float32" else problem.dtype
+    seen = layout(problem, pass_, strides, "planes" if has_planes else multiplied)
+    itemsize = 2 if has_planes else ITEMSIZE[problem.dtype]
+    planes = PLANES if has_planes else 1
 
-    offset = _elements(seen.problem, pass_, tile) * splits * 4 if splits > 1 else 0
+    offset = split_elements(seen.problem, pass_, tile) * splits * 4 if splits > 1 else 0
     operands: list[Operand] = []
-    before: list[Launch] = []
-    after: list[Launch] = []
-    roles = ROLES_OF[pass_]
-    for role in roles:
+    made: list[tuple[str, int]] = []
+    for role in ROLES_OF[pass_][:-1]:
         operand = Operand(role, itemsize, seen.strides)
-        elements = prod(shape_of(seen.problem, role))
-        is_result = role == roles[-1]
-        if role == "w" and strides.w_arranged:
-            if planes > 1:
-                operand = Operand(role, 2, Strides.contiguous(seen.problem), planes=PLANES)
-        elif role in seen.copied:
-            operand = Operand("workspace", itemsize, seen.strides, offset)
-            copy = _arrange(problem, seen.problem, role, strides, offset, out=is_result)
-            (after if is_result else before).append(copy)
-            offset += elements * itemsize
-        elif planes > 1 and not is_result:
-            before.append(_split(seen.problem, role, seen.strides, offset))
-            inner = Strides.contiguous(seen.problem)
-            operand = Operand("workspace", 2, inner, offset, PLANES)
-            offset += PLANES * elements * 2
+        if has_planes or role in seen.copied:
+            copies = _copies(seen.problem, itemsize)
+            if role == "w" and strides.w_arranged:
+                operand = Operand(role, itemsize, copies, planes=planes)
+            else:
+                operand = Operand("workspace", itemsize, copies, offset, planes)
+                made.append((role, offset))
+                offset += planes * copy_bytes(shape_of(seen.problem, role), itemsize)
         operands.append(operand)
-    gathered, other, result = operands
-    return Staged(seen.problem, seen.strides, gathered, other, result, tuple(before), tuple(after))
+    gathered, other = operands
+    make = _split if has_planes else _arrange
+    before = (make(problem, seen.problem, strides, made),) if made else ()
+    return Staged(seen.problem, seen.strides, gathered, other, before, tuple(made))
+
+
+def _copies(problem: ConvProblem, itemsize: int) -> Strides:
+    """Strides of copies of all tensors."""
+    x, w, y = (copy_strides(shape_of(problem, role), itemsize) for role in ("x", "w", "y"))
+    return Strides(x, w, y)
 
 
 def filter_form(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> FilterForm | None:
     """The copy of w, or its planes, that a planned pass begins with; None where it has none."""
     staged = stage(pass_plan, problem, strides)
-    made = [one for one in staged.before if one.arguments[0] == "w"]
-    if not made:
+    if "w" not in dict(staged.made):
         return None
-    (one,), held = made, staged.other
+    held = staged.other
     name: str = staged.problem.filter_format
     if held.planes > 1:
         name += f" in {held.planes} planes of bfloat16"
-    size = held.planes * prod(staged.problem.filter_shape) * held.itemsize
-    arguments = (one.arguments[0], Part("workspace", 0), *one.arguments[2:])
-    return FilterForm(name, size, replace(one, arguments=arguments))
-
-
-def _elements(problem: ConvProblem, pass_: str, tile: Tile) -> int:
-    rows, columns, _ = matrices(problem, pass_, tile, 1)[0]
-    return rows * columns * problem.groups
+    size = held.planes * copy_bytes(staged.problem.filter_shape, held.itemsize)
+    make = _split if held.planes > 1 else _arrange
+    return FilterForm(name, size, make(problem, staged.problem, strides, [("w", 0)]))
 
 
 def common_defines(
@@ -191,22 +180,25 @@ def prepare(
     seen = staged.problem
     walked = walks(seen, pass_)
     walk = pack_walk(seen, pass_, tile, matrices(seen, pass_, tile, splits), splits)
+    store, run = _store(staged, pass_, len(walked), splits)
     defines: dict[str, str | int] = {
         **common_defines(pass_plan, seen, activation),
         "WINDOW_ROWS": int(pass_ == "backprop_filter" and has_window_rows(seen, tile, splits)),
         "SPATIAL": seen.spatial_rank,
         "PHASES": len(walked),
         "POINTWISE": int(is_pointwise(seen)),
-        "STORE": _store(staged, pass_) if len(walked) == splits == 1 else STORE_ROWS,
+        "PLANAR": int(is_planar(seen)),
+        "STORE": store,
+        "RUN": run,
         "SPLIT": int(splits > 1),
         "SHARED_BYTES": shared_bytes(tile),
     }
-    if seen.dtype == "float32":
-        defines["STORE"] = STORE_FLOAT
     maps = _maps(staged, pass_, tile, walked)
-    if defines["STORE"] == STORE_BOXES:
+    result = ROLES_OF[pass_][-1]
+    if store == STORE_BOXES:
         box = LINE_BYTES // 2  # pixels and channels
-        maps.append(_pixel_matrix(seen, ROLES_OF[pass_][-1], staged.result, box, box, False))
+        written = Operand(result, ITEMSIZE[seen.dtype], staged.strides)
+        maps.append(_pixel_matrix(seen, result, written, box, box, False))
     else:
         maps.append(maps[-1])  # not used
     packed = parameters.pack(seen, staged.strides)
@@ -217,11 +209,11 @@ def prepare(
         grid=staying_grid(walk, tile, device),
         block=(tile.threads,),
         shared_bytes=shared_bytes(tile),
-        arguments=("bias", staged.c, "workspace", TensorMaps(tuple(maps)), walk, packed),
+        arguments=("bias", result, "workspace", TensorMaps(tuple(maps)), walk, packed),
     )
     if splits == 1:
-        return (*staged.before, product, *staged.after)
-    pieces = _elements(seen, pass_, tile) // (_PIECE_BYTES // ITEMSIZE[seen.dtype])
+        return (*staged.before, product)
+    pieces = split_elements(seen, pass_, tile) // SUMS_PIECE
     reduction = Launch(
         source="conv_hopper.cu",
         entry="conv_hopper_reduce",
@@ -229,19 +221,36 @@ def prepare(
         grid=(-(-pieces // _THREADS),),
         block=(_THREADS,),
         shared_bytes=0,
-        arguments=("workspace", "bias", staged.c, np.int32(splits), walk, packed),
+        arguments=("workspace", "bias", result, np.int32(splits), walk, packed),
     )
-    return (*staged.before, product, reduction, *staged.after)
+    return (*staged.before, product, reduction)
 
 
-def _store(staged: Staged, pass_: str) -> int:
-    """How 16-bit sums of a single walk are stored."""
-    if pass_ == "backprop_filter":
-        return STORE_ROWS
-    result = ROLES_OF[pass_][-1]
-    batch, _, *spatial = staged.problem.data_axes
-    steps, shape = getattr(staged.strides, result), shape_of(staged.problem, result)
-    return STORE_BOXES if flattens(steps, shape, (batch, *spatial)) else STORE_ROWS
+def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, int]:
+    """How C is stored (STORE), and how many elements of it at once (RUN)."""
+    problem, strides, result = staged.problem, staged.strides, ROLES_OF[pass_][-1]
+    steps, shape = getattr(strides, result), shape_of(problem, result)
+    itemsize, alignment = ITEMSIZE[problem.dtype], strides.alignment
+    if result == "w":
+        along = len(shape) - 1
+        of_group = shape[-1] // (problem.groups if filters_last(problem) else 1)
+    else:
+        along = problem.data_axes[1]
+        of_group = shape[along] // problem.groups
+    run = neighbours(steps, along, of_group, alignment, itemsize)
+    if problem.dtype == "float32":
+        return STORE_FLOAT, min(run, 2)
+    if result == "w" or splits > 1:
+        return STORE_ROWS, run
+    batch, _, *spatial = problem.data_axes
+    if steps[along] != 1 and walked > 1:
+        return STORE_COLUMNS, 1  # the pixels of a stride phase are not neighbours
+    if steps[along] != 1:
+        sizes = [shape[axis] for axis in spatial]
+        return STORE_COLUMNS, followers(steps, spatial, sizes, alignment, itemsize)
+    is_matrix = walked == 1 and not is_planar(problem) and flattens(steps, shape, (batch, *spatial))
+    has_map = mappable(steps, shape, itemsize) and alignment == _PIECE_BYTES
+    return STORE_BOXES if is_matrix and has_map else STORE_ROWS, run
 
 
 def shared_bytes(tile: Tile) -> int:
@@ -259,70 +268,78 @@ def whole_shared_bytes(size: int) -> int:
 
 # -- copies and planes -----------------------------------------------------------------------------
 
-PLANE_SHAPE = np.dtype([("extent", np.int64, 4), ("stride", np.int64, 4), ("inner", np.int64)])
+_COPIED_AXES = [("extent", np.int64, 4), ("stride", np.int64, 4)]
+PLANE_SHAPE = np.dtype([*_COPIED_AXES, ("inner", np.int64), ("blocks", np.int64)])
 """``PlaneShape`` of cuda/conv_planes.cu."""
 
 
 ARRANGE_SHAPE = np.dtype(
-    [
-        ("extent", np.int64, 4),
-        ("stride", np.int64, 4),
-        ("channels", np.int64),
-        ("channel_stride", np.int64),
-    ]
+    [*_COPIED_AXES, ("channels", np.int64), ("channel_stride", np.int64), ("tiles", np.int64)]
 )
 """``ArrangeShape`` of cuda/conv_arrange.cu."""
 
+_NOTHING = np.uint64(0)
+"""In the place of a second tensor."""
 
-def _arrange(
-    asked: ConvProblem, seen: ConvProblem, role: str, strides: Strides, offset: int, *, out: bool
+_Made = Sequence[tuple[str, int]]
+"""Roles of one or two tensors, and where in the workspace their copies are to be."""
+
+
+def _arrange(asked: ConvProblem, seen: ConvProblem, strides: Strides, made: _Made) -> Launch:
+    """The launch that copies tensors."""
+    shapes = np.zeros(1, [("of", ARRANGE_SHAPE, 2)])
+    for record, (role, _) in zip(shapes["of"][0], made, strict=False):
+        shape, steps = _walked(record, asked, seen, role, strides)
+        record["channels"], record["channel_stride"] = shape[-1], steps[-1]
+        record["tiles"] = -(-prod(shape[:-1]) // _ARRANGE_TILE) * -(-shape[-1] // _ARRANGE_TILE)
+    blocks = int(shapes["of"]["tiles"].sum())
+    return _copying("conv_arrange", (("STORAGE", STORAGE[seen.dtype]),), shapes, blocks, made)
+
+
+def _split(asked: ConvProblem, seen: ConvProblem, strides: Strides, made: _Made) -> Launch:
+    """The launch that splits tensors into planes."""
+    shapes = np.zeros(1, [("of", PLANE_SHAPE, 2)])
+    for record, (role, _) in zip(shapes["of"][0], made, strict=False):
+        shape, _ = _walked(record, asked, seen, role, strides)
+        record["inner"] = shape[-1]
+        pieces = prod(shape[:-1]) * -(-shape[-1] // _PLANES_VECTOR)
+        record["blocks"] = -(-pieces // _THREADS)
+    return _copying("conv_planes", (), shapes, int(shapes["of"]["blocks"].sum()), made)
+
+
+def _walked(
+    record: np.void, asked: ConvProblem, seen: ConvProblem, role: str, strides: Strides
+) -> tuple[tuple[int, ...], list[int]]:
+    """Fills in what is walked over; a tensor's shape and strides as the kernels see its axes."""
+    name = "filter_axes" if role == "w" else "data_axes"
+    place = dict(zip(getattr(seen, name), getattr(asked, name), strict=True))
+    shape, given = shape_of(seen, role), getattr(strides, role)
+    steps = [given[place[axis]] for axis in range(len(shape))]
+    missing = 5 - len(shape)
+    record["extent"] = [1] * missing + list(shape[:-1])
+    record["stride"] = [0] * missing + steps[:-1]
+    return shape, steps
+
+
+def _copying(
+    entry: str,
+    defines: tuple[tuple[str, str | int], ...],
+    shapes: np.ndarray,
+    blocks: int,
+    made: _Made,
 ) -> Launch:
-    """The launch that copies a tensor between its place and a contiguous copy in the workspace."""
-    shape, steps = shape_of(seen, role), getattr(strides, role)
-    if role == "w":
-        order = _order(asked.filter_axes, seen.filter_axes)
-    else:
-        order = _order(asked.data_axes, seen.data_axes)
-    record = np.zeros(1, ARRANGE_SHAPE)
-    missing = 5 - len(shape)
-    record[0]["extent"] = [1] * missing + list(shape[:-1])
-    record[0]["stride"] = [0] * missing + [steps[axis] for axis in order[:-1]]
-    record[0]["channels"] = shape[-1]
-    record[0]["channel_stride"] = steps[order[-1]]
-    tiles = -(-prod(shape[:-1]) // _ARRANGE_TILE) * -(-shape[-1] // _ARRANGE_TILE)
+    """The launch of a kernel that copies one or two tensors."""
+    arguments: list[str | Part | np.uint64] = [_NOTHING] * 4
+    for number, (role, offset) in enumerate(made):
+        arguments[2 * number : 2 * number + 2] = role, Part("workspace", offset)
     return Launch(
-        source="conv_arrange.cu",
-        entry="conv_arrange_out" if out else "conv_arrange_in",
-        defines=(("STORAGE", STORAGE[seen.dtype]),),
-        grid=(tiles,),
+        source=f"{entry}.cu",
+        entry=entry,
+        defines=defines,
+        grid=(blocks,),
         block=(_THREADS,),
         shared_bytes=0,
-        arguments=(role, Part("workspace", offset), record),
-    )
-
-
-def _order(asked: Sequence[int], seen: Sequence[int]) -> list[int]:
-    """For each axis of a seen tensor, its place in the tensor that was given."""
-    place = dict(zip(seen, asked, strict=True))
-    return [place[axis] for axis in range(len(seen))]
-
-
-def _split(problem: ConvProblem, role: str, strides: Strides, offset: int) -> Launch:
-    """The launch that splits a tensor into planes at an offset of the workspace."""
-    shape, steps = shape_of(problem, role), getattr(strides, role)
-    record = np.zeros(1, PLANE_SHAPE)
-    missing = 5 - len(shape)
-    record[0]["extent"] = [1] * missing + list(shape[:-1])
-    record[0]["stride"] = [0] * missing + list(steps[:-1])
-    record[0]["inner"] = shape[-1]
-    return Launch(
-        source="conv_planes.cu",
-        entry="conv_planes",
-        defines=(),
-        grid=(-(-prod(shape) // (_THREADS * _PLANES_VECTOR)),),
-        block=(_THREADS,),
-        shared_bytes=0,
-        arguments=(role, Part("workspace", offset), record),
+        arguments=(*arguments, shapes),
     )
 
 
@@ -398,7 +415,9 @@ def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> lis
     # Pixels come as the rows of a tile of C, or as its depth.
     pixels = line if pass_ == "backprop_filter" else tile.block_m
     maps: list[TensorMap]
-    if is_pointwise(problem):
+    if is_planar(problem):
+        maps = [_planar_matrices(problem, gathered, staged.gathered, line)]
+    elif is_pointwise(problem):
         maps = [_pixel_matrix(problem, gathered, staged.gathered, line, pixels)]
     else:
         # A phase without taps loads nothing; it gets a map that the driver takes.
@@ -410,7 +429,9 @@ def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> lis
             )
             for walk in walked
         ]  # fmt: skip
-    if pass_ == "backprop_filter":
+    if pass_ == "backprop_filter" and is_planar(problem):
+        maps.append(_planar_matrices(problem, other, staged.other, line))
+    elif pass_ == "backprop_filter":
         maps.append(_pixel_matrix(problem, other, staged.other, line, line))
     else:
         maps.append(filter_map(problem, pass_, tile, staged.other))
@@ -430,7 +451,7 @@ def _pixel_matrix(
     batch, channel, *spatial = problem.data_axes
     walked = [axis for axis in (*reversed(spatial), batch) if shape[axis] > 1]
     count = prod(shape[axis] for axis in walked)
-    step = steps[walked[0]] if walked else shape[channel]
+    step = steps[walked[0]] if walked else pitch(shape[channel], operand.itemsize)
     extents, strides, box = [shape[channel], count], [step], [line, pixels]
     if with_planes:
         extents.append(operand.planes)
@@ -443,6 +464,20 @@ def _pixel_matrix(
         tuple(stride * operand.itemsize for stride in strides),
         tuple(box),
         operand.offset,
+    )
+
+
+def _planar_matrices(problem: ConvProblem, role: str, operand: Operand, line: int) -> TiledMap:
+    """x or y as a matrix of channels and pixels for each image, in boxes of ``line`` of both."""
+    shape, steps = shape_of(problem, role), getattr(operand.strides, role)
+    images, channels, *spatial = shape
+    beyond = steps[1] * channels if images == 1 else steps[0]
+    return TiledMap(
+        operand.role,
+        operand.itemsize,
+        (prod(spatial), channels, images),
+        tuple(step * operand.itemsize for step in (steps[1], beyond)),
+        (line, line, 1),
     )
 
 
@@ -473,7 +508,7 @@ def pixel_dimensions(
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     batch, channel, *spatial = problem.data_axes
     walked = (*reversed(spatial), batch)
-    extents, strides, beyond = [shape[channel]], [], shape[channel]
+    extents, strides, beyond = [shape[channel]], [], pitch(shape[channel], operand.itemsize)
     for place, axis in enumerate(walked):
         # Each stride is a multiple of the one before: a single element has that of the next axis
         # outwards, which may leave a gap, as far as there is one with several.

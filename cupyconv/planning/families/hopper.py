@@ -43,6 +43,8 @@ _LARGEST_OFFSET = {1: 2**16 - 1, 2: 2**8 - 1, 3: 2**5 - 1}
 _LARGEST_ELEMENT_STRIDE = 8
 _LARGEST_STRIDE_BYTES = 2**40
 _PIECE_BYTES = 16
+SUMS_PIECE = 8
+"""Columns of C whose splits are added up at once."""
 
 _EFFICIENCY = 0.75  # share of the rate; to be replaced by measurements
 
@@ -171,16 +173,28 @@ def matrices(
         rows, columns = windows(problem, line) * line, filters
         if not has_window_rows(problem, tile, splits):
             rows, columns = columns, rows
-        return [(rows, columns, -(-problem.N * prod(problem.output_sizes) // line))]
+        return [(rows, columns, -(-_pixels(problem, problem.output_sizes, line) // line))]
     summed, columns = (channels, filters) if pass_ == "forward" else (filters, channels)
     return [
         (
-            problem.N * prod(axis.pixels for axis in walk),
+            _pixels(problem, [axis.pixels for axis in walk], line),
             columns,
             prod(axis.taps for axis in walk) * -(-summed // line),
         )
         for walk in walks(problem, pass_)
     ]
+
+
+def _pixels(problem: ConvProblem, sizes: Sequence[int], line: int) -> int:
+    """Pixels of all images as the product counts them: of planar ones, whole lines."""
+    here = prod(sizes)
+    return problem.N * (-(-here // line) * line if is_planar(problem) else here)
+
+
+def split_elements(problem: ConvProblem, pass_: str, tile: Tile) -> int:
+    """Sums of a split in the workspace: C, its rows in whole pieces of eight."""
+    ((rows, columns, _),) = matrices(problem, pass_, tile, 1)
+    return rows * -(-columns // SUMS_PIECE) * SUMS_PIECE * problem.groups
 
 
 def has_window_rows(problem: ConvProblem, tile: Tile, splits: int) -> bool:
@@ -211,6 +225,11 @@ def is_pointwise(problem: ConvProblem) -> bool:
     )
 
 
+def is_planar(problem: ConvProblem) -> bool:
+    """Whether the kernels read x and dy with channels first, an image as a matrix of its own."""
+    return problem.data_axes[1] == 1
+
+
 def flattens(strides: Sequence[int], shape: Sequence[int], axes: Sequence[int]) -> bool:
     """Whether axes of a tensor, outermost first, can be walked over as one with a single stride."""
     walked = [axis for axis in axes if shape[axis] > 1]
@@ -224,16 +243,24 @@ def filters_last(problem: ConvProblem) -> bool:
 
 # -- memory ----------------------------------------------------------------------------------------
 
+ROLES_OF = {
+    "forward": ("x", "w", "y"),
+    "backprop_input": ("y", "w", "x"),
+    "backprop_filter": ("x", "y", "w"),
+}
+"""The tensor gathered under taps, the other operand, and the result, by pass."""
+
 
 @dataclass(frozen=True)
 class Layout:
     """What the kernels see of the tensors.
 
     Attributes:
-        problem: the same problem with channels last, and channels or filters last in w.
+        problem: the same problem with channels last, and channels or filters last in w; with
+            channels first where pixels are neighbours in memory and nothing is gathered under taps.
         strides: of the tensors in the axis order of its formats.
-        copied: roles ("x", "w", "y") of those that TMA cannot reach where they lie: the kernels
-            read or write contiguous copies of them.
+        copied: roles ("x", "w", "y") of operands that TMA cannot reach where they lie: the kernels
+            read copies of them, in which each pixel or tap begins at a multiple of 16 bytes.
     """
 
     problem: ConvProblem
@@ -244,7 +271,23 @@ class Layout:
     def copied_bytes(self) -> int:
         """Workspace for the copies."""
         itemsize = ITEMSIZE[self.problem.dtype]
-        return sum(prod(shape_of(self.problem, role)) * itemsize for role in self.copied)
+        return sum(copy_bytes(shape_of(self.problem, role), itemsize) for role in self.copied)
+
+
+def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Strides of a copy: C-contiguous, but its last axis is rounded up to ``pitch``."""
+    return contiguous_strides((*shape[:-1], pitch(shape[-1], itemsize)))
+
+
+def pitch(extent: int, itemsize: int) -> int:
+    """Elements from a row of ``extent`` to the next, each beginning at a multiple of 16 bytes."""
+    piece = _PIECE_BYTES // itemsize
+    return -(-extent // piece) * piece
+
+
+def copy_bytes(shape: Sequence[int], itemsize: int) -> int:
+    """Size of a copy."""
+    return copy_strides((1, *shape), itemsize)[0] * itemsize
 
 
 def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
@@ -260,35 +303,67 @@ def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) ->
     Args:
         problem, pass_: what is computed.
         strides: of the tensors in the problem's formats.
-        operands: what is multiplied, as Request.operands says.
+        operands: what is multiplied, as Request.operands says, or "planes" of bfloat16, which are
+            made of tensors where they lie.
     """
-    rank = problem.spatial_rank
-    filter_formats = formats.filter_formats(rank)
     filter_, channel, *taps = problem.filter_axes
     last = strides.w[filter_] == 1 and strides.w[channel] != 1
     if operands == "tf32":  # wgmma takes it only with both operands contiguous along k
         last = pass_ == "backprop_input"
     data_order = (problem.data_axes[0], *problem.data_axes[2:], problem.data_axes[1])
     filter_order = (*taps, channel, filter_) if last else (filter_, *taps, channel)
+    seen, steps = _in_order(problem, strides, data_order, filter_order)
+    read = ROLES_OF[pass_][:-1]
+    pixels = [role for role in read if role != "w"]
+    is_aligned = strides.alignment % _PIECE_BYTES == 0
+    reached = [role for role in read if is_aligned and _reaches(seen, pass_, role, steps[role])]
+    if operands == "planes":
+        reached = list(read)
+    may_be_planar = is_aligned and operands != "tf32" and is_pointwise(problem)
+    if may_be_planar and not set(pixels) <= set(reached):
+        planar, planar_steps = _in_order(problem, strides, problem.data_axes, filter_order)
+        if all(_has_matrices(planar, role, planar_steps[role]) for role in pixels):
+            seen, steps = planar, planar_steps
+            reached += pixels
+    copied = tuple(role for role in read if role not in reached)
+    for role in copied:
+        steps[role] = copy_strides(shape_of(seen, role), ITEMSIZE[problem.dtype])
+    return Layout(seen, Strides(steps["x"], steps["w"], steps["y"], strides.bias), copied)
+
+
+def _in_order(
+    problem: ConvProblem, strides: Strides, data_order: Sequence[int], filter_order: Sequence[int]
+) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
+    """The problem and its strides with the axes of its tensors in another order."""
+    rank = problem.spatial_rank
+    data, filters = formats.data_formats(rank), formats.filter_formats(rank)
     seen = problem.replace(
         input_shape=_permuted(problem.input_shape, data_order),
         filter_shape=_permuted(problem.filter_shape, filter_order),
-        data_format=formats.data_formats(rank)[1],
-        filter_format=filter_formats[1] if last else filter_formats[2],
+        data_format=data[data_order[-1] == problem.data_axes[1]],
+        filter_format=filters[1 if filter_order[-1] == problem.filter_axes[0] else 2],
     )
     steps = {
         "x": _permuted(strides.x, data_order),
         "w": _permuted(strides.w, filter_order),
         "y": _permuted(strides.y, data_order),
     }
-    copied = tuple(
-        role
-        for role, role_steps in steps.items()
-        if strides.alignment % _PIECE_BYTES or not _reaches(seen, pass_, role, role_steps)
+    return seen, steps
+
+
+def _has_matrices(problem: ConvProblem, role: str, steps: Sequence[int]) -> bool:
+    """Whether TMA can read each image, channels first, as a matrix of channels and pixels.
+
+    Pixels come in lines, of which the last one is filled up.  Where that is more than a quarter of
+    them, a copy with channels last costs less.
+    """
+    shape = shape_of(problem, role)
+    pixels, line = prod(shape[2:]), LINE_BYTES // ITEMSIZE[problem.dtype]
+    return (
+        -(-pixels // line) * line <= 1.25 * pixels
+        and flattens(steps, shape, range(2, len(shape)))
+        and mappable((*steps[:2], steps[-1]), (*shape[:2], pixels), ITEMSIZE[problem.dtype])
     )
-    for role in copied:
-        steps[role] = contiguous_strides(shape_of(seen, role))
-    return Layout(seen, Strides(steps["x"], steps["w"], steps["y"], strides.bias), copied)
 
 
 def _permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
@@ -296,20 +371,19 @@ def _permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _reaches(problem: ConvProblem, pass_: str, role: str, steps: Sequence[int]) -> bool:
-    """Whether TMA can read, or 16-byte pieces be stored to, a tensor with these strides."""
+    """Whether TMA can read an operand with these strides."""
     shape = shape_of(problem, role)
-    if not _mappable(steps, shape, ITEMSIZE[problem.dtype]):
+    if not mappable(steps, shape, ITEMSIZE[problem.dtype]):
         return False
     axes = range(len(shape) - 1)
     if role == "w":  # with the taps as one axis
         first = 0 if filters_last(problem) else 1
         return flattens(steps, shape, range(first, first + problem.spatial_rank))
-    is_read = role == ("y" if pass_ == "backprop_input" else "x")
-    as_matrix = is_pointwise(problem) if is_read else pass_ == "backprop_filter"
-    return not as_matrix or flattens(steps, shape, axes)
+    is_gathered = role == ROLES_OF[pass_][0]
+    return not (is_pointwise(problem) or not is_gathered) or flattens(steps, shape, axes)
 
 
-def _mappable(steps: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:
+def mappable(steps: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:
     """Whether the driver takes a map of a tensor: neighbours on the last axis, and so outwards.
 
     Its documentation makes each stride of the one before, times the extent there and any padding,
@@ -349,12 +423,11 @@ def tma_refuses(request: Request, operand_bytes: int) -> str | None:
     if 0 in (*problem.input_shape, *problem.filter_shape, *problem.output_shape):
         return "TMA takes no empty tensors"
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    multiple = (LINE_BYTES if problem.groups > 1 else _PIECE_BYTES) // operand_bytes
-    if channels % multiple or filters % multiple:
-        of_group = " of each group" if problem.groups > 1 else ""
+    line = LINE_BYTES // operand_bytes
+    if problem.groups > 1 and (channels % line or filters % line):
         return (
-            f"TMA needs channels and filters{of_group} in multiples of {multiple}, "
-            f"not {channels} and {filters}"
+            f"the lines that TMA loads hold {line} channels or filters of one group, and groups "
+            f"have {channels} and {filters}"
         )
     return _refuse_walks(problem, request.pass_)
 
@@ -409,6 +482,11 @@ def takes_turns(tile: Tile) -> bool:
     return tile.block_n == 64 and tile.defines["PLANES"] == 1
 
 
+def _split_bytes(request: Request, tile: Tile) -> int:
+    """Of a split's sums in the workspace."""
+    return split_elements(layout_of(request).problem, request.pass_, tile) * 4
+
+
 class Staying(Family):
     """A family whose blocks stay on the chip, and take one tile after the other."""
 
@@ -419,7 +497,7 @@ class Staying(Family):
     def around(self, request: Request) -> tuple[float, int, int]:
         """Bytes moved before and after the product, the workspace for them, and the launches."""
         copied = layout_of(request)
-        return 2 * copied.copied_bytes, copied.copied_bytes, len(copied.copied)
+        return 2 * copied.copied_bytes, copied.copied_bytes, int(copied.copied != ())
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
@@ -458,13 +536,8 @@ class Staying(Family):
         if request.workspace_limit is not None:
             _, least, _ = self.around(request)
             left = request.workspace_limit - least
-            most = min(most, left // self._split_bytes(request, tile))
+            most = min(most, left // _split_bytes(request, tile))
         return max(most, 1)
-
-    def _split_bytes(self, request: Request, tile: Tile) -> int:
-        layer = layout_of(request).problem
-        rows, columns, _ = matrices(layer, request.pass_, tile, 1)[0]
-        return rows * columns * layer.groups * 4
 
     def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
         """Rounds of whole tiles, each of its steps and an overhead; then what is around them."""
@@ -477,7 +550,7 @@ class Staying(Family):
             here = tile_count(tile, rows, columns) * problem.groups
             tiles += here
             steps += here * -(-steps_of_sum // splits)
-        sums = splits * self._split_bytes(request, tile) if splits > 1 else 0
+        sums = splits * _split_bytes(request, tile) if splits > 1 else 0
         moved, workspace, launches = self.around(request)
 
         rate = chip.group_tensor_rate / self.products(request)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from math import prod
-
-from cupyconv.planning.families.hopper import Staying, layout_of, ring_stages, tile_of, tma_refuses
+from cupyconv.planning.families.hopper import (
+    ROLES_OF,
+    Layout,
+    Staying,
+    copy_bytes,
+    layout,
+    ring_stages,
+    shape_of,
+    tile_of,
+    tma_refuses,
+)
 from cupyconv.planning.request import Request
-from cupyconv.problem import ConvProblem
 
 PLANES = 3
 """bfloat16 planes that float32 tensors are split into."""
@@ -15,14 +22,15 @@ PRODUCTS = 6
 """Products of planes for each product of float32."""
 
 
-def plane_bytes(problem: ConvProblem, pass_: str) -> int:
+def plane_bytes(request: Request) -> int:
     """Workspace for the planes of both operands of a pass."""
-    shapes = {
-        "forward": (problem.input_shape, problem.filter_shape),
-        "backprop_input": (problem.output_shape, problem.filter_shape),
-        "backprop_filter": (problem.input_shape, problem.output_shape),
-    }[pass_]
-    return sum(PLANES * 2 * prod(shape) for shape in shapes)
+    seen = _layout(request).problem
+    operands = ROLES_OF[request.pass_][:-1]
+    return sum(PLANES * copy_bytes(shape_of(seen, role), 2) for role in operands)
+
+
+def _layout(request: Request) -> Layout:
+    return layout(request.problem, request.pass_, request.memory, "planes")
 
 
 class HopperBf16x6(Staying):
@@ -52,25 +60,27 @@ class HopperBf16x6(Staying):
         refusal = tma_refuses(request, operand_bytes=2)
         if refusal is not None:
             return refusal
-        least = plane_bytes(problem, request.pass_)
+        least = plane_bytes(request)
         if not request.affords(least):
             return (
                 f"the planes of the operands take a workspace of {least} bytes, the limit is "
                 f"{request.workspace_limit}"
             )
-        if layout_of(request).copied:
-            return (
-                "cuda-hopper-bf16x6 takes tensors with channels or filters last, 16-byte aligned, "
-                "neither reversed nor with elements that share memory"
-            )
+        seen = _layout(request)
+        for role in ROLES_OF[request.pass_][:-1]:
+            if getattr(seen.strides, role)[-1] != 1 < shape_of(seen.problem, role)[-1]:
+                return (
+                    "cuda-hopper-bf16x6 takes operands with channels or filters last, which are "
+                    f"neighbours in memory, unlike those of {role}"
+                )
         return None
 
     def products(self, request: Request) -> int:
         return PRODUCTS
 
     def around(self, request: Request) -> tuple[float, int, int]:
-        planes = plane_bytes(request.problem, request.pass_)
-        return planes * 5 / 3, planes, 2  # float32 read, three planes written
+        planes = plane_bytes(request)
+        return planes * 5 / 3, planes, 1  # float32 read, three planes written
 
 
 CUDA_HOPPER_BF16X6 = HopperBf16x6()

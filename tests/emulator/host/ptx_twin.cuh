@@ -78,6 +78,9 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* 
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
   emulator::store_matrix(r, row, 4, false);
 }
+__device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned (&r)[4]) {
+  emulator::store_matrix(r, row, 4, true);
+}
 
 // --- tensor cores of a warp ---
 __device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2],

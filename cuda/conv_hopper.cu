@@ -445,6 +445,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
                 const __grid_constant__ Walk<PHASES> walk,
                 const __grid_constant__ ConvParameters p) {
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
+  if (threadIdx.x == CONSUMERS * WARPGROUP) maps.prefetch();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       ptx::mbarrier_init(&shared.full[stage], 1);

@@ -56,6 +56,12 @@ struct TensorMaps {
   ptx::TensorMap gathered[PHASES];
   ptx::TensorMap other;
   ptx::TensorMap c;
+
+  __device__ __forceinline__ void prefetch() const {
+    for (const auto& map : gathered) ptx::prefetch_tensor_map(&map);
+    ptx::prefetch_tensor_map(&other);
+    if (STORE == STORE_BOXES) ptx::prefetch_tensor_map(&c);
+  }
 };
 
 __device__ __forceinline__ int lines(long long extent) {

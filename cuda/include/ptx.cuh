@@ -265,6 +265,11 @@ __device__ __forceinline__ void fence_proxy_async() {
 // TMA.  Called by one thread.  Coordinates go from the innermost dimension outwards.
 // ------------------------------------------------------------------------------------------------
 
+// Brings a map near the multiprocessor before it is used; the address may be a kernel's parameter's.
+__device__ __forceinline__ void prefetch_tensor_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Tiled loads: one box of the map, its corner at the coordinates.
 __device__ __forceinline__ void tma_load_2d(void* destination, const TensorMap* map,
                                             unsigned long long* barrier, int c0, int c1) {

@@ -152,6 +152,9 @@ __device__ __forceinline__ void fence_mbarrier_init() { emulator::fence_mbarrier
 __device__ __forceinline__ void fence_proxy_async() { emulator::fence_proxy_async(); }
 
 // --- TMA ---
+__device__ __forceinline__ void prefetch_tensor_map(const TensorMap* map) {
+  emulator::tensor_map_prefetch(map);
+}
 __device__ __forceinline__ void tma_load_2d(void* destination, const TensorMap* map,
                                             unsigned long long* barrier, int c0, int c1) {
   emulator::tensor_load({destination, map, as_barrier(barrier), 2, {c0, c1}, nullptr, 0});

@@ -108,7 +108,7 @@ def _ldmatrix(writer: KernelWriter, operands: list[str], n: str, trans: str | No
 
 @instruction(
     "matrix store",
-    r"stmatrix\.sync\.aligned(\.m8n8)?\.x(?P<n>[124])(\.m8n8)?(?P<trans>\.trans)?\.shared(::cta)?\.b16",
+    r"stmatrix\.sync\.aligned(\.m8n8)?\.x(?P<n>[124])(\.m8n8)?(?P<trans>\.trans)?(\.m8n8)?\.shared(::cta)?\.b16",
 )
 def _stmatrix(writer: KernelWriter, operands: list[str], n: str, trans: str | None) -> str:
     values, row = registers(writer, "r", operands[1], "u32"), writer.pointer(operands[0], "shared")

@@ -185,11 +185,12 @@ def _gemm_of_sm90(dtype: str, layouts: str, instance: tuple, size: tuple[int, in
     # "N" is column by column.
     held = [
         memory.array(np.ascontiguousarray(one if way == "T" else one.T), name)
-        for one, way, name in zip((a, b), layouts, "ab", strict=True)
+        for one, way, name in zip((a, b), layouts, "ab", strict=False)
     ]
-    c = memory.empty((m, n), a.dtype, "c")
+    is_row_by_row = layouts[2] == "T"
+    c = memory.empty((m, n) if is_row_by_row else (n, m), a.dtype, "c")
     outcome = cutlass_sm90.gemm(dtype, layouts, *instance).run(size, *held, c)
-    _same(c, (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype))
+    _same(c if is_row_by_row else c.T, (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype))
     return outcome
 
 
@@ -356,12 +357,12 @@ _CONVOLUTIONS_OF_SM90 = {
         "backprop_filter", "float16", (2, 1), Layer((1, 11, 12, 64), (256, 3, 3, 64), stride=2)
     ),
 }  # fmt: skip
-# Dtype, layouts of a and b; tile, cluster, whether two warpgroups share a tile; m, n and k.
+# Dtype, layouts of a, b and c; tile, cluster, whether two warpgroups share a tile; m, n and k.
 _GEMMS_OF_SM90 = {
-    "f16-TN": ("float16", "TN", ((64, 128, 64), (2, 1), False), (192, 256, 192)),
-    "f16-NT": ("float16", "NT", ((128, 64, 64), (1, 2), True), (200, 192, 136)),
-    "bf16-NN": ("bfloat16", "NN", ((128, 256, 64), (2, 1), True), (256, 256, 128)),
-    "tf32-TN": ("float32", "TN", ((128, 128, 32), (2, 2), True), (256, 256, 96)),
+    "f16-TNT": ("float16", "TNT", ((64, 128, 64), (2, 1), False), (192, 256, 192)),
+    "f16-NTN": ("float16", "NTN", ((128, 64, 64), (1, 2), True), (200, 192, 136)),
+    "bf16-NNT": ("bfloat16", "NNT", ((128, 256, 64), (2, 1), True), (256, 256, 128)),
+    "tf32-TNT": ("float32", "TNT", ((128, 128, 32), (2, 2), True), (256, 256, 96)),
 }
 
 WITNESSES: dict[str, Witness] = {

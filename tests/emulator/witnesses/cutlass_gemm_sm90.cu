@@ -3,8 +3,8 @@
 //
 //   c[m][n] = sum over k of a[m][k] * b[k][n], summed in float, rounded to ELEMENT (TF32: float)
 //
-// Chosen with -D: ELEMENT, A_LAYOUT and B_LAYOUT (RowMajor, ColumnMajor), TILE_M, TILE_N, TILE_K,
-// CLUSTER_M, CLUSTER_N, and COOPERATIVE (1) for two warpgroups of one tile, else each has its own.
+// Chosen with -D: ELEMENT, A_LAYOUT, B_LAYOUT and C_LAYOUT (RowMajor, ColumnMajor), TILE_M, TILE_N,
+// TILE_K, CLUSTER_M, CLUSTER_N, and COOPERATIVE (1) for two warpgroups of one tile, else each has its own.
 // Compiled twice, as cutlass_conv_sm90.cu is.
 #define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL 1
 #include <cuda.h>
@@ -22,7 +22,7 @@
 
 using Element = ELEMENT;
 constexpr int kVector = 16 / sizeof(Element);
-using Row = cutlass::layout::RowMajor;
+using Result = cutlass::layout::C_LAYOUT;
 using Tile = cute::Shape<cute::Int<TILE_M>, cute::Int<TILE_N>, cute::Int<TILE_K>>;
 using Cluster = cute::Shape<cute::Int<CLUSTER_M>, cute::Int<CLUSTER_N>, cute::_1>;
 #if COOPERATIVE
@@ -34,8 +34,8 @@ using Finish = cutlass::epilogue::TmaWarpSpecialized;
 #endif
 using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-    cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, kVector, Element,
-    Row, kVector, Finish>::CollectiveOp;
+    cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Result, kVector, Element,
+    Result, kVector, Finish>::CollectiveOp;
 using MainLoop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::A_LAYOUT,
     kVector, Element, cutlass::layout::B_LAYOUT, kVector, float, Tile, Cluster,

@@ -86,7 +86,7 @@ def gemm(
 
     Args:
         dtype: float32 is multiplied as TF32.
-        layouts: of a and b, "T" row by row and "N" column by column: "TN" has both along k.
+        layouts: of a, b and c, "T" row by row and "N" column by column: "TNT" has both along k.
         tile: along m, n and k.
         cluster: blocks along m and n.
         cooperative: two warpgroups for a tile.
@@ -99,6 +99,7 @@ def gemm(
         "ELEMENT": _ELEMENTS[dtype],
         "A_LAYOUT": rows[layouts[0]],
         "B_LAYOUT": rows[layouts[1]],
+        "C_LAYOUT": rows[layouts[2]],
         **{f"TILE_{axis}": size for axis, size in zip("MNK", tile, strict=True)},
         **{f"CLUSTER_{axis}": size for axis, size in zip("MN", cluster, strict=True)},
         "COOPERATIVE": int(cooperative),

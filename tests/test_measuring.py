@@ -3,7 +3,9 @@
 import json
 import os
 import weakref
+from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +94,61 @@ def test_a_difference_that_may_be_chance_changes_nothing(gpu):
     assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-gather"
 
 
+@pytest.mark.parametrize("broken", [None, 0, 1])
+def test_the_planned_one_stays_unless_another_is_clearly_faster(gpu, monkeypatch, broken):
+    """Whichever of the others cannot run; where it cannot itself, the fastest is taken."""
+    request = Request(PROBLEM, "forward", Device("Imaginary 9000", "sm_80"))
+    candidates = measuring.candidates_of(request, "auto")
+    taken = [1e-3, 2e-3, *[3e-3] * (len(candidates) - 3), 0.99e-3]
+
+    def time(call, count):
+        number = candidates.index(*call.args)
+        if number == broken:
+            raise REFUSED
+        return taken[number]
+
+    monkeypatch.setattr(measuring, "seconds", time)
+    found = measuring._measure(candidates, lambda _: None, lambda _: None)
+    assert found.fastest == (len(candidates) - 1 if broken == 0 else 0)
+    assert list(found.left_out) == ([] if broken is None else [broken])
+
+
+@pytest.mark.parametrize(
+    ("taken", "calls"), [(1.0, 1), (1e-3, 1), (1.1e-4, 10), (1e-9, 50), (0.0, 50)]
+)
+def test_a_sample_has_as_many_calls_as_a_millisecond_takes(gpu, monkeypatch, taken, calls):
+    """After one that pays for what a first call does, and one that says how many."""
+    counts = defaultdict(list)
+
+    def time(call, count):
+        counts[call.args[0]].append(count)
+        return taken
+
+    monkeypatch.setattr(measuring, "seconds", time)
+    cupyconv.plan(PROBLEM, measure=True)
+    assert len(counts) > 3
+    for found in counts.values():
+        assert found == [1, 1, *[calls] * measuring.ROUNDS]
+
+
+def test_candidates_take_turns(gpu, monkeypatch):
+    """So that a clock that changes meets them all; each turn has every one."""
+    order = []
+    monkeypatch.setattr(measuring, "seconds", lambda call, _: (order.append(call.args[0]), 1e-3)[1])
+    request = Request(PROBLEM, "forward", Device("Imaginary 9000", "sm_80"))
+    candidates = list(measuring.candidates_of(request, "auto"))
+    measuring._measure(candidates, lambda _: None, lambda _: None)
+    assert order[2 * len(candidates) :] == candidates * measuring.ROUNDS
+
+
+def test_candidates_are_named_by_what_tells_them_apart():
+    (planned, *_) = cupyconv.plan(PROBLEM, "sm_80")
+    for splits, words in ((1, ""), (2, " x 2"), (3, " x 3")):
+        named = replace(planned, splits=splits)
+        assert measuring._name(named) == f"cuda-gather {planned.tile}{words}"
+        assert measuring._name(replace(named, tile=None)) == f"cuda-gather{words}"
+
+
 def test_calls_measure_when_they_are_told_to(gpu, monkeypatch):
     gpu.seconds = {"cuda-generic": 1e-4}
     call()
@@ -168,6 +225,10 @@ def test_a_choice_outlives_the_process(gpu, tmp_path):
         ),
         lambda text: "[" * 100_000,
         lambda text: "",
+        lambda text: text.replace('"left_out": {', '"left_out": {"99": "why"'),
+        lambda text: json.dumps(
+            {**json.loads(text), "seconds": dict.fromkeys(json.loads(text)["seconds"], 0.0)}
+        ),
     ],
 )
 def test_a_damaged_file_is_measured_again(gpu, tmp_path, change):
@@ -184,6 +245,26 @@ def test_a_damaged_file_is_measured_again(gpu, tmp_path, change):
     gpu.timed = 0
     assert cupyconv.plan(PROBLEM, measure=True) == planned
     assert gpu.timed == 0
+
+
+def test_what_another_process_has_measured_meanwhile_is_taken(gpu, monkeypatch, tmp_path):
+    gpu.seconds = {"cuda-generic": 1e-4}
+    cupyconv.plan(PROBLEM, measure=True)
+    theirs = {path: path.read_text() for path in files(tmp_path)}
+    for path in theirs:
+        path.unlink()
+    measuring.forget()
+    time = gpu.time
+
+    def slow(call, count):
+        for path, text in theirs.items():
+            compiler.keep(path, text.encode())
+        return time(call, count)
+
+    gpu.seconds = {"cuda-gather": 1e-6}
+    monkeypatch.setattr(measuring, "seconds", slow)
+    assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
+    assert {path: path.read_text() for path in files(tmp_path)} == theirs
 
 
 @pytest.mark.parametrize("what", ["driver", "chip", "version", "limit", "precision"])

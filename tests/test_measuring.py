@@ -6,6 +6,7 @@ import weakref
 from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import compiler, gather, launches
 from cupyconv.planning import Device, Request
 from cupyconv.planning.plan import contenders
+from cupyconv.problem import PASSES
 
 PROBLEM = ConvProblem((4, 32, 20, 20), (32, 32, 3, 3), dtype="float16")
 
@@ -100,17 +102,20 @@ def test_the_planned_one_stays_unless_another_is_clearly_faster(gpu, monkeypatch
     request = Request(PROBLEM, "forward", Device("Imaginary 9000", "sm_80"))
     candidates = measuring.candidates_of(request, "auto")
     taken = [1e-3, 2e-3, *[3e-3] * (len(candidates) - 3), 0.99e-3]
+    failed = []
 
     def time(call, count):
         number = candidates.index(*call.args)
         if number == broken:
+            failed.append(number)
             raise REFUSED
         return taken[number]
 
     monkeypatch.setattr(measuring, "seconds", time)
     found = measuring._measure(candidates, lambda _: None, lambda _: None)
     assert found.fastest == (len(candidates) - 1 if broken == 0 else 0)
-    assert list(found.left_out) == ([] if broken is None else [broken])
+    assert failed == ([] if broken is None else [broken]), "not tried again"
+    assert list(found.left_out) == failed
 
 
 @pytest.mark.parametrize(
@@ -198,6 +203,12 @@ def test_a_repeated_call_is_worked_out_once(gpu, monkeypatch):
         assert len(prepared) == count + 1
     with pytest.raises(ConvTypeError, match="must be made of integers"):
         call(stride=1.0)  # equals 1, and so would find what that came to
+
+
+def test_what_is_remembered_waits_for_nobody_who_measures(gpu, monkeypatch):
+    planned = cupyconv.plan(PROBLEM, measure=True)
+    monkeypatch.setattr(measuring, "_measuring", None)  # cannot be entered
+    assert cupyconv.plan(PROBLEM, measure=True) == planned
 
 
 def test_a_choice_outlives_the_process(gpu, tmp_path):
@@ -373,8 +384,12 @@ def test_one_that_fails_later_is_left_out_too(gpu):
     assert "CUDA_ERROR_INVALID_VALUE" in forward.reason
 
 
-def test_what_fails_holds_no_memory(gpu):
-    """While the others are measured, arrays of one that failed may be what they lack."""
+@pytest.mark.parametrize("chained", [False, True])
+def test_what_fails_holds_no_memory(gpu, chained):
+    """While the others are measured, arrays of one that failed may be what they lack.
+
+    An error that another one led to, as CuPy's of memory, has that one's frames too.
+    """
     kept, kernel, alive = [], gpu.kernel, []
 
     class Buffer:
@@ -384,6 +399,11 @@ def test_what_fails_holds_no_memory(gpu):
         def run(*_, **__):
             workspace = Buffer()
             kept.append(weakref.ref(workspace))
+            try:
+                raise ValueError
+            except ValueError as cause:
+                if chained:
+                    raise RuntimeError(*REFUSED.args) from cause
             raise REFUSED
 
         def watching(*_, **__):
@@ -448,6 +468,12 @@ def test_the_generic_kernel_is_the_last_resort(gpu, monkeypatch):
     monkeypatch.setattr(measuring, "CONTENDERS", 1)
     request = Request(PROBLEM, "forward", Device.of("sm_80"))
     assert [one.implementation for one in contenders(request, "auto", 1)] == ["cuda-gather"]
+    split = request.problem.replace(input_shape=(2, 256, 4, 4), filter_shape=(8, 256, 3, 3))
+    assert len(contenders(replace(request, problem=split), "cuda-generic", 2)) == 2
+    for problem, pass_ in product((PROBLEM, split), PASSES):
+        asked = replace(request, problem=problem, pass_=pass_)
+        names = [one.implementation for one in measuring.candidates_of(asked, "auto")]
+        assert names == ["cuda-gather", "cuda-generic"]
     gpu.broken = {"conv_gather.cu": REFUSED}
     monkeypatch.setattr(cupyconv, "benchmark", True)
     call()

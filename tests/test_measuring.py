@@ -6,7 +6,6 @@ import weakref
 from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -468,12 +467,11 @@ def test_the_generic_kernel_is_the_last_resort(gpu, monkeypatch):
     monkeypatch.setattr(measuring, "CONTENDERS", 1)
     request = Request(PROBLEM, "forward", Device.of("sm_80"))
     assert [one.implementation for one in contenders(request, "auto", 1)] == ["cuda-gather"]
-    split = request.problem.replace(input_shape=(2, 256, 4, 4), filter_shape=(8, 256, 3, 3))
-    assert len(contenders(replace(request, problem=split), "cuda-generic", 2)) == 2
-    for problem, pass_ in product((PROBLEM, split), PASSES):
-        asked = replace(request, problem=problem, pass_=pass_)
+    for pass_ in PASSES:
+        asked = replace(request, pass_=pass_)
         names = [one.implementation for one in measuring.candidates_of(asked, "auto")]
         assert names == ["cuda-gather", "cuda-generic"]
+        assert len(contenders(asked, "cuda-generic", 2)) == 1, "it has one way"
     gpu.broken = {"conv_gather.cu": REFUSED}
     monkeypatch.setattr(cupyconv, "benchmark", True)
     call()

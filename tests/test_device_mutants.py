@@ -52,7 +52,7 @@ def test_tests_that_have_killed_most_are_run_first_and_long_ones_last(
 ) -> None:
     first, second, *_ = mutants.all_mutants("launch")
     lines = {first.file: list(range(1000))}
-    seconds = {"quick": 1.0, "killer": 2.5, "long": 3.0, "longer": 40.0, "too long": 50.0}
+    seconds = {"quick": 1.0, "killer": 1.5, "long": 3.0, "longer": 40.0, "too long": 50.0}
     covered = {test: {"seconds": seconds[test], "lines": lines} for test in seconds}
     judge = mutants.Judge(tmp_path, seconds=60)
     monkeypatch.setattr(mutants, "files_of", lambda _: [mutants.Tests("tests/a.py", True)])

@@ -4,10 +4,10 @@
 
 A mutant is a module with one comparison, number, operator, argument or statement changed.  Tests on
 emulated devices run on it, and those without a device that are nearest to it: those that run the
-changed line, as many as take a minute of a core, those first that have killed most of the module's
-mutants, and the quickest first of others.  A survivor is answered by a new test, or argued to be
-equivalent in equivalent_mutants.toml.  What was killed is kept in a folder, so that a run that is
-ended goes on where it was.
+changed line, as many as take a minute of a core, those first that are quick and have killed many of
+the module's mutants.  A survivor is answered by a new test, or argued to be equivalent in
+equivalent_mutants.toml.  What was killed is kept in a folder, so that a run that is ended goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -186,6 +186,7 @@ def all_mutants(file: str | None = None) -> list[Mutant]:
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--part", "sample")
 PYTEST += ("-m", "not slow and not thorough")
 _BROKEN, _NO_TESTS = 3, 5  # pytest's exit status
+_FORK_SECONDS = 0.1  # of a core, about what a run takes beside its tests
 _FIRST_SECONDS = 4  # of a core, that the likeliest tests may take before any others are run
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.M)
 
@@ -325,7 +326,11 @@ class Judge:
                 lines = one["lines"].get(mutant.file, ())
                 if name and (lines if on_import else not statement.isdisjoint(lines)):
                     found.append((one["seconds"], name, tests))
-        return sorted(found, key=lambda one: (-self._kills[mutant.file, one[1]], *one[:2]))
+        return sorted(found, key=lambda one: (-self._promise(mutant.file, *one[:2]), one[1]))
+
+    def _promise(self, file: str, seconds: float, test: str) -> float:
+        """Kills that a test is likely to add for each second, by those of the module's so far."""
+        return (self._kills[file, test] + 1) / (seconds + _FORK_SECONDS)
 
     def covered(self, tests: Tests) -> Mapping[str, Any]:
         """What each test of a file runs, as the plugin ``covered`` writes it.

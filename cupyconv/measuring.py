@@ -88,7 +88,7 @@ def _look_up(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
         kept = _read(path, candidates)  # another process may have been sooner
         if kept is None:
             kept = measured
-            if kept.lasts:
+            if kept.lasts and path is not None:
                 _write(path, request, candidates, kept)
     chosen = candidates[kept.fastest]
     seconds, count = kept.seconds[kept.fastest], len(kept.seconds)
@@ -266,11 +266,9 @@ def _read(path: Path | None, candidates: Sequence[PassPlan]) -> _Measured | None
 
 
 def _write(
-    path: Path | None, request: Request, candidates: Sequence[PassPlan], measured: _Measured
+    path: Path, request: Request, candidates: Sequence[PassPlan], measured: _Measured
 ) -> None:
     """Keep a choice for later processes; a folder that cannot be written keeps none."""
-    if path is None:
-        return
     entry = {
         "device": request.device.name,
         "problem": str(request.problem),

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 
 import cupyconv
-from cupyconv import ConvProblem
+from cupyconv import ConvProblem, operations
 from cupyconv.cpu import naive
 from cupyconv.planning import Device, Request, cost, plan_pass
 from cupyconv.planning.families import FAMILIES, Candidate, Tile, direct
@@ -28,7 +28,10 @@ def fits(
 
 @contextmanager
 def planned(impl: str, tile: int | Tile, splits: int = 1) -> Iterator[None]:
-    """Plans of a family take a tile, by number among those that fit, and splits if they can."""
+    """Plans of a family take a tile, by number among those that fit, and splits if they can.
+
+    Nothing that was worked out with other plans is remembered, and nothing of these afterwards.
+    """
 
     def only(request: Request) -> list[Candidate]:
         fitting = list(dict.fromkeys(c.tile for c in ranked(request)))
@@ -38,9 +41,13 @@ def planned(impl: str, tile: int | Tile, splits: int = 1) -> Iterator[None]:
         assert found is not None
         return [found]
 
+    def forget() -> None:
+        for remembered in (plan_pass, operations._ready):
+            remembered.cache_clear()
+
     family = FAMILIES[impl]
     ranked = family.candidates
-    plan_pass.cache_clear()
+    forget()
     try:
         with (
             mock.patch.object(family, "candidates", only),
@@ -48,7 +55,7 @@ def planned(impl: str, tile: int | Tile, splits: int = 1) -> Iterator[None]:
         ):
             yield
     finally:
-        plan_pass.cache_clear()
+        forget()
 
 
 @contextmanager

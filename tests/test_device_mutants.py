@@ -44,7 +44,29 @@ def test_tests_that_run_a_mutants_statement_judge_it(
     again = mutants.Judge(tmp_path, seconds=60)  # what was killed is known
     assert again.judge(mutant) == "killed by quick"
     (kept,) = (tmp_path / "killed.jsonl").read_text().splitlines()
-    assert json.loads(kept)[1] == "killed by quick"
+    assert json.loads(kept)[1:] == ["quick", mutant.file]
+
+
+def test_tests_that_have_killed_most_are_run_first_and_long_ones_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *_ = mutants.all_mutants("launch")
+    lines = {first.file: list(range(1000))}
+    seconds = {"quick": 1.0, "killer": 1.5, "long": 3.0, "longer": 40.0, "too long": 50.0}
+    covered = {test: {"seconds": seconds[test], "lines": lines} for test in seconds}
+    judge = mutants.Judge(tmp_path, seconds=60)
+    monkeypatch.setattr(mutants, "files_of", lambda _: [mutants.Tests("tests/a.py", True)])
+    monkeypatch.setattr(judge, "covered", lambda _: covered)
+    asked: list[list[str]] = []
+
+    def killer(one: object, command: object, tests: list[str]) -> str:
+        asked.append(tests)
+        return "killer" if one is first and "killer" in tests else ""
+
+    monkeypatch.setattr(judge, "_killer", killer)
+    assert judge.judge(first) == "killed by killer"
+    assert judge.judge(second) == "survived"
+    assert asked == [["quick", "killer", "long"], ["killer", "quick", "long"], ["longer"]]
 
 
 SOURCE = """

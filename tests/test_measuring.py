@@ -3,7 +3,9 @@
 import json
 import os
 import weakref
+from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import compiler, gather, launches
 from cupyconv.planning import Device, Request
 from cupyconv.planning.plan import contenders
+from cupyconv.problem import PASSES
 
 PROBLEM = ConvProblem((4, 32, 20, 20), (32, 32, 3, 3), dtype="float16")
 
@@ -92,6 +95,64 @@ def test_a_difference_that_may_be_chance_changes_nothing(gpu):
     assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-gather"
 
 
+@pytest.mark.parametrize("broken", [None, 0, 1])
+def test_the_planned_one_stays_unless_another_is_clearly_faster(gpu, monkeypatch, broken):
+    """Whichever of the others cannot run; where it cannot itself, the fastest is taken."""
+    request = Request(PROBLEM, "forward", Device("Imaginary 9000", "sm_80"))
+    candidates = measuring.candidates_of(request, "auto")
+    taken = [1e-3, 2e-3, *[3e-3] * (len(candidates) - 3), 0.99e-3]
+    failed = []
+
+    def time(call, count):
+        number = candidates.index(*call.args)
+        if number == broken:
+            failed.append(number)
+            raise REFUSED
+        return taken[number]
+
+    monkeypatch.setattr(measuring, "seconds", time)
+    found = measuring._measure(candidates, lambda _: None, lambda _: None)
+    assert found.fastest == (len(candidates) - 1 if broken == 0 else 0)
+    assert failed == ([] if broken is None else [broken]), "not tried again"
+    assert list(found.left_out) == failed
+
+
+@pytest.mark.parametrize(
+    ("taken", "calls"), [(1.0, 1), (1e-3, 1), (1.1e-4, 10), (1e-9, 50), (0.0, 50)]
+)
+def test_a_sample_has_as_many_calls_as_a_millisecond_takes(gpu, monkeypatch, taken, calls):
+    """After one that pays for what a first call does, and one that says how many."""
+    counts = defaultdict(list)
+
+    def time(call, count):
+        counts[call.args[0]].append(count)
+        return taken
+
+    monkeypatch.setattr(measuring, "seconds", time)
+    cupyconv.plan(PROBLEM, measure=True)
+    assert len(counts) > 3
+    for found in counts.values():
+        assert found == [1, 1, *[calls] * measuring.ROUNDS]
+
+
+def test_candidates_take_turns(gpu, monkeypatch):
+    """So that a clock that changes meets them all; each turn has every one."""
+    order = []
+    monkeypatch.setattr(measuring, "seconds", lambda call, _: (order.append(call.args[0]), 1e-3)[1])
+    request = Request(PROBLEM, "forward", Device("Imaginary 9000", "sm_80"))
+    candidates = list(measuring.candidates_of(request, "auto"))
+    measuring._measure(candidates, lambda _: None, lambda _: None)
+    assert order[2 * len(candidates) :] == candidates * measuring.ROUNDS
+
+
+def test_candidates_are_named_by_what_tells_them_apart():
+    (planned, *_) = cupyconv.plan(PROBLEM, "sm_80")
+    for splits, words in ((1, ""), (2, " x 2"), (3, " x 3")):
+        named = replace(planned, splits=splits)
+        assert measuring._name(named) == f"cuda-gather {planned.tile}{words}"
+        assert measuring._name(replace(named, tile=None)) == f"cuda-gather{words}"
+
+
 def test_calls_measure_when_they_are_told_to(gpu, monkeypatch):
     gpu.seconds = {"cuda-generic": 1e-4}
     call()
@@ -143,6 +204,12 @@ def test_a_repeated_call_is_worked_out_once(gpu, monkeypatch):
         call(stride=1.0)  # equals 1, and so would find what that came to
 
 
+def test_what_is_remembered_waits_for_nobody_who_measures(gpu, monkeypatch):
+    planned = cupyconv.plan(PROBLEM, measure=True)
+    monkeypatch.setattr(measuring, "_measuring", None)  # cannot be entered
+    assert cupyconv.plan(PROBLEM, measure=True) == planned
+
+
 def test_a_choice_outlives_the_process(gpu, tmp_path):
     gpu.seconds = {"cuda-generic": 1e-4}
     first = cupyconv.plan(PROBLEM, measure=True)
@@ -168,6 +235,10 @@ def test_a_choice_outlives_the_process(gpu, tmp_path):
         ),
         lambda text: "[" * 100_000,
         lambda text: "",
+        lambda text: text.replace('"left_out": {', '"left_out": {"99": "why"'),
+        lambda text: json.dumps(
+            {**json.loads(text), "seconds": dict.fromkeys(json.loads(text)["seconds"], 0.0)}
+        ),
     ],
 )
 def test_a_damaged_file_is_measured_again(gpu, tmp_path, change):
@@ -184,6 +255,26 @@ def test_a_damaged_file_is_measured_again(gpu, tmp_path, change):
     gpu.timed = 0
     assert cupyconv.plan(PROBLEM, measure=True) == planned
     assert gpu.timed == 0
+
+
+def test_what_another_process_has_measured_meanwhile_is_taken(gpu, monkeypatch, tmp_path):
+    gpu.seconds = {"cuda-generic": 1e-4}
+    cupyconv.plan(PROBLEM, measure=True)
+    theirs = {path: path.read_text() for path in files(tmp_path)}
+    for path in theirs:
+        path.unlink()
+    measuring.forget()
+    time = gpu.time
+
+    def slow(call, count):
+        for path, text in theirs.items():
+            compiler.keep(path, text.encode())
+        return time(call, count)
+
+    gpu.seconds = {"cuda-gather": 1e-6}
+    monkeypatch.setattr(measuring, "seconds", slow)
+    assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
+    assert {path: path.read_text() for path in files(tmp_path)} == theirs
 
 
 @pytest.mark.parametrize("what", ["driver", "chip", "version", "limit", "precision"])
@@ -292,8 +383,12 @@ def test_one_that_fails_later_is_left_out_too(gpu):
     assert "CUDA_ERROR_INVALID_VALUE" in forward.reason
 
 
-def test_what_fails_holds_no_memory(gpu):
-    """While the others are measured, arrays of one that failed may be what they lack."""
+@pytest.mark.parametrize("chained", [False, True])
+def test_what_fails_holds_no_memory(gpu, chained):
+    """While the others are measured, arrays of one that failed may be what they lack.
+
+    An error that another one led to, as CuPy's of memory, has that one's frames too.
+    """
     kept, kernel, alive = [], gpu.kernel, []
 
     class Buffer:
@@ -303,6 +398,11 @@ def test_what_fails_holds_no_memory(gpu):
         def run(*_, **__):
             workspace = Buffer()
             kept.append(weakref.ref(workspace))
+            try:
+                raise ValueError
+            except ValueError as cause:
+                if chained:
+                    raise RuntimeError(*REFUSED.args) from cause
             raise REFUSED
 
         def watching(*_, **__):
@@ -367,6 +467,11 @@ def test_the_generic_kernel_is_the_last_resort(gpu, monkeypatch):
     monkeypatch.setattr(measuring, "CONTENDERS", 1)
     request = Request(PROBLEM, "forward", Device.of("sm_80"))
     assert [one.implementation for one in contenders(request, "auto", 1)] == ["cuda-gather"]
+    for pass_ in PASSES:
+        asked = replace(request, pass_=pass_)
+        names = [one.implementation for one in measuring.candidates_of(asked, "auto")]
+        assert names == ["cuda-gather", "cuda-generic"]
+        assert len(contenders(asked, "cuda-generic", 2)) == 1, "it has one way"
     gpu.broken = {"conv_gather.cu": REFUSED}
     monkeypatch.setattr(cupyconv, "benchmark", True)
     call()

@@ -11,6 +11,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError, PreparedFilter, backends
+from cupyconv.arrays import Home
 from tests.configurations import in_formats, integer_data
 from tests.test_host_cost import entered, gpu, memory  # noqa: F401
 
@@ -36,7 +37,7 @@ HELD = {
 def hopper(gpu, memory):
     """The current device; each array has memory of its own.  Gives its runtime."""
     runtime = gpu("sm_90a")
-    backends._gpu(0).empty = memory.array
+    backends.of(Home.GPU).empty = memory.array
     return runtime
 
 
@@ -101,7 +102,7 @@ def test_a_call_arranges_no_prepared_filter(hopper, memory, case, pass_):
 
 
 def test_a_workspace_has_no_room_for_what_is_prepared(hopper, memory):
-    backend = backends._gpu(0)
+    backend = backends.of(Home.GPU)
     calls = Calls(memory, in_formats(LAYER, "NHWC", "OIHW"))
     sizes = []
     empty = backend.empty

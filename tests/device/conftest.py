@@ -3,7 +3,11 @@
 from tests.device import is_running
 
 if is_running():
-    from tests.device.fixtures import working_devices  # noqa: F401
-    from tests.gpu.fixtures import own_cache  # noqa: F401
+    from tests.device.fixtures import allocator, launched, working_devices  # noqa: F401
+    from tests.gpu.fixtures import (  # noqa: F401
+        collected_between_tests,
+        nothing_imported_is_collected,
+        own_cache,
+    )
 else:
     collect_ignore_glob = ["test_*.py"]

@@ -1,8 +1,8 @@
 """A plugin of pytest's: which lines of the mutated modules each test runs, and how long it takes.
 
-They go to the file that $CUPYCONV_COVERED_TO names, as JSON: by the test's name its ``seconds`` and
-its ``lines`` by file.  What runs between tests, such as imports, is under the name "".  Processes
-that a test starts are not seen.
+They go to the file that $CUPYCONV_COVERED_TO names, as JSON: by the test's name its ``seconds`` of
+a core and its ``lines`` by file.  What runs between tests, such as imports, is under the name "".
+Lines that run in processes that a test starts are not seen.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +51,11 @@ class _Lines:
 _lines: _Lines | None = None
 
 
+def _seconds() -> float:
+    """Of a core, that this process and those that it has started have taken."""
+    return sum(os.times()[:4])
+
+
 def pytest_configure() -> None:
     global _lines
     if VARIABLE in os.environ:
@@ -68,9 +72,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         yield
         return
     _lines.begin(item.nodeid)
-    started = time.perf_counter()
+    started = _seconds()
     yield
-    _lines.seconds[item.nodeid] = time.perf_counter() - started
+    _lines.seconds[item.nodeid] = _seconds() - started
     _lines.begin("")
 
 

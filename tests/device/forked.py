@@ -14,7 +14,9 @@ import os
 import resource
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -59,27 +61,42 @@ def functions_changed(file: str, text: str) -> list[tuple[CodeType, CodeType]]:
     return list(changed(*codes))
 
 
-def _put_in(file: str, text: str) -> None:
+_Held = dict[tuple[str, str, int], list[FunctionType]]
+
+
+def _place(code: CodeType) -> tuple[str, str, int]:
+    return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+def _functions() -> _Held:
+    """Those that are loaded, wherever they are held, by what their code says of its place."""
+    found: _Held = defaultdict(list)
+    for one in gc.get_objects():
+        if type(one) is FunctionType:
+            found[_place(one.__code__)].append(one)
+    return found
+
+
+def _put_in(file: str, text: str, loaded: _Held) -> None:
     """Makes the module's functions what the text has, wherever they are held."""
     for before, after in functions_changed(file, text):
-        held = [
-            one
-            for one in gc.get_objects()
-            if type(one) is FunctionType
-            and one.__code__.co_filename == file
-            and one.__code__.co_qualname == before.co_qualname
-            and one.__code__.co_firstlineno == before.co_firstlineno
-        ]
-        assert held, f"{before.co_qualname} is not loaded"
-        for one in held:
+        assert loaded[_place(before)], f"{before.co_qualname} is not loaded"
+        for one in loaded[_place(before)]:
             one.__code__ = after
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     global _failed
+    from tests.device.mutants import NEAREST  # which imports this module
+
     numbers = map(int, os.environ.pop(VARIABLE).split(","))
     requests, answers = (os.fdopen(one, how) for one, how in zip(numbers, "rw", strict=True))
     items = {one.nodeid: one for one in session.items}
+    for name in NEAREST:  # some are imported by the first call that needs them
+        import_module(name.removesuffix(".py").replace("/", "."))
+    loaded = _functions()
+    gc.collect()
+    gc.freeze()  # forks share what they need not look at
     for line in requests:
         request = json.loads(line)
         with warnings.catch_warnings():
@@ -90,7 +107,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             answers.close()
             resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"]))
             os.environ |= request["environment"]
-            _put_in(request["file"], request["text"])
+            _put_in(request["file"], request["text"], loaded)
             _failed = Path(request["failed"])
             session.items[:] = [items[one] for one in request["tests"]]
             return

@@ -140,6 +140,11 @@ def cuMemAlloc(pointer, size):
 
 
 @function
+def cuMemAllocManaged(pointer, size, flags):
+    raise Refused(CU.ERROR_NOT_SUPPORTED, "managed memory, which the host has too")
+
+
+@function
 def cuMemFree(pointer):
     if pointer:
         refuse_while_capturing("memory is freed")

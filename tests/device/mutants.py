@@ -4,9 +4,10 @@
 
 A mutant is a module with one comparison, number, operator, argument or statement changed.  Tests on
 emulated devices run on it, and those without a device that are nearest to it: those that run the
-changed line, the quickest first, as many as take a minute.  A survivor is answered by a new test,
-or argued to be equivalent in equivalent_mutants.toml.  What was killed is kept in a folder, so that
-a run that is ended goes on where it was.
+changed line, as many as take a minute of a core, those first that are quick and have killed many of
+the module's mutants.  A survivor is answered by a new test, or argued to be equivalent in
+equivalent_mutants.toml.  What was killed is kept in a folder, so that a run that is ended goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from tests.emulator.mutations import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-CPU_LIMIT = 600  # s; a mutant that takes more never ends, however busy the machine is
+CPU_LIMIT = 200  # s; a mutant that takes more never ends, however busy the machine is
 FOLDER = cache_directory() / "device-mutants"
 
 NEAREST = {
@@ -50,19 +51,36 @@ NEAREST = {
         "tests/test_operations.py",
         "tests/test_errors.py",
     ),
-    "cupyconv/backends.py": ("tests/test_operations.py", "tests/test_host_cost.py"),
+    "cupyconv/backends.py": ("tests/test_operations.py", "tests/test_prepared.py"),
     "cupyconv/measuring.py": ("tests/test_measuring.py",),
+    "cupyconv/prepared.py": ("tests/test_prepared.py",),
+    "cupyconv/warming.py": ("tests/test_warm.py",),
+    "cupyconv/gpu/bias.py": ("tests/test_kernels.py",),
+    "cupyconv/gpu/chunks.py": ("tests/test_kernels.py",),
+    "cupyconv/gpu/compiler.py": ("tests/test_kernel_cache.py", "tests/test_warm.py"),
+    "cupyconv/gpu/direct.py": ("tests/test_kernels.py",),
+    "cupyconv/gpu/gather.py": ("tests/test_kernels.py",),
+    "cupyconv/gpu/generic.py": ("tests/test_kernels.py",),
+    "cupyconv/gpu/hopper.py": ("tests/test_hopper.py",),
     "cupyconv/gpu/launch.py": ("tests/test_host_cost.py",),
+    "cupyconv/gpu/launches.py": ("tests/test_prepared.py",),
+    "cupyconv/gpu/parameters.py": ("tests/test_kernels.py",),
+    "cupyconv/gpu/patch.py": ("tests/test_patch.py",),
+    "cupyconv/gpu/sources.py": ("tests/test_kernel_cache.py",),
     "cupyconv/gpu/tensormaps.py": ("tests/test_host_cost.py", "tests/test_hopper.py"),
+    "cupyconv/gpu/toeplitz.py": ("tests/test_toeplitz.py",),
 }
 """The modules that are mutated, each with the tests without a device that are nearest to it."""
 
 ON_DEVICES = (
     "tests/gpu/test_ways_in.py",
     "tests/device/test_launch.py",
+    "tests/device/test_host_cost.py",
     "tests/device/test_order.py",
     "tests/device/test_memory.py",
     "tests/device/test_bench.py",
+    "tests/device/test_prepared.py",
+    "tests/device/test_warm.py",
     "tests/gpu/test_cupy.py",
 )
 """Not those of the driver, of CuPy's own kernels and of faults that are put in."""
@@ -167,7 +185,9 @@ def all_mutants(file: str | None = None) -> list[Mutant]:
 
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--part", "sample")
 PYTEST += ("-m", "not slow and not thorough")
-_NO_TESTS = 5  # pytest's exit status
+_BROKEN, _NO_TESTS = 3, 5  # pytest's exit status
+_FORK_SECONDS = 0.1  # of a core, about what a run takes beside its tests
+_FIRST_SECONDS = 4  # of a core, that the likeliest tests may take before any others are run
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.M)
 
 
@@ -182,6 +202,11 @@ class Tests:
 
     file: str
     on_devices: bool
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Those whose mutants they judge."""
+        return tuple(name for name in NEAREST if self.on_devices or self.file in NEAREST[name])
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -239,38 +264,44 @@ class Judge:
         self._servers_lock = Lock()
         self._fit: dict[tuple[str, ...], bool] = {}
         self._killed = folder / "killed.jsonl"
-        known = self._killed.read_text().splitlines() if self._killed.exists() else []
-        self._known = dict(json.loads(line) for line in known)
+        self._known: dict[str, str] = {}
+        self._kills: Counter[tuple[str, str]] = Counter()
+        for line in self._killed.read_text().splitlines() if self._killed.exists() else ():
+            self._know(*json.loads(line))
 
     def judge(self, mutant: Mutant) -> str:
         """How a mutant ends: "killed by", and the test; "not run" by any; or "survived"."""
         key = digest(mutant.file, mutant.text)
         if key not in self._known:
-            verdict = self._judge(mutant)
-            if not verdict.startswith("killed"):
-                return verdict
-            self._known[key] = verdict
+            killer, was_run = self._judge(mutant)
+            if not killer:
+                return "survived" if was_run else "not run"
+            self._know(key, killer, mutant.file)
             with self._killed.open("a") as kept:
-                kept.write(json.dumps([key, verdict]) + "\n")
-        return self._known[key]
+                kept.write(json.dumps([key, killer, mutant.file]) + "\n")
+        return f"killed by {self._known[key]}"
 
-    def _judge(self, mutant: Mutant) -> str:
-        running = self.tests_of(mutant)
-        groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        spent: Counter[tuple[str, ...]] = Counter()
-        for seconds, test, tests in running:
-            if not self._fit.get((test, *tests.command), True):
-                continue
-            if not groups or spent.total() + seconds <= self._seconds:
-                groups[tests.command].append(test)
-                spent[tests.command] += seconds
-        for command in sorted(groups, key=lambda one: spent[one]):
-            fit = groups[command]
-            while killer := self._killer(mutant, command, fit):
-                if self._passes_without(mutant, command, killer):
-                    return f"killed by {killer}"
-                fit = [one for one in fit if one != killer]
-        return "survived" if groups else "not run"
+    def _know(self, key: str, killer: str, file: str) -> None:
+        self._known[key] = killer
+        self._kills[file, killer] += 1
+
+    def _judge(self, mutant: Mutant) -> tuple[str, bool]:
+        """The test that kills it, empty if none does, and whether any was run."""
+        stages: list[dict[tuple[str, ...], list[str]]] = [defaultdict(list), defaultdict(list)]
+        spent = 0.0
+        for seconds, test, tests in self.tests_of(mutant):
+            fits = not spent or spent + seconds <= self._seconds
+            if fits and self._fit.get((test, *tests.command), True):
+                stages[spent > _FIRST_SECONDS][tests.command].append(test)
+                spent += seconds
+        for stage in stages:
+            for command, running in stage.items():
+                fit = running
+                while killer := self._killer(mutant, command, fit):
+                    if self._passes_without(mutant, command, killer):
+                        return killer, True
+                    fit = [one for one in fit if one != killer]
+        return "", any(stages)
 
     def _passes_without(self, mutant: Mutant, command: Sequence[str], test: str) -> bool:
         """Whether a test that failed on a mutant does not without one, where it was run."""
@@ -284,7 +315,7 @@ class Judge:
         return self._fit[test, *command]
 
     def tests_of(self, mutant: Mutant) -> list[tuple[float, str, Tests]]:
-        """Seconds, name and file of the tests that run a mutant's statement, the quickest first.
+        """Seconds, name and file of the tests that run a mutant's statement, the likeliest first.
 
         All that run anything of its module, if the statement runs on import.
         """
@@ -295,7 +326,11 @@ class Judge:
                 lines = one["lines"].get(mutant.file, ())
                 if name and (lines if on_import else not statement.isdisjoint(lines)):
                     found.append((one["seconds"], name, tests))
-        return sorted(found, key=lambda one: one[:2])
+        return sorted(found, key=lambda one: (-self._promise(mutant.file, *one[:2]), one[1]))
+
+    def _promise(self, file: str, seconds: float, test: str) -> float:
+        """Kills that a test is likely to add for each second, by those of the module's so far."""
+        return (self._kills[file, test] + 1) / (seconds + _FORK_SECONDS)
 
     def covered(self, tests: Tests) -> Mapping[str, Any]:
         """What each test of a file runs, as the plugin ``covered`` writes it.
@@ -304,7 +339,7 @@ class Judge:
         """
         with self._locks[tests]:
             if tests not in self._covered:
-                texts = [(ROOT / name).read_text() for name in (tests.file, *NEAREST)]
+                texts = [(ROOT / name).read_text() for name in (tests.file, *tests.modules)]
                 kept = self._folder / f"covered-{digest(tests.command, *texts)}.json"
                 if not kept.exists():
                     self._cover(tests, kept)
@@ -363,6 +398,8 @@ class Judge:
         status = server.ask(request)
         with self._servers_lock:
             idle.append(server)
+        if status == _BROKEN:
+            raise RuntimeError(f"a process that judges mutants cannot judge {mutant}")
         return status, failed.read_text().splitlines() if failed.exists() else []
 
     def _anew(

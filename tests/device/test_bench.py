@@ -14,6 +14,7 @@ import pytest
 from cupyconv import measuring
 from cupyconv.bench import ceilings, environment, peers, places, report, timing
 from cupyconv.problem import PASSES
+from tests.device import machine
 from tests.gpu import __main__ as everything
 from tests.gpu import sanitizer
 from tests.test_bench_run import DENSE, DEPTHWISE, ROOT, measure, small  # noqa: F401
@@ -86,6 +87,14 @@ def test_time_is_taken_with_events_over_calls_in_a_row():
     assert 0.01 <= found <= (time.perf_counter() - started) / 3
     assert len(calls) == 3
     assert measuring.driver_version() == cupy.cuda.runtime.driverGetVersion()
+
+
+def test_a_lost_context_is_known():
+    assert not measuring.lost()
+    machine.DEVICES[0].fail(machine.DeviceFault("something was astray"))
+    assert measuring.lost()
+    machine.revive()
+    assert not measuring.lost()
 
 
 def test_a_stream_that_is_captured_is_known():

@@ -217,6 +217,19 @@ def test_events_have_come_when_what_was_before_them_is_done():
         assert x.size == 4
 
 
+def test_what_python_collects_changes_no_order():
+    """Memory that is freed makes the device wait: not because of arrays that nobody knows of."""
+    with machine.order(Late()), cupy.cuda.using_allocator(None):
+        lost = [cupy.zeros(4)]
+        lost.append(lost)
+        del lost
+        event = cupy.cuda.Event()
+        event.record()
+        kept = [[number] for number in range(100_000)]  # for which the collector would come
+        assert not event.done
+        assert len(kept) == 100_000
+
+
 @pytest.mark.parametrize("order", [AtOnce(), Late(), Random(0)], ids=["at once", "late", "random"])
 def test_graphs_are_replayed_with_their_forks(order):
     with machine.order(order):

@@ -8,7 +8,8 @@ import pytest
 import cupyconv
 from cupyconv.backends import current_device
 from cupyconv.gpu import launch, tensormaps
-from tests.configurations import integer_data
+from tests.agreement import planned, require_exact
+from tests.configurations import HOPPER_CASES, in_formats, integer_data
 from tests.device.test_memory import one_by_one
 from tests.device.test_order import split_layer
 
@@ -41,6 +42,23 @@ def test_a_call_takes_memory_for_its_result_and_its_workspace_alone():
         sizes.clear()
         small = cupyconv.conv_forward(x[:, :, :, :8], w[:, :, :, :8], **problem.keywords)
         assert sizes == [small.nbytes]
+
+
+def test_a_tile_that_a_test_asks_for_is_what_runs(launched):
+    """Though the same call ran with another one before."""
+    problem = in_formats(HOPPER_CASES[0].problem, "NHWC", "OHWI").replace(dtype="float16")
+    how = {"passes": ("forward",), "to_device": cupy.asarray, "to_host": cupy.asnumpy}
+    seen = []
+    for tile in (0, 2):
+        with planned("cuda-hopper", tile):
+            require_exact(cupyconv, problem, impl="cuda-hopper", **how)
+        seen.append([one.defines for one, _ in launched])
+        launched.clear()
+    require_exact(cupyconv, problem, impl="cuda-hopper", **how)
+    seen.append([one.defines for one, _ in launched])
+    assert all(seen)
+    assert seen[0] != seen[1], "that of the first call"
+    assert seen[2] != seen[1], "that of the call before"
 
 
 def test_the_current_device_is_what_the_driver_says_of_it():

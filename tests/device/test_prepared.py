@@ -8,8 +8,9 @@ from cupy.cuda import runtime
 
 import cupyconv
 from cupyconv.errors import ConvError, ConvTypeError
-from cupyconv.gpu import launch
 from tests.configurations import HOPPER_CASES, in_formats, random_data
+from tests.device import machine
+from tests.device.test_memory import POOLS, require_recovers
 from tests.device.test_order import ORDERS, in_disorder
 
 BY_NAME = {case.name: case.problem for case in HOPPER_CASES}
@@ -21,30 +22,6 @@ CASES = {
 """A problem, its format, dtype and precision, and the family that computes it."""
 
 COPYING = {"conv_arrange", "conv_planes"}
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """The kernels that are launched, with their arguments."""
-    found = []
-    kernel = launch.CupyRuntime.kernel
-
-    def watched(self, one):
-        loaded = kernel(self, one)
-
-        class Kernel:
-            ptr = loaded.ptr
-
-            def __call__(self, grid, block, arguments, shared_mem):
-                found.append((one.entry, arguments))
-                loaded(grid, block, arguments, shared_mem=shared_mem)
-
-        return Kernel()
-
-    monkeypatch.setattr(launch.CupyRuntime, "kernel", watched)
-    cupyconv.operations._ready.cache_clear()
-    yield found
-    cupyconv.operations._ready.cache_clear()
 
 
 def layer(case):
@@ -77,16 +54,19 @@ def test_the_same_bits_without_arranging(case, launched):
 
     before = list(seen(w))
     prepared = cupyconv.prepare(w, problem, **how)
-    arranged = [entry for entry, _ in launched]
+    arranged = [one.entry for one, _ in launched]
     assert arranged == ["conv_planes" if case == "planes" else "conv_arrange"] * len(arranged)
     assert len(arranged) == len(prepared.forms) >= 1
     launched.clear()
     for (name, expected, then), (_, got, now) in zip(before, seen(prepared), strict=True):
         assert (got.view("u1") == expected.view("u1")).all(), name
-        arranging = [entry for entry, arguments in then if reads(arguments, w)]
+        arranging = [one.entry for one, arguments in then if reads(arguments, w)]
         assert arranging == arranged[:1], name
         assert not any(reads(arguments, w) for _, arguments in now), name
-        products = [[entry for entry, _ in run if entry not in COPYING] for run in (then, now)]
+        products = [
+            [(one.entry, one.defines) for one, _ in run if one.entry not in COPYING]
+            for run in (then, now)
+        ]
         assert products[0] == products[1], name
 
 
@@ -100,6 +80,58 @@ def test_in_any_order_of_the_streams_work(order):
         prepared = cupyconv.prepare(w, problem, passes="forward", **how)
         got = [cupyconv.conv_forward(x, prepared, **rules) for _ in range(2)]
         assert all((cupy.asnumpy(one) == expected).all() for one in got)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_on_another_stream_once_that_has_waited(order):
+    problem, x, w, _, _, how = layer("channels first")
+    rules = {**problem.keywords, **how}
+    expected = cupy.asnumpy(cupyconv.conv_forward(x, w, **rules))
+    cupy.cuda.get_current_stream().synchronize()
+    with in_disorder(order) as stream:
+        prepared = cupyconv.prepare(w, problem, passes="forward", **how)
+        other = cupy.cuda.Stream(non_blocking=True)
+        other.wait_event(stream.record())
+        with other:
+            got = cupy.asnumpy(cupyconv.conv_forward(x, prepared, **rules), stream=other)
+        assert (got == expected).all()
+
+
+@pytest.mark.parametrize("order", ["", "late"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_in_memory_of_every_pool(pool, order, allocator):
+    """A filter that is dropped at once keeps its memory until the kernels have read it."""
+    problem, x, w, dy, _, how = layer("channels first")
+    rules = {**problem.keywords, **how}
+    expected = cupyconv.conv_backprop_input(x.shape, w, dy, **rules)
+    allocator(POOLS[pool]())
+    with machine.order(machine.named(order)):
+        got = [
+            cupyconv.conv_backprop_input(x.shape, cupyconv.prepare(w, problem, **how), dy, **rules)
+            for _ in range(2)
+        ]
+        assert all((cupy.asnumpy(one) == cupy.asnumpy(expected)).all() for one in got)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_running_out_of_memory(case):
+    problem, x, w, _, _, how = layer(case)
+    rules = {**problem.keywords, **how}
+    prepared = cupyconv.prepare(w, problem, **how)
+    for name, form in prepared.forms.items():
+
+        def call(name=name):
+            return cupyconv.prepare(w, problem, **how).forms[name].view("u1")
+
+        assert require_recovers(call, cupy.asnumpy(form).view("u1"), name) == len(prepared.forms)
+
+    def forward(w):
+        return lambda: cupyconv.conv_forward(x, w, **rules).view("u1")
+
+    exact = cupy.asnumpy(forward(w)())
+    taken = [require_recovers(forward(one), exact, "forward") for one in (w, prepared)]
+    # A workspace that has nothing else in it is not taken any more.
+    assert taken[0] >= taken[1] >= 1
 
 
 def test_a_captured_call_arranges_nothing():
@@ -120,15 +152,19 @@ def test_a_captured_call_arranges_nothing():
     assert (cupy.asnumpy(out) == expected).all()
 
 
-def test_on_the_other_device_it_is_refused():
+def test_on_the_other_device_it_is_refused(launched):
     problem, _, w, _, _, how = layer("channels first")
     prepared = cupyconv.prepare(w, problem, **how)
+    launched.clear()
     assert repr(prepared).startswith(f"PreparedFilter({'x'.join(map(str, w.shape))} OIHW float16")
     assert runtime.getDeviceCount() == 2
     with cupy.cuda.Device(1):
         x = cupy.zeros(problem.input_shape, "float16")
         with pytest.raises(ConvTypeError, match="w is on device 0, current is 1"):
             cupyconv.conv_forward(x, prepared, **problem.keywords)
+        with pytest.raises(ConvTypeError, match="w is on device 0, current is 1"):
+            cupyconv.prepare(w, problem)
+        assert launched == []
         other = cupyconv.prepare(cupy.asarray(cupy.asnumpy(w)), problem)
         assert other.forms == {}, "its kernels read w as it lies"
         cupyconv.conv_forward(x, other, **problem.keywords)

@@ -1,7 +1,11 @@
-"""On emulated devices, each test is given ones that work."""
+"""What every test here begins and ends with; on emulated devices, each is given ones that work."""
 
 from tests.device import is_running
-from tests.gpu.fixtures import own_cache  # noqa: F401
+from tests.gpu.fixtures import (  # noqa: F401
+    collected_between_tests,
+    nothing_imported_is_collected,
+    own_cache,
+)
 
 if is_running():
     from tests.device.fixtures import working_devices  # noqa: F401

@@ -1,13 +1,34 @@
-"""What tests that measure on a GPU begin with."""
+"""What tests on a GPU begin and end with."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cupyconv import measuring, operations
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_imported_is_collected() -> None:
+    """What the collector goes through after each test is what tests have made."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def collected_between_tests() -> Iterator[None]:
+    """Python's collector comes after the test, and in none.
+
+    What it finds may be arrays of an earlier test.  Their memory would be given back whenever that
+    is: the device waits for all of its work then, a capture fails, a pool has less in use.
+    """
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
 
 
 def as_a_new_process() -> None:

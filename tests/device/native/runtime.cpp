@@ -118,6 +118,9 @@ cudaError_t cudaMalloc(void** pointer, size_t size) {
   if (!size) return *pointer = nullptr, cudaSuccess;
   CALL(cuMemAlloc((CUdeviceptr*)pointer, size));
 }
+cudaError_t cudaMallocManaged(void** pointer, size_t size, unsigned flags) {
+  CALL(cuMemAllocManaged((CUdeviceptr*)pointer, size, flags));
+}
 cudaError_t cudaFree(void* pointer) { CALL(cuMemFree(device(pointer))); }
 cudaError_t cudaMallocAsync(void** pointer, size_t size, cudaStream_t stream) {
   CALL(cuMemAllocAsync((CUdeviceptr*)pointer, size, stream));

@@ -1,4 +1,4 @@
-"""`cupyconv bench`: each pass of a suite of layers, timed against PyTorch."""
+"""`cupyconv bench`: each pass of a suite of layers, timed against other libraries."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ QUICK_CPU_FLOPS = 11e9  # a pass of a quick run on the CPU; a fraction of a seco
 
 def _texts(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
     return tuple(word.strip() for word in (value or "").split(",") if word.strip())
+
+
+def _peers(context: click.Context, option: click.Parameter, value: str | None) -> Any:
+    from cupyconv.bench.peers import PEERS
+
+    if value is None or value.strip() == "none":
+        return None if value is None else ()
+    return configuration.words("peer", lambda: PEERS)(context, option, value)
 
 
 def _layouts() -> tuple[str, ...]:
@@ -90,7 +98,12 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 @click.option("--quick", is_flag=True, help="A chosen few layers, within 2 minutes.")
 @click.option("--seconds", type=float, callback=_positive, help="Of each measurement.")
 @click.option("--minutes", type=float, callback=_positive, help="Of the run; then it reports.")
-@click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
+@click.option(
+    "--peers",
+    metavar="A,B",
+    callback=_peers,
+    help="torch, jax, tensorflow, or none.  [default: on the CPU all, on a GPU torch]",
+)
 @click.option(
     "--json",
     "json_path",
@@ -123,16 +136,17 @@ def command(
     compare: tuple[str, str] | None,
     **options: Any,
 ) -> int:
-    """Time every pass of many layers beside PyTorch.
+    """Time every pass of many layers beside PyTorch, and on the CPU beside JAX and TensorFlow.
 
     \b
     cupyconv bench --quick
     cupyconv bench --suite resnet50,depthwise --dtype float16 --json new.json --plot new.svg
     cupyconv bench --compare old.json new.json
 
-    The report has each pass's share of what the processor reaches at best, and means of the
-    ratios to PyTorch.  Every result is checked before it is timed.  Ctrl-C ends the run with a
-    report of what there is; figures are appended to a log beside the JSON file as they come.
+    Those are used that are installed.  The report has each pass's share of what the processor
+    reaches at best, and means of the ratios to each of them.  Every result is checked before it is
+    timed.  Ctrl-C ends the run with a report of what there is; figures are appended to a log beside
+    the JSON file as they come.
     """
     if compare:
         return _compare(*map(Path, compare), options["json_path"])
@@ -162,7 +176,7 @@ def _measure(
     quick: bool,
     seconds: float | None,
     minutes: float | None,
-    no_torch: bool,
+    peers: tuple[str, ...] | None,
     json_path: str | None,
     csv_path: str | None,
     plot_path: str | None,
@@ -191,7 +205,7 @@ def _measure(
         precision=precision,
         seconds=seconds,
         minutes=minutes,
-        with_peer=not no_torch,
+        peers=peers,
         arguments=tuple(sys.argv[2:]),
     )
     targets = {"json": json_path, "csv": csv_path, "plot": plot_path}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cupyconv.bench import environment, report
+from cupyconv.bench.peers import PEERS
 from cupyconv.bench.report import Score
 from cupyconv.bench.results import Results, newest
 from cupyconv.bench.suites import KINDS
@@ -19,7 +20,7 @@ NOTHING = {
 """What stands in the place of the table of a device, before there is one."""
 
 _COUNTED = "auto"  # the implementation that a user gets
-_COLUMNS = {pass_.replace("_", "-"): pass_ for pass_ in PASSES} | {"all": "all"}
+_PASSES = {pass_.replace("_", "-"): pass_ for pass_ in PASSES}
 
 
 def table(root: Path, device: str) -> str:
@@ -30,23 +31,49 @@ def table(root: Path, device: str) -> str:
 
 def of_results(found: Results) -> str:
     """The table of a run, as Markdown."""
-    pairs = [pair for pair in report.comparisons(found) if pair.row.implementation == _COUNTED]
-    counted = report.scores(pairs)
-    dtypes = dict.fromkeys(pair.row.dtype for pair in pairs)
     lines = [_about(found), ""]
-    if not pairs:
-        return "\n".join([*lines, "PyTorch was not measured beside it."])
-    lines += [f"| dtype | layers | {' | '.join(_COLUMNS)} |", f"|---|---|{'---:|' * len(_COLUMNS)}"]
-    for dtype in dtypes:
+    columns = _columns(found)
+    if not columns:
+        return "\n".join([*lines, "Nothing was measured beside it."])
+    lines += [f"| dtype | layers | {' | '.join(columns)} |", f"|---|---|{'---:|' * len(columns)}"]
+    rows = [row for row in found.rows if row.implementation == _COUNTED]
+    for dtype in dict.fromkeys(row.dtype for row in rows):
         for kind in (*KINDS, "all"):
-            rows = [p.row for p in pairs if p.row.dtype == dtype and kind in (p.row.kind, "all")]
-            if rows:
-                layers = len({row.layer for row in rows})
-                scores = [counted.get((dtype, _COUNTED, kind, one)) for one in _COLUMNS.values()]
+            of_kind = (row for row in rows if row.dtype == dtype and kind in (row.kind, "all"))
+            layers = len({row.layer for row in of_kind})
+            if layers:
+                scores = [column.get((dtype, kind)) for column in columns.values()]
                 lines.append(f"| {dtype} | {kind} ({layers}) | {' | '.join(map(_cell, scores))} |")
     if not found.finished:
         lines += ["", "The run did not come to its end: these are the figures it had."]
     return "\n".join(lines)
+
+
+def _columns(found: Results) -> dict[str, dict[tuple[str, str], Score]]:
+    """Scores by dtype and kind, by the heading of their column.
+
+    Beside the first peer each pass, and each memory order by itself; beside every one all passes.
+    """
+    columns = {}
+    peers = report.measured_peers(found)
+    for peer in peers:
+        scores = report.scores(report.comparisons(found, peer))
+        passes = _PASSES if peer == peers[0] else {}
+        for heading, pass_ in {**passes, "all": "all"}.items():
+            columns[f"{PEERS[peer]}: {heading}"] = _of_pass(scores, pass_)
+    orders = report.layouts(found)
+    for order in orders if peers and len(orders) > 1 else ():
+        scores = report.scores(report.comparisons(found, peers[0], order))
+        columns[f"{PEERS[peers[0]]}: all, {order}"] = _of_pass(scores, "all")
+    return columns
+
+
+def _of_pass(scores: dict[tuple[str, str, str, str], Score], wanted: str) -> dict:
+    return {
+        (dtype, kind): score
+        for (dtype, implementation, kind, pass_), score in scores.items()
+        if (implementation, pass_) == (_COUNTED, wanted)
+    }
 
 
 def _cell(score: Score | None) -> str:
@@ -58,15 +85,17 @@ def _cell(score: Score | None) -> str:
 
 def _about(found: Results) -> str:
     about = found.environment
-    words = {"torch": "PyTorch", "cudnn": "cuDNN", "cupy": "CuPy", "cuda_runtime": "CUDA"}
+    words = {"cudnn": "cuDNN", "cupy": "CuPy", "cuda_runtime": "CUDA"}
     if about.get("device") == "cpu":
-        words = {"torch": "PyTorch", "numpy": "NumPy", "blas": "BLAS"}
+        words = {"numpy": "NumPy", "blas": "BLAS"}
+    words = {peer: PEERS[peer] for peer in report.measured_peers(found)} | words
     versions = [f"{label} {about[word]}" for word, label in words.items() if about.get(word)]
     if about.get("smi"):
         versions.append(f"driver {about['smi'].get('driver_version')}")
         versions.append(f"SM clock up to {about['smi'].get('clocks.max.sm')}")
     return (
-        f"{environment.title(about)} ({', '.join(versions)}): PyTorch's time over cupyconv's, "
-        "geometric means over the layers of a kind, so many of which were measured. Above 1, "
-        "cupyconv is faster; in brackets, how often it is faster, even and slower."
+        f"{environment.title(about)} ({', '.join(versions)}): the time of each over cupyconv's, "
+        "geometric means over the layers of a kind, so many of which were measured; the faster "
+        "memory order counts on either side, or the one that is named. Above 1, cupyconv is "
+        "faster; in brackets, how often it is faster, even and slower."
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -412,7 +414,6 @@ def test_pytorch_computes_each_pass_on_our_memory(torch_peer, rank, layout, dtyp
     sizes, taps = (9, 8, 7)[:rank], (3, 2, 1)[:rank]
     base = ConvProblem((2, 6, *sizes), (4, 3, *taps), groups=2, stride=2, padding=1, dilation=2)
     problem = data.in_layout(base, layout, dtype)
-    logical = data.in_layout(base, "channels_first", dtype)
     (tensors,) = data.random_sets(problem, 1, np)
     with torch_peer.settings("ieee", 1):
         for pass_ in PASSES:
@@ -420,7 +421,8 @@ def test_pytorch_computes_each_pass_on_our_memory(torch_peer, rank, layout, dtyp
             expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
             result = torch_peer.call(problem, pass_, [tensors])(0)
             assert result.numel() == prod(expected.shape)
-            got = checks.result_part(logical, pass_, torch_peer.to_array(result, dtype), part)
+            array = torch_peer.to_array(result, problem, pass_)
+            got = checks.result_part(problem, pass_, array, part)
             assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
             theirs = checks.reference(problem, pass_, tensors, part, torch_peer.exact)
             np.testing.assert_allclose(theirs, expected, rtol=1e-10, atol=1e-10)
@@ -460,3 +462,74 @@ def test_without_pytorch_there_is_no_peer(monkeypatch):
 
     monkeypatch.setattr(peers, "import_module", missing)
     assert peers.find(places.CpuPlace()) == (None, "PyTorch is not installed")
+
+
+# -- JAX and TensorFlow ----------------------------------------------------------------------------
+
+LAYERS = {
+    "one_axis": ConvProblem((2, 6, 9), (4, 6, 3), stride=2, padding=((2, 1),)),
+    "two_axes": ConvProblem((2, 6, 9, 8), (4, 6, 3, 2), stride=(2, 1), padding=((1, 0), (1, 1))),
+    "three_axes": ConvProblem((2, 4, 6, 5, 7), (4, 4, 3, 2, 1), padding=((1, 1), (1, 0), (0, 0))),
+    "dilated": ConvProblem((2, 6, 9, 8), (4, 6, 3, 2), dilation=2, padding=1),
+    "same": ConvProblem((2, 6, 9, 8), (4, 6, 3, 2), stride=2, padding="same"),
+    "grouped": ConvProblem((2, 6, 9, 8), (8, 3, 3, 3), groups=2, padding=1),
+    "depthwise": ConvProblem((2, 6, 9, 8), (12, 1, 3, 3), groups=6, stride=2, padding=1),
+    "signal": ConvProblem((2, 6, 9), (6, 1, 3), groups=6, padding=1),
+}
+
+
+@pytest.mark.parametrize("layout", data.LAYOUTS)
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("name", ["jax", "tensorflow"])
+def test_others_compute_each_pass(name, layer, layout):
+    pytest.importorskip(name)
+    peer, why = peers.find(places.CpuPlace(), name)
+    assert peer is not None, why
+    problem = data.in_layout(LAYERS[layer], layout, "float32")
+    if (name, layout) == ("tensorflow", "channels_first"):
+        assert "channels last" in peer.refuses(problem)
+        return
+    assert peer.refuses(problem) is None
+    (tensors,) = data.random_sets(problem, 1, np)
+    with peer.settings("ieee", 1):
+        for pass_ in PASSES:
+            part = checks.excerpt_of(problem, pass_, 1e9)
+            expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
+            array = peer.to_array(peer.call(problem, pass_, [tensors])(0), problem, pass_)
+            got = checks.result_part(problem, pass_, array, part)
+            assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_jax_computes_each_dtype_and_its_settings_are_put_back(dtype, monkeypatch):
+    jax = pytest.importorskip("jax")
+    monkeypatch.setenv("NPROC", "3")
+    before = jax.config.jax_enable_x64
+    peer, _ = peers.find(places.CpuPlace(), "jax")
+    problem = data.in_layout(LAYERS["two_axes"], "channels_last", dtype)
+    (tensors,) = data.random_sets(problem, 1, np)
+    with peer.settings("ieee", 1):
+        result = peer.to_array(peer.call(problem, "forward", [tensors])(0), problem, "forward")
+    assert result.dtype == numpy_dtype(dtype)
+    assert jax.config.jax_enable_x64 == before
+    assert os.environ["NPROC"] == "3"
+
+
+def test_what_others_cannot_do_is_told():
+    one_tap = ConvProblem((1, 1, 4, 4), (1, 1, 1, 1), stride=2)
+    beyond = ConvProblem((1, 1, 4, 4), (1, 1, 3, 3), padding=3)
+    of_complex_numbers = one_tap.replace(dtype="complex64")
+    jax, tensorflow = peers.JaxPeer(None), peers.TensorFlowPeer(fake_tensorflow())
+    assert "one tap" in tensorflow.refuses(data.in_layout(one_tap, "channels_last", "float32"))
+    assert "beyond the filter" in jax.refuses(beyond)
+    for peer in (jax, tensorflow):
+        assert "complex numbers" in peer.refuses(of_complex_numbers)
+
+
+def fake_tensorflow():
+    return SimpleNamespace(errors=SimpleNamespace(OpError=RuntimeError))
+
+
+def test_others_are_measured_on_the_cpu_only():
+    on_gpu = SimpleNamespace(name="gpu")
+    assert peers.find(on_gpu, "jax") == (None, "JAX is measured on the CPU only")

@@ -12,6 +12,7 @@ import pytest
 from cupyconv import ConvError
 from cupyconv.bench import environment, export, plot, report, results
 from cupyconv.bench.ceilings import Ceiling
+from cupyconv.bench.peers import PEERS
 from cupyconv.bench.results import FirstCall, Log, Note, Results, Row
 from tests import speed_table
 
@@ -115,7 +116,7 @@ def test_the_geometric_mean_is_that_of_ratios():
 
 
 def test_the_faster_memory_order_counts_on_both_sides():
-    pairs = report.comparisons(suite())
+    pairs = report.comparisons(suite(), "torch")
     assert [(pair.row.layer, pair.ratio) for pair in pairs] == [
         ("resnet50-03", 0.5),
         ("resnet50-03", 0.5),
@@ -126,13 +127,90 @@ def test_the_faster_memory_order_counts_on_both_sides():
     assert {pair.peer.layout for pair in pairs} == {"channels_first"}
 
 
+def test_a_memory_order_is_compared_by_itself_where_it_is_asked_for():
+    for layout, expected in (("channels_last", [1.0, 16.0]), ("channels_first", [1 / 6, 8 / 3])):
+        pairs = report.comparisons(suite(), "torch", layout)
+        assert {pair.row.layout for pair in pairs} == {layout}
+        assert {pair.peer.layout for pair in pairs} == {layout}
+        assert [pair.ratio for pair in pairs[::2]] == pytest.approx(expected)
+
+
+def beside_others():
+    """``suite`` with JAX, twice as fast as PyTorch, and TensorFlow, in one order of one layer."""
+    found = suite()
+    theirs = [one for one in found.rows if one.implementation == "torch"]
+    found.rows += [
+        replace(row(microseconds=one.microseconds / 2), **kept(one), implementation="jax")
+        for one in theirs
+    ]
+    found.rows.append(replace(theirs[0], implementation="tensorflow"))
+    return found
+
+
+def kept(one):
+    """What says of which pass of which layer a row is."""
+    names = ("layer", "suite", "kind", "pass_", "layout")
+    return {name: getattr(one, name) for name in names}
+
+
+def test_every_ratio_is_beside_the_peer_that_it_names():
+    found = beside_others()
+    assert report.measured_peers(found) == ["torch", "jax", "tensorflow"]
+    for peer, expected in (
+        ("torch", [0.5, 0.5, 8.0, 8.0]),
+        ("jax", [0.25, 0.25, 4.0, 4.0]),
+        ("tensorflow", [1.0]),
+    ):
+        pairs = report.comparisons(found, peer)
+        assert [pair.ratio for pair in pairs] == pytest.approx(expected)
+        assert {pair.peer.implementation for pair in pairs} == {peer}
+        assert {pair.row.implementation for pair in pairs} == {"auto"}
+    chapters = {chapter.title: chapter for chapter in report.sections(found)}
+    table = chapters["Every pass in float16"]
+    assert table.columns[-3:] == ("PyTorch/ours", "JAX/ours", "TensorFlow/ours")
+    assert [cells[-3:] for cells in table.rows[:2]] == [
+        ("0.50", "0.25", "1.00"),
+        ("0.50", "0.25", "-"),
+    ]
+    assert len(table.rows) == 4
+    for label, mean in (("PyTorch", "2.00"), ("JAX", "1.00"), ("TensorFlow", "1.00")):
+        assert chapters[f"Against {label} in float16, auto"].rows[-1][-2] == mean
+    by_order = chapters["Against JAX in float16, auto, channels_first on either side"]
+    assert by_order.rows[-1][-2] == "0.33"
+
+
+def test_files_and_pictures_say_beside_which_peer():
+    found = beside_others()
+    first = export.to_json(found)["rows"][0]
+    assert [first[f"ratio_to_{peer}"] for peer in PEERS] == pytest.approx([0.5, 0.25, 1.0])
+    assert "PyTorch 50.0 µs" in plot.svg(found)
+    assert "JAX" not in plot.svg(found)
+    found.rows = [one for one in found.rows if one.implementation in ("auto", "jax")]
+    assert "Time of JAX over time of cupyconv" in plot.svg(found)
+    assert "JAX 25.0 µs" in plot.svg(found)
+
+
+def test_the_readme_has_a_column_for_each_peer_and_memory_order():
+    lines = speed_table.of_results(beside_others()).splitlines()
+    assert lines[0].startswith("Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, ")
+    assert lines[2] == (
+        "| dtype | layers | PyTorch: forward | PyTorch: backprop-input "
+        "| PyTorch: backprop-filter | PyTorch: all | JAX: all | TensorFlow: all "
+        "| PyTorch: all, channels_last | PyTorch: all, channels_first |"
+    )
+    assert lines[-1] == (
+        "| float16 | all (2) | 2.00× (1 / 0 / 1) | – | 2.00× (1 / 0 / 1) | 2.00× (2 / 0 / 2) "
+        "| 1.00× (2 / 0 / 2) | 1.00× (0 / 1 / 0) | 4.00× (2 / 2 / 0) | 0.67× (2 / 0 / 2) |"
+    )
+
+
 def test_ratios_of_rows_are_to_pytorchs_fastest():
-    assert report.ratios(suite())[:4] == pytest.approx([0.5, 0.5 / 3, 0.5, 1.0])
-    assert report.ratios(measured(ROW)) == [None]
+    assert report.ratios(suite(), "torch")[:4] == pytest.approx([0.5, 0.5 / 3, 0.5, 1.0])
+    assert report.ratios(suite(), "jax") == [None] * len(suite().rows)
 
 
 def test_tallies_are_by_kind_and_pass():
-    counted = report.scores(report.comparisons(suite()))
+    counted = report.scores(report.comparisons(suite(), "torch"))
     everything = counted["float16", "auto", "all", "all"]
     assert report.geometric_mean(everything.ratios) == pytest.approx(2)
     assert (everything.wins, everything.even, everything.losses) == (2, 0, 2)
@@ -251,7 +329,8 @@ def test_json_comes_back_as_it_was(tmp_path):
     assert results.load(path) == suite()
     content = json.loads(path.read_text())
     assert content["schema"] == results.SCHEMA
-    assert content["rows"][0]["ratio"] == pytest.approx(0.5)
+    assert content["rows"][0]["ratio_to_torch"] == pytest.approx(0.5)
+    assert content["rows"][0]["ratio_to_jax"] is None
     assert content["rows"][0]["roofline_share"] == pytest.approx(0.25)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -379,7 +458,7 @@ def test_pictures_stay_inside_their_frame():
 
 def test_pictures_of_little():
     assert "Nothing was measured" in plot.svg(measured())
-    assert "PyTorch was not measured" in plot.svg(measured(ROW))
+    assert "nothing was measured beside it" in plot.svg(measured(ROW))
     assert "resnet50-03" in plot.svg(measured(row(), row(implementation="torch"), ceilings={}))
 
 
@@ -412,16 +491,21 @@ def test_the_readme_takes_the_newest_run_on_a_gpu(folders, capsys):
     text = speed_table.table(folders, "gpu")
     assert text.splitlines() == [
         "Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, cuDNN 91900, CuPy 14.2.0, driver 580.1, "
-        "SM clock up to 1980): PyTorch's time over cupyconv's, geometric means over the layers "
-        "of a kind, so many of which were measured. Above 1, cupyconv is faster; in brackets, "
-        "how often it is faster, even and slower.",
+        "SM clock up to 1980): the time of each over cupyconv's, geometric means over the layers "
+        "of a kind, so many of which were measured; the faster memory order counts on either "
+        "side, or the one that is named. Above 1, cupyconv is faster; in brackets, how often it "
+        "is faster, even and slower.",
         "",
-        "| dtype | layers | forward | backprop-input | backprop-filter | all |",
-        "|---|---|---:|---:|---:|---:|",
-        "| float16 | dense (1) | 0.50× (0 / 0 / 1) | – | 0.50× (0 / 0 / 1) | 0.50× (0 / 0 / 2) |",
+        "| dtype | layers | PyTorch: forward | PyTorch: backprop-input "
+        "| PyTorch: backprop-filter | PyTorch: all "
+        "| PyTorch: all, channels_last | PyTorch: all, channels_first |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| float16 | dense (1) | 0.50× (0 / 0 / 1) | – | 0.50× (0 / 0 / 1) | 0.50× (0 / 0 / 2) "
+        "| 1.00× (0 / 2 / 0) | 0.17× (0 / 0 / 2) |",
         "| float16 | depthwise (1) | 8.00× (1 / 0 / 0) | – | 8.00× (1 / 0 / 0) "
-        "| 8.00× (2 / 0 / 0) |",
-        "| float16 | all (2) | 2.00× (1 / 0 / 1) | – | 2.00× (1 / 0 / 1) | 2.00× (2 / 0 / 2) |",
+        "| 8.00× (2 / 0 / 0) | 16.00× (2 / 0 / 0) | 2.67× (2 / 0 / 0) |",
+        "| float16 | all (2) | 2.00× (1 / 0 / 1) | – | 2.00× (1 / 0 / 1) | 2.00× (2 / 0 / 2) "
+        "| 4.00× (2 / 2 / 0) | 0.67× (2 / 0 / 2) |",
     ]
     assert "passed over bench-other.json" in capsys.readouterr().err
 
@@ -440,7 +524,7 @@ def test_the_readme_takes_the_run_on_a_cpu(folders):
     export.write_json(measured(*suite().rows, environment=about), folder / "bench-cpu.json")
     first, *_ = speed_table.table(folders, "cpu").splitlines()
     assert first.startswith(
-        "Abacus, 2 threads, 2026-12-01 (PyTorch 2.13.0, NumPy 2.5.0): PyTorch's"
+        "Abacus, 2 threads, 2026-12-01 (PyTorch 2.13.0, NumPy 2.5.0): the time of each"
     )
 
 
@@ -448,7 +532,7 @@ def test_the_readme_says_what_is_missing():
     unfinished = suite()
     unfinished.finished = False
     assert "did not come to its end" in speed_table.of_results(unfinished)
-    assert "PyTorch was not measured" in speed_table.of_results(measured(ROW))
+    assert "Nothing was measured beside it" in speed_table.of_results(measured(ROW))
 
 
 # -- environment -----------------------------------------------------------------------------------

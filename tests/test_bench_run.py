@@ -57,7 +57,7 @@ def small(monkeypatch):
 
 
 def measure(*layers, place=None, log=None, **options):
-    given = {"seconds": 0.002, "with_peer": False, **options}
+    given = {"seconds": 0.002, "peers": (), **options}
     return run(place or places.CpuPlace(), Options(layers, **given), log or Log())
 
 
@@ -66,7 +66,7 @@ def measure(*layers, place=None, log=None, **options):
 
 def test_every_pass_is_checked_and_timed_beside_pytorch():
     pytest.importorskip("torch")
-    found = measure(DENSE, DEPTHWISE, dtypes=("float32", "bfloat16"), with_peer=True)
+    found = measure(DENSE, DEPTHWISE, dtypes=("float32", "bfloat16"), peers=("torch",))
     assert found.finished
     assert not found.failed
     assert not found.skipped
@@ -80,12 +80,33 @@ def test_every_pass_is_checked_and_timed_beside_pytorch():
         assert row.host_microseconds is None
         assert row.kernel == ("numpy" if row.implementation == "auto" else "torch")
     assert set(found.ceilings) == {"float32", "bfloat16"}
-    assert len(report.comparisons(found)) == 2 * 2 * 3
+    assert len(report.comparisons(found, "torch")) == 2 * 2 * 3
+
+
+@pytest.mark.parametrize("name", ["jax", "tensorflow"])
+def test_every_pass_is_checked_and_timed_beside_others(name):
+    pytest.importorskip(name)
+    found = measure(DENSE, DEPTHWISE, peers=(name,))
+    assert not found.failed
+    assert {(r.layer, r.pass_) for r in found.rows if r.implementation == name} == {
+        (layer.name, pass_) for layer in (DENSE, DEPTHWISE) for pass_ in PASSES
+    }
+    assert found.ceilings["float32"].product_by == "numpy"
+
+
+def test_a_peer_that_takes_long_is_named_and_not_timed(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(bench_run, "_SLOWEST_PEER_CALL", 0.0)
+    found = measure(DENSE, peers=("torch",), passes=("forward",), layouts=("channels_last",))
+    assert {row.implementation for row in found.rows} == {"auto"}
+    assert [(note.what, note.reason) for note in found.skipped if note.layer] == [
+        ("torch forward channels_last", "a call takes more than 0 s")
+    ]
 
 
 def test_complex_numbers_are_checked_and_timed_beside_pytorch():
     pytest.importorskip("torch")
-    options = {"layouts": ("channels_last",), "with_peer": True}
+    options = {"layouts": ("channels_last",), "peers": ("torch",)}
     found = measure(DENSE, dtypes=("complex64",), **options)
     assert not found.failed
     assert not found.skipped
@@ -95,15 +116,17 @@ def test_complex_numbers_are_checked_and_timed_beside_pytorch():
     assert {row.flops for row in found.rows} == {4 * DENSE.problem.flops}
 
 
-def test_without_pytorch_ours_is_measured_alone(monkeypatch):
+def test_without_any_peer_ours_is_measured_alone(monkeypatch):
     def missing(_name):
         raise ImportError
 
     monkeypatch.setattr(peers, "import_module", missing)
-    found = measure(DENSE, with_peer=True, dtypes=("float16",))
+    found = measure(DENSE, peers=None, dtypes=("float16",))
     assert {row.implementation for row in found.rows} == {"auto"}
     assert found.ceilings["float16"].product_by == "numpy"
-    assert [note.reason for note in found.skipped] == ["PyTorch is not installed"]
+    assert [note.reason for note in found.skipped] == [
+        f"{label} is not installed" for label in peers.PEERS.values()
+    ]
     assert report.sections(found)
 
 
@@ -164,7 +187,7 @@ def test_a_wrong_pytorch_is_named_and_not_counted(monkeypatch):
         return lambda i: call(i) * 2
 
     monkeypatch.setattr(peers.TorchPeer, "call", wrong)
-    found = measure(DENSE, with_peer=True, passes=("forward",))
+    found = measure(DENSE, peers=("torch",), passes=("forward",))
     assert {row.implementation for row in found.rows} == {"auto"}
     assert not found.failed
     assert {note.what for note in found.skipped} == {
@@ -180,12 +203,12 @@ def test_a_pytorch_that_refuses_is_named(monkeypatch):
         raise RuntimeError("unsupported\nsecond line")
 
     monkeypatch.setattr(peers.TorchPeer, "call", refuse)
-    found = measure(DENSE, with_peer=True, passes=("forward",))
+    found = measure(DENSE, peers=("torch",), passes=("forward",))
     assert [(note.what, note.reason) for note in found.skipped] == [
         ("torch forward", "unsupported")
     ]
     lopsided = ConvProblem((1, 2, 5, 5), (2, 2, 2, 2), padding="same")
-    found = measure(SuiteLayer("lopsided", lopsided), with_peer=True)
+    found = measure(SuiteLayer("lopsided", lopsided), peers=("torch",))
     assert {row.implementation for row in found.rows} == {"auto"}
     assert [note.reason for note in found.skipped] == ["PyTorch pads both sides alike"]
 
@@ -267,7 +290,7 @@ def request_of(implementation):
 
     return {
         "implementation": implementation,
-        "plan": plan(DENSE.problem).to_json(),
+        "plan": plan(data.in_layout(DENSE.problem, data.LAYOUTS[0], "float32")).to_json(),
         "passes": list(PASSES),
         "device": "cpu",
         "precision": "ieee",
@@ -276,14 +299,15 @@ def request_of(implementation):
 
 def test_first_calls_are_timed_in_this_process():
     assert set(first_call.main(json.dumps(request_of("auto")))) == set(PASSES)
-    if peers.find(places.CpuPlace())[0]:
-        found = first_call.main(json.dumps(request_of("torch")))
-        assert all(milliseconds > 0 for milliseconds in found.values())
+    for name in peers.PEERS:
+        if peers.find(places.CpuPlace(), name)[0]:
+            found = first_call.main(json.dumps(request_of(name)))
+            assert all(milliseconds > 0 for milliseconds in found.values())
 
 
 def test_first_calls_in_new_processes(monkeypatch):
     monkeypatch.undo()
-    found = list(first_call.measure(DENSE, "float32", ["forward"], "cpu", with_peer=False))
+    found = list(first_call.measure(DENSE, "float32", ["forward"], "cpu", peers=()))
     assert [(e.implementation, e.cache, e.pass_) for e in found] == [("auto", "", "forward")]
     with pytest.raises(first_call.FirstCallError, match=r"usable GPU|CuPy"):
         list(first_call.measure(DENSE, "float32", ["forward"], "gpu"))
@@ -342,6 +366,7 @@ def test_table_json_csv_and_picture_of_a_models_own_layers(tmp_path, config):
     outcome = cupyconv(
         *("--config", str(config), "--device", "cpu", "--seconds", "0.002"),
         *("--json", str(files[0]), "--csv", str(files[1]), "--plot", str(files[2])),
+        *("--peers", "torch"),
     )
     assert outcome.exit_code == 0, outcome.output
     assert "Measured: 2 layers" in outcome.stdout
@@ -362,13 +387,13 @@ def test_table_json_csv_and_picture_of_a_models_own_layers(tmp_path, config):
 
 def test_json_on_standard_output(config):
     outcome = cupyconv(
-        *("--config", str(config), "--device", "cpu", "--seconds", "0.002", "--no-torch"),
+        *("--config", str(config), "--device", "cpu", "--seconds", "0.002", "--peers", "none"),
         *("--pass", "forward", "--layout", "channels_first", "--json", "-"),
     )
     assert outcome.exit_code == 0, outcome.output
     content = json.loads(outcome.stdout)
     assert [row["pass_"] for row in content["rows"]] == ["forward", "forward"]
-    assert content["rows"][0]["ratio"] is None
+    assert content["rows"][0]["ratio_to_torch"] is None
 
 
 def test_a_quick_run_says_what_it_chose(monkeypatch):
@@ -399,6 +424,7 @@ def test_a_quick_run_says_what_it_chose(monkeypatch):
         (["--pass", "forwards"], "Did you mean 'forward'?"),
         (["--layout", "channels"], "Did you mean 'channels_"),
         (["--precision", "tf23"], "Did you mean 'tf32'?"),
+        (["--peers", "pytorch"], "unknown peer: 'pytorch'"),
         (["--device", "gpus"], "Did you mean 'gpu'?"),
         (["--seconds", "0"], "--seconds must be above 0"),
         (["--minutes", "inf"], "--minutes must be above 0"),
@@ -453,7 +479,7 @@ def test_a_wrong_result_makes_the_exit_code_1(monkeypatch, config):
 
     monkeypatch.setattr(implementations, "pass_call", wrong)
     outcome = cupyconv(
-        "--config", str(config), "--device", "cpu", "--no-torch", "--pass", "forward"
+        "--config", str(config), "--device", "cpu", "--peers", "none", "--pass", "forward"
     )
     assert outcome.exit_code == 1
     assert "Wrong, and so not timed" in outcome.stdout
@@ -471,7 +497,7 @@ def test_an_interrupted_command_reports_and_says_so(monkeypatch, config, tmp_pat
     monkeypatch.setattr(timing, "measure", interrupted)
     path = tmp_path / "new.json"
     outcome = cupyconv(
-        *("--config", str(config), "--device", "cpu", "--no-torch", "--seconds", "0.002"),
+        *("--config", str(config), "--device", "cpu", "--peers", "none", "--seconds", "0.002"),
         *("--json", str(path)),
     )
     assert outcome.exit_code == 130

@@ -129,8 +129,8 @@ def test_figures_go_to_standard_output_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(first_call, "measure", lambda *_, **__: iter(()))
     path = tmp_path / "one.toml"
     path.write_text('input = "1x1x4"\nfilter = "1x1x2"\n')
-    words = ("bench", "--config", str(path), "--no-torch", "--seconds", "0.001", "--device", "cpu")
-    words += ("--pass", "forward", "--layout", "channels_last")
+    words = ("bench", "--config", str(path), "--seconds", "0.001", "--device", "cpu")
+    words += ("--pass", "forward", "--layout", "channels_last", "--peers", "none")
     rows = [line for line in said(*words, "--csv", "-").splitlines() if line[0] != "#"]
     assert rows[0].startswith("layer,suite,")
     assert len(rows) == 2

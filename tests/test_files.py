@@ -27,9 +27,9 @@ WRITERS = {
     "--save": ("grads", *SMALL, "--no-check"),
     "--svg": ("explain", *SMALL),
     "--html": ("explain", *SMALL),
-    "--json": ("bench", "--quick", "--device", "cpu", "--no-torch"),
-    "--csv": ("bench", "--quick", "--device", "cpu", "--no-torch"),
-    "--plot": ("bench", "--quick", "--device", "cpu", "--no-torch"),
+    "--json": ("bench", "--quick", "--device", "cpu", "--peers", "none"),
+    "--csv": ("bench", "--quick", "--device", "cpu", "--peers", "none"),
+    "--plot": ("bench", "--quick", "--device", "cpu", "--peers", "none"),
 }
 """By each option that names a file to write, a command line that has it."""
 

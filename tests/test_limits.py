@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupyconv import ConvProblem
-from cupyconv.bench import peers, places
+from cupyconv.bench import peers, places, timing
 from cupyconv.bench.suites import SuiteLayer
 from cupyconv.problem import PASSES
 from tests.studies import limits
@@ -22,6 +22,8 @@ DEPTHWISE = SuiteLayer(
 @pytest.fixture
 def peer(monkeypatch):
     monkeypatch.setattr(limits, "SECONDS", 0.001)
+    monkeypatch.setattr(timing, "PAUSE", 0.0)
+    monkeypatch.setattr(places, "_MOST_SWEEP_BYTES", 1 << 16)
     found, why_not = peers.find(places.of("cpu"))
     if found is None:
         pytest.skip(why_not)
@@ -30,7 +32,7 @@ def peer(monkeypatch):
 
 def test_every_pass_has_its_share_and_its_limit(peer):
     matmul, einsum = np.matmul, np.einsum
-    shares = limits.measure([DENSE, DEPTHWISE], peer)
+    shares = limits.measure([DENSE, DEPTHWISE], places.of("cpu"), peer)
     assert (np.matmul, np.einsum) == (matmul, einsum)
     assert [(share.layer, share.pass_) for share in shares] == [
         (layer.name, pass_) for layer in (DENSE, DEPTHWISE) for pass_ in PASSES

@@ -1,10 +1,10 @@
-"""Measuring each pass against PyTorch and against what the processor can do.
+"""Measuring each pass against other libraries and against what the processor can do.
 
 suites        which layers
 timing        how long a call takes
 places        the CPU or a GPU: its memory and its clock
 data          random tensors of a layer, in a memory order
-implementations, peers    ours and PyTorch's, as calls
+implementations, peers    ours and other libraries', as calls
 checks        is a result right; nothing is timed before it is
 ceilings      the rates of a large matrix product and a large copy
 ecosystem     what a call through PyTorch and a layer on Dask cost

@@ -55,6 +55,8 @@ def describe(
         "numpy": np.__version__,
         "blas": blas(),
         "torch": version("torch"),
+        "jax": version("jax"),
+        "tensorflow": version("tensorflow") or version("tensorflow-cpu"),
         **(gpu(place) if isinstance(place, GpuPlace) else {}),
     }
 

@@ -11,15 +11,19 @@ from typing import Any
 
 from cupyconv import files
 from cupyconv.bench import report
+from cupyconv.bench.peers import PEERS
 from cupyconv.bench.results import KIND, SCHEMA, Results, Row
 
-DERIVED = ("tflops", "gbps", "roofline_share", "ratio")
+_RATIOS = {peer: f"ratio_to_{peer}" for peer in PEERS}
+
+DERIVED = ("tflops", "gbps", "roofline_share", *_RATIOS.values())
 """Columns beside those of Row: TFLOP/s, GB/s, 1 at the roofline, and above 1 where it is faster
-than PyTorch."""
+than each peer."""
 
 
 def to_json(results: Results) -> dict[str, Any]:
     """Everything as one JSON object."""
+    ratios = {name: report.ratios(results, peer) for peer, name in _RATIOS.items()}
     return {
         "schema": SCHEMA,
         "is": KIND,
@@ -33,9 +37,9 @@ def to_json(results: Results) -> dict[str, Any]:
                 "tflops": row.tflops,
                 "gbps": row.gbps,
                 "roofline_share": report.roofline_share(results, row),
-                "ratio": ratio,
+                **{name: found[number] for name, found in ratios.items()},
             }
-            for row, ratio in zip(results.rows, report.ratios(results), strict=True)
+            for number, row in enumerate(results.rows)
         ],
         "skipped": [asdict(note) for note in results.skipped],
         "failed": [asdict(note) for note in results.failed],

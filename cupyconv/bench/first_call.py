@@ -3,7 +3,8 @@
     python -m cupyconv.bench.first_call '{"implementation": "auto", ...}'
 
 prints milliseconds by pass.  Imports and the GPU's context come before; what is left is loading
-or compiling kernels, for PyTorch loading cuDNN and trying its algorithms.
+or compiling kernels, for PyTorch loading cuDNN and trying its algorithms, for JAX and TensorFlow
+compiling a function.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from cupyconv.bench import data, peers, places
+from cupyconv.bench import data, places
 from cupyconv.bench.implementations import pass_call
+from cupyconv.bench.peers import PEERS, find
 from cupyconv.bench.results import FirstCall
 from cupyconv.bench.suites import SuiteLayer
 from cupyconv.gpu.compiler import CACHE_VARIABLE
@@ -40,9 +42,9 @@ def measure(
     *,
     implementation: str = "auto",
     precision: str = "ieee",
-    with_peer: bool = True,
+    peers: Iterable[str] = ("torch",),
 ) -> Iterator[FirstCall]:
-    """Times of the first call of each pass: ours with a cold and a warm kernel cache, PyTorch's.
+    """Times of the first call of each pass: ours with a cold and a warm kernel cache, the peers'.
 
     Raises:
         FirstCallError: a process failed.
@@ -60,9 +62,9 @@ def measure(
         for cache in ("cold", "warm") if device == "gpu" else ("",):
             for pass_, milliseconds in _in_new_process(request, empty).items():
                 yield FirstCall(implementation, layer.name, dtype, cache, pass_, milliseconds)
-        if with_peer:
-            for pass_, ms in _in_new_process({**request, "implementation": peers.NAME}, "").items():
-                yield FirstCall(peers.NAME, layer.name, dtype, "", pass_, ms)
+        for peer in peers:
+            for pass_, ms in _in_new_process({**request, "implementation": peer}, "").items():
+                yield FirstCall(peer, layer.name, dtype, "", pass_, ms)
 
 
 def _in_new_process(request: dict[str, Any], cache_directory: str) -> dict[str, float]:
@@ -88,7 +90,7 @@ def main(text: str) -> dict[str, float]:
     place = places.of(request["device"])
     precision, implementation = request["precision"], request["implementation"]
     sets = data.random_sets(problem, 1, place.xp)
-    peer = peers.find(place)[0] if implementation == peers.NAME else None
+    peer = find(place, implementation)[0] if implementation in PEERS else None
     found = {}
     with peer.settings(precision) if peer else nullcontext():
         place.synchronize()

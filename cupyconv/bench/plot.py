@@ -1,6 +1,6 @@
-"""A run as one SVG picture: for each dtype a roofline of every pass, and the ratios to PyTorch.
+"""A run as one SVG picture: for each dtype a roofline of every pass, and the ratios to a peer.
 
-Lengths are in pixels.
+The peer is PyTorch, or where that was not measured another one that was.  Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from math import ceil, floor, log2, log10
 
 from cupyconv.bench import environment, report
 from cupyconv.bench.ceilings import Ceiling
-from cupyconv.bench.report import PEER, Comparison
+from cupyconv.bench.peers import PEERS
+from cupyconv.bench.report import Comparison
 from cupyconv.bench.results import Results, Row
 from cupyconv.bench.suites import KINDS
 from cupyconv.problem import PASSES
@@ -73,7 +74,7 @@ def _head(canvas: Canvas, results: Results, top: float) -> float:
         f"{label} {found[word]}"
         for word, label in (
             ("cupyconv", "cupyconv"),
-            ("torch", "PyTorch"),
+            *PEERS.items(),
             ("cudnn", "cuDNN"),
             ("cupy", "CuPy"),
             ("numpy", "NumPy"),
@@ -89,9 +90,10 @@ def _head(canvas: Canvas, results: Results, top: float) -> float:
 def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
     """Both charts of a dtype; returns where they end."""
     fastest = [row for row in report.best(results.rows).values() if row.dtype == dtype]
-    names = dict.fromkeys(row.implementation for row in fastest if row.implementation != PEER)
-    ours = next(iter(names), PEER)
-    shown = [row for row in fastest if row.implementation in (ours, PEER)]
+    names = dict.fromkeys(row.implementation for row in fastest)
+    ours = next((name for name in names if name not in PEERS), None)
+    peer = next((name for name in PEERS if name in names), None)
+    shown = [row for row in fastest if row.implementation in (ours, peer)]
     passes = [pass_ for pass_ in PASSES if any(row.pass_ == pass_ for row in shown)]
     _text(canvas, MARGIN, top + 22, dtype, 18, weight="bold")
     ceiling = results.ceilings.get(dtype)
@@ -99,12 +101,12 @@ def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
         top = _rooflines(canvas, ceiling, shown, passes, top + 34)
     pairs = [
         pair
-        for pair in report.comparisons(results)
+        for pair in (report.comparisons(results, peer) if peer else [])
         if (pair.row.dtype, pair.row.implementation) == (dtype, ours)
     ]
     if pairs:
         return _bars(canvas, pairs, passes, top + 34)
-    _text(canvas, MARGIN, top + 40, "No ratios: PyTorch was not measured.", 13, color=SOFT)
+    _text(canvas, MARGIN, top + 40, "No ratios: nothing was measured beside it.", 13, color=SOFT)
     return top + 60
 
 
@@ -164,8 +166,8 @@ def _rooflines(
 
 
 def _point(canvas: Canvas, row: Row, x: Scale, y: Scale, unit: float) -> None:
-    ours = row.implementation != PEER
-    what = "cupyconv" if ours else "PyTorch"
+    ours = row.implementation not in PEERS
+    what = PEERS.get(row.implementation, "cupyconv")
     rate = row.tflops * 1e12 / unit
     text = f"{row.layer}, {what}: {rate:.3g}, {row.microseconds:,.1f} µs"
     _dot(canvas, x(row.flops / row.bytes), y(rate), ours=ours, title=text, fill_opacity=0.8)
@@ -174,7 +176,7 @@ def _point(canvas: Canvas, row: Row, x: Scale, y: Scale, unit: float) -> None:
 def _dot(
     canvas: Canvas, x: float, y: float, *, ours: bool, title: str = "", fill_opacity: float = 1
 ) -> None:
-    """A point of ours, or a ring of PyTorch's."""
+    """A point of ours, or a ring of the peer's."""
     style: dict[str, str | float] = {"r": 4, "fill": "none", "stroke": OTHER, "stroke_width": 1.4}
     if ours:
         style = {"r": 3.4, "fill": OURS, "fill_opacity": fill_opacity}
@@ -183,13 +185,10 @@ def _dot(
 
 def _legend(canvas: Canvas, rows: Sequence[Row], ceilings: tuple[str, str], top: float) -> None:
     left = MARGIN
-    if any(row.implementation != PEER for row in rows):
-        _dot(canvas, left + 5, top, ours=True)
-        _text(canvas, left + 16, top + 4, "cupyconv", 12)
-        top += 20
-    if any(row.implementation == PEER for row in rows):
-        _dot(canvas, left + 5, top, ours=False)
-        _text(canvas, left + 16, top + 4, "PyTorch", 12)
+    names = {row.implementation for row in rows}
+    for name in dict.fromkeys(PEERS.get(name, "cupyconv") for name in sorted(names)):
+        _dot(canvas, left + 5, top, ours=name == "cupyconv")
+        _text(canvas, left + 16, top + 4, name, 12)
         top += 20
     _line(canvas, left - 1, top, left + 11, top, INK, 1.5)
     _text(canvas, left + 16, top + 4, "measured ceilings:", 12)
@@ -206,7 +205,8 @@ def _bars(canvas: Canvas, pairs: Sequence[Comparison], passes: Sequence[str], to
     ratios = [pair.ratio for pair in pairs]
     low = 2.0 ** min(floor(log2(min(ratios))), -1)
     high = 2.0 ** max(ceil(log2(max(ratios))), 1)
-    title = "Time of PyTorch over time of cupyconv: right of 1, cupyconv is faster"
+    peer = PEERS[pairs[0].peer.implementation]
+    title = f"Time of {peer} over time of cupyconv: right of 1, cupyconv is faster"
     _text(canvas, MARGIN, top, title, 13, weight="bold")
     lines: list[tuple[str, str]] = []
     for kind in kinds:
@@ -242,7 +242,7 @@ def _bar(canvas: Canvas, pair: Comparison, scale: Scale, y: float) -> None:
     color = OURS if pair.ratio >= 1 else SLOWER
     text = (
         f"{pair.row.layer}: {pair.row.microseconds:,.1f} µs, "
-        f"PyTorch {pair.peer.microseconds:,.1f} µs"
+        f"{PEERS[pair.peer.implementation]} {pair.peer.microseconds:,.1f} µs"
     )
     canvas.rect(left, y + 2, width, BAR_HEIGHT - 4, title=text, fill=color)
     # The number stands at the bar's end, or inside where it would leave the panel.

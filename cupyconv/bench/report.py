@@ -8,14 +8,14 @@ from math import exp, log
 from statistics import median
 
 from cupyconv.bench import environment
+from cupyconv.bench.peers import PEERS
 from cupyconv.bench.results import Note, Results, Row
 from cupyconv.bench.suites import KINDS
 from cupyconv.markup import UNBOUND, Table
 from cupyconv.problem import PASSES
 
-PEER = "torch"
 SLOWEST = 10
-"""Rows of the table of the slowest against PyTorch."""
+"""Rows of the table of the slowest against each peer."""
 
 PASS_WORDS = {
     "forward": "forward",
@@ -47,14 +47,14 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The fastest of our memory orders beside the fastest of PyTorch's."""
+    """The fastest of our memory orders beside the fastest of a peer's."""
 
     row: Row
     peer: Row
 
     @property
     def ratio(self) -> float:
-        """PyTorch's time over ours: above 1, ours is faster."""
+        """The peer's time over ours: above 1, ours is faster."""
         return self.peer.microseconds / self.row.microseconds
 
     @property
@@ -100,24 +100,39 @@ def best(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Row]:
     return found
 
 
-def comparisons(results: Results) -> list[Comparison]:
-    """Ours with PyTorch's, where there are both; in the order that was asked for."""
-    fastest = best(results.rows)
+def measured_peers(results: Results) -> list[str]:
+    """Those of PEERS that have a row."""
+    names = {row.implementation for row in results.rows}
+    return [peer for peer in PEERS if peer in names]
+
+
+def layouts(results: Results) -> list[str]:
+    """The memory orders that were measured."""
+    return list(dict.fromkeys(row.layout for row in results.rows))
+
+
+def comparisons(results: Results, peer: str, layout: str | None = None) -> list[Comparison]:
+    """Ours with a peer's, where there are both; in the order that was asked for.
+
+    Args:
+        layout: the memory order of both; None for the faster one on either side.
+    """
+    fastest = best(row for row in results.rows if layout in (None, row.layout))
     pairs = [
-        Comparison(row, fastest[dtype, layer, pass_, PEER])
+        Comparison(row, fastest[dtype, layer, pass_, peer])
         for (dtype, layer, pass_, implementation), row in fastest.items()
-        if implementation != PEER and (dtype, layer, pass_, PEER) in fastest
+        if implementation not in PEERS and (dtype, layer, pass_, peer) in fastest
     ]
     return sorted(pairs, key=lambda pair: _order(results, pair.row))
 
 
-def ratios(results: Results) -> list[float | None]:
-    """For each row, the time of PyTorch's fastest over its own; None without PyTorch."""
+def ratios(results: Results, peer: str) -> list[float | None]:
+    """For each row, the time of the peer's fastest over its own; None without the peer."""
     fastest = best(results.rows)
     found: list[float | None] = []
     for row in results.rows:
-        peer = fastest.get((row.dtype, row.layer, row.pass_, PEER))
-        found.append(None if peer is None else peer.microseconds / row.microseconds)
+        theirs = fastest.get((row.dtype, row.layer, row.pass_, peer))
+        found.append(None if theirs is None else theirs.microseconds / row.microseconds)
     return found
 
 
@@ -162,14 +177,13 @@ def _order(results: Results, row: Row) -> tuple[int, int, int, str]:
 
 def sections(results: Results) -> list[Chapter]:
     """Everything worth saying about a run, the sum of it last."""
-    pairs = comparisons(results)
     everything = [
         *_measured(results),
         _per_call(results),
         _notes("Not measured", results.skipped),
         _notes("Wrong, and so not timed", results.failed),
-        *_slowest(pairs),
-        *_means(pairs),
+        *_slowest(results),
+        *_means(results),
         _conditions(results),
     ]
     return [section for section in everything if section.rows or section.lines]
@@ -177,16 +191,16 @@ def sections(results: Results) -> list[Chapter]:
 
 def summary(results: Results) -> list[Chapter]:
     """The sum of a run: means, wins and losses, and what it was measured on."""
-    return [*_means(comparisons(results)), _conditions(results)]
+    return [*_means(results), _conditions(results)]
 
 
 def _measured(results: Results) -> list[Chapter]:
     """One table for each dtype."""
-    fastest = best(results.rows)
+    fastest, peers = best(results.rows), measured_peers(results)
     tables: dict[str, list[tuple[str, ...]]] = {}
-    ours = [row for row in fastest.values() if row.implementation != PEER]
+    ours = [row for row in fastest.values() if row.implementation not in PEERS]
     for row in sorted(ours, key=lambda row: _order(results, row)):
-        peer = fastest.get((row.dtype, row.layer, row.pass_, PEER))
+        beside = [fastest.get((row.dtype, row.layer, row.pass_, peer)) for peer in peers]
         share = roofline_share(results, row)
         kernel, _, _tile = row.kernel.partition(" ")
         cells = (
@@ -198,15 +212,15 @@ def _measured(results: Results) -> list[Chapter]:
             number(row.tflops),
             number(row.gbps),
             "-" if share is None else f"{share:.0%}",
-            number(peer.microseconds) if peer else "-",
-            f"{Comparison(row, peer).ratio:.2f}" if peer else "-",
+            *(f"{Comparison(row, peer).ratio:.2f}" if peer else "-" for peer in beside),
         )
         tables.setdefault(row.dtype, []).append(cells)
-    columns = ("layer", "pass", "kernel", "µs", "±", "TFLOP/s", "GB/s", "roof", "PyTorch", "ratio")
+    labels = [f"{PEERS[peer]}/ours" for peer in peers]
+    columns = ("layer", "pass", "kernel", "µs", "±", "TFLOP/s", "GB/s", "roof", *labels)
     lines = (
         "µs of a call from a cold cache, of a GPU the median and of a CPU the best, ± half the",
-        "spread; the faster memory order counts, for PyTorch too. roof: share of the roofline.",
-        "ratio: PyTorch's time over ours; above 1, cupyconv is faster.",
+        "spread; the faster memory order counts, on either side. roof: share of the roofline.",
+        *(["/ours: a peer's time over ours; above 1, cupyconv is faster."] if peers else []),
     )
     return [
         Chapter(f"Every pass in {dtype}", lines, columns, tuple(rows), ("layer", "pass", "kernel"))
@@ -214,9 +228,21 @@ def _measured(results: Results) -> list[Chapter]:
     ]
 
 
-def _means(pairs: Sequence[Comparison]) -> list[Chapter]:
+def _means(results: Results) -> list[Chapter]:
+    """Tables beside each peer: of the faster memory order, and of each order by itself."""
+    orders = layouts(results)
+    return [
+        table
+        for peer in measured_peers(results)
+        for layout in (None, *(orders if len(orders) > 1 else ()))
+        for table in _means_of(comparisons(results, peer, layout), PEERS[peer], layout)
+    ]
+
+
+def _means_of(pairs: Sequence[Comparison], label: str, layout: str | None) -> list[Chapter]:
     counted = scores(pairs)
     found = []
+    order = f", {layout} on either side" if layout else ""
     for dtype, implementation in dict.fromkeys((key[0], key[1]) for key in counted):
         table = []
         for kind in (*KINDS, "all"):
@@ -239,8 +265,8 @@ def _means(pairs: Sequence[Comparison]) -> list[Chapter]:
         passes = [PASS_WORDS[pass_] for pass_ in PASSES]
         found.append(
             Chapter(
-                f"Against PyTorch in {dtype}, {implementation}",
-                ("Geometric means of PyTorch's time over ours; even: the spreads meet.",),
+                f"Against {label} in {dtype}, {implementation}{order}",
+                (f"Geometric means of {label}'s time over ours; even: the spreads meet.",),
                 ("kind", "layers", *passes, "all", "faster/even/slower"),
                 tuple(table),
                 ("kind",),
@@ -249,23 +275,28 @@ def _means(pairs: Sequence[Comparison]) -> list[Chapter]:
     return found
 
 
-def _slowest(pairs: Sequence[Comparison]) -> list[Chapter]:
-    slower = sorted((pair for pair in pairs if pair.ratio < 1), key=lambda pair: pair.ratio)
-    rows = tuple(
-        (
-            pair.row.layer,
-            PASS_WORDS[pair.row.pass_],
-            pair.row.dtype,
-            pair.row.implementation,
-            number(pair.row.microseconds),
-            number(pair.peer.microseconds),
-            f"{pair.ratio:.2f}",
-        )
-        for pair in slower[:SLOWEST]
-    )
-    columns = ("layer", "pass", "dtype", "implementation", "µs", "PyTorch µs", "ratio")
+def _slowest(results: Results) -> list[Chapter]:
     left = ("layer", "pass", "dtype", "implementation")
-    return [Chapter("Slowest against PyTorch", (), columns, rows, left)] if rows else []
+    found = []
+    for peer in measured_peers(results):
+        label, pairs = PEERS[peer], comparisons(results, peer)
+        slower = sorted((pair for pair in pairs if pair.ratio < 1), key=lambda pair: pair.ratio)
+        rows = tuple(
+            (
+                pair.row.layer,
+                PASS_WORDS[pair.row.pass_],
+                pair.row.dtype,
+                pair.row.implementation,
+                number(pair.row.microseconds),
+                number(pair.peer.microseconds),
+                f"{pair.ratio:.2f}",
+            )
+            for pair in slower[:SLOWEST]
+        )
+        if rows:
+            columns = (*left, "µs", f"{label} µs", f"{label}/ours")
+            found.append(Chapter(f"Slowest against {label}", (), columns, rows, left))
+    return found
 
 
 def _per_call(results: Results) -> Chapter:
@@ -308,7 +339,7 @@ def _notes(title: str, notes: Sequence[Note]) -> Chapter:
 def _conditions(results: Results) -> Chapter:
     found = results.environment
     lines = [environment.title(found)]
-    words = ("cupyconv", "commit", "cupy", "cuda_runtime", "torch", "cudnn", "numpy", "blas")
+    words = ("cupyconv", "commit", "cupy", "cuda_runtime", *PEERS, "cudnn", "numpy", "blas")
     named = [f"{word} {found[word]}" for word in words if found.get(word)]
     if found.get("smi"):
         smi = found["smi"]
@@ -383,7 +414,7 @@ def _unshared(before: dict, after: dict) -> list[str]:
 
 def _differences(old: Results, new: Results) -> list[str]:
     """What makes the two runs hard to compare."""
-    words = ("gpu", "cpu", "threads", "cuda_runtime", "cupy", "torch", "cudnn", "numpy")
+    words = ("gpu", "cpu", "threads", "cuda_runtime", "cupy", *PEERS, "cudnn", "numpy")
     found = []
     for word in words:
         was, now = old.environment.get(word), new.environment.get(word)

@@ -31,7 +31,7 @@ class Row:
     Attributes:
         layer, suite, kind: its name, and what it belongs to.
         pass_: "forward", "backprop_input" or "backprop_filter".
-        implementation: as it was asked for, such as "auto"; "torch" for PyTorch.
+        implementation: as it was asked for, such as "auto"; or one of peers.PEERS.
         kernel: what "auto" was, with its tile.
         layout: "channels_last" or "channels_first".
         microseconds, low, high: of a call and its spread, in µs, as ``timing.Timing`` has them.
@@ -90,7 +90,7 @@ class FirstCall:
     """Milliseconds until a new process has its first result, its imports and CUDA context ready.
 
     Attributes:
-        cache: "cold" without compiled kernels on disk, "warm" with them; "" for PyTorch.
+        cache: "cold" without compiled kernels on disk, "warm" with them; "" for a peer.
     """
 
     implementation: str

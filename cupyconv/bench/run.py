@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from cupyconv import formats
 from cupyconv.bench import (
     ceilings,
     checks,
@@ -42,6 +41,7 @@ _NUMPY_IMPL = {"cpu": "reference", "gpu": "numpy"}
 _SETS_BYTES = 1 << 30  # of operands: calls on more take too long to be put in a row
 _FEWEST_CALLS = 7  # of an implementation that is checked and timed, however slow
 _FIRST_CALL_SECONDS = 60  # that must be left for measuring first calls
+_SLOWEST_PEER_CALL = 10.0  # s; one that takes longer is named, not timed
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Options:
     Attributes:
         layers: in the order of the report; they are measured in ``suites.fair_order``.
         impls: our implementations, as ``impl`` takes them.
-        layouts: memory orders; the fastest counts, for PyTorch as for us.
+        layouts: memory orders; the fastest counts, for the peers as for us.
         seconds: of each measurement; None for SECONDS.
         minutes: of the run, shared by the dtypes; layers that do not fit in are named.
-        with_peer: whether to measure PyTorch.
+        peers: what to measure beside ours, of PEERS; None for all of the place's.
         first_calls: whether to measure first calls in new processes.
         arguments: of the command line, for the record.
     """
@@ -67,7 +67,7 @@ class Options:
     precision: str = "ieee"
     seconds: float | None = None
     minutes: float | None = None
-    with_peer: bool = True
+    peers: tuple[str, ...] | None = None
     first_calls: bool = True
     arguments: tuple[str, ...] = ()
 
@@ -96,13 +96,19 @@ def run(
         log: takes every figure as soon as there is one; closed at the end.
         advance: called after each layer of each dtype.
     """
-    peer, why_not = peers.find(place) if options.with_peer else (None, "left out as asked for")
+    names = peers.NAMES[place.name] if options.peers is None else options.peers
     try:
         log.start(environment.describe(place, options.arguments), options.record())
-        if peer is None:
-            log.skip(Note("", "", peers.NAME, why_not))
-        with peer.settings(options.precision, environment.threads()) if peer else nullcontext():
-            _Run(place, options, log, peer, advance).everything()
+        found: list[peers.Peer] = []
+        with ExitStack() as settings:
+            for name in names:
+                peer, why_not = peers.find(place, name)
+                if peer is None:
+                    log.skip(Note("", "", name, why_not))
+                    continue
+                settings.enter_context(peer.settings(options.precision, environment.threads()))
+                found.append(peer)
+            _Run(place, options, log, found, advance).everything()
         log.finish()
     except KeyboardInterrupt:
         log.skip(Note("", "", "the rest", "interrupted"))
@@ -143,9 +149,14 @@ class _Run:
     place: Place
     options: Options
     log: Log
-    peer: peers.TorchPeer | None
+    beside: list[peers.Peer]
     advance: Callable[[], None]
     started: float = field(default_factory=perf_counter)
+
+    @property
+    def torch(self) -> peers.TorchPeer | None:
+        """PyTorch, which computes references and the roofline too."""
+        return next((peer for peer in self.beside if isinstance(peer, peers.TorchPeer)), None)
 
     def everything(self) -> None:
         options = self.options
@@ -166,7 +177,7 @@ class _Run:
     def _ceiling(self, dtype: str) -> Ceiling | None:
         """That of a dtype; None, which the report says, where nothing at hand can measure it."""
         try:
-            ceiling = ceilings.measure(self.place, dtype, self.peer, self._seconds())
+            ceiling = ceilings.measure(self.place, dtype, self.torch, self._seconds())
         except ceilings.NoCeilingError as error:
             self.log.skip(Note("all layers", dtype, "the roofline", str(error)))
             return None
@@ -195,7 +206,7 @@ class _Run:
                 self.place.name,
                 implementation=options.impls[0],
                 precision=options.precision,
-                with_peer=self.peer is not None and self.peer.refuses(layer.problem) is None,
+                peers=[peer.name for peer in self.beside if peer.refuses(layer.problem) is None],
             ):
                 self.log.first_call(entry)
         except first_call.FirstCallError as error:
@@ -231,7 +242,7 @@ class _Run:
         if until is None:
             return None
         left = until - perf_counter()
-        measured = len(self.options.impls) + (self.peer is not None)
+        measured = len(self.options.impls) + len(self.beside)
         calls = measured * _FEWEST_CALLS * len(self.options.passes) * len(self.options.layouts)
         if left <= 0:
             return "no time left"
@@ -243,27 +254,32 @@ class _Run:
         return None
 
     def _needed_bytes(self, problem: ConvProblem) -> int:
-        """One set of operands, a result of ours and one of PyTorch's, and float64 for the check."""
+        """Sets of operands, a result of ours and one of a peer's, and float64 for the check."""
         _, most_flops = self._referee(problem)
         share = max(
             checks.excerpt_of(problem, pass_, most_flops).share for pass_ in self.options.passes
         )
         wide = "complex128" if problem.is_complex else "float64"
         wide_bytes = problem.bytes * ITEMSIZE[wide] / ITEMSIZE[problem.dtype]
-        return 3 * problem.bytes + round(3 * share * wide_bytes)
+        return (2 + self._copies) * problem.bytes + round(3 * share * wide_bytes)
+
+    @property
+    def _copies(self) -> int:
+        """Of each set of operands, ours and those of the peers that need their own."""
+        return 1 + sum(peer.copies for peer in self.beside)
 
     def _referee(self, problem: ConvProblem) -> tuple[checks.Exact, float]:
         """What computes the reference of a problem, and the FLOPs that it may take for it."""
         name = self.place.name
-        if self.peer is not None and self.peer.refuses(problem) is None:
-            return self.peer.exact, _TORCH_FLOPS[name]
+        if self.torch is not None and self.torch.refuses(problem) is None:
+            return self.torch.exact, _TORCH_FLOPS[name]
         return checks.numpy_exact(self.place, _NUMPY_IMPL[name]), _NUMPY_FLOPS[name]
 
     def _measure_layer(self, layer: SuiteLayer, dtype: str) -> None:
         options, xp = self.options, self.place.xp
         problem = data.in_layout(layer.problem, options.layouts[0], dtype)
         exact, most_flops = self._referee(problem)
-        room = (self.place.free_bytes() - self._needed_bytes(problem)) // 2
+        room = (self.place.free_bytes() - self._needed_bytes(problem)) // (2 * self._copies)
         wanted = min(max(_SETS_BYTES // problem.bytes, 2), self.place.most_sets)
         count = max(min(1 + room // problem.bytes, wanted), 1)
         sets = data.random_sets(problem, count, xp)
@@ -292,7 +308,7 @@ class _Run:
                 continue
             what = f"{candidate.name} {task.pass_} {task.layout}"
             note = self._note(task, what, _off(candidate.verdict))
-            (self.log.skip if candidate.name == peers.NAME else self.log.fail)(note)
+            (self.log.skip if candidate.name in peers.PEERS else self.log.fail)(note)
         if not good:
             return
         calls = {name: candidate.call for name, candidate in good.items()}
@@ -332,18 +348,25 @@ class _Run:
                 self.log.skip(self._note(task, impl, error.values))
             except CupyconvError as error:
                 self.log.fail(self._note(task, f"{impl} {task.pass_}", _line(error)))
-        if self.peer is None:
-            return
-        refusal = self.peer.refuses(task.problem)
-        if refusal is not None:
-            self.log.skip(self._note(task, peers.NAME, refusal))
-            return
-        try:
-            yield self._theirs(task, self.peer)
-        except (RuntimeError, NotImplementedError) as error:
-            if _is_memory_error(error):
-                raise
-            self.log.skip(self._note(task, f"{peers.NAME} {task.pass_}", _line(error)))
+        for peer in self.beside:
+            refusal = peer.refuses(task.problem)
+            if refusal is not None:
+                self.log.skip(self._note(task, peer.name, refusal))
+                continue
+            try:
+                started = perf_counter()
+                candidate = self._theirs(task, peer)
+                took = perf_counter() - started
+            except peer.errors as error:
+                if _is_memory_error(error):
+                    raise
+                self.log.skip(self._note(task, f"{peer.name} {task.pass_}", _line(error)))
+                continue
+            if took > _SLOWEST_PEER_CALL:
+                reason = f"a call takes more than {_SLOWEST_PEER_CALL:g} s"
+                self.log.skip(self._note(task, f"{peer.name} {task.pass_} {task.layout}", reason))
+                continue
+            yield candidate
 
     def _ours(self, task: _Task, impl: str) -> _Candidate:
         problem, pass_ = task.problem, task.pass_
@@ -353,36 +376,28 @@ class _Run:
             impl,
             f"{chosen.implementation} {chosen.tile or ''}".rstrip(),
             call,
-            self._verdict(task, problem, call(0)),
+            self._verdict(task, call(0)),
             chosen.workspace_bytes if self.place.name == "gpu" else None,
         )
 
-    def _theirs(self, task: _Task, peer: peers.TorchPeer) -> _Candidate:
+    def _theirs(self, task: _Task, peer: peers.Peer) -> _Candidate:
         call = peer.call(task.problem, task.pass_, task.sets)
         workspace = peer.workspace_bytes(call)
-        result = peer.to_array(call(0), task.problem.dtype)
-        # The axes of PyTorch's results are in one order, whatever the order in memory.
-        logical = data.in_layout(task.problem, formats.CHANNELS_FIRST, task.problem.dtype)
-        return _Candidate(
-            peers.NAME,
-            peers.NAME,
-            call,
-            self._verdict(task, logical, result),
-            workspace,
-        )
+        result = peer.to_array(call(0), task.problem, task.pass_)
+        return _Candidate(peer.name, peer.name, call, self._verdict(task, result), workspace)
 
-    def _verdict(self, task: _Task, problem: ConvProblem, result: Any) -> checks.Verdict:
-        """On a whole result in the memory order of ``problem``."""
-        limit = checks.bound(problem, task.pass_, self.options.precision)
-        part = checks.result_part(problem, task.pass_, result, task.part)
+    def _verdict(self, task: _Task, result: Any) -> checks.Verdict:
+        """On a whole result."""
+        limit = checks.bound(task.problem, task.pass_, self.options.precision)
+        part = checks.result_part(task.problem, task.pass_, result, task.part)
         return checks.judge(part, task.expected, limit)
 
     def _note(self, task: _Task, what: str, reason: str) -> Note:
         return Note(task.layer.name, task.problem.dtype, what, reason)
 
     def _release(self) -> None:
-        if self.peer is not None:
-            self.peer.release()
+        for peer in self.beside:
+            peer.release()
         self.place.release()
 
 

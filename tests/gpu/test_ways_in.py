@@ -471,7 +471,8 @@ def test_bench_on_the_gpu_says_what_it_cannot_measure(tmp_path, monkeypatch):
     layers, target = tmp_path / "layers.toml", tmp_path / "found.json"
     layers.write_text(LAYERS)
     words = f"--config {layers} --device gpu --pass forward --layout channels_last --json {target}"
-    done = CliRunner().invoke(main, ["bench", *words.split(), "--seconds", "0.001", "--no-torch"])
+    words += " --seconds 0.001 --peers none"
+    done = CliRunner().invoke(main, ["bench", *words.split()])
     assert done.exit_code == 0, done.output
     found = json.loads(target.read_text())
     assert [row["pass_"] for row in found["rows"]] == ["forward"]

@@ -2,10 +2,11 @@
 
     python -m tests.studies.limits --json tests/cpu/results/limits.json
 
-times each pass of the layers of ``--quick`` beside PyTorch, and how much of it NumPy spends in its
-two loops that compute: matrix products (BLAS) and einsum (depthwise layers).  The rest is copying:
-gathering, padding, transposing, adding up.  If that took no time at all, the ratio to PyTorch would
-be what the column "at most" says.
+times each pass of the layers of ``--quick`` in turns with PyTorch, as `cupyconv bench` does, and
+how much of it NumPy spends in its two loops that compute: matrix products (BLAS) and einsum
+(depthwise layers).  The rest is copying: gathering, padding, transposing, adding up.  If that took
+no time at all, the ratio to PyTorch would be what the column "at most" says: of a dense layer that
+is the floor of every way that multiplies with BLAS.
 """
 
 from __future__ import annotations
@@ -15,20 +16,19 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from cupyconv import files
-from cupyconv.bench import data, environment, implementations, peers, places
+from cupyconv.bench import data, environment, implementations, peers, places, timing
 from cupyconv.bench.report import Chapter, geometric_mean
 from cupyconv.bench.suites import KINDS, QUICK, SuiteLayer, select, with_batch
-from cupyconv.bench.timing import PAUSE
 from cupyconv.planning import plan
 from cupyconv.problem import PASSES, ConvProblem
 
@@ -110,17 +110,16 @@ def _metered(meter: _Meter) -> Iterator[None]:
         replaced.matmul, replaced.einsum = matmul, einsum
 
 
-def measure(layers: Iterable[SuiteLayer], peer: peers.TorchPeer) -> list[Share]:
+def measure(layers: Iterable[SuiteLayer], place: places.Place, peer: peers.Peer) -> list[Share]:
     """The shares of every pass of some layers on the CPU."""
     found = []
     for layer in layers:
         fitting = _fitting(layer)
         for pass_ in PASSES:
             orders = [data.in_layout(fitting, layout, "float32") for layout in data.LAYOUTS]
-            ours = [_share(layer, problem, pass_) for problem in orders]
-            theirs = min(_seconds(_peer_call(peer, problem, pass_)) for problem in orders)
-            best = min(ours, key=lambda share: share.seconds)
-            found.append(Share(**{**asdict(best), "peer": theirs}))
+            shares = [_share(layer, problem, pass_, place, peer) for problem in orders]
+            best = min(shares, key=lambda share: share.seconds)
+            found.append(replace(best, peer=min(share.peer for share in shares)))
     return found
 
 
@@ -131,11 +130,15 @@ def _fitting(layer: SuiteLayer) -> ConvProblem:
     return with_batch(layer, batch).problem
 
 
-def _share(layer: SuiteLayer, problem: ConvProblem, pass_: str) -> Share:
+def _share(
+    layer: SuiteLayer, problem: ConvProblem, pass_: str, place: places.Place, peer: peers.Peer
+) -> Share:
     sets = data.random_sets(problem, 1, np)
     call = implementations.pass_call(problem, pass_, sets, "numpy", "ieee")
+    calls = {"ours": call, "theirs": peer.call(problem, pass_, sets)}
+    found = timing.measure(calls, len(sets), place.clock, SECONDS)
+    seconds = found["ours"].seconds
     meter = _Meter()
-    seconds = _seconds(lambda: call(0))
     # The shares are those on one thread: of several, one copies while another one computes.
     with threadpool_limits(1, "blas"), _metered(meter):
         call(0)
@@ -156,25 +159,8 @@ def _share(layer: SuiteLayer, problem: ConvProblem, pass_: str) -> Share:
         seconds * median(shares),
         meter.operations,
         problem.flops,
-        0,
+        found["theirs"].seconds,
     )
-
-
-def _peer_call(peer: peers.TorchPeer, problem: ConvProblem, pass_: str) -> Callable[[], Any]:
-    call = peer.call(problem, pass_, data.random_sets(problem, 1, np))
-    return lambda: call(0)
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    """The median time of a call, when what was called before is at rest."""
-    sleep(PAUSE)
-    call()
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < SECONDS:
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-    return median(times)
 
 
 # -- report ----------------------------------------------------------------------------------------
@@ -219,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = sys.argv[1:] if arguments is None else arguments
     about = environment.describe(place, ["-m", "tests.studies.limits", *options], "python")
     with peer.settings("ieee", environment.threads()):
-        shares = measure(select((), given.layer.split(",") if given.layer else QUICK), peer)
+        shares = measure(select((), given.layer.split(",") if given.layer else QUICK), place, peer)
     print(section(shares, about).text())
     if given.json is not None:
         content = {"environment": about, "shares": [asdict(share) for share in shares]}

@@ -260,6 +260,13 @@ def test_the_main_loop_of_gather_divides_nothing():
     assert len(loop) <= 4 * names["HMMA"]
 
 
+def test_direct_divides_nothing_for_a_tile():
+    for one in variants("cuda-direct", "sm_80"):
+        listing = listing_of(one, "sm_80")
+        assert in_loops(listing, "FFMA"), one.defines
+        assert in_loops(listing, "MUFU|I2F|F2I") == [], one.defines
+
+
 def test_the_filter_gradient_of_patch_loads_no_sums_again():
     """The warps that share out pixels add up in shared memory."""
     found = [one for one in variants("cuda-patch", "sm_80") if "WARPS_K" in dict(one.defines)]

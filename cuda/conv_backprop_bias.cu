@@ -3,12 +3,12 @@
 // dy is read once, in pieces of VECTOR neighbours: of channels with CHANNELS_LAST, else of pixels.  A
 // block sums a chunk of the pixels of CHANNEL_LANES pieces of channels, or of single channels; its
 // threads go through the chunk side by side, PIXEL_LANES pieces at a time, counting the pixels'
-// digits on without a division (gather.cuh), and fold their sums in a fixed tree.  Where there are
+// digits on without a division (maps.cuh), and fold their sums in a fixed tree.  Where there are
 // several chunks, conv_backprop_bias_reduce adds them in order: the same bits on every run.
 //
 // Variants by -D: STORAGE, INDEX, VECTOR, CHANNELS_LAST, CHANNEL_LANES (a power of two, 1 without
-// CHANNELS_LAST), TAP_WORDS (1, of gather.cuh).
-#include "gather.cuh"
+// CHANNELS_LAST).
+#include "maps.cuh"
 #include "numeric.cuh"
 #include "vector.cuh"
 

@@ -25,7 +25,7 @@
 // RESULT_COLUMNS (results moved at once, whichever are neighbours in memory), SOURCE_CHANNELS or
 // SOURCE_COLUMNS (the same of sources), SHIFT (columns from one that a piece of the source begins
 // with to the first under a tile), INSIDE_FROM and INSIDE_TO (those columns from there that are in the
-// source under every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W,
+// source under every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_D, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W,
 // PHASE_H, PHASE_W (padding before modulo stride), TAP_ROWS and SHARE (all but in backprop-filter),
 // RAGGED (whether tiles reach beyond the last row or column), ACTIVATION (of the forward pass).
 #include "chunks.cuh"
@@ -124,30 +124,38 @@ struct Thread {
   }
 };
 
-// The tiles of the tensor that a pass walks: y, dx, or dy.  A block takes one for each strip, round
-// after round, and a share of the rounds.
-struct Tiles {
-  long long sizes[3];  // of an image, in tiles
-  Index number;
-  Index first_round, last_round;
+// The tiles of the tensor that a pass walks (y, dx, or dy), as cupyconv/gpu/direct.py works them out.  A
+// block takes one for each strip, round after round.
+struct TileWalk {
+  long long tiles[4];  // of a row, of a column, slices, images
+  long long step[4];   // from a tile to that of the next round, in their digits
+  long long rounds;    // of a block
+};
 
-  __device__ __forceinline__ Tiles(long long batch, const long long (&pixels)[3])
-      : sizes{pixels[0], (pixels[1] + TILE_ROWS - 1) / TILE_ROWS,
-              (pixels[2] + TILE_COLUMNS - 1) / TILE_COLUMNS} {
-    number = static_cast<Index>(batch * sizes[0] * sizes[1] * sizes[2]);
-    const Index rounds = (number + STRIPS - 1) / STRIPS;
-    const Index share = (rounds + gridDim.x - 1) / static_cast<Index>(gridDim.x);
-    first_round = static_cast<Index>(blockIdx.x) * share;
-    last_round = first_round + share < rounds ? first_round + share : rounds;
+// A strip's tiles, one after the other: they are counted on, without a division.
+struct Strip {
+  Loops<Index> loops;
+  Digits<Index> at;
+  Index left;  // rounds
+
+  __device__ __forceinline__ Strip(const TileWalk& walk, int number)
+      : left(static_cast<Index>(walk.rounds)) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      loops.size[i] = static_cast<Index>(walk.tiles[i]);
+      loops.step.digit[i] = static_cast<Index>(walk.step[i]);
+    }
+    at = loops.digits(static_cast<Index>(blockIdx.x) * left * STRIPS + number);
   }
 
-  // The first pixel of a strip's tile; whether there is one.
-  __device__ __forceinline__ bool locate(Index round, int strip, Pixel<Index>& pixel) const {
-    const Index tile = round * STRIPS + strip;
-    pixel = pixel_at(tile, sizes);
-    pixel.h *= TILE_ROWS;
-    pixel.w *= TILE_COLUMNS;
-    return tile < number;
+  __device__ __forceinline__ bool has_tile() const { return left > 0 && loops.contain(at); }
+  __device__ __forceinline__ void next() {
+    --left;
+    at = loops.next(at);
+  }
+  // The first pixel of the tile.
+  __device__ __forceinline__ Pixel<Index> pixel() const {
+    return {at.digit[3], at.digit[2], at.digit[1] * TILE_ROWS, at.digit[0] * TILE_COLUMNS};
   }
 };
 
@@ -168,14 +176,14 @@ __device__ __forceinline__ bool is_within(long long position, long long extent) 
 // The slice of the source that tap t of the filter pairs with a slice of the walked tensor; whether
 // it exists.
 __device__ __forceinline__ bool slice_under(const ConvParameters& p, Index slice, int t, Index& d) {
-  const Index pad = static_cast<Index>(p.pad[0]), stride = static_cast<Index>(p.stride[0]);
+  const Index pad = static_cast<Index>(p.pad[0]);
   const Index step = t * static_cast<Index>(p.dilation[0]);
 #if PASS == 1
   const Index scaled = slice + pad - step;
-  d = scaled / stride;
-  return scaled >= 0 && d * stride == scaled && d < static_cast<Index>(p.output[0]);
+  d = scaled / STRIDE_D;
+  return scaled >= 0 && d * STRIDE_D == scaled && d < static_cast<Index>(p.output[0]);
 #else
-  d = slice * stride - pad + step;
+  d = slice * STRIDE_D - pad + step;
   return is_within(d, static_cast<Index>(p.input[0]));
 #endif
 }
@@ -230,30 +238,35 @@ struct Filter {
   static constexpr int PART = ((USED + CHUNK - 1) / CHUNK | 1) * CHUNK;
   alignas(16) Accumulator part[FILTER_T * FILTER_R][LANES][PART];
 
-  // A thread brings the taps of a row of one channel at a time.
-  __device__ __forceinline__ void stage(const Storage* w, Index channels, const ConvParameters& p) {
-    constexpr int CHANNELS = LANES * VECTOR;
-    const Index step = static_cast<Index>(PASS == 0 ? p.w_stride[1] : p.w_stride[0]);
-    for (int i = threadIdx.x; i < FILTER_T * FILTER_R * CHANNELS; i += THREADS) {
-      const int of_block = i % CHANNELS, row = i / CHANNELS;
-      const Index channel = static_cast<Index>(blockIdx.y) * CHANNELS + of_block;
-      if (channel >= channels) continue;
-      // w is indexed by the filter, and by the channel within its group.
-      const Index filter = PASS == 0 ? channel : first_source(channel);
-      const Tap<Index> tap = {PASS == 0 ? Index(0) : channel % OUTS, row / FILTER_R, row % FILTER_R,
-                              0};
-      const Storage* taps =
-          w + filter * static_cast<Index>(p.w_stride[0]) + tap_offset(tap, p.w_stride);
+  // The strips of a lane share out its rows.
+  __device__ __forceinline__ void stage(const Storage* w, const Thread& thread,
+                                        const ConvParameters& p) {
+    if (!thread.exists) return;
+    // w is indexed by the filter, and by the channel within its group.
+    const Index of_filter = static_cast<Index>(p.w_stride[0]);
+    const Index of_channel = static_cast<Index>(p.w_stride[1]);
+    const Index of_source = PASS == 0 ? of_channel : of_filter;
+    Index offset[VECTOR];
+#pragma unroll
+    for (int v = 0; v < VECTOR; ++v) {
+      const Index result = thread.channel + v;
+      offset[v] = PASS == 0 ? result * of_filter
+                            : first_source(result) * of_filter + result % OUTS * of_channel;
+    }
+    for (int row = thread.strip; row < FILTER_T * FILTER_R; row += STRIPS) {
+      const Tap<Index> first = {0, row / FILTER_R, row % FILTER_R, 0};
+      const Storage* taps = w + tap_offset(first, p.w_stride);
+      Accumulator(&own)[PART] = part[row][thread.lane];
 #pragma unroll
       for (int s = 0; s < FILTER_S; ++s)
 #pragma unroll
         for (int j = 0; j < INS; ++j)
-          part[row][of_block / VECTOR][(s * INS + j) * VECTOR + of_block % VECTOR] =
-              Numeric<Storage>::widen(taps[s * static_cast<Index>(p.w_stride[4]) + j * step]);
-      // Whole chunks are loaded.
-      if (of_block % VECTOR == 0)
 #pragma unroll
-        for (int e = USED; e < PART; ++e) part[row][of_block / VECTOR][e] = 0;
+          for (int v = 0; v < VECTOR; ++v)
+            own[(s * INS + j) * VECTOR + v] = Numeric<Storage>::widen(
+                taps[offset[v] + s * static_cast<Index>(p.w_stride[4]) + j * of_source]);
+#pragma unroll
+      for (int e = USED; e < PART; ++e) own[e] = 0;  // whole chunks are loaded
     }
   }
 };
@@ -262,7 +275,7 @@ struct Filter {
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ source, const Storage* __restrict__ w,
                 const Storage* __restrict__ bias, Storage* __restrict__ result,
-                const __grid_constant__ ConvParameters p) {
+                const __grid_constant__ TileWalk walk, const __grid_constant__ ConvParameters p) {
   __shared__ Filter filter;
 #if PASS == 0
   const long long(&source_stride)[5] = p.x_stride, (&result_stride)[5] = p.y_stride;
@@ -271,9 +284,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const long long(&source_stride)[5] = p.y_stride, (&result_stride)[5] = p.x_stride;
   const long long(&source_size)[3] = p.output, (&result_size)[3] = p.input;
 #endif
-  const Index channels = static_cast<Index>(p.groups) * OUTS;
-  const Thread thread(channels);
-  filter.stage(w, channels, p);
+  const Thread thread(static_cast<Index>(p.groups) * OUTS);
+  filter.stage(w, thread, p);
   __syncthreads();  // the filter is staged
   if (!thread.exists) return;
 
@@ -284,10 +296,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       added[v] =
           Numeric<Storage>::widen(bias[(thread.channel + v) * static_cast<Index>(p.bias_stride)]);
 
-  const Tiles tiles(p.batch, result_size);
-  for (Index round = tiles.first_round; round < tiles.last_round; ++round) {
-    Pixel<Index> tile;
-    if (!tiles.locate(round, thread.strip, tile)) break;
+  for (Strip strip(walk, thread.strip); strip.has_tile(); strip.next()) {
+    const Pixel<Index> tile = strip.pixel();
     const Index first_row = Rows::origin(tile.h, p.pad[1]);
     const Index first_column = Columns::origin(tile.w, p.pad[2]);
 
@@ -358,7 +368,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 // of a slice of the filter and SHARE of the sources (blockIdx.z), into partial: (chunk, t, r, s, j, k).
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ x, const Storage* __restrict__ dy,
-                Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {
+                Accumulator* __restrict__ partial, const __grid_constant__ TileWalk walk,
+                const __grid_constant__ ConvParameters p) {
   constexpr int SUMS = DEPTHWISE ? 1 : SHARE;  // a tap's sums for each channel of the thread
   // What a row's last level reads is not where the next one's first level writes.
   static_assert(STRIPS > 2, "levels of a row do not overlap with those of the next");
@@ -371,11 +382,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const int t = static_cast<int>(blockIdx.z) / SHARES / TAP_SHARES;
 
   Accumulator sum[TAP_ROWS][FILTER_S][SUMS][VECTOR] = {};
-  const Tiles tiles(p.batch, p.output);
-  for (Index round = tiles.first_round; round < tiles.last_round; ++round) {
-    Pixel<Index> tile;
+  for (Strip strip(walk, thread.strip); strip.has_tile() && thread.exists; strip.next()) {
+    const Pixel<Index> tile = strip.pixel();
     Index d;
-    if (!tiles.locate(round, thread.strip, tile) || !thread.exists) break;
     if (!slice_under(p, tile.d, t, d)) continue;
     const Index rows = static_cast<Index>(p.output[1]) - tile.h;  // that there are
     const Index columns = static_cast<Index>(p.output[2]) - tile.w;

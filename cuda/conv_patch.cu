@@ -457,7 +457,27 @@ struct Stage {
   GradientTile dy;
   alignas(16) Storage patch[PATCH];
 };
-static_assert(2 * sizeof(Stage) == SHARED_BYTES, "the launch asks for as much");
+
+// Where the warps along pixels add up when all tiles are done: a sum for each element of the share's
+// words, by its place in the window, which is in one word or the next by the pixel's class, and for
+// each filter.
+struct Exchange {
+  static constexpr int PLACES = SHARE_WORDS * WORD + WORD - 1;
+  // Longer than BLOCK_M: four words of eight filters lie in different banks.
+  static constexpr int PITCH = BLOCK_M + 4 / WORD;
+  Accumulator sum[WARPS_K > 1 ? PLACES : 1][PITCH];
+
+  // Of an element of the share's word of that number.
+  static __device__ __forceinline__ int place(int pixel_class, int number, int s, int element) {
+    return number * WORD + element + WORD - 1 - lead(pixel_class, s);
+  }
+};
+
+union SharedMemory {
+  Stage stages[2];  // of this tile, and of the next
+  Exchange exchange;
+};
+static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
 // Copies dy at a tile, zeros where it has no pixel or no filter.
 __device__ __forceinline__ void copy_gradient(GradientTile& gradient, const Storage* dy,
@@ -564,9 +584,9 @@ struct Sums {
     }
   }
 
-  // Writes them to a chunk's workspace, or adds them to what is there.
-  __device__ __forceinline__ void store(Accumulator* partial, const ConvParameters& p,
-                                        Index first_filter, bool adds) const {
+  // Adds them to those of the turns before; the last turn's go to a chunk's workspace.
+  __device__ __forceinline__ void add(Exchange& exchange, int turn, Accumulator* partial,
+                                      const ConvParameters& p, Index first_filter) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < WARP_WORDS; ++j)
@@ -577,6 +597,20 @@ struct Sums {
           const int number = first_word + j * 8 + lane % 4 * 2 + side;
           const FlatWord word(pixel_class, share + number);
           if (number >= SHARE_WORDS || !word.in_window(e)) continue;
+          Accumulator sum[2 * ROW_TILES];
+#pragma unroll
+          for (int i = 0; i < 2 * ROW_TILES; ++i) sum[i] = value[i / 2][j][e][i % 2 * 2 + side];
+          if constexpr (WARPS_K > 1) {
+            auto& given = exchange.sum[Exchange::place(pixel_class, number, word.s, e)];
+            if (turn > 0)
+#pragma unroll
+              for (int i = 0; i < 2 * ROW_TILES; ++i) sum[i] = given[i * 8 + lane / 4] + sum[i];
+            if (turn + 1 < WARPS_K) {
+#pragma unroll
+              for (int i = 0; i < 2 * ROW_TILES; ++i) given[i * 8 + lane / 4] = sum[i];
+              continue;
+            }
+          }
           const Tap<Index> tap = word.tap(e);
           Accumulator* filters =
               partial + (((tap.t * FILTER_R + tap.r) * FILTER_S + tap.s) * CHANNELS + tap.c) *
@@ -584,9 +618,7 @@ struct Sums {
 #pragma unroll
           for (int i = 0; i < 2 * ROW_TILES; ++i) {
             const Index filter = first_filter + i * 8 + lane / 4;
-            if (filter >= narrowed(p.filters)) continue;
-            const Accumulator sum = value[i / 2][j][e][i % 2 * 2 + side];
-            filters[filter] = adds ? filters[filter] + sum : sum;
+            if (filter < narrowed(p.filters)) filters[filter] = sum[i];
           }
         }
   }
@@ -600,7 +632,7 @@ extern "C" __global__ void __launch_bounds__(
     THREADS, resident_blocks(BLOCK_M * WARP_WORDS * 8 * WORD / 32 + ROUNDED))
     conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {
-  Stage* stages = reinterpret_cast<Stage*>(shared_memory);  // of this tile, and of the next
+  SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
   const Tiles tiles(p);
   const Index first_filter = static_cast<Index>(blockIdx.y) * BLOCK_M;
 
@@ -610,7 +642,7 @@ extern "C" __global__ void __launch_bounds__(
   const Index rest = tiles.count - begin;
   const Index count = rest < 0 ? 0 : rest < share ? rest : share;
   auto copy = [&](Index number, const Pixel<Index>& tile) {
-    Stage& stage = stages[number % 2];
+    Stage& stage = shared.stages[number % 2];
     copy_patch(stage.patch, x, p, tile);
     copy_gradient(stage.dy, dy, p, tile, first_filter);
   };
@@ -626,7 +658,7 @@ extern "C" __global__ void __launch_bounds__(
     const Pixel<Index> next = tiles.first(begin + number + 1);
     if (number + 1 < count) copy(number + 1, next);
     commit_copies();
-    sums.multiply(stages[number % 2], narrowed(p.output[1]) - tile.h,
+    sums.multiply(shared.stages[number % 2], narrowed(p.output[1]) - tile.h,
                   narrowed(p.output[2]) - tile.w);
     tile = next;
   }
@@ -635,9 +667,9 @@ extern "C" __global__ void __launch_bounds__(
              p.filters;
 #pragma unroll 1
   for (int turn = 0; turn < WARPS_K; ++turn) {
+    __syncthreads();  // the stages are used up, the sums of the turn before written
     if (static_cast<int>(threadIdx.x) / 32 / WARPS_N == turn)
-      sums.store(partial, p, first_filter, turn > 0);
-    __syncthreads();  // the sums of this turn are written
+      sums.add(shared.exchange, turn, partial, p, first_filter);
   }
 }
 

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, launch, launches, parameters, sources
+from cupyconv.gpu import compiler, direct, launch, launches, parameters, sources
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.families.gather import Access, Accesses, ring
@@ -44,7 +44,6 @@ def bias_defines(dtype, index, channels_last):
         "VECTOR": 16 // ITEMSIZE[dtype],
         "CHANNELS_LAST": channels_last,
         "CHANNEL_LANES": 32 if channels_last else 1,
-        "TAP_WORDS": 1,
     }
 
 
@@ -274,25 +273,35 @@ def offset_of(struct, name):
     return f"__INTADDR__(&(({struct}*)0)->{name})"
 
 
-def layout_checks(shift=0):
-    """A source that compiles only if ConvParameters has NumPy's layout, offsets moved by shift."""
-    dtype = parameters.CONV_PARAMETERS
-    checks = [f'static_assert(sizeof(ConvParameters) == {dtype.itemsize}, "size");']
+STRUCTS = {
+    "ConvParameters": ("parameters.cuh", parameters.CONV_PARAMETERS),
+    "TileWalk": ("conv_direct.cu", direct.TILE_WALK),
+}
+"""Of the kernels' parameters, the file that has a struct and its layout for NumPy."""
+
+
+def layout_checks(struct, shift=0):
+    """A source that compiles only if a struct has NumPy's layout, offsets moved by shift."""
+    file, dtype = STRUCTS[struct]
+    loaded = sources.load("conv_direct.cu")
+    texts = {loaded.name: loaded.text, **dict(loaded.headers)}
+    checks = [f'static_assert(sizeof({struct}) == {dtype.itemsize}, "size");']
     for name in dtype.names:
         offset = dtype.fields[name][1] + shift
-        checks.append(f'static_assert({offset_of("ConvParameters", name)} == {offset}, "{name}");')
-    header = dict(sources.load("conv_forward.cu").headers)["parameters.cuh"]
-    text = '#include "parameters.cuh"\n' + "\n".join(checks)
-    return sources.KernelSource("layout.cu", text, (("parameters.cuh", header),))
+        checks.append(f'static_assert({offset_of(struct, name)} == {offset}, "{name}");')
+    declared = re.search(rf"^struct {struct} \{{.*?^\}};", texts[file], re.S | re.M)[0]
+    return sources.KernelSource("layout.cu", "\n".join([declared, *checks]), ())
 
 
-def test_parameter_struct_has_the_compilers_layout():
-    compiler.compile_cubin(layout_checks(), {}, "sm_80")
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_parameter_structs_have_the_compilers_layout(struct):
+    compiler.compile_cubin(layout_checks(struct), {}, "sm_80")
 
 
-def test_parameter_struct_check_can_fail():
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_parameter_struct_checks_can_fail(struct):
     with pytest.raises(KernelCompileError, match="static assertion"):
-        compiler.compile_cubin(layout_checks(shift=8), {}, "sm_80")
+        compiler.compile_cubin(layout_checks(struct, shift=8), {}, "sm_80")
 
 
 def test_parameter_struct_has_the_compilers_fields():

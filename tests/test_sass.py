@@ -254,3 +254,20 @@ def test_the_main_loop_of_gather_divides_nothing():
     names = Counter(mnemonic(line) for line in loop)
     assert not names.keys() & {"MUFU", "I2F", "F2I", "I2FP"}
     assert len(loop) <= 4 * names["HMMA"]
+
+
+def test_direct_divides_nothing_for_a_tile():
+    for one in variants("cuda-direct", "sm_80"):
+        listing = listing_of(one, "sm_80")
+        assert in_loops(listing, "FFMA"), one.defines
+        assert in_loops(listing, "MUFU|I2F|F2I") == [], one.defines
+
+
+def test_the_filter_gradient_of_patch_loads_no_sums_again():
+    """The warps that share out pixels add up in shared memory."""
+    found = [one for one in variants("cuda-patch", "sm_80") if "WARPS_K" in dict(one.defines)]
+    (one,) = found
+    assert dict(one.defines)["WARPS_K"] > 1
+    executed = instructions(kernels(listing_of(one, "sm_80"))["conv_patch"])
+    assert executed["LDGSTS"]
+    assert not executed["LDG"]

@@ -1,4 +1,4 @@
-// Where the elements of an implicit GEMM are: halves of addresses, and how they are counted.
+// Where the elements of an implicit GEMM are: halves of addresses.
 //
 // Every pass multiplies a matrix that gathers pixels under taps.  The address of its element
 // (pixel, tap) is the sum of two offsets, one that depends on the pixel only and one on the tap only:
@@ -78,53 +78,6 @@ struct alignas(TAP_WORDS == 1 ? 8 : 4) Half {
     for (int tap = 0; tap < taps; ++tap, coordinate += step)
       if (coordinate < 0 || coordinate >= size) bits.set(first + tap);
   }
-};
-
-// A number in mixed radix, its fastest digit first: to count on by a fixed amount takes additions.
-template <class Index>
-struct Digits {
-  Index digit[4];
-};
-
-// Four nested loops, the fastest first, and how far a step goes in them.
-template <class Index>
-struct Loops {
-  Index size[4];
-  Digits<Index> step;
-
-  __device__ __forceinline__ Loops() {}
-  // The first three count at least to 1, so that a number has digits where there is nothing to count.
-  __device__ __forceinline__ Loops(Index fastest, Index second, Index third, Index last)
-      : size{at_least_1(fastest), at_least_1(second), at_least_1(third), last} {}
-
-  // The last digit has no end: at its size the loops are over.
-  __device__ __forceinline__ Digits<Index> digits(Index number) const {
-    Digits<Index> found;
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      found.digit[i] = number % size[i];
-      number /= size[i];
-    }
-    found.digit[3] = number;
-    return found;
-  }
-  __device__ __forceinline__ bool contain(const Digits<Index>& at) const {
-    return at.digit[3] < size[3];
-  }
-  __device__ __forceinline__ Digits<Index> next(Digits<Index> at) const {
-    Index carry = 0;
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      at.digit[i] += step.digit[i] + carry;
-      carry = at.digit[i] >= size[i];
-      if (carry) at.digit[i] -= size[i];
-    }
-    at.digit[3] += step.digit[3] + carry;
-    return at;
-  }
-
- private:
-  static __device__ __forceinline__ Index at_least_1(Index size) { return size > 1 ? size : 1; }
 };
 
 // One stride phase of backprop-input, as cupyconv/gpu/gather.py works it out.

@@ -62,6 +62,53 @@ __device__ __forceinline__ Tap<Index> tap_at(Index number, Index channels,
   return tap;
 }
 
+// A number in mixed radix, its fastest digit first: to count on by a fixed amount takes additions.
+template <class Index>
+struct Digits {
+  Index digit[4];
+};
+
+// Four nested loops, the fastest first, and how far a step goes in them.
+template <class Index>
+struct Loops {
+  Index size[4];
+  Digits<Index> step;
+
+  __device__ __forceinline__ Loops() {}
+  // The first three count at least to 1, so that a number has digits where there is nothing to count.
+  __device__ __forceinline__ Loops(Index fastest, Index second, Index third, Index last)
+      : size{at_least_1(fastest), at_least_1(second), at_least_1(third), last} {}
+
+  // The last digit has no end: at its size the loops are over.
+  __device__ __forceinline__ Digits<Index> digits(Index number) const {
+    Digits<Index> found;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      found.digit[i] = number % size[i];
+      number /= size[i];
+    }
+    found.digit[3] = number;
+    return found;
+  }
+  __device__ __forceinline__ bool contain(const Digits<Index>& at) const {
+    return at.digit[3] < size[3];
+  }
+  __device__ __forceinline__ Digits<Index> next(Digits<Index> at) const {
+    Index carry = 0;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      at.digit[i] += step.digit[i] + carry;
+      carry = at.digit[i] >= size[i];
+      if (carry) at.digit[i] -= size[i];
+    }
+    at.digit[3] += step.digit[3] + carry;
+    return at;
+  }
+
+ private:
+  static __device__ __forceinline__ Index at_least_1(Index size) { return size > 1 ? size : 1; }
+};
+
 // The offset of a pixel of x or y, channel 0.
 template <class Index>
 __device__ __forceinline__ Index pixel_offset(const Pixel<Index>& pixel,

@@ -58,7 +58,6 @@ def prepare_bias(
         "VECTOR": vector,
         "CHANNELS_LAST": int(channels_last),
         "CHANNEL_LANES": channel_lanes,
-        "TAP_WORDS": 1,
     }
     product = Launch(
         source="conv_backprop_bias.cu",

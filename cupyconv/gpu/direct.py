@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cupyconv.gpu import chunks, parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning.device import Device
@@ -10,6 +12,22 @@ from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES, ConvProblem
+
+TILE_WALK = np.dtype([("tiles", np.int64, 4), ("step", np.int64, 4), ("rounds", np.int64)])
+"""``TileWalk`` of cuda/conv_direct.cu."""
+
+
+def _walk(problem: ConvProblem, pass_: str, made: direct.Cut, rounds: int) -> np.ndarray:
+    """How blocks of so many rounds each go through the tiles."""
+    walked = problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes
+    tiles = (made.across.tiles, made.down.tiles, direct.spatial(walked)[0], problem.N)
+    record = np.zeros(1, TILE_WALK)
+    rest, step = made.block.strips, record[0]["step"]
+    for number, size in enumerate(tiles[:-1]):
+        rest, step[number] = divmod(rest, size)
+    step[-1] = rest
+    record[0]["tiles"], record[0]["rounds"] = tiles, rounds
+    return record
 
 
 def prepare(
@@ -25,7 +43,7 @@ def prepare(
     assert made is not None
     outs, ins = direct.channels_of(problem, pass_)
     depth, height, width = direct.spatial(problem.filter_sizes)
-    _, stride_h, stride_w = direct.spatial(problem.stride)
+    stride_d, stride_h, stride_w = direct.spatial(problem.stride)
     _, dilation_h, dilation_w = direct.spatial(problem.dilation)
     _, pad_h, pad_w = direct.spatial(tuple(before for before, _ in problem.padding), 0)
     block, down, across, pieces = made.block, made.down, made.across, made.pieces
@@ -59,6 +77,7 @@ def prepare(
         "FILTER_T": depth,
         "FILTER_R": height,
         "FILTER_S": width,
+        "STRIDE_D": stride_d,
         "STRIDE_H": stride_h,
         "STRIDE_W": stride_w,
         "DILATION_H": dilation_h,
@@ -82,7 +101,9 @@ def prepare(
         rounds_each = max(-(-made.rounds // at_once), 1)
         grid = (-(-made.rounds // rounds_each), block.number)
         source, result = ("x", "y") if pass_ == "forward" else ("y", "x")
-        return (launch(grid, source, "w", "bias", result, packed),)
+        walk = _walk(problem, pass_, made, rounds_each)
+        return (launch(grid, source, "w", "bias", result, walk, packed),)
     chunked = (pass_plan.splits, block.number, made.parts)
-    product = launch(chunked, "x", "y", "workspace", packed)
+    walk = _walk(problem, pass_, made, -(-made.rounds // pass_plan.splits))
+    product = launch(chunked, "x", "y", "workspace", walk, packed)
     return product, chunks.reduction(product, problem, pass_plan.splits)

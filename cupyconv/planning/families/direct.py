@@ -44,7 +44,7 @@ _OF_PIECE = 5  # that is loaded or stored
 _OF_ROW = 16  # of the source
 _OF_TEST = 2  # whether a row of the source and one of the tile meet
 _OF_MEETING = 6  # of a row of the source and one of the tile
-_OF_TILE = 120
+_OF_TILE = 85
 
 _EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
 _ENOUGH_WARPS = 16  # on a multiprocessor, for that: modelled

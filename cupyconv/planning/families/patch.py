@@ -344,7 +344,10 @@ def _filter_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
         lines, line = (pixels, filters) if access.y_last else (filters, pixels)
         padding = 32 if access.y_last and itemsize > 2 else 0  # RingTile::PADDING
         stage = lines * (line * itemsize + padding) + patch.size
-        shared = 2 * (-(-stage // 128) * 128)
+        # The warps along pixels exchange sums in the place of the stages.
+        sums = (share_words * rows.word + rows.word - 1) * (filters + 4 // rows.word)
+        exchange = sums * max(itemsize, 4) if warps_k > 1 else 0
+        shared = max(2 * (-(-stage // 128) * 128), -(-exchange // 128) * 128)
         tiles = patch.tiles * -(-problem.K // filters) * shares
         loads = row_tiles * 4 + warp_words * 2 * rows.word * rows.conflicts
         copied = patch.pieces + filters * pixels // access.y_vector

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import numpy as np
@@ -161,6 +162,21 @@ def test_survivor_is_printed_unless_it_is_argued_equivalent(monkeypatch, tmp_pat
         f"changes = ['{mutant.change}']\nreason = 'a test'\n"
     )
     assert mutants.survivors([mutant], no_cases) == []
+
+
+def test_lines_changed_since_a_revision(tmp_path, monkeypatch) -> None:
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True)
+
+    kernel = tmp_path / "conv.cu"
+    kernel.write_text("a\nb\nc\nd\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    kernel.write_text("a\nB\nc\nnew\nd\nmore\nlast\n")
+    monkeypatch.setattr(mutants, "KERNEL_DIRECTORY", tmp_path)
+    assert mutants.changed_lines("HEAD") == {("conv.cu", line) for line in (2, 4, 6, 7)}
 
 
 def test_listed_equivalents_exist() -> None:

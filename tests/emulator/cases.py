@@ -130,16 +130,24 @@ _HOPPER = (
     ("several_tiles_strided", "NHWC", "OHWI", "float16"),
     ("several_tiles_of_a_volume", "NDHWC", "ODHWI", "float16"),
     ("a_phase_without_taps_then_a_full_ring", "NWC", "OWI", "float16"),
+    ("ragged_channels", "NHWC", "OHWI", "float16"),
+    ("pairs_of_channels", "NCHW", "HWIO", "float16"),
+    ("images_of_filled_lines", "NCHW", "OIHW", "float16"),
+    ("images_of_whole_lines", "NCHW", "HWIO", "bfloat16"),
+    ("volumes_of_filled_lines", "NCDHW", "OIDHW", "float16"),
+    ("groups_of_planes", "NCHW", "OHWI", "float16"),
 )
 _ARRANGED = (
     ("stride_beyond_input", "NCHW", "OIHW", "float16"),
     ("one_tile", "NCHW", "OIHW", "float16"),
     ("a_matrix_product", "NCHW", "OIHW", "bfloat16"),
     ("a_volume_with_phases", "NCDHW", "OIDHW", "float16"),
+    ("ragged_channels", "NCHW", "OIHW", "float16"),
 )
 _PLANES = (
     ("channels_beyond_a_line", "NHWC", "HWIO", "float32"),
     ("a_volume_with_phases", "NDHWC", "ODHWI", "float32"),
+    ("ragged_channels", "NHWC", "OHWI", "float32"),
 )
 _TOEPLITZ = (
     ("many_images_in_a_tile", "NHWC", "HWIO", "float16"),

@@ -1,6 +1,6 @@
 """Mutates the kernels and says which changes no case notices.
 
-``python -m tests.emulator.mutants [--kernel conv_forward] [--limit N] [--seed S] [--jobs J]``
+``python -m tests.emulator.mutants [--kernel conv_forward] [--since REVISION] [--limit N]``
 
 A mutant is a kernel source with one literal, comparison, stride or synchronisation changed.  The
 cases of ``tests/emulator/cases.py`` run on it under the checker; it is killed by a report, by wrong
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
+import subprocess
 import sys
 import time
 import tomllib
@@ -19,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from .build import KERNEL_DIRECTORY
 from .mutations import Mutant, all_mutants
 from .trials import CasesOf, judge
 
@@ -70,10 +73,28 @@ def survivors(
     return alive
 
 
+def changed_lines(revision: str) -> set[tuple[str, int]]:
+    """Names of kernel files, and the lines in them that a revision has otherwise or not at all."""
+    command = ["git", "diff", "--unified=0", "--no-color", revision, "--", "."]
+    text = subprocess.run(
+        command, cwd=KERNEL_DIRECTORY, capture_output=True, text=True, check=True
+    ).stdout
+    found: set[tuple[str, int]] = set()
+    name = ""
+    for line in text.splitlines():
+        if line.startswith("+++ "):
+            name = line.rpartition("/")[2]
+        elif hunk := re.match(r"@@ .* \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(hunk[1]), int(hunk[2] or 1)
+            found |= {(name, number) for number in range(first, first + count)}
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns 1 if there are unexplained survivors."""
     parser = argparse.ArgumentParser(prog="python -m tests.emulator.mutants", description=__doc__)
     parser.add_argument("--kernel", help="one file: conv_forward, tile.cuh, ...; default all")
+    parser.add_argument("--since", metavar="REVISION", help="only lines changed since then")
     parser.add_argument("--limit", type=int, help="judge a random sample of so many")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
@@ -84,6 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     mutants = all_mutants(chosen.kernel)
+    if chosen.since is not None:
+        changed = changed_lines(chosen.since)
+        mutants = [mutant for mutant in mutants if (mutant.file, mutant.line) in changed]
     if chosen.limit is not None and chosen.limit < len(mutants):
         mutants = random.Random(chosen.seed).sample(mutants, chosen.limit)
     if chosen.unargued:

@@ -190,7 +190,9 @@ def _gemm_of_sm90(dtype: str, layouts: str, instance: tuple, size: tuple[int, in
     is_row_by_row = layouts[2] == "T"
     c = memory.empty((m, n) if is_row_by_row else (n, m), a.dtype, "c")
     outcome = cutlass_sm90.gemm(dtype, layouts, *instance).run(size, *held, c)
-    _same(c if is_row_by_row else c.T, (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype))
+    _same(
+        c if is_row_by_row else c.T, (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype)
+    )
     return outcome
 
 

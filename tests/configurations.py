@@ -235,6 +235,8 @@ HOPPER_CASES = (
     _case("pairs_of_channels", (1, 70, 7, 8), (10, 70, 3, 2), stride=2, padding=1),
     _case("one_channel", (3, 1, 8, 9), (1, 1, 3, 3), padding=1),
     _case("images_of_whole_lines", (3, 72, 8, 16), (136, 72, 1, 1)),
+    _case("planes_of_one_channel", (3, 1, 8, 16), (1, 1, 1, 1)),
+    _case("one_plane", (1, 1, 8, 24), (8, 1, 1, 1)),
     _case("images_of_filled_lines", (2, 64, 15, 16), (64, 64, 1, 1)),
     _case("volumes_of_filled_lines", (2, 20, 3, 8, 10), (12, 20, 1, 1, 1)),
     _case("groups_of_planes", (2, 128, 30, 8), (128, 64, 1, 1), groups=2),

@@ -353,7 +353,13 @@ def test_tensors_with_gaps_between_pixels():
 IN_OTHER_ORDERS = (
     *("one_tile", "everything_differs", "a_volume_with_phases", "pairs_of_channels", "one_channel"),
     *("images_of_whole_lines", "images_of_filled_lines", "volumes_of_filled_lines"),
-    *("groups_of_planes", "a_matrix_product", "phases_without_taps"),
+    *(
+        "planes_of_one_channel",
+        "one_plane",
+        "groups_of_planes",
+        "a_matrix_product",
+        "phases_without_taps",
+    ),
 )
 
 
@@ -395,6 +401,12 @@ def test_images_with_channels_first_are_read_where_they_lie():
             assert not is_planar(layout(problem, pass_, strides, "tf32").problem)
             apart = replace(strides, alignment=8)
             assert not is_planar(layout(problem, pass_, apart, "float16").problem)
+    column = problem.replace(input_shape=(2, 64, 320, 1))
+    contiguous = Strides.contiguous(column)
+    assert is_planar(layout(column, "forward", contiguous, "float16").problem)
+    # One column of wider images: pixels are no neighbours, though the last axis has a stride of 1.
+    of_wider = replace(contiguous, x=(64 * 320 * 8, 320 * 8, 8, 1))
+    assert layout(column, "forward", of_wider, "float16").copied == ("x",)
     wide = problem.replace(input_shape=(2, 64, 16, 16), filter_shape=(64, 64, 3, 3))
     assert not is_planar(layout(wide, "forward", Strides.contiguous(wide), "float16").problem)
 

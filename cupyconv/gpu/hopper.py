@@ -449,34 +449,56 @@ def _pixel_matrix(
     """x or y as a matrix of pixels and channels, in boxes of ``pixels`` and ``line``."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     batch, channel, *spatial = problem.data_axes
-    walked = [axis for axis in (*reversed(spatial), batch) if shape[axis] > 1]
-    count = prod(shape[axis] for axis in walked)
-    step = steps[walked[0]] if walked else pitch(shape[channel], operand.itemsize)
-    extents, strides, box = [shape[channel], count], [step], [line, pixels]
-    if with_planes:
-        extents.append(operand.planes)
-        strides.append(step * count)
-        box.append(1)
+    count, step = _as_one(shape, steps, (*reversed(spatial), batch))
+    strides = _outwards(shape[channel], [(count, step), (operand.planes, 0)], operand.itemsize)
+    extents, box = (shape[channel], count, operand.planes), (line, pixels, 1)
+    dimensions = 3 if with_planes else 2
     return TiledMap(
         operand.role,
         operand.itemsize,
-        tuple(extents),
-        tuple(stride * operand.itemsize for stride in strides),
-        tuple(box),
+        extents[:dimensions],
+        strides[: dimensions - 1],
+        box[:dimensions],
         operand.offset,
     )
+
+
+def _as_one(shape: Sequence[int], steps: Sequence[int], axes: Sequence[int]) -> tuple[int, int]:
+    """Extent and stride of axes, innermost first, that are walked over as one."""
+    walked = [axis for axis in axes if shape[axis] > 1]
+    return prod(shape[axis] for axis in walked), steps[walked[0]] if walked else 0
+
+
+def _outwards(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tuple[int, ...]:
+    """Bytes between the elements of axes, from the second innermost outwards.
+
+    Each stride is a multiple of the one before: a single element has that of the next axis outwards
+    with several, which may leave a gap, as far as there is one.
+
+    Args:
+        inner: extent of the innermost axis.
+        axes: extent and stride, in elements, of the others; with a stride of 0, they follow what
+            lies inside of them.
+        itemsize: bytes of an element.
+    """
+    beyond, strides = pitch(inner, itemsize), []
+    for place, (extent, _) in enumerate(axes):
+        stride = next((step for size, step in axes[place:] if size > 1), 0) or beyond
+        strides.append(stride * itemsize)
+        beyond = stride * extent
+    return tuple(strides)
 
 
 def _planar_matrices(problem: ConvProblem, role: str, operand: Operand, line: int) -> TiledMap:
     """x or y as a matrix of channels and pixels for each image, in boxes of ``line`` of both."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     images, channels, *spatial = shape
-    beyond = steps[1] * channels if images == 1 else steps[0]
+    pixels = prod(spatial)
     return TiledMap(
         operand.role,
         operand.itemsize,
-        (prod(spatial), channels, images),
-        tuple(step * operand.itemsize for step in (steps[1], beyond)),
+        (pixels, channels, images),
+        _outwards(pixels, [(channels, steps[1]), (images, steps[0])], operand.itemsize),
         (line, line, 1),
     )
 
@@ -507,16 +529,10 @@ def pixel_dimensions(
     """Extents of x or y, channels first and images last, and the strides in bytes between them."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     batch, channel, *spatial = problem.data_axes
-    walked = (*reversed(spatial), batch)
-    extents, strides, beyond = [shape[channel]], [], pitch(shape[channel], operand.itemsize)
-    for place, axis in enumerate(walked):
-        # Each stride is a multiple of the one before: a single element has that of the next axis
-        # outwards, which may leave a gap, as far as there is one with several.
-        step = next((steps[outer] for outer in walked[place:] if shape[outer] > 1), beyond)
-        strides.append(step * operand.itemsize)
-        extents.append(shape[axis])
-        beyond = step * shape[axis]
-    return tuple(extents), tuple(strides)
+    axes = (*reversed(spatial), batch)
+    walked = [(shape[axis], steps[axis]) for axis in axes]
+    extents = (shape[channel], *(shape[axis] for axis in axes))
+    return extents, _outwards(shape[channel], walked, operand.itemsize)
 
 
 def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -> TiledMap:
@@ -527,27 +543,18 @@ def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -
     """
     shape, steps = problem.filter_shape, operand.strides.w
     filter_, channel, *spatial = problem.filter_axes
-    walked = [axis for axis in reversed(spatial) if shape[axis] > 1]
-    taps = prod(shape[axis] for axis in walked)
+    taps = _as_one(shape, steps, tuple(reversed(spatial)))
+    channels, filters = ((shape[axis], steps[axis]) for axis in (channel, filter_))
     last, line = filters_last(problem), tile.block_k
     along_k = last == (pass_ == "backprop_input")
     rows = tile.block_n // tile.defines["CLUSTER"] if along_k else line
-    channels, filters = shape[channel], shape[filter_]
-    if last:
-        channel_step = steps[channel]
-        tap_step = steps[walked[0]] if walked else channel_step * channels
-        strides = [channel_step, tap_step, tap_step * taps]
-        extents, box = (filters, channels, taps), (line, rows, 1)
-    else:
-        filter_step = steps[filter_]
-        tap_step = steps[walked[0]] if walked else filter_step
-        strides = [tap_step, filter_step, filter_step * filters]
-        extents, box = (channels, taps, filters), (line, 1, rows)
+    inner, *others = (filters, channels, taps) if last else (channels, taps, filters)
+    box = (line, rows, 1) if last else (line, 1, rows)
     return TiledMap(
         operand.role,
         operand.itemsize,
-        (*extents, operand.planes),
-        tuple(stride * operand.itemsize for stride in strides),
+        (inner[0], *(extent for extent, _ in others), operand.planes),
+        _outwards(inner[0], [*others, (operand.planes, 0)], operand.itemsize),
         (*box, 1),
         operand.offset,
     )

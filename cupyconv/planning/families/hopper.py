@@ -359,10 +359,11 @@ def _has_matrices(problem: ConvProblem, role: str, steps: Sequence[int]) -> bool
     """
     shape = shape_of(problem, role)
     pixels, line = prod(shape[2:]), LINE_BYTES // ITEMSIZE[problem.dtype]
+    walked = [step for step, size in zip(steps[2:], shape[2:], strict=True) if size > 1]
     return (
         -(-pixels // line) * line <= 1.25 * pixels
         and flattens(steps, shape, range(2, len(shape)))
-        and mappable((*steps[:2], steps[-1]), (*shape[:2], pixels), ITEMSIZE[problem.dtype])
+        and mappable((*steps[:2], walked[-1]), (*shape[:2], pixels), ITEMSIZE[problem.dtype])
     )
 
 

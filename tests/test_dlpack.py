@@ -184,5 +184,39 @@ def test_a_broken_exporter_is_told():
         def __dlpack__(self, **_):
             return object()
 
-    with pytest.raises(ConvTypeError, match=r"does not export its memory.*no DLPack capsule"):
+    said = rf"^x of type {__name__}\.Broken does not export its memory: .*no DLPack capsule"
+    with pytest.raises(ConvTypeError, match=said):
         arrays.take("x", Broken())
+
+
+@pytest.mark.parametrize("asked", [{}, {"max_version": (1, 0)}], ids=["old", "versioned"])
+def test_bfloat16_comes_in_by_both_versions_of_dlpack(asked):
+    """NumPy exchanges its memory as integers, whatever the exporter says that they are."""
+    given = numpy_array(X, "bfloat16")
+
+    class Exporter:
+        dtype = "bfloat16"
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **_):
+            return arrays._Relabelled(given.view("uint16"), 4).__dlpack__(**asked)
+
+    taken, _ = arrays.take("x", Exporter())
+    assert taken.dtype == given.dtype
+    assert np.shares_memory(taken, given)
+    assert (taken == given).all()
+
+
+def test_bfloat16_is_found_where_nothing_has_told_numpy_its_name(monkeypatch):
+    """As long as ml_dtypes is not imported, NumPy does not know it."""
+    find = np.dtype
+
+    def dtype(name):
+        if name == "bfloat16":
+            raise TypeError(f"data type {name!r} not understood")
+        return find(name)
+
+    monkeypatch.setattr(np, "dtype", dtype)
+    assert arrays.numpy_dtype.__wrapped__("bfloat16").itemsize == 2

@@ -189,6 +189,31 @@ def test_a_broken_exporter_is_told():
         arrays.take("x", Broken())
 
 
+def test_memory_of_other_processors_is_refused_unread():
+    class Elsewhere:
+        def __dlpack_device__(self):
+            return (10, 0)  # ROCm
+
+        def __dlpack__(self, **_):
+            raise AssertionError("nobody here can read it")
+
+    with pytest.raises(ConvTypeError, match=r"^x must be a NumPy or CuPy array, or export DLPack"):
+        arrays.take("x", Elsewhere())
+
+
+def test_an_array_with_one_element_for_all_is_given_back_as_it_is():
+    """Copied are negative strides only."""
+    y = np.lib.stride_tricks.as_strided(np.ones(1, "float32"), (2, 3), (0, 0))
+
+    class Like:
+        def __array_namespace__(self):
+            return np
+
+    given = cupyconv.as_kind_of(y, Like())
+    assert given.strides == (0, 0)
+    assert np.shares_memory(given, y)
+
+
 @pytest.mark.parametrize("asked", [{}, {"max_version": (1, 0)}], ids=["old", "versioned"])
 def test_bfloat16_comes_in_by_both_versions_of_dlpack(asked):
     """NumPy exchanges its memory as integers, whatever the exporter says that they are."""

@@ -207,7 +207,8 @@ class GpuBackend:
     def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
         copied = self.empty(shape, array.dtype.name)
         copied.data.memset_async(0, copied.nbytes)
-        bits = f"u{array.itemsize}" if array.itemsize < 8 else array.dtype  # CuPy has no bfloat16
+        # CuPy has bfloat16 with NumPy 2.1.2 and later only.
+        bits = f"u{array.itemsize}" if array.itemsize < 8 else array.dtype
         copied.view(bits)[tuple(map(slice, array.shape))] = array.view(bits)
         return copied
 

@@ -184,5 +184,64 @@ def test_a_broken_exporter_is_told():
         def __dlpack__(self, **_):
             return object()
 
-    with pytest.raises(ConvTypeError, match=r"does not export its memory.*no DLPack capsule"):
+    said = rf"^x of type {__name__}\.Broken does not export its memory: .*no DLPack capsule"
+    with pytest.raises(ConvTypeError, match=said):
         arrays.take("x", Broken())
+
+
+def test_memory_of_other_processors_is_refused_unread():
+    class Elsewhere:
+        def __dlpack_device__(self):
+            return (10, 0)  # ROCm
+
+        def __dlpack__(self, **_):
+            raise AssertionError("nobody here can read it")
+
+    with pytest.raises(ConvTypeError, match=r"^x must be a NumPy or CuPy array, or export DLPack"):
+        arrays.take("x", Elsewhere())
+
+
+def test_an_array_with_one_element_for_all_is_given_back_as_it_is():
+    """Copied are negative strides only."""
+    y = np.lib.stride_tricks.as_strided(np.ones(1, "float32"), (2, 3), (0, 0))
+
+    class Like:
+        def __array_namespace__(self):
+            return np
+
+    given = cupyconv.as_kind_of(y, Like())
+    assert given.strides == (0, 0)
+    assert np.shares_memory(given, y)
+
+
+@pytest.mark.parametrize("asked", [{}, {"max_version": (1, 0)}], ids=["old", "versioned"])
+def test_bfloat16_comes_in_by_both_versions_of_dlpack(asked):
+    """NumPy exchanges its memory as integers, whatever the exporter says that they are."""
+    given = numpy_array(X, "bfloat16")
+
+    class Exporter:
+        dtype = "bfloat16"
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **_):
+            return arrays._Relabelled(given.view("uint16"), 4).__dlpack__(**asked)
+
+    taken, _ = arrays.take("x", Exporter())
+    assert taken.dtype == given.dtype
+    assert np.shares_memory(taken, given)
+    assert (taken == given).all()
+
+
+def test_bfloat16_is_found_where_nothing_has_told_numpy_its_name(monkeypatch):
+    """As long as ml_dtypes is not imported, NumPy does not know it."""
+    find = np.dtype
+
+    def dtype(name):
+        if name == "bfloat16":
+            raise TypeError(f"data type {name!r} not understood")
+        return find(name)
+
+    monkeypatch.setattr(np, "dtype", dtype)
+    assert arrays.numpy_dtype.__wrapped__("bfloat16").itemsize == 2

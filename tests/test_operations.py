@@ -18,6 +18,7 @@ import cupyconv
 from cupyconv import ConvProblem, arrays
 from cupyconv.arrays import numpy_dtype
 from cupyconv.cpu import blocked
+from cupyconv.planning.device import CPU
 from tests import agreement
 from tests.configurations import (
     CASES,
@@ -442,6 +443,22 @@ def test_results_are_new_contiguous_arrays():
         assert result.flags.c_contiguous
         assert result.flags.owndata
         assert result.flags.writeable
+
+
+@pytest.mark.parametrize("channels", [2**19, 2**29])
+def test_a_result_for_which_there_is_no_memory(channels):
+    """Also where its size does not even fit an integer."""
+    one, shape = np.ones((1, 1, 1), "float16"), (2**40, channels, 1)
+    x, w = np.broadcast_to(one, (2**40, 1, 1)), np.broadcast_to(one, (channels, 1, 1))
+    size = {2**19: "1,024.0 PiB", 2**29: "1,048,576.0 PiB"}[channels]
+    words = f"an array of {'x'.join(map(str, shape))} float16 takes {size}, more than can be had"
+    with pytest.raises(MemoryError, match=f"^{words}$"):
+        cupyconv.conv_forward(x, w)
+
+
+def test_without_a_gpu_a_plan_is_for_the_cpu(monkeypatch):
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
+    assert cupyconv.plan(CASES[0].problem).device == CPU
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

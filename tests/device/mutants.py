@@ -50,6 +50,7 @@ NEAREST = {
         "tests/test_dlpack.py",
         "tests/test_operations.py",
         "tests/test_errors.py",
+        "tests/test_prepared.py",
     ),
     "cupyconv/backends.py": ("tests/test_operations.py", "tests/test_prepared.py"),
     "cupyconv/measuring.py": ("tests/test_measuring.py",),

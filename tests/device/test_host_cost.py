@@ -123,7 +123,8 @@ def test_a_plan_is_made_for_the_alignment_of_the_addresses(offset, alignment):
     assert backend.alignment((whole[offset:], whole)) == alignment
 
 
-def test_a_backward_pass_has_all_its_kernels_loaded_at_once(launched, monkeypatch):
+@pytest.mark.parametrize("needs", [("input", "filter", "bias"), ("input", "filter")], ids=len)
+def test_a_backward_pass_has_all_its_kernels_loaded_at_once(needs, launched, monkeypatch):
     """So that those of three calls are compiled side by side."""
     loaded, load = [], launch.CupyRuntime.load
 
@@ -137,8 +138,8 @@ def test_a_backward_pass_has_all_its_kernels_loaded_at_once(launched, monkeypatc
     given = on_device(integer_data(problem))
     for _ in range(2):
         launched.clear()
-        cupyconv.conv_backward(given.x, given.w, given.dy, **problem.keywords)
+        cupyconv.conv_backward(given.x, given.w, given.dy, needs=needs, **problem.keywords)
     together, *singly = loaded
-    assert len(singly) == 3, "each finds its own there, and only once"
+    assert len(singly) == len(needs), "each finds its own there, and only once"
     assert together == [entry for entries in singly for entry in entries]
     assert len(launched) == len(together)

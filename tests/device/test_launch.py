@@ -6,7 +6,7 @@ import cupy
 import pytest
 
 import cupyconv
-from cupyconv.backends import current_device
+from cupyconv import backends
 from cupyconv.gpu import launch, tensormaps
 from tests.agreement import planned, require_exact
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
@@ -61,9 +61,16 @@ def test_a_tile_that_a_test_asks_for_is_what_runs(launched):
     assert seen[2] != seen[1], "that of the call before"
 
 
-def test_the_current_device_is_what_the_driver_says_of_it():
-    found = cupy.cuda.runtime.getDeviceProperties(0)
-    assert current_device().multiprocessors == found["multiProcessorCount"]
+@pytest.mark.parametrize(("ordinal", "architecture"), [(0, "sm_90a"), (1, "sm_80")])
+def test_the_current_device_is_what_the_driver_says_of_it(ordinal, architecture):
+    backends._gpu.cache_clear()
+    found = cupy.cuda.runtime.getDeviceProperties(ordinal)
+    with cupy.cuda.Device(ordinal):
+        device = backends.current_device()
+    assert device.architecture == architecture
+    assert device.name == found["name"].decode()
+    assert device.multiprocessors == found["multiProcessorCount"]
+    assert device.has_tensor_maps is True
 
 
 def test_a_map_that_the_driver_refuses_is_an_error():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -189,6 +190,35 @@ def test_builtins_of_both_ways_in_agree() -> None:
     (source, counted), (ptx, counted_too) = results
     assert np.flatnonzero((source != ptx).any(axis=0)).tolist() == []
     assert counted.tolist() == counted_too.tolist()
+
+
+ROUNDED = """
+#include "numeric.cuh"
+extern "C" __global__ void rounded(const float* in, unsigned short* out) {
+  out[threadIdx.x] = Numeric<bfloat16_t>::narrow(in[threadIdx.x]).bits;
+}
+"""
+
+
+@pytest.mark.parametrize("architecture", ["compute_75", "compute_80"])
+def test_bfloat16_is_rounded_alike_with_and_without_the_instruction(architecture: str) -> None:
+    """Before 8.0 it is in integers, which the source alone, compiled for the CPU, does not show."""
+    headers = dict(sources.load("conv_forward.cu").headers)
+    text = compile_ptx(ROUNDED, "rounded.cu", headers, [f"-arch={architecture}", "-std=c++17"])
+    assert ("cvt.rn.bf16x2.f32" in text) == (architecture == "compute_80")
+    bits = np.random.default_rng(5).integers(0, 2**32, 1024, np.uint32)
+    bits[::3] &= 0xFFFF8000  # half way between two
+    bits[1::16] |= 0x7FC00000  # not a number
+    bits[2::16] &= 0x807FFFFF  # subnormal
+    bits[:4] = 0x7F7FFFFF, 0xFF7F7FFF, 0xFF800000, 0x80000000
+    bits[(bits & 0x7FFFFFFF) > 0x7F800000] |= 0x400000  # sums that are NaN are quiet
+    out = memory.empty(bits.shape, np.uint16, "out")
+    given = memory.array(bits.view(np.float32), "in")
+    EmulatedModule.from_ptx(text, "rounded").get_function("rounded")((1,), (1024,), (given, out))
+    wanted = bits.view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+    is_nan = np.isnan(bits.view(np.float32))
+    assert (np.array(out)[~is_nan] == wanted[~is_nan]).all()
+    assert (np.array(out)[is_nan] & 0x7FFF > 0x7F80).all()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -37,13 +37,16 @@ struct Numeric<bfloat16_t> {
   static __device__ __forceinline__ float widen(bfloat16_t value) {
     return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
   }
-  // In integers, because chips before 8.0 have no instruction for it.
   static __device__ __forceinline__ bfloat16_t narrow(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // which have no instruction for it
     const unsigned bits = __float_as_uint(value);
     const unsigned quiet_nan = (bits >> 16) | 0x40u;
     const unsigned round_up = 0x7fffu + ((bits >> 16) & 1u);
     const bool is_nan = value != value;
     return bfloat16_t{static_cast<unsigned short>(is_nan ? quiet_nan : (bits + round_up) >> 16)};
+#else
+    return bfloat16_t{static_cast<unsigned short>(ptx::bf16x2_from_f32(value, 0.f))};
+#endif
   }
 };
 

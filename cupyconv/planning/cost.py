@@ -2,7 +2,8 @@
 
     time = max(computing, bytes / bandwidth) + launches * overhead
 
-with the bytes of each tensor once plus the workspace's twice.  Computing takes the multiprocessor
+for the product, and for what adds up the sums of its parts after it, with the bytes of each tensor
+once and the workspace's in both.  Computing takes the multiprocessor
 with the most blocks as long as whatever keeps it busy longest: products, those of whole tiles with
 what is beyond the matrix's edge, accesses to shared memory, or instructions; or as long as one
 block after the other waits, where it holds too few at a time.  How much of each a block has is
@@ -35,6 +36,9 @@ ISSUED_BY_WARPS = 4
 
 ISSUED = 32 * ISSUED_BY_WARPS
 """Instructions of threads that a multiprocessor begins in a cycle."""
+
+SECTORS = 2
+"""Of 32 bytes, that a multiprocessor is given in a cycle."""
 
 FILLED = 0.85
 """Share of a multiprocessor's cycles that find work where there is enough of it: modelled."""

@@ -275,8 +275,8 @@ def _views(impl: str, only: str | None):
         for pass_ in fits(problem, impl, _ARCH[impl]):
             if only in (None, pass_):
                 run = partial(_exact_on_views, problem, impl, pass_, kind, SCHEDULES[number % 3])
-                if impl == "cuda-direct":
-                    run = partial(_cut_directly, run, 0)
+                if impl == "cuda-direct":  # by number the largest tile, and one of several channels
+                    run = partial(_cut_directly, run, 7 * number)
                 yield f"{impl} {pass_} {name} {kind}", run
 
 

@@ -46,6 +46,7 @@ _OF_TEST = 2  # whether a row of the source and one of the tile meet
 _OF_MEETING = 6  # of a row of the source and one of the tile
 _OF_TILE = 85
 
+_SECTOR = 32  # bytes of global memory that are moved together
 _EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
 _ENOUGH_WARPS = 16  # on a multiprocessor, for that: modelled
 _LEAST_ROUNDS = 2  # of tiles, that a chunk of the filter gradient keeps
@@ -118,6 +119,7 @@ class Cut:
         parts: of the filter, that blocks sum.
         rounds: of tiles, one for each strip of a block.
         instructions, products: of a thread, for a tile.
+        sectors: of global memory that it asks for, of 32 bytes, with what neighbours ask for too.
     """
 
     block: Block
@@ -131,10 +133,15 @@ class Cut:
     rounds: int
     instructions: float
     products: float
+    sectors: float
 
     def issuing(self, chip: Chip) -> float:
         """Cycles in which the busiest multiprocessor begins what it executes."""
         return self._busy(chip) * self.instructions / cost.ISSUED_BY_WARPS
+
+    def asking(self, chip: Chip) -> float:
+        """Cycles in which it is given the sectors that it asks for."""
+        return self._busy(chip) * 32 * self.sectors / cost.SECTORS
 
     def multiplying(self, chip: Chip, rate: float) -> float:
         """Cycles of its multipliers, of which the chip has so many TFLOP/s."""
@@ -368,10 +375,29 @@ def _cut(
     tiles = problem.N * walked[0] * down.tiles * across.tiles
     rounds = -(-tiles // block.strips)
     multiplied = slices * down.pairs * products
+    source, result = ("y", "x") if pass_ == "backprop_input" else ("x", "y")
+    step = problem.stride[-1]
+    under = across.extent / step if pass_ == "backprop_input" else across.extent * step
+    of_piece = pieces.source_channels * pieces.source_columns
+    sectors = slices * down.met * of_source * _sectors(request, source, block, under, of_piece)
+    of_piece = pieces.result_channels * pieces.result_columns
+    sectors += down.extent * of_result * _sectors(request, result, block, across.extent, of_piece)
     return Cut(
         block, down, across, pieces, tap_rows, share, resident, parts, rounds,
-        instructions, multiplied,
+        instructions, multiplied, sectors,
     )  # fmt: skip
+
+
+def _sectors(request: Request, role: str, block: Block, columns: float, of_piece: int) -> float:
+    """Sectors of a thread that moves a piece of x or y, of tiles so many columns apart."""
+    problem, memory = request.problem, request.memory
+    layout, channels = (memory.x, problem.C) if role == "x" else (memory.y, problem.K)
+    apart = columns
+    if block.lanes > 1:
+        lanes = block.lanes * block.number
+        apart = channels / lanes if layout[problem.data_axes[1]] == 1 else _SECTOR
+    itemsize = ITEMSIZE[problem.dtype]
+    return min(max(apart, of_piece) * itemsize, _SECTOR) / _SECTOR
 
 
 class Direct(Streaming):
@@ -409,7 +435,8 @@ class Direct(Streaming):
         made = cut(request)
         assert made is not None
         chip = request.device.chip
-        cycles = max(made.issuing(chip), made.multiplying(chip, cost.plain_rate(request)))
+        multiplying = made.multiplying(chip, cost.plain_rate(request))
+        cycles = max(made.issuing(chip), made.asking(chip), multiplying)
         microseconds = cycles / (chip.clock * 1e3)
         chunks = chunks_of(made.rounds, made.block.number * made.parts, _LEAST_ROUNDS)
         # Every part of the filter takes both tensors again, mostly from L2.

@@ -48,8 +48,8 @@ PIXEL_INSTRUCTIONS = 85
 TAP_INSTRUCTIONS = 9
 """For one of these taps."""
 
-COUNTING_WAVEFRONTS = 50
-"""Of shared memory, of that warp."""
+COUNTING_WAVEFRONTS = 1.4
+"""Of shared memory, of that warp for each place of the step."""
 
 BLOCK_INSTRUCTIONS = 450
 """Of a warp before its main loop, and after it without what each result takes."""
@@ -333,7 +333,8 @@ def work_of_step(request: Request, tile: Tile, found: Accesses) -> cost.Work:
     if request.pass_ == "backprop_filter":
         counting = PIXEL_INSTRUCTIONS + TAP_INSTRUCTIONS * tap_bits(request.problem)
     rest = STEP_INSTRUCTIONS
-    stepping = cost.Work(0, COUNTING_WAVEFRONTS, warps * rest + counting, rest + counting, 0)
+    wavefronts = COUNTING_WAVEFRONTS * tile.block_k
+    stepping = cost.Work(0, wavefronts, warps * rest + counting, rest + counting, 0)
     return stepping + _products(request, tile, found) + _copies(request, tile, found)
 
 

@@ -383,13 +383,6 @@ def _operations(request: Request, made: Cut) -> int:
     return made.products * 2 * 16 * 8 * 8 * rows_of(request).word
 
 
-def _halo_bytes(request: Request, made: Cut) -> int:
-    problem = request.problem
-    blocks = made.tiles * -(-problem.K // made.filters) * made.shares
-    loaded = blocks * made.pieces * access_of(request).x_vector
-    return max(loaded - prod(problem.input_shape), 0) * ITEMSIZE[problem.dtype]
-
-
 class Patch(Streaming):
     name = "cuda-patch"
     summary = (
@@ -424,9 +417,12 @@ class Patch(Streaming):
             made.wavefronts,
             made.instructions,
         )
-        others = -(-request.problem.K // made.filters) * made.shares
+        problem = request.problem
+        others = -(-problem.K // made.filters) * made.shares
         chunks = chunks_of(made.tiles, others, _LEAST_TILES)
-        return Flow(microseconds / _EFFICIENCY, chunks, _halo_bytes(request, made))
+        # Each block of filters, and of words, takes x again.
+        again = (others - 1) * prod(problem.input_shape) * ITEMSIZE[problem.dtype]
+        return Flow(microseconds / _EFFICIENCY, chunks, again)
 
 
 CUDA_PATCH = Patch()

@@ -28,12 +28,13 @@ class Flow:
     Attributes:
         microseconds: of computing, at the share of the chip's rates that it reaches.
         chunks: that the filter gradient's pixels are best cut into.
-        halo_bytes: of the input that neighbouring blocks load again; mostly from L2.
+        again_bytes: that blocks far apart load again, half of them from L2; what neighbouring
+            blocks do comes from there, which takes less time than the tensors do from memory.
     """
 
     microseconds: float
     chunks: int = 1
-    halo_bytes: int = 0
+    again_bytes: int = 0
 
 
 class Streaming(Family):
@@ -75,7 +76,7 @@ class Streaming(Family):
         problem, flow, launches, workspace = request.problem, self.flow(request), 1, 0
         if request.pass_ == "backprop_filter":
             launches, workspace = 2, chunks * chunk_bytes(problem)
-        size = problem.bytes + 2 * workspace + flow.halo_bytes / 2
+        size = problem.bytes + 2 * workspace + flow.again_bytes / 2
         memory = cost.moving(request.device.chip, size)
         microseconds = max(flow.microseconds, memory) + launches * cost.LAUNCH_OVERHEAD
         return Candidate(

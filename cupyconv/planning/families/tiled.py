@@ -7,7 +7,7 @@ from abc import abstractmethod
 from cupyconv.planning import cost
 from cupyconv.planning.families.family import Candidate, Family, Tile, accumulator_bytes
 from cupyconv.planning.request import Request
-from cupyconv.problem import GemmView
+from cupyconv.problem import ITEMSIZE, GemmView
 
 
 class Tiled(Family):
@@ -62,8 +62,12 @@ class Tiled(Family):
         padded = sum(n * k for n, k in zip(per_gemm, depth, strict=True))
         blocks = sum(per_gemm)
         workspace = splits * self.split_bytes(request) if splits > 1 else 0
-        memory = cost.moving(chip, request.problem.bytes + 2 * workspace)
-        launches = 1 if splits == 1 else 2
+        problem = request.problem
+        memory, adding = cost.moving(chip, problem.bytes), 0.0
+        if splits > 1:  # a launch writes the sums, and the next one reads them
+            result = workspace // splits // accumulator_bytes(problem) * ITEMSIZE[problem.dtype]
+            memory = cost.moving(chip, problem.bytes - result + workspace)
+            adding = cost.moving(chip, workspace + result) + cost.LAUNCH_OVERHEAD
         computing = self.computing(request, tile, padded, blocks * splits) if blocks else 0
-        microseconds = max(computing, memory) + launches * cost.LAUNCH_OVERHEAD
+        microseconds = max(computing, memory) + cost.LAUNCH_OVERHEAD + adding
         return Candidate(self, microseconds, tile, blocks, splits, workspace, computing=computing)

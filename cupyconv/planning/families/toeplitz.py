@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import gcd, prod
+from math import gcd
 
 from cupyconv.planning import cost
 from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
 from cupyconv.planning.request import Request
-from cupyconv.problem import ITEMSIZE, ConvProblem
+from cupyconv.problem import ConvProblem
 
 CHANNELS = 8
 """Channels of a block, a warp each."""
@@ -144,14 +144,6 @@ def _cycles(made: Cut, pass_: str, taps: int) -> float:
     return made.patches * made.shares * of_patch
 
 
-def _halo_bytes(request: Request, made: Cut) -> int:
-    problem = request.problem
-    blocks = made.strips + window(problem.filter_sizes[-1]) - 1
-    loaded = problem.groups * made.patches * made.shares * made.lines * blocks * 8
-    source = problem.output_shape if request.pass_ == "backprop_input" else problem.input_shape
-    return max(loaded - prod(source), 0) * ITEMSIZE[problem.dtype]
-
-
 class Toeplitz(Streaming):
     name = "cuda-toeplitz"
     summary = "rows of a channel times the filter's rows as Toeplitz matrices, on the tensor cores"
@@ -193,7 +185,8 @@ class Toeplitz(Streaming):
             instructions=warps * 32 * _instructions(made, request.pass_, taps),
         )
         chunks = chunks_of(made.patches, others, _LEAST_PATCHES)
-        return Flow(microseconds / _EFFICIENCY, chunks, _halo_bytes(request, made))
+        # Each part of the filter's rows takes both tensors again.
+        return Flow(microseconds / _EFFICIENCY, chunks, (made.shares - 1) * problem.bytes)
 
 
 CUDA_TOEPLITZ = Toeplitz()

@@ -12,7 +12,7 @@ import cupyconv
 from cupyconv import arrays, backends, markup, measuring, operations
 from cupyconv.backends import GpuBackend, Run
 from cupyconv.cpu.threads import cores
-from cupyconv.errors import ConvError, DeviceError, shown, unknown_word
+from cupyconv.errors import ConvError, DeviceError, require_word, shown, words_of
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.gpu import compiler, launch
 from cupyconv.gpu.compiler import Variant
@@ -234,12 +234,11 @@ class Ahead:
     ) -> None:
         """Add what some passes of a layer will load."""
         require_problem("warm", problem)
-        operations.require_words(activation, self._precision)
+        operations.require_words(activation, self._precision, self._impl)
         operations.require_activation(activation, problem)
-        if layout not in (None, *LAYOUTS):
-            raise unknown_word("layout", layout, LAYOUTS)
+        require_word("layout", layout, (None, *LAYOUTS))
         strides = Strides.contiguous(problem) if layout is None else Strides.of(problem, layout)
-        for word in (passes,) if isinstance(passes, str) else passes:
+        for word in words_of("passes", "pass", passes, PASSES):
             pass_ = word
             if transposed:
                 pass_ = {"forward": "backprop_input", "backprop_input": "forward"}.get(word, word)
@@ -257,7 +256,7 @@ class Ahead:
         Raises:
             ConvError, DeviceError, KernelCompileError: as for ``warm``.
         """
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
+        if threads is not None and (type(threads) is not int or threads < 1):
             raise ConvError(
                 "threads must be how many compile, 1 at least",
                 f"got {shown(threads)}",

@@ -134,7 +134,7 @@ def _kernel_json(kernel: WarmKernel, layers: list[tuple[Layer, ConvProblem]]) ->
         {"layer": layer.name, "pass": use.pass_}
         for use in kernel.uses
         for layer, problem in layers
-        if problem == use.problem
+        if (problem, layer.is_transposed) == (use.problem, use.transposed)
     ]
     return {
         "source": kernel.source,

@@ -18,7 +18,7 @@ from cupyconv.gpu import bias, launch, launches, tensormaps
 from cupyconv.planning.device import CPU, Device
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
-from cupyconv.problem import ITEMSIZE, ConvProblem, bytes_text, shape_text
+from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem, bytes_text, shape_text
 
 
 class Tensors(NamedTuple):
@@ -221,6 +221,9 @@ class GpuBackend:
         form: launch.FilterForm | None = None,
     ) -> Run:
         assert strides is not None
+        for shape in (problem.input_shape, problem.filter_shape, problem.output_shape):
+            if prod(shape) * ITEMSIZE[problem.dtype] > LARGEST:
+                raise MemoryError(memory_text(shape, problem.dtype))  # nor can it be counted
         workspace_bytes = pass_plan.workspace_bytes
         if form is not None:
             strides = replace(strides, w_arranged=True)

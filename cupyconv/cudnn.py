@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import cupyconv
 from cupyconv import arrays, formats, operations
-from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
 from cupyconv.operations import Called
 from cupyconv.problem import LARGEST, Names, Padding, Size
 
@@ -78,13 +78,14 @@ def set_max_workspace_size(size: int) -> None:
     Raises:
         ConvError: ``size`` is not a number of bytes.
     """
-    if isinstance(size, bool) or not hasattr(size, "__index__") or size < 0:
+    is_number = isinstance(size, Integral) and not isinstance(size, bool)
+    if not is_number or not 0 <= size <= LARGEST:
         raise ConvError(
             "the workspace size must be a number of bytes",
             f"got {shown(size)}",
             "Use 0 for none at all, or 2**63 - 1 for no limit",
         )
-    cupyconv.workspace_limit = size.__index__()
+    cupyconv.workspace_limit = int(size)
 
 
 def convolution_forward(
@@ -224,13 +225,15 @@ def _rules(
 ) -> tuple[Any, ...]:
     """The rules of a call in the library's words."""
     for what, layout in (("d_layout", d_layout), ("w_layout", w_layout)):
-        if not isinstance(layout, Integral) or layout not in _LAYOUTS:
+        is_number = isinstance(layout, Integral) and not isinstance(layout, bool)
+        if not is_number or layout not in _LAYOUTS:
             raise ConvError(
                 f"{what} must be CUDNN_TENSOR_NCHW or CUDNN_TENSOR_NHWC",
                 f"got {shown(layout)}",
                 f"Use one of {', '.join(map(str, _LAYOUTS))}",
             )
-    rank = len(getattr(data, "shape", ())) - 2
+    shape = getattr(data, "shape", None)
+    rank = len(shape) - 2 if isinstance(shape, tuple) else 0
     data_format = filter_format = None
     if rank in formats.SPATIAL_AXES:  # else ConvProblem reports the rank
         data_format = formats.data_formats(rank)[_LAYOUTS.index(d_layout)]
@@ -240,8 +243,7 @@ def _rules(
 
 
 def _precision(tensor_core: str) -> str:
-    if not isinstance(tensor_core, str) or tensor_core not in _PRECISIONS:
-        raise unknown_word("tensor_core", tensor_core, _PRECISIONS)
+    require_word("tensor_core", tensor_core, _PRECISIONS)
     return _PRECISIONS[tensor_core]
 
 

@@ -54,8 +54,8 @@ def shown(value: object) -> str:
     """A value in a message: its repr, or the beginning of a long one."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # Python writes neither huge integers nor deep lists
-        return f"one of type {type(value).__name__} that is too long to be shown"
+    except Exception:  # of huge integers and deep lists, or of its own making
+        return f"one of type {type(value).__name__} that cannot be shown"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -70,6 +70,37 @@ def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
     suggestion = next((word for word in words if near and word.lower() == near[0]), None)
     remedy = f"Did you mean {suggestion!r}? " if suggestion else ""
     return ConvError(f"unknown {what}", text, f"{remedy}Known: {', '.join(map(repr, words))}")
+
+
+def require_word(what: str, given: object, known: Iterable[str | None]) -> None:
+    """Check that a word is one of ``known``, of which None may be one.
+
+    Raises:
+        ConvError: it is not, or no word at all.
+    """
+    words = tuple(known)
+    # Others are not compared: an array answers for each of its elements.
+    if not isinstance(given, str | None) or given not in words:
+        raise unknown_word(what, given, filter(None, words))
+
+
+def words_of(argument: str, what: str, given: object, known: Sequence[str]) -> tuple[str, ...]:
+    """The words of an argument that takes one or several, each once.
+
+    Raises:
+        ConvError: one of them is not known.
+        ConvTypeError: it is neither.
+    """
+    try:
+        words = (given,) if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConvTypeError(
+            f"{argument} must be a word, or several: got {shown(given)}. "
+            f"Known: {', '.join(map(repr, known))}"
+        ) from None
+    for word in words:
+        require_word(what, word, known)
+    return tuple(dict.fromkeys(words))
 
 
 def install_command(extra: str) -> str:

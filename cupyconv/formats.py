@@ -49,7 +49,8 @@ def resolve_data_format(word: str | None, spatial_rank: int) -> DataFormat:
     if word is None:
         return first
     aliases: dict[str, str] = {CHANNELS_FIRST: first, CHANNELS_LAST: last}
-    wanted = aliases.get(str(word).lower(), str(word).upper())
+    text = word if isinstance(word, str) else ""
+    wanted = aliases.get(text.lower(), text.upper())
     return _of_rank("data_format", word, wanted, spatial_rank, data_formats, tuple(aliases))
 
 
@@ -64,7 +65,8 @@ def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str)
     output_first, output_last, _ = filter_formats(spatial_rank)
     if word is None:
         return output_last if data_format.endswith("C") else output_first
-    return _of_rank("filter_format", word, str(word).upper(), spatial_rank, filter_formats, ())
+    wanted = word.upper() if isinstance(word, str) else ""
+    return _of_rank("filter_format", word, wanted, spatial_rank, filter_formats, ())
 
 
 _Word = TypeVar("_Word", DataFormat, FilterFormat)

@@ -23,11 +23,10 @@ they leave to the reader:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from cupyconv import arrays, operations
-from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
 from cupyconv.operations import Called
 from cupyconv.problem import (
     TRANSPOSED,
@@ -333,8 +332,7 @@ def conv_transpose_problem(
 
 
 def _auto_pad(word: str) -> str:
-    if word not in _AUTO_PADS:
-        raise unknown_word("auto_pad", word, _AUTO_PADS)
+    require_word("auto_pad", word, _AUTO_PADS)
     return word
 
 
@@ -343,7 +341,7 @@ def _require_lists(**given: Any) -> None:
         try:
             if values is not None:
                 len(values)
-                list(map(index, values))
+                integers(what, values)
         except TypeError:
             raise ConvTypeError(
                 f"{what} must be a list of integers: got {shown(values)}. "
@@ -378,7 +376,8 @@ def _pairs(pads: Ints, rank: int) -> tuple[tuple[int, int], ...]:
             f"got {len(pads)} values for {rank} spatial axes",
             f"Pass {2 * rank} integers",
         )
-    return tuple(zip(pads[:rank], pads[rank:], strict=True))
+    numbers = tuple(pads)
+    return tuple(zip(numbers[:rank], numbers[rank:], strict=True))
 
 
 def _wrong_count(what: str, count: int, rank: int) -> ConvError:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
 
 import cupyconv
 from cupyconv import arrays, backends, formats, measuring
 from cupyconv.backends import Backend, Run, Tensors
-from cupyconv.errors import ConvError, ConvTypeError, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, require_word, unknown_word, words_of
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.planning import (
     ACTIVATIONS,
@@ -23,6 +24,7 @@ from cupyconv.planning import (
     Precision,
     Request,
     plan_pass,
+    require_limit,
 )
 from cupyconv.planning import (
     plan as _plan,
@@ -417,16 +419,13 @@ def conv_backward(
     Raises:
         ConvError, ConvTypeError, DeviceError: as for the single passes.
     """
-    wanted = (needs,) if isinstance(needs, str) else tuple(needs)
-    for word in wanted:
-        if word not in GRADIENTS:
-            raise unknown_word("gradient in needs", word, GRADIENTS)
+    wanted = words_of("needs", "gradient in needs", needs, GRADIENTS)
     rules = (stride, padding, dilation, groups, data_format, filter_format)
     held = w if isinstance(w, PreparedFilter) else None
     (x, w, dy), _, backend = _take(("x", "w", "dy"), (x, w if held is None else held.array, dy))
     if wanted in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
         # No pass would check all of the layer.
-        require_words(None, precision)
+        require_words(None, precision, impl)
         layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}
         _problem("backprop_filter", layouts, None, rules)
     how = (rules, None, impl, precision)
@@ -551,11 +550,8 @@ def prepare(
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
     require_problem("prepare", problem)
-    require_words(None, precision)
-    wanted = (passes,) if isinstance(passes, str) else tuple(dict.fromkeys(passes))
-    for word in wanted:
-        if word not in FILTER_PASSES:
-            raise unknown_word("pass that reads a filter", word, FILTER_PASSES)
+    require_words(None, precision, impl)
+    wanted = words_of("passes", "pass that reads a filter", passes, FILTER_PASSES)
     (array,), _, backend = _take(("w",), (w,))
     layout = _Layout.of(array)
     dtype = _common_dtype({"w": layout})
@@ -609,7 +605,9 @@ def plan(
         DeviceError: it is to be measured and there is no GPU.
     """
     require_problem("plan", problem)
+    require_words(None, precision, impl)
     limit = cupyconv.workspace_limit if workspace_limit is None else workspace_limit
+    require_limit(limit)
     if measure:
         return _measured_plan(problem, device, impl, precision, limit)
     chosen = backends.current_device() if device is None else device
@@ -835,10 +833,21 @@ def _of_a_new_array(shape: tuple[int, ...], strides: Any, dtype: Any) -> tuple[A
     return shape, tuple(step * dtype.itemsize for step in steps), dtype
 
 
-def _spelling(shape: Any, rules: tuple[Any, ...]) -> str | None:
-    """Tells 2.0, which is refused, from 2, which it equals; None for integers and words alone."""
-    plain = shape is None or (type(shape) is tuple and _PLAIN.issuperset(map(type, shape)))
-    return None if plain and _PLAIN.issuperset(map(type, rules)) else repr((shape, rules))
+def _spelling(shape: Any, rules: tuple[Any, ...]) -> Any:
+    """What tells True, which is refused, from 1, which it equals: types.
+
+    A list, under which nothing is kept, if there is any but integers and words: others may come to
+    mean something else, as an array may.
+    """
+    types, values = [], [shape, *rules]
+    for value in values:
+        if type(value) is tuple:
+            values += value
+        elif type(value) not in _PLAIN:
+            if not isinstance(value, Integral):
+                return []
+            types.append(type(value))
+    return tuple(types)
 
 
 @lru_cache(maxsize=4096)
@@ -850,7 +859,7 @@ def _ready(
     alignment: int,
     shape: Any,
     rules: tuple[Any, ...],
-    spelling: str | None,
+    spelling: tuple[type, ...],
     impl: Impl | Plan,
     precision: str,
     activation: str | None,
@@ -863,7 +872,7 @@ def _ready(
     Raises:
         ConvError, ConvTypeError: all that can be wrong with a call, but for where its arrays are.
     """
-    require_words(activation, precision)
+    require_words(activation, precision, impl)
     layouts = dict(zip(_GIVEN[operation], map(_Layout._make, given), strict=False))
     if out is not None:
         layouts["out"] = _Layout._make(out)
@@ -1100,12 +1109,12 @@ def bias_problem(
 # -- checking --------------------------------------------------------------------------------------
 
 
-def require_words(activation: str | None, precision: str) -> None:
-    """Check that both are words that there are."""
-    if activation not in ACTIVATIONS:
-        raise unknown_word("activation", activation, filter(None, ACTIVATIONS))
-    if precision not in PRECISIONS:
-        raise unknown_word("precision", precision, PRECISIONS)
+def require_words(activation: str | None, precision: str, impl: str | Plan) -> None:
+    """Check that they are words that there are; of ``impl``, that it is one, or a plan."""
+    require_word("activation", activation, ACTIVATIONS)
+    require_word("precision", precision, PRECISIONS)
+    if not isinstance(impl, (str, Plan)):
+        raise unknown_word("impl", impl, get_args(Impl))
 
 
 def require_activation(activation: str | None, problem: ConvProblem) -> None:

@@ -125,7 +125,10 @@ def _place(device: Device) -> str:
 
 def _differences(prepared: ConvProblem, called: ConvProblem) -> tuple[str, str] | None:
     """The rules that two layers differ in, of each; None if only their inputs' sizes may differ."""
-    mine, theirs = ({**one.keywords, "dtype": one.dtype} for one in (prepared, called))
+    mine, theirs = (
+        {**one.keywords, "dtype": one.dtype, "filter_shape": one.filter_shape}
+        for one in (prepared, called)
+    )
     words = [word for word in mine if mine[word] != theirs[word]]
     if prepared.padding == called.padding:
         words = [word for word in words if word != "padding"]  # in other words

@@ -8,7 +8,7 @@ convolutions are cross-correlations (no filter flip), as in every framework.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -16,7 +16,7 @@ from math import gcd, prod
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, cast
 
 from cupyconv import formats, markup
-from cupyconv.errors import ConvError, ConvTypeError, one_of, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, one_of, require_word, shown, unknown_word
 from cupyconv.formats import DataFormat, FilterFormat
 
 PASSES = ("forward", "backprop_input", "backprop_filter")
@@ -530,8 +530,7 @@ class ConvProblem:
         Formulas as in CUTLASS's implicit_gemm_convolution.md; the stride phases of
         backprop_input are counted together.
         """
-        if pass_ not in self._gemms:
-            raise unknown_word("pass", pass_, PASSES)
+        require_word("pass", pass_, PASSES)
         return self._gemms[pass_]
 
     @cached_property
@@ -722,9 +721,14 @@ def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
         step, divisor = divisor, step
 
 
+_MOST_SIZES = 12
+"""That are still printed, of a shape that no tensor here can have."""
+
+
 def shape_text(shape: Iterable[int]) -> str:
     """A shape as it is printed and read on the command line: ``1x5x5x3``."""
-    return "x".join(map(str, shape))
+    sizes = list(map(str, shape))
+    return "x".join(sizes if len(sizes) <= _MOST_SIZES else [*sizes[:_MOST_SIZES], "..."])
 
 
 def bytes_text(size: float) -> str:
@@ -761,10 +765,11 @@ def dtype_name(dtype: Any, owner: str = "x") -> DtypeName:
     """
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
     if name is None:
-        name = getattr(dtype, "__name__", str(dtype))
-    if name not in ITEMSIZE:
+        name = getattr(dtype, "__name__", None)
+    if not isinstance(name, str) or name not in ITEMSIZE:
+        text = shown(name).strip("'") if isinstance(name, str) else shown(dtype)
         raise ConvTypeError(
-            f"dtype must be one of {', '.join(ITEMSIZE)}: got {name}. "
+            f"dtype must be one of {', '.join(ITEMSIZE)}: got {text}. "
             f"Convert the arrays first, for example {owner}.astype('float32')"
         )
     return cast(DtypeName, name)
@@ -871,11 +876,13 @@ def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> 
 def integer(what: str, value: object) -> int:
     """An integer of 64 bits, from an argument that is called ``what``."""
     try:
+        if isinstance(value, bool):  # NumPy's True is no integer either
+            raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ConvTypeError(
-            f"{what} must be made of integers: got {value!r} of type {type(value).__name__}. "
-            "Pass an int, or a tuple of ints"
+            f"{what} must be made of integers: got {shown(value)} of type "
+            f"{type(value).__name__}. Pass an int, or a tuple of ints"
         ) from None
     if abs(number) > LARGEST:
         raise ConvError(
@@ -888,9 +895,10 @@ def integer(what: str, value: object) -> int:
 
 def integers(what: str, value: Iterable[int]) -> tuple[int, ...]:
     """A shape, likewise."""
-    if not _is_sequence(value):
+    if not is_sequence(value):
         raise ConvTypeError(
-            f"{what} must be a tuple of integers: got {value!r}. Pass for example (1, 3, 32, 32)"
+            f"{what} must be a tuple of integers: got {shown(value)}. "
+            "Pass for example (1, 3, 32, 32)"
         )
     return tuple(integer(what, size) for size in value)
 
@@ -928,8 +936,10 @@ def spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple
 # -- reading the constructor's arguments ---------------------------------------------------------
 
 
-def _is_sequence(value: object) -> bool:
-    return hasattr(value, "__iter__") and not isinstance(value, str)
+def is_sequence(value: object) -> bool:
+    """Whether it is several values in an order; an array without axes is one."""
+    unordered = isinstance(value, (str, bytes, bytearray, Mapping, Set))
+    return hasattr(value, "__iter__") and not unordered and getattr(value, "ndim", 1) != 0
 
 
 def _count(what: str, value: object) -> int:
@@ -940,7 +950,7 @@ def _count(what: str, value: object) -> int:
 
 
 def _per_axis(what: str, value: Size, rank: int) -> tuple[int, ...]:
-    if not _is_sequence(value):
+    if not is_sequence(value):
         return (_positive(what, value),) * rank
     values = tuple(value)  # type: ignore[arg-type]
     if len(values) != rank:
@@ -970,7 +980,7 @@ def _shapes_for(
     strides = _per_axis(names.stride, arguments["stride"], rank)
     if output_padding is None:
         extra = tuple(s - 1 if mode.startswith("same") else 0 for s in strides)
-    elif _is_sequence(output_padding):
+    elif is_sequence(output_padding):
         extra = tuple(integer("output_padding", v) for v in output_padding)  # type: ignore[union-attr]
     else:
         extra = (integer("output_padding", output_padding),) * rank
@@ -1024,7 +1034,7 @@ def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[i
         if mode not in PADDING_WORDS:
             raise unknown_word(what, padding, PADDING_WORDS)
         return mode, ((0, 0),) * rank
-    if not _is_sequence(padding):
+    if not is_sequence(padding):
         amount = integer(what, padding)
         sides: tuple = ((amount, amount),) * rank
     else:
@@ -1049,7 +1059,7 @@ def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[i
 
 
 def _pair(what: str, side: object) -> tuple[int, int]:
-    if not _is_sequence(side):
+    if not is_sequence(side):
         amount = integer(what, side)
         return amount, amount
     values = tuple(integer(what, v) for v in side)  # type: ignore[attr-defined]

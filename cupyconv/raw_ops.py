@@ -25,15 +25,14 @@ What TensorFlow's documentation leaves to the reader:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupyconv import arrays, formats, operations
-from cupyconv.errors import ConvError, ConvTypeError, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
 from cupyconv.operations import Called
-from cupyconv.problem import Names, Rules, shape_text
+from cupyconv.problem import Names, Rules, integers, shape_text
 
 __all__ = [
     "BiasAddGrad",
@@ -552,7 +551,7 @@ def _of_spatial_axes(what: str, given: Sequence[int], layout: str) -> tuple[int,
     if len(values) != len(layout):
         raise ConvError(
             f"{what} must have an entry for each axis of {layout}",
-            f"got {len(values)} values, {list(values)}",
+            f"got {len(values)} values, {shown(list(values))}",
             f"Pass for example {what}={[1] * len(layout)}",
         )
     batch, channels, *spatial = formats.data_axes(layout)
@@ -560,7 +559,7 @@ def _of_spatial_axes(what: str, given: Sequence[int], layout: str) -> tuple[int,
         valid = [1 if axis in (batch, channels) else v for axis, v in enumerate(values)]
         raise ConvError(
             f"{what} must be 1 on the batch and channel axes of {layout}",
-            f"got {list(values)}",
+            f"got {shown(list(values))}",
             f"Use {what}={valid}",
         )
     return tuple(values[axis] for axis in spatial)
@@ -578,7 +577,7 @@ def _padding(
         if sides:
             raise ConvError(
                 "explicit_paddings go with padding='EXPLICIT' only",
-                f"got {list(sides)} with padding={padding!r}",
+                f"got {shown(list(sides))} with padding={padding!r}",
                 "Use padding='EXPLICIT', or leave out explicit_paddings",
             )
         return word.lower()
@@ -594,7 +593,7 @@ def _padding(
         valid = [0 if axis // 2 in (batch, channels) else v for axis, v in enumerate(sides)]
         raise ConvError(
             f"explicit_paddings must be 0 on the batch and channel axes of {layout}",
-            f"got {list(sides)}",
+            f"got {shown(list(sides))}",
             f"Use explicit_paddings={valid}",
         )
     return tuple(pairs[axis] for axis in spatial)
@@ -602,17 +601,19 @@ def _padding(
 
 def _word(given: Any) -> str:
     """A word, which TensorFlow takes as bytes too; upper and lower case differ."""
-    return given.decode(errors="replace") if isinstance(given, bytes) else str(given)
+    if isinstance(given, bytes):
+        return given.decode(errors="replace")
+    return given if isinstance(given, str) else shown(given)
 
 
 def _integers(what: str, given: Any) -> tuple[int, ...]:
     """Integers from a sequence or an array; an array in a GPU's memory is copied to the host."""
     try:
-        return tuple(map(operator.index, given.tolist() if hasattr(given, "tolist") else given))
-    except TypeError:
+        return integers(what, given.tolist() if hasattr(given, "tolist") else given)
+    except ConvTypeError:
         raise ConvTypeError(
-            f"{what} must be a list of integers: got {given!r} of type {type(given).__name__}. "
-            "Pass for example [1, 1, 1, 1]"
+            f"{what} must be a list of integers: got {shown(given)} of type "
+            f"{type(given).__name__}. Pass for example [1, 1, 1, 1]"
         ) from None
 
 
@@ -637,7 +638,7 @@ def _input_shape(
         raise ConvError(
             f"input_sizes must be the input's shape of {rank + 2} values, or its {rank} spatial "
             "sizes",
-            f"got {len(sizes)} values, {list(sizes)}",
+            f"got {len(sizes)} values, {shown(list(sizes))}",
             f"Pass {rank + 2} values in {window['data_format']} order",
         )
     batch, channels, *spatial = formats.data_axes(window["data_format"])
@@ -653,7 +654,7 @@ def _filter_shape(rank: int, filter_sizes: Any) -> tuple[int, ...]:
     if len(sizes) != rank + 2:
         raise ConvError(
             f"filter_sizes must be the filter's shape of {rank + 2} values",
-            f"got {len(sizes)} values, {list(sizes)}",
+            f"got {len(sizes)} values, {shown(list(sizes))}",
             "Pass its spatial sizes, its in depth and its out depth",
         )
     return sizes

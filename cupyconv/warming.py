@@ -12,7 +12,7 @@ import cupyconv
 from cupyconv import arrays, backends, markup, measuring, operations
 from cupyconv.backends import GpuBackend, Run
 from cupyconv.cpu.threads import cores
-from cupyconv.errors import ConvError, DeviceError, shown, unknown_word
+from cupyconv.errors import ConvError, DeviceError, require_word, shown, words_of
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.gpu import compiler, launch
 from cupyconv.gpu.compiler import Variant
@@ -36,10 +36,11 @@ BIAS_GRADIENT = "backprop_bias"
 
 
 class Use(NamedTuple):
-    """What loads a kernel: a pass of a problem."""
+    """What loads a kernel: a pass of a problem, or of the transposed convolution of one."""
 
     problem: ConvProblem
     pass_: str
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class WarmKernel:
 
     @property
     def layers(self) -> int:
-        """How many different problems load it."""
-        return len({use.problem for use in self.uses})
+        """How many different layers load it."""
+        return len({(use.problem, use.transposed) for use in self.uses})
 
     @property
     def tile(self) -> str:
@@ -127,6 +128,8 @@ class Warmed:
         """What was done, in a line."""
         count, new = len(self.kernels), len(self.compiled)
         what = f"{count} kernel{'' if count == 1 else 's'} for {self.device.architecture}"
+        if not count:
+            return f"no kernels for {self.device.architecture}: these layers load none"
         if not new:
             return f"{what}: all there, in {self.folder}"
         return (
@@ -189,6 +192,7 @@ def warm(
             problem, or the cache cannot keep what is compiled.
         DeviceError: CuPy or its compiler is missing; or there is no GPU and no device is given.
         KernelCompileError: a kernel does not compile; the others are in the cache then.
+        MemoryError: a tensor has more bytes than can be counted.
     """
     ahead = Ahead(
         device,
@@ -234,20 +238,21 @@ class Ahead:
     ) -> None:
         """Add what some passes of a layer will load."""
         require_problem("warm", problem)
-        operations.require_words(activation, self._precision)
+        operations.require_words(activation, self._precision, self._impl)
         operations.require_activation(activation, problem)
-        if layout not in (None, *LAYOUTS):
-            raise unknown_word("layout", layout, LAYOUTS)
+        require_word("layout", layout, (None, *LAYOUTS))
         strides = Strides.contiguous(problem) if layout is None else Strides.of(problem, layout)
-        for word in (passes,) if isinstance(passes, str) else passes:
+        for word in words_of("passes", "pass", passes, PASSES):
             pass_ = word
             if transposed:
                 pass_ = {"forward": "backprop_input", "backprop_input": "forward"}.get(word, word)
             how = activation if word == "forward" else None
+            use = Use(problem, pass_, bool(transposed))
             for planned in self._planned(problem, pass_, strides):
-                self._add(problem, pass_, self._backend.prepare(planned, problem, strides, how))
+                self._add(use, self._backend.prepare(planned, problem, strides, how))
             if word == "backprop_filter":
-                self._add(problem, BIAS_GRADIENT, self._bias_gradient(problem, strides, transposed))
+                run = self._bias_gradient(problem, strides, transposed)
+                self._add(use._replace(pass_=BIAS_GRADIENT), run)
 
     def compile(
         self, threads: int | None = None, done: Callable[[], None] = lambda: None
@@ -257,7 +262,7 @@ class Ahead:
         Raises:
             ConvError, DeviceError, KernelCompileError: as for ``warm``.
         """
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
+        if threads is not None and (type(threads) is not int or threads < 1):
             raise ConvError(
                 "threads must be how many compile, 1 at least",
                 f"got {shown(threads)}",
@@ -299,12 +304,12 @@ class Ahead:
         summed = operations.bias_problem("dy", shape, problem.data_format, problem.dtype)
         return self._backend.prepare_bias(summed, steps, 1, strides.alignment)
 
-    def _add(self, problem: ConvProblem, pass_: str, run: Run) -> None:
+    def _add(self, use: Use, run: Run) -> None:
         assert isinstance(run, launch.Series)
         assert self.device.architecture is not None
         for one in run.launches:
             variant = launch.variant_of(one, self.device.architecture)
-            self._uses.setdefault(variant, {})[Use(problem, pass_)] = None
+            self._uses.setdefault(variant, {})[use] = None
 
 
 def _gpu(device: str | Device | None) -> Device:

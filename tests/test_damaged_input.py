@@ -172,7 +172,7 @@ def test_onnx_attributes_of_transposed_layers(tmp_path, attribute):
     [
         ({"inputs": ("x",)}, "a Conv takes x and w"),
         ({"inputs": ()}, "whole ONNX file"),
-        ({"inputs": ("", "")}, "must be known"),
+        ({"inputs": ("", "")}, "a Conv takes x and w: it has 0 of them"),
         ({"inputs": ("a", "b")}, "must be known"),
         ({"outputs": ()}, "whole ONNX file"),
         ({"dtype": 77}, "got type 77"),

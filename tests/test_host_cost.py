@@ -134,6 +134,36 @@ def test_a_small_layer_on_numpy_arrays_enters_few_functions(rules):
         assert len(entered(call)) <= OF_A_LAYER + OF_A_CORRELATION * correlations
 
 
+def test_what_a_number_means_is_asked_at_every_call():
+    """Equal arguments are the same call, unless they can change in the meantime."""
+
+    class Number:
+        def __init__(self, value):
+            self.value = value
+
+        def __index__(self):
+            return self.value
+
+    x, w = np.ones((1, 1, 9), np.float32), np.ones((1, 1, 3), np.float32)
+    for number in (Number(1), np.array([1]), np.array(1)):
+        sizes = []
+        for value in (1, 2):
+            if isinstance(number, Number):
+                number.value = value
+            else:
+                number[...] = value
+            for stride in (number, (number,)) if np.shape(number) == () else (number,):
+                sizes.append(cupyconv.conv_forward(x, w, stride=stride).shape[-1])
+        assert sorted(set(sizes), reverse=True) == [7, 4]
+        assert sizes == sorted(sizes, reverse=True)
+    for one in (np.int64(2), 2, np.int32(2)):
+        assert cupyconv.conv_forward(x, w, stride=(one,)).shape == (1, 1, 4)
+    for one in (True, np.True_):
+        cupyconv.conv_forward(x, w, stride=1)
+        with pytest.raises(ConvTypeError, match="stride must be made of integers: got "):
+            cupyconv.conv_forward(x, w, stride=one)
+
+
 def test_a_runs_tensors_are_in_the_order_that_launches_know():
     assert (*backends.Tensors._fields, "workspace") == ROLES
 

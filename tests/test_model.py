@@ -357,6 +357,80 @@ def test_other_dtypes_ranks_and_operators(saved):
     assert "left out: quantised" in run(saved(net)).stdout
 
 
+def test_convolutions_inside_functions_are_told(saved):
+    """Functions of the model's own, one of which passes its attribute on."""
+    helper = onnx.helper
+    opset = helper.make_opsetid("", 17)
+    inner = helper.make_node("Conv", ["a", "b"], ["c"], name="inner")
+    strides = onnx.AttributeProto(name="strides", ref_attr_name="s", type=onnx.AttributeProto.INTS)
+    inner.attribute.append(strides)
+    block = helper.make_function("own", "Block", ["a", "b"], ["c"], [inner], [opset], ["s"])
+    calls = [
+        helper.make_node("Block", ["x", "w"], ["h"], domain="own", s=[2, 2]),
+        helper.make_node("Block", ["h", "v"], ["y"], domain="own", s=[1, 1]),
+        node("Conv", ["y", "v"], "last"),
+    ]
+    filters = [weights("w", (4, 3, 3, 3)), weights("v", (4, 4, 2, 2))]
+    graph = helper.make_graph(
+        calls, "net", [value("x", (1, 3, 9, 9))], [value("last_out", None)], filters
+    )
+    opsets = [opset, helper.make_opsetid("own", 1)]
+    net = helper.make_model(graph, opset_imports=opsets, functions=[block], ir_version=8)
+    found = models.read(saved(net)).layers
+    assert [layer.output_shape for layer in found] == [
+        (1, 4, 4, 4),
+        (1, 4, 3, 3),
+        (1, 4, 2, 2),
+    ]
+    assert found[0].problem.stride == (2, 2)
+
+
+def test_branches_have_weights_of_their_own(saved):
+    """Under the same names, of other shapes; one of them sparse."""
+    helper = onnx.helper
+
+    def branch(name, *brought, **more):
+        conv = node("Conv", ["x", "w"], name)
+        return helper.make_graph([conv], name, [], [value(f"{name}_out", None)], *brought, **more)
+
+    numbers = helper.make_tensor("w", 1, [1], [1.0]), helper.make_tensor("", 7, [1], [0])
+    sparse = [helper.make_sparse_tensor(*numbers, [6, 2, 5, 5])]
+    graphs = {
+        "then_branch": branch("dense", [weights("w", (4, 2, 3, 3))]),
+        "else_branch": branch("sparse", [], sparse_initializer=sparse),
+    }
+    either = helper.make_node("If", ["which"], ["y"], **graphs)
+    net = build([either], [value("x", (1, 2, 9, 9)), value("which", (), 9)], [value("y", None)], [])
+    shapes = {layer.name: layer.output_shape for layer in models.read(saved(net)).layers}
+    assert shapes == {"dense": (1, 4, 7, 7), "sparse": (1, 6, 5, 5)}
+
+
+def test_operators_of_other_domains_are_not_mistaken(saved):
+    helper = onnx.helper
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["b"], name="blocked", domain="com.example"),
+        helper.make_node("FusedConv", ["x", "w"], ["f"], name="fused", domain="com.example"),
+        node("Conv", ["x", "w"], "own"),
+    ]
+    outputs = [value(name, None) for name in ("b", "f", "own_out")]
+    net = build(nodes, [value("x", (1, 2, 9, 9))], outputs, [weights("w", (4, 2, 3, 3))])
+    net.opset_import.append(helper.make_opsetid("com.example", 1))
+    found = models.read(saved(net))
+    assert [layer.name for layer in found.layers] == ["own"]
+    assert found.left_out == (
+        ("blocked", "Conv of com.example is not ONNX's Conv or ConvTranspose"),
+        ("fused", "FusedConv of com.example is not ONNX's Conv or ConvTranspose"),
+    )
+
+
+def test_an_input_of_no_shape_is_asked_for(saved):
+    filters = [weights("w", (4, 5, 3, 3))]
+    net = build(
+        [node("Conv", ["x", "w"], "c")], [value("x", None)], [value("c_out", None)], filters
+    )
+    assert "(x unknown), for example --input x=1x5x224x224" in refused(saved(net))
+
+
 def test_a_model_without_convolutions(saved):
     net = build([node("Relu", ["x"], "relu")], [value("x", (1, 2))], [value("relu_out", None)], [])
     result = run(saved(net))

@@ -61,6 +61,10 @@ IN_WORDS = {
     "weight_size": "weight",
     "output_shape": "result|output",
     "dilations": r"dilation \d+",
+    "passes": "pass",
+    "pass_": "pass",
+    "tensor": "map",
+    "problem": "ConvProblem",
 }
 """What a parameter may be called beside its name."""
 
@@ -89,6 +93,7 @@ ACCEPTED = (
     "onnx.conv_transpose* pads: *",  # of no account beside an output_shape
     "onnx.conv_transpose_problem group: other",
     "problem.from_output groups: other",
+    "explain title: a long word",
     "*conv_backprop_bias dy: another batch",
     "*conv_backprop_bias dy: too large",
     "dask.*conv_backprop_bias dy: *",
@@ -263,6 +268,39 @@ def faults_of_an_array(way: Way, name: str) -> Iterator[tuple[str, Any]]:
         yield "no taps", with_sizes(TAPS, 0)
 
 
+class Unshown:
+    """What cannot even be quoted."""
+
+    def __repr__(self):
+        raise RuntimeError("none")
+
+
+def nested(depth: int) -> list:
+    return [nested(depth - 1)] if depth else []
+
+
+NONSENSE = {
+    "a fraction": 1.5,
+    "a truth value": True,
+    "a number that Python does not write": 10**5000,
+    "bytes": b"\1\2",
+    "a set": {1, 2},
+    "a mapping": {1: 1, 2: 2},
+    "lists in lists": nested(900),
+    "many numbers": list(range(100_000)),
+    "a long word": "x" * 100_000,
+    "an array without axes": np.array(1.5),
+    "an array with some": np.full((2, 2), 1.5),
+    "what cannot be quoted": Unshown(),
+}
+"""What no argument can be, but for those that are true or false."""
+
+FLAGS = {"auto_tune", "deterministic", "measure", "name", "use_cudnn_on_gpu", "transposed"}
+
+LONGEST = 1000
+"""Characters of an error."""
+
+
 # -- the ways in -----------------------------------------------------------------------------------
 
 
@@ -382,6 +420,76 @@ def test_errors_have_the_callers_names(way):
             if unknown := strangers(way, message):
                 found.append(f"{what} names {unknown}: {message}")
     assert found == []
+
+
+def refusals(called: str, call: Callable[..., Any], valid: dict[str, Any], *names: str) -> list:
+    """What is wrong with how a function takes nonsense for each of some arguments."""
+    found = []
+    for name in names:
+        for label, value in NONSENSE.items():
+            what = f"{called} {name}: {label}"
+            try:
+                call(**{**valid, name: value})
+            except (ConvError, ConvTypeError) as error:
+                message = str(error)
+                named = re.search(rf"\b(?:{name}|{IN_WORDS.get(name, name)})\b", message)
+                if not named or len(message) > LONGEST:
+                    found.append(f"{what} is said so: {message[:LONGEST]}")
+            except Exception as error:
+                found.append(f"{what} is {type(error).__name__}: {error}")
+            else:
+                if not any(fnmatch(what, pattern) for pattern in ACCEPTED):
+                    found.append(f"{what} is accepted")
+    return found
+
+
+@pytest.mark.parametrize(
+    "way", WAYS, ids=lambda way: f"{way.name} without {way.without}" if way.without else way.name
+)
+def test_nonsense_is_refused(way):
+    valid = way.valid()
+    names = [name for name in way.parameters if name not in FLAGS and name != way.without]
+    assert refusals(way.name, lambda **given: way.finish(way.call(**given)), valid, *names) == []
+
+
+LAYER = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3))
+X, W, DY = (np.ones(shape, "float32") for shape in ((1, 2, 5, 5), (3, 2, 3, 3), (1, 3, 3, 3)))
+TOLD = cupyconv.explain(LAYER)
+PLAN = cupyconv.plan(LAYER, "cpu")
+
+OTHERS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
+    "plan": (cupyconv.plan, {"problem": LAYER}, "problem device impl precision workspace_limit"),
+    "Plan.__getitem__": (PLAN.__getitem__, {}, "pass_"),
+    "prepare": (cupyconv.prepare, {"w": W, "problem": LAYER}, "w problem passes precision impl"),
+    "conv_backward": (cupyconv.conv_backward, {"x": X, "w": W, "dy": DY}, "needs precision impl"),
+    "explain": (
+        cupyconv.explain,
+        {"problem": LAYER},
+        "problem x w dy y dx dw title values seed",
+    ),
+    "element": (TOLD.element, {"name": "dw[0,0,0,0]"}, "name x w dy"),
+    "svg": (TOLD.svg, {}, "element"),
+    "page": (TOLD.page, {}, "element"),
+    "map": (TOLD.map, {}, "tensor"),
+    "code": (TOLD.code, {}, "framework"),
+    "gemm": (LAYER.gemm, {}, "pass_"),
+    "require_output_gradient": (LAYER.require_output_gradient, {}, "shape"),
+    "set_max_workspace_size": (cudnn.set_max_workspace_size, {}, "size"),
+}
+"""Functions that do not take a layer's rules, with what they need and what is made wrong."""
+
+if find_spec("cupy"):
+    words = "device passes activation layout precision impl"
+    OTHERS["warm"] = cupyconv.warm, {"problems": LAYER, "device": "sm_80"}, words
+if find_spec("dask"):
+    suggest = import_module("cupyconv.dask").suggest_chunks
+    OTHERS["suggest_chunks"] = suggest, {"problem": LAYER, "memory_limit": 1 << 20}, "problem"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_nonsense_is_refused_elsewhere_too(name):
+    call, valid, wrong = OTHERS[name]
+    assert refusals(name, call, valid, *wrong.split()) == []
 
 
 def test_every_function_that_takes_a_layer_is_among_these():

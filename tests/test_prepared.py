@@ -232,6 +232,17 @@ def test_it_is_refused_in_another_layer(hopper, memory, case):
     assert hopper.launched == []
 
 
+def test_it_is_refused_where_w_has_changed_its_shape(hopper, memory):
+    """An array may be given another one in its place, and the forms are of the first."""
+    calls = Calls(memory, LAYER)
+    prepared = calls.prepare()
+    calls.w.shape = (256, 256, 9, 1)
+    hopper.launched.clear()
+    with pytest.raises(ConvError, match=r"filter_shape \(256, 256, 3, 3\), the call has filter_sh"):
+        cupyconv.conv_forward(calls.x, prepared, padding=1)
+    assert hopper.launched == []
+
+
 def test_it_is_refused_in_another_pass(hopper, memory):
     calls = Calls(memory, LAYER)
     prepared = calls.prepare(passes="forward")

@@ -384,6 +384,44 @@ def test_the_layers_of_a_model_are_compiled_as_they_are_run(folder, compilations
     assert "open: " in run(*given, *words).stdout
 
 
+def test_layers_that_share_a_problem_are_told_apart(folder, compilations, tmp_path):
+    """A Conv, and the ConvTranspose that undoes it: of each, its own forward pass."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], name="down", strides=[2, 2]),
+        helper.make_node("ConvTranspose", ["h", "w"], ["y"], name="up", strides=[2, 2]),
+    ]
+    filters = onnx.numpy_helper.from_array(np.zeros((32, 64, 2, 2), np.float32), "w")
+    values = [helper.make_tensor_value_info("x", kind, [2, 64, 16, 16])]
+    results = [helper.make_tensor_value_info("y", kind, None)]
+    graph = helper.make_graph(nodes, "net", values, results, [filters])
+    onnx.save(helper.make_model(graph), tmp_path / "net.onnx")
+    given = ("warm", "--model", str(tmp_path / "net.onnx"), "--device", "sm_80", "--json")
+    (device,) = json.loads(run(*given, "--pass", "forward").stdout)["devices"]
+    uses = [use for kernel in device["kernels"] for use in kernel["uses"]]
+    assert sorted((use["layer"], use["pass"]) for use in uses) == [
+        ("down", "forward"),
+        ("up", "backprop_input"),
+    ]
+
+
+def test_a_tensor_that_cannot_be_counted_is_no_bug(folder, compilations):
+    large = SMALL.replace(input_shape=(2**40, 2, 2**31, 2**31))
+    with pytest.raises(MemoryError, match="an array of 1099511627776x2x2147483648x2147483648 "):
+        cupyconv.warm(large, "sm_80")
+    sizes = ("--input", "1099511627776x2x2147483648x2147483648", "--filter", "3x2x3x3")
+    result = run("warm", *sizes, "--device", "sm_80")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("cupyconv: error: not enough memory: an array of 10995116")
+
+
+def test_layers_without_work_load_no_kernels(folder, compilations):
+    found = cupyconv.warm(SMALL.replace(input_shape=(0, 2, 5, 5)), "sm_80", passes="forward")
+    assert found.kernels == ()
+    assert str(found).endswith("no kernels for sm_80: these layers load none")
+
+
 def test_the_command_without_a_gpu(monkeypatch):
     monkeypatch.setattr(arrays, "device_count", lambda: 0)
     result = run(*GIVEN)

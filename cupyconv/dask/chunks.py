@@ -10,7 +10,7 @@ import dask.array as da
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError, ConvTypeError
-from cupyconv.problem import ITEMSIZE, ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvProblem, integer, require_problem
 
 _LENGTH_OF_HALO = 16  # times which a chunk is long, before the next axis is cut
 
@@ -30,7 +30,10 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
 
     Raises:
         ConvError: the filter and one window of pixels do not fit.
+        ConvTypeError: ``problem`` is not a ConvProblem, or the limit no integer.
     """
+    require_problem("suggest_chunks", problem)
+    memory_limit = integer("memory_limit", memory_limit)
     budget = memory_limit // 4
     strides = (1, *problem.stride)
     lengths = [max(problem.N, 1), *problem.input_sizes]

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate, product
-from typing import Any
+from typing import Any, get_args
 
 import dask.array as da
 import numpy as np
@@ -15,6 +15,8 @@ from dask.highlevelgraph import HighLevelGraph
 
 from cupyconv.dask import tasks
 from cupyconv.dask.ranges import Range, lengths_of
+from cupyconv.errors import require_word
+from cupyconv.planning import PRECISIONS, Impl
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 FAN_IN = 8
@@ -42,6 +44,8 @@ class Graph:
         like: da.Array,
         *operands: Any,
     ) -> None:
+        require_word("precision", precision, PRECISIONS)
+        require_word("impl", impl, get_args(Impl))
         self._compute, self._problem, self._like = tasks.COMPUTE[pass_], problem, like
         names = [getattr(operand, "name", None) for operand in (like, *operands)]
         self._token = tokenize(pass_, problem, precision, impl, names)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupyconv import arrays, files
-from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.errors import ConvError, ConvTypeError, shown
 from cupyconv.explaining import adjoints, maps, shapes, terms, translate
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
@@ -20,7 +20,7 @@ from cupyconv.explaining.terms import LETTERS, Element, counted_large
 from cupyconv.explaining.translate import Translation
 from cupyconv.explaining.values import OPERANDS, RESULTS, Kind, Values
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
-from cupyconv.problem import PASSES, ConvAxis, ConvProblem, require_problem, shape_text
+from cupyconv.problem import PASSES, ConvAxis, ConvProblem, integer, require_problem, shape_text
 
 if TYPE_CHECKING:
     from cupyconv.explaining.page import Page
@@ -64,14 +64,29 @@ def explain(
         ``code("pytorch")`` is the layer in another framework, ``svg()`` and ``page()`` draw it.
 
     Raises:
-        ConvTypeError: ``problem`` is not a ConvProblem, or an array not one that a pass takes.
-        ConvError: an array does not have the shape that the problem says, or ``values`` is no
-            such word.
+        ConvTypeError: ``problem`` is not a ConvProblem, an array not one that a pass takes, or the
+            title no text.
+        ConvError: an array does not have the shape that the problem says, ``values`` is no such
+            word, or the seed is negative.
     """
     require_problem("explain", problem)
+    if not isinstance(title, str):
+        raise ConvTypeError(f"title must be a text: got {shown(title)}. Leave it out for none")
     if values is not None:
         numbers.require_kind("values", values)
-    given = {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw}
+    seed = integer("seed", seed)
+    if seed < 0:
+        raise ConvError("seed must be an integer from 0 on", f"got {seed}", "Use 0")
+    data = _taken(problem, {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw})
+    return Explanation(problem, title, Values(problem, data, values, seed))
+
+
+def _taken(problem: ConvProblem, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those tensors of a layer that were given, as arrays.
+
+    Raises:
+        ConvError, ConvTypeError: as for ``explain``.
+    """
     wanted = {
         "x": problem.input_shape,
         "dx": problem.input_gradient_shape,
@@ -94,7 +109,7 @@ def explain(
                 f"{name} is {array.dtype}, whose imaginary part {problem.dtype} does not have. "
                 f"Make the problem with dtype={str(array.dtype)!r}"
             )
-    return Explanation(problem, title, Values(problem, data, values, seed))
+    return data
 
 
 @dataclass(frozen=True)
@@ -122,9 +137,9 @@ class Explanation:
 
         Raises:
             ConvError: there is no such element; the message has the ranges.
+            ConvError, ConvTypeError: of the arrays, as for ``explain``.
         """
-        given = {"x": x, "w": w, "dy": dy}
-        changed = {key: value for key, value in given.items() if value is not None}
+        changed = _taken(self.problem, {"x": x, "w": w, "dy": dy})
         found = terms.parse(self.problem, name)
         data = self.data
         if changed:
@@ -148,7 +163,7 @@ class Explanation:
         """
         from cupyconv.explaining import figure
 
-        return figure.svg(self, self.element(element) if element else None)
+        return figure.svg(self, self._marked(element))
 
     def page(self, element: str = "") -> str:
         """One HTML page, interactive, that needs nothing from the network.
@@ -158,7 +173,11 @@ class Explanation:
         """
         from cupyconv.explaining import page
 
-        return page.html(self, self.element(element) if element else None)
+        return page.html(self, self._marked(element))
+
+    def _marked(self, element: str) -> Element | None:
+        unmarked = element is None or (isinstance(element, str) and not element)
+        return None if unmarked else self.element(element)
 
     def show(self, element: str = "") -> Page:
         """The page: below the cell in Jupyter, elsewhere in the browser.

@@ -167,7 +167,8 @@ def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
     Raises:
         ConvError: there is no such map, or the layer is too large to count.
     """
-    wanted = {"x": "dx", "w": "dw", "df": "dw", "o": "y"}.get(tensor.lower(), tensor.lower())
+    word = tensor.lower() if isinstance(tensor, str) else ""
+    wanted = {"x": "dx", "w": "dw", "df": "dw", "o": "y"}.get(word, word)
     if wanted not in MAPPED:
         raise unknown_word("map", tensor, MAPPED)
     for axis in problem.axes:

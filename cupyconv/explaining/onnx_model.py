@@ -18,8 +18,13 @@ OPERATORS = ("Conv", "ConvTranspose")
 _COMMON = {"auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"}
 _ATTRIBUTES = {"Conv": _COMMON, "ConvTranspose": _COMMON | {"output_padding", "output_shape"}}
 
+_OWN_DOMAINS = ("", "ai.onnx")
+
 Shape = tuple[int | str, ...]
 """Sizes; a name for one that the model leaves open."""
+
+_Known = dict[str, tuple[Shape, int]]
+"""Shapes and ONNX's numbers of the types, by the tensors' names."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,8 @@ def read(
     if not model.graph.node:
         raise _damaged(path, "it has no graph")
     _require_texts(path, model)
-    weights = {entry.name for entry in model.graph.initializer}
+    model = _inlined(path, model)
+    weights = set(_weights(model.graph))
     free = [entry for entry in model.graph.input if entry.name not in weights]
     _open_negative(model.graph)
     _fill_in(model.graph, free, dict(inputs or {}))
@@ -124,28 +130,20 @@ def read(
         raise _damaged(
             path, f"its shapes contradict each other ({' '.join(str(error).split())[:160]})"
         ) from None
-    graph = inferred.graph
-    known = {
-        value.name: (_shape(value), value.type.tensor_type.elem_type)
-        for value in (*graph.value_info, *graph.input, *graph.output)
-    }
-    for entry in graph.initializer:
-        known[entry.name] = (tuple(entry.dims), entry.data_type)
     named = {value.name: _shape(value) for value in free}
     layers, left_out, unknown = [], [], []
     first: _Unknown | None = None
-    for node in _nodes(graph):
+    for node, known in _nodes(inferred.graph, {}):
         name = node.name or next(iter(node.output), node.op_type)
-        if node.op_type in OPERATORS:
+        if node.op_type in OPERATORS and node.domain in _OWN_DOMAINS:
             try:
                 layers.append(_layer(onnx, node, name, known, named))
             except _Unknown as error:
                 unknown.append((name, f"{error.values}. {error.remedy}"))
                 first = first or error
         elif "Conv" in node.op_type:
-            left_out.append(
-                (name, f"{node.op_type} is not a convolution of floating-point numbers")
-            )
+            where = "" if node.domain in _OWN_DOMAINS else f" of {node.domain}"
+            left_out.append((name, f"{node.op_type}{where} is not ONNX's Conv or ConvTranspose"))
     if first and not layers:
         raise first
     return Model(named, tuple(layers), tuple(left_out), tuple(unknown))
@@ -171,6 +169,18 @@ def _damaged(path: str | Path, what: str) -> ConvError:
     return ConvError(
         "a model must be a whole ONNX file", f"{path}: {what}", "Export it again, or check the path"
     )
+
+
+def _inlined(path: str | Path, model: Any) -> Any:
+    """The model with its functions in the place of their calls, as shape inference needs them."""
+    if not model.functions:
+        return model
+    try:
+        return import_module("onnx.inliner").inline_local_functions(model)
+    except Exception as error:
+        raise _damaged(
+            path, f"its functions cannot be told ({' '.join(str(error).split())[:160]})"
+        ) from None
 
 
 def _require_texts(path: str | Path, message: Any) -> None:
@@ -250,26 +260,40 @@ def _fill_in(graph: Any, free: list[Any], given: dict[str, tuple[int, ...]]) -> 
             dims.add().dim_value = size
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
-    """All nodes, those inside branches and loops too."""
+def _weights(graph: Any) -> _Known:
+    """What a graph brings, with its shape and type."""
+    found = {entry.name: (tuple(entry.dims), entry.data_type) for entry in graph.initializer}
+    for entry in graph.sparse_initializer:
+        found[entry.values.name] = tuple(entry.dims), entry.values.data_type
+    return found
+
+
+def _nodes(graph: Any, outside: _Known) -> Iterator[tuple[Any, _Known]]:
+    """All nodes, those inside branches and loops too, with the tensors that are known there."""
+    known = dict(outside)
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        known[value.name] = _shape(value), value.type.tensor_type.elem_type
+    known |= _weights(graph)
     for node in graph.node:
-        yield node
+        yield node, known
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
+                if inner.node:
+                    yield from _nodes(inner, known)
 
 
 def _layer(
     onnx: Any,
     node: Any,
     name: str,
-    known: Mapping[str, tuple[Shape, int]],
+    known: _Known,
     inputs: Mapping[str, Shape],
 ) -> ModelLayer:
-    if len(node.input) < 2:
+    given = list(filter(None, node.input[:2]))
+    if len(given) < 2:
         raise ConvError(
             f"{name}: a {node.op_type} takes x and w",
-            f"it has {len(node.input)} inputs",
+            f"it has {len(given)} of them",
             "Export the model again",
         )
     w = _sizes(name, node.input[1], known, inputs)
@@ -278,10 +302,10 @@ def _layer(
     x = _sizes(name, node.input[0], known, inputs, channels)
     dtype = _dtype(onnx, known[node.input[0]][1])
     attributes = {a.name: _value(onnx, name, a) for a in node.attribute}
-    given = {key: _plain(attributes[key]) for key in _ATTRIBUTES[node.op_type] & set(attributes)}
+    rules = {key: _plain(attributes[key]) for key in _ATTRIBUTES[node.op_type] & set(attributes)}
     meaning = conv_problem if node.op_type == "Conv" else conv_transpose_problem
     try:
-        problem = meaning(x, w, dtype=dtype_name(dtype), **given)
+        problem = meaning(x, w, dtype=dtype_name(dtype), **rules)
     except ConvError as error:
         raise ConvError(
             f"{name}: {error.rule}", error.values, error.remedy, axis=error.axis
@@ -317,7 +341,7 @@ def _dtype(onnx: Any, number: int) -> str:
 def _sizes(
     name: str,
     tensor: str,
-    known: Mapping[str, tuple[Shape, int]],
+    known: _Known,
     inputs: Mapping[str, Shape],
     channels: int = 3,
 ) -> tuple[int, ...]:
@@ -327,10 +351,12 @@ def _sizes(
     if shape and len(sizes) == len(shape):
         return tuple(sizes)
     has = shape_text(shape) if shape else "unknown"  # type: ignore[arg-type]
-    listed = ", ".join(f"{key} {shape_text(value)}" for key, value in inputs.items())  # type: ignore[arg-type]
+    listed = ", ".join(f"{key} {shape_text(value) or 'unknown'}" for key, value in inputs.items())  # type: ignore[arg-type]
     example = next(
         (f"--input {key}={_guess(value)}" for key, value in inputs.items() if _open(value)), ""
     )
+    if not example and tensor in inputs and not shape:
+        example = f"--input {tensor}={_guess(('?',) * 4, channels)}"
     remedy = f"Give the sizes of the model's inputs ({listed})"
     if example:
         remedy += f", for example {example}"

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import fsum, prod
 from typing import Any, NamedTuple
 
-from cupyconv.errors import ConvError, unknown_word
+from cupyconv.errors import ConvError, shown, unknown_word
 from cupyconv.explaining.shapes import counted
 from cupyconv.markup import Paragraph, Section, Verbatim
 from cupyconv.problem import ConvAxis, ConvProblem, shape_text
@@ -539,11 +539,12 @@ def parse(problem: ConvProblem, text: str) -> Element:
     Raises:
         ConvError: it names none, or one outside its tensor; the message has the ranges.
     """
-    match = re.fullmatch(r"\s*(?:d\w/)?(\w+)\s*[\[(]([^\])]*)[\])]\s*", text)
+    pattern = r"\s*(?:d\w/)?(\w+)\s*[\[(]([^\])]*)[\])]\s*"
+    match = re.fullmatch(pattern, text) if isinstance(text, str) else None
     if match is None:
         raise ConvError(
             "an element is a tensor's name and its indices",
-            f"got {text!r}",
+            f"got {shown(text)}",
             "Write for example 'dF[0,0,0,0]', 'dX[0,0,0,0]' or 'O[0,0,0,0]', between quotes",
         )
     word = match[1].lower()

@@ -66,7 +66,8 @@ def translation(problem: ConvProblem, framework: str) -> Translation:
     Raises:
         ConvError: its name is not known, or it has no convolution of complex numbers.
     """
-    word = {"torch": "pytorch", "tf": "tensorflow"}.get(framework.lower(), framework.lower())
+    given = framework.lower() if isinstance(framework, str) else ""
+    word = {"torch": "pytorch", "tf": "tensorflow"}.get(given, given)
     if word not in FRAMEWORKS:
         raise unknown_word("framework", framework, FRAMEWORKS)
     if problem.is_complex and word not in _OF_COMPLEX_NUMBERS:

@@ -8,7 +8,7 @@ from math import isfinite, prod
 from typing import Any, Literal, get_args
 
 from cupyconv import arrays
-from cupyconv.errors import unknown_word
+from cupyconv.errors import require_word
 from cupyconv.problem import REAL_PART, ConvProblem
 
 OPERANDS = ("x", "w", "dy")
@@ -32,8 +32,7 @@ def require_kind(what: str, kind: str) -> str:
     Raises:
         ConvError: it is not.
     """
-    if kind not in KINDS:
-        raise unknown_word(what, kind, KINDS)
+    require_word(what, kind, KINDS)
     return kind
 
 

@@ -10,6 +10,7 @@ from cupyconv.planning.request import (
     Implementation,
     Precision,
     Request,
+    require_limit,
 )
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "Request",
     "plan",
     "plan_pass",
+    "require_limit",
 ]

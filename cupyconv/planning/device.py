@@ -115,9 +115,10 @@ class Device:
         """
         if isinstance(word, Device):
             return word
-        if word == "cpu":
+        text = word if isinstance(word, str) else ""
+        if text == "cpu":
             return CPU
-        match = re.fullmatch(r"sm_([0-9]{1,3})([0-9])a?", str(word))
+        match = re.fullmatch(r"sm_([0-9]{1,3})([0-9])a?", text)
         if match is None:
             raise ConvError(
                 "a device is 'cpu' or an architecture",

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from cupyconv import markup, records
-from cupyconv.errors import ConvError, shown, unknown_word
+from cupyconv.errors import ConvError, require_word, shown, unknown_word
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import FAMILIES, Candidate, Family, Tile
 from cupyconv.planning.request import Impl, Implementation, Request
@@ -63,10 +63,8 @@ class Plan:
         return hash((self.problem, self.device))  # quick: a plan is looked up at every call
 
     def __getitem__(self, pass_: str) -> PassPlan:
-        for pass_plan in self.passes:
-            if pass_plan.pass_ == pass_:
-                return pass_plan
-        raise unknown_word("pass", pass_, PASSES)
+        require_word("pass", pass_, PASSES)
+        return next(one for one in self.passes if one.pass_ == pass_)
 
     def __iter__(self) -> Iterator[PassPlan]:
         return iter(self.passes)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from cupyconv.errors import ConvError, unknown_word
+from cupyconv.errors import ConvError, require_word, shown
 from cupyconv.planning.device import Device
 from cupyconv.planning.strides import Strides
-from cupyconv.problem import PASSES, ConvProblem
+from cupyconv.problem import LARGEST, PASSES, ConvProblem
 
 Precision = Literal["ieee", "tf32", "bf16x6"]
 
@@ -34,6 +34,20 @@ Implementation = Literal[
 
 Impl = Literal["auto", Implementation]
 """What ``impl`` takes beside a plan."""
+
+
+def require_limit(limit: int | None) -> None:
+    """Check that it is a number of bytes, or none.
+
+    Raises:
+        ConvError: it is neither.
+    """
+    if limit is not None and (type(limit) is not int or not 0 <= limit <= LARGEST):
+        raise ConvError(
+            "workspace_limit must be a number of bytes",
+            f"got {shown(limit)}",
+            "Use 0 for none at all, or None for no limit",
+        )
 
 
 @dataclass(frozen=True)
@@ -62,17 +76,9 @@ class Request:
     strides: Strides | None = None
 
     def __post_init__(self) -> None:
-        if self.pass_ not in PASSES:
-            raise unknown_word("pass", self.pass_, PASSES)
-        if self.precision not in PRECISIONS:
-            raise unknown_word("precision", self.precision, PRECISIONS)
-        limit = self.workspace_limit
-        if limit is not None and (not isinstance(limit, int) or limit < 0):
-            raise ConvError(
-                "workspace_limit must be a number of bytes",
-                f"got {limit!r}",
-                "Use 0 for none at all, or None for no limit",
-            )
+        require_word("pass", self.pass_, PASSES)
+        require_word("precision", self.precision, PRECISIONS)
+        require_limit(self.workspace_limit)
 
     @property
     def operands(self) -> str:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from cupyconv import formats
-from cupyconv.errors import ConvError, ConvTypeError
-from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem, Names, integer, integers
+from cupyconv.errors import ConvError, ConvTypeError, shown
+from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem, Names, integer, integers, is_sequence
 from cupyconv.torch import derivatives, operators
 from cupyconv.torch.operators import DTYPES
 
@@ -378,7 +378,7 @@ def _transposed(
     if isinstance(padding, str):
         raise ConvError(
             "the padding of a transposed convolution is a number",
-            f"got {padding!r}",
+            f"got {shown(padding)}",
             "Pass an integer, or one for each spatial axis",
         )
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
@@ -445,7 +445,7 @@ def _weight_gradient(
     if len(shape) != rank + 2:
         raise ConvError(
             f"the weight of a {rank}-D convolution has {rank + 2} axes",
-            f"weight_size is {shape}",
+            f"weight_size is {shown(shape)}",
             f"Pass {rank + 2} sizes",
         )
     x, dy = _cast("input", input, "grad_output", grad_output)
@@ -500,7 +500,7 @@ def _computed(operator: str, given: tuple[Any, ...], names: Names, shapes: tuple
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     try:
         return getattr(derivatives if transformed else operators, operator)(*given)
-    except ConvError:
+    except (ConvError, RuntimeError):  # PyTorch's own of sizes that it does not count
         operators.require_layer(names, shapes, given[-4:])
         raise
 
@@ -653,7 +653,9 @@ def _window(
         return strides, [0] * (2 * rank), dilations
     if padding != "same":
         raise ConvError(
-            "padding must be a number, 'same' or 'valid'", f"got {padding!r}", "Use one of them"
+            "padding must be a number, 'same' or 'valid'",
+            f"got {shown(padding)}",
+            "Use one of them",
         )
     if any(s != 1 for s in strides):
         raise ConvError(
@@ -667,8 +669,7 @@ def _window(
 
 def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:
     """One integer for each spatial axis, of which PyTorch also takes a list of one for all."""
-    single = not hasattr(value, "__iter__") or getattr(value, "shape", None) == ()
-    given: Any = [value] if single or isinstance(value, str) else value
+    given: Any = value if is_sequence(value) else [value]
     values = [_index(what, one) for one in given]
     if len(values) == 1:
         values = values * rank
@@ -683,8 +684,8 @@ def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:
 
 def _sizes(what: str, value: Any) -> list[int]:
     """A shape, whose sizes a compiler may have left open."""
-    is_list = hasattr(value, "__iter__")
-    return [_index(what, one) for one in (value if is_list else integers(what, value))]
+    given = value if is_sequence(value) else integers(what, value)
+    return [_index(what, one) for one in given]
 
 
 def _groups(value: Any) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 import cupyconv
 from cupyconv import arrays, backends
+from cupyconv.errors import ConvTypeError
 from cupyconv.gpu import launch, tensormaps
 from cupyconv.gpu.launch import ROLES, Launch, Part
 from cupyconv.gpu.tensormaps import TensorMaps, TiledMap

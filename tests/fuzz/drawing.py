@@ -260,7 +260,8 @@ def _channels(draw: Draw, family: str) -> tuple[int, int, int]:
     if family == "cuda-patch":
         return 1, draw.one((1, 2, 3, 3, 4, 8)), draw.one(any_)
     if "hopper" in family:
-        return draw.one((1, 1, 1, 2)), draw.one(pieces), draw.one(pieces)
+        ragged = (*pieces, 1, 3, 12, 17, 65)
+        return draw.one((1, 1, 1, 2)), draw.one(ragged), draw.one(ragged)
     if family == "cuda-gather" and draw.chance(0.5):
         return draw.one((1, 1, 2)), draw.one((2, 4, *pieces)), draw.one((2, 4, *pieces))
     form = draw.random()

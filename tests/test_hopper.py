@@ -347,6 +347,26 @@ def test_tensors_with_gaps_between_pixels():
     assert not y[..., problem.output_shape[-1] :].any()
 
 
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("offset", [2, 4, 8])
+def test_results_that_begin_anywhere(data_format, offset):
+    """Only runs that are aligned are stored at once."""
+    problem = in_formats(HOPPER_CASES[0].problem, data_format, "OHWI")
+    problem = problem.replace(dtype="float16")
+    data = integer_data(problem)
+    for pass_, shape in (
+        ("forward", problem.output_shape),
+        ("backprop_input", problem.input_shape),
+        ("backprop_filter", problem.filter_shape),
+    ):
+        room = emulator.memory.array(np.zeros(math.prod(shape) * 2 + 16, np.uint8), "out")
+        out = room[offset : offset + math.prod(shape) * 2].view(np.float16).reshape(shape)
+        compute(emulator, pass_, problem, data, impl="cuda-hopper", arch=ARCH, out=out)
+        assert (out == compute(cupyconv, pass_, problem, data, impl="reference")).all()
+        assert not room[:offset].any()
+        assert not room[offset + math.prod(shape) * 2 :].any()
+
+
 # -- copies ----------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ The fields of the walks are those of cuda/include/walk.cuh, which says where the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
@@ -328,7 +328,8 @@ def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) ->
     copied = tuple(role for role in read if role not in reached)
     for role in copied:
         steps[role] = copy_strides(shape_of(seen, role), ITEMSIZE[problem.dtype])
-    return Layout(seen, Strides(steps["x"], steps["w"], steps["y"], strides.bias), copied)
+    in_order = replace(strides, x=steps["x"], w=steps["w"], y=steps["y"])
+    return Layout(seen, in_order, copied)
 
 
 def _in_order(

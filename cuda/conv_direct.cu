@@ -305,8 +305,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (int t = 0; t < FILTER_T; ++t) {
       Index d;
       if (!slice_under(p, tile.d, t, d)) continue;
-      const Storage* slice = source + pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, source_stride) +
-                             first_source(thread.channel) * static_cast<Index>(source_stride[1]);
+      const Storage* slice =
+          source + (pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, source_stride) +
+                    first_source(thread.channel) * static_cast<Index>(source_stride[1]));
 #pragma unroll 1
       for (int at = Rows::FIRST; at <= Rows::LAST; at += Rows::STEP) {
         const Index h = first_row + at;
@@ -336,8 +337,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       }
     }
 
-    Storage* first = result + pixel_offset(tile, result_stride) +
-                     thread.channel * static_cast<Index>(result_stride[1]);
+    Storage* first = result + (pixel_offset(tile, result_stride) +
+                               thread.channel * static_cast<Index>(result_stride[1]));
     const Index rows = static_cast<Index>(result_size[1]) - tile.h;  // that there are
     const Index columns = static_cast<Index>(result_size[2]) - tile.w;
 #pragma unroll
@@ -389,8 +390,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const Index rows = static_cast<Index>(p.output[1]) - tile.h;  // that there are
     const Index columns = static_cast<Index>(p.output[2]) - tile.w;
 
-    const Storage* first = dy + pixel_offset(tile, p.y_stride) +
-                           thread.channel * static_cast<Index>(p.y_stride[1]);
+    const Storage* first = dy + (pixel_offset(tile, p.y_stride) +
+                                 thread.channel * static_cast<Index>(p.y_stride[1]));
     Accumulator gradient[TILE_ROWS][TILE_COLUMNS][VECTOR];
 #pragma unroll
     for (int i = 0; i < TILE_ROWS; ++i)
@@ -410,8 +411,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const Index first_row = Rows::origin(tile.h, p.pad[1]) + first_r * DILATION_H;
     const Index first_column = Columns::origin(tile.w, p.pad[2]);
     const Storage* slice =
-        x + pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, p.x_stride) +
-        (first_source(thread.channel) + first_j) * static_cast<Index>(p.x_stride[1]);
+        x + (pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, p.x_stride) +
+             (first_source(thread.channel) + first_j) * static_cast<Index>(p.x_stride[1]));
 #pragma unroll
     for (int at = Rows::FIRST; at <= Rows::LAST; at += Rows::STEP) {
       const Index h = first_row + at;

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -10,7 +11,9 @@ from cupyconv import ConvProblem
 from cupyconv.gpu import compiler, launches, sources
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES, gather
+from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES
 from tests import cubins
 from tests.agreement import planned
 from tests.emulator import driver, suite
@@ -23,15 +26,23 @@ for _row in ROWS:
     GROUPS[_row["arch"], _row["numbers"], _row["order"]].append(_row)
 
 
-def test_layers_are_counted_on_every_chip_alike():
-    layers = defaultdict(set)
-    for (arch, numbers, order), of_group in GROUPS.items():
-        passes = {(row["layer"], row["pass"]) for row in of_group}
-        assert len(passes) == len(of_group)
-        layers[arch] |= {(numbers, order, *one) for one in passes}
-    assert set(layers) == set(suite.ARCHITECTURES)
-    for arch in layers:
-        assert layers[arch] == layers["sm_80"]
+def test_every_class_of_layers_is_counted():
+    """For 8.0; what bfloat16 and TF32 change, of the commonest.  For the chips after it, which
+    execute much the same at other rates, those layers where families compete most closely."""
+    found = defaultdict(set)
+    for of_class, pass_, numbers, _, arch in suite.classed(ROWS):
+        found[arch, numbers].add((of_class, pass_))
+    every = set(product(suite.CLASSES, PASSES))
+    assert found["sm_80", "float16"] == found["sm_80", "float32"] == every
+    for numbers in ("bfloat16", "tf32"):
+        assert found["sm_80", numbers] >= set(product(("dense", "pointwise"), PASSES))
+    for arch, numbers in product(suite.ARCHITECTURES, ("float16", "float32")):
+        assert found[arch, numbers] >= set(product(("dense", "pointwise", "grouped"), PASSES))
+
+
+def test_no_pass_is_counted_twice():
+    passes = [tuple(row[name] for name in suite.WHICH) for row in ROWS]
+    assert len(passes) == len(set(passes))
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=" ".join)
@@ -60,6 +71,36 @@ def test_what_is_kept_is_what_kernels_execute(group):
     assert way.counted == pytest.approx(row["ways"][way.name], rel=0.02), (
         "kernels have changed; count again: python -m tests.emulator.suite --json ..."
     )
+
+
+def test_ways_have_names_of_their_own():
+    """Tiles of the same sizes too, which may multiply with the tensor cores and without."""
+    problem = layer_problem("mobilenetv2-pw2", "float32", "channels-last")
+    strides = Strides.contiguous(problem)
+    for pass_ in PASSES:
+        request = Request(problem, pass_, Device.of("sm_80"), "tf32", strides=strides)
+        found = [suite.name_of(one) for one in contenders(request, "auto", 1000)]
+        assert len(set(found)) == len(found) > 6
+
+
+def test_a_row_must_have_what_is_planned_now():
+    row = next(one for one in ROWS if one["layer"] == "resnet50-17")
+    planned = suite.planned_and_counted(row)
+    chosen = min(planned, key=lambda name: planned[name][0])
+    others = {name: time for name, time in row["ways"].items() if name != chosen}
+    for ways in (others, {**row["ways"], "cuda-gather 8x8x8": 1.0}):
+        with pytest.raises(KeyError, match="count again"):
+            suite.planned_and_counted({**row, "ways": ways})
+
+
+def test_rows_are_kept_beside_those_of_other_passes(tmp_path):
+    def row(arch, time):
+        return {**dict.fromkeys(suite.WHICH, "same"), "arch": arch, "ways": {"a": time}}
+
+    path = tmp_path / "rows.json"
+    suite.keep(path, [row("sm_80", 1.0), row("sm_86", 2.0)])
+    suite.keep(path, [row("sm_86", 3.0), row("sm_89", 4.0)])
+    assert json.loads(path.read_text()) == [row("sm_80", 1.0), row("sm_86", 3.0), row("sm_89", 4.0)]
 
 
 # -- on figures that are known on paper ------------------------------------------------------------

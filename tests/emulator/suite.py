@@ -81,9 +81,12 @@ SECTORS = 2
 OVERHEAD = 2.0
 """Microseconds of a launch, beside its work."""
 
-JUDGED = ("cuda-gather", "cuda-patch")
-"""Families whose ways are counted: those that the planner prices by counted work, of the chips
-before 9.0."""
+JUDGED = ("cuda-gather", "cuda-patch", "cuda-direct", "cuda-toeplitz")
+"""Families whose ways are counted: all of the chips before 9.0, but for cuda-generic."""
+
+PROMISING = 2
+"""Ways that the planner prices at more than so many times the best one's are not counted, but for
+the best of each family."""
 
 FREE = ("move", "load own", "address")
 """Kinds of PTX instructions that become none, or operands of others."""
@@ -230,14 +233,14 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 def ways(
     problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee", most: int = 1000
 ) -> Iterator[Way]:
-    """The ways of the judged families to compute a pass, what the planner prefers first.
+    """The promising ways of the judged families to compute a pass, what is planned first.
 
     Args:
         problem, pass_, device, precision: what is planned.
         most: ways that are counted.
     """
     request = _request(problem, pass_, device, precision)
-    for one in _ranked(request)[:most]:
+    for one in _promising(request)[:most]:
         yield _counted(one, request)
 
 
@@ -257,7 +260,7 @@ def _counted(planned: PassPlan, request: Request) -> Way:
 def prices(
     problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee"
 ) -> dict[str, float]:
-    """The microseconds that the planner expects of these ways, by name."""
+    """The microseconds that the planner expects of all ways of the judged families, by name."""
     request = _request(problem, pass_, device, precision)
     return {name_of(one): _price(one, request) for one in _ranked(request)}
 
@@ -270,6 +273,13 @@ def _ranked(request: Request) -> list[PassPlan]:
     return [one for one in contenders(request, "auto", count=1000) if one.implementation in JUDGED]
 
 
+def _promising(request: Request) -> list[PassPlan]:
+    ranked = _ranked(request)
+    most = PROMISING * min((_price(one, request) for one in ranked), default=0)
+    best = {one.implementation: one for one in reversed(ranked)}.values()
+    return [one for one in ranked if one in best or _price(one, request) <= most]
+
+
 def _price(planned: PassPlan, request: Request) -> float:
     priced = planned.family.candidate(request, planned.tile, planned.splits)
     assert priced is not None
@@ -277,9 +287,15 @@ def _price(planned: PassPlan, request: Request) -> float:
 
 
 def name_of(planned: PassPlan) -> str:
-    """Such as "cuda-gather 128x64x32 / 4"."""
-    parts = f" / {planned.splits}" if planned.splits > 1 else ""
-    return f"{planned.implementation} {planned.tile or ''}".rstrip() + parts
+    """Such as "cuda-gather 128x64x32 / 4"; "plain" without the tensor cores that it might have."""
+    tile, words = planned.tile, [planned.implementation]
+    if tile:
+        words.append(str(tile))
+        if planned.precision == "tf32" and not tile.defines.get("TENSOR_CORES", 1):
+            words.append("plain")
+    if planned.splits > 1:
+        words.append(f"/ {planned.splits}")
+    return " ".join(words)
 
 
 def counts(planned: PassPlan, problem: ConvProblem, device: Device) -> Iterator[Counts]:
@@ -356,7 +372,7 @@ def _counts(
         launch.shared_bytes,
     )  # fmt: skip
     touched = sum(operands[name].nbytes for name in work.pop("tensors"))
-    return Counts(launch.entry, total, resident, threads // 32, touched=touched, **work)
+    return Counts(launch.entry, total, resident, -(-threads // 32), touched=touched, **work)
 
 
 def _work(
@@ -468,10 +484,12 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89")
 ORDERS = ("channels-last", "channels-first")
 RESULTS = Path(__file__).with_name("results") / "suite.json"
 
+WHICH = ("arch", "numbers", "order", "layer", "pass")
+
 Row = dict[str, Any]
-"""Of a pass of a layer: ``arch``, ``numbers``, ``order``, ``layer``, ``pass``; ``ways``, which are
-the counted microseconds by name; ``planned``, the way of any family that the planner took, and its
-``figures``; and those of ``cutlass``."""
+"""Of a pass of a layer: WHICH it is; ``ways``, which are the counted microseconds by name;
+``planned``, the way of any family that the planner took, and its ``figures``; and those of
+``cutlass``."""
 
 
 def rows(
@@ -500,6 +518,13 @@ def rows(
         }
 
 
+def keep(path: Path, found: Sequence[Row]) -> None:
+    """Writes rows into a file, in the place of those of the same passes and beside the others."""
+    kept = json.loads(path.read_text()) if path.exists() else []
+    rows_of = {tuple(row[name] for name in WHICH): row for row in (*kept, *found)}
+    put(path, "[\n" + ",\n".join(map(json.dumps, rows_of.values())) + "\n]\n")
+
+
 def _of_witness(
     problem: ConvProblem, pass_: str, device: Device, operands: str
 ) -> dict[str, dict[str, float]]:
@@ -520,14 +545,15 @@ def planned_and_counted(row: Row) -> dict[str, tuple[float, float]]:
     """Of the ways of a row, what the planner now expects and what was counted.
 
     Raises:
-        KeyError: it has other ways now.
+        KeyError: it has other ways now, or prefers one that was not counted.
     """
     dtype, precision = NUMBERS[row["numbers"]]
     problem = layer_problem(row["layer"], dtype, row["order"])
     expected = prices(problem, row["pass"], Device.of(row["arch"]), precision)
-    if expected.keys() != row["ways"].keys():
+    wanted = min(expected, key=lambda name: expected[name])
+    if not {wanted} <= row["ways"].keys() <= expected.keys():
         raise KeyError(f"{row}: the ways are now {sorted(expected)}; count again")
-    return {name: (price, row["ways"][name]) for name, price in expected.items()}
+    return {name: (expected[name], counted) for name, counted in row["ways"].items()}
 
 
 _NAMES = {"conv1d": "1-D", "conv3d": "3-D"}
@@ -614,7 +640,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--numbers", nargs="+", choices=NUMBERS, default=("float16", "float32"))
     parser.add_argument("--order", nargs="+", choices=ORDERS, default=ORDERS)
     parser.add_argument("--planned", action="store_true", help="count only what is planned")
-    parser.add_argument("--json", type=Path, help="what was counted, to be kept")
+    parser.add_argument("--json", type=Path, help="to keep what was counted, beside other passes")
     parser.add_argument("--table", type=Path, help="of what is kept, instead of counting")
     parser.add_argument("--before", type=Path, help="what was kept of another version, beside it")
     chosen = parser.parse_args(arguments)
@@ -635,7 +661,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
               " ".join(f"{name}: {time:.4g} us;" for name, time in row["ways"].items()),
               flush=True)  # fmt: skip
     if chosen.json:
-        put(chosen.json, "[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n")
+        keep(chosen.json, found)
     if not chosen.planned:
         for name, count, correlation, worst in judged(found):
             print(f"{name}: {count} passes, rank correlation {correlation:.3f}, at worst"

@@ -28,6 +28,7 @@ _OF_PRODUCT = 4.6  # with the loads of its fragments
 _OF_SOURCE = 5  # that are brought: for 32 elements
 _OF_RESULT = 9  # that are stored: for 32 elements
 _OF_FILTER = 14  # for 32 taps of a row
+_OF_PATCH = 100  # for what else a patch takes
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class Toeplitz(Streaming):
             chip,
             cost.tensor_rate(request),
             warps * of_products * 2 * 16 * 8 * 16,
-            instructions=warps * 32 * _instructions(made, request.pass_, taps),
+            instructions=warps * 32 * (_instructions(made, request.pass_, taps) + _OF_PATCH),
         )
         chunks = chunks_of(made.patches, others, _LEAST_PATCHES)
         # Each part of the filter's rows takes both tensors again.

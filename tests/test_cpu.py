@@ -189,6 +189,33 @@ def test_numba_takes_loops_over_several_channels(name, numba):
             assert "loops" not in {method for _, method in methods(problem)}
 
 
+def test_a_numba_that_cannot_be_imported_is_none(monkeypatch):
+    def too_new(_name):
+        raise ImportError("Numba needs NumPy 2.3 or less")
+
+    monkeypatch.setattr(cpu, "import_module", too_new)
+    cpu.has_numba.cache_clear()
+    try:
+        assert not cpu.has_numba()
+    finally:
+        cpu.has_numba.cache_clear()
+
+
+def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch):
+    numba = pytest.importorskip("numba")
+    from cupyconv.cpu import loops_numba
+
+    honest = numba.njit
+
+    def nowhere(**rules):
+        if rules.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return honest(**rules)
+
+    monkeypatch.setattr(numba, "njit", nowhere)
+    assert loops_numba._compiled(lambda a: a + 1)(2) == 3
+
+
 # -- rounding --------------------------------------------------------------------------------------
 
 

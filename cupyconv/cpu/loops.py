@@ -30,7 +30,7 @@ from cupyconv.cpu.correlation import ALL, SUMS, Axis, Correlation, boxes, clamp,
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import are_finite
-from cupyconv.planning.cpu import has_numba
+from cupyconv.planning.cpu import SMALL_PLANE, has_numba
 
 LEAST_PLANE = 1 << 11
 """Places that are worth a loop: of as many images as have them together."""
@@ -90,12 +90,13 @@ def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
 
 
 def _is_by_pixel(whole: Correlation) -> bool:
-    """Whether pixels are rows of channels, neighbours in memory; without Numba they are made so."""
+    """Whether pixels are rows of channels, or are made so: of small planes, or without Numba."""
     single = whole.channels == whole.filter_count == 1
-    if not has_numba():
+    if not single or not has_numba():
         return single
     near = abs(whole.source.strides[1]) == whole.source.itemsize
-    return single and near and whole.groups >= LEAST_ROW
+    small = prod(axis.outputs for axis in whole.axes) <= SMALL_PLANE
+    return (near or small) and whole.groups >= LEAST_ROW
 
 
 def _divided(whole: Correlation) -> Iterator[tuple[slice, Correlation]]:

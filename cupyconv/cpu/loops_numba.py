@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
 
-# Sums may be reordered, which makes them vectors; of nothing else is there anything assumed.
-_compiled = numba.njit(nogil=True, cache=True, fastmath={"contract", "reassoc", "nsz"})
+
+def _compiled(function: Callable) -> Any:
+    """A function that is compiled for the types it is called with, and kept where it can be."""
+    # Sums may be reordered, which makes them vectors; of nothing else is there anything assumed.
+    rules = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}}
+    try:
+        return numba.njit(cache=True, **rules)(function)
+    except RuntimeError:  # there is no folder to write to
+        return numba.njit(**rules)(function)
+
 
 _STRETCH = 1024  # places that are summed at a time: four rows of them stay in the nearest cache
 

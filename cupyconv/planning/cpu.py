@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
+from importlib import import_module
 from math import gcd, prod
 
 from cupyconv.problem import ConvProblem
@@ -58,9 +58,15 @@ PADDED_SHARE = 0.85
 """Share of products with pixels, not padding, below which it pays to leave out the others."""
 
 
-LOOP_RATE, FOUR_FILTERS, UNCOMPILED = 40e9, 3, 0.3
+LOOP_RATE, FOUR_FILTERS, UNCOMPILED = 50e9, 2.4, 0.24
 """Operations of sums over taps in a second; how many times as many there are of four filters that
 share their pixels, and without Numba."""
+
+MOST_PAIRS = 1 << 10
+"""Channels times filters of a group, above which matrix products are faster than any loops."""
+
+SMALL_PLANE = 256
+"""Pixels of a depthwise layer's result up to which rows of channels are faster than planes."""
 
 GRADIENT_SHARE = 0.7
 """Of that rate, for the filters' gradient."""
@@ -164,7 +170,11 @@ class _Pass:
 @cache
 def has_numba() -> bool:
     """Whether there is what compiles loops."""
-    return find_spec("numba") is not None
+    try:
+        import_module("numba")
+    except ImportError:  # also of one that this NumPy is too new for
+        return False
+    return True
 
 
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
@@ -248,7 +258,7 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
 
 def _loops(seen: _Pass) -> Iterator[Method]:
     depthwise = seen.channels == seen.filters == 1
-    if not depthwise and not has_numba():
+    if seen.channels * seen.filters > MOST_PAIRS or not (depthwise or has_numba()):
         return
     phases = prod(min(axis.stride, axis.taps) for axis in seen.axes)
     window = prod((axis.taps - 1) * axis.dilation // axis.stride + 1 for axis in seen.axes)
@@ -256,7 +266,8 @@ def _loops(seen: _Pass) -> Iterator[Method]:
     weights = seen.filters * seen.channels * seen.taps
     if 4 * max(pixel, weights) > BLOCK_BYTES // 2:
         return  # a group of a single pixel takes too much memory
-    by_pixel = depthwise and (seen.channels_last or not has_numba())
+    small = prod(axis.outputs for axis in seen.axes) <= SMALL_PLANE
+    by_pixel = depthwise and (seen.channels_last or small or not has_numba())
     moved: float = seen.pixels * (phases * seen.channels + seen.filters)
     rate = LOOP_RATE * (GRADIENT_SHARE if seen.of_filters else 1)
     operations = seen.operations

@@ -71,6 +71,15 @@ import cupyconv.dask as cd
 (found,) = cd.compute(cd.conv_forward(da.from_array(x, chunks=(1, 1, 2, 3)), w, padding="same"))
 assert (found == y).all()
 """,
+    "numba": """
+import numba
+shape = (2, 8, 9, 9)
+xs, ws = np.ones(shape, "float32"), np.ones((8, 1, 3, 3), "float32")
+grouped = cupyconv.ConvProblem(shape, ws.shape, padding="same", groups=8)
+assert cupyconv.plan(grouped, "cpu")["forward"].method in ("loops", "windows")
+found = cupyconv.conv_forward(xs, ws, padding="same", groups=8)
+assert (found[:, :, 1, 1] == 9).all() and (found[:, :, 0, 0] == 4).all()
+""",
     "cuda12": "import cupy, cuda.bindings\n",
     "cuda13": "import cupy, cuda.bindings\n",
     "types": """

@@ -3,7 +3,7 @@
 A pass is computed by one of the methods that cupyconv/planning/cpu.py chooses among.  Beside its
 operands and its result it takes a fixed block of memory, whatever the layer: at most 64 MB, as long
 as a window has no more than a million values.  Arithmetic is in the arrays' dtype, complex ones
-included; 16-bit types are converted to float32 block by block.  Only the BLAS has threads.
+included; 16-bit types are converted to float32 block by block.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cupyconv.cpu import depthwise, products, scattered, windows
+from cupyconv.cpu import loops, products, scattered, windows
 from cupyconv.cpu.correlation import Correlation, correlation, fill_unread, input_correlations
 from cupyconv.cpu.scratch import Scratch, scratch
 from cupyconv.planning.cpu import BLOCK_BYTES
@@ -29,15 +29,13 @@ CORRELATE: dict[str, Compute] = {
     "products": products.correlate,
     "windows": windows.correlate,
     "scattered": scattered.correlate,
-    "taps": depthwise.correlate_by_taps,
-    "bands": depthwise.correlate_by_bands,
+    "loops": loops.correlate,
 }
 
 FILTER_GRADIENT: dict[str, Compute] = {
     "products": products.filter_gradient,
     "windows": windows.filter_gradient,
-    "taps": depthwise.filter_gradient_by_taps,
-    "bands": depthwise.filter_gradient_by_bands,
+    "loops": loops.filter_gradient,
 }
 
 

@@ -4,16 +4,16 @@
 
 with the operations of the matrix products, the elements that NumPy's own loops copy, add or
 multiply, and the calls of NumPy.  The constants are nominal, those of two cores with AVX-512 at
-about 3.5 GHz: every machine takes the same method, whatever it has, and so every thread count adds
-up the same terms.
+about 3.5 GHz: every machine takes the same method, whatever it has but Numba, and so every thread
+count adds up the same terms.
 
 The methods, which cupyconv/cpu/ has a module each for:
 
 - products: filters times gathered pixels (im2col); every configuration.
 - windows: the same of a small layer, in one product.
 - scattered: filters times pixels, then each tap's products are added up (col2im).
-- taps: of a depthwise layer, the taps one after another.
-- bands: of a depthwise layer, rows of a channel times a band matrix.
+- loops: sums over shifted pixels, of layers of few channels in each group; without Numba of
+  depthwise ones alone.
 
 None of them saves products by transforming its operands, as minimal filtering and FFT do: sums of
 what a result reads with what it does not leave the rounding of large values in their neighbours.
@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from math import gcd, prod
 
 from cupyconv.problem import ConvProblem
@@ -56,14 +58,18 @@ PADDED_SHARE = 0.85
 """Share of products with pixels, not padding, below which it pays to leave out the others."""
 
 
-BAND_COLUMNS = 64
-"""Pixels of the result that a band matrix is for, about."""
+LOOP_RATE, FOUR_FILTERS, UNCOMPILED = 50e9, 2.4, 0.24
+"""Operations of sums over taps in a second; how many times as many there are of four filters that
+share their pixels, and without Numba."""
 
-BAND_SHARE = 0.3
-"""Share of the rate that products with band matrices reach, one for each channel."""
+MOST_PAIRS = 1 << 10
+"""Channels times filters of a group, above which matrix products are faster than any loops."""
 
-LARGEST_BAND = 1 << 20
-"""Elements of the largest band matrix that is made."""
+SMALL_PLANE = 256
+"""Pixels of a depthwise layer's result up to which rows of channels are faster than planes."""
+
+GRADIENT_SHARE = 0.7
+"""Of that rate, for the filters' gradient."""
 
 SMALL_LAYER = 1 << 16
 """Elements, of all that they make, above which windows are gathered block by block."""
@@ -161,19 +167,21 @@ class _Pass:
         return 2.0 * self.pixels * self.filters * self.channels * self.taps
 
 
+@cache
+def has_numba() -> bool:
+    """Whether there is what compiles loops."""
+    try:
+        import_module("numba")
+    except ImportError:  # also of one that this NumPy is too new for
+        return False
+    return True
+
+
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     """All methods that can compute a pass."""
     seen = _seen(problem, pass_)
-    found = [_products(seen), *_windows(seen), *_taps(seen), *_bands(seen)]
+    found = [_products(seen), *_windows(seen), *_loops(seen)]
     return tuple(found) if seen.of_filters else (*found, *_scattered(problem, seen))
-
-
-# -- rules that the methods themselves go by -------------------------------------------------------
-
-
-def band_rows(rows: int, columns: int) -> int:
-    """Rows of a result of this size that one band matrix is for."""
-    return min(-(-BAND_COLUMNS // columns), rows)
 
 
 # -- the methods' costs ----------------------------------------------------------------------------
@@ -248,43 +256,36 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
     )
 
 
-def _taps(seen: _Pass) -> Iterator[Method]:
-    if seen.channels != 1 or seen.filters != 1:
+def _loops(seen: _Pass) -> Iterator[Method]:
+    depthwise = seen.channels == seen.filters == 1
+    if seen.channels * seen.filters > MOST_PAIRS or not (depthwise or has_numba()):
         return
-    if 4 * prod((axis.taps - 1) * axis.dilation + 1 for axis in seen.axes) > BLOCK_BYTES:
-        return  # the source under a window, which is the least that is read, takes too much memory
-    reads = prod(axis.stride for axis in seen.axes)
-    moved = 1.5 + 1.5 * reads + (0 if seen.channels_last else 5)
+    phases = prod(min(axis.stride, axis.taps) for axis in seen.axes)
+    window = prod((axis.taps - 1) * axis.dilation // axis.stride + 1 for axis in seen.axes)
+    pixel = window * (phases * seen.channels + seen.filters)
+    weights = seen.filters * seen.channels * seen.taps
+    if 4 * max(pixel, weights) > BLOCK_BYTES // 2:
+        return  # a group of a single pixel takes too much memory
+    small = prod(axis.outputs for axis in seen.axes) <= SMALL_PLANE
+    by_pixel = depthwise and (seen.channels_last or small or not has_numba())
+    moved: float = seen.pixels * (phases * seen.channels + seen.filters)
+    rate = LOOP_RATE * (GRADIENT_SHARE if seen.of_filters else 1)
+    operations = seen.operations
+    if by_pixel != seen.channels_last:
+        moved *= TRANSPOSED
+    if not has_numba():
+        rate *= UNCOMPILED
+    elif not by_pixel:
+        rate *= FOUR_FILTERS if seen.filters >= 4 else 1
+        operations *= prod(
+            1 + (axis.taps - 1) * axis.dilation / axis.stride / axis.outputs for axis in seen.axes
+        )
     yield Method(
-        "taps",
-        "tap by tap in rows of channels",
-        0,
-        seen.pixels * (0.6 * seen.taps + moved) + seen.weights,
-        20 * (4 * seen.pixels / BLOCK_BYTES + 1),
-    )
-
-
-def _bands(seen: _Pass) -> Iterator[Method]:
-    if seen.channels != 1 or seen.filters != 1 or len(seen.axes) != 2:
-        return
-    height, width = seen.axes
-    rows = band_rows(height.outputs, width.outputs)
-    high = (rows - 1) * height.stride + (height.taps - 1) * height.dilation + 1
-    band = high * width.size * rows * width.outputs
-    # The filter with zeros all around, of which the band matrix is a view.
-    spread = high + (rows - 1) * height.stride
-    spread *= width.size + (width.outputs - 1) * width.stride
-    if max(band, spread) > LARGEST_BAND:
-        return
-    moved: float = 4
-    if seen.channels_last:
-        moved += TRANSPOSED * (1 + height.stride * width.stride)
-    yield Method(
-        "bands",
-        "rows times band matrices",
-        2 * seen.pixels * min(high, height.size) * width.size / BAND_SHARE,
-        seen.pixels * moved + 2 * seen.groups * band,
-        20 * (4 * seen.pixels / BLOCK_BYTES + 1) + seen.groups,
+        "loops",
+        "rows of channels, tap by tap" if by_pixel else "planes of pixels, tap by tap",
+        RATE / rate * operations,
+        moved + seen.weights,
+        20 * (8 * moved / BLOCK_BYTES + seen.phases),
     )
 
 

@@ -3,10 +3,10 @@
     python -m tests.studies.limits --json tests/cpu/results/limits.json
 
 times each pass of the layers of ``--quick`` in turns with PyTorch, as `cupyconv bench` does, and
-how much of it NumPy spends in its two loops that compute: matrix products (BLAS) and einsum
-(depthwise layers).  The rest is copying: gathering, padding, transposing, adding up.  If that took
-no time at all, the ratio to PyTorch would be what the column "at most" says: of a dense layer that
-is the floor of every way that multiplies with BLAS.
+how much of it NumPy spends in what computes: matrix products (BLAS), and for layers of few channels
+in each group the loops that Numba compiles, or without it einsum.  The rest is copying: gathering,
+padding, transposing, adding up.  If that took no time at all, the ratio to PyTorch would be what
+the column "at most" says: of a dense layer, the floor of every way that multiplies with BLAS.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -30,6 +32,7 @@ from cupyconv.bench import data, environment, implementations, peers, places, ti
 from cupyconv.bench.report import Chapter, geometric_mean
 from cupyconv.bench.suites import KINDS, QUICK, SuiteLayer, select, with_batch
 from cupyconv.planning import plan
+from cupyconv.planning.cpu import has_numba
 from cupyconv.problem import PASSES, ConvProblem
 
 MOST_FLOPS = 4e9
@@ -47,8 +50,8 @@ class Share:
         batch: images.
         method: of cupyconv/planning/cpu.py.
         seconds, computing, peer: of a call; of that, by their share on one thread, in products and
-            einsum; and of PyTorch's call.
-        operations: that the products and einsum did, in a call.
+            loops; and of PyTorch's call.
+        operations: that the products and loops did, in a call.
         flops: of the pass by its definition, padding included.
     """
 
@@ -71,7 +74,7 @@ class Share:
 
     @property
     def limit(self) -> float:
-        """The ratio, if everything but products and einsum took no time."""
+        """The ratio, if everything but products and loops took no time."""
         return self.peer / self.computing
 
 
@@ -83,31 +86,44 @@ class _Meter:
 
 @contextmanager
 def _metered(meter: _Meter) -> Iterator[None]:
-    """NumPy's matmul and einsum, timed while the context lasts."""
-    matmul, einsum = np.matmul, np.einsum
+    """What computes, timed while the context lasts: matmul, einsum, and compiled loops."""
+    counts: list[tuple[Any, str, Callable[..., float]]] = [
+        (np, "matmul", lambda a, b, out: out.size * a.shape[-1]),
+        (np, "einsum", lambda _, *arrays: max(array.size for array in arrays)),
+    ]
+    if has_numba():
+        compiled = import_module("cupyconv.cpu.loops_numba")
+        counts += [
+            (compiled, "planar_sums", lambda x, at, w, y, length, _: w.size * length),
+            (compiled, "planar_products", lambda x, at, dy, dw, length, _: dw.size * length),
+            (compiled, "pixel_sums", _of_pixels),
+            (compiled, "pixel_products", _of_pixels),
+        ]
+    before = [getattr(module, name) for module, name, _ in counts]
 
-    def timed(function: Callable, count: Callable[[tuple[Any, ...]], float]) -> Callable:
+    def timed(function: Callable, count: Callable[..., float]) -> Callable:
         def call(*operands: Any, **arguments: Any) -> Any:
             start = perf_counter()
             result = function(*operands, **arguments)
             meter.seconds += perf_counter() - start
-            meter.operations += 2 * count((*operands, result))
+            meter.operations += 2 * count(*operands, result)
             return result
 
         return call
 
-    def products(operands: tuple[Any, ...]) -> float:
-        return operands[-1].size * operands[0].shape[-1]
-
-    def terms(operands: tuple[Any, ...]) -> float:
-        return max(operand.size for operand in operands[1:])
-
-    replaced: Any = np
-    replaced.matmul, replaced.einsum = timed(matmul, products), timed(einsum, terms)
+    for (module, name, count), function in zip(counts, before, strict=True):
+        setattr(module, name, timed(function, count))
     try:
         yield
     finally:
-        replaced.matmul, replaced.einsum = matmul, einsum
+        for (module, name, _), function in zip(counts, before, strict=True):
+            setattr(module, name, function)
+
+
+def _of_pixels(
+    x: Any, steps: Any, weights: Any, sums: Any, places: Any, outputs: Any, *_: Any
+) -> float:
+    return prod(outputs) * prod(weights.shape[:3])
 
 
 def measure(layers: Iterable[SuiteLayer], place: places.Place, peer: peers.Peer) -> list[Share]:

@@ -746,6 +746,16 @@ def test_cupy_that_is_not_installed(monkeypatch):
     assert "pip install 'cupy-cuda13x[ctk]>=14' 'cuda-bindings" in str(caught.value)
 
 
+def test_gpus_are_counted_as_none_where_they_cannot_be_counted(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="without CuPy, that is what is missing")
+    found = 0
+    with suppress(cupy.cuda.runtime.CUDARuntimeError):  # that of a machine without a driver
+        found = cupy.cuda.runtime.getDeviceCount()
+    assert arrays.device_count.__wrapped__() == found
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert arrays.device_count.__wrapped__() == 0
+
+
 def test_gpu_that_is_not_there(monkeypatch):
     pytest.importorskip("cupy", reason="without CuPy, that is what is missing")
     monkeypatch.setattr(arrays, "device_count", lambda: 0)

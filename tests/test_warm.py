@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from functools import cache
 
 import numpy as np
@@ -278,6 +280,21 @@ def test_what_is_no_problem_is_refused(folder, compilations, name, call):
 def test_activations_are_of_real_numbers(folder):
     with pytest.raises(ConvError, match="activations are of real numbers"):
         cupyconv.warm(SMALL.replace(dtype="complex64"), "sm_80", activation="relu")
+
+
+def test_without_cupy_that_is_what_is_missing(monkeypatch):
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="CuPy could not be imported"):
+        cupyconv.warm(SMALL)
+
+
+def test_without_a_home_a_cache_has_to_be_named(compilations, monkeypatch):
+    monkeypatch.setattr(compiler, "cache_directory", lambda: None)
+    said = f"this user has no home folder for it. Set {compiler.CACHE_VARIABLE} to a folder"
+    with pytest.raises(ConvError, match=re.escape(said)):
+        cupyconv.warm(SMALL, "sm_80")
+    assert compilations == []
 
 
 def test_without_a_gpu_a_device_has_to_be_given(monkeypatch):

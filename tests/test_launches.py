@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv.gpu import compiler, sources
+from cupyconv.gpu import chunks, compiler, sources
 from cupyconv.gpu.launch import Launch, Series
 from tests import emulator, launches
 from tests.configurations import in_formats, integer_data
@@ -287,6 +287,15 @@ def test_a_kernel_is_allowed_what_it_is_launched_with(kernels):
     assert function.max_dynamic_shared_size_bytes == 48 << 10
     less = replace(one, shared_bytes=1 << 10)
     Series([one, less], Runtime())((np.uint64(0),))  # of one function, which both share
+
+
+@pytest.mark.parametrize(("filters", "blocks"), [(1, 1), (256, 1), (257, 2), (1024, 4)])
+def test_a_sum_of_chunks_has_a_thread_for_each_element_of_the_filter(filters, blocks):
+    product = Launch("conv_direct.cu", "product", (), (9,), (64,), 1 << 10, ("x", "parameters"))
+    made = chunks.reduction(product, cupyconv.ConvProblem((1, 1, 1), (filters, 1, 1)), 3)
+    assert (made.entry, made.defines) == ("product_reduce", product.defines)
+    assert (made.grid, made.block, made.shared_bytes) == ((blocks,), (256,), 0)
+    assert made.arguments == ("workspace", "w", 3, "parameters")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -56,7 +56,7 @@ NEAREST = {
     "cupyconv/measuring.py": ("tests/test_measuring.py",),
     "cupyconv/prepared.py": ("tests/test_prepared.py",),
     "cupyconv/warming.py": ("tests/test_warm.py",),
-    "cupyconv/gpu/bias.py": ("tests/test_kernels.py",),
+    "cupyconv/gpu/bias.py": ("tests/test_kernels.py", "tests/test_launches.py"),
     "cupyconv/gpu/chunks.py": ("tests/test_kernels.py", "tests/test_launches.py"),
     "cupyconv/gpu/compiler.py": ("tests/test_kernel_cache.py", "tests/test_warm.py"),
     "cupyconv/gpu/direct.py": ("tests/test_kernels.py",),

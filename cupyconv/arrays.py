@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 _Kind = TypeVar("_Kind")
 
 # Device types of the DLPack specification, dlpack.h.
-_DLPACK_CPU = (1,)
-_DLPACK_CUDA = (2, 3, 13)  # device, pinned host, managed
+_DLPACK_CPU = (1, 3)  # pageable, pinned
+_DLPACK_CUDA = (2, 13)  # device, managed
 # Its codes of the kinds of numbers.
 _DLPACK_UINT = 1
 _DLPACK_BFLOAT = 4

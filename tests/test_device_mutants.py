@@ -16,6 +16,12 @@ def test_arguments_are_about_mutants_that_there_are() -> None:
     assert set(equivalent_mutants(mutants.EQUIVALENT)) <= existing
 
 
+def test_every_mutant_differs() -> None:
+    found = list(mutants.mutations("a.py", "f(x, x, 1)"))
+    assert [one.change for one in found] == ["f removed", "x <-> 1", "1 -> 2"]
+    assert all(one.text != "f(x, x, 1)" for one in found)
+
+
 def test_a_mutant_is_in_a_statement() -> None:
     found = mutants.all_mutants("tensormaps")
     statements = [mutants.lines_of_statement(one) for one in found]

@@ -189,6 +189,22 @@ def test_a_broken_exporter_is_told():
         arrays.take("x", Broken())
 
 
+@pytest.mark.parametrize("kind", [1, 3], ids=["pageable", "pinned"])
+def test_the_hosts_memory_is_taken_by_dlpack(kind):
+    x = numpy_array(X, "float32")
+
+    class Exporter:
+        def __dlpack_device__(self):
+            return (kind, 0)
+
+        def __dlpack__(self, **keywords):
+            return x.__dlpack__()
+
+    taken, home = arrays.take("x", Exporter())
+    assert home is arrays.Home.CPU
+    assert np.shares_memory(taken, x)
+
+
 def test_memory_of_other_processors_is_refused_unread():
     class Elsewhere:
         def __dlpack_device__(self):

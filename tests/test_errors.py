@@ -10,6 +10,7 @@ import shlex
 import sys
 import tomllib
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -735,11 +736,24 @@ def test_of_other_classes_the_plain_array_is_taken(tmp_path, computes):
 
 
 def test_cupy_that_is_not_installed(monkeypatch):
+    """Any more: what was imported before does not count."""
+    with suppress(DeviceError):
+        arrays.cupy()
     monkeypatch.setitem(sys.modules, "cupy", None)
     exporter = SimpleNamespace(__cuda_array_interface__={})
     with pytest.raises(DeviceError) as caught:
         cupyconv.conv_forward(exporter, exporter)
     assert "pip install 'cupy-cuda13x[ctk]>=14' 'cuda-bindings" in str(caught.value)
+
+
+def test_gpus_are_counted_as_none_where_they_cannot_be_counted(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="without CuPy, that is what is missing")
+    found = 0
+    with suppress(cupy.cuda.runtime.CUDARuntimeError):  # that of a machine without a driver
+        found = cupy.cuda.runtime.getDeviceCount()
+    assert arrays.device_count.__wrapped__() == found
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert arrays.device_count.__wrapped__() == 0
 
 
 def test_gpu_that_is_not_there(monkeypatch):

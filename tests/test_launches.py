@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv.gpu import compiler, sources
+from cupyconv import operations
+from cupyconv.gpu import bias, chunks, compiler, sources
 from cupyconv.gpu.launch import Launch, Series
+from cupyconv.planning import Device
+from cupyconv.planning.strides import Strides
 from tests import emulator, launches
 from tests.configurations import in_formats, integer_data
 from tests.cubins import Parameter, Resources, resources
@@ -287,6 +290,37 @@ def test_a_kernel_is_allowed_what_it_is_launched_with(kernels):
     assert function.max_dynamic_shared_size_bytes == 48 << 10
     less = replace(one, shared_bytes=1 << 10)
     Series([one, less], Runtime())((np.uint64(0),))  # of one function, which both share
+
+
+@pytest.mark.parametrize(("filters", "blocks"), [(1, 1), (256, 1), (257, 2), (1024, 4)])
+def test_a_sum_of_chunks_has_a_thread_for_each_element_of_the_filter(filters, blocks):
+    product = Launch("conv_direct.cu", "product", (), (9,), (64,), 1 << 10, ("x", "parameters"))
+    made = chunks.reduction(product, cupyconv.ConvProblem((1, 1, 1), (filters, 1, 1)), 3)
+    assert (made.entry, made.defines) == ("product_reduce", product.defines)
+    assert (made.grid, made.block, made.shared_bytes) == ((blocks,), (256,), 0)
+    assert made.arguments == ("workspace", "w", 3, "parameters")
+
+
+# Of 8 channels of a float32 image, pieces of 4 pixels: 1,024 pixels are a step of a block.  On the
+# 108 multiprocessors of sm_80, 54 blocks of each channel are four of each multiprocessor.
+@pytest.mark.parametrize(
+    ("steps", "chunks", "steps_of_chunk"),
+    [(0, 1, 1), (31, 1, 31), (32, 2, 16), (33, 2, 17), (864, 54, 16), (5400, 54, 100)],
+)
+def test_chunks_of_a_bias_gradient_fill_the_chip_and_are_worth_adding_up(
+    steps, chunks, steps_of_chunk
+):
+    shape = (1, 8, 1024 * steps) if steps else (0, 8, 1024)
+    problem = operations.bias_problem("dy", shape, None, "float32")
+    steps_of_dy = (8 * shape[2], shape[2], 1)
+    strides = Strides(steps_of_dy, (1, 1, 1), steps_of_dy, 1, 16)
+    made, workspace_bytes = bias.prepare_bias(problem, strides, Device.of("sm_80"))
+    product, *reduction = made
+    assert product.grid == (8, chunks)
+    assert product.arguments[3] == 1024 * steps_of_chunk
+    assert product.shared_bytes == 0
+    assert [one.grid for one in reduction] == ([(1,)] if chunks > 1 else [])
+    assert workspace_bytes == (4 * 8 * chunks if chunks > 1 else 0)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

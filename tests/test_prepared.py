@@ -159,9 +159,10 @@ def test_other_batches_and_sizes_are_taken(hopper, memory):
     """Where their kernels want another form, they make it as they do without."""
     prepared = Calls(memory, LAYER).prepare()
     for shape in ((1, 256, 28, 28), (3, 256, 9, 20)):
-        hopper.launched.clear()
-        cupyconv.conv_forward(memory.array(shape), prepared, padding=((1, 1), (1, 1)))
-        assert hopper.launched
+        for padding in (((1, 1), (1, 1)), "same"):  # the same in other words
+            hopper.launched.clear()
+            cupyconv.conv_forward(memory.array(shape), prepared, padding=padding)
+            assert hopper.launched
     planes, precision, impl, _ = HELD["planes"]
     calls = Calls(memory, planes, precision, impl)
     held = calls.prepare(passes="forward")

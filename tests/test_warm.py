@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
+import time
 from functools import cache
 
 import numpy as np
@@ -159,15 +162,35 @@ def test_what_a_transposed_layer_loads_is_compiled(loaded):
     assert found == ahead_of(problem, device, **words)
 
 
-def test_what_is_measured_is_compiled(loaded):
+def test_what_is_measured_is_compiled(loaded, monkeypatch):
     _, choose = loaded
     device, _ = choose("sm_80")
-    planned, measured = (warming.Ahead(device, measure=how) for how in (False, True))
-    for one in (planned, measured):
+    planned, measured, usual = (warming.Ahead(device, measure=how) for how in (False, True, None))
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    told, not_told = (warming.Ahead(device, measure=how) for how in (None, False))
+    for one in (planned, measured, usual, told, not_told):
         one.add(LAYER.replace(dtype="float16"), "forward")
     assert set(planned._uses) < set(measured._uses)
+    assert set(planned._uses) == set(usual._uses) == set(not_told._uses)
+    assert set(measured._uses) == set(told._uses)
     sources = {variant.source.name for variant in measured._uses}
     assert {"conv_gather.cu", "conv_forward.cu"} <= sources, "the last resort, too"
+
+
+def test_the_workspace_that_calls_may_use_decides(monkeypatch):
+    """By default the limit of calls, as it is when kernels are compiled ahead."""
+    split = ConvProblem((2, 256, 4, 4), (8, 256, 3, 3), dtype="float16")
+
+    def compiled(limit):
+        ahead = warming.Ahead("sm_80", workspace_limit=limit)
+        ahead.add(split, "forward")
+        return set(ahead._uses)
+
+    free, without = compiled(None), compiled(0)
+    assert free != without
+    monkeypatch.setattr(cupyconv, "workspace_limit", 0)
+    assert compiled(None) == without
+    assert compiled(1 << 30) == free
 
 
 def test_a_plan_is_compiled_as_it_is(loaded):
@@ -197,6 +220,8 @@ def test_nothing_is_compiled_twice(folder, compilations):
     ahead.add(SMALL)
     again = ahead.compile(done=lambda: told.append(None))
     assert again.compiled == ()
+    assert {row[-1] for row in again.table.rows} == {"there"}
+    assert all(float(row[-1]) >= 0 for row in first.table.rows)
     assert "all there" in str(again)
     assert len(told) == len(ahead) == len(again.kernels) == len(compilations)
     cupyconv.warm(SMALL, "sm_90a", passes=["forward"])
@@ -205,7 +230,9 @@ def test_nothing_is_compiled_twice(folder, compilations):
 
 def test_what_is_compiled_is_what_is_loaded(folder, monkeypatch):
     """Truly compiled, and found by a process that loads it."""
+    begun = time.perf_counter()
     warmed = cupyconv.warm(SMALL, "sm_80", passes="forward", impl="cuda-generic", threads=1)
+    assert 0 < warmed.seconds <= time.perf_counter() - begun
     (kernel,) = warmed.kernels
     assert kernel.source == "conv_forward.cu"
     assert kernel.tile
@@ -278,6 +305,21 @@ def test_what_is_no_problem_is_refused(folder, compilations, name, call):
 def test_activations_are_of_real_numbers(folder):
     with pytest.raises(ConvError, match="activations are of real numbers"):
         cupyconv.warm(SMALL.replace(dtype="complex64"), "sm_80", activation="relu")
+
+
+def test_without_cupy_that_is_what_is_missing(monkeypatch):
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="CuPy could not be imported"):
+        cupyconv.warm(SMALL)
+
+
+def test_without_a_home_a_cache_has_to_be_named(compilations, monkeypatch):
+    monkeypatch.setattr(compiler, "cache_directory", lambda: None)
+    said = f"this user has no home folder for it. Set {compiler.CACHE_VARIABLE} to a folder"
+    with pytest.raises(ConvError, match=re.escape(said)):
+        cupyconv.warm(SMALL, "sm_80")
+    assert compilations == []
 
 
 def test_without_a_gpu_a_device_has_to_be_given(monkeypatch):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cupy
 import pytest
 
 import cupyconv
 from cupyconv import backends
+from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import launch, tensormaps
 from tests.agreement import planned, require_exact
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
@@ -24,6 +27,18 @@ def test_what_a_function_may_have_of_shared_memory_is_never_made_less():
         runtime.allow(function, asked)
     get = cupy.cuda.driver.funcGetAttribute
     assert get(launch._MOST_DYNAMIC_SHARED, function.ptr) == 100_000
+
+
+def test_what_does_not_compile_keeps_nothing_else_from_being_loaded(own_cache):
+    good = launch.Launch(
+        "conv_arrange.cu", "conv_arrange_in", (("STORAGE", "float"),), (1,), (256,), 0, ()
+    )
+    broken = replace(good, defines=(("STORAGE", "no_such_type"),))
+    for launches in ((broken, good), (good, broken)):
+        runtime = launch.CupyRuntime("sm_90a")
+        with pytest.raises(KernelCompileError, match="no_such_type"):
+            runtime.load(launches)
+        assert runtime.kernel(good).ptr
 
 
 def test_a_call_takes_memory_for_its_result_and_its_workspace_alone():

@@ -306,6 +306,19 @@ def test_objects_that_export_their_memory_are_taken_without_a_copy(exporter, dty
     assert back is got
 
 
+@pytest.mark.parametrize("kind", [2, 13], ids=["device", "managed"])
+def test_device_memory_is_taken_by_dlpack(kind):
+    x = cupy.ones((1, 2, 5), "float32")
+
+    class Exporter(ByDlpack):
+        def __dlpack_device__(self):
+            return (kind, 0)
+
+    taken, home = arrays.take("x", Exporter(x))
+    assert home is arrays.Home.GPU
+    assert taken.data.ptr == x.data.ptr
+
+
 def test_results_are_taken_by_others_without_a_copy():
     _, data, words = layer()
     y = cupyconv.conv_forward(cupy.asarray(data.x), cupy.asarray(data.w), **words)

@@ -194,11 +194,11 @@ def test_a_numba_that_cannot_be_imported_is_none(monkeypatch):
         raise ImportError("Numba needs NumPy 2.3 or less")
 
     monkeypatch.setattr(cpu, "import_module", too_new)
-    cpu.has_numba.cache_clear()
+    cpu._numba_works.cache_clear()
     try:
         assert not cpu.has_numba()
     finally:
-        cpu.has_numba.cache_clear()
+        cpu._numba_works.cache_clear()
 
 
 def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch):

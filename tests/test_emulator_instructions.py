@@ -96,6 +96,8 @@ def expected_matrix(case: golden.Case) -> np.ndarray:
         for lane, half in itertools.product(range(32), range(2)):
             row, column = lane // 4, lane % 4 * 2 + half
             matrices[:, row, column] = halves[:, lane, half]
+        if case.kernel.endswith("trans"):
+            matrices = matrices.transpose(0, 2, 1)
         return matrices.reshape(-1)
     count = case.output.shape[0]
     matrices = case.inputs[0].reshape(4, 8, 8)[:count]

@@ -21,10 +21,12 @@ what a result reads with what it does not leave the rounding of large values in 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from math import gcd, prod
 
 from cupyconv.problem import ConvProblem
@@ -64,6 +66,9 @@ share their pixels, and without Numba."""
 
 MOST_PAIRS = 1 << 10
 """Channels times filters of a group, above which matrix products are faster than any loops."""
+
+MOST_TAPS = 1 << 11
+"""Of loops, in all phases: where each of them lies is worked out in Python."""
 
 SMALL_PLANE = 256
 """Pixels of a depthwise layer's result up to which rows of channels are faster than planes."""
@@ -167,9 +172,17 @@ class _Pass:
         return 2.0 * self.pixels * self.filters * self.channels * self.taps
 
 
-@cache
 def has_numba() -> bool:
-    """Whether there is what compiles loops."""
+    """Whether there is what compiles loops.
+
+    It is imported to see whether it works with this NumPy, but not where NumPy is not: what only
+    plans is not to wait for that.
+    """
+    return _numba_works() if "numpy" in sys.modules else find_spec("numba") is not None
+
+
+@cache
+def _numba_works() -> bool:
     try:
         import_module("numba")
     except ImportError:  # also of one that this NumPy is too new for
@@ -258,7 +271,9 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
 
 def _loops(seen: _Pass) -> Iterator[Method]:
     depthwise = seen.channels == seen.filters == 1
-    if seen.channels * seen.filters > MOST_PAIRS or not (depthwise or has_numba()):
+    if seen.channels * seen.filters > MOST_PAIRS or seen.taps * seen.phases > MOST_TAPS:
+        return
+    if not (depthwise or has_numba()):
         return
     phases = prod(min(axis.stride, axis.taps) for axis in seen.axes)
     window = prod((axis.taps - 1) * axis.dilation // axis.stride + 1 for axis in seen.axes)

@@ -130,14 +130,17 @@ extern "C" __global__ void cp_async_16(const unsigned char* in, const int* sourc
 // ------------------------------------------------------------------------------------------------
 // stmatrix: in[register][lane]; out is the 32 rows
 // ------------------------------------------------------------------------------------------------
-extern "C" __global__ void stmatrix_x4(const unsigned* in, uint4* out) {
-  __shared__ __align__(16) uint4 rows[32];
-  unsigned registers[4];
-  for (int i = 0; i < 4; i++) registers[i] = in[i * 32 + threadIdx.x];
-  ptx::stmatrix_x4(&rows[threadIdx.x], registers);
-  __syncwarp();
-  out[threadIdx.x] = rows[threadIdx.x];
-}
+#define STMATRIX_KERNEL(wrapper)                                               \
+  wrapper(const unsigned* in, uint4* out) {                                    \
+    __shared__ __align__(16) uint4 rows[32];                                   \
+    unsigned registers[4];                                                     \
+    for (int i = 0; i < 4; i++) registers[i] = in[i * 32 + threadIdx.x];       \
+    ptx::wrapper(&rows[threadIdx.x], registers);                               \
+    __syncwarp();                                                              \
+    out[threadIdx.x] = rows[threadIdx.x];                                      \
+  }
+extern "C" __global__ void STMATRIX_KERNEL(stmatrix_x4)
+extern "C" __global__ void STMATRIX_KERNEL(stmatrix_x4_trans)
 
 // ------------------------------------------------------------------------------------------------
 // mbarriers
@@ -182,6 +185,7 @@ struct Coordinates {
     __shared__ __align__(8) unsigned long long barrier;                           \
     const int* c = p.at;                                                          \
     if (threadIdx.x == 0) {                                                       \
+      ptx::prefetch_tensor_map(&map);                                             \
       ptx::mbarrier_init(&barrier, 1);                                            \
       ptx::fence_mbarrier_init();                                                 \
       ptx::mbarrier_arrive_expect_tx(&barrier, bytes);                            \

@@ -203,7 +203,8 @@ def _matrices() -> Iterator[Case]:
             name = f"ldmatrix_x{count}{suffix}"
             yield Case(name, name, 75, 32, (rows, Output((count, 32), np.uint32)))
     registers = np.arange(256, dtype=np.uint16).view(np.uint32).reshape(4, 32)
-    yield Case("stmatrix_x4", "stmatrix_x4", 90, 32, (registers, Output((256,), np.uint16)))
+    for name in ("stmatrix_x4", "stmatrix_x4_trans"):
+        yield Case(name, name, 90, 32, (registers, Output((256,), np.uint16)))
 
 
 def _register_bits(generator, count: int, lanes: int, element: str) -> np.ndarray:

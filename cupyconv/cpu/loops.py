@@ -329,16 +329,19 @@ class _Layout:
 
 @lru_cache(maxsize=4096)
 def _layout(axes: tuple[Axis, ...], channels: int, images: int) -> _Layout:
-    steps = [[divmod(t * axis.dilation, axis.stride) for t in range(axis.taps)] for axis in axes]
-    extents = tuple(axis.outputs + step[-1][0] for axis, step in zip(axes, steps, strict=True))
-    phases = list(product(*(sorted({phase for _, phase in step}) for step in steps)))
+    steps = [np.divmod(np.arange(axis.taps) * axis.dilation, axis.stride) for axis in axes]
+    extents = tuple(axis.outputs + int(s[-1]) for axis, (s, _) in zip(axes, steps, strict=True))
     pitches = [prod(extents[axis + 1 :]) for axis in range(len(axes))]
     places = prod(extents)
-    taps = [
-        phases.index(tuple(phase for _, phase in tap)) * images * places
-        + sum(shift * pitch for (shift, _), pitch in zip(tap, pitches, strict=True))
-        for tap in product(*steps)
-    ]
+    # Of each tap, the number of its phase and how far on it reads there.
+    numbers, shifts, met = np.array(0), np.array(0), []
+    for pitch, (shift, phase) in zip(pitches, steps, strict=True):
+        found, number = np.unique(phase, return_inverse=True)
+        numbers = np.add.outer(numbers * len(found), number)
+        shifts = np.add.outer(shifts, shift * pitch)
+        met.append(found.tolist())
+    phases = list(product(*met))
+    taps = (numbers * (images * places) + shifts).ravel()
     of_channels = np.arange(channels) * (len(phases) * images * places)
     last = sum((axis.outputs - 1) * pitch for axis, pitch in zip(axes, pitches, strict=True))
     return _Layout(

@@ -67,9 +67,6 @@ share their pixels, and without Numba."""
 MOST_PAIRS = 1 << 10
 """Channels times filters of a group, above which matrix products are faster than any loops."""
 
-MOST_TAPS = 1 << 11
-"""Of loops, in all phases: where each of them lies is worked out in Python."""
-
 SMALL_PLANE = 256
 """Pixels of a depthwise layer's result up to which rows of channels are faster than planes."""
 
@@ -271,9 +268,7 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
 
 def _loops(seen: _Pass) -> Iterator[Method]:
     depthwise = seen.channels == seen.filters == 1
-    if seen.channels * seen.filters > MOST_PAIRS or seen.taps * seen.phases > MOST_TAPS:
-        return
-    if not (depthwise or has_numba()):
+    if seen.channels * seen.filters > MOST_PAIRS or not (depthwise or has_numba()):
         return
     phases = prod(min(axis.stride, axis.taps) for axis in seen.axes)
     window = prod((axis.taps - 1) * axis.dilation // axis.stride + 1 for axis in seen.axes)

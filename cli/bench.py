@@ -136,7 +136,9 @@ def command(
     compare: tuple[str, str] | None,
     **options: Any,
 ) -> int:
-    """Time every pass of many layers beside PyTorch, and on the CPU beside JAX and TensorFlow.
+    """Time every pass of many layers beside PyTorch and others.
+
+    On a CPU these are JAX and TensorFlow too, as far as they are installed.
 
     \b
     cupyconv bench --quick

@@ -195,7 +195,9 @@ _VIEWS = {
         ("windows_begin_odd_and_even", "NCHW", "OIHW", "float16", "with gaps"),
     ),
     "cuda-hopper": (("a_volume_with_phases", "NDHWC", "ODHWI", "float16", "reversed"),),
-    "cuda-hopper-bf16x6": (),
+    "cuda-hopper-bf16x6": (
+        ("a_volume_with_phases", "NDHWC", "ODHWI", "float32", "reversed window"),
+    ),
 }
 _PLAIN_LAYERS = ("several_blocks_of_rows", "several_blocks_of_columns", "more_taps_than_lanes")
 _CASES = {
@@ -272,7 +274,7 @@ def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | 
 def _views(impl: str, only: str | None):
     for number, (name, data_format, filter_format, dtype, kind) in enumerate(_VIEWS[impl]):
         problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
-        for pass_ in fits(problem, impl, _ARCH[impl]):
+        for pass_ in fits(problem, impl, _ARCH[impl], _PRECISION.get(impl, "ieee")):
             if only in (None, pass_):
                 run = partial(_exact_on_views, problem, impl, pass_, kind, SCHEDULES[number % 3])
                 if impl == "cuda-direct":  # by number the largest tile, and one of several channels
@@ -365,7 +367,15 @@ def _exact_on_views(
 
     kinds = views.named(problem, pass_, kind)
     with settings(schedule):
-        views.require_exact(emulator, problem, pass_, kinds, impl=impl, arch=_ARCH[impl])
+        views.require_exact(
+            emulator,
+            problem,
+            pass_,
+            kinds,
+            impl=impl,
+            arch=_ARCH[impl],
+            precision=_PRECISION.get(impl, "ieee"),
+        )
 
 
 def _planned(run: Callable[..., None], impl: str, tile: int, splits: int, **more: str) -> None:

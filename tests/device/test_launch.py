@@ -31,7 +31,7 @@ def test_what_a_function_may_have_of_shared_memory_is_never_made_less():
 
 def test_what_does_not_compile_keeps_nothing_else_from_being_loaded(own_cache):
     good = launch.Launch(
-        "conv_arrange.cu", "conv_arrange_in", (("STORAGE", "float"),), (1,), (256,), 0, ()
+        "conv_arrange.cu", "conv_arrange", (("STORAGE", "float"),), (1,), (256,), 0, ()
     )
     broken = replace(good, defines=(("STORAGE", "no_such_type"),))
     for launches in ((broken, good), (good, broken)):

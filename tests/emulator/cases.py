@@ -131,6 +131,7 @@ _HOPPER = (
     ("several_tiles_of_a_volume", "NDHWC", "ODHWI", "float16"),
     ("a_phase_without_taps_then_a_full_ring", "NWC", "OWI", "float16"),
     ("ragged_channels", "NHWC", "OHWI", "float16"),
+    ("ragged_channels", "NHWC", "HWIO", "float16"),
     ("pairs_of_channels", "NCHW", "HWIO", "float16"),
     ("images_of_filled_lines", "NCHW", "OIHW", "float16"),
     ("images_of_whole_lines", "NCHW", "HWIO", "bfloat16"),

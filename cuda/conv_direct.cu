@@ -25,9 +25,10 @@
 // RESULT_COLUMNS (results moved at once, whichever are neighbours in memory), SOURCE_CHANNELS or
 // SOURCE_COLUMNS (the same of sources), SHIFT (columns from one that a piece of the source begins
 // with to the first under a tile), INSIDE_FROM and INSIDE_TO (those columns from there that are in the
-// source under every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_D, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W,
-// PHASE_H, PHASE_W (padding before modulo stride), TAP_ROWS and SHARE (all but in backprop-filter),
-// RAGGED (whether tiles reach beyond the last row or column), ACTIVATION (of the forward pass).
+// source under every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_D, STRIDE_H, STRIDE_W, DILATION_H,
+// DILATION_W, PHASE_H, PHASE_W (padding before modulo stride), TAP_ROWS and SHARE (all but in
+// backprop-filter), RAGGED (whether tiles reach beyond the last row or column), ACTIVATION (of the
+// forward pass).
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "maps.cuh"
@@ -124,8 +125,8 @@ struct Thread {
   }
 };
 
-// The tiles of the tensor that a pass walks (y, dx, or dy), as cupyconv/gpu/direct.py works them out.  A
-// block takes one for each strip, round after round.
+// The tiles of the tensor that a pass walks (y, dx, or dy), as cupyconv/gpu/direct.py works them out.
+// A block takes one for each strip, round after round.
 struct TileWalk {
   long long tiles[4];  // of a row, of a column, slices, images
   long long step[4];   // from a tile to that of the next round, in their digits

@@ -1,5 +1,6 @@
-// Hopper: the three passes as implicit GEMMs on wgmma, fed by TMA, on compute capability 9.0.  Operands
-// are channels last (or, by conv_arrange.cu, copies that are); the result lies as the caller wants it.
+// Hopper: the three passes as implicit GEMMs on wgmma, fed by TMA, on compute capability 9.0.
+// Operands are channels last (or, by conv_arrange.cu, copies that are) or, without taps, images as
+// they lie; the result lies as the caller wants it.
 //
 //   pass             gemm_m          gemm_n            gemm_k             A               B
 //   forward          output pixels   filters           taps * channels    im2col(x)       w

@@ -1,4 +1,5 @@
-// Splits the float32 elements of one or two tensors into three bfloat16, the operands of conv_hopper.cu with PLANES = 3.
+// Splits the float32 elements of one or two tensors into three bfloat16, the operands of
+// conv_hopper.cu with PLANES = 3.
 //
 //   x = high + middle + low,   high = bf16(x),  middle = bf16(x - high),  low = bf16(rest)
 //

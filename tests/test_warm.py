@@ -391,6 +391,15 @@ def test_the_command_as_json(folder, compilations):
         assert kernel["seconds"] >= 0
 
 
+def saved(nodes, values, results, filters, folder):
+    """The path of a model of these."""
+    import onnx
+
+    graph = onnx.helper.make_graph(nodes, "net", values, results, filters)
+    onnx.save(onnx.helper.make_model(graph), folder / "net.onnx")
+    return str(folder / "net.onnx")
+
+
 def test_the_layers_of_a_model_are_compiled_as_they_are_run(folder, compilations, tmp_path):
     """A ConvTranspose's forward pass is the input gradient of its convolution."""
     onnx = pytest.importorskip("onnx")
@@ -409,9 +418,8 @@ def test_the_layers_of_a_model_are_compiled_as_they_are_run(folder, compilations
         onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name)
         for name, shape in (("w", (32, 64, 2, 2)), ("v", (32, 16, 2, 2)))
     ]
-    graph = helper.make_graph(nodes, "net", values, results, filters)
-    onnx.save(helper.make_model(graph), tmp_path / "net.onnx")
-    given = ("warm", "--model", str(tmp_path / "net.onnx"), "--device", "sm_90a")
+    model = saved(nodes, values, results, filters, tmp_path)
+    given = ("warm", "--model", model, "--device", "sm_90a")
     words = ("--dtype", "float16", "--layout", "channels_last", "--pass", "forward")
     found = json.loads(run(*given, *words, "--activation", "relu", "--json").stdout)
     (device,) = found["devices"]
@@ -437,9 +445,8 @@ def test_layers_that_share_a_problem_are_told_apart(folder, compilations, tmp_pa
     filters = onnx.numpy_helper.from_array(np.zeros((32, 64, 2, 2), np.float32), "w")
     values = [helper.make_tensor_value_info("x", kind, [2, 64, 16, 16])]
     results = [helper.make_tensor_value_info("y", kind, None)]
-    graph = helper.make_graph(nodes, "net", values, results, [filters])
-    onnx.save(helper.make_model(graph), tmp_path / "net.onnx")
-    given = ("warm", "--model", str(tmp_path / "net.onnx"), "--device", "sm_80", "--json")
+    model = saved(nodes, values, results, [filters], tmp_path)
+    given = ("warm", "--model", model, "--device", "sm_80", "--json")
     (device,) = json.loads(run(*given, "--pass", "forward").stdout)["devices"]
     uses = [use for kernel in device["kernels"] for use in kernel["uses"]]
     assert sorted((use["layer"], use["pass"]) for use in uses) == [

@@ -275,18 +275,22 @@ def _means_of(pairs: Sequence[Comparison], label: str, layout: str | None) -> li
     return found
 
 
+_WHICH = ("layer", "pass", "dtype", "implementation")
+
+
+def _which(row: Row) -> tuple[str, ...]:
+    """What was measured, in the columns of that name."""
+    return row.layer, PASS_WORDS[row.pass_], row.dtype, row.implementation
+
+
 def _slowest(results: Results) -> list[Chapter]:
-    left = ("layer", "pass", "dtype", "implementation")
     found = []
     for peer in measured_peers(results):
         label, pairs = PEERS[peer], comparisons(results, peer)
         slower = sorted((pair for pair in pairs if pair.ratio < 1), key=lambda pair: pair.ratio)
         rows = tuple(
             (
-                pair.row.layer,
-                PASS_WORDS[pair.row.pass_],
-                pair.row.dtype,
-                pair.row.implementation,
+                *_which(pair.row),
                 number(pair.row.microseconds),
                 number(pair.peer.microseconds),
                 f"{pair.ratio:.2f}",
@@ -294,8 +298,8 @@ def _slowest(results: Results) -> list[Chapter]:
             for pair in slower[:SLOWEST]
         )
         if rows:
-            columns = (*left, "µs", f"{label} µs", f"{label}/ours")
-            found.append(Chapter(f"Slowest against {label}", (), columns, rows, left))
+            columns = (*_WHICH, "µs", f"{label} µs", f"{label}/ours")
+            found.append(Chapter(f"Slowest against {label}", (), columns, rows, _WHICH))
     return found
 
 
@@ -374,10 +378,7 @@ def compare(old: Results, new: Results) -> list[Chapter]:
     changes = [(Comparison(after[key], before[key])) for key in ordered]
     table = [
         (
-            pair.row.layer,
-            PASS_WORDS[pair.row.pass_],
-            pair.row.dtype,
-            pair.row.implementation,
+            *_which(pair.row),
             number(pair.peer.microseconds),
             number(pair.row.microseconds),
             f"{pair.ratio:.2f}",
@@ -385,7 +386,7 @@ def compare(old: Results, new: Results) -> list[Chapter]:
         for pair in changes
         if not pair.even
     ]
-    columns = ("layer", "pass", "dtype", "implementation", "old µs", "new µs", "old/new")
+    columns = (*_WHICH, "old µs", "new µs", "old/new")
     lines = []
     by_group: dict[tuple[str, str], Score] = {}
     for pair in changes:
@@ -398,9 +399,8 @@ def compare(old: Results, new: Results) -> list[Chapter]:
         )
     lines += [f"only in one of the files: {count}" for count in _unshared(before, after)]
     lines += _differences(old, new)
-    left = ("layer", "pass", "dtype", "implementation")
     return [
-        Chapter("Changes beyond the spread", (), columns, tuple(table), left)
+        Chapter("Changes beyond the spread", (), columns, tuple(table), _WHICH)
         if table
         else Chapter("No change beyond the spread"),
         Chapter("Together", tuple(lines) or ("The files have no measurement in common.",)),

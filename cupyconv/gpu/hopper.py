@@ -18,6 +18,7 @@ from cupyconv.planning.families.hopper import (
     BARRIER_BYTES,
     LINE_BYTES,
     OUTPUT_BYTES,
+    PIECE_BYTES,
     ROLES_OF,
     SUMS_PIECE,
     TURN_BARRIERS,
@@ -46,7 +47,6 @@ from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 _SHARED_ALIGNMENT = 1024
 _THREADS = 256  # of the kernels before and after the product
-_PIECE_BYTES = 16
 _PLANES_VECTOR = 8  # elements that a thread splits
 _ARRANGE_TILE = 64
 
@@ -249,7 +249,7 @@ def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, i
         sizes = [shape[axis] for axis in spatial]
         return STORE_COLUMNS, followers(steps, spatial, sizes, alignment, itemsize)
     is_matrix = walked == 1 and not is_planar(problem) and flattens(steps, shape, (batch, *spatial))
-    has_map = mappable(steps, shape, itemsize) and alignment == _PIECE_BYTES
+    has_map = mappable(steps, shape, itemsize) and alignment == PIECE_BYTES
     return STORE_BOXES if is_matrix and has_map else STORE_ROWS, run
 
 

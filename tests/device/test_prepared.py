@@ -70,12 +70,18 @@ def test_the_same_bits_without_arranging(case, launched):
         assert products[0] == products[1], name
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_in_any_order_of_the_streams_work(order):
+def computed_layer():
+    """A layer whose filter is arranged, with its forward pass, and nothing under way any more."""
     problem, x, w, _, _, how = layer("channels first")
     rules = {**problem.keywords, **how}
     expected = cupy.asnumpy(cupyconv.conv_forward(x, w, **rules))
     cupy.cuda.get_current_stream().synchronize()
+    return problem, x, w, how, rules, expected
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_in_any_order_of_the_streams_work(order):
+    problem, x, w, how, rules, expected = computed_layer()
     with in_disorder(order):
         prepared = cupyconv.prepare(w, problem, passes="forward", **how)
         got = [cupyconv.conv_forward(x, prepared, **rules) for _ in range(2)]
@@ -84,10 +90,7 @@ def test_in_any_order_of_the_streams_work(order):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_on_another_stream_once_that_has_waited(order):
-    problem, x, w, _, _, how = layer("channels first")
-    rules = {**problem.keywords, **how}
-    expected = cupy.asnumpy(cupyconv.conv_forward(x, w, **rules))
-    cupy.cuda.get_current_stream().synchronize()
+    problem, x, w, how, rules, expected = computed_layer()
     with in_disorder(order) as stream:
         prepared = cupyconv.prepare(w, problem, passes="forward", **how)
         other = cupy.cuda.Stream(non_blocking=True)

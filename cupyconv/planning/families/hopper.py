@@ -42,7 +42,9 @@ _CORNERS = {1: (-32768, 32767), 2: (-128, 127), 3: (-16, 15)}
 _LARGEST_OFFSET = {1: 2**16 - 1, 2: 2**8 - 1, 3: 2**5 - 1}
 _LARGEST_ELEMENT_STRIDE = 8
 _LARGEST_STRIDE_BYTES = 2**40
-_PIECE_BYTES = 16
+PIECE_BYTES = 16
+"""Of memory, that addresses and strides of what TMA reads are multiples of."""
+
 SUMS_PIECE = 8
 """Columns of C whose splits are added up at once."""
 
@@ -281,7 +283,7 @@ def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 def pitch(extent: int, itemsize: int) -> int:
     """Elements from a row of ``extent`` to the next, each beginning at a multiple of 16 bytes."""
-    piece = _PIECE_BYTES // itemsize
+    piece = PIECE_BYTES // itemsize
     return -(-extent // piece) * piece
 
 
@@ -315,7 +317,7 @@ def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) ->
     seen, steps = _in_order(problem, strides, data_order, filter_order)
     read = ROLES_OF[pass_][:-1]
     pixels = [role for role in read if role != "w"]
-    is_aligned = strides.alignment % _PIECE_BYTES == 0
+    is_aligned = strides.alignment % PIECE_BYTES == 0
     reached = [role for role in read if is_aligned and _reaches(seen, pass_, role, steps[role])]
     if operands == "planes":
         reached = list(read)
@@ -398,10 +400,7 @@ def mappable(steps: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:
         if outer == 1:
             continue  # of a single element, any stride will do
         stride = step * itemsize
-        if (
-            stride % max(inner, _PIECE_BYTES)
-            or not inner * extent <= stride < _LARGEST_STRIDE_BYTES
-        ):
+        if stride % max(inner, PIECE_BYTES) or not inner * extent <= stride < _LARGEST_STRIDE_BYTES:
             return False
         inner, extent = stride, outer
     return True

@@ -87,7 +87,7 @@ def _about(found: Results) -> str:
     about = found.environment
     words = {"cudnn": "cuDNN", "cupy": "CuPy", "cuda_runtime": "CUDA"}
     if about.get("device") == "cpu":
-        words = {"numpy": "NumPy", "blas": "BLAS"}
+        words = {"numpy": "NumPy", "numba": "Numba", "blas": "BLAS"}
     words = {peer: PEERS[peer] for peer in report.measured_peers(found)} | words
     versions = [f"{label} {about[word]}" for word, label in words.items() if about.get(word)]
     if about.get("smi"):

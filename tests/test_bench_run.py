@@ -97,10 +97,11 @@ def test_every_pass_is_checked_and_timed_beside_others(name):
 def test_a_peer_that_takes_long_is_named_and_not_timed(monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setattr(bench_run, "_SLOWEST_PEER_CALL", 0.0)
-    found = measure(DENSE, peers=("torch",), passes=("forward",), layouts=("channels_last",))
+    found = measure(DENSE, DEPTHWISE, peers=("torch",), layouts=("channels_last",))
     assert {row.implementation for row in found.rows} == {"auto"}
-    assert [(note.what, note.reason) for note in found.skipped if note.layer] == [
-        ("torch forward channels_last", "a call takes more than 0 s")
+    why = "a call takes more than 0 s; this layer is left out from there on"
+    assert [(note.layer, note.what, note.reason) for note in found.skipped if note.layer] == [
+        (layer.name, "torch forward channels_last", why) for layer in (DENSE, DEPTHWISE)
     ]
 
 

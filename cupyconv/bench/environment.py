@@ -54,6 +54,7 @@ def describe(
         "load": load(),
         "numpy": np.__version__,
         "blas": blas(),
+        "numba": version("numba"),
         "torch": version("torch"),
         "jax": version("jax"),
         "tensorflow": version("tensorflow") or version("tensorflow-cpu"),

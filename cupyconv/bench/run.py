@@ -41,7 +41,7 @@ _NUMPY_IMPL = {"cpu": "reference", "gpu": "numpy"}
 _SETS_BYTES = 1 << 30  # of operands: calls on more take too long to be put in a row
 _FEWEST_CALLS = 7  # of an implementation that is checked and timed, however slow
 _FIRST_CALL_SECONDS = 60  # that must be left for measuring first calls
-_SLOWEST_PEER_CALL = 10.0  # s; one that takes longer is named, not timed
+_SLOWEST_PEER_CALL = 10.0  # s; who takes longer is named, and not asked for the layer again
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,7 @@ class _Run:
     beside: list[peers.Peer]
     advance: Callable[[], None]
     started: float = field(default_factory=perf_counter)
+    too_slow: set[str] = field(default_factory=set)  # peers, for the layer at hand
 
     @property
     def torch(self) -> peers.TorchPeer | None:
@@ -284,6 +285,7 @@ class _Run:
         count = max(min(1 + room // problem.bytes, wanted), 1)
         sets = data.random_sets(problem, count, xp)
         references: dict[str, tuple[checks.Excerpt, Any]] = {}
+        self.too_slow.clear()
         for layout in options.layouts:
             source, problem = problem, data.in_layout(layer.problem, layout, dtype)
             if source != problem:
@@ -348,7 +350,7 @@ class _Run:
                 self.log.skip(self._note(task, impl, error.values))
             except CupyconvError as error:
                 self.log.fail(self._note(task, f"{impl} {task.pass_}", _line(error)))
-        for peer in self.beside:
+        for peer in (one for one in self.beside if one.name not in self.too_slow):
             refusal = peer.refuses(task.problem)
             if refusal is not None:
                 self.log.skip(self._note(task, peer.name, refusal))
@@ -363,8 +365,12 @@ class _Run:
                 self.log.skip(self._note(task, f"{peer.name} {task.pass_}", _line(error)))
                 continue
             if took > _SLOWEST_PEER_CALL:
-                reason = f"a call takes more than {_SLOWEST_PEER_CALL:g} s"
+                reason = (
+                    f"a call takes more than {_SLOWEST_PEER_CALL:g} s; this layer is left out from "
+                    "there on"
+                )
                 self.log.skip(self._note(task, f"{peer.name} {task.pass_} {task.layout}", reason))
+                self.too_slow.add(peer.name)
                 continue
             yield candidate
 

@@ -1,6 +1,6 @@
 // Hopper: the three passes as implicit GEMMs on wgmma, fed by TMA, on compute capability 9.0.
-// Operands are channels last (or, by conv_arrange.cu, copies that are) or, without taps, images as
-// they lie; the result lies as the caller wants it.
+// Operands are channels last (or, by conv_arrange.cu, copies that are) or images with channels first
+// as they lie; the result lies as the caller wants it.
 //
 //   pass             gemm_m          gemm_n            gemm_k             A               B
 //   forward          output pixels   filters           taps * channels    im2col(x)       w
@@ -11,6 +11,12 @@
 // contiguous along n, and with SPLIT where fewer tiles cover it so.  The im2col matrix exists only in
 // shared memory: a TMA load in im2col mode brings BLOCK_M pixels of LINE channels under one tap, zeros
 // where the window hangs over.
+//
+// Images with channels first (PLANAR) come in lines of LINE pixels of a row, for LINE channels at a
+// time, and lie in shared memory with the pixels as lines.  A tap moves the whole line, and what hangs
+// over is zero again.  The last line of a row is filled up: the product has more rows than pixels, which
+// are dropped or, in backprop_filter, have zeros in dy.  There x may not have anything else, lest a
+// NaN meet these zeros: a map for each tap along the row ends x where the last pixel reads it (MAPS).
 //
 // What it adds over conv_gather.cu: products of a whole warpgroup that read both operands from
 // shared memory; loads that one thread issues, with no address arithmetic in the threads that
@@ -38,10 +44,10 @@
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C
 // and the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases of
-// backprop_input, else 1), POINTWISE (1 x 1 and stride 1: x is a plain matrix), PLANAR (of these: x
-// and dy that are read are channels first, each image a matrix of its own), FILTERS_LAST (of w),
-// WINDOW_ROWS (of backprop_filter: whether A is x and not dy), STORE and RUN (how C is stored,
-// hopper.cuh), SPLIT, ACTIVATION (epilogue.cuh; of the forward pass).
+// backprop_input, else 1), MAPS (of what is gathered), POINTWISE (1 x 1 and stride 1: x is a plain
+// matrix), PLANAR (x and dy that are read are channels first), FILTERS_LAST (of w), WINDOW_ROWS (of
+// backprop_filter: whether A is x and not dy), STORE and RUN (how C is stored, hopper.cuh), SPLIT,
+// ACTIVATION (epilogue.cuh; of the forward pass).
 #include "hopper.cuh"
 
 // The planes of A and B that are multiplied, the smallest products first.
@@ -88,11 +94,18 @@ struct Windows {
   }
 };
 
-// Pixels of an image as the product counts them: with PLANAR, whole lines.
-__device__ __forceinline__ int pixels_of_image(const WalkPhase& here) {
-  const int pixels = here.pixels[0] * here.pixels[1] * here.pixels[2];
-  return PLANAR ? lines(pixels) * LINE : pixels;
-}
+// The pixels of an image as the product counts them: with PLANAR, rows of whole lines.
+struct Image {
+  long long sizes[3];
+
+  __device__ __forceinline__ explicit Image(const WalkPhase& here)
+      : sizes{here.pixels[0], here.pixels[1],
+              PLANAR ? lines(here.pixels[2]) * LINE : here.pixels[2]} {}
+  __device__ __forceinline__ int pixels() const {
+    return static_cast<int>(sizes[0] * sizes[1] * sizes[2]);
+  }
+  __device__ __forceinline__ Pixel<int> at(int number) const { return pixel_at(number, sizes); }
+};
 
 // Where the elements of C lie.  An element's offset is that of its row plus that of its column;
 // LINE columns, or what there are of them, are a constant step apart.
@@ -105,7 +118,7 @@ struct Output {
   __device__ __forceinline__ int rows(int phase) const {
     if constexpr (PASS == 2)
       return FILTERS_LAST ? Windows(p).count * LINE : static_cast<int>(p.filters);
-    return static_cast<int>(p.batch) * pixels_of_image(walk.phase[phase]);
+    return static_cast<int>(p.batch) * Image(walk.phase[phase]).pixels();
   }
   __device__ __forceinline__ int columns() const {
     if constexpr (PASS == 1) return static_cast<int>(p.channels);
@@ -120,9 +133,12 @@ struct Output {
       const Line line = window(row - row % LINE);
       return row % LINE < line.count ? line.offset + row % LINE * p.w_stride[1] : BEYOND;
     }
-    const Pixel<int> at = place(row, phase);
-    if (PLANAR && at.n < 0) return BEYOND;
-    const Pixel<long long> pixel = {at.n, at.d, at.h, at.w};
+    const WalkPhase& here = walk.phase[phase];
+    const Pixel<int> at = Image(here).at(row);
+    if (PLANAR && at.w >= here.pixels[2]) return BEYOND;
+    const Pixel<long long> pixel = {at.n, here.place_first[0] + at.d * walk.place_step[0],
+                                    here.place_first[1] + at.h * walk.place_step[1],
+                                    here.place_first[2] + at.w * walk.place_step[2]};
     return PASS == 0 ? pixel_offset(pixel, p.y_stride) + group * p.filters * column_step()
                      : pixel_offset(pixel, p.x_stride) + group * p.channels * column_step();
   }
@@ -146,18 +162,6 @@ struct Output {
   }
 
  private:
-  // The pixel of the tensor written that a row of C stands for; with PLANAR, of no image where the
-  // row only fills up a line.
-  __device__ __forceinline__ Pixel<int> place(int row, int phase) const {
-    const WalkPhase& here = walk.phase[phase];
-    const long long sizes[3] = {here.pixels[0], here.pixels[1], here.pixels[2]};
-    Pixel<int> pixel = pixel_at(PLANAR ? row % pixels_of_image(here) : row, sizes);
-    if (PLANAR) pixel.n = pixel.n > 0 ? -1 : row / pixels_of_image(here);
-    pixel.d = here.place_first[0] + pixel.d * walk.place_step[0];
-    pixel.h = here.place_first[1] + pixel.h * walk.place_step[1];
-    pixel.w = here.place_first[2] + pixel.w * walk.place_step[2];
-    return pixel;
-  }
   __device__ __forceinline__ long long filter_offset(int filter) const {
     return (group * p.filters + filter) * p.w_stride[0];
   }
@@ -177,7 +181,7 @@ struct Steps {
                                    const Walk<PHASES>& walk) {
     const WalkPhase& here = walk.phase[tile.phase];
     const int taps = here.taps[0] * here.taps[1] * here.taps[2];
-    const int all = PASS == 2 ? lines(p.batch * pixels_of_image(here))
+    const int all = PASS == 2 ? lines(p.batch * Image(here).pixels())
                               : taps * lines(PASS == 0 ? p.channels : p.filters);
     first = tile.split * walk.steps_of_split;
     const int rest = all - first;
@@ -224,19 +228,23 @@ struct Producer {
     }
 #pragma unroll 1
     for (int step = steps.first; step < steps.first + steps.count; ++step) {
-      const int pixel = step * BLOCK_K;
-      const Pixel<int> base = base_pixel(pixel, 0);
+      const int number = step * BLOCK_K;
+      const Pixel<int> pixel = Image(walk.phase[0]).at(number);
 #pragma unroll 1
-      for (int number = 0; number < TERMS; ++number) {
-        const Term term = term_at(number);
+      for (int product = 0; product < TERMS; ++product) {
+        const Term term = term_at(product);
         Stage& stage = acquire();
         for_boxes<WINDOWS, !WINDOW_ROWS>(rank, [&](int i, bool to_both) {
-          load_gathered<LINE>((WINDOW_ROWS ? stage.a : stage.b) + i * BOX, 0, window[i], base, pixel,
-                        WINDOW_ROWS ? term.a : term.b, to_both);
+          load_gathered<LINE>((WINDOW_ROWS ? stage.a : stage.b) + i * BOX, 0, window[i], pixel,
+                              number, WINDOW_ROWS ? term.a : term.b, to_both);
         });
         for_boxes<FILTER_BOXES, WINDOW_ROWS>(rank, [&](int i, bool to_both) {
-          load_matrix<LINE>((WINDOW_ROWS ? stage.b : stage.a) + i * BOX, maps.other,
-                      first_filter + i * LINE, pixel, WINDOW_ROWS ? term.b : term.a, to_both);
+          Storage* const to = (WINDOW_ROWS ? stage.b : stage.a) + i * BOX;
+          const int filter = first_filter + i * LINE;
+          if (PLANAR)
+            load_line(to, maps.other, filter, pixel, to_both);
+          else
+            load_box(to, maps.other, filter, number, WINDOW_ROWS ? term.b : term.a, to_both);
         });
         cursor.advance();
       }
@@ -247,7 +255,7 @@ struct Producer {
   __device__ __forceinline__ void load(const Tile& tile, const Steps& steps) {
     const WalkPhase& here = walk.phase[tile.phase];
     const int depth = static_cast<int>(PASS == 0 ? p.channels : p.filters);
-    const Pixel<int> base = base_pixel(tile.row, tile.phase);
+    const Pixel<int> pixel = Image(here).at(tile.row);
     const long long taps[3] = {here.taps[0], here.taps[1], here.taps[2]};
     if (steps.count == 0) return;  // a phase without taps
     Tap<int> tap = tap_at(steps.first, lines(depth), taps);
@@ -259,7 +267,7 @@ struct Producer {
       for (int number = 0; number < TERMS; ++number) {
         const Term term = term_at(number);
         Stage& stage = acquire();
-        load_gathered<BLOCK_M>(stage.a, tile.phase, channels, base, tile.row, term.a, false);
+        load_gathered<BLOCK_M>(stage.a, tile.phase, channels, pixel, tile.row, term.a, false);
         filter.load(stage.b, full, tile, k, tap, term.b);
         cursor.advance();
       }
@@ -279,32 +287,13 @@ struct Producer {
 #endif
 
  private:
-  // The base pixel of a row of the im2col matrix.
-  __device__ __forceinline__ Pixel<int> base_pixel(int number, int phase) const {
-    const WalkPhase& here = walk.phase[phase];
-    const long long sizes[3] = {here.pixels[0], here.pixels[1], here.pixels[2]};
-    Pixel<int> pixel = pixel_at(number, sizes);
-    pixel.d = here.base[0] + pixel.d * walk.stride[0];
-    pixel.h = here.base[1] + pixel.h * walk.stride[1];
-    pixel.w = here.base[2] + pixel.w * walk.stride[2];
-    return pixel;
+  // Where a pixel is read under no tap.
+  __device__ __forceinline__ Pixel<int> base_of(const Pixel<int>& pixel,
+                                                const WalkPhase& here) const {
+    return {pixel.n, here.base[0] + pixel.d * walk.stride[0],
+            here.base[1] + pixel.h * walk.stride[1], here.base[2] + pixel.w * walk.stride[2]};
   }
 
-  // LINE channels of so many pixels from a number on, of a tensor that is a plain matrix or, with
-  // PLANAR, one of channels and pixels for each image.
-  template <int PIXELS>
-  __device__ __forceinline__ void load_matrix(Storage* to, const ptx::TensorMap& map, int channel,
-                                              int pixel, int plane, bool to_both) {
-#if PLANAR
-    const int image = pixels_of_image(walk.phase[0]);
-#pragma unroll
-    for (int first = 0; first < PIXELS; first += LINE)
-      load_box(to + first * LINE, map, (pixel + first) % image, channel, (pixel + first) / image,
-               to_both);
-#else
-    load_box(to, map, channel, pixel, plane, to_both);
-#endif
-  }
   __device__ __forceinline__ void load_box(Storage* to, const ptx::TensorMap& map, int inner,
                                            int second, int third, bool to_both) {
     if (to_both)
@@ -312,17 +301,46 @@ struct Producer {
     else
       ptx::tma_load_3d(to, &map, full, inner, second, third);
   }
+  // LINE pixels of a row from one on, of LINE channels.
+  __device__ __forceinline__ void load_line(Storage* to, const ptx::TensorMap& map, int channel,
+                                            const Pixel<int>& at, bool to_both) {
+#if SPATIAL == 1
+    load_box(to, map, at.w, channel, at.n, to_both);
+#else
+    if (to_both)
+      ptx::tma_load_4d_multicast(to, &map, full, at.w, at.h, channel, at.n, BOTH_BLOCKS);
+    else
+      ptx::tma_load_4d(to, &map, full, at.w, at.h, channel, at.n);
+#endif
+  }
 
-  // A column of PIXELS pixels, LINE channels of each from tap.c on, under a tap of the walk.  In
-  // im2col mode, planes are further images.
+  // PIXELS pixels of a walk, from one with a number on, LINE channels of each from tap.c on, under a
+  // tap.  In im2col mode, planes are further images.
   template <int PIXELS>
   __device__ __forceinline__ void load_gathered(Storage* to, int phase, const Tap<int>& tap,
-                                                const Pixel<int>& base, int number, int plane,
+                                                const Pixel<int>& pixel, int number, int plane,
                                                 bool to_both) {
-    const ptx::TensorMap* map = &maps.gathered[phase];
-#if POINTWISE
-    load_matrix<PIXELS>(to, *map, tap.c, number, plane, to_both);
+    const WalkPhase& here = walk.phase[phase];
+#if PLANAR
+    const ptx::TensorMap& map = maps.gathered[MAPS > 1 ? tap.s : 0];
+    Pixel<int> line = pixel;
+#pragma unroll
+    for (int first = 0; first < PIXELS; first += LINE) {
+      Pixel<int> at = base_of(line, here);
+      at.h += tap.r * walk.spacing[1];
+      at.w += tap.s * walk.spacing[2];
+      load_line(to + first * LINE, map, tap.c, at, to_both);
+      if ((line.w += LINE) < here.pixels[2]) continue;
+      line.w = 0;
+      if (++line.h < here.pixels[1]) continue;
+      line.h = 0;
+      ++line.n;
+    }
+#elif POINTWISE
+    load_box(to, maps.gathered[0], tap.c, number, plane, to_both);
 #else
+    const ptx::TensorMap* map = &maps.gathered[phase];
+    const Pixel<int> base = base_of(pixel, here);
     const int image = base.n + plane * static_cast<int>(p.batch);
     const auto off_w = static_cast<unsigned short>(tap.s * walk.spacing[2]);
 #if SPATIAL == 1

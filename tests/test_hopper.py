@@ -380,12 +380,14 @@ IN_OTHER_ORDERS = (
         "a_matrix_product",
         "phases_without_taps",
     ),
+    *("rows_of_filled_lines", "rows_of_whole_lines", "rows_that_end_within_a_piece"),
+    *("rows_of_two_lines", "rows_of_phases", "groups_of_rows", "a_row_of_two_lines"),
 )
 
 
 @pytest.mark.parametrize("name", IN_OTHER_ORDERS)
 def test_other_memory_orders(name):
-    """Copies of what is gathered, planes of what is not, and results stored as they are wanted."""
+    """Copies, rows where they lie, and results stored as they are wanted."""
     number = [case.name for case in HOPPER_CASES].index(name)
     first, *others = all_formats(HOPPER_CASES[number].problem.replace(dtype="float16"))
     for turn, problem in enumerate((first, others[number % 3])):
@@ -407,28 +409,78 @@ def test_every_memory_order(name):
                 require_exact(problem.replace(dtype=dtype), precision=precision)
 
 
+def planar(problem, pass_, operands="float16", **changes):
+    strides = replace(Strides.contiguous(problem), **changes)
+    return is_planar(layout(problem, pass_, strides, operands).problem)
+
+
 def test_images_with_channels_first_are_read_where_they_lie():
     """If nothing is gathered under taps, and not much more than their pixels is computed."""
     read = {(28, 28): True, (8, 16): True, (10, 20): False, (16, 20): True, (9, 8): False}
-    for (height, width), planar in read.items():
+    for (height, width), reads in read.items():
         problem = ConvProblem((2, 64, height, width), (64, 64, 1, 1), dtype="float16")
-        strides = Strides.contiguous(problem)
         for pass_ in PASSES:
-            seen = layout(problem, pass_, strides, "float16")
-            assert (seen.copied == ()) == planar or pass_ != "backprop_filter"
-            assert ({"x", "y"} & set(seen.copied) == set()) == planar
-            assert is_planar(seen.problem) == planar
-            assert not is_planar(layout(problem, pass_, strides, "tf32").problem)
-            apart = replace(strides, alignment=8)
-            assert not is_planar(layout(problem, pass_, apart, "float16").problem)
+            seen = layout(problem, pass_, Strides.contiguous(problem), "float16")
+            assert (seen.copied == ()) == reads or pass_ != "backprop_filter"
+            assert ({"x", "y"} & set(seen.copied) == set()) == reads
+            assert planar(problem, pass_) == reads
+            assert not planar(problem, pass_, "tf32")
+            assert not planar(problem, pass_, alignment=8)
     column = problem.replace(input_shape=(2, 64, 320, 1))
-    contiguous = Strides.contiguous(column)
-    assert is_planar(layout(column, "forward", contiguous, "float16").problem)
+    assert planar(column, "forward")
     # One column of wider images: pixels are no neighbours, though the last axis has a stride of 1.
-    of_wider = replace(contiguous, x=(64 * 320 * 8, 320 * 8, 8, 1))
+    of_wider = replace(Strides.contiguous(column), x=(64 * 320 * 8, 320 * 8, 8, 1))
     assert layout(column, "forward", of_wider, "float16").copied == ("x",)
-    wide = problem.replace(input_shape=(2, 64, 16, 16), filter_shape=(64, 64, 3, 3))
-    assert not is_planar(layout(wide, "forward", Strides.contiguous(wide), "float16").problem)
+    # Of larger images, rows: they are as good as the images if they are as long as lines.
+    for width, reads in ((64, True), (32, False)):
+        crop = problem.replace(input_shape=(2, 64, 16, width))
+        step = 2 * width
+        within = (64 * 16 * step, 16 * step, step, 1)
+        for changes in ({"x": within}, {"y": within}):
+            assert planar(crop, "forward", **changes) == reads
+
+
+def test_rows_with_channels_first_are_read_where_they_lie():
+    """If windows are neighbours along them, and not much more than their pixels is computed."""
+    rows = ConvProblem((2, 64, 4, 56), (64, 64, 3, 3), padding=1, dtype="float16")
+    halves = {"forward": False, "backprop_input": True, "backprop_filter": False}
+    for problem, reads in (
+        (rows, dict.fromkeys(PASSES, True)),
+        (rows.replace(stride=(2, 1), dilation=(1, 3), padding=(1, 3)), dict.fromkeys(PASSES, True)),
+        (rows.replace(input_shape=(2, 64, 4, 48)), dict.fromkeys(PASSES, False)),  # 64 / 48
+        (rows.replace(input_shape=(2, 64, 4, 60)), dict.fromkeys(PASSES, False)),  # 120 bytes
+        (rows.replace(input_shape=(2, 64, 4, 112), stride=2), halves),
+        (rows.replace(padding=(1, 0)), {**halves, "forward": True, "backprop_input": False}),
+    ):
+        for pass_ in PASSES:
+            assert planar(problem, pass_) == reads[pass_], (problem, pass_)
+            assert not planar(problem, pass_, "tf32")
+    volume = ConvProblem((1, 64, 4, 4, 64), (64, 64, 3, 3, 3), padding=1, dtype="float16")
+    assert not any(planar(volume, pass_) for pass_ in PASSES)
+    # Maps for each tap along the row, of which each has something to read.
+    row = ConvProblem((1, 8, 120), (8, 8, 15), padding=7, dtype="float16")
+    assert all(planar(row, pass_) for pass_ in PASSES)
+    longer = row.replace(filter_shape=(8, 8, 17), padding=8)
+    assert [planar(longer, pass_) for pass_ in PASSES] == [True, True, False]
+    beyond = row.replace(filter_shape=(8, 8, 3), padding=120, dilation=120)
+    assert [planar(beyond, pass_) for pass_ in PASSES] == [True, True, False]
+
+
+@pytest.mark.parametrize("name", ["rows_of_filled_lines", "rows_of_two_lines"])
+def test_pixels_that_fill_up_a_line_meet_nothing(name):
+    """A filter gradient has a NaN of x only under the taps that read it."""
+    number = [case.name for case in HOPPER_CASES].index(name)
+    problem = HOPPER_CASES[number].problem.replace(dtype="float16")
+    data = integer_data(problem)
+    x, dy = data.x.astype("float16"), data.dy.astype("float16")
+    x[0, 1, 1, -1] = np.nan
+    arguments = (x, problem.filter_shape, dy)
+    got = emulator.conv_backprop_filter(
+        *arguments, impl="cuda-hopper", arch=ARCH, **problem.keywords
+    )
+    expected = cupyconv.conv_backprop_filter(*arguments, impl="reference", **problem.keywords)
+    np.testing.assert_array_equal(got, expected)
+    assert 0 < np.isnan(got[:, 1]).sum() < got[:, 1].size
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 // filter's part of an operand, products of warpgroups, and the way of C from registers to memory.
 //
 // The kernel says with macros what it computes (PASS, STORAGE, RESULT, BLOCK_M, BLOCK_N, CLUSTER,
-// PLANES, PHASES, PLANAR, FILTERS_LAST, STORE, RUN, ACTIVATION, as conv_hopper.cu explains them),
-// where rows of C lie in memory (Output), and what its producer loads.
+// PLANES, PHASES, MAPS, PLANAR, FILTERS_LAST, STORE, RUN, ACTIVATION, as conv_hopper.cu explains
+// them), where rows of C lie in memory (Output), and what its producer loads.
 #ifndef CUPYCONV_HOPPER_CUH
 #define CUPYCONV_HOPPER_CUH
 
@@ -51,9 +51,10 @@ static_assert(sizeof(Result) == 2 ? LINE == 64 : STORE == STORE_FLOAT, "64 colum
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-// Tensor maps: what is gathered under taps (for each phase), the other operand, and C.
+// Tensor maps: what is gathered under taps (for each phase, or for each tap along a row), the other
+// operand, and C.
 struct TensorMaps {
-  ptx::TensorMap gathered[PHASES];
+  ptx::TensorMap gathered[MAPS];
   ptx::TensorMap other;
   ptx::TensorMap c;
 

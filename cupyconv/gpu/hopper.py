@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from cupyconv.formats import filter_formats
 from cupyconv.gpu import parameters
 from cupyconv.gpu.launch import STORAGE, FilterForm, Launch, Part
 from cupyconv.gpu.tensormaps import Im2colMap, TensorMap, TensorMaps, TiledMap
@@ -36,6 +37,7 @@ from cupyconv.planning.families.hopper import (
     mappable,
     matrices,
     pitch,
+    row_ends,
     shape_of,
     split_elements,
     walks,
@@ -134,7 +136,7 @@ def filter_form(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> 
     if "w" not in dict(staged.made):
         return None
     held = staged.other
-    name: str = staged.problem.filter_format
+    name: str = filter_formats(problem.spatial_rank)[1 if filters_last(staged.problem) else 2]
     if held.planes > 1:
         name += f" in {held.planes} planes of bfloat16"
     size = held.planes * copy_bytes(staged.problem.filter_shape, held.itemsize)
@@ -181,19 +183,20 @@ def prepare(
     walked = walks(seen, pass_)
     walk = pack_walk(seen, pass_, tile, matrices(seen, pass_, tile, splits), splits)
     store, run = _store(staged, pass_, len(walked), splits)
+    maps = _maps(staged, pass_, tile, walked)
     defines: dict[str, str | int] = {
         **common_defines(pass_plan, seen, activation),
         "WINDOW_ROWS": int(pass_ == "backprop_filter" and has_window_rows(seen, tile, splits)),
         "SPATIAL": seen.spatial_rank,
         "PHASES": len(walked),
-        "POINTWISE": int(is_pointwise(seen)),
+        "MAPS": len(maps) - 1,
+        "POINTWISE": int(is_pointwise(seen) and not is_planar(seen)),
         "PLANAR": int(is_planar(seen)),
         "STORE": store,
         "RUN": run,
         "SPLIT": int(splits > 1),
         "SHARED_BYTES": shared_bytes(tile),
     }
-    maps = _maps(staged, pass_, tile, walked)
     result = ROLES_OF[pass_][-1]
     if store == STORE_BOXES:
         box = LINE_BYTES // 2  # pixels and channels
@@ -246,8 +249,9 @@ def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, i
     if steps[along] != 1 and walked > 1:
         return STORE_COLUMNS, 1  # the pixels of a stride phase are not neighbours
     if steps[along] != 1:
-        sizes = [shape[axis] for axis in spatial]
-        return STORE_COLUMNS, followers(steps, spatial, sizes, alignment, itemsize)
+        lined = spatial[-1:] if is_planar(problem) else spatial  # without gaps in their numbers
+        sizes = [shape[axis] for axis in lined]
+        return STORE_COLUMNS, followers(steps, lined, sizes, alignment, itemsize)
     is_matrix = walked == 1 and not is_planar(problem) and flattens(steps, shape, (batch, *spatial))
     has_map = mappable(steps, shape, itemsize) and alignment == PIECE_BYTES
     return STORE_BOXES if is_matrix and has_map else STORE_ROWS, run
@@ -312,7 +316,8 @@ def _walked(
 ) -> tuple[tuple[int, ...], list[int]]:
     """Fills in what is walked over; a tensor's shape and strides as the kernels see its axes."""
     name = "filter_axes" if role == "w" else "data_axes"
-    place = dict(zip(getattr(seen, name), getattr(asked, name), strict=True))
+    # Where they see one spatial axis instead of several, each of w has a single tap.
+    place = dict(zip(getattr(seen, name), getattr(asked, name), strict=False))
     shape, given = shape_of(seen, role), getattr(strides, role)
     steps = [given[place[axis]] for axis in range(len(shape))]
     missing = 5 - len(shape)
@@ -408,7 +413,7 @@ def _spatial(walk: Walk, name: str) -> list[int]:
 
 
 def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> list[TensorMap]:
-    """Maps of the gathered tensor for each walk, and of the other operand."""
+    """Maps of the gathered tensor, by walks or ends of rows, and one of the other operand."""
     problem = staged.problem
     gathered, other, _ = ROLES_OF[pass_]
     line = tile.block_k
@@ -416,7 +421,8 @@ def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> lis
     pixels = line if pass_ == "backprop_filter" else tile.block_m
     maps: list[TensorMap]
     if is_planar(problem):
-        maps = [_planar_matrices(problem, gathered, staged.gathered, line)]
+        ends = row_ends(problem, pass_)
+        maps = [_rows(problem, gathered, staged.gathered, line, end) for end in ends]
     elif is_pointwise(problem):
         maps = [_pixel_matrix(problem, gathered, staged.gathered, line, pixels)]
     else:
@@ -430,7 +436,7 @@ def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> lis
             for walk in walked
         ]  # fmt: skip
     if pass_ == "backprop_filter" and is_planar(problem):
-        maps.append(_planar_matrices(problem, other, staged.other, line))
+        maps.append(_rows(problem, other, staged.other, line, problem.axes[-1].output))
     elif pass_ == "backprop_filter":
         maps.append(_pixel_matrix(problem, other, staged.other, line, line))
     else:
@@ -489,17 +495,25 @@ def _outwards(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tup
     return tuple(strides)
 
 
-def _planar_matrices(problem: ConvProblem, role: str, operand: Operand, line: int) -> TiledMap:
-    """x or y as a matrix of channels and pixels for each image, in boxes of ``line`` of both."""
+def _rows(problem: ConvProblem, role: str, operand: Operand, line: int, end: int) -> TiledMap:
+    """x or y with channels first, in boxes of ``line`` pixels of a row and as many channels.
+
+    Args:
+        problem, role, operand: of the tensor.
+        line: pixels and channels of a box.
+        end: pixels of a row; what lies beyond reads as zero.
+    """
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
-    images, channels, *spatial = shape
-    pixels = prod(spatial)
+    images, channels, *rows, _ = range(len(shape))
+    outwards = (*reversed(rows), channels, images)
+    walked = [(shape[axis], steps[axis]) for axis in outwards]
     return TiledMap(
         operand.role,
         operand.itemsize,
-        (pixels, channels, images),
-        _outwards(pixels, [(channels, steps[1]), (images, steps[0])], operand.itemsize),
-        (line, line, 1),
+        (end, *(shape[axis] for axis in outwards)),
+        _outwards(shape[-1], walked, operand.itemsize),
+        (line, *(1 for _ in rows), line, 1),
+        operand.offset,
     )
 
 

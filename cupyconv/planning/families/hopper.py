@@ -5,7 +5,7 @@ The fields of the walks are those of cuda/include/walk.cuh, which says where the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
@@ -33,8 +33,11 @@ OUTPUT_BYTES = 2 * 2 * 64 * LINE_BYTES
 MOST_STAGES = 8
 """Of a ring: more hide nothing."""
 
-MAX_PHASES = 16
-"""Stride phases whose tensor maps fit into the 4 KB of a kernel's parameters."""
+MAX_MAPS = 16
+"""Tensor maps of what is gathered, and walks, that fit into the 4 KB of a kernel's parameters."""
+
+_MOST_FILLED = 1.25
+"""Pixels computed for each of an image, where rows fill up lines; a copy is better than more."""
 
 # Of cuTensorMapEncodeIm2col, by spatial axes: the range of the corners of the box of base pixels,
 # and the largest offset of a tap.
@@ -188,9 +191,10 @@ def matrices(
 
 
 def _pixels(problem: ConvProblem, sizes: Sequence[int], line: int) -> int:
-    """Pixels of all images as the product counts them: of planar ones, whole lines."""
-    here = prod(sizes)
-    return problem.N * (-(-here // line) * line if is_planar(problem) else here)
+    """Pixels of all images as the product counts them: of planar ones, rows of whole lines."""
+    *outer, row = sizes
+    row = -(-row // line) * line if is_planar(problem) else row
+    return problem.N * prod(outer) * row
 
 
 def split_elements(problem: ConvProblem, pass_: str, tile: Tile) -> int:
@@ -228,8 +232,24 @@ def is_pointwise(problem: ConvProblem) -> bool:
 
 
 def is_planar(problem: ConvProblem) -> bool:
-    """Whether the kernels read x and dy with channels first, an image as a matrix of its own."""
+    """Whether the kernels read x and dy with channels first, in lines of a row's pixels."""
     return problem.data_axes[1] == 1
+
+
+def row_ends(problem: ConvProblem, pass_: str) -> tuple[int, ...]:
+    """Where the rows of what planar images are gathered from end, for each map of it.
+
+    The filter gradient is a sum over lines of pixels.  Where the last one is filled up, x ends at
+    what each tap along the row reads for the last pixel.
+    """
+    axis, line = problem.axes[-1], LINE_BYTES // ITEMSIZE[problem.dtype]
+    if pass_ != "backprop_filter" or axis.output % line == 0:
+        return (axis.output if pass_ == "backprop_input" else axis.input,)
+    lasts = (
+        (axis.output - 1) * axis.stride - axis.pad_before + tap * axis.dilation
+        for tap in range(axis.filter)
+    )
+    return tuple(min(axis.input, last + 1) for last in lasts)
 
 
 def flattens(strides: Sequence[int], shape: Sequence[int], axes: Sequence[int]) -> bool:
@@ -258,8 +278,9 @@ class Layout:
     """What the kernels see of the tensors.
 
     Attributes:
-        problem: the same problem with channels last, and channels or filters last in w; with
-            channels first where pixels are neighbours in memory and nothing is gathered under taps.
+        problem: the same problem with channels last, and channels or filters last in w; or
+            (``is_planar``) with channels first where rows of pixels are read as they lie, which of
+            a pointwise layer are whole images: it is then one with a single spatial axis.
         strides: of the tensors in the axis order of its formats.
         copied: roles ("x", "w", "y") of operands that TMA cannot reach where they lie: the kernels
             read copies of them, in which each pixel or tap begins at a multiple of 16 bytes.
@@ -316,15 +337,14 @@ def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) ->
     filter_order = (*taps, channel, filter_) if last else (filter_, *taps, channel)
     seen, steps = _in_order(problem, strides, data_order, filter_order)
     read = ROLES_OF[pass_][:-1]
-    pixels = [role for role in read if role != "w"]
+    pixels = {"x", "y"} & set(read)
     is_aligned = strides.alignment % PIECE_BYTES == 0
     reached = [role for role in read if is_aligned and _reaches(seen, pass_, role, steps[role])]
     if operands == "planes":
         reached = list(read)
-    may_be_planar = is_aligned and operands != "tf32" and is_pointwise(problem)
-    if may_be_planar and not set(pixels) <= set(reached):
-        planar, planar_steps = _in_order(problem, strides, problem.data_axes, filter_order)
-        if all(_has_matrices(planar, role, planar_steps[role]) for role in pixels):
+    if is_aligned and operands != "tf32" and not pixels <= set(reached):
+        planar, planar_steps = _in_rows(problem, strides, filter_order)
+        if _has_lines(planar, pass_, {role: planar_steps[role] for role in pixels}):
             seen, steps = planar, planar_steps
             reached += pixels
     copied = tuple(role for role in read if role not in reached)
@@ -354,20 +374,51 @@ def _in_order(
     return seen, steps
 
 
-def _has_matrices(problem: ConvProblem, role: str, steps: Sequence[int]) -> bool:
-    """Whether TMA can read each image, channels first, as a matrix of channels and pixels.
-
-    Pixels come in lines, of which the last one is filled up.  Where that is more than a quarter of
-    them, a copy with channels last costs less.
-    """
-    shape = shape_of(problem, role)
-    pixels, line = prod(shape[2:]), LINE_BYTES // ITEMSIZE[problem.dtype]
-    walked = [step for step, size in zip(steps[2:], shape[2:], strict=True) if size > 1]
-    return (
-        -(-pixels // line) * line <= 1.25 * pixels
-        and flattens(steps, shape, range(2, len(shape)))
-        and mappable((*steps[:2], walked[-1]), (*shape[:2], pixels), ITEMSIZE[problem.dtype])
+def _in_rows(
+    problem: ConvProblem, strides: Strides, filter_order: Sequence[int]
+) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
+    """The problem and its strides with channels first; if it can be, an image as a single row."""
+    seen, steps = _in_order(problem, strides, problem.data_axes, filter_order)
+    spatial = range(2, 2 + problem.spatial_rank)
+    shapes = {role: shape_of(seen, role) for role in ("x", "y")}
+    if not is_pointwise(problem) or not all(
+        flattens(steps[role], shapes[role], spatial) for role in shapes
+    ):
+        return seen, steps
+    taps = seen.filter_axes[2:]
+    kept = [axis for axis in range(len(filter_order)) if axis not in taps[1:]]
+    flat = ConvProblem(
+        (*shapes["x"][:2], prod(shapes["x"][2:])),
+        _permuted(seen.filter_shape, kept),
+        groups=problem.groups,
+        data_format="NCW",
+        filter_format="WIO" if filters_last(seen) else "OWI",
+        dtype=problem.dtype,
     )
+    flat_steps = {"w": _permuted(steps["w"], kept)}
+    for role, shape in shapes.items():
+        walked = [axis for axis in spatial if shape[axis] > 1]
+        flat_steps[role] = (*steps[role][:2], steps[role][walked[-1]] if walked else 1)
+    return flat, flat_steps
+
+
+def _has_lines(problem: ConvProblem, pass_: str, steps: Mapping[str, Sequence[int]]) -> bool:
+    """Whether TMA can read the rows of these tensors, channels first, and they fill its lines well.
+
+    Along a row it reads neighbours only, so that windows may not be further apart there.
+    """
+    axis, itemsize = problem.axes[-1], ITEMSIZE[problem.dtype]
+    if problem.spatial_rank > 2 or (axis.stride > 1 and pass_ != "backprop_input"):
+        return False
+    if not all(mappable(given, shape_of(problem, role), itemsize) for role, given in steps.items()):
+        return False
+    ends = row_ends(problem, pass_)
+    if len(ends) > MAX_MAPS or min(ends) < 1:
+        return False
+    line = LINE_BYTES // itemsize
+    sizes = [[axis.pixels for axis in walk] for walk in walks(problem, pass_)]
+    computed = sum(_pixels(problem, size, line) for size in sizes)
+    return computed <= _MOST_FILLED * problem.N * sum(map(prod, sizes))
 
 
 def _permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
@@ -436,8 +487,8 @@ def tma_refuses(request: Request, operand_bytes: int) -> str | None:
 def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
     """What the im2col mode cannot walk over."""
     phases = prod(problem.stride) if pass_ == "backprop_input" else 1
-    if phases > MAX_PHASES:
-        return f"{phases} stride phases are more than {MAX_PHASES}"
+    if phases > MAX_MAPS:
+        return f"{phases} stride phases are more than {MAX_MAPS}"
     pixels = problem.N * max(prod(problem.input_sizes), prod(problem.output_sizes))
     if pixels * 2 >= 2**31:
         return f"{pixels} pixels are more than TMA's coordinates count"

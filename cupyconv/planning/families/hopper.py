@@ -11,12 +11,19 @@ from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
 
-from cupyconv import formats
 from cupyconv.planning import cost
+from cupyconv.planning.copies import (
+    PIECE_BYTES,
+    ROLES_OF,
+    copy_bytes,
+    copy_strides,
+    reordered,
+    shape_of,
+)
 from cupyconv.planning.device import CHIPS
 from cupyconv.planning.families.family import Candidate, Family, Tile
 from cupyconv.planning.request import Request
-from cupyconv.planning.strides import Strides, contiguous_strides
+from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
 
 LINE_BYTES = 128
@@ -42,8 +49,6 @@ _CORNERS = {1: (-32768, 32767), 2: (-128, 127), 3: (-16, 15)}
 _LARGEST_OFFSET = {1: 2**16 - 1, 2: 2**8 - 1, 3: 2**5 - 1}
 _LARGEST_ELEMENT_STRIDE = 8
 _LARGEST_STRIDE_BYTES = 2**40
-PIECE_BYTES = 16
-"""Of memory, that addresses and strides of what TMA reads are multiples of."""
 
 SUMS_PIECE = 8
 """Columns of C whose splits are added up at once."""
@@ -245,13 +250,6 @@ def filters_last(problem: ConvProblem) -> bool:
 
 # -- memory ----------------------------------------------------------------------------------------
 
-ROLES_OF = {
-    "forward": ("x", "w", "y"),
-    "backprop_input": ("y", "w", "x"),
-    "backprop_filter": ("x", "y", "w"),
-}
-"""The tensor gathered under taps, the other operand, and the result, by pass."""
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -276,28 +274,6 @@ class Layout:
         return sum(copy_bytes(shape_of(self.problem, role), itemsize) for role in self.copied)
 
 
-def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Strides of a copy: C-contiguous, but its last axis is rounded up to ``pitch``."""
-    return contiguous_strides((*shape[:-1], pitch(shape[-1], itemsize)))
-
-
-def pitch(extent: int, itemsize: int) -> int:
-    """Elements from a row of ``extent`` to the next, each beginning at a multiple of 16 bytes."""
-    piece = PIECE_BYTES // itemsize
-    return -(-extent // piece) * piece
-
-
-def copy_bytes(shape: Sequence[int], itemsize: int) -> int:
-    """Size of a copy."""
-    return copy_strides((1, *shape), itemsize)[0] * itemsize
-
-
-def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
-    """Shape of x, w or y."""
-    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
-    return shapes[role]
-
-
 @lru_cache(maxsize=4096)
 def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) -> Layout:
     """How a pass meets its tensors in memory.
@@ -314,7 +290,7 @@ def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) ->
         last = pass_ == "backprop_input"
     data_order = (problem.data_axes[0], *problem.data_axes[2:], problem.data_axes[1])
     filter_order = (*taps, channel, filter_) if last else (filter_, *taps, channel)
-    seen, steps = _in_order(problem, strides, data_order, filter_order)
+    seen, steps = reordered(problem, strides, data_order, filter_order)
     read = ROLES_OF[pass_][:-1]
     pixels = [role for role in read if role != "w"]
     is_aligned = strides.alignment % PIECE_BYTES == 0
@@ -323,7 +299,7 @@ def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) ->
         reached = list(read)
     may_be_planar = is_aligned and operands != "tf32" and is_pointwise(problem)
     if may_be_planar and not set(pixels) <= set(reached):
-        planar, planar_steps = _in_order(problem, strides, problem.data_axes, filter_order)
+        planar, planar_steps = reordered(problem, strides, problem.data_axes, filter_order)
         if all(_has_matrices(planar, role, planar_steps[role]) for role in pixels):
             seen, steps = planar, planar_steps
             reached += pixels
@@ -332,26 +308,6 @@ def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) ->
         steps[role] = copy_strides(shape_of(seen, role), ITEMSIZE[problem.dtype])
     in_order = replace(strides, x=steps["x"], w=steps["w"], y=steps["y"])
     return Layout(seen, in_order, copied)
-
-
-def _in_order(
-    problem: ConvProblem, strides: Strides, data_order: Sequence[int], filter_order: Sequence[int]
-) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
-    """The problem and its strides with the axes of its tensors in another order."""
-    rank = problem.spatial_rank
-    data, filters = formats.data_formats(rank), formats.filter_formats(rank)
-    seen = problem.replace(
-        input_shape=_permuted(problem.input_shape, data_order),
-        filter_shape=_permuted(problem.filter_shape, filter_order),
-        data_format=data[data_order[-1] == problem.data_axes[1]],
-        filter_format=filters[1 if filter_order[-1] == problem.filter_axes[0] else 2],
-    )
-    steps = {
-        "x": _permuted(strides.x, data_order),
-        "w": _permuted(strides.w, filter_order),
-        "y": _permuted(strides.y, data_order),
-    }
-    return seen, steps
 
 
 def _has_matrices(problem: ConvProblem, role: str, steps: Sequence[int]) -> bool:
@@ -368,10 +324,6 @@ def _has_matrices(problem: ConvProblem, role: str, steps: Sequence[int]) -> bool
         and flattens(steps, shape, range(2, len(shape)))
         and mappable((*steps[:2], walked[-1]), (*shape[:2], pixels), ITEMSIZE[problem.dtype])
     )
-
-
-def _permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(values[axis] for axis in order)
 
 
 def _reaches(problem: ConvProblem, pass_: str, role: str, steps: Sequence[int]) -> bool:

@@ -17,17 +17,11 @@ import cupyconv
 from cupyconv import ConvProblem, formats
 from cupyconv.backends import Tensors
 from cupyconv.errors import ConvError, KernelCompileError
-from cupyconv.gpu import compiler, hopper, sources, tensormaps
+from cupyconv.gpu import compiler, copies, hopper, sources, tensormaps
 from cupyconv.planning import Device, PassPlan, Plan, Request, plan, plan_pass
+from cupyconv.planning.copies import ROLES_OF
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.families.hopper import (
-    ROLES_OF,
-    is_planar,
-    layout,
-    layout_of,
-    takes_turns,
-    walks,
-)
+from cupyconv.planning.families.hopper import is_planar, layout, layout_of, takes_turns, walks
 from cupyconv.planning.strides import Strides, element_strides
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
@@ -765,8 +759,8 @@ def layout_checks(shift: int = 0) -> sources.KernelSource:
     structs = {
         "Walk<3>": walk,
         "WalkPhase": walk["phase"].base,
-        "PlaneShape": hopper.PLANE_SHAPE,
-        "ArrangeShape": hopper.ARRANGE_SHAPE,
+        "PlaneShape": copies.PLANE_SHAPE,
+        "ArrangeShape": copies.ARRANGE_SHAPE,
     }
     checks = []
     for struct, fields in structs.items():

@@ -11,22 +11,27 @@ import numpy as np
 
 from cupyconv.formats import filter_formats
 from cupyconv.gpu import parameters
-from cupyconv.gpu.launch import STORAGE, FilterForm, Launch, Part
+from cupyconv.gpu.copies import arrange, split
+from cupyconv.gpu.launch import STORAGE, FilterForm, Launch
 from cupyconv.gpu.tensormaps import Im2colMap, TensorMap, TensorMaps, TiledMap
+from cupyconv.planning.copies import (
+    PIECE_BYTES,
+    ROLES_OF,
+    copy_bytes,
+    copy_strides,
+    pitch,
+    shape_of,
+)
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import Tile
 from cupyconv.planning.families.hopper import (
     BARRIER_BYTES,
     LINE_BYTES,
     OUTPUT_BYTES,
-    PIECE_BYTES,
-    ROLES_OF,
     SUMS_PIECE,
     TURN_BARRIERS,
     Walk,
     bias_bytes,
-    copy_bytes,
-    copy_strides,
     filters_last,
     flattens,
     has_taps,
@@ -36,9 +41,7 @@ from cupyconv.planning.families.hopper import (
     layout,
     mappable,
     matrices,
-    pitch,
     row_ends,
-    shape_of,
     split_elements,
     walks,
 )
@@ -48,9 +51,7 @@ from cupyconv.planning.strides import Strides, followers, neighbours
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 _SHARED_ALIGNMENT = 1024
-_THREADS = 256  # of the kernels before and after the product
-_PLANES_VECTOR = 8  # elements that a thread splits
-_ARRANGE_TILE = 64
+_THREADS = 256  # of the kernel after the product
 
 # Values of the macro STORE in cuda/include/hopper.cuh.
 STORE_ROWS, STORE_BOXES, STORE_FLOAT, STORE_COLUMNS = range(4)
@@ -119,7 +120,7 @@ def stage(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> Staged
                 offset += planes * copy_bytes(shape_of(seen.problem, role), itemsize)
         operands.append(operand)
     gathered, other = operands
-    make = _split if has_planes else _arrange
+    make = split if has_planes else arrange
     before = (make(problem, seen.problem, strides, made),) if made else ()
     return Staged(seen.problem, seen.strides, gathered, other, before, tuple(made))
 
@@ -140,7 +141,7 @@ def filter_form(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> 
     if held.planes > 1:
         name += f" in {held.planes} planes of bfloat16"
     size = held.planes * copy_bytes(staged.problem.filter_shape, held.itemsize)
-    make = _split if held.planes > 1 else _arrange
+    make = split if held.planes > 1 else arrange
     return FilterForm(name, size, make(problem, staged.problem, strides, [("w", 0)]))
 
 
@@ -268,84 +269,6 @@ def shared_bytes(tile: Tile) -> int:
 def whole_shared_bytes(size: int) -> int:
     """The size of a struct that is aligned as the swizzle is."""
     return -(-size // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
-
-
-# -- copies and planes -----------------------------------------------------------------------------
-
-_COPIED_AXES = [("extent", np.int64, 4), ("stride", np.int64, 4)]
-PLANE_SHAPE = np.dtype([*_COPIED_AXES, ("inner", np.int64), ("blocks", np.int64)])
-"""``PlaneShape`` of cuda/conv_planes.cu."""
-
-
-ARRANGE_SHAPE = np.dtype(
-    [*_COPIED_AXES, ("channels", np.int64), ("channel_stride", np.int64), ("tiles", np.int64)]
-)
-"""``ArrangeShape`` of cuda/conv_arrange.cu."""
-
-_NOTHING = np.uint64(0)
-"""In the place of a second tensor."""
-
-_Made = Sequence[tuple[str, int]]
-"""Roles of one or two tensors, and where in the workspace their copies are to be."""
-
-
-def _arrange(asked: ConvProblem, seen: ConvProblem, strides: Strides, made: _Made) -> Launch:
-    """The launch that copies tensors."""
-    shapes = np.zeros(1, [("of", ARRANGE_SHAPE, 2)])
-    for record, (role, _) in zip(shapes["of"][0], made, strict=False):
-        shape, steps = _walked(record, asked, seen, role, strides)
-        record["channels"], record["channel_stride"] = shape[-1], steps[-1]
-        record["tiles"] = -(-prod(shape[:-1]) // _ARRANGE_TILE) * -(-shape[-1] // _ARRANGE_TILE)
-    blocks = int(shapes["of"]["tiles"].sum())
-    return _copying("conv_arrange", (("STORAGE", STORAGE[seen.dtype]),), shapes, blocks, made)
-
-
-def _split(asked: ConvProblem, seen: ConvProblem, strides: Strides, made: _Made) -> Launch:
-    """The launch that splits tensors into planes."""
-    shapes = np.zeros(1, [("of", PLANE_SHAPE, 2)])
-    for record, (role, _) in zip(shapes["of"][0], made, strict=False):
-        shape, _ = _walked(record, asked, seen, role, strides)
-        record["inner"] = shape[-1]
-        pieces = prod(shape[:-1]) * -(-shape[-1] // _PLANES_VECTOR)
-        record["blocks"] = -(-pieces // _THREADS)
-    return _copying("conv_planes", (), shapes, int(shapes["of"]["blocks"].sum()), made)
-
-
-def _walked(
-    record: np.void, asked: ConvProblem, seen: ConvProblem, role: str, strides: Strides
-) -> tuple[tuple[int, ...], list[int]]:
-    """Fills in what is walked over; a tensor's shape and strides as the kernels see its axes."""
-    name = "filter_axes" if role == "w" else "data_axes"
-    # Where they see one spatial axis instead of several, each of w has a single tap.
-    place = dict(zip(getattr(seen, name), getattr(asked, name), strict=False))
-    shape, given = shape_of(seen, role), getattr(strides, role)
-    steps = [given[place[axis]] for axis in range(len(shape))]
-    missing = 5 - len(shape)
-    record["extent"] = [1] * missing + list(shape[:-1])
-    record["stride"] = [0] * missing + steps[:-1]
-    return shape, steps
-
-
-def _copying(
-    entry: str,
-    defines: tuple[tuple[str, str | int], ...],
-    shapes: np.ndarray,
-    blocks: int,
-    made: _Made,
-) -> Launch:
-    """The launch of a kernel that copies one or two tensors."""
-    arguments: list[str | Part | np.uint64] = [_NOTHING] * 4
-    for number, (role, offset) in enumerate(made):
-        arguments[2 * number : 2 * number + 2] = role, Part("workspace", offset)
-    return Launch(
-        source=f"{entry}.cu",
-        entry=entry,
-        defines=defines,
-        grid=(blocks,),
-        block=(_THREADS,),
-        shared_bytes=0,
-        arguments=(*arguments, shapes),
-    )
 
 
 # -- the walk --------------------------------------------------------------------------------------

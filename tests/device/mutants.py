@@ -59,6 +59,7 @@ NEAREST = {
     "cupyconv/gpu/bias.py": ("tests/test_kernels.py", "tests/test_launches.py"),
     "cupyconv/gpu/chunks.py": ("tests/test_kernels.py", "tests/test_launches.py"),
     "cupyconv/gpu/compiler.py": ("tests/test_kernel_cache.py", "tests/test_warm.py"),
+    "cupyconv/gpu/copies.py": ("tests/test_hopper.py",),
     "cupyconv/gpu/direct.py": ("tests/test_kernels.py",),
     "cupyconv/gpu/gather.py": ("tests/test_kernels.py",),
     "cupyconv/gpu/generic.py": ("tests/test_kernels.py",),

@@ -11,12 +11,20 @@ from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
 
-from cupyconv import formats
 from cupyconv.planning import cost
+from cupyconv.planning.copies import (
+    PIECE_BYTES,
+    ROLES_OF,
+    copy_bytes,
+    copy_strides,
+    permuted,
+    reordered,
+    shape_of,
+)
 from cupyconv.planning.device import CHIPS
 from cupyconv.planning.families.family import Candidate, Family, Tile
 from cupyconv.planning.request import Request
-from cupyconv.planning.strides import Strides, contiguous_strides
+from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
 
 LINE_BYTES = 128
@@ -45,8 +53,6 @@ _CORNERS = {1: (-32768, 32767), 2: (-128, 127), 3: (-16, 15)}
 _LARGEST_OFFSET = {1: 2**16 - 1, 2: 2**8 - 1, 3: 2**5 - 1}
 _LARGEST_ELEMENT_STRIDE = 8
 _LARGEST_STRIDE_BYTES = 2**40
-PIECE_BYTES = 16
-"""Of memory, that addresses and strides of what TMA reads are multiples of."""
 
 SUMS_PIECE = 8
 """Columns of C whose splits are added up at once."""
@@ -265,13 +271,6 @@ def filters_last(problem: ConvProblem) -> bool:
 
 # -- memory ----------------------------------------------------------------------------------------
 
-ROLES_OF = {
-    "forward": ("x", "w", "y"),
-    "backprop_input": ("y", "w", "x"),
-    "backprop_filter": ("x", "y", "w"),
-}
-"""The tensor gathered under taps, the other operand, and the result, by pass."""
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -297,28 +296,6 @@ class Layout:
         return sum(copy_bytes(shape_of(self.problem, role), itemsize) for role in self.copied)
 
 
-def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Strides of a copy: C-contiguous, but its last axis is rounded up to ``pitch``."""
-    return contiguous_strides((*shape[:-1], pitch(shape[-1], itemsize)))
-
-
-def pitch(extent: int, itemsize: int) -> int:
-    """Elements from a row of ``extent`` to the next, each beginning at a multiple of 16 bytes."""
-    piece = PIECE_BYTES // itemsize
-    return -(-extent // piece) * piece
-
-
-def copy_bytes(shape: Sequence[int], itemsize: int) -> int:
-    """Size of a copy."""
-    return copy_strides((1, *shape), itemsize)[0] * itemsize
-
-
-def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
-    """Shape of x, w or y."""
-    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
-    return shapes[role]
-
-
 @lru_cache(maxsize=4096)
 def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) -> Layout:
     """How a pass meets its tensors in memory.
@@ -335,7 +312,7 @@ def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) ->
         last = pass_ == "backprop_input"
     data_order = (problem.data_axes[0], *problem.data_axes[2:], problem.data_axes[1])
     filter_order = (*taps, channel, filter_) if last else (filter_, *taps, channel)
-    seen, steps = _in_order(problem, strides, data_order, filter_order)
+    seen, steps = reordered(problem, strides, data_order, filter_order)
     read = ROLES_OF[pass_][:-1]
     pixels = {"x", "y"} & set(read)
     is_aligned = strides.alignment % PIECE_BYTES == 0
@@ -354,31 +331,11 @@ def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) ->
     return Layout(seen, in_order, copied)
 
 
-def _in_order(
-    problem: ConvProblem, strides: Strides, data_order: Sequence[int], filter_order: Sequence[int]
-) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
-    """The problem and its strides with the axes of its tensors in another order."""
-    rank = problem.spatial_rank
-    data, filters = formats.data_formats(rank), formats.filter_formats(rank)
-    seen = problem.replace(
-        input_shape=_permuted(problem.input_shape, data_order),
-        filter_shape=_permuted(problem.filter_shape, filter_order),
-        data_format=data[data_order[-1] == problem.data_axes[1]],
-        filter_format=filters[1 if filter_order[-1] == problem.filter_axes[0] else 2],
-    )
-    steps = {
-        "x": _permuted(strides.x, data_order),
-        "w": _permuted(strides.w, filter_order),
-        "y": _permuted(strides.y, data_order),
-    }
-    return seen, steps
-
-
 def _in_rows(
     problem: ConvProblem, strides: Strides, filter_order: Sequence[int]
 ) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
     """The problem and its strides with channels first; if it can be, an image as a single row."""
-    seen, steps = _in_order(problem, strides, problem.data_axes, filter_order)
+    seen, steps = reordered(problem, strides, problem.data_axes, filter_order)
     spatial = range(2, 2 + problem.spatial_rank)
     shapes = {role: shape_of(seen, role) for role in ("x", "y")}
     if not is_pointwise(problem) or not all(
@@ -389,13 +346,13 @@ def _in_rows(
     kept = [axis for axis in range(len(filter_order)) if axis not in taps[1:]]
     flat = ConvProblem(
         (*shapes["x"][:2], prod(shapes["x"][2:])),
-        _permuted(seen.filter_shape, kept),
+        permuted(seen.filter_shape, kept),
         groups=problem.groups,
         data_format="NCW",
         filter_format="WIO" if filters_last(seen) else "OWI",
         dtype=problem.dtype,
     )
-    flat_steps = {"w": _permuted(steps["w"], kept)}
+    flat_steps = {"w": permuted(steps["w"], kept)}
     for role, shape in shapes.items():
         walked = [axis for axis in spatial if shape[axis] > 1]
         flat_steps[role] = (*steps[role][:2], steps[role][walked[-1]] if walked else 1)
@@ -419,10 +376,6 @@ def _has_lines(problem: ConvProblem, pass_: str, steps: Mapping[str, Sequence[in
     sizes = [[axis.pixels for axis in walk] for walk in walks(problem, pass_)]
     computed = sum(_pixels(problem, size, line) for size in sizes)
     return computed <= _MOST_FILLED * problem.N * sum(map(prod, sizes))
-
-
-def _permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(values[axis] for axis in order)
 
 
 def _reaches(problem: ConvProblem, pass_: str, role: str, steps: Sequence[int]) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
 from cupyconv.planning.families.hopper import (
-    ROLES_OF,
     Layout,
     Staying,
-    copy_bytes,
     layout,
     ring_stages,
-    shape_of,
     tile_of,
     tma_refuses,
 )

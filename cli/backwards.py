@@ -45,12 +45,6 @@ class Backwards:
     def axes(self) -> tuple[ConvAxis, ...]:
         return self.problem.axes
 
-    def of(self, place: int, size: int) -> ConvAxis:
-        """The rules of an axis, for one of its sizes."""
-        shape = list(self.problem.input_shape)
-        shape[self.problem.data_axes[2 + place]] = size
-        return self.problem.replace(input_shape=tuple(shape)).axes[place]
-
 
 def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
     """The inputs whose output has the shape of dy.
@@ -116,9 +110,9 @@ def backwards_parts(layer: Layer, found: Backwards) -> list[Any]:
     name = in_line(layer.name or layer.title or "")
     title = [name] if name else []
     rows = []
-    for place, (axis, sizes) in enumerate(zip(found.axes, found.sizes, strict=True)):
+    for axis, sizes in zip(found.axes, found.sizes, strict=True):
         for number, size in enumerate(sizes[:MOST_SIZES]):
-            one = found.of(place, size)
+            one = axis.of_input(size)
             rows.append(
                 (
                     axis.name if number == 0 else "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import gcd, prod
@@ -190,6 +190,13 @@ class ConvAxis:
     def valid_input_sizes(self) -> range:
         """All input sizes that share this axis's output size; ``input`` is one of them."""
         return self.input_sizes_for(self.output)
+
+    def of_input(self, size: int) -> ConvAxis:
+        """The same rules for another input size; under SAME with the padding that it has."""
+        before, after = self.pad_before, self.pad_after
+        if (mode := self.padding_mode).startswith("same"):
+            before, after = _same_padding(mode, size, self.filter, self.stride, self.dilation)
+        return replace(self, input=size, pad_before=before, pad_after=after)
 
     @property
     def unread_after(self) -> int:
@@ -473,8 +480,8 @@ class ConvProblem:
     def valid_input_sizes(self) -> tuple[range, ...]:
         """Per spatial axis, all input sizes that have this problem's output size.
 
-        ``stride`` consecutive integers each, so with a stride above 1 the size of dx cannot be
-        told from dy and w: it has to be given.
+        ``stride`` consecutive integers each, those below 1 left out, so with a stride above 1 the
+        size of dx cannot be told from dy and w: it has to be given.
         """
         return tuple(axis.valid_input_sizes for axis in self.axes)
 

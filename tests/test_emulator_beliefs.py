@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.emulator import beliefs, build, witnesses
 from tests.emulator.witnesses import cases
 
-README = Path(__file__).parent / "gpu" / "README.md"
 WRAPPERS = {
     re.search(r"(\w+)\(", declaration)[1]: declaration
     for declaration in build.declared_wrappers((build.INCLUDE_DIRECTORY / "ptx.cuh").read_text())
@@ -63,10 +63,46 @@ def test_what_is_confirmed_is_believed_and_by_witnesses_that_there_are() -> None
 
 
 def test_the_readme_lists_what_is_not_confirmed() -> None:
-    _, _, rest = README.read_text().partition(beliefs.BEGIN)
+    _, _, rest = beliefs.LISTING.read_text().partition(beliefs.BEGIN)
     table, end, _ = rest.partition(beliefs.END)
     assert end
     assert table.strip().splitlines() == beliefs.unconfirmed_table()
+
+
+def copied(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Path]:
+    """What the tool writes, as copies that it may write."""
+    files = [folder / "confirmed.toml", folder / "README.md"]
+    for name, file in zip(("CONFIRMED", "LISTING"), files, strict=True):
+        file.write_text(getattr(beliefs, name).read_text())
+        monkeypatch.setattr(beliefs, name, file)
+    return files
+
+
+def test_a_field_that_no_witness_can_tell_needs_none(monkeypatch, tmp_path: Path) -> None:
+    files = copied(monkeypatch, tmp_path)
+    before = [file.read_text() for file in files]
+    monkeypatch.setattr(cases, "WITNESSES", {})
+    assert beliefs.main(["--field", "registers move between"]) == 0
+    assert [file.read_text() for file in files] == before
+    belief = beliefs.beliefs()[0]
+    known = beliefs.confirmed()
+    place = next(place for place in known if place[1] == belief.field)
+    beliefs.write({**known, place: "Nobody"}, beliefs.unconfirmed())
+    assert files[0].read_text() != before[0]
+    beliefs.write({one: known[one] for one in known if one != place}, beliefs.unconfirmed())
+    assert f"| {place[1]} | `{place[0]}` | not tried |" in files[1].read_text()
+
+
+def test_a_witness_that_cannot_be_had_is_said_in_a_line(monkeypatch, capsys, tmp_path) -> None:
+    def missing() -> None:
+        raise witnesses.MissingError("triton is missing")
+
+    files = copied(monkeypatch, tmp_path)
+    before = [file.read_text() for file in files]
+    monkeypatch.setattr(cases, "WITNESSES", {"one": SimpleNamespace(kernel=missing)})
+    assert beliefs.main(["--field", "rounding"]) == 1
+    assert capsys.readouterr().err == "triton is missing\n"
+    assert [file.read_text() for file in files] == before
 
 
 @pytest.mark.slow

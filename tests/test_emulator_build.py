@@ -244,6 +244,7 @@ SASS = {
     r"SYNCS\.PHASECHK\.TRANS64\.TRYWAIT",
     "elect_one": r"ELECT",
     "cluster_exchange": r"UCGABAR_ARV(?s:.*)UCGABAR_WAIT(?s:.*)SYNCS\.ARRIVE\.TRANS64\.RED",
+    "griddepcontrol": r"PREEXIT(?s:.*)ACQBULK",
     "setmaxnreg": r"USETMAXREG",
     **{f"tma_load_{n}d": rf"UTMALDG\.{n}D " for n in (2, 3, 4)},
     **{f"tma_load_im2col_{n}d": rf"UTMALDG\.{n}D\.IM2COL " for n in range(3, 6)},

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.emulator import SCHEDULES, CheckerError, EmulatedModule, Report, memory, settings
-from tests.emulator.build import find_compiler
+from tests.emulator.build import INCLUDE_DIRECTORY, find_compiler
+from tests.emulator.ptx.nvrtc import OPTIONS, compile_ptx
 from tests.emulator.reports import KINDS, UNWRITTEN_OUTPUT
 from tests.emulator.tensormap import encode_tiled
 
@@ -43,6 +44,7 @@ class Fault:
     shared: int
     clang: int
     zeroed: bool
+    after: str
     takes_map: bool
     marks: tuple[Mark, ...]
 
@@ -69,6 +71,7 @@ def read_faults() -> list[Fault]:
                     int(words.get("shared", 0)),
                     int(words.get("clang", 0)),
                     "zeroed" in match["launch"],
+                    "".join(re.findall(r"after (\w+)", match["launch"])),
                     "TensorMap" in match["head"],
                     tuple(marks),
                 )
@@ -93,8 +96,13 @@ def launch(fault: Fault) -> list[Report]:
     first = source
     if fault.takes_map:
         first = encode_tiled(source.ctypes.data, 4, (64, 64), (256,), (32, 32))
+    if fault.after:
+        before = next(one for one in FAULT_KERNELS if one.kernel == fault.after)
+        first_of_two = module(before.file).get_function(before.kernel)
+        assert not first_of_two((before.grid,), (before.block,), (source, output)).reports
     kernel = module(fault.file).get_function(fault.kernel)
-    return kernel((fault.grid,), (fault.block,), (first, output), shared_mem=fault.shared).reports
+    launched = {"shared_mem": fault.shared, "may_overlap": bool(fault.after)}
+    return kernel((fault.grid,), (fault.block,), (first, output), **launched).reports
 
 
 @pytest.mark.parametrize("fault", FAULT_KERNELS, ids=lambda fault: fault.kernel)
@@ -150,6 +158,44 @@ def test_report_names_the_thread_whose_local_array_ends(kernel: str, text: str) 
         (report,) = launch(fault)
     assert (report.block, report.thread) == ((0, 0, 0), (40, 0, 0))
     assert report.text == text
+
+
+# --------------------------------------------------------------------------------------------------
+# Launches that overlap
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("source", ["cuda", "ptx"])
+def test_a_wait_is_for_all_launches_before_if_each_of_them_waited(source: str) -> None:
+    kernels = overlapping(source)
+    values = memory.array(np.arange(1, 65, dtype=np.float32), "in")
+    out, *others = (memory.zeros((256,), np.float32, name) for name in ("out", "y", "z"))
+
+    def reports(name: str, target: np.ndarray, may_overlap: bool = True) -> list[Report]:
+        with settings(raise_reports=False):
+            kernel = kernels.get_function(name)
+            return kernel((1,), (64,), (values, target), may_overlap=may_overlap).reports
+
+    waiting = "result_read_after_a_wait"
+    assert not reports("stores", out, may_overlap=False)
+    assert not reports(waiting, out)
+    assert not reports(waiting, others[0])  # it waits, though it has nothing of theirs
+    assert not reports(waiting, out)  # so its end was theirs
+    assert not reports("stores", others[1])  # which does not wait, and may end before the others
+    (report,) = reports(waiting, out)
+    assert report.kind == "launch-race"
+    told = "written by the launch of stores before, for which a launch between them did not wait"
+    assert report.text.partition(", ")[2] == told
+    assert not reports(waiting, out, may_overlap=False)  # as usual, it begins when all have ended
+    assert not reports("result_read_without_a_wait", out, may_overlap=False)
+
+
+def overlapping(source: str) -> EmulatedModule:
+    """The kernels of launches.cu, from the source or from NVRTC's PTX of it."""
+    path = FAULTS / "launches.cu"
+    if source == "cuda":
+        return module(path)
+    headers = {"ptx.cuh": (INCLUDE_DIRECTORY / "ptx.cuh").read_text()}
+    text = compile_ptx(path.read_text(), path.name, headers, ["-arch=compute_90", *OPTIONS])
+    return EmulatedModule.from_ptx(text, "launches", [path.parent, INCLUDE_DIRECTORY])
 
 
 # --------------------------------------------------------------------------------------------------

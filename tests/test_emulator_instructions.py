@@ -74,6 +74,7 @@ SINGLE = {
     "named_barriers": lambda case: case.inputs[0][:32][::-1],
     "mbarrier_phases": expected_phases,
     "elect_one": lambda case: (np.arange(32) == 0).astype(np.uint32),
+    "griddepcontrol": lambda case: case.inputs[0],
     "cluster_exchange": lambda case: case.inputs[0][::-1],
     "setmaxnreg": lambda case: case.inputs[0] + np.repeat(np.uint32([1, 2]), 128),
 }

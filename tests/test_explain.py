@@ -113,6 +113,45 @@ def test_the_question_of_the_sizes_is_answered(problem, said):
     assert "input_sizes" in text
 
 
+@pytest.mark.parametrize(
+    ("problem", "moves"), [(SAME, True), (VALID, False)], ids=["same", "valid"]
+)
+def test_what_another_size_would_change_is_said(problem, moves):
+    """Under VALID windows begin at the same inputs whatever the size, under SAME they do not."""
+    data, rest = integer_data(problem), problem.keywords
+    five, six = (
+        cupyconv.conv_backprop_input((1, size, size, 3), data.w, data.dy, **rest) for size in (5, 6)
+    )
+    assert np.array_equal(six[:, :5, :5], five) != moves
+    text = " ".join(str(cupyconv.explain(problem)).split())
+    said = "an input of 5 has the padding (1, 1), one of 6 has (0, 1). So dx for another size"
+    assert (said in text) == ("where the windows lie" in text) == moves
+
+
+@pytest.mark.parametrize("problem", RANDOM, ids=str)
+def test_windows_are_said_to_move_where_they_do(problem):
+    moved = False
+    for place, axis in enumerate(problem.axes):
+        for size in axis.valid_input_sizes:
+            shape = list(problem.input_shape)
+            shape[problem.data_axes[2 + place]] = size
+            other = problem.replace(input_shape=tuple(shape)).axes[place]
+            assert axis.of_input(size) == other
+            moved |= other.pad_before != axis.pad_before
+    assert ("where the windows lie" in str(cupyconv.explain(problem, values=None))) == moved
+
+
+def test_a_stride_that_leaves_one_size_is_not_called_one_of_1():
+    """Inputs of 0 and of 1 would have one output, but there is no input of 0."""
+    problem = ConvProblem((1, 1, 1), (1, 1, 3), stride=2, padding=[(1, 2)])
+    text = " ".join(str(cupyconv.explain(problem)).split())
+    assert "only an input of 1 has an output of 1" in text
+    assert "leaves only one input size of at least 1 that has this output" in text
+    assert "from (1 - 1)*2 + 3 - 3 = 0 on, of which those below 1 are none" in text
+    assert "With stride 1" not in text
+    assert "They are 2 sizes" not in text
+
+
 def test_the_size_of_dx_is_said_in_the_words_of_others():
     problem = VALID.replace(input_shape=(1, 6, 5, 3))
     text = " ".join(str(cupyconv.explain(problem)).split())

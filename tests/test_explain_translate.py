@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
+import re
 import warnings
 
 import numpy as np
@@ -151,6 +153,61 @@ def test_whole_programs_run_as_they_are_printed(framework):
     rest = problem.keywords
     dx = cupyconv.conv_backprop_input(problem.input_shape, names["w"], names["dy"], **rest)
     np.testing.assert_allclose(names["dx"], dx, rtol=1e-5, atol=1e-5)
+
+
+# -- the size of dx in others' words ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_onnx_is_told_an_output_shape_where_it_says_the_same(name):
+    require("onnx")
+    problem = PROBLEMS[name]
+    found = re.search(
+        r'or output_shape=(\[.*\]) with auto_pad="(\w+)"', size_of_dx("onnx", problem)
+    )
+    has_rest = any(
+        axis.padded_input != (axis.output - 1) * axis.stride + axis.effective_filter
+        for axis in problem.axes
+    )
+    if found is None:
+        uneven = {after - before for before, after in problem.padding}
+        assert has_rest or uneven >= {-1, 1} or max(map(abs, uneven)) > 1
+        return
+    if problem.groups > 1 or problem.dtype not in ("float32", "float64"):
+        return  # which onnx's evaluator does not run
+    names = execute(translation(problem, "onnx").program)
+    attributes = {"output_shape": ast.literal_eval(found[1]), "auto_pad": found[2]}
+    dx = names["run"]("ConvTranspose", names["DY"], names["W"], **attributes, **names["same"])
+    np.testing.assert_allclose(dx, names["DX"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["1d", "3d", "uneven-padding", "valid-stride", "3d-same"])
+def test_tensorflow_is_told_a_size_that_it_takes(name):
+    tf = pytest.importorskip("tensorflow")
+    problem, told = PROBLEMS[name], size_of_dx("tensorflow", PROBLEMS[name])
+    data, rank = integer_data(problem), problem.spatial_rank
+    shape = ast.literal_eval(re.search(r"output_shape=(\[.*?\])", told)[1])
+    padding = problem.padding_mode.upper()
+    if padding == "EXPLICIT":
+        assert ("which has no explicit padding" in told) == (rank != 2)
+        padding = "VALID" if rank != 2 else [[0, 0], *map(list, problem.padding), [0, 0]]
+    back = problem.data_format.startswith("NC")
+    order = (0, *range(2, rank + 2), 1)
+    dy = data.dy.transpose(order) if back else data.dy
+    w = data.w.transpose((*range(2, rank + 2), 1, 0)) if back else data.w
+    strides = [1, *problem.stride, 1] if rank == 3 else list(problem.stride)
+    dx = getattr(tf.nn, f"conv{rank}d_transpose")(dy, w, shape, strides, padding).numpy()
+    if cropped := re.search(r"cropped to \[(.*)\]", told):
+        dx = eval(f"dx[:, {cropped[1]}]")
+    ours = cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **problem.keywords)
+    np.testing.assert_array_equal(dx, ours.transpose(order) if back else ours)
+
+
+def size_of_dx(framework: str, problem: ConvProblem) -> str:
+    return translation(problem, framework).size
+
+
+# -- what cannot be said ---------------------------------------------------------------------------
 
 
 def flags(framework: str, name: str) -> str:

@@ -1,26 +1,19 @@
 """What a call costs the host: a repeated one is looked up, and only its launch is made.
 
 Functions of the library that are entered are counted, here with NumPy and with CuPy by
-tests/device/test_host_cost.py; time is measured on a GPU, by tests/gpu/test_cupy.py.  What a launch
-is given is seen with kernels that do nothing, on CuPy's arrays over addresses that nothing reads.
+tests/device/test_host_cost.py; time is measured on a GPU, by tests/gpu/test_cupy.py.
 """
 
 import sys
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import arrays, backends
+from cupyconv import backends
 from cupyconv.errors import ConvTypeError
-from cupyconv.gpu import launch, tensormaps
-from cupyconv.gpu.launch import ROLES, Launch, Part
-from cupyconv.gpu.tensormaps import TensorMaps, TiledMap
-from cupyconv.planning import Device
-
-cupy = pytest.importorskip("cupy")
+from cupyconv.gpu.launch import ROLES
 
 FEW = 24
 """Functions that a repeated call may enter; 12 to 23, of kernels with tensor maps the most."""
@@ -31,66 +24,6 @@ OF_A_LAYER, OF_A_CORRELATION = 40, 25
 SOURCES = Path(cupyconv.__file__).parent
 FAST = {"operations.py", "backends.py", "arrays.py", "launch.py", "tensormaps.py", "<string>"}
 """Where the functions of a repeated call are; "<string>" has the constructors of named tuples."""
-
-
-class IdleRuntime(launch.CupyRuntime):
-    """Kernels that are never run; what they were launched with is kept."""
-
-    def __init__(self, architecture):
-        super().__init__(architecture)
-        self.launched = []
-        self.encoded = []
-
-    def load(self, launches):
-        pass
-
-    def kernel(self, one):
-        def launched(grid, block, arguments, shared_mem):
-            self.launched.append((one.source, arguments))
-
-        return launched
-
-    def allow(self, kernel, shared_bytes):
-        pass
-
-    def encode(self, one, address):
-        self.encoded.append((one.role, address))
-        return bytes(tensormaps.MAP_BYTES)
-
-
-class Memory:
-    """Hands out addresses, as CuPy's allocator does."""
-
-    def __init__(self):
-        self.next = 1 << 40
-
-    def array(self, shape, dtype="float16", offset=0):
-        memory = cupy.cuda.UnownedMemory(self.next + offset, 1 << 32, None, 0)
-        made = cupy.ndarray(shape, arrays.numpy_dtype(dtype), cupy.cuda.MemoryPointer(memory, 0))
-        self.next += -(-max(made.nbytes, 1) // 512) * 512
-        return made
-
-
-@pytest.fixture
-def memory():
-    return Memory()
-
-
-@pytest.fixture
-def gpu(monkeypatch, memory):
-    """Has all that runs run on a GPU of an architecture; gives its runtime."""
-    chosen = []
-    monkeypatch.setattr(arrays, "device_count", lambda: 1)
-    monkeypatch.setattr(backends, "of", lambda home: chosen[-1])
-
-    def choose(architecture):
-        runtime = IdleRuntime(architecture)
-        backend = backends.GpuBackend(Device("Imaginary", architecture, 132), runtime, 0)
-        backend.empty = cache(memory.array)  # a freed result's memory is given out again
-        chosen.append(backend)
-        return runtime
-
-    return choose
 
 
 def entered(call):
@@ -167,39 +100,3 @@ def test_what_a_number_means_is_asked_at_every_call():
 
 def test_a_runs_tensors_are_in_the_order_that_launches_know():
     assert (*backends.Tensors._fields, "workspace") == ROLES
-
-
-def test_arguments_are_bound_to_the_arrays_of_each_run(gpu, memory):
-    runtime = gpu("sm_90a")
-    number = np.int32(7)
-    maps = TensorMaps(
-        tuple(
-            TiledMap(role, 2, (64, 100), (128,), (64, 64), offset)
-            for role, offset in (("w", 0), ("x", 32))
-        )
-    )
-    arguments = ("y", "bias", number, Part("workspace", 48), maps, "x", "workspace")
-    one = Launch("conv_hopper.cu", "conv_hopper", (), (1,), (32,), 0, arguments)
-    nothing = Launch("conv_planes.cu", "conv_planes", (), (0,), (32,), 0, ("x",))
-    series = launch.Series((nothing, one), runtime)
-    for _ in range(2):
-        x, w, y, bias, workspace = (memory.array((8,)) for _ in ROLES)
-        for b in (bias, None, bias):
-            runtime.launched.clear()
-            series((x, w, y, b, workspace))
-            (((_, got)),) = runtime.launched
-            assert got[0] is y
-            assert got[1] is b if b is not None else got[1] == 0
-            assert got[2] is number
-            assert got[3] == np.uint64(workspace.data.ptr + 48)
-            assert got[4].nbytes == 2 * tensormaps.MAP_BYTES
-            assert got[5] is x
-            assert got[6] is workspace
-        assert runtime.encoded[-2:] == [("w", w.data.ptr), ("x", x.data.ptr + 32)]
-    assert len(runtime.encoded) == 4  # once for each pair of addresses
-    runtime.launched.clear()
-    series_without = launch.Series(
-        (Launch("conv_forward.cu", "sum", (), (1,), (32,), 0, ("y", "workspace")),), runtime
-    )
-    series_without((None, None, y, bias))
-    assert runtime.launched[0][1] == (y, 0)

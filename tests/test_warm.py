@@ -1,4 +1,4 @@
-"""Kernels compiled ahead: those that calls load, all of them, once."""
+"""Kernels compiled ahead, all of them, once; tests/device/test_warm.py has what calls load."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import os
 import re
 import sys
 import time
-from functools import cache
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, ConvTypeError, DeviceError, arrays, backends, warming
+from cupyconv import ConvError, ConvProblem, ConvTypeError, DeviceError, arrays, warming
 from cupyconv.cli.main import main
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, launch
-from cupyconv.planning import Device
-from cupyconv.planning.strides import Strides
+from cupyconv.gpu import compiler
 from cupyconv.problem import PASSES
-from tests.configurations import in_formats
-from tests.test_host_cost import IdleRuntime, Memory
 
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
@@ -49,125 +44,15 @@ def compilations(monkeypatch):
     return made
 
 
-# -- what calls load -------------------------------------------------------------------------------
+# -- what is compiled ------------------------------------------------------------------------------
 
 LAYER = ConvProblem((4, 64, 14, 14), (128, 64, 3, 3), stride=2, padding=1)
-LAYERS = {
-    "first layer": ConvProblem((2, 3, 40, 40), (64, 3, 7, 7), stride=2, padding=3),
-    "strided": LAYER,
-    "pointwise": ConvProblem((4, 64, 14, 14), (256, 64, 1, 1)),
-    "depthwise": ConvProblem((2, 64, 14, 14), (64, 1, 3, 3), padding=1, groups=64),
-    "grouped": ConvProblem((2, 96, 9, 9), (96, 3, 3, 3), groups=32),
-    "one axis": ConvProblem((2, 32, 50), (48, 32, 5)),
-    "volumes": ConvProblem((1, 16, 6, 7, 8), (32, 16, 3, 3, 3)),
-}
 
 
-@pytest.fixture
-def loaded(monkeypatch):
-    """The variants that calls load, on a GPU of an architecture whose kernels do nothing."""
-    memory = Memory()
-
-    def choose(architecture):
-        found = set()
-
-        class Runtime(IdleRuntime):
-            def load(self, launches):
-                found.update(launch.variant_of(one, architecture) for one in launches)
-
-        device = Device("Imaginary", architecture)
-        backend = backends.GpuBackend(device, Runtime(architecture), 0)
-        backend.empty = cache(memory.array)
-        monkeypatch.setattr(backends, "of", lambda home: backend)
-        return device, found
-
-    monkeypatch.setattr(arrays, "device_count", lambda: 1)
-    return memory, choose
-
-
-def lying(memory, shape, strides, dtype):
-    """An array that lies in memory with these strides, of elements."""
-    steps = tuple(stride * arrays.numpy_dtype(dtype).itemsize for stride in strides)
-    whole = memory.array(shape, dtype)
-    return type(whole)(shape, whole.dtype, whole.data, steps)
-
-
-def call(memory, problem, strides, operation, **more):
-    """An operation on tensors that all lie in memory in this way."""
-    x, w, y = (
-        lying(memory, shape, steps, problem.dtype)
-        for shape, steps in (
-            (problem.input_shape, strides.x),
-            (problem.filter_shape, strides.w),
-            (problem.output_shape, strides.y),
-        )
-    )
-    rules = {**problem.keywords, **more}
-    if operation == "forward":
-        cupyconv.conv_forward(x, w, out=y, **rules)
-    elif operation == "backprop_input":
-        cupyconv.conv_backprop_input(x.shape, w, y, out=x, **rules)
-    elif operation == "transpose":
-        cupyconv.conv_transpose(y, w, output_shape=x.shape, out=x, **rules)
-    elif operation == "bias":
-        cupyconv.conv_backprop_bias(y, data_format=problem.data_format)
-    elif operation == "bias of transposed":
-        cupyconv.conv_backprop_bias(x, data_format=problem.data_format)
-    else:
-        cupyconv.conv_backprop_filter(x, w.shape, y, out=w, **rules)
-
-
-def ahead_of(problem, device, precision="ieee", **more):
-    found = warming.Ahead(device, precision=precision)
-    found.add(problem, **more)
-    return set(found._uses)
-
-
-@pytest.mark.parametrize("layout", [None, *warming.LAYOUTS])
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_what_calls_load_is_compiled(loaded, layer, architecture, layout):
-    memory, choose = loaded
-    for dtype, precision in (("float16", "ieee"), ("float32", "ieee"), ("float32", "tf32")):
-        device, found = choose(architecture)
-        problem = LAYERS[layer].replace(dtype=dtype)
-        strides = Strides.of(problem, layout) if layout else Strides.contiguous(problem)
-        for pass_ in PASSES:
-            call(memory, problem, strides, pass_, precision=precision)
-        call(memory, problem, strides, "bias")
-        assert len(found) >= 3
-        assert found == ahead_of(problem, device, precision, layout=layout)
-
-
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
-def test_what_calls_in_other_formats_load_is_compiled(loaded, architecture):
-    memory, choose = loaded
-    problem = in_formats(LAYER, "NHWC", "HWIO").replace(dtype="bfloat16")
-    device, found = choose(architecture)
-    for operation in (*PASSES, "bias"):
-        call(memory, problem, Strides.contiguous(problem), operation)
-    assert found == ahead_of(problem, device)
-    assert found == ahead_of(problem, device, passes=iter(PASSES))
-
-
-def test_what_a_transposed_layer_loads_is_compiled(loaded):
-    memory, choose = loaded
-    problem = LAYER.replace(dtype="float16")
-    device, found = choose("sm_90a")
-    call(memory, problem, Strides.contiguous(problem), "transpose", activation="relu")
-    words = {"transposed": True, "activation": "relu"}
-    assert found == ahead_of(problem, device, passes="forward", **words)
-    for operation in ("forward", "backprop_filter", "bias of transposed"):
-        call(memory, problem, Strides.contiguous(problem), operation)
-    assert found == ahead_of(problem, device, **words)
-
-
-def test_what_is_measured_is_compiled(loaded, monkeypatch):
-    _, choose = loaded
-    device, _ = choose("sm_80")
-    planned, measured, usual = (warming.Ahead(device, measure=how) for how in (False, True, None))
+def test_what_is_measured_is_compiled(monkeypatch):
+    planned, measured, usual = (warming.Ahead("sm_80", measure=how) for how in (False, True, None))
     monkeypatch.setattr(cupyconv, "benchmark", True)
-    told, not_told = (warming.Ahead(device, measure=how) for how in (None, False))
+    told, not_told = (warming.Ahead("sm_80", measure=how) for how in (None, False))
     for one in (planned, measured, usual, told, not_told):
         one.add(LAYER.replace(dtype="float16"), "forward")
     assert set(planned._uses) < set(measured._uses)
@@ -193,7 +78,7 @@ def test_the_workspace_that_calls_may_use_decides(monkeypatch):
     assert compiled(1 << 30) == free
 
 
-def test_a_plan_is_compiled_as_it_is(loaded):
+def test_a_plan_is_compiled_as_it_is():
     plan = cupyconv.plan(LAYER, "sm_80", impl="cuda-generic")
     ahead = warming.Ahead("sm_80", impl=cupyconv.Plan.from_json(plan.to_json()))
     ahead.add(LAYER, "forward")

@@ -445,6 +445,22 @@ __device__ __forceinline__ float load_cluster_f32(unsigned address) {
   return value;
 }
 
+// ------------------------------------------------------------------------------------------------
+// Launches that overlap.  One with programmatic stream serialization may begin before those that it
+// depends on have ended.
+// ------------------------------------------------------------------------------------------------
+
+// Until these have ended and this thread sees what they stored; at once in a launch as usual.
+// Nothing that they read may be overwritten before.
+__device__ __forceinline__ void griddepcontrol_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+// Lets the next launch begin, when all blocks have said so or ended.  A hint, which makes nothing
+// visible: that is what the other's wait is for.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // elect.sync: true in one lane of a full warp.
 __device__ __forceinline__ bool elect_one() {
   unsigned elected;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -433,16 +433,30 @@ class Explanation:
                 Paragraph(
                     f"dy and w cannot tell that size: {several}. The stride rounds them all to the "
                     "same output. Therefore Conv2DBackpropInput and its like are told it "
-                    f"(input_sizes), and return what they are told: {x} here."
+                    f"(input_sizes), and return what they are told, {x} here; any size but these "
+                    "they refuse."
                 )
             )
+            if moved := _alike(problem, _moved):
+                paragraphs.append(
+                    Paragraph(
+                        f"Under SAME that size also says where the windows lie: {moved}. So dx for "
+                        "another size is not this one with numbers more or less at its end: its "
+                        "numbers are others."
+                    )
+                )
         else:
+            strided = [axis for axis in problem.axes if axis.stride > 1]
+            only = (
+                "Here the padding leaves only one input size of at least 1 that has this output"
+                if strided
+                else "With stride 1 an output size belongs to one input size only"
+            )
             paragraphs.append(
                 Paragraph(
-                    "With stride 1 an output size belongs to one input size only, so here dy and "
-                    f"w would be enough to tell it: {x}. Conv2DBackpropInput and its like are told "
-                    "it all the same (input_sizes), because with a larger stride they would not "
-                    "be."
+                    f"{only}, so dy and w would be enough to tell it: {x}. Conv2DBackpropInput and "
+                    "its like are told it all the same (input_sizes), because with "
+                    f"{'less padding' if strided else 'a larger stride'} they would not be."
                 )
             )
         dead = [axis for axis in problem.axes if axis.unread_after]
@@ -671,14 +685,24 @@ def _first_of_alike(problem: ConvProblem) -> list[ConvAxis]:
     return [by_name[name] for name in firsts]
 
 
-def _alike(problem: ConvProblem, say: Any) -> str:
-    """A clause for each axis, told once where axes are alike."""
+def _alike(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
+    """A clause for each axis of which there is one, told once where axes are alike."""
     parts: dict[str, list[str]] = {}
     for axis in problem.axes:
         parts.setdefault(say(axis), []).append(axis.name)
     if len(parts) == 1:
         return next(iter(parts))
-    return "; ".join(f"along {' and '.join(names)} {text}" for text, names in parts.items())
+    return "; ".join(f"along {' and '.join(names)} {text}" for text, names in parts.items() if text)
+
+
+def _moved(axis: ConvAxis) -> str:
+    """The padding of another input size with this output, if its windows begin elsewhere."""
+    for size in (axis.valid_input_sizes[0], axis.valid_input_sizes[-1]):
+        other = axis.of_input(size)
+        if other.pad_before != axis.pad_before:
+            pads, others = ((one.pad_before, one.pad_after) for one in (axis, other))
+            return f"an input of {axis.input} has the padding {pads}, one of {size} has {others}"
+    return ""
 
 
 def _window(problem: ConvProblem, axis: ConvAxis) -> str:
@@ -704,6 +728,11 @@ def _interval(axis: ConvAxis) -> str:
     else:
         total = axis.pad_before + axis.pad_after
         lowest = f"{terms_} + {axis.effective_filter}" + (f" - {total}" if total else "")
+    if first < 1:
+        return (
+            f". The stride rounds {axis.stride} sizes to it, from {lowest} = {first} on, of which "
+            "those below 1 are none"
+        )
     return (
         f". They are {axis.stride} sizes, as many as the stride, from {lowest} = {first} on; "
         + (
@@ -717,9 +746,10 @@ def _interval(axis: ConvAxis) -> str:
 def _trailing(axis: ConvAxis) -> str:
     last = axis.input - 1 - axis.unread_after
     rows = f"{axis.name} = {last + 1}" + (f" to {axis.input - 1}" if axis.unread_after > 1 else "")
+    beyond = "the input and its padding" if axis.pad_after else "the input"
     return (
         f"the last of the {counted(axis.output, 'window')} ends at {axis.name} = {last}, and the "
-        f"next would end at {last + axis.stride}, beyond the input, so no window covers {rows}"
+        f"next would end at {last + axis.stride}, beyond {beyond}, so no window covers {rows}"
     )
 
 

@@ -142,6 +142,15 @@ def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
     )
 
 
+def _inside(problem: ConvProblem) -> str:
+    """Where the input lies in itself with its padding, along each axis."""
+    return ", ".join(f"{axis.pad_before}:{axis.pad_before + axis.input}" for axis in problem.axes)
+
+
+def _cropped(problem: ConvProblem) -> str:
+    return f"cropped to [{_inside(problem)}]"
+
+
 def _torch_tuple(values: Sequence[int]) -> str:
     return str(values[0]) if len(set(values)) == 1 else str(tuple(values))
 
@@ -212,11 +221,8 @@ def _pytorch(problem: ConvProblem) -> Translation:
     size = f"conv_transpose{rank}d(..., {plain}, {told})"
     size += " of conj(w)" if problem.is_complex else ", or torch.nn.grad's input_size"
     if cropped:
-        crop = ", ".join(
-            f"{axis.pad_before}:{axis.pad_before + axis.input}" for axis in problem.axes
-        )
-        lines.append(f"DX_told = DX_told[:, :, {crop}]")
-        size += f", cropped to [{crop}]"
+        lines.append(f"DX_told = DX_told[:, :, {_inside(problem)}]")
+        size += f", {_cropped(problem)}"
     lines += [
         f"y = {array('Y.detach()', data_back)}",
         f"dx = {array('DX', data_back)}",
@@ -339,11 +345,14 @@ def _tensorflow(problem: ConvProblem) -> Translation:
             flat = [side for pair in ((0, 0), *problem.padding, (0, 0)) for side in pair]
             lines.append(f"    explicit_paddings={flat},")
         lines += [")", f"dx_told = {array('DX_told', data_back)}"]
-    size = f"Conv2DBackpropInput(input_sizes={sizes}), conv{rank}d_transpose(output_shape={sizes})"
-    if rank != 2:
-        size = f"conv{rank}d_transpose(output_shape={sizes})"
-    if mode in ("same_lower", "explicit") and _padded(problem):
-        size += "; conv2d_transpose takes explicit padding, the others SAME and VALID only"
+    in_numbers = mode in ("same_lower", "explicit") and _padded(problem)
+    if rank == 2:
+        size = f"Conv2DBackpropInput(input_sizes={sizes}), conv2d_transpose(output_shape={sizes})"
+        size += ", with explicit padding" if in_numbers else ""
+    else:
+        padded = [problem.N, *(axis.padded_input for axis in problem.axes), problem.C]
+        size = f"conv{rank}d_transpose(output_shape={padded if in_numbers else sizes})"
+        size += f", which has no explicit padding: {_cropped(problem)}" if in_numbers else ""
     imports = ("import tensorflow as tf",)
     return _made(problem, "TensorFlow", forward, imports, lines, size, flags)
 
@@ -469,12 +478,29 @@ def _onnx(problem: ConvProblem) -> Translation:
         f"dx = {turned('DX', data_back)}",
         f"dw = {turned('DW', filters_back)}",
     ]
-    size = f"ConvTranspose(pads={pads}, output_padding={extra}), or its output_shape"
+    size = f"ConvTranspose(pads={pads}, output_padding={extra})" + _onnx_output_shape(problem)
     imports = (
         "from onnx import TensorProto, helper",
         "from onnx.reference import ReferenceEvaluator",
     )
     return _made(problem, "ONNX", call, imports, lines, size, flags)
+
+
+def _onnx_output_shape(problem: ConvProblem) -> str:
+    """The other way to tell ConvTranspose a size, where the padding that it makes of it is ours."""
+    befores = [before for before, _ in problem.padding]
+    totals = [
+        (axis.output - 1) * axis.stride + axis.effective_filter - axis.input
+        for axis in problem.axes
+    ]
+    halves = {
+        "SAME_UPPER": [total // 2 for total in totals],
+        "SAME_LOWER": [total - total // 2 for total in totals],
+    }
+    for word, made in halves.items():
+        if min(totals) >= 0 and made == befores:
+            return f', or output_shape={list(problem.input_sizes)} with auto_pad="{word}"'
+    return ""
 
 
 def _onnx_dx(groups: int, rest: str) -> list[str]:

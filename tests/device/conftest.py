@@ -3,7 +3,13 @@
 from tests.device import is_running
 
 if is_running():
-    from tests.device.fixtures import allocator, launched, working_devices  # noqa: F401
+    from tests.device.fixtures import (  # noqa: F401
+        allocator,
+        empty_kernels,
+        launched,
+        nothing_loaded,
+        working_devices,
+    )
     from tests.gpu.fixtures import (  # noqa: F401
         collected_between_tests,
         nothing_imported_is_collected,

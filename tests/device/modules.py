@@ -174,17 +174,11 @@ def _launch(
                     f"device {there.device.ordinal}",
                     CU.ERROR_ILLEGAL_ADDRESS,
                 )
-        if idle:
-            return
         outcome = one.emulated.run(grid, block, parameters.pointers, shared)
         if outcome.reports:
             raise DeviceFault("\n".join(map(str, outcome.reports)))
 
     submit(stream, act)
-
-
-idle: list[str] = []
-"""As long as there is anything in it, launches do nothing."""
 
 
 @function

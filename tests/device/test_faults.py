@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import arrays, backends, operations
+from cupyconv import arrays, backends
 from cupyconv.gpu import launch, tensormaps
 from tests.agreement import compute, require_equal
 from tests.configurations import HOPPER_CASES, Data, in_formats, integer_data
@@ -234,28 +234,10 @@ FAULTS = {
 }
 
 
-@pytest.fixture
-def nothing_prepared():
-    """Calls are worked out anew, and so is the next test's."""
-
-    def forget():
-        for cached in (
-            operations._ready,
-            operations._ready_bias,
-            gpu,
-            tensormaps_encoded,
-        ):
-            cached.cache_clear()
-
-    forget()
-    yield
-    forget()
-
-
 # Arrays that are dropped while a device is lost cannot give their memory back.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_seen(fault, nothing_prepared, monkeypatch):
+def test_a_fault_is_seen(fault, nothing_loaded, monkeypatch):
     with monkeypatch.context() as patch:
         fault(patch)
         with pytest.raises(Exception) as seen:  # noqa: PT011 (wrong numbers, or the driver's words)
@@ -264,6 +246,6 @@ def test_a_fault_is_seen(fault, nothing_prepared, monkeypatch):
     machine.revive()
 
 
-def test_without_a_fault_nothing_is_seen(nothing_prepared):
+def test_without_a_fault_nothing_is_seen(nothing_loaded):
     for check in dict.fromkeys(FAULTS.values()):
         check()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import cupy
+import numpy as np
 import pytest
 
 import cupyconv
 from cupyconv import backends
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import launch, tensormaps
+from cupyconv.gpu import launch, sources, tensormaps
+from cupyconv.gpu.launch import ROLES, Launch, Part, Series
 from tests.agreement import planned, require_exact
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
 from tests.device.test_memory import one_by_one
@@ -27,6 +29,65 @@ def test_what_a_function_may_have_of_shared_memory_is_never_made_less():
         runtime.allow(function, asked)
     get = cupy.cuda.driver.funcGetAttribute
     assert get(launch._MOST_DYNAMIC_SHARED, function.ptr) == 100_000
+
+
+BOUND = r"""
+using Word = unsigned long long;
+struct alignas(64) Maps { Word word[32]; };
+extern "C" __global__ void bound(const void* y, const void* bias, const int number,
+                                 const Word part, const __grid_constant__ Maps maps, Word* x,
+                                 const void* workspace) {
+  *x++ = reinterpret_cast<Word>(y);
+  *x++ = reinterpret_cast<Word>(bias);
+  *x++ = number;
+  *x++ = part;
+  *x++ = reinterpret_cast<Word>(workspace);
+  for (int i = 0; i < 32; ++i) *x++ = maps.word[i];
+}
+extern "C" __global__ void missing(Word* y, const void* workspace) {
+  *y = reinterpret_cast<Word>(workspace);
+}
+"""
+
+
+def test_arguments_are_bound_to_the_arrays_of_each_run(own_cache, monkeypatch):
+    """A kernel writes what it is given."""
+    source, encode = sources.KernelSource("bound.cu", BOUND, ()), tensormaps.encode
+    encoded = []
+
+    def watched(one, address):
+        encoded.append((one.role, address))
+        return encode(one, address)
+
+    monkeypatch.setattr(sources, "load", lambda _: source)
+    monkeypatch.setattr(launch.CupyRuntime, "encode", staticmethod(watched))
+    runtime = launch.CupyRuntime("sm_90a")
+    maps = [
+        tensormaps.TiledMap(role, 2, (64, 100), (128,), (64, 64), offset)
+        for role, offset in (("w", 0), ("y", 32))
+    ]
+    together = tensormaps.TensorMaps(tuple(maps))
+    arguments = ("y", "bias", np.int32(7), Part("workspace", 48), together, "x", "workspace")
+    nothing = Launch("bound.cu", "no such kernel", (), (0,), (1,), 0, ("x",))
+    one = Launch("bound.cu", "bound", (), (1,), (1,), 0, arguments)
+    series, kept = Series((nothing, one), runtime), []
+    for _ in range(2):
+        x, w, y, bias, workspace = (cupy.zeros(2048, np.uint64) for _ in ROLES)
+        kept.append((x, w, y, bias, workspace))  # so that others get other addresses
+        pointers = w.data.ptr, y.data.ptr + 32
+        words = b"".join(map(encode, maps, pointers))
+        for b in (bias, None, bias):
+            series((x, w, y, b, workspace))
+            ours = (y.data.ptr, 0 if b is None else b.data.ptr, 7, workspace.data.ptr + 48)
+            expected = [*ours, workspace.data.ptr, *np.frombuffer(words, np.uint64).tolist()]
+            assert cupy.asnumpy(x[: len(expected)]).tolist() == expected
+        assert encoded[-2:] == list(zip(("w", "y"), pointers, strict=True))
+    assert len(encoded) == 4, "once for each pair of addresses"
+    y.fill(9)
+    Series((replace(one, entry="missing", arguments=("y", "workspace")),), runtime)(
+        (None, None, y, bias)
+    )
+    assert int(y[0]) == 0
 
 
 def test_what_does_not_compile_keeps_nothing_else_from_being_loaded(own_cache):

@@ -5,7 +5,8 @@
 ``beliefs.toml`` lists what each wrapper of ptx.cuh encodes, and for each such field changes of the
 emulator that contradict it.  Every change is tried on the witnesses (``witnesses/cases.py``) that
 have the wrapper's instruction: one that fails under it bears the field out.  ``confirmed.toml`` is
-what came of it; a field of a wrapper under whose changes no witness fails is unconfirmed.
+what came of it; a field of a wrapper under whose changes no witness fails is unconfirmed, and in
+the table of ``tests/gpu/README.md``.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ SURVIVED = "survived"
 AND = ", "
 """Between the names of witnesses."""
 
+LISTING = REPOSITORY / "tests" / "gpu" / "README.md"
 BEGIN, END = "<!-- what no witness bears out -->", "<!-- end -->"
-"""Where the table of tests/gpu/README.md is."""
+"""Where the table of what is unconfirmed is."""
 
 CPU_SECONDS = 120
 """Of a trial of one change; what takes longer never ends."""
@@ -316,22 +318,25 @@ def _why_not(belief: Belief, wrapper: str, texts: Mapping[str, str]) -> str:
     return "those that have the instruction do not tell"
 
 
-def write(found: Mapping[tuple[str, str], str], texts: Mapping[str, str]) -> None:
-    """Writes confirmed.toml.
+def write(found: Mapping[tuple[str, str], str], whys: Mapping[tuple[str, str], str]) -> None:
+    """Writes confirmed.toml and the table of what is not.
 
     Args:
         found: by wrapper and field, the witnesses that bear it out.
-        texts: the PTX of all witnesses.
+        whys: of the others, why none does.
     """
     lines = ["# Written by `python -m tests.emulator.beliefs`.\n"]
     for one in beliefs():
         for wrapper in one.wrappers:
             witness = found.get((wrapper, one.field))
             kind, key = ("confirmed", "witness") if witness else ("unconfirmed", "why")
-            last = witness or _why_not(one, wrapper, texts)
+            last = witness or whys.get((wrapper, one.field), "not tried")
             named = (("wrapper", wrapper), ("field", one.field), (key, last))
             lines.append(f"[[{kind}]]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in named))
     CONFIRMED.write_text("\n".join(lines))
+    head, _, rest = LISTING.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    LISTING.write_text("\n".join([head + BEGIN, *unconfirmed_table(), END + tail]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -346,24 +351,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.trial:
         _trial()
         return 0
-    from .witnesses.cases import WITNESSES
-
-    texts = {name: one.kernel().ptx for name, one in WITNESSES.items()}
     known = confirmed()
     judged = [one for one in beliefs() if chosen.field in one.field]
     if chosen.unconfirmed:
         judged = [one.of(lambda place: place not in known) for one in judged]
         judged = [one for one in judged if one.wrappers]
+    texts: dict[str, str] = {}
+    if any(one.changes for one in judged):
+        from .witnesses import MissingError
+        from .witnesses.cases import WITNESSES
+
+        try:
+            texts = {name: one.kernel().ptx for name, one in WITNESSES.items()}
+        except MissingError as error:
+            print(error, file=sys.stderr)
+            return 1
     with tempfile.TemporaryDirectory(prefix="runtime-") as folder:
-        prepare(Path(folder))
+        if texts:
+            prepare(Path(folder))
         with ThreadPoolExecutor(chosen.jobs) as pool:
             results = pool.map(lambda one: list(_judge(one, texts, Path(folder))), judged)
             rows = [row for found in results for row in found]
     fields = sum(len(one.wrappers) for one in judged)
     print(f"{fields} fields of wrappers: {len(rows)} confirmed, {fields - len(rows)} not")
-    tried = {(wrapper, one.field) for one in judged for wrapper in one.wrappers}
+    tried = {
+        (wrapper, one.field): _why_not(one, wrapper, texts)
+        for one in judged
+        for wrapper in one.wrappers
+    }
     kept = {place: one for place, one in known.items() if place not in tried}
-    write({**kept, **{(wrapper, field): one for wrapper, field, one in rows}}, texts)
+    found = {**kept, **{(wrapper, field): one for wrapper, field, one in rows}}
+    write(found, {**unconfirmed(), **tried})
     return 0
 
 

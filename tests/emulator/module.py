@@ -189,7 +189,12 @@ class EmulatedKernel(Function):
         return short_path(file), line
 
     def __call__(
-        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+        may_overlap: bool = False,
     ) -> Outcome:
         """Runs the kernel.
 
@@ -199,6 +204,8 @@ class EmulatedKernel(Function):
                 scalars or arrays of one structured element (by-value structs), Python ints
                 (8 bytes) and floats (a double).
             shared_mem: Bytes of dynamic shared memory.
+            may_overlap: With programmatic stream serialization: it may begin before the launches
+                before it have ended.
 
         Raises:
             CheckerError: The checker has something to report (unless the settings collect).
@@ -215,13 +222,18 @@ class EmulatedKernel(Function):
         for value in args:
             if isinstance(value, np.ndarray) and not value.dtype.names:
                 memory.note_kernel(value, self)
-        outcome = self.run(grid_extents, block_extents, pointers, shared_mem)
+        outcome = self.run(grid_extents, block_extents, pointers, shared_mem, may_overlap)
         if outcome.reports and chosen.raise_reports:
             raise CheckerError(outcome.reports)
         return outcome
 
     def run(
-        self, grid: Sequence[int], block: Sequence[int], pointers: Any, shared_mem: int
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        pointers: Any,
+        shared_mem: int,
+        may_overlap: bool = False,
     ) -> Outcome:
         """Runs the kernel as cuLaunchKernel is told to, which has been found to be permitted.
 
@@ -229,6 +241,7 @@ class EmulatedKernel(Function):
             grid, block: Three extents each.
             pointers: A ctypes array with the address of each parameter's value.
             shared_mem: Bytes of dynamic shared memory.
+            may_overlap: With programmatic stream serialization.
         """
         chosen = current_settings()
         if not self._module.checked:
@@ -245,6 +258,7 @@ class EmulatedKernel(Function):
             pointers,
             blocks.ctypes.data,
             len(blocks),
+            may_overlap,
         )
         self.last_outcome = self._outcome(chosen)
         if chosen.on_outcome is not None:

@@ -20,6 +20,7 @@ KINDS = (
     "uninitialised-read",
     "race",
     "block-race",
+    "launch-race",
     "async-before-wait",
     "async-overwrite",
     "unwaited-copy",

@@ -180,7 +180,7 @@ def library() -> ctypes.CDLL:
         "emulator_free": (None, [pointer, size]),
         "emulator_launch": (
             None,
-            [pointer, pointer, pointer, size, pointer, pointer, size],
+            [pointer, pointer, pointer, size, pointer, pointer, size, ctypes.c_int],
         ),
     }
     for name, (result, arguments) in signatures.items():

@@ -166,6 +166,13 @@ extern "C" __global__ void mbarrier_phases(const unsigned* in, unsigned* out) {
   out[threadIdx.x] = sum;
 }
 
+// Alone, with no launch to wait for.
+extern "C" __global__ void griddepcontrol(const unsigned* in, unsigned* out) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  out[threadIdx.x] = in[threadIdx.x];
+}
+
 extern "C" __global__ void elect_one(unsigned* out) {
   out[threadIdx.x] = ptx::elect_one() ? 1u : 0u;
 }

@@ -246,6 +246,7 @@ def _barriers() -> Iterator[Case]:
     name = "mbarrier_phases"
     yield Case(name, name, 90, 64, (words, Output((64,), np.uint32)))
     yield Case("elect_one", "elect_one", 90, 32, (Output((32,), np.uint32),))
+    yield Case("griddepcontrol", "griddepcontrol", 90, 64, (words, Output((64,), np.uint32)))
     name = "cluster_exchange"
     numbers = words.astype(np.float32)
     yield Case(name, name, 90, 32, (numbers, Output((64,), np.float32)), blocks=2)

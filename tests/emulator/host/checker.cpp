@@ -13,6 +13,7 @@
 namespace emulator {
 
 void publish_through_atomic(const void* address);  // scheduler.cpp
+const char* launch_of_group(uint32_t group_id);    // launch.cpp
 
 // ---------------------------------------------------------------------------------------------
 // Reports
@@ -178,9 +179,24 @@ bool is_aligned(const void* address, size_t alignment) {
 // ---------------------------------------------------------------------------------------------
 static bool in_this_group(uint32_t group_id) { return group_id == group.id; }
 
+static bool in_a_launch_before(uint32_t group_id) { return group_id < running.first_group; }
+
+// Whether the fiber, or a thread of another group that it has acquired from, has waited.
+static bool has_waited(const Fiber* fiber) {
+  if (fiber->knowledge->has_waited()) return true;
+  if (!fiber->grid_known) return false;
+  return std::any_of(fiber->grid_known->begin(), fiber->grid_known->end(),
+                     [](const auto& known) { return known.second->has_waited(); });
+}
+
+static bool has_ended_for(const Fiber* fiber, uint32_t group_id) {
+  return group_id >= running.awaited_from && has_waited(fiber);
+}
+
 static bool happened_before(Fiber* fiber, uint32_t group_id, uint16_t participant, uint32_t clock) {
   if (in_this_group(group_id))
     return participant == fiber->participant || fiber->knowledge->seen[participant] >= clock;
+  if (in_a_launch_before(group_id)) return true;  // else check_against_launches_before has said so
   if (!fiber->grid_known) return false;
   auto known = fiber->grid_known->find(group_id);
   return known != fiber->grid_known->end() && known->second->seen[participant] >= clock;
@@ -225,6 +241,24 @@ struct Access {
                             std::max(address, const_cast<const uint8_t*>(region->base + index)));
   }
 };
+
+// An access of this launch beside one of a launch that may still run, one of them a write.
+static void check_against_launches_before(const Access& access, const Cell& cell) {
+  if (running.first_group == 1 || access.region->is_shared) return;
+  if ((access.flags & kAtomic) && (cell.flags & kAtomicWrite)) return;
+  const auto may_run = [&](uint32_t group_id) {
+    return in_a_launch_before(group_id) && !has_ended_for(access.fiber, group_id);
+  };
+  const bool is_written = (cell.flags & kTouched) && may_run(cell.write_group);
+  const bool is_read = access.writes() && cell.reader_count && may_run(cell.read_group);
+  if (!is_written && !is_read) return;
+  const uint32_t other = is_written ? cell.write_group : cell.read_group;
+  report(ReportKind::kLaunchRace, access.pc, 0, "%s of %s, %s by the launch of %s before, %s",
+         access.verb(), access.place(cell).c_str(), is_written ? "written" : "read",
+         launch_of_group(other),
+         other < running.awaited_from ? "for which a launch between them did not wait"
+                                      : "with no griddepcontrol.wait between them");
+}
 
 static void check_write_to_cell(const Access& access, Cell& cell) {
   if (cell.async_readers)
@@ -334,6 +368,7 @@ static void check_cell(const Access& access, Cell& cell, size_t index) {
       return;
     }
   }
+  check_against_launches_before(access, cell);
   Region* region = access.region;
   if (access.writes()) {
     if (region->element_state) {

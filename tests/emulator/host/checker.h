@@ -16,6 +16,7 @@ enum class ReportKind : uint32_t {
   kUninitialisedRead,
   kRace,
   kBlockRace,
+  kLaunchRace,
   kAsyncBeforeWait,
   kAsyncOverwrite,
   kUnwaitedCopy,
@@ -97,7 +98,7 @@ Region* find_region(const void* address);
 Region* create_region(const char* name, void* base, size_t size, unsigned granule_shift,
                       bool is_shared, bool read_only, bool uninitialised);
 void destroy_region(Region* region);
-void forget_accesses();  // between launches: launches are ordered
+void forget_accesses();  // between launches that are ordered
 
 // ---------------------------------------------------------------------------------------------
 // Accesses

@@ -125,6 +125,9 @@ uint32_t map_to_block(uint32_t address, unsigned block_rank);
 void cluster_load(void* value, uint32_t cluster_address, size_t size);
 void cluster_store(const void* value, uint32_t cluster_address, size_t size);
 
+// --- launches that overlap (launch.cpp) ---
+void wait_for_launches_before();
+
 // --- how a kernel is found and called ---
 enum ParameterKind : uint32_t {
   kParameterPointer,

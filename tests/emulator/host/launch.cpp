@@ -161,6 +161,38 @@ static void drop_shared_regions() {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Launches that overlap.  They run one after another, but what the threads of one know of those
+// before it is only what they have waited for.
+// ---------------------------------------------------------------------------------------------
+static std::map<uint32_t, std::string> launches;  // since all before had ended: names by last group
+static uint32_t ended_from;  // the groups that have ended when the last launch has, from this on
+
+const char* launch_of_group(uint32_t group_id) {
+  return launches.lower_bound(group_id)->second.c_str();
+}
+
+void wait_for_launches_before() {
+  running.has_waited = true;
+  own_knowledge(current).seen.back() = 1;
+}
+
+static void begin_launch(bool may_overlap) {
+  if (!may_overlap) {
+    forget_accesses();
+    launches.clear();
+    ended_from = 1;
+  }
+  running.first_group = launches.empty() ? 1 : launches.rbegin()->first + 1;
+  running.awaited_from = ended_from;
+}
+
+static void end_launch(uint32_t groups) {
+  launches[running.first_group + groups - 1] = running.entry->name;
+  // One that waits for nobody may end before those that came before it.
+  if (!running.has_waited) ended_from = running.first_group;
+}
+
+// ---------------------------------------------------------------------------------------------
 // The launch
 // ---------------------------------------------------------------------------------------------
 static int find_module_extent(dl_phdr_info* info, size_t, void*) {
@@ -194,7 +226,7 @@ static void run_cluster(uint32_t cluster_index) {
                          corner.z + rank / (size.x * size.y)};
     blocks.push_back(prepare_block(rank, index, rank));
   }
-  group.id = cluster_index + 1;
+  group.id = running.first_group + cluster_index;
   run_group(blocks);
   if (!running.aborting) check_async_state_at_group_end();
   if (settings.bank_conflicts) finish_bank_conflicts_of_block();
@@ -211,10 +243,11 @@ void* __emutls_get_address(EmulatorSharedControl* control) { return shared_varia
 Settings* emulator_settings() { return &settings; }
 Statistics* emulator_statistics() { return &statistics; }
 
-// `chosen`: linear indices of the clusters to run (count 0: all of them).
+// `chosen`: linear indices of the clusters to run (count 0: all of them).  `may_overlap`: with
+// programmatic stream serialization.
 void emulator_launch(const Entry* entry, const uint32_t* grid, const uint32_t* block,
                      size_t dynamic_shared, void** parameters, const uint32_t* chosen,
-                     size_t chosen_count) {
+                     size_t chosen_count, int may_overlap) {
   running = Launch();
   running.entry = entry;
   running.grid = dim3(grid[0], grid[1], grid[2]);
@@ -232,19 +265,20 @@ void emulator_launch(const Entry* entry, const uint32_t* grid, const uint32_t* b
   reset_bank_conflicts();
   reset_counted_work();
   seed_random(settings.seed);
-  forget_accesses();
+  begin_launch(may_overlap);
   forget_published();
   const dim3& size = running.cluster;
+  const uint32_t groups = grid[0] / size.x * (grid[1] / size.y) * (grid[2] / size.z);
   if (chosen_count) {
     for (size_t i = 0; i < chosen_count && !running.aborting; i++) run_cluster(chosen[i]);
   } else {
-    const uint32_t groups = grid[0] / size.x * (grid[1] / size.y) * (grid[2] / size.z);
     for (uint32_t index : group_order(groups)) {
       if (running.aborting) break;
       run_cluster(index);
     }
   }
   current = nullptr;
+  end_launch(groups);
   drop_shared_regions();
 }
 

@@ -254,6 +254,8 @@ __device__ __forceinline__ float load_cluster_f32(unsigned address) {
   emulator::cluster_load(&value, address, sizeof value);
   return value;
 }
+__device__ __forceinline__ void griddepcontrol_wait() { emulator::wait_for_launches_before(); }
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {}  // a hint
 __device__ __forceinline__ bool elect_one() { return emulator::elect_one(); }
 
 // --- tensor cores of a warpgroup ---

@@ -56,11 +56,13 @@ uint32_t random_number();
 // What a thread knows of the others: for every thread (and pseudo thread) of the group, the clock
 // up to which its accesses happened before (`seen`), and up to which its writes were also made
 // visible to the asynchronous proxy by a fence (`fenced`).  A thread's own clock is kept in its
-// Fiber, so that all threads leaving a barrier share one Knowledge.
+// Fiber, so that all threads leaving a barrier share one Knowledge.  The last participant stands
+// for the launches before, which are over for those who have seen it.
 struct Knowledge {
   std::vector<uint32_t> seen, fenced;
   explicit Knowledge(size_t participants) : seen(participants, 0), fenced(participants, 0) {}
   void merge(const Knowledge& other);
+  bool has_waited() const { return seen.back(); }
 };
 using KnowledgeHandle = std::shared_ptr<Knowledge>;
 
@@ -182,7 +184,7 @@ struct Group {
   std::vector<Block*> blocks;
   std::vector<Fiber*> fibers;
   int alive = 0;
-  unsigned participants = 0;  // threads and pseudo threads
+  unsigned participants = 0;  // threads, pseudo threads, and the launches before
   unsigned pseudo_used = 0;
   std::vector<uint32_t> pseudo_clock;
   std::deque<AsyncOperation> async_operations;
@@ -199,6 +201,10 @@ struct Launch {
   void** parameters = nullptr;
   uintptr_t module_base = 0, module_end = 0;
   bool aborting = false;
+  // Groups are counted on through launches that may overlap.  Those below `first_group` are of
+  // launches before; of these, a wait is for the ones from `awaited_from` on.
+  uint32_t first_group = 1, awaited_from = 1;
+  bool has_waited = false;
 };
 
 extern Fiber* current;

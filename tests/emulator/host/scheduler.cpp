@@ -273,7 +273,7 @@ void run_group(const std::vector<Block*>& blocks) {
   const unsigned threads = running.block.x * running.block.y * running.block.z;
   group.blocks = blocks;
   group.fibers.clear();
-  group.participants = threads * static_cast<unsigned>(blocks.size()) + kPseudoThreads;
+  group.participants = threads * static_cast<unsigned>(blocks.size()) + kPseudoThreads + 1;
   group.pseudo_used = 0;
   group.pseudo_clock.assign(kPseudoThreads, 0);
   group.async_operations.clear();

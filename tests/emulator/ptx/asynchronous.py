@@ -72,6 +72,8 @@ _call("fence", r"fence\.proxy\.async(\.shared::cta|\.global)?", "emulator::fence
 _call("barrier", r"barrier\.cluster\.arrive(\.release|\.relaxed)?(\.aligned)?",
       "emulator::cluster_arrive();")  # fmt: skip
 _call("barrier", r"barrier\.cluster\.wait(\.acquire)?(\.aligned)?", "emulator::cluster_wait();")
+_call("barrier", r"griddepcontrol\.wait", "emulator::wait_for_launches_before();")
+_call("other", r"griddepcontrol\.launch_dependents", ";")  # a hint
 _call("other", r"setmaxnreg\.inc\.sync\.aligned\.u32", "emulator::set_max_registers({n0}, true);")
 _call("other", r"setmaxnreg\.dec\.sync\.aligned\.u32", "emulator::set_max_registers({n0}, false);")
 

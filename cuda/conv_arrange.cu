@@ -89,6 +89,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     conv_arrange(const Storage* __restrict__ first, Storage* __restrict__ first_copy,
                  const Storage* __restrict__ second, Storage* __restrict__ second_copy,
                  const __grid_constant__ ArrangeShapes shapes) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  ptx::griddepcontrol_launch_dependents();
+#endif
   __shared__ Storage element[TILE][TILE + 1];  // by channel; lines begin in different banks
   __shared__ long long offsets[TILE];
   const bool is_first = blockIdx.x < shapes.of[0].tiles;

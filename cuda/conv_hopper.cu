@@ -33,6 +33,9 @@
 // other and share B: each loads half of it for both.  Tiles are taken in bands of BAND rows, so that
 // blocks that run together share operands in L2.
 //
+// Its launch, and that of conv_hopper_reduce, may begin while the one before still runs: what that one
+// writes is waited for where it is read first.
+//
 // With SPLIT, gemm_k is shared out; each split writes float sums to a workspace, which
 // conv_hopper_reduce adds in order.  Which block computes which tile never changes any bit.
 //
@@ -482,6 +485,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     if (threadIdx.x < CONSUMERS * WARPGROUP + 32 && ptx::elect_one()) {
       const FilterLoader filter = {maps.other, p, walk, schedule.rank};
       Producer producer = {shared, maps, p, walk, schedule.rank, filter};
+      ptx::griddepcontrol_wait();  // operands may be copies that the launch before makes
       for (int number = schedule.first; number < walk.tiles; number += schedule.step) {
         const Tile tile(number, schedule.rank, p, walk);
         producer.load(tile, Steps(tile, p, walk));
@@ -540,6 +544,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const long long element = thread * COLUMNS;
   if (element >= elements) return;
 
+  ptx::griddepcontrol_wait();  // the launch before has written the sums
   float sums[COLUMNS] = {};
   for (int split = 0; split < splits; ++split) {
     float more[COLUMNS];

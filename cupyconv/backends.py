@@ -14,7 +14,7 @@ from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
 from cupyconv.cpu.threads import one_blas_thread
 from cupyconv.cpu.views import data_view
-from cupyconv.gpu import bias, launch, launches, tensormaps
+from cupyconv.gpu import bias, bindings, launch, launches
 from cupyconv.planning.device import CPU, Device
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
@@ -283,7 +283,7 @@ def _gpu(ordinal: int) -> GpuBackend:
         properties["name"].decode(),
         (properties["major"], properties["minor"]),
         properties["multiProcessorCount"],
-        tensormaps.available(),
+        bindings.available(),
     )
     assert device.architecture is not None
     return GpuBackend(device, launch.CupyRuntime(device.architecture), ordinal)

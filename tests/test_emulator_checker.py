@@ -101,8 +101,8 @@ def launch(fault: Fault) -> list[Report]:
         first_of_two = module(before.file).get_function(before.kernel)
         assert not first_of_two((before.grid,), (before.block,), (source, output)).reports
     kernel = module(fault.file).get_function(fault.kernel)
-    launched = {"shared_mem": fault.shared, "may_overlap": bool(fault.after)}
-    return kernel((fault.grid,), (fault.block,), (first, output), **launched).reports
+    kernel.may_overlap = bool(fault.after)
+    return kernel((fault.grid,), (fault.block,), (first, output), shared_mem=fault.shared).reports
 
 
 @pytest.mark.parametrize("fault", FAULT_KERNELS, ids=lambda fault: fault.kernel)
@@ -172,7 +172,8 @@ def test_a_wait_is_for_all_launches_before_if_each_of_them_waited(source: str) -
     def reports(name: str, target: np.ndarray, may_overlap: bool = True) -> list[Report]:
         with settings(raise_reports=False):
             kernel = kernels.get_function(name)
-            return kernel((1,), (64,), (values, target), may_overlap=may_overlap).reports
+            kernel.may_overlap = may_overlap
+            return kernel((1,), (64,), (values, target)).reports
 
     waiting = "result_read_after_a_wait"
     assert not reports("stores", out, may_overlap=False)

@@ -214,6 +214,7 @@ def prepare(
         block=(tile.threads,),
         shared_bytes=shared_bytes(tile),
         arguments=("bias", result, "workspace", TensorMaps(tuple(maps)), walk, packed),
+        may_overlap=bool(staged.before),
     )
     if splits == 1:
         return (*staged.before, product)
@@ -226,6 +227,7 @@ def prepare(
         block=(_THREADS,),
         shared_bytes=0,
         arguments=("workspace", "bias", result, np.int32(splits), walk, packed),
+        may_overlap=True,
     )
     return (*staged.before, product, reduction)
 

@@ -15,6 +15,7 @@ import numpy as np
 from cupyconv import arrays
 from cupyconv.gpu import compiler, sources, tensormaps
 from cupyconv.gpu.compiler import Variant
+from cupyconv.gpu.overlapping import Overlapping
 from cupyconv.gpu.tensormaps import TensorMap, TensorMaps
 
 Kernel = Callable[..., Any]
@@ -57,6 +58,8 @@ class Launch:
         arguments: the kernel's arguments in order; a str is one of ROLES, a Part is an array from
             an offset on, TensorMaps are made for the arrays of their roles, anything else is
             passed by value.
+        may_overlap: whether it may begin before the launches before it have ended, since its kernel
+            waits for what they write (griddepcontrol.wait); from compute capability 9.0 on.
     """
 
     source: str
@@ -66,6 +69,7 @@ class Launch:
     block: tuple[int, ...]
     shared_bytes: int
     arguments: tuple[Any, ...]
+    may_overlap: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,7 +235,7 @@ class CupyRuntime:
     def kernel(self, launch: Launch) -> Kernel:
         module = self._modules[variant_of(launch, self.architecture)]
         kernel: Kernel = module.get_function(launch.entry)
-        return kernel
+        return Overlapping(kernel) if launch.may_overlap else kernel
 
     def allow(self, kernel: Kernel, shared_bytes: int) -> None:
         driver, pointer = arrays.cupy().cuda.driver, kernel.ptr  # type: ignore[attr-defined]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
+
+from cupyconv.gpu import bindings
 
 MAP_BYTES = 128
 SWIZZLE = 128
@@ -96,7 +97,7 @@ def encode(one: TensorMap, address: int) -> bytes:
     Raises:
         RuntimeError: the driver refuses the map, which the planner should have foreseen.
     """
-    driver = _driver()
+    driver = bindings.driver()
     uint32, uint64 = driver.cuuint32_t, driver.cuuint64_t
     kinds = driver.CUtensorMapDataType
     kind = {
@@ -129,20 +130,3 @@ def encode(one: TensorMap, address: int) -> bytes:
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"the driver refuses the tensor map {one} with {status}")
     return np.array([int(word) for word in made.opaque], np.uint64).tobytes()
-
-
-@cache
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
-
-
-@cache
-def available() -> bool:
-    """Whether NVIDIA's bindings of the driver are installed."""
-    try:
-        _driver()
-    except ImportError:
-        return False
-    return True

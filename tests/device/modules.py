@@ -156,7 +156,13 @@ class _Parameters:
 
 
 def _launch(
-    one: Kernel, grid: list[int], block: list[int], shared: int, given: int | None, stream: Stream
+    one: Kernel,
+    grid: list[int],
+    block: list[int],
+    shared: int,
+    given: int | None,
+    stream: Stream,
+    may_overlap: bool = False,
 ) -> None:
     require(one.device is stream.device, "of another device", CU.ERROR_INVALID_HANDLE)
     try:
@@ -174,7 +180,7 @@ def _launch(
                     f"device {there.device.ordinal}",
                     CU.ERROR_ILLEGAL_ADDRESS,
                 )
-        outcome = one.emulated.run(grid, block, parameters.pointers, shared)
+        outcome = one.emulated.run(grid, block, parameters.pointers, shared, may_overlap)
         if outcome.reports:
             raise DeviceFault("\n".join(map(str, outcome.reports)))
 
@@ -186,6 +192,49 @@ def cuLaunchKernel(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters, e
     require(not extra, "parameters in one buffer", CU.ERROR_NOT_SUPPORTED)
     one = handles.get(kernel, Kernel)
     _launch(one, [gx, gy, gz], [bx, by, bz], shared, parameters, stream_of(stream))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, with a value that is a number."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_char * 4),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+
+@function
+def cuLaunchKernelEx(config, kernel, parameters, extra):
+    require(config, "no configuration")
+    require(not extra, "parameters in one buffer", CU.ERROR_NOT_SUPPORTED)
+    asked = _Config.from_address(config)
+    one = handles.get(kernel, Kernel)
+    may_overlap = False
+    for attribute in (_Attribute * asked.count).from_address(asked.attributes or 0):
+        known = attribute.id == CU.LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        require(known, f"launch attribute {attribute.id}", CU.ERROR_NOT_SUPPORTED)
+        may_overlap = attribute.value != 0
+    overlaps = one.device.chip.capability >= (9, 0)
+    require(overlaps or not may_overlap, "launches overlap from 9.0 on", CU.ERROR_NOT_SUPPORTED)
+    _launch(
+        *(one, list(asked.grid), list(asked.block), asked.shared, parameters),
+        *(stream_of(asked.stream), may_overlap),
+    )
 
 
 # -- tensor maps -----------------------------------------------------------------------------------

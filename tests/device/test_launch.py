@@ -11,8 +11,9 @@ import pytest
 import cupyconv
 from cupyconv import backends
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import launch, sources, tensormaps
+from cupyconv.gpu import bindings, launch, sources, tensormaps
 from cupyconv.gpu.launch import ROLES, Launch, Part, Series
+from cupyconv.gpu.overlapping import Overlapping
 from tests.agreement import planned, require_exact
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
 from tests.device.test_memory import one_by_one
@@ -50,7 +51,8 @@ extern "C" __global__ void missing(Word* y, const void* workspace) {
 """
 
 
-def test_arguments_are_bound_to_the_arrays_of_each_run(own_cache, monkeypatch):
+@pytest.mark.parametrize("may_overlap", [False, True], ids=["plain", "overlapping"])
+def test_arguments_are_bound_to_the_arrays_of_each_run(may_overlap, own_cache, monkeypatch):
     """A kernel writes what it is given."""
     source, encode = sources.KernelSource("bound.cu", BOUND, ()), tensormaps.encode
     encoded = []
@@ -69,7 +71,7 @@ def test_arguments_are_bound_to_the_arrays_of_each_run(own_cache, monkeypatch):
     together = tensormaps.TensorMaps(tuple(maps))
     arguments = ("y", "bias", np.int32(7), Part("workspace", 48), together, "x", "workspace")
     nothing = Launch("bound.cu", "no such kernel", (), (0,), (1,), 0, ("x",))
-    one = Launch("bound.cu", "bound", (), (1,), (1,), 0, arguments)
+    one = Launch("bound.cu", "bound", (), (1,), (1,), 0, arguments, may_overlap)
     series, kept = Series((nothing, one), runtime), []
     for _ in range(2):
         x, w, y, bias, workspace = (cupy.zeros(2048, np.uint64) for _ in ROLES)
@@ -88,6 +90,34 @@ def test_arguments_are_bound_to_the_arrays_of_each_run(own_cache, monkeypatch):
         (None, None, y, bias)
     )
     assert int(y[0]) == 0
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_what_reads_a_launch_before_it_may_begin_before_that_has_ended(splits, launched):
+    problem = HOPPER_CASES[0].problem.replace(dtype="float16")  # with channels first: is copied
+    with planned("cuda-hopper", 0, splits), cupy.cuda.Stream(non_blocking=True):
+        require_exact(
+            *(cupyconv, problem),
+            to_device=cupy.asarray,
+            to_host=cupy.asnumpy,
+            passes=("backprop_filter",),
+            impl="cuda-hopper",
+        )
+    overlap = [one.may_overlap for one, _ in launched]
+    assert overlap == [False, True, True][: 2 + (splits > 1)]
+
+
+def test_launches_that_may_overlap_are_refused_as_others_are():
+    code = 'extern "C" __global__ void nothing() {}'
+    for device, block, status in ((0, (2048,), "INVALID_VALUE"), (1, (32,), "NOT_SUPPORTED")):
+        with cupy.cuda.Device(device):
+            function = cupy.RawModule(code=code).get_function("nothing").kernel
+            with pytest.raises(cupy.cuda.driver.CUDADriverError, match=status):
+                Overlapping(function)((1,), block, ())
+            function((1,), (32,), ())
+            if device == 0:
+                Overlapping(function)((1,), (32,), ())
+            cupy.cuda.Device().synchronize()
 
 
 def test_what_does_not_compile_keeps_nothing_else_from_being_loaded(own_cache):
@@ -160,8 +190,8 @@ def test_without_the_drivers_bindings_there_are_no_maps(monkeypatch):
     def missing():
         raise ImportError("no cuda.bindings")
 
-    assert tensormaps.available()
-    tensormaps.available.cache_clear()
-    monkeypatch.setattr(tensormaps, "_driver", missing)
-    assert not tensormaps.available()
-    tensormaps.available.cache_clear()
+    assert bindings.available()
+    bindings.available.cache_clear()
+    monkeypatch.setattr(bindings, "driver", missing)
+    assert not bindings.available()
+    bindings.available.cache_clear()

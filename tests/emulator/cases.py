@@ -137,6 +137,9 @@ _HOPPER = (
     ("images_of_whole_lines", "NCHW", "HWIO", "bfloat16"),
     ("volumes_of_filled_lines", "NCDHW", "OIDHW", "float16"),
     ("groups_of_planes", "NCHW", "OHWI", "float16"),
+    ("rows_of_filled_lines", "NCHW", "OIHW", "float16"),
+    ("rows_of_two_lines", "NCHW", "HWIO", "float16"),
+    ("rows_of_phases", "NCHW", "OIHW", "bfloat16"),
 )
 _ARRANGED = (
     ("stride_beyond_input", "NCHW", "OIHW", "float16"),
@@ -295,6 +298,8 @@ def _cases_of(impl: str, only: str | None):
     yield from _views(impl, only)
     if impl == "cuda-hopper":
         yield "tiles are taken in bands", _bands
+        for layer in ("rows_of_filled_lines", "rows_of_two_lines"):
+            yield f"{layer} not a number", partial(_fills_up_a_line, layer)
     if impl == "cuda-hopper-bf16x6":
         yield "all bits of float32", _bits_of_float32
         yield "ends of the range of float32", _range_of_float32
@@ -404,6 +409,12 @@ def _bands() -> None:
     from tests import test_hopper
 
     test_hopper.test_tiles_are_taken_in_bands()
+
+
+def _fills_up_a_line(layer: str) -> None:
+    from tests import test_hopper
+
+    test_hopper.test_pixels_that_fill_up_a_line_meet_nothing(layer)
 
 
 def _rounds_to_tf32() -> None:

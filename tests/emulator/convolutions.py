@@ -51,7 +51,9 @@ class EmulatorRuntime:
             chosen.compiled,
             **more,
         )
-        return module.get_function(launch.entry)
+        kernel = module.get_function(launch.entry)
+        kernel.may_overlap = launch.may_overlap
+        return kernel
 
     def allow(self, kernel: EmulatedKernel, shared_bytes: int) -> None:
         kernel.allow(shared_bytes)

@@ -146,7 +146,12 @@ class EmulatedModule:
 
 
 class EmulatedKernel(Function):
-    """A callable with the interface of ``cupy.RawKernel``."""
+    """A callable with the interface of ``cupy.RawKernel``.
+
+    Attributes:
+        may_overlap: Whether it is launched with programmatic stream serialization, so that it may
+            begin before the launches before it have ended.
+    """
 
     def __init__(self, module: EmulatedModule, name: str, entry: EntryRecord) -> None:
         takes = module.resources[name] if module.resources else _declared(entry)
@@ -154,6 +159,7 @@ class EmulatedKernel(Function):
         self.name = name
         self.resources = takes
         self.last_outcome: Outcome | None = None
+        self.may_overlap = False
         self._module = module
         self._entry = entry
 
@@ -194,7 +200,6 @@ class EmulatedKernel(Function):
         block: Sequence[int],
         args: Sequence[Any],
         shared_mem: int = 0,
-        may_overlap: bool = False,
     ) -> Outcome:
         """Runs the kernel.
 
@@ -204,8 +209,6 @@ class EmulatedKernel(Function):
                 scalars or arrays of one structured element (by-value structs), Python ints
                 (8 bytes) and floats (a double).
             shared_mem: Bytes of dynamic shared memory.
-            may_overlap: With programmatic stream serialization: it may begin before the launches
-                before it have ended.
 
         Raises:
             CheckerError: The checker has something to report (unless the settings collect).
@@ -222,7 +225,7 @@ class EmulatedKernel(Function):
         for value in args:
             if isinstance(value, np.ndarray) and not value.dtype.names:
                 memory.note_kernel(value, self)
-        outcome = self.run(grid_extents, block_extents, pointers, shared_mem, may_overlap)
+        outcome = self.run(grid_extents, block_extents, pointers, shared_mem, self.may_overlap)
         if outcome.reports and chosen.raise_reports:
             raise CheckerError(outcome.reports)
         return outcome

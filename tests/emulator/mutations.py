@@ -39,7 +39,7 @@ _FLIPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 _SYNCHRONISATION = re.compile(
     r"(?:while \(!)?(?:__sync\w+|__threadfence\w*|ptx::(?:cp_async_(?:wait|commit)\w*|fence_\w+"
     r"|mbarrier_\w+|named_barrier_\w+|cluster_(?:arrive|wait)|wgmma_(?:fence|commit|wait)"
-    r"|tma_store_(?:commit|wait)\w*))(?:<[^;]*?>)?\([^;]*?\);"
+    r"|tma_store_(?:commit|wait)\w*|griddepcontrol_wait))(?:<[^;]*?>)?\([^;]*?\);"
     r"|while \(!ptx::mbarrier_\w+\([^;{]*\{\s*\}"
 )
 # Strides of tensors in memory; not p.stride, that of the window.

@@ -1,0 +1,85 @@
+"""Launches that may begin before those before them have ended, which CuPy's have no word for."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from cupyconv import arrays
+from cupyconv.gpu import bindings
+
+
+class Overlapping:
+    """A CuPy function, launched with programmatic stream serialization on CuPy's current stream.
+
+    Attributes:
+        ptr: the driver's handle of the function.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel  # keeps its module loaded
+        self.ptr: int = kernel.ptr
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        arguments: Sequence[Any],
+        shared_mem: int = 0,
+    ) -> None:
+        """Launch it.
+
+        Args:
+            grid, block: extents.
+            arguments: CuPy arrays, NumPy's unsigned numbers, and structs by value.
+            shared_mem: bytes of dynamic shared memory.
+
+        Raises:
+            cupy.cuda.driver.CUDADriverError: the driver refuses the launch.
+        """
+        cuda = arrays.cupy().cuda
+        kind = _words(len(arguments))
+        values, places = kind(), kind()
+        first = ctypes.addressof(values)
+        for number, argument in enumerate(arguments):
+            places[number] = first + 8 * number
+            if isinstance(argument, np.ndarray):
+                places[number] = argument.ctypes.data
+            elif isinstance(argument, np.generic):
+                values[number] = int(argument)  # of fewer bytes too: they are its first
+            else:
+                values[number] = argument.data.ptr
+        config = _config(grid, block, shared_mem, cuda.get_current_stream().ptr)
+        (status,) = bindings.driver().cuLaunchKernelEx(
+            config, self.ptr, ctypes.addressof(places), 0
+        )
+        if status:
+            raise cuda.driver.CUDADriverError(int(status))
+
+
+@cache
+def _words(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
+    return ctypes.c_uint64 * count
+
+
+@lru_cache(maxsize=1024)
+def _config(grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int, stream: int) -> Any:
+    """A launch's shape and stream; never changed, as other threads may use it at the same time."""
+    driver = bindings.driver()
+    serialization = driver.CUlaunchAttribute()
+    serialization.id = (
+        driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    )
+    allowed = driver.CUlaunchAttributeValue()
+    allowed.programmaticStreamSerializationAllowed = 1
+    serialization.value = allowed
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
+    config.blockDimX, config.blockDimY, config.blockDimZ = (*block, 1, 1)[:3]
+    config.sharedMemBytes, config.hStream = shared_bytes, stream
+    config.attrs, config.numAttrs = [serialization], 1
+    return config

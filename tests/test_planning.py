@@ -458,15 +458,23 @@ NO_STEPS = Strides((0,) * 4, (0,) * 4, (0,) * 4, 0)
 """Of tensors that are one element, broadcast."""
 
 
-@pytest.mark.parametrize("role", ["x", "w", "y"])
+@pytest.mark.parametrize(("role", "small"), [("x", 1 << 26), ("w", 1 << 28), ("y", 1 << 26)])
 @pytest.mark.parametrize("formats", [("NCHW", "OIHW"), ("NHWC", "HWIO")], ids="-".join)
-def test_indices_take_64_bits_where_32_do_not_hold_an_offset(formats, role):
+@pytest.mark.parametrize(
+    ("filter_sizes", "rules"),
+    [((2, 3), {"padding": 1}), ((3, 5), {}), ((1, 2), {"stride": 19})],
+    ids=["padded", "as large as the input", "strided"],
+)
+def test_indices_take_64_bits_where_32_do_not_hold_an_offset(
+    filter_sizes, rules, formats, role, small
+):
     """Of the last element along an axis of any stride, from the first."""
-    problem = ConvProblem((2, 4, 3, 5), (6, 2, 2, 3), padding=1, groups=2)
+    problem = ConvProblem((2, 4, 3, 5), (6, 2, *filter_sizes), groups=2, **rules)
     problem = in_formats(problem, *formats)
     shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
     for axis, extent in enumerate(shapes[role]):
-        for step, wanted in ((1 << 27, "int"), (2**31 // (extent - 1) + 1, "long long")):
+        large = 2**31 // max(extent - 1, 1) + 1
+        for step, wanted in ((small, "int"), (large, "long long")):
             for sign in (1, -1):
                 steps = [0] * 4
                 steps[axis] = sign * step
@@ -482,6 +490,7 @@ def test_indices_take_64_bits_where_32_do_not_hold_an_offset(formats, role):
         ((1, 2**31, 1, 1), (1, 2**31, 1, 1), {}),
         ((1, 2**23, 16, 16), (1, 2**23, 16, 16), {}),
         ((1, 1, 1, 1), (2**31, 1, 1, 1), {}),
+        ((1, 1, 3, 1), (1, 1, 2, 1), {"padding": ((2**31, 0), (0, 0)), "stride": (2**30, 1)}),
         ((1, 1, 3, 1), (1, 1, 2, 1), {"padding": (2**31, 0), "dilation": (2**31, 1)}),
         ((1, 1, 1, 3), (1, 1, 1, 2), {"padding": (0, 2**31), "dilation": (1, 2**31)}),
     ],

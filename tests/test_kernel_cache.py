@@ -1,10 +1,12 @@
-"""The cache of compiled kernels."""
+"""The kernels' sources, the compiler, and the cache of what it has compiled."""
 
 import json
 import os
 import stat
+import struct
 import tempfile
 import threading
+import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,7 +16,7 @@ import pytest
 
 from cupyconv import files
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler
+from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.sources import KernelSource
 
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
@@ -432,3 +434,90 @@ def test_a_cache_serves_where_nothing_can_be_written(folder, compilations, monke
     monkeypatch.setattr(files, "put", lambda *_, **__: 1 / 0)
     assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == good
     assert compilations == ["sm_80"]
+
+
+# -- what the compiler gives -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", ["program headers", "section headers"])
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_the_byte_that_the_binding_takes_for_a_terminator_is_put_back(last, missing):
+    """And no more: an ELF file ends with the later of its two tables, by their sizes."""
+    tables = {"program headers": (0x38, 3), "section headers": (0x40, 5)}
+    order = sorted(tables, key=lambda name: name == last)
+    offsets, end = {}, 0x40
+    for name in order:
+        size, count = tables[name]
+        offsets[name], end = end, end + size * count
+    whole = bytearray(b"\x01" * (end - missing))
+    struct.pack_into("<QQ", whole, 0x20, *(offsets[name] for name in tables))  # e_phoff, e_shoff
+    sizes = [number for pair in tables.values() for number in pair]
+    struct.pack_into("<4H", whole, 0x36, *sizes)  # e_phentsize, e_phnum, e_shentsize, e_shnum
+    expected = bytes(whole) + (b"\0" if missing == 1 else b"")
+    assert compiler._whole_elf(bytes(whole)) == expected
+
+
+def test_the_times_of_variants_are_their_own(folder):
+    """Those of one thread that compiles several, one after the other."""
+    begun, cpu_begun = time.perf_counter(), time.process_time()
+    made = [one.result() for one in compiler.compile_missing(variants(1, 2, 3), threads=1)]
+    taken, cpu_taken = time.perf_counter() - begun, time.process_time() - cpu_begun
+    assert 0 < sum(one.seconds for one in made) <= taken
+    assert 0 < sum(one.cpu_seconds for one in made) <= cpu_taken
+
+
+@posix
+def test_a_child_waits_for_no_thread_of_its_parents(folder):
+    (variant,) = variants(1)
+    compiler.cached_cubin(SOURCE, {"EXTRA": 1}, "sm_80")
+    assert variant in compiler._under_way
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # threads that there are have nothing to do
+        child = os.fork()
+    if child == 0:
+        os._exit(len(compiler._under_way))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.parametrize("lacking", [os.W_OK, os.X_OK])
+def test_a_folder_is_written_by_who_may_enter_it_and_write(tmp_path, monkeypatch, lacking):
+    folder = tmp_path / "a" / "b"
+    assert compiler.unwritable(folder) is None
+    monkeypatch.setattr(os, "access", lambda path, wanted: not wanted & lacking)
+    assert compiler.unwritable(folder) == f"{tmp_path} cannot be written"
+    tmp_path.joinpath("a").write_text("")
+    assert compiler.unwritable(folder) == f"{tmp_path / 'a'} is no folder"
+
+
+# -- the sources -----------------------------------------------------------------------------------
+
+
+def test_the_sources_are_in_the_package_or_beside_it(tmp_path, monkeypatch):
+    package, find = tmp_path / "cupyconv", sources.directory.__wrapped__
+    monkeypatch.setattr(sources, "__file__", str(package / "gpu" / "sources.py"))
+    for folder in (tmp_path / "cuda", package / "cuda"):
+        folder.mkdir(parents=True)
+        if not package.exists():
+            with pytest.raises(FileNotFoundError, match="reinstall cupyconv"):
+                find()
+        (folder / "conv_forward.cu").write_text("")
+        assert find() == folder
+
+
+def test_a_source_has_each_header_that_it_reaches(tmp_path, monkeypatch):
+    texts = {
+        "include/a.cuh": '#include "b.cuh"\n#include <cmath>\n// #include "none.cuh"\n',
+        "include/b.cuh": '  # include "a.cuh"\n',
+        "include/unread.cuh": "",
+        "kernel.cu": 'int x;\n#include "b.cuh"\n',
+    }
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(sources, "directory", lambda: tmp_path)
+    headers = tuple((name, texts[f"include/{name}"]) for name in ("a.cuh", "b.cuh"))
+    found = sources.load.__wrapped__("kernel.cu")
+    assert found == KernelSource("kernel.cu", texts["kernel.cu"], headers)
+    assert sources.kernel_sources() == tmp_path

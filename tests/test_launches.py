@@ -1,18 +1,35 @@
-"""What the driver refuses: each rule by itself, and no launch that a plan comes to."""
+"""What launches are made of, and what the driver refuses of them.
 
+Each of its rules by itself, and no launch that a plan comes to.
+"""
+
+import itertools
+from collections import Counter
 from dataclasses import replace
+from math import ceil, gcd, log2
 
 import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import operations
+from cupyconv import ConvProblem, operations
 from cupyconv.gpu import bias, chunks, compiler, sources
 from cupyconv.gpu.launch import Launch, Series
-from cupyconv.planning import Device
-from cupyconv.planning.strides import Strides
+from cupyconv.gpu.launches import prepare
+from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning.device import CHIPS as PLANNED_CHIPS
+from cupyconv.planning.families import direct, patch
+from cupyconv.planning.strides import Strides, contiguous_strides
+from cupyconv.problem import ITEMSIZE
 from tests import emulator, launches
-from tests.configurations import in_formats, integer_data
+from tests.agreement import fits
+from tests.configurations import (
+    DIRECT_CASES,
+    PATCH_CASES,
+    in_formats,
+    integer_data,
+    random_problems,
+)
 from tests.cubins import Parameter, Resources, resources
 from tests.emulator import driver, tensormap
 from tests.emulator.driver import CHIPS, CheckedFunction, Refusal
@@ -275,30 +292,127 @@ def test_a_kernel_is_allowed_what_it_is_launched_with(kernels):
     """Static memory counts too, so that less than 48 KB of dynamic memory has to be allowed."""
     function = CheckedFunction("tables", CHIPS[8, 6], kernels["sm_86"]["tables"])
 
-    class Runtime:
-        def load(self, launches):
-            pass
-
+    class Runtime(driver.DriverRuntime):
         def kernel(self, launch):
             return function
 
-        def allow(self, kernel, shared_bytes):
-            kernel.allow(shared_bytes)
-
+    runtime = Runtime("sm_86")
     one = Launch("kernels.cu", "tables", (), (1,), (384,), 48 << 10, ("x",))
-    Series([one], Runtime())((np.uint64(0),))
+    Series([one], runtime)((np.uint64(0),))
     assert function.max_dynamic_shared_size_bytes == 48 << 10
     less = replace(one, shared_bytes=1 << 10)
-    Series([one, less], Runtime())((np.uint64(0),))  # of one function, which both share
+    Series([one, less], runtime)((np.uint64(0),))  # of one function, which both share
 
 
 @pytest.mark.parametrize(("filters", "blocks"), [(1, 1), (256, 1), (257, 2), (1024, 4)])
 def test_a_sum_of_chunks_has_a_thread_for_each_element_of_the_filter(filters, blocks):
     product = Launch("conv_direct.cu", "product", (), (9,), (64,), 1 << 10, ("x", "parameters"))
-    made = chunks.reduction(product, cupyconv.ConvProblem((1, 1, 1), (filters, 1, 1)), 3)
+    made = chunks.reduction(product, ConvProblem((1, 1, 1), (filters, 1, 1)), 3)
     assert (made.entry, made.defines) == ("product_reduce", product.defines)
     assert (made.grid, made.block, made.shared_bytes) == ((blocks,), (256,), 0)
     assert made.arguments == ("workspace", "w", 3, "parameters")
+
+
+def test_stride_phases_have_every_pixel_of_the_input_and_all_its_taps():
+    """As cuda/include/gather.cuh states them; those of most taps first, that none is waited for."""
+    device, seen = Device.of("sm_80"), Counter()
+    for problem in random_problems(120, seed=5, dtypes=("float16",)):
+        if "backprop_input" not in fits(problem, "cuda-gather", device):
+            continue
+        planned = plan_pass(problem, "backprop_input", device, "cuda-gather")
+        strides = Strides.contiguous(problem)
+        launch, *_ = prepare(planned, problem, strides, None, device)
+        (told,), (phases,) = launch.arguments[-2:]
+        met, taps_of, end = {}, [], 0
+        for phase in phases["phase"]:
+            axes = [axis_of_phase(told, phases, phase, axis) for axis in range(3)]
+            found = dict(map(pixels_and_taps, itertools.product(*axes)))
+            if not found:  # an axis may be short, and there is room for a power of two of phases
+                assert phase["end"] == end
+                continue
+            assert not met.keys() & found.keys()
+            met |= found
+            taps_of.append(int(phase["taps"].prod()))
+            tile, columns = planned.tile, problem.C // problem.groups
+            end += -(-problem.N * len(found) // tile.block_m) * -(-columns // tile.block_n)
+            assert phase["end"] == end
+        expected = itertools.product(*(pixels_of_axis(told, axis) for axis in range(3)))
+        assert met == dict(map(pixels_and_taps, expected))
+        assert taps_of == sorted(taps_of, reverse=True)
+        assert launch.grid == (end * problem.groups, planned.splits)
+        count = dict(launch.defines)["PHASES"]
+        assert len(taps_of) <= count == len(phases["phase"]) < 2 * told["stride"].prod()
+        seen[len(taps_of)] += 1
+    assert len(seen) >= 4
+
+
+def axis_of_phase(told, phases, phase, axis):
+    """Pixels of an axis in a stride phase, each with what its taps read, by tap."""
+    for i in range(phase["pixels"][axis]):
+        pixel = int(phase["first_pixel"][axis] + i * told["stride"][axis])
+        taps = range(phase["taps"][axis])
+        yield (
+            pixel,
+            {
+                int(phase["first_tap"][axis] + j * phases["step"][axis]): int(
+                    i + phase["shift"][axis] - j * phases["spacing"][axis]
+                )
+                for j in taps
+            },
+        )
+
+
+def pixels_of_axis(told, axis):
+    """The same of all pixels, by the definition of a convolution."""
+    stride, pad, dilation = (int(told[name][axis]) for name in ("stride", "pad", "dilation"))
+    for pixel in range(told["input"][axis]):
+        read = {tap: pixel + pad - tap * dilation for tap in range(told["filter"][axis])}
+        yield pixel, {tap: at // stride for tap, at in read.items() if at % stride == 0}
+
+
+def pixels_and_taps(axes):
+    """A pixel of three axes, and the pixels that it is added to by its taps, by tap."""
+    pixel, taps = zip(*axes, strict=True)
+    read = itertools.product(*(of_axis.items() for of_axis in taps))
+    return pixel, {tuple(tap for tap, _ in one): tuple(at for _, at in one) for one in read}
+
+
+STAYING = {"cuda-direct": (direct, DIRECT_CASES), "cuda-patch": (patch, PATCH_CASES)}
+"""Families whose blocks stay, each with what cuts its problems, and cases."""
+
+
+@pytest.mark.parametrize("impl", STAYING)
+def test_blocks_that_stay_have_as_many_turns_as_others(impl):
+    """The fewest that let the chip hold all blocks at once."""
+    (family, cases), seen = STAYING[impl], set()
+    for case, multiprocessors in itertools.product(cases, (1, 3, 132)):
+        problem = case.problem.replace(dtype="float16")
+        device = replace(Device.of("sm_80"), multiprocessors=multiprocessors)
+        strides = Strides.contiguous(problem)
+        for pass_ in {"forward", "backprop_input"}.intersection(fits(problem, impl, device)):
+            planned = plan_pass(problem, pass_, device, impl)
+            (launch,) = prepare(planned, problem, strides, None, device)
+            cut = family.cut(Request(problem, pass_, device, strides=strides))
+            turns = cut.rounds if impl == "cuda-direct" else cut.tiles
+            if not turns:  # of an empty batch
+                continue
+            blocks, beside = launch.grid
+            held = max(multiprocessors * cut.resident // beside, 1)
+            each = -(-turns // blocks)
+            assert blocks == -(-turns // each) <= held
+            assert each == 1 or -(-turns // (each - 1)) > held
+            if impl == "cuda-direct":
+                assert launch.arguments[4]["rounds"] == each
+            seen.add(min(each, 3))
+    assert seen == {1, 2, 3}
+
+
+def bias_launches(shape, layout, dtype, device="sm_80"):
+    """The launches of a bias gradient, dy being contiguous, and the bytes of their workspace."""
+    problem = operations.bias_problem("dy", shape, layout, dtype)
+    steps_of_dy = contiguous_strides(shape)
+    strides = Strides(steps_of_dy, (1,) * len(shape), steps_of_dy)
+    return bias.prepare_bias(problem, strides, Device.of(device))
 
 
 # Of 8 channels of a float32 image, pieces of 4 pixels: 1,024 pixels are a step of a block.  On the
@@ -311,11 +425,7 @@ def test_chunks_of_a_bias_gradient_fill_the_chip_and_are_worth_adding_up(
     steps, chunks, steps_of_chunk
 ):
     shape = (1, 8, 1024 * steps) if steps else (0, 8, 1024)
-    problem = operations.bias_problem("dy", shape, None, "float32")
-    steps_of_dy = (8 * shape[2], shape[2], 1)
-    strides = Strides(steps_of_dy, (1, 1, 1), steps_of_dy, 1, 16)
-    made, workspace_bytes = bias.prepare_bias(problem, strides, Device.of("sm_80"))
-    product, *reduction = made
+    (product, *reduction), workspace_bytes = bias_launches(shape, None, "float32")
     assert product.grid == (8, chunks)
     assert product.arguments[3] == 1024 * steps_of_chunk
     assert product.shared_bytes == 0
@@ -323,9 +433,54 @@ def test_chunks_of_a_bias_gradient_fill_the_chip_and_are_worth_adding_up(
     assert workspace_bytes == (4 * 8 * chunks if chunks > 1 else 0)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex128"])
+def test_channels_of_a_bias_gradient_have_lanes_and_no_lane_is_without(dtype):
+    """Of channels that are neighbours; one channel alone has neighbours among the pixels."""
+    widest = 16 // ITEMSIZE[dtype]
+    for channels in (1, 2, 3, 4, 8, 17, 32, 64, 129, 256, 257, 1000):
+        (product, *_), _ = bias_launches((32, 64, 64, channels), "NHWC", dtype)
+        macros = dict(product.defines)
+        vector, lanes = macros["VECTOR"], macros["CHANNEL_LANES"]
+        assert vector == (widest if channels == 1 else gcd(widest, channels))
+        assert macros["CHANNELS_LAST"] == (channels > 1)
+        pieces = -(-channels // vector) if channels > 1 else 1
+        assert lanes == min(32, 1 << ceil(log2(pieces)))
+        blocks, chunks = product.grid
+        assert blocks == -(-pieces // lanes)
+        turn, pixels = 256 // lanes * (vector if channels == 1 else 1), 32 * 64 * 64
+        most = min(-(-4 * 108 // blocks), pixels // turn // 16)
+        taken = product.arguments[3]
+        assert taken == turn * -(-pixels // turn // most)
+        assert taken * (chunks - 1) < pixels <= taken * chunks
+        assert chunks > 1
+
+
+@pytest.mark.parametrize("channels", [1, 256, 257])
+def test_chunks_of_a_bias_gradient_are_added_up_by_a_thread_for_each_channel(channels):
+    (product, reduction), _ = bias_launches((4, channels, 256, 256), "NCHW", "float32")
+    assert reduction.entry == "conv_backprop_bias_reduce"
+    assert reduction.grid == (-(-channels // 256),)
+    assert reduction.arguments[:3] == ("workspace", "bias", product.grid[1])
+
+
+def test_chunks_of_a_bias_gradient_are_not_too_many_to_be_added_up(monkeypatch):
+    """Whatever a chip has room for: one thread adds up all of a channel's."""
+    large = replace(PLANNED_CHIPS[9, 0], multiprocessors=1000)
+    monkeypatch.setitem(PLANNED_CHIPS, (9, 0), large)
+    device = Device("large", "sm_90a")
+    (product, _), _ = bias_launches((1, 1, 1024 * 1024 * 1025), None, "float32", device)
+    assert product.grid == (1, 1024)
+    assert product.arguments[3] == 1024 * 1025
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_most_demanding_launches_are_taken(architecture):
-    found = launches.most_demanding(launches.planned(architecture))
+    planned = launches.planned(architecture)
+    for made in planned.values():
+        declared = dict(made.launch.defines).get("SHARED_BYTES", 0)
+        is_product = not made.launch.entry.endswith("_reduce")
+        assert made.launch.shared_bytes == (declared if is_product else 0)
+    found = launches.most_demanding(planned)
     assert len(found) >= 9
     for made in found:
         launches.launch(made, architecture)
@@ -343,7 +498,7 @@ def test_every_launch_that_can_be_planned_is_taken(architecture, record_property
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 def test_the_emulator_holds_kernels_to_their_cubins(architecture):
     """As it runs them, too: the tile that needs more than the 48 KB that nobody has to ask for."""
-    problem = launches.ConvProblem((1, 32, 8, 8), (64, 32, 3, 3), padding=1, dtype="float16")
+    problem = ConvProblem((1, 32, 8, 8), (64, 32, 3, 3), padding=1, dtype="float16")
     problem = in_formats(problem, "NHWC", "OHWI")
     data = integer_data(problem)
     with emulator.settings(compiled=True):

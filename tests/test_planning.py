@@ -21,7 +21,7 @@ from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import agreement, emulator
-from tests.configurations import integer_data
+from tests.configurations import in_formats, integer_data
 
 CHIPS = tuple(map(Device.of, ARCHITECTURES))
 
@@ -447,12 +447,6 @@ def test_padding_alone_can_need_64_bits():
     assert parameters.index_type(problem, Strides(*map(contiguous_strides, shapes))) == "long long"
 
 
-def test_a_small_view_of_a_huge_array_needs_64_bits():
-    problem = ConvProblem((2, 3, 4, 4), (1, 3, 3, 3))
-    strides = Strides((2**31, 16, 4, 1), (27, 9, 3, 1), (4, 4, 2, 1))
-    assert parameters.index_type(problem, strides) == "long long"
-
-
 def test_reversed_tensors_need_as_many_bits_as_others():
     for problem in problems(100, seed=2):
         strides = Strides.contiguous(problem)
@@ -460,11 +454,59 @@ def test_reversed_tensors_need_as_many_bits_as_others():
         assert parameters.index_type(problem, turned) == parameters.index_type(problem, strides)
 
 
-def test_pixels_that_share_memory_are_counted_all_the_same():
-    problem = ConvProblem((2**16, 1, 2**9, 2**7), (1, 1, 1, 1))
-    zero = (0, 0, 0, 0)
-    strides = Strides(zero, zero, zero, bias=0)
-    assert parameters.index_type(problem, strides) == "long long"
+NO_STEPS = Strides((0,) * 4, (0,) * 4, (0,) * 4, 0)
+"""Of tensors that are one element, broadcast."""
+
+
+@pytest.mark.parametrize(("role", "small"), [("x", 1 << 26), ("w", 1 << 28), ("y", 1 << 26)])
+@pytest.mark.parametrize("formats", [("NCHW", "OIHW"), ("NHWC", "HWIO")], ids="-".join)
+@pytest.mark.parametrize(
+    ("filter_sizes", "rules"),
+    [((2, 3), {"padding": 1}), ((3, 5), {}), ((1, 2), {"stride": 19})],
+    ids=["padded", "as large as the input", "strided"],
+)
+def test_indices_take_64_bits_where_32_do_not_hold_an_offset(
+    filter_sizes, rules, formats, role, small
+):
+    """Of the last element along an axis of any stride, from the first."""
+    problem = ConvProblem((2, 4, 3, 5), (6, 2, *filter_sizes), groups=2, **rules)
+    problem = in_formats(problem, *formats)
+    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
+    for axis, extent in enumerate(shapes[role]):
+        large = 2**31 // max(extent - 1, 1) + 1
+        for step, wanted in ((small, "int"), (large, "long long")):
+            for sign in (1, -1):
+                steps = [0] * 4
+                steps[axis] = sign * step
+                strides = replace(NO_STEPS, **{role: tuple(steps)})
+                assert parameters.index_type(problem, strides) == wanted
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "w_shape", "rules"),
+    [
+        ((2**31, 1, 1, 1), (1, 1, 1, 1), {}),
+        ((2**16, 1, 2**9, 2**7), (1, 1, 1, 1), {}),
+        ((1, 2**31, 1, 1), (1, 2**31, 1, 1), {}),
+        ((1, 2**23, 16, 16), (1, 2**23, 16, 16), {}),
+        ((1, 1, 1, 1), (2**31, 1, 1, 1), {}),
+        ((1, 1, 3, 1), (1, 1, 2, 1), {"padding": ((2**31, 0), (0, 0)), "stride": (2**30, 1)}),
+        ((1, 1, 3, 1), (1, 1, 2, 1), {"padding": (2**31, 0), "dilation": (2**31, 1)}),
+        ((1, 1, 1, 3), (1, 1, 1, 2), {"padding": (0, 2**31), "dilation": (1, 2**31)}),
+    ],
+)
+def test_indices_take_64_bits_where_32_do_not_hold_a_number_of_pixels_or_taps(
+    x_shape, w_shape, rules
+):
+    """Though all elements are one in memory; and so do coordinates in the padding."""
+    problem = ConvProblem(x_shape, w_shape, **rules)
+    assert parameters.index_type(problem, NO_STEPS) == "long long"
+
+
+def test_indices_of_a_bias_count():
+    problem = ConvProblem((1, 4, 1, 1), (6, 4, 1, 1))
+    for step, wanted in ((1 << 28, "int"), (2**31 // 5 + 1, "long long"), (-(2**31), "long long")):
+        assert parameters.index_type(problem, replace(NO_STEPS, bias=step)) == wanted
 
 
 @pytest.mark.parametrize("filter_format", ["OHWI", "HWIO"])

@@ -29,10 +29,12 @@ def prepare_bias(
     problem: ConvProblem, strides: Strides, device: Device
 ) -> tuple[tuple[Launch, ...], int]:
     """The launches that sum dy, the tensors' y, into the bias; and the workspace in bytes."""
-    layout, channel = strides.y, problem.data_axes[1]
+    channel, sizes = problem.data_axes[1], problem.output_shape
+    # An axis of one element has neighbours whatever its stride is.
+    layout = [step if size > 1 else 0 for step, size in zip(strides.y, sizes, strict=True)]
     alignment, itemsize = strides.alignment, ITEMSIZE[problem.dtype]
     along_channels = neighbours(layout, channel, problem.K, alignment, itemsize)
-    channels_last = layout[channel] == 1 and problem.K > 1
+    channels_last = layout[channel] == 1
     along_pixels = followers(
         layout, problem.data_axes[2:], problem.output_sizes, alignment, itemsize
     )
@@ -41,8 +43,7 @@ def prepare_bias(
     if channels_last:
         channel_lanes = min(32, 1 << (-(-problem.K // vector) - 1).bit_length())
     packed = parameters.pack(problem, strides)
-    # One group, of all channels.
-    packed["filters"], packed["groups"] = problem.K, 1
+    packed["filters"] = problem.K  # of one group
     channels = channel_lanes * vector if channels_last else 1
     step = _THREADS // channel_lanes * (1 if channels_last else vector)
     blocks = -(-problem.K // channels)

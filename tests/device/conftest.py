@@ -6,6 +6,7 @@ if is_running():
     from tests.device.fixtures import (  # noqa: F401
         allocator,
         empty_kernels,
+        encoded,
         launched,
         nothing_loaded,
         working_devices,

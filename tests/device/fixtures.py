@@ -108,3 +108,17 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[launch.Laun
     operations._ready.cache_clear()
     yield found
     operations._ready.cache_clear()
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The roles and addresses of tensors whose maps are encoded."""
+    found: list[tuple[str, int]] = []
+    encode = tensormaps.encode
+
+    def watched(one: tensormaps.TensorMap, address: int) -> bytes:
+        found.append((one.role, address))
+        return encode(one, address)
+
+    monkeypatch.setattr(launch.CupyRuntime, "encode", staticmethod(watched))
+    return found

@@ -2,12 +2,12 @@
 
 ``python -m tests.device.mutants [--file launch] [--limit N] [--minutes M] [--jobs J]``
 
-A mutant is a module with one comparison, number, operator, argument or statement changed.  Tests on
-emulated devices run on it, and those without a device that are nearest to it: those that run the
-changed line, as many as take a minute of a core, those first that are quick and have killed many of
-the module's mutants.  A survivor is answered by a new test, or argued to be equivalent in
-equivalent_mutants.toml.  What was killed is kept in a folder, so that a run that is ended goes on
-where it was.
+A mutant is a module with one comparison, number, operator, argument or statement changed.  Tests
+run on it that run the changed line, as many as take a minute of a core, those first that are quick
+and have killed many of the module's mutants: those without a device that are nearest to it and, if
+it survives, those on emulated devices.  A survivor is answered by a new test, or argued to be
+equivalent in equivalent_mutants.toml.  What was killed is kept in a folder, so that a run that is
+ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ NEAREST = {
         "tests/test_dlpack.py",
         "tests/test_operations.py",
         "tests/test_errors.py",
-        "tests/test_prepared.py",
     ),
-    "cupyconv/backends.py": ("tests/test_operations.py", "tests/test_prepared.py"),
+    "cupyconv/backends.py": ("tests/test_operations.py",),
     "cupyconv/measuring.py": ("tests/test_measuring.py",),
     "cupyconv/prepared.py": ("tests/test_prepared.py",),
     "cupyconv/warming.py": ("tests/test_warm.py",),
@@ -60,16 +59,16 @@ NEAREST = {
     "cupyconv/gpu/chunks.py": ("tests/test_kernels.py", "tests/test_launches.py"),
     "cupyconv/gpu/compiler.py": ("tests/test_kernel_cache.py", "tests/test_warm.py"),
     "cupyconv/gpu/copies.py": ("tests/test_hopper.py",),
-    "cupyconv/gpu/direct.py": ("tests/test_kernels.py",),
-    "cupyconv/gpu/gather.py": ("tests/test_kernels.py",),
+    "cupyconv/gpu/direct.py": ("tests/test_kernels.py", "tests/test_launches.py"),
+    "cupyconv/gpu/gather.py": ("tests/test_kernels.py", "tests/test_launches.py"),
     "cupyconv/gpu/generic.py": ("tests/test_kernels.py",),
     "cupyconv/gpu/hopper.py": ("tests/test_hopper.py",),
-    "cupyconv/gpu/launch.py": ("tests/test_host_cost.py",),
-    "cupyconv/gpu/launches.py": ("tests/test_prepared.py",),
-    "cupyconv/gpu/parameters.py": ("tests/test_kernels.py",),
-    "cupyconv/gpu/patch.py": ("tests/test_patch.py",),
+    "cupyconv/gpu/launch.py": ("tests/test_launches.py",),
+    "cupyconv/gpu/launches.py": ("tests/test_launches.py",),
+    "cupyconv/gpu/parameters.py": ("tests/test_kernels.py", "tests/test_planning.py"),
+    "cupyconv/gpu/patch.py": ("tests/test_patch.py", "tests/test_launches.py"),
     "cupyconv/gpu/sources.py": ("tests/test_kernel_cache.py",),
-    "cupyconv/gpu/tensormaps.py": ("tests/test_host_cost.py", "tests/test_hopper.py"),
+    "cupyconv/gpu/tensormaps.py": ("tests/test_hopper.py",),
     "cupyconv/gpu/toeplitz.py": ("tests/test_toeplitz.py",),
 }
 """The modules that are mutated, each with the tests without a device that are nearest to it."""
@@ -77,6 +76,7 @@ NEAREST = {
 ON_DEVICES = (
     "tests/gpu/test_ways_in.py",
     "tests/device/test_launch.py",
+    "tests/device/test_measuring.py",
     "tests/device/test_host_cost.py",
     "tests/device/test_order.py",
     "tests/device/test_memory.py",
@@ -256,7 +256,7 @@ class Judge:
         """
         Args:
             folder: is made if it is not there.
-            seconds: that tests may have taken which judge one mutant, all together.
+            seconds: that tests may have taken which judge one mutant, without devices and on them.
         """
         self._folder, self._seconds = folder, seconds
         self._kernels = folder / "kernels"
@@ -290,9 +290,21 @@ class Judge:
 
     def _judge(self, mutant: Mutant) -> tuple[str, bool]:
         """The test that kills it, empty if none does, and whether any was run."""
+        was_run = False
+        for on_devices in (False, True):
+            killer, any_run = self._judge_by(mutant, self.tests_of(mutant, on_devices))
+            was_run |= any_run
+            if killer:
+                return killer, True
+        return "", was_run
+
+    def _judge_by(
+        self, mutant: Mutant, found: Sequence[tuple[float, str, Tests]]
+    ) -> tuple[str, bool]:
+        """The same, of these tests, as many of them as there is time for."""
         stages: list[dict[tuple[str, ...], list[str]]] = [defaultdict(list), defaultdict(list)]
         spent = 0.0
-        for seconds, test, tests in self.tests_of(mutant):
+        for seconds, test, tests in found:
             fits = not spent or spent + seconds <= self._seconds
             if fits and self._fit.get((test, *tests.command), True):
                 stages[spent > _FIRST_SECONDS][tests.command].append(test)
@@ -317,7 +329,7 @@ class Judge:
                 print(f"left out, since it fails without a mutant: {test}", flush=True)
         return self._fit[test, *command]
 
-    def tests_of(self, mutant: Mutant) -> list[tuple[float, str, Tests]]:
+    def tests_of(self, mutant: Mutant, on_devices: bool) -> list[tuple[float, str, Tests]]:
         """Seconds, name and file of the tests that run a mutant's statement, the likeliest first.
 
         All that run anything of its module, if the statement runs on import.
@@ -325,6 +337,8 @@ class Judge:
         statement, on_import = lines_of_statement(mutant), functions_of(mutant) is None
         found = []
         for tests in files_of(mutant):
+            if tests.on_devices != on_devices:
+                continue
             for name, one in self.covered(tests).items():
                 lines = one["lines"].get(mutant.file, ())
                 if name and (lines if on_import else not statement.isdisjoint(lines)):
@@ -481,7 +495,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after these")
-    parser.add_argument("--seconds", type=float, default=60, help="of tests that judge a mutant")
+    parser.add_argument("--seconds", type=float, default=60, help="of tests of either kind")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for what has been found out")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument("--verbose", action="store_true", help="print every verdict")
@@ -505,7 +519,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     with ThreadPoolExecutor(chosen.jobs) as pool:
         files = dict.fromkeys(tests for mutant in mutants for tests in files_of(mutant))
-        list(pool.map(judge.covered, files))
+        list(pool.map(judge.covered, (tests for tests in files if not tests.on_devices)))
         for mutant, outcome in zip(mutants, pool.map(outcome_of, mutants), strict=True):
             counts["killed" if outcome.startswith("killed") else outcome] += 1
             if outcome in ("survived", "not run") or chosen.verbose:

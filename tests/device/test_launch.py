@@ -52,17 +52,12 @@ extern "C" __global__ void missing(Word* y, const void* workspace) {
 
 
 @pytest.mark.parametrize("may_overlap", [False, True], ids=["plain", "overlapping"])
-def test_arguments_are_bound_to_the_arrays_of_each_run(may_overlap, own_cache, monkeypatch):
+def test_arguments_are_bound_to_the_arrays_of_each_run(
+    may_overlap, own_cache, encoded, monkeypatch
+):
     """A kernel writes what it is given."""
-    source, encode = sources.KernelSource("bound.cu", BOUND, ()), tensormaps.encode
-    encoded = []
-
-    def watched(one, address):
-        encoded.append((one.role, address))
-        return encode(one, address)
-
+    source = sources.KernelSource("bound.cu", BOUND, ())
     monkeypatch.setattr(sources, "load", lambda _: source)
-    monkeypatch.setattr(launch.CupyRuntime, "encode", staticmethod(watched))
     runtime = launch.CupyRuntime("sm_90a")
     maps = [
         tensormaps.TiledMap(role, 2, (64, 100), (128,), (64, 64), offset)
@@ -77,7 +72,7 @@ def test_arguments_are_bound_to_the_arrays_of_each_run(may_overlap, own_cache, m
         x, w, y, bias, workspace = (cupy.zeros(2048, np.uint64) for _ in ROLES)
         kept.append((x, w, y, bias, workspace))  # so that others get other addresses
         pointers = w.data.ptr, y.data.ptr + 32
-        words = b"".join(map(encode, maps, pointers))
+        words = b"".join(map(tensormaps.encode, maps, pointers))
         for b in (bias, None, bias):
             series((x, w, y, b, workspace))
             ours = (y.data.ptr, 0 if b is None else b.data.ptr, 7, workspace.data.ptr + 48)

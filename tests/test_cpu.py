@@ -275,7 +275,7 @@ def test_memory_is_bounded_whatever_the_layer(name, monkeypatch):
     data = Data(*(np.zeros(shape, dtype) for shape in (shapes[0], shapes[1], shapes[2], shapes[3])))
     results = dict(zip(PASSES, (data.dy, data.x, data.w), strict=True))
     planned = cupyconv.plan(problem)
-    monkeypatch.setattr(threads, "_set_blas_threads", lambda _: threads.MOST_THREADS)
+    monkeypatch.setattr(threads, "blas_threads", lambda: threads.MOST_THREADS)
     for pass_ in PASSES:
         out = np.empty_like(results[pass_])
         peaks = in_a_new_thread(peaks_of_two, problem, pass_, data, out)
@@ -339,7 +339,7 @@ def peak_of_method(problem, pass_, method, data, out) -> int:
 
 def test_repeated_passes_take_no_new_memory(monkeypatch):
     # A helper of the second pass may have begun too late for the first.
-    monkeypatch.setattr(threads, "_set_blas_threads", lambda _: 1)
+    monkeypatch.setattr(threads, "blas_threads", lambda: 1)
     data = random_data(DENSE)
     out = np.empty(DENSE.output_shape, np.float32)
     first, second = in_a_new_thread(peaks_of_two, DENSE, "forward", data, out)

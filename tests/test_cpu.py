@@ -337,6 +337,23 @@ def peak_of_method(problem, pass_, method, data, out) -> int:
     return peak
 
 
+def test_layers_that_were_computed_leave_no_memory_behind():
+    def kept(sizes: range) -> int:
+        """Bytes after layers of these sizes, each with 15,376 taps of all channels."""
+        for size in sizes:
+            compute(problem := of_many_taps(size), "forward", "loops", random_data(problem))
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    first, then = in_a_new_thread(kept, range(20)), in_a_new_thread(kept, range(20, 60))
+    tracemalloc.stop()
+    assert then - first < 1 << 20
+
+
+def of_many_taps(size: int) -> ConvProblem:
+    return ConvProblem((1, 16, 31, 31 + size), (1, 16, 31, 31))
+
+
 def test_repeated_passes_take_no_new_memory(monkeypatch):
     # A helper of the second pass may have begun too late for the first.
     monkeypatch.setattr(threads, "blas_threads", lambda: 1)

@@ -8,6 +8,8 @@ import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -189,11 +191,23 @@ def test_numba_takes_loops_over_several_channels(name, numba):
             assert "loops" not in {method for _, method in methods(problem)}
 
 
-def test_a_numba_that_cannot_be_imported_is_none(monkeypatch):
-    def too_new(_name):
-        raise ImportError("Numba needs NumPy 2.3 or less")
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("Numba needs NumPy 2.3 or less"),
+        OSError("Could not find/load shared object file: libllvmlite.so"),
+        SystemError("initialization of _internal failed without raising an exception"),
+        None,
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_numba_that_cannot_compile_is_none(error, monkeypatch):
+    def imported(_name):
+        if error is not None:
+            raise error
+        return SimpleNamespace(config=SimpleNamespace(DISABLE_JIT=1))  # of NUMBA_DISABLE_JIT
 
-    monkeypatch.setattr(cpu, "import_module", too_new)
+    monkeypatch.setattr(cpu, "import_module", imported)
     cpu._numba_works.cache_clear()
     try:
         assert not cpu.has_numba()
@@ -202,18 +216,39 @@ def test_a_numba_that_cannot_be_imported_is_none(monkeypatch):
 
 
 def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch):
+    pytest.importorskip("numba")
+    from cupyconv.cpu import loops_numba
+
+    def nowhere(_function):
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(loops_numba, "_Kept", nowhere)
+    assert loops_numba._compiled(lambda a: a + 1)(2) == 3
+
+
+def test_what_was_compiled_and_kept_may_be_damaged(monkeypatch, tmp_path):
     numba = pytest.importorskip("numba")
     from cupyconv.cpu import loops_numba
 
-    honest = numba.njit
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
-    def nowhere(**rules):
-        if rules.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return honest(**rules)
+    def first_call() -> str:
+        """Of a new process, as it were: from where it had the function."""
+        compiled = loops_numba._compiled(loops_numba._read.py_func)
+        assert compiled((2, 3, 5), 7, 11) == 7 * 2 + 11 * 3 + 5
+        return "disk" if compiled.stats.cache_hits else "compiler"
 
-    monkeypatch.setattr(numba, "njit", nowhere)
-    assert loops_numba._compiled(lambda a: a + 1)(2) == 3
+    def files(suffix: str) -> list[Path]:
+        return list(tmp_path.rglob(f"*.{suffix}"))
+
+    assert (first_call(), first_call()) == ("compiler", "disk")
+    for suffix in ("nbi", "nbc"):  # the index, and machine code
+        for content in (b"", b"foreign", files(suffix)[0].read_bytes()[:-9]):
+            files(suffix)[0].write_bytes(content)
+            assert (first_call(), first_call()) == ("compiler", "disk")
+    files("nbi")[0].unlink()
+    monkeypatch.setattr(loops_numba._Kept, "_save_overload", _refuse)  # as where a disk is full
+    assert first_call() == "compiler"
 
 
 # -- rounding --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 
 from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
-from cupyconv.cpu.threads import one_blas_thread
+from cupyconv.cpu.threads import with_one_blas_thread
 from cupyconv.cpu.views import data_view
 from cupyconv.gpu import bias, bindings, launch, launches
 from cupyconv.planning.device import CPU, Device
@@ -158,14 +158,14 @@ class CpuBackend:
         """Compute one pass into the tensor that it writes."""
         module, t = _CPU_MODULES[pass_plan.implementation], tensors
         how = (problem, pass_plan.method) if pass_plan.method else (problem,)
+        compute, operands = {
+            "forward": (module.forward, (t.x, t.w, t.bias, activation, t.y)),
+            "backprop_input": (module.backprop_input, (t.w, t.y, t.bias, activation, t.x)),
+            "backprop_filter": (module.backprop_filter, (t.x, t.y, t.w)),
+        }[pass_plan.pass_]
         # Overflow is to infinity and NaN, as on the GPU.
-        with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):
-            if pass_plan.pass_ == "forward":
-                module.forward(*how, t.x, t.w, t.bias, activation, t.y)
-            elif pass_plan.pass_ == "backprop_input":
-                module.backprop_input(*how, t.w, t.y, t.bias, activation, t.x)
-            else:
-                module.backprop_filter(*how, t.x, t.y, t.w)
+        with np.errstate(over="ignore", invalid="ignore"):
+            with_one_blas_thread(partial(compute, *how, *operands))
 
     def prepare_bias(
         self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int, alignment: int

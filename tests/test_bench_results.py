@@ -8,12 +8,15 @@ import xml.etree.ElementTree as ET
 from dataclasses import asdict, replace
 
 import pytest
+from threadpoolctl import threadpool_limits
 
 from cupyconv import ConvError
 from cupyconv.bench import environment, export, plot, report, results
 from cupyconv.bench.ceilings import Ceiling
 from cupyconv.bench.peers import PEERS
 from cupyconv.bench.results import FirstCall, Log, Note, Results, Row
+from cupyconv.cpu import threads
+from cupyconv.cpu.threads import cores
 from tests import speed_table
 
 ROW = Row(
@@ -314,6 +317,15 @@ def test_two_runs_are_compared():
     assert "only in one of the files: 4 measurements" in text
 
 
+def test_medians_and_bests_are_told_apart():
+    """Files of the CPU had medians, before they had the best of many turns."""
+    medians, bests = measured(row()), measured(replace(row(), low=ROW.microseconds))
+    changes = "the runs differ in what counts: the median of samples, then the best"
+    assert changes in report.compare(medians, bests)[-1].text()
+    for one in (medians, bests):
+        assert "what counts" not in report.compare(one, one)[-1].text()
+
+
 def test_runs_with_nothing_in_common_are_compared_too():
     text = "\n".join(s.text() for s in report.compare(measured(), measured()))
     assert "No change" in text
@@ -544,15 +556,13 @@ def test_command_lines_are_recorded_without_folders():
 
 
 def test_threads_are_those_of_the_blas(monkeypatch):
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    assert environment.threads() == 3
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "many")
-    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert environment.threads() == 2
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert environment.threads() >= 1
+    before = environment.threads()
+    monkeypatch.setenv("MKL_NUM_THREADS", str(before + 5))  # which it does not look at any more
+    assert environment.threads() == before
+    with threadpool_limits(1, "blas"):
+        assert environment.threads() == 1
+    monkeypatch.setattr(threads, "_blas", list)
+    assert environment.threads() == cores()
 
 
 def test_a_missing_nvidia_smi_is_no_error(monkeypatch):

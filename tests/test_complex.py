@@ -10,7 +10,7 @@ from cupyconv import ConvError, ConvProblem, ConvTypeError
 from cupyconv.planning import Device, cpu, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, REAL_PART
-from tests import agreement, emulator
+from tests import agreement, emulator, test_cpu
 from tests.agreement import fits
 from tests.configurations import (
     CASES,
@@ -74,6 +74,30 @@ def test_exact_on_gaussian_integers(impl, dtype):
         require_exact(cupyconv, case.problem.replace(dtype=dtype), impl)
     for problem in random_problems(80, seed=3):
         require_exact(cupyconv, problem.replace(dtype=dtype), impl)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_steps_in_memory_need_be_no_multiple_of_a_number(dtype):
+    """Numbers are aligned to their halves, so that a record may have a real one beside them."""
+    for problem in (test_cpu.DEPTHWISE, test_cpu.DENSE):
+        small = problem.replace(input_shape=(2, 40, 7, 6), dtype=dtype)
+        for problem in (small, *test_cpu.channels_last(small)):
+            data = gaussian_integers(problem)
+            in_records = Data(*map(among_others, vars(data).values()))
+            for pass_, method in test_cpu.methods(problem):
+                expected = by_four_real_passes(problem, pass_, data)
+                out = among_others(np.full(expected.shape, 3, dtype))
+                impl = test_cpu.by_method(problem, pass_, method)
+                agreement.compute(cupyconv, pass_, problem, in_records, impl=impl, out=out)
+                np.testing.assert_array_equal(out, expected, f"{pass_} by {method}")
+
+
+def among_others(numbers):
+    """The same numbers, each row of them in a record with a single real one."""
+    row = ("row", numbers.dtype, numbers.shape[-1:])
+    records = np.zeros(numbers.shape[:-1], [row, ("other", numbers.real.dtype)])
+    records["row"] = numbers
+    return records["row"]
 
 
 @pytest.mark.parametrize("pass_", PASSES)

@@ -8,6 +8,8 @@ import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -189,11 +191,23 @@ def test_numba_takes_loops_over_several_channels(name, numba):
             assert "loops" not in {method for _, method in methods(problem)}
 
 
-def test_a_numba_that_cannot_be_imported_is_none(monkeypatch):
-    def too_new(_name):
-        raise ImportError("Numba needs NumPy 2.3 or less")
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("Numba needs NumPy 2.3 or less"),
+        OSError("Could not find/load shared object file: libllvmlite.so"),
+        SystemError("initialization of _internal failed without raising an exception"),
+        None,
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_numba_that_cannot_compile_is_none(error, monkeypatch):
+    def imported(_name):
+        if error is not None:
+            raise error
+        return SimpleNamespace(config=SimpleNamespace(DISABLE_JIT=1))  # of NUMBA_DISABLE_JIT
 
-    monkeypatch.setattr(cpu, "import_module", too_new)
+    monkeypatch.setattr(cpu, "import_module", imported)
     cpu._numba_works.cache_clear()
     try:
         assert not cpu.has_numba()
@@ -202,18 +216,39 @@ def test_a_numba_that_cannot_be_imported_is_none(monkeypatch):
 
 
 def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch):
+    pytest.importorskip("numba")
+    from cupyconv.cpu import loops_numba
+
+    def nowhere(_function):
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(loops_numba, "_Kept", nowhere)
+    assert loops_numba._compiled(lambda a: a + 1)(2) == 3
+
+
+def test_what_was_compiled_and_kept_may_be_damaged(monkeypatch, tmp_path):
     numba = pytest.importorskip("numba")
     from cupyconv.cpu import loops_numba
 
-    honest = numba.njit
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
-    def nowhere(**rules):
-        if rules.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return honest(**rules)
+    def first_call() -> str:
+        """Of a new process, as it were: from where it had the function."""
+        compiled = loops_numba._compiled(loops_numba._read.py_func)
+        assert compiled((2, 3, 5), 7, 11) == 7 * 2 + 11 * 3 + 5
+        return "disk" if compiled.stats.cache_hits else "compiler"
 
-    monkeypatch.setattr(numba, "njit", nowhere)
-    assert loops_numba._compiled(lambda a: a + 1)(2) == 3
+    def files(suffix: str) -> list[Path]:
+        return list(tmp_path.rglob(f"*.{suffix}"))
+
+    assert (first_call(), first_call()) == ("compiler", "disk")
+    for suffix in ("nbi", "nbc"):  # the index, and machine code
+        for content in (b"", b"foreign", files(suffix)[0].read_bytes()[:-9]):
+            files(suffix)[0].write_bytes(content)
+            assert (first_call(), first_call()) == ("compiler", "disk")
+    files("nbi")[0].unlink()
+    monkeypatch.setattr(loops_numba._Kept, "_save_overload", _refuse)  # as where a disk is full
+    assert first_call() == "compiler"
 
 
 # -- rounding --------------------------------------------------------------------------------------
@@ -275,7 +310,7 @@ def test_memory_is_bounded_whatever_the_layer(name, monkeypatch):
     data = Data(*(np.zeros(shape, dtype) for shape in (shapes[0], shapes[1], shapes[2], shapes[3])))
     results = dict(zip(PASSES, (data.dy, data.x, data.w), strict=True))
     planned = cupyconv.plan(problem)
-    monkeypatch.setattr(threads, "_set_blas_threads", lambda _: threads.MOST_THREADS)
+    monkeypatch.setattr(threads, "blas_threads", lambda: threads.MOST_THREADS)
     for pass_ in PASSES:
         out = np.empty_like(results[pass_])
         peaks = in_a_new_thread(peaks_of_two, problem, pass_, data, out)
@@ -337,9 +372,26 @@ def peak_of_method(problem, pass_, method, data, out) -> int:
     return peak
 
 
+def test_layers_that_were_computed_leave_no_memory_behind():
+    def kept(sizes: range) -> int:
+        """Bytes after layers of these sizes, each with 15,376 taps of all channels."""
+        for size in sizes:
+            compute(problem := of_many_taps(size), "forward", "loops", random_data(problem))
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    first, then = in_a_new_thread(kept, range(20)), in_a_new_thread(kept, range(20, 60))
+    tracemalloc.stop()
+    assert then - first < 1 << 20
+
+
+def of_many_taps(size: int) -> ConvProblem:
+    return ConvProblem((1, 16, 31, 31 + size), (1, 16, 31, 31))
+
+
 def test_repeated_passes_take_no_new_memory(monkeypatch):
     # A helper of the second pass may have begun too late for the first.
-    monkeypatch.setattr(threads, "_set_blas_threads", lambda _: 1)
+    monkeypatch.setattr(threads, "blas_threads", lambda: 1)
     data = random_data(DENSE)
     out = np.empty(DENSE.output_shape, np.float32)
     first, second = in_a_new_thread(peaks_of_two, DENSE, "forward", data, out)

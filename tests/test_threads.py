@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -35,17 +37,14 @@ FLOAT32 = np.dtype("float32")
 
 @pytest.fixture
 def allowed(monkeypatch):
-    """Sets how many threads the BLAS is said to have had."""
-    set_threads = threads._set_blas_threads
-    before = set_threads(1)
-    set_threads(before)
+    """Sets how many threads the BLAS is said to have."""
+    set_threads, before = threads._set_blas_threads, blas_threads()
 
     def allow(count: int) -> None:
-        def pretend(wanted: int) -> int:
-            set_threads(1 if wanted == 1 else before)
-            return count
-
-        monkeypatch.setattr(threads, "_set_blas_threads", pretend)
+        monkeypatch.setattr(threads, "blas_threads", lambda: count)
+        monkeypatch.setattr(
+            threads, "_set_blas_threads", lambda wanted: set_threads(1 if wanted == 1 else before)
+        )
 
     yield allow
     monkeypatch.undo()
@@ -54,6 +53,15 @@ def allowed(monkeypatch):
 
 def blas_threads() -> int:
     return threads._blas()[0].get_num_threads()
+
+
+@contextmanager
+def pass_at_work() -> Iterator[None]:
+    """As if this thread computed a pass meanwhile."""
+    one = object()
+    threads._process.begin(one)
+    yield
+    threads._process.end(one)
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +80,11 @@ def parts_by_thread(parts: int, work=lambda part: time.sleep(0.002)) -> dict[int
             done[threading.get_ident()] = done.get(threading.get_ident(), 0) + 1
         work(part)
 
-    with threads.one_blas_thread(), scratch(FLOAT32) as memory:
-        threads.each(one, range(parts), memory, blocks=1)
+    def compute() -> None:
+        with scratch(FLOAT32) as memory:
+            threads.each(one, range(parts), memory, blocks=1)
+
+    threads.with_one_blas_thread(compute)
     return done
 
 
@@ -131,7 +142,7 @@ def test_each_thread_finds_its_memory_again(allowed):
         together.wait()  # no thread takes both parts
 
     for _ in range(2):
-        with threads.one_blas_thread(), scratch(FLOAT32) as memory:
+        with pass_at_work(), scratch(FLOAT32) as memory:
             threads.each(one, range(2), memory, blocks=1)
     addresses = [block.ctypes.data for block in blocks]
     assert len(set(addresses)) == 2
@@ -149,7 +160,7 @@ def test_passes_in_threads_of_the_user_need_no_helpers(allowed):
     here, started = threading.Barrier(2), threading.Barrier(2)
 
     def one() -> dict[int, int]:
-        with threads.one_blas_thread():
+        with pass_at_work():
             here.wait(10)  # now there are two passes
             done = parts_by_thread(10)
             started.wait(10)
@@ -162,7 +173,7 @@ def test_passes_in_threads_of_the_user_need_no_helpers(allowed):
 
 def test_a_helper_leaves_where_the_user_begins_another_pass(allowed):
     allowed(2)
-    helped, other = threading.Event(), threads.one_blas_thread()
+    helped, other = threading.Event(), pass_at_work()
     caller = threading.get_ident()
 
     def work(part: int) -> None:
@@ -182,11 +193,14 @@ def test_the_blas_has_its_threads_again():
     data = random_data(DENSE)
     cupyconv.conv_forward(data.x, data.w, padding=1)
     assert blas_threads() == before
-    with threads.one_blas_thread():
-        assert blas_threads() == 1
-    with pytest.raises(ZeroDivisionError), threads.one_blas_thread():
-        raise ZeroDivisionError
+    threads.with_one_blas_thread(require_one_thread)
+    with pytest.raises(ZeroDivisionError):
+        threads.with_one_blas_thread(lambda: 1 // 0)
     assert blas_threads() == before
+
+
+def require_one_thread() -> None:
+    assert blas_threads() == 1
 
 
 # -- harm ------------------------------------------------------------------------------------------
@@ -213,7 +227,8 @@ def test_an_exception_leaves_after_all_parts_that_were_begun(culprit, allowed):
     with pytest.raises(ZeroDivisionError):
         parts_by_thread(100, work)
     assert not running
-    assert threads._process.passes == threads._process.helpers == 0
+    assert not threads._process.passes
+    assert not threads._process.helpers
     assert sum(parts_by_thread(10).values()) == 10
 
 
@@ -242,7 +257,91 @@ def test_an_interrupt_leaves_after_all_parts_that_were_begun(allowed, interrupti
     with pytest.raises(KeyboardInterrupt):
         parts_by_thread(100, work)
     assert not running
-    assert threads._process.passes == threads._process.helpers == 0
+    assert not threads._process.passes
+    assert not threads._process.helpers
+
+
+def at_event(number: int, act: Callable[[], object]) -> Callable:
+    """A profiler that acts once, where a signal's handler may: after so many calls that begin in
+    Python, or end in C."""
+    left = number
+
+    def count(_frame, event, _argument):
+        nonlocal left
+        left -= event in ("call", "c_return")
+        if not left:
+            sys.setprofile(None)
+            act()
+
+    return count
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def require_rest(before: int) -> None:
+    """No pass and no helper is at work, and the BLAS has its threads."""
+    assert not threads._process.passes
+    assert not threads._process.helpers
+    assert blas_threads() == before
+
+
+def test_an_interrupt_at_any_instruction_leaves_nothing_behind(allowed):
+    allowed(2)
+    before, running = blas_threads(), []
+
+    caller = threading.get_ident()
+
+    def work(part: int) -> None:
+        if threading.get_ident() != caller:
+            running.append(part)
+            running.remove(part)
+
+    parts_by_thread(4, work)
+    for number in itertools.count(1):
+        try:
+            sys.setprofile(at_event(number, interrupt))
+            parts_by_thread(4, work)
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            sys.setprofile(None)
+            assert not running
+            require_rest(before)
+    assert number > 50
+
+
+def test_a_handler_may_compute_a_pass_at_any_instruction(allowed):
+    allowed(2)
+    before, nested = blas_threads(), []
+    parts_by_thread(4)
+    for number in itertools.count(1):
+        try:
+            sys.setprofile(at_event(number, lambda: nested.append(parts_by_thread(3))))
+            done = parts_by_thread(4, lambda part: None)
+        finally:
+            sys.setprofile(None)
+        assert sum(done.values()) == 4
+        require_rest(before)
+        if len(nested) < number:
+            break
+    assert number > 50
+    assert all(sum(done.values()) == 3 for done in nested)
+
+
+def test_a_pass_is_computed_while_the_interpreter_ends():
+    script = """
+import atexit
+import numpy as np
+from cupyconv import conv_forward
+x, w = np.ones((4, 64, 60, 60), np.float32), np.ones((64, 64, 3, 3), np.float32)
+atexit.register(lambda: print(int(conv_forward(x, w).sum())))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.stdout.split() == [str(4 * 64 * 58 * 58 * 64 * 9)], run.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -252,7 +351,7 @@ def test_a_child_computes_after_a_fork(allowed):
     problem = LAYERS["dense"]
     data = random_data(problem)
     expected = cupyconv.conv_forward(data.x, data.w, **problem.keywords)
-    with threads.one_blas_thread():  # as if another thread were computing a pass
+    with pass_at_work():
         child = os.fork()
         if not child:
             got = cupyconv.conv_forward(data.x, data.w, **problem.keywords)
@@ -267,7 +366,8 @@ def test_threads_of_the_user_get_what_one_gets(allowed):
     with ThreadPoolExecutor(6) as users:
         for future in [users.submit(require_same, *call) for call in 2 * calls]:
             future.result()
-    assert threads._process.passes == threads._process.helpers == 0
+    assert not threads._process.passes
+    assert not threads._process.helpers
 
 
 @pytest.mark.slow
@@ -285,7 +385,8 @@ def test_sixteen_threads_for_a_minute():
     with ThreadPoolExecutor(16) as users:
         done = list(users.map(compute_until, range(16)))
     assert min(done) > 0
-    assert threads._process.passes == threads._process.helpers == 0
+    assert not threads._process.passes
+    assert not threads._process.helpers
 
 
 def soak_calls() -> Iterator[tuple]:

@@ -18,7 +18,7 @@ import numpy as np
 
 import cupyconv
 from cupyconv.bench.places import GpuPlace, Place
-from cupyconv.cpu.threads import cores
+from cupyconv.cpu.threads import blas_threads, cores
 
 _SMI_FIELDS = (
     "name",
@@ -30,7 +30,6 @@ _SMI_FIELDS = (
     "clocks.max.mem",
     "power.limit",
 )
-_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 def describe(
@@ -106,11 +105,8 @@ def smi() -> dict[str, str]:
 
 
 def threads() -> int:
-    """Threads that NumPy's BLAS uses: what a variable says, else one per available core."""
-    for variable in _THREAD_VARIABLES:
-        with suppress(ValueError):
-            return max(int(os.environ.get(variable, "")), 1)
-    return cores()
+    """Threads that NumPy's BLAS uses, and so we do; if it does not tell, one per available core."""
+    return blas_threads() or cores()
 
 
 def load() -> float | None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import product
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,10 @@ LARGEST_ROWS = 1 << 18
 def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the result."""
 
-    def add(block: Correlation, memory: Scratch) -> None:
-        (_sum_pixels if _is_by_pixel(block) else _sum_planes)(block, memory)
-
     for chunk in _chunks(whole, block_bytes):
-        each(add, _blocks(chunk, block_bytes, SUMS), scratch, blocks=4)
+        by_pixel = _is_by_pixel(chunk)
+        add = _sum_pixels if by_pixel else _sum_planes
+        each(add, _blocks(chunk, by_pixel, block_bytes, SUMS), scratch, blocks=4)
 
 
 def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> bool:
@@ -61,18 +60,21 @@ def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> b
 
 
 def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> bool:
-    several = list(_divided(chunk))
+    by_pixel = _is_by_pixel(chunk)
+    add_block = _add_pixels if by_pixel else _add_planes
+    several = list(_divided(chunk, by_pixel))
     totals = scratch.array("totals", (len(several), *chunk.filters.shape))
     totals[...] = 0
 
     def add(number: int, memory: Scratch) -> None:
         groups, pixels = several[number]
-        for block in _blocks(replace(pixels, filters=totals[number, groups]), block_bytes):
-            (_add_pixels if _is_by_pixel(block) else _add_planes)(block, memory)
+        with_totals = replace(pixels, filters=totals[number, groups])
+        for block in _blocks(with_totals, by_pixel, block_bytes):
+            add_block(block, memory)
 
     each(add, range(len(several)), scratch, blocks=4)
     chunk.filters[...] = totals.sum(axis=0)
-    if _is_by_pixel(chunk) or np.isfinite(chunk.filters).all():
+    if by_pixel or np.isfinite(chunk.filters).all():
         return True
     return are_finite(chunk.source, chunk.result)
 
@@ -99,9 +101,9 @@ def _is_by_pixel(whole: Correlation) -> bool:
     return (near or small) and whole.groups >= LEAST_ROW
 
 
-def _divided(whole: Correlation) -> Iterator[tuple[slice, Correlation]]:
+def _divided(whole: Correlation, by_pixel: bool) -> Iterator[tuple[slice, Correlation]]:
     """Groups or pixels in parts whose sums are apart."""
-    if whole.groups >= SUMS and not _is_by_pixel(whole):
+    if whole.groups >= SUMS and not by_pixel:
         for some in parts(whole.groups, -(-whole.groups // SUMS)):
             yield some, whole.part(groups=some)
     else:
@@ -109,13 +111,14 @@ def _divided(whole: Correlation) -> Iterator[tuple[slice, Correlation]]:
             yield slice(0, whole.groups), pixels
 
 
-def _blocks(whole: Correlation, block_bytes: int, least: int = 1) -> Iterator[Correlation]:
+def _blocks(
+    whole: Correlation, by_pixel: bool, block_bytes: int, least: int = 1
+) -> Iterator[Correlation]:
     """Images, groups and pixels in parts that fit with all that is under their windows.
 
     Args:
         least: parts of a whole that is large enough to be divided.
     """
-    by_pixel = _is_by_pixel(whole)
     most_bytes = block_bytes // 2
     if by_pixel and all(_are_rows(_pixels_last(a), whole) for a in (whole.source, whole.result)):
         most_bytes = 4 * block_bytes  # where they are
@@ -123,14 +126,15 @@ def _blocks(whole: Correlation, block_bytes: int, least: int = 1) -> Iterator[Co
     most_bytes = min(most_bytes, max(share, block_bytes // 4))
     outputs = [axis.outputs for axis in whole.axes]
     most, groups = list(outputs), whole.groups if by_pixel else 1
+    phases = prod(min(a.taps, a.stride // gcd(a.stride, a.dilation)) for a in whole.axes)
+    per_place = phases * whole.channels + whole.filter_count
 
     def taken() -> int:
         axes = tuple(axis.part(slice(0, some)) for axis, some in zip(whole.axes, most, strict=True))
         if by_pixel:
             places = prod(axis.span for axis in axes) + prod(most)
         else:
-            layout = _layout(axes, whole.channels, 1)
-            places = layout.places * (len(layout.phases) * whole.channels + whole.filter_count)
+            places = prod(map(_extent, axes)) * per_place
         return groups * places * whole.accumulator.itemsize
 
     for axis in range(len(most)):
@@ -228,9 +232,11 @@ def _pixels_last(array: np.ndarray) -> np.ndarray:
 
 def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
     """Whether loops take (N, planes, rows, columns, G) where they are."""
+    size, steps = pixels.itemsize, pixels.strides
     if pixels.dtype != block.accumulator or not pixels.flags.aligned:
         return False
-    return pixels.strides[-1] == pixels.itemsize and min(pixels.strides) >= 0
+    # Numbers of two parts are aligned to one of them, and so may their steps be.
+    return steps[-1] == size and min(steps) >= 0 and not any(step % size for step in steps)
 
 
 def _memory(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -264,7 +270,7 @@ def _windows(source: np.ndarray, block: Correlation) -> np.ndarray:
 
 
 def _sum_planes(block: Correlation, scratch: Scratch) -> None:
-    layout = _layout(block.axes, block.channels, block.images)
+    layout = _layout(tuple(map(_shape, block.axes)), block.channels, block.images)
     weights = scratch.array("weights", block.filters.shape)
     weights[...] = block.filters
     if block.conjugate:
@@ -277,7 +283,7 @@ def _sum_planes(block: Correlation, scratch: Scratch) -> None:
 
 
 def _add_planes(block: Correlation, scratch: Scratch) -> None:
-    layout = _layout(block.axes, block.channels, block.images)
+    layout = _layout(tuple(map(_shape, block.axes)), block.channels, block.images)
     shape = (*block.filters.shape[:2], block.images, *layout.extents)
     gradients = scratch.array("sums", shape)
     gradients[...] = 0
@@ -300,16 +306,14 @@ class _Layout:
 
     Attributes:
         extents: of the pixels of a phase and of the sums, along each axis.
-        phases: of each stride phase, how its pixels are read.
+        phases: the first pixel of each stride phase, along each axis.
         offsets: of the taps of all channels.
-        places: of an image.
         length: from the first result to the last.
     """
 
     extents: tuple[int, ...]
-    phases: tuple[tuple[Axis, ...], ...]
+    phases: tuple[tuple[int, ...], ...]
     offsets: np.ndarray
-    places: int
     length: int
 
     def pixels(self, block: Correlation, scratch: Scratch) -> np.ndarray:
@@ -317,7 +321,9 @@ class _Layout:
         shape = (block.groups, block.channels, len(self.phases), block.images, *self.extents)
         memory = scratch.array("pixels", shape)
         source = block.source.transpose(1, 2, 0, 3, 4, 5)
-        for number, axes in enumerate(self.phases):
+        for number, firsts in enumerate(self.phases):
+            rules = zip(block.axes, self.extents, firsts, strict=True)
+            axes = [Axis(n, 1, a.size, a.stride, 1, a.offset + first) for a, n, first in rules]
             gather(memory[:, :, number], source, dict(enumerate(axes, 3)))
         return memory.reshape(block.groups, -1)
 
@@ -327,36 +333,34 @@ class _Layout:
         return sums.transpose(2, 0, 1, 3, 4, 5)[(ALL, ALL, ALL, *inside)]
 
 
-@lru_cache(maxsize=4096)
+def _shape(axis: Axis) -> Axis:
+    """What of an axis a layout depends on."""
+    return Axis(axis.outputs, axis.taps, 1, axis.stride, axis.dilation)
+
+
+def _extent(axis: Axis) -> int:
+    """Pixels of a stride phase."""
+    return axis.outputs + (axis.taps - 1) * axis.dilation // axis.stride
+
+
+@lru_cache(maxsize=16)  # each may have as many offsets as a filter has weights
 def _layout(axes: tuple[Axis, ...], channels: int, images: int) -> _Layout:
-    steps = [np.divmod(np.arange(axis.taps) * axis.dilation, axis.stride) for axis in axes]
-    extents = tuple(axis.outputs + int(s[-1]) for axis, (s, _) in zip(axes, steps, strict=True))
+    extents = tuple(map(_extent, axes))
     pitches = [prod(extents[axis + 1 :]) for axis in range(len(axes))]
-    places = prod(extents)
     # Of each tap, the number of its phase and how far on it reads there.
     numbers, shifts, met = np.array(0), np.array(0), []
-    for pitch, (shift, phase) in zip(pitches, steps, strict=True):
+    for axis, pitch in zip(axes, pitches, strict=True):
+        shift, phase = np.divmod(np.arange(axis.taps) * axis.dilation, axis.stride)
         found, number = np.unique(phase, return_inverse=True)
         numbers = np.add.outer(numbers * len(found), number)
         shifts = np.add.outer(shifts, shift * pitch)
         met.append(found.tolist())
-    phases = list(product(*met))
-    taps = (numbers * (images * places) + shifts).ravel()
-    of_channels = np.arange(channels) * (len(phases) * images * places)
-    last = sum((axis.outputs - 1) * pitch for axis, pitch in zip(axes, pitches, strict=True))
-    return _Layout(
-        extents,
-        tuple(
-            tuple(
-                Axis(extent, 1, axis.size, axis.stride, 1, axis.offset + first)
-                for axis, extent, first in zip(axes, extents, phase, strict=True)
-            )
-            for phase in phases
-        ),
-        np.add.outer(of_channels, taps).ravel(),
-        places,
-        (images - 1) * places + last + 1,
-    )
+    phases = tuple(product(*met))
+    of_phase = images * prod(extents)
+    of_channels = np.arange(channels) * (len(phases) * of_phase)
+    offsets = np.add.outer(of_channels, (numbers * of_phase + shifts).ravel()).ravel()
+    after = sum((axis.outputs - 1) * pitch for axis, pitch in zip(axes, pitches, strict=True))
+    return _Layout(extents, phases, offsets, of_phase - prod(extents) + after + 1)
 
 
 @cache

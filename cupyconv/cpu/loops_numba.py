@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numba
+from numba.core.caching import FunctionCache
+
+
+class _Kept(FunctionCache):
+    """What was compiled, on disk; what is damaged there, or cannot be written, is not missed."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:
+            with suppress(OSError):
+                self.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(Exception):
+            super().save_overload(sig, data)
 
 
 def _compiled(function: Callable) -> Any:
     """A function that is compiled for the types it is called with, and kept where it can be."""
     # Sums may be reordered, which makes them vectors; of nothing else is there anything assumed.
-    rules = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}}
-    try:
-        return numba.njit(cache=True, **rules)(function)
-    except RuntimeError:  # there is no folder to write to
-        return numba.njit(**rules)(function)
+    compiled: Any = numba.njit(nogil=True, fastmath={"contract", "reassoc", "nsz"})(function)
+    with suppress(RuntimeError):  # there is no folder to write to
+        compiled._cache = _Kept(function)
+    return compiled
 
 
 _STRETCH = 1024  # places that are summed at a time: four rows of them stay in the nearest cache

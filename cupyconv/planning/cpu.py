@@ -181,10 +181,10 @@ def has_numba() -> bool:
 @cache
 def _numba_works() -> bool:
     try:
-        import_module("numba")
-    except ImportError:  # also of one that this NumPy is too new for
+        numba = import_module("numba")
+    except Exception:  # it raises many, where NumPy is too new for it or a library of it is missing
         return False
-    return True
+    return not numba.config.DISABLE_JIT  # in which case it runs loops as Python does
 
 
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:

@@ -4,8 +4,10 @@
 
 Without extras both distributions, then the wheel with each extra.  In each environment a program
 runs that is given nothing of the checkout: it computes, plans, explains, reads the kernels' source,
-and calls the command line; of an extra, what the extra is for.  Extras of gigabytes are only
-resolved, which says whether an index has them for that Python; with --whole they are installed too.
+runs the README's example and the command line; of an extra, what the extra is for.  Extras of
+gigabytes are only resolved, which says whether an index has them for that Python; with --whole they
+are installed too.  --built takes the distributions of a run before, for a Python that has nothing
+to build them with, as in a container.
 
 Prints a table; exits with 1 if anything that was there failed.
 """
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +31,7 @@ OLDEST, NEWEST = 11, 15
 """Minor versions of Python 3 that are looked for."""
 
 PLAIN = """
-import subprocess, sys
+import importlib.metadata, re, subprocess, sys
 import numpy as np
 import cupyconv
 from cupyconv.gpu import sources
@@ -44,9 +46,15 @@ problem = cupyconv.ConvProblem(x.shape, w.shape, padding="same")
 assert cupyconv.plan(problem, "sm_90a")["forward"].implementation.startswith("cuda-")
 assert "<svg" in cupyconv.explain(problem, values="integers").svg()
 assert "<html" in cupyconv.explain(problem).page()
-command = [sys.executable, "-m", "cupyconv", "grads", "--preset", "by-hand"]
-run = subprocess.run(command, capture_output=True, text=True)
-assert run.returncode == 0 and "0 failed" in run.stdout, run.stdout + run.stderr
+for words, said in ((["grads", "--preset", "by-hand"], "0 failed"), (["env"], "kernel sources")):
+    command = [sys.executable, "-m", "cupyconv", *words]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0 and said in run.stdout, run.stdout + run.stderr
+readme = importlib.metadata.metadata("cupyconv").get_payload()
+example = re.search("```python\\n(.*?)```", readme, re.S)[1]
+found = {}
+exec(example.replace("import cupy as cp", "import numpy as cp"), found)
+assert found["dw"].shape == found["w"].shape and found["dx"].shape == found["x"].shape
 """
 
 PROGRAMS = {
@@ -153,9 +161,21 @@ def build(out: Path) -> tuple[Path, Path]:
         out.mkdir(parents=True, exist_ok=True)
         # They are installed from other folders than this one.
         made = [Path(shutil.copy(path, out.resolve())) for path in Path(folder).iterdir()]
-    (sdist,), (wheel,) = (
-        [path for path in made if path.name.endswith(ending)] for ending in (".tar.gz", ".whl")
-    )
+    return distributions(made)
+
+
+def distributions(files: Iterable[Path]) -> tuple[Path, Path]:
+    """The sdist and the wheel among files.
+
+    Raises:
+        SystemExit: there is not one of each.
+    """
+    of_kinds = [
+        [path for path in files if path.name.endswith(ending)] for ending in (".tar.gz", ".whl")
+    ]
+    if [len(kind) for kind in of_kinds] != [1, 1]:
+        raise SystemExit(f"one sdist and one wheel are wanted, not {list(map(str, files))}")
+    (sdist,), (wheel,) = of_kinds
     return sdist, wheel
 
 
@@ -190,7 +210,10 @@ def _last(text: str) -> str:
 
 def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
     """Everything, one after the other."""
-    sdist, wheel = build(options.out)
+    if options.built:
+        sdist, wheel = distributions(sorted(options.built.resolve().glob("cupyconv-*")))
+    else:
+        sdist, wheel = build(options.out)
     here = pythons()
     if options.python:
         versions = {path: version_of(path) or ("does not run",) for path in options.python}
@@ -205,6 +228,7 @@ def main() -> int:
     """Run all, and print what became of each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="for the distributions")
+    parser.add_argument("--built", type=Path, help="a folder with them, of a run before")
     parser.add_argument("--whole", action="store_true", help="install extras of gigabytes too")
     parser.add_argument("--extra", action="append", choices=extras(), help="only these")
     parser.add_argument("--python", action="append", type=Path, help="only these")

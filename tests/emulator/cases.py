@@ -140,6 +140,7 @@ _HOPPER = (
     ("rows_of_filled_lines", "NCHW", "OIHW", "float16"),
     ("rows_of_two_lines", "NCHW", "HWIO", "float16"),
     ("rows_of_phases", "NCHW", "OIHW", "bfloat16"),
+    ("rows_of_whole_lines", "NCHW", "OIHW", "float16"),
 )
 _ARRANGED = (
     ("stride_beyond_input", "NCHW", "OIHW", "float16"),

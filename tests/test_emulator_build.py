@@ -231,6 +231,7 @@ SASS = {
     "ldmatrix_x2_trans": r"LDSM\.16\.MT88\.2 ",
     "ldmatrix_x4_trans": r"LDSM\.16\.MT88\.4 ",
     "stmatrix_x4": r"STSM\.16\.M88\.4 ",
+    "stmatrix_x4_trans": r"STSM\.16\.MT88\.4 ",
     "mma_m16n8k8_f16": r"HMMA\.1688\.F32 ",
     "mma_m16n8k16_f16": r"HMMA\.16816\.F32 ",
     "mma_m16n8k16_bf16": r"HMMA\.16816\.F32\.BF16 ",
@@ -258,6 +259,12 @@ SASS = {
     },
     **{f"wgmma_tf32_n{n}": rf"HGMMA\.64x{n}x8\.F32\.TF32 " for n in golden.WGMMA_N},
 }
+
+
+def test_every_golden_kernel_is_known_by_its_sass() -> None:
+    # The majors of wgmma's operands are in its descriptors.
+    kernels = {re.sub(r"_a[01]_b[01]$", "_a0_b0", case.kernel) for case in golden.cases()}
+    assert kernels == set(SASS)
 
 
 def test_wrappers_become_the_instructions_they_name() -> None:

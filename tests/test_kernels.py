@@ -128,6 +128,24 @@ def test_direct_in_tiles_of_every_kind(number):
         require_exact(all_formats(problem)[number % 6], "cuda-direct")
 
 
+@pytest.mark.parametrize(
+    ("input_sizes", "filter_sizes", "rules"),
+    [
+        ((4, 5), (3, 3), {"padding": ((1, 1), (0, 9))}),
+        ((9, 5), (3, 3), {}),
+        ((3, 9), (1, 3), {"stride": (1, 2), "padding": ((0, 0), (1, 1))}),
+        ((3, 2), (1, 5), {"stride": (1, 2), "padding": ((0, 0), (1, 9))}),
+    ],
+    ids=["wholly in the padding", "tall", "strided", "short"],
+)
+def test_direct_where_tiles_reach_beyond_the_source(input_sizes, filter_sizes, rules):
+    """Columns that are in the source under some tiles only are looked at under each."""
+    shapes = (2, *input_sizes, 8), (*filter_sizes, 1, 8)
+    formats = {"data_format": "NHWC", "filter_format": "HWIO"}
+    problem = ConvProblem(*shapes, groups=8, dtype="float16", **rules, **formats)
+    assert require_exact(problem, "cuda-direct") == PASSES
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_direct_in_other_dtypes(dtype):

@@ -377,16 +377,22 @@ def pixels_and_taps(axes):
     return pixel, {tuple(tap for tap, _ in one): tuple(at for _, at in one) for one in read}
 
 
-STAYING = {"cuda-direct": (direct, DIRECT_CASES), "cuda-patch": (patch, PATCH_CASES)}
-"""Families whose blocks stay, each with what cuts its problems, and cases."""
+FEW_TILES = ConvProblem((4, 8, 3, 2, 2), (8, 1, 2, 1, 1), groups=8)
+"""Whose blocks of cuda-direct have more strips than a slice has tiles."""
+
+STAYING = {
+    "cuda-direct": (direct, [*(case.problem for case in DIRECT_CASES), FEW_TILES]),
+    "cuda-patch": (patch, [case.problem for case in PATCH_CASES]),
+}
+"""Families whose blocks stay, each with what cuts its problems, and some of these."""
 
 
 @pytest.mark.parametrize("impl", STAYING)
 def test_blocks_that_stay_have_as_many_turns_as_others(impl):
     """The fewest that let the chip hold all blocks at once."""
-    (family, cases), seen = STAYING[impl], set()
-    for case, multiprocessors in itertools.product(cases, (1, 3, 132)):
-        problem = case.problem.replace(dtype="float16")
+    (family, problems), seen = STAYING[impl], set()
+    for any_dtype, multiprocessors in itertools.product(problems, (1, 3, 132)):
+        problem = any_dtype.replace(dtype="float16")
         device = replace(Device.of("sm_80"), multiprocessors=multiprocessors)
         strides = Strides.contiguous(problem)
         for pass_ in {"forward", "backprop_input"}.intersection(fits(problem, impl, device)):
@@ -397,14 +403,39 @@ def test_blocks_that_stay_have_as_many_turns_as_others(impl):
             if not turns:  # of an empty batch
                 continue
             blocks, beside = launch.grid
+            assert launch.shared_bytes == dict(launch.defines).get("SHARED_BYTES", 0)
             held = max(multiprocessors * cut.resident // beside, 1)
             each = -(-turns // blocks)
             assert blocks == -(-turns // each) <= held
             assert each == 1 or -(-turns // (each - 1)) > held
             if impl == "cuda-direct":
-                assert launch.arguments[4]["rounds"] == each
+                require_walk(launch, "output" if pass_ == "forward" else "input", cut, each)
             seen.add(min(each, 3))
     assert seen == {1, 2, 3}
+
+
+def require_walk(launch, walked, cut, rounds):
+    """Blocks of cuda-direct go on by a tile for each of their strips, counted in digits."""
+    (told,), (layer,) = launch.arguments[-2:]
+    assert told["rounds"] == rounds
+    slices, images = layer[walked][0], layer["batch"]
+    assert tuple(told["tiles"]) == (cut.across.tiles, cut.down.tiles, slices, images)
+    weights = np.cumprod([1, *told["tiles"][:3]])
+    assert (told["step"] * weights).sum() == cut.block.strips
+    assert (told["step"][:3] < told["tiles"][:3]).all()
+
+
+def test_chunks_of_a_filter_gradient_have_as_many_rounds_as_others():
+    device, seen = Device.of("sm_80"), set()
+    for problem in STAYING["cuda-direct"][1]:
+        planned = plan_pass(problem, "backprop_filter", device, "cuda-direct")
+        strides = Strides.contiguous(problem)
+        product, _ = prepare(planned, problem, strides, None, device)
+        cut = direct.cut(Request(problem, "backprop_filter", device, strides=strides))
+        assert product.grid[0] == planned.splits
+        require_walk(product, "output", cut, -(-cut.rounds // planned.splits))
+        seen.add(planned.splits > 1)
+    assert seen == {False, True}
 
 
 def bias_launches(shape, layout, dtype, device="sm_80"):

@@ -18,14 +18,15 @@ from cupyconv.gpu.launch import Launch, Series
 from cupyconv.gpu.launches import prepare
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.device import CHIPS as PLANNED_CHIPS
-from cupyconv.planning.families import direct, patch
+from cupyconv.planning.families import direct, patch, toeplitz
 from cupyconv.planning.strides import Strides, contiguous_strides
-from cupyconv.problem import ITEMSIZE
+from cupyconv.problem import ITEMSIZE, PASSES
 from tests import emulator, launches
 from tests.agreement import fits
 from tests.configurations import (
     DIRECT_CASES,
     PATCH_CASES,
+    all_formats,
     in_formats,
     integer_data,
     random_problems,
@@ -311,6 +312,50 @@ def test_a_sum_of_chunks_has_a_thread_for_each_element_of_the_filter(filters, bl
     assert (made.entry, made.defines) == ("product_reduce", product.defines)
     assert (made.grid, made.block, made.shared_bytes) == ((blocks,), (256,), 0)
     assert made.arguments == ("workspace", "w", 3, "parameters")
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("alignment", [2, 4, 8, 16])
+def test_pieces_of_cuda_toeplitz_are_as_large_as_they_may_be(alignment, pass_):
+    """Of channels that are neighbours, else of columns; x and y have others."""
+    device, seen = Device.of("sm_80"), set()
+    sizes = itertools.product((1, 2, 16, 17), (8, 9, 12), (0, 1, 3), (1, 2))
+    for channels, width, before, rank in sizes:
+        shape, taps = (2, channels, 6, width)[: 2 + rank], (channels, 1, 2, 3)[: 2 + rank]
+        shape, taps = (*shape[:-1], width), (*taps[:-1], 3)
+        padding = ((0, 0), (before, 4))[-rank:]
+        first = ConvProblem(shape, taps, padding=padding, groups=channels, dtype="float16")
+        for problem in all_formats(first)[::2]:
+            strides = replace(Strides.contiguous(problem), alignment=alignment)
+            planned = plan_pass(problem, pass_, device, "cuda-toeplitz", strides=strides)
+            launch, *_ = prepare(planned, problem, strides, None, device)
+            macros = dict(launch.defines)
+            x = piece_of(strides.x, problem.input_shape, problem, alignment)
+            y = piece_of(strides.y, problem.output_shape, problem, alignment)
+            source, result = (y, x) if pass_ == "backprop_input" else (x, y)
+            assert (macros["SOURCE_LAST"], macros["SOURCE_VECTOR"]) == source
+            assert (macros["RESULT_LAST"], macros["RESULT_VECTOR"]) == result
+            # The first column that the first tap of backprop_input reads is that of the last one.
+            column = before - 2 if pass_ == "backprop_input" else -before
+            assert macros["SOURCE_SHIFT"] == (0 if source[0] else column % source[1])
+            assert (macros["FILTER_R"], macros["FILTER_S"]) == ((2, 3) if rank == 2 else (1, 3))
+            assert launch.grid[1] == -(-channels // toeplitz.CHANNELS)
+            seen.add((source, result))
+    assert len(seen) >= (1 if alignment == 2 else 6)
+
+
+def piece_of(steps, shape, problem, alignment):
+    """Whether pieces are of channels, and how many 16-bit elements of them are moved at once."""
+    channels, columns = problem.data_axes[1], problem.data_axes[-1]
+    of_channels = steps[channels] == 1 and shape[channels] > 1
+    axis = channels if of_channels else columns
+    others = [step for number, step in enumerate(steps) if number != axis]
+    fitting = [
+        piece
+        for piece in (2, 4, 8)
+        if steps[axis] == 1 and not any(one % piece for one in (shape[axis], *others))
+    ]
+    return of_channels, max((one for one in fitting if one * 2 <= alignment), default=1)
 
 
 def test_stride_phases_have_every_pixel_of_the_input_and_all_its_taps():

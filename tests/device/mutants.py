@@ -71,7 +71,7 @@ NEAREST = {
     "cupyconv/gpu/patch.py": ("tests/test_patch.py", "tests/test_launches.py"),
     "cupyconv/gpu/sources.py": ("tests/test_kernel_cache.py",),
     "cupyconv/gpu/tensormaps.py": ("tests/test_hopper.py",),
-    "cupyconv/gpu/toeplitz.py": ("tests/test_toeplitz.py",),
+    "cupyconv/gpu/toeplitz.py": ("tests/test_toeplitz.py", "tests/test_launches.py"),
 }
 """The modules that are mutated, each with the tests without a device that are nearest to it."""
 

@@ -530,6 +530,20 @@ def fake_tensorflow():
     return SimpleNamespace(errors=SimpleNamespace(OpError=RuntimeError))
 
 
+@pytest.mark.parametrize("error", [OSError, RuntimeError, AttributeError, SystemError])
+@pytest.mark.parametrize("name", peers.PEERS)
+def test_a_library_that_fails_to_import_is_named(name, error, monkeypatch):
+    def broken(_name):
+        raise error("jaxlib is newer than and incompatible with jax\nPlease update")
+
+    monkeypatch.setattr(peers, "import_module", broken)
+    found, why_not = peers.find(places.CpuPlace(), name)
+    assert found is None
+    assert why_not == (
+        f"{peers.PEERS[name]} could not be imported: jaxlib is newer than and incompatible with jax"
+    )
+
+
 def test_others_are_measured_on_the_cpu_only():
     on_gpu = SimpleNamespace(name="gpu")
     assert peers.find(on_gpu, "jax") == (None, "JAX is measured on the CPU only")

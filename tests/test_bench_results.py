@@ -317,6 +317,15 @@ def test_two_runs_are_compared():
     assert "only in one of the files: 4 measurements" in text
 
 
+def test_medians_and_bests_are_told_apart():
+    """Files of the CPU had medians, before they had the best of many turns."""
+    medians, bests = measured(row()), measured(replace(row(), low=ROW.microseconds))
+    changes = "the runs differ in what counts: the median of samples, then the best"
+    assert changes in report.compare(medians, bests)[-1].text()
+    for one in (medians, bests):
+        assert "what counts" not in report.compare(one, one)[-1].text()
+
+
 def test_runs_with_nothing_in_common_are_compared_too():
     text = "\n".join(s.text() for s in report.compare(measured(), measured()))
     assert "No change" in text

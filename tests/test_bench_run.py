@@ -104,6 +104,20 @@ def test_a_peer_that_takes_long_is_named_and_not_timed(monkeypatch):
     ]
 
 
+def test_a_peer_that_takes_long_to_compile_is_timed(monkeypatch):
+    pytest.importorskip("torch")
+    honest, seconds = peers.TorchPeer.call, [0.0]
+
+    def compiling(self, problem, pass_, sets):
+        seconds[0] += 2 * bench_run._SLOWEST_PEER_CALL
+        return honest(self, problem, pass_, sets)
+
+    monkeypatch.setattr(peers.TorchPeer, "call", compiling)
+    monkeypatch.setattr(bench_run, "perf_counter", lambda: seconds[0])
+    found = measure(DENSE, peers=("torch",), passes=("forward",))
+    assert {row.implementation for row in found.rows} == {"auto", "torch"}
+
+
 def test_complex_numbers_are_checked_and_timed_beside_pytorch():
     pytest.importorskip("torch")
     options = {"layouts": ("channels_last",), "peers": ("torch",)}

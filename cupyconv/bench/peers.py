@@ -77,8 +77,9 @@ def find(place: Place, name: str = "torch") -> tuple[Peer | None, str]:
         library: Any = import_module(name)
     except ImportError:
         return None, f"{label} is not installed"
-    except OSError as error:  # a library of its own that does not load
-        return None, f"{label} could not be imported: {error}"
+    except Exception as error:  # of its own: a library that does not load, a version too new
+        why, _, _ = str(error).partition("\n")
+        return None, f"{label} could not be imported: {why or type(error).__name__}"
     if name != "torch":
         return (JaxPeer if name == "jax" else TensorFlowPeer)(library), ""
     if place.name == "gpu" and not library.cuda.is_available():

@@ -420,7 +420,16 @@ def _differences(old: Results, new: Results) -> list[str]:
         was, now = old.environment.get(word), new.environment.get(word)
         if was != now:
             found.append(f"the runs differ in {word}: {was}, then {now}")
+    was, now = _what_counts(old), _what_counts(new)
+    if old.rows and new.rows and was != now:
+        found.append(f"the runs differ in what counts: {was}, then {now}; by that alone times do")
     return found
+
+
+def _what_counts(results: Results) -> str:
+    """Of the samples of a call; those on a CPU had a median once, as those on a GPU have."""
+    medians = any(row.low < row.microseconds for row in results.rows)
+    return "the median of samples" if medians else "the best"
 
 
 def number(value: float) -> str:

@@ -422,9 +422,7 @@ def _differences(old: Results, new: Results) -> list[str]:
             found.append(f"the runs differ in {word}: {was}, then {now}")
     was, now = _what_counts(old), _what_counts(new)
     if old.rows and new.rows and was != now:
-        found.append(
-            f"the runs differ in what counts: {was}, then {now}; so do times, by that alone"
-        )
+        found.append(f"the runs differ in what counts: {was}, then {now}; by that alone times do")
     return found
 
 

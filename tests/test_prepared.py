@@ -101,6 +101,29 @@ def test_a_call_arranges_no_prepared_filter(hopper, memory, case, pass_):
     assert form.nbytes == planes * calls.w.size * size
 
 
+@pytest.mark.parametrize("pass_", ["forward", "backprop_input"])
+def test_cuda_gather_reads_a_prepared_filter_in_the_place_of_its_copy(gpu, memory, pass_):
+    """One form serves both passes; images are copied as ever."""
+    runtime = gpu("sm_80")
+    backends.of(Home.GPU).empty = memory.array
+    calls = Calls(memory, LAYER)
+    call = getattr(calls, pass_)
+    call(calls.w)
+    (first, arranged), (second, multiplied) = runtime.launched
+    assert (first, second) == ("conv_arrange.cu", "conv_gather.cu")
+    assert reads(arranged, calls.w)
+    assert not reads(multiplied, calls.w)
+    prepared = calls.prepare()
+    assert list(prepared.forms) == ["OHWI"]
+    runtime.launched.clear()
+    call(prepared)
+    (first, arranged), (second, multiplied) = runtime.launched
+    assert (first, second) == ("conv_arrange.cu", "conv_gather.cu")
+    assert not reads(arranged, calls.w)
+    assert reads(multiplied, prepared.forms["OHWI"])
+    assert prepared.nbytes == calls.w.nbytes
+
+
 def test_a_workspace_has_no_room_for_what_is_prepared(hopper, memory):
     backend = backends.of(Home.GPU)
     calls = Calls(memory, in_formats(LAYER, "NHWC", "OIHW"))

@@ -1,5 +1,6 @@
 // Copies tensors of any strides, one or two, to such with channels last in the workspace, which TMA
-// walks over: (n, d, h, w, channel), each pixel beginning at a multiple of 16 bytes.
+// walks over and conv_gather.cu reads in pieces: (n, d, h, w, channel), each pixel beginning at a
+// multiple of 16 bytes.
 //
 // A filter counts as a batch of filters whose pixels are its taps.  A block moves TILE pixels of TILE
 // channels through shared memory: on the tensor's side neighbouring threads take neighbouring

@@ -25,7 +25,8 @@
 // Pixels come in pieces too, in NCHW: those of the output as it is stored and as dy is summed, and
 // those of the input under a 1 x 1 filter of stride 1 without padding, where they follow each other
 // in memory.  That makes such a layer a plain matrix product, with 16-byte copies in either order of
-// memory.
+// memory.  Other operands in NCHW are better copied with channels last before (conv_arrange.cu), where
+// a layer has enough to compute: else they come element by element.
 //
 // A first layer of 3 channels is copied element by element: a row of the filter reads S * C
 // neighbours, but from (q * stride - pad) * C on, which is odd as often as not, and cp.async can

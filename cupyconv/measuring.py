@@ -102,7 +102,8 @@ def _name(candidate: PassPlan) -> str:
     """A candidate in a few words."""
     tile = f" {candidate.tile}" if candidate.tile else ""
     splits = f" x {candidate.splits}" if candidate.splits > 1 else ""
-    return f"{candidate.implementation}{tile}{splits}"
+    method = f" ({candidate.method})" if candidate.method else ""
+    return f"{candidate.implementation}{tile}{splits}{method}"
 
 
 @dataclass(frozen=True)

@@ -530,8 +530,9 @@ def prepare(
     """A filter for many calls, in which the GPU need not arrange it any more.
 
     Some kernels read w in another order than it may lie in, or as planes of bfloat16, and would
-    copy it at every call: on compute capability 9.0, one with its spatial axes last is copied with
-    its channels last.  Here it is copied once.  Kernels and results are the same bits as without.
+    copy it at every call: one with its spatial axes last is copied with its channels last, always
+    on compute capability 9.0 and in large layers elsewhere.  Here it is copied once.  Kernels and
+    results are the same bits as without.
 
     Args:
         w: filter, in the problem's format, as ``conv_forward`` takes it.  It is kept, and must not

@@ -13,7 +13,7 @@ import cupyconv
 from cupyconv import ConvProblem, operations
 from cupyconv.cpu import naive
 from cupyconv.planning import Device, Request, cost, plan_pass
-from cupyconv.planning.families import FAMILIES, Candidate, Tile, direct
+from cupyconv.planning.families import FAMILIES, Candidate, Tile, direct, gather
 from cupyconv.problem import PASSES
 from tests.configurations import Data, integer_data
 
@@ -27,8 +27,10 @@ def fits(
 
 
 @contextmanager
-def planned(impl: str, tile: int | Tile, splits: int = 1) -> Iterator[None]:
+def planned(impl: str, tile: int | Tile, splits: int = 1, method: int = 0) -> Iterator[None]:
     """Plans of a family take a tile, by number among those that fit, and splits if they can.
+
+    Those of cuda-gather also one of its methods, by number.
 
     Nothing that was worked out with other plans is remembered, and nothing of these afterwards.
     """
@@ -36,26 +38,39 @@ def planned(impl: str, tile: int | Tile, splits: int = 1) -> Iterator[None]:
     def only(request: Request) -> list[Candidate]:
         fitting = list(dict.fromkeys(c.tile for c in ranked(request)))
         chosen = fitting[tile % len(fitting)] if isinstance(tile, int) else tile
-        found = family.candidate(request, chosen, splits)
-        found = found or family.candidate(request, chosen, 1)
+        word = list(gather.METHODS[request.pass_])[method] if method else ""
+        found = family.candidate(request, chosen, splits, word)
+        found = found or family.candidate(request, chosen, 1, word)
         assert found is not None
         return [found]
 
-    def forget() -> None:
-        for remembered in (plan_pass, operations._ready):
-            remembered.cache_clear()
-
     family = FAMILIES[impl]
     ranked = family.candidates
-    forget()
+    with (
+        _planned_anew(),
+        mock.patch.object(family, "candidates", only),
+        mock.patch.object(cost, "LEAST_SPLIT_STEPS", 1),
+    ):
+        yield
+
+
+@contextmanager
+def where_they_lie() -> Iterator[None]:
+    """cuda-gather reads its operands where they lie, also where the planner would copy them."""
+    with _planned_anew(), mock.patch.object(gather, "worthwhile", return_value=[""]):
+        yield
+
+
+@contextmanager
+def _planned_anew() -> Iterator[None]:
+    remembered = plan_pass, operations._ready
     try:
-        with (
-            mock.patch.object(family, "candidates", only),
-            mock.patch.object(cost, "LEAST_SPLIT_STEPS", 1),
-        ):
-            yield
+        for one in remembered:
+            one.cache_clear()
+        yield
     finally:
-        forget()
+        for one in remembered:
+            one.cache_clear()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.cubins import disassemble, instructions, no_spills
 
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
-HOPPER = ("conv_hopper.cu", "conv_arrange.cu", "conv_planes.cu")
+HOPPER = ("conv_hopper.cu", "conv_planes.cu")
 KERNELS = [f"conv_{pass_}.cu" for pass_ in PASSES]
 MULTIPLY = {
     "float16": ("FFMA", 1),
@@ -261,11 +261,23 @@ def test_patch_compiles_without_spills(architecture, layers):
         assert kinds["LDL"] + kinds["STL"] == 0
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_copies_compile_without_spills(architecture):
+    for storage in ITEMSIZES:
+        cubin, log = compiler.compile_cubin(
+            sources.load("conv_arrange.cu"), {"STORAGE": storage}, architecture
+        )
+        assert no_spills(log), f"{storage}: {log}"
+        found = instructions(disassemble(cubin))
+        assert found["STG"] == ITEMSIZES[storage]  # of 16 bytes, for 16 elements of each thread
+        assert found["LDL"] + found["STL"] == 0
+
+
 def test_every_kernel_file_is_compiled_above():
     """But for the Hopper kernels, which tests/test_hopper.py compiles."""
     files = {path.name for path in sources.directory().glob("*.cu")}
     families = {f"conv_{impl.removeprefix('cuda-')}.cu" for impl in (*LAYERS, "cuda-patch")}
-    assert files == {*KERNELS, "conv_backprop_bias.cu", *HOPPER, *families}
+    assert files == {*KERNELS, "conv_backprop_bias.cu", "conv_arrange.cu", *HOPPER, *families}
 
 
 def offset_of(struct, name):

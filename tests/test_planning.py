@@ -145,7 +145,9 @@ def test_a_plan_survives_json():
             assert Plan.from_json(original.to_json()) == original
 
 
-SPLIT = ConvProblem((32, 64, 56, 56), (64, 64, 3, 3), dtype="float16")
+SPLIT = ConvProblem(
+    (32, 56, 56, 64), (64, 3, 3, 64), data_format="NHWC", filter_format="OHWI", dtype="float16"
+)
 """Its filter gradient is split on every chip."""
 
 
@@ -340,7 +342,7 @@ def test_kernels_follow_a_plan_from_json(splits):
     fields = json.loads(plan(SMALL, "sm_80", "cuda-gather").to_json())
     for entry in fields["passes"]:
         gemm = SMALL.gemm(entry["pass_"])
-        entry["splits"] = splits
+        entry["splits"], entry["method"] = splits, ""
         entry["workspace_bytes"] = 4 * splits * gemm.gemm_m * gemm.gemm_n if splits > 1 else 0
     planned = Plan.from_json(json.dumps(fields))
     launched = []
@@ -527,6 +529,17 @@ def test_gather_takes_pieces_of_filters_whatever_the_strides_of_the_other_axes(f
             assert expected.b.vector == 8
 
 
+def test_gather_takes_pieces_of_filters_of_one_tap_in_every_order():
+    """The axes of a single element have a stride of 1 in NCHW, and keep nothing apart."""
+    problem = ConvProblem((2, 16, 7, 5), (24, 16, 1, 1), dtype="float16")
+    for pass_ in PASSES[:2]:
+        assert gather.accesses(pass_, problem, Strides.contiguous(problem)).b.vector == 8
+    pixel = problem.replace(input_shape=(2, 16, 1, 1))
+    for pass_ in PASSES:
+        found = gather.accesses(pass_, pixel, Strides.contiguous(pixel))
+        assert (found.a.vector, found.b.vector, found.c.vector) == (8, 8, 8)
+
+
 def test_an_empty_batch_launches_nothing_but_a_zero_filter_gradient():
     problem = ConvProblem((0, 3, 4, 4), (5, 3, 3, 3))
     strides = Strides((48, 16, 4, 1), (27, 9, 3, 1), (20, 4, 2, 1))
@@ -564,8 +577,7 @@ def test_a_phase_has_the_taps_that_reach_its_pixels():
 
 
 def test_small_grids_are_split_and_large_ones_are_not():
-    small = ConvProblem((32, 64, 56, 56), (64, 64, 3, 3), dtype="float16")
-    planned = plan(small, "sm_80")
+    planned = plan(SPLIT, "sm_80")
     assert planned["backprop_filter"].splits > 1
     assert planned["backprop_filter"].workspace_bytes == planned["backprop_filter"].splits * (
         64 * 64 * 9 * 4

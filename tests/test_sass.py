@@ -17,6 +17,7 @@ from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import loops
+from tests.agreement import where_they_lie
 from tests.configurations import in_formats
 from tests.cubins import (
     blocks,
@@ -234,7 +235,8 @@ def test_gather_has_many_loads_under_way_at_once(architecture, order, at_once):
         problem = in_formats(problem, "NCHW", "OIHW")
     device, strides = Device.of(architecture), Strides.contiguous(problem)
     request = Request(problem, "forward", device, strides=strides)
-    planned = contenders(request, "cuda-gather", 1)[0]
+    with where_they_lie():
+        planned = contenders(request, "cuda-gather", 1)[0]
     (one,) = launches.prepare(planned, problem, strides, None, device)
     loads, waits = loads_and_waits(kernels(listing_of(one, architecture))["conv_gather"])
     assert loads >= at_once * waits

@@ -8,7 +8,7 @@ import pytest
 from cupyconv import ConvError
 from cupyconv.problem import PASSES
 from tests import emulator
-from tests.agreement import fits
+from tests.agreement import fits, where_they_lie
 from tests.configurations import (
     FAMILY_CASES,
     PATCH_CASES,
@@ -61,7 +61,7 @@ def require_exact_on(kinds, number, impl, arch, problem, pass_):
     """Whether the family takes these views; if it does, the pass is exact."""
     how = {"impl": impl, "arch": arch, "precision": _precision(impl)}
     try:
-        with emulator.settings(emulator.SCHEDULES[number % 3]):
+        with emulator.settings(emulator.SCHEDULES[number % 3]), where_they_lie():
             require_exact(emulator, problem, pass_, kinds, **how)
     except ConvError as error:
         if impl == "cuda-hopper-bf16x6" and "takes tensors with channels" in str(error):

@@ -8,12 +8,11 @@ from math import prod
 import numpy as np
 
 from cupyconv.gpu.launch import STORAGE, Launch, Part
-from cupyconv.planning.copies import shape_of
+from cupyconv.planning.copies import shape_of, tiles
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
 
 _THREADS = 256
-_TILE = 64  # pixels and channels that a block arranges
 _VECTOR = 8  # elements that a thread splits
 
 _COPIED_AXES = [("extent", np.int64, 4), ("stride", np.int64, 4)]
@@ -39,7 +38,7 @@ def arrange(asked: ConvProblem, seen: ConvProblem, strides: Strides, made: Made)
     for record, (role, _) in zip(shapes["of"][0], made, strict=False):
         shape, steps = _walked(record, asked, seen, role, strides)
         record["channels"], record["channel_stride"] = shape[-1], steps[-1]
-        record["tiles"] = -(-prod(shape[:-1]) // _TILE) * -(-shape[-1] // _TILE)
+        record["tiles"] = tiles(shape)
     blocks = int(shapes["of"]["tiles"].sum())
     return _copying("conv_arrange", (("STORAGE", STORAGE[seen.dtype]),), shapes, blocks, made)
 

@@ -9,21 +9,25 @@ from math import prod
 import numpy as np
 
 from cupyconv.gpu import parameters
-from cupyconv.gpu.launch import STORAGE, Launch
+from cupyconv.gpu.copies import arrange
+from cupyconv.gpu.launch import STORAGE, FilterForm, Launch, Part
+from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
 from cupyconv.planning.device import Device
-from cupyconv.planning.families.gather import accesses, copies_async, ring, tap_words
+from cupyconv.planning.families.family import accumulator_bytes
+from cupyconv.planning.families.gather import (
+    OPERANDS,
+    accesses,
+    aligned,
+    copies_async,
+    product_of,
+    ring,
+    tap_words,
+)
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 _REDUCE_THREADS = 256
-
-# The kernel's a, b, bias, c and partial, by pass.
-_OPERANDS = {
-    "forward": ("x", "w", "bias", "y", "workspace"),
-    "backprop_input": ("y", "w", "bias", "x", "workspace"),
-    "backprop_filter": ("y", "x", "bias", "w", "workspace"),
-}
 
 
 def prepare(
@@ -33,9 +37,11 @@ def prepare(
     activation: str | None,
     device: Device,
 ) -> tuple[Launch, ...]:
-    """The launches of one planned pass: the product and, if it is split, the reduction."""
+    """The launches of a planned pass: operands arranged, the product, splits added up."""
     tile = pass_plan.tile
     assert tile is not None
+    before, operands = _arranged(pass_plan, problem, strides)
+    problem, strides = product_of(pass_plan.pass_, pass_plan.method, problem, strides)
     found = accesses(pass_plan.pass_, problem, strides)
     a, b, c = found.a, found.b, found.c
     index = parameters.index_type(problem, strides)
@@ -62,7 +68,7 @@ def prepare(
     made = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem), index)
     defines["STAGES"], defines["SHARED_BYTES"] = made.stages, made.shared_bytes
     packed = parameters.pack(problem, strides)
-    a_role, b_role, bias, c_role, workspace = _OPERANDS[pass_plan.pass_]
+    result = ROLES_OF[pass_plan.pass_][-1]
     product = Launch(
         source="conv_gather.cu",
         entry="conv_gather",
@@ -70,12 +76,11 @@ def prepare(
         grid=(pass_plan.blocks, pass_plan.splits),
         block=(tile.threads,),
         shared_bytes=made.shared_bytes,
-        arguments=(a_role, b_role, bias, c_role, workspace, packed, phases),
+        arguments=(*operands, "bias", result, "workspace", packed, phases),
     )
     if not split:
-        return (product,)
-    gemm = problem.gemm(pass_plan.pass_)
-    elements = gemm.gemm_m * gemm.gemm_n * gemm.groups
+        return (*before, product)
+    elements = _sums(problem, pass_plan)
     reduction = Launch(
         source="conv_gather.cu",
         entry="conv_gather_reduce",
@@ -83,9 +88,46 @@ def prepare(
         grid=(-(-elements // (_REDUCE_THREADS * c.vector)),),
         block=(_REDUCE_THREADS,),
         shared_bytes=0,
-        arguments=(workspace, bias, c_role, np.int32(pass_plan.splits), packed, phases),
+        arguments=("workspace", "bias", result, np.int32(pass_plan.splits), packed, phases),
     )
-    return product, reduction
+    return (*before, product, reduction)
+
+
+def filter_form(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> FilterForm | None:
+    """The copy of w that a planned pass begins with; None where it has none."""
+    seen, steps = product_of(pass_plan.pass_, pass_plan.method, problem, strides)
+    if "w" not in steps.copied:
+        return None
+    size = copy_bytes(seen.filter_shape, ITEMSIZE[seen.dtype])
+    return FilterForm(seen.filter_format, size, arrange(problem, seen, strides, [("w", 0)]))
+
+
+def _arranged(
+    pass_plan: PassPlan, problem: ConvProblem, strides: Strides
+) -> tuple[tuple[Launch, ...], list[str | Part]]:
+    """The launch that copies operands behind the splits' sums, if any is; and where A and B are."""
+    seen, steps = product_of(pass_plan.pass_, pass_plan.method, problem, strides)
+    offset = 0
+    if pass_plan.splits > 1:
+        size = _sums(problem, pass_plan) * accumulator_bytes(problem)
+        offset = aligned(pass_plan.splits * size)
+    operands: list[str | Part] = []
+    made: list[tuple[str, int]] = []
+    for role in OPERANDS[pass_plan.pass_]:
+        is_there = (role == "w" and strides.w_arranged) or 0 in shape_of(seen, role)
+        if role not in steps.copied or is_there:
+            operands.append(role)
+            continue
+        operands.append(Part("workspace", offset))
+        made.append((role, offset))
+        offset += copy_bytes(shape_of(seen, role), ITEMSIZE[problem.dtype])
+    return ((arrange(problem, seen, strides, made),) if made else ()), operands
+
+
+def _sums(problem: ConvProblem, pass_plan: PassPlan) -> int:
+    """Of a split."""
+    gemm = problem.gemm(pass_plan.pass_)
+    return gemm.gemm_m * gemm.gemm_n * gemm.groups
 
 
 # -- stride phases ---------------------------------------------------------------------------------

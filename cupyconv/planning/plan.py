@@ -33,7 +33,8 @@ class PassPlan:
             fixed order.
         workspace_bytes: device memory beside the tensors.
         precision: what was permitted: "ieee", "tf32" or "bf16x6", as ``plan`` takes it.
-        method: how "numpy" computes it (cupyconv/planning/cpu.py), else empty.
+        method: how "numpy" computes it (cupyconv/planning/cpu.py), which operands "cuda-gather"
+            copies first, such as "x and w arranged", else empty.
     """
 
     pass_: str
@@ -164,7 +165,7 @@ class Plan:
     @staticmethod
     def _still_costs(planned: PassPlan, request: Request) -> bool:
         """Whether a planned pass needs as much workspace for the tensors of a request."""
-        found = planned.family.candidate(request, planned.tile, planned.splits)
+        found = planned.family.candidate(request, planned.tile, planned.splits, planned.method)
         return found is not None and found.workspace_bytes == planned.workspace_bytes
 
 
@@ -226,14 +227,15 @@ def plan_pass(
 def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
     """The most promising ways to compute a pass on a GPU, for measuring; the planned one first.
 
-    The best of each family is among them if ``count`` permits, however low its estimate ranks.
+    The best of each family, with operands copied first and without, is among them if ``count``
+    permits, however low its estimate ranks.
 
     Raises:
         ConvError: as for ``plan``.
     """
     ranked = _ranked(request, impl)
-    of_families = {candidate.family.name: candidate for candidate in reversed(ranked)}.values()
-    chosen = sorted(ranked, key=lambda candidate: candidate not in of_families)[:count]
+    best = {(one.family.name, bool(one.method)): one for one in reversed(ranked)}.values()
+    chosen = sorted(ranked, key=lambda candidate: candidate not in best)[:count]
     return tuple(_pass_plan(request, candidate) for candidate in sorted(chosen, key=ranked.index))
 
 

@@ -21,6 +21,8 @@ class Strides:
         bias: stride of the bias, of y or of dx, in elements.
         alignment: bytes that the addresses of all three are multiples of, 16 at most.
         w_arranged: whether what is given for w is what the kernels would have made of it first.
+        copied: which of "x", "w" and "y" are copies in the workspace, whose addresses are multiples
+            of 16 bytes.
     """
 
     x: tuple[int, ...]
@@ -29,6 +31,7 @@ class Strides:
     bias: int = 1
     alignment: int = 16
     w_arranged: bool = False
+    copied: tuple[str, ...] = ()
 
     @staticmethod
     @lru_cache(maxsize=4096)
@@ -60,6 +63,10 @@ class Strides:
             ordered(problem.filter_shape, problem.filter_axes),
             ordered(problem.output_shape, problem.data_axes),
         )
+
+    def alignment_of(self, role: str) -> int:
+        """Bytes that the address of x, w or y is a multiple of, 16 at most."""
+        return 16 if role in self.copied else self.alignment
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

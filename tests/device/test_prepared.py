@@ -23,6 +23,7 @@ from tests.test_host_cost import entered
 BY_NAME = {case.name: case.problem for case in HOPPER_CASES}
 CASES = {
     "channels first": ("phases_of_one_two_and_four_taps", "NCHW", "float16", "ieee", "cuda-hopper"),
+    "gathered": ("one_tile", "NCHW", "float16", "ieee", "cuda-gather"),
     "planes": ("one_tile", "NHWC", "float32", "bf16x6", "cuda-hopper-bf16x6"),
     "tf32": ("few_channels", "NCHW", "float32", "tf32", "cuda-hopper"),
 }
@@ -178,7 +179,9 @@ def test_on_the_other_device_it_is_refused(launched):
             cupyconv.prepare(w, problem)
         assert launched == []
         other = cupyconv.prepare(cupy.asarray(cupy.asnumpy(w)), problem)
-        assert other.forms == {}, "its kernels read w as it lies"
+        # Its kernels read w in the same order.
+        assert list(other.forms) == list(prepared.forms) == ["OHWI"]
+        assert other.forms["OHWI"].tobytes() == prepared.forms["OHWI"].tobytes()
         cupyconv.conv_forward(x, other, **problem.keywords)
     moved = cupyconv.PreparedFilter(
         w, prepared.forms, problem, other.device, prepared.passes, prepared.precision

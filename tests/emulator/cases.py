@@ -363,7 +363,7 @@ def _exact(problem: ConvProblem, impl: str, *, pass_: str, schedule: Settings, *
     from tests import emulator
 
     how = {"impl": impl, "arch": "sm_80", **more}
-    with settings(schedule):
+    with settings(schedule), agreement.where_they_lie():
         agreement.require_exact(emulator, problem, passes=(pass_,), **how)
 
 
@@ -373,7 +373,7 @@ def _exact_on_views(
     from tests import emulator, views
 
     kinds = views.named(problem, pass_, kind)
-    with settings(schedule):
+    with settings(schedule), agreement.where_they_lie():
         views.require_exact(
             emulator,
             problem,

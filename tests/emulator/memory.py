@@ -175,6 +175,11 @@ def note_kernel(view: np.ndarray, kernel: Kernel) -> None:
         _allocation_of(view).last_kernel = kernel
 
 
+def name_of(view: np.ndarray) -> str:
+    """What an array in emulator memory is called."""
+    return _allocation_of(view).name if view.size else ""
+
+
 def check_written(output: np.ndarray) -> None:
     """CheckerError unless every element of an ``empty`` array was written by a kernel."""
     missing = unwritten_elements(output)

@@ -34,7 +34,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from math import ceil, log, prod
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ import numpy as np
 from cupyconv import ConvError, ConvProblem, arrays
 from cupyconv.bench import suites
 from cupyconv.gpu import compiler, launches, sources
-from cupyconv.gpu.launch import Launch
+from cupyconv.gpu.launch import Launch, Part
 from cupyconv.planning import Device, Request
 from cupyconv.planning.device import Chip
 from cupyconv.planning.plan import PassPlan, contenders
@@ -159,7 +159,7 @@ class Way:
     """One way to compute a pass.
 
     Attributes:
-        name: family, tile and splits.
+        name: family, tile, splits and method.
         planned: microseconds that the planner expects.
         counted: microseconds by what is counted.
         launches: what was counted.
@@ -281,7 +281,7 @@ def _promising(request: Request) -> list[PassPlan]:
 
 
 def _price(planned: PassPlan, request: Request) -> float:
-    priced = planned.family.candidate(request, planned.tile, planned.splits)
+    priced = planned.family.candidate(request, planned.tile, planned.splits, planned.method)
     assert priced is not None
     return priced.microseconds
 
@@ -295,18 +295,32 @@ def name_of(planned: PassPlan) -> str:
             words.append("plain")
     if planned.splits > 1:
         words.append(f"/ {planned.splits}")
+    if planned.method:
+        words.append(f"({planned.method})")
     return " ".join(words)
 
 
 def counts(planned: PassPlan, problem: ConvProblem, device: Device) -> Iterator[Counts]:
     """The counts of each launch of a planned pass."""
-    operands = _tensors(problem)
-    if planned.workspace_bytes:
-        shape = (planned.workspace_bytes // 4,)
-        operands["workspace"] = memory.lazy(shape, np.float32, "workspace")
-    for launch in launches.prepare(planned, problem, Strides.contiguous(problem), None, device):
+    found = launches.prepare(planned, problem, Strides.contiguous(problem), None, device)
+    operands = {**_tensors(problem), **_workspace(planned, found)}
+    for launch in found:
         if 0 not in launch.grid:
             yield _counts(launch, operands, device, _spread(problem, prod(launch.grid)))
+
+
+def _workspace(planned: PassPlan, found: Sequence[Launch]) -> dict[str | Part, np.ndarray]:
+    """An array for the splits' sums, and one for each copy behind them."""
+    parts = {one for launch in found for one in launch.arguments if isinstance(one, Part)}
+    copies = sorted(parts, key=lambda part: part.offset)
+    starts = [0, *(part.offset for part in copies), planned.workspace_bytes]
+    names = ["workspace", *(f"copy {number + 1}" for number in range(len(copies)))]
+    return {
+        key: memory.lazy(((end - start) // 4,), np.float32, name)
+        for key, name, (start, end) in zip(
+            ("workspace", *copies), names, pairwise(starts), strict=True
+        )
+    }
 
 
 def counts_of_witness(problem: ConvProblem, pass_: str, device: Device) -> Counts:
@@ -344,11 +358,12 @@ def _spread(problem: ConvProblem, total: int) -> list[int]:
 
 
 def _counts(
-    launch: Launch, operands: dict[str, np.ndarray], device: Device, chosen: list[int]
+    launch: Launch, operands: Mapping[str | Part, np.ndarray], device: Device, chosen: list[int]
 ) -> Counts:
     total, threads = prod(launch.grid), prod(launch.block)
     arguments = [
-        operands.get(one, np.uint64(0)) if isinstance(one, str) else one for one in launch.arguments
+        operands.get(one, np.uint64(0)) if isinstance(one, (str, Part)) else one
+        for one in launch.arguments
     ]
     text = re.sub(r"\s*\.(loc|file)\b.*", "", ptx_of(launch.source, launch.defines, _PTX))
     values = [
@@ -371,7 +386,8 @@ def _counts(
         driver.chip_of(device.architecture), takes, threads, launch.shared_bytes,
         launch.shared_bytes,
     )  # fmt: skip
-    touched = sum(operands[name].nbytes for name in work.pop("tensors"))
+    names = work.pop("tensors")
+    touched = sum(one.nbytes for one in operands.values() if memory.name_of(one) in names)
     return Counts(launch.entry, total, resident, -(-threads // 32), touched=touched, **work)
 
 
@@ -497,10 +513,11 @@ def rows(
     architectures: Sequence[str] = ARCHITECTURES,
     numbers: Sequence[str] = ("float16", "float32"),
     orders: Sequence[str] = ORDERS,
+    passes: Sequence[str] = PASSES,
     most: int = 1000,
 ) -> Iterator[Row]:
-    """Counts the passes of layers; ``most`` ways of each, what the planner chooses first."""
-    for layer, word, order, pass_, arch in product(layers, numbers, orders, PASSES, architectures):
+    """Counts passes of layers; ``most`` ways of each, what the planner chooses first."""
+    for layer, word, order, pass_, arch in product(layers, numbers, orders, passes, architectures):
         dtype, precision = NUMBERS[word]
         problem, device = layer_problem(layer.name, dtype, order), Device.of(arch)
         found = list(ways(problem, pass_, device, precision, most))
@@ -639,6 +656,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arch", nargs="+", default=ARCHITECTURES)
     parser.add_argument("--numbers", nargs="+", choices=NUMBERS, default=("float16", "float32"))
     parser.add_argument("--order", nargs="+", choices=ORDERS, default=ORDERS)
+    parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--planned", action="store_true", help="count only what is planned")
     parser.add_argument("--json", type=Path, help="to keep what was counted, beside other passes")
     parser.add_argument("--table", type=Path, help="of what is kept, instead of counting")
@@ -655,7 +673,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     most = 1 if chosen.planned else 1000
     found = []
-    for row in rows(layers, chosen.arch, chosen.numbers, chosen.order, most):
+    for row in rows(layers, chosen.arch, chosen.numbers, chosen.order, chosen.passes, most):
         found.append(row)
         print(" ".join(row[name] for name in ("layer", "pass", "numbers", "order", "arch")),
               " ".join(f"{name}: {time:.4g} us;" for name, time in row["ways"].items()),

@@ -63,7 +63,7 @@ class Candidate:
         blocks: thread blocks of one split.
         splits: into how many parts gemm_k, or the pixels, are cut.
         workspace_bytes: device memory beside the tensors.
-        method: of NumPy, else empty.
+        method: of the family, if it has several; else empty.
         summary: of the method, in a few words.
         computing: microseconds without the movement of bytes, by which equal estimates are told
             apart; 0 where that is not known.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
 from math import prod
 
 from cupyconv.planning import cost
+from cupyconv.planning.copies import PIECE_BYTES, arranged, arranging, copy_bytes, shape_of
 from cupyconv.planning.device import RESERVED_SHARED, Device
-from cupyconv.planning.families.family import Tile, mma_refuses
+from cupyconv.planning.families.family import Candidate, Tile, mma_refuses
 from cupyconv.planning.families.tiled import Tiled
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, followers, neighbours
@@ -27,11 +30,8 @@ MOST_STAGES = 4
 
 # What follows is counted: python -m tests.emulator.suite compares it with what kernels execute.
 
-PIECE_INSTRUCTIONS = 9
-"""Of a warp that copies a piece of an operand for each thread."""
-
-SMALL_PIECE_INSTRUCTIONS = 20
-"""The same where it has 4 bytes or fewer."""
+PIECE_INSTRUCTIONS = {16: 9, 8: 9, 4: 14, 2: 20}
+"""Of a warp that copies a piece of so many bytes of an operand for each thread."""
 
 LINE_LOAD_INSTRUCTIONS = 3
 """Of a warp that loads 16 bytes along k for plain products, the place in the line included."""
@@ -114,16 +114,18 @@ class Accesses:
 def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     """How A, B and C are taken from memory."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    alignment, itemsize = strides.alignment, ITEMSIZE[problem.dtype]
+    itemsize = ITEMSIZE[problem.dtype]
 
     def along_channels_or_pixels(
-        layout: tuple[int, ...], extent: int, sizes: tuple[int, ...], pixels_follow: bool
+        role: str, extent: int, sizes: tuple[int, ...], pixels_follow: bool
     ) -> Access:
-        channel = problem.data_axes[1]
+        layout: tuple[int, ...] = getattr(strides, role)
+        apart = _apart(layout, shape_of(problem, role))
+        alignment, channel = strides.alignment_of(role), problem.data_axes[1]
         if layout[channel] == 1:
-            return Access(True, neighbours(layout, channel, extent, alignment, itemsize))
+            return Access(True, neighbours(apart, channel, extent, alignment, itemsize))
         pixels = problem.data_axes[2:]
-        run = followers(layout, pixels, sizes, alignment, itemsize) if pixels_follow else 1
+        run = followers(apart, pixels, sizes, alignment, itemsize) if pixels_follow else 1
         return Access(False, run)
 
     # Pixels that follow each other in the matrix do so in memory where they are visited in the
@@ -134,9 +136,10 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     )
     x_in_order = {"forward": pointwise, "backprop_input": unit_stride, "backprop_filter": pointwise}
     y_in_order = pass_ != "backprop_input" or pointwise
-    x = along_channels_or_pixels(strides.x, channels, problem.input_sizes, x_in_order[pass_])
-    y = along_channels_or_pixels(strides.y, filters, problem.output_sizes, y_in_order)
+    x = along_channels_or_pixels("x", channels, problem.input_sizes, x_in_order[pass_])
+    y = along_channels_or_pixels("y", filters, problem.output_sizes, y_in_order)
 
+    alignment, apart = strides.alignment_of("w"), _apart(strides.w, problem.filter_shape)
     w_filter, w_channel, *w_taps = problem.filter_axes
     summed_axis, summed = (w_channel, channels)
     if pass_ == "backprop_input":
@@ -149,11 +152,11 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         # In a stride phase, taps that are numbered one after the other are not neighbours.
         order, sizes = (summed_axis, *w_taps), (summed, *problem.filter_sizes)
         in_order = pass_ != "backprop_input" or unit_stride
-        run = followers(strides.w, order, sizes, alignment, itemsize) if in_order else 1
+        run = followers(apart, order, sizes, alignment, itemsize) if in_order else 1
         w = Access(True, run)
     else:
-        along_filters = neighbours(strides.w, w_filter, filters, alignment, itemsize)
-        along_channels = neighbours(strides.w, w_channel, channels, alignment, itemsize)
+        along_filters = neighbours(apart, w_filter, filters, alignment, itemsize)
+        along_channels = neighbours(apart, w_channel, channels, alignment, itemsize)
         # Where neither has neighbours, along what is nearer; views have strides of any sign, and 0.
         nearer = abs(strides.w[w_filter]) < abs(strides.w[w_channel])
         filters_last = (along_filters, nearer) > (along_channels, not nearer)
@@ -165,6 +168,11 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         return Accesses(y, w, x, taps_fastest)
     a, b = Access(not y.along_first, y.vector), Access(not x.along_first, x.vector)
     return Accesses(a, b, w, taps_fastest)
+
+
+def _apart(strides: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in which an axis of a single element, which is never left, keeps nothing apart."""
+    return tuple(0 if size == 1 else step for step, size in zip(strides, shape, strict=True))
 
 
 def _tile(
@@ -232,6 +240,25 @@ class Gather(Tiled):
         tiles = super().fitting_tiles(request)
         return [tile for tile in tiles if tile.defines["TENSOR_CORES"] in kinds]
 
+    def candidates(self, request: Request) -> list[Candidate]:
+        return [
+            _behind_copies(found, request, method)
+            for method in worthwhile(request)
+            for found in super(Gather, self).candidates(_of_product(request, method))
+        ]
+
+    def candidate(
+        self, request: Request, tile: Tile | None, splits: int, method: str = ""
+    ) -> Candidate | None:
+        if method not in METHODS[request.pass_]:
+            return None
+        found = super().candidate(_of_product(request, method), tile, splits)
+        return found and _behind_copies(found, request, method)
+
+    def reason(self, candidate: Candidate, note: str = "") -> str:
+        text = super().reason(candidate, note)
+        return f"{text}; before it, {candidate.summary}" if candidate.summary else text
+
     def gemms(self, request: Request) -> tuple[GemmView, ...]:
         if request.pass_ == "backprop_input":
             return request.problem.phase_gemms
@@ -255,6 +282,97 @@ class Gather(Tiled):
         steps = depth / tile.block_k / blocks
         work = work_of_step(request, tile, found).times(steps) + work_besides(request, tile, found)
         return cost.of_blocks(request.device.chip, blocks, resident(request, tile, found), work)
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+OPERANDS = {
+    "forward": ("x", "w"),
+    "backprop_input": ("y", "w"),
+    "backprop_filter": ("y", "x"),
+}
+"""A and B, by pass."""
+
+
+def _methods(operands: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    called = {"x": "x", "w": "w", "y": "dy"}
+    subsets = [roles for count in (1, 2) for roles in combinations(operands, count)]
+    words = [" and ".join(called[role] for role in roles) for roles in subsets]
+    return {
+        "": (),
+        **{f"{word} arranged": roles for word, roles in zip(words, subsets, strict=True)},
+    }
+
+
+METHODS = {pass_: _methods(operands) for pass_, operands in OPERANDS.items()}
+"""By pass and method, the operands that are copied with channels last for the product to read."""
+
+
+def product_of(
+    pass_: str, method: str, problem: ConvProblem, strides: Strides
+) -> tuple[ConvProblem, Strides]:
+    """The problem and the strides that the product of a method meets."""
+    roles = METHODS[pass_][method]
+    return arranged(problem, strides, roles) if roles else (problem, strides)
+
+
+def copied_bytes(problem: ConvProblem, strides: Strides) -> int:
+    """Workspace for the copies that a product reads."""
+    itemsize = ITEMSIZE[problem.dtype]
+    return sum(copy_bytes(shape_of(problem, role), itemsize) for role in strides.copied)
+
+
+def aligned(size: int) -> int:
+    """Workspace for the sums of splits where copies follow them."""
+    return -(-size // PIECE_BYTES) * PIECE_BYTES
+
+
+def _of_product(request: Request, method: str) -> Request:
+    """What the product of a method is asked for, in the workspace that its copies leave."""
+    if not method:
+        return request
+    problem, strides = product_of(request.pass_, method, request.problem, request.memory)
+    limit = request.workspace_limit
+    if limit is not None:
+        limit = max(limit - copied_bytes(problem, strides), 0) // PIECE_BYTES * PIECE_BYTES
+    return replace(request, problem=problem, strides=strides, workspace_limit=limit)
+
+
+def worthwhile(request: Request) -> Iterator[str]:
+    """The methods within the workspace limit, of which each copy is read in larger pieces."""
+    methods, asked = METHODS[request.pass_], (request.problem, request.memory)
+    pieces = {}
+    for method, roles in methods.items():
+        found = accesses(request.pass_, *product_of(request.pass_, method, *asked))
+        pieces[roles] = dict(
+            zip(OPERANDS[request.pass_], (found.a.vector, found.b.vector), strict=True)
+        )
+    for method, roles in methods.items():
+        others = {role: tuple(other for other in roles if other != role) for role in roles}
+        size = copied_bytes(*product_of(request.pass_, method, *asked))
+        if request.affords(size) and all(
+            pieces[roles][role] > pieces[others[role]][role] for role in roles
+        ):
+            yield method
+
+
+def _behind_copies(found: Candidate, request: Request, method: str) -> Candidate:
+    """A product with the launch before it that copies its operands."""
+    if not method:
+        return found
+    problem, strides = product_of(request.pass_, method, request.problem, request.memory)
+    size, itemsize = copied_bytes(problem, strides), ITEMSIZE[problem.dtype]
+    shapes = [shape_of(problem, role) for role in strides.copied]
+    return replace(
+        found,
+        microseconds=found.microseconds + arranging(request.device.chip, shapes, itemsize),
+        workspace_bytes=aligned(found.workspace_bytes) + size,
+        method=method,
+        summary=f"{method.removesuffix(' arranged')} copied with channels last",
+    )
+
+
+# -- blocks ----------------------------------------------------------------------------------------
 
 
 def copies_async(device: Device) -> bool:
@@ -380,7 +498,7 @@ def _copies(request: Request, tile: Tile, found: Accesses) -> cost.Work:
     instructions = wavefronts = waits = 0.0
     for access, extent in ((found.a, tile.block_m), (found.b, tile.block_n)):
         size, pieces = access.vector * itemsize, extent * tile.block_k / access.vector / 32
-        instructions += pieces * (PIECE_INSTRUCTIONS if size > 4 else SMALL_PIECE_INSTRUCTIONS)
+        instructions += pieces * PIECE_INSTRUCTIONS[size]
         # One half is the same for all pieces of a thread.
         wavefronts += pieces * (max(size / 4, 1) + 2) + warps * (4 if access.along_first else 2)
         if size < 4 or not copies_async(request.device):

@@ -1,0 +1,274 @@
+"""Operands that cuda-gather copies with channels last first: right, priced, kept to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cupyconv import ConvError, ConvProblem, Plan
+from cupyconv.backends import Tensors
+from cupyconv.planning import Device, Request, plan, plan_pass
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.families.gather import METHODS
+from cupyconv.planning.plan import contenders
+from cupyconv.planning.strides import Strides, element_strides
+from cupyconv.problem import PASSES
+from tests import agreement, emulator, views
+from tests.agreement import planned
+from tests.configurations import (
+    CASES,
+    FAMILY_CASES,
+    all_formats,
+    in_formats,
+    integer_data,
+    random_data,
+)
+
+GATHER, SM_80 = FAMILIES["cuda-gather"], Device.of("sm_80")
+PROBLEMS = {case.name: case.problem for case in (*CASES, *FAMILY_CASES)}
+DEEP = ConvProblem((32, 256, 28, 28), (256, 256, 3, 3), padding=1, dtype="float16")
+"""Of which copies cost little beside the product."""
+
+LAST = in_formats(DEEP, "NHWC", "OHWI")
+BOTH = 3
+"""The number of the method that copies both operands."""
+
+# -- right -----------------------------------------------------------------------------------------
+
+# A case, its dtype, what float32 may be rounded to, and splits.
+RUNS = (
+    ("pieces_of_8", "float16", "ieee", 1),
+    ("pieces_of_8_stride_2", "bfloat16", "ieee", 1),
+    ("pieces_of_8_everything_differs", "float32", "ieee", 3),
+    ("odd_channels", "float16", "ieee", 3),
+    ("groups_of_3_to_2", "float32", "tf32", 1),
+    ("volume_phases", "float64", "ieee", 1),
+    ("grouped_pieces", "float16", "ieee", 1),
+    ("long_signal", "float32", "ieee", 5),
+    ("several_tiles", "float16", "ieee", 1),
+)
+
+
+@pytest.mark.parametrize("number", range(len(RUNS)), ids=[f"{run[0]}-{run[1]}" for run in RUNS])
+def test_copies_of_one_operand_and_of_both(number):
+    """In one of six formats; splits whose sums end anywhere stand before the copies."""
+    name, dtype, precision, splits = RUNS[number]
+    problem = PROBLEMS[name].replace(dtype=dtype)
+    formatted = [all_formats(problem)[0], all_formats(problem)[number % 6]]
+    for turn, one in enumerate(formatted):
+        method = BOTH if turn == 0 else 1 + number % BOTH
+        with (
+            planned("cuda-gather", number, splits, method),
+            emulator.settings(emulator.SCHEDULES[(number + turn) % 3]),
+        ):
+            agreement.require_exact(emulator, one, impl="cuda-gather", precision=precision)
+
+
+@pytest.mark.parametrize("method", [1, 2, BOTH])
+def test_of_an_empty_batch_there_is_nothing_to_copy(method):
+    problem = PROBLEMS["empty_batch"].replace(dtype="float16")
+    with planned("cuda-gather", 0, 1, method):
+        agreement.require_exact(emulator, problem, impl="cuda-gather")
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_pytorch_agrees(pass_):
+    pytest.importorskip("torch")
+    from tests.test_oracle_torch import torch_passes
+
+    problem = PROBLEMS["pieces_of_8_stride_2"].replace(dtype="float16")
+    data = integer_data(problem, seed=5)
+    name = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}[pass_]
+    expected = torch_passes(problem, data)[name]
+    with planned("cuda-gather", 1, 1, BOTH):
+        got = agreement.compute(emulator, pass_, problem, data, impl="cuda-gather")
+    assert (got == expected).all()
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_copies_of_any_view(pass_):
+    """All are the same to the product, whose pieces are whole whatever the view's alignment."""
+    problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
+    launched = []
+    for kind in views.KINDS:
+        kinds = {
+            operand: kind
+            for operand in views.OPERANDS[pass_]
+            if operand in ("x", "w", "dy") and views.suits(problem, pass_, operand, kind)
+        }
+        with (
+            planned("cuda-gather", 0, 1, BOTH),
+            emulator.settings(on_outcome=lambda one: launched.append(one.kernel)),
+        ):
+            views.require_exact(emulator, problem, pass_, kinds, impl="cuda-gather")
+    assert launched == ["conv_arrange", "conv_gather"] * len(views.KINDS)
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize(("dtype", "splits"), [("float16", 1), ("float32", 3)])
+def test_the_same_bits_as_with_channels_last(pass_, dtype, splits):
+    """The same tile and splits sum the same terms in the same order."""
+    first = PROBLEMS["pieces_of_8"].replace(dtype=dtype)
+    last = in_formats(first, "NHWC", "OHWI")
+    data = random_data(first)
+    moved = {
+        name: np.ascontiguousarray(array if array.ndim == 1 else array.transpose(0, 2, 3, 1))
+        for name, array in vars(data).items()
+    }
+    with planned("cuda-gather", 0, splits, BOTH):
+        got = agreement.compute(emulator, pass_, first, data, impl="cuda-gather")
+    with planned("cuda-gather", 0, splits):
+        expected = agreement.compute(emulator, pass_, last, type(data)(**moved), impl="cuda-gather")
+    assert (got.transpose(0, 2, 3, 1) == expected).all()
+    assert len(np.unique(got)) > 20
+
+
+def test_a_prepared_filter_is_read_where_it_is():
+    """And the workspace has no copy of it, which is the last of what it has."""
+    problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
+    data, strides = random_data(problem), Strides.contiguous(problem)
+    backend = emulator.convolutions.backend("sm_80")
+    for method in METHODS["forward"]:
+        request = Request(problem, "forward", backend.device, strides=strides)
+        with planned("cuda-gather", 0, 1, list(METHODS["forward"]).index(method)):
+            chosen = plan_pass(problem, "forward", backend.device, "cuda-gather", strides=strides)
+        assert chosen.method == method
+        form = backend.filter_form(chosen, problem, strides)
+        assert (form is not None) == ("w" in METHODS["forward"][method])
+        results = []
+        for held in (None, form):
+            x, w = (emulator.memory.array(one) for one in (data.x, data.w))
+            y = emulator.memory.empty(problem.output_shape, np.float16)
+            if held is not None:
+                w = backend.arrange(held, w)
+            backend.prepare(chosen, problem, strides, None, held)(Tensors(x, w, y))
+            emulator.memory.check_written(y)
+            results.append(y.tobytes())
+        assert results[0] == results[1]
+        assert request.affords(chosen.workspace_bytes)
+
+
+# -- planned ---------------------------------------------------------------------------------------
+
+
+def test_operands_are_copied_where_that_pays():
+    for pass_ in PASSES:
+        of_pass = plan_pass(DEEP, pass_, SM_80)
+        assert of_pass.method == list(METHODS[pass_])[-1 if pass_ != "backprop_filter" else 2]
+        assert of_pass.reason.endswith("copied with channels last")
+        assert not plan_pass(LAST, pass_, SM_80).method
+        pointwise = ConvProblem((32, 256, 28, 28), (256, 256, 1, 1), dtype="float16")
+        assert not plan_pass(pointwise, pass_, SM_80).method
+    small = DEEP.replace(input_shape=(2, 8, 9, 7), filter_shape=(8, 8, 3, 3))
+    request = Request(small, "forward", SM_80)
+    first, *_ = contenders(request, "cuda-gather", 1000)
+    assert not first.method
+
+
+def test_only_what_gains_is_copied():
+    """A filter in the order of the images' channels, or images that are so already, stay."""
+    for formats, expected in {
+        ("NCHW", "OHWI"): "x arranged",
+        ("NHWC", "OIHW"): "w arranged",
+    }.items():
+        problem = in_formats(DEEP, *formats)
+        found = contenders(Request(problem, "forward", SM_80), "cuda-gather", 1000)
+        assert {one.method for one in found} == {"", expected}
+    # Single elements in either order.
+    odd = ConvProblem((32, 7, 28, 28), (64, 7, 3, 3), dtype="float16")
+    found = contenders(Request(odd, "forward", SM_80), "cuda-gather", 1000)
+    assert {one.method for one in found} == {""}
+
+
+def test_what_lies_at_odd_addresses_is_copied_too():
+    strides = replace(Strides.contiguous(LAST), alignment=2)
+    for pass_ in PASSES:
+        found = plan_pass(LAST, pass_, SM_80, strides=strides)
+        assert found.method == list(METHODS[pass_])[BOTH]
+
+
+def test_ways_with_copies_and_without_are_measured():
+    for pass_ in PASSES:
+        found = contenders(Request(DEEP, pass_, SM_80), "auto", 5)
+        ways = {bool(one.method) for one in found if one.implementation == "cuda-gather"}
+        assert ways == {True, False}
+
+
+def test_the_workspace_has_the_copies_behind_the_sums():
+    copies = {"x": 32 * 256 * 28 * 28 * 2, "w": 256 * 256 * 9 * 2}
+    assert plan_pass(DEEP, "forward", SM_80).workspace_bytes == sum(copies.values())
+    of_filter = plan_pass(DEEP, "backprop_filter", SM_80)
+    assert of_filter.splits > 1
+    sums = of_filter.splits * 256 * 256 * 9 * 4
+    assert of_filter.workspace_bytes == sums + copies["x"]
+    odd = PROBLEMS["odd_channels"].replace(dtype="float16")
+    request = Request(odd, "backprop_filter", SM_80)
+    found = GATHER.candidate(request, GATHER.tiles[0], 3, "x arranged")
+    pixels = 3 * 5 * 5
+    assert 3 * 11 * 7 * 9 * 4 % 16
+    assert found.workspace_bytes == -(-3 * 11 * 7 * 9 * 4 // 16) * 16 + pixels * 8 * 2
+
+
+def test_copies_keep_to_the_workspace_limit():
+    for pass_ in PASSES:
+        free = plan_pass(DEEP, pass_, SM_80)
+        needed = free.workspace_bytes
+        assert plan_pass(DEEP, pass_, SM_80, workspace_limit=needed) == free
+        for limit in (needed - 1, 32 * 256 * 28 * 28 * 2 + 17, 100_000, 1, 0):
+            bound = plan_pass(DEEP, pass_, SM_80, workspace_limit=limit)
+            assert bound.workspace_bytes <= limit
+            assert f"bytes of workspace, but the limit is {limit}" in bound.reason
+
+
+def entries_of(planned_, pass_):
+    fields = json.loads(planned_.to_json())
+    return fields, fields["passes"][PASSES.index(pass_)]
+
+
+def test_a_plan_with_copies_survives_json_and_is_refused_where_it_is_changed():
+    planned_ = plan(DEEP, "sm_80")
+    assert Plan.from_json(planned_.to_json()) == planned_
+    changes = (
+        {"method": ""},
+        {"method": "x arranged"},
+        {"method": "dy and w arranged"},
+        {"method": "blocks"},
+        {"method": 3},
+        {"method": None},
+        {"workspace_bytes": 0},
+        {"implementation": "cuda-generic"},
+    )
+    for change in changes:
+        fields, entry = entries_of(planned_, "forward")
+        entry.update(change)
+        with pytest.raises(ConvError):
+            Plan.from_json(json.dumps(fields))
+
+
+def test_a_plan_with_copies_is_replayed_on_tensors_that_lie_otherwise():
+    planned_ = plan(DEEP, "sm_80")
+    turned = np.zeros(DEEP.input_shape, np.float16)[:, ::-1, ::-1]
+    contiguous = Strides.contiguous(DEEP)
+    strides = replace(contiguous, x=element_strides(turned), alignment=2)
+    for pass_ in PASSES:
+        request = Request(DEEP, pass_, SM_80, strides=strides)
+        assert planned_.replay(request) is planned_[pass_]
+        short = replace(request, workspace_limit=planned_[pass_].workspace_bytes - 1)
+        with pytest.raises(ConvError, match="bytes of workspace are planned"):
+            planned_.replay(short)
+
+
+def test_kernels_follow_a_plan_with_copies():
+    problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
+    passes = []
+    for pass_ in PASSES:
+        with planned("cuda-gather", 0, 2, BOTH):
+            passes.append(plan_pass(problem, pass_, SM_80, "cuda-gather"))
+    made = Plan.from_json(replace(plan(problem, "sm_80"), passes=tuple(passes)).to_json())
+    launched = []
+    with emulator.settings(on_outcome=lambda one: launched.append(one.kernel)):
+        agreement.require_exact(emulator, problem, impl=made, arch="sm_80")
+    assert launched == 3 * ["conv_arrange", "conv_gather", "conv_gather_reduce"]

@@ -709,6 +709,13 @@ def variants():
         (layer, "backprop_filter", FAMILY.tiles[2], 3),
         (filters_last, "backprop_filter", widest, 3),
     ]
+    rows, rows_last = (in_formats(layer, "NCHW", filters) for filters in ("OIHW", "HWIO"))
+    wanted += [
+        (rows, "forward", widest, 1),
+        (rows, "backprop_filter", widest, 1),
+        (rows, "backprop_filter", FAMILY.tiles[2], 3),
+        (rows_last, "backprop_filter", FAMILY.tiles[2], 1),
+    ]
     single, single_last = (problem.replace(dtype="float32") for problem in (layer, filters_last))
     wanted += [(single, "forward", tile, 1) for tile in SINGLE[::4]]
     wanted += [(single_last, "backprop_input", SINGLE[0], 1)]

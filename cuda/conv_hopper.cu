@@ -216,41 +216,50 @@ struct Producer {
   // A product over pixels: LINE of them in a step, of LINE channels or filters in each box.
   __device__ __forceinline__ void load(const Tile& tile, const Steps& steps) {
     constexpr int A_BOXES = BLOCK_M / LINE, B_BOXES = BLOCK_N / LINE;
-    constexpr int WINDOWS = WINDOW_ROWS ? A_BOXES : B_BOXES;
-    constexpr int FILTER_BOXES = WINDOW_ROWS ? B_BOXES : A_BOXES;
-    const int first_window = (WINDOW_ROWS ? tile.row : tile.column) / LINE;
-    const int first_filter = (WINDOW_ROWS ? tile.column : tile.row) +
+    const OwnBoxes<WINDOW_ROWS ? A_BOXES : B_BOXES, !WINDOW_ROWS> windows(rank);
+    const OwnBoxes<WINDOW_ROWS ? B_BOXES : A_BOXES, WINDOW_ROWS> filters(rank);
+    const int first_window = (WINDOW_ROWS ? tile.row : tile.column) / LINE + windows.first;
+    const int first_filter = (WINDOW_ROWS ? tile.column : tile.row) + filters.first * LINE +
                              tile.group * static_cast<int>(p.filters);
-    Tap<int> window[WINDOWS];
+    Tap<int> window[windows.COUNT];
 #pragma unroll
-    for (int i = 0; i < WINDOWS; ++i) {
+    for (int i = 0; i < windows.COUNT; ++i) {
       window[i] = Windows(p).at(first_window + i, p);
       const bool exists = window[i].c < static_cast<int>(p.channels);
       window[i].c = exists ? tile.group * static_cast<int>(p.channels) + window[i].c
                            : static_cast<int>(p.groups * p.channels);
     }
+    const Image image(walk.phase[0]);
+    int number = steps.first * BLOCK_K;
+    Pixel<int> pixel = image.at(number);
 #pragma unroll 1
-    for (int step = steps.first; step < steps.first + steps.count; ++step) {
-      const int number = step * BLOCK_K;
-      const Pixel<int> pixel = Image(walk.phase[0]).at(number);
+    for (int left = steps.count; left > 0; --left) {
 #pragma unroll 1
       for (int product = 0; product < TERMS; ++product) {
         const Term term = term_at(product);
         Stage& stage = acquire();
-        for_boxes<WINDOWS, !WINDOW_ROWS>(rank, [&](int i, bool to_both) {
-          load_gathered<LINE>((WINDOW_ROWS ? stage.a : stage.b) + i * BOX, 0, window[i], pixel,
-                              number, WINDOW_ROWS ? term.a : term.b, to_both);
-        });
-        for_boxes<FILTER_BOXES, WINDOW_ROWS>(rank, [&](int i, bool to_both) {
-          Storage* const to = (WINDOW_ROWS ? stage.b : stage.a) + i * BOX;
+        Storage* const under_taps = (WINDOW_ROWS ? stage.a : stage.b) + windows.first * BOX;
+#pragma unroll
+        for (int i = 0; i < windows.COUNT; ++i)
+          load_gathered<LINE>(under_taps + i * BOX, 0, window[i], pixel, number,
+                              WINDOW_ROWS ? term.a : term.b, windows.TO_BOTH);
+        Storage* const other = (WINDOW_ROWS ? stage.b : stage.a) + filters.first * BOX;
+#pragma unroll
+        for (int i = 0; i < filters.COUNT; ++i) {
           const int filter = first_filter + i * LINE;
           if (PLANAR)
-            load_line(to, maps.other, filter, pixel, to_both);
+            load_line(other + i * BOX, maps.other, filter, pixel, filters.TO_BOTH);
           else
-            load_box(to, maps.other, filter, number, WINDOW_ROWS ? term.b : term.a, to_both);
-        });
+            load_box(other + i * BOX, maps.other, filter, number, WINDOW_ROWS ? term.b : term.a,
+                     filters.TO_BOTH);
+        }
         cursor.advance();
       }
+      number += BLOCK_K;
+      if (PLANAR)
+        to_next_line(pixel, walk.phase[0]);
+      else
+        pixel = image.at(number);
     }
   }
 #else
@@ -304,6 +313,14 @@ struct Producer {
     else
       ptx::tma_load_3d(to, &map, full, inner, second, third);
   }
+  // From a line of pixels of a row to the next one, of images that are PLANAR.
+  __device__ __forceinline__ static void to_next_line(Pixel<int>& line, const WalkPhase& here) {
+    if ((line.w += LINE) < here.pixels[2]) return;
+    line.w = 0;
+    if (++line.h < here.pixels[1]) return;
+    line.h = 0;
+    ++line.n;
+  }
   // LINE pixels of a row from one on, of LINE channels.
   __device__ __forceinline__ void load_line(Storage* to, const ptx::TensorMap& map, int channel,
                                             const Pixel<int>& at, bool to_both) {
@@ -333,11 +350,7 @@ struct Producer {
       at.h += tap.r * walk.spacing[1];
       at.w += tap.s * walk.spacing[2];
       load_line(to + first * LINE, map, tap.c, at, to_both);
-      if ((line.w += LINE) < here.pixels[2]) continue;
-      line.w = 0;
-      if (++line.h < here.pixels[1]) continue;
-      line.h = 0;
-      ++line.n;
+      to_next_line(line, here);
     }
 #elif POINTWISE
     load_box(to, maps.gathered[0], tap.c, number, plane, to_both);

@@ -19,11 +19,18 @@ from cupyconv.backends import Tensors
 from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler, copies, hopper, sources, tensormaps
 from cupyconv.planning import Device, PassPlan, Plan, Request, plan, plan_pass
-from cupyconv.planning.copies import ROLES_OF
+from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.families.hopper import is_planar, layout, layout_of, takes_turns, walks
+from cupyconv.planning.families.hopper import (
+    is_planar,
+    layout_of,
+    layouts,
+    split_elements,
+    takes_turns,
+    walks,
+)
 from cupyconv.planning.strides import Strides, element_strides
-from cupyconv.problem import PASSES
+from cupyconv.problem import ITEMSIZE, PASSES
 from tests import agreement, emulator
 from tests.agreement import compute, fits, planned
 from tests.configurations import (
@@ -41,7 +48,8 @@ from tests.views import KINDS
 
 ARCH = "sm_90"
 FAMILY = FAMILIES["cuda-hopper"]
-WIDE = [tile for tile in FAMILY.tiles if tile.itemsize == 2]  # for 16-bit types
+PLANAR = [tile for tile in FAMILY.tiles if tile.defines["PLANAR"]]  # for 16-bit types
+WIDE = [tile for tile in FAMILY.tiles if tile.itemsize == 2 and tile not in PLANAR]
 SINGLE = [tile for tile in FAMILY.tiles if tile.itemsize == 4]
 PLANES = FAMILIES["cuda-hopper-bf16x6"]
 BY_PLANES = {"impl": PLANES.name, "arch": ARCH, "precision": "bf16x6"}
@@ -386,7 +394,7 @@ def test_other_memory_orders(name):
     first, *others = all_formats(HOPPER_CASES[number].problem.replace(dtype="float16"))
     for turn, problem in enumerate((first, others[number % 3])):
         with (
-            planned("cuda-hopper", number + turn, splits=1 + 2 * (number % 2)),
+            planned("cuda-hopper", 2 * (number + turn), splits=1 + 2 * (number % 2)),
             emulator.settings(emulator.SCHEDULES[(number + turn) % 3]),
         ):
             assert require_exact(problem) == PASSES
@@ -403,6 +411,14 @@ def test_every_memory_order(name):
                 require_exact(problem.replace(dtype=dtype), precision=precision)
 
 
+def layout(problem, pass_, strides, operands="float16"):
+    """With images as they lie, if they can be read so."""
+    last, *rows = layouts(problem, pass_, strides, operands)
+    assert not is_planar(last.problem)
+    assert all(is_planar(found.problem) for found in rows)
+    return (rows or [last])[0]
+
+
 def planar(problem, pass_, operands="float16", **changes):
     strides = replace(Strides.contiguous(problem), **changes)
     return is_planar(layout(problem, pass_, strides, operands).problem)
@@ -414,7 +430,7 @@ def test_images_with_channels_first_are_read_where_they_lie():
     for (height, width), reads in read.items():
         problem = ConvProblem((2, 64, height, width), (64, 64, 1, 1), dtype="float16")
         for pass_ in PASSES:
-            seen = layout(problem, pass_, Strides.contiguous(problem), "float16")
+            seen = layout(problem, pass_, Strides.contiguous(problem))
             assert (seen.copied == ()) == reads or pass_ != "backprop_filter"
             assert ({"x", "y"} & set(seen.copied) == set()) == reads
             assert planar(problem, pass_) == reads
@@ -424,7 +440,7 @@ def test_images_with_channels_first_are_read_where_they_lie():
     assert planar(column, "forward")
     # One column of wider images: pixels are no neighbours, though the last axis has a stride of 1.
     of_wider = replace(Strides.contiguous(column), x=(64 * 320 * 8, 320 * 8, 8, 1))
-    assert layout(column, "forward", of_wider, "float16").copied == ("x",)
+    assert layout(column, "forward", of_wider).copied == ("x",)
     # Of larger images, rows: they are as good as the images if they are as long as lines.
     for width, reads in ((64, True), (32, False)):
         crop = problem.replace(input_shape=(2, 64, 16, width))
@@ -469,9 +485,10 @@ def test_pixels_that_fill_up_a_line_meet_nothing(name):
     x, dy = data.x.astype("float16"), data.dy.astype("float16")
     x[0, 1, 1, -1] = np.nan
     arguments = (x, problem.filter_shape, dy)
-    got = emulator.conv_backprop_filter(
-        *arguments, impl="cuda-hopper", arch=ARCH, **problem.keywords
-    )
+    with planned("cuda-hopper", PLANAR[0]):
+        got = emulator.conv_backprop_filter(
+            *arguments, impl="cuda-hopper", arch=ARCH, **problem.keywords
+        )
     expected = cupyconv.conv_backprop_filter(*arguments, impl="reference", **problem.keywords)
     np.testing.assert_array_equal(got, expected)
     assert 0 < np.isnan(got[:, 1]).sum() < got[:, 1].size
@@ -502,16 +519,16 @@ def test_only_what_cannot_be_reached_is_copied():
         given = in_formats(problem, *in_memory)
         for pass_ in PASSES:
             operands = set(ROLES_OF[pass_][:-1])
-            seen = layout(given, pass_, Strides.contiguous(given), "float16")
+            seen = layout(given, pass_, Strides.contiguous(given))
             assert set(seen.copied) == unreached & operands
             assert seen.problem.data_format == "NHWC"
     # A channels-first array whose memory is channels last, as PyTorch has them.
     strides = Strides.contiguous(in_formats(problem, "NHWC", "OHWI"))
     x, w, y = ((s[0], s[3], s[1], s[2]) for s in (strides.x, strides.w, strides.y))
     for pass_ in PASSES:
-        assert layout(problem, pass_, Strides(x, w, y), "float16").copied == ()
+        assert layout(problem, pass_, Strides(x, w, y)).copied == ()
         unaligned = Strides(x, w, y, alignment=8)
-        assert layout(problem, pass_, unaligned, "float16").copied == ROLES_OF[pass_][:-1]
+        assert layout(problem, pass_, unaligned).copied == ROLES_OF[pass_][:-1]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -525,7 +542,7 @@ def test_views_that_tma_does_not_walk_over_are_copied(kind):
         view = kind.of(np.zeros(shape, np.float16), axes)
         strides = replace(contiguous, **{role: element_strides(view)})
         for pass_ in PASSES:
-            copied = layout(problem, pass_, strides, "float16").copied
+            copied = layout(problem, pass_, strides).copied
             if role == ROLES_OF[pass_][-1]:
                 assert copied == ()
             elif kind.shares or kind.name.startswith("reversed"):
@@ -549,9 +566,45 @@ def test_copies_keep_to_the_workspace_limit():
     problem = HOPPER_CASES[0].problem.replace(dtype="float16")
     for pass_ in PASSES:
         request = Request(problem, pass_, Device.of(ARCH))
-        needed = layout_of(request).copied_bytes
+        needed = layout_of(request, WIDE[0]).copied_bytes
         assert FAMILY.refuses(replace(request, workspace_limit=needed)) is None
         assert "workspace" in FAMILY.refuses(replace(request, workspace_limit=needed - 1))
+
+
+def test_images_are_copied_where_that_is_faster():
+    """Rows that fill up lines cost products; a copy costs memory, and has to be afforded."""
+    device = Device.of(ARCH)
+    deep = ConvProblem((32, 256, 28, 56), (16, 256, 7, 7), padding=3, dtype="float16")
+    few = deep.replace(filter_shape=(256, 256, 1, 3), padding=(0, 1))
+    for problem, is_copied in ((deep, True), (few, False)):
+        planned = plan_pass(problem, "backprop_input", device, "cuda-hopper")
+        assert planned.tile in (WIDE if is_copied else PLANAR)
+    request = Request(deep, "backprop_input", device)
+    of_filter = layout_of(request, PLANAR[0]).copied_bytes
+    planned = plan_pass(deep, "backprop_input", device, "cuda-hopper", "ieee", of_filter)
+    assert planned.tile in PLANAR
+    assert planned.workspace_bytes == of_filter
+
+
+def test_a_workspace_is_as_large_as_what_lies_in_it():
+    rows = all_formats(ConvProblem((2, 64, 4, 56), (24, 64, 3, 3), padding=1, dtype="float16"))
+    one_channel = ConvProblem((1, 1, 16, 60), (1, 1, 7, 7), padding=3)
+    for problem, family, precision in (
+        *((problem, FAMILY, "ieee") for problem in rows),
+        (one_channel, FAMILY, "tf32"),
+        (one_channel, PLANES, "bf16x6"),
+    ):
+        for pass_ in fits(problem, family.name, ARCH, precision):
+            request = Request(problem, pass_, Device.of(ARCH), precision)
+            for one in family.candidates(request):
+                planned = PassPlan(pass_, family.name, "", one.tile, one.blocks, one.splits)
+                made = hopper.stage(planned, problem, request.memory)
+                size = 2 if family is PLANES else ITEMSIZE[problem.dtype]
+                planes = 3 if family is PLANES else 1
+                used = [planes * copy_bytes(shape_of(made.problem, r), size) for r, _ in made.made]
+                if one.splits > 1:
+                    used.append(one.splits * split_elements(made.problem, pass_, one.tile) * 4)
+                assert sum(used) == one.workspace_bytes, (problem, pass_, one)
 
 
 def test_the_last_tile_of_tensors_beyond_32_bits():
@@ -590,8 +643,8 @@ def test_tiles_are_taken_in_bands():
     expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **problem.keywords)
     backend = emulator.convolutions.backend(ARCH)
     backend.device = replace(backend.device, multiprocessors=2**30)  # a block for each tile
-    (tile,) = (t for t in FAMILY.tiles if (t.block_m, t.block_n, t.itemsize) == (128, 64, 2))
-    with planned("cuda-hopper", FAMILY.tiles.index(tile)):
+    (tile,) = (t for t in WIDE if (t.block_m, t.block_n) == (128, 64))
+    with planned("cuda-hopper", tile):
         pass_plan = plan_pass(problem, "forward", backend.device, "cuda-hopper")
     assert pass_plan.tile == tile
     met = []
@@ -699,15 +752,22 @@ def variants():
         filter_format="ODHWI", dtype="float16",
     )  # fmt: skip
     wanted = [(layer, "forward", tile, 1) for tile in WIDE[::2]]
-    widest = FAMILY.tiles[0]
+    widest = WIDE[0]
     wanted += [
         (filters_last, "forward", widest, 1),
         (layer, "backprop_input", widest, 1),
-        (filters_last.replace(stride=2), "backprop_input", FAMILY.tiles[2], 1),
+        (filters_last.replace(stride=2), "backprop_input", WIDE[2], 1),
         (volume, "backprop_input", widest, 1),
         (layer, "backprop_filter", widest, 1),
-        (layer, "backprop_filter", FAMILY.tiles[2], 3),
+        (layer, "backprop_filter", WIDE[2], 3),
         (filters_last, "backprop_filter", widest, 3),
+    ]
+    rows, rows_last = (in_formats(layer, "NCHW", filters) for filters in ("OIHW", "HWIO"))
+    wanted += [
+        (rows, "forward", PLANAR[0], 1),
+        (rows, "backprop_filter", PLANAR[0], 1),
+        (rows, "backprop_filter", PLANAR[2], 3),
+        (rows_last, "backprop_filter", PLANAR[2], 1),
     ]
     single, single_last = (problem.replace(dtype="float32") for problem in (layer, filters_last))
     wanted += [(single, "forward", tile, 1) for tile in SINGLE[::4]]

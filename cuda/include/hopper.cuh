@@ -189,16 +189,15 @@ __device__ __forceinline__ void synchronise_cluster() {
 #endif
 }
 
+// The boxes of an operand that this block loads: of B in a cluster, half of them, for both blocks.
+template <int BOXES, bool IS_B>
+struct OwnBoxes {
+  static constexpr bool TO_BOTH = IS_B && CLUSTER > 1;
+  static constexpr int COUNT = TO_BOTH ? BOXES / CLUSTER : BOXES;
+  int first;
 
-// Calls use(box, to_both) for the boxes this block loads: of B in a cluster, half, for both.
-template <int BOXES, bool IS_B, class Use>
-__device__ __forceinline__ void for_boxes(int rank, Use use) {
-  constexpr bool SHARED = IS_B && CLUSTER > 1;
-  constexpr int SHARE = SHARED ? BOXES / CLUSTER : BOXES;
-#pragma unroll
-  for (int i = 0; i < BOXES; ++i)
-    if (!SHARED || i / SHARE == rank) use(i, SHARED);
-}
+  __device__ __forceinline__ explicit OwnBoxes(int rank) : first(TO_BOTH ? rank * COUNT : 0) {}
+};
 
 constexpr unsigned short BOTH_BLOCKS = 3;
 
@@ -219,9 +218,10 @@ struct FilterLoader {
     if constexpr (PASS == 1) k += first_filter;
     const int n = tile.column + (PASS == 0 ? first_filter : 0);
     if constexpr (B_LINES_ALONG_N) {
-      for_boxes<BLOCK_N / LINE, true>(rank, [&](int i, bool to_both) {
-        load_box(b + i * BOX, full, n + i * LINE, k, number, plane, to_both);
-      });
+      const OwnBoxes<BLOCK_N / LINE, true> boxes(rank);
+#pragma unroll
+      for (int i = boxes.first; i < boxes.first + boxes.COUNT; ++i)
+        load_box(b + i * BOX, full, n + i * LINE, k, number, plane, boxes.TO_BOTH);
     } else {
       constexpr int SHARE = BLOCK_N / CLUSTER;
       load_box(b + rank * SHARE * BLOCK_K, full, k, n + rank * SHARE, number, plane, CLUSTER > 1);

@@ -38,7 +38,7 @@ from cupyconv.planning.families.hopper import (
     has_window_rows,
     is_planar,
     is_pointwise,
-    layout,
+    layouts,
     mappable,
     matrices,
     row_ends,
@@ -99,9 +99,10 @@ def stage(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> Staged
     """Where a planned pass finds its operands: in copies and planes behind the splits' sums."""
     tile, pass_, splits = pass_plan.tile, pass_plan.pass_, pass_plan.splits
     assert tile is not None
-    has_planes = tile.defines.get("PLANES", 1) > 1
+    has_planes = tile.defines["PLANES"] > 1
     multiplied = "tf32" if problem.dtype == "float32" else problem.dtype
-    seen = layout(problem, pass_, strides, "planes" if has_planes else multiplied)
+    found = layouts(problem, pass_, strides, "planes" if has_planes else multiplied)
+    seen = found[tile.defines["PLANAR"]]
     itemsize = 2 if has_planes else ITEMSIZE[problem.dtype]
     planes = PLANES if has_planes else 1
 
@@ -151,7 +152,7 @@ def common_defines(
     """The macros of hopper.cuh that do not depend on how operands are loaded and C is stored."""
     tile = pass_plan.tile
     assert tile is not None
-    planes = tile.defines.get("PLANES", 1)
+    planes = tile.defines["PLANES"]
     return {
         "PASS": PASSES.index(pass_plan.pass_),
         "STORAGE": "bfloat16_t" if planes > 1 else STORAGE[problem.dtype],
@@ -192,7 +193,6 @@ def prepare(
         "PHASES": len(walked),
         "MAPS": len(maps) - 1,
         "POINTWISE": int(is_pointwise(seen) and not is_planar(seen)),
-        "PLANAR": int(is_planar(seen)),
         "STORE": store,
         "RUN": run,
         "SPLIT": int(splits > 1),

@@ -138,7 +138,7 @@ def require_with_tile(impl, case, tile, dtype, precision):
 
 
 @pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("tile", range(len(FAMILIES["cuda-hopper"].tiles) // 2))
+@pytest.mark.parametrize("tile", range(len(FAMILIES["cuda-hopper"].tiles) // 3))
 @pytest.mark.parametrize(
     ("impl", "dtype", "precision"),
     [

@@ -5,7 +5,7 @@ The fields of the walks are those of cuda/include/walk.cuh, which says where the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
@@ -297,8 +297,10 @@ class Layout:
 
 
 @lru_cache(maxsize=4096)
-def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) -> Layout:
-    """How a pass meets its tensors in memory.
+def layouts(
+    problem: ConvProblem, pass_: str, strides: Strides, operands: str
+) -> tuple[Layout, ...]:
+    """The ways in which a pass may meet its tensors: channels last and, if can be, ``is_planar``.
 
     Args:
         problem, pass_: what is computed.
@@ -316,19 +318,30 @@ def layout(problem: ConvProblem, pass_: str, strides: Strides, operands: str) ->
     read = ROLES_OF[pass_][:-1]
     pixels = {"x", "y"} & set(read)
     is_aligned = strides.alignment % PIECE_BYTES == 0
-    reached = [role for role in read if is_aligned and _reaches(seen, pass_, role, steps[role])]
+    reached = {role for role in read if is_aligned and _reaches(seen, pass_, role, steps[role])}
     if operands == "planes":
-        reached = list(read)
-    if is_aligned and operands != "tf32" and not pixels <= set(reached):
+        reached = set(read)
+    found = [_with_copies(strides, seen, steps, pass_, reached)]
+    if is_aligned and operands != "tf32" and not pixels <= reached:
         planar, planar_steps = _in_rows(problem, strides, filter_order)
         if _has_lines(planar, pass_, {role: planar_steps[role] for role in pixels}):
-            seen, steps = planar, planar_steps
-            reached += pixels
-    copied = tuple(role for role in read if role not in reached)
-    for role in copied:
-        steps[role] = copy_strides(shape_of(seen, role), ITEMSIZE[problem.dtype])
-    in_order = replace(strides, x=steps["x"], w=steps["w"], y=steps["y"])
-    return Layout(seen, in_order, copied)
+            found.append(_with_copies(strides, planar, planar_steps, pass_, reached | pixels))
+    return tuple(found)
+
+
+def _with_copies(
+    strides: Strides,
+    seen: ConvProblem,
+    steps: dict[str, tuple[int, ...]],
+    pass_: str,
+    reached: Container[str],
+) -> Layout:
+    """The layout in which operands that TMA does not reach are copied."""
+    copied = tuple(role for role in ROLES_OF[pass_][:-1] if role not in reached)
+    itemsize = ITEMSIZE[seen.dtype]
+    copies = {role: copy_strides(shape_of(seen, role), itemsize) for role in copied}
+    steps = {**steps, **copies}
+    return Layout(seen, replace(strides, x=steps["x"], w=steps["w"], y=steps["y"]), copied)
 
 
 def _in_rows(
@@ -413,9 +426,16 @@ def mappable(steps: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:
 # -- what it cannot do -----------------------------------------------------------------------------
 
 
-def layout_of(request: Request) -> Layout:
-    """The layout of what is asked for."""
-    return layout(request.problem, request.pass_, request.memory, request.operands)
+def layouts_of(request: Request) -> tuple[Layout, ...]:
+    """The ways in which cuda-hopper may meet the tensors of what is asked for."""
+    return layouts(request.problem, request.pass_, request.memory, request.operands)
+
+
+def layout_of(request: Request, tile: Tile) -> Layout:
+    """The layout that a tile is for."""
+    operands = "planes" if tile.defines["PLANES"] > 1 else request.operands
+    found = layouts(request.problem, request.pass_, request.memory, operands)
+    return found[tile.defines["PLANAR"]]
 
 
 def tma_refuses(request: Request, operand_bytes: int) -> str | None:
@@ -487,9 +507,14 @@ def takes_turns(tile: Tile) -> bool:
     return tile.block_n == 64 and tile.defines["PLANES"] == 1
 
 
+def _matrices(request: Request, tile: Tile, splits: int) -> list[tuple[int, int, int]]:
+    """``matrices`` of what is asked for."""
+    return matrices(layout_of(request, tile).problem, request.pass_, tile, splits)
+
+
 def _split_bytes(request: Request, tile: Tile) -> int:
     """Of a split's sums in the workspace."""
-    return split_elements(layout_of(request).problem, request.pass_, tile) * 4
+    return split_elements(layout_of(request, tile).problem, request.pass_, tile) * 4
 
 
 class Staying(Family):
@@ -499,9 +524,9 @@ class Staying(Family):
         """Products of 16-bit operands in the time of one of a request's."""
         return 2 if request.operands == "tf32" else 1
 
-    def around(self, request: Request) -> tuple[float, int, int]:
+    def around(self, request: Request, tile: Tile) -> tuple[float, int, int]:
         """Bytes moved before and after the product, the workspace for them, and the launches."""
-        copied = layout_of(request)
+        copied = layout_of(request, tile)
         return 2 * copied.copied_bytes, copied.copied_bytes, int(copied.copied != ())
 
     def candidates(self, request: Request) -> list[Candidate]:
@@ -525,7 +550,7 @@ class Staying(Family):
         most = self._most_splits(request, tile)
         if most == 1:
             return [1]
-        ((rows, columns, steps),) = matrices(layout_of(request).problem, request.pass_, tile, 2)
+        ((rows, columns, steps),) = _matrices(request, tile, 2)
         tiles = tile_count(tile, rows, columns) * request.problem.groups
         blocks = request.device.chip.multiprocessors
         found = (min(waves * blocks // tiles, most) for waves in range(1, _MOST_WAVES + 1))
@@ -534,12 +559,12 @@ class Staying(Family):
 
     def _most_splits(self, request: Request, tile: Tile) -> int:
         """Those that leave steps enough, within the workspace limit."""
-        found = matrices(layout_of(request).problem, request.pass_, tile, 1)
+        found = _matrices(request, tile, 1)
         if len(found) > 1:
             return 1
         most = found[0][2] // cost.LEAST_SPLIT_STEPS
         if request.workspace_limit is not None:
-            _, least, _ = self.around(request)
+            _, least, _ = self.around(request, tile)
             left = request.workspace_limit - least
             most = min(most, left // _split_bytes(request, tile))
         return max(most, 1)
@@ -549,14 +574,12 @@ class Staying(Family):
         problem, chip = request.problem, request.device.chip
         cluster = tile.defines["CLUSTER"]
         tiles = steps = 0
-        for rows, columns, steps_of_sum in matrices(
-            layout_of(request).problem, request.pass_, tile, splits
-        ):
+        for rows, columns, steps_of_sum in _matrices(request, tile, splits):
             here = tile_count(tile, rows, columns) * problem.groups
             tiles += here
             steps += here * -(-steps_of_sum // splits)
         sums = splits * _split_bytes(request, tile) if splits > 1 else 0
-        moved, workspace, launches = self.around(request)
+        moved, workspace, launches = self.around(request, tile)
 
         rate = chip.group_tensor_rate / self.products(request)
         rate *= _WIDTH_EFFICIENCY[tile.block_n] * _EFFICIENCY
@@ -590,8 +613,8 @@ class Hopper(Staying):
             STAGES=ring_stages(block_m, block_n),
             CLUSTER=cluster,
             PLANES=1,
+            PLANAR=planar,
         )
-        for itemsize in (2, 4)
         for block_m, block_n, cluster in (
             (128, 256, 2),
             (128, 256, 1),
@@ -601,6 +624,7 @@ class Hopper(Staying):
             (256, 64, 1),
             (128, 64, 1),
         )
+        for itemsize, planar in ((2, 1), (2, 0), (4, 0))
     )
 
     def refuses(self, request: Request) -> str | None:
@@ -610,12 +634,21 @@ class Hopper(Staying):
         if operands == "tf32" and request.pass_ == "backprop_filter":
             return "wgmma takes TF32 only contiguous along k, which are pixels in backprop_filter"
         refusal = tma_refuses(request, ITEMSIZE[request.problem.dtype])
-        if refusal is None and not request.affords(least := layout_of(request).copied_bytes):
+        if refusal is not None:
+            return refusal
+        least = min(found.copied_bytes for found in layouts_of(request))
+        if not request.affords(least):
             return (
                 f"the tensors' copies with channels last take a workspace of {least} bytes, the "
                 f"limit is {request.workspace_limit}"
             )
-        return refusal
+        return None
+
+    def fitting_tiles(self, request: Request) -> list[Tile]:
+        found = enumerate(layouts_of(request))
+        wanted = [planar for planar, one in found if request.affords(one.copied_bytes)]
+        fitting = super().fitting_tiles(request)
+        return [tile for tile in fitting if tile.defines["PLANAR"] in wanted]
 
 
 CUDA_HOPPER = Hopper()

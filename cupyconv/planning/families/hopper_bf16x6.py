@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
+from cupyconv.planning.families.family import Tile
 from cupyconv.planning.families.hopper import (
     Layout,
     Staying,
-    layout,
+    layouts,
     ring_stages,
     tile_of,
     tma_refuses,
@@ -28,7 +29,8 @@ def plane_bytes(request: Request) -> int:
 
 
 def _layout(request: Request) -> Layout:
-    return layout(request.problem, request.pass_, request.memory, "planes")
+    (found,) = layouts(request.problem, request.pass_, request.memory, "planes")
+    return found
 
 
 class HopperBf16x6(Staying):
@@ -42,6 +44,7 @@ class HopperBf16x6(Staying):
             STAGES=ring_stages(block_m, block_n),
             CLUSTER=cluster,
             PLANES=PLANES,
+            PLANAR=0,
         )
         for block_m, block_n, cluster in ((128, 128, 2), (128, 128, 1), (256, 64, 1), (128, 64, 1))
     )
@@ -76,7 +79,7 @@ class HopperBf16x6(Staying):
     def products(self, request: Request) -> int:
         return PRODUCTS
 
-    def around(self, request: Request) -> tuple[float, int, int]:
+    def around(self, request: Request, tile: Tile) -> tuple[float, int, int]:
         planes = plane_bytes(request)
         return planes * 5 / 3, planes, 1  # float32 read, three planes written
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from cupyconv import arrays, files
-from cupyconv.errors import DeviceError, KernelCompileError
+from cupyconv.errors import ConvError, DeviceError, KernelCompileError
 from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.sources import KernelSource
 
@@ -561,3 +561,25 @@ def test_a_compiler_that_cannot_be_loaded_is_named(monkeypatch):
     for ask in (compiler.nvrtc_version, lambda: compiler.compile_cubin(SOURCE, {}, "sm_80")):
         with pytest.raises(DeviceError, match=said):
             ask()
+
+
+def test_what_is_no_chips_architecture_is_refused():
+    """NVRTC takes others too, and makes PTX of them."""
+    with pytest.raises(ConvError, match="unknown architecture: 'compute_80'"):
+        compiler.compile_cubin(SOURCE, DEFINES, "compute_80")
+
+
+def test_programs_are_given_back(monkeypatch):
+    """Those that do not compile as well."""
+    binding = arrays.cupy().cuda.nvrtc
+    made, destroyed = [], []
+    create, destroy = binding.createProgram, binding.destroyProgram
+    monkeypatch.setattr(binding, "createProgram", lambda *a: (made.append(create(*a)), made[-1])[1])
+    monkeypatch.setattr(
+        binding, "destroyProgram", lambda one: (destroyed.append(one), destroy(one))
+    )
+    compiler.compile_cubin(SOURCE, DEFINES, "sm_80")
+    with pytest.raises(KernelCompileError):
+        compiler.compile_cubin(SOURCE, {"EXTRA": "nonsense"}, "sm_80")
+    assert len(made) == 2
+    assert destroyed == made

@@ -425,9 +425,15 @@ def pixels_and_taps(axes):
 FEW_TILES = ConvProblem((4, 8, 3, 2, 2), (8, 1, 2, 1, 1), groups=8)
 """Whose blocks of cuda-direct have more strips than a slice has tiles."""
 
+MANY_FILTERS = (
+    ConvProblem((4, 3, 40, 40), (300, 3, 3, 3)),
+    ConvProblem((1, 3, 40, 40), (300, 3, 3, 3), stride=(2, 1), dilation=(3, 2)),
+)
+"""For several blocks of cuda-patch beside each other."""
+
 STAYING = {
     "cuda-direct": (direct, [*(case.problem for case in DIRECT_CASES), FEW_TILES]),
-    "cuda-patch": (patch, [case.problem for case in PATCH_CASES]),
+    "cuda-patch": (patch, [*(case.problem for case in PATCH_CASES), *MANY_FILTERS]),
 }
 """Families whose blocks stay, each with what cuts its problems, and some of these."""
 
@@ -453,7 +459,13 @@ def test_blocks_that_stay_have_as_many_turns_as_others(impl):
             each = -(-turns // blocks)
             assert blocks == -(-turns // each) <= held
             assert each == 1 or -(-turns // (each - 1)) > held
-            if impl == "cuda-direct":
+            if impl == "cuda-patch":
+                (layer,), macros = launch.arguments[-1], dict(launch.defines)
+                assert beside == -(-problem.K // cut.filters)
+                for name in ("stride", "dilation"):
+                    found = [macros[f"{name.upper()}_{letter}"] for letter in "HW"]
+                    assert found == layer[name][1:].tolist()
+            else:
                 require_walk(launch, "output" if pass_ == "forward" else "input", cut, each)
             seen.add(min(each, 3))
     assert seen == {1, 2, 3}

@@ -22,8 +22,11 @@ def activate() -> None:
 
     Raises:
         RuntimeError: CuPy has been imported already.
-        tests.device.build.DeviceBuildError: something that this is built from is missing.
+        tests.device.release.DeviceBuildError: something that this is built from is missing.
     """
+    from . import release
+
+    release.require_release()
     from . import api, build, devices, graphs, memory, modules, streams  # noqa: F401
 
     if build.RUNTIME_MODULE in sys.modules:
@@ -33,7 +36,7 @@ def activate() -> None:
     driver = ctypes.CDLL(str(made / build.DRIVER), mode=os.RTLD_GLOBAL)
     nvrtc = ctypes.CDLL(str(made / build.NVRTC), mode=os.RTLD_LOCAL)
     if not nvrtc.device_set_nvrtc(str(build.nvidia_nvrtc()).encode()):
-        raise build.DeviceBuildError(f"{build.nvidia_nvrtc()} could not be loaded")
+        raise release.DeviceBuildError(f"{build.nvidia_nvrtc()} could not be loaded")
     devices.know(driver)
     api.connect(driver)
     # What other NVRTCs compiled is of unknown source: caches of our own.

@@ -4,7 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from tests.device import RUNNING, build
+from tests.device import RUNNING, release
+from tests.device.header import HeaderError
 
 HERE = Path(__file__).resolve().parent
 
@@ -13,8 +14,11 @@ def main() -> None:
     if len(sys.argv) == 1:
         raise SystemExit(__doc__)
     try:
+        release.require_release()  # before anything is looked for that another one lacks
+        from tests.device import build
+
         build.folder()
-    except (build.DeviceBuildError, build.header.HeaderError) as error:
+    except (release.DeviceBuildError, HeaderError) as error:
         raise SystemExit(str(error)) from None
     paths = [str(HERE / "autostart"), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

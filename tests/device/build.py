@@ -9,7 +9,6 @@ they are made from.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import re
 import shutil
@@ -24,15 +23,7 @@ from pathlib import Path
 from tests.emulator.build import cache_directory, digest, exclusively, find_compiler
 
 from . import api, header
-
-RELEASE = "14.2.0"
-"""The CuPy whose source this is made for."""
-
-SOURCE_DIGEST = "cfed725e612178cfbdbf62f4a3a598b60edecbbca718c0d4580c21a16ae4a62c"
-"""SHA-256 of that release's source archive."""
-
-CYTHON = "3.2.4"
-"""The Cython that this release's wheels are made with, so that modules know each other's types."""
+from .release import CYTHON, RELEASE, SOURCE_DIGEST, DeviceBuildError, require_release
 
 NATIVE = Path(__file__).resolve().parent / "native"
 DRIVER = "libcuda.so.1"
@@ -43,30 +34,12 @@ RUNTIME_MODULE = "cupy_backends.cuda.api.runtime"
 _FLAGS = ("-O1", "-g1", "-fPIC", "-std=c++17")
 
 
-class DeviceBuildError(RuntimeError):
-    """What CuPy is to be run on cannot be built here."""
-
-
 def nvidia_nvrtc() -> Path:
     """NVIDIA's own NVRTC."""
     found = header.folder().parent / "lib" / NVRTC
     if not found.is_file():
         raise DeviceBuildError(f"{NVRTC} is missing: pip install 'nvidia-cuda-nvrtc>=13,<14'")
     return found
-
-
-def require_release() -> None:
-    """Check that the packages are those that this is made for."""
-    for package, wanted in (("cupy-cuda13x", RELEASE), ("Cython", CYTHON)):
-        try:
-            found = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found = "none"
-        if found != wanted:
-            raise DeviceBuildError(
-                f"tests/device is made for {package} {wanted}: {found} is installed. Install that "
-                "one, or read «Another CuPy» in tests/device/README.md"
-            )
 
 
 @cache

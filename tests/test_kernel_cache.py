@@ -11,11 +11,12 @@ import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cupyconv import files
-from cupyconv.errors import KernelCompileError
+from cupyconv import arrays, files
+from cupyconv.errors import ConvError, DeviceError, KernelCompileError
 from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.sources import KernelSource
 
@@ -176,6 +177,18 @@ def test_missing_variants_are_compiled_side_by_side(folder, monkeypatch):
     again = [one.result() for one in compiler.compile_missing(variants(3, 1))]
     assert [one.cubin for one in again] == [made[2].cubin, made[0].cubin]
     assert [one.seconds for one in again] == [None, None], "the cache has them"
+
+
+def test_no_thread_that_compiles_is_left(folder):
+    """Not after an interrupt either."""
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    compiler.compile_missing(variants(1, 2), threads=2)
+    with pytest.raises(KeyboardInterrupt):
+        compiler.compile_missing(variants(3, 4), threads=2, done=interrupt)
+    assert not [one for one in threading.enumerate() if one.name.startswith("cupyconv-compiler")]
 
 
 def test_one_that_does_not_compile_keeps_no_other_from_it(folder, compilations):
@@ -354,6 +367,18 @@ def test_what_is_made_is_for_the_user_alone(tmp_path, monkeypatch):
 
 
 @posix
+def test_nothing_is_put_where_somebody_else_was_quicker(tmp_path, monkeypatch):
+    def theirs(folder):
+        folder.mkdir()
+        folder.chmod(0o777)
+
+    monkeypatch.setattr(files, "make_private", theirs)
+    with pytest.raises(PermissionError, match="can be written by others"):
+        compiler.keep(tmp_path / "cache" / "entry", b"ours")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@posix
 def test_a_circle_of_links_is_passed_over(tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
@@ -440,21 +465,20 @@ def test_a_cache_serves_where_nothing_can_be_written(folder, compilations, monke
 
 
 @pytest.mark.parametrize("last", ["program headers", "section headers"])
-@pytest.mark.parametrize("missing", [0, 1, 2])
-def test_the_byte_that_the_binding_takes_for_a_terminator_is_put_back(last, missing):
+def test_the_byte_that_the_binding_takes_for_a_terminator_is_put_back(last):
     """And no more: an ELF file ends with the later of its two tables, by their sizes."""
     tables = {"program headers": (0x38, 3), "section headers": (0x40, 5)}
-    order = sorted(tables, key=lambda name: name == last)
     offsets, end = {}, 0x40
-    for name in order:
+    for name in sorted(tables, key=lambda name: name == last):
         size, count = tables[name]
         offsets[name], end = end, end + size * count
-    whole = bytearray(b"\x01" * (end - missing))
+    whole = bytearray(b"\x01" * (end - 1) + b"\0")
     struct.pack_into("<QQ", whole, 0x20, *(offsets[name] for name in tables))  # e_phoff, e_shoff
     sizes = [number for pair in tables.values() for number in pair]
     struct.pack_into("<4H", whole, 0x36, *sizes)  # e_phentsize, e_phnum, e_shentsize, e_shnum
-    expected = bytes(whole) + (b"\0" if missing == 1 else b"")
-    assert compiler._whole_elf(bytes(whole)) == expected
+    assert compiler._whole_elf(bytes(whole[:-1])) == whole
+    for other in (whole, whole[:-2]):
+        assert compiler._whole_elf(bytes(other)) == other
 
 
 def test_the_times_of_variants_are_their_own(folder):
@@ -521,3 +545,41 @@ def test_a_source_has_each_header_that_it_reaches(tmp_path, monkeypatch):
     found = sources.load.__wrapped__("kernel.cu")
     assert found == KernelSource("kernel.cu", texts["kernel.cu"], headers)
     assert sources.kernel_sources() == tmp_path
+
+
+def test_a_compiler_that_cannot_be_loaded_is_named(monkeypatch):
+    """CuPy's binding looks for it when it is first asked for anything."""
+
+    def missing():
+        raise OSError("libnvrtc.so: cannot open shared object file")
+
+    binding = SimpleNamespace(getVersion=missing)
+    monkeypatch.setattr(
+        arrays, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(nvrtc=binding))
+    )
+    said = r"NVRTC, CUDA's run-time compiler, could not be loaded \(libnvrtc.so: cannot open"
+    for ask in (compiler.nvrtc_version, lambda: compiler.compile_cubin(SOURCE, {}, "sm_80")):
+        with pytest.raises(DeviceError, match=said):
+            ask()
+
+
+def test_what_is_no_chips_architecture_is_refused():
+    """NVRTC takes others too, and makes PTX of them."""
+    with pytest.raises(ConvError, match="unknown architecture: 'compute_80'"):
+        compiler.compile_cubin(SOURCE, DEFINES, "compute_80")
+
+
+def test_programs_are_given_back(monkeypatch):
+    """Those that do not compile as well."""
+    binding = arrays.cupy().cuda.nvrtc
+    made, destroyed = [], []
+    create, destroy = binding.createProgram, binding.destroyProgram
+    monkeypatch.setattr(binding, "createProgram", lambda *a: (made.append(create(*a)), made[-1])[1])
+    monkeypatch.setattr(
+        binding, "destroyProgram", lambda one: (destroyed.append(one), destroy(one))
+    )
+    compiler.compile_cubin(SOURCE, DEFINES, "sm_80")
+    with pytest.raises(KernelCompileError):
+        compiler.compile_cubin(SOURCE, {"EXTRA": "nonsense"}, "sm_80")
+    assert len(made) == 2
+    assert destroyed == made

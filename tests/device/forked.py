@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import resource
+import signal
 import sys
 import warnings
 from collections import defaultdict
@@ -85,6 +86,16 @@ def _put_in(file: str, text: str, loaded: _Held) -> None:
             one.__code__ = after
 
 
+PATIENCE = 5
+"""Of the seconds of a core that a run may take, how many times as many pass before it is ended."""
+
+
+def limit(seconds: int) -> None:
+    """End this process after so many seconds of a core, or if it waits for what does not come."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    signal.alarm(seconds * PATIENCE)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     global _failed
     from tests.device.mutants import NEAREST  # which imports this module
@@ -105,7 +116,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if child == 0:
             requests.close()
             answers.close()
-            resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"]))
+            limit(request["seconds"])
             os.environ |= request["environment"]
             _put_in(request["file"], request["text"], loaded)
             _failed = Path(request["failed"])

@@ -19,7 +19,6 @@ import math
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -386,7 +385,7 @@ class Judge:
             shutil.copytree(self._kernels, folder / "kernels", copy_function=os.link)
             run = self._anew if functions_of(mutant) is None else self._forked
             status, failed = run(mutant, command, tests, folder)
-        if status == -signal.SIGXCPU:
+        if status in (-signal.SIGXCPU, -signal.SIGALRM):
             return f"a limit of {CPU_LIMIT} s"
         if status == _NO_TESTS:
             raise RuntimeError(f"none of the tests is found: {tests}")
@@ -486,7 +485,7 @@ class Server:
 
 
 def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))
+    forked.limit(CPU_LIMIT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -451,6 +451,31 @@ def test_images_with_channels_first_are_read_where_they_lie():
             assert planar(crop, "forward", **changes) == reads
 
 
+def test_a_plan_says_what_is_done_to_operands_before():
+    rows = ConvProblem((32, 64, 56, 56), (64, 64, 3, 3), padding=1, dtype="float16")
+    short = rows.replace(input_shape=(32, 64, 28, 28))
+    for problem, precision, said in (
+        (rows, "ieee", ("w copied with channels last", "w copied with channels last", "")),
+        (
+            short,
+            "ieee",
+            tuple(
+                f"{roles} copied with channels last"
+                for roles in ("x and w", "dy and w", "x and dy")
+            ),
+        ),
+        (
+            in_formats(short.replace(dtype="float32"), "NHWC", "OHWI"),
+            "bf16x6",
+            tuple(f"{roles} split into planes" for roles in ("x and w", "dy and w", "x and dy")),
+        ),
+    ):
+        family = FAMILY if precision == "ieee" else PLANES
+        planned_passes = plan(problem, "sm_90a", family.name, precision)
+        for one, words in zip(planned_passes, said, strict=True):
+            assert one.reason.endswith(f"; before it, {words}" if words else family.summary)
+
+
 def test_rows_with_channels_first_are_read_where_they_lie():
     """If windows are neighbours along them, and not much more than their pixels is computed."""
     rows = ConvProblem((2, 64, 4, 56), (64, 64, 3, 3), padding=1, dtype="float16")

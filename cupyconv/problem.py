@@ -337,7 +337,27 @@ class ConvProblem:
         dtype: Dtype = "float32",
     ) -> None:
         rules = (stride, padding, dilation, groups, data_format, filter_format)
-        self._assign(Names(), input_shape, filter_shape, *rules, dtype)
+        try:
+            self._assign(Names(), input_shape, filter_shape, *rules, dtype)
+        except ConvError as error:
+            if data_format is not None:
+                raise
+            try:  # what those who come from TensorFlow forget to say
+                meant = ConvProblem(
+                    input_shape,
+                    filter_shape,
+                    stride=stride,
+                    padding=padding,
+                    dilation=dilation,
+                    groups=groups,
+                    data_format=formats.CHANNELS_LAST,
+                    filter_format=filter_format,
+                    dtype=dtype,
+                )
+            except (ConvError, ConvTypeError):
+                raise error from None
+            remedy = f'{error.remedy}; or use data_format="{meant.data_format}"'
+            raise ConvError(error.rule, error.values, remedy, axis=error.axis) from None
 
     def _assign(
         self,

@@ -38,24 +38,24 @@ BOTH = 3
 
 # -- right -----------------------------------------------------------------------------------------
 
-# A case, its dtype, what float32 may be rounded to, and splits.
+# A case, its dtype, what float32 may be rounded to, splits and the chip.
 RUNS = (
-    ("pieces_of_8", "float16", "ieee", 1),
-    ("pieces_of_8_stride_2", "bfloat16", "ieee", 1),
-    ("pieces_of_8_everything_differs", "float32", "ieee", 3),
-    ("odd_channels", "float16", "ieee", 3),
-    ("groups_of_3_to_2", "float32", "tf32", 1),
-    ("volume_phases", "float64", "ieee", 1),
-    ("grouped_pieces", "float16", "ieee", 1),
-    ("long_signal", "float32", "ieee", 5),
-    ("several_tiles", "float16", "ieee", 1),
+    ("pieces_of_8", "float16", "ieee", 1, "sm_80"),
+    ("pieces_of_8_stride_2", "bfloat16", "ieee", 1, "sm_80"),
+    ("pieces_of_8_everything_differs", "float32", "ieee", 3, "sm_86"),
+    ("odd_channels", "float16", "ieee", 3, "sm_80"),
+    ("groups_of_3_to_2", "float32", "tf32", 1, "sm_80"),
+    ("volume_phases", "float64", "ieee", 1, "sm_80"),
+    ("grouped_pieces", "float16", "ieee", 1, "sm_75"),
+    ("long_signal", "float32", "ieee", 5, "sm_80"),
+    ("several_tiles", "float16", "ieee", 1, "sm_90a"),
 )
 
 
 @pytest.mark.parametrize("number", range(len(RUNS)), ids=[f"{run[0]}-{run[1]}" for run in RUNS])
 def test_copies_of_one_operand_and_of_both(number):
     """In one of six formats; splits whose sums end anywhere stand before the copies."""
-    name, dtype, precision, splits = RUNS[number]
+    name, dtype, precision, splits, arch = RUNS[number]
     problem = PROBLEMS[name].replace(dtype=dtype)
     formatted = [all_formats(problem)[0], all_formats(problem)[number % 6]]
     for turn, one in enumerate(formatted):
@@ -64,7 +64,8 @@ def test_copies_of_one_operand_and_of_both(number):
             planned("cuda-gather", number, splits, method),
             emulator.settings(emulator.SCHEDULES[(number + turn) % 3]),
         ):
-            agreement.require_exact(emulator, one, impl="cuda-gather", precision=precision)
+            how = {"impl": "cuda-gather", "precision": precision, "arch": arch}
+            agreement.require_exact(emulator, one, **how)
 
 
 @pytest.mark.parametrize("method", [1, 2, BOTH])

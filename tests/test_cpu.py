@@ -182,6 +182,24 @@ def require_exact_loops(problem: ConvProblem) -> None:
         np.testing.assert_array_equal(got, expected, err_msg=pass_)
 
 
+@pytest.mark.parametrize("pass_", PASSES)
+def test_einsum_takes_rows_of_few_channels_as_a_whole(pass_, monkeypatch):
+    """NumPy begins a loop for each row of neighbours, which takes as long as many of them."""
+    for module in (cpu, loops):
+        monkeypatch.setattr(module, "has_numba", lambda: False)
+    honest, rows = np.einsum, set()
+
+    def einsum(how, windows, *operands, **more):
+        rows.add(windows.shape[-1])
+        return honest(how, windows, *operands, **more)
+
+    monkeypatch.setattr(np, "einsum", einsum)
+    narrow = ConvProblem((2, 3, 9, 50), (3, 1, 3, 3), padding=1, groups=3)
+    for problem in (narrow, *channels_last(narrow)):
+        compute(problem, pass_, "loops", random_data(problem))
+    assert rows == {3 * 50}
+
+
 @pytest.mark.parametrize("name", GROUPED)
 def test_numba_takes_loops_over_several_channels(name, numba):
     for problem in (GROUPED[name], *channels_last(GROUPED[name])):

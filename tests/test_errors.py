@@ -99,6 +99,26 @@ def test_channels_that_another_number_of_groups_would_fit():
     ConvProblem((1, 6, 5, 5), (4, 3, 3, 3), groups=2)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "rest"),
+    [
+        (((1, 5, 5, 3), (3, 3, 3, 4)), {}),
+        (((1, 5, 5, 3), (4, 3, 3, 3)), {"filter_format": "OIHW"}),
+        (((1, 5, 5, 4), (3, 3, 1, 8)), {"groups": 4}),
+        (((2, 9, 6), (3, 6, 4)), {}),
+    ],
+)
+def test_channels_that_would_fit_last_are_said_to_where_no_order_was(shapes, rest):
+    """TensorFlow's shapes, given as they are."""
+    with pytest.raises(ConvError) as caught:
+        ConvProblem(*shapes, **rest)
+    (word,) = re.findall(r'; or use data_format="(\w+)"$', caught.value.remedy)
+    assert ConvProblem(*shapes, **rest, data_format=word).input_shape == shapes[0]
+    with pytest.raises(ConvError) as caught:
+        ConvProblem(*shapes, **rest, data_format="channels_first")
+    assert "data_format" not in caught.value.remedy
+
+
 def test_swapped_memory_order_is_named():
     refused(
         lambda: cupyconv.conv_forward(ones(1, 32, 32, 3), ones(8, 3, 3, 3)),
@@ -135,15 +155,17 @@ def test_every_way_out_of_bad_channels_works(channels, filters, depth, groups):
     try:
         ConvProblem(shape, filter_shape, groups=groups)
     except ConvError as error:
-        repairs = re.split(r", or |, (?=give|use)", error.remedy)
+        repairs = re.split(r"[,;] or |, (?=give|use)", error.remedy)
         assert repairs
         for repair in repairs:
             numbers = dict(re.findall(r"(groups|I|C|O) ?= ?(\d+)", repair))
-            assert numbers, repair
+            order = re.findall(r'data_format="(\w+)"', repair)
+            assert numbers or order, repair
             ConvProblem(
                 (1, int(numbers.get("C", channels)), 4),
                 (int(numbers.get("O", filters)), int(numbers.get("I", depth)), 2),
                 groups=int(numbers.get("groups", groups)),
+                data_format=order[0] if order else None,
             )
     else:
         assert channels == depth * groups

@@ -44,7 +44,8 @@ from tests.configurations import (
 )
 from tests.cubins import disassemble, instructions, no_spills
 from tests.test_kernel_compile import offset_of
-from tests.views import KINDS
+from tests.views import BY_NAME, KINDS, named
+from tests.views import require_exact as require_exact_on_views
 
 ARCH = "sm_90"
 FAMILY = FAMILIES["cuda-hopper"]
@@ -450,6 +451,31 @@ def test_images_with_channels_first_are_read_where_they_lie():
             assert planar(crop, "forward", **changes) == reads
 
 
+def test_a_plan_says_what_is_done_to_operands_before():
+    rows = ConvProblem((32, 64, 56, 56), (64, 64, 3, 3), padding=1, dtype="float16")
+    short = rows.replace(input_shape=(32, 64, 28, 28))
+    for problem, precision, said in (
+        (rows, "ieee", ("w copied with channels last", "w copied with channels last", "")),
+        (
+            short,
+            "ieee",
+            tuple(
+                f"{roles} copied with channels last"
+                for roles in ("x and w", "dy and w", "x and dy")
+            ),
+        ),
+        (
+            in_formats(short.replace(dtype="float32"), "NHWC", "OHWI"),
+            "bf16x6",
+            tuple(f"{roles} split into planes" for roles in ("x and w", "dy and w", "x and dy")),
+        ),
+    ):
+        family = FAMILY if precision == "ieee" else PLANES
+        planned_passes = plan(problem, "sm_90a", family.name, precision)
+        for one, words in zip(planned_passes, said, strict=True):
+            assert one.reason.endswith(f"; before it, {words}" if words else family.summary)
+
+
 def test_rows_with_channels_first_are_read_where_they_lie():
     """If windows are neighbours along them, and not much more than their pixels is computed."""
     rows = ConvProblem((2, 64, 4, 56), (64, 64, 3, 3), padding=1, dtype="float16")
@@ -474,6 +500,17 @@ def test_rows_with_channels_first_are_read_where_they_lie():
     assert [planar(longer, pass_) for pass_ in PASSES] == [True, True, False]
     beyond = row.replace(filter_shape=(8, 8, 3), padding=120, dilation=120)
     assert [planar(beyond, pass_) for pass_ in PASSES] == [True, True, False]
+
+
+@pytest.mark.parametrize("of_result", ["inside", "transposed"])
+def test_rows_of_larger_images_are_read_where_they_lie(of_result):
+    """What lies around them is not read, and the result goes where it is wanted."""
+    number = [case.name for case in HOPPER_CASES].index("rows_of_filled_lines")
+    problem = HOPPER_CASES[number].problem.replace(dtype="float16")
+    for turn, pass_ in enumerate(PASSES):
+        kinds = {**named(problem, pass_, "inside"), "out": BY_NAME[of_result]}
+        with planned("cuda-hopper", PLANAR[turn]), emulator.settings(emulator.SCHEDULES[turn]):
+            require_exact_on_views(emulator, problem, pass_, kinds, impl="cuda-hopper", arch=ARCH)
 
 
 @pytest.mark.parametrize("name", ["rows_of_filled_lines", "rows_of_two_lines"])

@@ -159,7 +159,7 @@ def _blocks(
 
 
 def _sum_pixels(block: Correlation, scratch: Scratch) -> None:
-    block, source = _rows_of_channels(block, scratch)
+    source, rules = _rows_of_channels(block, scratch)
     sums = _pixels_last(block.result)
     in_place = _are_rows(sums, block)
     if not in_place:
@@ -169,18 +169,18 @@ def _sum_pixels(block: Correlation, scratch: Scratch) -> None:
     weights[...] = block.filters[:, 0, 0].transpose(1, 2, 3, 0)[..., None, :]
     if block.conjugate:
         np.conjugate(weights, out=weights)
+    rows = weights.reshape(*weights.shape[:3], -1)
     if has_numba():
-        rows = weights.reshape(*weights.shape[:3], -1)
-        rules = _rules(block)
         _loops().pixel_sums(*_memory(source), rows, *_memory(sums), sums.shape, rules)
     else:
-        windows = _windows(source, block)
-        np.einsum("nzpqtrsg,trsg->nzpqg", windows, weights[..., 0, :], out=sums)
+        windows = _windows(source, block, several)
+        out = sums.reshape(*windows.shape[:4], -1)
+        np.einsum("nzpqtrsg,trsg->nzpqg", windows, rows, out=out)
     block.finish(block.result if in_place else sums.transpose(0, 4, 1, 2, 3)[:, :, None])
 
 
 def _add_pixels(block: Correlation, scratch: Scratch) -> None:
-    block, source = _rows_of_channels(block, scratch)
+    source, rules = _rows_of_channels(block, scratch)
     gradients = _pixels_last(block.result)
     if block.conjugate or not _are_rows(gradients, block):
         gradients = scratch.array("sums", gradients.shape)
@@ -190,12 +190,14 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
     several = _pixels_at_once(block, source, gradients)
     total = scratch.array("weights", (*block.filters.shape[3:], several, block.groups))
     total[...] = 0
+    rows = total.reshape(*total.shape[:3], -1)
     if has_numba():
-        rows = total.reshape(*total.shape[:3], -1)
-        rules, shape = _rules(block), gradients.shape
+        shape = gradients.shape
         _loops().pixel_products(*_memory(source), rows, *_memory(gradients), shape, rules)
     else:
-        np.einsum("nzpqtrsg,nzpqg->trsg", _windows(source, block), gradients, out=total[..., 0, :])
+        windows = _windows(source, block, several)
+        gradients = gradients.reshape(*windows.shape[:4], -1)
+        np.einsum("nzpqtrsg,nzpqg->trsg", windows, gradients, out=rows)
     filters: Any = block.filters
     filters[:, 0, 0] += total.sum(axis=3).transpose(3, 0, 1, 2)
 
@@ -205,24 +207,25 @@ def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
     columns, channels = block.axes[2].outputs, block.groups
     together = all(one.strides[3] == channels * one.itemsize for one in operands)
     rows = prod(block.filters.shape) * columns * block.accumulator.itemsize
-    if has_numba() and together and block.axes[2].stride == 1 and rows <= LARGEST_ROWS:
+    if together and block.axes[2].stride == 1 and rows <= LARGEST_ROWS:
         return columns
     return 1
 
 
-def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[Correlation, np.ndarray]:
-    """The source (N, planes, rows, columns, G), and the block that reads it."""
+def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[np.ndarray, _Rules]:
+    """The source (N, planes, rows, columns, G), and how it is read."""
     source = _pixels_last(block.source)
     if has_numba() and _are_rows(source, block):
-        return block, source
-    axes = tuple(axis.pixels() for axis in block.axes)
+        return source, tuple((a.stride, a.dilation, a.offset, a.taps, a.size) for a in block.axes)
+    axes = [axis.pixels() for axis in block.axes]
     padded = scratch.array("pixels", (block.images, *(a.outputs for a in axes), block.groups))
     gather(padded, source, dict(enumerate(axes, 1)))
-    whole = tuple(
-        replace(axis, offset=0, size=pixels.outputs)
-        for axis, pixels in zip(block.axes, axes, strict=True)
-    )
-    return replace(block, axes=whole), padded
+    both = zip(block.axes, axes, strict=True)
+    return padded, tuple((a.stride, a.dilation, 0, a.taps, pixels.outputs) for a, pixels in both)
+
+
+_Rules = tuple[tuple[int, ...], ...]
+"""Stride, dilation, offset, taps and size of each axis."""
 
 
 def _pixels_last(array: np.ndarray) -> np.ndarray:
@@ -246,24 +249,15 @@ def _memory(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     return as_strided(pixels, (span,), (pixels.itemsize,)), steps[:-1]
 
 
-def _rules(block: Correlation) -> tuple[tuple[int, ...], ...]:
-    return tuple((a.stride, a.dilation, a.offset, a.taps, a.size) for a in block.axes)
-
-
-def _windows(source: np.ndarray, block: Correlation) -> np.ndarray:
-    """(N, *outputs, *taps, G) of the pixels under the windows."""
+def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray:
+    """(N, planes, rows, columns, *taps, G) of what is under the windows, several columns as one."""
     image, *steps, channel = source.strides
-    pairs = list(zip(block.axes, steps, strict=True))
-    return as_strided(
-        source,
-        (
-            len(source),
-            *(a.outputs for a in block.axes),
-            *(a.taps for a in block.axes),
-            block.groups,
-        ),
-        (image, *(a.stride * s for a, s in pairs), *(a.dilation * s for a, s in pairs), channel),
-    )
+    axes = list(zip(block.axes, steps, strict=True))
+    outputs = [axis.outputs for axis in block.axes]
+    outputs[2] //= several
+    shape = (len(source), *outputs, *(a.taps for a in block.axes), several * block.groups)
+    by = (*(a.stride * step for a, step in axes), *(a.dilation * step for a, step in axes))
+    return as_strided(source, shape, (image, *by, channel))
 
 
 # -- planes ----------------------------------------------------------------------------------------

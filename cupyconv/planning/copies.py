@@ -46,6 +46,11 @@ def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
     return shapes[role]
 
 
+def called(roles: Sequence[str]) -> str:
+    """Operands as plans name them: "x and w"."""
+    return " and ".join("dy" if role == "y" else role for role in roles)
+
+
 TILE = 64
 """Pixels, and channels, that a block of cuda/conv_arrange.cu copies."""
 

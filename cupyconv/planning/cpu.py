@@ -60,9 +60,9 @@ PADDED_SHARE = 0.85
 """Share of products with pixels, not padding, below which it pays to leave out the others."""
 
 
-LOOP_RATE, FOUR_FILTERS, UNCOMPILED = 50e9, 2.4, 0.24
+LOOP_RATE, FOUR_FILTERS, UNCOMPILED = 50e9, 2.4, 0.3
 """Operations of sums over taps in a second; how many times as many there are of four filters that
-share their pixels, and without Numba."""
+share their pixels, and without Numba, of long rows."""
 
 MOST_PAIRS = 1 << 10
 """Channels times filters of a group, above which matrix products are faster than any loops."""
@@ -71,7 +71,7 @@ SMALL_PLANE = 256
 """Pixels of a depthwise layer's result up to which rows of channels are faster than planes."""
 
 GRADIENT_SHARE = 0.7
-"""Of that rate, for the filters' gradient."""
+"""Of that rate, for the filters' gradient, with Numba."""
 
 SMALL_LAYER = 1 << 16
 """Elements, of all that they make, above which windows are gathered block by block."""
@@ -279,13 +279,18 @@ def _loops(seen: _Pass) -> Iterator[Method]:
     small = prod(axis.outputs for axis in seen.axes) <= SMALL_PLANE
     by_pixel = depthwise and (seen.channels_last or small or not has_numba())
     moved: float = seen.pixels * (phases * seen.channels + seen.filters)
-    rate = LOOP_RATE * (GRADIENT_SHARE if seen.of_filters else 1)
-    operations = seen.operations
+    rate, operations = LOOP_RATE, seen.operations
     if by_pixel != seen.channels_last:
         moved *= TRANSPOSED
     if not has_numba():
         rate *= UNCOMPILED
-    elif not by_pixel:
+        if not seen.of_filters:
+            row = seen.axes[-1]
+            run = seen.groups * (row.outputs if row.stride == 1 else 1)
+            rate /= 1 + 3 * LOOP_ELEMENTS / run
+    elif seen.of_filters:
+        rate *= GRADIENT_SHARE
+    if has_numba() and not by_pixel:
         rate *= FOUR_FILTERS if seen.filters >= 4 else 1
         operations *= prod(
             1 + (axis.taps - 1) * axis.dilation / axis.stride / axis.outputs for axis in seen.axes

@@ -141,6 +141,8 @@ _HOPPER = (
     ("rows_of_two_lines", "NCHW", "HWIO", "float16"),
     ("rows_of_phases", "NCHW", "OIHW", "bfloat16"),
     ("rows_of_whole_lines", "NCHW", "OIHW", "float16"),
+    ("groups_of_rows", "NCHW", "OHWI", "float16"),
+    ("a_row_of_two_lines", "NCW", "WIO", "float16"),
 )
 _ARRANGED = (
     ("stride_beyond_input", "NCHW", "OIHW", "float16"),
@@ -299,8 +301,7 @@ def _cases_of(impl: str, only: str | None):
     yield from _views(impl, only)
     if impl == "cuda-hopper":
         yield "tiles are taken in bands", _bands
-        for layer in ("rows_of_filled_lines", "rows_of_two_lines"):
-            yield f"{layer} not a number", partial(_fills_up_a_line, layer)
+        yield "pixels that fill up a line", _filled_lines
     if impl == "cuda-hopper-bf16x6":
         yield "all bits of float32", _bits_of_float32
         yield "ends of the range of float32", _range_of_float32
@@ -412,12 +413,6 @@ def _bands() -> None:
     test_hopper.test_tiles_are_taken_in_bands()
 
 
-def _fills_up_a_line(layer: str) -> None:
-    from tests import test_hopper
-
-    test_hopper.test_pixels_that_fill_up_a_line_meet_nothing(layer)
-
-
 def _rounds_to_tf32() -> None:
     from tests import test_kernels
 
@@ -467,6 +462,12 @@ def _last_pixel(data_format: str) -> None:
     test_kernels.test_not_a_number_in_the_last_pixel_reaches_the_last_tap_only(
         "cuda-direct", data_format
     )
+
+
+def _filled_lines() -> None:
+    from tests import test_hopper
+
+    test_hopper.test_pixels_that_fill_up_a_line_meet_nothing("rows_of_two_lines")
 
 
 def _bits_of_float32() -> None:

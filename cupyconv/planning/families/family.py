@@ -64,7 +64,7 @@ class Candidate:
         splits: into how many parts gemm_k, or the pixels, are cut.
         workspace_bytes: device memory beside the tensors.
         method: of the family, if it has several; else empty.
-        summary: of the method, in a few words.
+        summary: of the method, in a few words; on a GPU, what is done to operands before.
         computing: microseconds without the movement of bytes, by which equal estimates are told
             apart; 0 where that is not known.
     """
@@ -114,7 +114,8 @@ class Family(ABC):
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
         """What ``plan`` says of a candidate, with a note on its estimate."""
-        return f"estimated {candidate.microseconds:.3g} us{note}: {self.summary}"
+        text = f"estimated {candidate.microseconds:.3g} us{note}: {self.summary}"
+        return f"{text}; before it, {candidate.summary}" if candidate.summary else text
 
     def fitting_tiles(self, request: Request) -> list[Tile]:
         """The tiles for a request's chip and type of elements."""

@@ -8,7 +8,14 @@ from itertools import combinations
 from math import prod
 
 from cupyconv.planning import cost
-from cupyconv.planning.copies import PIECE_BYTES, arranged, arranging, copy_bytes, shape_of
+from cupyconv.planning.copies import (
+    PIECE_BYTES,
+    arranged,
+    arranging,
+    called,
+    copy_bytes,
+    shape_of,
+)
 from cupyconv.planning.device import RESERVED_SHARED, Device
 from cupyconv.planning.families.family import Candidate, Tile, mma_refuses
 from cupyconv.planning.families.tiled import Tiled
@@ -255,10 +262,6 @@ class Gather(Tiled):
         found = super().candidate(_of_product(request, method), tile, splits)
         return found and _behind_copies(found, request, method)
 
-    def reason(self, candidate: Candidate, note: str = "") -> str:
-        text = super().reason(candidate, note)
-        return f"{text}; before it, {candidate.summary}" if candidate.summary else text
-
     def gemms(self, request: Request) -> tuple[GemmView, ...]:
         if request.pass_ == "backprop_input":
             return request.problem.phase_gemms
@@ -295,13 +298,8 @@ OPERANDS = {
 
 
 def _methods(operands: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    called = {"x": "x", "w": "w", "y": "dy"}
     subsets = [roles for count in (1, 2) for roles in combinations(operands, count)]
-    words = [" and ".join(called[role] for role in roles) for roles in subsets]
-    return {
-        "": (),
-        **{f"{word} arranged": roles for word, roles in zip(words, subsets, strict=True)},
-    }
+    return {"": (), **{f"{called(roles)} arranged": roles for roles in subsets}}
 
 
 METHODS = {pass_: _methods(operands) for pass_, operands in OPERANDS.items()}
@@ -368,7 +366,7 @@ def _behind_copies(found: Candidate, request: Request, method: str) -> Candidate
         microseconds=found.microseconds + arranging(request.device.chip, shapes, itemsize),
         workspace_bytes=aligned(found.workspace_bytes) + size,
         method=method,
-        summary=f"{method.removesuffix(' arranged')} copied with channels last",
+        summary=f"{called(strides.copied)} copied with channels last",
     )
 
 

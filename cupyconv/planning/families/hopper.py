@@ -15,6 +15,7 @@ from cupyconv.planning import cost
 from cupyconv.planning.copies import (
     PIECE_BYTES,
     ROLES_OF,
+    called,
     copy_bytes,
     copy_strides,
     permuted,
@@ -524,10 +525,11 @@ class Staying(Family):
         """Products of 16-bit operands in the time of one of a request's."""
         return 2 if request.operands == "tf32" else 1
 
-    def around(self, request: Request, tile: Tile) -> tuple[float, int, int]:
-        """Bytes moved before and after the product, the workspace for them, and the launches."""
-        copied = layout_of(request, tile)
-        return 2 * copied.copied_bytes, copied.copied_bytes, int(copied.copied != ())
+    def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
+        """Bytes moved by the launch before the product, its workspace, and what it does, if any."""
+        seen = layout_of(request, tile)
+        does = f"{called(seen.copied)} copied with channels last" if seen.copied else ""
+        return 2 * seen.copied_bytes, seen.copied_bytes, does
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
@@ -564,13 +566,13 @@ class Staying(Family):
             return 1
         most = found[0][2] // cost.LEAST_SPLIT_STEPS
         if request.workspace_limit is not None:
-            _, least, _ = self.around(request, tile)
+            _, least, _ = self.before(request, tile)
             left = request.workspace_limit - least
             most = min(most, left // _split_bytes(request, tile))
         return max(most, 1)
 
     def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
-        """Rounds of whole tiles, each of its steps and an overhead; then what is around them."""
+        """Rounds of whole tiles, each of its steps and an overhead; and what is around them."""
         problem, chip = request.problem, request.device.chip
         cluster = tile.defines["CLUSTER"]
         tiles = steps = 0
@@ -579,7 +581,7 @@ class Staying(Family):
             tiles += here
             steps += here * -(-steps_of_sum // splits)
         sums = splits * _split_bytes(request, tile) if splits > 1 else 0
-        moved, workspace, launches = self.around(request, tile)
+        moved, workspace, before = self.before(request, tile)
 
         rate = chip.group_tensor_rate / self.products(request)
         rate *= _WIDTH_EFFICIENCY[tile.block_n] * _EFFICIENCY
@@ -599,8 +601,8 @@ class Staying(Family):
             compute = rounds * (multiplying + _DRAINING + storing)
         microseconds = max(compute, cost.moving(chip, problem.bytes + sums))
         microseconds += cost.moving(chip, moved + sums)
-        microseconds += (1 + (splits > 1) + launches) * cost.LAUNCH_OVERHEAD
-        return Candidate(self, microseconds, tile, tiles, splits, workspace + sums)
+        microseconds += (1 + (splits > 1) + bool(before)) * cost.LAUNCH_OVERHEAD
+        return Candidate(self, microseconds, tile, tiles, splits, workspace + sums, summary=before)
 
 
 class Hopper(Staying):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
+from cupyconv.planning.copies import ROLES_OF, called, copy_bytes, shape_of
 from cupyconv.planning.families.family import Tile
 from cupyconv.planning.families.hopper import (
     Layout,
@@ -79,9 +79,9 @@ class HopperBf16x6(Staying):
     def products(self, request: Request) -> int:
         return PRODUCTS
 
-    def around(self, request: Request, tile: Tile) -> tuple[float, int, int]:
-        planes = plane_bytes(request)
-        return planes * 5 / 3, planes, 1  # float32 read, three planes written
+    def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
+        planes, split = plane_bytes(request), called(ROLES_OF[request.pass_][:-1])
+        return planes * 5 / 3, planes, f"{split} split into planes"  # float32 read, three planes written
 
 
 CUDA_HOPPER_BF16X6 = HopperBf16x6()

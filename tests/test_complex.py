@@ -90,6 +90,11 @@ def test_steps_in_memory_need_be_no_multiple_of_a_number(dtype):
                 impl = test_cpu.by_method(problem, pass_, method)
                 agreement.compute(cupyconv, pass_, problem, in_records, impl=impl, out=out)
                 np.testing.assert_array_equal(out, expected, f"{pass_} by {method}")
+            layout = problem.data_format
+            db = among_others(np.full(problem.bias_shape, 3, dtype))
+            cupyconv.conv_backprop_bias(in_records.dy, data_format=layout, out=db)
+            expected = cupyconv.conv_backprop_bias(data.dy, data_format=layout)
+            np.testing.assert_array_equal(db, expected)
 
 
 def among_others(numbers):

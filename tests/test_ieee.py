@@ -7,7 +7,7 @@ so that they can be asked of any implementation; what they expect comes from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -18,6 +18,8 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.arrays import numpy_dtype
+from cupyconv.cpu import loops
+from cupyconv.planning import cpu
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, ConvAxis
 from tests import agreement, emulator, test_cpu
@@ -306,6 +308,16 @@ def test_numpy(layer, holds):
 
 
 @each_property
+@pytest.mark.parametrize("layer", ["depthwise", "depthwise_strided"])
+def test_numpy_without_numba(layer, holds, monkeypatch):
+    for module in (cpu, loops):
+        monkeypatch.setattr(module, "has_numba", lambda: False)
+    for problem in (LAYERS[layer], *test_cpu.channels_last(LAYERS[layer])):
+        for subject in numpy_subjects(problem, ("loops",)):
+            holds(subject)
+
+
+@each_property
 @pytest.mark.parametrize("dtype", OTHER_TYPES)
 @pytest.mark.parametrize("layer", ["dense", "depthwise"])
 def test_numpy_in_other_types(layer, dtype, holds):
@@ -313,16 +325,17 @@ def test_numpy_in_other_types(layer, dtype, holds):
         holds(subject)
 
 
-def numpy_subjects(problem: ConvProblem) -> Iterator[Subject]:
-    """Every pass by every method of NumPy, and by the reference."""
+def numpy_subjects(problem: ConvProblem, only: Collection[str] = ()) -> Iterator[Subject]:
+    """Every pass by every method of NumPy, and by the reference; or by some methods only."""
 
     def by(pass_: str, **how: object) -> Callable[[Data], np.ndarray]:
         return lambda data: agreement.compute(cupyconv, pass_, problem, data, **how)
 
     for pass_, method in test_cpu.methods(problem):
-        impl = test_cpu.by_method(problem, pass_, method)
-        yield Subject(method, problem, pass_, by(pass_, impl=impl))
-    for pass_ in PASSES:
+        if not only or method in only:
+            impl = test_cpu.by_method(problem, pass_, method)
+            yield Subject(method, problem, pass_, by(pass_, impl=impl))
+    for pass_ in () if only else PASSES:
         yield Subject("reference", problem, pass_, by(pass_, impl="reference"))
 
 

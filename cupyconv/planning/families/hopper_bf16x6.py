@@ -81,7 +81,8 @@ class HopperBf16x6(Staying):
 
     def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
         planes, split = plane_bytes(request), called(ROLES_OF[request.pass_][:-1])
-        return planes * 5 / 3, planes, f"{split} split into planes"  # float32 read, three planes written
+        read_and_written = planes * 5 / 3  # float32, and three planes
+        return read_and_written, planes, f"{split} split into planes"
 
 
 CUDA_HOPPER_BF16X6 = HopperBf16x6()

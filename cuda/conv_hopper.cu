@@ -194,7 +194,8 @@ struct Steps {
 
 // -- producer ---------------------------------------------------------------------------------------
 
-// Starts all loads.  Used by one thread.
+// Starts all loads.  Used by one thread, of few registers: what other blocks load is not kept, and
+// steps are counted down.
 struct Producer {
   SharedMemory& shared;
   const TensorMaps& maps;

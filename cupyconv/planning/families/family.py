@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from cupyconv.planning.device import CHIPS
@@ -38,7 +39,7 @@ class Tile:
         """Whether it has elements of so many bytes."""
         return self.itemsize in (None, itemsize) and itemsize <= self.most_bytes
 
-    @property
+    @cached_property
     def defines(self) -> dict[str, int]:
         """All macros that the tile stands for."""
         sizes = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -284,6 +286,26 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
     assert not found.finished
     assert found.skipped[-1].reason == "interrupted"
     assert results.load(path) == found
+
+
+def test_an_interrupt_that_a_library_swallows_ends_the_run(monkeypatch):
+    """As the imports of some do."""
+
+    def swallowing(_place, _name):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return None, "it is not there"
+
+    monkeypatch.setattr(peers, "find", swallowing)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        found = measure(DENSE, peers=("torch",))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not found.finished
+    assert not found.rows
+    assert found.skipped[-1].reason == "interrupted"
 
 
 def test_a_run_that_breaks_keeps_what_it_has(tmp_path, monkeypatch):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 from cupyconv.bench import (
@@ -100,15 +103,21 @@ def run(
     try:
         log.start(environment.describe(place, options.arguments), options.record())
         found: list[peers.Peer] = []
-        with ExitStack() as settings:
+        with _interrupts() as require_none, ExitStack() as settings:
             for name in names:
                 peer, why_not = peers.find(place, name)
+                require_none()
                 if peer is None:
                     log.skip(Note("", "", name, why_not))
                     continue
                 settings.enter_context(peer.settings(options.precision, environment.threads()))
                 found.append(peer)
-            _Run(place, options, log, found, advance).everything()
+
+            def after_a_layer() -> None:
+                require_none()
+                advance()
+
+            _Run(place, options, log, found, after_a_layer).everything()
         log.finish()
     except KeyboardInterrupt:
         log.skip(Note("", "", "the rest", "interrupted"))
@@ -118,6 +127,30 @@ def run(
     finally:
         log.close()
     return log.results
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """What raises again an interrupt that a library swallowed, as some do in their imports."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    def require_none() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    is_ours = is_usual and threading.current_thread() is threading.main_thread()
+    if is_ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield require_none
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

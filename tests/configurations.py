@@ -200,6 +200,7 @@ FAMILY_CASES = (
     _case("a_tile_and_one", (1, 129, 3, 43), (129, 129, 1, 1)),
     _case("grouped_strides_differ", (1, 16, 7, 9), (16, 8, 3, 3), groups=2, stride=(2, 1)),
     _case("as_many_taps_as_bits", (1, 8, 40), (8, 8, 29), padding=14),
+    _case("taps_of_three_words", (1, 8, 70), (8, 8, 66), padding=33),
 )
 
 DIRECT_CASES = (

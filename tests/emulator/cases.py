@@ -77,6 +77,8 @@ _GATHER = (
     ("groups_of_3_to_2", "NHWC", "HWIO", "float16"),
     ("more_taps_than_lanes", "NCW", "OIW", "float16"),
     ("as_many_taps_as_bits", "NWC", "OWI", "float16"),
+    ("taps_of_three_words", "NWC", "OWI", "float16"),
+    ("dilation", "NHWC", "HWIO", "float16"),
 )
 _SPLIT = (
     ("pieces_of_8", "NCHW", "OIHW"),

@@ -60,7 +60,11 @@ NEAREST = {
     "cupyconv/gpu/compiler.py": ("tests/test_kernel_cache.py", "tests/test_warm.py"),
     "cupyconv/gpu/copies.py": ("tests/test_hopper.py",),
     "cupyconv/gpu/direct.py": ("tests/test_kernels.py", "tests/test_launches.py"),
-    "cupyconv/gpu/gather.py": ("tests/test_kernels.py", "tests/test_launches.py"),
+    "cupyconv/gpu/gather.py": (
+        "tests/test_kernels.py",
+        "tests/test_launches.py",
+        "tests/test_arranged.py",
+    ),
     "cupyconv/gpu/generic.py": ("tests/test_kernels.py",),
     "cupyconv/gpu/hopper.py": ("tests/test_hopper.py",),
     "cupyconv/gpu/launch.py": ("tests/test_launches.py",),

@@ -388,6 +388,9 @@ def test_stride_phases_have_every_pixel_of_the_input_and_all_its_taps():
         count = dict(launch.defines)["PHASES"]
         assert len(taps_of) <= count == len(phases["phase"]) < 2 * told["stride"].prod()
         seen[len(taps_of)] += 1
+        planned = plan_pass(problem, "forward", device, "cuda-gather")
+        *_, product = prepare(replace(planned, splits=1), problem, strides, None, device)
+        assert dict(product.defines)["PHASES"] == 1
     assert len(seen) >= 4
 
 

@@ -319,7 +319,7 @@ def test_a_sum_of_chunks_has_a_thread_for_each_element_of_the_filter(filters, bl
 def test_pieces_of_cuda_toeplitz_are_as_large_as_they_may_be(alignment, pass_):
     """Of channels that are neighbours, else of columns; x and y have others."""
     device, seen = Device.of("sm_80"), set()
-    sizes = itertools.product((1, 2, 16, 17), (8, 9, 12), (0, 1, 3), (1, 2))
+    sizes = itertools.product((1, 2, 16, 17), (8, 9, 12), (0, 1, 2, 3), (1, 2))
     for channels, width, before, rank in sizes:
         shape, taps = (2, channels, 6, width)[: 2 + rank], (channels, 1, 2, 3)[: 2 + rank]
         shape, taps = (*shape[:-1], width), (*taps[:-1], 3)

@@ -173,7 +173,7 @@ def test_families_compile_without_spills(impl, architecture, every):
             assert found["HMMA"] > 0
             assert found["LDSM"] > 0
             assert found["LDL"] + found["STL"] == 0
-        if impl == "cuda-gather":
+        if prepared.source == "conv_gather.cu":
             require_gather_instructions(
                 dict(prepared.defines), instructions(disassemble(cubin)), architecture
             )

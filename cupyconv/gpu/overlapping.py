@@ -35,7 +35,8 @@ class Overlapping:
 
         Args:
             grid, block: extents.
-            arguments: CuPy arrays, NumPy's unsigned numbers, and structs by value.
+            arguments: CuPy arrays; NumPy's integers, none of them negative; NumPy arrays of one
+                element, which are structs by value.
             shared_mem: bytes of dynamic shared memory.
 
         Raises:

@@ -245,6 +245,11 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
     return given
 
 
+def on_host(array: Any) -> Any:
+    """A NumPy or CuPy array as NumPy's; of CuPy's, a copy that waits for the current stream."""
+    return array.get() if hasattr(array, "get") else array
+
+
 def _from_dlpack_of(like: Any) -> Any:
     """The function of a library that takes an object exporting DLPack."""
     if hasattr(like, "__array_namespace__"):

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
+from cupyconv import arrays
 from cupyconv.errors import ConvError
 from cupyconv.explaining import adjoints, maps, terms
 from cupyconv.explaining.shapes import the
@@ -519,9 +520,7 @@ class _Taken:
             keys = [(k, 0, (self.image, k)) for k in filters]
         found = {}
         for k, c, index in keys:
-            plane = logical[index]
-            plane = plane.get() if hasattr(plane, "get") else np.asarray(plane)
-            numbers = plane[np.ix_(*where)].ravel()
+            numbers = arrays.on_host(logical[index])[np.ix_(*where)].ravel()
             found[key_of(tensor, k, c)] = dict(zip(names, map(_plain, numbers), strict=True))
         return found
 

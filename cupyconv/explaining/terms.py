@@ -13,6 +13,7 @@ from functools import cached_property
 from math import fsum, prod
 from typing import Any, NamedTuple
 
+from cupyconv import arrays
 from cupyconv.errors import ConvError, shown, unknown_word
 from cupyconv.explaining.shapes import counted
 from cupyconv.markup import Paragraph, Section, Verbatim
@@ -310,8 +311,7 @@ class Element:
         # One of the first two indices runs over what is summed, the other stays.
         parts = [slice(begin[i], end[i] + 1) for i in range(2)]
         parts += [_slice((axis.first, axis.second)[which]) for axis in self.axes]
-        block = self.data[tensor].transpose(order)[tuple(parts)]
-        host = block.get() if hasattr(block, "get") else block
+        host = arrays.on_host(self.data[tensor].transpose(order)[tuple(parts)])
         if not self.problem.is_complex:
             return np.asarray(host).astype(np.float64).ravel()
         values = np.asarray(host).astype(np.complex128).ravel()

@@ -140,7 +140,9 @@ class Values(Mapping[str, Any]):
         problem = self.problem
         kind = arrays.numpy_dtype(dtype or problem.dtype)
         with np.errstate(over="ignore"):  # to infinity, as in a layer of that dtype
-            x, w, dy = (_host(self[operand]).astype(kind, copy=False) for operand in OPERANDS)
+            x, w, dy = (
+                arrays.on_host(self[operand]).astype(kind, copy=False) for operand in OPERANDS
+            )
         if name == "y":
             return operations.conv_forward(x, w, **problem.keywords)
         if name == "dx":
@@ -158,17 +160,13 @@ class Values(Mapping[str, Any]):
         return ", ".join(parts)
 
 
-def _host(array: Any) -> Any:
-    return array.get() if hasattr(array, "get") else array
-
-
 def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> Iterator[str]:
     """A tensor's numbers, a plane for each channel, as many beside each other as fit."""
     import numpy as np
 
     order = problem.filter_axes if tensor in ("w", "dw") else problem.data_axes
     kind = np.complex128 if problem.is_complex else np.float64
-    numbers = _host(array).astype(kind).transpose(order)
+    numbers = arrays.on_host(array).astype(kind).transpose(order)
     texts = np.vectorize(written, otypes=[object])(numbers)
     cell = max(map(len, texts.ravel()))
     flat = 2 if problem.spatial_rank > 1 else 1

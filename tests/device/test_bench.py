@@ -17,6 +17,7 @@ from cupyconv.problem import PASSES
 from tests.device import machine
 from tests.gpu import __main__ as everything
 from tests.gpu import sanitizer
+from tests.gpu import test_ways_in as ways
 from tests.test_bench_run import DENSE, DEPTHWISE, ROOT, measure, small  # noqa: F401
 
 
@@ -164,6 +165,10 @@ def test_a_ceiling_takes_whatever_library_can(gpu, monkeypatch):
     monkeypatch.setattr(ceilings, "_product", added)
     found = ceilings.measure(gpu, "bfloat16", peer, 0.001)
     assert (found.product_by, found.copy_by) == ("cupy", "cupy")
+
+
+def test_the_command_says_what_it_cannot_measure(gpu, tmp_path, monkeypatch):
+    ways.test_bench_on_the_gpu_says_what_it_cannot_measure(tmp_path, monkeypatch)
 
 
 def test_emulated_devices_alone_are_given_what_they_are_up_to(tmp_path, monkeypatch):

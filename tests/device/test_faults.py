@@ -22,6 +22,7 @@ from tests.device import machine
 from tests.device import test_order as in_order
 from tests.device.test_order import ORDERS, calls, in_disorder, split_layer
 from tests.gpu import test_cupy as on_gpu
+from tests.gpu import test_ways_in as ways
 
 
 def with_views():
@@ -85,6 +86,17 @@ def inside_a_larger_one(array):
 def with_exporters():
     for order in ORDERS:
         in_order.test_what_another_stream_still_writes_is_waited_for("dlpack", order)
+
+
+def with_host_reads():
+    problem, data, words = ways.layer()
+    y = cupyconv.conv_forward(data.x, data.w, **words)
+    for order in ORDERS:
+        with in_disorder(order):
+            x = cupy.zeros(data.x.shape, np.float32)
+            x += cupy.asarray(data.x)
+            found = cupyconv.explain(problem, x=x, w=data.w, y=y).element("y[1,5,2,3]")
+            assert found.sum == found.computed
 
 
 # -- faults ----------------------------------------------------------------------------------------
@@ -205,6 +217,15 @@ def dlpack_without_its_stream(patch):
     patch.setattr(arrays, "take", careless)
 
 
+def read_without_waiting(patch):
+    other = cupy.cuda.Stream(non_blocking=True)
+    patch.setattr(
+        arrays,
+        "on_host",
+        lambda array: array.get(stream=other) if isinstance(array, cupy.ndarray) else array,
+    )
+
+
 class Unordered:
     """Exports another object's memory, and asks it not to wait for anything."""
 
@@ -231,6 +252,7 @@ FAULTS = {
     swapped_corners: with_tensor_maps,
     x_for_w: with_views,
     dlpack_without_its_stream: with_exporters,
+    read_without_waiting: with_host_reads,
 }
 
 

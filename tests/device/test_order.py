@@ -116,11 +116,12 @@ def test_passes_with_tensor_maps(order):
         lambda: ways.test_raw_ops(),
         lambda: ways.test_onnx(),
         lambda: ways.test_dask_with_chunks_of_cupy(),
+        lambda: ways.test_explanations(),
         lambda: on_gpu.test_nothing_synchronises_and_calls_can_be_captured(),
     ],
     ids=[
         *("functions", "complex", "beyond", "cudnn"),
-        *("out", "dlpack", "raw_ops", "onnx", "dask", "capture"),
+        *("out", "dlpack", "raw_ops", "onnx", "dask", "explain", "capture"),
     ],
 )
 def test_ways_in(test, order):

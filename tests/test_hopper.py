@@ -25,6 +25,7 @@ from cupyconv.planning.families.hopper import (
     is_planar,
     layout_of,
     layouts,
+    matrices,
     split_elements,
     takes_turns,
     walks,
@@ -722,22 +723,127 @@ def test_a_map_belongs_to_its_address_and_its_shape():
     assert made == [(one, 4096)] * 2 + [(other, 4096)] * 2 + [(one, 8192)] * 2
 
 
+MAPPED = (("cuda-hopper", "bfloat16", "ieee"), ("cuda-hopper", "float32", "tf32"))
+MAPPED += ((PLANES.name, "float32", "bf16x6"),)
+"""Families with a dtype and a precision of each kind of operands."""
+
+
+@pytest.mark.parametrize("kind", MAPPED, ids=lambda kind: kind[-1])
+def test_maps_have_every_element_where_it_lies(kind):
+    """In the tensors, or in their copies; and boxes are those that the ring has room for."""
+    device, stores = Device.of(ARCH), set()
+    for request, chosen in planned_on_views(*kind, device):
+        problem, pass_, strides = request.problem, request.pass_, request.memory
+        made = hopper.stage(chosen, problem, strides)
+        launches = hopper.prepare(chosen, problem, strides, None, device)
+        product = next(one for one in launches if one.entry == "conv_hopper")
+        require_tiles(product, made.problem, chosen, device)
+        (gathered, other, result), store = ROLES_OF[pass_], dict(product.defines)["STORE"]
+        *of_gathered, of_other, of_result = product.arguments[3].maps
+        for one in of_gathered:
+            require_map(one, made.problem, gathered, made.gathered)
+        require_map(of_other, made.problem, other, made.other)
+        if other == "w":
+            require_box(of_other, made.problem, pass_, chosen.tile)
+        if store == hopper.STORE_BOXES:
+            written = hopper.Operand(result, ITEMSIZE[problem.dtype], made.strides)
+            require_map(of_result, made.problem, result, written)
+            assert of_result.box == (64, 64)
+        stores.add(store)
+    assert stores == ({2} if problem.dtype == "float32" else {0, 1, 3})
+
+
+def planned_on_views(impl: str, dtype: str, precision: str, device: Device):
+    """Passes of all cases on contiguous tensors and on views, with many tiles and some splits."""
+    for number, case in enumerate(HOPPER_CASES):
+        formatted = all_formats(case.problem.replace(dtype=dtype))
+        for turn, problem in enumerate((formatted[0], *formatted[3 + number % 3 :: 2])):
+            strides = inside_larger_ones(problem, (number + turn) % 4)
+            for pass_ in PASSES:
+                request = Request(problem, pass_, device, precision, strides=strides)
+                if FAMILIES[impl].refuses(request) is None:
+                    with planned(impl, number + turn, splits=1 + turn):
+                        yield (
+                            request,
+                            plan_pass(problem, pass_, device, impl, precision, strides=strides),
+                        )
+
+
+def inside_larger_ones(problem: ConvProblem, gap: int) -> Strides:
+    """Strides of parts of larger tensors, of whose other pixels and taps every second is read."""
+    steps = []
+    for shape in (problem.input_shape, problem.filter_shape, problem.output_shape):
+        *outer, inner = (size + 8 * bool(gap) for size in shape)
+        whole = np.empty((*(size * max(gap, 1) for size in outer), inner), np.int8)
+        part = whole[tuple(slice(0, size * max(gap, 1), max(gap, 1)) for size in shape[:-1])]
+        steps.append(element_strides(part[..., : shape[-1]]))
+    return Strides(*steps)
+
+
+def require_map(one: tensormaps.TensorMap, problem: ConvProblem, role: str, operand) -> None:
+    """A map leads to every element, plane after plane, and the driver takes it."""
+    emulator.tensormap.encode(one, 4096)
+    shape, steps = shape_of(problem, role), getattr(operand.strides, role)
+    lies = operand.offset + operand.itemsize * sum_of_products(shape, steps)
+    planes = np.arange(operand.planes) * copy_bytes(shape, operand.itemsize)
+    expected = lies + planes.reshape(-1, *(1 for _ in shape))
+    if is_planar(problem) and role != "w":  # rows may end before what no tap reads
+        expected = expected[..., : one.extents[0]]
+    outwards = one.extents[::-1]
+    found = one.offset + sum_of_products(outwards, (*one.strides[::-1], one.itemsize))
+    assert (one.role, one.itemsize) == (operand.role, operand.itemsize)
+    assert (found == expected.reshape(outwards)).all()
+
+
+def sum_of_products(shape, steps) -> np.ndarray:
+    """Of each index with the steps of its axes."""
+    indices = np.indices(shape, sparse=True)
+    return sum((at * step for at, step in zip(indices, steps, strict=True)), start=np.int64(0))
+
+
+def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Device) -> None:
+    """All tiles of all splits are walked over, in their steps, by as many blocks as stay."""
+    (walk,), cluster = product.arguments[4], planned_.tile.defines["CLUSTER"]
+    tiles = planned_.blocks * planned_.splits
+    steps = max(found[2] for found in matrices(problem, planned_.pass_, planned_.tile, 1))
+    assert walk["tiles"] * cluster == tiles
+    assert walk["steps_of_split"] == math.ceil(steps / planned_.splits)
+    assert product.grid == (min(tiles, device.chip.multiprocessors // cluster * cluster),)
+
+
+def require_box(one: tensormaps.TiledMap, problem: ConvProblem, pass_: str, tile) -> None:
+    """Of w: a line of what is contiguous, of one tap, and a line of k or the block's columns."""
+    line = tile.block_k
+    filters_inner = problem.filter_axes[0] == len(problem.filter_shape) - 1
+    inner = "filters" if filters_inner else "channels"
+    summed = "filters" if pass_ == "backprop_input" else "channels"
+    columns = tile.block_n // tile.defines["CLUSTER"]
+    others = columns if inner == summed else line
+    assert one.box == ((line, others, 1, 1) if filters_inner else (line, 1, others, 1))
+
+
 def test_nothing_is_planned_that_the_driver_would_refuse():
     """The stand-in encoders hold every map to the driver's documented rules."""
     device = Device.of(ARCH)
     taken = refused = 0
-    for problem in random_lines(2500, seed=5):
-        stretched = problem.replace(
-            padding=tuple((before * 9, after) for before, after in problem.padding)
-        )
+    # A stride phase without taps has a corner that is beyond what a map may have.
+    corner = ConvProblem(
+        (1, 4, 1, 8), (200, 1, 8, 8), stride=(2, 1), dilation=(2, 1), padding=((267, 250), (0, 0)),
+        data_format="NHWC", filter_format="HWIO", dtype="float16",
+    )  # fmt: skip
+    stretched = (
+        problem.replace(padding=tuple((before * 9, after) for before, after in problem.padding))
+        for problem in random_lines(2500, seed=5)
+    )
+    for problem in (corner, *stretched):
         for pass_ in PASSES:
-            request = Request(stretched, pass_, device)
+            request = Request(problem, pass_, device)
             if FAMILY.refuses(request) is not None:
                 refused += 1
                 continue
-            pass_plan = plan_pass(stretched, pass_, device, "cuda-hopper")
-            strides = Strides.contiguous(stretched)
-            launches = hopper.prepare(pass_plan, stretched, strides, None, device)
+            pass_plan = plan_pass(problem, pass_, device, "cuda-hopper")
+            strides = Strides.contiguous(problem)
+            launches = hopper.prepare(pass_plan, problem, strides, None, device)
             product = next(one for one in launches if one.entry == "conv_hopper")
             for argument in product.arguments:
                 if isinstance(argument, tensormaps.TensorMaps):

@@ -164,10 +164,9 @@ def _phases(problem: ConvProblem, pass_plan: PassPlan) -> np.ndarray:
             at = missing + number
             phase["first_pixel"][at], phase["pixels"][at] = inputs.start, len(inputs)
             phase["first_tap"][at], phase["taps"][at] = taps.start, len(taps)
-            if taps:
-                first, spacing = axis.outputs_of_phase(inputs, taps)
-                phase["shift"][at] = first + (len(taps) - 1) * spacing
-                fields["step"][at], fields["spacing"][at] = taps.step, spacing
+            first, spacing = axis.outputs_of_phase(inputs, taps)
+            phase["shift"][at] = first + (len(taps) - 1) * spacing  # is not read without taps
+            fields["step"][at], fields["spacing"][at] = taps.step, spacing
         pixels = problem.N * int(prod(phase["pixels"].tolist()))
         end += tile.blocks(pixels, problem.C // problem.groups)
         phase["end"] = end

@@ -325,12 +325,9 @@ def pack_walk(
     return record
 
 
-# What a leading axis of size 1, which 1-D and 2-D layers do not have, would say.
-_NO_AXIS = {"pixels": 1, "taps": 1, "stride": 1, "spacing": 1, "filter_step": 1, "place_step": 1}
-
-
 def _spatial(walk: Walk, name: str) -> list[int]:
-    missing = [_NO_AXIS.get(name, 0)] * (parameters.SPATIAL - len(walk))
+    """A field of all axes; a leading one, that 1-D and 2-D layers lack, has a pixel and a tap."""
+    missing = [int(name in ("pixels", "taps"))] * (parameters.SPATIAL - len(walk))
     return missing + [getattr(axis, name) for axis in walk]
 
 
@@ -383,7 +380,7 @@ def _pixel_matrix(
     count, step = _as_one(shape, steps, (*reversed(spatial), batch))
     strides = _outwards(shape[channel], [(count, step), (operand.planes, 0)], operand.itemsize)
     extents, box = (shape[channel], count, operand.planes), (line, pixels, 1)
-    dimensions = 3 if with_planes else 2
+    dimensions = 2 + with_planes
     return TiledMap(
         operand.role,
         operand.itemsize,

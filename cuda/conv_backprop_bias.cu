@@ -22,14 +22,6 @@ constexpr int CHANNELS = CHANNELS_LAST ? CHANNEL_LANES * VECTOR : 1;  // of a bl
 constexpr int STEP = PIXEL_LANES * (CHANNELS_LAST ? 1 : VECTOR);     // pixels of a turn
 static_assert((THREADS & (THREADS - 1)) == 0, "the tree halves the threads at each level");
 
-// One piece, which need not be aligned if it is a single element.
-__device__ __forceinline__ void load(Accumulator (&value)[VECTOR], const Storage* source) {
-  if constexpr (VECTOR == 1)
-    value[0] = Numeric<Storage>::widen(*source);
-  else
-    load_piece<VECTOR>(value, source, true);
-}
-
 // partial is (chunk, channel); null if there is only one chunk.  chunk_pixels is a multiple of STEP.
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv_backprop_bias(const Storage* __restrict__ dy, Storage* __restrict__ db,
@@ -58,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (; pixel < end; pixel += STEP) {
       const Pixel<Index> place = {at.digit[3], at.digit[2], at.digit[1], at.digit[0]};
       Accumulator piece[VECTOR];
-      load(piece, source + pixel_offset(place, p.y_stride));
+      load_piece<VECTOR>(piece, source + pixel_offset(place, p.y_stride), true);
 #pragma unroll
       for (int i = 0; i < VECTOR; ++i) sum[i] += piece[i];
       at = loops.next(at);

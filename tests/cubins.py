@@ -95,6 +95,11 @@ def blocks(code: str) -> list[Block]:
 
 def main_loop(code: str, pattern: str) -> list[str]:
     """The instructions of the innermost loops of a kernel's SASS around those that match."""
+    return main_loop_and_rest(code, pattern)[0]
+
+
+def main_loop_and_rest(code: str, pattern: str) -> tuple[list[str], list[str]]:
+    """The same, and all other instructions of the kernel, both in the order of the text."""
     every = blocks(code)
     wanted = {
         number
@@ -102,29 +107,31 @@ def main_loop(code: str, pattern: str) -> list[str]:
         if any(re.search(pattern, line) for line in block.instructions)
     }
     chosen = loops.innermost([block.follows for block in every], wanted)
-    return [line for number in sorted(chosen) for line in every[number].instructions]
+    parts: tuple[list[str], list[str]] = [], []
+    for number, block in enumerate(every):
+        parts[number not in chosen].extend(block.instructions)
+    return parts
 
 
-def loads_and_waits(code: str) -> tuple[int, int]:
-    """How many loads from global memory stand in a kernel's SASS, and how many waits for them.
+def loads_and_waits(lines: Iterable[str]) -> tuple[int, int]:
+    """How many loads from global memory stand in some SASS, and how many waits for them.
 
     A wait is the first instruction in the text that needs what a load brings; loads that stand
     before it are under way together, so that those after it wait for them no more.
     """
     loads = waits = 0
     loading: set[int] = set()
-    for block in blocks(code):
-        for line in block.instructions:
-            if line.startswith("@!PT"):  # what is never executed, beside asynchronous copies
-                continue
-            if not loading.isdisjoint(int(one) for one in re.findall(r"\bR(\d+)", line)):
-                waits += 1
-                loading.clear()
-            if load := re.search(r"\bLDG\.(\S*)\s+R(\d+)", line):
-                loads += 1
-                size = re.search(r"\b(64|128)\b", load[1])
-                first = int(load[2])
-                loading.update(range(first, first + int(size[1] if size else 32) // 32))
+    for line in lines:
+        if line.startswith("@!PT"):  # what is never executed, beside asynchronous copies
+            continue
+        if not loading.isdisjoint(int(one) for one in re.findall(r"\bR(\d+)", line)):
+            waits += 1
+            loading.clear()
+        if load := re.search(r"\bLDG\.(\S*)\s+R(\d+)", line):
+            loads += 1
+            size = re.search(r"\b(64|128)\b", load[1])
+            first = int(load[2])
+            loading.update(range(first, first + int(size[1] if size else 32) // 32))
     return loads, waits
 
 

@@ -19,6 +19,7 @@ from tests.agreement import planned
 from tests.emulator import driver, suite
 from tests.emulator.account import layer_problem
 from tests.emulator.suite import Counts
+from tests.emulator.work import Executions
 
 ROWS = json.loads(suite.RESULTS.read_text())
 GROUPS = defaultdict(list)
@@ -27,17 +28,22 @@ for _row in ROWS:
 
 
 def test_every_class_of_layers_is_counted():
-    """For 8.0; what bfloat16 and TF32 change, of the commonest.  For the chips after it, which
-    execute much the same at other rates, those layers where families compete most closely."""
+    """For 8.0; what other dtypes change, of the commonest.  For the chips after it, which execute
+    much the same at other rates, those layers where families compete most closely.  With channels
+    first, where operands are copied or not, in every dtype."""
     found = defaultdict(set)
-    for of_class, pass_, numbers, _, arch in suite.classed(ROWS):
+    for of_class, pass_, numbers, order, arch in suite.classed(ROWS):
         found[arch, numbers].add((of_class, pass_))
+        found[arch, numbers, order].add((of_class, pass_))
     every = set(product(suite.CLASSES, PASSES))
     assert found["sm_80", "float16"] == found["sm_80", "float32"] == every
     for numbers in ("bfloat16", "tf32"):
         assert found["sm_80", numbers] >= set(product(("dense", "pointwise"), PASSES))
     for arch, numbers in product(suite.ARCHITECTURES, ("float16", "float32")):
         assert found[arch, numbers] >= set(product(("dense", "pointwise", "grouped"), PASSES))
+    for arch, numbers in product(("sm_80", "sm_86"), ("float16", "bfloat16", "float64")):
+        commonest = product(("dense", "strided", "pointwise"), PASSES)
+        assert found[arch, numbers, "channels-first"] >= set(commonest)
 
 
 def test_no_pass_is_counted_twice():
@@ -106,12 +112,14 @@ def test_rows_are_kept_beside_those_of_other_passes(tmp_path):
 # -- on figures that are known on paper ------------------------------------------------------------
 
 CHIP = replace(Device.of("sm_80").chip, multiprocessors=10, clock=1.0, bandwidth=100.0,
-               tensor_rate=20.48, float_rate=1.28)  # fmt: skip
+               tensor_rate=20.48, float_rate=1.28, double_tensor_rate=1.28,
+               double_rate=0.64)  # fmt: skip
 IDLE = Counts("kernel", 1, 1, 4, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_a_launch_takes_what_takes_longest():
-    # Of a multiprocessor and cycle: 2,048 operations of tensor cores, 64 multiply-adds.
+    # Of a multiprocessor and cycle: 2,048 operations of tensor cores, 64 multiply-adds; of float64
+    # 64 of the tensor cores and 32 others.
     for field, amount, cycles in (
         ("instructions", 4_000, 1_000),
         ("multiply_adds", 2_000, 1_000),
@@ -125,6 +133,10 @@ def test_a_launch_takes_what_takes_longest():
             held = replace(busy, blocks=blocks, resident=16)
             assert held.cycles(CHIP, "float16") == pytest.approx(most * cycles / suite.FILLED)
     assert replace(IDLE, products=500).busy(CHIP, "tf32") == pytest.approx(1_000)
+    for one in (replace(IDLE, products=250), replace(IDLE, multiply_adds=1_000)):
+        assert one.busy(CHIP, "float64") == pytest.approx(1_000)
+    without = replace(CHIP, double_tensor_rate=0)
+    assert replace(IDLE, multiply_adds=1_000).busy(without, "float64") == pytest.approx(1_000)
     waiting = replace(IDLE, longest=500, waits=2, blocks=35)
     alone = 500 * suite.PACE + 3 * suite.LATENCY
     for resident, rounds in ((1, 4), (2, 2), (3, 2), (4, 1)):
@@ -133,6 +145,31 @@ def test_a_launch_takes_what_takes_longest():
     assert held.microseconds(CHIP, "float16") == pytest.approx(alone / 1e3 + suite.OVERHEAD)
     moving = replace(held, touched=10**6)
     assert moving.microseconds(CHIP, "float16") == pytest.approx(10 + suite.OVERHEAD)
+
+
+# Two loads under way together in a loop around products; one beside it.
+LOOP = """
+        /*0000*/                   LDG.E R0, [R2.64] ;
+        /*0010*/                   FADD R1, R0, R0 ;
+.L_x_1:
+        /*0020*/                   LDG.E R4, [R2.64] ;
+        /*0030*/                   LDG.E R5, [R2.64] ;
+        /*0040*/                   STS [R8], R4 ;
+        /*0050*/                   STS [R8], R5 ;
+        /*0060*/                   HMMA.16816.F32 R12, R16, R20, R12 ;
+        /*0070*/              @P0  BRA `(.L_x_1) ;
+        /*0080*/                   EXIT ;
+"""
+
+
+def test_waits_in_the_main_loop_and_beside_it():
+    def loads(count):
+        return {"load global": Executions(count, 32 * count), "integer": Executions(9, 9)}
+
+    of_warps, of_loop = {0: loads(14), 1: loads(21)}, {0: loads(14), 1: loads(20)}
+    assert suite.waits_of(of_warps, of_loop, LOOP) == 20 / 2 + 1
+    assert suite.waits_of({0: loads(5)}, {}, LOOP) == 5
+    assert suite.waits_of({0: {}}, {}, LOOP) == 0
 
 
 def test_verdicts():

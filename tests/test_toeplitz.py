@@ -124,6 +124,20 @@ def test_not_a_number_stays_where_it_belongs(layer, special, pass_):
     agreement.require_close(got, expected, rtol=4e-3, atol=4e-2)
 
 
+@pytest.mark.parametrize("column", [8, 15])
+@pytest.mark.parametrize("formats", [("NCHW", "OIHW"), ("NHWC", "OHWI")], ids="-".join)
+def test_not_a_number_is_seen_in_every_column_of_a_piece(formats, column):
+    """The first and the last of eight, in one channel of a block with two tiles of rows."""
+    problem = ConvProblem((1, 8, 20, 24), (8, 1, 3, 5), groups=8, dtype="float16")
+    problem = in_formats(problem, *formats)
+    data = random_data(problem)
+    np.moveaxis(data.x, problem.data_axes[1], 1)[0, 3, 9, column] = np.nan
+    got = agreement.compute(emulator, "forward", problem, data, impl=IMPL)
+    expected = agreement.compute(cupyconv, "forward", problem, data, impl="reference")
+    assert 0 < np.isnan(expected).sum() < expected.size
+    agreement.require_close(got, expected, rtol=4e-3, atol=4e-2)
+
+
 def test_the_last_block_of_a_tensor_beyond_32_bits():
     """x and y have more than 2^32 elements; only the pages that one block touches exist."""
     size, corner = 65_600, 40

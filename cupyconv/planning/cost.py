@@ -60,6 +60,7 @@ class Work:
         instructions: of its warps.
         longest: of the most busy of them.
         waits: of a warp for device memory, which no copy of its own fills.
+        sectors: of device memory that are asked for, where these may be what binds.
     """
 
     multiplying: float
@@ -67,6 +68,7 @@ class Work:
     instructions: float
     longest: float
     waits: float
+    sectors: float = 0
 
     def times(self, count: float) -> Work:
         """So many times the work."""
@@ -90,7 +92,12 @@ def of_blocks(chip: Chip, blocks: int, resident: int, work: Work) -> float:
     """
     most = -(-blocks // chip.multiprocessors)
     rounds = -(-most // min(most, resident))
-    busy = max(work.multiplying, work.wavefronts, work.instructions / ISSUED_BY_WARPS)
+    busy = max(
+        work.multiplying,
+        work.wavefronts,
+        work.instructions / ISSUED_BY_WARPS,
+        work.sectors / SECTORS,
+    )
     alone = work.longest * PACE + (1 + work.waits) * LATENCY
     return max(most * busy / FILLED, rounds * alone) / (chip.clock * 1e3)
 

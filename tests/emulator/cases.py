@@ -30,7 +30,7 @@ from tests.configurations import (
     random_data,
 )
 
-from . import SCHEDULES, Settings, conv_backprop_bias, conv_forward, settings
+from . import SCHEDULES, Settings, conv_backprop_bias, conv_forward, conv_transpose, settings
 
 _PROBLEMS = {
     case.name: case.problem
@@ -43,6 +43,12 @@ _PROBLEMS = {
         *PATCH_CASES,
     )
 }
+_PROBLEMS["deeper_filter_dilated"] = ConvProblem(
+    (1, 16, 9, 6, 4),
+    (16, 16, 4, 2, 1),
+    dilation=(2, 1, 1),
+    padding=((3, 2), (1, 0), (0, 0)),
+)
 
 # (case, data format, filter format, dtype) by family; the schedules go round.
 _GENERIC = (
@@ -79,6 +85,7 @@ _GATHER = (
     ("as_many_taps_as_bits", "NWC", "OWI", "float16"),
     ("taps_of_three_words", "NWC", "OWI", "float16"),
     ("dilation", "NHWC", "HWIO", "float16"),
+    ("deeper_filter_dilated", "NDHWC", "ODHWI", "float16"),
 )
 _SPLIT = (
     ("pieces_of_8", "NCHW", "OIHW"),
@@ -341,6 +348,9 @@ def _cases_of(impl: str, only: str | None):
         for layer, pass_ in product(_PLAIN_LAYERS, PASSES):
             run = partial(_stays_where_it_belongs, layer, pass_)
             yield f"cuda-toeplitz {pass_} not a number {layer}", run
+        for formats, column in product((("NCHW", "OIHW"), ("NHWC", "OHWI")), (8, 15)):
+            run = partial(_is_seen_in_its_column, formats, column)
+            yield f"cuda-toeplitz not a number {formats[0]} {column}", run
     if impl == "cuda-patch":
         for pass_, *layer in (
             ("forward", "odd_run", "float16"),
@@ -357,6 +367,8 @@ def _cases_of(impl: str, only: str | None):
         yield "cuda-patch all bits", _all_bits_of_x
     if only in (None, "forward"):
         yield f"{impl} activation", partial(_activation, impl)
+    if only in (None, "backprop_input") and impl != "cuda-patch":
+        yield f"{impl} transposed", partial(_transposed, impl)
     if only == "forward":
         for dtype in ("float16", "bfloat16"):
             yield f"{impl} rounding {dtype}", partial(_rounding, impl, dtype)
@@ -425,6 +437,12 @@ def _stays_where_it_belongs(layer: str, pass_: str) -> None:
     from tests import test_toeplitz
 
     test_toeplitz.test_not_a_number_stays_where_it_belongs(layer, np.nan, pass_)
+
+
+def _is_seen_in_its_column(formats: tuple[str, str], column: int) -> None:
+    from tests import test_toeplitz
+
+    test_toeplitz.test_not_a_number_is_seen_in_every_column_of_a_piece(formats, column)
 
 
 def _stays_in_its_windows(pass_: str, layer: str, dtype: str) -> None:
@@ -536,24 +554,47 @@ def bias_in_chunks(shape: tuple[int, ...], layout: str, dtype: str = "float32") 
 
 
 def _bias_of_views() -> None:
-    dy = integer_data(_PROBLEMS["pixels_beyond_one_tile"]).dy
-    out = np.zeros(dy.shape[1], dy.dtype)[::-1]
-    conv_backprop_bias(np.flip(dy), out=out)
-    assert (out == np.flip(dy).sum(axis=(0, 2, 3))).all()
+    """Turned around, in one chunk and in several."""
+    for shape in ((2, 5, 20, 9), BIAS_SHAPES[0][0]):
+        dy = np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
+        out = np.zeros(dy.shape[1], dy.dtype)[::-1]
+        conv_backprop_bias(np.flip(dy), out=out)
+        assert (out == np.flip(dy).sum(axis=(0, 2, 3))).all()
 
 
-def _activation(impl: str) -> None:
-    """Every activation against NumPy, with and without a bias, on data of both signs."""
-    import cupyconv
-
+def _with_epilogue(impl: str) -> tuple[ConvProblem, dict[str, str]]:
+    """A layer, and how a family computes it."""
     problem = _PROBLEMS["depthwise_pieces"].replace(dtype="float16")
     if "hopper" in impl:
         dtype = "float32" if impl == "cuda-hopper-bf16x6" else "float16"
         problem = in_formats(_PROBLEMS["few_channels"], "NHWC", "OHWI").replace(dtype=dtype)
     if impl == "cuda-patch":
         problem = _PROBLEMS["gaps_of_odd_length"].replace(dtype="float16")
+    precision = _PRECISION.get(impl, "ieee")
+    return problem, {"impl": impl, "arch": _ARCH[impl], "precision": precision}
+
+
+def _transposed(impl: str) -> None:
+    """A transposed convolution, with a bias and an activation, and without."""
+    import cupyconv
+
+    problem, how = _with_epilogue(impl)
     data = random_data(problem)
-    how = {"impl": impl, "arch": _ARCH[impl], "precision": _PRECISION.get(impl, "ieee")}
+    bias = np.linspace(-3, 3, problem.C).astype(data.w.dtype)
+    for activation, given in (("relu", bias), ("silu", None)):
+        arguments = {**problem.keywords, "activation": activation}
+        got = conv_transpose(data.dy, data.w, given, **how, **arguments)
+        expected = cupyconv.conv_transpose(data.dy, data.w, given, impl="reference", **arguments)
+        difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+        assert difference.max() < 4e-3 * max(1, np.abs(expected).max())
+
+
+def _activation(impl: str) -> None:
+    """Every activation against NumPy, with and without a bias, on data of both signs."""
+    import cupyconv
+
+    problem, how = _with_epilogue(impl)
+    data = random_data(problem)
     for activation, bias in (("relu", data.bias), ("silu", None), ("gelu", data.bias)):
         arguments = {**problem.keywords, "activation": activation}
         got = conv_forward(data.x, data.w, bias, **how, **arguments)

@@ -9,7 +9,8 @@ Nothing here is shared with what the planner prices kernels by.
   the kernel (account.py), their wavefronts of shared memory and sectors of global memory.
 - Of the main loop around products of the tensor cores, the instructions that ptxas makes: as many
   for each of PTX's as stand in the loop of the cubin for those in the loop of the PTX.  Likewise
-  the waits for global memory: as many for each load that is executed as stand in the cubin.
+  the waits for global memory, in the loop and beside it: as many for each load that is executed as
+  stand in the cubin.
 - Counted by NVRTC and NVIDIA's occupancy calculator: the blocks that a multiprocessor holds.
 - Scaled by the grid: the other blocks do as much, on average, as those that were run, which are
   spread evenly over it.
@@ -61,7 +62,7 @@ from .ptx.counting import PRODUCTS
 from .ptx.nvrtc import ptx_of, put
 from .runtime import settings
 from .witnesses import MissingError, cutlass
-from .work import Instructions
+from .work import Executions, Instructions
 
 SCHEDULERS = 4
 """Of a multiprocessor; each begins an instruction of a warp in a cycle."""
@@ -88,11 +89,14 @@ PROMISING = 2
 """Ways that the planner prices at more than so many times the best one's are not counted, but for
 the best of each family."""
 
+PRODUCT = {"tf32": 16 * 8 * 8, "float64": 8 * 8 * 4}
+"""Multiplications of an instruction of the tensor cores; of 16-bit operands 16 * 8 * 16."""
+
 FREE = ("move", "load own", "address")
 """Kinds of PTX instructions that become none, or operands of others."""
 
 _PTX = "sm_80"  # serves all chips of its generation: they have the same instructions
-_SCHEME = 2  # of what is kept
+_SCHEME = 3  # of what is kept
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,8 @@ class Counts:
         warps: of a block.
         instructions: that its warps execute, without those that cost nothing.
         longest: those of its most busy warp.
-        multiply_adds: of these, instructions on float32.
-        products: of the tensor cores, of 16 x 8 elements and 32 bytes of k each.
+        multiply_adds: of these, instructions on float32 or float64.
+        products: of the tensor cores, PRODUCT multiplications each.
         wavefronts: of shared memory.
         sectors: of 32 bytes of global memory that are asked for, once by each request.
         waits: of its most waiting warp, for what it loads.
@@ -129,14 +133,13 @@ class Counts:
 
     def busy(self, chip: Chip, operands: str) -> float:
         """Cycles of a multiprocessor for a block, where blocks enough keep it busy."""
-        per_cycle = 1e3 / chip.clock / chip.multiprocessors  # operations, of a TFLOP/s
-        lanes = chip.float_rate * per_cycle / 2
-        tensor_rate = chip.tensor_rate / (2 if operands == "tf32" else 1) * per_cycle
-        of_product = 2 * 16 * 8 * (8 if operands == "tf32" else 16)
+        per_cycle = 1e3 / chip.clock / chip.multiprocessors / 2  # multiply-adds, of a TFLOP/s
+        lanes = plain_rate(chip, operands) * per_cycle
+        multiplications = self.products * PRODUCT.get(operands, 16 * 8 * 16)
         return max(
             self.instructions / SCHEDULERS,
             self.multiply_adds * 32 / lanes,
-            self.products * of_product / tensor_rate,
+            multiplications / (tensor_rate(chip, operands) * per_cycle) if multiplications else 0,
             self.wavefronts,
             self.sectors / SECTORS,
         )
@@ -175,6 +178,17 @@ class Way:
         return figures(self.launches, problem, chip, operands, self.counted)
 
 
+def tensor_rate(chip: Chip, operands: str) -> float:
+    """TFLOP/s of products of the tensor cores; 0 where they have none."""
+    rates = {"tf32": chip.tensor_rate / 2, "float32": 0.0, "float64": chip.double_tensor_rate}
+    return rates.get(operands, chip.tensor_rate)
+
+
+def plain_rate(chip: Chip, operands: str) -> float:
+    """TFLOP/s of multiply-adds outside them."""
+    return chip.double_rate if operands == "float64" else chip.float_rate
+
+
 def figures(
     launches: Sequence[Counts], problem: ConvProblem, chip: Chip, operands: str, time: float
 ) -> dict[str, float]:
@@ -189,8 +203,7 @@ def figures(
     executed = sum(one.blocks * one.instructions * 32 for one in launches)
     asked = sum(one.blocks * one.sectors * 32 for one in launches)
     longest = max(launches, key=lambda one: one.blocks * one.instructions)
-    plain = operands == "float32"
-    rate = chip.float_rate if plain else chip.tensor_rate / (2 if operands == "tf32" else 1)
+    rate = max(tensor_rate(chip, operands), plain_rate(chip, operands))
     least = max(problem.useful_flops / (rate * 1e6), problem.bytes / (chip.bandwidth * 1e3))
     return {
         "instructions": executed / products,
@@ -411,6 +424,7 @@ def _work(
     assert kernel.cubin is not None
     code = cubins.kernels(cubins.disassemble(kernel.cubin))[kernel.name]
     saved = 1 - _made_of_ptx(kernel, code) if PRODUCTS in kinds else 0
+    loop = (outcome.work.main_loop or {}) if PRODUCTS in kinds else {}
     of_warps = [all_ - saved * of_loop.get(warp, 0) for warp, all_ in executed.items()]
     sums = {
         "instructions": sum(of_warps),
@@ -419,7 +433,7 @@ def _work(
         "products": kinds[PRODUCTS].by_warp if PRODUCTS in kinds else 0,
         "wavefronts": sum(one.wavefronts for one in outcome.bank_conflicts),
         "sectors": sum(one.sectors for one in outcome.work.sectors),
-        "waits": _waits(outcome.work.instructions, code),
+        "waits": waits_of(outcome.work.instructions, loop, code),
     }
     averages = {name: value / len(chosen) for name, value in sums.items()}
     return {**averages, "tensors": sorted({one.tensor for one in outcome.work.sectors})}
@@ -433,20 +447,34 @@ def _executed(of_warps: Instructions | None) -> dict[int, int]:
     }
 
 
-def _waits(of_warps: Instructions, code: str) -> float:
-    """How often the warp waits that loads most, as its loads stand in the cubin."""
-    executed = [
-        kinds["load global"].by_warp for kinds in of_warps.values() if "load global" in kinds
-    ]
-    loads, waits = cubins.loads_and_waits(code)
-    return max(executed, default=0) * waits / max(loads, 1)
+def waits_of(of_warps: Instructions, of_loop: Instructions, code: str) -> float:
+    """How often the warp waits that waits most, as its loads stand in the cubin.
+
+    Args:
+        of_warps: what they execute.
+        of_loop: of that, what is in the loop around products of the tensor cores.
+        code: SASS of the kernel.
+    """
+
+    def of_load(lines: list[str]) -> float:
+        loads, waits = cubins.loads_and_waits(lines)
+        return waits / max(loads, 1)
+
+    def loads(kinds: Mapping[str, Executions]) -> int:
+        return kinds["load global"].by_warp if "load global" in kinds else 0
+
+    inside, beside = map(of_load, cubins.main_loop_and_rest(code, cubins.any_of(cubins.PRODUCTS)))
+    return max(
+        (inside - beside) * loads(of_loop.get(warp, {})) + beside * loads(kinds)
+        for warp, kinds in of_warps.items()
+    )
 
 
 def _made_of_ptx(kernel: EmulatedKernel, code: str) -> float:
     """Instructions of the cubin for each of the PTX, in the loop around its products."""
     counted = [one for one in kernel.counters if one.in_main_loop]
     written = sum(n for one in counted for kind, n in one.kinds.items() if kind not in FREE)
-    return len(cubins.main_loop(code, r"\bHMMA")) / written
+    return len(cubins.main_loop(code, cubins.any_of(cubins.PRODUCTS))) / written
 
 
 @cache
@@ -493,6 +521,7 @@ NUMBERS = {
     "bfloat16": ("bfloat16", "ieee"),
     "float32": ("float32", "ieee"),
     "tf32": ("float32", "tf32"),
+    "float64": ("float64", "ieee"),
 }
 """Dtype and precision, by the word for the products."""
 

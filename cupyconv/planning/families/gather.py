@@ -37,8 +37,11 @@ MOST_STAGES = 4
 
 # What follows is counted: python -m tests.emulator.suite compares it with what kernels execute.
 
-PIECE_INSTRUCTIONS = {16: 9, 8: 9, 4: 14, 2: 20}
+PIECE_INSTRUCTIONS = {16: 9, 8: 9, 4: 14, 2: 10}
 """Of a warp that copies a piece of so many bytes of an operand for each thread."""
+
+TURN_INSTRUCTIONS = 4
+"""The same for a piece that cp.async does not take, where a thread's pieces are several turns."""
 
 LINE_LOAD_INSTRUCTIONS = 3
 """Of a warp that loads 16 bytes along k for plain products, the place in the line included."""
@@ -64,14 +67,17 @@ BLOCK_INSTRUCTIONS = 450
 FIRST_WARP_INSTRUCTIONS = 150
 """Of the one that has most to do before the main loop, beside these."""
 
-RESULT_INSTRUCTIONS = 6
-"""Of a warp for a result of each thread."""
+RESULT_INSTRUCTIONS = {2: 3, 4: 6, 8: 6}
+"""Of a warp for a result of each thread, by its size."""
+
+STORE_INSTRUCTIONS = 25
+"""Of a warp for a piece of 16-bit results of each thread, which go out by way of shared memory."""
 
 BLOCK_WAVEFRONTS = 230
 """Of shared memory besides the main loop, without those of results."""
 
 RESULT_WAVEFRONTS = 2
-"""Of a warp for a 16-bit result of each thread, which goes out by way of shared memory."""
+"""The same for each of these results."""
 
 BY_REGISTERS = {
     (128, 256, 2): 1,
@@ -96,10 +102,12 @@ class Access:
         along_first: whether neighbours in memory are neighbours in the first of the matrix's two
             directions (k for A and B, n for C), else in the second.
         vector: elements of a piece.
+        apart: elements from one to the next of single ones, which a warp takes side by side.
     """
 
     along_first: bool
     vector: int
+    apart: int = 1
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,8 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         nearer = abs(strides.w[w_filter]) < abs(strides.w[w_channel])
         filters_last = (along_filters, nearer) > (along_channels, not nearer)
         along_k = filters_last == (pass_ == "backprop_input")
-        w = Access(along_k, max(along_filters, along_channels))
+        vector = max(along_filters, along_channels)
+        w = Access(along_k, vector, nearest if vector == 1 else 1)
     if pass_ == "forward":
         return Accesses(x, w, y, taps_fastest)
     if pass_ == "backprop_input":
@@ -493,23 +502,30 @@ def _products(request: Request, tile: Tile, found: Accesses) -> cost.Work:
 def _copies(request: Request, tile: Tile, found: Accesses) -> cost.Work:
     """The copies of a step: pieces stored, and two halves of an address of 8 bytes for each."""
     itemsize, warps = ITEMSIZE[request.problem.dtype], tile.threads // 32
-    instructions = wavefronts = waits = 0.0
+    instructions = wavefronts = waits = sectors = 0.0
     for access, extent in ((found.a, tile.block_m), (found.b, tile.block_n)):
         size, pieces = access.vector * itemsize, extent * tile.block_k / access.vector / 32
         instructions += pieces * PIECE_INSTRUCTIONS[size]
+        sectors += pieces * min(max(size, access.apart * itemsize), 32)
         # One half is the same for all pieces of a thread.
         wavefronts += pieces * (max(size / 4, 1) + 2) + warps * (4 if access.along_first else 2)
         if size < 4 or not copies_async(request.device):
-            waits += -(-pieces // (warps * (16 if size < 4 else 8)))  # COPIES_AT_ONCE of the kernel
-    return cost.Work(0, wavefronts, instructions, instructions / warps, waits)
+            turns = -(-pieces // (warps * (16 if size < 4 else 8)))  # COPIES_AT_ONCE of the kernel
+            instructions += pieces * TURN_INSTRUCTIONS if turns > 1 else 0
+            waits += turns
+    return cost.Work(0, wavefronts, instructions, instructions / warps, waits, sectors)
 
 
 def work_besides(request: Request, tile: Tile, found: Accesses) -> cost.Work:
     """What a block does before its steps and after them."""
     itemsize, warps = ITEMSIZE[request.problem.dtype], tile.threads // 32
     results = tile.block_m * tile.block_n / tile.threads  # of a thread
-    of_warp = BLOCK_INSTRUCTIONS + results * RESULT_INSTRUCTIONS
-    staged = results * warps * RESULT_WAVEFRONTS if itemsize == 2 else 0
+    of_warp, staged = BLOCK_INSTRUCTIONS + results * RESULT_INSTRUCTIONS[itemsize], 0.0
+    if itemsize == 2:
+        # Sums of splits, which most of a filter's gradients have, go out by themselves.
+        piece = 8 if request.pass_ == "backprop_filter" else found.c.vector
+        of_warp += results / piece * STORE_INSTRUCTIONS
+        staged = results * warps * RESULT_WAVEFRONTS
     return cost.Work(
         multiplying=0,
         wavefronts=BLOCK_WAVEFRONTS + staged,

@@ -729,28 +729,72 @@ MAPPED += ((PLANES.name, "float32", "bf16x6"),)
 
 
 @pytest.mark.parametrize("kind", MAPPED, ids=lambda kind: kind[-1])
-def test_maps_have_every_element_where_it_lies(kind):
-    """In the tensors, or in their copies; and boxes are those that the ring has room for."""
-    device, stores = Device.of(ARCH), set()
+def test_products_are_told_where_every_element_lies(kind):
+    """By maps of the tensors or of their copies, in boxes that the ring has room for; and results
+    are stored in pieces as large as they may be."""
+    device, seen = Device.of(ARCH), set()
     for request, chosen in planned_on_views(*kind, device):
         problem, pass_, strides = request.problem, request.pass_, request.memory
         made = hopper.stage(chosen, problem, strides)
         launches = hopper.prepare(chosen, problem, strides, None, device)
         product = next(one for one in launches if one.entry == "conv_hopper")
         require_tiles(product, made.problem, chosen, device)
-        (gathered, other, result), store = ROLES_OF[pass_], dict(product.defines)["STORE"]
+        gathered, other, result = ROLES_OF[pass_]
         *of_gathered, of_other, of_result = product.arguments[3].maps
         for one in of_gathered:
             require_map(one, made.problem, gathered, made.gathered)
         require_map(of_other, made.problem, other, made.other)
         if other == "w":
             require_box(of_other, made.problem, pass_, chosen.tile)
-        if store == hopper.STORE_BOXES:
+        how = stored(made.problem, made.strides, pass_, chosen.splits)
+        assert tuple(dict(product.defines)[name] for name in ("STORE", "RUN")) == how, request
+        if how[0] == hopper.STORE_BOXES:
             written = hopper.Operand(result, ITEMSIZE[problem.dtype], made.strides)
             require_map(of_result, made.problem, result, written)
             assert of_result.box == (64, 64)
-        stores.add(store)
-    assert stores == ({2} if problem.dtype == "float32" else {0, 1, 3})
+        seen.add(how)
+    assert len(seen) >= (2 if problem.dtype == "float32" else 8)
+
+
+def stored(problem: ConvProblem, strides: Strides, pass_: str, splits: int) -> tuple[int, int]:
+    """How a result is stored and in what pieces, by the addresses of its elements."""
+    role = ROLES_OF[pass_][-1]
+    steps, shape = getattr(strides, role), shape_of(problem, role)
+    channel = len(shape) - 1 if role == "w" else problem.data_axes[1]
+    is_grouped = role != "w" or problem.filter_axes[0] == channel
+    of_group = shape[channel] // (problem.groups if is_grouped else 1)
+    run = longest_run(problem, strides, role, (channel,), of_group)
+    if problem.dtype == "float32":
+        return hopper.STORE_FLOAT, min(run, 2)
+    if role == "w" or splits > 1:
+        return hopper.STORE_ROWS, run
+    is_one = len(walks(problem, pass_)) == 1
+    if steps[channel] != 1:
+        row = problem.data_axes[-1:] if is_planar(problem) else problem.data_axes[2:]
+        pixels = math.prod(shape[axis] for axis in row)
+        return hopper.STORE_COLUMNS, longest_run(problem, strides, role, row, pixels, is_one)
+    pixels = 2 * sum_of_products(shape[:-1], steps[:-1]).ravel() if not is_planar(problem) else []
+    gaps = set(np.diff(pixels)) or {16 * shape[-1]}
+    is_matrix = len(gaps) == 1 and not min(gaps) % 16 and min(gaps) >= 2 * shape[-1]
+    by_tma = is_one and not is_planar(problem) and is_matrix and strides.alignment == 16
+    return hopper.STORE_BOXES if by_tma else hopper.STORE_ROWS, run
+
+
+def longest_run(problem, strides, role, axes, of_group, is_one=True) -> int:
+    """The most elements along axes, of those that belong together, that are always one piece."""
+    shape, itemsize = shape_of(problem, role), ITEMSIZE[problem.dtype]
+    # A single element may as well have a neighbour, where it does not lie along these axes.
+    sizes = [size if axis in axes else max(size, 2) for axis, size in enumerate(shape)]
+    lies = strides.alignment % 16 + itemsize * sum_of_products(sizes, getattr(strides, role))
+    last = range(-len(axes), 0)
+    lies = np.moveaxis(np.broadcast_to(lies, sizes), axes, tuple(last)).reshape(-1, of_group)
+    for run in (16 // itemsize, 8 // itemsize, 4 // itemsize, 1):
+        if is_one and not of_group % run:
+            pieces = lies.reshape(-1, run)
+            are_one = (np.diff(pieces) == itemsize).all()
+            if are_one and not (pieces[:, 0] % (run * itemsize)).any():
+                return run
+    return 1
 
 
 def planned_on_views(impl: str, dtype: str, precision: str, device: Device):
@@ -758,7 +802,8 @@ def planned_on_views(impl: str, dtype: str, precision: str, device: Device):
     for number, case in enumerate(HOPPER_CASES):
         formatted = all_formats(case.problem.replace(dtype=dtype))
         for turn, problem in enumerate((formatted[0], *formatted[3 + number % 3 :: 2])):
-            strides = inside_larger_ones(problem, (number + turn) % 4)
+            alignment = (16, 16, 8, 16, 2)[(number + 2 * turn) % 5]
+            strides = replace(inside_larger_ones(problem, (number + turn) % 4), alignment=alignment)
             for pass_ in PASSES:
                 request = Request(problem, pass_, device, precision, strides=strides)
                 if FAMILIES[impl].refuses(request) is None:

@@ -222,6 +222,8 @@ def test_every_wrapper_assembles(architecture: str) -> None:
 SASS = {
     "f32_from_f16": r"HADD2\.F32|F2F\.F32\.F16",
     "f16_from_f32": r"F2FP\.F16",
+    "rcp_approx": r"MUFU\.RCP ",
+    "ex2_approx": r"MUFU\.EX2 ",
     "f16x2_from_f32": r"F2FP\.F16",
     "bf16x2_from_f32": r"F2FP\.BF16",
     "tf32_from_f32": r"LOP3\.LUT|F2FP?\.TF32",

@@ -294,7 +294,7 @@ INSTRUCTIONS = [
 @pytest.mark.parametrize("case", INSTRUCTIONS)
 def test_instruction_computes_what_the_manual_says(case: golden.Case) -> None:
     with settings(source="ptx"):
-        assert same(golden.run(case, EmulatorDevice()), expected(case))
+        assert same(case, golden.run(case, EmulatorDevice()), expected(case))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from cupyconv import ConvProblem
 from tests import emulator
 from tests.emulator import account, settings, witnesses
-from tests.emulator.witnesses import cases
+from tests.emulator.module import Outcome
+from tests.emulator.witnesses import cases, cutlass_sm90
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +29,25 @@ def test_witness(name: str, schedule: emulator.Settings) -> None:
         pytest.skip(str(error))
     with settings(schedule):
         witness.testify()
+
+
+@SCHEDULES
+def test_a_dependent_launch_that_does_not_wait_is_reported(schedule: emulator.Settings) -> None:
+    try:
+        gemm = cases.dependent_gemm()
+    except witnesses.MissingError as error:
+        pytest.skip(str(error))
+    waits, text = "griddepcontrol.wait;", gemm.kernel.ptx
+    assert waits in text
+    gemm.kernel = cutlass_sm90.kernel_of(text.replace(waits, ""), "cutlass_gemm_sm90", (2, 1, 1))
+    found: list[Outcome] = []
+    with (
+        settings(schedule, raise_reports=False, on_outcome=found.append),
+        contextlib.suppress(AssertionError),  # wrong numbers, where the launch was stopped
+    ):
+        cases.dependent_gemms(gemm)
+    first, second = ({report.kind for report in one.reports} for one in found)
+    assert "launch-race" in second - first
 
 
 def test_account_of_a_witness() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from cupyconv import ConvProblem
 from cupyconv.gpu import compiler, launches, sources
 from cupyconv.gpu.launch import Launch
+from cupyconv.gpu.parameters import ACTIVATION
 from cupyconv.planning import Device, Request
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import contenders
@@ -190,6 +192,29 @@ def test_no_loop_waits_for_the_whole_gpu(form):
         assert in_loops(listing, FENCE) == [], f"{one.source} {dict(one.defines)}"
         if "hopper" in form:
             assert sum(instructions(listing).values()) <= LARGEST, dict(one.defines)
+
+
+def activated(form: str, activation: str) -> list[Launch]:
+    """Variants of the passes that apply activations, with one; the narrowest tiles first."""
+    found = []
+    for one in variants(form):
+        defines = dict(one.defines)
+        if one.source not in COPIES and defines["PASS"] < 2:
+            defines["ACTIVATION"] = ACTIVATION[activation]
+            place = (defines["BLOCK_N"], -defines["SPLIT"])
+            found.append((place, replace(one, defines=tuple(defines.items()))))
+    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("form", [form for form in FORMS if "hopper" in form])
+def test_no_activation_makes_a_kernel_long(form, activation, every):
+    found = activated(form, activation)
+    for one in found if every else (found[0], found[-1]):
+        executed = instructions(listing_of(one))
+        assert sum(executed.values()) <= LARGEST, dict(one.defines)
+        assert executed["FCHK"] == 0, "a division that looks for its slow path"
 
 
 @pytest.mark.slow

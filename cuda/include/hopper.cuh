@@ -376,6 +376,13 @@ struct Epilogue {
   int next_buffer = 0;
 
   static constexpr int BIASES = (BLOCK_N + WARPGROUP - 1) / WARPGROUP;  // of a thread
+  // Where an activation is long, biases are added even where there are none: for a branch the
+  // compiler would write it down twice.
+  static constexpr bool ALWAYS_BIASED = ACTIVATION == ACTIVATION_SILU || ACTIVATION == ACTIVATION_GELU;
+
+  __device__ __forceinline__ bool is_biased() const {
+    return PASS != 2 && (ALWAYS_BIASED || bias != nullptr);
+  }
 
   __device__ __forceinline__ int thread() const { return threadIdx.x % WARPGROUP; }
 
@@ -387,7 +394,7 @@ struct Epilogue {
   }
   // Gives them to the warpgroup.
   __device__ __forceinline__ void share_biases(const float (&own)[BIASES]) {
-    if (PASS == 2 || bias == nullptr) return;
+    if (!is_biased()) return;
     ptx::named_barrier_sync(1 + number, WARPGROUP);  // those of the tile before are read
 #pragma unroll
     for (int i = 0; i < BIASES; ++i)
@@ -396,7 +403,7 @@ struct Epilogue {
   }
   // What becomes of a sum in a column of the tile.
   __device__ __forceinline__ float finished(float sum, int column) const {
-    if (PASS != 2 && bias != nullptr) sum += biases[column];
+    if (is_biased()) sum += biases[column];
     return activate<ACTIVATION>(sum);
   }
 

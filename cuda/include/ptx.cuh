@@ -22,7 +22,7 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Conversions
+// Conversions, and functions of one value
 // ------------------------------------------------------------------------------------------------
 
 // cvt.f32.f16: the value of a binary16 given by its bits; exact.
@@ -37,6 +37,20 @@ __device__ __forceinline__ unsigned short f16_from_f32(float value) {
   unsigned short bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
+}
+
+// rcp.approx.ftz.f32: 1 / value, off by up to 1 unit in the last place.  Subnormal numbers are zeros.
+__device__ __forceinline__ float rcp_approx(float value) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(value));
+  return inverse;
+}
+
+// ex2.approx.ftz.f32: 2 to a power, off by up to 2 units in the last place.  Subnormal numbers are zeros.
+__device__ __forceinline__ float ex2_approx(float power) {
+  float value;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(power));
+  return value;
 }
 
 #if __CUDA_ARCH__ >= 800

@@ -17,6 +17,12 @@ extern "C" __global__ void f32_from_f16(const unsigned short* in, float* out) {
 extern "C" __global__ void f16_from_f32(const float* in, unsigned short* out) {
   out[threadIdx.x] = ptx::f16_from_f32(in[threadIdx.x]);
 }
+extern "C" __global__ void rcp_approx(const float* in, float* out) {
+  out[threadIdx.x] = ptx::rcp_approx(in[threadIdx.x]);
+}
+extern "C" __global__ void ex2_approx(const float* in, float* out) {
+  out[threadIdx.x] = ptx::ex2_approx(in[threadIdx.x]);
+}
 
 extern "C" __global__ void store_16_bytes(const unsigned* in, unsigned* out) {
   unsigned words[4];

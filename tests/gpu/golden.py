@@ -90,7 +90,7 @@ class Case:
         blocks: Of the grid.
         shared: Dynamic shared bytes.
         wgmma: Needs sm_90a.
-        exact: The output has to agree bit for bit.
+        ulps: Units in the last place by which the output may be off.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Case:
     blocks: int = 1
     shared: int = 0
     wgmma: bool = False
-    exact: bool = True
+    ulps: int = 0
 
     @property
     def output(self) -> Output:
@@ -189,6 +189,10 @@ def _conversions() -> Iterator[Case]:
     pairs = np.resize(floats, 1024)
     for kernel in ("f16x2_from_f32", "bf16x2_from_f32"):
         yield Case(kernel, kernel, 80, n // 2, (pairs, Output((n // 2,), np.uint32)))
+    powers = np.random.default_rng(3).uniform(-130, 130, n).astype(np.float32)
+    powers[:8] = floats[:8]
+    for kernel, values, ulps in (("rcp_approx", floats, 1), ("ex2_approx", powers, 2)):
+        yield Case(kernel, kernel, 75, n, (values, Output((n,), np.float32)), ulps=ulps)
 
 
 def _wide_stores() -> Iterator[Case]:

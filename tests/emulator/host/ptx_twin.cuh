@@ -21,6 +21,10 @@ static inline unsigned nearest_tf32(float value) {
   const bool is_finite = (bits & 0x7f800000u) != 0x7f800000u;
   return (is_finite ? bits + 0x1000u : bits) & 0xffffe000u;
 }
+static inline float flushed(float value) {
+  const unsigned bits = emulator_bit_cast<unsigned>(value);
+  return bits & 0x7f800000u ? value : emulator_bit_cast<float>(bits & 0x80000000u);
+}
 template <int N>
 static inline __attribute__((always_inline)) void check_wgmma_n() {
   static_assert(N == 8 || N == 64 || N == 128 || N == 192 || N == 256,
@@ -56,6 +60,12 @@ __device__ __forceinline__ unsigned bf16x2_from_f32(float low, float high) {
 }
 __device__ __forceinline__ unsigned tf32_from_f32(float value) {
   return ptx_twin::nearest_tf32(value);
+}
+__device__ __forceinline__ float rcp_approx(float value) {
+  return ptx_twin::flushed(1.0f / ptx_twin::flushed(value));
+}
+__device__ __forceinline__ float ex2_approx(float power) {
+  return ptx_twin::flushed(exp2f(ptx_twin::flushed(power)));
 }
 
 __device__ __forceinline__ void store_16_bytes(void* destination, const unsigned (&words)[4]) {

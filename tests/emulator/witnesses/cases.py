@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -194,6 +194,28 @@ def _gemm_of_sm90(dtype: str, layouts: str, instance: tuple, size: tuple[int, in
         c if is_row_by_row else c.T, (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype)
     )
     return outcome
+
+
+def dependent_gemm() -> cutlass_sm90.Instance:
+    """One that waits for the launch before where it reads first, and lets the next one begin."""
+    return cutlass_sm90.gemm("float16", "TNT", (64, 128, 64), (2, 1), dependent=True)
+
+
+def dependent_gemms(gemm: cutlass_sm90.Instance) -> Outcome:
+    """Two in a row that may overlap: the second one reads the first one's result.
+
+    It stores its own where the first one's operand was.
+    """
+    m, n, k = 192, 256, 192
+    a, b, v = (whole_numbers(*one, dtype="float16") // 8 for one in ((m, k), (k, n), (n, k)))
+    held, c = memory.array(a, "a", read_only=False), memory.empty((m, n), a.dtype, "c")
+    left, right = (memory.array(np.ascontiguousarray(one.T), "b") for one in (b, v))
+    first = gemm.run((m, n, k), held, left, c)
+    second = gemm.run((m, k, n), c, right, held, may_overlap=True)
+    wanted = (a.astype(np.float64) @ b).astype(a.dtype)
+    _same(c, wanted)
+    np.testing.assert_array_equal(held, (wanted.astype(np.float64) @ v).astype(a.dtype))
+    return replace(second, reports=[*first.reports, *second.reports])
 
 
 def _chain(name: str) -> Outcome:
@@ -470,5 +492,10 @@ WITNESSES: dict[str, Witness] = {
         )
         for name, case in _GEMMS_OF_SM90.items()
     },
+    "CUTLASS 9.0 dependent GEMMs": Witness(
+        lambda: dependent_gemms(dependent_gemm()),
+        lambda: dependent_gemm().kernel,
+        WAITS_OF_ONE_WARP,
+    ),
 }
 """By name."""

@@ -81,6 +81,7 @@ def gemm(
     tile: tuple[int, int, int],
     cluster: tuple[int, int],
     cooperative: bool = False,
+    dependent: bool = False,
 ) -> Instance:
     """A matrix product, whose sizes are m, n and k.
 
@@ -90,6 +91,7 @@ def gemm(
         tile: along m, n and k.
         cluster: blocks along m and n.
         cooperative: two warpgroups for a tile.
+        dependent: it may begin before the launch before has ended, and lets the next one do so.
 
     Raises:
         MissingError: the packages are not installed.
@@ -103,6 +105,7 @@ def gemm(
         **{f"TILE_{axis}": size for axis, size in zip("MNK", tile, strict=True)},
         **{f"CLUSTER_{axis}": size for axis, size in zip("MN", cluster, strict=True)},
         "COOPERATIVE": int(cooperative),
+        **({"CUTLASS_ENABLE_GDC_FOR_SM90": 1} if dependent else {}),
     }
     return _instance("cutlass_gemm_sm90", defines, cluster, False)
 
@@ -128,7 +131,12 @@ class Instance:
         self.kernel = _kernel(name, defines, cluster, counted)
 
     def run(
-        self, sizes: Sequence[int], a: np.ndarray, b: np.ndarray, result: np.ndarray
+        self,
+        sizes: Sequence[int],
+        a: np.ndarray,
+        b: np.ndarray,
+        result: np.ndarray,
+        may_overlap: bool = False,
     ) -> Outcome:
         """Launches the kernel.
 
@@ -136,8 +144,10 @@ class Instance:
             sizes: as the instance has them.
             a, b, result: arrays of ``memory``: operands, in the order of a convolution's pass, and
                 what is computed.
+            may_overlap: before the launch before has ended.
         """
         grid, threads, shared, value = self.launch(sizes, a, b, result)
+        self.kernel.may_overlap = may_overlap
         return self.kernel(grid, (threads,), (value,), shared_mem=shared)
 
     def launch(
@@ -180,7 +190,13 @@ class Instance:
 def _kernel(
     name: str, defines: tuple[tuple[str, str], ...], cluster: tuple[int, int, int], counted: bool
 ) -> EmulatedKernel:
-    text = well_aligned(compiled(name, "sm_90a", defines))
+    return kernel_of(well_aligned(compiled(name, "sm_90a", defines)), name, cluster, counted)
+
+
+def kernel_of(
+    text: str, name: str, cluster: tuple[int, int, int], counted: bool = False
+) -> EmulatedKernel:
+    """The kernel of a PTX text of CUTLASS's."""
     takes = resources_of(text, "sm_90a") if counted else {}
     module = EmulatedModule.from_ptx(
         text,

@@ -1,0 +1,127 @@
+"""The activations that the kernels' epilogues apply, value by value, beside float64's."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+
+from cupyconv.gpu import parameters, sources
+from tests.emulator import EmulatedModule, build, memory
+from tests.emulator.ptx.nvrtc import OPTIONS, compile_ptx
+
+FILE = build.HOST_DIRECTORY.parent / "kernels" / "activations.cu"
+BLOCK = 128
+
+EXACT = {
+    "relu": lambda v: v if v >= 0 else 0.0,
+    "silu": lambda v: v / (1 + math.exp(-v)) if v > -700 else 0.0,
+    "gelu": lambda v: v * math.erfc(-v / math.sqrt(2)) / 2,
+}
+"""In double precision, without the cancellation of 1 + erf."""
+
+PLAIN = {
+    "silu": lambda v: v / (1 + np.exp(-v.astype(np.float64)).astype(np.float32)),
+    "gelu": lambda v: v / 2 * (1 + _erf(v * np.float32(math.sqrt(0.5))).astype(np.float32)),
+}
+"""The formulas as they are written, in float32."""
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+# Least values, and by how many units in the last place of the result the activation may be off:
+# where the chip's functions round to nearest, and where they are off by one unit.
+BOUNDS = {
+    "silu": ((0, 1.5, 2.1), (-87, 2.2, 4.0)),
+    "gelu": ((0, 1.1, 2.0), (-1, 2.1, 3.1), (-3, 20, 21), (-6, 130, 132)),
+}
+
+
+@cache
+def values() -> np.ndarray:
+    """Every finite number of both 16-bit types, and others of float32: whole blocks of them."""
+    bits = np.arange(1 << 16, dtype=np.uint32)
+    halves = bits.astype(np.uint16).view(np.float16).astype(np.float32)
+    generator = np.random.default_rng(0)
+    drawn = [generator.uniform(-reach, reach, 30000).astype(np.float32) for reach in (1, 6, 90)]
+    every = np.concatenate([halves, (bits << 16).view(np.float32), *drawn])
+    kept = np.unique(every[np.isfinite(every)])
+    return kept[: kept.size // BLOCK * BLOCK]
+
+
+@cache
+def kernel(activation: str, off: int = 0, front: str = "ptx"):
+    defines = {"ACTIVATION": str(parameters.ACTIVATION[activation]), "OFF": str(off)}
+    if front == "source":
+        folders = (build.INCLUDE_DIRECTORY,)
+        return EmulatedModule(FILE, defines, folders, checked=False).get_function("activations")
+    pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
+    flags = ["-arch=compute_90", *OPTIONS, *(f"-D{name}={one}" for name, one in defines.items())]
+    headers = dict(sources.load("conv_forward.cu").headers)
+    text = compile_ptx(FILE.read_text(), FILE.name, headers, flags)
+    return EmulatedModule.from_ptx(text, "activations", checked=False).get_function("activations")
+
+
+def activated(activation: str, given: np.ndarray, **how) -> np.ndarray:
+    out = memory.empty(given.shape, np.float32, "out")
+    kernel(activation, **how)((given.size // BLOCK,), (BLOCK,), (memory.array(given), out))
+    return np.array(out)
+
+
+@cache
+def exact(activation: str) -> np.ndarray:
+    return np.array([EXACT[activation](v) for v in values().tolist()])
+
+
+def units_off(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return np.abs(got - wanted) / np.spacing(np.abs(wanted).astype(np.float32)).astype(np.float64)
+
+
+@pytest.mark.parametrize("front", ["source", "ptx"])
+@pytest.mark.parametrize("activation", BOUNDS)
+def test_errors_are_those_that_the_kernels_promise(activation, front):
+    """And no larger than those of the formulas as they are written."""
+    got, wanted = activated(activation, values(), front=front), exact(activation)
+    with np.errstate(over="ignore"):
+        units, plain = units_off(got, wanted), units_off(PLAIN[activation](values()), wanted)
+    upper = np.inf
+    for least, bound, _ in BOUNDS[activation]:
+        within = (values() > least) & (values() <= upper)
+        assert units[within].max() <= min(bound, plain[within].max() + 0.01), least
+        upper = least
+    # What is beyond is next to nothing.
+    beyond = values() <= upper
+    assert (got[beyond] <= 0).all()
+    assert (np.abs(got - wanted)[beyond] <= 6e-9).all()
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+@pytest.mark.parametrize("activation", BOUNDS)
+def test_errors_where_the_chips_functions_are_off(activation, off):
+    units, upper = units_off(activated(activation, values(), off=off), exact(activation)), np.inf
+    for least, _, bound in BOUNDS[activation]:
+        within = (values() > least) & (values() <= upper)
+        assert units[within].max() <= bound, least
+        upper = least
+
+
+def test_silu_is_rounded_as_the_formula_is():
+    """Its quotient is the nearest number to that of the sum, but for a few."""
+    with np.errstate(over="ignore"):
+        plain = PLAIN["silu"](values())
+    assert (activated("silu", values(), front="source") != plain).mean() < 2e-4
+
+
+@pytest.mark.parametrize("front", ["source", "ptx"])
+def test_what_is_not_finite_and_what_is_tiny(front):
+    tiny = np.float32(1e-45)
+    largest = np.finfo(np.float32).max
+    given = np.zeros(BLOCK, np.float32)
+    given[:10] = np.nan, -np.inf, np.inf, largest, -largest, -0.0, tiny * 4, -tiny * 4, -1000, -100
+    for activation, at_minus_infinity in (("relu", 0), ("silu", np.nan), ("gelu", np.nan)):
+        got = activated(activation, given, front=front)[:10]
+        part = 1 if activation == "relu" else 0.5
+        below = 0 if activation == "relu" else -tiny * 2
+        wanted = [np.nan, at_minus_infinity, np.inf, largest, 0, 0, tiny * 4 * part, below, 0, 0]
+        np.testing.assert_array_equal(got, np.float32(wanted))

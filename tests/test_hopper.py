@@ -18,6 +18,7 @@ from cupyconv import ConvProblem, formats
 from cupyconv.backends import Tensors
 from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler, copies, hopper, sources, tensormaps
+from cupyconv.gpu.launch import Part
 from cupyconv.planning import Device, PassPlan, Plan, Request, plan, plan_pass
 from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
 from cupyconv.planning.families import FAMILIES
@@ -723,6 +724,9 @@ def test_a_map_belongs_to_its_address_and_its_shape():
     assert made == [(one, 4096)] * 2 + [(other, 4096)] * 2 + [(one, 8192)] * 2
 
 
+COLUMN = ConvProblem((1, 64, 40, 1), (64, 64, 1, 1))
+"""Whose pixels follow each other along an axis that is not the innermost."""
+
 MAPPED = (("cuda-hopper", "bfloat16", "ieee"), ("cuda-hopper", "float32", "tf32"))
 MAPPED += ((PLANES.name, "float32", "bf16x6"),)
 """Families with a dtype and a precision of each kind of operands."""
@@ -739,6 +743,7 @@ def test_products_are_told_where_every_element_lies(kind):
         launches = hopper.prepare(chosen, problem, strides, None, device)
         product = next(one for one in launches if one.entry == "conv_hopper")
         require_tiles(product, made.problem, chosen, device)
+        require_copies(made, problem, strides)
         gathered, other, result = ROLES_OF[pass_]
         *of_gathered, of_other, of_result = product.arguments[3].maps
         for one in of_gathered:
@@ -799,8 +804,8 @@ def longest_run(problem, strides, role, axes, of_group, is_one=True) -> int:
 
 def planned_on_views(impl: str, dtype: str, precision: str, device: Device):
     """Passes of all cases on contiguous tensors and on views, with many tiles and some splits."""
-    for number, case in enumerate(HOPPER_CASES):
-        formatted = all_formats(case.problem.replace(dtype=dtype))
+    for number, layer in enumerate((*(case.problem for case in HOPPER_CASES), COLUMN)):
+        formatted = all_formats(layer.replace(dtype=dtype))
         for turn, problem in enumerate((formatted[0], *formatted[3 + number % 3 :: 2])):
             alignment = (16, 16, 8, 16, 2)[(number + 2 * turn) % 5]
             strides = replace(inside_larger_ones(problem, (number + turn) % 4), alignment=alignment)
@@ -844,6 +849,34 @@ def sum_of_products(shape, steps) -> np.ndarray:
     """Of each index with the steps of its axes."""
     indices = np.indices(shape, sparse=True)
     return sum((at * step for at, step in zip(indices, steps, strict=True)), start=np.int64(0))
+
+
+def require_copies(made: hopper.Staged, asked: ConvProblem, strides: Strides) -> None:
+    """The launch before reads every element that it copies, in the order of the copy."""
+    assert len(made.before) == bool(made.made)
+    for launch in made.before:
+        *operands, (records,) = launch.arguments
+        given = [one for role, offset in made.made for one in (role, Part("workspace", offset))]
+        assert operands == [*given, *[0] * (4 - len(given))]
+        blocks = 0
+        for (role, _), record in zip(made.made, records["of"], strict=False):
+            axes_of = "filter_axes" if role == "w" else "data_axes"
+            source = sum_of_products(shape_of(asked, role), getattr(strides, role))
+            axes, shape = getattr(made.problem, axes_of), shape_of(made.problem, role)
+            named_ = source.transpose(getattr(asked, axes_of))
+            expected = named_.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
+            outer, rows = tuple(record["extent"]), math.prod(shape[:-1])
+            if launch.entry == "conv_arrange":
+                inner, step = record["channels"], record["channel_stride"]
+                assert record["tiles"] == math.ceil(rows / 64) * math.ceil(shape[-1] / 64)
+                blocks += record["tiles"]
+            else:
+                inner, step = record["inner"], 1
+                assert record["blocks"] == math.ceil(rows * math.ceil(shape[-1] / 8) / 256)
+                blocks += record["blocks"]
+            found = sum_of_products((*outer, inner), (*record["stride"], step))
+            assert (found.reshape(shape) == expected).all()
+        assert (launch.grid, launch.block, launch.shared_bytes) == ((blocks,), (256,), 0)
 
 
 def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Device) -> None:

@@ -18,6 +18,7 @@ from cupyconv import ConvProblem, formats
 from cupyconv.backends import Tensors
 from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import compiler, copies, hopper, sources, tensormaps
+from cupyconv.gpu.launch import Part
 from cupyconv.planning import Device, PassPlan, Plan, Request, plan, plan_pass
 from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
 from cupyconv.planning.families import FAMILIES
@@ -723,42 +724,91 @@ def test_a_map_belongs_to_its_address_and_its_shape():
     assert made == [(one, 4096)] * 2 + [(other, 4096)] * 2 + [(one, 8192)] * 2
 
 
+COLUMN = ConvProblem((1, 64, 40, 1), (64, 64, 1, 1))
+"""Whose pixels follow each other along an axis that is not the innermost."""
+
 MAPPED = (("cuda-hopper", "bfloat16", "ieee"), ("cuda-hopper", "float32", "tf32"))
 MAPPED += ((PLANES.name, "float32", "bf16x6"),)
 """Families with a dtype and a precision of each kind of operands."""
 
 
 @pytest.mark.parametrize("kind", MAPPED, ids=lambda kind: kind[-1])
-def test_maps_have_every_element_where_it_lies(kind):
-    """In the tensors, or in their copies; and boxes are those that the ring has room for."""
-    device, stores = Device.of(ARCH), set()
+def test_products_are_told_where_every_element_lies(kind):
+    """By maps of the tensors or of their copies, in boxes that the ring has room for; and results
+    are stored in pieces as large as they may be."""
+    device, seen = Device.of(ARCH), set()
     for request, chosen in planned_on_views(*kind, device):
         problem, pass_, strides = request.problem, request.pass_, request.memory
         made = hopper.stage(chosen, problem, strides)
         launches = hopper.prepare(chosen, problem, strides, None, device)
         product = next(one for one in launches if one.entry == "conv_hopper")
         require_tiles(product, made.problem, chosen, device)
-        (gathered, other, result), store = ROLES_OF[pass_], dict(product.defines)["STORE"]
+        require_copies(made, problem, strides)
+        gathered, other, result = ROLES_OF[pass_]
         *of_gathered, of_other, of_result = product.arguments[3].maps
         for one in of_gathered:
             require_map(one, made.problem, gathered, made.gathered)
         require_map(of_other, made.problem, other, made.other)
         if other == "w":
             require_box(of_other, made.problem, pass_, chosen.tile)
-        if store == hopper.STORE_BOXES:
+        how = stored(made.problem, made.strides, pass_, chosen.splits)
+        assert tuple(dict(product.defines)[name] for name in ("STORE", "RUN")) == how, request
+        if how[0] == hopper.STORE_BOXES:
             written = hopper.Operand(result, ITEMSIZE[problem.dtype], made.strides)
             require_map(of_result, made.problem, result, written)
             assert of_result.box == (64, 64)
-        stores.add(store)
-    assert stores == ({2} if problem.dtype == "float32" else {0, 1, 3})
+        seen.add(how)
+    assert len(seen) >= (2 if problem.dtype == "float32" else 8)
+
+
+def stored(problem: ConvProblem, strides: Strides, pass_: str, splits: int) -> tuple[int, int]:
+    """How a result is stored and in what pieces, by the addresses of its elements."""
+    role = ROLES_OF[pass_][-1]
+    steps, shape = getattr(strides, role), shape_of(problem, role)
+    channel = len(shape) - 1 if role == "w" else problem.data_axes[1]
+    is_grouped = role != "w" or problem.filter_axes[0] == channel
+    of_group = shape[channel] // (problem.groups if is_grouped else 1)
+    run = longest_run(problem, strides, role, (channel,), of_group)
+    if problem.dtype == "float32":
+        return hopper.STORE_FLOAT, min(run, 2)
+    if role == "w" or splits > 1:
+        return hopper.STORE_ROWS, run
+    is_one = len(walks(problem, pass_)) == 1
+    if steps[channel] != 1:
+        row = problem.data_axes[-1:] if is_planar(problem) else problem.data_axes[2:]
+        pixels = math.prod(shape[axis] for axis in row)
+        return hopper.STORE_COLUMNS, longest_run(problem, strides, role, row, pixels, is_one)
+    pixels = 2 * sum_of_products(shape[:-1], steps[:-1]).ravel() if not is_planar(problem) else []
+    gaps = set(np.diff(pixels)) or {16 * shape[-1]}
+    is_matrix = len(gaps) == 1 and not min(gaps) % 16 and min(gaps) >= 2 * shape[-1]
+    by_tma = is_one and not is_planar(problem) and is_matrix and strides.alignment == 16
+    return hopper.STORE_BOXES if by_tma else hopper.STORE_ROWS, run
+
+
+def longest_run(problem, strides, role, axes, of_group, is_one=True) -> int:
+    """The most elements along axes, of those that belong together, that are always one piece."""
+    shape, itemsize = shape_of(problem, role), ITEMSIZE[problem.dtype]
+    # A single element may as well have a neighbour, where it does not lie along these axes.
+    sizes = [size if axis in axes else max(size, 2) for axis, size in enumerate(shape)]
+    lies = strides.alignment % 16 + itemsize * sum_of_products(sizes, getattr(strides, role))
+    last = range(-len(axes), 0)
+    lies = np.moveaxis(np.broadcast_to(lies, sizes), axes, tuple(last)).reshape(-1, of_group)
+    for run in (16 // itemsize, 8 // itemsize, 4 // itemsize, 1):
+        if is_one and not of_group % run:
+            pieces = lies.reshape(-1, run)
+            are_one = (np.diff(pieces) == itemsize).all()
+            if are_one and not (pieces[:, 0] % (run * itemsize)).any():
+                return run
+    return 1
 
 
 def planned_on_views(impl: str, dtype: str, precision: str, device: Device):
     """Passes of all cases on contiguous tensors and on views, with many tiles and some splits."""
-    for number, case in enumerate(HOPPER_CASES):
-        formatted = all_formats(case.problem.replace(dtype=dtype))
+    for number, layer in enumerate((*(case.problem for case in HOPPER_CASES), COLUMN)):
+        formatted = all_formats(layer.replace(dtype=dtype))
         for turn, problem in enumerate((formatted[0], *formatted[3 + number % 3 :: 2])):
-            strides = inside_larger_ones(problem, (number + turn) % 4)
+            alignment = (16, 16, 8, 16, 2)[(number + 2 * turn) % 5]
+            strides = replace(inside_larger_ones(problem, (number + turn) % 4), alignment=alignment)
             for pass_ in PASSES:
                 request = Request(problem, pass_, device, precision, strides=strides)
                 if FAMILIES[impl].refuses(request) is None:
@@ -799,6 +849,34 @@ def sum_of_products(shape, steps) -> np.ndarray:
     """Of each index with the steps of its axes."""
     indices = np.indices(shape, sparse=True)
     return sum((at * step for at, step in zip(indices, steps, strict=True)), start=np.int64(0))
+
+
+def require_copies(made: hopper.Staged, asked: ConvProblem, strides: Strides) -> None:
+    """The launch before reads every element that it copies, in the order of the copy."""
+    assert len(made.before) == bool(made.made)
+    for launch in made.before:
+        *operands, (records,) = launch.arguments
+        given = [one for role, offset in made.made for one in (role, Part("workspace", offset))]
+        assert operands == [*given, *[0] * (4 - len(given))]
+        blocks = 0
+        for (role, _), record in zip(made.made, records["of"], strict=False):
+            axes_of = "filter_axes" if role == "w" else "data_axes"
+            source = sum_of_products(shape_of(asked, role), getattr(strides, role))
+            axes, shape = getattr(made.problem, axes_of), shape_of(made.problem, role)
+            named_ = source.transpose(getattr(asked, axes_of))
+            expected = named_.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
+            outer, rows = tuple(record["extent"]), math.prod(shape[:-1])
+            if launch.entry == "conv_arrange":
+                inner, step = record["channels"], record["channel_stride"]
+                assert record["tiles"] == math.ceil(rows / 64) * math.ceil(shape[-1] / 64)
+                blocks += record["tiles"]
+            else:
+                inner, step = record["inner"], 1
+                assert record["blocks"] == math.ceil(rows * math.ceil(shape[-1] / 8) / 256)
+                blocks += record["blocks"]
+            found = sum_of_products((*outer, inner), (*record["stride"], step))
+            assert (found.reshape(shape) == expected).all()
+        assert (launch.grid, launch.block, launch.shared_bytes) == ((blocks,), (256,), 0)
 
 
 def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Device) -> None:

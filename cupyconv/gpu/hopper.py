@@ -299,7 +299,7 @@ def pack_walk(
     pass_: str,
     tile: Tile,
     parts: Sequence[tuple[int, int, int]],
-    splits: int = 1,
+    splits: int,
 ) -> np.ndarray:
     """The walk of a pass and the tiles of its matrices, as a 1-element array of ``walk_type``."""
     walked = walks(problem, pass_)

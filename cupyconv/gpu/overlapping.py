@@ -29,7 +29,7 @@ class Overlapping:
         grid: tuple[int, ...],
         block: tuple[int, ...],
         arguments: Sequence[Any],
-        shared_mem: int = 0,
+        shared_mem: int,
     ) -> None:
         """Launch it.
 

@@ -108,11 +108,40 @@ def test_launches_that_may_overlap_are_refused_as_others_are():
         with cupy.cuda.Device(device):
             function = cupy.RawModule(code=code).get_function("nothing").kernel
             with pytest.raises(cupy.cuda.driver.CUDADriverError, match=status):
-                Overlapping(function)((1,), block, ())
+                Overlapping(function)((1,), block, (), shared_mem=0)
             function((1,), (32,), ())
             if device == 0:
-                Overlapping(function)((1,), (32,), ())
+                Overlapping(function)((1,), (32,), (), shared_mem=0)
             cupy.cuda.Device().synchronize()
+
+
+TOLD = r"""
+struct Pair { long long first, second; };
+extern "C" __global__ void told(long long* y, const int number, const long long* x,
+                                const Pair pair, const unsigned long long wide) {
+  extern __shared__ long long shared[];
+  if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x + threadIdx.y + threadIdx.z) return;
+  shared[511] = *x;
+  const long long found[] = {gridDim.x, gridDim.y, gridDim.z, blockDim.x, blockDim.y, blockDim.z,
+                             number, shared[511], pair.first, pair.second, (long long)wide};
+  for (int i = 0; i < 11; ++i) y[i] = found[i];
+}
+"""
+
+
+@pytest.mark.parametrize("extents", [((2,), (32,)), ((2, 3), (4, 5)), ((2, 3, 4), (5, 6, 2))])
+def test_launches_that_may_overlap_have_the_extents_and_arguments_of_others(extents):
+    function = cupy.RawModule(code=TOLD).get_function("told").kernel
+    x, found = cupy.arange(5, 7), []
+    pair = np.array([(-8, 9)], np.dtype("i8, i8"))
+    for launched in (function, Overlapping(function)):
+        with cupy.cuda.Stream(non_blocking=True):
+            y = cupy.zeros(11, np.int64)
+            for _ in range(2):  # what was worked out once, too
+                launched(*extents, (y, np.int32(7), x, pair, np.uint64(1 << 40)), shared_mem=4096)
+            found.append(y.get().tolist())
+    assert found[1] == found[0]
+    assert found[0][6:] == [7, 5, -8, 9, 1 << 40]
 
 
 def test_what_does_not_compile_keeps_nothing_else_from_being_loaded(own_cache):

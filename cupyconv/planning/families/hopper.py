@@ -448,13 +448,16 @@ def tma_refuses(request: Request, operand_bytes: int) -> str | None:
         return "TMA needs NVIDIA's bindings of the driver: pip install cuda-bindings"
     if 0 in (*problem.input_shape, *problem.filter_shape, *problem.output_shape):
         return "TMA takes no empty tensors"
-    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    # What a product sums over may not have anything of another group, a NaN for one.
+    summed = {"forward": (problem.C, "channels"), "backprop_input": (problem.K, "filters")}
     line = LINE_BYTES // operand_bytes
-    if problem.groups > 1 and (channels % line or filters % line):
-        return (
-            f"the lines that TMA loads hold {line} channels or filters of one group, and groups "
-            f"have {channels} and {filters}"
-        )
+    if problem.groups > 1 and request.pass_ in summed:
+        count, role = summed[request.pass_]
+        if count // problem.groups % line:
+            return (
+                f"the lines that TMA loads hold {line} {role} of one group, and groups have "
+                f"{count // problem.groups}"
+            )
     return _refuse_walks(problem, request.pass_)
 
 

@@ -304,6 +304,7 @@ def _cases_of(impl: str, only: str | None):
     if impl == "cuda-hopper":
         yield "tiles are taken in bands", _bands
         yield "pixels that fill up a line", _filled_lines
+        yield "a bias of the gradient of the input", _transposed_with_a_bias
     if impl == "cuda-hopper-bf16x6":
         yield "all bits of float32", _bits_of_float32
         yield "ends of the range of float32", _range_of_float32
@@ -472,6 +473,12 @@ def _filled_lines() -> None:
     from tests import test_hopper
 
     test_hopper.test_pixels_that_fill_up_a_line_meet_nothing("rows_of_two_lines")
+
+
+def _transposed_with_a_bias() -> None:
+    from tests import test_transpose
+
+    test_transpose.test_hopper(*test_transpose.HOPPER[0])
 
 
 def _bits_of_float32() -> None:

@@ -372,6 +372,71 @@ def test_results_that_begin_anywhere(data_format, offset):
         assert not room[offset + math.prod(shape) * 2 :].any()
 
 
+# -- groups ----------------------------------------------------------------------------------------
+
+# By number of groups, channels and filters of each: the passes that sum over whole lines, or over
+# pixels.
+PARTS_OF_LINES = {
+    (2, 40, 36): ("backprop_filter",),
+    (3, 32, 72): ("backprop_filter",),
+    (2, 64, 40): ("forward", "backprop_filter"),
+    (2, 72, 64): ("backprop_input", "backprop_filter"),
+}
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("groups", PARTS_OF_LINES, ids=lambda one: "-".join(map(str, one)))
+def test_groups_that_fill_no_lines(groups, every):
+    """A line has something of the next group where no product sums over it: it is dropped."""
+    count, channels, filters = groups
+    turn = list(PARTS_OF_LINES).index(groups)
+    layer = ConvProblem(
+        (2, count * channels, 5, 56), (count * filters, channels, 3, 3), padding=1, groups=count,
+        dtype="float16",
+    )  # fmt: skip
+    orders = [*last_axes(layer), layer]
+    for number, problem in enumerate(orders if every else orders[turn % 3 :][:1]):
+        with (
+            planned("cuda-hopper", 2 * (number + turn), splits=1 + 2 * (number % 2)),
+            emulator.settings(emulator.SCHEDULES[(number + turn) % 3]),
+        ):
+            assert require_exact(problem) == PARTS_OF_LINES[groups]
+
+
+def test_groups_that_fill_no_lines_keep_to_themselves():
+    """Not a number in one group is in no result of another, and no box hangs over into the next."""
+    layer = ConvProblem((1, 128, 4, 8), (80, 64, 1, 1), groups=2, dtype="float16")
+    problem = in_formats(layer, "NHWC", "OHWI")
+    data = integer_data(problem)
+    x, dy = data.x.astype("float16"), data.dy.astype("float16")
+    x[0, 1, 2, 70] = dy[0, 1, 2, 50] = np.nan
+    how = {"impl": "cuda-hopper", "arch": ARCH, **problem.keywords}
+    y = emulator.conv_forward(x, data.w, **how)
+    assert np.argwhere(np.isnan(y)).tolist() == [[0, 1, 2, k] for k in range(40, 80)]
+    dw = emulator.conv_backprop_filter(x, problem.filter_shape, dy, **how)
+    reached = np.zeros((80, 64), bool)
+    reached[40:, 70 - 64] = reached[50] = True
+    assert (np.isnan(dw[:, 0, 0]) == reached).all()
+
+
+@pytest.mark.parametrize("operands", ["float16", "bf16x6"])
+def test_what_is_summed_over_is_of_whole_lines(operands):
+    layer = last_axes(ConvProblem((2, 96, 5, 6), (128, 48, 3, 3), padding=1, groups=2))[0]
+    family, problem, precision = (
+        (FAMILY, layer.replace(dtype="float16"), "ieee")
+        if operands == "float16"
+        else (PLANES, layer, "bf16x6")
+    )
+    assert fits(problem, family.name, ARCH, precision) == PASSES[1:]
+    refusal = family.refuses(Request(problem, "forward", Device.of(ARCH), precision))
+    assert refusal == "the lines that TMA loads hold 64 channels of one group, and groups have 48"
+    narrow = ConvProblem((2, 62, 5, 6), (128, 31, 3, 3), padding=1, groups=2)
+    narrow = in_formats(narrow, "NHWC", "OHWI").replace(dtype=problem.dtype)
+    for pass_ in PASSES:
+        refusal = family.refuses(Request(narrow, pass_, Device.of(ARCH), precision))
+        assert refusal.endswith("most would be of other groups: groups have 31 and 64")
+
+
 # -- copies ----------------------------------------------------------------------------------------
 
 

@@ -52,6 +52,7 @@ from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 _SHARED_ALIGNMENT = 1024
 _THREADS = 256  # of the kernel after the product
+_BOX = LINE_BYTES // 2  # pixels and channels that TMA stores at once, of 16-bit types
 
 # Values of the macro STORE in cuda/include/hopper.cuh.
 STORE_ROWS, STORE_BOXES, STORE_FLOAT, STORE_COLUMNS = range(4)
@@ -200,9 +201,8 @@ def prepare(
     }
     result = ROLES_OF[pass_][-1]
     if store == STORE_BOXES:
-        box = LINE_BYTES // 2  # pixels and channels
         written = Operand(result, ITEMSIZE[seen.dtype], staged.strides)
-        maps.append(_pixel_matrix(seen, result, written, box, box, False))
+        maps.append(_pixel_matrix(seen, result, written, _BOX, _BOX, False))
     else:
         maps.append(maps[-1])  # not used
     packed = parameters.pack(seen, staged.strides)
@@ -256,6 +256,8 @@ def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, i
         sizes = [shape[axis] for axis in lined]
         return STORE_COLUMNS, followers(steps, lined, sizes, alignment, itemsize)
     is_matrix = walked == 1 and not is_planar(problem) and flattens(steps, shape, (batch, *spatial))
+    # A box may not hang over into the next group.
+    is_matrix &= problem.groups == 1 or of_group % _BOX == 0
     has_map = mappable(steps, shape, itemsize) and alignment == PIECE_BYTES
     return STORE_BOXES if is_matrix and has_map else STORE_ROWS, run
 

@@ -369,6 +369,8 @@ def _cases_of(impl: str, only: str | None):
         yield f"{impl} activation", partial(_activation, impl)
     if only in (None, "backprop_input") and impl != "cuda-patch":
         yield f"{impl} transposed", partial(_transposed, impl)
+    if impl == "cuda-generic" and only == "forward":
+        yield "cuda-generic activations to the last place", _activations_to_the_last_place
     if only == "forward":
         for dtype in ("float16", "bfloat16"):
             yield f"{impl} rounding {dtype}", partial(_rounding, impl, dtype)
@@ -560,6 +562,22 @@ def _bias_of_views() -> None:
         out = np.zeros(dy.shape[1], dy.dtype)[::-1]
         conv_backprop_bias(np.flip(dy), out=out)
         assert (out == np.flip(dy).sum(axis=(0, 2, 3))).all()
+
+
+def _activations_to_the_last_place() -> None:
+    from tests import test_activations
+
+    every = 20
+    given = np.concatenate([test_activations.values()[::every], [-np.inf, np.inf, np.nan]])
+    one = np.ones((1, 1, 1), np.float32)
+    for activation in test_activations.BOUNDS:
+        x = given.astype(np.float32).reshape(1, 1, -1)
+        *got, below, above, nan = conv_forward(
+            x, one, impl="cuda-generic", arch="sm_80", activation=activation
+        ).ravel()
+        test_activations.require_promised(activation, np.array(got), every)
+        assert np.isnan([below, nan]).all()
+        assert above == np.inf
 
 
 def _with_epilogue(impl: str) -> tuple[ConvProblem, dict[str, str]]:

@@ -448,14 +448,27 @@ def tma_refuses(request: Request, operand_bytes: int) -> str | None:
         return "TMA needs NVIDIA's bindings of the driver: pip install cuda-bindings"
     if 0 in (*problem.input_shape, *problem.filter_shape, *problem.output_shape):
         return "TMA takes no empty tensors"
-    channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    line = LINE_BYTES // operand_bytes
-    if problem.groups > 1 and (channels % line or filters % line):
-        return (
-            f"the lines that TMA loads hold {line} channels or filters of one group, and groups "
-            f"have {channels} and {filters}"
-        )
+    if problem.groups > 1:
+        refusal = _refuse_groups(problem, request.pass_, LINE_BYTES // operand_bytes)
+        if refusal is not None:
+            return refusal
     return _refuse_walks(problem, request.pass_)
+
+
+def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
+    """What lines of so many channels or filters hold too much of other groups for."""
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    if 2 * min(channels, filters) < line:
+        return (
+            f"of the {line} channels or filters that a line holds, most would be of other groups: "
+            f"groups have {channels} and {filters}"
+        )
+    # What a product sums over may not have anything of another group, a NaN for one.
+    summed = {"forward": (channels, "channels"), "backprop_input": (filters, "filters")}
+    count, role = summed.get(pass_, (0, ""))
+    if count % line:
+        return f"the lines that TMA loads hold {line} {role} of one group, and groups have {count}"
+    return None
 
 
 def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:

@@ -148,6 +148,8 @@ def _blocks(
         return most[0] * most[1] * places * whole.accumulator.itemsize
 
     for at in (1, 2, 3, 4, 0) if by_pixel else (0, 1, 2, 3, 4):
+        if at < 2:
+            most[at] = clamp(most[at] * most_bytes // taken(), most[at])
         while most[at] > 1 and taken() > most_bytes:
             most[at] = -(-most[at] // 2)
     for group, images, *outputs in boxes(extents, most):
@@ -162,9 +164,17 @@ def _sum_pixels(block: Correlation, scratch: Scratch) -> None:
     in_place = _are_rows(sums, block)
     if not in_place:
         sums = scratch.array("sums", sums.shape)
-    weights = scratch.array("weights", (*block.filters.shape[3:], block.groups))
-    copy(weights, block.filters[:, 0, 0].transpose(1, 2, 3, 0), block.conjugate)
-    _compute_pixels(block, weights, sums, False, scratch)
+    source, rules = _rows_of_channels(block, scratch)
+    weights = _weights(block, scratch, source, sums)
+    filters = block.filters[:, 0, 0].transpose(1, 2, 3, 0)
+    copy(weights, filters[..., None, :], block.conjugate)
+    flat = weights.reshape(*weights.shape[:3], -1)
+    if has_numba():
+        _loops().pixel_loops(*_memory(source), flat, *_memory(sums), sums.shape, rules, False)
+    else:
+        windows = _windows(source, block, weights.shape[3])
+        out = sums.reshape(*windows.shape[:4], -1)
+        np.einsum("nzpqtrsg,trsg->nzpqg", windows, flat, out=out)
     block.finish(block.result if in_place else sums.transpose(4, 0, 1, 2, 3)[:, None])
 
 
@@ -173,34 +183,25 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
     if block.conjugate or not _are_rows(gradients, block):
         gradients = scratch.array("sums", gradients.shape)
         copy(gradients, _pixels_last(block.result), block.conjugate)
-    weights = scratch.array("weights", (*block.filters.shape[3:], block.groups))
-    weights[...] = 0
-    _compute_pixels(block, weights, gradients, True, scratch)
-    filters: Any = block.filters
-    filters[:, 0, 0] += weights.transpose(3, 0, 1, 2)
-
-
-def _compute_pixels(
-    block: Correlation, weights: np.ndarray, sums: np.ndarray, of_weights: bool, scratch: Scratch
-) -> None:
-    """Sums (N, planes, rows, columns, G) with weights (*taps, G), or the weights' gradient."""
     source, rules = _rows_of_channels(block, scratch)
-    several = _pixels_at_once(block, source, sums)
-    rows = scratch.array("rows", (*weights.shape[:3], several, block.groups))
-    rows[...] = weights[..., None, :]
-    flat = rows.reshape(*weights.shape[:3], -1)
+    total = _weights(block, scratch, source, gradients)
+    total[...] = 0
+    flat = total.reshape(*total.shape[:3], -1)
     if has_numba():
-        memory = (*_memory(source), flat, *_memory(sums))
-        _loops().pixel_loops(*memory, sums.shape, rules, of_weights)
+        shape = gradients.shape
+        _loops().pixel_loops(*_memory(source), flat, *_memory(gradients), shape, rules, True)
     else:
-        windows = _windows(source, block, several)
-        by_pixel = sums.reshape(*windows.shape[:4], -1)
-        if of_weights:
-            np.einsum("nzpqtrsg,nzpqg->trsg", windows, by_pixel, out=flat)
-        else:
-            np.einsum("nzpqtrsg,trsg->nzpqg", windows, flat, out=by_pixel)
-    if of_weights:
-        rows.sum(axis=3, out=weights)
+        windows = _windows(source, block, total.shape[3])
+        gradients = gradients.reshape(*windows.shape[:4], -1)
+        np.einsum("nzpqtrsg,nzpqg->trsg", windows, gradients, out=flat)
+    filters: Any = block.filters
+    filters[:, 0, 0] += total.sum(axis=3).transpose(3, 0, 1, 2)
+
+
+def _weights(block: Correlation, scratch: Scratch, *operands: np.ndarray) -> np.ndarray:
+    """Memory (*taps, several, G) for the weights of so many pixels, which are summed at a time."""
+    several = _pixels_at_once(block, *operands)
+    return scratch.array("weights", (*block.filters.shape[3:], several, block.groups))
 
 
 def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:

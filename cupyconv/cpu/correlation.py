@@ -243,12 +243,12 @@ class Correlation:
             for outputs in boxes(extents, most):
                 yield self.part(images=some, outputs=outputs)
 
-    def with_axis(self, at: int) -> Correlation:
-        """With one more spatial axis, of one pixel and one tap, before axis number ``at``."""
-        added = (ALL,) * (3 + at) + (None,)
+    def with_axis(self) -> Correlation:
+        """With one more spatial axis, of one pixel and one tap, before the others."""
+        added = (ALL, ALL, ALL, None)
         return replace(
             self,
-            axes=(*self.axes[:at], Axis(), *self.axes[at:]),
+            axes=(Axis(), *self.axes),
             source=self.source[added],
             filters=self.filters[added],
             result=self.result[added],

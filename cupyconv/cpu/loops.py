@@ -34,7 +34,6 @@ from cupyconv.cpu.correlation import (
     boxes,
     clamp,
     gather,
-    parts,
 )
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.cpu.threads import each
@@ -72,13 +71,12 @@ def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> b
 def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> bool:
     by_pixel = _is_by_pixel(chunk)
     add_block = _add_pixels if by_pixel else _add_planes
-    several = list(_divided(chunk, by_pixel))
+    several = list(chunk.divided(SUMS))
     totals = scratch.array("totals", (len(several), *chunk.filters.shape))
     totals[...] = 0
 
     def add(number: int, memory: Scratch) -> None:
-        groups, pixels = several[number]
-        with_totals = replace(pixels, filters=totals[number, groups])
+        with_totals = replace(several[number], filters=totals[number])
         for block in _blocks(with_totals, by_pixel, block_bytes):
             add_block(block, memory)
 
@@ -95,7 +93,7 @@ def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> 
 def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
     """The groups in parts whose weights fit, with planes, rows and columns."""
     while len(whole.axes) < 3:
-        whole = whole.with_axis(0)
+        whole = whole.with_axis()
     return whole.chunks(block_bytes)
 
 
@@ -107,16 +105,6 @@ def _is_by_pixel(whole: Correlation) -> bool:
     near = abs(whole.source.strides[0]) == whole.source.itemsize
     small = prod(axis.outputs for axis in whole.axes) <= SMALL_PLANE
     return (near or small) and whole.groups >= LEAST_ROW
-
-
-def _divided(whole: Correlation, by_pixel: bool) -> Iterator[tuple[slice, Correlation]]:
-    """Groups or pixels in parts whose sums are apart."""
-    if whole.groups >= SUMS and not by_pixel:
-        for some in parts(whole.groups, -(-whole.groups // SUMS)):
-            yield some, whole.part(groups=some)
-    else:
-        for pixels in whole.divided(SUMS):
-            yield slice(0, whole.groups), pixels
 
 
 def _blocks(

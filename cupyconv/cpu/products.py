@@ -171,7 +171,7 @@ def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:
     elif strides[1 + rank] == channels * channel:
         gathered[...] = windows  # in rows of taps with their channels
     else:
-        copy(gathered, windows)
+        copy(gathered, windows, is_cached=True)
     return flat
 
 

@@ -86,16 +86,21 @@ def channels_are_last(array: np.ndarray) -> bool:
     return abs(array.strides[1]) == array.itemsize
 
 
-def copy(target: np.ndarray, source: np.ndarray, conjugate: bool = False) -> None:
-    """target[...] = source, which is broadcast as NumPy does, and conjugated if that is wanted."""
+def copy(
+    target: np.ndarray, source: np.ndarray, conjugate: bool = False, is_cached: bool = False
+) -> None:
+    """target[...] = source, which is broadcast as NumPy does, and conjugated if that is wanted.
+
+    What is cached may be read in any order.
+    """
     if target.nbytes > SMALL_BYTES:
-        some, of = _as_items(target, source)
-        step = some.strides[min(_long_axes(some), key=lambda axis: abs(of.strides[axis]))]
-        between = (n for n, other in zip(some.shape, some.strides, strict=True) if other < step)
-        if prod(between) > MOST_LINES:
-            _transpose(some, of)
+        items, of = _as_items(target, source)
+        step = items.strides[min(_long_axes(items), key=lambda axis: abs(of.strides[axis]))]
+        between = (n for n, other in zip(items.shape, items.strides, strict=True) if other < step)
+        if prod(between) > MOST_LINES and not is_cached:
+            _transpose(items, of)
         else:
-            some[...] = of
+            items[...] = of
     else:
         target[...] = source
     if conjugate:

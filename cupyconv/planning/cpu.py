@@ -237,7 +237,7 @@ def _windows(seen: _Pass) -> Iterator[Method]:
     made = padded + gathered + seen.weights + seen.pixels * seen.filters
     if made <= SMALL_LAYER:
         operations = seen.operations * _slower(seen.filters)
-        moved = padded + gathered * seen.short_runs
+        moved = padded + gathered * (1 + LOOP_ELEMENTS / seen.axes[-1].outputs)
         yield Method("windows", "filters times all windows", operations, moved, 6 * seen.phases)
 
 

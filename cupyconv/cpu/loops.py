@@ -158,7 +158,7 @@ def _sum_pixels(block: Correlation, scratch: Scratch) -> None:
     copy(weights, filters[..., None, :], block.conjugate)
     flat = weights.reshape(*weights.shape[:3], -1)
     if has_numba():
-        _loops().pixel_loops(*_memory(source), flat, *_memory(sums), sums.shape, rules, False)
+        _loops().pixel_sums(*_memory(source), flat, *_memory(sums), sums.shape, rules)
     else:
         windows = _windows(source, block, weights.shape[3])
         out = sums.reshape(*windows.shape[:4], -1)
@@ -176,8 +176,8 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
     total[...] = 0
     flat = total.reshape(*total.shape[:3], -1)
     if has_numba():
-        shape = gradients.shape
-        _loops().pixel_loops(*_memory(source), flat, *_memory(gradients), shape, rules, True)
+        memory, shape = _memory(gradients), gradients.shape
+        _loops().pixel_products(*_memory(source), flat, *memory, shape, rules)
     else:
         windows = _windows(source, block, total.shape[3])
         gradients = gradients.reshape(*windows.shape[:4], -1)

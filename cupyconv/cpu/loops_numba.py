@@ -134,27 +134,33 @@ def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, leng
 
 
 @_compiled
-def pixel_loops(
-    source: Any, steps: Any, weights: Any, sums: Any, places: Any, ends: Any, axes: Any, back: bool
+def pixel_sums(
+    source: Any, steps: Any, weights: Any, sums: Any, places: Any, ends: Any, axes: Any
 ) -> None:
-    """sums[n, z, p, q, g] = sum over taps of weights[t, r, s, g] * source[n, d, h, w, g].
-
-    Or back, weights[t, r, s, g] += sum over n, z, p, q of sums[...] * source[...].
-    """
+    """sums[n, z, p, q, g] = sum over taps of weights[t, r, s, g] * source[n, d, h, w, g]."""
     for n, z, p in np.ndindex((ends[0], ends[1], ends[2])):
         line = sums[n * places[0] + z * places[1] + p * places[2] :]
-        for q in range(0 if back else ends[3]):
+        for q in range(ends[3]):
             line[q * places[3] : q * places[3] + ends[4]] = 0
-        for t in range(axes[0][3]):
-            d = _read(axes[0], z, t)
-            for r in range(axes[1][3] if 0 <= d < axes[0][4] else 0):
-                h = _read(axes[1], p, r)
-                if 0 <= h < axes[1][4]:
-                    row = source[n * steps[0] + d * steps[1] + h * steps[2] :]
-                    if back:
-                        _add_products(weights[t, r], line, places[3], row, steps[3], axes[2], ends)
-                    else:
-                        _add_taps(line, places[3], weights[t, r], row, steps[3], axes[2], ends)
+        for t, r in np.ndindex((axes[0][3], axes[1][3])):
+            d, h = _read(axes[0], z, t), _read(axes[1], p, r)
+            if 0 <= d < axes[0][4] and 0 <= h < axes[1][4]:
+                row = source[n * steps[0] + d * steps[1] + h * steps[2] :]
+                _add_taps(line, places[3], weights[t, r], row, steps[3], axes[2], ends)
+
+
+@_compiled
+def pixel_products(
+    source: Any, steps: Any, totals: Any, gradients: Any, places: Any, ends: Any, axes: Any
+) -> None:
+    """totals[t, r, s, g] += sum over n, z, p, q of gradients[...] * source[n, d, h, w, g]."""
+    for n, z, p in np.ndindex((ends[0], ends[1], ends[2])):
+        line = gradients[n * places[0] + z * places[1] + p * places[2] :]
+        for t, r in np.ndindex((axes[0][3], axes[1][3])):
+            d, h = _read(axes[0], z, t), _read(axes[1], p, r)
+            if 0 <= d < axes[0][4] and 0 <= h < axes[1][4]:
+                row = source[n * steps[0] + d * steps[1] + h * steps[2] :]
+                _add_products(totals[t, r], line, places[3], row, steps[3], axes[2], ends)
 
 
 @_compiled

@@ -96,7 +96,8 @@ def _metered(meter: _Meter) -> Iterator[None]:
         counts += [
             (compiled, "planar_sums", lambda x, at, w, y, length, _: w.size * length),
             (compiled, "planar_products", lambda x, at, dy, dw, length, _: dw.size * length),
-            (compiled, "pixel_loops", _of_pixels),
+            (compiled, "pixel_sums", _of_pixels),
+            (compiled, "pixel_products", _of_pixels),
         ]
     before = [getattr(module, name) for module, name, _ in counts]
 

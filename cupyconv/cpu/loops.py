@@ -198,9 +198,10 @@ def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
     together = all(one.strides[3] == channels * one.itemsize for one in operands)
     if not together or block.axes[2].stride != 1:
         return 1
+    most = LARGEST_ROWS // prod(block.filters.shape)
     if has_numba():
-        return clamp(LONG_ROW // channels, columns)
-    return columns if prod(block.filters.shape) * columns <= LARGEST_ROWS else 1
+        return clamp(min(LONG_ROW // channels, most), columns)
+    return columns if columns <= most else 1
 
 
 def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[np.ndarray, _Rules]:

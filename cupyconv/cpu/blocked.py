@@ -89,12 +89,12 @@ def _correlate(whole: Correlation, method: str) -> None:
         _compute(CORRELATE, method, whole)
     else:
         one = [1] * len(whole.axes)
-        whole.finish(np.zeros((1, whole.groups, whole.filter_count, *one), whole.accumulator))
+        whole.finish(np.zeros((whole.groups, whole.filter_count, 1, *one), whole.accumulator))
 
 
 def _has_terms(whole: Correlation) -> bool:
     """Whether there are images, and any window has anything inside the source."""
-    return whole.images > 0 and whole.trimmed().filters.size > 0
+    return whole.images > 0 and all(axis.pairs(axis.taps) for axis in whole.axes)
 
 
 def _compute(by_method: dict[str, Compute], method: str, whole: Correlation) -> None:

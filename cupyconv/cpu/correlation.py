@@ -11,18 +11,17 @@ to w, with dy in the place of the result.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, pairwise, product
-from math import gcd, isqrt, prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from cupyconv.cpu.activations import activate
-from cupyconv.cpu.views import accumulator_of, copy, copy_uncached, data_view, filter_view
+from cupyconv.cpu.views import accumulator_of, copy, filter_view
 from cupyconv.planning.cpu import PADDED_SHARE
 from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
@@ -32,19 +31,11 @@ SUMS, LEAST_SUMMED = 8, 512
 """Sums that a filters' gradient is made of, about, and pixels that each is over at least."""
 
 MOST_CUTS = 8
-"""Parts that an axis is cut into at most, to leave out products with padding."""
+"""Parts that an axis is cut into at most, to leave out products with padding; and taps that are
+asked where to cut, where there are more."""
 
 LEAST_PADDED = 1 << 28
 """Products with padding that are left out only where there are so many: parts take time too."""
-
-CUT_AXES = 3
-"""How many axes, the first ones, are cut."""
-
-PADDED_PRODUCTS = 1 << 16
-"""Products with padding along an axis from which on it is cut into more parts: each has so many."""
-
-MOST_EDGES = 4096
-"""Taps that are asked, where there are more, at which outputs to cut."""
 
 MANY_PHASES = 64
 """Stride phases, for every window, above which windows are taken one by one instead."""
@@ -108,15 +99,13 @@ class Axis:
         return count_pairs(self.outputs, taps, self.stride, self.dilation, low, low + self.size)
 
     def reached(self) -> slice:
-        """The taps from the first to the last that any window has inside the source."""
-        # Between these all windows together reach the source, though they may step over it.
+        """The taps from the first to the last that any window may have inside the source.
+
+        Between these all windows together reach the source, though they may step over it.
+        """
         corner = self.offset + (self.outputs - 1) * self.stride
         start = max(-(corner // self.dilation), 0)
         stop = min((self.size - 1 - self.offset) // self.dilation + 1, self.taps)
-        if start < stop and not self.inside(start)[0].stop:
-            start = bisect_right(range(stop), 0, key=lambda tap: self.pairs(tap + 1))
-        if start < stop and not self.inside(stop - 1)[0].stop:
-            stop = bisect_left(range(stop), self.pairs(stop), key=self.pairs)
         return slice(start, max(stop, start))
 
     def with_taps(self, taps: slice) -> Axis:
@@ -132,17 +121,14 @@ class Axis:
 
     def cuts(self) -> Iterator[slice]:
         """All outputs; or if many products are with padding, parts with about the same taps."""
-        products = self.outputs * self.taps
-        useful = self.pairs(self.taps)
-        edges, most = {0, self.outputs}, MOST_CUTS
-        if useful < PADDED_SHARE * products:
+        edges = {0, self.outputs}
+        if self.pairs(self.taps) < PADDED_SHARE * self.outputs * self.taps:
             taps = range(self.taps)[self.reached()]
-            asked = taps[:: len(taps) // MOST_EDGES + 1]
-            inside = [self.inside(tap)[0] for tap in (*asked, *taps[-1:])]
-            edges |= {part.start for part in inside} | {part.stop for part in inside}
-            most = max(most, isqrt((products - useful) // PADDED_PRODUCTS))
+            for tap in (*taps[:: len(taps) // MOST_CUTS + 1], *taps[-1:]):
+                inside, _ = self.inside(tap)
+                edges |= {inside.start, inside.stop}
         ordered = sorted(edges)
-        some = ordered[: -1 : len(ordered) // most + 1]
+        some = ordered[: -1 : len(ordered) // MOST_CUTS + 1]
         for start, stop in pairwise([*some, self.outputs]):
             yield slice(start, stop)
 
@@ -153,9 +139,9 @@ class Correlation:
 
     Attributes:
         axes: the rules of the spatial axes.
-        source: (N, G, C, *sizes).
+        source: (G, C, N, *sizes).
         filters: (G, K, C, *taps).
-        result: (N, G, K, *outputs).
+        result: (G, K, N, *outputs).
         accumulator: dtype to compute in.
         bias: (G, K), to be added to the result; None for no bias.
         activation: to be applied to the result after that.
@@ -174,65 +160,77 @@ class Correlation:
 
     @property
     def images(self) -> int:
-        return self.result.shape[0]
+        return self.result.shape[2]
 
     @property
     def groups(self) -> int:
-        return self.result.shape[1]
+        return self.result.shape[0]
 
     @property
     def filter_count(self) -> int:
         """Filters of a group, which are the channels of its result."""
-        return self.result.shape[2]
+        return self.result.shape[1]
 
     @property
     def channels(self) -> int:
         """Channels of the source in a group."""
-        return self.source.shape[2]
+        return self.source.shape[1]
 
     def part(
         self,
         *,
-        images: slice = ALL,
         groups: slice = ALL,
         filters: slice = ALL,
         channels: slice = ALL,
+        images: slice = ALL,
         outputs: Sequence[slice] = (),
     ) -> Correlation:
-        """For some images, groups, filters, channels of the source, outputs of the first axes."""
-        counts = (*self.result.shape[:3], self.channels)
+        """For some groups, filters, channels of the source, images, outputs of the first axes."""
+        counts = (self.groups, self.filter_count, self.channels, self.images)
         extents = (*counts, *(axis.outputs for axis in self.axes))
-        parts_of = (images, groups, filters, channels, *outputs)
+        parts_of = (groups, filters, channels, images, *outputs)
         if all(map(_is_whole, parts_of, extents)):
             return self
         cut = tuple(axis.part(some) for axis, some in zip(self.axes, outputs, strict=False))
         return replace(
             self,
             axes=cut + self.axes[len(cut) :],
-            source=self.source[images, groups, channels],
+            source=self.source[groups, channels, images],
             filters=self.filters[groups, filters, channels],
-            result=self.result[(images, groups, filters, *outputs)],
+            result=self.result[(groups, filters, images, *outputs)],
             bias=None if self.bias is None else self.bias[groups, filters],
         )
 
     def trimmed(self) -> Correlation:
-        """Without the leading and trailing taps of the first axes that no window has inside."""
-        taps = tuple(axis.reached() for axis in self.axes[:CUT_AXES])
+        """Without the leading and trailing taps that no window has inside."""
+        taps = tuple(axis.reached() for axis in self.axes)
         if all(map(_is_whole, taps, (axis.taps for axis in self.axes))):
             return self
-        axes = tuple(axis.with_taps(some) for axis, some in zip(self.axes, taps, strict=False))
-        filters = self.filters[(ALL, ALL, ALL, *taps)]
-        return replace(self, axes=axes + self.axes[CUT_AXES:], filters=filters)
+        axes = tuple(axis.with_taps(some) for axis, some in zip(self.axes, taps, strict=True))
+        return replace(self, axes=axes, filters=self.filters[(ALL, ALL, ALL, *taps)])
+
+    def chunks(self, most_bytes: int, least_filters: int = 1) -> Iterator[Correlation]:
+        """The groups and filters in parts whose weights take so many bytes at most.
+
+        Args:
+            least_filters: those that a group is counted as if it had at least.
+        """
+        window = max(prod(self.filters.shape[2:]), 1) * self.accumulator.itemsize
+        filters = clamp(most_bytes // window, self.filter_count)
+        groups = clamp(most_bytes // (window * max(filters, least_filters)), self.groups)
+        for group in parts(self.groups, groups):
+            for some in parts(self.filter_count, filters):
+                yield self.part(groups=group, filters=some)
 
     def pieces(self) -> Iterator[Correlation]:
-        """The correlation, cut along the first axes where many products are with padding."""
+        """The correlation, cut along its axes where many products are with padding."""
         products = prod(axis.outputs * axis.taps for axis in self.axes)
         useful = prod(axis.pairs(axis.taps) for axis in self.axes)
         padded = (products - useful) * prod(self.result.shape[:3]) * self.channels
         if padded < LEAST_PADDED:
             yield self.trimmed()
             return
-        for outputs in product(*(axis.cuts() for axis in self.axes[:CUT_AXES])):
+        for outputs in product(*(axis.cuts() for axis in self.axes)):
             yield self.part(outputs=outputs).trimmed()
 
     def divided(self, wanted: int) -> Iterator[Correlation]:
@@ -245,12 +243,12 @@ class Correlation:
             for outputs in boxes(extents, most):
                 yield self.part(images=some, outputs=outputs)
 
-    def with_axis(self, at: int) -> Correlation:
-        """With one more spatial axis, of one pixel and one tap, before axis number ``at``."""
-        added = (ALL,) * (3 + at) + (None,)
+    def with_axis(self) -> Correlation:
+        """With one more spatial axis, of one pixel and one tap, before the others."""
+        added = (ALL, ALL, ALL, None)
         return replace(
             self,
-            axes=(*self.axes[:at], Axis(), *self.axes[at:]),
+            axes=(Axis(), *self.axes),
             source=self.source[added],
             filters=self.filters[added],
             result=self.result[added],
@@ -262,7 +260,7 @@ class Correlation:
         The sums may be the result itself.
         """
         if self.bias is not None:
-            sums += self.bias.reshape(*self.bias.shape, *[1] * len(self.axes))
+            sums += self.bias.reshape(*self.bias.shape, *[1] * (1 + len(self.axes)))
         activate(sums, self.activation)
         if sums is not self.result:
             copy(self.result, sums)
@@ -283,9 +281,9 @@ def correlation(
             Axis(axis.output, axis.filter, axis.input, axis.stride, axis.dilation, -axis.pad_before)
             for axis in problem.axes
         ),
-        data_view(problem, x),
+        _by_channel(problem, x),
         filter_view(problem, w),
-        data_view(problem, y),
+        _by_channel(problem, y),
         accumulator,
         _by_group(problem, bias),
         activation,
@@ -302,7 +300,7 @@ def input_correlations(
 ) -> Iterator[Correlation]:
     """Those of backprop_input, one for each stride phase that has taps."""
     filters = filter_view(problem, w).swapaxes(1, 2)
-    source, result = data_view(problem, dy), data_view(problem, dx)
+    source, result = _by_channel(problem, dy), _by_channel(problem, dx)
     for phases in _combined(problem.axes):
         axes, outputs, pixels, taps = zip(*phases, strict=True)
         yield Correlation(
@@ -332,6 +330,13 @@ def fill_unread(
 @lru_cache(maxsize=4096)
 def _unread_inputs(axis: ConvAxis) -> int:
     return axis.unread_inputs
+
+
+def _by_channel(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
+    """As a view (G, channels of a group, N, *spatial)."""
+    batch, channels, *spatial = problem.data_axes
+    ordered = array.transpose(channels, batch, *spatial)
+    return ordered.reshape(problem.groups, len(ordered) // problem.groups, *ordered.shape[1:])
 
 
 def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | None:
@@ -409,23 +414,20 @@ def _is_whole(part: slice, extent: int) -> bool:
 # -- blocks ----------------------------------------------------------------------------------------
 
 
-def gather(target: np.ndarray, source: np.ndarray, axes: dict[int, Axis]) -> None:
+def gather(target: np.ndarray, source: np.ndarray, axes: Sequence[Axis], first: int) -> None:
     """Copy what the first tap of each axis reads, and zero where that is outside the source.
 
     Args:
-        axes: the rules, by the position of the axis in both arrays; others are copied whole.
+        axes: the rules of the axes from number ``first`` on; others are copied whole.
     """
-    to: list[slice] = [ALL] * target.ndim
-    origin: list[slice] = [ALL] * target.ndim
-    for position, axis in axes.items():
-        to[position], origin[position] = axis.inside(0)
-    copy_uncached(target[tuple(to)], source[tuple(origin)])
-    for position, axis in axes.items():
-        around = (ALL,) * position
-        if to[position].start > 0:
-            target[(*around, slice(0, to[position].start))] = 0
-        if to[position].stop < axis.outputs:
-            target[(*around, slice(to[position].stop, None))] = 0
+    before = (ALL,) * first
+    inside, read = zip(*(axis.inside(0) for axis in axes), strict=True)
+    copy(target[before + inside], source[before + read])
+    for at, (axis, some) in enumerate(zip(axes, inside, strict=True), first):
+        if some.start > 0:
+            target[(ALL,) * at + (slice(0, some.start),)] = 0
+        if some.stop < axis.outputs:
+            target[(ALL,) * at + (slice(some.stop, None),)] = 0
 
 
 def parts(extent: int, most: int) -> Iterator[slice]:

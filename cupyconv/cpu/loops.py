@@ -26,10 +26,18 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.correlation import ALL, SUMS, Axis, Correlation, boxes, clamp, gather, parts
+from cupyconv.cpu.correlation import (
+    ALL,
+    SUMS,
+    Axis,
+    Correlation,
+    boxes,
+    clamp,
+    gather,
+)
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import are_finite
+from cupyconv.cpu.views import are_finite, copy, merged
 from cupyconv.planning.cpu import SMALL_PLANE, has_numba
 
 LEAST_PLANE = 1 << 11
@@ -38,8 +46,9 @@ LEAST_PLANE = 1 << 11
 LEAST_ROW = 8
 """Channels of a pixel that are worth a loop."""
 
-LARGEST_ROWS = 1 << 18
-"""Bytes of the weights of a row of pixels that the cache has beside the pixels."""
+LONG_ROW, LARGEST_ROWS = 1 << 9, 1 << 16
+"""Elements of neighbouring pixels that are worth a loop, and of the weights of a row of pixels that
+the cache has beside them."""
 
 
 def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
@@ -62,13 +71,12 @@ def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> b
 def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> bool:
     by_pixel = _is_by_pixel(chunk)
     add_block = _add_pixels if by_pixel else _add_planes
-    several = list(_divided(chunk, by_pixel))
+    several = list(chunk.divided(SUMS))
     totals = scratch.array("totals", (len(several), *chunk.filters.shape))
     totals[...] = 0
 
     def add(number: int, memory: Scratch) -> None:
-        groups, pixels = several[number]
-        with_totals = replace(pixels, filters=totals[number, groups])
+        with_totals = replace(several[number], filters=totals[number])
         for block in _blocks(with_totals, by_pixel, block_bytes):
             add_block(block, memory)
 
@@ -85,10 +93,8 @@ def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> 
 def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
     """The groups in parts whose weights fit, with planes, rows and columns."""
     while len(whole.axes) < 3:
-        whole = whole.with_axis(0)
-    one = prod(whole.filters.shape[1:]) * whole.accumulator.itemsize
-    for some in parts(whole.groups, clamp(block_bytes // one, whole.groups)):
-        yield whole.part(groups=some)
+        whole = whole.with_axis()
+    return whole.chunks(block_bytes)
 
 
 def _is_by_pixel(whole: Correlation) -> bool:
@@ -96,25 +102,15 @@ def _is_by_pixel(whole: Correlation) -> bool:
     single = whole.channels == whole.filter_count == 1
     if not single or not has_numba():
         return single
-    near = abs(whole.source.strides[1]) == whole.source.itemsize
+    near = abs(whole.source.strides[0]) == whole.source.itemsize
     small = prod(axis.outputs for axis in whole.axes) <= SMALL_PLANE
     return (near or small) and whole.groups >= LEAST_ROW
-
-
-def _divided(whole: Correlation, by_pixel: bool) -> Iterator[tuple[slice, Correlation]]:
-    """Groups or pixels in parts whose sums are apart."""
-    if whole.groups >= SUMS and not by_pixel:
-        for some in parts(whole.groups, -(-whole.groups // SUMS)):
-            yield some, whole.part(groups=some)
-    else:
-        for pixels in whole.divided(SUMS):
-            yield slice(0, whole.groups), pixels
 
 
 def _blocks(
     whole: Correlation, by_pixel: bool, block_bytes: int, least: int = 1
 ) -> Iterator[Correlation]:
-    """Images, groups and pixels in parts that fit with all that is under their windows.
+    """Groups, images and pixels in parts that fit with all that is under their windows.
 
     Args:
         least: parts of a whole that is large enough to be divided.
@@ -124,92 +120,88 @@ def _blocks(
         most_bytes = 4 * block_bytes  # where they are
     share = (whole.source.size + whole.result.size) * whole.accumulator.itemsize // least
     most_bytes = min(most_bytes, max(share, block_bytes // 4))
-    outputs = [axis.outputs for axis in whole.axes]
-    most, groups = list(outputs), whole.groups if by_pixel else 1
+    extents = (whole.groups, whole.images, *(axis.outputs for axis in whole.axes))
     phases = prod(min(a.taps, a.stride // gcd(a.stride, a.dilation)) for a in whole.axes)
-    per_place = phases * whole.channels + whole.filter_count
+    most = list(extents)
+    if not by_pixel:
+        most[1] = min(-(-LEAST_PLANE // prod(extents[2:])), whole.images)
 
     def taken() -> int:
-        axes = tuple(axis.part(slice(0, some)) for axis, some in zip(whole.axes, most, strict=True))
+        outputs = most[2:]
+        axes = [axis.part(slice(0, n)) for axis, n in zip(whole.axes, outputs, strict=True)]
         if by_pixel:
-            places = prod(axis.span for axis in axes) + prod(most)
+            places = prod(axis.span for axis in axes) + prod(outputs)
         else:
-            places = prod(map(_extent, axes)) * per_place
-        return groups * places * whole.accumulator.itemsize
+            places = prod(map(_extent, axes)) * (phases * whole.channels + whole.filter_count)
+        return most[0] * most[1] * places * whole.accumulator.itemsize
 
-    for axis in range(len(most)):
-        while most[axis] > 1 and taken() > most_bytes:
-            most[axis] = -(-most[axis] // 2)
-    while groups > 1 and taken() > most_bytes:
-        groups = -(-groups // 2)
-    images = 1
-    if most == outputs:
-        fitting = most_bytes // max(taken(), 1)
-        images = fitting if by_pixel else min(fitting, -(-LEAST_PLANE // prod(outputs)))
-        images = clamp(images, whole.images)
-        if not by_pixel:
-            groups = clamp(fitting // images, whole.groups)
-    for some in parts(whole.images, images):
-        for group in parts(whole.groups, groups):
-            for box in boxes(outputs, most):
-                yield whole.part(images=some, groups=group, outputs=box)
+    for at in (1, 2, 3, 4, 0) if by_pixel else (0, 1, 2, 3, 4):
+        if at < 2:
+            most[at] = clamp(most[at] * most_bytes // taken(), most[at])
+        while most[at] > 1 and taken() > most_bytes:
+            most[at] = -(-most[at] // 2)
+    for group, images, *outputs in boxes(extents, most):
+        yield whole.part(groups=group, images=images, outputs=outputs)
 
 
 # -- rows of channels ------------------------------------------------------------------------------
 
 
 def _sum_pixels(block: Correlation, scratch: Scratch) -> None:
-    source, rules = _rows_of_channels(block, scratch)
     sums = _pixels_last(block.result)
     in_place = _are_rows(sums, block)
     if not in_place:
         sums = scratch.array("sums", sums.shape)
-    several = _pixels_at_once(block, source, sums)
-    weights = scratch.array("weights", (*block.filters.shape[3:], several, block.groups))
-    weights[...] = block.filters[:, 0, 0].transpose(1, 2, 3, 0)[..., None, :]
-    if block.conjugate:
-        np.conjugate(weights, out=weights)
-    rows = weights.reshape(*weights.shape[:3], -1)
+    source, rules = _rows_of_channels(block, scratch)
+    weights = _weights(block, scratch, source, sums)
+    filters = block.filters[:, 0, 0].transpose(1, 2, 3, 0)
+    copy(weights, filters[..., None, :], block.conjugate)
+    flat = weights.reshape(*weights.shape[:3], -1)
     if has_numba():
-        _loops().pixel_sums(*_memory(source), rows, *_memory(sums), sums.shape, rules)
+        _loops().pixel_sums(*_memory(source), flat, *_memory(sums), sums.shape, rules)
     else:
-        windows = _windows(source, block, several)
+        windows = _windows(source, block, weights.shape[3])
         out = sums.reshape(*windows.shape[:4], -1)
-        np.einsum("nzpqtrsg,trsg->nzpqg", windows, rows, out=out)
-    block.finish(block.result if in_place else sums.transpose(0, 4, 1, 2, 3)[:, :, None])
+        np.einsum("nzpqtrsg,trsg->nzpqg", windows, flat, out=out)
+    block.finish(block.result if in_place else sums.transpose(4, 0, 1, 2, 3)[:, None])
 
 
 def _add_pixels(block: Correlation, scratch: Scratch) -> None:
-    source, rules = _rows_of_channels(block, scratch)
     gradients = _pixels_last(block.result)
     if block.conjugate or not _are_rows(gradients, block):
         gradients = scratch.array("sums", gradients.shape)
-        gradients[...] = _pixels_last(block.result)
-    if block.conjugate:
-        np.conjugate(gradients, out=gradients)
-    several = _pixels_at_once(block, source, gradients)
-    total = scratch.array("weights", (*block.filters.shape[3:], several, block.groups))
+        copy(gradients, _pixels_last(block.result), block.conjugate)
+    source, rules = _rows_of_channels(block, scratch)
+    total = _weights(block, scratch, source, gradients)
     total[...] = 0
-    rows = total.reshape(*total.shape[:3], -1)
+    flat = total.reshape(*total.shape[:3], -1)
     if has_numba():
-        shape = gradients.shape
-        _loops().pixel_products(*_memory(source), rows, *_memory(gradients), shape, rules)
+        memory, shape = _memory(gradients), gradients.shape
+        _loops().pixel_products(*_memory(source), flat, *memory, shape, rules)
     else:
-        windows = _windows(source, block, several)
+        windows = _windows(source, block, total.shape[3])
         gradients = gradients.reshape(*windows.shape[:4], -1)
-        np.einsum("nzpqtrsg,nzpqg->trsg", windows, gradients, out=rows)
+        np.einsum("nzpqtrsg,nzpqg->trsg", windows, gradients, out=flat)
     filters: Any = block.filters
     filters[:, 0, 0] += total.sum(axis=3).transpose(3, 0, 1, 2)
 
 
+def _weights(block: Correlation, scratch: Scratch, *operands: np.ndarray) -> np.ndarray:
+    """Memory (*taps, several, G) for the weights of so many pixels, which are summed at a time."""
+    several = _pixels_at_once(block, *operands)
+    return scratch.array("weights", (*block.filters.shape[3:], several, block.groups))
+
+
 def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
-    """Pixels of a row that are summed at a time, with weights for each: one, or all of them."""
+    """Pixels of a row that are summed at a time, with weights for each; einsum takes all or one."""
     columns, channels = block.axes[2].outputs, block.groups
     together = all(one.strides[3] == channels * one.itemsize for one in operands)
-    rows = prod(block.filters.shape) * columns * block.accumulator.itemsize
-    if together and block.axes[2].stride == 1 and rows <= LARGEST_ROWS:
-        return columns
-    return 1
+    if not together or block.axes[2].stride != 1:
+        return 1
+    most = LARGEST_ROWS // prod(block.filters.shape)
+    if has_numba():
+        return clamp(min(LONG_ROW // channels, most), columns)
+    return columns if columns <= most else 1
 
 
 def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[np.ndarray, _Rules]:
@@ -219,7 +211,7 @@ def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[np.ndarray,
         return source, tuple((a.stride, a.dilation, a.offset, a.taps, a.size) for a in block.axes)
     axes = [axis.pixels() for axis in block.axes]
     padded = scratch.array("pixels", (block.images, *(a.outputs for a in axes), block.groups))
-    gather(padded, source, dict(enumerate(axes, 1)))
+    gather(padded, source, axes, 1)
     both = zip(block.axes, axes, strict=True)
     return padded, tuple((a.stride, a.dilation, 0, a.taps, pixels.outputs) for a, pixels in both)
 
@@ -229,8 +221,8 @@ _Rules = tuple[tuple[int, ...], ...]
 
 
 def _pixels_last(array: np.ndarray) -> np.ndarray:
-    """(N, G, 1, planes, rows, columns) as (N, planes, rows, columns, G)."""
-    return array[:, :, 0].transpose(0, 2, 3, 4, 1)
+    """(G, 1, N, planes, rows, columns) as (N, planes, rows, columns, G)."""
+    return array[:, 0].transpose(1, 2, 3, 4, 0)
 
 
 def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
@@ -266,29 +258,21 @@ def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray
 def _sum_planes(block: Correlation, scratch: Scratch) -> None:
     layout = _layout(tuple(map(_shape, block.axes)), block.channels, block.images)
     weights = scratch.array("weights", block.filters.shape)
-    weights[...] = block.filters
-    if block.conjugate:
-        np.conjugate(weights, out=weights)
+    copy(weights, block.filters, block.conjugate)
     sums = scratch.array("sums", (*weights.shape[:2], block.images, *layout.extents))
-    pixels, flat = layout.pixels(block, scratch), sums.reshape(*sums.shape[:2], -1)
-    weights = weights.reshape(*weights.shape[:2], -1)
-    _loops().planar_sums(pixels, layout.offsets, weights, flat, layout.length)
+    pixels, by_offset, flat = layout.pixels(block, scratch), merged(weights, 2), merged(sums, 2)
+    _loops().planar_sums(pixels, layout.offsets, by_offset, flat, layout.length)
     block.finish(layout.results(sums, block))
 
 
 def _add_planes(block: Correlation, scratch: Scratch) -> None:
     layout = _layout(tuple(map(_shape, block.axes)), block.channels, block.images)
-    shape = (*block.filters.shape[:2], block.images, *layout.extents)
-    gradients = scratch.array("sums", shape)
-    gradients[...] = 0
-    results = layout.results(gradients, block)
-    results[...] = block.result
-    if block.conjugate:
-        np.conjugate(results, out=results)
     total = scratch.array("weights", block.filters.shape)
     total[...] = 0
-    pixels, flat = layout.pixels(block, scratch), gradients.reshape(*shape[:2], -1)
-    by_offset = total.reshape(*shape[:2], -1)
+    gradients = scratch.array("sums", (*total.shape[:2], block.images, *layout.extents))
+    gradients[...] = 0
+    copy(layout.results(gradients, block), block.result, block.conjugate)
+    pixels, by_offset, flat = layout.pixels(block, scratch), merged(total, 2), merged(gradients, 2)
     _loops().planar_products(pixels, layout.offsets, flat, by_offset, layout.length)
     filters: Any = block.filters
     filters += total
@@ -314,17 +298,15 @@ class _Layout:
         """(G, places of all channels and phases)."""
         shape = (block.groups, block.channels, len(self.phases), block.images, *self.extents)
         memory = scratch.array("pixels", shape)
-        source = block.source.transpose(1, 2, 0, 3, 4, 5)
         for number, firsts in enumerate(self.phases):
             rules = zip(block.axes, self.extents, firsts, strict=True)
             axes = [Axis(n, 1, a.size, a.stride, 1, a.offset + first) for a, n, first in rules]
-            gather(memory[:, :, number], source, dict(enumerate(axes, 3)))
+            gather(memory[:, :, number], block.source, axes, 3)
         return memory.reshape(block.groups, -1)
 
     def results(self, sums: np.ndarray, block: Correlation) -> np.ndarray:
-        """What of sums (G, K, N, *extents) are results, (N, G, K, *outputs)."""
-        inside = tuple(slice(0, axis.outputs) for axis in block.axes)
-        return sums.transpose(2, 0, 1, 3, 4, 5)[(ALL, ALL, ALL, *inside)]
+        """What of sums (G, K, N, *extents) are results."""
+        return sums[(ALL, ALL, ALL, *(slice(0, axis.outputs) for axis in block.axes))]
 
 
 def _shape(axis: Axis) -> Axis:

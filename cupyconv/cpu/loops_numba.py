@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core.caching import FunctionCache
 
 
@@ -43,70 +44,55 @@ def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int)
     """sums[g, k, i] = sum over t of weights[g, k, t] * pixels[g, offsets[t] + i], i < length."""
     groups, filters, _ = sums.shape
     for g in range(groups):
+        x, w = pixels[g], weights[g]
         for begin in range(0, length, _STRETCH):
             end = min(begin + _STRETCH, length)
-            k = 0
-            while k + 4 <= filters:
-                first, second = sums[g, k, begin:end], sums[g, k + 1, begin:end]
-                third, fourth = sums[g, k + 2, begin:end], sums[g, k + 3, begin:end]
-                _sum_four(pixels[g], offsets, weights[g], k, begin, first, second, third, fourth)
-                k += 4
-            while k < filters:
-                _sum_one(pixels[g], offsets, weights[g], k, begin, sums[g, k, begin:end])
-                k += 1
+            for first in range(0, filters, 4):
+                last, done = min(first + 4, filters), 0
+                sums[g, first:last, begin:end] = 0
+                if first + 4 == last:
+                    p, q = sums[g, first, begin:end], sums[g, first + 1, begin:end]
+                    r, s = sums[g, first + 2, begin:end], sums[g, first + 3, begin:end]
+                    done = _add_to_four(x, offsets, w, first, begin, p, q, r, s)
+                for k in range(first, last):
+                    _add_to_one(x, offsets, w, k, begin, sums[g, k, begin:end], done)
 
 
 @_compiled
-def _sum_four(
+def _add_to_four(
     pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
-) -> None:
-    """Four filters, for which the pixels of three taps at a time are read once."""
-    taps, length = len(offsets), len(p)
-    for i in range(length):
-        p[i] = q[i] = r[i] = s[i] = 0
-    t = 0
-    while t + 3 <= taps:
+) -> int:
+    """Four filters, for which the pixels of three taps at a time are read once; how many taps."""
+    taps = len(offsets) - len(offsets) % 3
+    for t in range(0, taps, 3):
         u, v = offsets[t] + begin, offsets[t + 1] + begin
         a, b, c = pixels[u:], pixels[v:], pixels[offsets[t + 2] + begin :]
         pa, pb, pc = w[k, t], w[k, t + 1], w[k, t + 2]
         qa, qb, qc = w[k + 1, t], w[k + 1, t + 1], w[k + 1, t + 2]
         ra, rb, rc = w[k + 2, t], w[k + 2, t + 1], w[k + 2, t + 2]
         sa, sb, sc = w[k + 3, t], w[k + 3, t + 1], w[k + 3, t + 2]
-        for i in range(length):
+        for i in range(len(p)):
             x, y, z = a[i], b[i], c[i]
             p[i] += pa * x + pb * y + pc * z
             q[i] += qa * x + qb * y + qc * z
             r[i] += ra * x + rb * y + rc * z
             s[i] += sa * x + sb * y + sc * z
-        t += 3
-    while t < taps:
-        a = pixels[offsets[t] + begin :]
-        pa, qa, ra, sa = w[k, t], w[k + 1, t], w[k + 2, t], w[k + 3, t]
-        for i in range(length):
-            x = a[i]
-            p[i] += pa * x
-            q[i] += qa * x
-            r[i] += ra * x
-            s[i] += sa * x
-        t += 1
+    return taps
 
 
 @_compiled
-def _sum_one(pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any) -> None:
-    taps, length = len(offsets), len(p)
-    for i in range(length):
-        p[i] = 0
-    t = 0
-    while t + 3 <= taps:
+def _add_to_one(pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, t: int) -> None:
+    """One filter, from a tap on, three at a time too."""
+    while t + 3 <= len(offsets):
         u, v = offsets[t] + begin, offsets[t + 1] + begin
         a, b, c = pixels[u:], pixels[v:], pixels[offsets[t + 2] + begin :]
         pa, pb, pc = w[k, t], w[k, t + 1], w[k, t + 2]
-        for i in range(length):
+        for i in range(len(p)):
             p[i] += pa * a[i] + pb * b[i] + pc * c[i]
         t += 3
-    while t < taps:
+    while t < len(offsets):
         a, pa = pixels[offsets[t] + begin :], w[k, t]
-        for i in range(length):
+        for i in range(len(p)):
             p[i] += pa * a[i]
         t += 1
 
@@ -144,112 +130,89 @@ def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, leng
 
 # Of pixels that are rows of channels: memory as it is, with steps between images, planes, rows and
 # pixels; axes of (stride, dilation, offset, taps, size), as Axis has them.  Where there are weights
-# for each pixel of a row, all of them are summed at a time.
+# for several pixels of a row, so many are summed at a time.
 
 
 @_compiled
 def pixel_sums(
-    source: Any, steps: Any, weights: Any, sums: Any, places: Any, outputs: Any, axes: Any
+    source: Any, steps: Any, weights: Any, sums: Any, places: Any, ends: Any, axes: Any
 ) -> None:
     """sums[n, z, p, q, g] = sum over taps of weights[t, r, s, g] * source[n, d, h, w, g]."""
-    row, channels, length = axes[2], outputs[4], weights.shape[3]
-    for n in range(outputs[0]):
-        for z in range(outputs[1]):
-            for p in range(outputs[2]):
-                line = n * places[0] + z * places[1] + p * places[2]
-                for q in range(outputs[3]):
-                    total = sums[line + q * places[3] :]
-                    for g in range(channels):
-                        total[g] = 0
-                for t in range(*_inside(axes[0], z)):
-                    for r in range(*_inside(axes[1], p)):
-                        read = n * steps[0] + _read(axes[0], z, t) * steps[1]
-                        read += _read(axes[1], p, r) * steps[2]
-                        for s in range(0, row[3], 3):
-                            _sum_taps(
-                                source, read, steps[3], weights[t, r], s, min(s + 3, row[3]),
-                                sums, line, places[3], outputs[3], row, channels, length,
-                            )  # fmt: skip
-
-
-@_compiled
-def _sum_taps(
-    source: Any, read: int, step: int, weights: Any, s: int, stop: int,
-    sums: Any, line: int, place: int, outputs: int, row: Any, channels: int, length: int,
-) -> None:  # fmt: skip
-    """Add up to three taps of a row: all of them at a time, where they are inside."""
-    begin, end, several = _under(row, s, outputs)[0], 0, length // channels
-    if stop == s + 3:
-        end = _under(row, s + 2, outputs)[1]
-    q = begin
-    while q < end:
-        count, of = (end - q, q * channels) if several > 1 else (1, 0)
-        u, v, w = weights[s, of:], weights[s + 1, of:], weights[s + 2, of:]
-        at, tap = read + _read(row, q, s) * step, row[1] * step
-        a, b, c, total = (
-            source[at:],
-            source[at + tap :],
-            source[at + 2 * tap :],
-            sums[line + q * place :],
-        )
-        for g in range(count * channels):
-            total[g] += u[g] * a[g] + v[g] * b[g] + w[g] * c[g]
-        q += count
-    for one in range(s, stop):
-        first, beyond = _under(row, one, outputs)
-        for q in range(first, beyond):
-            if begin <= q < end:
-                continue
-            u = weights[one, q * channels if several > 1 else 0 :]
-            a, total = source[read + _read(row, q, one) * step :], sums[line + q * place :]
-            for g in range(channels):
-                total[g] += u[g] * a[g]
+    for n, z, p in np.ndindex((ends[0], ends[1], ends[2])):
+        line = sums[n * places[0] + z * places[1] + p * places[2] :]
+        for q in range(ends[3]):
+            line[q * places[3] : q * places[3] + ends[4]] = 0
+        for t, r in np.ndindex((axes[0][3], axes[1][3])):
+            d, h = _read(axes[0], z, t), _read(axes[1], p, r)
+            if 0 <= d < axes[0][4] and 0 <= h < axes[1][4]:
+                row = source[n * steps[0] + d * steps[1] + h * steps[2] :]
+                _add_taps(line, places[3], weights[t, r], row, steps[3], axes[2], ends)
 
 
 @_compiled
 def pixel_products(
-    source: Any, steps: Any, totals: Any, gradients: Any, places: Any, outputs: Any, axes: Any
+    source: Any, steps: Any, totals: Any, gradients: Any, places: Any, ends: Any, axes: Any
 ) -> None:
     """totals[t, r, s, g] += sum over n, z, p, q of gradients[...] * source[n, d, h, w, g]."""
-    row, channels, several = axes[2], outputs[4], totals.shape[3] // outputs[4]
-    for n in range(outputs[0]):
-        for z in range(outputs[1]):
-            for p in range(outputs[2]):
-                line = n * places[0] + z * places[1] + p * places[2]
-                for t in range(*_inside(axes[0], z)):
-                    for r in range(*_inside(axes[1], p)):
-                        read = n * steps[0] + _read(axes[0], z, t) * steps[1]
-                        read += _read(axes[1], p, r) * steps[2]
-                        for s in range(row[3]):
-                            q, end = _under(row, s, outputs[3])
-                            while q < end:
-                                count, at = (end - q, q * channels) if several > 1 else (1, 0)
-                                x = source[read + _read(row, q, s) * steps[3] :]
-                                a, total = gradients[line + q * places[3] :], totals[t, r, s, at:]
-                                for g in range(count * channels):
-                                    total[g] += a[g] * x[g]
-                                q += count
+    for n, z, p in np.ndindex((ends[0], ends[1], ends[2])):
+        line = gradients[n * places[0] + z * places[1] + p * places[2] :]
+        for t, r in np.ndindex((axes[0][3], axes[1][3])):
+            d, h = _read(axes[0], z, t), _read(axes[1], p, r)
+            if 0 <= d < axes[0][4] and 0 <= h < axes[1][4]:
+                row = source[n * steps[0] + d * steps[1] + h * steps[2] :]
+                _add_products(totals[t, r], line, places[3], row, steps[3], axes[2], ends)
+
+
+@_compiled
+def _add_taps(
+    sums: Any, place: int, weights: Any, source: Any, step: int, axis: Any, outputs: Any
+) -> None:
+    """A row of taps to a row of sums, three at a time where none of them is outside."""
+    taps, size, distance, channels = axis[3], axis[4], axis[1] * step, outputs[4]
+    several = weights.shape[1] // channels
+    for q in range(0, outputs[3], several):
+        count, s = min(outputs[3] - q, several), 0
+        while s < taps:
+            w = _read(axis, q, s)
+            begin, end = max(-w, 0), min(size - w, count)
+            at = (w + begin) * step
+            if s + 3 <= taps and w >= 0 and _read(axis, q, s + 2) + count <= size:
+                total = sums[q * place : q * place + count * channels]
+                a, b, c = weights[s], weights[s + 1], weights[s + 2]
+                x, y, z = source[at:], source[at + distance :], source[at + 2 * distance :]
+                for g in range(len(total)):
+                    total[g] += a[g] * x[g] + b[g] * y[g] + c[g] * z[g]
+                s += 3
+            else:
+                if begin < end:
+                    total = sums[q * place + begin * channels : q * place + end * channels]
+                    _add(total, weights[s], source[at:])
+                s += 1
+
+
+@_compiled
+def _add_products(
+    totals: Any, gradients: Any, place: int, source: Any, step: int, axis: Any, outputs: Any
+) -> None:
+    """A row of gradients times what the taps read, to the gradient of a row of weights."""
+    channels = outputs[4]
+    several = totals.shape[1] // channels
+    for q in range(0, outputs[3], several):
+        for s in range(axis[3]):
+            w = _read(axis, q, s)
+            begin, end = max(-w, 0), min(axis[4] - w, outputs[3] - q, several)
+            if begin < end:
+                total = totals[s, : (end - begin) * channels]
+                _add(total, gradients[q * place + begin * channels :], source[(w + begin) * step :])
+
+
+@_compiled
+def _add(sums: Any, factors: Any, x: Any) -> None:
+    for g in range(len(sums)):
+        sums[g] += factors[g] * x[g]
 
 
 @_compiled
 def _read(axis: Any, output: int, tap: int) -> int:
     """What an output reads by a tap."""
     return output * axis[0] + tap * axis[1] + axis[2]
-
-
-@_compiled
-def _inside(axis: Any, output: int) -> tuple[int, int]:
-    """The taps that an output has inside the source."""
-    stride, dilation, offset, taps, size = axis
-    first = output * stride + offset
-    start = max(-(first // dilation), 0)
-    return start, max(min((size - 1 - first) // dilation + 1, taps), start)
-
-
-@_compiled
-def _under(axis: Any, tap: int, outputs: int) -> tuple[int, int]:
-    """The outputs that have a tap inside the source."""
-    stride, dilation, offset, _, size = axis
-    first = tap * dilation + offset
-    start = max(-(first // stride), 0)
-    return start, max(min((size - 1 - first) // stride + 1, outputs), start)

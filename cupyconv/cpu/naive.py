@@ -6,87 +6,47 @@ the yardstick of accuracy: an implementation may not be much less exact than pla
 
 from __future__ import annotations
 
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from cupyconv.cpu.activations import activate
-from cupyconv.cpu.views import accumulator_of, data_view, filter_view, taps
+from cupyconv.cpu import reference
+from cupyconv.cpu.views import accumulator_of, data_view
 from cupyconv.problem import ConvProblem
 
-ALL = slice(None)
+_SEVERAL = 8
+"""Channels from which on a row of them is added to a row."""
 
 
-def forward(
-    problem: ConvProblem,
-    x: np.ndarray,
-    w: np.ndarray,
-    bias: np.ndarray | None,
-    activation: str | None,
-    y: np.ndarray,
-) -> None:
-    """y, adding one tap of one channel at a time."""
-    accumulator = accumulator_of(problem.dtype)
-    x_view: Any = data_view(problem, x).astype(accumulator)
-    w_view: Any = filter_view(problem, w).astype(accumulator)
-    total: Any = np.zeros(data_view(problem, y).shape, accumulator)
-    for tap, outputs, inputs in taps(problem):
-        for channel in range(problem.C // problem.groups):
-            pixels = x_view[(ALL, ALL, channel, None, *inputs)]
-            weights = w_view[(ALL, ALL, channel, *tap)]
-            total[(ALL, ALL, ALL, *outputs)] += pixels * _per_channel(problem, weights)
-    if bias is not None:
-        total += _per_channel(problem, bias.astype(accumulator).reshape(problem.groups, -1))
-    data_view(problem, y)[...] = activate(total, activation)
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(accumulator_of(array.dtype.name))
 
 
-def backprop_input(
-    problem: ConvProblem,
-    w: np.ndarray,
-    dy: np.ndarray,
-    bias: np.ndarray | None,
-    activation: str | None,
-    dx: np.ndarray,
-) -> None:
-    """dx, adding one tap of one filter at a time."""
-    accumulator = accumulator_of(problem.dtype)
-    w_view: Any = filter_view(problem, w).astype(accumulator).conj()
-    dy_view: Any = data_view(problem, dy).astype(accumulator)
-    total: Any = np.zeros(data_view(problem, dx).shape, accumulator)
-    for tap, outputs, inputs in taps(problem):
-        for filter_ in range(problem.K // problem.groups):
-            pixels = dy_view[(ALL, ALL, filter_, None, *outputs)]
-            weights = w_view[(ALL, filter_, ALL, *tap)]
-            total[(ALL, ALL, ALL, *inputs)] += pixels * _per_channel(problem, weights)
-    if bias is not None:
-        total += _per_channel(problem, bias.astype(accumulator).reshape(problem.groups, -1))
-    data_view(problem, dx)[...] = activate(total, activation)
+def _add(sums: np.ndarray, matrices: np.ndarray, pixels: np.ndarray) -> None:
+    """One channel at a time."""
+    for channel in range(pixels.shape[2]):
+        weights = matrices[:, :, channel]
+        sums += pixels[:, :, channel, None] * weights.reshape(
+            *weights.shape, *[1] * (sums.ndim - 3)
+        )
 
 
-def backprop_filter(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
-    """dw, adding one output pixel of one image at a time."""
-    accumulator = accumulator_of(problem.dtype)
-    x_view: Any = data_view(problem, x).astype(accumulator).conj()
-    dy_view: Any = data_view(problem, dy).astype(accumulator)
-    total: Any = np.zeros(filter_view(problem, dw).shape, accumulator)
-    for tap, outputs, inputs in taps(problem):
-        images = np.moveaxis(x_view[(ALL, ALL, ALL, *inputs)], 0, 2)  # (G, C/G, N, pixels)
-        if not images.size:
-            continue
-        channels = images.reshape(*images.shape[:2], -1)
-        pixels = np.ascontiguousarray(channels.swapaxes(1, 2))  # (G, N * pixels, C/G)
-        for filter_ in range(problem.K // problem.groups):
-            gradients = dy_view[(ALL, ALL, filter_, None, *outputs)]
-            terms = np.moveaxis(gradients, 0, 2).reshape(problem.groups, -1, 1) * pixels
-            total[(ALL, filter_, ALL, *tap)] = _running_sum(terms)
-    filter_view(problem, dw)[...] = total
+def _contract(gradients: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+    """One output pixel of one image at a time."""
+    rows = np.ascontiguousarray(_in_a_row(pixels).swapaxes(1, 2))  # (G, N * pixels, C)
+    total: Any = np.zeros((len(rows), gradients.shape[2], rows.shape[2]), rows.dtype)
+    if rows.size:
+        for number, row in enumerate(_in_a_row(gradients).swapaxes(0, 1)):
+            total[:, number] = _running_sum(row[..., None] * rows)
+    return total
 
 
-def backprop_bias(problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
-    """db, adding one output pixel of one image at a time."""
-    dy_view: Any = data_view(problem, dy).astype(accumulator_of(problem.dtype))
-    terms = np.moveaxis(dy_view, 0, 2).reshape(problem.K, -1)
-    db[...] = np.cumsum(terms, axis=-1)[:, -1] if terms.size else 0
+def _in_a_row(pixels: np.ndarray) -> np.ndarray:
+    """(N, G, channels, ...) as (G, channels, N * pixels)."""
+    ordered = np.moveaxis(pixels, 0, 2)
+    return ordered.reshape(*ordered.shape[:2], prod(ordered.shape[2:]))
 
 
 def _running_sum(terms: np.ndarray) -> np.ndarray:
@@ -100,9 +60,14 @@ def _running_sum(terms: np.ndarray) -> np.ndarray:
     return np.cumsum(terms, axis=1)[:, -1]
 
 
-_SEVERAL = 8
+_SUMS = reference.Sums(_wide, _add, _contract)
+
+forward = partial(reference.forward, by=_SUMS)
+backprop_input = partial(reference.backprop_input, by=_SUMS)
+backprop_filter = partial(reference.backprop_filter, by=_SUMS)
 
 
-def _per_channel(problem: ConvProblem, values: np.ndarray) -> np.ndarray:
-    """(G, channels) shaped to scale (N, G, channels, *spatial)."""
-    return values.reshape(*values.shape, *[1] * problem.spatial_rank)
+def backprop_bias(problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
+    """db, adding one output pixel of one image at a time."""
+    terms = _in_a_row(_wide(data_view(problem, dy))).reshape(problem.K, -1)
+    db[...] = np.cumsum(terms, axis=-1)[:, -1] if terms.size else 0

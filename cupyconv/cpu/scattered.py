@@ -15,28 +15,26 @@ import numpy as np
 from cupyconv.cpu.correlation import ALL, Correlation, clamp, parts
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import copy_uncached, operand
+from cupyconv.cpu.views import copy
 
 
 def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the result."""
-    for chunk in _chunks(whole, 8 * block_bytes):
+    for chunk in whole.chunks(8 * block_bytes):
         _correlate(chunk, scratch, block_bytes)
 
 
 def _correlate(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
     filters = np.moveaxis(chunk.filters, (1, 2), (-2, -1))  # (G, *taps, K, C)
     matrices = scratch.array("filters", filters.shape)
-    matrices[...] = filters
-    if chunk.conjugate:
-        np.conjugate(matrices, out=matrices)
+    copy(matrices, filters, chunk.conjugate)
 
     def scatter(block: Correlation, memory: Scratch) -> None:
-        sums = memory.array("sums", block.result.swapaxes(0, 1).shape)
+        sums = memory.array("sums", block.result.shape)
         sums[...] = 0
         for some in parts(block.axes[0].taps, _taps_at_once(block, block_bytes)):
             _add(sums, block, matrices, some, memory)
-        block.finish(sums.swapaxes(0, 1))
+        block.finish(sums)
 
     each(scatter, _blocks(chunk, block_bytes), scratch, blocks=6)
 
@@ -47,44 +45,24 @@ def _add(
     """Add the products with some taps of the first axis to the sums."""
     row, *others = block.axes
     row = row.with_taps(some)
-    _, under = row.pixels().inside(0)
-    if under.start == under.stop:
+    _, reached = row.pixels().inside(0)
+    if reached.start == reached.stop:
         return
-    lines = block.source[:, :, :, under]
-    pixels = _pixels(lines, block, scratch)
-    matrix = matrices[:, some].reshape(block.groups, 1, -1, block.channels)
-    shape = (*pixels.shape[:2], matrix.shape[2], pixels.shape[-1])
-    products = np.matmul(matrix, pixels, out=scratch.array("products", shape))
+    lines = block.source[:, :, :, reached]
+    pixels = scratch.matrices("source", lines)
+    matrix = matrices[:, some].reshape(block.groups, -1, block.channels)
     taps = (row.taps, *matrices.shape[2:-2])
-    by_tap = products.reshape(*shape[:2], *taps, block.filter_count, *lines.shape[3:])
+    by_tap = scratch.array("products", (block.groups, *taps, block.filter_count, *lines.shape[2:]))
+    products = by_tap.reshape(block.groups, -1, pixels.shape[2])
+    np.matmul(matrix, pixels, out=products)
     for tap in np.ndindex(*taps):
         inside = [axis.inside(t) for axis, t in zip((row, *others), tap, strict=True)]
         to, (read, *columns) = zip(*inside, strict=True)
         if read.start == read.stop:
             continue
-        read = slice(read.start - under.start, read.stop - under.start, read.step)
+        read = slice(read.start - reached.start, read.stop - reached.start, read.step)
         total = sums[(ALL, ALL, ALL, *to)]
-        np.add(total, by_tap[(ALL, ALL, *tap, ALL, read, *columns)], out=total)
-
-
-def _pixels(lines: np.ndarray, block: Correlation, scratch: Scratch) -> np.ndarray:
-    """Lines of the source, (N, G, C, rows, others), as (G, N, C, pixels)."""
-    lines = lines.swapaxes(0, 1)
-    view = operand(lines, 3, block.accumulator)
-    if view is not None:
-        return view
-    turned = scratch.array("source", lines.shape)
-    copy_uncached(turned, lines)
-    return turned.reshape(*lines.shape[:3], -1)
-
-
-def _chunks(whole: Correlation, chunk_bytes: int) -> Iterator[Correlation]:
-    """The groups and filters in parts that fit."""
-    one = prod(whole.filters.shape[2:]) * whole.accumulator.itemsize
-    filters = clamp(chunk_bytes // one, whole.filter_count)
-    for group in parts(whole.groups, clamp(chunk_bytes // (one * filters), whole.groups)):
-        for some in parts(whole.filter_count, filters):
-            yield whole.part(groups=group, filters=some)
+        np.add(total, by_tap[(ALL, *tap, ALL, ALL, read, *columns)], out=total)
 
 
 def _blocks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
@@ -104,6 +82,6 @@ def _blocks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
 def _taps_at_once(block: Correlation, block_bytes: int) -> int:
     """Taps of the first axis whose products fit."""
     row, *others = block.axes
-    columns = prod(axis.taps * axis.size for axis in others) * row.pixels().outputs
+    columns = prod(axis.taps * axis.size for axis in others) * row.span
     tap = block.images * block.groups * block.filter_count * columns * block.accumulator.itemsize
     return clamp(2 * block_bytes // tap, row.taps)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
+from copy import copy as shallow_copy
 from math import prod
 from operator import attrgetter
 
 import numpy as np
+
+from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 KEPT_BYTES = 64 << 20
 """What a thread keeps for its next pass, at most; of a pass that took more, nothing."""
@@ -22,27 +24,29 @@ KEPT_BYTES = 64 << 20
 class Scratch:
     """Arrays by name.
 
-    Args:
+    Attributes:
         dtype: of the arrays.
+
+    Args:
         kept: memory by name, from an earlier pass.
     """
 
     def __init__(self, dtype: np.dtype, kept: dict[str, np.ndarray]) -> None:
-        self._dtype = dtype
+        self.dtype = dtype
         self._kept = kept
         self._used: dict[str, np.ndarray] = {}
         self._owner = ""
 
     def of_helper(self, number: int) -> Scratch:
         """Memory for one that works at the same time; this one's thread keeps it too."""
-        helper = copy(self)
+        helper = shallow_copy(self)
         helper._owner = f"{number} "
         return helper
 
     def array(self, name: str, shape: Sequence[int]) -> np.ndarray:
         """An array with undefined content, in the memory of the last one of that name."""
         name = self._owner + name
-        size = prod(shape) * self._dtype.itemsize
+        size = prod(shape) * self.dtype.itemsize
         memory = self._used.get(name)
         if memory is None:
             memory = self._kept.pop(name, None)
@@ -52,7 +56,23 @@ class Scratch:
             self._used.pop(name, None)
             memory = np.empty(size, np.uint8)
         self._used[name] = memory
-        return memory[:size].view(self._dtype).reshape(shape)
+        return memory[:size].view(self.dtype).reshape(shape)
+
+    def like(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Memory for (G, rows, ...), with the rows as near in it as the array has them."""
+        if not channels_are_last(array):
+            return self.array(name, array.shape)
+        groups, rows, *others = array.shape
+        return np.moveaxis(self.array(name, (groups, *others, rows)), -1, 1)
+
+    def matrices(self, name: str, array: np.ndarray, conjugate: bool = False) -> np.ndarray:
+        """(G, rows, ...) as (G, rows, columns), where it is if BLAS takes it there."""
+        view = None if conjugate else operand(array, 2, self.dtype)
+        if view is not None:
+            return view
+        packed = self.like(name, array)
+        copy(packed, array, conjugate)
+        return merged(packed, 2)
 
     @property
     def memory(self) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise, product
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -13,7 +13,7 @@ from cupyconv.problem import ConvProblem
 SHORT_ROW = 16
 """Elements from which NumPy copies a row of neighbours about as fast as a single item."""
 
-SMALL_BYTES = 1 << 13
+SMALL_BYTES = 1 << 15
 """Less is copied in the time that it takes to think about it."""
 
 PIECE_BYTES = 1 << 16
@@ -64,43 +64,47 @@ def merged(array: np.ndarray, first: int) -> np.ndarray:
     """
     if not _is_mergeable(array, first):
         raise ValueError(f"the axes from {first} on of {array.strides} are no view as one")
-    return array.reshape(*array.shape[:first], prod(array.shape[first:]))
+    return _flat(array, first)
 
 
 def operand(array: np.ndarray, first: int, dtype: np.dtype) -> np.ndarray | None:
     """``merged``, as matrices that BLAS takes where they are; None if it does not."""
     if array.dtype != dtype or not array.flags.aligned or not _is_mergeable(array, first):
         return None
-    flat = merged(array, first)
+    flat = _flat(array, first)
     if min(flat.strides) < 0 or min(flat.strides[-2:]) != flat.itemsize:
         return None
     return flat
 
 
+def _flat(array: np.ndarray, first: int) -> np.ndarray:
+    return array.reshape(*array.shape[:first], prod(array.shape[first:]))
+
+
 def channels_are_last(array: np.ndarray) -> bool:
-    """Whether the channels of (N, G, channels, ...) are neighbours in memory."""
-    return abs(array.strides[2]) == array.itemsize
+    """Whether the channels of (G, channels, N, ...) are neighbours in memory."""
+    return abs(array.strides[1]) == array.itemsize
 
 
-def copy(target: np.ndarray, source: np.ndarray) -> None:
-    """target[...] = source, which is broadcast as NumPy does."""
+def copy(
+    target: np.ndarray, source: np.ndarray, conjugate: bool = False, is_cached: bool = False
+) -> None:
+    """target[...] = source, which is broadcast as NumPy does, and conjugated if that is wanted.
+
+    What is cached may be read in any order.
+    """
     if target.nbytes > SMALL_BYTES:
-        target, source = _as_items(target, source)
-    target[...] = source
-
-
-def copy_uncached(target: np.ndarray, source: np.ndarray) -> None:
-    """target[...] = source, which is broadcast as NumPy does, and not in the cache."""
-    if target.nbytes <= PIECE_BYTES:
-        copy(target, source)
-        return
-    target, source = _as_items(target, source)
-    step = target.strides[_innermost(source)]
-    between = (n for n, other in zip(target.shape, target.strides, strict=True) if other < step)
-    if prod(between) > MOST_LINES:
-        _transpose(target, source)
+        items, of = _as_items(target, source)
+        step = items.strides[min(_long_axes(items), key=lambda axis: abs(of.strides[axis]))]
+        between = (n for n, other in zip(items.shape, items.strides, strict=True) if other < step)
+        if prod(between) > MOST_LINES and not is_cached:
+            _transpose(items, of)
+        else:
+            items[...] = of
     else:
         target[...] = source
+    if conjugate:
+        np.conjugate(target, out=target)
 
 
 def _transpose(target: np.ndarray, source: np.ndarray) -> None:
@@ -136,11 +140,6 @@ def _as_items(target: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.nd
     return target, source
 
 
-def _innermost(array: np.ndarray) -> int:
-    """The axis along which items are nearest in memory."""
-    return min(_long_axes(array), key=lambda axis: abs(array.strides[axis]))
-
-
 def _long_axes(array: np.ndarray) -> list[int]:
     """Those of more than one item."""
     return [axis for axis, extent in enumerate(array.shape) if extent > 1]
@@ -148,10 +147,15 @@ def _long_axes(array: np.ndarray) -> list[int]:
 
 def _is_mergeable(array: np.ndarray, first: int) -> bool:
     """Whether the axes from ``first`` on can be one without a copy."""
-    axes = list(zip(array.shape[first:], array.strides[first:], strict=True))
-    steps = [(n, step) for n, step in axes if n != 1]
-    fits = all(outer == n * inner for (_, outer), (n, inner) in pairwise(steps))
-    return fits or array.size == 0
+    expected = None
+    for extent, step in zip(
+        array.shape[: first - 1 : -1], array.strides[: first - 1 : -1], strict=True
+    ):
+        if extent != 1:
+            if expected not in (None, step):
+                return array.size == 0
+            expected = extent * step
+    return True
 
 
 def _slice(indices: range) -> slice:

@@ -17,32 +17,33 @@ from cupyconv.cpu.scratch import Scratch
 
 def correlate(whole: Correlation, _scratch: Scratch, _block_bytes: int) -> None:
     """Compute the result."""
-    windows = _windows(whole)
-    filters = np.conjugate(whole.filters) if whole.conjugate else whole.filters
-    matrix = filters.reshape(*filters.shape[:2], -1).astype(whole.accumulator, copy=False)
-    sums = np.matmul(matrix, windows.reshape(len(windows), matrix.shape[2], -1))
-    images, groups, count, *outputs = whole.result.shape
-    whole.finish(np.moveaxis(sums.reshape(groups, count, images, *outputs), 2, 0))
+    sums = np.matmul(_matrix(whole.filters, whole), _columns(whole))
+    whole.finish(sums.reshape(whole.result.shape))
 
 
 def filter_gradient(whole: Correlation, _scratch: Scratch, _block_bytes: int) -> None:
     """Compute the filters' gradient."""
-    windows = _windows(whole)
-    groups, count = whole.filters.shape[:2]
-    gradients = whole.result.transpose(1, 2, 0, *range(3, whole.result.ndim))
+    total = np.matmul(_matrix(whole.result, whole), _columns(whole).swapaxes(1, 2))
+    whole.filters[...] = total.reshape(whole.filters.shape)
+
+
+def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
+    """(G, K, ...) as (G, K, columns)."""
     if whole.conjugate:
-        gradients = np.conjugate(gradients)
-    matrix = gradients.reshape(groups, count, -1).astype(whole.accumulator, copy=False)
-    columns = windows.reshape(groups, prod(whole.filters.shape[2:]), -1)
-    whole.filters[...] = np.matmul(matrix, columns.swapaxes(1, 2)).reshape(whole.filters.shape)
+        rows = np.conjugate(rows)
+    groups, count, *others = rows.shape
+    return rows.reshape(groups, count, prod(others)).astype(whole.accumulator, copy=False)
 
 
-def _windows(whole: Correlation) -> np.ndarray:
-    """(G, C, taps, N, outputs): the windows, which overlap in a copy of the source."""
-    rules = _rules(whole.axes, whole.source.shape[:3], whole.accumulator)
-    padded = np.zeros(rules[0], whole.accumulator)
-    padded[rules[1]] = whole.source[rules[2]]
-    return np.ndarray(rules[3], whole.accumulator, padded, 0, rules[4])
+def _columns(whole: Correlation) -> np.ndarray:
+    """(G, depth, pixels): the windows, which overlap in a copy of the source."""
+    padded, to, origin, shape, strides = _rules(
+        whole.axes, whole.source.shape[:3], whole.accumulator
+    )
+    memory = np.zeros(padded, whole.accumulator)
+    memory[to] = whole.source[origin]
+    windows = np.ndarray(shape, whole.accumulator, memory, 0, strides)
+    return windows.reshape(len(windows), prod(whole.filters.shape[2:]), -1)
 
 
 _Index = tuple[slice, ...]
@@ -55,8 +56,8 @@ def _rules(
     """The padded source's shape, where it has the source and what of it; the windows in it."""
     to, origin = zip(*(axis.pixels().inside(0) for axis in axes), strict=True)
     padded = (*corner, *(axis.span for axis in axes))
-    image, group, channel, *steps = np.empty(padded, dtype).strides
-    images, groups, channels = corner
+    group, channel, image, *steps = np.empty(padded, dtype).strides
+    groups, channels, images = corner
     taps = tuple(axis.dilation * step for axis, step in zip(axes, steps, strict=True))
     outputs = tuple(axis.stride * step for axis, step in zip(axes, steps, strict=True))
     shape = (groups, channels, *(a.taps for a in axes), images, *(a.outputs for a in axes))

@@ -44,7 +44,7 @@ BLOCK_BYTES = 2 << 20
 """The unit of a thread's buffers, a few of which stay in the cache of its core."""
 
 LEAST_ROWS = 64
-"""Filters below which matrix products are slower, nearly in proportion."""
+"""Filters below which matrix products are slower."""
 
 
 LEAST_PIXELS = 128
@@ -75,9 +75,6 @@ GRADIENT_SHARE = 0.7
 
 SMALL_LAYER = 1 << 16
 """Elements, of all that they make, above which windows are gathered block by block."""
-
-MOST_PHASES = 8
-"""Stride phases of which a small layer's windows are multiplied one after the other."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +224,7 @@ def _products(seen: _Pass) -> Method:
     return Method(
         "products",
         "filters times gathered pixels",
-        seen.operations * _uncut_share(seen.axes) * _slower(seen.filters, 0.6),
+        seen.operations * _uncut_share(seen.axes) * _slower(seen.filters),
         gathered * seen.short_runs + 2 * seen.weights + seen.pixels * seen.filters,
         10 * blocks + 32 * seen.phases,
     )
@@ -238,11 +235,10 @@ def _windows(seen: _Pass) -> Iterator[Method]:
     padded = seen.images * seen.groups * seen.channels * prod(spans)
     gathered = seen.pixels * seen.channels * seen.taps
     made = padded + gathered + seen.weights + seen.pixels * seen.filters
-    if made <= SMALL_LAYER and seen.phases <= MOST_PHASES:
-        run = 1 + LOOP_ELEMENTS / seen.axes[-1].outputs
-        operations = seen.operations * _slower(seen.filters, 0.6)
-        summary = "filters times all windows"
-        yield Method("windows", summary, operations, padded + gathered * run, 6 * seen.phases)
+    if made <= SMALL_LAYER:
+        operations = seen.operations * _slower(seen.filters)
+        moved = padded + gathered * (1 + LOOP_ELEMENTS / seen.axes[-1].outputs)
+        yield Method("windows", "filters times all windows", operations, moved, 6 * seen.phases)
 
 
 def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
@@ -309,6 +305,6 @@ def _uncut_share(axes: Iterable[_Axis]) -> float:
     return prod(axis.useful for axis in axes if axis.useful < PADDED_SHARE)
 
 
-def _slower(rows: int, power: float = 0.9) -> float:
+def _slower(rows: int) -> float:
     """How many times as long a matrix product of few rows takes."""
-    return max(LEAST_ROWS / max(rows, 1), 1.0) ** power
+    return max(LEAST_ROWS / max(rows, 1), 1.0) ** 0.6

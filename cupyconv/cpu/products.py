@@ -6,7 +6,7 @@ is made block by block, each small enough to stay in the cache of the core that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -38,14 +38,24 @@ def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the result."""
     for chunk in whole.chunks(8 * block_bytes, LEAST_FILTERS):
         for piece in chunk.pieces():
-            multiply = partial(_multiply, _matrix(piece, scratch))
-            each(multiply, _blocks(piece, block_bytes), scratch, blocks=4)
+            channels = parts(piece.channels, _channels_at_once(piece, block_bytes))
+            terms = [(some, _matrix(piece, scratch, some)) for some in channels]
+            each(partial(_multiply, terms), _blocks(piece, block_bytes), scratch, blocks=4)
 
 
-def _multiply(matrix: np.ndarray, block: Correlation, scratch: Scratch) -> None:
+def _multiply(
+    terms: Sequence[tuple[slice, np.ndarray]], block: Correlation, scratch: Scratch
+) -> None:
+    """The result of a block, by the matrices of some channels each."""
     is_direct = operand(block.result, 2, block.accumulator) is not None
     sums = block.result if is_direct else scratch.like("sums", block.result)
-    np.matmul(matrix, _windows(block, scratch), out=merged(sums, 2))
+    flat = merged(sums, 2)
+    for some, matrix in terms:
+        windows = _windows(block.part(channels=some), scratch)
+        if some.start == 0:
+            np.matmul(matrix, windows, out=flat)
+        else:
+            flat += np.matmul(matrix, windows, out=scratch.array("more", flat.shape))
     block.finish(sums)
 
 
@@ -100,6 +110,12 @@ def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> 
 # -- parts -----------------------------------------------------------------------------------------
 
 
+def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
+    """Channels of which windows enough for a product fit."""
+    window = piece.groups * prod(axis.taps for axis in piece.axes) * piece.accumulator.itemsize
+    return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
+
+
 def _channels_of_sums(chunk: Correlation, block_bytes: int) -> int:
     """Channels whose filters' gradient stays in the cache while it is summed."""
     taps = chunk.groups * prod(axis.taps for axis in chunk.axes) * chunk.accumulator.itemsize
@@ -112,6 +128,7 @@ def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
     extents = [axis.outputs for axis in piece.axes]
     image = prod(extents)
     groups, filters, channels, *taps = piece.filters.shape
+    channels = min(channels, _channels_at_once(piece, block_bytes))
     column = groups * max(channels * prod(taps), filters) * piece.accumulator.itemsize
     few = clamp(2 * block_bytes // max(column, 1), LEAST_PIXELS)
     pixels = max(block_bytes // max(column, 1), few)
@@ -127,9 +144,11 @@ def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
 # -- operands --------------------------------------------------------------------------------------
 
 
-def _matrix(piece: Correlation, scratch: Scratch) -> np.ndarray:
-    """(G, K, depth): the filters."""
-    return scratch.matrices("filters", _in_order(piece.filters, piece), piece.conjugate)
+def _matrix(piece: Correlation, scratch: Scratch, channels: slice) -> np.ndarray:
+    """(G, K, depth): the filters of some channels."""
+    some = piece.part(channels=channels)
+    name = f"filters {channels.start}"
+    return scratch.matrices(name, _in_order(some.filters, some), some.conjugate)
 
 
 def _like_filters(piece: Correlation, scratch: Scratch, name: str) -> np.ndarray:

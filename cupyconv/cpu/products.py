@@ -38,11 +38,8 @@ def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the result."""
     for chunk in whole.chunks(8 * block_bytes, LEAST_FILTERS):
         for piece in chunk.pieces():
-            channels = list(parts(piece.channels, _channels_at_once(piece, block_bytes)))
-            matrices = [
-                _matrix(piece.part(channels=some), scratch, some.start) for some in channels
-            ]
-            terms = list(zip(channels, matrices, strict=True))
+            channels = parts(piece.channels, _channels_at_once(piece, block_bytes))
+            terms = [(some, _matrix(piece, scratch, some)) for some in channels]
             each(partial(_multiply, terms), _blocks(piece, block_bytes), scratch, blocks=4)
 
 

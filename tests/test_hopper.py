@@ -858,8 +858,9 @@ def require_copies(made: hopper.Staged, asked: ConvProblem, strides: Strides) ->
         *operands, (records,) = launch.arguments
         given = [one for role, offset in made.made for one in (role, Part("workspace", offset))]
         assert operands == [*given, *[0] * (4 - len(given))]
-        blocks = 0
-        for (role, _), record in zip(made.made, records["of"], strict=False):
+        assert launch.entry == ("conv_planes" if made.gathered.planes > 1 else "conv_arrange")
+        (first, second), blocks = records["of"], 0
+        for (role, _), record in zip(made.made, (first, second), strict=False):
             axes_of = "filter_axes" if role == "w" else "data_axes"
             source = sum_of_products(shape_of(asked, role), getattr(strides, role))
             axes, shape = getattr(made.problem, axes_of), shape_of(made.problem, role)

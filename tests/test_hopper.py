@@ -809,7 +809,8 @@ def planned_on_views(impl: str, dtype: str, precision: str, device: Device):
     """Passes of all cases on contiguous tensors and on views, with many tiles and some splits."""
     for number, layer in enumerate((COLUMN, *(case.problem for case in HOPPER_CASES)), 1):
         formatted = all_formats(layer.replace(dtype=dtype))
-        for turn, problem in enumerate((formatted[0], *formatted[3 + number % 3 :: 2])):
+        of_both = formatted[0], formatted[1 + number % 2], formatted[3 + number % 3]
+        for turn, problem in enumerate(of_both):
             alignment = (16, 16, 8, 16, 2)[(number + 2 * turn) % 5]
             strides = replace(inside_larger_ones(problem, (number + turn) % 4), alignment=alignment)
             for pass_ in PASSES:

@@ -808,8 +808,11 @@ def test_products_are_told_where_every_element_lies(kind):
         launches = hopper.prepare(chosen, problem, strides, None, device)
         product = next(one for one in launches if one.entry == "conv_hopper")
         require_tiles(product, made.problem, chosen, device)
+        require_sums_added_up(launches, made, chosen)
         require_copies(made, problem, strides)
         gathered, other, result = ROLES_OF[pass_]
+        for one in product.arguments[3].maps:
+            emulator.tensormap.encode(one, 4096)
         *of_gathered, of_other, of_result = product.arguments[3].maps
         for one in of_gathered:
             require_map(one, made.problem, gathered, made.gathered)
@@ -869,9 +872,10 @@ def longest_run(problem, strides, role, axes, of_group, is_one=True) -> int:
 
 def planned_on_views(impl: str, dtype: str, precision: str, device: Device):
     """Passes of all cases on contiguous tensors and on views, with many tiles and some splits."""
-    for number, layer in enumerate((*(case.problem for case in HOPPER_CASES), COLUMN)):
+    for number, layer in enumerate((COLUMN, *(case.problem for case in HOPPER_CASES)), 1):
         formatted = all_formats(layer.replace(dtype=dtype))
-        for turn, problem in enumerate((formatted[0], *formatted[3 + number % 3 :: 2])):
+        of_both = formatted[0], formatted[1 + number % 2], formatted[3 + number % 3]
+        for turn, problem in enumerate(of_both):
             alignment = (16, 16, 8, 16, 2)[(number + 2 * turn) % 5]
             strides = replace(inside_larger_ones(problem, (number + turn) % 4), alignment=alignment)
             for pass_ in PASSES:
@@ -896,8 +900,7 @@ def inside_larger_ones(problem: ConvProblem, gap: int) -> Strides:
 
 
 def require_map(one: tensormaps.TensorMap, problem: ConvProblem, role: str, operand) -> None:
-    """A map leads to every element, plane after plane, and the driver takes it."""
-    emulator.tensormap.encode(one, 4096)
+    """A map leads to every element, plane after plane."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     lies = operand.offset + operand.itemsize * sum_of_products(shape, steps)
     planes = np.arange(operand.planes) * copy_bytes(shape, operand.itemsize)
@@ -923,8 +926,9 @@ def require_copies(made: hopper.Staged, asked: ConvProblem, strides: Strides) ->
         *operands, (records,) = launch.arguments
         given = [one for role, offset in made.made for one in (role, Part("workspace", offset))]
         assert operands == [*given, *[0] * (4 - len(given))]
-        blocks = 0
-        for (role, _), record in zip(made.made, records["of"], strict=False):
+        assert launch.entry == ("conv_planes" if made.gathered.planes > 1 else "conv_arrange")
+        (first, second), blocks = records["of"], 0
+        for (role, _), record in zip(made.made, (first, second), strict=False):
             axes_of = "filter_axes" if role == "w" else "data_axes"
             source = sum_of_products(shape_of(asked, role), getattr(strides, role))
             axes, shape = getattr(made.problem, axes_of), shape_of(made.problem, role)
@@ -952,6 +956,15 @@ def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Dev
     assert walk["tiles"] * cluster == tiles
     assert walk["steps_of_split"] == math.ceil(steps / planned_.splits)
     assert product.grid == (min(tiles, device.chip.multiprocessors // cluster * cluster),)
+
+
+def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> None:
+    """Those of several splits, by a thread for each piece."""
+    *_, last = launches
+    assert (last.entry == "conv_hopper_reduce") == (planned_.splits > 1)
+    if planned_.splits > 1:
+        sums = split_elements(made.problem, planned_.pass_, planned_.tile)
+        assert (last.grid, last.shared_bytes) == ((math.ceil(sums / 8 / 256),), 0)
 
 
 def require_box(one: tensormaps.TiledMap, problem: ConvProblem, pass_: str, tile) -> None:

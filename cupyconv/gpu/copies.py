@@ -77,9 +77,7 @@ def _copying(
     made: Made,
 ) -> Launch:
     """The launch of a kernel that copies one or two tensors."""
-    arguments: list[str | Part | np.uint64] = [_NOTHING] * 4
-    for number, (role, offset) in enumerate(made):
-        arguments[2 * number : 2 * number + 2] = role, Part("workspace", offset)
+    given = [one for role, offset in made for one in (role, Part("workspace", offset))]
     return Launch(
         source=f"{entry}.cu",
         entry=entry,
@@ -87,5 +85,5 @@ def _copying(
         grid=(blocks,),
         block=(_THREADS,),
         shared_bytes=0,
-        arguments=(*arguments, shapes),
+        arguments=(*given, *[_NOTHING] * (4 - len(given)), shapes),
     )

@@ -43,12 +43,18 @@ _PROBLEMS = {
         *PATCH_CASES,
     )
 }
-_PROBLEMS["deeper_filter_dilated"] = ConvProblem(
-    (1, 16, 9, 6, 4),
-    (16, 16, 4, 2, 1),
-    dilation=(2, 1, 1),
-    padding=((3, 2), (1, 0), (0, 0)),
-)
+_PROBLEMS |= {
+    "deeper_filter_dilated": ConvProblem(
+        (1, 16, 9, 6, 4),
+        (16, 16, 4, 2, 1),
+        dilation=(2, 1, 1),
+        padding=((3, 2), (1, 0), (0, 0)),
+    ),
+    "single_rows_of_the_filter": ConvProblem((1, 3, 12, 14), (8, 3, 4, 3)),
+    "more_lines_than_threads": ConvProblem(
+        (20, 8, 1, 4), (8, 1, 17, 1), groups=8, padding=((8, 8), (0, 0))
+    ),
+}
 
 # (case, data format, filter format, dtype) by family; the schedules go round.
 _GENERIC = (
@@ -174,6 +180,7 @@ _TOEPLITZ = (
     ("more_taps_than_lanes", "NCW", "OIW", "float16"),
     ("as_many_blocks_as_are_loaded", "NHWC", "OHWI", "float16"),
     ("many_blocks_of_columns", "NWC", "OWI", "float16"),
+    ("more_lines_than_threads", "NCHW", "OIHW", "float16"),
 )
 _PATCH = (
     ("seven_by_seven_of_three", "NHWC", "HWIO", "float16"),
@@ -342,6 +349,9 @@ def _cases_of(impl: str, only: str | None):
         problem = _PROBLEMS["ragged_tiles"]
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0])
         yield "cuda-direct 64 bits", partial(_in_64_bits, partial(_cut_directly, run, 0))
+        problem = in_formats(_PROBLEMS["single_rows_of_the_filter"], "NHWC", "OHWI")
+        run = partial(_exact, problem, impl, pass_="backprop_filter", schedule=SCHEDULES[1])
+        yield "cuda-direct single_rows_of_the_filter", run
         for data_format in ("NCHW", "NHWC"):
             yield f"cuda-direct last pixel {data_format}", partial(_last_pixel, data_format)
     if impl == "cuda-toeplitz":

@@ -170,24 +170,23 @@ def _add_taps(
     """A row of taps to a row of sums, three at a time where none of them is outside."""
     taps, size, distance, channels = axis[3], axis[4], axis[1] * step, outputs[4]
     several = weights.shape[1] // channels
-    for q in range(0, outputs[3], several):
-        count, s = min(outputs[3] - q, several), 0
-        while s < taps:
-            w = _read(axis, q, s)
-            begin, end = max(-w, 0), min(size - w, count)
-            at = (w + begin) * step
+    for s in range(0, taps, 3):
+        for q in range(0, outputs[3], several):
+            count, w = min(outputs[3] - q, several), _read(axis, q, s)
             if s + 3 <= taps and w >= 0 and _read(axis, q, s + 2) + count <= size:
+                at = w * step
                 total = sums[q * place : q * place + count * channels]
                 a, b, c = weights[s], weights[s + 1], weights[s + 2]
                 x, y, z = source[at:], source[at + distance :], source[at + 2 * distance :]
                 for g in range(len(total)):
                     total[g] += a[g] * x[g] + b[g] * y[g] + c[g] * z[g]
-                s += 3
             else:
-                if begin < end:
-                    total = sums[q * place + begin * channels : q * place + end * channels]
-                    _add(total, weights[s], source[at:])
-                s += 1
+                for one in range(s, min(s + 3, taps)):
+                    w = _read(axis, q, one)
+                    begin, end = max(-w, 0), min(size - w, count)
+                    if begin < end:
+                        total = sums[q * place + begin * channels : q * place + end * channels]
+                        _add(total, weights[one], source[(w + begin) * step :])
 
 
 @_compiled

@@ -237,9 +237,13 @@ def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, i
     problem, strides, result = staged.problem, staged.strides, ROLES_OF[pass_][-1]
     steps, shape = getattr(strides, result), shape_of(problem, result)
     itemsize, alignment = ITEMSIZE[problem.dtype], strides.alignment
-    along = len(shape) - 1 if result == "w" else problem.data_axes[1]
-    # Of a group, too, which has whole lines of channels.
-    run = neighbours(steps, along, shape[along], alignment, itemsize)
+    if result == "w":
+        along = len(shape) - 1
+        of_group = shape[-1] // (problem.groups if filters_last(problem) else 1)
+    else:
+        along = problem.data_axes[1]
+        of_group = shape[along] // problem.groups
+    run = neighbours(steps, along, of_group, alignment, itemsize)
     if problem.dtype == "float32":
         return STORE_FLOAT, min(run, 2)
     if result == "w" or splits > 1:

@@ -220,6 +220,12 @@ def test_what_is_remembered_waits_for_nobody_who_measures(gpu, monkeypatch):
     assert cupyconv.plan(PROBLEM, measure=True) == planned
 
 
+def test_ways_are_named_with_their_methods(gpu):
+    one, *_ = measuring.candidates_of(request(), "auto")
+    plain, copying = (measuring._name(replace(one, method=how)) for how in ("", "w arranged"))
+    assert copying == f"{plain} (w arranged)"
+
+
 def test_a_choice_outlives_the_process(gpu, own_cache):
     gpu.seconds = {"cuda-generic": 1e-4}
     first = cupyconv.plan(PROBLEM, measure=True)

@@ -68,6 +68,8 @@ def test_arguments_are_bound_to_the_arrays_of_each_run(
     nothing = Launch("bound.cu", "no such kernel", (), (0,), (1,), 0, ("x",))
     one = Launch("bound.cu", "bound", (), (1,), (1,), 0, arguments, may_overlap)
     series, kept = Series((nothing, one), runtime), []
+    runtime.load((one,))
+    assert isinstance(runtime.kernel(one), Overlapping) == may_overlap
     for _ in range(2):
         x, w, y, bias, workspace = (cupy.zeros(2048, np.uint64) for _ in ROLES)
         kept.append((x, w, y, bias, workspace))  # so that others get other addresses

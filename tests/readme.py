@@ -34,7 +34,8 @@ def output(arguments: list[str], first: str = "", beyond: str = "") -> str:
         first: the beginning of the first line that is shown, if not all are.
         beyond: that of the first line that is not.
     """
-    environment = {**os.environ, "COLUMNS": "100"}
+    # As where `make demo` has just set everything up, without the extras.
+    environment = {**os.environ, "COLUMNS": "100", "NUMBA_DISABLE_JIT": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "cupyconv.cli", *arguments],
         stdout=subprocess.PIPE,

@@ -26,15 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.correlation import (
-    ALL,
-    SUMS,
-    Axis,
-    Correlation,
-    boxes,
-    clamp,
-    gather,
-)
+from cupyconv.cpu.correlation import ALL, SUMS, Axis, Correlation, boxes, clamp, gather
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import are_finite, copy, merged

@@ -32,10 +32,11 @@ PLAIN = {
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 # Least values, and by how many units in the last place of the result the activation may be off:
-# where the chip's functions round to nearest, and where they are off by one unit.
+# where the chip's functions round to nearest, and where they are off by one unit and by two, which
+# is what NVIDIA's manuals allow.
 BOUNDS = {
-    "silu": ((0, 1.5, 2.1), (-87, 2.2, 4.0)),
-    "gelu": ((0, 1.1, 2.0), (-1, 2.1, 3.1), (-3, 20, 21), (-6, 130, 132)),
+    "silu": ((0, 1.5, 2.1, 2.6), (-87, 2.2, 4.0, 6.1)),
+    "gelu": ((0, 1.1, 2.0, 3.5), (-1, 2.1, 3.1, 4.3), (-3, 20, 21, 22), (-6, 130, 132, 132)),
 }
 
 
@@ -85,7 +86,7 @@ def require_promised(activation: str, got: np.ndarray, every: int = 1) -> None:
     with np.errstate(over="ignore"):
         units, plain = units_off(got, wanted), units_off(PLAIN[activation](given), wanted)
     upper = np.inf
-    for least, bound, _ in BOUNDS[activation]:
+    for least, bound, *_ in BOUNDS[activation]:
         within = (given > least) & (given <= upper)
         assert units[within].max() <= min(bound, plain[within].max() + 0.01), least
         upper = least
@@ -101,13 +102,13 @@ def test_errors_are_those_that_the_kernels_promise(activation, front):
     require_promised(activation, activated(activation, values(), front=front))
 
 
-@pytest.mark.parametrize("off", [-1, 1])
+@pytest.mark.parametrize("off", [-2, -1, 1, 2])
 @pytest.mark.parametrize("activation", BOUNDS)
 def test_errors_where_the_chips_functions_are_off(activation, off):
     units, upper = units_off(activated(activation, values(), off=off), exact(activation)), np.inf
-    for least, _, bound in BOUNDS[activation]:
+    for least, *bounds in BOUNDS[activation]:
         within = (values() > least) & (values() <= upper)
-        assert units[within].max() <= bound, least
+        assert units[within].max() <= bounds[abs(off)], least
         upper = least
 
 

@@ -1,19 +1,19 @@
 // The epilogue's activations, one value a thread: ACTIVATION and, by so many units in the last place,
-// how far off the functions are that the chip approximates (OFF).
+// how far off the functions are that the chip approximates (OFF); reciprocals are off by one at most.
 #include "ptx.cuh"
 
 namespace ptx {
-__device__ __forceinline__ float off(float value) {
+__device__ __forceinline__ float off(float value, int units = OFF) {
   const unsigned bits = __float_as_uint(value);
-  const bool moves = value != 0 && value != 1 && fabsf(value) < 1e38f;
-  return moves ? __uint_as_float(bits + OFF) : value;
+  const bool moves = value != 1 && fabsf(value) > 1e-37f && fabsf(value) < 1e38f;
+  return moves ? __uint_as_float(bits + units) : value;
 }
 }  // namespace ptx
 using ptx::ex2_approx;
 using ptx::rcp_approx;
 #define expf(value) ptx::off(expf(value))
 #define ex2_approx(value) off(ex2_approx(value))
-#define rcp_approx(value) off(rcp_approx(value))
+#define rcp_approx(value) off(rcp_approx(value), (OFF > 0) - (OFF < 0))
 #include "epilogue.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) activations(const float* in, float* out) {

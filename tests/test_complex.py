@@ -314,6 +314,32 @@ def test_kernels_take_views_and_reversed_filters():
     np.testing.assert_array_equal(emulator.conv_forward(x, w), cupyconv.conv_forward(x, w))
 
 
+@pytest.mark.parametrize("source", ["cuda", "ptx"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_take_numbers_that_are_aligned_to_their_halves(dtype, source):
+    for problem in all_formats(ConvProblem((2, 4, 5, 6), (6, 2, 3, 2), groups=2, dtype=dtype))[::3]:
+        data = Data(*map(between_two, vars(gaussian_integers(problem)).values()))
+        with emulator.settings(source=source):
+            for pass_ in PASSES:
+                expected = by_four_real_passes(problem, pass_, data)
+                out = between_two(np.full(expected.shape, 3, dtype))
+                agreement.compute(emulator, pass_, problem, data, out=out)
+                np.testing.assert_array_equal(out, expected, pass_)
+            layout = problem.data_format
+            db = between_two(np.full(problem.bias_shape, 3, dtype))
+            emulator.conv_backprop_bias(data.dy, data_format=layout, out=db)
+        np.testing.assert_array_equal(db, cupyconv.conv_backprop_bias(data.dy, data_format=layout))
+
+
+def between_two(numbers):
+    """The same numbers, the first of which begins between two multiples of its size."""
+    parts = np.zeros(2 * numbers.size + 4, numbers.real.dtype)
+    start = next(at for at in range(4) if parts[at:].ctypes.data % 16 == parts.itemsize)
+    there = parts[start:][: 2 * numbers.size].view(numbers.dtype).reshape(numbers.shape)
+    there[...] = numbers
+    return there
+
+
 def test_only_what_multiplies_complex_numbers_is_planned():
     problem = ConvProblem((8, 64, 28, 28), (64, 64, 3, 3), padding=1)
     depthwise = ConvProblem((8, 64, 28, 28), (64, 1, 3, 3), padding=1, groups=64)

@@ -4,12 +4,13 @@
 
 #include "numeric.cuh"
 
+// Aligned as a whole; a single element as it is by itself, which of complex numbers is as their parts.
 template <class Storage, int LENGTH>
-struct alignas(LENGTH * sizeof(Storage)) Piece {
+struct alignas(LENGTH == 1 ? alignof(Storage) : LENGTH * sizeof(Storage)) Piece {
   Storage element[LENGTH];
 };
 
-// LENGTH elements at an address that is a multiple of their size, widened; zeros where not inside.
+// LENGTH elements, aligned as a piece, widened; zeros where not inside.
 template <int LENGTH, class Storage, class Accumulator>
 __device__ __forceinline__ void load_piece(Accumulator (&value)[LENGTH], const Storage* source,
                                            bool inside) {

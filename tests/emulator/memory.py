@@ -128,11 +128,9 @@ _ALIGNMENT = 16  # bytes that any access is aligned to, at most
 def _strided(view: np.ndarray, name: str, read_only: bool, uninitialised: bool) -> np.ndarray:
     """An array with a view's shape, strides and alignment."""
     lowest, end = np.lib.array_utils.byte_bounds(view)
-    lead = lowest % _ALIGNMENT
-    if lead % view.itemsize or view.size == 0:
-        lead = 0
-    count = -(-(end - lowest) // view.itemsize) if view.size else 0
-    flat = _allocate((lead // view.itemsize + count,), view.dtype, name, read_only, uninitialised)
+    lead = lowest % _ALIGNMENT if view.size else 0
+    count = -(-(lead + end - lowest) // view.itemsize) if view.size else 0
+    flat = _allocate((count,), view.dtype, name, read_only, uninitialised)
     flat.view(np.uint8)[...] = 0xFF
     first = lead + view.__array_interface__["data"][0] - lowest if view.size else 0
     return np.ndarray(view.shape, view.dtype, flat, first, view.strides)

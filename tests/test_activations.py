@@ -35,9 +35,22 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 # where the chip's functions round to nearest, and where they are off by one unit and by two, which
 # is what NVIDIA's manuals allow.
 BOUNDS = {
-    "silu": ((0, 1.5, 2.1, 2.6), (-87, 2.2, 4.0, 6.1)),
-    "gelu": ((0, 1.1, 2.0, 3.5), (-1, 2.1, 3.1, 4.3), (-3, 20, 21, 22), (-6, 130, 132, 132)),
+    "silu": ((0, 1.5, 2.1, 2.7), (-88.72, 2.4, 4.3, 6.3)),
+    "gelu": (
+        *((0, 1.3, 2.1, 3.5), (-1, 2.3, 3.3, 4.4)),
+        *((-3, 21.1, 21.8, 22.6), (-6, 135.1, 136.1, 138.1)),
+    ),
 }
+
+WORST = (
+    *(8.00055599, 0.691680372, 0.691900015, 0.693124354),
+    *(-16.6781521, -16.6783352, -16.680687, -16.6811695, -88.72),
+    *(0.211826444, 0.0596616045, 1.12054977e-07, -0.340774596, -0.671019971, -0.968791187),
+    *(-0.997223198, -0.998111188),
+    *(-2.88841534, -2.90484357, -2.90646267, -5.84796715, -5.99706268),
+)
+"""Those of the largest errors of all numbers of float32, found by trying each; -0.998111188 is the
+one of gelu's formula as it is written."""
 
 
 @cache
@@ -47,9 +60,10 @@ def values() -> np.ndarray:
     halves = bits.astype(np.uint16).view(np.float16).astype(np.float32)
     generator = np.random.default_rng(0)
     drawn = [generator.uniform(-reach, reach, 30000).astype(np.float32) for reach in (1, 6, 90)]
-    every = np.concatenate([halves, (bits << 16).view(np.float32), *drawn])
+    worst = np.array(WORST, np.float32)
+    every = np.concatenate([halves, (bits << 16).view(np.float32), *drawn, worst])
     kept = np.unique(every[np.isfinite(every)])
-    return kept[: kept.size // BLOCK * BLOCK]
+    return kept[: kept.size // BLOCK * BLOCK]  # without the largest few
 
 
 @cache
@@ -89,6 +103,7 @@ def require_promised(activation: str, got: np.ndarray, every: int = 1) -> None:
     for least, bound, *_ in BOUNDS[activation]:
         within = (given > least) & (given <= upper)
         assert units[within].max() <= min(bound, plain[within].max() + 0.01), least
+        assert every > 1 or units[within].max() > bound - 0.1, "less is to be told"
         upper = least
     # What is beyond is next to nothing.
     beyond = given <= upper
@@ -114,7 +129,7 @@ def test_errors_where_the_chips_functions_are_off(activation, off):
 
 @pytest.mark.parametrize(("activation", "bound"), [("silu", 3.1), ("gelu", 0.6)])
 def test_numpys_errors(activation, bound):
-    within = (values() > -87) | (activation == "gelu")  # in the range of float32's exp
+    within = (values() > -88.72) | (activation == "gelu")  # in the range of float32's exp
     units = units_off(activate(values().copy(), activation), exact(activation))
     assert units[within].max() <= bound
 

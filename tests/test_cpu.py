@@ -317,15 +317,26 @@ LARGE = {
     "volume": ConvProblem((1, 16, 40, 40, 40), (16, 16, 3, 3, 3), padding=1),
     "float64": ConvProblem((1, 64, 120, 120), (64, 64, 3, 3), padding=1, dtype="float64"),
     "float16": ConvProblem((1, 32, 200, 200), (64, 32, 3, 3), padding=1, dtype="float16"),
+    "tall filters": ConvProblem(
+        (1, 480, 40, 1091), (1, 480, 31, 1), padding=(15, 0), dtype="float16"
+    ),
+    "long complex rows": ConvProblem((1, 16, 16, 65_000), (1, 16, 3, 3), dtype="complex128"),
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_memory_is_bounded_whatever_the_layer(name, monkeypatch):
-    problem = LARGE[name]
-    dtype = np.dtype(problem.dtype)
+def zeros(problem: ConvProblem, step: int = 1) -> Data:
+    """Arrays whose last axis is so far apart, so that BLAS takes none where it is."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape, problem.bias_shape)
-    data = Data(*(np.zeros(shape, dtype) for shape in (shapes[0], shapes[1], shapes[2], shapes[3])))
+    return Data(
+        *(np.zeros((*shape[:-1], step * shape[-1]), problem.dtype)[..., ::step] for shape in shapes)
+    )
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("name", LARGE)
+def test_memory_is_bounded_whatever_the_layer(name, step, monkeypatch):
+    problem = LARGE[name]
+    data = zeros(problem, step)
     results = dict(zip(PASSES, (data.dy, data.x, data.w), strict=True))
     planned = cupyconv.plan(problem)
     monkeypatch.setattr(threads, "blas_threads", lambda: threads.MOST_THREADS)
@@ -362,17 +373,24 @@ ODD = {
     "pixels of few channels": ConvProblem(
         (1, 9891, 1), (123, 1, 1), data_format="NWC", filter_format="OIW"
     ),
+    "a tall filter": ConvProblem((1, 60, 40, 120), (1, 60, 31, 1), padding=(15, 0)),
+    "a tall filter, float16": ConvProblem(
+        (1, 60, 40, 120), (1, 60, 31, 1), padding=(15, 0), dtype="float16"
+    ),
+    "a tall filter, dilated": ConvProblem((3, 20, 50, 90), (2, 20, 9, 2), dilation=(6, 1)),
+    "long complex rows": ConvProblem((1, 16, 16, 1000), (1, 16, 3, 3), dtype="complex128"),
+    "a tall complex filter": ConvProblem((1, 60, 16, 70), (1, 60, 7, 1), dtype="complex128"),
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("name", ODD)
-def test_memory_of_every_method_is_a_few_blocks(name, monkeypatch):
+def test_memory_of_every_method_is_a_few_blocks(name, step, monkeypatch):
     scale, blocks = 64, cpu.BLOCK_BYTES
     for module in (blocked, cpu):
         monkeypatch.setattr(module, "BLOCK_BYTES", blocks // scale)
     problem = ODD[name]
-    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape, problem.bias_shape)
-    data = Data(*(np.zeros(shape, problem.dtype) for shape in shapes))
+    data = zeros(problem, step)
     results = dict(zip(PASSES, (data.dy, data.x, data.w), strict=True))
     all_passes(DEEP)  # imports what there is to import
     for pass_, method in methods(problem):

@@ -80,8 +80,14 @@ def _blocks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
 
 
 def _taps_at_once(block: Correlation, block_bytes: int) -> int:
-    """Taps of the first axis whose products fit."""
+    """Taps of the first axis whose products fit, and the pixels under them, which may be copied."""
     row, *others = block.axes
-    columns = prod(axis.taps * axis.size for axis in others) * row.span
-    tap = block.images * block.groups * block.filter_count * columns * block.accumulator.itemsize
-    return clamp(2 * block_bytes // tap, row.taps)
+    line = block.images * block.groups * block.accumulator.itemsize
+    line *= prod(axis.size for axis in others)
+    products = block.filter_count * prod(axis.taps for axis in others)
+    taps = clamp(2 * block_bytes // (line * products * row.span), row.taps)
+    while taps > 1:
+        if row.with_taps(slice(0, taps)).span * line * block.channels <= 2 * block_bytes:
+            break
+        taps = -(-taps // 2)
+    return taps

@@ -29,7 +29,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from math import gcd, prod
 
-from cupyconv.problem import ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvProblem
 
 RATE = 230e9
 """Operations of a matrix product in a second."""
@@ -128,6 +128,7 @@ class _Pass:
         channels_last: whether they are neighbours in memory.
         of_filters: whether the filters' gradient is summed, not the result.
         phases: into how many correlations a stride divides it.
+        itemsize: bytes of a sum.
     """
 
     images: int
@@ -138,6 +139,7 @@ class _Pass:
     channels_last: bool
     of_filters: bool
     phases: int
+    itemsize: int
 
     @property
     def pixels(self) -> int:
@@ -213,7 +215,8 @@ def _seen(problem: ConvProblem, pass_: str) -> _Pass:
     channels_last, of_filters = problem.data_format.endswith("C"), pass_ == "backprop_filter"
     images = max(problem.N, 1)  # of no images, the work is that of one
     counts = images, problem.groups, channels, filters
-    return _Pass(*counts, tuple(axes), channels_last, of_filters, phases)
+    itemsize = max(ITEMSIZE[problem.dtype], 4)  # 16-bit types are summed in float32
+    return _Pass(*counts, tuple(axes), channels_last, of_filters, phases, itemsize)
 
 
 def _products(seen: _Pass) -> Method:
@@ -246,7 +249,7 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
     wide = max(seen.filters * seen.taps // rows.taps, seen.channels)
     wide *= prod(axis.size for axis in columns)
     wide = max(wide, seen.filters * prod(axis.outputs for axis in columns))
-    if 4 * seen.groups * wide > 2 * BLOCK_BYTES:
+    if seen.itemsize * seen.groups * wide > 2 * BLOCK_BYTES:
         return  # a row, which is the least that is computed at a time, takes too much memory
     read = seen.images * seen.groups * min(rows.size, rows.outputs * rows.taps)
     read *= prod(axis.size for axis in columns)
@@ -270,7 +273,7 @@ def _loops(seen: _Pass) -> Iterator[Method]:
     window = prod((axis.taps - 1) * axis.dilation // axis.stride + 1 for axis in seen.axes)
     pixel = window * (phases * seen.channels + seen.filters)
     weights = seen.filters * seen.channels * seen.taps
-    if 4 * max(pixel, weights) > BLOCK_BYTES // 2:
+    if seen.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:
         return  # a group of a single pixel takes too much memory
     small = prod(axis.outputs for axis in seen.axes) <= SMALL_PLANE
     by_pixel = depthwise and (seen.channels_last or small or not has_numba())

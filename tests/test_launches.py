@@ -19,6 +19,7 @@ from cupyconv.gpu.launches import prepare
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.device import CHIPS as PLANNED_CHIPS
 from cupyconv.planning.families import direct, patch, toeplitz
+from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import emulator, launches
@@ -496,6 +497,36 @@ def test_chunks_of_a_filter_gradient_have_as_many_rounds_as_others():
         require_walk(product, "output", cut, -(-cut.rounds // planned.splits))
         seen.add(planned.splits > 1)
     assert seen == {False, True}
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("far", [(1 << 30) - 9, 1 << 30, (1 << 31) - 1, 1 << 31, 1 << 33])
+def test_rules_may_reach_as_far_as_they_like(far, architecture, pass_):
+    """Every way of every family is launched, or the family refuses the layer."""
+    device, families = Device.of(architecture), set()
+    for problem in reaching(far):
+        strides = Strides.contiguous(problem)
+        request = Request(problem, pass_, device, "tf32", None, strides)
+        for planned in contenders(request, "auto", 99):
+            assert prepare(planned, problem, strides, None, device)
+            families.add(planned.implementation)
+    assert "cuda-generic" in families
+
+
+def reaching(far):
+    """Layers whose padding, strides and dilations are large, and whose tensors are not."""
+    for dtype, data_format in itertools.product(("float16", "float32"), ("NCHW", "NHWC")):
+        for shapes, rules in (
+            (((4, 64, 9, 9), (64, 64, 1, 1)), {"dilation": far}),
+            (((4, 64, 9, 9), (64, 64, 1, 1)), {"dilation": far, "stride": 2, "padding": 1}),
+            (((4, 64, 9, 9), (64, 64, 1, 1)), {"stride": far}),
+            (((4, 64, 9, 9), (64, 64, 1, 1)), {"stride": far, "padding": far}),
+            (((4, 64, 9, 9), (64, 64, 3, 1)), {"dilation": far, "padding": ((far, far), (0, 0))}),
+            (((4, 64, 9, 9), (64, 1, 1, 1)), {"groups": 64, "dilation": far}),
+            (((4, 3, 9, 9), (64, 3, 1, 1)), {"dilation": far}),
+        ):
+            yield in_formats(ConvProblem(*shapes, dtype=dtype, **rules), data_format, "OIHW")
 
 
 def bias_launches(shape, layout, dtype, device="sm_80"):

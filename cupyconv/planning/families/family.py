@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import ClassVar
 
 from cupyconv.planning.device import CHIPS
@@ -122,6 +123,20 @@ class Family(ABC):
         """The tiles for a request's chip and type of elements."""
         itemsize, capability = ITEMSIZE[request.problem.dtype], request.device.capability
         return [t for t in self.tiles if t.since <= capability and t.is_for(itemsize)]
+
+
+LONGEST_REACH = 1 << 30
+"""Elements of an axis, and between what a filter reads, that are still counted in 32 bits."""
+
+
+def refuses_reach(problem: ConvProblem) -> str | None:
+    """Why what counts in 32 bits does not take a layer, however little of it is there."""
+    extents = (*problem.input_shape, *problem.filter_shape, *problem.output_shape)
+    paddings = map(abs, chain(*problem.padding))
+    reaches = (axis.effective_filter + axis.stride + axis.dilation for axis in problem.axes)
+    if max(*extents, *paddings, *reaches) > LONGEST_REACH:
+        return f"an axis, or what a filter reaches over, is longer than {LONGEST_REACH:,}"
+    return None
 
 
 def mma_refuses(request: Request) -> str | None:

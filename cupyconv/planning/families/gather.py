@@ -17,7 +17,7 @@ from cupyconv.planning.copies import (
     shape_of,
 )
 from cupyconv.planning.device import RESERVED_SHARED, Device
-from cupyconv.planning.families.family import Candidate, Tile, mma_refuses
+from cupyconv.planning.families.family import Candidate, Tile, mma_refuses, refuses_reach
 from cupyconv.planning.families.tiled import Tiled
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, followers, neighbours
@@ -28,9 +28,6 @@ MAX_PHASES = 32
 
 MOST_TAP_BITS = 255
 """T + R + S of a filter whose taps are still told apart by bits."""
-
-LONGEST_AXIS = 1 << 30
-"""Batch, channels or pixels of an axis that the kernel still counts in 32 bits."""
 
 MOST_STAGES = 4
 """Of the ring."""
@@ -243,9 +240,7 @@ class Gather(Tiled):
             return f"{prod(problem.stride)} stride phases are more than {MAX_PHASES}"
         if (bits := tap_bits(problem)) > MOST_TAP_BITS:
             return f"the sizes of the filter add up to {bits}, more than {MOST_TAP_BITS}"
-        if max(*problem.input_shape, *problem.filter_shape, *problem.output_shape) > LONGEST_AXIS:
-            return f"an axis is longer than {LONGEST_AXIS:,}"
-        return None
+        return refuses_reach(problem)
 
     def fitting_tiles(self, request: Request) -> list[Tile]:
         """Those whose products the operands can have."""

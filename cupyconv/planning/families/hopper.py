@@ -23,7 +23,7 @@ from cupyconv.planning.copies import (
     shape_of,
 )
 from cupyconv.planning.device import CHIPS
-from cupyconv.planning.families.family import Candidate, Family, Tile
+from cupyconv.planning.families.family import Candidate, Family, Tile, refuses_reach
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
@@ -452,7 +452,7 @@ def tma_refuses(request: Request, operand_bytes: int) -> str | None:
         refusal = _refuse_groups(problem, request.pass_, LINE_BYTES // operand_bytes)
         if refusal is not None:
             return refusal
-    return _refuse_walks(problem, request.pass_)
+    return refuses_reach(problem) or _refuse_walks(problem, request.pass_)
 
 
 def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:

@@ -14,7 +14,7 @@ import click
 import cupyconv
 from cupyconv import CupyconvError, arrays
 from cupyconv.cli import output
-from cupyconv.errors import install_command, reinstall_command
+from cupyconv.errors import DeviceError, install_command, reinstall_command
 from cupyconv.gpu import compiler, sources
 from cupyconv.problem import bytes_text
 
@@ -40,7 +40,7 @@ class Missing(NamedTuple):
 @click.command()
 @click.option("--require-gpu", is_flag=True, help="Exit with 3 if there is no usable GPU.")
 @output.json_option
-def command(require_gpu: bool, as_json: bool) -> int:
+def command(require_gpu: bool, as_json: bool) -> None:
     """What is installed, and how to get what is missing."""
     missing: list[Missing] = []
     with warnings.catch_warnings():
@@ -61,7 +61,8 @@ def command(require_gpu: bool, as_json: bool) -> int:
         output.write_json({**found, "missing": [entry._asdict() for entry in missing]})
     else:
         output.draw(*_tables(found, missing))
-    return 3 if require_gpu and not any(gpu["usable"] for gpu in found["gpus"]) else 0
+    if require_gpu and not any(gpu["usable"] for gpu in found["gpus"]):
+        raise DeviceError("--require-gpu asks for a usable GPU, and there is none")
 
 
 # -- looking ---------------------------------------------------------------------------------------

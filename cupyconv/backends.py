@@ -105,6 +105,9 @@ class Backend(Protocol):
 
 _CPU_MODULES: dict[str, Any] = {"reference": reference, "numpy": blocked}
 
+_AS_ON_A_GPU: Any = {"over": "ignore", "under": "ignore", "invalid": "ignore"}
+"""NumPy's errors: what overflows is infinite or NaN, what underflows small or 0."""
+
 
 class CpuBackend:
     """NumPy arrays."""
@@ -163,8 +166,7 @@ class CpuBackend:
             "backprop_input": (module.backprop_input, (t.w, t.y, t.bias, activation, t.x)),
             "backprop_filter": (module.backprop_filter, (t.x, t.y, t.w)),
         }[pass_plan.pass_]
-        # Overflow is to infinity and NaN, as on the GPU.
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(**_AS_ON_A_GPU):
             with_one_blas_thread(partial(compute, *how, *operands))
 
     def prepare_bias(
@@ -179,7 +181,7 @@ class CpuBackend:
         """db[k] = sum of dy over the batch and the spatial axes."""
         view = data_view(problem, dy)
         others = (0, *range(3, view.ndim))
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(**_AS_ON_A_GPU):
             wide = np.complex128 if problem.is_complex else np.float64
             db[...] = view.sum(axis=others, dtype=wide).reshape(problem.bias_shape)
 

@@ -500,9 +500,10 @@ def conv_transpose(
         bias: (C,), of x's dtype and home; C are the result's channels.
         output_shape: shape of the result.
         output_padding: instead, how far the result lies above the smallest of the ``stride`` sizes
-            per axis that fit.  By default 0 as in PyTorch, and stride - 1 under "same", which
-            makes the result stride times as large, as in Keras and JAX.  Less than the stride or,
-            unless under "same", the dilation; from the stride on x is copied, with zeros after it.
+            per axis that fit.  By default 0 as in PyTorch, and stride - 1 under "same" and
+            "same_lower", which makes the result stride times as large, as in Keras and JAX.  Less
+            than the stride or, unless under these two, the dilation; from the stride on x is
+            copied, with zeros after it.
         stride, padding, dilation, groups, data_format, filter_format: of the convolution.
         activation, precision, impl, out: as for ``conv_forward``.
 

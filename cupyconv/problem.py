@@ -618,9 +618,10 @@ class ConvProblem:
             input_shape: its input shape, if known.
             output_padding: else, per axis, how far its input lies above the smallest of the
                 ``stride`` sizes that have this output.  By default 0, as in PyTorch; under "same"
-                stride - 1, which makes the input stride times the output, as in Keras and JAX.
-                Unless under "same", one that is not less than the stride may be less than the
-                dilation: the input then has more windows, and the result a larger output.
+                and "same_lower" stride - 1, which makes the input stride times the output, as in
+                Keras and JAX.  Unless under these two, one that is not less than the stride may be
+                less than the dilation: the input then has more windows, and the result a larger
+                output.
 
         Raises:
             ConvError: there is none; for an ``input_shape`` that has another output, the message

@@ -291,7 +291,10 @@ def test_no_gpu_is_code_3(args):
 
 def test_env_is_code_3_only_if_a_gpu_is_required():
     assert run("env").exit_code == 0
-    assert run("env", "--require-gpu").exit_code == 3
+    result = run("env", "--require-gpu")
+    assert result.exit_code == 3
+    assert "NumPy" in result.stdout
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")

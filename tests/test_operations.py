@@ -289,6 +289,24 @@ def test_activations_of_extreme_values(activation, impl):
 # -- floating-point corners ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("impl", ["numpy", "reference"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_users_error_states_raise_nothing_that_a_gpu_would_not(dtype, impl):
+    """Overflows are infinite, and what underflows is small or 0."""
+    x = np.array([[[np.finfo(dtype).max, np.finfo(dtype).tiny, -300, 300]]], dtype)
+    w = np.array([[[np.finfo(dtype).tiny * 2, 2]], [[0.01, 1]]], dtype)
+
+    def passes():
+        for activation in (None, "silu", "gelu"):
+            yield cupyconv.conv_forward(x, w, padding=1, activation=activation, impl=impl)
+        yield from cupyconv.conv_backward(x, w, np.repeat(x, 2, 1)[..., :3], impl=impl)
+
+    expected = list(passes())
+    with np.errstate(all="raise"):
+        for got, known in zip(passes(), expected, strict=True):
+            np.testing.assert_array_equal(got, known)
+
+
 @each_dtype
 @each_impl
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf], ids=str)

@@ -323,7 +323,7 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
             wrong = f"{family.name} does not compute {planned.pass_} in this way"
     if wrong is not None:
         raise ConvError(
-            "a plan must have kernels that this version has",
+            "a plan must be one that can be carried out here",
             wrong,
             "Plan again, with cupyconv.plan(problem, device)",
         )

@@ -63,7 +63,9 @@ def compute(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_method_is_exact(case, monkeypatch):
-    monkeypatch.setattr(correlation, "LEAST_PADDED", 0)  # so that small layers are cut too
+    # So that small layers are cut and divided too.
+    monkeypatch.setattr(correlation, "LEAST_PADDED", 0)
+    monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
     for problem in (case.problem, *channels_last(case.problem)):
         data = integer_data(problem)
         for pass_, method in methods(problem):
@@ -516,7 +518,7 @@ def _refuse(*_args):
 
 @pytest.mark.parametrize("method", ["windows", "", "winograd 2x2"])
 def test_a_plan_of_a_method_that_cannot_compute_it_is_refused(method):
-    fields = json.loads(cupyconv.plan(DENSE).to_json())
+    fields = json.loads(cupyconv.plan(LARGE["many pixels"]).to_json())
     fields["passes"][0]["method"] = method
     with pytest.raises(ConvError, match="numpy does not compute forward in this way"):
         Plan.from_json(json.dumps(fields))

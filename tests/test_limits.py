@@ -62,3 +62,11 @@ def test_figures_are_printed_and_kept_with_their_command(peer, monkeypatch, tmp_
     kept = json.loads((tmp_path / "new" / "limits.json").read_text())
     assert kept["environment"]["command"].endswith("-m tests.studies.limits --json limits.json")
     assert [share["pass_"] for share in kept["shares"]] == list(PASSES)
+
+
+def test_layers_are_drawn_as_bench_draws_them(peer, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr(limits, "drawn", lambda *given: drawn.append(given) or (DENSE,))
+    limits.main(["--drawn", "3", "--seed", "5"])
+    assert drawn == [(5, 3)]
+    assert "dense-1" in capsys.readouterr().out

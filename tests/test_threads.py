@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.cpu import blocked, threads
+from cupyconv.cpu import blocked, correlation, threads
 from cupyconv.cpu.scratch import Scratch, scratch
 from cupyconv.planning import cpu
 from tests.configurations import random_data
@@ -66,8 +66,9 @@ def pass_at_work() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """So that small layers have many."""
+    """So that small layers have many, and are divided."""
     monkeypatch.setattr(blocked, "BLOCK_BYTES", cpu.BLOCK_BYTES // 16)
+    monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
 
 
 def parts_by_thread(parts: int, work=lambda part: time.sleep(0.002)) -> dict[int, int]:

@@ -27,8 +27,8 @@ from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 ALL: Any = slice(None)
 
-SUMS, LEAST_SUMMED = 8, 512
-"""Sums that a filters' gradient is made of, about, and pixels that each is over at least."""
+SUMS, LEAST_SUMMED, LEAST_PRODUCTS = 8, 512, 1 << 22
+"""Sums that a filters' gradient is made of, about, and pixels and products of each."""
 
 MOST_CUTS = 8
 """Parts that an axis is cut into at most, to leave out products with padding; and taps that are
@@ -234,9 +234,11 @@ class Correlation:
             yield self.part(outputs=outputs).trimmed()
 
     def divided(self, wanted: int) -> Iterator[Correlation]:
-        """The images and rows in about so many parts, if that leaves pixels enough in each."""
+        """The images and rows in about so many parts, if that leaves enough in each."""
         extents = [axis.outputs for axis in self.axes]
-        wanted = clamp(self.images * prod(extents) // LEAST_SUMMED, wanted)
+        pixels = self.images * prod(extents)
+        products = pixels * self.filters.size
+        wanted = clamp(min(pixels // LEAST_SUMMED, products // LEAST_PRODUCTS), wanted)
         images = -(-self.images // wanted)
         most = box_of(extents, -(-prod(extents) * self.images // (images * wanted)))
         for some in parts(self.images, images):

@@ -27,11 +27,14 @@ from cupyconv.cpu.correlation import (
 )
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import channels_are_last, copy, merged, operand
+from cupyconv.cpu.views import channels_are_last, copy, in_order, merged, operand
 from cupyconv.planning.cpu import LEAST_PIXELS
 
 LEAST_FILTERS = 4 * LEAST_PIXELS
 """Filters whose weights take what the windows of a few pixels do."""
+
+MANY_IMAGES = 16
+"""Images that fit a block from which on it has several, though its result has to be copied."""
 
 
 def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
@@ -68,7 +71,7 @@ def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> N
 def _contract(block: Correlation, scratch: Scratch, total: np.ndarray) -> None:
     gradients = scratch.matrices("sums", block.result, block.conjugate)
     columns = _windows(block, scratch).swapaxes(1, 2)
-    np.matmul(gradients, columns, out=merged(_in_order(total, block), 2))
+    np.matmul(gradients, columns, out=merged(in_order(total, block.source), 2))
 
 
 def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
@@ -131,10 +134,10 @@ def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
     channels = min(channels, _channels_at_once(piece, block_bytes))
     column = groups * max(channels * prod(taps), filters) * piece.accumulator.itemsize
     few = clamp(2 * block_bytes // max(column, 1), LEAST_PIXELS)
-    pixels = max(block_bytes // max(column, 1), few)
-    pixels = min(pixels, max(piece.images * image // 2, LEAST_PIXELS // 2))
+    most = max(block_bytes // max(column, 1), few)
+    pixels = min(most, max(piece.images * image // 2, LEAST_PIXELS // 2))
     images = 1
-    if image < LEAST_PIXELS or channels_are_last(piece.result):
+    if image < max(LEAST_PIXELS, most // MANY_IMAGES) or channels_are_last(piece.result):
         images = clamp(pixels // image, piece.images)
     for some in parts(piece.images, images):
         for outputs in boxes(extents, box_of(extents, max(pixels // images, 1))):
@@ -148,18 +151,13 @@ def _matrix(piece: Correlation, scratch: Scratch, channels: slice) -> np.ndarray
     """(G, K, depth): the filters of some channels."""
     some = piece.part(channels=channels)
     name = f"filters {channels.start}"
-    return scratch.matrices(name, _in_order(some.filters, some), some.conjugate)
+    return scratch.matrices(name, in_order(some.filters, some.source), some.conjugate)
 
 
 def _like_filters(piece: Correlation, scratch: Scratch, name: str) -> np.ndarray:
     """Scratch memory for the filters, (G, K, C, *taps), in the order of the gathered pixels."""
-    memory = scratch.array(name, _in_order(piece.filters, piece).shape)
+    memory = scratch.array(name, in_order(piece.filters, piece.source).shape)
     return np.moveaxis(memory, -1, 2) if channels_are_last(piece.source) else memory
-
-
-def _in_order(filters: np.ndarray, piece: Correlation) -> np.ndarray:
-    """(G, K, C, *taps) with the channels where they are among gathered pixels."""
-    return np.moveaxis(filters, 2, -1) if channels_are_last(piece.source) else filters
 
 
 def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:

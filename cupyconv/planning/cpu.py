@@ -73,9 +73,6 @@ SMALL_PLANE = 256
 GRADIENT_SHARE = 0.7
 """Of that rate, for the filters' gradient, with Numba."""
 
-SMALL_LAYER = 1 << 16
-"""Elements, of all that they make, above which windows are gathered block by block."""
-
 
 @dataclass(frozen=True)
 class Method:
@@ -229,7 +226,7 @@ def _products(seen: _Pass) -> Method:
         "filters times gathered pixels",
         seen.operations * _uncut_share(seen.axes) * _slower(seen.filters),
         gathered * seen.short_runs + 2 * seen.weights + seen.pixels * seen.filters,
-        10 * blocks + 32 * seen.phases,
+        20 * blocks + 64 * seen.phases,
     )
 
 
@@ -238,10 +235,12 @@ def _windows(seen: _Pass) -> Iterator[Method]:
     padded = seen.images * seen.groups * seen.channels * prod(spans)
     gathered = seen.pixels * seen.channels * seen.taps
     made = padded + gathered + seen.weights + seen.pixels * seen.filters
-    if made <= SMALL_LAYER:
+    if 4 * made <= 2 * BLOCK_BYTES:
         operations = seen.operations * _slower(seen.filters)
-        moved = padded + gathered * (1 + LOOP_ELEMENTS / seen.axes[-1].outputs)
-        yield Method("windows", "filters times all windows", operations, moved, 6 * seen.phases)
+        moved = padded + gathered * seen.short_runs + seen.pixels * seen.filters
+        calls = 6 * seen.phases
+        # The rates are those of two threads.
+        yield Method("windows", "filters times all windows", 2 * operations, 2 * moved, calls)
 
 
 def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
@@ -261,7 +260,7 @@ def _scattered(problem: ConvProblem, seen: _Pass) -> Iterator[Method]:
         "filters times pixels, added up by taps",
         2 * read * seen.channels * sums * _slower(seen.filters * seen.taps),
         3 * (added + seen.pixels * seen.filters) * run + seen.weights,
-        4 * (4 * read * sums / BLOCK_BYTES + 1) * prod(problem.filter_sizes) + 20 * seen.phases,
+        4 * (4 * read * sums / BLOCK_BYTES + 1) * prod(problem.filter_sizes) + 48 * seen.phases,
     )
 
 
@@ -299,7 +298,7 @@ def _loops(seen: _Pass) -> Iterator[Method]:
         "rows of channels, tap by tap" if by_pixel else "planes of pixels, tap by tap",
         RATE / rate * operations,
         moved + seen.weights,
-        20 * (8 * moved / BLOCK_BYTES + seen.phases),
+        20 * (8 * moved / BLOCK_BYTES + 3 * seen.phases),
     )
 
 

@@ -2,11 +2,12 @@
 
     python -m tests.studies.limits --json tests/cpu/results/limits.json
 
-times each pass of the layers of ``--quick`` in turns with PyTorch, as `cupyconv bench` does, and
-how much of it NumPy spends in what computes: matrix products (BLAS), and for layers of few channels
-in each group the loops that Numba compiles, or without it einsum.  The rest is copying: gathering,
-padding, transposing, adding up.  If that took no time at all, the ratio to PyTorch would be what
-the column "at most" says: of a dense layer, the floor of every way that multiplies with BLAS.
+times each pass of the layers of ``--quick``, or of some that are drawn, in turns with PyTorch, as
+`cupyconv bench` does, and how much of it NumPy spends in what computes: matrix products (BLAS), and
+for layers of few channels in each group the loops that Numba compiles, or without it einsum.  The
+rest is copying: gathering, padding, transposing, adding up; and of small layers, calls of Python.
+If that took no time at all, the ratio to PyTorch would be what the column "at most" says: of a
+dense layer, the floor of every way that multiplies with BLAS.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from threadpoolctl import threadpool_limits
 from cupyconv import files
 from cupyconv.bench import data, environment, implementations, peers, places, timing
 from cupyconv.bench.report import Chapter, geometric_mean
-from cupyconv.bench.suites import KINDS, QUICK, SuiteLayer, select, with_batch
+from cupyconv.bench.suites import KINDS, QUICK, SuiteLayer, drawn, select, with_batch
 from cupyconv.planning import plan
 from cupyconv.planning.cpu import has_numba
 from cupyconv.problem import PASSES, ConvProblem
@@ -199,12 +200,12 @@ def section(shares: Sequence[Share], about: dict[str, Any]) -> Chapter:
         )
         for share in shares
     ]
-    for kind in KINDS:
-        ones = [share for share in shares if share.kind == kind]
+    for kind in (*KINDS, ""):
+        ones = [share for share in shares if kind in ("", share.kind)]
         if ones:
             ratio = geometric_mean([one.ratio for one in ones])
             limit = geometric_mean([one.limit for one in ones])
-            rows.append((f"all {kind}", *[""] * 6, f"{ratio:.2f}", f"{limit:.2f}"))
+            rows.append((f"all {kind}".rstrip(), *[""] * 6, f"{ratio:.2f}", f"{limit:.2f}"))
     title = f"Shares of the NumPy path's time, {environment.title(about)}"
     return Chapter(title, (), (*columns, "at most"), tuple(rows), ("layer", "pass", "method"))
 
@@ -212,6 +213,8 @@ def section(shares: Sequence[Share], about: dict[str, Any]) -> Chapter:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.studies.limits", description=__doc__)
     parser.add_argument("--layer", help="names with commas between them; those of --quick")
+    parser.add_argument("--drawn", type=int, metavar="COUNT", help="so many drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="of those")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file to write")
     given = parser.parse_args(arguments)
     place = places.of("cpu")
@@ -220,8 +223,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"the shares are measured beside PyTorch: {why_not}")
     options = sys.argv[1:] if arguments is None else arguments
     about = environment.describe(place, ["-m", "tests.studies.limits", *options], "python")
+    if given.drawn:
+        layers = drawn(given.seed, given.drawn)
+    else:
+        layers = select((), given.layer.split(",") if given.layer else QUICK)
     with peer.settings("ieee", environment.threads()):
-        shares = measure(select((), given.layer.split(",") if given.layer else QUICK), place, peer)
+        shares = measure(layers, place, peer)
     print(section(shares, about).text())
     if given.json is not None:
         content = {"environment": about, "shares": [asdict(share) for share in shares]}

@@ -6,6 +6,7 @@ clusters, splits and schedules go round the cases, so that each meets many.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -886,19 +887,20 @@ def longest_run(problem, strides, role, axes, of_group, is_one=True) -> int:
 
 def planned_on_views(impl: str, dtype: str, precision: str):
     """Passes of all cases on contiguous tensors and on views, with many tiles and some splits."""
+    family = FAMILIES[impl]
     layers = (ROWS_WITHIN_A_PIECE, COLUMN, GROUPS_WITHIN_A_PIECE)
     for number, layer in enumerate((*layers, *(case.problem for case in HOPPER_CASES))):
         formatted = all_formats(layer.replace(dtype=dtype))
         of_both = formatted[0], formatted[1 + number % 2], formatted[3 + number % 3]
-        for turn, problem in enumerate(of_both):
-            alignment = (16, 16, 8, 16, 2)[(number + 2 * turn) % 5]
-            strides = replace(inside_larger_ones(problem, (number + turn) % 4), alignment=alignment)
-            device = replace(Device.of(ARCH), multiprocessors=(132, 1, 3)[(number + turn) % 3])
-            for pass_ in PASSES:
+        for turn, problem in enumerate(of_both, number):
+            device = replace(Device.of(ARCH), multiprocessors=(132, 1, 3)[turn % 3])
+            for gap, pass_ in itertools.product((0, 1 + turn % 3), PASSES):
+                alignment = (16, 16, 8, 16, 2)[(turn + gap) % 5]
+                strides = replace(inside_larger_ones(problem, gap), alignment=alignment)
                 request = Request(problem, pass_, device, precision, strides=strides)
-                if FAMILIES[impl].refuses(request) is None:
-                    for tile in tiles_of_layouts(FAMILIES[impl], request, number + turn):
-                        with planned(impl, tile, splits=(1, 1, 3)[(number + turn) % 3]):
+                if family.refuses(request) is None:
+                    for tile in tiles_of_layouts(family, request, turn):
+                        with planned(impl, tile, splits=(1, 1, 3)[(turn + gap) % 3]):
                             yield (
                                 request,
                                 plan_pass(problem, pass_, device, impl, precision, strides=strides),
@@ -996,7 +998,12 @@ def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Dev
     tiles = planned_.blocks * planned_.splits
     steps = max(found[2] for found in matrices(problem, planned_.pass_, planned_.tile, 1))
     assert walk["tiles"] * cluster == tiles
+    of_group = walk["tile_columns"] * walk["phase"]["tile_rows"].sum()
+    assert of_group * problem.groups * planned_.splits == walk["tiles"]
     assert walk["steps_of_split"] == math.ceil(steps / planned_.splits)
+    for phase, axes in zip(walk["phase"], walks(problem, planned_.pass_), strict=True):
+        for name in ("pixels", "taps"):
+            assert phase[name].prod() == math.prod(getattr(axis, name) for axis in axes)
     assert product.grid == (min(tiles, max(device.multiprocessors // cluster, 1) * cluster),)
 
 

@@ -704,14 +704,22 @@ def test_a_workspace_is_as_large_as_what_lies_in_it():
         for pass_ in fits(problem, family.name, ARCH, precision):
             request = Request(problem, pass_, Device.of(ARCH), precision)
             for one in family.candidates(request):
-                planned = PassPlan(pass_, family.name, "", one.tile, one.blocks, one.splits)
-                made = hopper.stage(planned, problem, request.memory)
-                size = 2 if family is PLANES else ITEMSIZE[problem.dtype]
-                planes = 3 if family is PLANES else 1
-                used = [planes * copy_bytes(shape_of(made.problem, r), size) for r, _ in made.made]
-                if one.splits > 1:
-                    used.append(one.splits * split_elements(made.problem, pass_, one.tile) * 4)
-                assert sum(used) == one.workspace_bytes, (problem, pass_, one)
+                planned = PassPlan(
+                    pass_, family.name, "", one.tile, one.blocks, one.splits, one.workspace_bytes
+                )
+                require_workspace(hopper.stage(planned, problem, request.memory), planned)
+
+
+def require_workspace(made: hopper.Staged, planned_: PassPlan) -> None:
+    """The sums of splits lie in it, and behind them one copy after the other."""
+    size, planes, end = made.other.itemsize, made.other.planes, 0
+    if planned_.splits > 1:
+        sums = split_elements(made.problem, planned_.pass_, planned_.tile)
+        end = planned_.splits * sums * 4
+    for role, offset in made.made:
+        assert offset == end
+        end += planes * copy_bytes(shape_of(made.problem, role), size)
+    assert end == planned_.workspace_bytes, planned_
 
 
 def test_the_last_tile_of_tensors_beyond_32_bits():
@@ -816,12 +824,21 @@ def test_products_are_told_where_every_element_lies(kind):
         product = next(one for one in launches if one.entry == "conv_hopper")
         require_tiles(product, made.problem, chosen, device)
         require_sums_added_up(launches, made, chosen)
+        require_workspace(made, chosen)
         require_copies(made, problem, strides)
         require_form(chosen, made, problem, strides)
         gathered, other, result = ROLES_OF[pass_]
         for one in product.arguments[3].maps:
             emulator.tensormap.encode(one, 4096)
         *of_gathered, of_other, of_result = product.arguments[3].maps
+        told = {
+            "SPLIT": chosen.splits > 1,
+            "SPATIAL": made.problem.spatial_rank,
+            "PHASES": len(walks(made.problem, pass_)),
+            "MAPS": len(of_gathered),
+            "POINTWISE": is_pointwise(made.problem) and not is_planar(made.problem),
+        }
+        assert told.items() <= dict(product.defines).items()
         for one in of_gathered:
             require_map(one, made.problem, gathered, made.gathered)
         require_map(of_other, made.problem, other, made.other)
@@ -900,7 +917,7 @@ def planned_on_views(impl: str, dtype: str, precision: str):
                 request = Request(problem, pass_, device, precision, strides=strides)
                 if family.refuses(request) is None:
                     for tile in tiles_of_layouts(family, request, turn):
-                        with planned(impl, tile, splits=(1, 1, 3)[(turn + gap) % 3]):
+                        with planned(impl, tile, splits=(1, 2, 1, 3)[(turn + gap) % 4]):
                             yield (
                                 request,
                                 plan_pass(problem, pass_, device, impl, precision, strides=strides),

@@ -73,14 +73,15 @@ def test_copies_of_one_operand_and_of_both(number):
             agreement.require_exact(emulator, one, **how)
 
 
+@pytest.mark.parametrize("name", ["odd_channels", "pieces_of_8"])
 @pytest.mark.parametrize(
     ("pass_", "roles"),
     {"forward": "xwy", "backprop_input": "ywx", "backprop_filter": "yxw"}.items(),
     ids=PASSES,
 )
-def test_copies_are_read_where_they_are_made_behind_the_sums(pass_, roles):
+def test_copies_are_read_where_they_are_made_behind_the_sums(pass_, roles, name):
     """Roles are those of A, B and the result, of which every split has sums of float32."""
-    problem = PROBLEMS["odd_channels"].replace(dtype="float16")
+    problem = PROBLEMS[name].replace(dtype="float16")
     last, strides = in_formats(problem, "NHWC", "OHWI"), Strides.contiguous(problem)
     for splits, (number, copied) in product((1, 2, 3), enumerate(METHODS[pass_].values())):
         with planned("cuda-gather", 0, splits, number):

@@ -803,7 +803,7 @@ def test_a_map_belongs_to_its_address_and_its_shape():
 COLUMN = ConvProblem((1, 64, 40, 1), (64, 64, 1, 1))
 """Whose pixels follow each other along an axis that is not the innermost."""
 
-GROUPS_WITHIN_A_PIECE = ConvProblem((1, 128, 4, 8), (72, 64, 1, 1), groups=2)
+GROUPS_WITHIN_A_PIECE = ConvProblem((1, 384, 4, 8), (216, 64, 1, 1), groups=6)
 ROWS_WITHIN_A_PIECE = ConvProblem((1, 8, 6, 64), (8, 8, 3, 3))
 """Whose images, and not their rows, are of whole pieces of 16 bytes."""
 

@@ -831,14 +831,7 @@ def test_products_are_told_where_every_element_lies(kind):
         for one in product.arguments[3].maps:
             emulator.tensormap.encode(one, 4096)
         *of_gathered, of_other, of_result = product.arguments[3].maps
-        told = {
-            "SPLIT": chosen.splits > 1,
-            "SPATIAL": made.problem.spatial_rank,
-            "PHASES": len(walks(made.problem, pass_)),
-            "MAPS": len(of_gathered),
-            "POINTWISE": is_pointwise(made.problem) and not is_planar(made.problem),
-        }
-        assert told.items() <= dict(product.defines).items()
+        require_macros(dict(product.defines), made.problem, chosen, len(of_gathered))
         for one in of_gathered:
             require_map(one, made.problem, gathered, made.gathered)
         require_map(of_other, made.problem, other, made.other)
@@ -1022,6 +1015,24 @@ def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Dev
         for name in ("pixels", "taps"):
             assert phase[name].prod() == math.prod(getattr(axis, name) for axis in axes)
     assert product.grid == (min(tiles, max(device.multiprocessors // cluster, 1) * cluster),)
+
+
+def require_macros(macros, problem: ConvProblem, planned_: PassPlan, maps: int) -> None:
+    """What the kernel is made for; rows of a filter gradient are of windows or of filters."""
+    pass_ = planned_.pass_
+    told = {
+        "SPLIT": planned_.splits > 1,
+        "SPATIAL": problem.spatial_rank,
+        "PHASES": len(walks(problem, pass_)),
+        "MAPS": maps,
+        "POINTWISE": is_pointwise(problem) and not is_planar(problem),
+    }
+    assert told.items() <= macros.items()
+    if pass_ == "backprop_filter":
+        ((rows, columns, _),) = matrices(problem, pass_, planned_.tile, planned_.splits)
+        assert (rows, columns)[macros["WINDOW_ROWS"]] == problem.K // problem.groups
+    else:
+        assert not macros["WINDOW_ROWS"]
 
 
 def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
+from math import prod
 
 import numpy as np
 import pytest
 
 from cupyconv import ConvError, ConvProblem, Plan
 from cupyconv.backends import Tensors
+from cupyconv.gpu import gather
+from cupyconv.gpu.launch import Part
 from cupyconv.planning import Device, Request, plan, plan_pass
+from cupyconv.planning.copies import shape_of
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.families.gather import METHODS
 from cupyconv.planning.plan import contenders
@@ -66,6 +71,43 @@ def test_copies_of_one_operand_and_of_both(number):
         ):
             how = {"impl": "cuda-gather", "precision": precision, "arch": arch}
             agreement.require_exact(emulator, one, **how)
+
+
+@pytest.mark.parametrize("name", ["odd_channels", "pieces_of_8"])
+@pytest.mark.parametrize(
+    ("pass_", "roles"),
+    {"forward": "xwy", "backprop_input": "ywx", "backprop_filter": "yxw"}.items(),
+    ids=PASSES,
+)
+def test_copies_are_read_where_they_are_made_behind_the_sums(pass_, roles, name):
+    """Roles are those of A, B and the result, of which every split has sums of float32."""
+    problem = PROBLEMS[name].replace(dtype="float16")
+    last, strides = in_formats(problem, "NHWC", "OHWI"), Strides.contiguous(problem)
+    for splits, (number, copied) in product((1, 2, 3), enumerate(METHODS[pass_].values())):
+        with planned("cuda-gather", 0, splits, number):
+            chosen = plan_pass(problem, pass_, SM_80, "cuda-gather", strides=strides)
+        assert chosen.splits == splits
+        results = prod(shape_of(problem, roles[2]))
+        end = splits * results * 4 if splits > 1 else 0
+        places = {}
+        for role in copied:
+            places[role] = -(-end // 16) * 16
+            *rows, channels = shape_of(last, role)
+            end = places[role] + prod(rows) * -(-channels * 2 // 16) * 16
+        assert end == chosen.workspace_bytes
+        parts = {role: Part("workspace", offset) for role, offset in places.items()}
+        launches = gather.prepare(chosen, problem, strides, None, SM_80)
+        entries = ["conv_arrange"] * bool(copied) + ["conv_gather", "conv_gather_reduce"]
+        assert [one.entry for one in launches] == entries[: len(entries) - (splits == 1)]
+        multiplied = launches[bool(copied)]
+        assert multiplied.arguments[:2] == tuple(parts.get(role, role) for role in roles[:2])
+        for one in launches:
+            if one.entry == "conv_arrange":
+                made = [one.arguments[at : at + 2] for at in range(0, 2 * len(copied), 2)]
+                assert dict(made) == parts
+            elif one is not multiplied:
+                pieces = results // dict(one.defines)["C_VECTOR"]
+                assert (one.grid, one.shared_bytes) == ((-(-pieces // 256),), 0)
 
 
 @pytest.mark.parametrize("method", [1, 2, BOTH])

@@ -6,6 +6,7 @@ clusters, splits and schedules go round the cases, so that each meets many.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -23,7 +24,9 @@ from cupyconv.planning import Device, PassPlan, Plan, Request, plan, plan_pass
 from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.families.hopper import (
+    has_taps,
     is_planar,
+    is_pointwise,
     layout_of,
     layouts,
     matrices,
@@ -701,14 +704,22 @@ def test_a_workspace_is_as_large_as_what_lies_in_it():
         for pass_ in fits(problem, family.name, ARCH, precision):
             request = Request(problem, pass_, Device.of(ARCH), precision)
             for one in family.candidates(request):
-                planned = PassPlan(pass_, family.name, "", one.tile, one.blocks, one.splits)
-                made = hopper.stage(planned, problem, request.memory)
-                size = 2 if family is PLANES else ITEMSIZE[problem.dtype]
-                planes = 3 if family is PLANES else 1
-                used = [planes * copy_bytes(shape_of(made.problem, r), size) for r, _ in made.made]
-                if one.splits > 1:
-                    used.append(one.splits * split_elements(made.problem, pass_, one.tile) * 4)
-                assert sum(used) == one.workspace_bytes, (problem, pass_, one)
+                planned = PassPlan(
+                    pass_, family.name, "", one.tile, one.blocks, one.splits, one.workspace_bytes
+                )
+                require_workspace(hopper.stage(planned, problem, request.memory), planned)
+
+
+def require_workspace(made: hopper.Staged, planned_: PassPlan) -> None:
+    """The sums of splits lie in it, and behind them one copy after the other."""
+    size, planes, end = made.other.itemsize, made.other.planes, 0
+    if planned_.splits > 1:
+        sums = split_elements(made.problem, planned_.pass_, planned_.tile)
+        end = planned_.splits * sums * 4
+    for role, offset in made.made:
+        assert offset == end
+        end += planes * copy_bytes(shape_of(made.problem, role), size)
+    assert end == planned_.workspace_bytes, planned_
 
 
 def test_the_last_tile_of_tensors_beyond_32_bits():
@@ -792,6 +803,10 @@ def test_a_map_belongs_to_its_address_and_its_shape():
 COLUMN = ConvProblem((1, 64, 40, 1), (64, 64, 1, 1))
 """Whose pixels follow each other along an axis that is not the innermost."""
 
+GROUPS_WITHIN_A_PIECE = ConvProblem((1, 384, 4, 8), (216, 64, 1, 1), groups=6)
+ROWS_WITHIN_A_PIECE = ConvProblem((1, 8, 6, 64), (8, 8, 3, 3))
+"""Whose images, and not their rows, are of whole pieces of 16 bytes."""
+
 MAPPED = (("cuda-hopper", "bfloat16", "ieee"), ("cuda-hopper", "float32", "tf32"))
 MAPPED += ((PLANES.name, "float32", "bf16x6"),)
 """Families with a dtype and a precision of each kind of operands."""
@@ -801,24 +816,32 @@ MAPPED += ((PLANES.name, "float32", "bf16x6"),)
 def test_products_are_told_where_every_element_lies(kind):
     """By maps of the tensors or of their copies, in boxes that the ring has room for; and results
     are stored in pieces as large as they may be."""
-    device, seen = Device.of(ARCH), set()
-    for request, chosen in planned_on_views(*kind, device):
+    seen = set()
+    for request, chosen in planned_on_views(*kind):
         problem, pass_, strides = request.problem, request.pass_, request.memory
-        made = hopper.stage(chosen, problem, strides)
+        device, made = request.device, hopper.stage(chosen, problem, strides)
         launches = hopper.prepare(chosen, problem, strides, None, device)
         product = next(one for one in launches if one.entry == "conv_hopper")
         require_tiles(product, made.problem, chosen, device)
         require_sums_added_up(launches, made, chosen)
+        require_workspace(made, chosen)
         require_copies(made, problem, strides)
+        require_form(chosen, made, problem, strides)
         gathered, other, result = ROLES_OF[pass_]
         for one in product.arguments[3].maps:
             emulator.tensormap.encode(one, 4096)
         *of_gathered, of_other, of_result = product.arguments[3].maps
+        require_macros(dict(product.defines), made.problem, chosen, len(of_gathered))
         for one in of_gathered:
             require_map(one, made.problem, gathered, made.gathered)
         require_map(of_other, made.problem, other, made.other)
+        line, rows = chosen.tile.block_k, chosen.tile.block_m
         if other == "w":
             require_box(of_other, made.problem, pass_, chosen.tile)
+            require_pixels(of_gathered, made.problem, pass_, line, rows)
+        else:
+            require_pixels(of_gathered, made.problem, pass_, line, line)
+            assert of_other.box == box_of_pixels(made.problem, line, line)
         how = stored(made.problem, made.strides, pass_, chosen.splits)
         assert tuple(dict(product.defines)[name] for name in ("STORE", "RUN")) == how, request
         if how[0] == hopper.STORE_BOXES:
@@ -849,6 +872,8 @@ def stored(problem: ConvProblem, strides: Strides, pass_: str, splits: int) -> t
     pixels = 2 * sum_of_products(shape[:-1], steps[:-1]).ravel() if not is_planar(problem) else []
     gaps = set(np.diff(pixels)) or {16 * shape[-1]}
     is_matrix = len(gaps) == 1 and not min(gaps) % 16 and min(gaps) >= 2 * shape[-1]
+    # A box may not hang over into the next group.
+    is_matrix &= problem.groups == 1 or of_group % 64 == 0
     by_tma = is_one and not is_planar(problem) and is_matrix and strides.alignment == 16
     return hopper.STORE_BOXES if by_tma else hopper.STORE_ROWS, run
 
@@ -870,22 +895,34 @@ def longest_run(problem, strides, role, axes, of_group, is_one=True) -> int:
     return 1
 
 
-def planned_on_views(impl: str, dtype: str, precision: str, device: Device):
+def planned_on_views(impl: str, dtype: str, precision: str):
     """Passes of all cases on contiguous tensors and on views, with many tiles and some splits."""
-    for number, layer in enumerate((COLUMN, *(case.problem for case in HOPPER_CASES)), 1):
+    family = FAMILIES[impl]
+    layers = (ROWS_WITHIN_A_PIECE, COLUMN, GROUPS_WITHIN_A_PIECE)
+    for number, layer in enumerate((*layers, *(case.problem for case in HOPPER_CASES))):
         formatted = all_formats(layer.replace(dtype=dtype))
         of_both = formatted[0], formatted[1 + number % 2], formatted[3 + number % 3]
-        for turn, problem in enumerate(of_both):
-            alignment = (16, 16, 8, 16, 2)[(number + 2 * turn) % 5]
-            strides = replace(inside_larger_ones(problem, (number + turn) % 4), alignment=alignment)
-            for pass_ in PASSES:
+        for turn, problem in enumerate(of_both, number):
+            device = replace(Device.of(ARCH), multiprocessors=(132, 1, 3)[turn % 3])
+            for gap, pass_ in itertools.product((0, 1 + turn % 3), PASSES):
+                alignment = (16, 16, 8, 16, 2)[(turn + gap) % 5]
+                strides = replace(inside_larger_ones(problem, gap), alignment=alignment)
                 request = Request(problem, pass_, device, precision, strides=strides)
-                if FAMILIES[impl].refuses(request) is None:
-                    with planned(impl, number + turn, splits=1 + turn):
-                        yield (
-                            request,
-                            plan_pass(problem, pass_, device, impl, precision, strides=strides),
-                        )
+                if family.refuses(request) is None:
+                    for tile in tiles_of_layouts(family, request, turn):
+                        with planned(impl, tile, splits=(1, 2, 1, 3)[(turn + gap) % 4]):
+                            yield (
+                                request,
+                                plan_pass(problem, pass_, device, impl, precision, strides=strides),
+                            )
+
+
+def tiles_of_layouts(family, request: Request, number: int):
+    """Some tile for each of the ways in which the tensors can be met."""
+    fitting: dict[int, list] = {}
+    for one in family.candidates(request):
+        fitting.setdefault(one.tile.defines["PLANAR"], []).append(one.tile)
+    return [tiles[number % len(tiles)] for tiles in fitting.values()]
 
 
 def inside_larger_ones(problem: ConvProblem, gap: int) -> Strides:
@@ -948,14 +985,54 @@ def require_copies(made: hopper.Staged, asked: ConvProblem, strides: Strides) ->
         assert (launch.grid, launch.block, launch.shared_bytes) == ((blocks,), (256,), 0)
 
 
+def require_form(planned_: PassPlan, made: hopper.Staged, asked: ConvProblem, strides) -> None:
+    """A filter that is copied has a form, its copy alone, which is read where it is given."""
+    form = hopper.filter_form(planned_, asked, strides)
+    assert (form is not None) == ("w" in dict(made.made))
+    if form is None:
+        return
+    orders, planes = formats.filter_formats(asked.spatial_rank), made.other.planes
+    order = orders[1 + (made.problem.filter_axes[0] == 0)]
+    assert form.name == order + f" in {planes} planes of bfloat16" * (planes > 1)
+    assert form.bytes == planes * copy_bytes(made.problem.filter_shape, made.other.itemsize)
+    require_copies(replace(made, before=(form.launch,), made=(("w", 0),)), asked, strides)
+    held = hopper.stage(planned_, asked, replace(strides, w_arranged=True))
+    assert held.other == replace(made.other, role="w", offset=0)
+    assert held.made == tuple(one for one in made.made if one[0] != "w")
+    require_copies(held, asked, strides)
+
+
 def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Device) -> None:
     """All tiles of all splits are walked over, in their steps, by as many blocks as stay."""
     (walk,), cluster = product.arguments[4], planned_.tile.defines["CLUSTER"]
     tiles = planned_.blocks * planned_.splits
     steps = max(found[2] for found in matrices(problem, planned_.pass_, planned_.tile, 1))
     assert walk["tiles"] * cluster == tiles
+    of_group = walk["tile_columns"] * walk["phase"]["tile_rows"].sum()
+    assert of_group * problem.groups * planned_.splits == walk["tiles"]
     assert walk["steps_of_split"] == math.ceil(steps / planned_.splits)
-    assert product.grid == (min(tiles, device.chip.multiprocessors // cluster * cluster),)
+    for phase, axes in zip(walk["phase"], walks(problem, planned_.pass_), strict=True):
+        for name in ("pixels", "taps"):
+            assert phase[name].prod() == math.prod(getattr(axis, name) for axis in axes)
+    assert product.grid == (min(tiles, max(device.multiprocessors // cluster, 1) * cluster),)
+
+
+def require_macros(macros, problem: ConvProblem, planned_: PassPlan, maps: int) -> None:
+    """What the kernel is made for; rows of a filter gradient are of windows or of filters."""
+    pass_ = planned_.pass_
+    told = {
+        "SPLIT": planned_.splits > 1,
+        "SPATIAL": problem.spatial_rank,
+        "PHASES": len(walks(problem, pass_)),
+        "MAPS": maps,
+        "POINTWISE": is_pointwise(problem) and not is_planar(problem),
+    }
+    assert told.items() <= macros.items()
+    if pass_ == "backprop_filter":
+        ((rows, columns, _),) = matrices(problem, pass_, planned_.tile, planned_.splits)
+        assert (rows, columns)[macros["WINDOW_ROWS"]] == problem.K // problem.groups
+    else:
+        assert not macros["WINDOW_ROWS"]
 
 
 def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> None:
@@ -965,6 +1042,27 @@ def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> 
     if planned_.splits > 1:
         sums = split_elements(made.problem, planned_.pass_, planned_.tile)
         assert (last.grid, last.shared_bytes) == ((math.ceil(sums / 8 / 256),), 0)
+
+
+def require_pixels(maps, problem: ConvProblem, pass_: str, line: int, pixels: int) -> None:
+    """Of the tensor under the taps: each of its walks has a map that goes over its pixels."""
+    if is_planar(problem) or is_pointwise(problem):
+        assert {one.box for one in maps} == {box_of_pixels(problem, line, pixels)}
+        return
+    for one, walk in zip(maps, walks(problem, pass_), strict=True):
+        assert (one.channels, one.pixels) == (line, pixels)
+        corners = one.lower, one.extents[1:-1], one.upper, one.element_strides
+        for axis, first, size, last, step in zip(reversed(walk), *corners, strict=True):
+            end = axis.base + axis.pixels * axis.stride
+            if has_taps(walk):  # else nothing is loaded
+                assert range(first, size + last, step) == range(axis.base, end, axis.stride)
+
+
+def box_of_pixels(problem: ConvProblem, line: int, pixels: int) -> tuple[int, ...]:
+    """A line of channels of so many pixels; of rows, a line of pixels and as many channels."""
+    if is_planar(problem):
+        return (line, *(1 for _ in problem.data_axes[3:]), line, 1)
+    return (line, pixels, 1)
 
 
 def require_box(one: tensormaps.TiledMap, problem: ConvProblem, pass_: str, tile) -> None:

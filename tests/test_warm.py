@@ -344,6 +344,9 @@ def test_a_tensor_that_cannot_be_counted_is_no_bug(folder, compilations):
     large = SMALL.replace(input_shape=(2**40, 2, 2**31, 2**31))
     with pytest.raises(MemoryError, match="an array of 1099511627776x2x2147483648x2147483648 "):
         cupyconv.warm(large, "sm_80")
+    elements = SMALL.replace(input_shape=(2**30, 2, 2**16, 2**15), dtype="float16")  # 2**62
+    with pytest.raises(MemoryError, match="an array of 1073741824x2x65536x32768 float16 takes"):
+        cupyconv.warm(elements, "sm_80")
     sizes = ("--input", "1099511627776x2x2147483648x2147483648", "--filter", "3x2x3x3")
     result = run("warm", *sizes, "--device", "sm_80")
     assert result.exit_code == 2

@@ -100,12 +100,12 @@ def stage(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> Staged
     """Where a planned pass finds its operands: in copies and planes behind the splits' sums."""
     tile, pass_, splits = pass_plan.tile, pass_plan.pass_, pass_plan.splits
     assert tile is not None
-    has_planes = tile.defines["PLANES"] > 1
+    planes = tile.defines["PLANES"]
+    has_planes = planes == PLANES
     multiplied = "tf32" if problem.dtype == "float32" else problem.dtype
     found = layouts(problem, pass_, strides, "planes" if has_planes else multiplied)
     seen = found[tile.defines["PLANAR"]]
     itemsize = 2 if has_planes else ITEMSIZE[problem.dtype]
-    planes = PLANES if has_planes else 1
 
     offset = split_elements(seen.problem, pass_, tile) * splits * 4 if splits > 1 else 0
     operands: list[Operand] = []
@@ -138,12 +138,11 @@ def filter_form(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> 
     staged = stage(pass_plan, problem, strides)
     if "w" not in dict(staged.made):
         return None
-    held = staged.other
+    held, make = staged.other, arrange
     name: str = filter_formats(problem.spatial_rank)[1 if filters_last(staged.problem) else 2]
-    if held.planes > 1:
-        name += f" in {held.planes} planes of bfloat16"
+    if held.planes == PLANES:
+        name, make = f"{name} in {PLANES} planes of bfloat16", split
     size = held.planes * copy_bytes(staged.problem.filter_shape, held.itemsize)
-    make = split if held.planes > 1 else arrange
     return FilterForm(name, size, make(problem, staged.problem, strides, [("w", 0)]))
 
 
@@ -153,10 +152,10 @@ def common_defines(
     """The macros of hopper.cuh that do not depend on how operands are loaded and C is stored."""
     tile = pass_plan.tile
     assert tile is not None
-    planes = tile.defines["PLANES"]
+    has_planes = tile.defines["PLANES"] == PLANES
     return {
         "PASS": PASSES.index(pass_plan.pass_),
-        "STORAGE": "bfloat16_t" if planes > 1 else STORAGE[problem.dtype],
+        "STORAGE": "bfloat16_t" if has_planes else STORAGE[problem.dtype],
         "RESULT": STORAGE[problem.dtype],
         **{name: value for name, value in tile.defines.items() if name != "BLOCK_K"},
         "FILTERS_LAST": int(filters_last(problem)),

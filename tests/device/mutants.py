@@ -50,7 +50,7 @@ NEAREST = {
         "tests/test_operations.py",
         "tests/test_errors.py",
     ),
-    "cupyconv/backends.py": ("tests/test_operations.py",),
+    "cupyconv/backends.py": ("tests/test_operations.py", "tests/test_warm.py"),
     "cupyconv/measuring.py": ("tests/test_measuring.py",),
     "cupyconv/prepared.py": ("tests/test_prepared.py",),
     "cupyconv/warming.py": ("tests/test_warm.py",),

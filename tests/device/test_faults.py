@@ -99,6 +99,11 @@ def with_host_reads():
             assert found.sum == found.computed
 
 
+def with_arrays_that_are_extended():
+    with in_disorder("late"):  # on memory that nobody has written before
+        ways.test_a_transposed_convolution_beyond_its_windows("float32")
+
+
 # -- faults ----------------------------------------------------------------------------------------
 def first_byte_of_the_allocation(patch):
     patch.setattr(launch.CupyRuntime, "address", lambda self, array: array.data.mem.ptr)
@@ -226,6 +231,15 @@ def read_without_waiting(patch):
     )
 
 
+def zeros_left_out(patch):
+    def extended(self, array, shape):
+        copied = self.empty(shape, array.dtype.name)
+        copied[tuple(map(slice, array.shape))] = array
+        return copied
+
+    patch.setattr(backends.GpuBackend, "extended", extended)
+
+
 class Unordered:
     """Exports another object's memory, and asks it not to wait for anything."""
 
@@ -253,6 +267,7 @@ FAULTS = {
     x_for_w: with_views,
     dlpack_without_its_stream: with_exporters,
     read_without_waiting: with_host_reads,
+    zeros_left_out: with_arrays_that_are_extended,
 }
 
 

@@ -964,7 +964,7 @@ def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> 
     assert (last.entry == "conv_hopper_reduce") == (planned_.splits > 1)
     if planned_.splits > 1:
         sums = split_elements(made.problem, planned_.pass_, planned_.tile)
-        assert (last.grid, last.shared_bytes) == ((math.ceil(sums / 8 / 256),), 0)
+        assert (last.grid, last.shared_bytes) == ((math.ceil(sums / 8 / 64),), 0)
 
 
 def require_box(one: tensormaps.TiledMap, problem: ConvProblem, pass_: str, tile) -> None:

@@ -28,6 +28,9 @@ MOST_SPLITS = 64
 LEAST_SPLIT_STEPS = 8
 """Steps of BLOCK_K that each split keeps at least, so that filling the ring pays."""
 
+ADDING_THREADS = 64
+"""Of a block that adds up parts of a result (cuda/include/parts.cuh)."""
+
 LAUNCH_OVERHEAD = 2.0
 """Microseconds of each launch, those before and after the product included."""
 

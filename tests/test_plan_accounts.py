@@ -9,7 +9,7 @@ import pytest
 
 from cupyconv import ConvProblem
 from cupyconv.gpu import compiler, launches, sources
-from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning import Device, Request, cost, plan_pass
 from cupyconv.planning.families import FAMILIES, gather
 from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides
@@ -103,6 +103,22 @@ def test_rows_are_kept_beside_those_of_other_passes(tmp_path):
     suite.keep(path, [row("sm_80", 1.0), row("sm_86", 2.0)])
     suite.keep(path, [row("sm_86", 3.0), row("sm_89", 4.0)])
     assert json.loads(path.read_text()) == [row("sm_80", 1.0), row("sm_86", 3.0), row("sm_89", 4.0)]
+
+
+@pytest.mark.parametrize("parts", [30, 64])
+def test_adding_up_parts_is_priced_as_it_is_counted(parts):
+    problem, device = (
+        layer_problem("mobilenetv2-pw2", "float16", "channels-last"),
+        Device.of("sm_80"),
+    )
+    strides, family = Strides.contiguous(problem), FAMILIES["cuda-gather"]
+    request = Request(problem, "backprop_filter", device, strides=strides)
+    with planned(family.name, family.fitting_tiles(request)[-1], parts):
+        chosen = plan_pass(problem, "backprop_filter", device, family.name, strides=strides)
+    *_, last = suite.counts(chosen, problem, device)
+    assert last.kernel == "conv_gather_reduce"
+    priced = family.adding(request, parts) + cost.LAUNCH_OVERHEAD
+    assert priced == pytest.approx(last.microseconds(device.chip, "float16"), rel=0.1)
 
 
 # -- on figures that are known on paper ------------------------------------------------------------

@@ -17,7 +17,7 @@ from cupyconv.planning.copies import (
     shape_of,
 )
 from cupyconv.planning.device import RESERVED_SHARED, Device
-from cupyconv.planning.families.family import Candidate, Tile, mma_refuses
+from cupyconv.planning.families.family import Candidate, Tile, accumulator_bytes, mma_refuses
 from cupyconv.planning.families.tiled import Tiled
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, followers, neighbours
@@ -294,6 +294,12 @@ class Gather(Tiled):
         steps = depth / tile.block_k / blocks
         work = work_of_step(request, tile, found).times(steps) + work_besides(request, tile, found)
         return cost.of_blocks(request.device.chip, blocks, resident(request, tile, found), work)
+
+    def adding(self, request: Request, splits: int) -> float:
+        size = accumulator_bytes(request.problem)
+        run = accesses(request.pass_, request.problem, request.memory).c.vector
+        sums = self.split_bytes(request) // size
+        return cost.adding(request.device.chip, sums, splits, run, size)
 
 
 # -- copies ----------------------------------------------------------------------------------------

@@ -22,9 +22,6 @@ from cupyconv.planning.device import Chip
 from cupyconv.planning.request import Request
 from cupyconv.problem import REAL_PART
 
-MOST_SPLITS = 64
-"""Parts that a kernel cuts gemm_k into."""
-
 LEAST_SPLIT_STEPS = 8
 """Steps of BLOCK_K that each split keeps at least, so that filling the ring pays."""
 

@@ -29,6 +29,9 @@ MAX_PHASES = 32
 MOST_TAP_BITS = 255
 """T + R + S of a filter whose taps are still told apart by bits."""
 
+MOST_SPLITS = (1 << 16) - 1
+"""Along the second axis of a grid."""
+
 LONGEST_AXIS = 1 << 30
 """Batch, channels or pixels of an axis that the kernel still counts in 32 bits."""
 
@@ -277,7 +280,8 @@ class Gather(Tiled):
         return super().gemms(request)
 
     def most_splits(self, request: Request) -> int:
-        return cost.MOST_SPLITS if len(self.gemms(request)) == 1 else 1
+        gemms = self.gemms(request)
+        return max(min(gemms[0].gemm_k, MOST_SPLITS), 1) if len(gemms) == 1 else 1
 
     def wanted_splits(self, request: Request, tile: Tile) -> int:
         gemm = request.problem.gemm(request.pass_)

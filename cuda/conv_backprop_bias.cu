@@ -10,6 +10,7 @@
 // CHANNELS_LAST).
 #include "maps.cuh"
 #include "numeric.cuh"
+#include "parts.cuh"
 #include "vector.cuh"
 
 using Index = INDEX;
@@ -81,13 +82,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // One thread for each channel.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv_backprop_bias_reduce(const Accumulator* __restrict__ partial, Storage* __restrict__ db,
                               const int chunks, const __grid_constant__ ConvParameters p) {
   const long long channel = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
   if (channel >= p.filters) return;
-  Accumulator sum = 0;
-#pragma unroll 8
-  for (int chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * p.filters + channel];
-  db[channel * p.bias_stride] = Numeric<Storage>::narrow(sum);
+  Accumulator sum[1];
+  add_parts(sum, partial + channel, chunks, p.filters);
+  db[channel * p.bias_stride] = Numeric<Storage>::narrow(sum[0]);
 }

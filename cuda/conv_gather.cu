@@ -45,6 +45,7 @@
 #include "epilogue.cuh"
 #include "gather.cuh"
 #include "numeric.cuh"
+#include "parts.cuh"
 #include "ring.cuh"
 #include "vector.cuh"
 
@@ -655,7 +656,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
 #if SPLIT
 // Adds the splits' sums in order, one thread for each piece of C_VECTOR elements of C.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_gather_reduce(const Accumulator* __restrict__ partial, const Storage* __restrict__ bias,
                        Storage* __restrict__ c, const int splits,
                        const __grid_constant__ ConvParameters p,
@@ -673,14 +674,8 @@ extern "C" __global__ void __launch_bounds__(256)
   const Index line = rest / line_length, place = rest % line_length;
   const Index m = C_ALONG_N ? line : place, n = C_ALONG_N ? place : line;
 
-  Accumulator sum[C_VECTOR] = {};
-#pragma unroll 2
-  for (int split = 0; split < splits; ++split) {
-    Accumulator piece[C_VECTOR];
-    load_piece<C_VECTOR>(piece, partial + split * elements + element, true);
-#pragma unroll
-    for (int i = 0; i < C_VECTOR; ++i) sum[i] += piece[i];
-  }
+  Accumulator sum[C_VECTOR];
+  add_parts(sum, partial + element, splits, elements);
 #pragma unroll
   for (int i = 0; i < C_VECTOR; ++i)
     sum[i] = finished(sum[i], bias_of(pass, group, C_ALONG_N ? n + i : n, bias));

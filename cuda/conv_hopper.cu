@@ -52,6 +52,7 @@
 // backprop_filter: whether A is x and not dy), STORE and RUN (how C is stored, hopper.cuh), SPLIT,
 // ACTIVATION (epilogue.cuh; of the forward pass).
 #include "hopper.cuh"
+#include "parts.cuh"
 
 // The planes of A and B that are multiplied, the smallest products first.
 constexpr int TERMS = PLANES == 1 ? 1 : 6;
@@ -544,7 +545,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
 
 #if SPLIT
 // Adds the splits' sums in order, one thread those of eight columns of C.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_hopper_reduce(const float* __restrict__ partial, const Result* __restrict__ bias,
                        Result* __restrict__ c, const int splits,
                        const __grid_constant__ Walk<PHASES> walk,
@@ -559,13 +560,8 @@ extern "C" __global__ void __launch_bounds__(256)
   if (element >= elements) return;
 
   ptx::griddepcontrol_wait();  // the launch before has written the sums
-  float sums[COLUMNS] = {};
-  for (int split = 0; split < splits; ++split) {
-    float more[COLUMNS];
-    load_piece(more, partial + split * elements + element, true);
-#pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) sums[i] += more[i];
-  }
+  float sums[COLUMNS];
+  add_parts(sums, partial + element, splits, elements);
   const Output output = {p, walk, static_cast<int>(element / matrix)};
   const int row = static_cast<int>(element % matrix / pitch);
   const int column = static_cast<int>(element % pitch);

@@ -673,7 +673,7 @@ extern "C" __global__ void __launch_bounds__(
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_patch_reduce(const Accumulator* __restrict__ partial, Storage* __restrict__ dw,
                       const int chunks, const __grid_constant__ ConvParameters p) {
   add_chunks<true, Index>(partial, dw, chunks, p);

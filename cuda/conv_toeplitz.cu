@@ -642,7 +642,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_toeplitz_reduce(const float* __restrict__ partial, Storage* __restrict__ dw,
                          const int chunks, const __grid_constant__ ConvParameters p) {
   add_chunks<false, Index>(partial, dw, chunks, p);

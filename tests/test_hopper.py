@@ -1041,7 +1041,7 @@ def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> 
     assert (last.entry == "conv_hopper_reduce") == (planned_.splits > 1)
     if planned_.splits > 1:
         sums = split_elements(made.problem, planned_.pass_, planned_.tile)
-        assert (last.grid, last.shared_bytes) == ((math.ceil(sums / 8 / 256),), 0)
+        assert (last.grid, last.shared_bytes) == ((math.ceil(sums / 8 / 64),), 0)
 
 
 def require_pixels(maps, problem: ConvProblem, pass_: str, line: int, pixels: int) -> None:

@@ -2,15 +2,17 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import reduce
 from math import prod
 
 import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvProblem
+from cupyconv import ConvProblem, arrays
 from cupyconv.backends import Tensors
 from cupyconv.bench import suites
+from cupyconv.gpu import launches
 from cupyconv.gpu.bias import prepare_bias
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES, direct
@@ -30,6 +32,7 @@ from tests.configurations import (
     random_data,
     random_problems,
 )
+from tests.emulator import convolutions, memory
 from tests.emulator.cases import BIAS_SHAPES, bias_in_chunks
 
 SCHEDULES = dict(zip(("first-in", "reverse", "random"), emulator.SCHEDULES, strict=True))
@@ -183,6 +186,35 @@ def test_gather_with_every_tile_and_split(number, splits):
             formatted = formats[(turn + number) % len(formats)]
             with emulator.settings(emulator.SCHEDULES[turn % 3]):
                 require_exact(formatted, "cuda-gather", arch, precision)
+
+
+LAST = {"data_format": "NHWC", "filter_format": "OHWI", "padding": 1}
+DEPTHWISE = ConvProblem((2, 12, 12, 32), (32, 7, 7, 1), groups=32, **LAST)
+ADDED = {
+    "cuda-gather": ConvProblem((1, 8, 8, 16), (16, 3, 3, 16), dtype="float16", **LAST),
+    "cuda-direct": DEPTHWISE,
+    "cuda-toeplitz": DEPTHWISE.replace(dtype="float16"),
+    "cuda-patch": ConvProblem((2, 20, 20, 3), (32, 3, 3, 3), dtype="bfloat16", stride=2, **LAST),
+}
+
+
+@pytest.mark.parametrize("impl", ADDED)
+def test_parts_are_added_in_their_order(impl):
+    """To the last bit, of numbers that each addition rounds; in one turn and in several."""
+    problem, device, rng = ADDED[impl], Device.of("sm_80"), np.random.default_rng(0)
+    strides = Strides.contiguous(problem)
+    chosen = plan_pass(problem, "backprop_filter", device, impl, strides=strides)
+    for parts in (2, 15, 16, 17, 40):
+        split = replace(chosen, splits=parts, method="")
+        *_, last = launches.prepare(split, problem, strides, None, device)
+        given = rng.standard_normal((parts, prod(problem.filter_shape))).astype("float32")
+        dw = memory.empty(problem.filter_shape, arrays.numpy_dtype(problem.dtype), "w")
+        named = {"workspace": memory.array(given, "workspace"), "w": dw, "bias": np.uint64(0)}
+        arguments = [named[one] if isinstance(one, str) else one for one in last.arguments]
+        kernel = convolutions.EmulatorRuntime("sm_80").kernel(last)
+        kernel(last.grid, last.block, arguments)
+        expected = reduce(np.add, given).astype(dw.dtype)
+        assert sorted(dw.ravel().tolist()) == sorted(expected.tolist())
 
 
 @pytest.mark.parametrize("formats", [("NHWC", "OHWI"), ("NCHW", "OIHW")], ids="-".join)

@@ -306,12 +306,12 @@ def test_a_kernel_is_allowed_what_it_is_launched_with(kernels):
     Series([one, less], runtime)((np.uint64(0),))  # of one function, which both share
 
 
-@pytest.mark.parametrize(("filters", "blocks"), [(1, 1), (256, 1), (257, 2), (1024, 4)])
+@pytest.mark.parametrize(("filters", "blocks"), [(1, 1), (64, 1), (65, 2), (256, 4)])
 def test_a_sum_of_chunks_has_a_thread_for_each_element_of_the_filter(filters, blocks):
     product = Launch("conv_direct.cu", "product", (), (9,), (64,), 1 << 10, ("x", "parameters"))
     made = chunks.reduction(product, ConvProblem((1, 1, 1), (filters, 1, 1)), 3)
     assert (made.entry, made.defines) == ("product_reduce", product.defines)
-    assert (made.grid, made.block, made.shared_bytes) == ((blocks,), (256,), 0)
+    assert (made.grid, made.block, made.shared_bytes) == ((blocks,), (64,), 0)
     assert made.arguments == ("workspace", "w", 3, "parameters")
 
 

@@ -8,8 +8,9 @@ from itertools import product
 import pytest
 
 from cupyconv import ConvProblem
+from cupyconv.bench import suites
 from cupyconv.gpu import compiler, launches, sources
-from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning import Device, Request, cost, plan_pass
 from cupyconv.planning.families import FAMILIES, gather
 from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides
@@ -103,6 +104,44 @@ def test_rows_are_kept_beside_those_of_other_passes(tmp_path):
     suite.keep(path, [row("sm_80", 1.0), row("sm_86", 2.0)])
     suite.keep(path, [row("sm_86", 3.0), row("sm_89", 4.0)])
     assert json.loads(path.read_text()) == [row("sm_80", 1.0), row("sm_86", 3.0), row("sm_89", 4.0)]
+
+
+@pytest.mark.parametrize("parts", [30, 64])
+def test_adding_up_parts_is_priced_as_it_is_counted(parts):
+    problem, device = (
+        layer_problem("mobilenetv2-pw2", "float16", "channels-last"),
+        Device.of("sm_80"),
+    )
+    strides, family = Strides.contiguous(problem), FAMILIES["cuda-gather"]
+    request = Request(problem, "backprop_filter", device, strides=strides)
+    with planned(family.name, family.fitting_tiles(request)[-1], parts):
+        chosen = plan_pass(problem, "backprop_filter", device, family.name, strides=strides)
+    *_, last = suite.counts(chosen, problem, device)
+    assert last.kernel == "conv_gather_reduce"
+    priced = family.adding(request, parts) + cost.LAUNCH_OVERHEAD
+    assert priced == pytest.approx(last.microseconds(device.chip, "float16"), rel=0.1)
+
+
+@pytest.mark.parametrize("numbers", suite.NUMBERS)
+@pytest.mark.parametrize("architecture", suite.ARCHITECTURES)
+def test_filter_gradients_fill_the_chip(architecture, numbers):
+    """Of every layer of the suite that takes cuda-gather: with as many blocks as the kernel is sure
+    to have resident on all multiprocessors, where each keeps steps enough."""
+    (dtype, precision), device, seen = suite.NUMBERS[numbers], Device.of(architecture), 0
+    for layer, order in product(suites.select(list(suites.suites())), suite.ORDERS):
+        problem = layer_problem(layer.name, dtype, order)
+        chosen = plan_pass(
+            problem, "backprop_filter", device, precision=precision,
+            strides=Strides.contiguous(problem),
+        )  # fmt: skip
+        if chosen.implementation != "cuda-gather":
+            continue
+        tile, gemm = chosen.tile, problem.gemm("backprop_filter")
+        most = max(-(-gemm.gemm_k // tile.block_k) // cost.LEAST_SPLIT_STEPS, 1)
+        filling = device.chip.multiprocessors * tile.defines["RESIDENT"]
+        assert chosen.splits == most or chosen.blocks * chosen.splits >= filling, layer.name
+        seen += chosen.splits > 1
+    assert seen > 50
 
 
 # -- on figures that are known on paper ------------------------------------------------------------

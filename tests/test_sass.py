@@ -250,6 +250,29 @@ def test_the_main_loop_of_hopper_makes_no_descriptor_anew():
         assert len(loop) <= 45 + 4 * products, defines
 
 
+BIAS = {"STORAGE": "half_t", "INDEX": "int", "VECTOR": 8, "CHANNELS_LAST": 1, "CHANNEL_LANES": 8}
+
+
+def adding(form: str) -> tuple[Launch, str]:
+    """A launch that adds up parts of a result, and the architecture that it is compiled for."""
+    architecture = "sm_90a" if "hopper" in form else "sm_80"
+    found = (one for one in variants(form, architecture) if one.entry.endswith("_reduce"))
+    return next(found), architecture
+
+
+@pytest.mark.parametrize("form", [*(form for form in FORMS if form != "cuda-generic"), "bias"])
+def test_the_loads_of_sixteen_parts_are_under_way_at_once(form):
+    if form == "bias":
+        entry, source = "conv_backprop_bias_reduce", sources.load("conv_backprop_bias.cu")
+        listing = disassemble(compiler.compile_cubin(source, BIAS, "sm_80")[0])
+    else:
+        one, architecture = adding(form)
+        entry, listing = one.entry, listing_of(one, architecture)
+    loads, waits = loads_and_waits(main_loop(kernels(listing)[entry], r"\bLDG"))
+    assert waits == 1
+    assert loads >= 16
+
+
 # What cp.async does not take: single 16-bit elements, and anything on the chip that has none.
 @pytest.mark.parametrize(
     ("architecture", "order", "at_once"), [("sm_80", "first", 8), ("sm_75", "last", 2)]

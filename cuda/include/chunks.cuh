@@ -5,6 +5,7 @@
 
 #include "maps.cuh"
 #include "numeric.cuh"
+#include "parts.cuh"
 
 // dw from partial[chunk][tap][filter], or partial[chunk][filter][tap] without FILTERS_LAST; a tap is
 // (t, r, s, c) here.  One thread for each element of dw.
@@ -18,14 +19,14 @@ __device__ __forceinline__ void add_chunks(const Accumulator* __restrict__ parti
   const long long number = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (number >= elements) return;
 
-  Accumulator sum = 0;
-  for (int chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * elements + number];
+  Accumulator sum[1];
+  add_parts(sum, partial + number, chunks, elements);
   const Index element = static_cast<Index>(number);
   const Index filter = FILTERS_LAST ? element % filters : element / taps;
   const Index number_of_tap = FILTERS_LAST ? element / filters : element % taps;
   const Tap<Index> tap = tap_at(number_of_tap, static_cast<Index>(p.channels), p.filter);
   dw[filter * static_cast<Index>(p.w_stride[0]) + tap_offset(tap, p.w_stride)] =
-      Numeric<Storage>::narrow(sum);
+      Numeric<Storage>::narrow(sum[0]);
 }
 
 #endif

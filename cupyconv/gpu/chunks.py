@@ -8,9 +8,8 @@ from math import prod
 import numpy as np
 
 from cupyconv.gpu.launch import Launch
+from cupyconv.planning.cost import ADDING_THREADS
 from cupyconv.problem import ConvProblem
-
-_THREADS = 256
 
 
 def reduction(product: Launch, problem: ConvProblem, chunks: int) -> Launch:
@@ -19,8 +18,8 @@ def reduction(product: Launch, problem: ConvProblem, chunks: int) -> Launch:
     return replace(
         product,
         entry=f"{product.entry}_reduce",
-        grid=(-(-prod(problem.filter_shape) // _THREADS),),
-        block=(_THREADS,),
+        grid=(-(-prod(problem.filter_shape) // ADDING_THREADS),),
+        block=(ADDING_THREADS,),
         shared_bytes=0,
         arguments=("workspace", "w", np.int32(chunks), packed),
     )

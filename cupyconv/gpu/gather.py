@@ -12,6 +12,7 @@ from cupyconv.gpu import parameters
 from cupyconv.gpu.copies import arrange
 from cupyconv.gpu.launch import STORAGE, FilterForm, Launch, Part
 from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
+from cupyconv.planning.cost import ADDING_THREADS
 from cupyconv.planning.device import Device
 from cupyconv.planning.families.family import accumulator_bytes
 from cupyconv.planning.families.gather import (
@@ -26,8 +27,6 @@ from cupyconv.planning.families.gather import (
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
-
-_REDUCE_THREADS = 256
 
 
 def prepare(
@@ -85,8 +84,8 @@ def prepare(
         source="conv_gather.cu",
         entry="conv_gather_reduce",
         defines=product.defines,
-        grid=(-(-elements // (_REDUCE_THREADS * c.vector)),),
-        block=(_REDUCE_THREADS,),
+        grid=(-(-elements // (ADDING_THREADS * c.vector)),),
+        block=(ADDING_THREADS,),
         shared_bytes=0,
         arguments=("workspace", "bias", result, np.int32(pass_plan.splits), packed, phases),
     )

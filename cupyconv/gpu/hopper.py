@@ -22,6 +22,7 @@ from cupyconv.planning.copies import (
     pitch,
     shape_of,
 )
+from cupyconv.planning.cost import ADDING_THREADS
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import Tile
 from cupyconv.planning.families.hopper import (
@@ -51,7 +52,6 @@ from cupyconv.planning.strides import Strides, followers, neighbours
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 _SHARED_ALIGNMENT = 1024
-_THREADS = 256  # of the kernel after the product
 _BOX = LINE_BYTES // 2  # pixels and channels that TMA stores at once, of 16-bit types
 
 # Values of the macro STORE in cuda/include/hopper.cuh.
@@ -222,8 +222,8 @@ def prepare(
         source="conv_hopper.cu",
         entry="conv_hopper_reduce",
         defines=product.defines,
-        grid=(-(-pieces // _THREADS),),
-        block=(_THREADS,),
+        grid=(-(-pieces // ADDING_THREADS),),
+        block=(ADDING_THREADS,),
         shared_bytes=0,
         arguments=("workspace", "bias", result, np.int32(splits), walk, packed),
         may_overlap=True,

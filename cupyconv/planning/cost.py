@@ -22,11 +22,20 @@ from cupyconv.planning.device import Chip
 from cupyconv.planning.request import Request
 from cupyconv.problem import REAL_PART
 
-MOST_SPLITS = 64
-"""Parts that a kernel cuts gemm_k into."""
-
 LEAST_SPLIT_STEPS = 8
 """Steps of BLOCK_K that each split keeps at least, so that filling the ring pays."""
+
+ADDING_THREADS = 64
+"""Of a block that adds up parts of a result (cuda/include/parts.cuh)."""
+
+PARTS_AT_ONCE = 16
+"""Whose loads one of its threads has under way."""
+
+ADDING_INSTRUCTIONS = 80
+"""Of one of its warps, without those of parts: counted."""
+
+PART_INSTRUCTIONS = 3
+"""For each load of a part: counted."""
 
 LAUNCH_OVERHEAD = 2.0
 """Microseconds of each launch, those before and after the product included."""
@@ -36,6 +45,9 @@ ISSUED_BY_WARPS = 4
 
 ISSUED = 32 * ISSUED_BY_WARPS
 """Instructions of threads that a multiprocessor begins in a cycle."""
+
+REGISTERS = 1 << 16
+"""Of a multiprocessor."""
 
 SECTORS = 2
 """Of 32 bytes, that a multiprocessor is given in a cycle."""
@@ -100,6 +112,33 @@ def of_blocks(chip: Chip, blocks: int, resident: int, work: Work) -> float:
     )
     alone = work.longest * PACE + (1 + work.waits) * LATENCY
     return max(most * busy / FILLED, rounds * alone) / (chip.clock * 1e3)
+
+
+def adding(chip: Chip, sums: int, parts: int, run: int, size: int) -> float:
+    """Microseconds of the launch that adds up the parts of sums, besides the bytes that it moves.
+
+    Args:
+        chip: that it runs on.
+        sums: results.
+        parts: of each.
+        run: neighbours that a thread adds up.
+        size: bytes of a sum.
+    """
+    piece, waits = run * size, -(-parts // PARTS_AT_ONCE)
+    loads = max(piece // 16, 1)  # of a part, which are of up to 16 bytes
+    executed = ADDING_INSTRUCTIONS + PART_INSTRUCTIONS * loads * parts
+    executed += waits * PARTS_AT_ONCE * (run + 2)
+    work = Work(
+        multiplying=0,
+        wavefronts=0,
+        instructions=ADDING_THREADS / 32 * executed,
+        longest=executed,
+        waits=waits,
+        sectors=ADDING_THREADS * parts * piece / 32 * loads,  # each load asks for those of all
+    )
+    registers = 32 + PARTS_AT_ONCE * piece // 4
+    blocks = max(-(-sums // (ADDING_THREADS * run)), 1)
+    return of_blocks(chip, blocks, REGISTERS // (ADDING_THREADS * registers), work)
 
 
 def computing(

@@ -94,9 +94,9 @@ _GATHER = (
     ("deeper_filter_dilated", "NDHWC", "ODHWI", "float16"),
 )
 _SPLIT = (
-    ("pieces_of_8", "NCHW", "OIHW"),
-    ("odd_channels", "NCHW", "OIHW"),
-    ("odd_channels", "NHWC", "HWIO"),
+    (16, "pieces_of_8", "NCHW", "OIHW"),  # parts that are added in one turn, or in two
+    (17, "odd_channels", "NCHW", "OIHW"),
+    (3, "odd_channels", "NHWC", "HWIO"),
 )
 # Products outside the tensor cores, of float32.
 _PLAIN = (
@@ -322,11 +322,11 @@ def _cases_of(impl: str, only: str | None):
         yield "all bits of float32", _bits_of_float32
         yield "ends of the range of float32", _range_of_float32
     if impl == "cuda-gather":
-        for name, *in_memory in _SPLIT:
+        for splits, name, *in_memory in _SPLIT:
             problem = in_formats(_PROBLEMS[name], *in_memory).replace(dtype="float16")
             for pass_ in fits(problem, impl, "sm_80"):
                 run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
-                run = partial(_planned, run, impl, 2, 3)
+                run = partial(_planned, run, impl, 2, splits)
                 yield f"cuda-gather {pass_} split {name} {in_memory[0]}", run
         for number, (name, *in_memory) in enumerate(_PLAIN):
             problem = in_formats(_PROBLEMS[name], *in_memory).replace(dtype="float32")

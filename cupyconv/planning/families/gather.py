@@ -17,7 +17,13 @@ from cupyconv.planning.copies import (
     shape_of,
 )
 from cupyconv.planning.device import RESERVED_SHARED, Device
-from cupyconv.planning.families.family import Candidate, Tile, mma_refuses, refuses_reach
+from cupyconv.planning.families.family import (
+    Candidate,
+    Tile,
+    accumulator_bytes,
+    mma_refuses,
+    refuses_reach,
+)
 from cupyconv.planning.families.tiled import Tiled
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, followers, neighbours
@@ -28,6 +34,9 @@ MAX_PHASES = 32
 
 MOST_TAP_BITS = 255
 """T + R + S of a filter whose taps are still told apart by bits."""
+
+MOST_SPLITS = (1 << 16) - 1
+"""Along the second axis of a grid."""
 
 MOST_STAGES = 4
 """Of the ring."""
@@ -272,7 +281,8 @@ class Gather(Tiled):
         return super().gemms(request)
 
     def most_splits(self, request: Request) -> int:
-        return cost.MOST_SPLITS if len(self.gemms(request)) == 1 else 1
+        gemms = self.gemms(request)
+        return max(min(gemms[0].gemm_k, MOST_SPLITS), 1) if len(gemms) == 1 else 1
 
     def wanted_splits(self, request: Request, tile: Tile) -> int:
         gemm = request.problem.gemm(request.pass_)
@@ -289,6 +299,12 @@ class Gather(Tiled):
         steps = depth / tile.block_k / blocks
         work = work_of_step(request, tile, found).times(steps) + work_besides(request, tile, found)
         return cost.of_blocks(request.device.chip, blocks, resident(request, tile, found), work)
+
+    def adding(self, request: Request, splits: int) -> float:
+        size = accumulator_bytes(request.problem)
+        run = accesses(request.pass_, request.problem, request.memory).c.vector
+        sums = self.split_bytes(request) // size
+        return cost.adding(request.device.chip, sums, splits, run, size)
 
 
 # -- copies ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from math import prod
 from cupyconv.planning import cost
 from cupyconv.planning.families.family import Candidate, Family, Tile, accumulator_bytes
 from cupyconv.planning.request import Request
-from cupyconv.problem import ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvProblem
 
 MOST_CHUNKS = 256
 
@@ -73,12 +73,16 @@ class Streaming(Family):
         return self._costed(request, splits) if fits else None
 
     def _costed(self, request: Request, chunks: int) -> Candidate:
-        problem, flow, launches, workspace = request.problem, self.flow(request), 1, 0
+        chip, problem, flow = request.device.chip, request.problem, self.flow(request)
+        moved, workspace, adding = problem.bytes + flow.again_bytes / 2, 0, 0.0
         if request.pass_ == "backprop_filter":
-            launches, workspace = 2, chunks * chunk_bytes(problem)
-        size = problem.bytes + 2 * workspace + flow.again_bytes / 2
-        memory = cost.moving(request.device.chip, size)
-        microseconds = max(flow.microseconds, memory) + launches * cost.LAUNCH_OVERHEAD
+            size, sums = accumulator_bytes(problem), prod(problem.filter_shape)
+            workspace, result = chunks * sums * size, sums * ITEMSIZE[problem.dtype]
+            moved += workspace - result
+            adding = cost.adding(chip, sums, chunks, 1, size)
+            adding = max(adding, cost.moving(chip, workspace + result)) + cost.LAUNCH_OVERHEAD
+        microseconds = max(flow.microseconds, cost.moving(chip, moved))
+        microseconds += cost.LAUNCH_OVERHEAD + adding
         return Candidate(
             self,
             microseconds,

@@ -36,6 +36,10 @@ class Tiled(Family):
         """Parts that gemm_k is best cut into."""
         return 1
 
+    def adding(self, request: Request, splits: int) -> float:
+        """Microseconds of adding up so many splits, besides the bytes that this moves."""
+        return 0.0
+
     def candidates(self, request: Request) -> list[Candidate]:
         return [
             self._costed(request, tile, self.wanted_splits(request, tile))
@@ -67,7 +71,8 @@ class Tiled(Family):
         if splits > 1:  # a launch writes the sums, and the next one reads them
             result = workspace // splits // accumulator_bytes(problem) * ITEMSIZE[problem.dtype]
             memory = cost.moving(chip, problem.bytes - result + workspace)
-            adding = cost.moving(chip, workspace + result) + cost.LAUNCH_OVERHEAD
+            adding = max(self.adding(request, splits), cost.moving(chip, workspace + result))
+            adding += cost.LAUNCH_OVERHEAD
         computing = self.computing(request, tile, padded, blocks * splits) if blocks else 0
         microseconds = max(computing, memory) + cost.LAUNCH_OVERHEAD + adding
         return Candidate(self, microseconds, tile, blocks, splits, workspace, computing=computing)

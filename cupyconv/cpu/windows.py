@@ -13,22 +13,31 @@ import numpy as np
 
 from cupyconv.cpu.correlation import ALL, Axis, Correlation
 from cupyconv.cpu.scratch import Scratch
-from cupyconv.cpu.views import channels_are_last, copy, in_order, merged, operand
+from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, merged, operand
 
 
 def correlate(whole: Correlation, scratch: Scratch, _block_bytes: int) -> None:
     """Compute the result."""
-    is_direct = operand(whole.result, 2, whole.accumulator) is not None
-    sums = whole.result if is_direct else scratch.like("sums", whole.result)
-    matrix = _matrix(in_order(whole.filters, whole.source), whole)
-    np.matmul(matrix, _columns(whole, scratch), out=merged(sums, 2))
+    are_last = channels_are_last(whole.source)
+    columns = _columns(whole, scratch, are_last)
+    matrix = _matrix(np.moveaxis(whole.filters, 2, -1) if are_last else whole.filters, whole)
+    if columns.nbytes <= SMALL_BYTES:
+        whole.finish(np.matmul(matrix, columns).reshape(whole.result.shape))
+        return
+    sums, flat = whole.result, operand(whole.result, 2, whole.accumulator)
+    if flat is None:
+        sums = scratch.like("sums", whole.result)
+        flat = merged(sums, 2)
+    np.matmul(matrix, columns, out=flat)
     whole.finish(sums)
 
 
 def filter_gradient(whole: Correlation, scratch: Scratch, _block_bytes: int) -> None:
     """Compute the filters' gradient."""
-    total = np.matmul(_matrix(whole.result, whole), _columns(whole, scratch).swapaxes(1, 2))
-    filters = in_order(whole.filters, whole.source)
+    are_last = channels_are_last(whole.source)
+    columns = _columns(whole, scratch, are_last)
+    total = np.matmul(_matrix(whole.result, whole), columns.swapaxes(1, 2))
+    filters = np.moveaxis(whole.filters, 2, -1) if are_last else whole.filters
     filters[...] = total.reshape(filters.shape)
 
 
@@ -40,18 +49,19 @@ def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
     return rows.reshape(groups, count, prod(others)).astype(whole.accumulator, copy=False)
 
 
-def _columns(whole: Correlation, scratch: Scratch) -> np.ndarray:
+def _columns(whole: Correlation, scratch: Scratch, are_last: bool) -> np.ndarray:
     """(G, depth, pixels): the windows, which overlap in a copy of the source."""
-    are_last = channels_are_last(whole.source)
     extents, order, to, origin, shape, strides = _rules(
         whole.axes, whole.source.shape[:3], whole.accumulator, are_last
     )
-    memory = scratch.array("padded", extents)
+    is_small = prod(shape) * whole.accumulator.itemsize <= SMALL_BYTES
+    dtype = whole.accumulator
+    memory = np.empty(extents, dtype) if is_small else scratch.array("padded", extents)
     padded = memory.transpose(order)
     padded[...] = 0
-    copy(padded[to], whole.source[origin], is_cached=True)
-    windows = scratch.array("windows", shape)
-    copy(windows, np.ndarray(shape, whole.accumulator, memory, 0, strides), is_cached=True)
+    padded[to] = whole.source[origin]
+    windows = np.empty(shape, dtype) if is_small else scratch.array("windows", shape)
+    windows[...] = np.ndarray(shape, dtype, memory, 0, strides)
     depth = prod(whole.filters.shape[2:])
     if are_last:
         return windows.reshape(len(windows), -1, depth).swapaxes(1, 2)

@@ -16,6 +16,7 @@ from cupyconv.gpu import gather
 from cupyconv.gpu.launch import Part
 from cupyconv.planning import Device, Request, plan, plan_pass
 from cupyconv.planning.copies import shape_of
+from cupyconv.planning.cost import ADDING_THREADS
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.families.gather import METHODS
 from cupyconv.planning.plan import contenders
@@ -107,7 +108,7 @@ def test_copies_are_read_where_they_are_made_behind_the_sums(pass_, roles, name)
                 assert dict(made) == parts
             elif one is not multiplied:
                 pieces = results // dict(one.defines)["C_VECTOR"]
-                assert (one.grid, one.shared_bytes) == ((-(-pieces // 256),), 0)
+                assert (one.grid, one.shared_bytes) == ((-(-pieces // ADDING_THREADS),), 0)
 
 
 @pytest.mark.parametrize("method", [1, 2, BOTH])

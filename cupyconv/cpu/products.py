@@ -27,7 +27,7 @@ from cupyconv.cpu.correlation import (
 )
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import channels_are_last, copy, in_order, merged, operand
+from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 from cupyconv.planning.cpu import LEAST_PIXELS
 
 LEAST_FILTERS = 4 * LEAST_PIXELS
@@ -71,7 +71,7 @@ def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> N
 def _contract(block: Correlation, scratch: Scratch, total: np.ndarray) -> None:
     gradients = scratch.matrices("sums", block.result, block.conjugate)
     columns = _windows(block, scratch).swapaxes(1, 2)
-    np.matmul(gradients, columns, out=merged(in_order(total, block.source), 2))
+    np.matmul(gradients, columns, out=merged(_in_order(total, block), 2))
 
 
 def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
@@ -151,13 +151,18 @@ def _matrix(piece: Correlation, scratch: Scratch, channels: slice) -> np.ndarray
     """(G, K, depth): the filters of some channels."""
     some = piece.part(channels=channels)
     name = f"filters {channels.start}"
-    return scratch.matrices(name, in_order(some.filters, some.source), some.conjugate)
+    return scratch.matrices(name, _in_order(some.filters, some), some.conjugate)
 
 
 def _like_filters(piece: Correlation, scratch: Scratch, name: str) -> np.ndarray:
     """Scratch memory for the filters, (G, K, C, *taps), in the order of the gathered pixels."""
-    memory = scratch.array(name, in_order(piece.filters, piece.source).shape)
+    memory = scratch.array(name, _in_order(piece.filters, piece).shape)
     return np.moveaxis(memory, -1, 2) if channels_are_last(piece.source) else memory
+
+
+def _in_order(filters: np.ndarray, piece: Correlation) -> np.ndarray:
+    """(G, K, C, *taps) with the channels where they are among gathered pixels."""
+    return np.moveaxis(filters, 2, -1) if channels_are_last(piece.source) else filters
 
 
 def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:

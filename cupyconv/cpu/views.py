@@ -86,11 +86,6 @@ def channels_are_last(array: np.ndarray) -> bool:
     return abs(array.strides[1]) == array.itemsize
 
 
-def in_order(filters: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """(G, K, C, *taps) with the channels where they are among gathered pixels of the source."""
-    return np.moveaxis(filters, 2, -1) if channels_are_last(source) else filters
-
-
 def copy(
     target: np.ndarray, source: np.ndarray, conjugate: bool = False, is_cached: bool = False
 ) -> None:

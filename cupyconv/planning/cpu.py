@@ -235,7 +235,7 @@ def _windows(seen: _Pass) -> Iterator[Method]:
     padded = seen.images * seen.groups * seen.channels * prod(spans)
     gathered = seen.pixels * seen.channels * seen.taps
     made = padded + gathered + seen.weights + seen.pixels * seen.filters
-    if 4 * made <= 2 * BLOCK_BYTES:
+    if seen.itemsize * made <= 2 * BLOCK_BYTES:
         operations = seen.operations * _slower(seen.filters)
         moved = padded + gathered * seen.short_runs + seen.pixels * seen.filters
         calls = 6 * seen.phases

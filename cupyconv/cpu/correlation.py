@@ -22,7 +22,7 @@ import numpy as np
 
 from cupyconv.cpu.activations import activate
 from cupyconv.cpu.views import accumulator_of, copy, filter_view
-from cupyconv.planning.cpu import PADDED_SHARE
+from cupyconv.planning.cpu import LEAST_PADDED, PADDED_SHARE
 from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 ALL: Any = slice(None)
@@ -33,9 +33,6 @@ SUMS, LEAST_SUMMED, LEAST_PRODUCTS = 8, 512, 1 << 22
 MOST_CUTS = 8
 """Parts that an axis is cut into at most, to leave out products with padding; and taps that are
 asked where to cut, where there are more."""
-
-LEAST_PADDED = 1 << 28
-"""Products with padding that are left out only where there are so many: parts take time too."""
 
 MANY_PHASES = 64
 """Stride phases, for every window, above which windows are taken one by one instead."""
@@ -342,11 +339,9 @@ def _by_channel(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
 
 
 def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | None:
-    return (
-        None
-        if bias is None
-        else bias.astype(accumulator_of(problem.dtype)).reshape(problem.groups, -1)
-    )
+    if bias is None:
+        return None
+    return bias.astype(accumulator_of(problem.dtype)).reshape(problem.groups, -1)
 
 
 _Phase = tuple[Axis, slice, slice, slice]

@@ -39,11 +39,11 @@ MANY_IMAGES = 16
 
 def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the result."""
-    for chunk in whole.chunks(8 * block_bytes, LEAST_FILTERS):
-        for piece in chunk.pieces():
-            channels = parts(piece.channels, _channels_at_once(piece, block_bytes))
-            terms = [(some, _matrix(piece, scratch, some)) for some in channels]
-            each(partial(_multiply, terms), _blocks(piece, block_bytes), scratch, blocks=4)
+    for piece in whole.pieces():
+        for chunk in piece.chunks(8 * block_bytes, LEAST_FILTERS):
+            channels = parts(chunk.channels, _channels_at_once(chunk, block_bytes))
+            terms = [(some, _matrix(chunk, scratch, some)) for some in channels]
+            each(partial(_multiply, terms), _blocks(chunk, block_bytes), scratch, blocks=4)
 
 
 def _multiply(

@@ -8,6 +8,7 @@ gathered, and the matrix products have taps times filters for rows instead of fi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -21,22 +22,19 @@ from cupyconv.cpu.views import copy
 def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
     """Compute the result."""
     for chunk in whole.chunks(8 * block_bytes):
-        _correlate(chunk, scratch, block_bytes)
+        filters = np.moveaxis(chunk.filters, (1, 2), (-2, -1))  # (G, *taps, K, C)
+        matrices = scratch.array("filters", filters.shape)
+        copy(matrices, filters, chunk.conjugate)
+        scatter = partial(_scatter, matrices, block_bytes)
+        each(scatter, _blocks(chunk, block_bytes), scratch, blocks=6)
 
 
-def _correlate(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
-    filters = np.moveaxis(chunk.filters, (1, 2), (-2, -1))  # (G, *taps, K, C)
-    matrices = scratch.array("filters", filters.shape)
-    copy(matrices, filters, chunk.conjugate)
-
-    def scatter(block: Correlation, memory: Scratch) -> None:
-        sums = memory.array("sums", block.result.shape)
-        sums[...] = 0
-        for some in parts(block.axes[0].taps, _taps_at_once(block, block_bytes)):
-            _add(sums, block, matrices, some, memory)
-        block.finish(sums)
-
-    each(scatter, _blocks(chunk, block_bytes), scratch, blocks=6)
+def _scatter(matrices: np.ndarray, block_bytes: int, block: Correlation, scratch: Scratch) -> None:
+    sums = scratch.array("sums", block.result.shape)
+    sums[...] = 0
+    for some in parts(block.axes[0].taps, _taps_at_once(block, block_bytes)):
+        _add(sums, block, matrices, some, scratch)
+    block.finish(sums)
 
 
 def _add(

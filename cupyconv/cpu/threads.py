@@ -220,14 +220,10 @@ def _set_blas_threads(count: int) -> None:
     for library in _blas():
         # threadpoolctl obeys one thread alone, the first that sets a number, until it is told that
         # the others may: users of it need that as we do.
-        release = getattr(library, "clear_controlling_thread", _nothing)
+        release = getattr(library, "clear_controlling_thread", lambda force: None)
         release(force=True)
         library.set_num_threads(count)
         release(force=True)
-
-
-def _nothing(force: bool) -> None:
-    pass
 
 
 @cache

@@ -13,7 +13,7 @@ import numpy as np
 
 from cupyconv.cpu.correlation import ALL, Axis, Correlation
 from cupyconv.cpu.scratch import Scratch
-from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, merged, operand
+from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, operand
 
 
 def correlate(whole: Correlation, scratch: Scratch, _block_bytes: int) -> None:
@@ -21,15 +21,10 @@ def correlate(whole: Correlation, scratch: Scratch, _block_bytes: int) -> None:
     are_last = channels_are_last(whole.source)
     columns = _columns(whole, scratch, are_last)
     matrix = _matrix(np.moveaxis(whole.filters, 2, -1) if are_last else whole.filters, whole)
-    if columns.nbytes <= SMALL_BYTES:
-        whole.finish(np.matmul(matrix, columns).reshape(whole.result.shape))
-        return
-    sums, flat = whole.result, operand(whole.result, 2, whole.accumulator)
-    if flat is None:
-        sums = scratch.like("sums", whole.result)
-        flat = merged(sums, 2)
-    np.matmul(matrix, columns, out=flat)
-    whole.finish(sums)
+    is_small = columns.nbytes <= SMALL_BYTES
+    flat = None if is_small else operand(whole.result, 2, whole.accumulator)
+    sums = np.matmul(matrix, columns, out=flat)
+    whole.finish(sums.reshape(whole.result.shape) if flat is None else whole.result)
 
 
 def filter_gradient(whole: Correlation, scratch: Scratch, _block_bytes: int) -> None:

@@ -22,7 +22,7 @@ what a result reads with what it does not leave the rounding of large values in 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -46,7 +46,6 @@ BLOCK_BYTES = 2 << 20
 LEAST_ROWS = 64
 """Filters below which matrix products are slower."""
 
-
 LEAST_PIXELS = 128
 """Columns of a matrix product that are worth packing the filters once more."""
 
@@ -59,6 +58,8 @@ TRANSPOSED = 2.5
 PADDED_SHARE = 0.85
 """Share of products with pixels, not padding, below which it pays to leave out the others."""
 
+LEAST_PADDED = 1 << 28
+"""Products with padding that are left out only where there are so many: parts take time too."""
 
 LOOP_RATE, FOUR_FILTERS, UNCOMPILED = 50e9, 2.4, 0.3
 """Operations of sums over taps in a second; how many times as many there are of four filters that
@@ -217,14 +218,15 @@ def _seen(problem: ConvProblem, pass_: str) -> _Pass:
 
 
 def _products(seen: _Pass) -> Method:
-    gathered = seen.pixels * seen.channels * seen.taps * _uncut_share(seen.axes)
+    share = _uncut_share(seen)
+    gathered = seen.pixels * seen.channels * seen.taps * share
     if all(axis.taps == axis.stride == axis.useful == 1 for axis in seen.axes):
         gathered = 0  # nothing to gather
     blocks = 4 * gathered / BLOCK_BYTES
     return Method(
         "products",
         "filters times gathered pixels",
-        seen.operations * _uncut_share(seen.axes) * _slower(seen.filters),
+        seen.operations * share * _slower(seen.filters),
         gathered * seen.short_runs + 2 * seen.weights + seen.pixels * seen.filters,
         20 * blocks + 64 * seen.phases,
     )
@@ -302,9 +304,12 @@ def _loops(seen: _Pass) -> Iterator[Method]:
     )
 
 
-def _uncut_share(axes: Iterable[_Axis]) -> float:
+def _uncut_share(seen: _Pass) -> float:
     """The share of the products that is left where those with padding are left out."""
-    return prod(axis.useful for axis in axes if axis.useful < PADDED_SHARE)
+    padded = (1 - prod(axis.useful for axis in seen.axes)) * seen.operations / 2
+    if padded / seen.phases < LEAST_PADDED:
+        return 1
+    return prod(axis.useful for axis in seen.axes if axis.useful < PADDED_SHARE)
 
 
 def _slower(rows: int) -> float:

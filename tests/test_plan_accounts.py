@@ -56,6 +56,21 @@ def test_the_planner_orders_kernels_by_what_they_execute(group):
     assert worst <= 1.15
 
 
+def test_counts_depend_on_no_other_kernel_of_a_module():
+    def module(reduction):
+        kernels = (
+            f".visible .entry {name}(\n)\n{{\n\t{{\n\t{code}; .loc 1 2 3\n\t}}\n}}\n"
+            for name, code in (("conv", "multiply"), ("conv_reduce", reduction))
+        )
+        return f"{''.join(kernels)}\t.section\t.debug_str\n\t{{\n{reduction}\t}}\n"
+
+    found = {name: [suite._of_entry(module(one), name) for one in ("add", "load")]
+             for name in ("conv", "conv_reduce")}  # fmt: skip
+    assert found["conv"][0] == found["conv"][1]
+    assert "multiply" in found["conv"][0]
+    assert found["conv_reduce"][0] != found["conv_reduce"][1]
+
+
 RECOUNTED = (("sm_80", "float16", "channels-last"), ("sm_86", "float32", "channels-first"))
 
 

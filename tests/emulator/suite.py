@@ -378,7 +378,7 @@ def _counts(
         operands.get(one, np.uint64(0)) if isinstance(one, (str, Part)) else one
         for one in launch.arguments
     ]
-    text = re.sub(r"\s*\.(loc|file)\b.*", "", ptx_of(launch.source, launch.defines, _PTX))
+    text = _of_entry(ptx_of(launch.source, launch.defines, _PTX), launch.entry)
     values = [
         (one.shape, one.dtype) if id(one) in map(id, operands.values()) else one.tobytes()
         for one in arguments
@@ -402,6 +402,12 @@ def _counts(
     names = work.pop("tensors")
     touched = sum(one.nbytes for one in operands.values() if memory.name_of(one) in names)
     return Counts(launch.entry, total, resident, -(-threads // 32), touched=touched, **work)
+
+
+def _of_entry(ptx: str, name: str) -> str:
+    """What a kernel's counts depend on: not the lines of its source, nor the module's others."""
+    others = rf"(?ms)^\.visible \.entry (?!{name}\().*?^}}$|^\t\.section.*"
+    return re.sub(others, "", re.sub(r"\s*\.(loc|file)\b.*", "", ptx))
 
 
 def _work(

@@ -298,9 +298,9 @@ class Gather(Tiled):
         steps = -(-gemm.gemm_k // tile.block_k)
         most = min(steps // cost.LEAST_SPLIT_STEPS, self.most_splits(request))
         most = request.most_within_limit(most, self.split_bytes(request))
-        if most <= 1:
-            return [1]
         tiles = tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups
+        if most <= 1 or not tiles:
+            return [1]
         places = request.device.chip.multiprocessors
         wanted = (min(int(count * places) // tiles, most) for count in BLOCKS)
         # Each has as many steps as the others, and none is left without.

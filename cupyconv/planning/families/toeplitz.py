@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -9,6 +10,7 @@ from math import gcd
 
 from cupyconv.planning import cost
 from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
+from cupyconv.planning.reach import MOST_BLOCKS, Count
 from cupyconv.planning.request import Request
 from cupyconv.problem import ConvProblem
 
@@ -169,6 +171,11 @@ class Toeplitz(Streaming):
         if cut(request) is None:
             return "the rows under a block and the filter do not fit into shared memory"
         return None
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        made = cut(request)
+        assert made is not None
+        yield Count("blocks", made.patches, MOST_BLOCKS)
 
     def flow(self, request: Request) -> Flow:
         made = cut(request)

@@ -7,8 +7,10 @@ and what the others refuse cuda-generic takes.
 import pytest
 
 from cupyconv import ConvError, ConvProblem
+from cupyconv.gpu import launches
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
 from tests.agreement import fits
@@ -155,3 +157,16 @@ def test_what_no_family_takes_is_an_error():
     assert error.value.rule == "the problem must fit an implementation"
     assert "elements that windows and padding reach over" in error.value.values
     assert error.value.remedy == "Compute it in parts, or with less padding"
+
+
+@pytest.mark.parametrize(
+    ("number", "index"), [(2**26, "int"), (2**27 - 2**12, "long long"), (2**27, "long long")]
+)
+def test_rows_that_only_blocks_have_are_counted(number, index):
+    """Those that fill up images: of 2^27 of them 2^31, though no tensor has more than 2^27."""
+    problem, device = tall(number), Device.of("sm_80")
+    planned = plan_pass(problem, "forward", device, "cuda-toeplitz")
+    strides = Strides.contiguous(problem)
+    (product,) = launches.prepare(planned, problem, strides, None, device)
+    assert dict(product.defines)["ALIGNED"] == 1
+    assert dict(product.defines)["INDEX"] == index

@@ -41,6 +41,7 @@ class Cut:
         row_tiles: tiles of 16 rows of the walked tensor.
         aligned: whether the rows of an image are rounded up to whole blocks, else those of all
             images follow each other.
+        rows: of all images together, so numbered.
         strips: strips of 8 columns.
         tap_rows: rows of the filter.
         lines: rows of the source.
@@ -51,6 +52,7 @@ class Cut:
 
     row_tiles: int
     aligned: bool
+    rows: int
     strips: int
     tap_rows: int
     lines: int
@@ -112,8 +114,10 @@ def _cut(
         shared = max(source + walked + plain_sums + where, diagonals)
     else:
         shared = max(source, walked) + CHANNELS * taps_r * (8 * window(taps) + 8) * 2 + where
-    patches = -(-problem.N * height // rows) * -(-width // (8 * strips))
-    return Cut(row_tiles, aligned, strips, tap_rows, lines, -(-shared // 16) * 16, patches, shares)
+    numbered = problem.N * height
+    patches = -(-numbered // rows) * -(-width // (8 * strips))
+    shared = -(-shared // 16) * 16
+    return Cut(row_tiles, aligned, numbered, strips, tap_rows, lines, shared, patches, shares)
 
 
 def window(taps: int) -> int:

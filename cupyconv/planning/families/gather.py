@@ -23,9 +23,9 @@ from cupyconv.planning.families.family import (
     Tile,
     accumulator_bytes,
     mma_refuses,
-    refuses_reach,
 )
 from cupyconv.planning.families.tiled import Tiled
+from cupyconv.planning.reach import MOST_BLOCKS, Count, reach_counts
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, followers, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem, GemmView
@@ -248,7 +248,7 @@ class Gather(Tiled):
         _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
     )
 
-    def refuses(self, request: Request) -> str | None:
+    def refuses_layer(self, request: Request) -> str | None:
         problem = request.problem
         if not self.fitting_tiles(request):
             return mma_refuses(request)
@@ -256,7 +256,13 @@ class Gather(Tiled):
             return f"{prod(problem.stride)} stride phases are more than {MAX_PHASES}"
         if (bits := tap_bits(problem)) > MOST_TAP_BITS:
             return f"the sizes of the filter add up to {bits}, more than {MOST_TAP_BITS}"
-        return refuses_reach(problem)
+        return None
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        yield from reach_counts(request.problem)
+        gemms, tiles = self.gemms(request), self.fitting_tiles(request)
+        most = max(sum(t.blocks(g.gemm_m, g.gemm_n) * g.groups for g in gemms) for t in tiles)
+        yield Count("blocks", most, MOST_BLOCKS)
 
     def fitting_tiles(self, request: Request) -> list[Tile]:
         """Those whose products the operands can have."""

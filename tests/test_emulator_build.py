@@ -149,7 +149,7 @@ def test_without_a_compiler_one_line_says_what_to_install(monkeypatch) -> None:
         raise build.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(build.importlib.metadata, "version", not_found)
+    monkeypatch.setattr(build.importlib.metadata, "distribution", not_found)
     with pytest.raises(build.BuildError, match="pip install ziglang") as caught:
         build.find_compiler.__wrapped__()
     assert "\n" not in str(caught.value)

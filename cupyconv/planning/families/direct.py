@@ -149,6 +149,12 @@ class Cut:
         of_cycle = rate * 1e3 / 2 / 32 / chip.multiprocessors / chip.clock
         return self._busy(chip) * self.products / of_cycle
 
+    def waiting(self, chip: Chip) -> float:
+        """Cycles of warps that wait for each row of the source, with nothing to fill that with."""
+        places = chip.multiprocessors * self.resident
+        tiles = -(-self.rounds * self.block.number * self.parts // places)
+        return tiles * (self.instructions * cost.PACE + self.down.met * cost.LATENCY)
+
     def _busy(self, chip: Chip) -> float:
         """Warps and rounds of the busiest multiprocessor, more where it waits."""
         warps = -(-self.block.lanes * self.block.strips // 32)
@@ -440,11 +446,10 @@ class Direct(Streaming):
         assert made is not None
         chip = request.device.chip
         multiplying = made.multiplying(chip, cost.plain_rate(request))
-        cycles = max(made.issuing(chip), made.asking(chip), multiplying)
+        cycles = max(made.issuing(chip), made.asking(chip), made.waiting(chip), multiplying)
         microseconds = cycles / (chip.clock * 1e3)
         chunks = chunks_of(made.rounds, made.block.number * made.parts, _LEAST_ROUNDS)
-        # Every part of the filter takes both tensors again, mostly from L2.
-        return Flow(microseconds, chunks, (made.parts - 1) * request.problem.bytes)
+        return Flow(microseconds, chunks)
 
 
 CUDA_DIRECT = Direct()

@@ -427,9 +427,7 @@ class Patch(Streaming):
         problem = request.problem
         others = -(-problem.K // made.filters) * made.shares
         chunks = chunks_of(made.tiles, others, _LEAST_TILES)
-        # Each block of filters, and of words, takes x again.
-        again = (others - 1) * prod(problem.input_shape) * ITEMSIZE[problem.dtype]
-        return Flow(microseconds / _EFFICIENCY, chunks, again)
+        return Flow(microseconds / _EFFICIENCY, chunks)
 
 
 CUDA_PATCH = Patch()

@@ -23,18 +23,16 @@ TARGET_BLOCKS = 1024
 
 @dataclass(frozen=True)
 class Flow:
-    """What a kernel does besides moving each tensor's bytes once.
+    """What a kernel does besides moving each tensor's bytes once: what blocks load again comes from
+    L2, where those that do so at the same time find it.
 
     Attributes:
         microseconds: of computing, at the share of the chip's rates that it reaches.
         chunks: that the filter gradient's pixels are best cut into.
-        again_bytes: that blocks far apart load again, half of them from L2; what neighbouring
-            blocks do comes from there, which takes less time than the tensors do from memory.
     """
 
     microseconds: float
     chunks: int = 1
-    again_bytes: int = 0
 
 
 class Streaming(Family):
@@ -70,7 +68,7 @@ class Streaming(Family):
 
     def _costed(self, request: Request, chunks: int) -> Candidate:
         chip, problem, flow = request.device.chip, request.problem, self.flow(request)
-        moved, workspace, adding = problem.bytes + flow.again_bytes / 2, 0, 0.0
+        moved, workspace, adding = problem.bytes, 0, 0.0
         if request.pass_ == "backprop_filter":
             size, sums = accumulator_bytes(problem), prod(problem.filter_shape)
             workspace, result = chunks * sums * size, sums * ITEMSIZE[problem.dtype]

@@ -197,8 +197,7 @@ class Toeplitz(Streaming):
             instructions=warps * 32 * (_instructions(made, request.pass_, taps) + _OF_PATCH),
         )
         chunks = chunks_of(made.patches, others, _LEAST_PATCHES)
-        # Each part of the filter's rows takes both tensors again.
-        return Flow(microseconds / _EFFICIENCY, chunks, (made.shares - 1) * problem.bytes)
+        return Flow(microseconds / _EFFICIENCY, chunks)
 
 
 CUDA_TOEPLITZ = Toeplitz()

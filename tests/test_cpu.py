@@ -27,7 +27,7 @@ from tests.configurations import CASES, Data, in_formats, integer_data, random_d
 from tests.views import KINDS, assignments, named, require_exact
 
 METHODS = tuple(blocked.CORRELATE)
-MEMORY = 64 << 20
+MEMORY = 64_000_000
 
 # Layers that every method but those for depthwise layers, and those, have many blocks of.
 DENSE = ConvProblem((3, 40, 25, 26), (33, 40, 3, 3), padding=1)
@@ -323,6 +323,7 @@ LARGE = {
         (1, 480, 40, 1091), (1, 480, 31, 1), padding=(15, 0), dtype="float16"
     ),
     "long complex rows": ConvProblem((1, 16, 16, 65_000), (1, 16, 3, 3), dtype="complex128"),
+    "one window": ConvProblem((1, 1, 128, 128), (1, 1, 128, 128), stride=128),
 }
 
 
@@ -346,6 +347,22 @@ def test_memory_is_bounded_whatever_the_layer(name, step, monkeypatch):
         out = np.empty_like(results[pass_])
         peaks = in_a_new_thread(peaks_of_two, problem, pass_, data, out)
         assert peaks[0] <= MEMORY, planned[pass_].reason
+
+
+@pytest.mark.parametrize("stride", [1, 64, 65, 999])
+@pytest.mark.parametrize("size", [2, 66, 1000])
+def test_the_rule_sees_the_phases_that_a_pass_has(size, stride):
+    for taps, dilation, padding in itertools.product((1, 65, 66, 70), (1, 2, 7), (0, 60)):
+        if size + 2 * padding <= (taps - 1) * dilation:
+            continue
+        rules = {"stride": stride, "dilation": dilation, "padding": padding}
+        problem = ConvProblem((1, 1, size), (1, 1, taps), **rules)
+        data = zeros(problem)
+        phases = list(correlation.input_correlations(problem, data.w, data.dy, data.x))
+        seen = cpu._seen(problem, "backprop_input")
+        assert len(phases) <= seen.phases
+        assert sum(phase.axes[0].outputs for phase in phases) <= seen.pixels
+        assert max((phase.axes[0].taps for phase in phases), default=0) <= seen.taps
 
 
 # Of odd shapes, for blocks of a 64th: small enough for each method to compute them.

@@ -22,7 +22,7 @@ import numpy as np
 
 from cupyconv.cpu.activations import activate
 from cupyconv.cpu.views import accumulator_of, copy, filter_view
-from cupyconv.planning.cpu import LEAST_PADDED, PADDED_SHARE
+from cupyconv.planning.cpu import LEAST_PADDED, MANY_PHASES, PADDED_SHARE, by_window
 from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 ALL: Any = slice(None)
@@ -33,9 +33,6 @@ SUMS, LEAST_SUMMED, LEAST_PRODUCTS = 8, 512, 1 << 22
 MOST_CUTS = 8
 """Parts that an axis is cut into at most, to leave out products with padding; and taps that are
 asked where to cut, where there are more."""
-
-MANY_PHASES = 64
-"""Stride phases, for every window, above which windows are taken one by one instead."""
 
 
 @dataclass(frozen=True)
@@ -361,11 +358,9 @@ def _combined(axes: Sequence[ConvAxis]) -> Iterator[tuple[_Phase, ...]]:
 def _phases(axis: ConvAxis) -> Iterable[_Phase]:
     """The stride phases of an axis that have inputs and taps, the last of the taps first."""
     step = axis.stride // gcd(axis.stride, axis.dilation)
-    lone = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
     if min(step, axis.filter) <= MANY_PHASES:
         return _few_phases(axis, step)
-    if axis.output == 1 or lone:
-        # No input is under two windows, so that each of them is as good as a phase.
+    if by_window(axis):
         return chain.from_iterable(_window(axis, output) for output in range(axis.output))
     return _every_phase(axis, step)
 

@@ -349,6 +349,47 @@ def test_memory_is_bounded_whatever_the_layer(name, step, monkeypatch):
         assert peaks[0] <= MEMORY, planned[pass_].reason
 
 
+def single_row(channels: int, filters: int, dtype: str) -> ConvProblem:
+    shapes = (64, channels, 70), (filters, channels, 3)
+    return ConvProblem(*shapes, stride=3, padding=1, dtype=dtype)
+
+
+@pytest.mark.parametrize(("pass_", "problems"), [
+    ("backprop_filter", [ConvProblem((16, 1, 66_304), (1026, 1, 1024), stride=256)]),
+    ("forward", [single_row(682, 512, "complex128")]),
+    ("forward", [ConvProblem((1, 1, 1_000_059), (1, 1, 1_000_000), dtype="complex128")]),
+    ("forward", [single_row(170, 8192, "float32"), single_row(2730, 64, "float16")]),
+], ids=["many taps", "long windows", "a million taps", "passes of two kinds"])  # fmt: skip
+def test_memory_of_many_threads_is_bounded(pass_, problems, monkeypatch):
+    operands = [(problem, zeros(problem, 2)) for problem in problems]
+
+    def peak() -> int:
+        """Of one pass after the other, which finds the memory of that before."""
+        tracemalloc.start()
+        for problem, data in operands:
+            out = data.w if pass_ == "backprop_filter" else data.dy
+            agreement.compute(cupyconv, pass_, problem, data, out=out)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    monkeypatch.setattr(threads, "blas_threads", lambda: threads.MOST_THREADS)
+    assert in_a_new_thread(peak) <= MEMORY
+
+
+@pytest.mark.parametrize("extents", [(1, 15, 500), (5, 9, 99), (9, 40, 40), (64, 7, 7), (1, 9000)])
+def test_a_sum_is_divided_into_parts_of_about_a_size(extents):
+    images, *sizes = extents
+    taps = [1] * len(sizes)
+    problem = ConvProblem((images, 999, *sizes), (99, 999, *taps))
+    data = zeros(problem)
+    whole = correlation.correlation(problem, data.x, data.w, data.dy)
+    pixels = [part.images * np.prod([a.outputs for a in part.axes]) for part in whole.divided(8)]
+    assert sum(pixels) == np.prod(extents)
+    assert len(pixels) <= 8
+    assert min(pixels) >= correlation.LEAST_SUMMED / 2
+
+
 @pytest.mark.parametrize("stride", [1, 64, 65, 999])
 @pytest.mark.parametrize("size", [2, 66, 1000])
 def test_the_rule_sees_the_phases_that_a_pass_has(size, stride):

@@ -197,7 +197,10 @@ class Correlation:
 
     def trimmed(self) -> Correlation:
         """Without the leading and trailing taps that no window has inside."""
-        taps = tuple(axis.reached() for axis in self.axes)
+        return self.with_taps([axis.reached() for axis in self.axes])
+
+    def with_taps(self, taps: Sequence[slice]) -> Correlation:
+        """With some of the taps."""
         if all(map(_is_whole, taps, (axis.taps for axis in self.axes))):
             return self
         axes = tuple(axis.with_taps(some) for axis, some in zip(self.axes, taps, strict=True))
@@ -228,16 +231,22 @@ class Correlation:
             yield self.part(outputs=outputs).trimmed()
 
     def divided(self, wanted: int) -> Iterator[Correlation]:
-        """The images and rows in about so many parts, if that leaves enough in each."""
+        """The images and rows in up to so many parts, if that leaves enough in each."""
         extents = [axis.outputs for axis in self.axes]
         pixels = self.images * prod(extents)
         products = pixels * self.filters.size
         wanted = clamp(min(pixels // LEAST_SUMMED, products // LEAST_PRODUCTS), wanted)
-        images = -(-self.images // wanted)
-        most = box_of(extents, -(-prod(extents) * self.images // (images * wanted)))
-        for some in parts(self.images, images):
-            for outputs in boxes(extents, most):
-                yield self.part(images=some, outputs=outputs)
+        most = []
+        for extent in (self.images, *extents):
+            most.append(-(-extent // wanted))
+            wanted //= -(-extent // most[-1])
+        return self.boxes(self.groups, *most)
+
+    def boxes(self, *most: int) -> Iterator[Correlation]:
+        """Parts of at most so many groups, images and outputs along each axis."""
+        extents = (self.groups, self.images, *(axis.outputs for axis in self.axes))
+        for group, images, *outputs in boxes(extents, (*most, *extents[len(most) :])):
+            yield self.part(groups=group, images=images, outputs=outputs)
 
     def with_axis(self) -> Correlation:
         """With one more spatial axis, of one pixel and one tap, before the others."""
@@ -423,10 +432,10 @@ def gather(target: np.ndarray, source: np.ndarray, axes: Sequence[Axis], first: 
 
 
 def parts(extent: int, most: int) -> Iterator[slice]:
-    """Consecutive slices of at most ``most``, all about as long."""
+    """Consecutive slices of at most ``most``, all about as long, the first one the longest."""
     count = -(-extent // most)
     for number in range(count):
-        yield slice(extent * number // count, extent * (number + 1) // count)
+        yield slice(-(-extent * number // count), -(-extent * (number + 1) // count))
 
 
 def boxes(extents: Sequence[int], most: Sequence[int]) -> Iterator[tuple[slice, ...]]:

@@ -12,14 +12,14 @@ from math import prod
 import numpy as np
 
 from cupyconv.cpu.correlation import ALL, Axis, Correlation
-from cupyconv.cpu.scratch import Scratch
+from cupyconv.cpu.scratch import Pool
 from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, operand
 
 
-def correlate(whole: Correlation, scratch: Scratch, _block_bytes: int) -> None:
+def correlate(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
     """Compute the result."""
     are_last = channels_are_last(whole.source)
-    columns = _columns(whole, scratch, are_last)
+    columns = _columns(whole, pool, are_last)
     matrix = _matrix(np.moveaxis(whole.filters, 2, -1) if are_last else whole.filters, whole)
     is_small = columns.nbytes <= SMALL_BYTES
     flat = None if is_small else operand(whole.result, 2, whole.accumulator)
@@ -27,10 +27,10 @@ def correlate(whole: Correlation, scratch: Scratch, _block_bytes: int) -> None:
     whole.finish(sums.reshape(whole.result.shape) if flat is None else whole.result)
 
 
-def filter_gradient(whole: Correlation, scratch: Scratch, _block_bytes: int) -> None:
+def filter_gradient(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
     """Compute the filters' gradient."""
     are_last = channels_are_last(whole.source)
-    columns = _columns(whole, scratch, are_last)
+    columns = _columns(whole, pool, are_last)
     total = np.matmul(_matrix(whole.result, whole), columns.swapaxes(1, 2))
     filters = np.moveaxis(whole.filters, 2, -1) if are_last else whole.filters
     filters[...] = total.reshape(filters.shape)
@@ -44,18 +44,18 @@ def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
     return rows.reshape(groups, count, prod(others)).astype(whole.accumulator, copy=False)
 
 
-def _columns(whole: Correlation, scratch: Scratch, are_last: bool) -> np.ndarray:
+def _columns(whole: Correlation, pool: Pool, are_last: bool) -> np.ndarray:
     """(G, depth, pixels): the windows, which overlap in a copy of the source."""
     extents, order, to, origin, shape, strides = _rules(
         whole.axes, whole.source.shape[:3], whole.accumulator, are_last
     )
     is_small = prod(shape) * whole.accumulator.itemsize <= SMALL_BYTES
     dtype = whole.accumulator
-    memory = np.empty(extents, dtype) if is_small else scratch.array("padded", extents)
+    memory = np.empty(extents, dtype) if is_small else pool.array("shared", extents)
     padded = memory.transpose(order)
     padded[...] = 0
     padded[to] = whole.source[origin]
-    windows = np.empty(shape, dtype) if is_small else scratch.array("windows", shape)
+    windows = np.empty(shape, dtype) if is_small else pool.array("calls", shape)
     windows[...] = np.ndarray(shape, dtype, memory, 0, strides)
     depth = prod(whole.filters.shape[2:])
     if are_last:

@@ -271,6 +271,25 @@ def test_what_was_compiled_and_kept_may_be_damaged(monkeypatch, tmp_path):
     assert first_call() == "compiler"
 
 
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("size", [1, 4])
+def test_windows_leave_out_taps_that_are_all_in_the_padding(pass_, size, monkeypatch):
+    honest, depths = np.matmul, set()
+
+    def matmul(a, b, out=None):
+        depths.add(b.shape[-1 if pass_ == "backprop_filter" else -2])
+        return honest(a, b, out=out)
+
+    monkeypatch.setattr(np, "matmul", matmul)
+    small = ConvProblem((2, 3, size, 1), (3, 3, 9, 9), padding=4)
+    for problem in (small, *channels_last(small)):
+        data = integer_data(problem)
+        expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
+        depths.clear()
+        np.testing.assert_array_equal(compute(problem, pass_, "windows", data), expected)
+        assert depths == {3 * (2 * size - 1)}
+
+
 # -- rounding --------------------------------------------------------------------------------------
 
 

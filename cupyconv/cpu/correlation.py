@@ -197,11 +197,11 @@ class Correlation:
 
     def trimmed(self) -> Correlation:
         """Without the leading and trailing taps that no window has inside."""
-        return self.with_taps([axis.reached() for axis in self.axes])
+        return self.with_taps(_reached(self.axes))
 
     def with_taps(self, taps: Sequence[slice]) -> Correlation:
-        """With some of the taps."""
-        if all(map(_is_whole, taps, (axis.taps for axis in self.axes))):
+        """With some of the taps; of no slices, all."""
+        if not taps:
             return self
         axes = tuple(axis.with_taps(some) for axis, some in zip(self.axes, taps, strict=True))
         return replace(self, axes=axes, filters=self.filters[(ALL, ALL, ALL, *taps)])
@@ -348,6 +348,13 @@ def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | Non
     if bias is None:
         return None
     return bias.astype(accumulator_of(problem.dtype)).reshape(problem.groups, -1)
+
+
+@lru_cache(maxsize=4096)
+def _reached(axes: tuple[Axis, ...]) -> list[slice]:
+    """The taps that any window may have inside; none if those are all."""
+    taps = [axis.reached() for axis in axes]
+    return [] if all(map(_is_whole, taps, (axis.taps for axis in axes))) else taps
 
 
 _Phase = tuple[Axis, slice, slice, slice]

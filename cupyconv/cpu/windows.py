@@ -18,6 +18,7 @@ from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, operand
 
 def correlate(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
     """Compute the result."""
+    whole = whole.trimmed()
     are_last = channels_are_last(whole.source)
     columns = _columns(whole, pool, are_last)
     matrix = _matrix(np.moveaxis(whole.filters, 2, -1) if are_last else whole.filters, whole)
@@ -29,6 +30,9 @@ def correlate(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
 
 def filter_gradient(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
     """Compute the filters' gradient."""
+    if (trimmed := whole.trimmed()) is not whole:
+        whole.filters[...] = 0
+        whole = trimmed
     are_last = channels_are_last(whole.source)
     columns = _columns(whole, pool, are_last)
     total = np.matmul(_matrix(whole.result, whole), columns.swapaxes(1, 2))
@@ -57,10 +61,10 @@ def _columns(whole: Correlation, pool: Pool, are_last: bool) -> np.ndarray:
     padded[to] = whole.source[origin]
     windows = np.empty(shape, dtype) if is_small else pool.array("calls", shape)
     windows[...] = np.ndarray(shape, dtype, memory, 0, strides)
-    depth = prod(whole.filters.shape[2:])
+    depth, pixels = prod(whole.filters.shape[2:]), prod(whole.result.shape[2:])
     if are_last:
-        return windows.reshape(len(windows), -1, depth).swapaxes(1, 2)
-    return windows.reshape(len(windows), depth, -1)
+        return windows.reshape(len(windows), pixels, depth).swapaxes(1, 2)
+    return windows.reshape(len(windows), depth, pixels)
 
 
 _Index = tuple[slice, ...]

@@ -178,33 +178,33 @@ class Correlation:
         channels: slice = ALL,
         images: slice = ALL,
         outputs: Sequence[slice] = (),
+        taps: Sequence[slice] = (),
     ) -> Correlation:
-        """For some groups, filters, channels of the source, images, outputs of the first axes."""
+        """For some groups, filters, channels of the source, images, outputs and taps."""
         counts = (self.groups, self.filter_count, self.channels, self.images)
-        extents = (*counts, *(axis.outputs for axis in self.axes))
         parts_of = (groups, filters, channels, images, *outputs)
-        if all(map(_is_whole, parts_of, extents)):
+        extents = (*counts, *(axis.outputs for axis in self.axes))
+        if not taps and all(map(_is_whole, parts_of, extents)):
             return self
-        cut = tuple(axis.part(some) for axis, some in zip(self.axes, outputs, strict=False))
+        axes = self.axes
+        if outputs:
+            axes = tuple(map(Axis.part, axes, outputs))
+        if taps:
+            axes = tuple(map(Axis.with_taps, axes, taps))
         return replace(
             self,
-            axes=cut + self.axes[len(cut) :],
+            axes=axes,
             source=self.source[groups, channels, images],
-            filters=self.filters[groups, filters, channels],
+            filters=self.filters[(groups, filters, channels, *taps)],
             result=self.result[(groups, filters, images, *outputs)],
             bias=None if self.bias is None else self.bias[groups, filters],
         )
 
     def trimmed(self) -> Correlation:
         """Without the leading and trailing taps that no window has inside."""
-        return self.with_taps(_reached(self.axes))
-
-    def with_taps(self, taps: Sequence[slice]) -> Correlation:
-        """With some of the taps; of no slices, all."""
-        if not taps:
-            return self
-        axes = tuple(axis.with_taps(some) for axis, some in zip(self.axes, taps, strict=True))
-        return replace(self, axes=axes, filters=self.filters[(ALL, ALL, ALL, *taps)])
+        taps = [axis.reached() for axis in self.axes]
+        whole = all(map(_is_whole, taps, (axis.taps for axis in self.axes)))
+        return self if whole else self.part(taps=taps)
 
     def chunks(self, most_bytes: int, least_filters: int = 1) -> Iterator[Correlation]:
         """The groups and filters in parts whose weights take so many bytes at most.
@@ -348,13 +348,6 @@ def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | Non
     if bias is None:
         return None
     return bias.astype(accumulator_of(problem.dtype)).reshape(problem.groups, -1)
-
-
-@lru_cache(maxsize=4096)
-def _reached(axes: tuple[Axis, ...]) -> list[slice]:
-    """The taps that any window may have inside; none if those are all."""
-    taps = [axis.reached() for axis in axes]
-    return [] if all(map(_is_whole, taps, (axis.taps for axis in axes))) else taps
 
 
 _Phase = tuple[Axis, slice, slice, slice]

@@ -33,8 +33,8 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
         for chunk in piece.chunks(8 * block_bytes, LEAST_FILTERS):
             channels = parts(chunk.channels, _channels_at_once(chunk, block_bytes))
             terms = _terms(chunk, list(channels), pool)
-            windows, sums = _sizes(chunk, block_bytes)
-            size = 2 * windows + min(len(terms), 2) * sums
+            window, results, most = _columns(chunk, block_bytes)
+            size = _pixels(chunk, most) * (2 * window + min(len(terms), 2) * results)
             each(partial(_multiply, terms), _blocks(chunk, block_bytes), pool, size)
 
 
@@ -70,11 +70,11 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     weights = list(_weights_of_sums(chunk, block_bytes))
     wanted = -(-SUMS // len(weights))
     terms = [(some, one) for some in weights for one in some.divided(wanted)]
-    size = sum(one.filters.size for _, one in terms)
-    [shared] = pool.divided("shared", size, arrays=len(terms))
+    [shared] = pool.divided("shared", sum(one.filters.size for _, one in terms))
     totals = [_like_filters(one, shared, f"{number}") for number, (_, one) in enumerate(terms)]
-    windows, sums = _sizes(terms[0][1], block_bytes)
-    size = 2 * windows + max(windows, sums) + totals[0].size  # more sums if taps are left out
+    window, results, most = _columns(terms[0][1], block_bytes)
+    # Of a piece of fewer taps there are more pixels, in about as much memory.
+    size = 3 * _pixels(terms[0][1], most + 1) * max(window, results) + totals[0].size
 
     def add(number: int, memory: Scratch) -> None:
         total, is_begun = totals[number], False
@@ -113,34 +113,30 @@ def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlati
     weight = chunk.groups * max(chunk.filter_count, LEAST_PIXELS) * chunk.accumulator.itemsize
     extents = chunk.filters.shape[2:]
     for channels, *taps in boxes(extents, box_of(extents, max(block_bytes // weight, 1))):
-        yield chunk.part(channels=channels).with_taps(taps)
+        yield chunk.part(channels=channels, taps=taps)
 
 
-def _sizes(piece: Correlation, block_bytes: int) -> tuple[int, int]:
-    """Elements of the windows and of the results of a block, at most."""
-    window, results = _column(piece, block_bytes)
-    column, block = max(window, results, 1), block_bytes // piece.accumulator.itemsize
-    most = max(block, min(2 * block, LEAST_PIXELS * column), column) / column
-    most = min(most, max(prod(piece.result.shape[2:]) // 2, LEAST_PIXELS // 2))
-    return int(window * most), int(results * most)
+def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
+    """Elements of a pixel's window, of the channels at once, and of its results; how many fit."""
+    taps = prod(axis.taps for axis in piece.axes)
+    window = piece.groups * _channels_at_once(piece, block_bytes) * taps
+    results = piece.groups * piece.filter_count
+    column = max(window, results, 1) * piece.accumulator.itemsize
+    few = clamp(2 * block_bytes // column, LEAST_PIXELS)
+    return window, results, max(block_bytes // column, few)
 
 
-def _column(piece: Correlation, block_bytes: int) -> tuple[int, int]:
-    """Elements of a pixel's window, of the channels at once, and of its results."""
-    groups, filters, channels, *taps = piece.filters.shape
-    at_once = min(channels, _channels_at_once(piece, block_bytes))
-    return groups * at_once * prod(taps), groups * filters
+def _pixels(piece: Correlation, most: int) -> int:
+    """The pixels of a block, where so many fit: there are at least two, unless they are small."""
+    return min(most, max(prod(piece.result.shape[2:]) // 2, LEAST_PIXELS // 2))
 
 
 def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
     """The images and pixels in parts whose windows and results fit a block, but enough of them."""
     extents = [axis.outputs for axis in piece.axes]
     image = prod(extents)
-    column = max(*_column(piece, block_bytes), 1) * piece.accumulator.itemsize
-    few = clamp(2 * block_bytes // column, LEAST_PIXELS)
-    most = max(block_bytes // column, few)
-    pixels = min(most, max(piece.images * image // 2, LEAST_PIXELS // 2))
-    images = 1
+    *_, most = _columns(piece, block_bytes)
+    pixels, images = _pixels(piece, most), 1
     if image < max(LEAST_PIXELS, most // MANY_IMAGES) or channels_are_last(piece.result):
         images = clamp(pixels // image, piece.images)
     return piece.boxes(piece.groups, images, *box_of(extents, max(pixels // images, 1)))
@@ -156,7 +152,7 @@ def _terms(
     filters = [_in_order(chunk.filters[:, :, some], chunk) for some in channels]
     views = [operand(one, 2, chunk.accumulator) is not None for one in filters]
     size = 0 if all(views) and not chunk.conjugate else chunk.filters.size
-    [shared] = pool.divided("shared", size, arrays=len(filters))
+    [shared] = pool.divided("shared", size)
     matrices = (shared.matrices(f"{n}", one, chunk.conjugate) for n, one in enumerate(filters))
     return list(zip(channels, matrices, strict=True))
 

@@ -21,9 +21,6 @@ MOST_BYTES = 64_000_000
 CALLS_BYTES = MOST_BYTES - (16 << 20) - (1 << 20)
 """Of that, for calls at the same time, beside what they share, and what Python itself takes."""
 
-LINE = 16
-"""Elements that arrays begin a multiple of, from the first."""
-
 
 class Scratch:
     """Arrays by name, in memory that has room for those of a block.
@@ -46,7 +43,7 @@ class Scratch:
         if name not in self._arrays or self._arrays[name].size < size:
             found = self._left[:size]
             self._arrays[name] = found if found.size == size else np.empty(size, self.dtype)
-            self._left = self._left[-(-size // LINE) * LINE :]
+            self._left = self._left[size:]
         return self._arrays[name][:size].reshape(shape)
 
     def like(self, name: str, array: np.ndarray) -> np.ndarray:
@@ -86,13 +83,9 @@ class Pool:
             self._kept[name] = np.empty(size, np.uint8)
         return self._kept[name][:size].view(self.dtype).reshape(shape)
 
-    def divided(self, name: str, size: int, count: int = 1, arrays: int = 8) -> list[Scratch]:
+    def divided(self, name: str, size: int, count: int = 1) -> list[Scratch]:
         """So many parts of it, each for arrays of so many elements together."""
-        return [Scratch(row) for row in self.array(name, (count, size + arrays * LINE))]
-
-    def calls(self, size: int) -> int:
-        """How many that take so many elements there is memory for at the same time."""
-        return max(CALLS_BYTES // max(size * self.dtype.itemsize, 1), 1)
+        return [Scratch(row) for row in self.array(name, (count, size))]
 
 
 _of_thread = threading.local()

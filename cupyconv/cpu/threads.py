@@ -23,7 +23,7 @@ from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from cupyconv.cpu.scratch import Pool, Scratch
+from cupyconv.cpu.scratch import CALLS_BYTES, Pool, Scratch
 
 MOST_THREADS = 8
 """Of a pass."""
@@ -138,7 +138,8 @@ def each(
     loop = _Loop(work, chain(first, left))
 
     def compute() -> None:
-        most = min(_process.free + 1, MOST_THREADS, pool.calls(size)) if len(first) > 1 else 1
+        fit = CALLS_BYTES // max(size * pool.dtype.itemsize, 1)
+        most = min(_process.free + 1, MOST_THREADS, fit) if len(first) > 1 else 1
         own, *others = pool.divided("calls", size, max(most, 1))
         loop.ask_for(others)
         loop.run(own, lambda: True)

@@ -7,8 +7,8 @@ Attributes:
         promising kernels; the fastest is remembered by chip, driver and problem, in later processes
         too.  The same kernel gives the same bits on every run; another choice may differ in
         rounding.
-    workspace_limit: bytes of GPU memory that a pass may use beside its tensors, 0 for none; None
-        is any number.
+    workspace_limit: bytes of GPU memory that a pass, or the bias gradient, may use beside its
+        tensors, 0 for none; None is any number.
 """
 
 from importlib import import_module

@@ -86,11 +86,17 @@ class Backend(Protocol):
         ...
 
     def prepare_bias(
-        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int, alignment: int
+        self,
+        problem: ConvProblem,
+        dy_strides: tuple[int, ...],
+        db_stride: int,
+        alignment: int,
+        workspace_limit: int | None,
     ) -> Run:
         """How dy, the tensors' y, is summed over the batch and the spatial axes into their bias.
 
-        Strides are in elements; the alignment is that of dy's address, in bytes.
+        Strides are in elements; the alignment is that of dy's address, in bytes.  The limit is that
+        of plans.
         """
         ...
 
@@ -170,7 +176,12 @@ class CpuBackend:
             with_one_blas_thread(partial(compute, *how, *operands))
 
     def prepare_bias(
-        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int, alignment: int
+        self,
+        problem: ConvProblem,
+        dy_strides: tuple[int, ...],
+        db_stride: int,
+        alignment: int,
+        workspace_limit: int | None,
     ) -> Run:
         return lambda tensors: self.sum_bias(problem, tensors.y, tensors.bias)
 
@@ -223,9 +234,7 @@ class GpuBackend:
         form: launch.FilterForm | None = None,
     ) -> Run:
         assert strides is not None
-        for shape in (problem.input_shape, problem.filter_shape, problem.output_shape):
-            if prod(shape) * ITEMSIZE[problem.dtype] > LARGEST:
-                raise MemoryError(memory_text(shape, problem.dtype))  # nor can it be counted
+        _require_memory(problem)
         workspace_bytes = pass_plan.workspace_bytes
         if form is not None:
             strides = replace(strides, w_arranged=True)
@@ -245,11 +254,17 @@ class GpuBackend:
         return arranged
 
     def prepare_bias(
-        self, problem: ConvProblem, dy_strides: tuple[int, ...], db_stride: int, alignment: int
+        self,
+        problem: ConvProblem,
+        dy_strides: tuple[int, ...],
+        db_stride: int,
+        alignment: int,
+        workspace_limit: int | None,
     ) -> Run:
+        _require_memory(problem)
         ones = (1,) * len(problem.filter_shape)
         strides = Strides(dy_strides, ones, dy_strides, db_stride, alignment)
-        return self._series(*bias.prepare_bias(problem, strides, self.device))
+        return self._series(*bias.prepare_bias(problem, strides, self.device, workspace_limit))
 
     def load(self, runs: Iterable[Run]) -> None:
         new = [run for run in runs if isinstance(run, launch.Series) and not run.is_loaded]
@@ -289,6 +304,13 @@ def _gpu(ordinal: int) -> GpuBackend:
     )
     assert device.architecture is not None
     return GpuBackend(device, launch.CupyRuntime(device.architecture), ordinal)
+
+
+def _require_memory(problem: ConvProblem) -> None:
+    """Check that tensors have no more bytes than can be counted."""
+    for shape in (problem.input_shape, problem.filter_shape, problem.output_shape):
+        if prod(shape) * ITEMSIZE[problem.dtype] > LARGEST:
+            raise MemoryError(memory_text(shape, problem.dtype))
 
 
 def memory_text(shape: tuple[int, ...], dtype: str) -> str:

@@ -965,7 +965,8 @@ def sum_bias(
     (dy,), home, backend = _take((called,), (dy,))
     result = None if out is None else _take_out("out", out, (called,), (dy,), home, backend)
     out_layout = None if result is None else _Layout.of(result)
-    call = (called, _Layout.of(dy), out_layout, data_format, backend, backend.alignment((dy,)))
+    place = backend, backend.alignment((dy,)), cupyconv.workspace_limit
+    call = (called, _Layout.of(dy), out_layout, data_format, *place)
     shape, dtype, run = _from_cache(_ready_bias, call)
     if result is None:
         result = backend.empty(shape, dtype)
@@ -984,8 +985,10 @@ def _ready_bias(
     data_format: DataFormat | None,
     backend: Backend,
     alignment: int,
+    workspace_limit: int | None,
 ) -> tuple[tuple[int, ...], str, Run]:
     """Shape and dtype of db, and what computes it."""
+    require_limit(workspace_limit)
     problem = bias_problem(called, dy.shape, data_format, _common_dtype({called: dy}))
     if out is not None:
         _require_out("out", out, problem.bias_shape, problem.dtype)
@@ -994,7 +997,7 @@ def _ready_bias(
     if backend.device.is_gpu:  # NumPy takes any
         strides = _elements(called, dy)
         stride = 1 if out is None else _elements("out", out)[0]
-    run = backend.prepare_bias(problem, strides, stride, alignment)
+    run = backend.prepare_bias(problem, strides, stride, alignment, workspace_limit)
     return problem.bias_shape, problem.dtype, run
 
 

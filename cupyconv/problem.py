@@ -505,6 +505,24 @@ class ConvProblem:
         """
         return tuple(axis.valid_input_sizes for axis in self.axes)
 
+    @property
+    def reduced(self) -> ConvProblem:
+        """The same sums by the smallest rules, which is what kernels are told.
+
+        A single tap needs no dilation, and a single output no stride but one that leaves no room
+        for another.
+        """
+        stride = tuple(
+            min(axis.stride, axis.padded_input - axis.effective_filter + 1)
+            if axis.output == 1
+            else axis.stride
+            for axis in self.axes
+        )
+        dilation = tuple(axis.dilation if axis.filter > 1 else 1 for axis in self.axes)
+        if (stride, dilation) == (self.stride, self.dilation):
+            return self
+        return self.replace(stride=stride, dilation=dilation, padding=self.padding)
+
     # -- cost -------------------------------------------------------------------------------
 
     @property

@@ -22,7 +22,8 @@ def fits(
     problem: ConvProblem, impl: str, device: str | Device, precision: str = "ieee"
 ) -> tuple[str, ...]:
     """The passes of a problem that a kernel family takes on a device."""
-    requests = [Request(problem, pass_, Device.of(device), precision) for pass_ in PASSES]
+    device = Device.of(device)
+    requests = [Request(problem, pass_, device, precision).reduced for pass_ in PASSES]
     return tuple(r.pass_ for r in requests if FAMILIES[impl].refuses(r) is None)
 
 

@@ -54,6 +54,7 @@ def test_no_assembly_outside_of_the_header() -> None:
 # --------------------------------------------------------------------------------------------------
 # Builds
 # --------------------------------------------------------------------------------------------------
+STEPS = ("preprocessing", "compiling", "optimising", "linking")
 KERNEL = """
 #define THREADS (BLOCK * 2)
 __device__ constexpr int kPair = 2;
@@ -102,7 +103,7 @@ def test_edited_kernel_is_compiled_again_and_nothing_else(kernel: Path, monkeypa
     assert ran == []
     kernel.write_text(KERNEL + f"// {uuid4()}\n")  # which no cache has
     assert build.build_kernel(kernel, {"BLOCK": "16", "VALUE": "3"}) != first
-    assert ran == [f"{doing} kernel.cu" for doing in ("preprocessing", "compiling", "linking")]
+    assert ran == [f"{doing} kernel.cu" for doing in STEPS]
     assert build.build_runtime() == runtime
 
 
@@ -148,7 +149,7 @@ def test_without_a_compiler_one_line_says_what_to_install(monkeypatch) -> None:
         raise build.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(build.importlib.metadata, "version", not_found)
+    monkeypatch.setattr(build.importlib.metadata, "distribution", not_found)
     with pytest.raises(build.BuildError, match="pip install ziglang") as caught:
         build.find_compiler.__wrapped__()
     assert "\n" not in str(caught.value)

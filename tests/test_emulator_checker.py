@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.lib.array_utils import byte_bounds
 
+from tests import emulator
 from tests.emulator import SCHEDULES, CheckerError, EmulatedModule, Report, memory, settings
 from tests.emulator.build import INCLUDE_DIRECTORY, find_compiler
 from tests.emulator.ptx.nvrtc import OPTIONS, compile_ptx
@@ -225,6 +227,78 @@ def test_unwritten_output_is_reported() -> None:
     memory.check_written(out)
 
 
+@pytest.mark.parametrize(
+    "pieces", ["halves2", "halves8", "floats2", "floats4", "floats8", "doubles2"]
+)
+@pytest.mark.parametrize("access", ["load", "store", "load_shared", "store_shared"])
+def test_a_misaligned_piece_is_reported_whatever_the_optimiser_makes_of_it(
+    access: str, pieces: str
+) -> None:
+    dtype = {"h": np.float16, "f": np.float32, "d": np.float64}[pieces[0]]
+    length = int(pieces[-1])
+    values = memory.array(np.arange(1, 33), "in").astype(dtype)
+    source = memory.array(values, "in")
+    for first in (0, 1, length // 2):
+        out = memory.empty((32,), dtype, "out")
+        with settings(raise_reports=False):
+            reports = run(
+                "pieces.cu", f"{access}_{pieces}", 1, 1, source, out, np.int32(first)
+            ).reports
+        if first:
+            (report,) = reports
+            assert (report.kind, report.file) == ("misaligned", "cuda/include/vector.cuh")
+            line = (INCLUDE_DIRECTORY / "vector.cuh").read_text().split("\n")[report.line - 1]
+            assert "reinterpret_cast" in line
+            assert f"not a multiple of {length * values.itemsize}" in report.text
+        else:
+            assert not reports
+            placed = {"load": first, "store": 0}.get(access, 0)
+            assert out[:length].tolist() == values[placed:][:length].tolist()
+
+
+def _between_multiples_of_16(dtype: str, *shape: int) -> np.ndarray:
+    flat = np.zeros(np.prod(shape) + 16, dtype)
+    first = -flat.ctypes.data % 16 // flat.itemsize + 1
+    return flat[first:][: np.prod(shape)].reshape(shape)
+
+
+_LAST = {"data_format": "NHWC", "filter_format": "OHWI"}
+# By the input's shape, the filter's, and what says how.
+LAYERS = {
+    "cuda-gather": ((1, 8, 8, 32), (32, 3, 3, 32), {**_LAST, "arch": "sm_75"}),
+    "cuda-direct": ((4, 32, 32, 64), (64, 3, 3, 1), {**_LAST, "groups": 64}),
+    "cuda-toeplitz": ((1, 8, 16, 16), (8, 1, 3, 3), {"groups": 8}),
+    "cuda-patch": ((1, 3, 16, 64), (32, 3, 3, 3), {}),
+}
+
+
+@pytest.mark.parametrize("lies_of", ["x", "out"])
+@pytest.mark.parametrize("impl", LAYERS)
+def test_kernels_that_are_told_of_more_alignment_than_there_is_are_reported(
+    impl: str, lies_of: str, monkeypatch
+) -> None:
+    x_shape, w_shape, how = LAYERS[impl]
+    shapes = {"x": x_shape, "w": w_shape, "out": (*x_shape[:-1], w_shape[0])}
+    if "data_format" not in how:
+        shapes["out"] = (x_shape[0], w_shape[0], *x_shape[2:])
+    arrays = {name: np.zeros(shape, "f2") for name, shape in shapes.items()}
+    arrays[lies_of] = _between_multiples_of_16("f2", *shapes[lies_of])
+    emulator.conv_forward(**arrays, padding=1, impl=impl, **how)  # by smaller pieces
+    monkeypatch.setattr(emulator.convolutions.EmulatorBackend, "alignment", lambda *_: 16)
+    with pytest.raises(CheckerError, match=rf"misaligned: .* (global {lies_of} |cp\.async)"):
+        emulator.conv_forward(**arrays, padding=1, impl=impl, **how)
+
+
+def test_the_bias_gradient_that_is_told_of_more_alignment_than_there_is_is_reported(
+    monkeypatch,
+) -> None:
+    dy = _between_multiples_of_16("f4", 2, 3, 8, 8)
+    emulator.conv_backprop_bias(dy)
+    monkeypatch.setattr(emulator.convolutions.EmulatorBackend, "alignment", lambda *_: 16)
+    with pytest.raises(CheckerError, match=r"misaligned: .* global dy "):
+        emulator.conv_backprop_bias(dy)
+
+
 def test_write_between_the_elements_of_a_view_is_reported() -> None:
     out = memory.empty_like(np.zeros((4, 8), np.float32)[:, ::2], "y")
     with pytest.raises(CheckerError, match="between the elements"):
@@ -243,7 +317,14 @@ def test_views_keep_their_strides_and_their_alignment(copy) -> None:
             assert (copied.shape, copied.strides) == (view.shape, view.strides)
             address, of_view = (a.__array_interface__["data"][0] for a in (copied, view))
             assert address % 16 == of_view % 16
+            assert byte_bounds(copied)[0] % 32 >= 16  # nothing relies on more than 16
             assert copy is memory.empty_like or (copied == view).all()
+
+
+def test_a_read_before_a_view_that_begins_between_multiples_of_16_is_reported() -> None:
+    values = memory.like(np.zeros(64, np.float32)[3:], "x")
+    with pytest.raises(CheckerError, match="out-of-bounds"):
+        run("pieces.cu", "load_floats2", 1, 1, values, memory.empty((2,), np.float32), np.int32(-1))
 
 
 def test_strided_view_is_written_through() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvProblem, operations
+from cupyconv import ConvError, ConvProblem, operations
 from cupyconv.gpu import bias, chunks, compiler, sources
 from cupyconv.gpu.launch import Launch, Series
 from cupyconv.gpu.launches import prepare
@@ -529,12 +529,12 @@ def reaching(far):
             yield in_formats(ConvProblem(*shapes, dtype=dtype, **rules), data_format, "OIHW")
 
 
-def bias_launches(shape, layout, dtype, device="sm_80"):
+def bias_launches(shape, layout, dtype, device="sm_80", limit=None):
     """The launches of a bias gradient, dy being contiguous, and the bytes of their workspace."""
     problem = operations.bias_problem("dy", shape, layout, dtype)
     steps_of_dy = contiguous_strides(shape)
     strides = Strides(steps_of_dy, (1,) * len(shape), steps_of_dy)
-    return bias.prepare_bias(problem, strides, Device.of(device))
+    return bias.prepare_bias(problem, strides, Device.of(device), limit)
 
 
 # Of 8 channels of a float32 image, pieces of 4 pixels: 1,024 pixels are a step of a block.  On the
@@ -593,6 +593,49 @@ def test_chunks_of_a_bias_gradient_are_not_too_many_to_be_added_up(monkeypatch):
     (product, _), _ = bias_launches((1, 1, 1024 * 1024 * 1025), None, "float32", device)
     assert product.grid == (1, 1024)
     assert product.arguments[3] == 1024 * 1025
+
+
+@pytest.mark.parametrize(
+    ("limit", "chunks"), [(0, 1), (63, 1), (64, 2), (95, 2), (54 * 32, 54), (None, 54)]
+)
+def test_chunks_of_a_bias_gradient_keep_within_the_limit(limit, chunks):
+    """Of 8 channels, 32 bytes of sums to a chunk."""
+    launched, size = bias_launches((1, 8, 1024 * 5400), None, "float32", limit=limit)
+    assert launched[0].grid == (8, chunks)
+    assert len(launched) == (2 if chunks > 1 else 1)
+    assert size == (32 * chunks if chunks > 1 else 0)
+
+
+def test_a_call_for_a_bias_gradient_keeps_within_the_limit(monkeypatch):
+    dy = integer_data(ConvProblem((8, 1, 64, 64), (3, 1, 1, 1))).dy
+    taken, prepare_bias = [], bias.prepare_bias
+    monkeypatch.setattr(
+        bias, "prepare_bias", lambda *a: taken.append(prepare_bias(*a)) or taken[-1]
+    )
+    for limit in (None, 0):
+        monkeypatch.setattr(cupyconv, "workspace_limit", limit)
+        db = emulator.conv_backprop_bias(dy)
+        assert (db == dy.sum(axis=(0, 2, 3))).all()
+    (_, free), (_, bound) = taken
+    assert free > 0
+    assert bound == 0
+    monkeypatch.setattr(cupyconv, "workspace_limit", -1)
+    with pytest.raises(ConvError, match="workspace_limit must be a number of bytes: got -1"):
+        emulator.conv_backprop_bias(dy)
+
+
+def test_a_bias_gradient_of_what_cannot_be_counted_is_no_bug():
+    problem = operations.bias_problem("dy", (2**40, 2, 2**31), None, "float32")
+    steps = contiguous_strides(problem.output_shape)
+    with pytest.raises(MemoryError, match="an array of 1099511627776x2x2147483648 float32 takes"):
+        emulator.convolutions.backend().prepare_bias(problem, steps, 1, 16, None)
+
+
+def test_channels_of_a_bias_gradient_have_blocks():
+    (product,), _ = bias_launches((1, 2**31 - 1, 2), None, "float16")
+    assert product.grid == (2**31 - 1, 1)
+    with pytest.raises(ConvError, match="dy has 2,147,483,648 of them, with 1 to a block"):
+        bias_launches((1, 2**31, 2), None, "float16")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

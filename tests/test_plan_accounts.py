@@ -140,23 +140,54 @@ def test_adding_up_parts_is_priced_as_it_is_counted(parts):
 @pytest.mark.parametrize("numbers", suite.NUMBERS)
 @pytest.mark.parametrize("architecture", suite.ARCHITECTURES)
 def test_filter_gradients_fill_the_chip(architecture, numbers):
-    """Of every layer of the suite that takes cuda-gather: with as many blocks as the kernel is sure
-    to have resident on all multiprocessors, where each keeps steps enough."""
-    (dtype, precision), device, seen = suite.NUMBERS[numbers], Device.of(architecture), 0
+    """Of every layer of the suite that takes cuda-gather: with about as many blocks as the kernel
+    is sure to have resident on all multiprocessors, where each keeps steps enough; but for those
+    that are expected to take less without splits, which a launch of its own adds up."""
+    (dtype, precision), device = suite.NUMBERS[numbers], Device.of(architecture)
+    family, seen = FAMILIES["cuda-gather"], 0
     for layer, order in product(suites.select(list(suites.suites())), suite.ORDERS):
         problem = layer_problem(layer.name, dtype, order)
-        chosen = plan_pass(
-            problem, "backprop_filter", device, precision=precision,
-            strides=Strides.contiguous(problem),
-        )  # fmt: skip
-        if chosen.implementation != "cuda-gather":
+        strides = Strides.contiguous(problem)
+        request = Request(problem, "backprop_filter", device, precision, strides=strides)
+        if family.refuses(request):
             continue
-        tile, gemm = chosen.tile, problem.gemm("backprop_filter")
-        most = max(-(-gemm.gemm_k // tile.block_k) // cost.LEAST_SPLIT_STEPS, 1)
-        filling = device.chip.multiprocessors * tile.defines["RESIDENT"]
-        assert chosen.splits == most or chosen.blocks * chosen.splits >= filling, layer.name
-        seen += chosen.splits > 1
-    assert seen > 50
+
+        def fills(one, problem=problem):
+            steps = -(-problem.gemm("backprop_filter").gemm_k // one.tile.block_k)
+            places = device.chip.multiprocessors * one.tile.defines["RESIDENT"]
+            is_all = steps < (cost.LEAST_SPLIT_STEPS + 1) * max(one.splits, 2)
+            return is_all or one.blocks * one.splits >= gather.FILLED * places
+
+        ways = sorted(family.candidates(request), key=lambda one: one.microseconds)
+        assert fills(ways[0]) or ways[0].splits == 1, layer.name
+        assert any(map(fills, ways)), layer.name
+        seen += fills(ways[0])
+    assert seen > 100
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("architecture", suite.ARCHITECTURES)
+def test_another_number_of_splits_is_worth_little(architecture, pass_):
+    """No split is without a step; and no number that leaves each steps enough is expected to take
+    much less, but of a filter's gradient, which is to fill the chip."""
+    device, family = Device.of(architecture), FAMILIES["cuda-gather"]
+    for layer in suites.select(
+        names=[*suites.QUICK, "resnet50-19", "resnet50-23", "mobilenetv2-pw2"]
+    ):
+        problem = layer_problem(layer.name, "float16", "channels-last")
+        request = Request(problem, pass_, device, strides=Strides.contiguous(problem))
+        if family.refuses(request):
+            continue
+        chosen = min(family.candidates(request), key=lambda one: one.microseconds)
+        for tile in family.fitting_tiles(request):
+            steps = -(-problem.gemm(pass_).gemm_k // tile.block_k)
+            least = cost.LEAST_SPLIT_STEPS
+            for splits in {-(-steps // share) for share in range(least, max(steps, least) + 1)}:
+                other = family.candidate(request, tile, splits)
+                if other and pass_ != "backprop_filter":
+                    assert chosen.microseconds <= 1.1 * other.microseconds, (layer.name, splits)
+        steps = -(-problem.gemm(pass_).gemm_k // chosen.tile.block_k)
+        assert -(-steps // -(-steps // chosen.splits)) == chosen.splits
 
 
 # -- on figures that are known on paper ------------------------------------------------------------

@@ -7,10 +7,12 @@ from math import prod
 
 import numpy as np
 
+from cupyconv.errors import ConvError
 from cupyconv.gpu import parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning.device import Device
 from cupyconv.planning.families.family import accumulator_bytes
+from cupyconv.planning.reach import MOST_BLOCKS
 from cupyconv.planning.strides import Strides, followers, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
@@ -26,9 +28,13 @@ _BLOCKS_OF_MULTIPROCESSOR = 4
 
 
 def prepare_bias(
-    problem: ConvProblem, strides: Strides, device: Device
+    problem: ConvProblem, strides: Strides, device: Device, workspace_limit: int | None = None
 ) -> tuple[tuple[Launch, ...], int]:
-    """The launches that sum dy, the tensors' y, into the bias; and the workspace in bytes."""
+    """The launches that sum dy, the tensors' y, into the bias; and the workspace in bytes.
+
+    Raises:
+        ConvError: there are more channels than a launch has blocks for.
+    """
     channel, sizes = problem.data_axes[1], problem.output_shape
     # An axis of one element has neighbours whatever its stride is.
     layout = [step if size > 1 else 0 for step, size in zip(strides.y, sizes, strict=True)]
@@ -47,10 +53,21 @@ def prepare_bias(
     channels = channel_lanes * vector if channels_last else 1
     step = _THREADS // channel_lanes * (1 if channels_last else vector)
     blocks = -(-problem.K // channels)
+    if blocks > MOST_BLOCKS:
+        raise ConvError(
+            "a launch must have blocks for all channels of dy",
+            f"dy has {problem.K:,} of them, with {channels} to a block, and the most is "
+            f"{MOST_BLOCKS:,}",
+            "Sum it up in parts",
+        )
     pixels = problem.N * prod(problem.output_sizes)
     wanted = -(-_BLOCKS_OF_MULTIPROCESSOR * device.chip.multiprocessors // blocks)
     steps = -(-pixels // step)
-    chunks = max(min(wanted, steps // _PIECES_OF_THREAD, _MOST_CHUNKS), 1)
+    chunks = min(wanted, steps // _PIECES_OF_THREAD, _MOST_CHUNKS)
+    chunk_bytes = problem.K * accumulator_bytes(problem)
+    if workspace_limit is not None:
+        chunks = min(chunks, workspace_limit // chunk_bytes)
+    chunks = max(chunks, 1)
     steps_of_chunk = max(-(-steps // chunks), 1)
     chunks = max(-(-steps // steps_of_chunk), 1)
     defines: dict[str, str | int] = {
@@ -77,4 +94,4 @@ def prepare_bias(
         grid=(-(-problem.K // _THREADS),),
         arguments=("workspace", "bias", np.int32(chunks), packed),
     )
-    return (product, reduction), chunks * problem.K * accumulator_bytes(problem)
+    return (product, reduction), chunks * chunk_bytes

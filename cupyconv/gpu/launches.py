@@ -30,14 +30,16 @@ def prepare(
         device: that the pass was planned for.
     """
     module = _module(pass_plan.family.kernels)
-    found: tuple[Launch, ...] = module.prepare(pass_plan, problem, strides, activation, device)
+    found: tuple[Launch, ...] = module.prepare(
+        pass_plan, problem.reduced, strides, activation, device
+    )
     return found
 
 
 def filter_form(pass_plan: PassPlan, problem: ConvProblem, strides: Strides) -> FilterForm | None:
     """What a planned pass makes of w before all else; None where it reads w as it lies."""
     find = getattr(_module(pass_plan.family.kernels), "filter_form", None)
-    return find and find(pass_plan, problem, strides)
+    return find and find(pass_plan, problem.reduced, strides)
 
 
 @cache

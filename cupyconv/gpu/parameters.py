@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cupyconv.planning.reach import MARGIN, largest_index
 from cupyconv.planning.request import ACTIVATIONS
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
@@ -59,30 +60,14 @@ def pack(problem: ConvProblem, strides: Strides) -> np.ndarray:
     return record
 
 
-def index_type(problem: ConvProblem, strides: Strides) -> str:
-    """The C++ type that every index and offset of the kernels fits in.
+def index_type(problem: ConvProblem, strides: Strides, numbered: int = 0) -> str:
+    """The C++ type of a kernel's indices and offsets: ``int`` where nothing leaves 32 bits.
 
-    ``int`` where nothing can leave 32 bits: not an offset, counting the windows that hang over
-    into the padding, and not a GEMM size, counting a tile beyond its end.
+    Args:
+        problem, strides: of the tensors.
+        numbered: how many there are of what the kernel numbers beside them.
     """
-    reach = [axis.padded_input + axis.effective_filter + axis.stride for axis in problem.axes]
-    sizes = [
-        ((problem.N, problem.C, *reach), problem.data_axes, strides.x),
-        (
-            (problem.K, problem.C // problem.groups, *problem.filter_sizes),
-            problem.filter_axes,
-            strides.w,
-        ),
-        ((problem.N, problem.K, *reach), problem.data_axes, strides.y),
-        ((max(problem.C, problem.K),), (0,), (strides.bias,)),
-    ]
-    spans = [
-        sum(extent * abs(stride[axis]) for extent, axis in zip(extents, axes, strict=True))
-        for extents, axes, stride in sizes
-    ]
-    products = [max(problem.gemm(pass_)[:3]) for pass_ in ("forward", "backprop_input")]
-    margin = 2**16  # more than any tile
-    largest = max(*spans, *products, *(size * 2 for size in reach)) + margin
+    largest = max(largest_index(problem, strides), numbered + MARGIN)
     return "int" if largest < 2**31 else "long long"
 
 

@@ -35,7 +35,7 @@ def prepare(
     defines: dict[str, str | int] = {
         "PASS": PASSES.index(pass_),
         "STORAGE": STORAGE[problem.dtype],
-        "INDEX": parameters.index_type(problem, strides),
+        "INDEX": parameters.index_type(problem, strides, made.rows),
         "FILTER_R": problem.filter_sizes[0] if problem.spatial_rank == 2 else 1,
         "FILTER_S": problem.filter_sizes[-1],
         "TAP_ROWS": made.tap_rows,

@@ -135,7 +135,7 @@ class Plan:
             ConvError: it was planned for another problem or architecture, or does what the request
                 does not permit.
         """
-        planned = self[request.pass_]
+        planned, reduced = self[request.pass_], request.reduced
         where = f"{request.device.name} ({request.device.architecture or 'NumPy arrays'})"
         wrong, way_out = "", "Plan again, with cupyconv.plan(problem, device)"
         if not _same(self.problem, request.problem):
@@ -153,9 +153,9 @@ class Plan:
                 f"{planned.workspace_bytes} bytes of workspace are planned, the limit is "
                 f"{request.workspace_limit}"
             )
-        elif (refusal := planned.family.refuses(request)) is not None:
+        elif (refusal := planned.family.refuses(reduced)) is not None:
             wrong = refusal
-        elif request.device.is_gpu and not self._still_costs(planned, request):
+        elif request.device.is_gpu and not self._still_costs(planned, reduced):
             wrong = "the tensors lie in memory otherwise than was planned for"
             way_out = "Pass tensors that are contiguous in the problem's formats"
         if wrong:
@@ -241,6 +241,7 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
 
 def _ranked(request: Request, impl: str) -> list[Candidate]:
     """All ways to compute a pass, by estimated time, and by that of computing where it is equal."""
+    request = request.reduced
     candidates = [
         candidate for family in _families(request, impl) for candidate in family.candidates(request)
     ]
@@ -265,7 +266,15 @@ def _families(request: Request, impl: str) -> list[Family]:
     """Those that take what is asked for."""
     device = request.device
     if impl == AUTO:
-        return [family for family in _on(device).values() if family.refuses(request) is None]
+        refusals = {family: family.refuses(request) for family in _on(device).values()}
+        taking = [family for family, refusal in refusals.items() if refusal is None]
+        if not taking:
+            raise ConvError(
+                "the problem must fit an implementation",
+                str(refusals[FAMILIES["cuda-generic"]]),
+                "Compute it in parts, or with less padding",
+            )
+        return taking
     family = _named(impl, device)
     refusal = family.refuses(request)
     if refusal is not None:
@@ -313,7 +322,7 @@ def _require_sound(device: Device, passes: tuple[PassPlan, ...]) -> None:
 
 def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -> None:
     """Check what was read: a kernel with other sizes than its tile's would compute nonsense."""
-    request = Request(problem, planned.pass_, device, planned.precision)
+    request = Request(problem, planned.pass_, device, planned.precision).reduced
     family = _named(planned.implementation, device)
     wrong = family.refuses(request)
     if wrong is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from cupyconv.errors import ConvError, require_word, shown
@@ -90,6 +90,12 @@ class Request:
     def memory(self) -> Strides:
         """How the tensors lie in memory."""
         return self.strides or Strides.contiguous(self.problem)
+
+    @property
+    def reduced(self) -> Request:
+        """What the families on a GPU are asked: ``ConvProblem.reduced``; NumPy takes any rules."""
+        found = self.problem.reduced if self.device.is_gpu else self.problem
+        return self if found is self.problem else replace(self, problem=found)
 
     def affords(self, workspace_bytes: int) -> bool:
         """Whether a workspace keeps within the limit."""

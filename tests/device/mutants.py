@@ -54,6 +54,7 @@ NEAREST = {
     "cupyconv/measuring.py": ("tests/test_measuring.py",),
     "cupyconv/prepared.py": ("tests/test_prepared.py",),
     "cupyconv/warming.py": ("tests/test_warm.py",),
+    "cupyconv/planning/reach.py": ("tests/test_planning.py", "tests/test_reach.py"),
     "cupyconv/gpu/bias.py": ("tests/test_kernels.py", "tests/test_launches.py"),
     "cupyconv/gpu/bindings.py": ("tests/test_launches.py",),
     "cupyconv/gpu/chunks.py": ("tests/test_kernels.py", "tests/test_launches.py"),

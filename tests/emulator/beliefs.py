@@ -185,8 +185,8 @@ def _put_in(change: Change, folder: Path, prepared: Path) -> None:
             (headers / header.name).write_text(header.read_text())
         (headers / path.name).write_text(change.text)
         first = "cuda_builtins.h"
-        build.KERNEL_FLAGS = tuple(
-            str(headers / first) if flag == first else flag for flag in build.KERNEL_FLAGS
+        build.SOURCE_FLAGS = tuple(
+            str(headers / first) if flag == first else flag for flag in build.SOURCE_FLAGS
         )
     else:
         ptx.table.INSTRUCTIONS.clear()

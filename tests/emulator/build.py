@@ -15,12 +15,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from .alignment import with_alignment_checks
 
 HOST_DIRECTORY = Path(__file__).resolve().parent / "host"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -54,16 +55,14 @@ COMMON_FLAGS = (
     "-fno-sanitize=undefined",
 )
 RUNTIME_FLAGS = ("-O2", "-Wall", "-Wextra")
+SOURCE_FLAGS: tuple[str, ...] = ("-xc++", "-include", "cuda_builtins.h")
 KERNEL_FLAGS = (
-    "-xc++",
     "-femulated-tls",
     "-fvisibility=hidden",
     "-ftrivial-auto-var-init=pattern",
     "-Wno-unknown-pragmas",
     "-Wno-pass-failed",
     "-Wno-ignored-attributes",
-    "-include",
-    "cuda_builtins.h",
 )
 # Kernel-address-sanitizer mode turns every load and store, of any size, into a call with its
 # address, and brings no shadow memory of its own.  (Thread-sanitizer mode skips odd sizes.)
@@ -166,12 +165,14 @@ def _installed_clang() -> Compiler | None:
 
 def _wheels_clang() -> Compiler | None:
     try:
-        version = importlib.metadata.version("ziglang")
+        wheel = importlib.metadata.distribution("ziglang")
     except importlib.metadata.PackageNotFoundError:
         return None
     # A named target: the wheel's own headers and a plain CPU, whatever is on the machine.
-    command = (sys.executable, "-m", "ziglang", "c++", "-target", "x86_64-linux-gnu.2.28")
-    return Compiler(command, f"ziglang {version}", _clang_version(command)[1])
+    # By its path: python -m ziglang, which only finds it, takes longer than it to start.
+    zig = str(wheel.locate_file("ziglang/zig"))
+    command = (zig, "c++", "-target", "x86_64-linux-gnu.2.28")
+    return Compiler(command, f"ziglang {wheel.version}", _clang_version(command)[1])
 
 
 def cache_directory() -> Path:
@@ -434,8 +435,18 @@ def build_kernel(
         file.read_text() for file in sorted(HOST_DIRECTORY.iterdir()) if file.suffix != ".cpp"
     ]
     runtime = build_runtime()
-    own_text = Path(__file__).read_text()
-    key = digest(compiler.version, flags, own_text, *texts.values(), *host_texts, runtime.name)
+    own_texts = [
+        Path(__file__).with_name(f"{name}.py").read_text() for name in ("build", "alignment")
+    ]
+    key = digest(
+        compiler.version,
+        SOURCE_FLAGS,
+        flags,
+        *own_texts,
+        *texts.values(),
+        *host_texts,
+        runtime.name,
+    )
     product = cache_directory() / f"{path.stem}-{key}.so"
     if product.exists():
         return product
@@ -446,7 +457,14 @@ def build_kernel(
         partial = Path(scratch) / "unit.so"
         expanded = _preprocessed(compiler, path, macros, Path(scratch))
         source.write_text(_kernel_translation_unit(path, expanded))
-        compiler.run([*flags, "-c", str(source), "-o", str(object_file)], f"compiling {path.name}")
+        to_compile = [*SOURCE_FLAGS, str(source)]
+        if checked:  # in two steps, between which checks are put into the front end's code
+            code = source.with_suffix(".ll")
+            to_code = ["-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", str(code)]
+            compiler.run([*flags, *to_compile, *to_code], f"compiling {path.name}")
+            code.write_text(with_alignment_checks(code.read_text()))
+            to_compile = [str(code)]
+        compiler.run([*flags, *to_compile, "-c", "-o", str(object_file)], f"optimising {path.name}")
         # Linked without -fsanitize: the runtime defines what the instrumentation calls.  With the
         # flags of the runtime, for which zig has built the C++ library already.
         link = [*COMMON_FLAGS, *RUNTIME_FLAGS, "-shared", str(object_file), str(runtime)]

@@ -27,18 +27,19 @@ class Kernel(Protocol):
 
 
 class _Allocation:
-    """One piece of emulator memory and its region in the checker."""
+    """One piece of emulator memory, ``lead`` bytes into a page, and its region in the checker."""
 
     def __init__(
-        self, size: int, itemsize: int, name: str, read_only: bool, uninitialised: bool
+        self, size: int, itemsize: int, name: str, read_only: bool, uninitialised: bool, lead: int
     ) -> None:
         runtime = library()
-        self.size, self.name = size, name
+        self.size, self.name, self._lead = size, name, lead
         # One cell of the checker for each element of up to four bytes, several for a larger one.
         granule_shift = {1: 0, 2: 1}.get(itemsize, 2)
-        self.address = runtime.emulator_allocate(max(size, 1))
-        if not self.address:
+        pages = runtime.emulator_allocate(max(size, 1) + lead)
+        if not pages:
             raise MemoryError(f"cannot map {size} bytes for {name}")
+        self.address = pages + lead
         self.region = runtime.emulator_register(
             name.encode(), self.address, size, granule_shift, read_only, uninitialised
         )
@@ -48,7 +49,7 @@ class _Allocation:
     def free(self) -> None:
         _regions.pop(self.address, None)
         library().emulator_unregister(self.region)
-        library().emulator_free(self.address, max(self.size, 1))
+        library().emulator_free(self.address - self._lead, max(self.size, 1) + self._lead)
 
     @property
     def granule_shift(self) -> int:
@@ -63,12 +64,12 @@ class _Allocation:
 
 
 def _allocate(
-    shape: Sequence[int], dtype, name: str, read_only: bool, uninitialised: bool
+    shape: Sequence[int], dtype, name: str, read_only: bool, uninitialised: bool, lead: int = 0
 ) -> np.ndarray:
     dtype = np.dtype(dtype)
     shape = tuple(int(extent) for extent in shape)
     size = math.prod(shape) * dtype.itemsize
-    allocation = _Allocation(size, dtype.itemsize, name, read_only, uninitialised)
+    allocation = _Allocation(size, dtype.itemsize, name, read_only, uninitialised, lead)
     buffer = (ctypes.c_uint8 * max(size, 1)).from_address(allocation.address)
     weakref.finalize(buffer, allocation.free)
     _regions[allocation.address] = allocation
@@ -122,17 +123,17 @@ def empty_like(view: np.ndarray, name: str = "output") -> np.ndarray:
     return result
 
 
-_ALIGNMENT = 16  # bytes that any access is aligned to, at most
+_ALIGNMENT = 16  # bytes; of more of a tensor's address the planner is not told
 
 
 def _strided(view: np.ndarray, name: str, read_only: bool, uninitialised: bool) -> np.ndarray:
-    """An array with a view's shape, strides and alignment."""
+    """An array with a view's shape, strides and alignment, and no better aligned than to 16."""
     lowest, end = np.lib.array_utils.byte_bounds(view)
-    lead = lowest % _ALIGNMENT if view.size else 0
-    count = -(-(lead + end - lowest) // view.itemsize) if view.size else 0
-    flat = _allocate((count,), view.dtype, name, read_only, uninitialised)
+    lead = _ALIGNMENT + lowest % _ALIGNMENT if view.size else 0
+    count = -(-(end - lowest) // view.itemsize) if view.size else 0
+    flat = _allocate((count,), view.dtype, name, read_only, uninitialised, lead)
     flat.view(np.uint8)[...] = 0xFF
-    first = lead + view.__array_interface__["data"][0] - lowest if view.size else 0
+    first = view.__array_interface__["data"][0] - lowest if view.size else 0
     return np.ndarray(view.shape, view.dtype, flat, first, view.strides)
 
 

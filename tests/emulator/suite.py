@@ -87,7 +87,7 @@ JUDGED = ("cuda-gather", "cuda-patch", "cuda-direct", "cuda-toeplitz")
 
 PROMISING = 2
 """Ways that the planner prices at more than so many times the best one's are not counted, but for
-the best of each family."""
+the best of each family; nor are other numbers of splits than the best one's of a tile, and one."""
 
 PRODUCT = {"tf32": 16 * 8 * 8, "float64": 8 * 8 * 4}
 """Multiplications of an instruction of the tensor cores; of 16-bit operands 16 * 8 * 16."""
@@ -289,8 +289,10 @@ def _ranked(request: Request) -> list[PassPlan]:
 def _promising(request: Request) -> list[PassPlan]:
     ranked = _ranked(request)
     most = PROMISING * min((_price(one, request) for one in ranked), default=0)
+    cheapest = {(one.implementation, one.tile, one.method): one for one in reversed(ranked)}
     best = {one.implementation: one for one in reversed(ranked)}.values()
-    return [one for one in ranked if one in best or _price(one, request) <= most]
+    of_tiles = [one for one in ranked if one.splits == 1 or one in cheapest.values()]
+    return [one for one in of_tiles if one in best or _price(one, request) <= most]
 
 
 def _price(planned: PassPlan, request: Request) -> float:

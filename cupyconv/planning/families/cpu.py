@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cupyconv.planning import cpu
 from cupyconv.planning.families.family import Candidate, Family, Tile
+from cupyconv.planning.reach import Count
 from cupyconv.planning.request import Request
 
 
@@ -11,6 +12,9 @@ class Reference(Family):
     name = "reference"
     summary = "the definition, tap by tap, summed in float64 with NumPy"
     on_gpu = False
+
+    def counts(self, request: Request) -> tuple[Count, ...]:
+        return ()
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [Candidate(self, float("inf"))]  # the last resort
@@ -29,6 +33,9 @@ class Numpy(Family):
     name = "numpy"
     summary = "block by block with NumPy's BLAS, by the method that suits the layer"
     on_gpu = False
+
+    def counts(self, request: Request) -> tuple[Count, ...]:
+        return ()
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [

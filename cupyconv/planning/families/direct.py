@@ -12,6 +12,7 @@ from cupyconv.planning import cost
 from cupyconv.planning.device import CPU, Chip
 from cupyconv.planning.families.family import accumulator_bytes
 from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
+from cupyconv.planning.reach import Count, window_count
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem
@@ -430,6 +431,9 @@ class Direct(Streaming):
         if cut(request) is None:
             return f"a thread has no registers for {taps} taps of {problem.dtype}"
         return None
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        yield window_count(request.problem)
 
     def flow(self, request: Request) -> Flow:
         made = cut(request)

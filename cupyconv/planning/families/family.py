@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import ClassVar
 
 from cupyconv.planning.device import CHIPS
+from cupyconv.planning.reach import Count, offset_counts
 from cupyconv.planning.request import Implementation, Request
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
@@ -102,7 +103,19 @@ class Family(ABC):
 
     def refuses(self, request: Request) -> str | None:
         """Why it cannot compute what is asked for; None if it can."""
+        refusal = self.refuses_layer(request)
+        if refusal is not None or not self.on_gpu:
+            return refusal
+        counts = chain(offset_counts(request.problem, request.memory), self.counts(request))
+        return next((f"{self.name} {count}" for count in counts if count.value > count.most), None)
+
+    def refuses_layer(self, request: Request) -> str | None:
+        """Why, but for what its kernels cannot count."""
         return None
+
+    @abstractmethod
+    def counts(self, request: Request) -> Iterable[Count]:
+        """What its kernels have numbers of 32 bits for, of a layer that it does not refuse."""
 
     @abstractmethod
     def candidates(self, request: Request) -> Sequence[Candidate]:
@@ -123,20 +136,6 @@ class Family(ABC):
         """The tiles for a request's chip and type of elements."""
         itemsize, capability = ITEMSIZE[request.problem.dtype], request.device.capability
         return [t for t in self.tiles if t.since <= capability and t.is_for(itemsize)]
-
-
-LONGEST_REACH = 1 << 30
-"""Elements of an axis, and between what a filter reads, that are still counted in 32 bits."""
-
-
-def refuses_reach(problem: ConvProblem) -> str | None:
-    """Why what counts in 32 bits does not take a layer, however little of it is there."""
-    extents = (*problem.input_shape, *problem.filter_shape, *problem.output_shape)
-    paddings = map(abs, chain(*problem.padding))
-    reaches = (axis.effective_filter + axis.stride + axis.dilation for axis in problem.axes)
-    if max(*extents, *paddings, *reaches) > LONGEST_REACH:
-        return f"an axis, or what a filter reaches over, is longer than {LONGEST_REACH:,}"
-    return None
 
 
 def mma_refuses(request: Request) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from math import prod
 
@@ -22,9 +23,9 @@ from cupyconv.planning.families.family import (
     Tile,
     accumulator_bytes,
     mma_refuses,
-    refuses_reach,
 )
 from cupyconv.planning.families.tiled import Tiled
+from cupyconv.planning.reach import MOST_BLOCKS, Count, reach_counts
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, followers, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem, GemmView
@@ -37,6 +38,12 @@ MOST_TAP_BITS = 255
 
 MOST_SPLITS = (1 << 16) - 1
 """Along the second axis of a grid."""
+
+BLOCKS = (0.5, 1, 2, 3, 4, 6, 8, 12, 16)
+"""For each multiprocessor, that splits of a product may come to."""
+
+FILLED = 0.9
+"""Share of the blocks that a chip is sure to hold, with which it counts as filled."""
 
 MOST_STAGES = 4
 """Of the ring."""
@@ -241,7 +248,7 @@ class Gather(Tiled):
         _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
     )
 
-    def refuses(self, request: Request) -> str | None:
+    def refuses_layer(self, request: Request) -> str | None:
         problem = request.problem
         if not self.fitting_tiles(request):
             return mma_refuses(request)
@@ -249,7 +256,13 @@ class Gather(Tiled):
             return f"{prod(problem.stride)} stride phases are more than {MAX_PHASES}"
         if (bits := tap_bits(problem)) > MOST_TAP_BITS:
             return f"the sizes of the filter add up to {bits}, more than {MOST_TAP_BITS}"
-        return refuses_reach(problem)
+        return None
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        yield from reach_counts(request.problem)
+        gemms, tiles = self.gemms(request), self.fitting_tiles(request)
+        most = max(sum(t.blocks(g.gemm_m, g.gemm_n) * g.groups for g in gemms) for t in tiles)
+        yield Count("blocks", most, MOST_BLOCKS)
 
     def fitting_tiles(self, request: Request) -> list[Tile]:
         """Those whose products the operands can have."""
@@ -284,21 +297,29 @@ class Gather(Tiled):
         gemms = self.gemms(request)
         return max(min(gemms[0].gemm_k, MOST_SPLITS), 1) if len(gemms) == 1 else 1
 
-    def wanted_splits(self, request: Request, tile: Tile) -> int:
+    def splits(self, request: Request, tile: Tile) -> list[int]:
+        """One; and those with which all multiprocessors have about as many blocks, which of a
+        filter's gradient fill the chip."""
         gemm = request.problem.gemm(request.pass_)
-        blocks = tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups
-        if not blocks:
-            return 1
-        affordable = -(-gemm.gemm_k // tile.block_k) // cost.LEAST_SPLIT_STEPS
-        filling = request.device.chip.multiprocessors * tile.defines["RESIDENT"]
-        wanted = min(-(-filling // blocks), affordable, self.most_splits(request))
-        return max(request.most_within_limit(wanted, self.split_bytes(request)), 1)
+        steps = -(-gemm.gemm_k // tile.block_k)
+        most = min(steps // cost.LEAST_SPLIT_STEPS, self.most_splits(request))
+        most = request.most_within_limit(most, self.split_bytes(request))
+        tiles = tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups
+        if most <= 1 or not tiles:
+            return [1]
+        places = request.device.chip.multiprocessors
+        wanted = (min(int(count * places) // tiles, most) for count in BLOCKS)
+        # Each has as many steps as the others, and none is left without.
+        found = sorted({-(-steps // -(-steps // splits)) for splits in wanted if splits > 1})
+        if request.pass_ == "backprop_filter":
+            filling = FILLED * places * tile.defines["RESIDENT"]
+            found = [splits for splits in found if tiles * splits >= filling] or found[-1:]
+        return [1, *found]
 
     def computing(self, request: Request, tile: Tile, depth: int, blocks: int) -> float:
-        found = accesses(request.pass_, request.problem, request.memory)
-        steps = depth / tile.block_k / blocks
-        work = work_of_step(request, tile, found).times(steps) + work_besides(request, tile, found)
-        return cost.of_blocks(request.device.chip, blocks, resident(request, tile, found), work)
+        of_step, besides, at_a_time = _work(request, tile)
+        work = of_step.times(depth / tile.block_k / blocks) + besides
+        return cost.of_blocks(request.device.chip, blocks, at_a_time, work)
 
     def adding(self, request: Request, splits: int) -> float:
         size = accumulator_bytes(request.problem)
@@ -461,6 +482,14 @@ def resident(request: Request, tile: Tile, found: Accesses) -> int:
         sizes = (tile.block_m, tile.block_n, ITEMSIZE[problem.dtype])
         by_registers = BY_REGISTERS.get(sizes, by_registers)
     return min((device.chip.shared << 10) // of_block, by_registers)
+
+
+@lru_cache(maxsize=64)
+def _work(request: Request, tile: Tile) -> tuple[cost.Work, cost.Work, int]:
+    """What a block does in a step, and besides; and blocks that a multiprocessor holds."""
+    found = accesses(request.pass_, request.problem, request.memory)
+    of_step, besides = work_of_step(request, tile, found), work_besides(request, tile, found)
+    return of_step, besides, resident(request, tile, found)
 
 
 def work_of_step(request: Request, tile: Tile, found: Accesses) -> cost.Work:

@@ -5,7 +5,7 @@ The fields of the walks are those of cuda/include/walk.cuh, which says where the
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
@@ -23,7 +23,8 @@ from cupyconv.planning.copies import (
     shape_of,
 )
 from cupyconv.planning.device import CHIPS
-from cupyconv.planning.families.family import Candidate, Family, Tile, refuses_reach
+from cupyconv.planning.families.family import Candidate, Family, Tile
+from cupyconv.planning.reach import Count, reach_counts
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
@@ -44,6 +45,9 @@ MOST_STAGES = 8
 
 MAX_MAPS = 16
 """Tensor maps of what is gathered, and walks, that fit into the 4 KB of a kernel's parameters."""
+
+_MOST_TILE_ROWS = 512
+"""Of a cluster's tiles, which the last ones may reach beyond a matrix by."""
 
 _MOST_FILLED = 1.25
 """Pixels computed for each of an image, where rows fill up lines; a copy is better than more."""
@@ -452,7 +456,23 @@ def tma_refuses(request: Request, operand_bytes: int) -> str | None:
         refusal = _refuse_groups(problem, request.pass_, LINE_BYTES // operand_bytes)
         if refusal is not None:
             return refusal
-    return refuses_reach(problem) or _refuse_walks(problem, request.pass_)
+    return _refuse_walks(problem, request.pass_)
+
+
+def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterator[Count]:
+    """What TMA's coordinates and the kernels number."""
+    problem, line = request.problem, LINE_BYTES // operand_bytes
+    yield from reach_counts(problem)
+    # Rows that fill up lines make a quarter more of them.
+    pixels = problem.N * max(prod(problem.input_sizes), prod(problem.output_sizes))
+    yield Count("pixels", pixels, 2**30 - 1)
+    yield Count("images", problem.N, (2**31 - 1) // planes)
+    most = 2**31 - _MOST_TILE_ROWS
+    if request.pass_ == "backprop_input":
+        filters = -(-(problem.K // problem.groups) // line) * line
+        yield Count("filters under all taps", prod(problem.filter_sizes) * filters, most)
+    else:
+        yield Count("channels under all taps", windows(problem, line) * line, most)
 
 
 def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
@@ -476,9 +496,6 @@ def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
     phases = prod(problem.stride) if pass_ == "backprop_input" else 1
     if phases > MAX_MAPS:
         return f"{phases} stride phases are more than {MAX_MAPS}"
-    pixels = problem.N * max(prod(problem.input_sizes), prod(problem.output_sizes))
-    if pixels * 2 >= 2**31:
-        return f"{pixels} pixels are more than TMA's coordinates count"
     if is_pointwise(problem):
         return None
     if not any(map(has_taps, walks(problem, pass_))):
@@ -642,7 +659,10 @@ class Hopper(Staying):
         for itemsize, planar in ((2, 1), (2, 0), (4, 0))
     )
 
-    def refuses(self, request: Request) -> str | None:
+    def counts(self, request: Request) -> Iterator[Count]:
+        return tma_counts(request, ITEMSIZE[request.problem.dtype])
+
+    def refuses_layer(self, request: Request) -> str | None:
         operands = request.operands
         if operands not in ("float16", "bfloat16", "tf32"):
             return f"cuda-hopper multiplies 16-bit types and TF32, not {operands}"

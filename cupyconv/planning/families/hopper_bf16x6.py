@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cupyconv.planning.copies import ROLES_OF, called, copy_bytes, shape_of
 from cupyconv.planning.families.family import Tile
 from cupyconv.planning.families.hopper import (
@@ -10,8 +12,10 @@ from cupyconv.planning.families.hopper import (
     layouts,
     ring_stages,
     tile_of,
+    tma_counts,
     tma_refuses,
 )
+from cupyconv.planning.reach import Count
 from cupyconv.planning.request import Request
 
 PLANES = 3
@@ -49,7 +53,10 @@ class HopperBf16x6(Staying):
         for block_m, block_n, cluster in ((128, 128, 2), (128, 128, 1), (256, 64, 1), (128, 64, 1))
     )
 
-    def refuses(self, request: Request) -> str | None:
+    def counts(self, request: Request) -> Iterator[Count]:
+        return tma_counts(request, operand_bytes=2, planes=PLANES)
+
+    def refuses_layer(self, request: Request) -> str | None:
         problem = request.problem
         if problem.dtype != "float32":
             return f"cuda-hopper-bf16x6 multiplies float32, not {problem.dtype}"

@@ -13,6 +13,7 @@ from cupyconv.planning import cost
 from cupyconv.planning.device import CHIPS, RESERVED_SHARED
 from cupyconv.planning.families.family import mma_refuses
 from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
+from cupyconv.planning.reach import Count
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem
@@ -406,6 +407,12 @@ class Patch(Streaming):
         if cut(request) is None:
             return "the input under a tile and the filter do not fit into a block"
         return None
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        made, problem = cut(request), request.problem
+        assert made is not None
+        lines = spatial(problem.stride)[1] * (1 if access_of(request).x_last else problem.C)
+        yield Count("elements of lines from window to window", lines * made.line_pitch, 2**31 - 1)
 
     def flow(self, request: Request) -> Flow:
         made = cut(request)

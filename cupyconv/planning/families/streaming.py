@@ -41,15 +41,11 @@ class Streaming(Family):
     """A family of one way, but for the chunks."""
 
     @abstractmethod
-    def refuses_layer(self, request: Request) -> str | None:
-        """Why it cannot compute what is asked for, in whatever memory; None if it can."""
-
-    @abstractmethod
     def flow(self, request: Request) -> Flow:
         """What the kernel does."""
 
     def refuses(self, request: Request) -> str | None:
-        refusal = self.refuses_layer(request)
+        refusal = super().refuses(request)
         least = chunk_bytes(request.problem) if request.pass_ == "backprop_filter" else 0
         if refusal is not None or request.affords(least):
             return refusal

@@ -32,9 +32,9 @@ class Tiled(Family):
         """Parts that gemm_k may be cut into."""
         return 1
 
-    def wanted_splits(self, request: Request, tile: Tile) -> int:
-        """Parts that gemm_k is best cut into."""
-        return 1
+    def splits(self, request: Request, tile: Tile) -> list[int]:
+        """Numbers of parts of gemm_k that are worth a thought."""
+        return [1]
 
     def adding(self, request: Request, splits: int) -> float:
         """Microseconds of adding up so many splits, besides the bytes that this moves."""
@@ -42,8 +42,9 @@ class Tiled(Family):
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
-            self._costed(request, tile, self.wanted_splits(request, tile))
+            self._costed(request, tile, splits)
             for tile in self.fitting_tiles(request)
+            for splits in self.splits(request, tile)
         ]
 
     def candidate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -9,6 +10,7 @@ from math import gcd
 
 from cupyconv.planning import cost
 from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
+from cupyconv.planning.reach import MOST_BLOCKS, Count
 from cupyconv.planning.request import Request
 from cupyconv.problem import ConvProblem
 
@@ -39,6 +41,7 @@ class Cut:
         row_tiles: tiles of 16 rows of the walked tensor.
         aligned: whether the rows of an image are rounded up to whole blocks, else those of all
             images follow each other.
+        rows: of all images together, so numbered.
         strips: strips of 8 columns.
         tap_rows: rows of the filter.
         lines: rows of the source.
@@ -49,6 +52,7 @@ class Cut:
 
     row_tiles: int
     aligned: bool
+    rows: int
     strips: int
     tap_rows: int
     lines: int
@@ -110,8 +114,10 @@ def _cut(
         shared = max(source + walked + plain_sums + where, diagonals)
     else:
         shared = max(source, walked) + CHANNELS * taps_r * (8 * window(taps) + 8) * 2 + where
-    patches = -(-problem.N * height // rows) * -(-width // (8 * strips))
-    return Cut(row_tiles, aligned, strips, tap_rows, lines, -(-shared // 16) * 16, patches, shares)
+    numbered = problem.N * height
+    patches = -(-numbered // rows) * -(-width // (8 * strips))
+    shared = -(-shared // 16) * 16
+    return Cut(row_tiles, aligned, numbered, strips, tap_rows, lines, shared, patches, shares)
 
 
 def window(taps: int) -> int:
@@ -169,6 +175,11 @@ class Toeplitz(Streaming):
         if cut(request) is None:
             return "the rows under a block and the filter do not fit into shared memory"
         return None
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        made = cut(request)
+        assert made is not None
+        yield Count("blocks", made.patches, MOST_BLOCKS)
 
     def flow(self, request: Request) -> Flow:
         made = cut(request)

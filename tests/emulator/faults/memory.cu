@@ -124,6 +124,57 @@ extern "C" __global__ void misaligned_struct_load(const float* in, float* out) {
 }
 
 // launch: block 32
+extern "C" __global__ void misaligned_struct_of_which_one_member_is_used(const float* in, float* out) {
+  const Piece piece = *reinterpret_cast<const Piece*>(in + threadIdx.x);  // FAULT misaligned
+  out[threadIdx.x] = piece.element[0];
+}
+
+// launch: block 32
+extern "C" __global__ void misaligned_struct_between_arrays(const float* in, float* out) {
+  *reinterpret_cast<Piece*>(out + 4 * threadIdx.x + 1) =  // FAULT misaligned
+      *reinterpret_cast<const Piece*>(in + 4 * threadIdx.x);
+}
+
+// launch: block 32
+extern "C" __global__ void misaligned_vector_of_which_one_element_is_used(const float* in, float* out) {
+  out[threadIdx.x] = reinterpret_cast<const float2*>(in + threadIdx.x)->x;  // FAULT misaligned
+}
+
+struct alignas(8) Couple {
+  float first, second;
+};
+
+// launch: block 32
+extern "C" __global__ void misaligned_small_struct_in_shared_memory(const float* in, float* out) {
+  __shared__ float tile[65];
+  for (int i = 0; i < 2; i++) tile[2 * threadIdx.x + i + 1] = in[i];
+  const Couple couple = *reinterpret_cast<const Couple*>(&tile[2 * threadIdx.x + 1]);  // FAULT misaligned
+  out[threadIdx.x] = couple.first + couple.second;
+}
+
+struct alignas(32) Wide {
+  float element[8];
+};
+
+// Chips before 10.0 load it by instructions of 16 bytes, later ones by one of 32.
+// launch: block 32
+extern "C" __global__ void misaligned_struct_of_32_bytes(const float* in, float* out) {
+  const Wide wide = *reinterpret_cast<const Wide*>(in + 4 * threadIdx.x);  // FAULT misaligned
+  for (int i = 0; i < 8; i++) out[8 * threadIdx.x + i] = wide.element[i];
+}
+
+struct Plain {
+  float element[4];
+};
+
+// launch: block 32
+extern "C" __global__ void plain_struct_where_its_elements_are_aligned(const float* in, float* out) {
+  __shared__ Plain tile[32];
+  tile[threadIdx.x] = *reinterpret_cast<const Plain*>(in + threadIdx.x);
+  *reinterpret_cast<Plain*>(out + 4 * threadIdx.x + 1) = tile[threadIdx.x];
+}
+
+// launch: block 32
 extern "C" __global__ void write_to_an_input(const float* in, float* out) {
   const_cast<float*>(in)[threadIdx.x] = 1.0f;  // FAULT read-only-write
   out[threadIdx.x] = 0.0f;

@@ -473,6 +473,13 @@ void atomic_access(const void* address, size_t size) {
   publish_through_atomic(address);
 }
 
+void misaligned(const void* address, size_t alignment) {
+  const Region* region = find_region(address);
+  report_fatal(ReportKind::kMisaligned, EMULATOR_CALLER, 0, "access at %s: its address is not a multiple of %zu",
+               region ? describe_address(region, address).c_str() : "a thread's own variable",
+               alignment);
+}
+
 void trap() { report_fatal(ReportKind::kTrap, EMULATOR_CALLER, 0, "__trap() was reached"); }
 
 }  // namespace emulator

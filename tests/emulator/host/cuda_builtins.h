@@ -42,6 +42,13 @@
 // For bodies whose own memory accesses are the emulator's business, not the kernel's.
 #define EMULATOR_UNCHECKED static __attribute__((noinline, unused, no_sanitize("kernel-address")))
 
+// What the build calls before an access (alignment.py).
+__attribute__((always_inline, used, nodebug, no_sanitize("kernel-address"))) static inline void
+emulator_check_alignment(const void* address, size_t alignment) __asm__("emulator_check_alignment");
+void emulator_check_alignment(const void* address, size_t alignment) {
+  if (reinterpret_cast<size_t>(address) & (alignment - 1)) emulator::misaligned(address, alignment);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Barriers, votes, shuffles
 // ---------------------------------------------------------------------------------------------
@@ -312,5 +319,13 @@ struct EmulatorExport<Kernel, void (*)(Arguments...)> {
                                                    {__VA_ARGS__}};
 
 #include "ptx_twin.cuh"
+
+// A call, so that the compiler aligns what is accessed as its type is, as the GPU's does.  Of a cast
+// that it sees through it may know that the array below is aligned to less, and believe that.
+template <class To, class From>
+__attribute__((always_inline, nodebug)) static inline To emulator_reinterpret_cast(From&& from) {
+  return reinterpret_cast<To>(std::forward<From>(from));
+}
+#define reinterpret_cast emulator_reinterpret_cast
 
 #endif

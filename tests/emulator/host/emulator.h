@@ -14,6 +14,7 @@
 // For operations in which threads meet: calls keep their place in the control flow, and calls of
 // two source lines are not merged into one.
 #define EMULATOR_MEETING __attribute__((convergent, nomerge))
+#define EMULATOR_DISTINCT __attribute__((cold, nomerge))
 
 namespace emulator {
 
@@ -48,6 +49,8 @@ EMULATOR_MEETING bool elect_one();
 // --- memory ---
 // Checks and records an atomic read-modify-write; the caller then performs it.
 void atomic_access(const void* address, size_t size);
+// Reports an access at an address that is no multiple of its type's alignment.
+[[noreturn]] EMULATOR_DISTINCT void misaligned(const void* address, size_t alignment);
 void thread_fence();
 uint32_t shared_address(const void* pointer);
 [[noreturn]] void trap();

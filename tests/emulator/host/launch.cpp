@@ -62,9 +62,7 @@ static uint32_t place(size_t size, size_t alignment) {
 static uint32_t offset_of(const EmulatorSharedControl* control) {
   auto known = variable_offsets.find(control);
   if (known != variable_offsets.end()) return known->second;
-  // The GPU's compiler aligns arrays of structs as they are declared; clang copies small structs as
-  // one integer, which is no fault of the kernel, so nothing is put at less than 16.
-  const size_t alignment = std::max<size_t>(control->align, 16);
+  const size_t alignment = control->align;
   const size_t dynamic = alignment < kDynamicOffset ? kDynamicOffset + alignment : alignment;
   const uint32_t offset =
       control->size ? place(control->size, alignment) : static_cast<uint32_t>(dynamic);

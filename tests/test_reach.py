@@ -1,0 +1,172 @@
+"""Layers that reach further than 32 bits count, and further than 64 do.
+
+Their tensors are small and their rules are not.  Each family computes them exactly or refuses them,
+and what the others refuse cuda-generic takes.
+"""
+
+import pytest
+
+from cupyconv import ConvError, ConvProblem
+from cupyconv.gpu import launches
+from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES
+from tests import agreement, emulator
+from tests.agreement import fits
+
+FAMILIES_HERE = ("cuda-generic", "cuda-gather", "cuda-direct", "cuda-toeplitz", "cuda-patch")
+
+DEPTHWISE = ((1, 8, 4, 4), (8, 1, 2, 1), {"groups": 8})
+DENSE = ((1, 16, 4, 4), (16, 16, 2, 1), {})
+FIRST = ((1, 3, 4, 40), (16, 3, 2, 3), {})
+
+
+def far(layer, taps=None, **rules):
+    x_shape, w_shape, others = layer
+    if taps is not None:
+        w_shape = (*w_shape[:2], *taps)
+    return ConvProblem(x_shape, w_shape, **others, **rules)
+
+
+def apart(layer, dilation, taps=2):
+    """Whose rows of the filter lie so far apart, the last of them on the input."""
+    rules = {"dilation": (dilation, 1), "padding": ((dilation * (taps - 1), 0), (0, 0))}
+    return far(layer, (taps, layer[1][3]), **rules)
+
+
+def striding(layer, stride):
+    """Whose second window is so far from the first, and on the input."""
+    rules = {"stride": (stride, 1), "padding": ((stride, 0), (0, 0))}
+    return far(layer, (1, layer[1][3]), **rules)
+
+
+LAYERS = {
+    "a single row, dilated": far(DEPTHWISE, (1, 3), dilation=(2**31, 1)),
+    "a single tap, dilated": ConvProblem((1, 8, 64), (8, 1, 1), groups=8, dilation=2**40),
+    "a single window, strided": far(DEPTHWISE, stride=(2**31, 1)),
+    "a single window of same padding": far(DENSE, stride=2**33, padding="same"),
+    "a single dense window, strided": far(DENSE, stride=(2**30, 1), padding=1),
+    "rows that both reach the padding": far(
+        DEPTHWISE, (3, 1), dilation=(2**30, 1), padding=((2**30, 2**30), (0, 0))
+    ),
+    "a padding of 2^31": ConvProblem(
+        (1, 1, 4, 40), (1, 1, 3, 33), dilation=(2**30, 1), padding=((2**31, 0), (0, 0))
+    ),
+    **{
+        f"{name}: rows 2^{bits} + {more} apart": apart(layer, 2**bits + more)
+        for name, layer in (("depthwise", DEPTHWISE), ("dense", DENSE), ("first", FIRST))
+        for bits, more in ((30, -1), (30, 0))
+    },
+    **{
+        f"{name}: windows 2^{bits} apart": striding(layer, 2**bits)
+        for name, layer in (("depthwise", DEPTHWISE), ("dense", DENSE), ("first", FIRST))
+        for bits in (26, 30)
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_far_layers_are_exact_or_refused(name, dtype):
+    problem = LAYERS[name].replace(dtype=dtype)
+    assert fits(problem, "cuda-generic", "sm_80") == PASSES
+    for impl in FAMILIES_HERE:
+        agreement.require_exact(emulator, problem, passes=fits(problem, impl, "sm_80"), impl=impl)
+    agreement.require_exact(emulator, problem, passes=PASSES)
+
+
+def test_rules_that_do_nothing_keep_no_family_out():
+    """A dilation of one tap, or a stride after the last window."""
+    for name in ("a single row, dilated", "a single tap, dilated", "a single window, strided"):
+        assert fits(LAYERS[name], "cuda-direct", "sm_80") == PASSES
+    for name in ("a single window of same padding", "a single dense window, strided"):
+        assert fits(LAYERS[name].replace(dtype="float16"), "cuda-gather", "sm_80") == PASSES
+
+
+def padded(before):
+    return ConvProblem((1, 16, 4), (16, 16, 1), padding=((before, 0),), stride=2)
+
+
+def taps_of(channels):
+    """65,536 of them, with filters last."""
+    return ConvProblem(
+        (1, 2, channels),
+        (65536, channels, 8),
+        padding=32767,
+        data_format="NWC",
+        dtype="float16",
+    )
+
+
+def images(number, filters=8, taps=3):
+    rules = {"data_format": "NWC", "filter_format": "OWI"}
+    return ConvProblem((number, 1, 1), (filters, taps, 1), padding=taps // 2, **rules)
+
+
+def tall(number):
+    """Images of a row under filters of 63, so that 16 rows are taken for each."""
+    return ConvProblem(
+        (number, 1, 1, 1), (1, 1, 63, 1), padding=((31, 31), (0, 0)), dtype="float16"
+    )
+
+
+# By family, pass, layers by a number, the largest that is taken, and what is said of the next.
+EDGES = [
+    ("cuda-gather", "forward", lambda n: ConvProblem((1, 16, n), (16, 16, 1)), 2**30,
+     "counts up to 1,073,741,824 elements of an axis, not 1,073,741,825"),
+    ("cuda-gather", "forward", padded, 2**30,
+     "counts up to 1,073,741,824 elements of padding, not 1,073,741,825"),
+    ("cuda-gather", "forward", lambda n: apart(DENSE, n), 2**29 - 5,
+     "counts up to 1,073,741,824 rows or columns under a filter, a dilation and 8 strides, not "
+     "1,073,741,825"),
+    ("cuda-direct", "backprop_input", lambda n: apart(DEPTHWISE, n), 2**29 - 5,
+     "counts up to 1,073,741,824 rows or columns under a filter, a dilation and 8 strides, not "
+     "1,073,741,825"),
+    ("cuda-direct", "forward", lambda n: striding(DEPTHWISE, n), 2**27 - 1,
+     "counts up to 1,073,741,824 rows or columns under a filter, a dilation and 8 strides, not "
+     "1,073,741,826"),
+    ("cuda-toeplitz", "forward", tall, 2**31 - 1,
+     "counts up to 2,147,483,647 blocks, not 2,147,483,648"),
+    ("cuda-hopper", "backprop_filter", taps_of, 32704,
+     "counts up to 2,147,483,136 channels under all taps, not 2,147,483,648"),
+    ("cuda-hopper-bf16x6", "forward", images, 715_827_882,
+     "counts up to 715,827,882 images, not 715,827,883"),
+    ("cuda-hopper-bf16x6", "forward", lambda n: images(1).replace(input_shape=(1, n, 1)),
+     2**30 - 1, "counts up to 1,073,741,823 pixels, not 1,073,741,824"),
+    ("cuda-generic", "forward", lambda n: apart(DEPTHWISE, n), 2**60 - 8228,
+     "elements that windows and padding reach over, not 9,223,372,036,854,775,814"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("impl", "pass_", "layer", "largest", "said"), EDGES)
+def test_a_family_takes_what_it_can_count(impl, pass_, layer, largest, said):
+    device = Device.of("sm_90a" if "hopper" in impl else "sm_80")
+    precision = "bf16x6" if impl == "cuda-hopper-bf16x6" else "ieee"
+
+    def refusal(number):
+        return FAMILIES[impl].refuses(Request(layer(number), pass_, device, precision))
+
+    assert refusal(largest) is None
+    assert said in refusal(largest + 1)
+
+
+def test_what_no_family_takes_is_an_error():
+    with pytest.raises(ConvError) as error:
+        plan_pass(apart(DEPTHWISE, 2**61), "forward", Device.of("sm_80"))
+    assert error.value.rule == "the problem must fit an implementation"
+    assert "elements that windows and padding reach over" in error.value.values
+    assert error.value.remedy == "Compute it in parts, or with less padding"
+
+
+@pytest.mark.parametrize(
+    ("number", "index"), [(2**26, "int"), (2**27 - 2**12, "long long"), (2**27, "long long")]
+)
+def test_rows_that_only_blocks_have_are_counted(number, index):
+    """Those that fill up images: of 2^27 of them 2^31, though no tensor has more than 2^27."""
+    problem, device = tall(number), Device.of("sm_80")
+    planned = plan_pass(problem, "forward", device, "cuda-toeplitz")
+    strides = Strides.contiguous(problem)
+    (product,) = launches.prepare(planned, problem, strides, None, device)
+    assert dict(product.defines)["ALIGNED"] == 1
+    assert dict(product.defines)["INDEX"] == index

@@ -27,7 +27,7 @@ from tests.configurations import CASES, Data, in_formats, integer_data, random_d
 from tests.views import KINDS, assignments, named, require_exact
 
 METHODS = tuple(blocked.CORRELATE)
-MEMORY = 64 << 20
+MEMORY = 64_000_000
 
 # Layers that every method but those for depthwise layers, and those, have many blocks of.
 DENSE = ConvProblem((3, 40, 25, 26), (33, 40, 3, 3), padding=1)
@@ -271,6 +271,25 @@ def test_what_was_compiled_and_kept_may_be_damaged(monkeypatch, tmp_path):
     assert first_call() == "compiler"
 
 
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("size", [1, 4])
+def test_windows_leave_out_taps_that_are_all_in_the_padding(pass_, size, monkeypatch):
+    honest, depths = np.matmul, set()
+
+    def matmul(a, b, out=None):
+        depths.add(b.shape[-1 if pass_ == "backprop_filter" else -2])
+        return honest(a, b, out=out)
+
+    monkeypatch.setattr(np, "matmul", matmul)
+    small = ConvProblem((2, 3, size, 1), (3, 3, 9, 9), padding=4)
+    for problem in (small, *channels_last(small)):
+        data = integer_data(problem)
+        expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
+        depths.clear()
+        np.testing.assert_array_equal(compute(problem, pass_, "windows", data), expected)
+        assert depths == {3 * (2 * size - 1)}
+
+
 # -- rounding --------------------------------------------------------------------------------------
 
 
@@ -323,6 +342,7 @@ LARGE = {
         (1, 480, 40, 1091), (1, 480, 31, 1), padding=(15, 0), dtype="float16"
     ),
     "long complex rows": ConvProblem((1, 16, 16, 65_000), (1, 16, 3, 3), dtype="complex128"),
+    "one window": ConvProblem((1, 1, 128, 128), (1, 1, 128, 128), stride=128),
 }
 
 
@@ -346,6 +366,63 @@ def test_memory_is_bounded_whatever_the_layer(name, step, monkeypatch):
         out = np.empty_like(results[pass_])
         peaks = in_a_new_thread(peaks_of_two, problem, pass_, data, out)
         assert peaks[0] <= MEMORY, planned[pass_].reason
+
+
+def single_row(channels: int, filters: int, dtype: str) -> ConvProblem:
+    shapes = (64, channels, 70), (filters, channels, 3)
+    return ConvProblem(*shapes, stride=3, padding=1, dtype=dtype)
+
+
+@pytest.mark.parametrize(("pass_", "problems"), [
+    ("backprop_filter", [ConvProblem((16, 1, 66_304), (1026, 1, 1024), stride=256)]),
+    ("forward", [single_row(682, 512, "complex128")]),
+    ("forward", [ConvProblem((1, 1, 1_000_059), (1, 1, 1_000_000), dtype="complex128")]),
+    ("forward", [single_row(170, 8192, "float32"), single_row(2730, 64, "float16")]),
+], ids=["many taps", "long windows", "a million taps", "passes of two kinds"])  # fmt: skip
+def test_memory_of_many_threads_is_bounded(pass_, problems, monkeypatch):
+    operands = [(problem, zeros(problem, 2)) for problem in problems]
+
+    def peak() -> int:
+        """Of one pass after the other, which finds the memory of that before."""
+        tracemalloc.start()
+        for problem, data in operands:
+            out = data.w if pass_ == "backprop_filter" else data.dy
+            agreement.compute(cupyconv, pass_, problem, data, out=out)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    monkeypatch.setattr(threads, "blas_threads", lambda: threads.MOST_THREADS)
+    assert in_a_new_thread(peak) <= MEMORY
+
+
+@pytest.mark.parametrize("extents", [(1, 15, 500), (5, 9, 99), (9, 40, 40), (64, 7, 7), (1, 9000)])
+def test_a_sum_is_divided_into_parts_of_about_a_size(extents):
+    images, *sizes = extents
+    taps = [1] * len(sizes)
+    problem = ConvProblem((images, 999, *sizes), (99, 999, *taps))
+    data = zeros(problem)
+    whole = correlation.correlation(problem, data.x, data.w, data.dy)
+    pixels = [part.images * np.prod([a.outputs for a in part.axes]) for part in whole.divided(8)]
+    assert sum(pixels) == np.prod(extents)
+    assert len(pixels) <= 8
+    assert min(pixels) >= correlation.LEAST_SUMMED / 2
+
+
+@pytest.mark.parametrize("stride", [1, 64, 65, 999])
+@pytest.mark.parametrize("size", [2, 66, 1000])
+def test_the_rule_sees_the_phases_that_a_pass_has(size, stride):
+    for taps, dilation, padding in itertools.product((1, 65, 66, 70), (1, 2, 7), (0, 60)):
+        if size + 2 * padding <= (taps - 1) * dilation:
+            continue
+        rules = {"stride": stride, "dilation": dilation, "padding": padding}
+        problem = ConvProblem((1, 1, size), (1, 1, taps), **rules)
+        data = zeros(problem)
+        phases = list(correlation.input_correlations(problem, data.w, data.dy, data.x))
+        seen = cpu._seen(problem, "backprop_input")
+        assert len(phases) <= seen.phases
+        assert sum(phase.axes[0].outputs for phase in phases) <= seen.pixels
+        assert max((phase.axes[0].taps for phase in phases), default=0) <= seen.taps
 
 
 # Of odd shapes, for blocks of a 64th: small enough for each method to compute them.

@@ -70,3 +70,17 @@ def test_layers_are_drawn_as_bench_draws_them(peer, monkeypatch, capsys):
     limits.main(["--drawn", "3", "--seed", "5"])
     assert drawn == [(5, 3)]
     assert "dense-1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--drawn", "0"], "--drawn must be at least 1, not 0"),
+        (["--drawn", "-2"], "--drawn must be at least 1, not -2"),
+        (["--drawn", "2", "--layer", "dense-1"], "leave out --layer or --drawn"),
+    ],
+)
+def test_layers_that_cannot_be_chosen_are_refused(options, why, capsys):
+    with pytest.raises(SystemExit):
+        limits.main(options)
+    assert why in capsys.readouterr().err

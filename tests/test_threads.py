@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.cpu import blocked, correlation, threads
-from cupyconv.cpu.scratch import Scratch, scratch
+from cupyconv.cpu.scratch import Scratch, pool
 from cupyconv.planning import cpu
 from tests.configurations import random_data
 from tests.test_cpu import DEEP, DENSE, DEPTHWISE, compute, methods
@@ -82,8 +82,8 @@ def parts_by_thread(parts: int, work=lambda part: time.sleep(0.002)) -> dict[int
         work(part)
 
     def compute() -> None:
-        with scratch(FLOAT32) as memory:
-            threads.each(one, range(parts), memory, blocks=1)
+        with pool(FLOAT32) as memory:
+            threads.each(one, range(parts), memory, 0)
 
     threads.with_one_blas_thread(compute)
     return done
@@ -143,8 +143,8 @@ def test_each_thread_finds_its_memory_again(allowed):
         together.wait()  # no thread takes both parts
 
     for _ in range(2):
-        with pass_at_work(), scratch(FLOAT32) as memory:
-            threads.each(one, range(2), memory, blocks=1)
+        with pass_at_work(), pool(FLOAT32) as memory:
+            threads.each(one, range(2), memory, 1000)
     addresses = [block.ctypes.data for block in blocks]
     assert len(set(addresses)) == 2
     assert sorted(addresses[:2]) == sorted(addresses[2:])

@@ -15,14 +15,14 @@ import numpy as np
 
 from cupyconv.cpu import loops, products, scattered, windows
 from cupyconv.cpu.correlation import Correlation, correlation, fill_unread, input_correlations
-from cupyconv.cpu.scratch import Scratch, scratch
+from cupyconv.cpu.scratch import Pool, pool
 from cupyconv.planning.cpu import BLOCK_BYTES
 from cupyconv.problem import ConvProblem
 
 UFUNC_BUFFER = 64
 """Elements of NumPy's own buffers, into which it copies rows shorter than these before it adds."""
 
-Compute = Callable[[Correlation, Scratch, int], bool | None]
+Compute = Callable[[Correlation, Pool, int], bool | None]
 """Computes a correlation, in blocks of about so many bytes; False if another method has to."""
 
 CORRELATE: dict[str, Compute] = {
@@ -98,7 +98,7 @@ def _has_terms(whole: Correlation) -> bool:
 
 
 def _compute(by_method: dict[str, Compute], method: str, whole: Correlation) -> None:
-    with np.errstate(), scratch(whole.accumulator) as memory:  # errstate restores the buffer's size
+    with np.errstate(), pool(whole.accumulator) as memory:  # errstate restores the buffer's size
         np.setbufsize(UFUNC_BUFFER)
         if by_method[method](whole, memory, BLOCK_BYTES) is False:
             by_method["products"](whole, memory, BLOCK_BYTES)

@@ -22,7 +22,7 @@ import numpy as np
 
 from cupyconv.cpu.activations import activate
 from cupyconv.cpu.views import accumulator_of, copy, filter_view
-from cupyconv.planning.cpu import LEAST_PADDED, PADDED_SHARE
+from cupyconv.planning.cpu import LEAST_PADDED, MANY_PHASES, PADDED_SHARE, by_window
 from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 ALL: Any = slice(None)
@@ -33,9 +33,6 @@ SUMS, LEAST_SUMMED, LEAST_PRODUCTS = 8, 512, 1 << 22
 MOST_CUTS = 8
 """Parts that an axis is cut into at most, to leave out products with padding; and taps that are
 asked where to cut, where there are more."""
-
-MANY_PHASES = 64
-"""Stride phases, for every window, above which windows are taken one by one instead."""
 
 
 @dataclass(frozen=True)
@@ -181,30 +178,33 @@ class Correlation:
         channels: slice = ALL,
         images: slice = ALL,
         outputs: Sequence[slice] = (),
+        taps: Sequence[slice] = (),
     ) -> Correlation:
-        """For some groups, filters, channels of the source, images, outputs of the first axes."""
+        """For some groups, filters, channels of the source, images, outputs and taps."""
         counts = (self.groups, self.filter_count, self.channels, self.images)
-        extents = (*counts, *(axis.outputs for axis in self.axes))
         parts_of = (groups, filters, channels, images, *outputs)
-        if all(map(_is_whole, parts_of, extents)):
+        extents = (*counts, *(axis.outputs for axis in self.axes))
+        if not taps and all(map(_is_whole, parts_of, extents)):
             return self
-        cut = tuple(axis.part(some) for axis, some in zip(self.axes, outputs, strict=False))
+        axes = self.axes
+        if outputs:
+            axes = tuple(map(Axis.part, axes, outputs))
+        if taps:
+            axes = tuple(map(Axis.with_taps, axes, taps))
         return replace(
             self,
-            axes=cut + self.axes[len(cut) :],
+            axes=axes,
             source=self.source[groups, channels, images],
-            filters=self.filters[groups, filters, channels],
+            filters=self.filters[(groups, filters, channels, *taps)],
             result=self.result[(groups, filters, images, *outputs)],
             bias=None if self.bias is None else self.bias[groups, filters],
         )
 
     def trimmed(self) -> Correlation:
         """Without the leading and trailing taps that no window has inside."""
-        taps = tuple(axis.reached() for axis in self.axes)
-        if all(map(_is_whole, taps, (axis.taps for axis in self.axes))):
-            return self
-        axes = tuple(axis.with_taps(some) for axis, some in zip(self.axes, taps, strict=True))
-        return replace(self, axes=axes, filters=self.filters[(ALL, ALL, ALL, *taps)])
+        taps = [axis.reached() for axis in self.axes]
+        whole = all(map(_is_whole, taps, (axis.taps for axis in self.axes)))
+        return self if whole else self.part(taps=taps)
 
     def chunks(self, most_bytes: int, least_filters: int = 1) -> Iterator[Correlation]:
         """The groups and filters in parts whose weights take so many bytes at most.
@@ -231,16 +231,22 @@ class Correlation:
             yield self.part(outputs=outputs).trimmed()
 
     def divided(self, wanted: int) -> Iterator[Correlation]:
-        """The images and rows in about so many parts, if that leaves enough in each."""
+        """The images and rows in up to so many parts, if that leaves enough in each."""
         extents = [axis.outputs for axis in self.axes]
         pixels = self.images * prod(extents)
         products = pixels * self.filters.size
         wanted = clamp(min(pixels // LEAST_SUMMED, products // LEAST_PRODUCTS), wanted)
-        images = -(-self.images // wanted)
-        most = box_of(extents, -(-prod(extents) * self.images // (images * wanted)))
-        for some in parts(self.images, images):
-            for outputs in boxes(extents, most):
-                yield self.part(images=some, outputs=outputs)
+        most = []
+        for extent in (self.images, *extents):
+            most.append(-(-extent // wanted))
+            wanted //= -(-extent // most[-1])
+        return self.boxes(self.groups, *most)
+
+    def boxes(self, *most: int) -> Iterator[Correlation]:
+        """Parts of at most so many groups, images and outputs along each axis."""
+        extents = (self.groups, self.images, *(axis.outputs for axis in self.axes))
+        for group, images, *outputs in boxes(extents, (*most, *extents[len(most) :])):
+            yield self.part(groups=group, images=images, outputs=outputs)
 
     def with_axis(self) -> Correlation:
         """With one more spatial axis, of one pixel and one tap, before the others."""
@@ -361,11 +367,9 @@ def _combined(axes: Sequence[ConvAxis]) -> Iterator[tuple[_Phase, ...]]:
 def _phases(axis: ConvAxis) -> Iterable[_Phase]:
     """The stride phases of an axis that have inputs and taps, the last of the taps first."""
     step = axis.stride // gcd(axis.stride, axis.dilation)
-    lone = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
     if min(step, axis.filter) <= MANY_PHASES:
         return _few_phases(axis, step)
-    if axis.output == 1 or lone:
-        # No input is under two windows, so that each of them is as good as a phase.
+    if by_window(axis):
         return chain.from_iterable(_window(axis, output) for output in range(axis.output))
     return _every_phase(axis, step)
 
@@ -428,10 +432,10 @@ def gather(target: np.ndarray, source: np.ndarray, axes: Sequence[Axis], first: 
 
 
 def parts(extent: int, most: int) -> Iterator[slice]:
-    """Consecutive slices of at most ``most``, all about as long."""
+    """Consecutive slices of at most ``most``, all about as long, the first one the longest."""
     count = -(-extent // most)
     for number in range(count):
-        yield slice(extent * number // count, extent * (number + 1) // count)
+        yield slice(-(-extent * number // count), -(-extent * (number + 1) // count))
 
 
 def boxes(extents: Sequence[int], most: Sequence[int]) -> Iterator[tuple[slice, ...]]:

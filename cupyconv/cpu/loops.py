@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.correlation import ALL, SUMS, Axis, Correlation, boxes, clamp, gather
-from cupyconv.cpu.scratch import Scratch
+from cupyconv.cpu.correlation import ALL, SUMS, Axis, Correlation, clamp, gather
+from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import are_finite, copy, merged
 from cupyconv.planning.cpu import SMALL_PLANE, has_numba
@@ -43,37 +43,40 @@ LONG_ROW, LARGEST_ROWS = 1 << 9, 1 << 16
 the cache has beside them."""
 
 
-def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
+def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute the result."""
 
     for chunk in _chunks(whole, block_bytes):
         by_pixel = _is_by_pixel(chunk)
         add = _sum_pixels if by_pixel else _sum_planes
-        each(add, _blocks(chunk, by_pixel, block_bytes, SUMS), scratch, blocks=4)
+        most, size = _most(chunk, by_pixel, block_bytes, SUMS)
+        each(add, chunk.boxes(*most), pool, size)
 
 
-def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> bool:
+def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> bool:
     """Compute the filters' gradient; False if operands of planes are not finite.
 
     The places that are no result's have a gradient of zero, which makes NaN of such numbers.
     """
-    return all(_filter_gradient(one, scratch, block_bytes) for one in _chunks(whole, block_bytes))
+    return all(_filter_gradient(one, pool, block_bytes) for one in _chunks(whole, block_bytes))
 
 
-def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> bool:
+def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> bool:
     by_pixel = _is_by_pixel(chunk)
     add_block = _add_pixels if by_pixel else _add_planes
     several = list(chunk.divided(SUMS))
-    totals = scratch.array("totals", (len(several), *chunk.filters.shape))
+    most, sizes = zip(*(_most(one, by_pixel, block_bytes) for one in several), strict=True)
+    totals = pool.array("shared", (len(several), *chunk.filters.shape))
     totals[...] = 0
 
     def add(number: int, memory: Scratch) -> None:
-        with_totals = replace(several[number], filters=totals[number])
-        for block in _blocks(with_totals, by_pixel, block_bytes):
-            add_block(block, memory)
+        for block in replace(several[number], filters=totals[number]).boxes(*most[number]):
+            add_block(block, memory.rest())
 
-    each(add, range(len(several)), scratch, blocks=4)
-    chunk.filters[...] = totals.sum(axis=0)
+    each(add, range(len(several)), pool, max(sizes))
+    for total in totals[1:]:
+        totals[0] += total
+    chunk.filters[...] = totals[0]
     if by_pixel or np.isfinite(chunk.filters).all():
         return True
     return are_finite(chunk.source, chunk.result)
@@ -99,17 +102,17 @@ def _is_by_pixel(whole: Correlation) -> bool:
     return (near or small) and whole.groups >= LEAST_ROW
 
 
-def _blocks(
+def _most(
     whole: Correlation, by_pixel: bool, block_bytes: int, least: int = 1
-) -> Iterator[Correlation]:
-    """Groups, images and pixels in parts that fit with all that is under their windows.
+) -> tuple[list[int], int]:
+    """Groups, images and pixels that fit with all that is under their windows; what they take.
 
     Args:
         least: parts of a whole that is large enough to be divided.
     """
-    most_bytes = block_bytes // 2
-    if by_pixel and all(_are_rows(_pixels_last(a), whole) for a in (whole.source, whole.result)):
-        most_bytes = 4 * block_bytes  # where they are
+    both = (whole.source, whole.result)
+    in_place = by_pixel and all(_are_rows(_pixels_last(one), whole) for one in both)
+    most_bytes = 4 * block_bytes if in_place else block_bytes // 2
     share = (whole.source.size + whole.result.size) * whole.accumulator.itemsize // least
     most_bytes = min(most_bytes, max(share, block_bytes // 4))
     extents = (whole.groups, whole.images, *(axis.outputs for axis in whole.axes))
@@ -132,8 +135,12 @@ def _blocks(
             most[at] = clamp(most[at] * most_bytes // taken(), most[at])
         while most[at] > 1 and taken() > most_bytes:
             most[at] = -(-most[at] // 2)
-    for group, images, *outputs in boxes(extents, most):
-        yield whole.part(groups=group, images=images, outputs=outputs)
+    size = weights = most[0] * whole.filters[0].size
+    if by_pixel:  # for several pixels, and their sum
+        size += min(max(weights, LARGEST_ROWS), weights * most[4])
+    if not (in_place and has_numba()) or whole.conjugate:
+        size += taken() // whole.accumulator.itemsize
+    return most, size
 
 
 # -- rows of channels ------------------------------------------------------------------------------

@@ -9,23 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from math import prod
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.correlation import (
-    ALL,
-    SUMS,
-    Correlation,
-    box_of,
-    boxes,
-    clamp,
-    gather,
-    parts,
-)
-from cupyconv.cpu.scratch import Scratch
+from cupyconv.cpu.correlation import ALL, SUMS, Correlation, box_of, boxes, clamp, gather, parts
+from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 from cupyconv.planning.cpu import LEAST_PIXELS
@@ -37,13 +27,15 @@ MANY_IMAGES = 16
 """Images that fit a block from which on it has several, though its result has to be copied."""
 
 
-def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
+def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute the result."""
     for piece in whole.pieces():
         for chunk in piece.chunks(8 * block_bytes, LEAST_FILTERS):
             channels = parts(chunk.channels, _channels_at_once(chunk, block_bytes))
-            terms = [(some, _matrix(chunk, scratch, some)) for some in channels]
-            each(partial(_multiply, terms), _blocks(chunk, block_bytes), scratch, blocks=4)
+            terms = _terms(chunk, list(channels), pool)
+            window, results, most = _columns(chunk, block_bytes)
+            size = _pixels(chunk, most) * (2 * window + min(len(terms), 2) * results)
+            each(partial(_multiply, terms), _blocks(chunk, block_bytes), pool, size)
 
 
 def _multiply(
@@ -62,10 +54,10 @@ def _multiply(
     block.finish(sums)
 
 
-def filter_gradient(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
+def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute the gradient of the filters, into ``filters``, from that of the result."""
     for chunk in whole.chunks(4 * block_bytes, LEAST_FILTERS):
-        _filter_gradient(chunk, scratch, block_bytes)
+        _filter_gradient(chunk, pool, block_bytes)
 
 
 def _contract(block: Correlation, scratch: Scratch, total: np.ndarray) -> None:
@@ -74,40 +66,37 @@ def _contract(block: Correlation, scratch: Scratch, total: np.ndarray) -> None:
     np.matmul(gradients, columns, out=merged(_in_order(total, block), 2))
 
 
-def _filter_gradient(chunk: Correlation, scratch: Scratch, block_bytes: int) -> None:
-    channels = list(parts(chunk.channels, _channels_of_sums(chunk, block_bytes)))
-    pixels = list(chunk.divided(-(-SUMS // len(channels))))
-    of_channels = [chunk.part(channels=some) for some in channels]
-    totals = [
-        [
-            _like_filters(some, scratch, f"total {number} {at}")
-            for at, some in enumerate(of_channels)
-        ]
-        for number in range(len(pixels))
-    ]
+def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
+    weights = list(_weights_of_sums(chunk, block_bytes))
+    wanted = -(-SUMS // len(weights))
+    terms = [(some, one) for some in weights for one in some.divided(wanted)]
+    [shared] = pool.divided("shared", sum(one.filters.size for _, one in terms))
+    totals = [_like_filters(one, shared, f"{number}") for number, (_, one) in enumerate(terms)]
+    window, results, most = _columns(terms[0][1], block_bytes)
+    # Of a piece of fewer taps there are more pixels, in about as much memory.
+    size = 3 * _pixels(terms[0][1], most + 1) * max(window, results) + totals[0].size
 
-    def add(sums: tuple[int, int], memory: Scratch) -> None:
-        number, at = sums
-        total = totals[number][at]
-        is_begun = False
-        for piece in replace(pixels[number].part(channels=channels[at]), filters=total).pieces():
+    def add(number: int, memory: Scratch) -> None:
+        total, is_begun = totals[number], False
+        for piece in replace(terms[number][1], filters=total).pieces():
             for block in _blocks(piece, block_bytes):
+                here = memory.rest()
                 if not is_begun and piece.filters is total:
-                    _contract(block, memory, total)
+                    _contract(block, here, total)
                 else:
                     if not is_begun:
                         total[...] = 0
-                    term = _like_filters(piece, memory, "term")
-                    _contract(block, memory, term)
+                    term = _like_filters(piece, here, "term")
+                    _contract(block, here, term)
                     np.add(piece.filters, term, out=piece.filters)
                 is_begun = True
 
-    each(add, product(range(len(pixels)), range(len(channels))), scratch, blocks=4)
-    for at, some in enumerate(of_channels):
-        total = totals[0][at]
-        for more in totals[1:]:
-            total += more[at]
-        copy(some.filters, total)
+    each(add, range(len(terms)), pool, size)
+    for some in weights:
+        first, *others = (total for (of, _), total in zip(terms, totals, strict=True) if of is some)
+        for more in others:
+            first += more
+        copy(some.filters, first)
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -119,39 +108,53 @@ def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
     return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
 
 
-def _channels_of_sums(chunk: Correlation, block_bytes: int) -> int:
-    """Channels whose filters' gradient stays in the cache while it is summed."""
-    taps = chunk.groups * prod(axis.taps for axis in chunk.axes) * chunk.accumulator.itemsize
-    most = block_bytes // max(taps * max(chunk.filter_count, LEAST_PIXELS), 1)
-    return clamp(most, chunk.channels)
+def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlation]:
+    """The channels and taps in parts whose gradient stays in the cache while it is summed."""
+    weight = chunk.groups * max(chunk.filter_count, LEAST_PIXELS) * chunk.accumulator.itemsize
+    extents = chunk.filters.shape[2:]
+    for channels, *taps in boxes(extents, box_of(extents, max(block_bytes // weight, 1))):
+        yield chunk.part(channels=channels, taps=taps)
+
+
+def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
+    """Elements of a pixel's window, of the channels at once, and of its results; how many fit."""
+    taps = prod(axis.taps for axis in piece.axes)
+    window = piece.groups * _channels_at_once(piece, block_bytes) * taps
+    results = piece.groups * piece.filter_count
+    column = max(window, results, 1) * piece.accumulator.itemsize
+    few = clamp(2 * block_bytes // column, LEAST_PIXELS)
+    return window, results, max(block_bytes // column, few)
+
+
+def _pixels(piece: Correlation, most: int) -> int:
+    """The pixels of a block, where so many fit: there are at least two, unless they are small."""
+    return min(most, max(prod(piece.result.shape[2:]) // 2, LEAST_PIXELS // 2))
 
 
 def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
     """The images and pixels in parts whose windows and results fit a block, but enough of them."""
     extents = [axis.outputs for axis in piece.axes]
     image = prod(extents)
-    groups, filters, channels, *taps = piece.filters.shape
-    channels = min(channels, _channels_at_once(piece, block_bytes))
-    column = groups * max(channels * prod(taps), filters) * piece.accumulator.itemsize
-    few = clamp(2 * block_bytes // max(column, 1), LEAST_PIXELS)
-    most = max(block_bytes // max(column, 1), few)
-    pixels = min(most, max(piece.images * image // 2, LEAST_PIXELS // 2))
-    images = 1
+    *_, most = _columns(piece, block_bytes)
+    pixels, images = _pixels(piece, most), 1
     if image < max(LEAST_PIXELS, most // MANY_IMAGES) or channels_are_last(piece.result):
         images = clamp(pixels // image, piece.images)
-    for some in parts(piece.images, images):
-        for outputs in boxes(extents, box_of(extents, max(pixels // images, 1))):
-            yield piece.part(images=some, outputs=outputs)
+    return piece.boxes(piece.groups, images, *box_of(extents, max(pixels // images, 1)))
 
 
 # -- operands --------------------------------------------------------------------------------------
 
 
-def _matrix(piece: Correlation, scratch: Scratch, channels: slice) -> np.ndarray:
-    """(G, K, depth): the filters of some channels."""
-    some = piece.part(channels=channels)
-    name = f"filters {channels.start}"
-    return scratch.matrices(name, _in_order(some.filters, some), some.conjugate)
+def _terms(
+    chunk: Correlation, channels: Sequence[slice], pool: Pool
+) -> list[tuple[slice, np.ndarray]]:
+    """Of some channels each, the filters (G, K, depth)."""
+    filters = [_in_order(chunk.filters[:, :, some], chunk) for some in channels]
+    views = [operand(one, 2, chunk.accumulator) is not None for one in filters]
+    size = 0 if all(views) and not chunk.conjugate else chunk.filters.size
+    [shared] = pool.divided("shared", size)
+    matrices = (shared.matrices(f"{n}", one, chunk.conjugate) for n, one in enumerate(filters))
+    return list(zip(channels, matrices, strict=True))
 
 
 def _like_filters(piece: Correlation, scratch: Scratch, name: str) -> np.ndarray:

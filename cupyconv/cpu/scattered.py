@@ -7,33 +7,33 @@ gathered, and the matrix products have taps times filters for rows instead of fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from math import prod
 
 import numpy as np
 
 from cupyconv.cpu.correlation import ALL, Correlation, clamp, parts
-from cupyconv.cpu.scratch import Scratch
+from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import copy
 
 
-def correlate(whole: Correlation, scratch: Scratch, block_bytes: int) -> None:
+def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute the result."""
     for chunk in whole.chunks(8 * block_bytes):
         filters = np.moveaxis(chunk.filters, (1, 2), (-2, -1))  # (G, *taps, K, C)
-        matrices = scratch.array("filters", filters.shape)
+        matrices = pool.array("shared", filters.shape)
         copy(matrices, filters, chunk.conjugate)
-        scatter = partial(_scatter, matrices, block_bytes)
-        each(scatter, _blocks(chunk, block_bytes), scratch, blocks=6)
+        most = _most(chunk, block_bytes)
+        taps, size = _taps_at_once(chunk, *most, block_bytes)
+        each(partial(_scatter, matrices, taps), chunk.boxes(chunk.groups, *most), pool, size)
 
 
-def _scatter(matrices: np.ndarray, block_bytes: int, block: Correlation, scratch: Scratch) -> None:
+def _scatter(matrices: np.ndarray, taps: int, block: Correlation, scratch: Scratch) -> None:
     sums = scratch.array("sums", block.result.shape)
     sums[...] = 0
-    for some in parts(block.axes[0].taps, _taps_at_once(block, block_bytes)):
-        _add(sums, block, matrices, some, scratch)
+    for some in parts(block.axes[0].taps, taps):
+        _add(sums, block, matrices, some, scratch.rest())
     block.finish(sums)
 
 
@@ -63,8 +63,8 @@ def _add(
         np.add(total, by_tap[(ALL, *tap, ALL, ALL, read, *columns)], out=total)
 
 
-def _blocks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """The images and rows in parts whose pixels, sums, and products with a row of taps, fit."""
+def _most(whole: Correlation, block_bytes: int) -> tuple[int, int]:
+    """The images and rows whose pixels, sums, and products with a row of taps, fit."""
     row, *others = whole.axes
     sizes, outputs = prod(axis.size for axis in others), prod(axis.outputs for axis in others)
     taps = prod(axis.taps for axis in others)
@@ -72,20 +72,19 @@ def _blocks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
     line = max(line * row.stride, whole.filter_count * outputs)
     line *= whole.groups * whole.accumulator.itemsize
     rows = clamp(block_bytes // line, row.outputs)
-    for some in parts(whole.images, clamp(block_bytes // (line * rows), whole.images)):
-        for lines in parts(row.outputs, rows):
-            yield whole.part(images=some, outputs=(lines,))
+    return clamp(block_bytes // (line * rows), whole.images), rows
 
 
-def _taps_at_once(block: Correlation, block_bytes: int) -> int:
-    """Taps of the first axis whose products fit, and the pixels under them, which may be copied."""
-    row, *others = block.axes
-    line = block.images * block.groups * block.accumulator.itemsize
-    line *= prod(axis.size for axis in others)
-    products = block.filter_count * prod(axis.taps for axis in others)
-    taps = clamp(2 * block_bytes // (line * products * row.span), row.taps)
-    while taps > 1:
-        if row.with_taps(slice(0, taps)).span * line * block.channels <= 2 * block_bytes:
-            break
+def _taps_at_once(whole: Correlation, images: int, rows: int, block_bytes: int) -> tuple[int, int]:
+    """Taps of the first axis whose products fit, and the pixels under them, which may be copied;
+    and the elements that a block of so many images and rows takes then."""
+    row, *others = whole.axes[0].part(slice(0, rows)), *whole.axes[1:]
+    line = images * whole.groups * prod(axis.size for axis in others)
+    products = whole.filter_count * prod(axis.taps for axis in others)
+    most = 2 * block_bytes // (line * whole.accumulator.itemsize)
+    taps = clamp(most // (products * row.span), row.taps)
+    while taps > 1 and row.with_taps(slice(0, taps)).span * whole.channels > most:
         taps = -(-taps // 2)
-    return taps
+    read = line * min(row.with_taps(slice(0, taps)).span, row.size)
+    sums = whole.groups * whole.filter_count * images * rows * prod(a.outputs for a in others)
+    return taps, read * (whole.channels + products * taps) + sums

@@ -9,54 +9,42 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy as shallow_copy
 from math import prod
-from operator import attrgetter
 
 import numpy as np
 
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
-KEPT_BYTES = 64 << 20
-"""What a thread keeps for its next pass, at most; of a pass that took more, nothing."""
+MOST_BYTES = 64_000_000
+"""What a pass takes, and its thread keeps for the next one; of a pass that took more, nothing."""
+
+CALLS_BYTES = MOST_BYTES - (16 << 20) - (1 << 20)
+"""Of that, for calls at the same time, beside what they share, and what Python itself takes."""
 
 
 class Scratch:
-    """Arrays by name.
+    """Arrays by name, in memory that has room for those of a block.
 
     Attributes:
         dtype: of the arrays.
-
-    Args:
-        kept: memory by name, from an earlier pass.
     """
 
-    def __init__(self, dtype: np.dtype, kept: dict[str, np.ndarray]) -> None:
-        self.dtype = dtype
-        self._kept = kept
-        self._used: dict[str, np.ndarray] = {}
-        self._owner = ""
+    def __init__(self, memory: np.ndarray) -> None:
+        self.dtype, self._left = memory.dtype, memory
+        self._arrays: dict[str, np.ndarray] = {}
 
-    def of_helper(self, number: int) -> Scratch:
-        """Memory for one that works at the same time; this one's thread keeps it too."""
-        helper = shallow_copy(self)
-        helper._owner = f"{number} "
-        return helper
+    def rest(self) -> Scratch:
+        """What is left, for one block after the other."""
+        return Scratch(self._left)
 
     def array(self, name: str, shape: Sequence[int]) -> np.ndarray:
-        """An array with undefined content, in the memory of the last one of that name."""
-        name = self._owner + name
-        size = prod(shape) * self.dtype.itemsize
-        memory = self._used.get(name)
-        if memory is None:
-            memory = self._kept.pop(name, None)
-        if memory is None or memory.size < size:
-            # What belongs to passes of another kind must not add up with what this one takes.
-            self._kept.clear()
-            self._used.pop(name, None)
-            memory = np.empty(size, np.uint8)
-        self._used[name] = memory
-        return memory[:size].view(self.dtype).reshape(shape)
+        """An array with undefined content, in the memory of the block's last one of that name."""
+        size = prod(shape)
+        if name not in self._arrays or self._arrays[name].size < size:
+            found = self._left[:size]
+            self._arrays[name] = found if found.size == size else np.empty(size, self.dtype)
+            self._left = self._left[size:]
+        return self._arrays[name][:size].reshape(shape)
 
     def like(self, name: str, array: np.ndarray) -> np.ndarray:
         """Memory for (G, rows, ...), with the rows as near in it as the array has them."""
@@ -74,20 +62,38 @@ class Scratch:
         copy(packed, array, conjugate)
         return merged(packed, 2)
 
-    @property
-    def memory(self) -> dict[str, np.ndarray]:
-        """All by name, used or still kept; nothing if that is more than may be kept."""
-        whole = {**self._kept, **self._used}
-        return whole if sum(map(attrgetter("size"), whole.values())) <= KEPT_BYTES else {}
+
+class Pool:
+    """The memory of a pass: what is shared, and that of calls at the same time.
+
+    Of more names, those of passes of different kinds would add up.
+
+    Args:
+        kept: bytes by name, which the thread's last pass left.
+    """
+
+    def __init__(self, dtype: np.dtype, kept: dict[str, np.ndarray]) -> None:
+        self.dtype, self._kept = dtype, kept
+
+    def array(self, name: str, shape: Sequence[int]) -> np.ndarray:
+        """An array with undefined content, in the memory of the last one of that name."""
+        size = prod(shape) * self.dtype.itemsize
+        if name not in self._kept or self._kept[name].size < size:
+            self._kept.pop(name, None)
+            self._kept[name] = np.empty(size, np.uint8)
+        return self._kept[name][:size].view(self.dtype).reshape(shape)
+
+    def divided(self, name: str, size: int, count: int = 1) -> list[Scratch]:
+        """So many parts of it, each for arrays of so many elements together."""
+        return [Scratch(row) for row in self.array(name, (count, size))]
 
 
 _of_thread = threading.local()
 
 
 @contextmanager
-def scratch(dtype: np.dtype) -> Iterator[Scratch]:
+def pool(dtype: np.dtype) -> Iterator[Pool]:
     """Memory for a pass, as the thread's last one left it."""
-    kept: dict[str, np.ndarray] = _of_thread.__dict__.pop("memory", {})
-    borrowed = Scratch(dtype, kept)
-    yield borrowed
-    _of_thread.memory = borrowed.memory
+    kept: dict[str, np.ndarray] = _of_thread.__dict__.pop("kept", {})
+    yield Pool(dtype, kept)
+    _of_thread.kept = kept if sum(map(len, kept.values())) <= MOST_BYTES else {}

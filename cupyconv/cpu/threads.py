@@ -23,10 +23,10 @@ from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from cupyconv.cpu.scratch import Scratch
+from cupyconv.cpu.scratch import CALLS_BYTES, Pool, Scratch
 
-MOST_THREADS, MOST_BLOCKS = 8, 24
-"""Of a pass: threads, and blocks of memory that they take together."""
+MOST_THREADS = 8
+"""Of a pass."""
 
 Part = TypeVar("Part")
 
@@ -123,12 +123,12 @@ def _undone(compute: Callable[[], None], undo: Callable[[], None]) -> None:
 
 
 def each(
-    work: Callable[[Part, Scratch], None], parts: Iterable[Part], scratch: Scratch, blocks: int
+    work: Callable[[Part, Scratch], None], parts: Iterable[Part], pool: Pool, size: int
 ) -> None:
     """Call ``work`` with every part, in any order, and memory that no other call has meanwhile.
 
     Args:
-        blocks: of memory that a call takes, at most.
+        size: elements of memory that a call takes, at most; as many as fit are at work.
 
     Raises:
         BaseException: what a call raised, after all that were begun have ended.
@@ -138,10 +138,11 @@ def each(
     loop = _Loop(work, chain(first, left))
 
     def compute() -> None:
-        if len(first) > 1:
-            most = min(_process.free, min(MOST_THREADS, MOST_BLOCKS // blocks) - 1)
-            loop.ask_for([scratch.of_helper(number) for number in range(1, most + 1)])
-        loop.run(scratch, lambda: True)
+        fit = CALLS_BYTES // max(size * pool.dtype.itemsize, 1)
+        most = min(_process.free + 1, MOST_THREADS, fit) if len(first) > 1 else 1
+        own, *others = pool.divided("calls", size, max(most, 1))
+        loop.ask_for(others)
+        loop.run(own, lambda: True)
 
     _undone(compute, loop.end)
     if loop.error is not None:
@@ -173,7 +174,7 @@ class _Loop:
                 part = None if self._stopped else next(self._parts, None)
             if part is None:
                 return
-            self._work(part, scratch)
+            self._work(part, scratch.rest())
 
     def end(self) -> None:
         """Wait until no helper is at work; none begins any more."""

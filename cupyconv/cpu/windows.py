@@ -12,27 +12,25 @@ from math import prod
 import numpy as np
 
 from cupyconv.cpu.correlation import ALL, Axis, Correlation
-from cupyconv.cpu.scratch import Scratch
+from cupyconv.cpu.scratch import Pool
 from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, operand
 
 
-def correlate(whole: Correlation, scratch: Scratch, _block_bytes: int) -> None:
+def correlate(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
     """Compute the result."""
-    are_last = channels_are_last(whole.source)
-    columns = _columns(whole, scratch, are_last)
-    matrix = _matrix(np.moveaxis(whole.filters, 2, -1) if are_last else whole.filters, whole)
+    columns, filters = _columns(whole, pool)
     is_small = columns.nbytes <= SMALL_BYTES
     flat = None if is_small else operand(whole.result, 2, whole.accumulator)
-    sums = np.matmul(matrix, columns, out=flat)
+    sums = np.matmul(_matrix(filters, whole), columns, out=flat)
     whole.finish(sums.reshape(whole.result.shape) if flat is None else whole.result)
 
 
-def filter_gradient(whole: Correlation, scratch: Scratch, _block_bytes: int) -> None:
+def filter_gradient(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
     """Compute the filters' gradient."""
-    are_last = channels_are_last(whole.source)
-    columns = _columns(whole, scratch, are_last)
+    columns, filters = _columns(whole, pool)
     total = np.matmul(_matrix(whole.result, whole), columns.swapaxes(1, 2))
-    filters = np.moveaxis(whole.filters, 2, -1) if are_last else whole.filters
+    if filters.size < whole.filters.size:
+        whole.filters[...] = 0
     filters[...] = total.reshape(filters.shape)
 
 
@@ -44,23 +42,27 @@ def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
     return rows.reshape(groups, count, prod(others)).astype(whole.accumulator, copy=False)
 
 
-def _columns(whole: Correlation, scratch: Scratch, are_last: bool) -> np.ndarray:
-    """(G, depth, pixels): the windows, which overlap in a copy of the source."""
-    extents, order, to, origin, shape, strides = _rules(
+def _columns(whole: Correlation, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+    """(G, depth, pixels): the windows, which overlap in a copy of the source; and a view of the
+    filters in their order, (G, K, ...), without taps that no window has inside."""
+    are_last = channels_are_last(whole.source)
+    taps, extents, order, to, origin, shape, strides = _rules(
         whole.axes, whole.source.shape[:3], whole.accumulator, are_last
     )
     is_small = prod(shape) * whole.accumulator.itemsize <= SMALL_BYTES
     dtype = whole.accumulator
-    memory = np.empty(extents, dtype) if is_small else scratch.array("padded", extents)
+    memory = np.empty(extents, dtype) if is_small else pool.array("shared", extents)
     padded = memory.transpose(order)
     padded[...] = 0
     padded[to] = whole.source[origin]
-    windows = np.empty(shape, dtype) if is_small else scratch.array("windows", shape)
+    windows = np.empty(shape, dtype) if is_small else pool.array("calls", shape)
     windows[...] = np.ndarray(shape, dtype, memory, 0, strides)
-    depth = prod(whole.filters.shape[2:])
+    filters = whole.filters[taps]
+    depth, pixels = prod(filters.shape[2:]), prod(whole.result.shape[2:])
     if are_last:
-        return windows.reshape(len(windows), -1, depth).swapaxes(1, 2)
-    return windows.reshape(len(windows), depth, -1)
+        columns = windows.reshape(len(windows), pixels, depth).swapaxes(1, 2)
+        return columns, np.moveaxis(filters, 2, -1)
+    return windows.reshape(len(windows), depth, pixels), filters
 
 
 _Index = tuple[slice, ...]
@@ -70,10 +72,13 @@ _Extents = tuple[int, ...]
 @lru_cache(maxsize=4096)
 def _rules(
     axes: tuple[Axis, ...], corner: tuple[int, int, int], dtype: np.dtype, are_last: bool
-) -> tuple[_Extents, _Extents, _Index, _Index, _Extents, _Extents]:
-    """The padded source's extents in memory, and the order of its axes there; where it has the
-    source and what of it; the shape and strides of the windows in it."""
+) -> tuple[_Index, _Extents, _Extents, _Index, _Index, _Extents, _Extents]:
+    """The part of the filters whose taps any window has inside; the padded source's extents in
+    memory, and the order of its axes there; where it has the source and what of it; the shape and
+    strides of the windows in it."""
     groups, channels, images = corner
+    reached = [axis.reached() for axis in axes]
+    axes = tuple(map(Axis.with_taps, axes, reached))
     spans, taps, outputs = zip(*((a.span, a.taps, a.outputs) for a in axes), strict=True)
     to, origin = zip(*(axis.pixels().inside(0) for axis in axes), strict=True)
     rank = len(axes)
@@ -90,4 +95,5 @@ def _rules(
         strides = (group, image, *by_output, *by_tap, channel)
     else:
         strides = (group, channel, *by_tap, image, *by_output)
-    return extents, order, (ALL, ALL, ALL, *to), (ALL, ALL, ALL, *origin), shape, strides
+    kept, to, origin = ((ALL, ALL, ALL, *some) for some in (reached, to, origin))
+    return kept, extents, order, to, origin, shape, strides

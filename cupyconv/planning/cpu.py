@@ -29,7 +29,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from math import gcd, prod
 
-from cupyconv.problem import ITEMSIZE, ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
 
 RATE = 230e9
 """Operations of a matrix product in a second."""
@@ -74,6 +74,9 @@ SMALL_PLANE = 256
 GRADIENT_SHARE = 0.7
 """Of that rate, for the filters' gradient, with Numba."""
 
+MANY_PHASES = 64
+"""Stride phases, for every window, above which windows are taken one by one instead."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -105,7 +108,7 @@ class _Axis:
 
     Attributes:
         outputs, taps, size: extents of what is summed to, of the filter, and of what is read;
-            in backprop_input the taps of a stride phase, rounded up.
+            in backprop_input the taps of a stride phase, rounded up, or of a window.
         useful: the share of the products that are not with padding.
     """
 
@@ -191,6 +194,16 @@ def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     return tuple(found) if seen.of_filters else (*found, *_scattered(problem, seen))
 
 
+def by_window(axis: ConvAxis) -> bool:
+    """Whether backprop_input takes the windows of an axis one by one, not its stride phases.
+
+    No input is under two of them, so that each is as good as a phase.
+    """
+    step = axis.stride // gcd(axis.stride, axis.dilation)
+    lone = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
+    return min(step, axis.filter) > MANY_PHASES and (axis.output == 1 or lone)
+
+
 # -- the methods' costs ----------------------------------------------------------------------------
 
 
@@ -198,9 +211,15 @@ def _seen(problem: ConvProblem, pass_: str) -> _Pass:
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     axes, phases = [], 1
     for axis in problem.axes:
-        if pass_ == "backprop_input":
+        if pass_ == "backprop_input" and by_window(axis):
+            phases *= axis.output
+            taps = max(min(axis.filter, axis.pairs), 1)
+            outputs = axis.output * taps
+            useful = axis.pairs / (outputs * taps)
+            axes.append(_Axis(outputs, taps, axis.output, 1, 1, useful))
+        elif pass_ == "backprop_input":
             common = gcd(axis.stride, axis.dilation)
-            phases *= min(axis.stride // common, axis.filter)
+            phases *= min(axis.stride // common, axis.filter, axis.input)
             taps, dilation = -(-axis.filter * common // axis.stride), axis.dilation // common
             useful = min(axis.pairs / (axis.input * taps), 1.0)
             axes.append(_Axis(axis.input, taps, axis.output, 1, dilation, useful))

@@ -217,13 +217,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of those")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file to write")
     given = parser.parse_args(arguments)
+    if given.drawn is not None and given.layer is not None:
+        parser.error("layers are named or drawn: leave out --layer or --drawn")
+    if given.drawn is not None and given.drawn < 1:
+        parser.error(f"--drawn must be at least 1, not {given.drawn}; without it, --quick is timed")
     place = places.of("cpu")
     peer, why_not = peers.find(place)
     if peer is None:
         sys.exit(f"the shares are measured beside PyTorch: {why_not}")
     options = sys.argv[1:] if arguments is None else arguments
     about = environment.describe(place, ["-m", "tests.studies.limits", *options], "python")
-    if given.drawn:
+    if given.drawn is not None:
         layers = drawn(given.seed, given.drawn)
     else:
         layers = select((), given.layer.split(",") if given.layer else QUICK)

@@ -907,7 +907,7 @@ def planned_on_views(impl: str, dtype: str, precision: str):
             for gap, pass_ in itertools.product((0, 1 + turn % 3), PASSES):
                 alignment = (16, 16, 8, 16, 2)[(turn + gap) % 5]
                 strides = replace(inside_larger_ones(problem, gap), alignment=alignment)
-                request = Request(problem, pass_, device, precision, strides=strides)
+                request = Request(problem, pass_, device, precision, strides=strides).reduced
                 if family.refuses(request) is None:
                     for tile in tiles_of_layouts(family, request, turn):
                         with planned(impl, tile, splits=(1, 2, 1, 3)[(turn + gap) % 4]):

@@ -86,17 +86,11 @@ class Backend(Protocol):
         ...
 
     def prepare_bias(
-        self,
-        problem: ConvProblem,
-        dy_strides: tuple[int, ...],
-        db_stride: int,
-        alignment: int,
-        workspace_limit: int | None,
+        self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
         """How dy, the tensors' y, is summed over the batch and the spatial axes into their bias.
 
-        Strides are in elements; the alignment is that of dy's address, in bytes.  The limit is that
-        of plans.
+        Strides, of y and the bias, and the limit are those of plans; NumPy takes any.
         """
         ...
 
@@ -176,12 +170,7 @@ class CpuBackend:
             with_one_blas_thread(partial(compute, *how, *operands))
 
     def prepare_bias(
-        self,
-        problem: ConvProblem,
-        dy_strides: tuple[int, ...],
-        db_stride: int,
-        alignment: int,
-        workspace_limit: int | None,
+        self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
         return lambda tensors: self.sum_bias(problem, tensors.y, tensors.bias)
 
@@ -254,16 +243,10 @@ class GpuBackend:
         return arranged
 
     def prepare_bias(
-        self,
-        problem: ConvProblem,
-        dy_strides: tuple[int, ...],
-        db_stride: int,
-        alignment: int,
-        workspace_limit: int | None,
+        self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
+        assert strides is not None
         _require_memory(problem)
-        ones = (1,) * len(problem.filter_shape)
-        strides = Strides(dy_strides, ones, dy_strides, db_stride, alignment)
         return self._series(*bias.prepare_bias(problem, strides, self.device, workspace_limit))
 
     def load(self, runs: Iterable[Run]) -> None:

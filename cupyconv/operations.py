@@ -992,12 +992,11 @@ def _ready_bias(
     problem = bias_problem(called, dy.shape, data_format, _common_dtype({called: dy}))
     if out is not None:
         _require_out("out", out, problem.bias_shape, problem.dtype)
-    strides: tuple[int, ...] = ()
-    stride = 1
+    strides = None
     if backend.device.is_gpu:  # NumPy takes any
-        strides = _elements(called, dy)
-        stride = 1 if out is None else _elements("out", out)[0]
-    run = backend.prepare_bias(problem, strides, stride, alignment, workspace_limit)
+        step = 1 if out is None else _elements("out", out)[0]
+        strides = Strides.of_sum(_elements(called, dy), step, alignment)
+    run = backend.prepare_bias(problem, strides, workspace_limit)
     return problem.bias_shape, problem.dtype, run
 
 

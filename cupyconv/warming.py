@@ -302,7 +302,8 @@ class Ahead:
         if transposed:
             shape, steps = problem.input_shape, strides.x
         summed = operations.bias_problem("dy", shape, problem.data_format, problem.dtype)
-        return self._backend.prepare_bias(summed, steps, 1, strides.alignment, self._limit)
+        of_sum = Strides.of_sum(steps, 1, strides.alignment)
+        return self._backend.prepare_bias(summed, of_sum, self._limit)
 
     def _add(self, use: Use, run: Run) -> None:
         assert isinstance(run, launch.Series)

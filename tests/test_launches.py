@@ -532,8 +532,7 @@ def reaching(far):
 def bias_launches(shape, layout, dtype, device="sm_80", limit=None):
     """The launches of a bias gradient, dy being contiguous, and the bytes of their workspace."""
     problem = operations.bias_problem("dy", shape, layout, dtype)
-    steps_of_dy = contiguous_strides(shape)
-    strides = Strides(steps_of_dy, (1,) * len(shape), steps_of_dy)
+    strides = Strides.of_sum(contiguous_strides(shape), 1, 16)
     return bias.prepare_bias(problem, strides, Device.of(device), limit)
 
 
@@ -626,9 +625,9 @@ def test_a_call_for_a_bias_gradient_keeps_within_the_limit(monkeypatch):
 
 def test_a_bias_gradient_of_what_cannot_be_counted_is_no_bug():
     problem = operations.bias_problem("dy", (2**40, 2, 2**31), None, "float32")
-    steps = contiguous_strides(problem.output_shape)
+    strides = Strides.of_sum(contiguous_strides(problem.output_shape), 1, 16)
     with pytest.raises(MemoryError, match="an array of 1099511627776x2x2147483648 float32 takes"):
-        emulator.convolutions.backend().prepare_bias(problem, steps, 1, 16, None)
+        emulator.convolutions.backend().prepare_bias(problem, strides, None)
 
 
 def test_channels_of_a_bias_gradient_have_blocks():

@@ -64,6 +64,11 @@ class Strides:
             ordered(problem.output_shape, problem.data_axes),
         )
 
+    @staticmethod
+    def of_sum(dy: tuple[int, ...], db: int, alignment: int) -> Strides:
+        """Those of a bias gradient, which has dy for y and db for the bias."""
+        return Strides(dy, (1,) * len(dy), dy, db, alignment)
+
     def alignment_of(self, role: str) -> int:
         """Bytes that the address of x, w or y is a multiple of, 16 at most."""
         return 16 if role in self.copied else self.alignment

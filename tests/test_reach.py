@@ -136,6 +136,8 @@ EDGES = [
      2**30 - 1, "counts up to 1,073,741,823 pixels, not 1,073,741,824"),
     ("cuda-generic", "forward", lambda n: apart(DEPTHWISE, n), 2**60 - 8228,
      "elements that windows and padding reach over, not 9,223,372,036,854,775,814"),
+    ("cuda-generic", "backprop_filter", lambda n: ConvProblem((1, n, 1), (n, 1, 1), groups=n),
+     2**31 - 1, "counts up to 2,147,483,647 blocks, not 2,147,483,648"),
 ]  # fmt: skip
 
 
@@ -151,9 +153,10 @@ def test_a_family_takes_what_it_can_count(impl, pass_, layer, largest, said):
     assert said in refusal(largest + 1)
 
 
-def test_what_no_family_takes_is_an_error():
+@pytest.mark.parametrize("impl", ["auto", "cuda-generic", "cuda-direct"])
+def test_what_no_family_takes_is_an_error(impl):
     with pytest.raises(ConvError) as error:
-        plan_pass(apart(DEPTHWISE, 2**61), "forward", Device.of("sm_80"))
+        plan_pass(apart(DEPTHWISE, 2**61), "forward", Device.of("sm_80"), impl)
     assert error.value.rule == "the problem must fit an implementation"
     assert "elements that windows and padding reach over" in error.value.values
     assert error.value.remedy == "Compute it in parts, or with less padding"

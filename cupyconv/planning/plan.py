@@ -278,6 +278,7 @@ def _families(request: Request, impl: str) -> list[Family]:
     family = _named(impl, device)
     refusal = family.refuses(request)
     if refusal is not None:
+        _families(request, AUTO)  # which says what else there is to do, where none takes it
         raise ConvError("the implementation must fit the problem", refusal, "Use impl='auto'")
     return [family]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from cupyconv.planning import cost
 from cupyconv.planning.families.family import Tile
 from cupyconv.planning.families.tiled import Tiled
-from cupyconv.planning.reach import Count
 from cupyconv.planning.request import Request
 
 
@@ -30,9 +29,6 @@ class Generic(Tiled):
         _tile(64, 64, 4, 4),
         _tile(32, 32, 2, 2, itemsize=16),  # a sum takes four registers
     )
-
-    def counts(self, request: Request) -> tuple[Count, ...]:
-        return ()
 
     def computing(self, request: Request, tile: Tile, depth: int, blocks: int) -> float:
         chip = request.device.chip

@@ -212,7 +212,7 @@ class ConvAxis:
             self.output, self.filter, self.stride, self.dilation, low, low + self.input
         )
 
-    @property
+    @cached_property
     def unread_inputs(self) -> int:
         """Inputs that no window reaches, between the taps and strides or at the end."""
         # Output o and tap r read what output o + across and tap r - along do.  So of the pairs that

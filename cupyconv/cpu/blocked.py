@@ -49,7 +49,7 @@ def forward(
     y: np.ndarray,
 ) -> None:
     """y[n, k, p] = act(bias[k] + sum over c, r of x[n, c, h] w[k, c, r])."""
-    _correlate(correlation(problem, x, w, y, bias, activation), method)
+    _compute(CORRELATE, method, correlation(problem, x, w, y, bias, activation))
 
 
 def backprop_input(
@@ -64,40 +64,26 @@ def backprop_input(
     """dx[n, c, h] = act(bias[c] + sum of dy[n, k, p] w[k, c, r]), for each stride phase of h."""
     fill_unread(problem, dx, bias, activation)  # of which there may be no phase
     for phase in input_correlations(problem, w, dy, dx, bias, activation):
-        _correlate(phase, method)
+        _compute(CORRELATE, method, phase)
 
 
 def backprop_filter(
     problem: ConvProblem, method: str, x: np.ndarray, dy: np.ndarray, dw: np.ndarray
 ) -> None:
     """dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h]."""
+    if not problem.N:
+        dw[...] = 0
+        return
     # The conjugate of the sum over conjugated dy and x: there are less of dw than of x.
-    _filter_gradient(replace(correlation(problem, x, dw, dy), conjugate=problem.is_complex), method)
+    whole = replace(correlation(problem, x, dw, dy), conjugate=problem.is_complex)
+    _compute(FILTER_GRADIENT, method, whole)
     if problem.is_complex:
         np.conjugate(dw, out=dw)
 
 
-def _filter_gradient(whole: Correlation, method: str) -> None:
-    if method == "windows" or _has_terms(whole):
-        _compute(FILTER_GRADIENT, method, whole)
-    else:
-        whole.filters[...] = 0
-
-
-def _correlate(whole: Correlation, method: str) -> None:
-    if method == "windows" or _has_terms(whole):
-        _compute(CORRELATE, method, whole)
-    else:
-        one = [1] * len(whole.axes)
-        whole.finish(np.zeros((whole.groups, whole.filter_count, 1, *one), whole.accumulator))
-
-
-def _has_terms(whole: Correlation) -> bool:
-    """Whether there are images, and any window has anything inside the source."""
-    return whole.images > 0 and all(axis.pairs(axis.taps) for axis in whole.axes)
-
-
 def _compute(by_method: dict[str, Compute], method: str, whole: Correlation) -> None:
+    if not whole.images:
+        return
     with np.errstate(), pool(whole.accumulator) as memory:  # errstate restores the buffer's size
         np.setbufsize(UFUNC_BUFFER)
         if by_method[method](whole, memory, BLOCK_BYTES) is False:

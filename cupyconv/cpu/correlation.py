@@ -78,14 +78,9 @@ class Axis:
         return replace(self, outputs=outputs.stop - outputs.start, offset=offset)
 
     @property
-    def window(self) -> int:
-        """Places from the first to the last tap of a window."""
-        return max(self.taps - 1, 0) * self.dilation + 1
-
-    @property
     def span(self) -> int:
-        """Places under all windows."""
-        return (self.outputs - 1) * self.stride + self.window
+        """Places under all windows, from the first to the last."""
+        return (self.outputs - 1) * self.stride + max(self.taps - 1, 0) * self.dilation + 1
 
     def pairs(self, taps: int) -> int:
         """Pairs of an output and one of the first taps that is inside the source there."""
@@ -248,17 +243,6 @@ class Correlation:
         for group, images, *outputs in boxes(extents, (*most, *extents[len(most) :])):
             yield self.part(groups=group, images=images, outputs=outputs)
 
-    def with_axis(self) -> Correlation:
-        """With one more spatial axis, of one pixel and one tap, before the others."""
-        added = (ALL, ALL, ALL, None)
-        return replace(
-            self,
-            axes=(Axis(), *self.axes),
-            source=self.source[added],
-            filters=self.filters[added],
-            result=self.result[added],
-        )
-
     def finish(self, sums: np.ndarray) -> None:
         """Add the bias to sums of the result's shape, activate them, and write the result.
 
@@ -324,17 +308,12 @@ def fill_unread(
     problem: ConvProblem, dx: np.ndarray, bias: np.ndarray | None, activation: str | None
 ) -> None:
     """Make all of dx what it is where no window reaches it, if there is any such place."""
-    if not any(map(_unread_inputs, problem.axes)):
+    if not any(axis.unread_inputs for axis in problem.axes):
         return
     sums = np.zeros((1, problem.C, *[1] * problem.spatial_rank), accumulator_of(problem.dtype))
     if bias is not None:
         sums += bias.reshape(-1, *[1] * problem.spatial_rank)
     dx.transpose(problem.data_axes)[...] = activate(sums, activation)
-
-
-@lru_cache(maxsize=4096)
-def _unread_inputs(axis: ConvAxis) -> int:
-    return axis.unread_inputs
 
 
 def _by_channel(problem: ConvProblem, array: np.ndarray) -> np.ndarray:

@@ -77,7 +77,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> bool:
     for total in totals[1:]:
         totals[0] += total
     chunk.filters[...] = totals[0]
-    if by_pixel or np.isfinite(chunk.filters).all():
+    if by_pixel or np.isfinite(totals[0]).all():
         return True
     return are_finite(chunk.source, chunk.result)
 
@@ -87,8 +87,11 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> bool:
 
 def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
     """The groups in parts whose weights fit, with planes, rows and columns."""
-    while len(whole.axes) < 3:
-        whole = whole.with_axis()
+    lacks = 3 - len(whole.axes)
+    views = whole.source, whole.filters, whole.result
+    source, filters, result = (one[(ALL, ALL, ALL, *[None] * lacks)] for one in views)
+    axes = (*[Axis()] * lacks, *whole.axes)
+    whole = replace(whole, axes=axes, source=source, filters=filters, result=result)
     return whole.chunks(block_bytes)
 
 

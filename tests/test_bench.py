@@ -522,6 +522,9 @@ def test_what_others_cannot_do_is_told():
     jax, tensorflow = peers.JaxPeer(None), peers.TensorFlowPeer(fake_tensorflow())
     assert "one tap" in tensorflow.refuses(data.in_layout(one_tap, "channels_last", "float32"))
     assert "beyond the filter" in jax.refuses(beyond)
+    volume = ConvProblem((1, 3, 16, 112, 112), (64, 3, 7, 7, 7), stride=(1, 2, 2), padding=3)
+    assert "takes minutes" in jax.refuses(volume)
+    assert jax.refuses(volume.replace(stride=1)) is None
     for peer in (jax, tensorflow):
         assert "complex numbers" in peer.refuses(of_complex_numbers)
 

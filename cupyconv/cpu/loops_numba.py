@@ -102,30 +102,48 @@ def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, leng
     """totals[g, k, t] += sum over i < length of gradients[g, k, i] * pixels[g, offsets[t] + i]."""
     groups, filters, _ = gradients.shape
     for g in range(groups):
+        x = pixels[g]
         for begin in range(0, length, _STRETCH):
             end = min(begin + _STRETCH, length)
-            for t in range(len(offsets)):
-                x = pixels[g, offsets[t] + begin : offsets[t] + end]
-                k = 0
-                while k + 4 <= filters:
-                    a, b = gradients[g, k, begin:end], gradients[g, k + 1, begin:end]
-                    c, d = gradients[g, k + 2, begin:end], gradients[g, k + 3, begin:end]
-                    p, q = totals[g, k, t], totals[g, k + 1, t]
-                    r, s = totals[g, k + 2, t], totals[g, k + 3, t]
-                    for i in range(end - begin):
-                        p += a[i] * x[i]
-                        q += b[i] * x[i]
-                        r += c[i] * x[i]
-                        s += d[i] * x[i]
-                    totals[g, k, t], totals[g, k + 1, t] = p, q
-                    totals[g, k + 2, t], totals[g, k + 3, t] = r, s
-                    k += 4
-                while k < filters:
-                    a, p = gradients[g, k, begin:end], totals[g, k, t]
-                    for i in range(end - begin):
-                        p += a[i] * x[i]
-                    totals[g, k, t] = p
-                    k += 1
+            for first in range(0, filters, 4):
+                last, done = min(first + 4, filters), 0
+                if first + 4 == last:
+                    p, q = gradients[g, first, begin:end], gradients[g, first + 1, begin:end]
+                    r, s = gradients[g, first + 2, begin:end], gradients[g, first + 3, begin:end]
+                    done = _products_of_four(x, offsets, totals[g], first, begin, p, q, r, s)
+                for k in range(first, last):
+                    p = gradients[g, k, begin:end]
+                    for t in range(done, len(offsets)):
+                        a, pa = x[offsets[t] + begin :], totals[g, k, t]
+                        for i in range(len(p)):
+                            pa += p[i] * a[i]
+                        totals[g, k, t] = pa
+
+
+@_compiled
+def _products_of_four(
+    pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
+) -> int:
+    """Four filters and three taps at a time, whose sums are in registers; how many taps."""
+    taps = len(offsets) - len(offsets) % 3
+    for t in range(0, taps, 3):
+        u, v = offsets[t] + begin, offsets[t + 1] + begin
+        a, b, c = pixels[u:], pixels[v:], pixels[offsets[t + 2] + begin :]
+        pa, pb, pc = w[k, t], w[k, t + 1], w[k, t + 2]
+        qa, qb, qc = w[k + 1, t], w[k + 1, t + 1], w[k + 1, t + 2]
+        ra, rb, rc = w[k + 2, t], w[k + 2, t + 1], w[k + 2, t + 2]
+        sa, sb, sc = w[k + 3, t], w[k + 3, t + 1], w[k + 3, t + 2]
+        for i in range(len(p)):
+            x, y, z = a[i], b[i], c[i]
+            pa, pb, pc = pa + p[i] * x, pb + p[i] * y, pc + p[i] * z
+            qa, qb, qc = qa + q[i] * x, qb + q[i] * y, qc + q[i] * z
+            ra, rb, rc = ra + r[i] * x, rb + r[i] * y, rc + r[i] * z
+            sa, sb, sc = sa + s[i] * x, sb + s[i] * y, sc + s[i] * z
+        w[k, t], w[k, t + 1], w[k, t + 2] = pa, pb, pc
+        w[k + 1, t], w[k + 1, t + 1], w[k + 1, t + 2] = qa, qb, qc
+        w[k + 2, t], w[k + 2, t + 1], w[k + 2, t + 2] = ra, rb, rc
+        w[k + 3, t], w[k + 3, t + 1], w[k + 3, t + 2] = sa, sb, sc
+    return taps
 
 
 # Of pixels that are rows of channels: memory as it is, with steps between images, planes, rows and

@@ -72,7 +72,7 @@ SMALL_PLANE = 256
 """Pixels of a depthwise layer's result up to which rows of channels are faster than planes."""
 
 GRADIENT_SHARE = 0.7
-"""Of that rate, for the filters' gradient, with Numba."""
+"""Of that rate, for the gradient of fewer filters, with Numba."""
 
 MANY_PHASES = 64
 """Stride phases, for every window, above which windows are taken one by one instead."""
@@ -307,10 +307,11 @@ def _loops(seen: _Pass) -> Iterator[Method]:
             row = seen.axes[-1]
             run = seen.groups * (row.outputs if row.stride == 1 else 1)
             rate /= 1 + 3 * LOOP_ELEMENTS / run
+    elif not by_pixel and seen.filters >= 4:
+        rate *= FOUR_FILTERS
     elif seen.of_filters:
         rate *= GRADIENT_SHARE
     if has_numba() and not by_pixel:
-        rate *= FOUR_FILTERS if seen.filters >= 4 else 1
         operations *= prod(
             1 + (axis.taps - 1) * axis.dilation / axis.stride / axis.outputs for axis in seen.axes
         )

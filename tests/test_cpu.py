@@ -27,7 +27,7 @@ from tests.agreement import plain_sums
 from tests.configurations import CASES, Data, in_formats, integer_data, random_data
 from tests.views import KINDS, assignments, named, require_exact
 
-METHODS = tuple(blocked.CORRELATE)
+METHODS = tuple(blocked.METHODS)
 MEMORY = 64_000_000
 
 # Layers that every method but those for depthwise layers, and those, have many blocks of.
@@ -587,7 +587,7 @@ def test_plans_show_the_method_that_suits_a_layer(input_shape, filter_shape, rul
 def test_a_plan_is_replayed_by_its_method(monkeypatch):
     data = integer_data(DENSE)
     kept = Plan.from_json(by_method(DENSE, "forward", "scattered").to_json())
-    monkeypatch.setitem(blocked.CORRELATE, "scattered", _refuse)
+    monkeypatch.setattr(blocked.scattered, "correlate", _refuse)
     with pytest.raises(AssertionError, match="as planned"):
         agreement.compute(cupyconv, "forward", DENSE, data, impl=kept)
 

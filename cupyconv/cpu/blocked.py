@@ -8,35 +8,21 @@ included; 16-bit types are converted to float32 block by block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from cupyconv.cpu import loops, products, scattered, windows
 from cupyconv.cpu.correlation import Correlation, correlation, fill_unread, input_correlations
-from cupyconv.cpu.scratch import Pool, pool
+from cupyconv.cpu.scratch import pool
 from cupyconv.planning.cpu import BLOCK_BYTES
 from cupyconv.problem import ConvProblem
 
 UFUNC_BUFFER = 64
 """Elements of NumPy's own buffers, into which it copies rows shorter than these before it adds."""
 
-Compute = Callable[[Correlation, Pool, int], bool | None]
-"""Computes a correlation, in blocks of about so many bytes; False if another method has to."""
-
-CORRELATE: dict[str, Compute] = {
-    "products": products.correlate,
-    "windows": windows.correlate,
-    "scattered": scattered.correlate,
-    "loops": loops.correlate,
-}
-
-FILTER_GRADIENT: dict[str, Compute] = {
-    "products": products.filter_gradient,
-    "windows": windows.filter_gradient,
-    "loops": loops.filter_gradient,
-}
+METHODS = {"products": products, "windows": windows, "scattered": scattered, "loops": loops}
+"""Each computes a correlation, and all but scattered the filters' gradient."""
 
 
 def forward(
@@ -49,7 +35,7 @@ def forward(
     y: np.ndarray,
 ) -> None:
     """y[n, k, p] = act(bias[k] + sum over c, r of x[n, c, h] w[k, c, r])."""
-    _compute(CORRELATE, method, correlation(problem, x, w, y, bias, activation))
+    _compute("correlate", method, correlation(problem, x, w, y, bias, activation))
 
 
 def backprop_input(
@@ -64,7 +50,7 @@ def backprop_input(
     """dx[n, c, h] = act(bias[c] + sum of dy[n, k, p] w[k, c, r]), for each stride phase of h."""
     fill_unread(problem, dx, bias, activation)  # of which there may be no phase
     for phase in input_correlations(problem, w, dy, dx, bias, activation):
-        _compute(CORRELATE, method, phase)
+        _compute("correlate", method, phase)
 
 
 def backprop_filter(
@@ -76,15 +62,14 @@ def backprop_filter(
         return
     # The conjugate of the sum over conjugated dy and x: there are less of dw than of x.
     whole = replace(correlation(problem, x, dw, dy), conjugate=problem.is_complex)
-    _compute(FILTER_GRADIENT, method, whole)
+    _compute("filter_gradient", method, whole)
     if problem.is_complex:
         np.conjugate(dw, out=dw)
 
 
-def _compute(by_method: dict[str, Compute], method: str, whole: Correlation) -> None:
+def _compute(what: str, method: str, whole: Correlation) -> None:
     if not whole.images:
         return
     with np.errstate(), pool(whole.accumulator) as memory:  # errstate restores the buffer's size
         np.setbufsize(UFUNC_BUFFER)
-        if by_method[method](whole, memory, BLOCK_BYTES) is False:
-            by_method["products"](whole, memory, BLOCK_BYTES)
+        getattr(METHODS[method], what)(whole, memory, BLOCK_BYTES)

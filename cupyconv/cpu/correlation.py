@@ -176,12 +176,11 @@ class Correlation:
         taps: Sequence[slice] = (),
     ) -> Correlation:
         """For some groups, filters, channels of the source, images, outputs and taps."""
-        counts = (self.groups, self.filter_count, self.channels, self.images)
-        parts_of = (groups, filters, channels, images, *outputs)
-        extents = (*counts, *(axis.outputs for axis in self.axes))
-        if not taps and all(map(_is_whole, parts_of, extents)):
+        axes, counts = self.axes, (self.groups, self.filter_count, self.channels, self.images)
+        parts_of = (groups, filters, channels, images, *(outputs or [ALL] * len(axes)), *taps)
+        extents = (*counts, *(axis.outputs for axis in axes), *(axis.taps for axis in axes))
+        if all(map(_is_whole, parts_of, extents)):
             return self
-        axes = self.axes
         if outputs:
             axes = tuple(map(Axis.part, axes, outputs))
         if taps:
@@ -197,9 +196,7 @@ class Correlation:
 
     def trimmed(self) -> Correlation:
         """Without the leading and trailing taps that no window has inside."""
-        taps = [axis.reached() for axis in self.axes]
-        whole = all(map(_is_whole, taps, (axis.taps for axis in self.axes)))
-        return self if whole else self.part(taps=taps)
+        return self.part(taps=[axis.reached() for axis in self.axes])
 
     def chunks(self, most_bytes: int, least_filters: int = 1) -> Iterator[Correlation]:
         """The groups and filters in parts whose weights take so many bytes at most.

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from cupyconv.cpu import products
 from cupyconv.cpu.correlation import ALL, SUMS, Axis, Correlation, clamp, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
@@ -53,12 +54,13 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
         each(add, chunk.boxes(*most), pool, size)
 
 
-def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> bool:
-    """Compute the filters' gradient; False if operands of planes are not finite.
+def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
+    """Compute the filters' gradient; by matrix products if operands of planes are not finite.
 
     The places that are no result's have a gradient of zero, which makes NaN of such numbers.
     """
-    return all(_filter_gradient(one, pool, block_bytes) for one in _chunks(whole, block_bytes))
+    if not all(_filter_gradient(one, pool, block_bytes) for one in _chunks(whole, block_bytes)):
+        products.filter_gradient(whole, pool, block_bytes)
 
 
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> bool:

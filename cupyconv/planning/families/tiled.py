@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from cupyconv.planning import cost
 from cupyconv.planning.families.family import Candidate, Family, Tile, accumulator_bytes
@@ -26,7 +26,7 @@ class Tiled(Family):
             blocks: that are launched, each split by itself.
         """
 
-    def counts(self, request: Request) -> Iterator[Count]:
+    def counts(self, request: Request) -> Iterable[Count]:
         gemms, tiles = self.gemms(request), self.fitting_tiles(request)
         most = max(sum(t.blocks(g.gemm_m, g.gemm_n) * g.groups for g in gemms) for t in tiles)
         yield Count("blocks", most, MOST_BLOCKS)

@@ -4,6 +4,7 @@ BIN := .venv/bin
 TEST_JOBS ?= 2
 MINUTES ?= 10
 SEED ?=
+TURN ?=
 
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 # CuPy without a GPU: what needs a device, in processes that see emulated ones.
@@ -20,9 +21,9 @@ demo: .venv/installed
 test: .venv/installed-test
 	$(PYTEST) -m "not slow" --part sample
 
-# All other cases, and a few of those that need a device.
+# All other cases, or with TURN=2/3 the second of three parts, and a few of those that need a device.
 test-rest: .venv/installed-test lint
-	$(PYTEST) -m "not slow" --part rest
+	$(PYTEST) -m "not slow" --part rest $(if $(TURN),--turn $(TURN))
 	$(DEVICE_PYTEST) -m "not slow" --part sample
 
 # All cases of what needs a device: for an hour and more.

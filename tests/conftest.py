@@ -19,7 +19,7 @@ settings.register_profile(
 )
 settings.load_profile("cupyconv")
 
-CASES_OF_A_SAMPLE = 4
+CASES_OF_A_SAMPLE = 3
 """Cases of each test that the quick part of the suite has, spread evenly over all of them."""
 
 
@@ -30,6 +30,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",
         help="sample: a few cases of each test, and none that is marked thorough; rest: the others",
     )
+    parser.addoption(
+        "--turn",
+        type=turn,
+        default=(1, 1),
+        metavar="K/N",
+        help="of the rest, every N-th case from the K-th on",
+    )
+
+
+def turn(word: str) -> tuple[int, int]:
+    """The numbers of "2/3"."""
+    number, _, count = word.partition("/")
+    if not 1 <= int(number) <= int(count):
+        raise ValueError(word)
+    return int(number), int(count)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,9 +57,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("thorough") is None:
             cases[item.nodeid.partition("[")[0]].append(item)
     sample = {item for of_test in cases.values() for item in spread(of_test, CASES_OF_A_SAMPLE)}
-    kept = [item for item in items if (item in sample) == (part == "sample")]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
+    number, count = config.getoption("--turn")
+    rest = [item for item in items if item not in sample][number - 1 :: count]
+    kept = sample if part == "sample" else set(rest)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def spread(items: list, count: int) -> list:
@@ -81,7 +98,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(
                 f"NOT TESTED: {what}, because {name} is not installed.", red=True
             )
-    if terminalreporter.config.getoption("--part") == "sample":
+    part, (_, count) = map(terminalreporter.config.getoption, ("--part", "--turn"))
+    if part == "rest" and count > 1:
+        terminalreporter.write_line(
+            f"This was one of {count} turns of the rest; `make test-rest` runs all of them."
+        )
+    if part == "sample":
         terminalreporter.write_line(
             f"This was a sample: at most {CASES_OF_A_SAMPLE} cases of each test, and no thorough "
             "ones. `make test-all` runs the others too."

@@ -1,4 +1,4 @@
-"""A run on CI fails where something is missing that should be there."""
+"""A run on CI fails where something is missing that should be there; its parts are all tests."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import CASES_OF_A_SAMPLE
 from tests.device import RUNNING
 from tests.skips import may_be_skipped
 
@@ -48,19 +49,47 @@ FILE = "import pytest\n\npytest.skip({!r}, allow_module_level=True)\n"
 def test_a_run_fails_that_left_out_too_much(tmp_path, reason, code, what, jobs):
     (tmp_path / "test_one.py").write_text(what.format(reason))
     (tmp_path / "test_two.py").write_text("def test_something():\n    pass\n")
-    words = (
-        "-q",
-        "-p",
-        "tests.conftest",
-        "-p",
-        "no:cacheprovider",
-        *jobs,
-        str(tmp_path),
-    )
-    environment = {**os.environ, "CI": "true", "CUPYCONV_CI_LACKS": "", RUNNING: ""}
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "--rootdir", str(tmp_path), *words],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+    run = pytest_of(tmp_path, *jobs)
     assert run.returncode == code, run.stdout
     assert ("not skipped on CI" in run.stdout) is bool(code)
+
+
+PARTS = ("sample", "rest --turn 1/3", "rest --turn 2/3", "rest --turn 3/3")
+CASES = """
+import pytest
+
+@pytest.mark.parametrize("case", range(20))
+def test_many(case):
+    pass
+
+def test_one():
+    pass
+
+@pytest.mark.thorough
+def test_thorough():
+    pass
+"""
+
+
+def test_turns_of_the_rest_and_the_sample_have_every_case_once(tmp_path):
+    (tmp_path / "test_cases.py").write_text(CASES)
+
+    def cases(part: str) -> list[str]:
+        run = pytest_of(tmp_path, "--collect-only", "--part", *part.split())
+        return [line for line in run.stdout.splitlines() if "::" in line]
+
+    sample, *rest = map(cases, PARTS)
+    assert len(sample) == CASES_OF_A_SAMPLE + 1
+    assert [len(one) for one in rest] == [6, 6, 6]
+    assert sorted(sum(rest, sample)) == sorted(cases("all"))
+    assert pytest_of(tmp_path, "--turn", "4/3").returncode == pytest.ExitCode.USAGE_ERROR
+
+
+def pytest_of(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A run of the tests in a folder, as on CI."""
+    environment = {**os.environ, "CI": "true", "CUPYCONV_CI_LACKS": "", RUNNING: ""}
+    settings = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(folder))
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *settings, *words, str(folder)],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip

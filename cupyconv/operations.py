@@ -852,7 +852,7 @@ def _spelling(shape: Any, rules: tuple[Any, ...]) -> Any:
     return tuple(types)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096, typed=True)  # a limit of True or 1.0 is none of 1
 def _ready(
     operation: str,
     called: Called,
@@ -977,7 +977,7 @@ def sum_bias(
     return result if out is None else out
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096, typed=True)
 def _ready_bias(
     called: str,
     dy: _Layout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from functools import cache
 
 import numpy as np
@@ -153,3 +154,14 @@ def test_what_is_not_finite_and_what_is_tiny(front):
         below = 0 if activation == "relu" else -tiny * 2
         wanted = [np.nan, at_minus_infinity, np.inf, largest, 0, 0, tiny * 4 * part, below, 0, 0]
         np.testing.assert_array_equal(got, np.float32(wanted))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_numpys_steps_take_little_memory(activation):
+    """As eight threads may take them at once, beside the blocks of a pass."""
+    values = np.linspace(-3, 3, 1 << 16, dtype=np.float32)
+    tracemalloc.start()
+    activate(values, activation)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200_000

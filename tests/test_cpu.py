@@ -449,6 +449,10 @@ ODD = {
     "more results than pixels": ConvProblem((7, 1, 8, 1), (3, 1, 3, 1), padding=(300, 40)),
     "many groups": ConvProblem((1, 1500, 9, 9), (1500, 1, 3, 3), padding=1, groups=1500),
     "few large groups": ConvProblem((1, 60, 30, 30), (60, 20, 7, 7), groups=3, dtype="float64"),
+    "windows side by side": ConvProblem((1, 1, 30000), (1, 1, 10000), stride=10000),
+    "a last part of one result": ConvProblem(
+        (4, 1, 30, 900), (4, 1, 2, 3), padding=(0, 1), stride=(10, 1), dilation=(9, 1)
+    ),
     "a volume": ConvProblem((1, 4, 150, 12, 12), (4, 1, 9, 3, 3), padding=1, groups=4),
     "pixels of few channels": ConvProblem(
         (1, 9891, 1), (123, 1, 1), data_format="NWC", filter_format="OIW"
@@ -574,6 +578,7 @@ def test_copies_broadcast_their_source(size, shape):
         ((8, 3, 224, 224), (64, 3, 7, 7), {"padding": 3, "stride": 2}, "products"),
         ((8, 96, 112, 112), (96, 1, 3, 3), {"padding": 1, "groups": 96}, "loops"),
         ((64, 768, 7, 7), (768, 1, 7, 7), {"padding": 3, "groups": 768}, "loops"),
+        ((4, 3, 256, 256), (3, 1, 64, 64), {"stride": 64, "groups": 3}, "products"),
     ],
 )
 def test_plans_show_the_method_that_suits_a_layer(input_shape, filter_shape, rules, method):

@@ -666,3 +666,14 @@ def test_every_public_name_is_there_and_listed():
     assert set(cupyconv.__all__) <= set(dir(cupyconv))
     with pytest.raises(AttributeError, match="no attribute 'convolve'"):
         _ = cupyconv.convolve
+
+
+@pytest.mark.parametrize(("limit", "like_it"), [(1, True), (0, False), (5, 5.0), (7, np.int64(7))])
+def test_a_limit_that_equals_one_that_was_taken_is_judged_itself(limit, like_it, monkeypatch):
+    x, w = np.ones((1, 2, 5), np.float32), np.ones((2, 2, 3), np.float32)
+    for call in (lambda: cupyconv.conv_forward(x, w), lambda: cupyconv.conv_backprop_bias(x)):
+        monkeypatch.setattr(cupyconv, "workspace_limit", limit)
+        call()
+        monkeypatch.setattr(cupyconv, "workspace_limit", like_it)
+        with pytest.raises(cupyconv.ConvError, match="workspace"):
+            call()

@@ -47,6 +47,7 @@ LAYERS = {
     "a single window, strided": far(DEPTHWISE, stride=(2**31, 1)),
     "a single window of same padding": far(DENSE, stride=2**33, padding="same"),
     "a single dense window, strided": far(DENSE, stride=(2**30, 1), padding=1),
+    "rows 2^24 apart, and many": apart(((16, 64, 256, 1), (64, 1, 2, 1), {"groups": 64}), 2**24),
     "rows that both reach the padding": far(
         DEPTHWISE, (3, 1), dilation=(2**30, 1), padding=((2**30, 2**30), (0, 0))
     ),
@@ -111,6 +112,18 @@ def tall(number):
     )
 
 
+def one_column(rows):
+    """A filter of so many rows on a single pixel."""
+    return ConvProblem(
+        (1, 1, 1, 1), (1, 1, rows, 1), padding=((rows - 1, 0), (0, 0)), dtype="float16"
+    )
+
+
+def apart_by_stride(number):
+    """Whose taps are an odd distance apart, which two stride phases meet in turn."""
+    return apart(DEPTHWISE, 2 * number + 1, 3).replace(stride=(2, 1))
+
+
 # By family, pass, layers by a number, the largest that is taken, and what is said of the next.
 EDGES = [
     ("cuda-gather", "forward", lambda n: ConvProblem((1, 16, n), (16, 16, 1)), 2**30,
@@ -128,6 +141,10 @@ EDGES = [
      "1,073,741,826"),
     ("cuda-toeplitz", "forward", tall, 2**31 - 1,
      "counts up to 2,147,483,647 blocks, not 2,147,483,648"),
+    ("cuda-toeplitz", "backprop_filter", one_column, 786_420,
+     "counts up to 65,535 parts of the filter's rows, not 65,536"),
+    ("cuda-direct", "backprop_input", apart_by_stride, 32767,
+     "counts up to 65,536 rows that a tile passes, not 65,538"),
     ("cuda-hopper", "backprop_filter", taps_of, 32704,
      "counts up to 2,147,483,136 channels under all taps, not 2,147,483,648"),
     ("cuda-hopper-bf16x6", "forward", images, 715_827_882,
@@ -136,8 +153,6 @@ EDGES = [
      2**30 - 1, "counts up to 1,073,741,823 pixels, not 1,073,741,824"),
     ("cuda-generic", "forward", lambda n: apart(DEPTHWISE, n), 2**60 - 8228,
      "elements that windows and padding reach over, not 9,223,372,036,854,775,814"),
-    ("cuda-generic", "backprop_filter", lambda n: ConvProblem((1, n, 1), (n, 1, 1), groups=n),
-     2**31 - 1, "counts up to 2,147,483,647 blocks, not 2,147,483,648"),
 ]  # fmt: skip
 
 
@@ -173,3 +188,17 @@ def test_rows_that_only_blocks_have_are_counted(number, index):
     (product,) = launches.prepare(planned, problem, strides, None, device)
     assert dict(product.defines)["ALIGNED"] == 1
     assert dict(product.defines)["INDEX"] == index
+
+
+def test_blocks_of_cuda_generic_are_counted_before_they_are_launched():
+    device = Device.of("sm_80")
+
+    def prepare(groups):
+        problem = ConvProblem((1, groups, 1), (groups, 1, 1), groups=groups)
+        planned = plan_pass(problem, "backprop_filter", device, "cuda-generic")
+        return launches.prepare(planned, problem, Strides.contiguous(problem), None, device)
+
+    (launch,) = prepare(2**31 - 1)
+    assert launch.grid == (2**31 - 1,)
+    with pytest.raises(ConvError, match="counts up to 2,147,483,647 blocks, not 2,147,483,648"):
+        prepare(2**31)

@@ -2,8 +2,8 @@
 
 A pass is computed by one of the methods that cupyconv/planning/cpu.py chooses among.  Beside its
 operands and its result it takes a fixed block of memory, whatever the layer: at most 64 MB, as long
-as a window has no more than a million values.  Arithmetic is in the arrays' dtype, complex ones
-included; 16-bit types are converted to float32 block by block.
+as no result is a sum of more than a million products with filters.  Arithmetic is in the arrays'
+dtype, complex ones included; 16-bit types are converted to float32 block by block.
 """
 
 from __future__ import annotations

@@ -31,13 +31,10 @@ from cupyconv.cpu.correlation import ALL, SUMS, Axis, Correlation, clamp, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import are_finite, copy, merged
-from cupyconv.planning.cpu import SMALL_PLANE, has_numba
+from cupyconv.planning.cpu import LEAST_ROW, SMALL_PLANE, has_numba
 
 LEAST_PLANE = 1 << 11
 """Places that are worth a loop: of as many images as have them together."""
-
-LEAST_ROW = 8
-"""Channels of a pixel that are worth a loop."""
 
 LONG_ROW, LARGEST_ROWS = 1 << 9, 1 << 16
 """Elements of neighbouring pixels that are worth a loop, and of the weights of a row of pixels that
@@ -121,7 +118,6 @@ def _most(
     share = (whole.source.size + whole.result.size) * whole.accumulator.itemsize // least
     most_bytes = min(most_bytes, max(share, block_bytes // 4))
     extents = (whole.groups, whole.images, *(axis.outputs for axis in whole.axes))
-    phases = prod(min(a.taps, a.stride // gcd(a.stride, a.dilation)) for a in whole.axes)
     most = list(extents)
     if not by_pixel:
         most[1] = min(-(-LEAST_PLANE // prod(extents[2:])), whole.images)
@@ -132,6 +128,7 @@ def _most(
         if by_pixel:
             places = prod(axis.span for axis in axes) + prod(outputs)
         else:
+            phases = prod(min(a.taps, _step(a) // gcd(_step(a), a.dilation)) for a in axes)
             places = prod(map(_extent, axes)) * (phases * whole.channels + whole.filter_count)
         return most[0] * most[1] * places * whole.accumulator.itemsize
 
@@ -288,23 +285,24 @@ class _Layout:
 
     Attributes:
         extents: of the pixels of a phase and of the sums, along each axis.
-        phases: the first pixel of each stride phase, along each axis.
+        firsts: the first pixels of the stride phases, along each axis.
         offsets: of the taps of all channels.
         length: from the first result to the last.
     """
 
     extents: tuple[int, ...]
-    phases: tuple[tuple[int, ...], ...]
+    firsts: tuple[tuple[int, ...], ...]
     offsets: np.ndarray
     length: int
 
     def pixels(self, block: Correlation, scratch: Scratch) -> np.ndarray:
         """(G, places of all channels and phases)."""
-        shape = (block.groups, block.channels, len(self.phases), block.images, *self.extents)
+        phases = prod(map(len, self.firsts))
+        shape = (block.groups, block.channels, phases, block.images, *self.extents)
         memory = scratch.array("pixels", shape)
-        for number, firsts in enumerate(self.phases):
+        for number, firsts in enumerate(product(*self.firsts)):
             rules = zip(block.axes, self.extents, firsts, strict=True)
-            axes = [Axis(n, 1, a.size, a.stride, 1, a.offset + first) for a, n, first in rules]
+            axes = [Axis(n, 1, a.size, _step(a), 1, a.offset + first) for a, n, first in rules]
             gather(memory[:, :, number], block.source, axes, 3)
         return memory.reshape(block.groups, -1)
 
@@ -318,9 +316,14 @@ def _shape(axis: Axis) -> Axis:
     return Axis(axis.outputs, axis.taps, 1, axis.stride, axis.dilation)
 
 
+def _step(axis: Axis) -> int:
+    """From one pixel of a phase to the next: the stride, or of a single result the dilation."""
+    return axis.dilation if axis.outputs == 1 else axis.stride
+
+
 def _extent(axis: Axis) -> int:
     """Pixels of a stride phase."""
-    return axis.outputs + (axis.taps - 1) * axis.dilation // axis.stride
+    return axis.outputs + (axis.taps - 1) * axis.dilation // _step(axis)
 
 
 @lru_cache(maxsize=16)  # each may have as many offsets as a filter has weights
@@ -328,19 +331,18 @@ def _layout(axes: tuple[Axis, ...], channels: int, images: int) -> _Layout:
     extents = tuple(map(_extent, axes))
     pitches = [prod(extents[axis + 1 :]) for axis in range(len(axes))]
     # Of each tap, the number of its phase and how far on it reads there.
-    numbers, shifts, met = np.array(0), np.array(0), []
+    numbers, shifts, firsts = np.array(0), np.array(0), []
     for axis, pitch in zip(axes, pitches, strict=True):
-        shift, phase = np.divmod(np.arange(axis.taps) * axis.dilation, axis.stride)
+        shift, phase = np.divmod(np.arange(axis.taps) * axis.dilation, _step(axis))
         found, number = np.unique(phase, return_inverse=True)
         numbers = np.add.outer(numbers * len(found), number)
         shifts = np.add.outer(shifts, shift * pitch)
-        met.append(found.tolist())
-    phases = tuple(product(*met))
+        firsts.append(tuple(found.tolist()))
     of_phase = images * prod(extents)
-    of_channels = np.arange(channels) * (len(phases) * of_phase)
+    of_channels = np.arange(channels) * (prod(map(len, firsts)) * of_phase)
     offsets = np.add.outer(of_channels, (numbers * of_phase + shifts).ravel()).ravel()
     after = sum((axis.outputs - 1) * pitch for axis, pitch in zip(axes, pitches, strict=True))
-    return _Layout(extents, phases, offsets, of_phase - prod(extents) + after + 1)
+    return _Layout(extents, tuple(firsts), offsets, of_phase - prod(extents) + after + 1)
 
 
 @cache

@@ -68,7 +68,7 @@ def _contract(block: Correlation, scratch: Scratch, total: np.ndarray) -> None:
 
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     weights = list(_weights_of_sums(chunk, block_bytes))
-    wanted = -(-SUMS // len(weights))
+    wanted = SUMS // len(weights)
     terms = [(some, one) for some in weights for one in some.divided(wanted)]
     [shared] = pool.divided("shared", sum(one.filters.size for _, one in terms))
     totals = [_like_filters(one, shared, f"{number}") for number, (_, one) in enumerate(terms)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from cupyconv.errors import ConvError
 from cupyconv.gpu import parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning.device import Device
 from cupyconv.planning.plan import PassPlan
+from cupyconv.planning.reach import MOST_BLOCKS, Count
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
 
@@ -23,9 +25,18 @@ def prepare(
     activation: str | None,
     device: Device,
 ) -> tuple[Launch, ...]:
-    """The launch of one planned pass."""
+    """The launch of one planned pass.
+
+    Raises:
+        ConvError: it has more blocks than there may be.
+    """
     tile = pass_plan.tile
     assert tile is not None
+    blocks = Count("blocks", pass_plan.blocks, MOST_BLOCKS)
+    if blocks.value > blocks.most:  # of layers that no arrays may have, plans are made all the same
+        raise ConvError(
+            "the problem must fit a launch", f"cuda-generic {blocks}", "Compute it in parts"
+        )
     defines = {**_variant(problem, strides), **tile.defines}
     if pass_plan.pass_ != "backprop_filter":
         defines["ACTIVATION"] = parameters.ACTIVATION[activation]

@@ -71,6 +71,9 @@ MOST_PAIRS = 1 << 10
 SMALL_PLANE = 256
 """Pixels of a depthwise layer's result up to which rows of channels are faster than planes."""
 
+LEAST_ROW = 8
+"""Channels of a pixel that are worth a loop."""
+
 GRADIENT_SHARE = 0.7
 """Of that rate, for the gradient of fewer filters, with Numba."""
 
@@ -289,14 +292,15 @@ def _loops(seen: _Pass) -> Iterator[Method]:
     depthwise = seen.channels == seen.filters == 1
     if seen.channels * seen.filters > MOST_PAIRS or not (depthwise or has_numba()):
         return
-    phases = prod(min(axis.stride, axis.taps) for axis in seen.axes)
+    phases = prod(min(axis.stride, axis.taps) if axis.outputs > 1 else 1 for axis in seen.axes)
     window = prod((axis.taps - 1) * axis.dilation // axis.stride + 1 for axis in seen.axes)
     pixel = window * (phases * seen.channels + seen.filters)
     weights = seen.filters * seen.channels * seen.taps
     if seen.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:
         return  # a group of a single pixel takes too much memory
     small = prod(axis.outputs for axis in seen.axes) <= SMALL_PLANE
-    by_pixel = depthwise and (seen.channels_last or small or not has_numba())
+    rows = seen.groups >= LEAST_ROW and (seen.channels_last or small)
+    by_pixel = depthwise and (rows or not has_numba())
     moved: float = seen.pixels * (phases * seen.channels + seen.filters)
     rate, operations = LOOP_RATE, seen.operations
     if by_pixel != seen.channels_last:
@@ -320,7 +324,7 @@ def _loops(seen: _Pass) -> Iterator[Method]:
         "rows of channels, tap by tap" if by_pixel else "planes of pixels, tap by tap",
         RATE / rate * operations,
         moved + seen.weights,
-        20 * (8 * moved / BLOCK_BYTES + 3 * seen.phases),
+        (20 if by_pixel else 16 + 4 * phases) * (8 * moved / BLOCK_BYTES + 3 * seen.phases),
     )
 
 

@@ -198,7 +198,7 @@ def plan(
     return Plan(problem, chosen, passes)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096, typed=True)
 def plan_pass(
     problem: ConvProblem,
     pass_: str,

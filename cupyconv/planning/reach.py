@@ -60,15 +60,11 @@ def largest_index(problem: ConvProblem, strides: Strides) -> int:
 
 def offset_counts(problem: ConvProblem, strides: Strides) -> Iterator[Count]:
     """What all kernels number in 64 bits where 32 are not enough."""
-    if tensors_exist(problem):
+    shapes = problem.input_shape, problem.filter_shape, problem.output_shape
+    # Of larger tensors there are none: who makes them says so.
+    if max(map(prod, shapes)) * ITEMSIZE[problem.dtype] <= LARGEST:
         index = largest_index(problem, strides)
         yield Count("elements that windows and padding reach over", index, LARGEST)
-
-
-def tensors_exist(problem: ConvProblem) -> bool:
-    """Whether there may be such tensors; who makes larger ones says that there are not."""
-    shapes = problem.input_shape, problem.filter_shape, problem.output_shape
-    return max(map(prod, shapes)) * ITEMSIZE[problem.dtype] <= LARGEST
 
 
 def window_count(problem: ConvProblem) -> Count:

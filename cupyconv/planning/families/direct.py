@@ -26,6 +26,9 @@ MAX_UNROLLED = 64
 MAX_COLUMNS = 96
 """Columns of the input under a pixel that are still unrolled."""
 
+MOST_PASSED = 1 << 16
+"""Rows of the input that a tile passes: where strides and taps do not meet, one after the other."""
+
 LARGEST_EDGE = 8
 """Pixels of a thread's tile along an axis; in backprop_input whole strides."""
 
@@ -80,6 +83,7 @@ class Axis:
         first: position of the source that is met first.
         span: positions from there to the last.
         met: how many are met.
+        passed: how many there are at whole steps, of which a loop over rows loads each.
         pairs: of a position and a pixel that meet.
     """
 
@@ -89,6 +93,7 @@ class Axis:
     first: int
     span: int
     met: int
+    passed: int
     pairs: int
 
 
@@ -153,7 +158,7 @@ class Cut:
         """Cycles of warps that wait for each row of the source, with nothing to fill that with."""
         places = chip.multiprocessors * self.resident
         tiles = -(-self.rounds * self.block.number * self.parts // places)
-        return tiles * (self.instructions * cost.PACE + self.down.met * cost.LATENCY)
+        return tiles * (self.instructions * cost.PACE + self.down.passed * cost.LATENCY)
 
     def _busy(self, chip: Chip) -> float:
         """Warps and rounds of the busiest multiprocessor, more where it waits."""
@@ -295,8 +300,9 @@ def axis(problem: ConvProblem, pass_: str, number: int, extent: int, taps: int) 
     else:
         positions = [i * stride + tap * dilation for i, tap in pairs]
     first, last, met = min(positions), max(positions), len(set(positions))
-    ragged = size % extent > 0
-    return Axis(extent, -(-size // extent), ragged, first, last - first + 1, met, len(positions))
+    passed = (last - first) // max(gcd(*(one - first for one in positions)), 1) + 1
+    ragged, tiles = size % extent > 0, -(-size // extent)
+    return Axis(extent, tiles, ragged, first, last - first + 1, met, passed, len(positions))
 
 
 def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
@@ -376,7 +382,7 @@ def _cut(
     instructions = (
         _OF_TILE
         + down.extent * (of_result * of_piece + unpacking * across.extent * vector)
-        + slices * down.met * (of_row + of_source * _OF_PIECE + unpacking * across.met * loaded)
+        + slices * down.passed * (of_row + of_source * _OF_PIECE + unpacking * across.met * loaded)
         + slices * down.pairs * (of_meeting + products)
     )
     tiles = problem.N * walked[0] * down.tiles * across.tiles
@@ -386,7 +392,7 @@ def _cut(
     step = problem.stride[-1]
     under = across.extent / step if pass_ == "backprop_input" else across.extent * step
     of_piece = pieces.source_channels * pieces.source_columns
-    sectors = slices * down.met * of_source * _sectors(request, source, block, under, of_piece)
+    sectors = slices * down.passed * of_source * _sectors(request, source, block, under, of_piece)
     of_piece = pieces.result_channels * pieces.result_columns
     sectors += down.extent * of_result * _sectors(request, result, block, across.extent, of_piece)
     return Cut(
@@ -440,6 +446,9 @@ class Direct(Streaming):
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield window_count(request.problem)
+        made = cut(request)
+        assert made is not None
+        yield Count("rows that a tile passes", made.down.passed, MOST_PASSED)
 
     def flow(self, request: Request) -> Flow:
         made = cut(request)

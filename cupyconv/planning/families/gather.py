@@ -25,7 +25,7 @@ from cupyconv.planning.families.family import (
     mma_refuses,
 )
 from cupyconv.planning.families.tiled import Tiled
-from cupyconv.planning.reach import Count, reach_counts
+from cupyconv.planning.reach import MOST_BLOCKS, Count, reach_counts
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, followers, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem, GemmView
@@ -260,7 +260,9 @@ class Gather(Tiled):
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield from reach_counts(request.problem)
-        yield from super().counts(request)
+        gemms, tiles = self.gemms(request), self.fitting_tiles(request)
+        most = max(sum(t.blocks(g.gemm_m, g.gemm_n) * g.groups for g in gemms) for t in tiles)
+        yield Count("blocks", most, MOST_BLOCKS)
 
     def fitting_tiles(self, request: Request) -> list[Tile]:
         """Those whose products the operands can have."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 
 from cupyconv.planning import cost
 from cupyconv.planning.families.family import Candidate, Family, Tile, accumulator_bytes
-from cupyconv.planning.reach import MOST_BLOCKS, Count
 from cupyconv.planning.request import Request
 from cupyconv.problem import ITEMSIZE, GemmView
 
@@ -25,11 +23,6 @@ class Tiled(Family):
             depth: along k, of all tiles together.
             blocks: that are launched, each split by itself.
         """
-
-    def counts(self, request: Request) -> Iterable[Count]:
-        gemms, tiles = self.gemms(request), self.fitting_tiles(request)
-        most = max(sum(t.blocks(g.gemm_m, g.gemm_n) * g.groups for g in gemms) for t in tiles)
-        yield Count("blocks", most, MOST_BLOCKS)
 
     def gemms(self, request: Request) -> tuple[GemmView, ...]:
         """The matrix products that make up the pass."""

@@ -180,6 +180,7 @@ class Toeplitz(Streaming):
         made = cut(request)
         assert made is not None
         yield Count("blocks", made.patches, MOST_BLOCKS)
+        yield Count("parts of the filter's rows", made.shares, 2**16 - 1)
 
     def flow(self, request: Request) -> Flow:
         made = cut(request)

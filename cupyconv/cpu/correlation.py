@@ -179,7 +179,7 @@ class Correlation:
         axes, counts = self.axes, (self.groups, self.filter_count, self.channels, self.images)
         parts_of = (groups, filters, channels, images, *(outputs or [ALL] * len(axes)), *taps)
         extents = (*counts, *(axis.outputs for axis in axes), *(axis.taps for axis in axes))
-        if all(map(_is_whole, parts_of, extents)):
+        if all(one in (ALL, slice(0, n)) for one, n in zip(parts_of, extents, strict=False)):
             return self
         if outputs:
             axes = tuple(map(Axis.part, axes, outputs))
@@ -382,10 +382,6 @@ def _window(axis: ConvAxis, output: int) -> Iterator[_Phase]:
 
 def _backwards(taps: range) -> slice:
     return slice(taps[-1], taps.start - 1 if taps.start else None, -taps.step)
-
-
-def _is_whole(part: slice, extent: int) -> bool:
-    return part == ALL or part == slice(0, extent)
 
 
 # -- blocks ----------------------------------------------------------------------------------------

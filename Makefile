@@ -6,12 +6,14 @@ MINUTES ?= 10
 SEED ?=
 TURN ?=
 
+INSTALL := $(BIN)/python -m pip install --quiet --editable
+
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 # CuPy without a GPU: what needs a device, in processes that see emulated ones.
 DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist worksteal \
 	tests/gpu tests/device
 
-.PHONY: demo test test-rest test-all test-slow test-chips test-device witnesses beliefs fuzz lint mutants \
+.PHONY: demo test test-rest test-all test-slow test-chips test-compilers test-device witnesses beliefs fuzz lint mutants \
 	mutants-device docs wheel matrix clean
 
 demo: .venv/installed
@@ -34,7 +36,11 @@ test-device: .venv/installed-test
 test-chips: .venv/installed-test
 	$(PYTEST) -m slow tests/test_kernel_compile.py tests/test_planning.py
 
-test-all: test test-rest test-chips test-device witnesses
+# Every variant for every chip, by the compilers of all releases of CUDA, which are downloaded.
+test-compilers: .venv/installed-test
+	$(BIN)/python -m tests.compilers
+
+test-all: test test-rest test-chips test-compilers test-device witnesses
 
 test-slow: .venv/installed-test
 	$(PYTEST) -m slow
@@ -80,21 +86,24 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(INSTALL) .
 	touch $@
 
 .venv/installed-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(INSTALL) ".[test]"
+	$(INSTALL) ".[compilers]"
 	touch $@ .venv/installed
 
 .venv/installed-witnesses: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[test,witnesses]"
+	$(INSTALL) ".[test,witnesses]"
+	$(INSTALL) ".[compilers]"
 	touch $@ .venv/installed-test .venv/installed
 
 .venv/installed-docs: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	$(INSTALL) ".[docs]"
 	touch $@ .venv/installed
 
 .venv/installed-fuzz: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[test,fuzz]"
+	$(INSTALL) ".[test,fuzz]"
+	$(INSTALL) ".[compilers]"
 	touch $@ .venv/installed-test .venv/installed

@@ -378,6 +378,7 @@ struct Sums {
   static constexpr int CHUNK = 16 / sizeof(Storage);
   static constexpr int ROW_RUN = TENSOR_CORES || A_ALONG_K ? 1 : CHUNK;
   static constexpr int COLUMN_RUN = TENSOR_CORES || B_ALONG_K ? 2 : CHUNK;
+  static constexpr int RUN = C_ALONG_N ? COLUMN_RUN : ROW_RUN;  // along C's contiguous axis
 
   Accumulator value[ROWS / 2][COLUMNS / 2][4];  // as fragments have them
 
@@ -468,7 +469,6 @@ struct Sums {
   // thread's i-th row and j-th column.
   template <class Use>
   __device__ __forceinline__ void for_each_run(Use use) const {
-    constexpr int RUN = C_ALONG_N ? COLUMN_RUN : ROW_RUN;
     constexpr int LINES = C_ALONG_N ? ROWS : COLUMNS, LINE = C_ALONG_N ? COLUMNS : ROWS;
 #pragma unroll
     for (int line = 0; line < LINES; ++line)
@@ -602,7 +602,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #if SPLIT
   partial += (static_cast<long long>(blockIdx.y) * p.groups + tile.group) *
              static_cast<long long>(pass.gemm_m) * pass.gemm_n;
-  sums.for_each_run([&](int i, int j, const auto& run) {
+  sums.for_each_run([&](int i, int j, Accumulator(&run)[Sums::RUN]) {
     const int row = Sums::row_of(i), column = Sums::column_of(j);
     const Index m = tile.row + row, n = tile.column + column;
     Accumulator* first = partial + (C_ALONG_N ? m * pass.gemm_n + n : n * pass.gemm_m + m);
@@ -624,15 +624,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
   for (int j = 0; j < Sums::COLUMNS; ++j)
     biases[j] = bias_of(pass, tile.group, tile.column + Sums::column_of(j), bias);
-  sums.for_each_run([&](int i, int j, auto& run) {
-    constexpr int RUN = sizeof(run) / sizeof(run[0]);
+  sums.for_each_run([&](int i, int j, Accumulator(&run)[Sums::RUN]) {
 #pragma unroll
-    for (int e = 0; e < RUN; ++e) run[e] = finished(run[e], biases[C_ALONG_N ? j + e : j]);
+    for (int e = 0; e < Sums::RUN; ++e) run[e] = finished(run[e], biases[C_ALONG_N ? j + e : j]);
     const int row = Sums::row_of(i), column = Sums::column_of(j);
     const int line = C_ALONG_N ? row : column, place = C_ALONG_N ? column : row;
     if constexpr (OutputTile::STAGED) {
 #pragma unroll
-      for (int e = 0; e < RUN; ++e)
+      for (int e = 0; e < Sums::RUN; ++e)
         output.element[line][place + e] = Numeric<Storage>::narrow(run[e]);
     } else {
       store_run<Storage>(run, existing(row, column), [&](int e) {

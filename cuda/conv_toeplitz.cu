@@ -153,13 +153,15 @@ struct Lines {
 struct Diagonals {
   float element[16 * PRODUCTS][9];  // one more than 8, for the banks
 };
+// Has a name because NVRTC up to 12.6 leaves an anonymous struct out of a union's size.
+struct Held {
+  SourcePlane source[CHANNELS];
+  WalkedPlane walked[CHANNELS];
+  float plain_sums[CHANNELS][TAP_ROWS][FILTER_S];
+  Lines lines;
+};
 union SharedMemory {
-  struct {
-    SourcePlane source[CHANNELS];
-    WalkedPlane walked[CHANNELS];
-    float plain_sums[CHANNELS][TAP_ROWS][FILTER_S];
-    Lines lines;
-  };
+  Held held;
   Diagonals diagonals[CHANNELS];
 };
 #else
@@ -540,13 +542,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_toeplitz(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                   float* __restrict__ partial, const __grid_constant__ ConvParameters p) {
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
+  Held& held = shared.held;
   const Geometry g(p);
   const int first_tap = static_cast<int>(blockIdx.z) * TAP_ROWS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   const Index channel = static_cast<Index>(blockIdx.y) * CHANNELS + warp;
 
   for (int r = 0; r < TAP_ROWS; ++r)
-    for (int s = lane; s < FILTER_S; s += 32) shared.plain_sums[warp][r][s] = 0;
+    for (int s = lane; s < FILTER_S; s += 32) held.plain_sums[warp][r][s] = 0;
 
   // This chunk's share of the patches.
   const Index patches = g.row_blocks() * g.column_blocks();
@@ -557,18 +560,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   for (Index number = first_patch; number < first_patch + share && number < patches; ++number) {
     const Patch patch = {g, number / g.column_blocks() * ROWS,
                          number % g.column_blocks() * (8 * STRIPS), first_tap};
-    shared.lines.find(patch, p.x_stride, p.y_stride);
+    held.lines.find(patch, p.x_stride, p.y_stride);
     __syncthreads();  // the lines are known, and the patch before is used up
     const Index channels = g.channels - static_cast<Index>(blockIdx.y) * CHANNELS;
     const bool finite = fill<SOURCE_LINES, BLOCKS, SOURCE_LAST, SOURCE_VECTOR, SOURCE_SHIFT>(
-        shared.source, x,
-        Window(shared.lines.source, p.x_stride, patch.first_column - g.pad_w, g.source_width,
+        held.source, x,
+        Window(held.lines.source, p.x_stride, patch.first_column - g.pad_w, g.source_width,
                channels));
     fill<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR, 0>(
-        shared.walked, dy,
-        Window(shared.lines.walked, p.y_stride, patch.first_column, g.width, channels));
-    const SourcePlane& plane = shared.source[warp];
-    const WalkedPlane& gradient = shared.walked[warp];
+        held.walked, dy,
+        Window(held.lines.walked, p.y_stride, patch.first_column, g.width, channels));
+    const SourcePlane& plane = held.source[warp];
+    const WalkedPlane& gradient = held.walked[warp];
     if (!__syncthreads_or(!finite)) {  // the patch is complete
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile) {
@@ -603,7 +606,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
               plain += Numeric<Storage>::widen(gradient.element[row][q]) *
                        Numeric<Storage>::widen(plane.element[line][q + s]);
           }
-          shared.plain_sums[warp][tap][s] += plain;
+          held.plain_sums[warp][tap][s] += plain;
         }
     }
   }
@@ -614,7 +617,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   for (int r = 0; r < TAP_ROWS; ++r)
 #pragma unroll
     for (int i = 0; i < (FILTER_S + 31) / 32; ++i)
-      plain[r][i] = lane + 32 * i < FILTER_S ? shared.plain_sums[warp][r][lane + 32 * i] : 0.f;
+      plain[r][i] = lane + 32 * i < FILTER_S ? held.plain_sums[warp][r][lane + 32 * i] : 0.f;
   __syncthreads();  // the patches are used up: the diagonals take their place
   Diagonals& diagonals = shared.diagonals[warp];
 #pragma unroll

@@ -90,6 +90,7 @@ assert (found[:, :, 1, 1] == 9).all() and (found[:, :, 0, 0] == 4).all()
 """,
     "cuda12": "import cupy, cuda.bindings\n",
     "cuda13": "import cupy, cuda.bindings\n",
+    "compilers": "import importlib.metadata as m\nassert m.version('nvidia-cuda-nvrtc') >= '13'\n",
     "types": """
 import pathlib
 pathlib.Path("typed.py").write_text("import cupyconv\\nreveal_type(cupyconv.conv_forward)\\n")
@@ -104,7 +105,7 @@ assert "Overload[" in run.stdout, run.stdout + run.stderr
 }
 """What an extra is tried by, in an environment that has it."""
 
-LARGE = ("cuda12", "cuda13", "fuzz", "test", "witnesses")
+LARGE = ("compilers", "cuda12", "cuda13", "fuzz", "test", "witnesses")
 """Those that are only resolved, unless all is to be installed."""
 
 

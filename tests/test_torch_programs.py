@@ -18,7 +18,10 @@ func = torch.func
 forward_ad = torch.autograd.forward_ad
 
 # PyTorch's own forward mode uses what it has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+    pytest.mark.usefixtures("without_triton"),
+]
 
 
 def integers(*shape, seed=0, dtype=torch.float64):

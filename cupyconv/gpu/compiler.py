@@ -86,7 +86,7 @@ def compile_cubin(
     program = nvrtc.createProgram(source.text, source.name, texts, names)
     try:
         try:
-            nvrtc.compileProgram(program, _options(defines, architecture))
+            nvrtc.compileProgram(program, options(defines, architecture))
         except nvrtc.NVRTCError as error:
             macros = " ".join(f"-D{name}={value}" for name, value in defines.items())
             raise KernelCompileError(
@@ -311,7 +311,8 @@ def _whole_elf(cubin: bytes) -> bytes:
     return cubin + bytes(end - len(cubin)) if len(cubin) == end - 1 else cubin
 
 
-def _options(defines: Mapping[str, str | int], architecture: str) -> list[str]:
+def options(defines: Mapping[str, str | int], architecture: str) -> list[str]:
+    """What NVRTC is told to make of a source: for which chip, by which rules, with which macros."""
     macros = [f"-D{name}={value}" for name, value in defines.items()]
     return [f"-arch={architecture}", *OPTIONS, *macros]
 
@@ -319,7 +320,7 @@ def _options(defines: Mapping[str, str | int], architecture: str) -> list[str]:
 def _key(source: KernelSource, defines: Mapping[str, str | int], architecture: str) -> str:
     """Digest of every byte that the compiler is given, its options and its version."""
     digest = hashlib.sha256()
-    parts = [source.name, source.text, *_options(defines, architecture)]
+    parts = [source.name, source.text, *options(defines, architecture)]
     for name, text in source.headers:
         parts += [name, text]
     parts.append(str((_FORMAT, nvrtc_version())))

@@ -1,0 +1,155 @@
+"""The kernels through the compilers of other releases of CUDA than the tests are counted with.
+
+``python -m tests.compilers [RELEASE ...] [--arch A ...] [--every N]``
+
+Downloads NVRTC of each release, such as 12.4 or 13.0.88, and compiles every N-th variant of every
+family's kernels with it; exits with 1 if one does not compile, or spills registers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from zipfile import ZipFile
+
+from cupyconv.gpu import compiler, sources
+from cupyconv.gpu.sources import KernelSource
+from tests.cubins import no_spills
+from tests.test_kernel_compile import bias_defines
+from tests.test_sass import FORMS, variants
+
+OLDEST = "12.0"
+"""Release of CUDA that the kernels are written for; ``pip install '.[compilers]'`` brings it."""
+
+RELEASES = (*(f"12.{minor}" for minor in range(10) if minor != 7), "13.0", "13.1", "13.2", "13.3",
+            "13.4", "13.5")  # fmt: skip
+"""Of which there is an NVRTC to download."""
+
+Variant = tuple[KernelSource, dict[str, str | int], str]
+"""What is compiled: a kernel file, its macros, and the architecture."""
+
+
+class Nvrtc:
+    """A release's compiler.
+
+    Args:
+        folder: that its libraries are in.
+
+    Attributes:
+        version: such as "12.0".
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # It looks for this one by name: found where it is loaded already.
+        (builtins,) = folder.glob("libnvrtc-builtins.so.*.*")
+        ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+        (library,) = folder.glob("libnvrtc.so.[0-9]*")
+        self._nvrtc = ctypes.CDLL(str(library))
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.version = f"{major.value}.{minor.value}"
+
+    def knows(self, architecture: str) -> bool:
+        """Whether it compiles for an architecture, such as "sm_90a"."""
+        count = ctypes.c_int()
+        self._nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+        known = (ctypes.c_int * count.value)()
+        self._nvrtc.nvrtcGetSupportedArchs(known)
+        return int(architecture[len("sm_") :].rstrip("a")) in known
+
+    def fault(self, variant: Variant) -> str | None:
+        """What is wrong with what it makes of a variant: its log; None where nothing is."""
+        source, defines, architecture = variant
+        names, texts = zip(*source.headers, strict=True) if source.headers else ((), ())
+        program = ctypes.c_void_p()
+        self._nvrtc.nvrtcCreateProgram(
+            ctypes.byref(program), source.text.encode(), source.name.encode(), len(names),
+            _strings(texts), _strings(names),
+        )  # fmt: skip
+        try:
+            options = list(compiler.options(defines, architecture))
+            failed = self._nvrtc.nvrtcCompileProgram(program, len(options), _strings(options))
+            size = ctypes.c_size_t()
+            self._nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            self._nvrtc.nvrtcGetProgramLog(program, log)
+        finally:
+            self._nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        text = log.value.decode()
+        return text if failed or not no_spills(text) else None
+
+
+def _strings(values: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
+    encoded = [value.encode() for value in values]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def oldest() -> Nvrtc | None:
+    """That of OLDEST; None where it is not installed."""
+    folder = Path(sysconfig.get_path("purelib")) / "nvidia" / "cuda_nvrtc" / "lib"
+    return Nvrtc(folder) if folder.is_dir() else None
+
+
+def download(release: str, folder: Path) -> Nvrtc:
+    """NVRTC of a release, into a folder.
+
+    Raises:
+        CalledProcessError: pip finds none.
+    """
+    package = "nvidia-cuda-nvrtc" + ("-cu12" if release.startswith("12.") else "")
+    exact = f"{package}=={release}" + (".*" if release.count(".") == 1 else "")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    subprocess.run([*pip, exact], check=True)
+    (wheel,) = folder.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    (library,) = folder.glob("nvidia/*/lib/libnvrtc.so.[0-9]*")
+    return Nvrtc(library.parent)
+
+
+def compiled_variants(architecture: str) -> Iterator[tuple[str, Variant]]:
+    """The name of a family's pass, and each variant that one of its layers needs."""
+    for form in FORMS:
+        for one in variants(form, architecture):
+            defines = dict(one.defines)
+            pass_ = defines.get("PASS", "")
+            yield f"{form} {one.source} {pass_}", (sources.load(one.source), defines, architecture)
+    bias = sources.load("conv_backprop_bias.cu")
+    for last in (0, 1):
+        yield f"bias {last}", (bias, bias_defines("float16", "int", last), architecture)
+
+
+def faults(nvrtc: Nvrtc, chosen: Iterable[tuple[str, Variant]]) -> list[str]:
+    """The names and macros of variants with a fault, and the compiler's log."""
+    found = ((name, variant[1], nvrtc.fault(variant)) for name, variant in chosen)
+    return [f"{name} {defines}:\n{fault}" for name, defines, fault in found if fault is not None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m tests.compilers", None, __doc__)
+    parser.add_argument("releases", nargs="*", default=RELEASES)
+    parser.add_argument("--arch", nargs="+", default=compiler.ARCHITECTURES)
+    parser.add_argument("--every", type=int, default=1)
+    chosen = parser.parse_args(arguments)
+    failed = False
+    for release in chosen.releases:
+        with tempfile.TemporaryDirectory() as folder:
+            nvrtc = download(release, Path(folder))
+            for architecture in filter(nvrtc.knows, chosen.arch):
+                made = list(compiled_variants(architecture))[:: chosen.every]
+                wrong = faults(nvrtc, made)
+                print(f"NVRTC {nvrtc.version}, {architecture}: {len(made)} variants, "
+                      f"{len(wrong)} with a fault", flush=True)  # fmt: skip
+                print(*wrong, sep="\n", end="\n" if wrong else "")
+                failed |= bool(wrong)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,52 @@
+"""The kernels through the oldest compiler that they are written for."""
+
+import pytest
+
+from cupyconv.gpu.sources import KernelSource
+from tests import compilers
+
+
+@pytest.fixture(scope="module")
+def oldest():
+    found = compilers.oldest()
+    if found is None:
+        pytest.skip("no NVRTC of CUDA 12: pip install 'cupyconv[compilers]'")
+    return found
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90a"])
+def test_every_kernel_compiles_with_the_oldest_compiler(oldest, architecture):
+    """One variant of each family's passes; all of them: python -m tests.compilers."""
+    assert oldest.version == compilers.OLDEST
+    of_pass = dict(reversed(list(compilers.compiled_variants(architecture))))
+    assert len(of_pass) > 12
+    assert compilers.faults(oldest, of_pass.items()) == []
+
+
+# As conv_gather.cu once had one: compilers from 13.1 on take it.
+GENERIC = """
+template <class Use> __device__ void each(Use use) { use(1, 2.f); }
+extern "C" __global__ void kernel(float* out) {
+  each([&](int i, auto& value) { out[i] = value; });
+}
+"""
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024, 2) kernel(float* out, int n) {
+  float held[64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) held[i] = out[i * n];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 64; ++i) out[i * n + 1] = held[63 - i] * held[i];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"), [(GENERIC, "is considered a host function"), (SPILLING, "spill")]
+)
+def test_what_is_wrong_is_told(oldest, text, fault):
+    source = KernelSource("kernel.cu", text, ())
+    (found,) = compilers.faults(oldest, [("wrong", (source, {}, "sm_80"))])
+    assert found.startswith("wrong {}:")
+    assert fault in found

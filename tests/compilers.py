@@ -14,7 +14,9 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -33,6 +35,12 @@ RELEASES = (*(f"12.{minor}" for minor in range(10) if minor != 7), "13.0", "13.1
 
 Variant = tuple[KernelSource, dict[str, str | int], str]
 """What is compiled: a kernel file, its macros, and the architecture."""
+
+
+@dataclass(frozen=True)
+class _Program:
+    handle: ctypes.c_void_p
+    failed: bool
 
 
 class Nvrtc:
@@ -66,23 +74,39 @@ class Nvrtc:
     def fault(self, variant: Variant) -> str | None:
         """What is wrong with what it makes of a variant: its log; None where nothing is."""
         source, defines, architecture = variant
-        names, texts = zip(*source.headers, strict=True) if source.headers else ((), ())
-        program = ctypes.c_void_p()
+        options = compiler.options(defines, architecture)
+        with self._compiled(source.text, source.name, dict(source.headers), options) as program:
+            failed, log = program.failed, self._text("ProgramLog", program.handle)
+        return log if failed or not no_spills(log) else None
+
+    def ptx(self, text: str, name: str, headers: Mapping[str, str], flags: list[str]) -> str:
+        """As ``tests.emulator.ptx.nvrtc.compile_ptx``."""
+        with self._compiled(text, name, headers, flags) as program:
+            if program.failed:
+                raise ValueError(self._text("ProgramLog", program.handle))
+            return self._text("PTX", program.handle)
+
+    @contextmanager
+    def _compiled(
+        self, text: str, name: str, headers: Mapping[str, str], options: list[str]
+    ) -> Iterator[_Program]:
+        handle = ctypes.c_void_p()
         self._nvrtc.nvrtcCreateProgram(
-            ctypes.byref(program), source.text.encode(), source.name.encode(), len(names),
-            _strings(texts), _strings(names),
+            ctypes.byref(handle), text.encode(), name.encode(), len(headers),
+            _strings(headers.values()), _strings(headers),
         )  # fmt: skip
         try:
-            options = list(compiler.options(defines, architecture))
-            failed = self._nvrtc.nvrtcCompileProgram(program, len(options), _strings(options))
-            size = ctypes.c_size_t()
-            self._nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-            log = ctypes.create_string_buffer(size.value)
-            self._nvrtc.nvrtcGetProgramLog(program, log)
+            failed = self._nvrtc.nvrtcCompileProgram(handle, len(options), _strings(options))
+            yield _Program(handle, bool(failed))
         finally:
-            self._nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-        text = log.value.decode()
-        return text if failed or not no_spills(text) else None
+            self._nvrtc.nvrtcDestroyProgram(ctypes.byref(handle))
+
+    def _text(self, what: str, handle: ctypes.c_void_p) -> str:
+        size = ctypes.c_size_t()
+        getattr(self._nvrtc, f"nvrtcGet{what}Size")(handle, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        getattr(self._nvrtc, f"nvrtcGet{what}")(handle, text)
+        return text.value.decode()
 
 
 def _strings(values: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:

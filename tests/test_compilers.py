@@ -2,8 +2,11 @@
 
 import pytest
 
+from cupyconv.gpu import compiler
 from cupyconv.gpu.sources import KernelSource
-from tests import compilers
+from tests import compilers, test_emulator_ptx
+from tests.emulator import convolutions
+from tests.emulator.ptx import nvrtc
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +24,30 @@ def test_every_kernel_compiles_with_the_oldest_compiler(oldest, architecture):
     of_pass = dict(reversed(list(compilers.compiled_variants(architecture))))
     assert len(of_pass) > 12
     assert compilers.faults(oldest, of_pass.items()) == []
+
+
+@pytest.fixture
+def its_ptx(oldest, monkeypatch):
+    """The emulator runs what the oldest compiler makes."""
+    monkeypatch.setattr(nvrtc, "compile_ptx", oldest.ptx)
+    monkeypatch.setattr(compiler, "nvrtc_version", lambda: oldest.version)
+    caches = (nvrtc.ptx_of, convolutions._ptx_module)
+    for one in caches:
+        one.cache_clear()
+    yield
+    for one in caches:
+        one.cache_clear()
+
+
+@pytest.mark.parametrize("variant", test_emulator_ptx.SAMPLE, ids="-".join)
+def test_pass_from_its_ptx(its_ptx, variant):
+    test_emulator_ptx.compare(variant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", test_emulator_ptx.EVERY, ids="-".join)
+def test_any_pass_from_its_ptx(its_ptx, variant):
+    test_emulator_ptx.compare(variant)
 
 
 # As conv_gather.cu once had one: compilers from 13.1 on take it.

@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 import cupyconv
 from cupyconv import ConvProblem, Plan
 from cupyconv.cpu import blocked, correlation, loops, threads, views
+from cupyconv.cpu.scratch import Scratch
 from cupyconv.errors import ConvError
 from cupyconv.planning import cpu
 from cupyconv.problem import PASSES
@@ -453,6 +454,10 @@ ODD = {
     "a last part of one result": ConvProblem(
         (4, 1, 30, 900), (4, 1, 2, 3), padding=(0, 1), stride=(10, 1), dilation=(9, 1)
     ),
+    "a last part of one row of five": ConvProblem((2, 1, 50, 260), (24, 1, 10, 20), stride=(10, 1)),
+    "rows of channels, far apart": ConvProblem(
+        (1, 8, 10), (8, 1, 5), dilation=80_000, padding=160_000, stride=800_000, groups=8
+    ),
     "a volume": ConvProblem((1, 4, 150, 12, 12), (4, 1, 9, 3, 3), padding=1, groups=4),
     "pixels of few channels": ConvProblem(
         (1, 9891, 1), (123, 1, 1), data_format="NWC", filter_format="OIW"
@@ -486,6 +491,76 @@ def test_memory_of_every_method_is_a_few_blocks(name, step, monkeypatch):
             peak = in_a_new_thread(peak_of_method, problem, pass_, method, data, out)
         # Beside the blocks, what Python itself takes.
         assert peak <= MEMORY // scale + (1 << 18), f"{pass_} by {method}"
+
+
+def drawn_layer(rng: np.random.Generator) -> ConvProblem:
+    """Of few pixels, whose strides and dilations may be larger than its filters."""
+
+    def axis() -> tuple[int, int, int, int, int]:
+        taps, outputs = rng.choice([1, 2, 3, 9, 30]), rng.choice([1, 2, 3, 5, 9, 40])
+        dilation, stride = rng.choice([1, 2, 7, 60]), rng.choice([1, 2, 3, taps, 100])
+        padding = rng.choice([0, 0, 1, 20])
+        size = (outputs - 1) * stride + (taps - 1) * dilation + 1 - 2 * padding
+        return max(size, taps), taps, stride, dilation, padding
+
+    axes = [axis() for _ in range(rng.integers(1, 3))]
+    if np.prod([size for size, *_ in axes]) > 40_000:
+        return drawn_layer(rng)
+    sizes, taps, stride, dilation, padding = (tuple(map(int, of)) for of in zip(*axes, strict=True))
+    groups, channels, filters = (
+        int(rng.choice(of)) for of in ((1, 3, 9), (1, 1, 2), (1, 1, 4, 24))
+    )
+    return ConvProblem(
+        (int(rng.choice([1, 5])), groups * channels, *sizes),
+        (groups * filters, channels, *taps),
+        stride=stride, dilation=dilation, padding=padding, groups=groups,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def holds_calls_to_what_they_tell(monkeypatch):
+    """Of blocks of a 64th, which small layers need several of."""
+    scale, take = 64, Scratch.array
+    for module in (blocked, cpu):
+        monkeypatch.setattr(module, "BLOCK_BYTES", cpu.BLOCK_BYTES // scale)
+    monkeypatch.setattr(threads, "CALLS_BYTES", threads.CALLS_BYTES // scale)
+
+    def taken(self, name, shape):
+        had, size = name in self._arrays and self._arrays[name].size, int(np.prod(shape))
+        assert had >= size or self._left.size >= size, (name, shape)
+        return take(self, name, shape)
+
+    monkeypatch.setattr(Scratch, "array", taken)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_call_takes_more_than_it_told(seed, holds_calls_to_what_they_tell):
+    rng, seen = np.random.default_rng(seed), set()
+    for _ in range(15):
+        problem = drawn_layer(rng)
+        data = zeros(problem)
+        for pass_, method in methods(problem):
+            seen.add(method)
+            # A new thread has no memory but what its pass asked for.
+            in_a_new_thread(compute, problem, pass_, method, data)
+    assert seen == {"products", "windows", "loops", "scattered"}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_loops_take_more_than_they_told(seed, holds_calls_to_what_they_tell, monkeypatch):
+    """Of many more layers: nothing is copied or computed."""
+    compiled = ("pixel_sums", "pixel_products", "planar_sums", "planar_products")
+    nothing = SimpleNamespace(**dict.fromkeys(compiled, lambda *_: None))
+    monkeypatch.setattr(loops, "_loops", lambda: nothing)
+    monkeypatch.setattr(loops, "gather", lambda *_: None)
+    rng, seen = np.random.default_rng(seed), 0
+    while seen < 120:
+        problem = drawn_layer(rng)
+        data = zeros(problem)
+        for pass_, method in methods(problem):
+            if method == "loops":
+                in_a_new_thread(compute, problem, pass_, method, data)
+                seen += 1
 
 
 def peak_of_method(problem, pass_, method, data, out) -> int:

@@ -15,7 +15,7 @@ Without Numba, NumPy's einsum computes depthwise layers, in rows of channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import import_module
@@ -123,14 +123,14 @@ def _most(
         most[1] = min(-(-LEAST_PLANE // prod(extents[2:])), whole.images)
 
     def taken() -> int:
-        outputs = most[2:]
-        axes = [axis.part(slice(0, n)) for axis, n in zip(whole.axes, outputs, strict=True)]
-        if by_pixel:
-            places = prod(axis.span for axis in axes) + prod(outputs)
-        else:
-            phases = prod(min(a.taps, _step(a) // gcd(_step(a), a.dilation)) for a in axes)
-            places = prod(map(_extent, axes)) * (phases * whole.channels + whole.filter_count)
+        places = max(map(places_of, product(*map(_kinds_of_parts, whole.axes, most[2:]))))
         return most[0] * most[1] * places * whole.accumulator.itemsize
+
+    def places_of(axes: Sequence[Axis]) -> int:
+        if by_pixel:
+            return prod(axis.span for axis in axes) + prod(axis.outputs for axis in axes)
+        phases = prod(min(a.taps, _step(a) // gcd(_step(a), a.dilation)) for a in axes)
+        return prod(map(_extent, axes)) * (phases * whole.channels + whole.filter_count)
 
     for at in (1, 2, 3, 4, 0) if by_pixel else (0, 1, 2, 3, 4):
         if at < 2:
@@ -143,6 +143,13 @@ def _most(
     if not (in_place and has_numba()) or whole.conjugate:
         size += taken() // whole.accumulator.itemsize
     return most, size
+
+
+def _kinds_of_parts(axis: Axis, most: int) -> list[Axis]:
+    """A long part of an axis that is cut into parts of at most so many outputs; and a short one."""
+    count = -(-axis.outputs // most)
+    sizes = {-(-axis.outputs // count), axis.outputs // count}
+    return [axis.part(slice(0, size)) for size in sizes]
 
 
 # -- rows of channels ------------------------------------------------------------------------------

@@ -293,14 +293,17 @@ def _loops(seen: _Pass) -> Iterator[Method]:
     if seen.channels * seen.filters > MOST_PAIRS or not (depthwise or has_numba()):
         return
     phases = prod(min(axis.stride, axis.taps) if axis.outputs > 1 else 1 for axis in seen.axes)
-    window = prod((axis.taps - 1) * axis.dilation // axis.stride + 1 for axis in seen.axes)
-    pixel = window * (phases * seen.channels + seen.filters)
-    weights = seen.filters * seen.channels * seen.taps
-    if seen.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:
-        return  # a group of a single pixel takes too much memory
     small = prod(axis.outputs for axis in seen.axes) <= SMALL_PLANE
     rows = seen.groups >= LEAST_ROW and (seen.channels_last or small)
     by_pixel = depthwise and (rows or not has_numba())
+    weights, pixel = (
+        seen.filters * seen.channels * seen.taps,
+        seen.taps * (seen.channels + seen.filters),
+    )
+    if by_pixel:
+        pixel = prod((axis.taps - 1) * axis.dilation + 1 for axis in seen.axes) + 1
+    if seen.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:
+        return  # a group of a single pixel takes too much memory
     moved: float = seen.pixels * (phases * seen.channels + seen.filters)
     rate, operations = LOOP_RATE, seen.operations
     if by_pixel != seen.channels_last:

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,11 @@ class Nvrtc:
 
     def fault(self, variant: Variant) -> str | None:
         """What is wrong with what it makes of a variant: its log; None where nothing is."""
+        with ThreadPoolExecutor(1) as other:
+            return other.submit(self.fault_here, variant).result()
+
+    def fault_here(self, variant: Variant) -> str | None:
+        """The same, in this thread, whose locale a compiler may change."""
         source, defines, architecture = variant
         options = compiler.options(defines, architecture)
         with self._compiled(source.text, source.name, dict(source.headers), options) as program:
@@ -81,6 +87,10 @@ class Nvrtc:
 
     def ptx(self, text: str, name: str, headers: Mapping[str, str], flags: list[str]) -> str:
         """As ``tests.emulator.ptx.nvrtc.compile_ptx``."""
+        with ThreadPoolExecutor(1) as other:
+            return other.submit(self._ptx, text, name, headers, flags).result()
+
+    def _ptx(self, text: str, name: str, headers: Mapping[str, str], flags: list[str]) -> str:
         with self._compiled(text, name, headers, flags) as program:
             if program.failed:
                 raise ValueError(self._text("ProgramLog", program.handle))

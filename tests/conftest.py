@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import defaultdict
 from importlib.util import find_spec
 
@@ -109,10 +108,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"This was a sample: at most {CASES_OF_A_SAMPLE} cases of each test, and no thorough "
             "ones. `make test-all` runs the others too."
         )
-
-
-@pytest.fixture
-def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's compiler loads Triton where it is installed, which is for GPUs alone; beside
-    TensorFlow, which has another LLVM, that ends the process."""
-    monkeypatch.setitem(sys.modules, "triton", None)

@@ -1,5 +1,7 @@
 """The kernels through the oldest compiler that they are written for."""
 
+import locale
+
 import pytest
 
 from cupyconv.gpu import compiler
@@ -48,6 +50,24 @@ def test_pass_from_its_ptx(its_ptx, variant):
 @pytest.mark.parametrize("variant", test_emulator_ptx.EVERY, ids="-".join)
 def test_any_pass_from_its_ptx(its_ptx, variant):
     test_emulator_ptx.compare(variant)
+
+
+def test_compiling_leaves_the_callers_locale_alone(oldest, monkeypatch, tmp_path):
+    """The oldest compiler sets that of its thread to one in which text is ASCII."""
+    source, seen = KernelSource("kernel.cu", 'extern "C" __global__ void kernel() {}', ()), []
+
+    def compiled(*variant):
+        assert oldest.fault_here(variant) is None
+        seen.append(locale.getencoding())
+        return b"cubin", ""
+
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(compiler, "compile_cubin", compiled)
+    before = locale.getencoding()
+    compiler.cached_cubin(source, {}, "sm_80")
+    assert locale.getencoding() == before
+    assert seen
+    assert seen != ["UTF-8"]
 
 
 # As conv_gather.cu once had one: compilers from 13.1 on take it.

@@ -20,8 +20,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 ct = importlib.import_module("cupyconv.torch")
 F = torch.nn.functional
 
-pytestmark = pytest.mark.usefixtures("without_triton")
-
 RANKS = (1, 2, 3)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 

@@ -18,10 +18,7 @@ func = torch.func
 forward_ad = torch.autograd.forward_ad
 
 # PyTorch's own forward mode uses what it has deprecated.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
-    pytest.mark.usefixtures("without_triton"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 
 
 def integers(*shape, seed=0, dtype=torch.float64):

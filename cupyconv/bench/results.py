@@ -139,7 +139,7 @@ class Log:
         self._file: TextIO | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w")
+            self._file = path.open("w", encoding="utf-8")
             self._write("header", {"schema": SCHEMA, "is": KIND})
 
     def start(self, environment: dict[str, Any], options: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ class SuiteLayer:
 @cache
 def listed() -> tuple[SuiteLayer, ...]:
     """The layers that come with cupyconv, in the order of their listing."""
-    with LISTING.open(newline="") as file:
+    with LISTING.open(newline="", encoding="utf-8") as file:
         return tuple(_layer(row) for row in csv.DictReader(file))
 
 

@@ -108,7 +108,10 @@ def cached_cubin(
     is returned are the bytes that were checked, whatever is done to the files later.  Where the
     cache cannot be written, or others may write it, nothing is read or kept.
     """
-    return _made(Variant(source, tuple(defines.items()), architecture)).cubin
+    # In another thread: NVRTC up to 12.4 leaves the one that it works in with the C locale, where
+    # Python takes what it reads for ASCII.
+    (found,) = compile_missing([Variant(source, tuple(defines.items()), architecture)])
+    return found.result().cubin
 
 
 def compile_missing(

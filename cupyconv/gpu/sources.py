@@ -55,12 +55,12 @@ def directory() -> Path:
 def load(file_name: str) -> KernelSource:
     """The source of one kernel file and its reachable headers."""
     folder = directory()
-    text = (folder / file_name).read_text()
+    text = (folder / file_name).read_text(encoding="utf-8")
     headers: dict[str, str] = {}
     pending = _INCLUDE.findall(text)
     while pending:
         name = pending.pop()
         if name not in headers:
-            headers[name] = (folder / "include" / name).read_text()
+            headers[name] = (folder / "include" / name).read_text(encoding="utf-8")
             pending += _INCLUDE.findall(headers[name])
     return KernelSource(file_name, text, tuple(sorted(headers.items())))

@@ -113,7 +113,9 @@ def _source() -> Path:
                 archive = _download(Path(scratch))
                 with tarfile.open(archive) as opened:
                     wanted = [one for one in opened if "/cupy_backends/" in one.name]
-                    opened.extractall(scratch, wanted, filter="data")
+                    # Python has it from 3.11.4 on.
+                    opened.extraction_filter = getattr(tarfile, "data_filter", None)
+                    opened.extractall(scratch, wanted)
                 os.replace(Path(scratch) / f"cupy-{RELEASE}", kept)
     return kept
 

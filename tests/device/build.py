@@ -84,10 +84,12 @@ def _build(made: Path, scratch: Path) -> None:
         *("-E", ",".join(f"{name}={value}" for name, value in _settings().items())),
         *("--module-name", RUNTIME_MODULE, pyx, "-o", generated),
     )
+    python = Path(sysconfig.get_paths()["include"])
     _link(
         made / RUNTIME,
         [generated, NATIVE / "runtime.cpp", scratch / "unsupported.cpp"],
-        *("-w", f"-I{scratch}", f"-I{NATIVE}", f"-I{sysconfig.get_paths()['include']}"),
+        *("-w", f"-I{scratch}", f"-I{NATIVE}", f"-I{python}"),
+        *("-idirafter", python.parent),  # where Debian's headers look for those of the machine
         *("-O0", "-I", pyx.parent),
         made / DRIVER,
         "-Wl,-rpath,$ORIGIN",

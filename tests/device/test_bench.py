@@ -145,6 +145,8 @@ def test_pytorchs_workspace_is_what_its_peak_is_beyond_the_result(gpu):
     assert peer.workspace_bytes(lambda _: result) == 640
 
 
+# A PyTorch with CUDA does not take emulated devices, and says so.
+@pytest.mark.filterwarnings("ignore:CUDA initialization")
 def test_a_pytorch_without_cuda_is_no_peer_on_a_gpu(gpu):
     torch = pytest.importorskip("torch")
     assert peers.find(gpu) == (None, f"this PyTorch ({torch.__version__}) has no CUDA device")

@@ -13,8 +13,8 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist worksteal \
 	tests/gpu tests/device
 
-.PHONY: demo test test-rest test-all test-slow test-chips test-compilers test-device witnesses beliefs fuzz lint mutants \
-	mutants-device docs wheel matrix clean
+.PHONY: demo test test-rest test-all test-slow test-chips test-compilers test-device witnesses \
+	beliefs fuzz lint mutants mutants-device docs wheel matrix clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel

@@ -14,11 +14,12 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 from zipfile import ZipFile
 
 from cupyconv.gpu import compiler, sources
@@ -30,28 +31,21 @@ from tests.test_sass import FORMS, variants
 OLDEST = "12.0"
 """Release of CUDA that the kernels are written for; ``pip install '.[compilers]'`` brings it."""
 
-RELEASES = (*(f"12.{minor}" for minor in range(10) if minor != 7), "13.0", "13.1", "13.2", "13.3",
-            "13.4", "13.5")  # fmt: skip
+RELEASES = ("12.0", "12.1", "12.2", "12.3", "12.4", "12.5", "12.6", "12.8", "12.9",
+            "13.0", "13.1", "13.2", "13.3", "13.4", "13.5")  # fmt: skip
 """Of which there is an NVRTC to download."""
+
+Result = TypeVar("Result")
 
 Variant = tuple[KernelSource, dict[str, str | int], str]
 """What is compiled: a kernel file, its macros, and the architecture."""
 
 
-@dataclass(frozen=True)
-class _Program:
-    handle: ctypes.c_void_p
-    failed: bool
-
-
 class Nvrtc:
-    """A release's compiler.
+    """A release's compiler in this process, whose locale it may change.
 
     Args:
         folder: that its libraries are in.
-
-    Attributes:
-        version: such as "12.0".
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,9 +54,12 @@ class Nvrtc:
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
         (library,) = folder.glob("libnvrtc.so.[0-9]*")
         self._nvrtc = ctypes.CDLL(str(library))
+
+    def version(self) -> str:
+        """Such as "12.0"."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-        self.version = f"{major.value}.{minor.value}"
+        return f"{major.value}.{minor.value}"
 
     def knows(self, architecture: str) -> bool:
         """Whether it compiles for an architecture, such as "sm_90a"."""
@@ -74,48 +71,40 @@ class Nvrtc:
 
     def fault(self, variant: Variant) -> str | None:
         """What is wrong with what it makes of a variant: its log; None where nothing is."""
-        with ThreadPoolExecutor(1) as other:
-            return other.submit(self.fault_here, variant).result()
-
-    def fault_here(self, variant: Variant) -> str | None:
-        """The same, in this thread, whose locale a compiler may change."""
         source, defines, architecture = variant
         options = compiler.options(defines, architecture)
-        with self._compiled(source.text, source.name, dict(source.headers), options) as program:
-            failed, log = program.failed, self._text("ProgramLog", program.handle)
+        compiled = self._compiled(source.text, source.name, dict(source.headers), options)
+        with compiled as (program, failed):
+            log = self._text("ProgramLog", program)
         return log if failed or not no_spills(log) else None
 
     def ptx(self, text: str, name: str, headers: Mapping[str, str], flags: list[str]) -> str:
         """As ``tests.emulator.ptx.nvrtc.compile_ptx``."""
-        with ThreadPoolExecutor(1) as other:
-            return other.submit(self._ptx, text, name, headers, flags).result()
-
-    def _ptx(self, text: str, name: str, headers: Mapping[str, str], flags: list[str]) -> str:
-        with self._compiled(text, name, headers, flags) as program:
-            if program.failed:
-                raise ValueError(self._text("ProgramLog", program.handle))
-            return self._text("PTX", program.handle)
+        with self._compiled(text, name, headers, flags) as (program, failed):
+            if failed:
+                raise ValueError(self._text("ProgramLog", program))
+            return self._text("PTX", program)
 
     @contextmanager
     def _compiled(
         self, text: str, name: str, headers: Mapping[str, str], options: list[str]
-    ) -> Iterator[_Program]:
-        handle = ctypes.c_void_p()
+    ) -> Iterator[tuple[ctypes.c_void_p, bool]]:
+        program = ctypes.c_void_p()
         self._nvrtc.nvrtcCreateProgram(
-            ctypes.byref(handle), text.encode(), name.encode(), len(headers),
+            ctypes.byref(program), text.encode(), name.encode(), len(headers),
             _strings(headers.values()), _strings(headers),
         )  # fmt: skip
         try:
-            failed = self._nvrtc.nvrtcCompileProgram(handle, len(options), _strings(options))
-            yield _Program(handle, bool(failed))
+            failed = self._nvrtc.nvrtcCompileProgram(program, len(options), _strings(options))
+            yield program, bool(failed)
         finally:
-            self._nvrtc.nvrtcDestroyProgram(ctypes.byref(handle))
+            self._nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
-    def _text(self, what: str, handle: ctypes.c_void_p) -> str:
+    def _text(self, what: str, program: ctypes.c_void_p) -> str:
         size = ctypes.c_size_t()
-        getattr(self._nvrtc, f"nvrtcGet{what}Size")(handle, ctypes.byref(size))
+        getattr(self._nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
         text = ctypes.create_string_buffer(size.value)
-        getattr(self._nvrtc, f"nvrtcGet{what}")(handle, text)
+        getattr(self._nvrtc, f"nvrtcGet{what}")(program, text)
         return text.value.decode()
 
 
@@ -124,13 +113,38 @@ def _strings(values: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
     return (ctypes.c_char_p * len(encoded))(*encoded)
 
 
-def oldest() -> Nvrtc | None:
+class Release:
+    """A release's compiler in a process of its own: CuPy takes one that is loaded for its own.
+
+    ``release(Nvrtc.fault, variant)`` calls a function there.
+
+    Args:
+        folder: that its libraries are in.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._process = ProcessPoolExecutor(1, get_context("spawn"), _load, (folder,))
+
+    def __call__(self, function: Callable[..., Result], *arguments: object) -> Result:
+        return self._process.submit(_called, function, *arguments).result()
+
+
+def _load(folder: Path) -> None:
+    global _nvrtc
+    _nvrtc = Nvrtc(folder)
+
+
+def _called(function: Callable[..., Result], *arguments: object) -> Result:
+    return function(_nvrtc, *arguments)
+
+
+def oldest() -> Release | None:
     """That of OLDEST; None where it is not installed."""
     folder = Path(sysconfig.get_path("purelib")) / "nvidia" / "cuda_nvrtc" / "lib"
-    return Nvrtc(folder) if folder.is_dir() else None
+    return Release(folder) if folder.is_dir() else None
 
 
-def download(release: str, folder: Path) -> Nvrtc:
+def download(release: str, folder: Path) -> Release:
     """NVRTC of a release, into a folder.
 
     Raises:
@@ -144,7 +158,7 @@ def download(release: str, folder: Path) -> Nvrtc:
     with ZipFile(wheel) as archive:
         archive.extractall(folder)
     (library,) = folder.glob("nvidia/*/lib/libnvrtc.so.[0-9]*")
-    return Nvrtc(library.parent)
+    return Release(library.parent)
 
 
 def compiled_variants(architecture: str) -> Iterator[tuple[str, Variant]]:
@@ -159,9 +173,9 @@ def compiled_variants(architecture: str) -> Iterator[tuple[str, Variant]]:
         yield f"bias {last}", (bias, bias_defines("float16", "int", last), architecture)
 
 
-def faults(nvrtc: Nvrtc, chosen: Iterable[tuple[str, Variant]]) -> list[str]:
+def faults(release: Release, chosen: Iterable[tuple[str, Variant]]) -> list[str]:
     """The names and macros of variants with a fault, and the compiler's log."""
-    found = ((name, variant[1], nvrtc.fault(variant)) for name, variant in chosen)
+    found = ((name, variant[1], release(Nvrtc.fault, variant)) for name, variant in chosen)
     return [f"{name} {defines}:\n{fault}" for name, defines, fault in found if fault is not None]
 
 
@@ -175,10 +189,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for release in chosen.releases:
         with tempfile.TemporaryDirectory() as folder:
             nvrtc = download(release, Path(folder))
-            for architecture in filter(nvrtc.knows, chosen.arch):
+            version = nvrtc(Nvrtc.version)
+            for architecture in chosen.arch:
+                if not nvrtc(Nvrtc.knows, architecture):
+                    continue
                 made = list(compiled_variants(architecture))[:: chosen.every]
                 wrong = faults(nvrtc, made)
-                print(f"NVRTC {nvrtc.version}, {architecture}: {len(made)} variants, "
+                print(f"NVRTC {version}, {architecture}: {len(made)} variants, "
                       f"{len(wrong)} with a fault", flush=True)  # fmt: skip
                 print(*wrong, sep="\n", end="\n" if wrong else "")
                 failed |= bool(wrong)

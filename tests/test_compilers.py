@@ -1,12 +1,14 @@
 """The kernels through the oldest compiler that they are written for."""
 
 import locale
+from functools import partial
 
 import pytest
 
 from cupyconv.gpu import compiler
 from cupyconv.gpu.sources import KernelSource
 from tests import compilers, test_emulator_ptx
+from tests.compilers import Nvrtc
 from tests.emulator import convolutions
 from tests.emulator.ptx import nvrtc
 
@@ -22,7 +24,7 @@ def oldest():
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90a"])
 def test_every_kernel_compiles_with_the_oldest_compiler(oldest, architecture):
     """One variant of each family's passes; all of them: python -m tests.compilers."""
-    assert oldest.version == compilers.OLDEST
+    assert oldest(Nvrtc.version) == compilers.OLDEST
     of_pass = dict(reversed(list(compilers.compiled_variants(architecture))))
     assert len(of_pass) > 12
     assert compilers.faults(oldest, of_pass.items()) == []
@@ -31,8 +33,8 @@ def test_every_kernel_compiles_with_the_oldest_compiler(oldest, architecture):
 @pytest.fixture
 def its_ptx(oldest, monkeypatch):
     """The emulator runs what the oldest compiler makes."""
-    monkeypatch.setattr(nvrtc, "compile_ptx", oldest.ptx)
-    monkeypatch.setattr(compiler, "nvrtc_version", lambda: oldest.version)
+    monkeypatch.setattr(nvrtc, "compile_ptx", partial(oldest, Nvrtc.ptx))
+    monkeypatch.setattr(compiler, "nvrtc_version", lambda: compilers.OLDEST)
     caches = (nvrtc.ptx_of, convolutions._ptx_module)
     for one in caches:
         one.cache_clear()
@@ -52,27 +54,35 @@ def test_any_pass_from_its_ptx(its_ptx, variant):
     test_emulator_ptx.compare(variant)
 
 
-def test_compiling_leaves_the_callers_locale_alone(oldest, monkeypatch, tmp_path):
-    """The oldest compiler sets that of its thread to one in which text is ASCII."""
-    source, seen = KernelSource("kernel.cu", 'extern "C" __global__ void kernel() {}', ()), []
+def _encodings(nvrtc, folder):
+    """The locale's before, during and after a compilation by the library."""
+    source, during = KernelSource("kernel.cu", 'extern "C" __global__ void kernel() {}', ()), []
 
     def compiled(*variant):
-        assert oldest.fault_here(variant) is None
-        seen.append(locale.getencoding())
+        assert nvrtc.fault(variant) is None
+        during.append(locale.getencoding())
         return b"cubin", ""
 
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(compiler, "compile_cubin", compiled)
     before = locale.getencoding()
-    compiler.cached_cubin(source, {}, "sm_80")
-    assert locale.getencoding() == before
-    assert seen
-    assert seen != ["UTF-8"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiler.CACHE_VARIABLE, str(folder))
+        patch.setattr(compiler, "compile_cubin", compiled)
+        compiler.cached_cubin(source, {}, "sm_80")
+    return before, *during, locale.getencoding()
 
 
-# As conv_gather.cu once had one: compilers from 13.1 on take it.
+def test_compiling_leaves_the_callers_locale_alone(oldest, tmp_path):
+    """The oldest compiler sets that of its thread to one in which text is ASCII."""
+    before, during, after = compilers.oldest()(_encodings, tmp_path)  # which has compiled nothing
+    assert during != before == after == "UTF-8"
+
+
+# As conv_gather.cu once had one: compilers from 13.2 on take it.
 GENERIC = """
-template <class Use> __device__ void each(Use use) { use(1, 2.f); }
+template <class Use> __device__ void each(Use use) {
+  float value = 2;
+  use(1, value);
+}
 extern "C" __global__ void kernel(float* out) {
   each([&](int i, auto& value) { out[i] = value; });
 }
@@ -94,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) kernel(float* out, int n) 
 )
 def test_what_is_wrong_is_told(oldest, text, fault):
     source = KernelSource("kernel.cu", text, ())
+    compiler.compile_cubin(source, {}, "sm_80")  # which the newest takes
     (found,) = compilers.faults(oldest, [("wrong", (source, {}, "sm_80"))])
     assert found.startswith("wrong {}:")
     assert fault in found

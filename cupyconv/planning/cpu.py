@@ -296,10 +296,8 @@ def _loops(seen: _Pass) -> Iterator[Method]:
     small = prod(axis.outputs for axis in seen.axes) <= SMALL_PLANE
     rows = seen.groups >= LEAST_ROW and (seen.channels_last or small)
     by_pixel = depthwise and (rows or not has_numba())
-    weights, pixel = (
-        seen.filters * seen.channels * seen.taps,
-        seen.taps * (seen.channels + seen.filters),
-    )
+    weights = seen.filters * seen.channels * seen.taps
+    pixel = seen.taps * (seen.channels + seen.filters)
     if by_pixel:
         pixel = prod((axis.taps - 1) * axis.dilation + 1 for axis in seen.axes) + 1
     if seen.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:

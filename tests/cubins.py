@@ -76,9 +76,10 @@ def blocks(code: str) -> list[Block]:
     found, numbers, targets = [Block()], {}, []
     for line in _LINE.finditer(code):
         if line["label"]:
-            found[-1].follows.add(len(found))
-            numbers[line["label"]] = len(found)
-            found.append(Block())
+            if found[-1].instructions:
+                found[-1].follows.add(len(found))
+                found.append(Block())
+            numbers[line["label"]] = len(found) - 1
             continue
         instruction = line["instruction"]
         found[-1].instructions.append(instruction)

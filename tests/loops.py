@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import networkx as nx
 
 
 def reached(follows: Sequence[Collection[int]], start: int) -> set[int]:
@@ -17,6 +20,37 @@ def reached(follows: Sequence[Collection[int]], start: int) -> set[int]:
     return seen
 
 
+class Loop(NamedTuple):
+    """A loop of nodes, without those that merely lead to it or away from it.
+
+    Attributes:
+        entries: the nodes that it can be entered at: of what is written as a loop, one, with which
+            each of its passes begins.
+        nodes: all of them, those of loops in it included.
+    """
+
+    entries: set[int]
+    nodes: set[int]
+
+
+def nest(follows: Sequence[Collection[int]]) -> Iterator[Loop]:
+    """The loops of a graph, outer ones before those in them.
+
+    Args:
+        follows: for each node, in the order of the text, those that may come next.
+    """
+    graph = nx.DiGraph((node, one) for node, after in enumerate(follows) for one in after)
+    pending = [graph]
+    while pending:
+        part = pending.pop()
+        for nodes in nx.strongly_connected_components(part):
+            if len(nodes) > 1 or part.has_edge(*nodes, *nodes):
+                entries = {one for one in nodes if one == 0 or graph.pred[one].keys() - nodes}
+                entries = entries or {min(nodes)}  # of what is never come to
+                yield Loop(entries, nodes)
+                pending.append(graph.subgraph(nodes - entries))
+
+
 def innermost(follows: Sequence[Collection[int]], wanted: Collection[int]) -> set[int]:
     """The nodes of the innermost loops that have one of those wanted.
 
@@ -24,23 +58,6 @@ def innermost(follows: Sequence[Collection[int]], wanted: Collection[int]) -> se
         follows: for each node, in the order of the text, those that may come next.
         wanted: nodes.
     """
-    before: list[list[int]] = [[] for _ in follows]
-    for node, after in enumerate(follows):
-        for one in after:
-            before[one].append(node)
-    loops: dict[int, set[int]] = {}  # by where they begin
-    for node, after in enumerate(follows):
-        for first in after:
-            # Back to what may come before: whoever gets there without passing the beginning.
-            if first <= node:
-                body, pending = {first}, [node]
-                while pending:
-                    one = pending.pop()
-                    if one not in body:
-                        body.add(one)
-                        pending += before[one]
-                if first == 0 or 0 not in body:
-                    loops.setdefault(first, set()).update(body)
-    found = [one for one in loops.values() if not one.isdisjoint(wanted)]
+    found = [loop.nodes for loop in nest(follows) if not loop.nodes.isdisjoint(wanted)]
     inner = [one for one in found if not any(other < one for other in found)]
     return set().union(*inner)

@@ -178,6 +178,109 @@ ret;
     assert (written.requests, written.sectors, written.distinct) == (1, 4, 4)
 
 
+# Loads in a loop, of another sector in each pass: every lane in every other pass; as often as its
+# number says in each pass of another loop; and in a loop that is entered at its test.
+OF_PASS = """
+@%p3 bra $NEXT;
+mul.wide.u32 %rd3, %r5, 32;
+add.s64 %rd4, %rd1, %rd3;
+ld.global.u32 %r6, [%rd4];
+add.s32 %r8, %r8, %r6;
+"""
+IN_TURNS = f"""
+mov.u32 %r5, 0;
+$LOOP:
+add.s32 %r3, %r5, %r1;
+and.b32 %r3, %r3, 1;
+setp.eq.u32 %p3, %r3, 1;
+{OF_PASS}
+$NEXT:
+add.s32 %r5, %r5, 1;
+setp.lt.u32 %p1, %r5, 4;
+@%p1 bra $LOOP;
+"""
+OF_OTHERS = f"""
+mov.u32 %r4, 0;
+$OUTER:
+mov.u32 %r5, %r4;
+and.b32 %r7, %r1, 1;
+add.s32 %r7, %r7, %r4;
+$INNER:
+setp.eq.u32 %p3, %r1, 99;
+{OF_PASS}
+$NEXT:
+add.s32 %r5, %r5, 1;
+setp.le.u32 %p1, %r5, %r7;
+@%p1 bra $INNER;
+add.s32 %r4, %r4, 4;
+setp.lt.u32 %p1, %r4, 8;
+@%p1 bra $OUTER;
+"""
+
+ENTERED_AT_ITS_TEST = f"""
+mov.u32 %r5, 0;
+setp.eq.u32 %p3, %r1, 99;
+bra $TEST;
+$BODY:
+{OF_PASS}
+$NEXT:
+add.s32 %r5, %r5, 1;
+$TEST:
+setp.lt.u32 %p1, %r5, 4;
+@%p1 bra $BODY;
+"""
+LOADS_OF_LANES = {IN_TURNS: 64, OF_OTHERS: 96, ENTERED_AT_ITS_TEST: 128}
+
+
+@pytest.mark.parametrize("loops", LOADS_OF_LANES)
+def test_lanes_that_part_meet_at_the_same_pass_of_a_loop(loops: str) -> None:
+    """Each pass asks for the sector of its own, whoever of the warp takes part."""
+    text = f"""{HEADER}
+.visible .entry kernel(.param .u64 in, .param .u64 out)
+{{
+{REGISTERS}
+mov.u32 %r1, %tid.x;
+mov.u32 %r8, 0;
+ld.param.u64 %rd1, [in];
+ld.param.u64 %rd2, [out];
+{loops}
+mul.wide.u32 %rd5, %r1, 4;
+add.s64 %rd6, %rd2, %rd5;
+st.global.u32 [%rd6], %r8;
+ret;
+}}
+"""
+    x = memory.array(np.ones(128, np.uint32), "x")
+    y = memory.empty((32,), np.uint32, "y")
+    work = counted(text, (x, y)).work
+    (read,) = [one for one in work.sectors if one.tensor == "x"]
+    assert (read.requests, read.sectors, read.distinct) == (4, 4, 4)
+    loads = work.by_kind()["load global"]
+    assert (loads.by_warp, loads.by_lanes) == (4, LOADS_OF_LANES[loops])
+
+
+def test_a_loop_that_is_entered_in_several_places_is_refused() -> None:
+    """Nothing tells its passes apart."""
+    text = f"""{HEADER}
+.visible .entry kernel()
+{{
+{REGISTERS}
+mov.u32 %r1, %tid.x;
+setp.lt.u32 %p1, %r1, 16;
+@%p1 bra $INSIDE;
+$LOOP:
+add.s32 %r1, %r1, 1;
+$INSIDE:
+add.s32 %r1, %r1, 2;
+setp.lt.u32 %p1, %r1, 99;
+@%p1 bra $LOOP;
+ret;
+}}
+"""
+    with pytest.raises(ValueError, match="kernel has a loop that is entered in several places"):
+        counted(text, ())
+
+
 @pytest.mark.parametrize(("words", "wavefronts"), [(1, 1), (2, 2), (8, 8), (32, 32), (33, 1)])
 def test_wavefronts_of_shared_memory(words: int, wavefronts: int) -> None:
     text = f"""{HEADER}
@@ -194,6 +297,63 @@ ret;
 """
     (one,) = counted(text, ()).bank_conflicts
     assert (one.requests, one.ideal, one.wavefronts) == (1, 1, wavefronts)
+
+
+# What lanes want of shared memory, in bytes from its start; None of those that take no part.
+EACH, PAIRS, SECONDS = (lambda lane: lane, lambda lane: lane // 2,
+                        lambda lane: lane // 4 * 2 + lane % 2)  # fmt: skip
+WIDE_ACCESSES = {
+    # Measured by Nsight Compute on an A10 and an H100 (forums.developer.nvidia.com/t/373160).
+    "32 apart, halves alike": ("ld", 4, lambda lane: 32 * (lane % 16), 8),
+    "one for each half": ("ld", 4, lambda lane: 32 * (lane // 16), 2),
+    # Likewise on an A100 (zhuanlan.zhihu.com/p/690052715).
+    "shared with the next lane": ("ld", 4, lambda lane: 16 * PAIRS(lane), 2),
+    "shared with the next but one": ("ld", 4, lambda lane: 16 * SECONDS(lane), 2),
+    "every other lane": ("ld", 4, lambda lane: None if lane % 2 else 16 * lane // 2, 2),
+    "shared with the one or the other": (
+        "ld", 4, lambda lane: 16 * (PAIRS if lane < 16 else SECONDS)(lane), 4
+    ),
+    "8 bytes, shared": ("ld", 2, lambda lane: 8 * PAIRS(lane), 1),
+    # As NVIDIA describes chips of 7.0 and 7.5 (forums.developer.nvidia.com/t/77228).
+    "neighbours": ("ld", 4, lambda lane: 16 * EACH(lane), 4),
+    "the same for all": ("ld", 4, lambda lane: 0, 2),
+    "shared but by one lane": ("ld", 4, lambda lane: 16 * (lane // 2 if lane else 31), 4),
+    "shared, 128 apart": ("ld", 4, lambda lane: 128 * PAIRS(lane), 16),
+    "8 bytes": ("ld", 2, lambda lane: 8 * EACH(lane), 2),
+    "4 bytes, shared": ("ld", 1, lambda lane: 4 * PAIRS(lane), 1),
+    # What is shared is what is returned.
+    "stored": ("st", 4, lambda lane: 16 * EACH(lane), 4),
+    "stored, shared": ("st", 4, lambda lane: 16 * PAIRS(lane), 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WIDE_ACCESSES)
+def test_wavefronts_of_wide_loads(case: str) -> None:
+    access, words, place, wavefronts = WIDE_ACCESSES[case]
+    registers = ", ".join(f"%r{4 + number}" for number in range(words))
+    kind = {1: "u32", 2: "v2.u32", 4: "v4.u32"}[words]
+    operands = ["{" + registers + "}" if words > 1 else registers, "[%r3]"]
+    text = f"""{HEADER}
+.visible .entry kernel(.param .u64 in)
+{{
+{REGISTERS}
+.shared .align 128 .b8 tile[8192];
+mov.u32 %r1, %tid.x;
+mov.u32 %r2, tile;
+ld.param.u64 %rd1, [in];
+mul.wide.u32 %rd2, %r1, 4;
+add.s64 %rd3, %rd1, %rd2;
+ld.global.u32 %r3, [%rd3];
+setp.lt.s32 %p1, %r3, 0;
+add.s32 %r3, %r2, %r3;
+@!%p1 {access}.shared.{kind} {", ".join(operands if access == "ld" else operands[::-1])};
+ret;
+}}
+"""
+    places = [place(lane) for lane in range(32)]
+    wanted = np.array([-1 if one is None else one for one in places], np.int32)
+    (one,) = counted(text, (memory.array(wanted, "x"),)).bank_conflicts
+    assert one.wavefronts == wavefronts
 
 
 @pytest.fixture(scope="module")

@@ -121,6 +121,7 @@ def _instructions(counters: Sequence[Counted]) -> Instructions:
         for kind, count in counters[record.counter].kinds.items():
             by_warp.setdefault(record.warp, Counter())[kind] += count * record.by_warp
             by_lanes.setdefault(record.warp, Counter())[kind] += count * record.by_lanes
+        assert record.by_lanes <= LANES * record.by_warp, "a loop of which no passes were told"
     return {
         warp: {kind: Executions(count, by_lanes[warp][kind]) for kind, count in kinds.items()}
         for warp, kinds in sorted(by_warp.items())

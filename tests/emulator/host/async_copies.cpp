@@ -46,7 +46,8 @@ void cp_async(void* destination, const void* source, int size, int source_size) 
       check_access(self, source, static_cast<size_t>(source_size), kRead | kAnyAlignment, pc);
     check_access(self, destination, bytes, kWrite | kAnyAlignment, pc);
     mark_in_flight(destination, bytes, pc);
-    if (settings.bank_conflicts) count_shared_access(self, shared_offset(destination), bytes, pc);
+    if (settings.bank_conflicts)
+      count_shared_access(self, shared_offset(destination), bytes, false, pc);
   }
   const CopyOperation copy = {static_cast<uint8_t*>(destination),
                               static_cast<const uint8_t*>(source), size, source_size, pc};

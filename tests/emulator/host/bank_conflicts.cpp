@@ -1,9 +1,10 @@
 // Bank conflicts, as a figure: how many wavefronts the shared-memory requests of a warp take.
 //
-// Lanes run one after another here, so a request is put together again from the lanes' accesses:
-// the i-th execution of an instruction by each lane of a warp belongs to the i-th request.
+// Lanes run one after another here, so a request is put together again from the lanes' accesses, as
+// executions are (counted_work.cpp).
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
 
 #include "checker.h"
 
@@ -20,10 +21,11 @@ struct Request {
   uint32_t lanes = 0;
   uint32_t offsets[kWarpSize];
   size_t size = 0;
+  bool is_load = false;
 };
 struct WarpTraffic {
   uint32_t executions[kWarpSize] = {};
-  std::vector<Request> requests;
+  std::unordered_map<uint64_t, Request> requests;  // by pass, or execution
 };
 static std::map<std::tuple<unsigned, unsigned, uint32_t>, WarpTraffic> traffic;  // block, warp, pc
 
@@ -55,14 +57,14 @@ static void add(uint32_t pc, bool is_matrix, uint64_t ideal, uint64_t wavefronts
   record.wavefronts += wavefronts;
 }
 
-void count_shared_access(Fiber* fiber, uint32_t offset, size_t size, uint32_t pc) {
+void count_shared_access(Fiber* fiber, uint32_t offset, size_t size, bool is_load, uint32_t pc) {
   WarpTraffic& warp = traffic[{fiber->block->rank, fiber->warp, pc}];
   const uint32_t execution = warp.executions[fiber->lane]++;
-  if (warp.requests.size() <= execution) warp.requests.resize(execution + 1);
-  Request& request = warp.requests[execution];
+  Request& request = warp.requests[fiber->counts_passes ? fiber->pass : execution];
   request.lanes |= 1u << fiber->lane;
   request.offsets[fiber->lane] = offset;
   request.size = size;
+  request.is_load = is_load;
 }
 
 void count_matrix_access(const uint32_t* row_offsets, int rows, uint32_t pc) {
@@ -71,9 +73,23 @@ void count_matrix_access(const uint32_t* row_offsets, int rows, uint32_t pc) {
   add(pc, true, 1, wavefronts_of(row_offsets, present, rows, 16));
 }
 
-// Wide accesses are served in parts: 8 bytes by half warps, 16 bytes by quarter warps.
+// Whether all lanes that are so far apart in number want the same.
+static bool is_shared_by_lanes(const Request& request, int apart) {
+  for (int lane = 0; lane < kWarpSize; lane++) {
+    const uint32_t both = 1u << lane | 1u << (lane ^ apart);
+    if ((request.lanes & both) == both && request.offsets[lane] != request.offsets[lane ^ apart])
+      return false;
+  }
+  return true;
+}
+
+// Wide accesses are served in parts: 8 bytes by half warps, 16 bytes by quarter warps; loads that
+// pairs of lanes share in half as many (test_wavefronts_of_wide_loads has who measured that).
 static void add_request(uint32_t pc, const Request& request) {
-  const int parts = request.size <= 4 ? 1 : request.size <= 8 ? 2 : 4;
+  int parts = request.size <= 4 ? 1 : request.size <= 8 ? 2 : 4;
+  if (parts > 1 && request.is_load &&
+      (is_shared_by_lanes(request, 1) || is_shared_by_lanes(request, 2)))
+    parts /= 2;
   const int lanes = kWarpSize / parts;
   uint64_t ideal = 0, wavefronts = 0;
   for (int part = 0; part < parts; part++) {
@@ -92,7 +108,7 @@ static void add_request(uint32_t pc, const Request& request) {
 
 void finish_bank_conflicts_of_block() {
   for (auto& [key, warp] : traffic)
-    for (const Request& request : warp.requests) add_request(std::get<2>(key), request);
+    for (auto& [place, request] : warp.requests) add_request(std::get<2>(key), request);
   traffic.clear();
 }
 

@@ -131,7 +131,7 @@ void mark_written(const void* address, size_t size, unsigned writer, uint32_t cl
                   uint8_t flags);
 
 // --- bank_conflicts.cpp ---
-void count_shared_access(Fiber* fiber, uint32_t offset, size_t size, uint32_t pc);
+void count_shared_access(Fiber* fiber, uint32_t offset, size_t size, bool is_load, uint32_t pc);
 void count_matrix_access(const uint32_t* row_offsets, int rows, uint32_t pc);
 
 // --- counted_work.cpp ---

@@ -1,10 +1,11 @@
 // What a launch did, as figures: executed instructions, and sectors of global memory.
 //
-// Lanes run one after another here.  The i-th execution of a piece of code by each lane of a warp is
-// taken for one execution by the warp, as where lanes meet again after they parted; a warp whose
-// lanes reach some code in turns, at different passes of a loop, is counted too low.
-#include <algorithm>
+// Lanes run one after another here.  What they execute at the same pass of each loop around it is
+// taken for one execution by the warp, as where lanes meet again after they parted.  Of kernels
+// that are not counted from PTX no loops are known: the i-th execution by each lane counts as one.
+#include <deque>
 #include <set>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "checker.h"
@@ -22,46 +23,62 @@ struct SectorRecord {  // runtime.py declares the same fields
 };
 
 // ---------------------------------------------------------------------------------------------
-// Executed instructions: kernels from PTX increment counters of each thread
+// Executed instructions: kernels from PTX say which of their blocks a thread executes
 // ---------------------------------------------------------------------------------------------
-static std::vector<std::vector<uint32_t>> of_threads;  // by participant
+struct OfBlock {  // of a kernel's text
+  uint64_t by_lanes = 0;
+  std::unordered_set<uint64_t> passes;
+};
+using OfWarp = std::vector<OfBlock>;
+static std::map<std::pair<unsigned, unsigned>, OfWarp> of_warps;  // by block of the grid, warp
+
+struct OfThread {
+  OfWarp* warp;
+  const int* around;
+  std::vector<uint32_t> passes;  // of each loop, since the loops around it began theirs
+};
+static std::deque<OfThread> of_threads;  // by participant
 static std::map<std::pair<uint32_t, uint32_t>, ExecutionRecord> executions;  // by warp, counter
 static std::vector<ExecutionRecord> listed_executions;
 
-uint32_t* execution_counters(uint32_t count) {
+void begin_counting(uint32_t blocks, uint32_t loops, const int* around) {
   if (of_threads.size() < group.fibers.size()) of_threads.resize(group.fibers.size());
-  auto& own = of_threads[current->participant];
-  own.assign(count, 0);
-  return own.data();
+  OfWarp& warp = of_warps[{current->block->rank, current->warp}];
+  warp.resize(blocks);
+  of_threads[current->participant] = {&warp, around, std::vector<uint32_t>(loops)};
+  current->counts_passes = true;
+}
+
+void begin_pass(int loop) {
+  OfThread& own = of_threads[current->participant];
+  own.passes[loop]++;
+  for (size_t inner = loop + 1; inner < own.passes.size(); inner++)  // outer ones come first
+    if (own.around[inner] == loop) own.passes[inner] = 0;
+}
+
+void execute(uint32_t block, int loop) {
+  OfThread& own = of_threads[current->participant];
+  uint64_t pass = 0;
+  for (int one = loop; one >= 0; one = own.around[one])
+    pass = (pass + own.passes[one]) * 0x9e3779b97f4a7c15;
+  current->pass = pass;
+  OfBlock& counted = (*own.warp)[block];
+  counted.by_lanes++;
+  counted.passes.insert(pass);
 }
 
 static void add_executions() {
-  struct OfWarp {
-    std::vector<uint32_t> most;
-    std::vector<uint64_t> sum;
-  };
-  std::map<std::pair<unsigned, unsigned>, OfWarp> warps;  // block, warp
-  for (Fiber* fiber : group.fibers) {
-    if (fiber->participant >= of_threads.size()) continue;
-    const auto& own = of_threads[fiber->participant];
-    OfWarp& warp = warps[{fiber->block->rank, fiber->warp}];
-    warp.most.resize(own.size());
-    warp.sum.resize(own.size());
-    for (size_t i = 0; i < own.size(); i++) {
-      warp.most[i] = std::max(warp.most[i], own[i]);
-      warp.sum[i] += own[i];
-    }
-  }
-  for (auto& [place, warp] : warps) {
-    for (uint32_t i = 0; i < warp.most.size(); i++) {
-      if (!warp.most[i]) continue;
+  for (auto& [place, warp] : of_warps) {
+    for (uint32_t i = 0; i < warp.size(); i++) {
+      if (!warp[i].by_lanes) continue;
       ExecutionRecord& record = executions[{place.second, i}];
       record.warp = place.second;
       record.counter = i;
-      record.by_warp += warp.most[i];
-      record.by_lanes += warp.sum[i];
+      record.by_warp += warp[i].passes.size();
+      record.by_lanes += warp[i].by_lanes;
     }
   }
+  of_warps.clear();
   of_threads.clear();
 }
 
@@ -82,7 +99,7 @@ struct GlobalRequest {
 };
 struct GlobalTraffic {
   uint32_t executions[kWarpSize] = {};
-  std::vector<GlobalRequest> requests;
+  std::unordered_map<uint64_t, GlobalRequest> requests;  // by pass, or execution
 };
 static std::map<std::tuple<unsigned, unsigned, uint32_t>, GlobalTraffic> traffic;
 
@@ -101,8 +118,8 @@ void count_global_access(Fiber* fiber, const Region* region, const void* address
   if (!is_bulk) {
     GlobalTraffic& warp = traffic[{fiber->block->rank, fiber->warp, pc}];
     const uint32_t execution = warp.executions[fiber->lane]++;
-    if (warp.requests.size() <= execution) warp.requests.resize(execution + 1, alone);
-    request = &warp.requests[execution];
+    const uint64_t place = fiber->counts_passes ? fiber->pass : execution;
+    request = &warp.requests.try_emplace(place, alone).first->second;
   }
   for (uint64_t sector = start / kSector; sector <= (start + size - 1) / kSector; sector++)
     request->sectors.insert(sector);
@@ -112,11 +129,12 @@ void count_global_access(Fiber* fiber, const Region* region, const void* address
 void finish_counted_work_of_group() {
   add_executions();
   for (auto& [key, warp] : traffic)
-    for (const GlobalRequest& request : warp.requests) finish(request);
+    for (auto& [place, request] : warp.requests) finish(request);
   traffic.clear();
 }
 
 void reset_counted_work() {
+  of_warps.clear();
   of_threads.clear();
   executions.clear();
   traffic.clear();

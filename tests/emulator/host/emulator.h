@@ -55,8 +55,11 @@ void thread_fence();
 uint32_t shared_address(const void* pointer);
 [[noreturn]] void trap();
 
-// The running thread's counters of executed instructions, all zero (counted_work.cpp).
-uint32_t* execution_counters(uint32_t count);
+// --- executed instructions (counted_work.cpp) ---
+// The running thread begins a kernel of so many blocks and loops; of each loop, the next around it.
+void begin_counting(uint32_t blocks, uint32_t loops, const int* around);
+void begin_pass(int loop);
+void execute(uint32_t block, int loop);
 
 // --- asynchronous copies (async_copies.cpp) ---
 void cp_async(void* destination, const void* source, int size, int source_size);

@@ -110,6 +110,9 @@ struct Fiber {
   GridKnowledgeHandle grid_known;   // acquired from other groups
   GridKnowledgeHandle grid_fenced;  // what a release by this thread publishes
 
+  bool counts_passes;  // of loops: a kernel from PTX
+  uint64_t pass;       // of the loops around what it executes now; the same for lanes that meet
+
   std::vector<CopyOperation> open_copies;
   std::deque<std::vector<CopyOperation>> copy_groups;
   std::vector<StoreOperation> open_stores;

@@ -30,7 +30,7 @@ static inline void observe(const void* address, size_t size, unsigned flags, con
     if (settings.bank_conflicts) {
       const Region* region = find_region(address);
       if (region && region->is_shared)
-        count_shared_access(current, shared_offset(address), size, pc);
+        count_shared_access(current, shared_offset(address), size, !(flags & kWrite), pc);
     }
   }
   if (statistics.accesses % kPatience == 0) take_a_break(program_counter(caller));

@@ -256,6 +256,7 @@ static Fiber* start_fiber(Block* block, unsigned thread, const KnowledgeHandle& 
   fiber->grid_fenced = nullptr;
   fiber->wait_mbarrier = nullptr;
   fiber->cluster_phase = 0;
+  fiber->counts_passes = false;
   fiber->wait_pc = 0;
   fiber->open_copies.clear();
   fiber->copy_groups.clear();

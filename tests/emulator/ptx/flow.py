@@ -1,17 +1,37 @@
-"""The flow of a kernel's statements: which of them are in its main loop."""
+"""The flow of a kernel's statements: the loops that they are in."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tests import loops
+from tests.loops import Loop
 
 from .syntax import Scope, Statement
 
 
-def main_loop(body: Scope, is_wanted: Callable[[Statement], bool]) -> list[bool]:
-    """Of each instruction, in order, whether it is in an innermost loop around a wanted one."""
+@dataclass
+class Flow:
+    """The instructions of a kernel, in order, and which of them may come after each."""
+
+    instructions: list[Statement]
+    follows: list[set[int]]
+
+    def main_loop(self, is_wanted: Callable[[Statement], bool]) -> list[bool]:
+        """Of each instruction, whether it is in an innermost loop around a wanted one."""
+        wanted = {number for number, one in enumerate(self.instructions) if is_wanted(one)}
+        found = loops.innermost(self.follows, wanted)
+        return [number in found for number in range(len(self.instructions))]
+
+    def loops(self) -> list[Loop]:
+        """Of its loops, outer ones before those that they hold."""
+        return list(loops.nest(self.follows))
+
+
+def flow(body: Scope) -> Flow:
+    """That of a kernel's statements."""
     instructions: list[Statement] = []
     follows: list[set[int]] = []
     branches: list[tuple[int, str, list[dict[str, int]]]] = []
@@ -40,6 +60,4 @@ def main_loop(body: Scope, is_wanted: Callable[[Statement], bool]) -> list[bool]
     for number, label, known in branches:
         follows[number].add(next(labels[label] for labels in known if label in labels))
     follows.append(set())  # where the text ends
-    wanted = {number for number, one in enumerate(instructions) if is_wanted(one)}
-    found = loops.innermost(follows, wanted)
-    return [number in found for number in range(len(instructions))]
+    return Flow(instructions, follows)

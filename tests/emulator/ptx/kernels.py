@@ -194,8 +194,10 @@ class KernelWriter:
             head.append("const u64 parameter_base ="
                         f" address_of(&{self._parameter_names[0]}) - (1 << 20);")  # fmt: skip
         if self._counters is not None:
-            count = len(self._counters.blocks)
-            head.append(f"u32* const executed = emulator::execution_counters({count});")
+            around = ", ".join(map(str, [*self._counters.around, -1]))
+            head.append(f"static const int around[] = {{{around}}};")
+            counts = f"{len(self._counters.blocks)}, {len(self._counters.around)}"
+            head.append(f"emulator::begin_counting({counts}, around);")
         bounds = re.search(r"\.(?:maxntid|reqntid) ([\d, ]+)", self._entry.directives)
         threads = "*".join(bounds[1].split(",")) if bounds else "0"
         cluster = f"__cluster_dims__({', '.join(map(str, self._cluster))})" if self._cluster else ""
@@ -299,11 +301,14 @@ class KernelWriter:
         guard = statement.guard
         before = ""
         if self._counters is not None:
+            if (begun := self._counters.begun_loop()) is not None:
+                before = f"emulator::begin_pass({begun});"
+            loop = self._counters.innermost_loop()
             # What is guarded counts where it is done; a branch is part of its block either way.
             if guard and found.kind != "branch":
-                code = self._counted(self._counters.guarded(found.kind)) + code
-            else:
-                before = self._counted(self._counters.executed(found.kind))
+                code = f"emulator::execute({self._counters.guarded(found.kind)}, {loop});" + code
+            elif (block := self._counters.executed(found.kind)) is not None:
+                before += f"emulator::execute({block}, {loop});"
             if found.kind == "branch":
                 self._end_block()
         if guard:
@@ -311,9 +316,6 @@ class KernelWriter:
             sign = "!" if guard.startswith("!") else ""
             code = f"if ({sign}{self.registers[condition]}) {{ {code} }}"
         return f'{before}\n#line {line} "{file}"\n{{ {code} }}'
-
-    def _counted(self, number: int | None) -> str:
-        return "" if number is None else f"count(executed + {number});"
 
     def _end_block(self) -> None:
         if self._counters is not None:

@@ -103,8 +103,6 @@ PTX_OP u64 window_base(const void* variable) {
   __asm__("" : "+r"(base));
   return base;
 }
-// A counter of executed instructions.  In assembly: an access that nothing instruments.
-PTX_OP void count(u32* counter) { __asm__ volatile("incl (%0)" : : "r"(counter) : "cc"); }
 
 // --- integers: all wrap around; shifts by the width or more give what an endless shift would ---
 template <class T>

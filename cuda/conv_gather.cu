@@ -403,12 +403,16 @@ struct Sums {
   static __device__ __forceinline__ int first_column() {
     return threadIdx.x / 32 % WARPS_N * WARP_N;
   }
+  // Lanes are 8 along rows by 4 along columns: in the order of fragments, or else such that each wants
+  // the same columns as the next lane, and the same rows as the next but one.  Loads of 16 bytes take
+  // half the wavefronts where all lanes share them so.
   static __device__ __forceinline__ int row_of(int i) {
-    const int lane = threadIdx.x % 32 / 4;
+    const int number = threadIdx.x % 32;
+    const int lane = TENSOR_CORES ? number / 4 : number / 8 * 2 + number % 2;
     return first_row() + lane * ROW_RUN + i % ROW_RUN + i / ROW_RUN * (8 * ROW_RUN);
   }
   static __device__ __forceinline__ int column_of(int i) {
-    const int lane = threadIdx.x % 4;
+    const int lane = TENSOR_CORES ? threadIdx.x % 4 : threadIdx.x / 2 % 4;
     return first_column() + lane * COLUMN_RUN + i % COLUMN_RUN + i / COLUMN_RUN * (4 * COLUMN_RUN);
   }
 

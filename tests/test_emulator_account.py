@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from cupyconv import ConvProblem
-from cupyconv.planning import Device, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning.families import direct
+from cupyconv.planning.strides import Strides
 from tests import cubins
-from tests.emulator import EmulatedModule, Outcome, account, driver, memory, settings
+from tests.emulator import EmulatedModule, Outcome, account, driver, memory, settings, suite
 from tests.emulator.work import Executions
 
 HEADER = ".version 8.8\n.target sm_80\n.address_size 64\n"
@@ -438,6 +440,8 @@ def test_plain_products_of_gather_are_most_of_what_it_executes(order: str) -> No
     assert one.resident * one.threads // 32 >= 12
     assert executed <= 1.6 * kinds["float"].by_warp
     assert of_loop <= 1.25 * in_loop["float"].by_warp
+    # Of 16 bytes, which take two wavefronts where pairs of lanes share them; and what is stored.
+    assert one.wavefronts <= 2.3 * kinds["load shared"].by_warp
 
 
 def test_gather_executes_no_more_beside_its_products_than_others_do() -> None:
@@ -451,6 +455,42 @@ def test_gather_executes_no_more_beside_its_products_than_others_do() -> None:
     assert of_all <= 4.8
     assert of_loop <= 3.7
     assert one.resident == 2
+
+
+# Kernels of cuda-direct in which lanes stand for tiles or for channels, in either order.
+OF_DIRECT = [
+    ((64, 56, 56, 4), (4, 3, 3, 1), 4, "channels-last"),
+    ((64, 56, 56, 8), (8, 3, 3, 4), 2, "channels-last"),
+    ((16, 7, 7, 512), (512, 3, 3, 1), 512, "channels-last"),
+    ((64, 128, 7, 7), (128, 1, 3, 3), 128, "channels-first"),
+    ((64, 128, 14, 14), (128, 1, 5, 5), 128, "channels-first"),
+]
+
+
+@pytest.mark.parametrize(("shape", "filters", "groups", "order"), OF_DIRECT)
+def test_cuda_direct_is_priced_by_what_it_executes(
+    shape: tuple[int, ...], filters: tuple[int, ...], groups: int, order: str
+) -> None:
+    """Of a warp and tile: instructions, wavefronts of the filter, and sectors, within a third."""
+    formats = ("NHWC", "OHWI") if order == "channels-last" else ("NCHW", "OIHW")
+    rules = dict(zip(("data_format", "filter_format"), formats, strict=True))
+    problem = ConvProblem(shape, filters, padding=filters[2] // 2, groups=groups, **rules)
+    (one,) = account.accounts_of_pass(problem, "forward", "cuda-direct", "sm_80", blocks=4)
+    strides = Strides.contiguous(problem)
+    made = direct.cut(Request(problem, "forward", Device.of("sm_80"), strides=strides))
+    assert made is not None
+    warps = made.block.lanes * made.block.strips / 32
+    tiles = one.blocks * warps * made.rounds / one.grid[0]
+    executed = one.work.by_kind().items()
+    counted = (
+        sum(kind.by_warp for name, kind in executed if name not in suite.FREE),
+        one.wavefronts,
+        sum(row.sectors for row in one.work.sectors if row.tensor != "w"),
+    )
+    priced = made.instructions, made.wavefronts, 32 * made.sectors
+    assert [round(a / b / tiles, 2) for a, b in zip(counted, priced, strict=True)] == pytest.approx(
+        [1, 1, 1], rel=1 / 3
+    )
 
 
 # Of two loads that are under way together, one that is alone, and one that nobody waits for.
@@ -478,7 +518,7 @@ def test_waits_for_loads() -> None:
 # each one in it: what brings the filter, finds tiles, and stores results.
 DIRECT = [
     ("resnext50-g32-1", "float16", "channels-last", "forward", 1.7, 0.2),
-    ("convnext-dw1", "float32", "channels-last", "backprop_input", 1.9, 0.15),
+    ("convnext-dw1", "float32", "channels-last", "backprop_input", 1.95, 0.15),
     ("mobilenetv2-dw3", "float32", "channels-last", "forward", 2.1, 0.25),
     ("mobilenetv2-dw3", "float16", "channels-last", "backprop_filter", 2.7, 0.05),
     ("mobilenetv2-dw3", "float32", "channels-first", "forward", 3.2, 0.2),

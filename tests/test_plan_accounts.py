@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 import pytest
 
@@ -28,6 +29,22 @@ for _row in ROWS:
     GROUPS[_row["arch"], _row["numbers"], _row["order"]].append(_row)
 
 
+@pytest.mark.parametrize("stride", [(1, 1), (1, 2), (3, 3), (4, 4)])
+def test_blocks_that_are_run_are_spread_over_the_grid(stride):
+    """One of each share, as many as there are; at no period that blocks of a row may have."""
+    problem = ConvProblem((1, 1, 8, 8), (1, 1, 1, 1), stride=stride)
+    number = max(prod(stride), suite.BLOCKS)
+    for total in (1, 2, 5, 6, 10, 100, 4096, 2**31 - 1):
+        found = suite._spread(problem, total)
+        assert found == sorted(set(found))
+        assert 0 <= found[0] <= found[-1] < total
+        if total >= 2 * number:
+            assert [one * number // total for one in found] == pytest.approx(range(number), abs=1)
+            assert len(found) == number
+    for period in range(2, 100):
+        assert len({one % period for one in suite._spread(problem, 4096)}) > 1
+
+
 def test_every_class_of_layers_is_counted():
     """On every chip; dilated layers, which take the kernels of dense ones, in the commonest dtypes.
     With channels first, where operands are copied or not, in every dtype."""
@@ -46,6 +63,14 @@ def test_every_class_of_layers_is_counted():
 def test_no_pass_is_counted_twice():
     passes = [tuple(row[name] for name in suite.WHICH) for row in ROWS]
     assert len(passes) == len(set(passes))
+
+
+def test_nothing_is_counted_as_faster_than_the_chip_can_be():
+    for row in ROWS:
+        dtype, _ = suite.NUMBERS[row["numbers"]]
+        problem = layer_problem(row["layer"], dtype, row["order"])
+        least = suite.least(problem, Device.of(row["arch"]).chip, row["numbers"])
+        assert min(row["ways"].values()) >= least, row
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=" ".join)

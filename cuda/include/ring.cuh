@@ -156,7 +156,8 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 #endif
 }
 
-// The 16 bytes of a line from a position on, for products outside the tensor cores.
+// The 16 bytes of a line from a position on, for products outside the tensor cores.  (Where two
+// positions of B share banks, as doubles along k do, these products are much slower than the loads.)
 template <class Tile>
 __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(Tile& tile,
                                                                                  unsigned line,

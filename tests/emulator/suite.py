@@ -92,11 +92,17 @@ the best of each family; nor are other numbers of splits than the best one's of 
 PRODUCT = {"tf32": 16 * 8 * 8, "float64": 8 * 8 * 4}
 """Multiplications of an instruction of the tensor cores; of 16-bit operands 16 * 8 * 16."""
 
+BLOCKS = 4
+"""Of a launch, that are run at least."""
+
+GOLDEN = (5**0.5 - 1) / 2
+"""Whose multiples are spread most evenly, whatever their fractions are compared with."""
+
 FREE = ("move", "load own", "address")
 """Kinds of PTX instructions that become none, or operands of others."""
 
 _PTX = "sm_80"  # serves all chips of its generation: they have the same instructions
-_SCHEME = 3  # of what is kept
+_SCHEME = 5  # of what is kept
 
 
 @dataclass(frozen=True)
@@ -203,14 +209,18 @@ def figures(
     executed = sum(one.blocks * one.instructions * 32 for one in launches)
     asked = sum(one.blocks * one.sectors * 32 for one in launches)
     longest = max(launches, key=lambda one: one.blocks * one.instructions)
-    rate = max(tensor_rate(chip, operands), plain_rate(chip, operands))
-    least = max(problem.useful_flops / (rate * 1e6), problem.bytes / (chip.bandwidth * 1e3))
     return {
         "instructions": executed / products,
         "bytes": asked / problem.bytes,
         "resident": longest.resident,
-        "share": least / time,
+        "share": least(problem, chip, operands) / time,
     }
+
+
+def least(problem: ConvProblem, chip: Chip, operands: str) -> float:
+    """The microseconds of a pass that does the chip's best at either end of the roofline."""
+    rate = max(tensor_rate(chip, operands), plain_rate(chip, operands))
+    return max(problem.useful_flops / (rate * 1e6), problem.bytes / (chip.bandwidth * 1e3))
 
 
 def verdict(found: Sequence[Mapping[str, tuple[float, float]]]) -> tuple[float, float]:
@@ -366,10 +376,10 @@ def _tensors(problem: ConvProblem) -> dict[str, np.ndarray]:
 
 
 def _spread(problem: ConvProblem, total: int) -> list[int]:
-    """The blocks that are run: of an input gradient's stride phases, which follow each other, one
-    each."""
-    number = min(max(prod(problem.stride), 2), total)
-    return [(2 * i + 1) * total // (2 * number) for i in range(number)]
+    """The blocks that are run: one of each equal share of the grid, at a place of its own in it; in
+    order.  There are as many shares as an input gradient has stride phases, or more."""
+    number = min(max(prod(problem.stride), BLOCKS), total)
+    return sorted({int((i + (i + 1) * GOLDEN % 1) * total / number) for i in range(number)})
 
 
 def _counts(

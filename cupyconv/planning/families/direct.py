@@ -53,6 +53,7 @@ _OF_TILE = 85
 _SECTOR = 32  # bytes of global memory that are moved together
 _EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
 _ENOUGH_WARPS = 16  # on a multiprocessor, for that: modelled
+_ALIKE = 1.05  # times the cycles of the best cut are as good
 _LEAST_ROUNDS = 2  # of tiles, that a chunk of the filter gradient keeps
 
 
@@ -126,6 +127,7 @@ class Cut:
         rounds: of tiles, one for each strip of a block.
         instructions, products: of a thread, for a tile.
         sectors: of global memory that it asks for, of 32 bytes, with what neighbours ask for too.
+        wavefronts: of shared memory, of a warp that loads the filter for a tile.
     """
 
     block: Block
@@ -140,6 +142,17 @@ class Cut:
     instructions: float
     products: float
     sectors: float
+    wavefronts: float
+
+    def cycles(self, chip: Chip, rate: float) -> float:
+        """Of the busiest multiprocessor of a chip that has so many TFLOP/s."""
+        return max(
+            self.issuing(chip),
+            self.asking(chip),
+            self.loading(chip),
+            self.multiplying(chip, rate),
+            self.waiting(chip),
+        )
 
     def issuing(self, chip: Chip) -> float:
         """Cycles in which the busiest multiprocessor begins what it executes."""
@@ -148,6 +161,10 @@ class Cut:
     def asking(self, chip: Chip) -> float:
         """Cycles in which it is given the sectors that it asks for."""
         return self._busy(chip) * 32 * self.sectors / cost.SECTORS
+
+    def loading(self, chip: Chip) -> float:
+        """Cycles in which shared memory serves it."""
+        return self._busy(chip) * self.wavefronts
 
     def multiplying(self, chip: Chip, rate: float) -> float:
         """Cycles of its multipliers, of which the chip has so many TFLOP/s."""
@@ -184,9 +201,13 @@ def spatial(values: tuple[int, ...], filler: int = 1) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def cut(request: Request) -> Cut | None:
-    """The cheapest cut, by counted instructions; None if no thread has registers enough."""
-    chip = request.device.chip
-    return min(cuts(request), key=lambda made: made.issuing(chip), default=None)
+    """Of the cheapest that of the fewest instructions; None if no thread has registers enough."""
+    chip, rate = request.device.chip, cost.plain_rate(request)
+    least = cost.moving(chip, request.problem.bytes) * chip.clock * 1e3  # whatever it is cut like
+    found = [(max(made.cycles(chip, rate), least), made) for made in cuts(request)]
+    most = _ALIKE * min((cycles for cycles, _ in found), default=0)
+    cheapest = (made for cycles, made in found if cycles <= most)
+    return min(cheapest, key=lambda made: made.issuing(chip), default=None)
 
 
 def cuts(request: Request) -> tuple[Cut, ...]:
@@ -358,12 +379,16 @@ def _cut(
     slices, parts, tap_parts = float(depth), 1, -(-taps_down // tap_rows)
     if pass_ == "backprop_filter":
         slices, parts = 1.0, depth * tap_parts * (ins // share)
-    # Rows and slices of the source that do not exist are passed over.
-    if problem.spatial_rank > 1:
-        existing = problem.axes[-2].pairs / (tap_parts * down.tiles * down.pairs)
-        slices *= min(existing, 1)
+    # What does not exist of the source is passed over; but a warp executes rows that exist for any
+    # of its tiles.
     if problem.spatial_rank == 3:
         slices *= problem.axes[0].pairs / (walked[0] * depth)
+    loaded_slices = slices * min(problem.axes[-1].pairs / (across.tiles * across.pairs), 1)
+    if problem.spatial_rank > 1:
+        rows = min(problem.axes[-2].pairs / (tap_parts * down.tiles * down.pairs), 1)
+        loaded_slices *= rows
+        if down.tiles == 1 or block.lanes * across.tiles >= 32:
+            slices *= rows
     loaded, vector = block.vector if depthwise else share, block.vector
 
     of_source = loaded // pieces.source_channels * across.met
@@ -377,8 +402,13 @@ def _cut(
     else:
         of_row += _OF_TEST * down.extent
     products = across.pairs * (1 if depthwise else share) * vector
+    of_filter = 0  # loads of 16 bytes
     if pass_ != "backprop_filter":
-        of_meeting += taps * (1 if depthwise else share) * vector // 4  # loads of the filter
+        of_row_of_taps = taps * (1 if depthwise else share) * vector * accumulator_bytes(problem)
+        of_filter = -(-of_row_of_taps // 16)
+    of_meeting += of_filter
+    # In half as many wavefronts where a warp's neighbours share them.
+    wavefronts = slices * down.pairs * of_filter * (2 if block.lanes <= 2 else 4)
     instructions = (
         _OF_TILE
         + down.extent * (of_result * of_piece + unpacking * across.extent * vector)
@@ -392,25 +422,30 @@ def _cut(
     step = problem.stride[-1]
     under = across.extent / step if pass_ == "backprop_input" else across.extent * step
     of_piece = pieces.source_channels * pieces.source_columns
-    sectors = slices * down.passed * of_source * _sectors(request, source, block, under, of_piece)
+    of_load = _sectors(request, source, block, min(across.tiles, 32), under, of_piece)
     of_piece = pieces.result_channels * pieces.result_columns
-    sectors += down.extent * of_result * _sectors(request, result, block, across.extent, of_piece)
+    of_store = _sectors(request, result, block, min(across.tiles, 32), across.extent, of_piece)
+    sectors = loaded_slices * down.passed * of_source * of_load + down.extent * of_result * of_store
     return Cut(
         block, down, across, pieces, tap_rows, share, resident, parts, rounds,
-        instructions, multiplied, sectors,
+        instructions, multiplied, sectors, wavefronts,
     )  # fmt: skip
 
 
-def _sectors(request: Request, role: str, block: Block, columns: float, of_piece: int) -> float:
-    """Sectors of a thread that moves a piece of x or y, of tiles so many columns apart."""
+def _sectors(
+    request: Request, role: str, block: Block, tiles: int, columns: float, of_piece: int
+) -> float:
+    """Sectors of a thread that moves a piece of x or y, of a row of tiles so many columns apart."""
     problem, memory = request.problem, request.memory
     layout, channels = (memory.x, problem.C) if role == "x" else (memory.y, problem.K)
-    apart = columns
+    itemsize = ITEMSIZE[problem.dtype]
     if block.lanes > 1:
         lanes = block.lanes * block.number
         apart = channels / lanes if layout[problem.data_axes[1]] == 1 else _SECTOR
-    itemsize = ITEMSIZE[problem.dtype]
-    return min(max(apart, of_piece) * itemsize, _SECTOR) / _SECTOR
+        return min(max(apart, of_piece) * itemsize, _SECTOR) / _SECTOR
+    # Such a row is a run in memory, which begins anywhere in a sector.
+    apart = max(columns * layout[problem.data_axes[-1]], of_piece) * itemsize
+    return min((apart * (tiles - 1) / _SECTOR + 1) / tiles, 1)
 
 
 class Direct(Streaming):
@@ -454,9 +489,7 @@ class Direct(Streaming):
         made = cut(request)
         assert made is not None
         chip = request.device.chip
-        multiplying = made.multiplying(chip, cost.plain_rate(request))
-        cycles = max(made.issuing(chip), made.asking(chip), made.waiting(chip), multiplying)
-        microseconds = cycles / (chip.clock * 1e3)
+        microseconds = made.cycles(chip, cost.plain_rate(request)) / (chip.clock * 1e3)
         chunks = chunks_of(made.rounds, made.block.number * made.parts, _LEAST_ROUNDS)
         return Flow(microseconds, chunks)
 

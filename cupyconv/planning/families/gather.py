@@ -527,7 +527,7 @@ def _products(request: Request, tile: Tile, found: Accesses) -> cost.Work:
         for access, extent, lanes in operands:
             chunks = extent / lanes * tile.block_k * itemsize / 16
             instructions += chunks * (LINE_LOAD_INSTRUCTIONS if access.along_first else 1)
-            wavefronts += chunks * 4
+            wavefronts += chunks * 2  # each is shared by pairs of lanes
     instructions += multiplications / warps
     rate_of_one = rate * 1e3 / chip.clock / chip.multiprocessors
     return cost.Work(

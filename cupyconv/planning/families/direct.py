@@ -201,10 +201,16 @@ def spatial(values: tuple[int, ...], filler: int = 1) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def cut(request: Request) -> Cut | None:
-    """Of the cheapest that of the fewest instructions; None if no thread has registers enough."""
+    """Of the cheapest that of the fewest instructions; None if no thread has registers enough.
+
+    Where each passes more rows than are counted, that which passes the fewest.
+    """
     chip, rate = request.device.chip, cost.plain_rate(request)
     least = cost.moving(chip, request.problem.bytes) * chip.clock * 1e3  # whatever it is cut like
-    found = [(max(made.cycles(chip, rate), least), made) for made in cuts(request)]
+    every = cuts(request)
+    counted = [made for made in every if made.down.passed <= MOST_PASSED]
+    counted = counted or sorted(every, key=lambda made: made.down.passed)[:1]
+    found = [(max(made.cycles(chip, rate), least), made) for made in counted]
     most = _ALIKE * min((cycles for cycles, _ in found), default=0)
     cheapest = (made for cycles, made in found if cycles <= most)
     return min(cheapest, key=lambda made: made.issuing(chip), default=None)

@@ -35,6 +35,8 @@
 #include "vector.cuh"
 
 using Index = INDEX;
+// Offsets are summed without a sign, so that those of what is not read may leave the range.
+using Offset = unsigned INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 
@@ -65,11 +67,13 @@ struct Axis {
   static __device__ constexpr int distance(int i, int at) { return at - i * STRIDE; }
 #endif
 
-  // The tap that pixel i meets at a position; -1 if there is none.
+  // The tap that pixel i meets at a position, if it is one.
   static __device__ __forceinline__ constexpr int tap(int i, int at) {
-    const int taps = distance(i, at) / DILATION;
-    const bool whole = DILATION == 1 || taps * DILATION == distance(i, at);
-    return whole && distance(i, at) >= 0 && taps < TAPS ? taps : -1;
+    return distance(i, at) / DILATION;
+  }
+  static __device__ __forceinline__ constexpr bool is_tap(int i, int at) {
+    const bool whole = DILATION == 1 || tap(i, at) * DILATION == distance(i, at);
+    return whole && static_cast<unsigned>(tap(i, at)) < TAPS;
   }
 
   // The positions that are met: all of them are at whole steps from the first.
@@ -160,11 +164,16 @@ struct Strip {
   }
 };
 
+template <class Element>
+__device__ __forceinline__ Element* at(Element* first, Offset offset) {
+  return first + static_cast<Index>(offset);
+}
+
 // The offset of a pixel and a channel of the thread from its tile's first.
-__device__ __forceinline__ Index place_in_tile(int row, int column, int channel,
-                                               const long long (&stride)[5]) {
-  return row * static_cast<Index>(stride[3]) + column * static_cast<Index>(stride[4]) +
-         channel * static_cast<Index>(stride[1]);
+__device__ __forceinline__ Offset place_in_tile(int row, int column, int channel,
+                                                const long long (&stride)[5]) {
+  return row * static_cast<Offset>(stride[3]) + column * static_cast<Offset>(stride[4]) +
+         channel * static_cast<Offset>(stride[1]);
 }
 
 __device__ __forceinline__ bool is_within(int position, int extent) {
@@ -201,8 +210,9 @@ struct SourceRow {
   static_assert(COUNT % SOURCE_CHANNELS == 0, "whole pieces");
   Accumulator value[Columns::COUNT][COUNT];
 
-  // From the row's first pixel and the first of the channels on; position 0 is at the origin.
-  __device__ __forceinline__ void load(const Storage* row, Index origin, Index width,
+  // From the row's first pixel and the first of the channels on, which have an offset; position 0 is at
+  // the origin.
+  __device__ __forceinline__ void load(const Storage* source, Offset row, Index origin, Index width,
                                        const long long (&stride)[5]) {
     constexpr int SPAN = SHIFT + Columns::LAST - Columns::FIRST + 1;
     const Index begin = origin + (Columns::FIRST - SHIFT);
@@ -211,11 +221,11 @@ struct SourceRow {
       if (SOURCE_COLUMNS == 1 && first % Columns::STEP != 0) continue;
       const bool surely = first >= INSIDE_FROM && first + SOURCE_COLUMNS <= INSIDE_TO;
       const bool inside = surely || is_within(begin + first, width);
-      const Storage* piece_of = row + (inside ? begin + first : 0) * static_cast<Index>(stride[4]);
+      const Offset offset = row + (begin + first) * static_cast<Offset>(stride[4]);
 #pragma unroll
       for (int channel = 0; channel < COUNT; channel += SOURCE_CHANNELS) {
         Accumulator piece[SOURCE_COLUMNS * SOURCE_CHANNELS];
-        load_piece(piece, piece_of + channel * static_cast<Index>(stride[1]), inside);
+        load_piece(piece, at(source, offset + channel * static_cast<Offset>(stride[1])), inside);
 #pragma unroll
         for (int i = 0; i < SOURCE_COLUMNS * SOURCE_CHANNELS; ++i) {
           const int column = first - SHIFT + i / SOURCE_CHANNELS;
@@ -306,21 +316,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (int t = 0; t < FILTER_T; ++t) {
       Index d;
       if (!slice_under(p, tile.d, t, d)) continue;
-      const Storage* slice =
-          source + (pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, source_stride) +
-                    first_source(thread.channel) * static_cast<Index>(source_stride[1]));
+      const Offset slice = pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, source_stride) +
+                           first_source(thread.channel) * static_cast<Index>(source_stride[1]);
 #pragma unroll 1
       for (int at = Rows::FIRST; at <= Rows::LAST; at += Rows::STEP) {
         const Index h = first_row + at;
         if (!is_within(h, static_cast<Index>(source_size[1]))) continue;
         SourceRow row;
-        row.load(slice + h * static_cast<Index>(source_stride[3]), first_column,
+        row.load(source, slice + h * static_cast<Offset>(source_stride[3]), first_column,
                  static_cast<Index>(source_size[2]), source_stride);
 #pragma unroll
         for (int i = 0; i < TILE_ROWS; ++i) {
-          const int r = Rows::tap(i, at);
-          if (r < 0) continue;
-          const Accumulator* weight = filter.part[t * FILTER_R + r][thread.lane];
+          if (!Rows::is_tap(i, at)) continue;
+          const Accumulator* weight = filter.part[t * FILTER_R + Rows::tap(i, at)][thread.lane];
 #pragma unroll
           for (int k = 0; k < TILE_COLUMNS; ++k)
 #pragma unroll
@@ -338,8 +346,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       }
     }
 
-    Storage* first = result + (pixel_offset(tile, result_stride) +
-                               thread.channel * static_cast<Index>(result_stride[1]));
+    const Offset first = pixel_offset(tile, result_stride) +
+                         thread.channel * static_cast<Index>(result_stride[1]);
     const Index rows = static_cast<Index>(result_size[1]) - tile.h;  // that there are
     const Index columns = static_cast<Index>(result_size[2]) - tile.w;
 #pragma unroll
@@ -357,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             piece[e] =
                 activate<ACTIVATION>(sum[i][k + e / RESULT_CHANNELS][channel] + added[channel]);
           }
-          store_piece(first + place_in_tile(i, k, v, result_stride), piece);
+          store_piece(at(result, first + place_in_tile(i, k, v, result_stride)), piece);
         }
       }
     }
@@ -391,8 +399,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const Index rows = static_cast<Index>(p.output[1]) - tile.h;  // that there are
     const Index columns = static_cast<Index>(p.output[2]) - tile.w;
 
-    const Storage* first = dy + (pixel_offset(tile, p.y_stride) +
-                                 thread.channel * static_cast<Index>(p.y_stride[1]));
+    const Offset first =
+        pixel_offset(tile, p.y_stride) + thread.channel * static_cast<Index>(p.y_stride[1]);
     Accumulator gradient[TILE_ROWS][TILE_COLUMNS][VECTOR];
 #pragma unroll
     for (int i = 0; i < TILE_ROWS; ++i)
@@ -402,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
         for (int v = 0; v < VECTOR; v += RESULT_CHANNELS) {
           Accumulator piece[RESULT_COLUMNS * RESULT_CHANNELS];
-          load_piece(piece, inside ? first + place_in_tile(i, k, v, p.y_stride) : first, inside);
+          load_piece(piece, at(dy, first + place_in_tile(i, k, v, p.y_stride)), inside);
 #pragma unroll
           for (int e = 0; e < RESULT_COLUMNS * RESULT_CHANNELS; ++e)
             gradient[i][k + e / RESULT_CHANNELS][v + e % RESULT_CHANNELS] = piece[e];
@@ -411,20 +419,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
     const Index first_row = Rows::origin(tile.h, p.pad[1]) + first_r * DILATION_H;
     const Index first_column = Columns::origin(tile.w, p.pad[2]);
-    const Storage* slice =
-        x + (pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, p.x_stride) +
-             (first_source(thread.channel) + first_j) * static_cast<Index>(p.x_stride[1]));
+    const Offset slice =
+        pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, p.x_stride) +
+        (first_source(thread.channel) + first_j) * static_cast<Index>(p.x_stride[1]);
 #pragma unroll
     for (int at = Rows::FIRST; at <= Rows::LAST; at += Rows::STEP) {
       const Index h = first_row + at;
       if (!is_within(h, static_cast<Index>(p.input[1]))) continue;
       SourceRow row;
-      row.load(slice + h * static_cast<Index>(p.x_stride[3]), first_column,
+      row.load(x, slice + h * static_cast<Offset>(p.x_stride[3]), first_column,
                static_cast<Index>(p.input[2]), p.x_stride);
 #pragma unroll
       for (int i = 0; i < TILE_ROWS; ++i) {
+        if (!Rows::is_tap(i, at)) continue;
         const int r = Rows::tap(i, at);
-        if (r < 0) continue;
 #pragma unroll
         for (int k = 0; k < TILE_COLUMNS; ++k) {
           // Zeros of pixels that do not exist must not meet what is not finite.

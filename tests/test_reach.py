@@ -4,16 +4,19 @@ Their tensors are small and their rules are not.  Each family computes them exac
 and what the others refuse cuda-generic takes.
 """
 
+import numpy as np
 import pytest
 
-from cupyconv import ConvError, ConvProblem
+from cupyconv import ConvError, ConvProblem, backends, operations
 from cupyconv.gpu import launches
+from cupyconv.gpu.parameters import index_type
 from cupyconv.planning import Device, Request, plan_pass
-from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.families import FAMILIES, direct
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
 from tests.agreement import fits
+from tests.emulator import convolutions, memory
 
 FAMILIES_HERE = ("cuda-generic", "cuda-gather", "cuda-direct", "cuda-toeplitz", "cuda-patch")
 
@@ -122,6 +125,26 @@ def one_column(rows):
 def apart_by_stride(number):
     """Whose taps are an odd distance apart, which two stride phases meet in turn."""
     return apart(DEPTHWISE, 2 * number + 1, 3).replace(stride=(2, 1))
+
+
+def test_offsets_of_what_is_not_read_may_leave_32_bits(monkeypatch):
+    """Of columns that a ragged tile of cuda-direct has beyond the last."""
+    far_apart = 50_000_000
+    problem = ConvProblem((1, 2, 1, 33), (2, 1, 1, 1), groups=2, stride=(1, 8), dtype="float16")
+    strides = Strides((66, 1, 66, far_apart), (1, 1, 1, 1), (10, 5, 5, 1))
+    request = Request(problem, "forward", Device.of("sm_80"), strides=strides)
+    ragged = max(direct.cuts(request), key=lambda made: made.across.tiles * made.across.extent)
+    last = (ragged.across.tiles * ragged.across.extent - 1) * problem.stride[1]
+    assert index_type(problem, strides) == "int"
+    assert last * far_apart >= 2**31
+    monkeypatch.setattr(direct, "cut", lambda _: ragged)
+    monkeypatch.setattr(backends, "of", lambda *_: convolutions.backend("sm_80"))
+    elements = memory.lazy((32 * far_apart + 2,), np.float16, "x", read_only=False)
+    x = np.ndarray(problem.input_shape, np.float16, elements, 0, [2 * step for step in strides.x])
+    x[...] = np.arange(x.size).reshape(x.shape)
+    w = memory.like(np.ones(problem.filter_shape, np.float16), "w")
+    y = operations.conv_forward(x, w, stride=problem.stride, groups=2, impl="cuda-direct")
+    assert (np.asarray(y) == x[..., ::8]).all()
 
 
 # By family, pass, layers by a number, the largest that is taken, and what is said of the next.

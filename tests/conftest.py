@@ -20,7 +20,7 @@ settings.register_profile(
 settings.load_profile("cupyconv")
 
 CASES_OF_A_SAMPLE = 3
-"""Cases of each test that the quick part of the suite has, spread evenly over all of them."""
+"""Cases of a test in the sample, spread evenly over all of them; one marked quick has all its."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,7 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--part",
         choices=("all", "sample", "rest"),
         default="all",
-        help="sample: a few cases of each test, and none that is marked thorough; rest: the others",
+        help="sample: a few cases of each test, all where it is marked quick, none where thorough; "
+        "rest: the others",
     )
     parser.addoption(
         "--turn",
@@ -56,12 +57,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("thorough") is None:
             cases[item.nodeid.partition("[")[0]].append(item)
-    sample = {item for of_test in cases.values() for item in spread(of_test, CASES_OF_A_SAMPLE)}
+    sample = {item for of_test in cases.values() for item in sample_of(of_test)}
     number, count = config.getoption("--turn")
     rest = [item for item in items if item not in sample][number - 1 :: count]
     kept = sample if part == "sample" else set(rest)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def sample_of(of_test: list[pytest.Item]) -> list[pytest.Item]:
+    """The cases of one test that the sample has."""
+    quick = of_test[0].get_closest_marker("quick") is not None
+    return of_test if quick else spread(of_test, CASES_OF_A_SAMPLE)
 
 
 def spread(items: list, count: int) -> list:
@@ -105,6 +112,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
     if part == "sample":
         terminalreporter.write_line(
-            f"This was a sample: at most {CASES_OF_A_SAMPLE} cases of each test, and no thorough "
-            "ones. `make test-all` runs the others too."
+            f"This was a sample: at most {CASES_OF_A_SAMPLE} cases of each test that is not marked "
+            "quick, and no thorough ones. `make test-all` runs the others too."
         )

@@ -31,6 +31,8 @@ from cupyconv.errors import (
     unknown_word,
 )
 
+pytestmark = pytest.mark.quick
+
 F32 = np.float32
 
 

@@ -20,6 +20,8 @@ from cupyconv import arrays, files
 from cupyconv.bench import run as bench_run
 from cupyconv.cli.main import main
 
+pytestmark = pytest.mark.quick
+
 posix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
 
 SMALL = ("--input", "1x1x5x5", "--filter", "2x1x3x3")

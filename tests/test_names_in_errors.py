@@ -394,6 +394,7 @@ def strangers(way: Way, message: str) -> set[str]:
     return {name for name in found if not known & set(re.findall(r"\w+", name))}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "way", WAYS, ids=lambda way: f"{way.name} without {way.without}" if way.without else way.name
 )

@@ -165,6 +165,7 @@ def test_adjoint_identity_is_exact(problem):
         assert inner[0] == inner[1] == inner[2]
 
 
+@pytest.mark.quick
 @each_small_case
 @each_dtype
 @each_impl
@@ -174,6 +175,7 @@ def test_fortran_copies_pass_the_check_of_devices(case, dtype, impl):
     )
 
 
+@pytest.mark.quick
 @each_case
 @each_dtype
 def test_bias_gradient_sums_everything_but_the_channels(case, dtype):

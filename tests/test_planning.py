@@ -161,6 +161,7 @@ def changed(**changes):
     return json.dumps(fields)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "text",
     [
@@ -460,6 +461,7 @@ NO_STEPS = Strides((0,) * 4, (0,) * 4, (0,) * 4, 0)
 """Of tensors that are one element, broadcast."""
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("role", "small"), [("x", 1 << 26), ("w", 1 << 28), ("y", 1 << 26)])
 @pytest.mark.parametrize("formats", [("NCHW", "OIHW"), ("NHWC", "HWIO")], ids="-".join)
 @pytest.mark.parametrize(
@@ -484,6 +486,7 @@ def test_indices_take_64_bits_where_32_do_not_hold_an_offset(
                 assert parameters.index_type(problem, strides) == wanted
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("x_shape", "w_shape", "rules"),
     [
@@ -592,6 +595,7 @@ def test_a_plan_does_not_depend_on_the_card():
     assert one.passes == other.passes
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("dilation", [1, 6, 16, 128, 512, 2**20])
 def test_rows_that_a_tile_of_cuda_direct_passes_it_meets(pass_, dilation):

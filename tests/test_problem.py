@@ -18,6 +18,8 @@ from cupyconv import ConvError, ConvProblem
 from cupyconv.problem import PASSES, ConvAxis, count_pairs, dtype_name, interval_text, shape_text
 from tests.configurations import CASES, all_formats, problems, random_problems
 
+pytestmark = pytest.mark.quick
+
 MODES = ("explicit", "valid", "same", "same_lower")
 
 

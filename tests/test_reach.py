@@ -179,6 +179,7 @@ EDGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("impl", "pass_", "layer", "largest", "said"), EDGES)
 def test_a_family_takes_what_it_can_count(impl, pass_, layer, largest, said):
     device = Device.of("sm_90a" if "hopper" in impl else "sm_80")

@@ -65,6 +65,11 @@ def test_many(case):
 def test_one():
     pass
 
+@pytest.mark.quick
+@pytest.mark.parametrize("case", range(5))
+def test_quick(case):
+    pass
+
 @pytest.mark.thorough
 def test_thorough():
     pass
@@ -79,7 +84,7 @@ def test_turns_of_the_rest_and_the_sample_have_every_case_once(tmp_path):
         return [line for line in run.stdout.splitlines() if "::" in line]
 
     sample, *rest = map(cases, PARTS)
-    assert len(sample) == CASES_OF_A_SAMPLE + 1
+    assert len(sample) == CASES_OF_A_SAMPLE + 1 + 5
     assert [len(one) for one in rest] == [6, 6, 6]
     assert sorted(sum(rest, sample)) == sorted(cases("all"))
     assert pytest_of(tmp_path, "--turn", "4/3").returncode == pytest.ExitCode.USAGE_ERROR

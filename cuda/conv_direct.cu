@@ -165,7 +165,7 @@ struct Strip {
 };
 
 template <class Element>
-__device__ __forceinline__ Element* at(Element* first, Offset offset) {
+__device__ __forceinline__ Element* element_at(Element* first, Offset offset) {
   return first + static_cast<Index>(offset);
 }
 
@@ -225,7 +225,7 @@ struct SourceRow {
 #pragma unroll
       for (int channel = 0; channel < COUNT; channel += SOURCE_CHANNELS) {
         Accumulator piece[SOURCE_COLUMNS * SOURCE_CHANNELS];
-        load_piece(piece, at(source, offset + channel * static_cast<Offset>(stride[1])), inside);
+        load_piece(piece, element_at(source, offset + channel * static_cast<Offset>(stride[1])), inside);
 #pragma unroll
         for (int i = 0; i < SOURCE_COLUMNS * SOURCE_CHANNELS; ++i) {
           const int column = first - SHIFT + i / SOURCE_CHANNELS;
@@ -365,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             piece[e] =
                 activate<ACTIVATION>(sum[i][k + e / RESULT_CHANNELS][channel] + added[channel]);
           }
-          store_piece(at(result, first + place_in_tile(i, k, v, result_stride)), piece);
+          store_piece(element_at(result, first + place_in_tile(i, k, v, result_stride)), piece);
         }
       }
     }
@@ -410,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
         for (int v = 0; v < VECTOR; v += RESULT_CHANNELS) {
           Accumulator piece[RESULT_COLUMNS * RESULT_CHANNELS];
-          load_piece(piece, at(dy, first + place_in_tile(i, k, v, p.y_stride)), inside);
+          load_piece(piece, element_at(dy, first + place_in_tile(i, k, v, p.y_stride)), inside);
 #pragma unroll
           for (int e = 0; e < RESULT_COLUMNS * RESULT_CHANNELS; ++e)
             gradient[i][k + e / RESULT_CHANNELS][v + e % RESULT_CHANNELS] = piece[e];

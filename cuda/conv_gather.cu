@@ -18,9 +18,9 @@
 //
 // A piece's address is the sum of two halves (gather.cuh), one of its line and one of its place in
 // the line.  Those of positions are worked out once per block; those of k once per step, by one warp,
-// for the step after the one that is being copied: it counts on by BLOCK_K, without a division.  A
-// piece then costs two loads from shared memory, an addition, and a test of bits for whether it is
-// inside the tensor.
+// for the step after the one that is being copied: it counts on by BLOCK_K, without a division.  One
+// half is the same for all pieces that a thread copies in a step, so that each costs one load from
+// shared memory, an addition, and a test of bits for whether it is inside the tensor.
 //
 // Pixels come in pieces too, in NCHW: those of the output as it is stored and as dy is summed, and
 // those of the input under a 1 x 1 filter of stride 1 without padding, where they follow each other
@@ -284,10 +284,9 @@ struct BlockTile {
 
 // -- tiles in shared memory -------------------------------------------------------------------------
 
-// Pieces of a loop's turn: those that cp.async does not take, which are waited for together, are more.
+// Pieces of a loop's turn, of those that cp.async does not take, which are waited for together.
 template <int VECTOR>
-constexpr int COPIES_AT_ONCE =
-    COPIED_ASYNC<VECTOR, Storage> ? 4 : VECTOR * sizeof(Storage) < 4 ? 16 : 8;
+constexpr int COPIES_AT_ONCE = VECTOR * sizeof(Storage) < 4 ? 16 : 8;
 
 // The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its halves.  Lines run
 // along k or along positions, and are filled in pieces of VECTOR elements.
@@ -314,28 +313,38 @@ struct Operand {
     }
   }
 
-  // Copies the pieces of one step into a stage.
+  // Copies the pieces of one step into a stage.  All halves are loaded before the copies begin: a load
+  // stays behind the copy before it, and would be waited for by itself.
   __device__ __forceinline__ void copy(Tile& tile, int parity, const Storage* memory) const {
     const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
     // One of its two halves is the same for all pieces of a thread.
     const AddressHalf same = ALONG_K ? steps[parity][piece * VECTOR] : positions[piece];
+    const AddressHalf* others = (ALONG_K ? positions : steps[parity]) + first;
     constexpr int APART = THREADS / PIECES, COUNT = Tile::LINES / APART;
-    constexpr int TURN = COUNT < COPIES_AT_ONCE<VECTOR> ? COUNT : COPIES_AT_ONCE<VECTOR>;
-    static_assert(COUNT % TURN == 0, "whole turns only");
+    constexpr bool AT_ONCE = COPIED_ASYNC<VECTOR, Storage> || COUNT < COPIES_AT_ONCE<VECTOR>;
+    constexpr int TURN = AT_ONCE ? COUNT : COPIES_AT_ONCE<VECTOR>;
+    constexpr int PLACES = Tile::PERIOD > APART ? Tile::PERIOD / APART : 1;
+    static_assert(COUNT % TURN == 0 && (TURN == COUNT || TURN % PLACES == 0), "whole turns only");
+    Storage* place[PLACES];  // of lines that are exchanged in different ways
+#pragma unroll
+    for (int i = 0; i < PLACES; ++i) place[i] = tile.at(first + i * APART, piece * VECTOR);
+    auto destination = [&](int turn, int i) {
+      return place[i % PLACES] + (turn + i) / PLACES * (PLACES * APART * Tile::PITCH);
+    };
 #pragma unroll 1
     for (int turn = 0; turn < COUNT; turn += TURN) {
+      AddressHalf other[TURN];
+#pragma unroll
+      for (int i = 0; i < TURN; ++i) other[i] = others[(turn + i) * APART];
       Piece<Storage, VECTOR> begun[TURN];
 #pragma unroll
       for (int i = 0; i < TURN; ++i) {
-        const int line = first + (turn + i) * APART;
-        const AddressHalf other = ALONG_K ? positions[line] : steps[parity][line];
-        const bool inside = !same.bits.meets(other.bits);
-        const Index offset = inside ? same.offset + other.offset : 0;
-        begun[i] = begin_copy<VECTOR>(tile.at(line, piece * VECTOR), memory + offset, inside);
+        const bool inside = !same.bits.meets(other[i].bits);
+        const Storage* source = memory + (same.offset + other[i].offset);
+        begun[i] = begin_copy<VECTOR>(destination(turn, i), source, inside);
       }
 #pragma unroll
-      for (int i = 0; i < TURN; ++i)
-        finish_copy<VECTOR>(tile.at(first + (turn + i) * APART, piece * VECTOR), begun[i]);
+      for (int i = 0; i < TURN; ++i) finish_copy<VECTOR>(destination(turn, i), begun[i]);
     }
   }
 };
@@ -409,11 +418,18 @@ struct Sums {
   static __device__ __forceinline__ int row_of(int i) {
     const int number = threadIdx.x % 32;
     const int lane = TENSOR_CORES ? number / 4 : number / 8 * 2 + number % 2;
-    return first_row() + lane * ROW_RUN + i % ROW_RUN + i / ROW_RUN * (8 * ROW_RUN);
+    return first_row() + lane * ROW_RUN + rows_apart(i);
   }
   static __device__ __forceinline__ int column_of(int i) {
     const int lane = TENSOR_CORES ? threadIdx.x % 4 : threadIdx.x / 2 % 4;
-    return first_column() + lane * COLUMN_RUN + i % COLUMN_RUN + i / COLUMN_RUN * (4 * COLUMN_RUN);
+    return first_column() + lane * COLUMN_RUN + columns_apart(i);
+  }
+  // Of a thread's i-th ones from the first.
+  static __device__ __forceinline__ constexpr int rows_apart(int i) {
+    return i % ROW_RUN + i / ROW_RUN * (8 * ROW_RUN);
+  }
+  static __device__ __forceinline__ constexpr int columns_apart(int i) {
+    return i % COLUMN_RUN + i / COLUMN_RUN * (4 * COLUMN_RUN);
   }
 
 #if TENSOR_CORES
@@ -440,15 +456,22 @@ struct Sums {
   // A thread loads 16 bytes at a time, along k or along positions, as the lines run: its share of a
   // chunk of A whole, that of B bit by bit.
   __device__ __forceinline__ void multiply(Stage& stage) {
+    using TileA = OperandA::Tile;
+    using TileB = OperandB::Tile;
     static_assert(BLOCK_K % CHUNK == 0, "whole chunks only");
+    static_assert(rows_apart(ROW_RUN) % TileA::PERIOD == 0 &&
+                      columns_apart(COLUMN_RUN) % TileB::PERIOD == 0,
+                  "lines of a thread are exchanged alike");
 #pragma unroll 2
     for (int k0 = 0; k0 < BLOCK_K; k0 += CHUNK) {
+      const Storage* place_a = A_ALONG_K ? stage.a.at(row_of(0), k0) : stage.a.at(k0, row_of(0));
+      const Storage* place_b =
+          B_ALONG_K ? stage.b.at(column_of(0), k0) : stage.b.at(k0, column_of(0));
       Storage a[CHUNK][ROWS];
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) {
         const int k = A_ALONG_K ? 0 : i % CHUNK, row = A_ALONG_K ? i : i / CHUNK * CHUNK;
-        const auto chunk = A_ALONG_K ? load_chunk(stage.a, row_of(row), k0)
-                                     : load_chunk(stage.a, k0 + k, row_of(row));
+        const auto chunk = load_chunk<TileA>(place_a, rows_apart(row), k);
 #pragma unroll
         for (int e = 0; e < CHUNK; ++e)
           (A_ALONG_K ? a[e][row] : a[k][row + e]) = chunk.element[e];
@@ -456,8 +479,7 @@ struct Sums {
 #pragma unroll
       for (int j = 0; j < COLUMNS; ++j) {
         const int k = B_ALONG_K ? 0 : j % CHUNK, column = B_ALONG_K ? j : j / CHUNK * CHUNK;
-        const auto b = B_ALONG_K ? load_chunk(stage.b, column_of(column), k0)
-                                 : load_chunk(stage.b, k0 + k, column_of(column));
+        const auto b = load_chunk<TileB>(place_b, columns_apart(column), k);
 #pragma unroll
         for (int e = 0; e < CHUNK; ++e)
 #pragma unroll

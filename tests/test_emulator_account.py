@@ -12,6 +12,7 @@ from cupyconv import ConvProblem
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import direct
 from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES
 from tests import cubins
 from tests.emulator import EmulatedModule, Outcome, account, driver, memory, settings, suite
 from tests.emulator.work import Executions
@@ -429,12 +430,20 @@ def test_command_says_which_tool_is_missing(
     assert "reading a cubin needs cuobjdump" in capsys.readouterr().err
 
 
-# Of a layer of 128 channels and filters of 3 x 3.  CUTLASS's kernel for 8.0 with this tile executes
-# 4.8 instructions for each product in all, and 3.7 in its main loop.
-@pytest.mark.parametrize("order", ["channels-last", "channels-first"])
-def test_plain_products_of_gather_are_most_of_what_it_executes(order: str) -> None:
-    problem = account.layer_problem("resnet50-11", "float32", order)
-    (one, *_) = account.accounts_of_pass(problem, "forward", "cuda-gather", "sm_80", blocks=1)
+# Of at least 64 channels and filters: dense, strided, pointwise, dilated, and of one dimension.
+WIDE = ("resnet50-03", "resnet50-05", "resnet50-07", "resnet50-11", "deeplab-d12", "wav2vec-k3")
+
+
+@pytest.mark.parametrize("layer", WIDE)
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("order", suite.ORDERS)
+def test_plain_products_of_gather_are_most_of_what_it_executes(
+    order: str, pass_: str, layer: str
+) -> None:
+    """By the tile that is planned."""
+    problem = account.layer_problem(layer, "float32", order)
+    accounts = account.accounts_of_pass(problem, pass_, "cuda-gather", "sm_80", blocks=1)
+    one = next(each for each in accounts if each.kernel == "conv_gather")
     kinds, in_loop = one.work.by_kind(), one.work.by_kind(in_main_loop=True)
     executed, of_loop = (sum(kind.by_warp for kind in of.values()) for of in (kinds, in_loop))
     assert one.resident * one.threads // 32 >= 12
@@ -444,6 +453,8 @@ def test_plain_products_of_gather_are_most_of_what_it_executes(order: str) -> No
     assert one.wavefronts <= 2.3 * kinds["load shared"].by_warp
 
 
+# Of a layer of 128 channels and filters of 3 x 3.  CUTLASS's kernel for 8.0 with this tile executes
+# 4.8 instructions for each product in all, and 3.7 in its main loop.
 def test_gather_executes_no_more_beside_its_products_than_others_do() -> None:
     problem = account.layer_problem("resnet50-11", "float16", "channels-last")
     (one, *_) = account.accounts_of_pass(
@@ -452,8 +463,8 @@ def test_gather_executes_no_more_beside_its_products_than_others_do() -> None:
     of_all, of_loop = one.work.for_a_product(), one.work.for_a_product(in_main_loop=True)
     assert of_all is not None
     assert of_loop is not None
-    assert of_all <= 4.8
-    assert of_loop <= 3.7
+    assert of_all <= 4.3
+    assert of_loop <= 3.5
     assert one.resident == 2
 
 

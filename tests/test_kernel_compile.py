@@ -16,7 +16,7 @@ from cupyconv.planning.families.gather import Access, Accesses, ring
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 from tests.configurations import Case
-from tests.cubins import disassemble, instructions, no_spills
+from tests.cubins import disassemble, instructions, no_spills, resources
 
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
@@ -199,12 +199,15 @@ def require_gather_instructions(defines, found, architecture):
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("storage", ["half_t", "float", "double"])
 def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage, every):
-    """Every tile, operands along k and not, in pieces and one by one; each other, or all."""
+    """Every tile, operands along k and not, in pieces and one by one; each other, or all.
+
+    Its tables are those that the planner expects, also with more taps than a word has bits.
+    """
     itemsize = ITEMSIZES[storage]
     tiles = [tile for tile in FAMILIES["cuda-gather"].tiles if tile.itemsize == itemsize]
     accesses = ((0, 1, 0, 1), (1, 1, 0, 1), (1, 0, 0, 0), (2, 0, 0, 1), (2, 1, 1, 0))
     for tile, split, (pass_, a, b, pieces) in list(product(tiles, (0, 1), accesses))[::every]:
-        vector = 16 // itemsize if pieces else 1
+        vector, words = 16 // itemsize if pieces else 1, 1 + split
         defines = {
             **tile_defines("float16", "long long", tile),
             "STORAGE": storage,
@@ -218,14 +221,15 @@ def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage, eve
             "B_VECTOR": vector,
             "C_VECTOR": vector,
             "TAPS_FASTEST": 1 - pieces,
-            "TAP_WORDS": 1,
+            "TAP_WORDS": words,
             "PHASES": 4 if pass_ == 1 else 1,
         }
         found = Accesses(*(Access(bool(one), vector) for one in (a, b, pieces)), not pieces)
-        made = ring(tile, found, itemsize, Device.of("sm_80"), words=1, index="long long")
+        made = ring(tile, found, itemsize, Device.of("sm_80"), words, index="long long")
         defines |= {"STAGES": made.stages, "SHARED_BYTES": made.shared_bytes}
-        _, log = compiler.compile_cubin(sources.load("conv_gather.cu"), defines, "sm_80")
+        cubin, log = compiler.compile_cubin(sources.load("conv_gather.cu"), defines, "sm_80")
         assert no_spills(log), f"{defines}: {log}"
+        assert resources(cubin, log)["conv_gather"].static_shared == made.table_bytes
 
 
 PATCH_LAYERS = (

@@ -18,7 +18,7 @@ from cupyconv.gpu.launch import Launch, Series
 from cupyconv.gpu.launches import prepare
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.device import CHIPS as PLANNED_CHIPS
-from cupyconv.planning.families import direct, patch, toeplitz
+from cupyconv.planning.families import FAMILIES, direct, gather, patch, toeplitz
 from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, PASSES
@@ -440,6 +440,32 @@ STAYING = {
     "cuda-patch": (patch, [*(case.problem for case in PATCH_CASES), *MANY_FILTERS]),
 }
 """Families whose blocks stay, each with what cuts its problems, and some of these."""
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("taps", [(3, 3), (2, 40)])  # the latter more than a word has bits
+def test_the_tables_of_gather_are_those_that_it_declares(taps, dtype, architecture):
+    """Of every tile; the ways through memory go round."""
+    device = Device.of(architecture)
+    nchw = ConvProblem((4, 64, 16, 48), (64, 64, *taps), padding="same", dtype=dtype)
+    problems = [in_formats(nchw, *formats) for formats in (("NCHW", "OIHW"), ("NHWC", "OHWI"))]
+    ways = itertools.cycle(itertools.product(problems, PASSES))
+    for tile in FAMILIES["cuda-gather"].tiles:
+        problem, pass_ = next(ways)
+        strides = Strides.contiguous(problem)
+        request = Request(problem, pass_, device, "tf32", strides=strides)
+        if tile not in FAMILIES["cuda-gather"].fitting_tiles(request):
+            continue
+        planned = next(
+            one for one in contenders(request, "cuda-gather", 1000)
+            if one.tile == tile and not one.method
+        )  # fmt: skip
+        launch, *_ = prepare(planned, problem, strides, None, device)
+        compiled = driver.compiled(launch.source, launch.defines, architecture)
+        found, words = gather.accesses(pass_, problem, strides), gather.tap_words(problem)
+        made = gather.ring(tile, found, ITEMSIZE[dtype], device, words)
+        assert compiled["conv_gather"].static_shared == made.table_bytes, launch.defines
 
 
 @pytest.mark.parametrize("impl", STAYING)

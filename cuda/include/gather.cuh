@@ -40,7 +40,7 @@ struct TapBits {
 // least one other, and those beyond the end of the matrix have all bits: so these exist with none.
 // An operand that is just a matrix counts as pixels under a single tap.
 template <class Index>
-struct alignas(TAP_WORDS == 1 ? 8 : 4) Half {
+struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
   Index offset;
   TapBits bits;
 

@@ -48,7 +48,12 @@ struct RingTile {
   static_assert(CHUNKS == 4 || CHUNKS % 8 == 0, "64 or 128 n bytes");
 
   static constexpr int PADDING = BY_MATRIX || K_CONTIGUOUS ? 0 : 32 / sizeof(Storage);
-  alignas(128) Storage element[LINES * (LINE + PADDING)];
+  static constexpr int PITCH = LINE + PADDING;  // from a line to the next
+  alignas(128) Storage element[LINES * PITCH];
+
+  // Lines that are a multiple of so many apart have their chunks exchanged alike: what they have at a
+  // position is as far apart as they are.
+  static constexpr int PERIOD = PADDING ? 1 : 8;
 
   // In bytes and unsigned, so that the compiler sees what a warp's addresses have in common.
   __device__ __forceinline__ Storage* at(unsigned line, unsigned position) {
@@ -59,7 +64,7 @@ struct RingTile {
       place ^= (BY_MATRIX ? row % (CHUNKS == 4 ? 4 : 8) : row % (CHUNKS == 4 ? 2 : 4) * 2) * 16;
     }
     return reinterpret_cast<Storage*>(reinterpret_cast<unsigned char*>(element) +
-                                      line * ((LINE + PADDING) * SIZE) + place);
+                                      line * (PITCH * SIZE) + place);
   }
 };
 
@@ -156,14 +161,14 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 #endif
 }
 
-// The 16 bytes of a line from a position on, for products outside the tensor cores.  (Where two
-// positions of B share banks, as doubles along k do, these products are much slower than the loads.)
+// The 16 bytes of a line that are so many positions and k beyond a place in the tile, for products
+// outside the tensor cores; along k, in a line that is exchanged alike.  (Where two positions of B
+// share banks, as doubles along k do, these products are much slower than the loads.)
 template <class Tile>
-__device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(Tile& tile,
-                                                                                 unsigned line,
-                                                                                 unsigned position) {
+__device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(
+    const typename Tile::Element* place, int positions, int k) {
   return *reinterpret_cast<const Piece<typename Tile::Element, Tile::CHUNK>*>(
-      tile.at(line, position));
+      place + (Tile::K_CONTIGUOUS ? positions * Tile::PITCH + k : k * Tile::PITCH + positions));
 }
 
 // d += a * b over DEPTH k on the tensor cores.

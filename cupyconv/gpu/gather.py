@@ -43,6 +43,8 @@ def prepare(
     problem, strides = product_of(pass_plan.pass_, pass_plan.method, problem, strides)
     found = accesses(pass_plan.pass_, problem, strides)
     a, b, c = found.a, found.b, found.c
+    # So that all sums of them are multiples of a piece, those beyond the tensor too.
+    strides = strides.taken(problem)
     index = parameters.index_type(problem, strides)
     phases = _phases(problem, pass_plan)
     split = pass_plan.splits > 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -68,6 +68,15 @@ class Strides:
     def of_sum(dy: tuple[int, ...], db: int, alignment: int) -> Strides:
         """Those of a bias gradient, which has dy for y and db for the bias."""
         return Strides(dy, (1,) * len(dy), dy, db, alignment)
+
+    def taken(self, problem: ConvProblem) -> Strides:
+        """Those that are ever taken: 0 along axes of a single element, which keep nothing apart."""
+        shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+        x, w, y = (
+            tuple(0 if size == 1 else step for step, size in zip(strides, shape, strict=True))
+            for strides, shape in zip((self.x, self.w, self.y), shapes, strict=True)
+        )
+        return replace(self, x=x, w=w, y=y)
 
     def alignment_of(self, role: str) -> int:
         """Bytes that the address of x, w or y is a multiple of, 16 at most."""

@@ -48,15 +48,18 @@ FILLED = 0.9
 MOST_STAGES = 4
 """Of the ring."""
 
+RING_ALIGNMENT = 128
+"""Bytes that its address is a multiple of."""
+
 # What follows is counted: python -m tests.emulator.suite compares it with what kernels execute.
 
-PIECE_INSTRUCTIONS = {16: 9, 8: 9, 4: 14, 2: 10}
+PIECE_INSTRUCTIONS = {16: 8, 8: 8, 4: 10, 2: 10}
 """Of a warp that copies a piece of so many bytes of an operand for each thread."""
 
 TURN_INSTRUCTIONS = 4
 """The same for a piece that cp.async does not take, where a thread's pieces are several turns."""
 
-LINE_LOAD_INSTRUCTIONS = 3
+LINE_LOAD_INSTRUCTIONS = 1.3
 """Of a warp that loads 16 bytes along k for plain products, the place in the line included."""
 
 STEP_INSTRUCTIONS = 30
@@ -142,15 +145,14 @@ class Accesses:
 def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     """How A, B and C are taken from memory."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    itemsize = ITEMSIZE[problem.dtype]
+    itemsize, taken = ITEMSIZE[problem.dtype], strides.taken(problem)
 
     def along_channels_or_pixels(
         role: str, extent: int, sizes: tuple[int, ...], pixels_follow: bool
     ) -> Access:
-        layout: tuple[int, ...] = getattr(strides, role)
-        apart = _apart(layout, shape_of(problem, role))
+        apart: tuple[int, ...] = getattr(taken, role)
         alignment, channel = strides.alignment_of(role), problem.data_axes[1]
-        if layout[channel] == 1:
+        if getattr(strides, role)[channel] == 1:
             return Access(True, neighbours(apart, channel, extent, alignment, itemsize))
         pixels = problem.data_axes[2:]
         run = followers(apart, pixels, sizes, alignment, itemsize) if pixels_follow else 1
@@ -167,7 +169,7 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     x = along_channels_or_pixels("x", channels, problem.input_sizes, x_in_order[pass_])
     y = along_channels_or_pixels("y", filters, problem.output_sizes, y_in_order)
 
-    alignment, apart = strides.alignment_of("w"), _apart(strides.w, problem.filter_shape)
+    alignment, apart = strides.alignment_of("w"), taken.w
     w_filter, w_channel, *w_taps = problem.filter_axes
     summed_axis, summed = (w_channel, channels)
     if pass_ == "backprop_input":
@@ -197,11 +199,6 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         return Accesses(y, w, x, taps_fastest)
     a, b = Access(not y.along_first, y.vector), Access(not x.along_first, x.vector)
     return Accesses(a, b, w, taps_fastest)
-
-
-def _apart(strides: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in which an axis of a single element, which is never left, keeps nothing apart."""
-    return tuple(0 if size == 1 else step for step, size in zip(strides, shape, strict=True))
 
 
 def _tile(
@@ -363,7 +360,7 @@ def copied_bytes(problem: ConvProblem, strides: Strides) -> int:
 
 def aligned(size: int) -> int:
     """Workspace for the sums of splits where copies follow them."""
-    return -(-size // PIECE_BYTES) * PIECE_BYTES
+    return _multiple(size, PIECE_BYTES)
 
 
 def _of_product(request: Request, method: str) -> Request:
@@ -458,10 +455,14 @@ def ring(
         return (extent + padding) * k * itemsize
 
     stage = of_operand(m, found.a.along_first) + of_operand(n, found.b.along_first)
-    # Two halves of positions, four of steps, and the loops.
+    # Halves of positions and of two steps for each operand, counts of a step, and the loops.
     index_bytes = 4 if index == "int" else 8
-    half = -(-(index_bytes + 4 * words) // 8) * 8
-    tables = (m + n + 4 * k) * half + (4 * k + 16) * index_bytes
+    half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
+    positions = sum(
+        extent // (1 if access.along_first else access.vector)
+        for access, extent in ((found.a, m), (found.b, n))
+    )
+    tables = _multiple((positions + 4 * k) * half + (4 * k + 12) * index_bytes, RING_ALIGNMENT)
     stages = 2  # where a copy is done on return
     if copies_async(device):
         of_block = (device.chip.shared << 10) // tile.defines["RESIDENT"]
@@ -469,7 +470,12 @@ def ring(
         stages = max(2, min(MOST_STAGES, room // stage))
     lines, line = (m, n) if found.c.along_first else (n, m)
     output = lines * (line + 8) * itemsize + (m + n) * index_bytes if itemsize == 2 else 0
-    return Ring(stages, max(stages * stage, -(-output // 128) * 128), tables)
+    return Ring(stages, max(stages * stage, _multiple(output, RING_ALIGNMENT)), tables)
+
+
+def _multiple(size: int, of: int) -> int:
+    """The least one that is no smaller."""
+    return -(-size // of) * of
 
 
 def resident(request: Request, tile: Tile, found: Accesses) -> int:

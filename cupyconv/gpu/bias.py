@@ -35,9 +35,7 @@ def prepare_bias(
     Raises:
         ConvError: there are more channels than a launch has blocks for.
     """
-    channel, sizes = problem.data_axes[1], problem.output_shape
-    # An axis of one element has neighbours whatever its stride is.
-    layout = [step if size > 1 else 0 for step, size in zip(strides.y, sizes, strict=True)]
+    channel, layout = problem.data_axes[1], strides.taken(problem).y
     alignment, itemsize = strides.alignment, ITEMSIZE[problem.dtype]
     along_channels = neighbours(layout, channel, problem.K, alignment, itemsize)
     channels_last = layout[channel] == 1

@@ -242,7 +242,8 @@ def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, i
     else:
         along = problem.data_axes[1]
         of_group = shape[along] // problem.groups
-    run = neighbours(steps, along, of_group, alignment, itemsize)
+    taken = getattr(strides.taken(problem), result)
+    run = neighbours(taken, along, of_group, alignment, itemsize)
     if problem.dtype == "float32":
         return STORE_FLOAT, min(run, 2)
     if result == "w" or splits > 1:
@@ -253,7 +254,7 @@ def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, i
     if steps[along] != 1:
         lined = spatial[-1:] if is_planar(problem) else spatial  # without gaps in their numbers
         sizes = [shape[axis] for axis in lined]
-        return STORE_COLUMNS, followers(steps, lined, sizes, alignment, itemsize)
+        return STORE_COLUMNS, followers(taken, lined, sizes, alignment, itemsize)
     is_matrix = walked == 1 and not is_planar(problem) and flattens(steps, shape, (batch, *spatial))
     # A box may not hang over into the next group.
     is_matrix &= problem.groups == 1 or of_group % _BOX == 0

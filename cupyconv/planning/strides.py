@@ -70,7 +70,7 @@ class Strides:
         return Strides(dy, (1,) * len(dy), dy, db, alignment)
 
     def taken(self, problem: ConvProblem) -> Strides:
-        """Those that are ever taken: 0 along axes of a single element, which keep nothing apart."""
+        """Those that keep elements apart: 0 along axes of a single one."""
         shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
         x, w, y = (
             tuple(0 if size == 1 else step for step, size in zip(strides, shape, strict=True))
@@ -140,13 +140,15 @@ def followers(
     Args:
         strides: of the tensor, in elements.
         axes: that the elements are numbered along, the last of them fastest.
-        sizes: of these axes.
+        sizes: of these axes; that of the first may be a group's share.
         alignment: bytes that the tensor's address is a multiple of.
         itemsize: bytes of an element.
     """
     run, rest = 1, list(strides)
     for axis, size in reversed(list(zip(axes, sizes, strict=True))):
-        if size > 1 and strides[axis] != run:
+        if size == 1:
+            continue  # no neighbour: it may be one of several groups' shares, which lie anywhere
+        if strides[axis] != run:
             break
         run *= size
         rest[axis] = 0

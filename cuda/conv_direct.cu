@@ -249,7 +249,11 @@ struct Filter {
   static constexpr int PART = ((USED + CHUNK - 1) / CHUNK | 1) * CHUNK;
   alignas(16) Accumulator part[FILTER_T * FILTER_R][LANES][PART];
 
-  // The strips of a lane share out its rows.
+  // Taps of a row that are loaded at once: each of their values waits in a register.
+  static constexpr int AT_ONCE = USED * sizeof(Accumulator) <= 256 ? FILTER_S : 1;
+  static constexpr int TURNS = FILTER_S / AT_ONCE;  // of a row
+
+  // The strips of a lane share out its taps.
   __device__ __forceinline__ void stage(const Storage* w, const Thread& thread,
                                         const ConvParameters& p) {
     if (!thread.exists) return;
@@ -264,18 +268,20 @@ struct Filter {
       offset[v] = PASS == 0 ? result * of_filter
                             : first_source(result) * of_filter + result % OUTS * of_channel;
     }
-    for (int row = thread.strip; row < FILTER_T * FILTER_R; row += STRIPS) {
-      const Tap<Index> first = {0, row / FILTER_R, row % FILTER_R, 0};
+    for (int turn = thread.strip; turn < FILTER_T * FILTER_R * TURNS; turn += STRIPS) {
+      const int row = turn / TURNS, first_s = turn % TURNS * AT_ONCE;
+      const Tap<Index> first = {0, row / FILTER_R, row % FILTER_R, first_s};
       const Storage* taps = w + tap_offset(first, p.w_stride);
       Accumulator(&own)[PART] = part[row][thread.lane];
 #pragma unroll
-      for (int s = 0; s < FILTER_S; ++s)
+      for (int s = 0; s < AT_ONCE; ++s)
 #pragma unroll
         for (int j = 0; j < INS; ++j)
 #pragma unroll
           for (int v = 0; v < VECTOR; ++v)
-            own[(s * INS + j) * VECTOR + v] = Numeric<Storage>::widen(
+            own[((first_s + s) * INS + j) * VECTOR + v] = Numeric<Storage>::widen(
                 taps[offset[v] + s * static_cast<Index>(p.w_stride[4]) + j * of_source]);
+      if (first_s > 0) continue;
 #pragma unroll
       for (int e = USED; e < PART; ++e) own[e] = 0;  // whole chunks are loaded
     }

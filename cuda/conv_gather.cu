@@ -18,9 +18,10 @@
 //
 // A piece's address is the sum of two halves (gather.cuh), one of its line and one of its place in
 // the line.  Those of positions are worked out once per block; those of k once per step, by one warp,
-// for the step after the one that is being copied: it counts on by BLOCK_K, without a division.  One
-// half is the same for all pieces that a thread copies in a step, so that each costs one load from
-// shared memory, an addition, and a test of bits for whether it is inside the tensor.
+// for the step after the one that is being copied: it counts on by BLOCK_K, without a division.  Of
+// each operand one half is the same for all pieces that a thread copies in a step, so that a piece
+// costs one load from shared memory, an addition, and a test of bits for whether it is inside the
+// tensor.
 //
 // Pixels come in pieces too, in NCHW: those of the output as it is stored and as dy is summed, and
 // those of the input under a 1 x 1 filter of stride 1 without padding, where they follow each other
@@ -284,7 +285,7 @@ struct BlockTile {
 
 // -- tiles in shared memory -------------------------------------------------------------------------
 
-// Pieces of a loop's turn, of those that cp.async does not take, which are waited for together.
+// Of pieces that cp.async does not take: how many a thread loads before it stores the first of them.
 template <int VECTOR>
 constexpr int COPIES_AT_ONCE = VECTOR * sizeof(Storage) < 4 ? 16 : 8;
 
@@ -313,8 +314,8 @@ struct Operand {
     }
   }
 
-  // Copies the pieces of one step into a stage.  All halves are loaded before the copies begin: a load
-  // stays behind the copy before it, and would be waited for by itself.
+  // Copies the pieces of one step into a stage.  All halves of a turn are loaded before its copies
+  // begin: a load stays behind the copy before it, and would be waited for by itself.
   __device__ __forceinline__ void copy(Tile& tile, int parity, const Storage* memory) const {
     const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
     // One of its two halves is the same for all pieces of a thread.
@@ -325,7 +326,7 @@ struct Operand {
     constexpr int TURN = AT_ONCE ? COUNT : COPIES_AT_ONCE<VECTOR>;
     constexpr int PLACES = Tile::PERIOD > APART ? Tile::PERIOD / APART : 1;
     static_assert(COUNT % TURN == 0 && (TURN == COUNT || TURN % PLACES == 0), "whole turns only");
-    Storage* place[PLACES];  // of lines that are exchanged in different ways
+    Storage* place[PLACES];  // in the first lines; others differ from one of these by a constant
 #pragma unroll
     for (int i = 0; i < PLACES; ++i) place[i] = tile.at(first + i * APART, piece * VECTOR);
     auto destination = [&](int turn, int i) {
@@ -459,9 +460,12 @@ struct Sums {
     using TileA = OperandA::Tile;
     using TileB = OperandB::Tile;
     static_assert(BLOCK_K % CHUNK == 0, "whole chunks only");
-    static_assert(rows_apart(ROW_RUN) % TileA::PERIOD == 0 &&
-                      columns_apart(COLUMN_RUN) % TileB::PERIOD == 0,
-                  "lines of a thread are exchanged alike");
+    static_assert((!A_ALONG_K || rows_apart(1) % TileA::PERIOD == 0) &&
+                      (!B_ALONG_K || columns_apart(2) % TileB::PERIOD == 0),
+                  "lines of a thread along k are exchanged alike");
+    static_assert(!B_ALONG_K || TileB::CHUNKS == 4, "and so are two neighbouring ones");
+    static_assert((A_ALONG_K || TileA::PERIOD == 1) && (B_ALONG_K || TileB::PERIOD == 1),
+                  "other lines are not exchanged");
 #pragma unroll 2
     for (int k0 = 0; k0 < BLOCK_K; k0 += CHUNK) {
       const Storage* place_a = A_ALONG_K ? stage.a.at(row_of(0), k0) : stage.a.at(k0, row_of(0));

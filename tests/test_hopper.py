@@ -881,11 +881,9 @@ def stored(problem: ConvProblem, strides: Strides, pass_: str, splits: int) -> t
 def longest_run(problem, strides, role, axes, of_group, is_one=True) -> int:
     """The most elements along axes, of those that belong together, that are always one piece."""
     shape, itemsize = shape_of(problem, role), ITEMSIZE[problem.dtype]
-    # A single element may as well have a neighbour, where it does not lie along these axes.
-    sizes = [size if axis in axes else max(size, 2) for axis, size in enumerate(shape)]
-    lies = strides.alignment % 16 + itemsize * sum_of_products(sizes, getattr(strides, role))
+    lies = strides.alignment % 16 + itemsize * sum_of_products(shape, getattr(strides, role))
     last = range(-len(axes), 0)
-    lies = np.moveaxis(np.broadcast_to(lies, sizes), axes, tuple(last)).reshape(-1, of_group)
+    lies = np.moveaxis(np.broadcast_to(lies, shape), axes, tuple(last)).reshape(-1, of_group)
     for run in (16 // itemsize, 8 // itemsize, 4 // itemsize, 1):
         if is_one and not of_group % run:
             pieces = lies.reshape(-1, run)

@@ -51,8 +51,8 @@ struct RingTile {
   static constexpr int PITCH = LINE + PADDING;  // from a line to the next
   alignas(128) Storage element[LINES * PITCH];
 
-  // Lines that are a multiple of so many apart have their chunks exchanged alike: what they have at a
-  // position is as far apart as they are.
+  // Lines that are a multiple of so many apart have their chunks exchanged alike: the addresses of one
+  // position in two of them are PITCH apart for each line between.
   static constexpr int PERIOD = PADDING ? 1 : 8;
 
   // In bytes and unsigned, so that the compiler sees what a warp's addresses have in common.
@@ -162,7 +162,8 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 }
 
 // The 16 bytes of a line that are so many positions and k beyond a place in the tile, for products
-// outside the tensor cores; along k, in a line that is exchanged alike.  (Where two positions of B
+// outside the tensor cores; along k, in a line that is exchanged as that of the place: a multiple of
+// PERIOD further, or the next one of two that share 128 bytes.  (Where two positions of B
 // share banks, as doubles along k do, these products are much slower than the loads.)
 template <class Tile>
 __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(

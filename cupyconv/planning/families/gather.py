@@ -455,7 +455,8 @@ def ring(
         return (extent + padding) * k * itemsize
 
     stage = of_operand(m, found.a.along_first) + of_operand(n, found.b.along_first)
-    # Halves of positions and of two steps for each operand, counts of a step, and the loops.
+    # Halves of positions and of two steps for each operand; counts of a step, 8 digits of the
+    # loops, and the block's tile.
     index_bytes = 4 if index == "int" else 8
     half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
     positions = sum(
@@ -546,7 +547,7 @@ def _products(request: Request, tile: Tile, found: Accesses) -> cost.Work:
 
 
 def _copies(request: Request, tile: Tile, found: Accesses) -> cost.Work:
-    """The copies of a step: pieces stored, and two halves of an address of 8 bytes for each."""
+    """The copies of a step: pieces stored, and half an address of 8 bytes loaded for each."""
     itemsize, warps = ITEMSIZE[request.problem.dtype], tile.threads // 32
     instructions = wavefronts = waits = sectors = 0.0
     for access, extent in ((found.a, tile.block_m), (found.b, tile.block_n)):

@@ -54,7 +54,7 @@ def test_account_of_a_witness() -> None:
     rules = {"data_format": "NHWC", "filter_format": "OHWI", "dtype": "float16"}
     problem = ConvProblem((1, 8, 8, 64), (64, 3, 3, 64), padding=1, **rules)
     try:
-        one = account.account_of_witness(problem, "forward", blocks=None)
+        one = account.account_of_witness(problem, "forward", blocks=None, tile="64x64")
     except witnesses.MissingError as error:
         pytest.skip(str(error))
     assert (one.blocks, one.reports) == (1, 0)

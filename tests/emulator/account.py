@@ -28,7 +28,7 @@ from cupyconv.gpu.launch import Launch, Series
 from cupyconv.planning import Device, Request
 from cupyconv.planning.plan import PassPlan, contenders
 from cupyconv.planning.strides import Strides
-from cupyconv.problem import PASSES
+from cupyconv.problem import ITEMSIZE, PASSES
 from tests import cubins
 from tests.configurations import in_formats
 
@@ -214,6 +214,7 @@ def accounts_of_pass(
     arch: str,
     blocks: int | None = BLOCKS,
     tile: str | None = None,
+    precision: str = "ieee",
 ) -> list[Account]:
     """An account of each launch of a pass, of which some blocks are run on zeros.
 
@@ -224,13 +225,14 @@ def accounts_of_pass(
         arch: the chip that is planned for, such as "sm_80".
         blocks: to run of each launch, clusters where it has them; None for all.
         tile: along both axes of the result, such as "128x128"; None for the planned one.
+        precision: "ieee" or "tf32".
 
     Raises:
         ConvError: the family does not take the problem, or has no such tile for it.
     """
     device = Device.of(arch)
     strides = Strides.contiguous(problem)
-    planned = _planned(Request(problem, pass_, device, strides=strides), impl, tile)
+    planned = _planned(Request(problem, pass_, device, precision, strides=strides), impl, tile)
     operands = [*_lazy_tensors(problem), None]  # no bias
     if planned.workspace_bytes:
         operands.append(memory.lazy((planned.workspace_bytes // 4,), np.float32, "workspace"))
@@ -261,33 +263,40 @@ def account_of_witness(
     arch: str = "sm_80",
     blocks: int | None = BLOCKS,
     tile: str | None = None,
+    precision: str = "ieee",
 ) -> Account:
     """The account of the same pass by CUTLASS's implicit GEMM for compute capability 8.0 or 9.0.
 
     Args:
-        problem, pass_, blocks: as for ``accounts_of_pass``.
+        problem, pass_, blocks, precision: as for ``accounts_of_pass``.
         arch: "sm_90a", or another for the kernel of 8.0.
-        tile: "128x128" for that of the kernel of 8.0, which has 64x64 otherwise; that of 9.0 has
-            128x128.
+        tile: "64x64" for that of the kernel of 8.0 in float16; else it is 128x128, as that of 9.0.
 
     Raises:
         ConvError: its instances do not take the problem.
         MissingError: the packages that it is compiled from are not installed.
     """
-    edge = 128 if tile == "128x128" else cutlass.TILE
-    launch = cutlass.convolution(problem, pass_, edge)
+    numbers = "tf32" if precision == "tf32" else problem.dtype
+    instance = cutlass.instance_of(numbers, 64 if tile == "64x64" else 128)
+    launch = cutlass.convolution(problem, pass_, instance)
     operands = dict(zip(("x", "w", "y"), _lazy_tensors(problem), strict=True))
     tensors = [operands[role] for role in launch.roles]
     arguments: list[Any]
     if arch == "sm_90a":
-        of_90 = cutlass_sm90.convolution(pass_, problem.spatial_rank, counted=True)
+        if launch.is_strided or ITEMSIZE[problem.dtype] != 2:
+            raise ConvError(
+                "CUTLASS's instances for 9.0 must fit the pass",
+                f"{pass_} of {problem.dtype}, stride {problem.stride}",
+                "Take 16 bits, and stride 1 for the input's gradient",
+            )
+        of_90 = cutlass_sm90.convolution(pass_, problem.spatial_rank, problem.dtype, counted=True)
         rules = (problem.padding[0][0], problem.stride[0], problem.dilation[0])
         sizes = (*problem.input_shape, *problem.filter_shape, *rules)
         grid, threads, shared, value = of_90.launch(sizes, *tensors)
         kernel, arguments = of_90.kernel, [value]
     else:
-        grid, threads, shared = launch.grid, cutlass.THREADS, launch.shared_bytes
-        kernel = cutlass.convolution_kernel(pass_, edge, counted=True)
+        grid, threads, shared = launch.grid, instance.threads, instance.shared_bytes
+        kernel = launch.kernel(counted=True)
         arguments = [*tensors, *launch.numbers]
     clusters = prod(grid) // prod(kernel.resources.cluster or (1,))
     chosen = None if blocks is None else range(min(blocks, clusters))
@@ -325,9 +334,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arch", default="sm_80")
     parser.add_argument("--pass", dest="pass_", choices=PASSES, default="forward")
     parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--precision", choices=("ieee", "tf32"), default="ieee")
     parser.add_argument("--order", choices=("channels-first", "channels-last"),
                         default="channels-last")  # fmt: skip
-    parser.add_argument("--tile", help="such as 128x128; else as planned, and 64x64 of CUTLASS's")
+    parser.add_argument("--tile", help="such as 128x128; else as planned, and 128x128 of CUTLASS's")
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="of each launch, to run")
     parser.add_argument("--cutlass", action="store_true",
                         help="beside it CUTLASS's convolution for the chip")  # fmt: skip
@@ -335,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         problem = layer_problem(chosen.layer, chosen.dtype, chosen.order)
-        more = (chosen.blocks, chosen.tile)
+        more = (chosen.blocks, chosen.tile, chosen.precision)
         found = accounts_of_pass(problem, chosen.pass_, chosen.impl, chosen.arch, *more)
         if chosen.cutlass:
             found.append(account_of_witness(problem, chosen.pass_, chosen.arch, *more))

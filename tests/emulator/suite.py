@@ -1,6 +1,7 @@
 """What the ways to compute the suite's layers come to, by counted work: the planner's judge.
 
 ``python -m tests.emulator.suite [SUITE OR LAYER ...] [--arch A ...] [--numbers N ...] [--json F]``
+``python -m tests.emulator.suite --cutlass F``
 ``python -m tests.emulator.suite --table F [--before F]``
 
 Nothing here is shared with what the planner prices kernels by.
@@ -348,25 +349,31 @@ def _workspace(planned: PassPlan, found: Sequence[Launch]) -> dict[str | Part, n
     }
 
 
-def counts_of_witness(problem: ConvProblem, pass_: str, device: Device) -> Counts:
+def counts_of_witness(problem: ConvProblem, pass_: str, device: Device, operands: str) -> Counts:
     """Those of CUTLASS's implicit GEMM for 8.0, of tiles of 128 x 128.
 
     Raises:
-        ConvError: its instances do not take the problem.
+        ConvError: its instances do not take the problem, or use what the chip does not have.
         MissingError: the packages that it is compiled from are not installed.
     """
-    launch, operands = cutlass.convolution(problem, pass_, 128), _tensors(problem)
-    kernel = cutlass.convolution_kernel(pass_, 128, counted=True)
-    shape = launch.grid, (cutlass.THREADS,), launch.shared_bytes
-    arguments = [*(operands[role] for role in launch.roles), *launch.numbers]
-    total = prod(launch.grid)
+    if operands == "float64" and not device.chip.double_tensor_rate:
+        raise ConvError(
+            "CUTLASS's instance for float64 needs tensor cores for it",
+            str(device.architecture),
+            "Take sm_80",
+        )
+    launch = cutlass.convolution(problem, pass_, cutlass.instance_of(operands))
+    chosen, tensors = launch.instance, _tensors(problem)
+    kernel, total = launch.kernel(counted=True), prod(launch.grid)
+    shape = launch.grid, (chosen.threads,), chosen.shared_bytes
+    arguments = [*(tensors[role] for role in launch.roles), *launch.numbers]
     work = _work(kernel, *shape, arguments, _spread(problem, total))
     resident, _ = driver.resident_blocks(
-        driver.chip_of(str(device.architecture)), kernel.resources, cutlass.THREADS,
-        launch.shared_bytes, launch.shared_bytes,
+        driver.chip_of(str(device.architecture)), kernel.resources, chosen.threads,
+        chosen.shared_bytes, chosen.shared_bytes,
     )  # fmt: skip
-    touched = sum(operands[name].nbytes for name in work.pop("tensors"))
-    return Counts("cutlass", total, resident, cutlass.THREADS // 32, touched=touched, **work)
+    touched = sum(tensors[name].nbytes for name in work.pop("tensors"))
+    return Counts("cutlass", total, resident, chosen.threads // 32, touched=touched, **work)
 
 
 def _tensors(problem: ConvProblem) -> dict[str, np.ndarray]:
@@ -582,6 +589,16 @@ def rows(
         }
 
 
+def witnessed(kept: Sequence[Row]) -> Iterator[Row]:
+    """The rows with CUTLASS's figures beside theirs, where it has the kernel and is installed."""
+    for row in kept:
+        dtype, _ = NUMBERS[row["numbers"]]
+        problem = layer_problem(row["layer"], dtype, row["order"])
+        found = _of_witness(problem, row["pass"], Device.of(row["arch"]), row["numbers"])
+        if found:
+            yield {**row, **found}
+
+
 def keep(path: Path, found: Sequence[Row]) -> None:
     """Writes rows into a file, in the place of those of the same passes and beside the others."""
     kept = json.loads(path.read_text()) if path.exists() else []
@@ -594,7 +611,7 @@ def _of_witness(
 ) -> dict[str, dict[str, float]]:
     """CUTLASS's figures, where it has the kernel and is installed."""
     try:
-        one = counts_of_witness(problem, pass_, device)
+        one = counts_of_witness(problem, pass_, device, operands)
     except (ConvError, MissingError):
         return {}
     time = one.microseconds(device.chip, operands)
@@ -706,12 +723,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--planned", action="store_true", help="count only what is planned")
     parser.add_argument("--json", type=Path, help="to keep what was counted, beside other passes")
+    parser.add_argument("--cutlass", type=Path, help="what is kept, to count CUTLASS's beside it")
     parser.add_argument("--table", type=Path, help="of what is kept, instead of counting")
     parser.add_argument("--before", type=Path, help="what was kept of another version, beside it")
     chosen = parser.parse_args(arguments)
     if chosen.table:
         before = json.loads(chosen.before.read_text()) if chosen.before else []
         print("\n".join(table(json.loads(chosen.table.read_text()), before)))
+        return 0
+    if chosen.cutlass:
+        for row in witnessed(json.loads(chosen.cutlass.read_text())):
+            keep(chosen.cutlass, [row])
+            print(*(row[name] for name in WHICH), row["cutlass"], flush=True)
         return 0
     known = suites.suites()
     layers = suites.select(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -136,40 +137,50 @@ class Layer:
     stride: int = 1
     dilation: int = 1
 
-    def operands(self, pass_: str, dtype: str) -> tuple[ConvProblem, list[np.ndarray], np.ndarray]:
-        """The problem, the operands of a pass in the order of CUTLASS, and the right result."""
+    @property
+    def rules(self) -> dict[str, Any]:
+        """How it is computed, in the orders of CUTLASS."""
         rank = len(self.x) - 2
-        rules = {
+        return {
             "padding": self.padding,
             "stride": self.stride,
             "dilation": self.dilation,
             "data_format": {1: "NWC", 2: "NHWC", 3: "NDHWC"}[rank],
             "filter_format": {1: "OWI", 2: "OHWI", 3: "ODHWI"}[rank],
         }
-        problem = ConvProblem(self.x, self.filter, dtype=dtype, **rules)
+
+    def problem(self, dtype: str) -> ConvProblem:
+        return ConvProblem(self.x, self.filter, dtype=dtype, **self.rules)
+
+    def operands(self, pass_: str, dtype: str) -> tuple[list[np.ndarray], np.ndarray]:
+        """The operands of a pass in the order of CUTLASS, and the right result."""
         x, w = whole_numbers(*self.x, dtype=dtype), whole_numbers(*self.filter, dtype=dtype)
-        dy = whole_numbers(*problem.output_shape, dtype=dtype)
+        dy = whole_numbers(*self.problem(dtype).output_shape, dtype=dtype)
         if pass_ == "forward":
-            return problem, [x, w], cupyconv.conv_forward(x, w, **rules)
+            return [x, w], cupyconv.conv_forward(x, w, **self.rules)
         if pass_ == "backprop_input":
-            return problem, [dy, w], cupyconv.conv_backprop_input(x.shape, w, dy, **rules)
-        return problem, [dy, x], cupyconv.conv_backprop_filter(x, w.shape, dy, **rules)
+            return [dy, w], cupyconv.conv_backprop_input(x.shape, w, dy, **self.rules)
+        return [dy, x], cupyconv.conv_backprop_filter(x, w.shape, dy, **self.rules)
 
 
-def _convolution_of_sm80(pass_: str, layer: Layer) -> Outcome:
-    problem, operands, wanted = layer.operands(pass_, "float16")
-    launch = cutlass.convolution(problem, pass_)
-    result = memory.empty(wanted.shape, np.float16, "result")
+def _launch_of_sm80(
+    instance: cutlass.Convolution, pass_: str, layer: Layer
+) -> cutlass.ConvolutionLaunch:
+    return cutlass.convolution(layer.problem(instance.dtype), pass_, instance)
+
+
+def _convolution_of_sm80(instance: cutlass.Convolution, pass_: str, layer: Layer) -> Outcome:
+    operands, wanted = layer.operands(pass_, instance.dtype)
+    launch = _launch_of_sm80(instance, pass_, layer)
+    result = memory.empty(wanted.shape, wanted.dtype, "result")
     held = [memory.array(one, role) for one, role in zip(operands, launch.roles, strict=False)]
-    kernel = cutlass.convolution_kernel(pass_)
-    arguments = (*held, result, *launch.numbers)
-    outcome = kernel(launch.grid, (cutlass.THREADS,), arguments, launch.shared_bytes)
+    outcome = launch.run(launch.kernel(), *held, result)
     _same(result, wanted)
     return outcome
 
 
 def _convolution_of_sm90(pass_: str, dtype: str, cluster: tuple[int, int], layer: Layer) -> Outcome:
-    _, operands, wanted = layer.operands(pass_, dtype)
+    operands, wanted = layer.operands(pass_, dtype)
     result = memory.empty(wanted.shape, arrays.numpy_dtype(dtype), "result")
     held = [memory.array(one, name) for one, name in zip(operands, "ab", strict=True)]
     sizes = (*layer.x, *layer.filter, layer.padding, layer.stride, layer.dilation)
@@ -361,6 +372,21 @@ _LAYERS_OF_SM80 = {
     "ragged": Layer((1, 7, 9, 40), (72, 3, 3, 40)),
     "no-padding": Layer((1, 9, 9, 32), (64, 3, 3, 32), padding=0),
 }
+# Every layer in float16; in the other numbers, and by the larger tile, one that fills no tile.
+_CONVOLUTIONS_OF_SM80 = {
+    **{
+        f"{pass_} {name}": (cutlass.instance_of("float16", 64), pass_, layer)
+        for pass_ in PASSES
+        for name, layer in _LAYERS_OF_SM80.items()
+    },
+    **{
+        f"{pass_} {numbers} {tile}x{tile} {name}": (instance, pass_, _LAYERS_OF_SM80[name])
+        for pass_ in PASSES
+        for (numbers, tile), instance in cutlass.CONVOLUTIONS.items()
+        for name in ("ragged", "stride-2")
+        if tile == 128
+    },
+}
 # Pass, dtype, blocks of a cluster: between them, both operands are multicast, one to three axes.
 _CONVOLUTIONS_OF_SM90 = {
     "3x3": ("forward", "float16", (2, 1), Layer((1, 8, 8, 64), (128, 3, 3, 64))),
@@ -466,13 +492,10 @@ WITNESSES: dict[str, Witness] = {
         )
     },
     **{
-        f"CUTLASS 8.0 {pass_} {name}": Witness(
-            partial(_convolution_of_sm80, pass_, layer),
-            partial(cutlass.convolution_kernel, pass_),
+        f"CUTLASS 8.0 {name}": Witness(
+            partial(_convolution_of_sm80, *case), lambda case=case: _launch_of_sm80(*case).kernel()
         )
-        for pass_ in PASSES
-        for name, layer in _LAYERS_OF_SM80.items()
-        if layer.stride == 1 or pass_ != "backprop_input"  # which is an instance of its own
+        for name, case in _CONVOLUTIONS_OF_SM80.items()
     },
     **{
         f"CUTLASS 9.0 {case[0]} {name}": Witness(

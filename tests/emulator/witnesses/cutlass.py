@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import numpy as np
 
-from cupyconv import ConvError, ConvProblem
+from cupyconv import ConvError, ConvProblem, arrays
 from cupyconv.problem import PASSES
 
 from .. import driver
-from ..module import EmulatedKernel, EmulatedModule
+from ..module import EmulatedKernel, EmulatedModule, Outcome
 from . import assembled, compiled, resources_of
 
 THREADS = 128
 SHARED_BYTES = 48 << 10
 TILE = 64  # along both axes of the result, of a GEMM
-STAGES = {64: 3, 128: 4}
-"""Of a convolution's tile."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +57,117 @@ _ELEMENTS = {
 
 
 @dataclass(frozen=True)
+class Convolution:
+    """An instance of the convolution, by the macros of its file.
+
+    Attributes:
+        tile: of a block, along both axes of the result.
+        tile_k: of a block.
+        dtype: of all tensors.
+        warps: of a block, along both axes.
+        instruction: m, n and k of the mma.sync; (1, 1, 1) are fused multiply-adds.
+        vector: elements that are copied at once.
+        stages: steps of k under way.
+    """
+
+    tile: int
+    tile_k: int
+    dtype: str = "float16"
+    warps: tuple[int, int] = (2, 2)
+    instruction: tuple[int, int, int] = (16, 8, 16)
+    vector: int = 8
+    stages: int = 4
+
+    @property
+    def threads(self) -> int:
+        return prod(self.warps) * 32
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the stages, whose lines of elements that are copied one by one are longer."""
+        line = self.tile + (4 if self.vector == 1 else 0)
+        itemsize = arrays.numpy_dtype(self.dtype).itemsize
+        return self.stages * 2 * line * self.tile_k * itemsize
+
+
+CONVOLUTIONS = {
+    ("float16", 64): Convolution(64, 32, stages=3),
+    ("float16", 128): Convolution(128, 32),
+    ("bfloat16", 128): Convolution(128, 32, "bfloat16"),
+    ("float32", 128): Convolution(128, 8, "float32", (4, 2), (1, 1, 1), vector=1),
+    ("tf32", 128): Convolution(128, 16, "float32", (2, 2), (16, 8, 8), vector=4),
+    ("float64", 128): Convolution(128, 16, "float64", (4, 2), (8, 8, 4), vector=1, stages=3),
+}
+"""By the word for the products, and the tile."""
+
+
+@dataclass(frozen=True)
 class ConvolutionLaunch:
     """One pass of a problem by CUTLASS's implicit GEMM for compute capability 8.0.
 
     Attributes:
+        instance: that is launched.
+        pass_: that it computes.
+        is_strided: whether it does so in stride phases.
         roles: which of x, w and y are the operands, and the result, in the kernel's order.
         grid: blocks along each axis.
-        shared_bytes: dynamic shared memory.
         numbers: the arguments after the arrays.
     """
 
+    instance: Convolution
+    pass_: str
+    is_strided: bool
     roles: tuple[str, str, str]
     grid: tuple[int, int]
-    shared_bytes: int
     numbers: tuple[np.int32, ...]
+
+    def kernel(self, counted: bool = False) -> EmulatedKernel:
+        """The kernel, with what its cubin takes.
+
+        Args:
+            counted: with counters of executed instructions.
+
+        Raises:
+            MissingError: the packages are not installed.
+        """
+        chosen = self.instance
+        element, sum_ = _ELEMENTS[chosen.dtype]
+        is_plain = prod(chosen.instruction) == 1
+        defines = {
+            "PASS": PASSES.index(self.pass_),
+            "STRIDED": int(self.is_strided),
+            "ELEMENT": element,
+            "SUM": sum_,
+            "OPERATION": "OpClassSimt" if is_plain else "OpClassTensorOp",
+            "TILE": chosen.tile,
+            "TILE_K": chosen.tile_k,
+            "WARPS_M": chosen.warps[0],
+            "WARPS_N": chosen.warps[1],
+            **{f"INSTRUCTION_{axis}": n for axis, n in zip("MNK", chosen.instruction, strict=True)},
+            "STAGES": chosen.stages,
+            "VECTOR": chosen.vector,
+            "SHARED_BYTES": chosen.shared_bytes,
+        }
+        written = tuple((name, str(value)) for name, value in defines.items())
+        kernel = _kernel("cutlass_conv_sm80", "conv", written, counted)
+        kernel.allow(chosen.shared_bytes)
+        return kernel
+
+    def run(self, kernel: EmulatedKernel, *tensors: np.ndarray) -> Outcome:
+        """Runs it on the tensors that ``roles`` names."""
+        arguments = (*tensors, *self.numbers)
+        return kernel(self.grid, (self.instance.threads,), arguments, self.instance.shared_bytes)
+
+
+def instance_of(numbers: str, tile: int = 128) -> Convolution:
+    """One of CONVOLUTIONS; ConvError if there is none."""
+    if (numbers, tile) not in CONVOLUTIONS:
+        raise ConvError(
+            "CUTLASS's instances must have the numbers and the tile",
+            f"{numbers}, {tile}",
+            f"Take one of {', '.join(f'{one} {edge}x{edge}' for one, edge in CONVOLUTIONS)}",
+        )
+    return CONVOLUTIONS[numbers, tile]
 
 
 def gemm_grid(m: int, n: int, tile: int = TILE) -> tuple[int, int]:
@@ -79,67 +175,44 @@ def gemm_grid(m: int, n: int, tile: int = TILE) -> tuple[int, int]:
     return -(-m // tile), -(-n // tile)
 
 
-def convolution(problem: ConvProblem, pass_: str, tile: int = TILE) -> ConvolutionLaunch:
+def convolution(problem: ConvProblem, pass_: str, instance: Convolution) -> ConvolutionLaunch:
     """The launch of a pass.
 
-    Args:
-        problem, pass_: what is computed.
-        tile: of a block, along both axes of the result; one of STAGES.
-
     Raises:
-        ConvError: the instances here do not take the problem.
+        ConvError: the instance does not take the problem.
     """
-    n, *spatial, c = problem.input_shape
-    k, *window, _ = problem.filter_shape
+    same = all(len(set(one)) == 1 for one in (problem.stride, problem.dilation))
+    paddings = {side for pair in problem.padding for side in pair}
     takes = (
-        problem.dtype == "float16"
+        problem.dtype == instance.dtype
         and problem.data_format == "NHWC"
         and problem.filter_format == "OHWI"
         and problem.groups == 1
-        and c % 8 == k % 8 == 0
-        and (pass_ != "backprop_input" or set(problem.stride) == {1})
+        and problem.C % instance.vector == problem.K % instance.vector == 0
     )
-    same = all(len(set(one)) == 1 for one in (problem.stride, problem.dilation))
-    paddings = {side for pair in problem.padding for side in pair}
     if not takes or not same or len(paddings) != 1:
         raise ConvError(
             "CUTLASS's instances must fit the problem",
             f"{problem}",
-            "Take float16 in NHWC with alike sides",
+            f"Take {instance.dtype} in NHWC with alike sides",
         )
-    pixels = n * int(np.prod(spatial))
-    outputs = int(np.prod(problem.output_shape)) // k
+    n, *spatial, c = problem.input_shape
+    k, *window, _ = problem.filter_shape
+    stride, outputs = problem.stride[0], prod(problem.output_shape) // k
+    is_strided = pass_ == "backprop_input" and stride > 1
+    # Every stride phase has as many pixels as the largest.
+    phase = n * prod(-(-size // stride) for size in spatial)
     roles, size = {
         "forward": (("x", "w", "y"), (outputs, k)),
-        "backprop_input": (("y", "w", "x"), (pixels, c)),
-        "backprop_filter": (("y", "x", "w"), (k, int(np.prod(window)) * c)),
+        "backprop_input": (("y", "w", "x"), (phase, c)),
+        "backprop_filter": (("y", "x", "w"), (k, prod(window) * c)),
     }[pass_]
-    numbers = (n, *spatial, c, k, *window, paddings.pop(), problem.stride[0], problem.dilation[0])
+    rows, columns = gemm_grid(*size, instance.tile)
+    grid = (rows * stride**2 if is_strided else rows, columns)
+    numbers = (n, *spatial, c, k, *window, paddings.pop(), stride, problem.dilation[0])
     return ConvolutionLaunch(
-        roles, gemm_grid(*size, tile), _shared_bytes(tile), tuple(map(np.int32, numbers))
+        instance, pass_, is_strided, roles, grid, tuple(map(np.int32, numbers))
     )
-
-
-def _shared_bytes(tile: int) -> int:
-    return STAGES[tile] * 2 * tile * 32 * 2
-
-
-def convolution_kernel(pass_: str, tile: int = TILE, counted: bool = False) -> EmulatedKernel:
-    """The kernel of a pass, with what its cubin takes.
-
-    Args:
-        pass_, tile: as for ``convolution``.
-        counted: with counters of executed instructions.
-
-    Raises:
-        MissingError: the packages are not installed.
-    """
-    numbers = {"PASS": PASSES.index(pass_), "TILE": tile, "STAGES": STAGES[tile]}
-    defines = {**numbers, "SHARED_BYTES": _shared_bytes(tile)}
-    written = tuple((name, str(value)) for name, value in defines.items())
-    kernel = _kernel("cutlass_conv_sm80", "conv", written, counted)
-    kernel.allow(_shared_bytes(tile))
-    return kernel
 
 
 def gemm_kernel(name: str = "f16") -> EmulatedKernel:

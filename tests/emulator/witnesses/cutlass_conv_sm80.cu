@@ -1,38 +1,48 @@
 // Instances of CUTLASS's implicit-GEMM convolution for compute capability 8.0, one for each PASS:
-// cp.async with zero fill, ldmatrix (transposing for two of them), mma.sync.  TILE is 64 or 128, of
-// which each of four warps has a quarter.
+// cp.async with zero fill; ldmatrix, which transposes for two of them, and mma.sync, or, with
+// OPERATION OpClassSimt, fused multiply-adds.
+//
+// Chosen with -D: PASS, STRIDED (backprop_input in stride phases), ELEMENT, SUM (of the products),
+// OPERATION, TILE (along both axes of the result), TILE_K, WARPS_M and WARPS_N, INSTRUCTION_M, _N
+// and _K, STAGES, and VECTOR, elements that are copied at once.
 #include "cutlass/conv/kernel/default_conv2d_dgrad.h"
 #include "cutlass/conv/kernel/default_conv2d_fprop.h"
 #include "cutlass/conv/kernel/default_conv2d_wgrad.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
 #include "cutlass/gemm/threadblock/threadblock_swizzle.h"
 
-using Element = cutlass::half_t;
+using Element = ELEMENT;
 using Layout = cutlass::layout::TensorNHWC;
-using Tile = cutlass::gemm::GemmShape<TILE, TILE, 32>;
+using Tile = cutlass::gemm::GemmShape<TILE, TILE, TILE_K>;
+using WarpTile = cutlass::gemm::GemmShape<TILE / WARPS_M, TILE / WARPS_N, TILE_K>;
+#if STRIDED
+using Swizzle = cutlass::conv::threadblock::StridedDgradIdentityThreadblockSwizzle<>;
+#else
 using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>;
-using Output = cutlass::epilogue::thread::LinearCombination<Element, 8, float, float>;
+#endif
+using Output = cutlass::epilogue::thread::LinearCombination<Element, VECTOR, SUM, SUM>;
 
 // A macro: the three templates differ in their names alone.
-#define INSTANCE(Template, algorithm, strides)                                                  \
-  cutlass::conv::kernel::Template<                                                            \
-      Element, Layout, Element, Layout, Element, Layout, float,                               \
-      cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80, Tile,                              \
-      cutlass::gemm::GemmShape<TILE / 2, TILE / 2, 32>, cutlass::gemm::GemmShape<16, 8, 16>,  \
-      Output, Swizzle, STAGES, cutlass::arch::OpMultiplyAdd,                                  \
-      cutlass::conv::IteratorAlgorithm::algorithm,                                            \
-      cutlass::conv::StrideSupport::strides>::Kernel
+#define INSTANCE(Template, strides)                                                            \
+  cutlass::conv::kernel::Template<                                                             \
+      Element, Layout, Element, Layout, Element, Layout, SUM, cutlass::arch::OPERATION,        \
+      cutlass::arch::Sm80, Tile, WarpTile,                                                     \
+      cutlass::gemm::GemmShape<INSTRUCTION_M, INSTRUCTION_N, INSTRUCTION_K>, Output, Swizzle,  \
+      STAGES, cutlass::arch::OpMultiplyAdd, cutlass::conv::IteratorAlgorithm::kOptimized,      \
+      cutlass::conv::StrideSupport::strides, VECTOR, VECTOR>::Kernel
 #if PASS == 0
-using Kernel = INSTANCE(DefaultConv2dFprop, kOptimized, kStrided);
+using Kernel = INSTANCE(DefaultConv2dFprop, kStrided);
+#elif PASS == 1 && STRIDED
+using Kernel = INSTANCE(DefaultConv2dDgrad, kStrided);
 #elif PASS == 1
-using Kernel = INSTANCE(DefaultConv2dDgrad, kOptimized, kUnity);
+using Kernel = INSTANCE(DefaultConv2dDgrad, kUnity);
 #else
-using Kernel = INSTANCE(DefaultConv2dWgrad, kOptimized, kStrided);
+using Kernel = INSTANCE(DefaultConv2dWgrad, kStrided);
 #endif
 static_assert(sizeof(Kernel::SharedStorage) <= SHARED_BYTES, "the launch asks for as much");
 
 // Operands and result as the pass orders them, NHWC and KRSC.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N)
     conv(Element* a, Element* b, Element* result, int n, int h, int w, int c, int k, int r, int s,
          int padding, int stride, int dilation) {
   extern __shared__ __align__(128) char storage[];
@@ -52,6 +62,6 @@ extern "C" __global__ void __launch_bounds__(128)
   const Layout of_a = y, of_b = x, of_result = filter;
 #endif
   const typename Kernel::Params parameters(typename Kernel::Arguments(
-      problem, {a, of_a}, {b, of_b}, {result, of_result}, {result, of_result}, {1.0f, 0.0f}));
+      problem, {a, of_a}, {b, of_b}, {result, of_result}, {result, of_result}, {SUM(1), SUM(0)}));
   Kernel()(parameters, *reinterpret_cast<typename Kernel::SharedStorage*>(storage));
 }

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from math import ceil
 
 import numpy as np
 import pytest
 
 from cupyconv import ConvProblem
+from cupyconv.gpu import launches
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import direct
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import cubins
 from tests.emulator import EmulatedModule, Outcome, account, driver, memory, settings, suite
+from tests.emulator.ptx.nvrtc import ptx_of
 from tests.emulator.work import Executions
 
 HEADER = ".version 8.8\n.target sm_80\n.address_size 64\n"
@@ -551,6 +554,47 @@ def test_direct_executes_little_beside_its_products(layer, dtype, order, pass_, 
     assert executed <= most * kinds["float"].by_warp
     assert executed - of_loop <= beside * of_loop
     assert by_lanes >= 0.9 * 32 * executed
+
+
+# Layers with few tiles for a block, of whose filters most is to be staged.
+STAGED = [
+    ("resnext50-g32-2", "float16", "channels-last", "forward"),
+    ("convnext-dw1", "float32", "channels-last", "forward"),
+    ("mobilenetv2-dw6", "float32", "channels-last", "forward"),
+    ("convnext-dw4", "float32", "channels-last", "backprop_input"),
+    ("mobilenetv2-dw7", "float16", "channels-last", "forward"),
+    ("vgg16-1", "float32", "channels-last", "forward"),
+]
+
+
+@pytest.mark.parametrize(("layer", "dtype", "order", "pass_"), STAGED)
+def test_direct_stages_the_filter_in_a_quarter_of_its_main_loop(layer, dtype, order, pass_):
+    """By what a block executes until its first barrier, after which it ends here."""
+    problem = account.layer_problem(layer, dtype, order)
+    device, strides = Device.of("sm_80"), Strides.contiguous(problem)
+    planned = plan_pass(problem, pass_, device, "cuda-direct", strides=strides)
+    (launch,) = launches.prepare(planned, problem, strides, None, device)
+    whole = ptx_of(launch.source, launch.defines, "sm_80")
+    until = re.sub(r"bar\.sync\s+0;", "bar.sync 0; ret;", whole, count=1)
+    assert until != whole
+    tensors = account.lazy_tensors(problem)
+    arguments = [
+        tensors.get(one, np.uint64(0)) if isinstance(one, str) else one for one in launch.arguments
+    ]
+    executed, of_loop = [], []
+    for text in (until, whole):
+        kernel = EmulatedModule.from_ptx(text, "conv_direct", counted=True).get_function(
+            launch.entry
+        )
+        with settings(work=True, raise_reports=False, blocks=[0]):
+            work = kernel(launch.grid, launch.block, arguments, launch.shared_bytes).work
+        for found, kinds in (
+            (executed, work.by_kind()),
+            (of_loop, work.by_kind(in_main_loop=True)),
+        ):
+            found.append(sum(kind.by_warp for kind in kinds.values()))
+    assert of_loop[0] == 0 < executed[0]
+    assert executed[0] <= of_loop[1] / 4
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import contextlib
 import pytest
 
 from cupyconv import ConvProblem
+from cupyconv.problem import PASSES
 from tests import emulator
-from tests.emulator import account, settings, witnesses
+from tests.emulator import account, settings, suite, witnesses
 from tests.emulator.module import Outcome
+from tests.emulator.ptx.counting import PRODUCTS
 from tests.emulator.witnesses import cases, cutlass_sm90
 
 pytestmark = pytest.mark.slow
@@ -61,3 +63,47 @@ def test_account_of_a_witness() -> None:
     assert one.work.by_kind()["tensor core"].by_warp == 64 * 64 * 9 * 64 // (16 * 8 * 16)
     sectors = {row.tensor: row.distinct for row in one.work.sectors}
     assert sectors == {"x": 256, "w": 2304, "y": 256}
+
+
+def _for_a_product(one: account.Account, in_main_loop: bool) -> float:
+    """What is executed for each product of the tensor cores, or for each plain one if there are no
+    others, without what the chip's compiler makes nothing of."""
+    kinds = one.work.by_kind(in_main_loop)
+    executed = sum(of_kind.by_warp for kind, of_kind in kinds.items() if kind not in suite.FREE)
+    return executed / kinds[PRODUCTS if PRODUCTS in kinds else "float"].by_warp
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize(
+    ("dtype", "precision", "tile"),
+    [
+        ("float32", "ieee", "128x64"),
+        ("float32", "tf32", "128x128"),
+        ("float16", "ieee", "128x128"),
+        ("bfloat16", "ieee", "128x128"),
+    ],
+)
+def test_gather_executes_no_more_than_cutlass(
+    dtype: str, precision: str, tile: str, pass_: str
+) -> None:
+    """For a product, in the whole kernel and in the main loop, beside CUTLASS's kernel of 128x128;
+    of plain products, whose copies CUTLASS has in its main loop, in the whole kernel."""
+    problem = account.layer_problem("resnet50-11", dtype, "channels-last")
+    try:
+        theirs = account.account_of_witness(problem, pass_, blocks=1, precision=precision)
+    except witnesses.MissingError as error:
+        pytest.skip(str(error))
+    ours, *_ = (
+        one
+        for one in account.accounts_of_pass(
+            problem, pass_, "cuda-gather", "sm_80", 1, tile, precision
+        )
+        if one.kernel == "conv_gather"
+    )
+    assert _for_a_product(ours, False) <= _for_a_product(theirs, False)
+    if PRODUCTS in ours.work.by_kind():
+        assert _for_a_product(ours, True) <= _for_a_product(theirs, True)
+    if dtype != "float32":
+        assert _for_a_product(ours, True) <= 4
+    assert (ours.spilled, theirs.spilled) == (0, 0)
+    assert ours.resident >= theirs.resident

@@ -167,7 +167,8 @@ def test_adding_up_parts_is_priced_as_it_is_counted(parts):
 def test_filter_gradients_fill_the_chip(architecture, numbers):
     """Of every layer of the suite that takes cuda-gather: with about as many blocks as the kernel
     is sure to have resident on all multiprocessors, where each keeps steps enough; but for those
-    that are expected to take less without splits, which a launch of its own adds up."""
+    that are expected to take less without splits, which a launch of its own adds up.  Plain
+    products, which take longest, have a block on every multiprocessor always."""
     (dtype, precision), device = suite.NUMBERS[numbers], Device.of(architecture)
     family, seen = FAMILIES["cuda-gather"], 0
     for layer, order in product(suites.select(list(suites.suites())), suite.ORDERS):
@@ -185,6 +186,9 @@ def test_filter_gradients_fill_the_chip(architecture, numbers):
 
         ways = sorted(family.candidates(request), key=lambda one: one.microseconds)
         assert fills(ways[0]) or ways[0].splits == 1, layer.name
+        if not ways[0].tile.defines["TENSOR_CORES"]:
+            blocks = ways[0].blocks * ways[0].splits
+            assert blocks >= device.chip.multiprocessors, layer.name
         assert any(map(fills, ways)), layer.name
         seen += fills(ways[0])
     assert seen > 100

@@ -233,7 +233,7 @@ def accounts_of_pass(
     device = Device.of(arch)
     strides = Strides.contiguous(problem)
     planned = _planned(Request(problem, pass_, device, precision, strides=strides), impl, tile)
-    operands = [*_lazy_tensors(problem), None]  # no bias
+    operands = [*lazy_tensors(problem).values(), None]  # no bias
     if planned.workspace_bytes:
         operands.append(memory.lazy((planned.workspace_bytes // 4,), np.float32, "workspace"))
     assert device.architecture is not None
@@ -279,7 +279,7 @@ def account_of_witness(
     numbers = "tf32" if precision == "tf32" else problem.dtype
     instance = cutlass.instance_of(numbers, 64 if tile == "64x64" else 128)
     launch = cutlass.convolution(problem, pass_, instance)
-    operands = dict(zip(("x", "w", "y"), _lazy_tensors(problem), strict=True))
+    operands = lazy_tensors(problem)
     tensors = [operands[role] for role in launch.roles]
     arguments: list[Any]
     if arch == "sm_90a":
@@ -305,11 +305,11 @@ def account_of_witness(
     return account_of(kernel, outcome, grid, (threads,), shared)
 
 
-def _lazy_tensors(problem: ConvProblem) -> list[np.ndarray]:
+def lazy_tensors(problem: ConvProblem) -> dict[str, np.ndarray]:
     """x, w and y, which take memory only where they are touched."""
     dtype = arrays.numpy_dtype(problem.dtype)
-    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    return [memory.lazy(shape, dtype, name) for name, shape in zip("xwy", shapes, strict=True)]
+    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
+    return {name: memory.lazy(shape, dtype, name) for name, shape in shapes.items()}
 
 
 def _clusters(launch: Launch, runtime: EmulatorRuntime) -> int:

@@ -51,6 +51,7 @@ _PROBLEMS |= {
         padding=((3, 2), (1, 0), (0, 0)),
     ),
     "single_rows_of_the_filter": ConvProblem((1, 3, 12, 14), (8, 3, 4, 3)),
+    "taps_staged_one_by_one": ConvProblem((1, 12, 3, 9), (8, 12, 1, 5), padding=((0, 0), (2, 2))),
     "more_lines_than_threads": ConvProblem(
         (20, 8, 1, 4), (8, 1, 17, 1), groups=8, padding=((8, 8), (0, 0))
     ),
@@ -352,6 +353,9 @@ def _cases_of(impl: str, only: str | None):
         problem = in_formats(_PROBLEMS["single_rows_of_the_filter"], "NHWC", "OHWI")
         run = partial(_exact, problem, impl, pass_="backprop_filter", schedule=SCHEDULES[1])
         yield "cuda-direct single_rows_of_the_filter", run
+        problem = in_formats(_PROBLEMS["taps_staged_one_by_one"], "NHWC", "OHWI")
+        run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[2])
+        yield "cuda-direct taps_staged_one_by_one", partial(_cut_directly, run, 5)
         for data_format in ("NCHW", "NHWC"):
             yield f"cuda-direct last pixel {data_format}", partial(_last_pixel, data_format)
     if impl == "cuda-toeplitz":

@@ -43,7 +43,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv import ConvError, ConvProblem, arrays
+from cupyconv import ConvError, ConvProblem
 from cupyconv.bench import suites
 from cupyconv.gpu import compiler, launches, sources
 from cupyconv.gpu.launch import Launch, Part
@@ -56,7 +56,7 @@ from tests import cubins
 from tests.cubins import Resources
 
 from . import driver, memory
-from .account import layer_problem
+from .account import layer_problem, lazy_tensors
 from .build import cache_directory, digest
 from .module import EmulatedKernel, EmulatedModule
 from .ptx.counting import PRODUCTS
@@ -329,7 +329,7 @@ def name_of(planned: PassPlan) -> str:
 def counts(planned: PassPlan, problem: ConvProblem, device: Device) -> Iterator[Counts]:
     """The counts of each launch of a planned pass."""
     found = launches.prepare(planned, problem, Strides.contiguous(problem), None, device)
-    operands = {**_tensors(problem), **_workspace(planned, found)}
+    operands = {**lazy_tensors(problem), **_workspace(planned, found)}
     for launch in found:
         if 0 not in launch.grid:
             yield _counts(launch, operands, device, _spread(problem, prod(launch.grid)))
@@ -363,7 +363,7 @@ def counts_of_witness(problem: ConvProblem, pass_: str, device: Device, operands
             "Take sm_80",
         )
     launch = cutlass.convolution(problem, pass_, cutlass.instance_of(operands))
-    chosen, tensors = launch.instance, _tensors(problem)
+    chosen, tensors = launch.instance, lazy_tensors(problem)
     kernel, total = launch.kernel(counted=True), prod(launch.grid)
     shape = launch.grid, (chosen.threads,), chosen.shared_bytes
     arguments = [*(tensors[role] for role in launch.roles), *launch.numbers]
@@ -374,12 +374,6 @@ def counts_of_witness(problem: ConvProblem, pass_: str, device: Device, operands
     )  # fmt: skip
     touched = sum(tensors[name].nbytes for name in work.pop("tensors"))
     return Counts("cutlass", total, resident, chosen.threads // 32, touched=touched, **work)
-
-
-def _tensors(problem: ConvProblem) -> dict[str, np.ndarray]:
-    dtype = arrays.numpy_dtype(problem.dtype)
-    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
-    return {name: memory.lazy(shape, dtype, name) for name, shape in shapes.items()}
 
 
 def _spread(problem: ConvProblem, total: int) -> list[int]:

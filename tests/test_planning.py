@@ -384,6 +384,22 @@ def test_a_plan_prints_its_choices_and_reasons():
     assert "implicit GEMM" in text
 
 
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [
+        (0, "Estimates are modelled; nothing was measured."),
+        (2, "Times are measured where that is said, else modelled."),
+        (3, "Times are measured, on a GPU like this one."),
+    ],
+)
+def test_a_plan_says_which_times_are_measured(measured, says):
+    planned = plan(ConvProblem((8, 64, 14, 14), (64, 64, 3, 3)), "sm_80")
+    first = [replace(one, reason="measured 9 us") for one in planned.passes[:measured]]
+    planned = replace(planned, passes=(*first, *planned.passes[measured:]))
+    assert str(planned).endswith(f"\n\n{says}")
+    assert f"<p>{says}</p>" in planned._repr_html_()
+
+
 def test_plans_index_by_pass():
     planned = plan(ConvProblem((1, 1, 4), (1, 1, 3)), "cpu")
     assert [p.pass_ for p in planned] == list(PASSES)

@@ -56,7 +56,9 @@ def require_sound(text):
         plan = Plan.from_json(text)
     except ConvError:
         return False
-    assert str(plan).count("\n") == 6, "problem, place, headings, a rule, three passes"
+    assert str(plan).count("\n") == 8, (
+        "problem, place, headings, a rule, three passes, their origin"
+    )
     assert str(plan).replace("\n", "").isprintable()
     assert plan._repr_html_()
     assert Plan.from_json(plan.to_json()) == plan

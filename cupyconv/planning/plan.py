@@ -71,13 +71,12 @@ class Plan:
         return iter(self.passes)
 
     def __str__(self) -> str:
-        return "\n".join(
-            [str(self.problem), f"on {_place(self.device)}", *self._table.lines(markup.UNBOUND)]
-        )
+        lines = [*self._table.lines(markup.UNBOUND), "", *self._origin.lines(markup.UNBOUND)]
+        return "\n".join([str(self.problem), f"on {_place(self.device)}", *lines])
 
     def _repr_html_(self) -> str:
         """The passes as a table, for Jupyter."""
-        blocks = (markup.Paragraph(repr(self.problem)), self._table)
+        blocks = (markup.Paragraph(repr(self.problem)), self._table, self._origin)
         return markup.Document(
             f"Plan on {_place(self.device)}", (markup.Section("", blocks),)
         ).html()
@@ -89,6 +88,18 @@ class Plan:
             for p in self.passes
         )
         return markup.Table(("pass", "implementation", "tile", "blocks", "reason"), rows)
+
+    @property
+    def _origin(self) -> markup.Paragraph:
+        """Where the times come from."""
+        measured = sum(one.reason.startswith("measured") for one in self.passes)
+        told = {
+            0: "Estimates are modelled; nothing was measured.",
+            len(self.passes): "Times are measured, on a GPU like this one.",
+        }
+        return markup.Paragraph(
+            told.get(measured, "Times are measured where that is said, else modelled.")
+        )
 
     def to_json(self) -> str:
         """The plan as JSON, which ``from_json`` reads."""

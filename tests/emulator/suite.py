@@ -363,17 +363,23 @@ def counts_of_witness(problem: ConvProblem, pass_: str, device: Device, operands
             "Take sm_80",
         )
     launch = cutlass.convolution(problem, pass_, cutlass.instance_of(operands))
-    chosen, tensors = launch.instance, lazy_tensors(problem)
+    instance, operand = launch.instance, lazy_tensors(problem)
     kernel, total = launch.kernel(counted=True), prod(launch.grid)
-    shape = launch.grid, (chosen.threads,), chosen.shared_bytes
-    arguments = [*(tensors[role] for role in launch.roles), *launch.numbers]
-    work = _work(kernel, *shape, arguments, _spread(problem, total))
-    resident, _ = driver.resident_blocks(
-        driver.chip_of(str(device.architecture)), kernel.resources, chosen.threads,
-        chosen.shared_bytes, chosen.shared_bytes,
+    arguments = [*(operand[role] for role in launch.roles), *launch.numbers]
+    # A filter's gradient is not split: each block goes through all pixels, like any other.
+    chosen = _spread(problem, total)[: 1 if pass_ == "backprop_filter" else None]
+    shape = launch.grid, (instance.threads,), instance.shared_bytes
+    work = _kept(
+        ("witness", kernel.ptx, shape, chosen, [one.shape for one in operand.values()],
+         list(map(int, launch.numbers))),
+        lambda: _work(kernel, *shape, arguments, chosen),
     )  # fmt: skip
-    touched = sum(tensors[name].nbytes for name in work.pop("tensors"))
-    return Counts("cutlass", total, resident, chosen.threads // 32, touched=touched, **work)
+    resident, _ = driver.resident_blocks(
+        driver.chip_of(str(device.architecture)), kernel.resources, instance.threads,
+        instance.shared_bytes, instance.shared_bytes,
+    )  # fmt: skip
+    touched = sum(operand[name].nbytes for name in work.pop("tensors"))
+    return Counts("cutlass", total, resident, instance.threads // 32, touched=touched, **work)
 
 
 def _spread(problem: ConvProblem, total: int) -> list[int]:

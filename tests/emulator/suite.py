@@ -102,6 +102,9 @@ GOLDEN = (5**0.5 - 1) / 2
 FREE = ("move", "load own", "address")
 """Kinds of PTX instructions that become none, or operands of others."""
 
+MOST_DEPTH = 1 << 17
+"""Of a matrix product, that is counted of CUTLASS's kernels, which are not split."""
+
 _PTX = "sm_80"  # serves all chips of its generation: they have the same instructions
 _SCHEME = 5  # of what is kept
 
@@ -361,6 +364,12 @@ def counts_of_witness(problem: ConvProblem, pass_: str, device: Device, operands
             "CUTLASS's instance for float64 needs tensor cores for it",
             str(device.architecture),
             "Take sm_80",
+        )
+    if problem.gemm(pass_).gemm_k > MOST_DEPTH:
+        raise ConvError(
+            "CUTLASS's instances sum each result in one block, which must not take too long here",
+            f"gemm_k is {problem.gemm(pass_).gemm_k:,}",
+            f"Take a layer of at most {MOST_DEPTH:,}",
         )
     launch = cutlass.convolution(problem, pass_, cutlass.instance_of(operands))
     instance, operand = launch.instance, lazy_tensors(problem)
@@ -681,19 +690,44 @@ def table(found: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[str]:
     lines = classed(found).items()
     for key, now in sorted(lines, key=lambda one: (CLASSES.index(one[0][0]), *one[0][1:])):
         of_class, pass_, numbers, order, arch = key
-        old = then.get(key, {})
-        names = [name for name in now if name in old] or list(now)
-        witness = [now[name]["cutlass"] for name in names if "cutlass" in now[name]]
-        versions = [[now[name]["figures"] for name in names]]
-        versions[:0] = [[old[name]["figures"] for name in names]] if names[0] in old else []
-        cells = []
-        for figure in FIGURES:
-            means = [f"{_mean(version, figure):.3g}" for version in versions]
-            is_whole = len(witness) == len(names)
-            of_witness = f" ({_mean(witness, figure):.3g})" if is_whole else ""
-            cells.append(" → ".join(means) + of_witness)
-        start = [of_class, pass_, f"{numbers} {order}", arch, str(len(names))]
+        layers, cells = _cells(now, then.get(key, {}))
+        start = [of_class, pass_, f"{numbers} {order}", arch, str(layers)]
         yield "| " + " | ".join([*start, *cells]) + " |"
+
+
+def summary(found: Sequence[Row], before: Sequence[Row], numbers: str, order: str) -> Iterator[str]:
+    """The same of one kind of numbers in one memory order, in lines of all chips: all figures of
+    the first, and the shares of the others."""
+    lines, then = classed(found), classed(before)
+    first, *others = ARCHITECTURES
+    chips = " | ".join(f"share, {arch}" for arch in ARCHITECTURES)
+    yield (
+        "| layers | pass | instructions a product | bytes over the least | blocks a multiprocessor"
+        f" | {chips} |"
+    )
+    yield "| --- | --- |" + " ---: |" * (3 + len(ARCHITECTURES))
+    for of_class, pass_ in product(CLASSES, PASSES):
+        keys = [(of_class, pass_, numbers, order, arch) for arch in (first, *others)]
+        if not all(key in lines for key in keys):
+            continue
+        (layers, cells), *rest = (_cells(lines[key], then.get(key, {})) for key in keys)
+        cells += [of_other[-1] for _, of_other in rest]
+        yield "| " + " | ".join([f"{of_class} ({layers})", pass_, *cells]) + " |"
+
+
+def _cells(now: Mapping[str, Row], before: Mapping[str, Row]) -> tuple[int, list[str]]:
+    """Of how many layers a line is, and a cell for each figure."""
+    names = [name for name in now if name in before] or list(now)
+    witness = [now[name]["cutlass"] for name in names if "cutlass" in now[name]]
+    versions = [[now[name]["figures"] for name in names]]
+    versions[:0] = [[before[name]["figures"] for name in names]] if names[0] in before else []
+    cells = []
+    for figure in FIGURES:
+        means = [f"{_mean(version, figure):.3g}" for version in versions]
+        is_whole = len(witness) == len(names)
+        of_witness = f" ({_mean(witness, figure):.3g})" if is_whole else ""
+        cells.append(" → ".join(means) + of_witness)
+    return len(names), cells
 
 
 def _mean(found: Sequence[Mapping[str, float]], figure: str) -> float:

@@ -18,7 +18,7 @@ from cupyconv.problem import PASSES
 from tests import cubins
 from tests.emulator import EmulatedModule, Outcome, account, driver, memory, settings, suite
 from tests.emulator.ptx.nvrtc import ptx_of
-from tests.emulator.work import Executions
+from tests.emulator.work import FREE, Executions
 
 HEADER = ".version 8.8\n.target sm_80\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>;"
@@ -457,7 +457,7 @@ def test_plain_products_of_gather_are_most_of_what_it_executes(
 
 
 # Of a layer of 128 channels and filters of 3 x 3.  CUTLASS's kernel for 8.0 with this tile executes
-# 4.8 instructions for each product in all, and 3.7 in its main loop.
+# 4.4 instructions for each product in all, and 3.5 in its main loop.
 def test_gather_executes_no_more_beside_its_products_than_others_do() -> None:
     problem = account.layer_problem("resnet50-11", "float16", "channels-last")
     (one, *_) = account.accounts_of_pass(
@@ -466,8 +466,8 @@ def test_gather_executes_no_more_beside_its_products_than_others_do() -> None:
     of_all, of_loop = one.work.for_a_product(), one.work.for_a_product(in_main_loop=True)
     assert of_all is not None
     assert of_loop is not None
-    assert of_all <= 4.3
-    assert of_loop <= 3.5
+    assert of_all <= 4
+    assert of_loop <= 3.4
     assert one.resident == 2
 
 
@@ -497,7 +497,7 @@ def test_cuda_direct_is_priced_by_what_it_executes(
     tiles = one.blocks * warps * made.rounds / one.grid[0]
     executed = one.work.by_kind().items()
     counted = (
-        sum(kind.by_warp for name, kind in executed if name not in suite.FREE),
+        sum(kind.by_warp for name, kind in executed if name not in FREE),
         one.wavefronts,
         sum(row.sectors for row in one.work.sectors if row.tensor != "w"),
     )

@@ -108,11 +108,11 @@ class Account:
                 f"{min(of_warps) / self.blocks:15.0f}{max(of_warps) / self.blocks:9.0f}"
                 f"{of_kind.by_lanes / (LANES * of_kind.by_warp):9.1%}"
             )
-        if (all_of_them := self.work.for_a_product()) is not None:
+        if (of_all := self.work.for_a_product()) is not None:
             of_loop = self.work.for_a_product(in_main_loop=True)
             yield (
-                f"  {all_of_them:.2f} instructions for each of the tensor core's"
-                + ("" if of_loop is None else f", {of_loop:.2f} in the main loop")
+                f"  {of_all:.2f} instructions that cost something for each product,"
+                f" {of_loop:.2f} in the main loop"
             )
         if self.sass_main_loop:
             every = sum(self.sass_main_loop.values())

@@ -63,7 +63,7 @@ from .ptx.counting import PRODUCTS
 from .ptx.nvrtc import ptx_of, put
 from .runtime import settings
 from .witnesses import MissingError, cutlass
-from .work import Executions, Instructions
+from .work import FREE, Executions, Instructions
 
 SCHEDULERS = 4
 """Of a multiprocessor; each begins an instruction of a warp in a cycle."""
@@ -98,9 +98,6 @@ BLOCKS = 4
 
 GOLDEN = (5**0.5 - 1) / 2
 """Whose multiples are spread most evenly, whatever their fractions are compared with."""
-
-FREE = ("move", "load own", "address")
-"""Kinds of PTX instructions that become none, or operands of others."""
 
 MOST_DEPTH = 1 << 17
 """Of a matrix product, that is counted of CUTLASS's kernels, which are not split."""

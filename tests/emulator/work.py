@@ -11,6 +11,12 @@ from .runtime import library
 
 LANES = 32
 
+FREE = ("move", "load own", "address")
+"""Kinds of PTX instructions that become none, or operands of others."""
+
+_PLAIN = "float"
+"""The kind of products outside the tensor cores."""
+
 
 @dataclass(frozen=True)
 class Executions:
@@ -78,11 +84,15 @@ class Work:
         return dict(sorted(summed.items(), key=lambda item: -item[1].by_warp))
 
     def for_a_product(self, in_main_loop: bool = False) -> float | None:
-        """Instructions for each of the tensor core's; None where there are none of those."""
-        kinds = self.by_kind(in_main_loop)
-        if PRODUCTS not in kinds:
+        """Instructions that cost something, for each product of the main loop: of the tensor cores,
+        or plain ones where there are none of those; None where there are none of either."""
+        of_loop = self.by_kind(in_main_loop=True)
+        products = next((kind for kind in (PRODUCTS, _PLAIN) if kind in of_loop), None)
+        if products is None:
             return None
-        return sum(one.by_warp for one in kinds.values()) / kinds[PRODUCTS].by_warp
+        kinds = of_loop if in_main_loop else self.by_kind()
+        executed = sum(one.by_warp for kind, one in kinds.items() if kind not in FREE)
+        return executed / of_loop[products].by_warp
 
 
 def counted_work(counters: Sequence[Counted] | None) -> Work:

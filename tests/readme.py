@@ -1,10 +1,11 @@
-"""Writes real output into the README, between its markers; a test holds the README to it.
+"""Writes real output into the README, and what was counted into its page, between their markers.
 
-Run as `python -m tests.readme`.
+Run as `python -m tests.readme`; a test holds both to it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,8 +13,12 @@ import sys
 from pathlib import Path
 
 from tests import speed_table
+from tests.emulator import suite
 
 README = Path(__file__).parent.parent / "README.md"
+COUNTED = README.parent / "notebooks" / "explanation" / "counted.md"
+BEFORE = suite.RESULTS.with_name("suite-9e64671.json")
+"""Counts of a commit with which those of now are compared."""
 
 COMMANDS = {
     "picture": (["explain", "--preset", "multi-channel"], "How can x", "Nothing is tiled"),
@@ -67,15 +72,25 @@ def filled(text: str) -> str:
     return text
 
 
+def counted(text: str) -> str:
+    """The page's text with a table for each kind of numbers and memory order that was counted."""
+    found, before = (json.loads(path.read_text()) for path in (suite.RESULTS, BEFORE))
+    for numbers, order in sorted({(row["numbers"], row["order"]) for row in found}):
+        lines = suite.summary(found, before, numbers, order)
+        text = put_into(text, f"{numbers}, {order}", "\n".join(("", *lines, "")))
+    return text
+
+
 def put_into(text: str, name: str, content: str) -> str:
     """A text with the content between the two comment lines of a block."""
     block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
     pattern = re.compile(f"<!-- {name} -->.*?<!-- /{name} -->", re.DOTALL)
     text, count = pattern.subn(lambda _: block, text)
     if count != 1:
-        raise SystemExit(f"README.md must have one block {name!r}, has {count}")
+        raise SystemExit(f"the text must have one block {name!r}, has {count}")
     return text
 
 
 if __name__ == "__main__":
     README.write_text(filled(README.read_text()))
+    COUNTED.write_text(counted(COUNTED.read_text()))

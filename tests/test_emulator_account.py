@@ -9,11 +9,11 @@ from math import ceil
 import numpy as np
 import pytest
 
-from cupyconv import ConvProblem
-from cupyconv.gpu import launches
+from cupyconv import ConvProblem, arrays, operations
+from cupyconv.gpu import bias, launches
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import direct
-from cupyconv.planning.strides import Strides
+from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import PASSES
 from tests import cubins
 from tests.emulator import EmulatedModule, Outcome, account, driver, memory, settings, suite
@@ -595,6 +595,47 @@ def test_direct_stages_the_filter_in_a_quarter_of_its_main_loop(layer, dtype, or
             found.append(sum(kind.by_warp for kind in kinds.values()))
     assert of_loop[0] == 0 < executed[0]
     assert executed[0] <= of_loop[1] / 4
+
+
+# dy, and the most that is asked of the caches over its bytes: more where pieces of 16 bytes begin
+# between those of memory, or single numbers do.
+SUMMED = [
+    ((4, 256, 14, 14), "NCHW", 1.2),
+    ((4, 14, 14, 256), "NHWC", 1.2),
+    ((2, 64, 56, 56), "NCHW", 1.05),
+    ((2, 56, 56, 64), "NHWC", 1.05),
+    ((2, 112, 112, 3), "NHWC", 1.4),
+    ((2, 28, 28, 67), "NHWC", 1.8),
+    ((8, 512, 7, 7), "NCHW", 1.9),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("shape", "layout", "most"), SUMMED)
+def test_a_bias_gradient_reads_dy_once(shape, layout, most, dtype):
+    """All launches, with the sums of chunks that they write and read."""
+    problem = operations.bias_problem("dy", shape, layout, dtype)
+    strides = Strides.of_sum(contiguous_strides(shape), 1, 16)
+    launched, workspace_bytes = bias.prepare_bias(problem, strides, Device.of("sm_80"))
+    element = arrays.numpy_dtype(dtype)
+    operands = {"y": memory.lazy(shape, element, "dy"),
+                "bias": memory.lazy((problem.K,), element, "db")}  # fmt: skip
+    if workspace_bytes:
+        operands["workspace"] = memory.lazy((workspace_bytes // 4,), np.float32, "workspace")
+    asked = distinct = 0
+    for launch in launched:
+        text = ptx_of(launch.source, launch.defines, "sm_80")
+        kernel = EmulatedModule.from_ptx(text, "bias").get_function(launch.entry)
+        arguments = [
+            operands.get(one, np.uint64(0)) if isinstance(one, str) else one
+            for one in launch.arguments
+        ]
+        with settings(work=True, raise_reports=False):
+            outcome = kernel(launch.grid, launch.block, arguments)
+        asked += sum(32 * one.sectors for one in outcome.work.sectors)
+        distinct += sum(32 * one.distinct for one in outcome.work.sectors)
+    assert distinct <= 1.05 * operands["y"].nbytes
+    assert asked <= most * operands["y"].nbytes
 
 
 @pytest.mark.parametrize(

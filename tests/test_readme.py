@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests import speed_table
-from tests.readme import README, filled, put_into
+from tests.readme import COUNTED, README, counted, filled, put_into
 
 
 def without_numbers(text):
@@ -27,6 +27,11 @@ def test_the_two_commands_are_in_the_makefile():
 def test_the_speed_tables_are_those_of_the_newest_results():
     for device in speed_table.NOTHING:
         assert speed_table.table(README.parent / "tests", device) in README.read_text()
+
+
+def test_the_page_of_counts_has_what_was_counted():
+    text = COUNTED.read_text()
+    assert counted(text) == text
 
 
 def test_what_is_put_in_replaces_what_was_there():

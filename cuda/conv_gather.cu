@@ -21,7 +21,7 @@
 // for the step after the one that is being copied: it counts on by BLOCK_K, without a division.  Of
 // each operand one half is the same for all pieces that a thread copies in a step, so that a piece
 // costs one load from shared memory, an addition, and a test of bits for whether it is inside the
-// tensor.
+// tensor; in large tiles of 16 bits not even the load, where it is of the half of a position.
 //
 // Pixels come in pieces too, in NCHW: those of the output as it is stored and as dy is summed, and
 // those of the input under a 1 x 1 filter of stride 1 without padding, where they follow each other
@@ -289,6 +289,12 @@ struct BlockTile {
 template <int VECTOR>
 constexpr int COPIES_AT_ONCE = VECTOR * sizeof(Storage) < 4 ? 16 : 8;
 
+// Whether threads keep the halves of their positions in registers, of pieces of 16 bytes, which are
+// few: in large tiles of 16 bits, which the tensor cores multiply nearly as fast as shared memory
+// brings them.
+constexpr bool KEEPS_POSITIONS = TENSOR_CORES && sizeof(Storage) == 2 &&
+                                 BLOCK_M * BLOCK_N >= 128 * 128 && sizeof(AddressHalf) == 8;
+
 // The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its halves.  Lines run
 // along k or along positions, and are filled in pieces of VECTOR elements.
 template <int EXTENT, bool ALONG_K, int VECTOR>
@@ -296,6 +302,7 @@ struct Operand {
   using Tile =
       RingTile<Storage, ALONG_K ? EXTENT : BLOCK_K, ALONG_K ? BLOCK_K : EXTENT, ALONG_K>;
   static constexpr int PIECES = Tile::LINE / VECTOR;
+  static constexpr int APART = THREADS / PIECES, COUNT = Tile::LINES / APART;  // lines of a thread
   static constexpr int POSITIONS = ALONG_K ? EXTENT : EXTENT / VECTOR;  // entries of the table
   static_assert(THREADS % PIECES == 0 && Tile::LINES % (THREADS / PIECES) == 0, "equal shares");
 
@@ -314,14 +321,33 @@ struct Operand {
     }
   }
 
+  // Of a thread's pieces, the halves of their positions, which are the same in every step.
+  struct Own {
+    AddressHalf position[ALONG_K ? COUNT : 1];
+  };
+  __device__ __forceinline__ Own own() const {
+    Own found;
+#pragma unroll
+    for (int i = 0; i < (ALONG_K ? COUNT : 1); ++i)
+      found.position[i] =
+          positions[ALONG_K ? threadIdx.x / PIECES + i * APART : threadIdx.x % PIECES];
+    return found;
+  }
+
   // Copies the pieces of one step into a stage.  All halves of a turn are loaded before its copies
   // begin: a load stays behind the copy before it, and would be waited for by itself.
-  __device__ __forceinline__ void copy(Tile& tile, int parity, const Storage* memory) const {
+  __device__ __forceinline__ void copy(Tile& tile, int parity, const Storage* memory,
+                                       const Own& own) const {
+    constexpr bool KEPT = KEEPS_POSITIONS && ASYNC_COPY && VECTOR * sizeof(Storage) == 16;
     const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
     // One of its two halves is the same for all pieces of a thread.
-    const AddressHalf same = ALONG_K ? steps[parity][piece * VECTOR] : positions[piece];
-    const AddressHalf* others = (ALONG_K ? positions : steps[parity]) + first;
-    constexpr int APART = THREADS / PIECES, COUNT = Tile::LINES / APART;
+    const AddressHalf same = ALONG_K ? steps[parity][piece * VECTOR]
+                             : KEPT  ? own.position[0]
+                                     : positions[piece];
+    auto other_of = [&](int i) {
+      if constexpr (ALONG_K && KEPT) return own.position[i];
+      return (ALONG_K ? positions : steps[parity])[first + i * APART];
+    };
     constexpr bool AT_ONCE = COPIED_ASYNC<VECTOR, Storage> || COUNT < COPIES_AT_ONCE<VECTOR>;
     constexpr int TURN = AT_ONCE ? COUNT : COPIES_AT_ONCE<VECTOR>;
     constexpr int PLACES = Tile::PERIOD > APART ? Tile::PERIOD / APART : 1;
@@ -336,7 +362,7 @@ struct Operand {
     for (int turn = 0; turn < COUNT; turn += TURN) {
       AddressHalf other[TURN];
 #pragma unroll
-      for (int i = 0; i < TURN; ++i) other[i] = others[(turn + i) * APART];
+      for (int i = 0; i < TURN; ++i) other[i] = other_of(turn + i);
       Piece<Storage, VECTOR> begun[TURN];
 #pragma unroll
       for (int i = 0; i < TURN; ++i) {
@@ -582,7 +608,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                         [&](Index m) { return pass.a_position(m); });
   table_b.set_positions(tile.column, pass.gemm_n, tile.group * pass.group_b,
                         [&](Index n) { return pass.b_position(n); });
-  __syncthreads();  // the loops are written
+  __syncthreads();  // the loops and the halves of positions are written
 
   // Writes the halves of a step of k, those of the steps before being written.
   auto set_steps = [&](int parity) {
@@ -593,9 +619,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     table_b.steps[parity][threadIdx.x] = exists ? pass.b_step(k) : AddressHalf::beyond();
     counts[threadIdx.x] = loops.next(k);
   };
+  const OperandA::Own own_a = table_a.own();
+  const OperandB::Own own_b = table_b.own();
   auto copy_step = [&](int stage, int parity) {
-    table_a.copy(shared.stages[stage].a, parity, a);
-    table_b.copy(shared.stages[stage].b, parity, b);
+    table_a.copy(shared.stages[stage].a, parity, a, own_a);
+    table_b.copy(shared.stages[stage].b, parity, b, own_b);
   };
 
   set_steps(0);

@@ -35,7 +35,7 @@ from tests.configurations import (
 
 GATHER, SM_80 = FAMILIES["cuda-gather"], Device.of("sm_80")
 PROBLEMS = {case.name: case.problem for case in (*CASES, *FAMILY_CASES)}
-DEEP = ConvProblem((32, 256, 28, 28), (256, 256, 3, 3), padding=1, dtype="float16")
+DEEP = ConvProblem((32, 384, 28, 28), (384, 384, 3, 3), padding=1, dtype="float16")
 """Of which copies cost little beside the product."""
 
 LAST = in_formats(DEEP, "NHWC", "OHWI")
@@ -242,11 +242,11 @@ def test_ways_with_copies_and_without_are_measured():
 
 
 def test_the_workspace_has_the_copies_behind_the_sums():
-    copies = {"x": 32 * 256 * 28 * 28 * 2, "w": 256 * 256 * 9 * 2}
+    copies = {"x": 32 * 384 * 28 * 28 * 2, "w": 384 * 384 * 9 * 2}
     assert plan_pass(DEEP, "forward", SM_80).workspace_bytes == sum(copies.values())
     of_filter = plan_pass(DEEP, "backprop_filter", SM_80)
     assert of_filter.splits > 1
-    sums = of_filter.splits * 256 * 256 * 9 * 4
+    sums = of_filter.splits * 384 * 384 * 9 * 4
     assert of_filter.workspace_bytes == sums + copies["x"]
     odd = PROBLEMS["odd_channels"].replace(dtype="float16")
     request = Request(odd, "backprop_filter", SM_80)
@@ -261,7 +261,7 @@ def test_copies_keep_to_the_workspace_limit():
         free = plan_pass(DEEP, pass_, SM_80)
         needed = free.workspace_bytes
         assert plan_pass(DEEP, pass_, SM_80, workspace_limit=needed) == free
-        for limit in (needed - 1, 32 * 256 * 28 * 28 * 2 + 17, 100_000, 1, 0):
+        for limit in (needed - 1, 32 * 384 * 28 * 28 * 2 + 17, 100_000, 1, 0):
             bound = plan_pass(DEEP, pass_, SM_80, workspace_limit=limit)
             assert bound.workspace_bytes <= limit
             assert f"bytes of workspace, but the limit is {limit}" in bound.reason

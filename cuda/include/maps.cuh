@@ -63,15 +63,16 @@ __device__ __forceinline__ Tap<Index> tap_at(Index number, Index channels,
 }
 
 // A number in mixed radix, its fastest digit first: to count on by a fixed amount takes additions.
+// Aligned, so that shared memory is read and written 16 bytes at a time.
 template <class Index>
-struct Digits {
+struct alignas(16) Digits {
   Index digit[4];
 };
 
 // Four nested loops, the fastest first, and how far a step goes in them.
 template <class Index>
 struct Loops {
-  Index size[4];
+  alignas(16) Index size[4];
   Digits<Index> step;
 
   __device__ __forceinline__ Loops() {}

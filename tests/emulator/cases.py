@@ -329,6 +329,11 @@ def _cases_of(impl: str, only: str | None):
                 run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
                 run = partial(_planned, run, impl, 2, splits)
                 yield f"cuda-gather {pass_} split {name} {in_memory[0]}", run
+        for number, name in enumerate(("pieces_of_8_everything_differs", "ring_wraps")):
+            problem = in_formats(_PROBLEMS[name], "NHWC", "OHWI").replace(dtype="float16")
+            for pass_ in fits(problem, impl, "sm_80"):  # in the tiles whose threads keep positions
+                run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[1 + number])
+                yield f"cuda-gather {pass_} large {name}", partial(_planned, run, impl, number, 1)
         for number, (name, *in_memory) in enumerate(_PLAIN):
             problem = in_formats(_PROBLEMS[name], *in_memory).replace(dtype="float32")
             for pass_ in fits(problem, impl, "sm_80"):

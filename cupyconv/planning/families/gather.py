@@ -56,6 +56,9 @@ RING_ALIGNMENT = 128
 PIECE_INSTRUCTIONS = {16: 8, 8: 8, 4: 10, 2: 10}
 """Of a warp that copies a piece of so many bytes of an operand for each thread."""
 
+KEPT_INSTRUCTIONS = 1
+"""Of these, where threads keep their halves of positions."""
+
 TURN_INSTRUCTIONS = 4
 """The same for a piece that cp.async does not take, where a thread's pieces are several turns."""
 
@@ -74,7 +77,7 @@ PIXEL_INSTRUCTIONS = 85
 TAP_INSTRUCTIONS = 9
 """For one of these taps."""
 
-COUNTING_WAVEFRONTS = 1.4
+COUNTING_WAVEFRONTS = 0.5
 """Of shared memory, of that warp for each place of the step."""
 
 BLOCK_INSTRUCTIONS = 450
@@ -555,12 +558,27 @@ def _copies(request: Request, tile: Tile, found: Accesses) -> cost.Work:
         instructions += pieces * PIECE_INSTRUCTIONS[size]
         sectors += pieces * min(max(size, access.apart * itemsize), 32)
         # One half is the same for all pieces of a thread.
-        wavefronts += pieces * (max(size / 4, 1) + 2) + warps * (4 if access.along_first else 2)
+        wavefronts += pieces * max(size / 4, 1)
+        if not keeps_positions(request, tile, size):
+            wavefronts += pieces * 2 + warps * (4 if access.along_first else 2)
+        elif access.along_first:
+            instructions -= pieces * KEPT_INSTRUCTIONS
+            wavefronts += warps * 2
+        else:
+            wavefronts += pieces * 2
         if size < 4 or not copies_async(request.device):
             turns = -(-pieces // (warps * (16 if size < 4 else 8)))  # COPIES_AT_ONCE of the kernel
             instructions += pieces * TURN_INSTRUCTIONS if turns > 1 else 0
             waits += turns
     return cost.Work(0, wavefronts, instructions, instructions / warps, waits, sectors)
+
+
+def keeps_positions(request: Request, tile: Tile, size: int) -> bool:
+    """Whether threads keep their halves of positions, of an operand in pieces of so many bytes."""
+    is_fast = bool(tile.defines["TENSOR_CORES"]) and ITEMSIZE[request.problem.dtype] == 2
+    is_large = tile.block_m * tile.block_n >= 128 * 128
+    is_few = size == PIECE_BYTES and tap_words(request.problem) == 1
+    return is_fast and is_large and is_few and copies_async(request.device)
 
 
 def work_besides(request: Request, tile: Tile, found: Accesses) -> cost.Work:

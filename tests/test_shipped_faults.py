@@ -38,7 +38,7 @@ def _layer(x: tuple, w: tuple, dtype: str = "float16", **more: object) -> ConvPr
 
 
 GENERIC = Run("cuda-generic", _layer((1, 6, 7, 40), (70, 3, 3, 40), "float32"))
-GATHER = Run("cuda-gather", _layer((1, 9, 8, 64), (72, 3, 3, 64), padding=1))
+GATHER = Run("cuda-gather", _layer((2, 9, 4, 64), (72, 3, 3, 64), padding=1))
 DIRECT = Run("cuda-direct", _layer((1, 9, 8, 16), (16, 3, 3, 1), groups=16, padding=1))
 DIRECT_FILTER = Run(DIRECT.impl, DIRECT.problem, "backprop_filter")
 PATCH = Run("cuda-patch", _layer((5, 33, 40, 4), (12, 3, 3, 4), stride=2, padding=1))

@@ -6,12 +6,13 @@ import csv
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from threadpoolctl import threadpool_limits
 
 from cupyconv import ConvError
-from cupyconv.bench import environment, export, plot, report, results
+from cupyconv.bench import environment, export, plot, report, results, suites
 from cupyconv.bench.ceilings import Ceiling
 from cupyconv.bench.peers import PEERS
 from cupyconv.bench.results import FirstCall, Log, Note, Results, Row
@@ -35,7 +36,7 @@ ROW = Row(
     samples=30,
     host_microseconds=12.0,
     workspace_bytes=1 << 20,
-    flops=10**10,
+    useful_flops=10**10,
     bytes=10**8,
     error=1e-4,
     bound=1e-3,
@@ -108,7 +109,7 @@ def test_rates_follow_from_time():
 def test_the_roofline_is_the_slower_of_arithmetic_and_traffic():
     by_bytes = report.roofline_share(measured(ROW), ROW)
     assert by_bytes == pytest.approx(25e-6 / 100e-6)
-    by_flops = replace(ROW, flops=4 * 10**10)
+    by_flops = replace(ROW, useful_flops=4 * 10**10)
     assert report.roofline_share(measured(ROW), by_flops) == pytest.approx(80e-6 / 100e-6)
     assert report.roofline_share(measured(ROW, ceilings={}), ROW) is None
 
@@ -396,8 +397,8 @@ def test_another_version_is_told(tmp_path, suffix):
     else:
         write_log(path).close()
     text = path.read_text()
-    path.write_text(text.replace('"schema": 1', '"schema": 7', 1))
-    with pytest.raises(ConvError, match=r"results must be of version 1: .* is of version 7"):
+    path.write_text(text.replace(f'"schema": {results.SCHEMA}', '"schema": 7', 1))
+    with pytest.raises(ConvError, match=rf"results must be of version {results.SCHEMA}: .* is of version 7"):
         results.load(path)
 
 
@@ -468,7 +469,17 @@ def test_pictures_stay_inside_their_frame():
             assert 0 <= float(element.get(key, 0)) <= height
 
 
+def test_rates_are_of_products_that_are_not_with_padding():
+    """Of deeplab-d36, eight of nine products are with padding, and rates were the chip's seven times over."""
+    found = results.newest(Path(__file__).parent, "cpu")
+    layers = {layer.name: layer.problem for layer in suites.select((), ())}
+    for one in found.rows:
+        assert one.useful_flops == layers[one.layer].useful_flops
+    assert max(report.roofline_share(found, one) for one in found.rows) < 1.1
+
+
 def test_pictures_of_little():
+    assert "resnet50-03" in plot.svg(measured(row(useful_flops=0), row(implementation="torch")))
     assert "Nothing was measured" in plot.svg(measured())
     assert "nothing was measured beside it" in plot.svg(measured(ROW))
     assert "resnet50-03" in plot.svg(measured(row(), row(implementation="torch"), ceilings={}))

@@ -130,7 +130,7 @@ def test_complex_numbers_are_checked_and_timed_beside_pytorch():
     assert {(row.pass_, row.implementation) for row in found.rows} == {
         (pass_, name) for pass_ in PASSES for name in ("auto", "torch")
     }
-    assert {row.flops for row in found.rows} == {4 * DENSE.problem.flops}
+    assert {row.useful_flops for row in found.rows} == {4 * DENSE.problem.useful_flops}
 
 
 def test_without_any_peer_ours_is_measured_alone(monkeypatch):

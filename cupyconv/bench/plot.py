@@ -123,9 +123,10 @@ def _rooflines(
     canvas: Canvas, ceiling: Ceiling, rows: Sequence[Row], passes: Sequence[str], top: float
 ) -> float:
     """One panel a pass: FLOP/s over FLOPs per byte, with the ceilings as lines."""
+    rows = [row for row in rows if row.useful_flops]  # a logarithmic scale has no place for 0
     unit, name = (1e12, "TFLOP/s") if ceiling.flops_per_second > 2e12 else (1e9, "GFLOP/s")
     peak, slope = ceiling.flops_per_second / unit, ceiling.bytes_per_second / unit
-    intensities = [row.flops / row.bytes for row in rows]
+    intensities = [row.useful_flops / row.bytes for row in rows]
     rates = [row.tflops * 1e12 / unit for row in rows]
     x_low, x_high = _decades([*intensities, peak / slope])
     y_low, y_high = _decades([*rates, peak])
@@ -170,7 +171,7 @@ def _point(canvas: Canvas, row: Row, x: Scale, y: Scale, unit: float) -> None:
     what = PEERS.get(row.implementation, "cupyconv")
     rate = row.tflops * 1e12 / unit
     text = f"{row.layer}, {what}: {rate:.3g}, {row.microseconds:,.1f} µs"
-    _dot(canvas, x(row.flops / row.bytes), y(rate), ours=ours, title=text, fill_opacity=0.8)
+    _dot(canvas, x(row.useful_flops / row.bytes), y(rate), ours=ours, title=text, fill_opacity=0.8)
 
 
 def _dot(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from statistics import median
+from typing import Any
 
 from cupyconv.bench import environment
 from cupyconv.bench.peers import PEERS
@@ -139,13 +140,13 @@ def ratios(results: Results, peer: str) -> list[float | None]:
 def roofline_share(results: Results, row: Row) -> float | None:
     """The least time by the ceilings over the time taken; None if there are no ceilings.
 
-    It can be above 1: padding counts as arithmetic, which an implementation may leave out, and
-    what fits a cache need not come from memory.
+    It can be above 1: what fits a cache need not come from memory, what a stride steps over need
+    not be read, and the ceilings are measured, too.
     """
     ceiling = results.ceilings.get(row.dtype)
-    return (
-        None if ceiling is None else ceiling.seconds(row.flops, row.bytes) / row.microseconds * 1e6
-    )
+    if ceiling is None:
+        return None
+    return ceiling.seconds(row.useful_flops, row.bytes) / row.microseconds * 1e6
 
 
 def scores(pairs: Iterable[Comparison]) -> dict[tuple[str, str, str, str], Score]:
@@ -219,7 +220,8 @@ def _measured(results: Results) -> list[Chapter]:
     columns = ("layer", "pass", "kernel", "µs", "±", "TFLOP/s", "GB/s", "roof", *labels)
     lines = (
         "µs of a call from a cold cache, of a GPU the median and of a CPU the best, ± half the",
-        "spread; the faster memory order counts, on either side. roof: share of the roofline.",
+        "spread; the faster memory order counts, on either side. TFLOP/s without products with",
+        "padding, GB/s of each tensor once; roof: the share of the roofline that these are.",
         *(["/ours: a peer's time over ours; above 1, cupyconv is faster."] if peers else []),
     )
     return [
@@ -340,6 +342,17 @@ def _notes(title: str, notes: Sequence[Note]) -> Chapter:
     return Chapter(title, tuple(lines))
 
 
+def busy(found: dict[str, Any]) -> str | None:
+    """What is to be said of a CPU's load, in the environment of a run; None of a quiet one."""
+    load, threads = found.get("load") or 0, found.get("threads", 1)
+    if found.get("device") != "cpu" or load <= threads / 2:
+        return None
+    return (
+        f"The load average was {load:g} on {threads} threads before the run began: other programs "
+        "ran too, and these figures are not to be relied on."
+    )
+
+
 def _conditions(results: Results) -> Chapter:
     found = results.environment
     lines = [environment.title(found)]
@@ -350,12 +363,7 @@ def _conditions(results: Results) -> Chapter:
         named.append(f"driver {smi.get('driver_version')}")
         named.append(f"SM clock up to {smi.get('clocks.max.sm')}")
     lines.append(", ".join(named))
-    busy = found.get("load") or 0
-    if found.get("device") == "cpu" and busy > found.get("threads", 1) / 2:
-        lines.append(
-            f"The load average was {busy:g} on {found.get('threads')} threads before the run "
-            "began: other programs ran too, and these figures are not to be relied on."
-        )
+    lines += filter(None, [busy(found)])
     for dtype, ceiling in results.ceilings.items():
         lines.append(
             f"ceilings in {dtype}: {ceiling.flops_per_second / 1e12:,.3g} TFLOP/s "

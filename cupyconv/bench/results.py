@@ -18,7 +18,7 @@ from cupyconv.errors import ConvError, shown
 from cupyconv.problem import PASSES
 from cupyconv.records import parse_json, record
 
-SCHEMA = 1
+SCHEMA = 2
 """Changes when a file of before could be misread."""
 
 KIND = "cupyconv bench"
@@ -38,7 +38,8 @@ class Row:
         samples: how many they are taken over.
         host_microseconds: µs until a call returns to Python; None on the CPU.
         workspace_bytes: device memory beside operands and result; None if not known.
-        flops, bytes: of the pass, as ConvProblem counts them.
+        useful_flops, bytes: of the pass, as ConvProblem counts them: no product with padding, and
+            each tensor once.
         error, bound: relative error against float64, and what it had to be within.
         checked: the share of the result's arithmetic that was compared; 1 is everything.
     """
@@ -58,7 +59,7 @@ class Row:
     samples: int
     host_microseconds: float | None
     workspace_bytes: int | None
-    flops: int
+    useful_flops: int
     bytes: int
     error: float
     bound: float
@@ -66,12 +67,12 @@ class Row:
 
     @property
     def tflops(self) -> float:
-        """TFLOP/s, padding counted as if it were data."""
-        return self.flops / self.microseconds * 1e-6
+        """TFLOP/s, without the products with padding, which an implementation may leave out."""
+        return self.useful_flops / self.microseconds * 1e-6
 
     @property
     def gbps(self) -> float:
-        """GB/s of the bytes that have to be moved."""
+        """GB/s, each tensor moved once."""
         return self.bytes / self.microseconds * 1e-3
 
 

@@ -282,7 +282,7 @@ class _Run:
             return "no time left"
         if ceiling is None:
             return None
-        needed_seconds = calls * ceiling.seconds(problem.flops, problem.bytes)
+        needed_seconds = calls * ceiling.seconds(problem.useful_flops, problem.bytes)
         if needed_seconds > left:
             return f"needs {needed_seconds:.0f} s or more, {left:.0f} are left"
         return None
@@ -366,7 +366,7 @@ class _Run:
                     samples=found.samples,
                     host_microseconds=None if found.host is None else found.host * 1e6,
                     workspace_bytes=good[name].workspace_bytes,
-                    flops=problem.flops,
+                    useful_flops=problem.useful_flops,
                     bytes=problem.bytes,
                     error=good[name].verdict.error,
                     bound=good[name].verdict.bound,

@@ -53,7 +53,7 @@ class Share:
         seconds, computing, peer: of a call; of that, by their share on one thread, in products and
             loops; and of PyTorch's call.
         operations: that the products and loops did, in a call.
-        flops: of the pass by its definition, padding included.
+        useful_flops: of the pass, without the products with padding.
     """
 
     layer: str
@@ -65,7 +65,7 @@ class Share:
     seconds: float
     computing: float
     operations: float
-    flops: float
+    useful_flops: float
     peer: float
 
     @property
@@ -175,7 +175,7 @@ def _share(
         seconds,
         seconds * median(shares),
         meter.operations,
-        problem.flops,
+        problem.useful_flops,
         found["theirs"].seconds,
     )
 
@@ -194,7 +194,7 @@ def section(shares: Sequence[Share], about: dict[str, Any]) -> Chapter:
             f"{share.seconds * 1e3:.2f}",
             f"{share.computing / share.seconds:.0%}",
             f"{share.operations / share.computing / 1e9:.0f}",
-            f"{share.flops / share.peer / 1e9:.0f}",
+            f"{share.useful_flops / share.peer / 1e9:.0f}",
             f"{share.ratio:.2f}",
             f"{share.limit:.2f}",
         )

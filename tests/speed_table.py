@@ -19,6 +19,15 @@ NOTHING = {
 }
 """What stands in the place of the table of a device, before there is one."""
 
+READ = (
+    "A figure is another library's time over cupyconv's: above 1, cupyconv is faster. It is the "
+    "geometric mean over the layers of its kind that were measured; how many they are stands in "
+    "brackets beside the kind. In brackets after the figure: in how many passes cupyconv is "
+    "faster, even and slower. Each side counts with its faster memory order, unless the heading names "
+    "one for both."
+)
+"""How the table is read."""
+
 _COUNTED = "auto"  # the implementation that a user gets
 _PASSES = {pass_.replace("_", "-"): pass_ for pass_ in PASSES}
 
@@ -31,10 +40,11 @@ def table(root: Path, device: str) -> str:
 
 def of_results(found: Results) -> str:
     """The table of a run, as Markdown."""
-    lines = [_about(found), ""]
-    columns = _columns(found)
+    busy, columns = report.busy(found.environment), _columns(found)
+    lines = [_about(found), ""] + ([busy, ""] if busy else [])
     if not columns:
         return "\n".join([*lines, "Nothing was measured beside it."])
+    lines += [READ, ""]
     lines += [f"| dtype | layers | {' | '.join(columns)} |", f"|---|---|{'---:|' * len(columns)}"]
     rows = [row for row in found.rows if row.implementation == _COUNTED]
     for dtype in dict.fromkeys(row.dtype for row in rows):
@@ -93,9 +103,9 @@ def _about(found: Results) -> str:
     if about.get("smi"):
         versions.append(f"driver {about['smi'].get('driver_version')}")
         versions.append(f"SM clock up to {about['smi'].get('clocks.max.sm')}")
-    return (
-        f"{environment.title(about)} ({', '.join(versions)}): the time of each over cupyconv's, "
-        "geometric means over the layers of a kind, so many of which were measured; the faster "
-        "memory order counts on either side, or the one that is named. Above 1, cupyconv is "
-        "faster; in brackets, how often it is faster, even and slower."
-    )
+    asked, there = found.options.get("layers"), len({row.layer for row in found.rows})
+    how = [f"`{about['command']}`"] if about.get("command") else []
+    how += [f"at commit {about['commit']}"] if about.get("commit") else []
+    how += [f"{there} of {len(asked)} layers"] if asked else []
+    told = f"Measured by {', '.join(how)}." if about.get("command") else ""
+    return f"{environment.title(about)} ({', '.join(versions)}). {told}".rstrip()

@@ -197,7 +197,7 @@ def test_files_and_pictures_say_beside_which_peer():
 def test_the_readme_has_a_column_for_each_peer_and_memory_order():
     lines = speed_table.of_results(beside_others()).splitlines()
     assert lines[0].startswith("Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, ")
-    assert lines[2] == (
+    assert lines[4] == (
         "| dtype | layers | PyTorch: forward | PyTorch: backprop-input "
         "| PyTorch: backprop-filter | PyTorch: all | JAX: all | TensorFlow: all "
         "| PyTorch: all, channels_last | PyTorch: all, channels_first |"
@@ -398,7 +398,9 @@ def test_another_version_is_told(tmp_path, suffix):
         write_log(path).close()
     text = path.read_text()
     path.write_text(text.replace(f'"schema": {results.SCHEMA}', '"schema": 7', 1))
-    with pytest.raises(ConvError, match=rf"results must be of version {results.SCHEMA}: .* is of version 7"):
+    with pytest.raises(
+        ConvError, match=rf"results must be of version {results.SCHEMA}: .* is of version 7"
+    ):
         results.load(path)
 
 
@@ -470,7 +472,7 @@ def test_pictures_stay_inside_their_frame():
 
 
 def test_rates_are_of_products_that_are_not_with_padding():
-    """Of deeplab-d36, eight of nine products are with padding, and rates were the chip's seven times over."""
+    """Of deeplab-d36, eight of nine products are: its rates were seven times the chip's."""
     found = results.newest(Path(__file__).parent, "cpu")
     layers = {layer.name: layer.problem for layer in suites.select((), ())}
     for one in found.rows:
@@ -514,10 +516,9 @@ def test_the_readme_takes_the_newest_run_on_a_gpu(folders, capsys):
     text = speed_table.table(folders, "gpu")
     assert text.splitlines() == [
         "Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, cuDNN 91900, CuPy 14.2.0, driver 580.1, "
-        "SM clock up to 1980): the time of each over cupyconv's, geometric means over the layers "
-        "of a kind, so many of which were measured; the faster memory order counts on either "
-        "side, or the one that is named. Above 1, cupyconv is faster; in brackets, how often it "
-        "is faster, even and slower.",
+        "SM clock up to 1980).",
+        "",
+        speed_table.READ,
         "",
         "| dtype | layers | PyTorch: forward | PyTorch: backprop-input "
         "| PyTorch: backprop-filter | PyTorch: all "
@@ -542,13 +543,20 @@ def test_the_readme_takes_the_run_on_a_cpu(folders):
         "torch": "2.13.0",
         "numpy": "2.5.0",
         "cupy": "14.2.0",
+        "command": "cupyconv bench --minutes 40",
+        "commit": "0123abcd",
+        "load": 1.23,
     }
-    folder = folders / "cpu" / "results"
-    export.write_json(measured(*suite().rows, environment=about), folder / "bench-cpu.json")
-    first, *_ = speed_table.table(folders, "cpu").splitlines()
-    assert first.startswith(
-        "Abacus, 2 threads, 2026-12-01 (PyTorch 2.13.0, NumPy 2.5.0): the time of each"
+    options = {"layers": ["resnet50-03", "convnext-dw1", "over-2^31"]}
+    found = measured(*suite().rows, environment=about, options=options)
+    export.write_json(found, folders / "cpu" / "results" / "bench-cpu.json")
+    text = speed_table.table(folders, "cpu")
+    assert text.splitlines()[0] == (
+        "Abacus, 2 threads, 2026-12-01 (PyTorch 2.13.0, NumPy 2.5.0). Measured by `cupyconv bench "
+        "--minutes 40`, at commit 0123abcd, 2 of 3 layers."
     )
+    assert "The load average was 1.23 on 2 threads" in text
+    assert report.busy({**about, "load": 0.9}) is None
 
 
 def test_the_readme_says_what_is_missing():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests import speed_table
-from tests.readme import COUNTED, README, counted, filled, put_into
+from tests.readme import COUNTED, README, SPEED, counted, filled, limited, put_into
 
 
 def without_numbers(text):
@@ -32,6 +32,26 @@ def test_the_speed_tables_are_those_of_the_newest_results():
 def test_the_page_of_counts_has_what_was_counted():
     text = COUNTED.read_text()
     assert counted(text) == text
+
+
+def test_counts_of_cutlass_say_which_of_its_kernels_they_are():
+    sections = re.findall(r"^<!-- (.*?) -->\n(.*?)^<!-- /", COUNTED.read_text(), re.M | re.S)
+    rows = {
+        name: [line for line in text.splitlines() if "filter |" in line] for name, text in sections
+    }
+    beside = {name for name, lines in rows.items() if any("(0" in line for line in lines)}
+    assert beside == {name for name, text in sections if "without split-K" in text}
+    assert beside
+
+
+def test_what_bounds_the_cpu_is_what_was_measured():
+    text = SPEED.read_text()
+    assert limited(text) == text
+
+
+def test_a_busy_machine_is_told_beside_its_figures():
+    for text in (README.read_text(), SPEED.read_text()):
+        assert "not to be relied on" in text
 
 
 def test_what_is_put_in_replaces_what_was_there():

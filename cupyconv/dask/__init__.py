@@ -22,7 +22,7 @@ CuPy, and give Dask arrays that compute nothing until they are asked::
   ``to_zarr`` say what happened where this does not help; Dask's own ``.compute()`` ends in its
   KilledWorker.
 
-Needs the dask extra: pip install 'cupyconv[dask]'.
+Needs the dask extra: pip install '.[dask]' in a checkout.
 """
 
 from cupyconv.errors import install_command

@@ -125,7 +125,7 @@ def command(
         f"{totals['parameters']:,} parameters with biases",
         f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
         f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
-        f"each pass moves at least {bytes_text(totals['bytes'])}",
+        f"each pass moves {bytes_text(totals['bytes'])} with each tensor once",
     ]
     if len(planned) < len(layers):
         lines.append(f"{len(layers) - len(planned)} more are not shown")

@@ -158,7 +158,7 @@ def _gemm_text(view: GemmView) -> str:
 
 def _cost(problem: ConvProblem) -> str:
     return (
-        f"{output.scaled(problem.flops, 'FLOP')}, at least {bytes_text(problem.bytes)} moved, "
+        f"{output.scaled(problem.flops, 'FLOP')}, {bytes_text(problem.bytes)} with each tensor once, "
         f"{problem.arithmetic_intensity:.3g} FLOP/byte"
     )
 

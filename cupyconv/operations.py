@@ -594,7 +594,7 @@ def plan(
         problem: the configuration.
         device: "cpu", an architecture such as "sm_80", or a Device; by default the current GPU,
             or the CPU where there is none.
-        impl: "auto", or the name of the one implementation to plan with.
+        impl: "auto", or the name of the one implementation to plan all three passes with.
         precision: "ieee", or "tf32" or "bf16x6" to permit what they permit ``conv_forward``.
         workspace_limit: bytes of device memory that a pass may use beside its tensors, 0 for none;
             by default ``cupyconv.workspace_limit``.

@@ -554,13 +554,19 @@ class ConvProblem:
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes any one pass must move: two of x, w, y read once and the third written once."""
+        """Bytes of x, w and y, which any one pass moves that reads two of them and writes the third.
+
+        Inputs between windows need not be read, and caches may have to read others again.
+        """
         tensors = (self.input_shape, self.filter_shape, self.output_shape)
         return ITEMSIZE[self.dtype] * sum(map(prod, tensors))
 
     @property
     def arithmetic_intensity(self) -> float:
-        """FLOPs per byte moved; a pass is bound by memory where the device's ratio is higher."""
+        """FLOPs per byte, each tensor moved once.
+
+        A pass is bound by memory where the device's ratio is higher.
+        """
         return self.flops / self.bytes
 
     @property
@@ -718,7 +724,7 @@ class ConvProblem:
             for axis in self.axes
         )
         words = ("axis", "padding", "stride", "dilation", "output size", "inputs with this output")
-        cost = f"{self.flops:,} FLOP and at least {self.bytes:,} bytes in each pass"
+        cost = f"{self.flops:,} FLOP in each pass, {self.bytes:,} bytes in x, w and y together"
         head = f"{self.dtype}, padding {self.padding_mode}, groups {self.groups}; {cost}"
         blocks = (
             markup.Paragraph(head),

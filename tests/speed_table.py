@@ -23,8 +23,8 @@ READ = (
     "A figure is another library's time over cupyconv's: above 1, cupyconv is faster. It is the "
     "geometric mean over the layers of its kind that were measured; how many they are stands in "
     "brackets beside the kind. In brackets after the figure: in how many passes cupyconv is "
-    "faster, even and slower. Each side counts with its faster memory order, unless the heading names "
-    "one for both."
+    "faster, even and slower. Each side counts with its faster memory order, unless the heading "
+    "names one for both."
 )
 """How the table is read."""
 

@@ -262,7 +262,7 @@ def test_a_run_ends_in_time_and_names_what_is_left():
     slow = SuiteLayer("slow", ConvProblem((64, 512, 32, 32), (512, 512, 3, 3), padding=1))
     found = measure(slow, DENSE, minutes=0.05)
     assert {row.layer for row in found.rows} == {"tiny-dense"}
-    assert "s or more" in {n.layer: n.reason for n in found.skipped}["slow"]
+    assert "needs about" in {n.layer: n.reason for n in found.skipped}["slow"]
     found = measure(DENSE, DEPTHWISE, minutes=1e-9)
     assert found.rows == []
     named = {note.layer for note in found.skipped if note.what == "the layer"}

@@ -340,6 +340,16 @@ def test_bytes_are_those_of_x_w_and_y(problem):
     assert problem.arithmetic_intensity == problem.flops / problem.bytes
 
 
+def test_bytes_are_no_bound_from_below_where_a_stride_steps_over_inputs():
+    """Of a 1x1 filter with stride 2 three inputs of four need not be read."""
+    problem = ConvProblem((1, 4, 9, 9), (4, 4, 1, 1), stride=2)
+    (axis, _) = problem.axes
+    assert axis.unread_inputs
+    shown = problem._repr_html_()
+    assert "at least" not in shown
+    assert f"{problem.bytes:,} bytes in x, w and y together" in shown
+
+
 @given(problems())
 def test_gemm_views_multiply_all_products_and_more_only_for_the_input_gradient(problem):
     for pass_ in PASSES:

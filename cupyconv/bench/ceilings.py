@@ -1,8 +1,8 @@
 """What the processor reaches at best: the rates of a large matrix product and of a large copy.
 
 Both are measured in the run that they are compared with, on random data, by the fastest library
-at hand.  Together they are the roofline: no pass can take less time than its FLOPs at the one rate
-or its bytes at the other.
+at hand.  Together they are the roofline: the time of a pass's FLOPs at the one rate, or of its
+tensors, each moved once, at the other, whichever is longer.
 """
 
 from __future__ import annotations

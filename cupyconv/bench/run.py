@@ -284,7 +284,7 @@ class _Run:
             return None
         needed_seconds = calls * ceiling.seconds(problem.useful_flops, problem.bytes)
         if needed_seconds > left:
-            return f"needs {needed_seconds:.0f} s or more, {left:.0f} are left"
+            return f"needs about {needed_seconds:.0f} s, {left:.0f} are left"
         return None
 
     def _needed_bytes(self, problem: ConvProblem) -> int:

@@ -456,7 +456,7 @@ def _sectors(
 
 class Direct(Streaming):
     name = "cuda-direct"
-    summary = "tiles of neighbouring pixels and channels, each byte moved about once"
+    summary = "tiles of neighbouring pixels and channels, for groups of few channels"
     kernels = "direct"
 
     def refuses_layer(self, request: Request) -> str | None:

@@ -1,4 +1,7 @@
-"""cuda-generic (cuda/conv_forward.cu and its two siblings): never the fastest, never wrong."""
+"""cuda-generic (cuda/conv_forward.cu and its two siblings): the plain reference.
+
+It takes every configuration, dtype and chip.
+"""
 
 from __future__ import annotations
 

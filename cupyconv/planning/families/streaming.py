@@ -1,4 +1,4 @@
-"""What families have in common that have no tiles to choose, and move each byte about once.
+"""What families have in common that have no tiles to choose.
 
 The filter gradient is cut into chunks of pixels, whose sums (cuda/include/chunks.cuh) are added up
 by a second launch.

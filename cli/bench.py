@@ -48,7 +48,10 @@ def _layouts() -> tuple[str, ...]:
 
 def _positive(_context: click.Context, option: click.Parameter, value: float | None) -> Any:
     if value is not None and not 0 < value < float("inf"):
-        raise ConvError(f"--{option.name} must be above 0", f"got {value}", "Use for example 0.2")
+        example = 0.2 if option.type is click.FLOAT else 8
+        raise ConvError(
+            f"--{option.name} must be above 0", f"got {value}", f"Use for example {example}"
+        )
     return value
 
 
@@ -61,7 +64,9 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 @click.option(
     "--drawn", type=int, callback=_positive, metavar="N", help="So many drawn at random instead."
 )
-@click.option("--seed", type=int, help="Draw those of this number again.  [default: others]")
+@click.option(
+    "--seed", type=configuration.SEED, help="Draw those of this number again.  [default: others]"
+)
 @click.option("--list", "only_list", is_flag=True, help="List layers and suites, measure nothing.")
 @click.option(
     "--dtype",

@@ -101,7 +101,7 @@ class Tally:
     show_default=True,
     help="Check N random configurations as well.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all data.")
+@click.option("--seed", type=configuration.SEED, default=0, show_default=True, help="Of all data.")
 @output.json_option
 def command(
     dtypes: tuple[str, ...],

@@ -20,7 +20,7 @@ from cupyconv.errors import shown, unknown_word
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
 from cupyconv.markup import in_line
-from cupyconv.problem import ITEMSIZE, PADDING_WORDS, PASSES, shape_text
+from cupyconv.problem import ITEMSIZE, LARGEST, PADDING_WORDS, PASSES, shape_text
 
 PRESETS = Path(__file__).with_name("presets.toml")
 
@@ -65,6 +65,7 @@ class Layer:
                 "Give for example --input 1x3x32x32 --filter 8x3x5x5, a --config file, or "
                 "--preset multi-channel",
             )
+        _require_sides(arguments)
         return ConvProblem(**arguments)
 
 
@@ -126,11 +127,30 @@ def _padding(what: str, value: Any) -> Any:
         return value.strip().replace("-", "_")
     if isinstance(value, str) and ":" in value:
         sides = value.split(",")
-        return [_single(_integers(what, side, rule, example, ":")) for side in sides]
-    if isinstance(value, list) and any(isinstance(side, list) for side in value):
-        return [_single(_integers(what, side, rule, "[[1, 2], [0, 1]]")) for side in value]
-    amounts = _integers(what, value, rule, example)
-    return amounts if isinstance(value, list) else _single(amounts)
+        found = [_integers(what, side, rule, example, ":") for side in sides]
+    elif isinstance(value, list) and any(isinstance(side, list) for side in value):
+        example = "[[1, 2], [0, 1]]"
+        found = [_integers(what, side, rule, example) for side in value]
+    else:
+        amounts = _integers(what, value, rule, example)
+        return amounts if isinstance(value, list) else _single(amounts)
+    if max(map(len, found)) > 2:
+        raise ConvError(
+            f"{what} must be {rule}", f"got {shown(value)}", f"Write for example {example}"
+        )
+    return [_single(numbers) for numbers in found]
+
+
+def _require_sides(arguments: Mapping[str, Any]) -> None:
+    """Check how many numbers a padding has, which ConvProblem does with an example in Python."""
+    padding, rank = arguments.get("padding"), len(arguments["input_shape"]) - 2
+    counted = isinstance(padding, (list, tuple)) and rank in SPATIAL_AXES
+    if counted and len(padding) != rank:
+        raise ConvError(
+            "padding must be one integer, or an integer or before:after for each spatial axis",
+            f"got {len(padding)} entries for {rank} spatial axes",
+            f"Write for example {','.join(['1:2'] * rank)}",
+        )
 
 
 def _single(numbers: list[int]) -> int | tuple[int, ...]:
@@ -281,6 +301,9 @@ passes_option = click.option(
     callback=words("pass", lambda: PASSES),
     help=f"{', '.join(PASSES)}.  [default: all]",
 )
+
+SEED = click.IntRange(0, LARGEST)
+"""Of random data: what the library's functions take."""
 
 values_option = click.option(
     "--values",

@@ -38,7 +38,7 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
 @click.option("--w", type=paths.FILE, metavar="FILE", help="Likewise of w.")
 @click.option("--dy", type=paths.FILE, metavar="FILE", help="Likewise of dy.")
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random data."
+    "--seed", type=configuration.SEED, default=0, show_default=True, help="Of random data."
 )
 @configuration.values_option
 @click.option(

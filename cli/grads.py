@@ -40,7 +40,7 @@ STEPS = 6
 @click.option("--w", type=paths.FILE, metavar="FILE", help="Read w.")
 @click.option("--dy", type=paths.FILE, metavar="FILE", help="Read dy.")
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random data."
+    "--seed", type=configuration.SEED, default=0, show_default=True, help="Of random data."
 )
 @configuration.values_option
 @click.option(

@@ -158,8 +158,8 @@ def _gemm_text(view: GemmView) -> str:
 
 def _cost(problem: ConvProblem) -> str:
     return (
-        f"{output.scaled(problem.flops, 'FLOP')}, {bytes_text(problem.bytes)} with each tensor once, "
-        f"{problem.arithmetic_intensity:.3g} FLOP/byte"
+        f"{output.scaled(problem.flops, 'FLOP')}, {bytes_text(problem.bytes)} with each tensor "
+        f"once, {problem.arithmetic_intensity:.3g} FLOP/byte"
     )
 
 

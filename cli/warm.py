@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cupyconv import arrays
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
+from cupyconv.errors import DeviceError
 from cupyconv.explaining.shapes import counted
 from cupyconv.markup import in_line
 from cupyconv.planning import ACTIVATIONS, PRECISIONS
@@ -93,6 +95,12 @@ def command(
 
     notes: list[str] = []
     layers = [(layer, layer.problem()) for layer in configuration.read_layers(options, notes)]
+    if not devices and not arrays.device_count():
+        arrays.cupy()  # which may be what is missing
+        raise DeviceError(
+            "kernels are compiled for the current GPU unless --device is given, and there is none. "
+            "Say which, for example --device sm_90a"
+        )
     found = []
     for device in devices or (None,):
         ahead = Ahead(device, precision=precision, impl=impl, measure=measure or None)

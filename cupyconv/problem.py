@@ -554,9 +554,9 @@ class ConvProblem:
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of x, w and y, which any one pass moves that reads two of them and writes the third.
+        """Bytes of x, w and y: of a pass that reads two of them once and writes the third.
 
-        Inputs between windows need not be read, and caches may have to read others again.
+        One may move less, since inputs between windows need not be read, or more.
         """
         tensors = (self.input_shape, self.filter_shape, self.output_shape)
         return ITEMSIZE[self.dtype] * sum(map(prod, tensors))

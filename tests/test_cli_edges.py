@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -63,6 +64,25 @@ def test_the_library_says_it_too():
         cupyconv.conv_forward(x, w)
     with pytest.raises(ConvError, match="Add the batch: 1x5x9"):
         cupyconv.ConvProblem((5, 9), (2, 5, 3))
+
+
+def test_the_way_out_is_in_the_words_of_the_command_line():
+    assert "Use a newer one, or the CPU" in refused("shapes", *SMALL, "--device", "sm_70")
+    assert "Use for example 8" in refused("bench", "--drawn", "0")
+    assert "Use for example 0.2" in refused("bench", "--seconds", "0")
+    result = run("warm", *SMALL)
+    assert (result.exit_code, result.stdout) == (3, "")
+    if importlib.util.find_spec("cupy"):
+        assert "Say which, for example --device sm_90a" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["explain", "grads", "check"])
+def test_seeds_are_alike(command):
+    rest = ("--device", "cpu") if command == "check" else ()
+    said(command, *SMALL, "--seed", str(2**63 - 1), *rest)
+    for seed in (str(2**63), "-1"):
+        assert "--seed" in refused(command, *SMALL, "--seed", seed)
+        assert "--seed" in refused("bench", "--drawn", "1", "--list", "--seed", seed)
 
 
 def test_two_shapes_alone_are_explained():

@@ -498,9 +498,15 @@ def test_format_of_another_rank_suggests_its_counterpart(arguments, what, sugges
 def test_implementation_of_another_home():
     refused(
         lambda: cupyconv.conv_forward(ones(1, 1, 5), ones(1, 1, 3), impl="cuda-generic"),
-        rule="the implementation must run where the arrays are",
+        rule="the implementation must run on the device that is computed on",
         values="'cuda-generic' does not run on cpu",
-        remedy="Use one of 'auto', 'reference', 'numpy', or pass CuPy arrays",
+        remedy="Use one of 'auto', 'reference', 'numpy', or a GPU, with CuPy arrays",
+    )
+    refused(
+        lambda: cupyconv.plan(ConvProblem((1, 1, 5), (1, 1, 3)), "sm_80", impl="numpy"),
+        rule="the implementation must run on the device that is computed on",
+        values="'numpy' does not run on sm_80",
+        remedy="or the CPU, with NumPy arrays",
     )
 
 
@@ -516,7 +522,7 @@ def test_devices():
         lambda: cupyconv.plan(problem, "sm_61"),
         rule="compute capability 7.5 or later",
         values="sm_61 has 6.1",
-        remedy="Use NumPy arrays",
+        remedy="Use a newer one, or the CPU, where NumPy arrays are computed",
     )
     cupyconv.plan(problem, "sm_80")
 

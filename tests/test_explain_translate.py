@@ -226,7 +226,11 @@ def flags(framework: str, name: str) -> str:
         ("tensorflow", "1d", "knows SAME and VALID only"),
         ("tensorflow", "groups", "fail on the gradient of groups"),
         ("tensorflow", "multi-channel", "channels-first"),
-        ("tensorflow", "valid-dilation", "refuses gradients of dilated layers"),
+        (
+            "tensorflow",
+            "valid-dilation",
+            "gradients of dilated layers only with oneDNN, in float32 and",
+        ),
         ("jax", "float64", "jax_enable_x64"),
         ("onnx", "same-stride", "has no gradient of Conv"),
         ("onnx", "groups", "no single Conv node"),

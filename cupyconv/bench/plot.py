@@ -158,7 +158,8 @@ def _rooflines(
         for row in rows:
             if row.pass_ == pass_:
                 _point(canvas, row, x, y, unit)
-        _text(canvas, (left + right) / 2, bottom + 32, "FLOP per byte, each tensor once", 12, "middle", SOFT)
+        middle = (left + right) / 2
+        _text(canvas, middle, bottom + 32, "FLOP per byte, each tensor once", 12, "middle", SOFT)
     label = (MARGIN, top + 32)
     _text(canvas, *label, name, 12, color=SOFT)
     ceilings = (f"{report.number(peak)} {name}", f"{report.number(slope * unit / 1e9)} GB/s")

@@ -56,7 +56,7 @@ def explain(
         title: a line above the explanation.
         values: "normal" or "integers", what is drawn for the tensors that are not given; None
             leaves them out.
-        seed: of what is drawn, an integer from 0 on.
+        seed: of what is drawn, an integer from 0 to 2^63 - 1.
 
     Returns:
         an Explanation: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``;

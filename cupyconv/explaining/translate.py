@@ -276,7 +276,10 @@ def _tensorflow(problem: ConvProblem) -> Translation:
             "that leave inputs over at the end: these are cut off"
         )
     if dilated:
-        flags.append("On a CPU without oneDNN TensorFlow refuses gradients of dilated layers")
+        what = "dilated layers" if rank == 3 else "gradients of dilated layers"
+        flags.append(
+            f"On a CPU TensorFlow computes {what} only with oneDNN, in float32 and bfloat16"
+        )
         if max(problem.stride) > 1:
             flags.append(
                 "Keras layers and tf.nn.convolution refuse stride and dilation together; "

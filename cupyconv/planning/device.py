@@ -146,7 +146,7 @@ class Device:
             raise ConvError(
                 "kernels need a GPU of compute capability 7.5 or later",
                 f"{name} has {capability[0]}.{capability[1]}",
-                "Use NumPy arrays, which are computed on the CPU",
+                "Use a newer one, or the CPU, where NumPy arrays are computed",
             )
         suffix = "a" if capability in _ARCHITECTURE_SPECIFIC else ""
         architecture = f"sm_{capability[0]}{capability[1]}{suffix}"

@@ -305,11 +305,11 @@ def _named(impl: str, device: Device) -> Family:
         return here[impl]
     if impl not in FAMILIES:
         raise unknown_word("impl", impl, (AUTO, *here))
-    arrays = "NumPy arrays" if device.is_gpu else "CuPy arrays"
+    other = "the CPU, with NumPy arrays" if device.is_gpu else "a GPU, with CuPy arrays"
     raise ConvError(
-        "the implementation must run where the arrays are",
+        "the implementation must run on the device that is computed on",
         f"{impl!r} does not run on {device.name}",
-        f"Use one of {', '.join(map(repr, (AUTO, *here)))}, or pass {arrays}",
+        f"Use one of {', '.join(map(repr, (AUTO, *here)))}, or {other}",
     )
 
 

@@ -12,6 +12,7 @@ import click
 from cupyconv import files
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import ConvError, unknown_word
+from cupyconv.explaining.shapes import counted
 from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, PASSES, shape_text
 
@@ -26,10 +27,6 @@ QUICK_MINUTES = 2.0
 QUICK_SECONDS = 0.1  # of each measurement
 QUICK_CPU_BATCH = 1
 QUICK_CPU_FLOPS = 11e9  # a pass of a quick run on the CPU; a fraction of a second
-
-
-def _texts(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
-    return tuple(word.strip() for word in (value or "").split(",") if word.strip())
 
 
 def _peers(context: click.Context, option: click.Parameter, value: str | None) -> Any:
@@ -56,8 +53,16 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 
 
 @click.command()
-@click.option("--suite", "suites", metavar="A,B", callback=_texts, help="Only layers of these.")
-@click.option("--layer", "names", metavar="A,B", callback=_texts, help="Only these layers.")
+@click.option(
+    "--suite",
+    "suites",
+    metavar="A,B",
+    callback=configuration.separated,
+    help="Only layers of these.",
+)
+@click.option(
+    "--layer", "names", metavar="A,B", callback=configuration.separated, help="Only these layers."
+)
 @click.option(
     "--config", type=paths.FILE, metavar="FILE", help="The layers of a TOML file instead."
 )
@@ -82,7 +87,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     metavar="A,B",
     default="auto",
     show_default=True,
-    callback=_texts,
+    callback=configuration.separated,
     help="Our implementations to measure.",
 )
 @click.option(
@@ -198,7 +203,8 @@ def _measure(
         raise unknown_word("precision", precision, PRECISIONS)
     _require_impls(impls)
     place = places.of(device)
-    about = f"{len(layers)} layers"
+    _require_here(impls, place.name)
+    about = counted(len(layers), "layer")
     if quick:
         layers, about = _quick(layers, chosen, place.name)
         minutes = min(minutes or QUICK_MINUTES, QUICK_MINUTES)
@@ -236,10 +242,11 @@ def _measure(
 
         output.write_json(to_json(log.results))
     elif paths.STANDARD not in targets.values():
-        output.draw(output.heading(f"Measured: {about}"), *_drawn(report.sections(log.results)))
+        title = f"Measured: {about}" if log.results.rows else f"Nothing was measured of {about}"
+        output.draw(output.heading(title), *_drawn(report.sections(log.results)))
     if not log.results.finished:
         return INTERRUPTED
-    return 1 if log.results.failed else 0
+    return 1 if log.results.failed or not log.results.rows else 0
 
 
 def _random_layers(count: int, seed: int | None) -> tuple[SuiteLayer, ...]:
@@ -305,6 +312,19 @@ def _require_impls(impls: tuple[str, ...]) -> None:
     for impl in impls:
         if impl not in (AUTO, *FAMILIES):
             raise unknown_word("impl", impl, (AUTO, *FAMILIES))
+
+
+def _require_here(impls: tuple[str, ...], place: str) -> None:
+    """Check that one of them runs where it is measured."""
+    from cupyconv.planning.families import FAMILIES
+    from cupyconv.planning.plan import AUTO
+
+    if not any(impl == AUTO or FAMILIES[impl].on_gpu == (place == "gpu") for impl in impls):
+        raise ConvError(
+            "--impl must name an implementation that runs on the device",
+            f"{' and '.join(impls)} cannot on the {place}",
+            f"Choose another, or --device {'cpu' if place == 'gpu' else 'gpu'}",
+        )
 
 
 def _log_path(json_path: Path) -> Path | None:

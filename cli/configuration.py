@@ -203,14 +203,32 @@ class Words(click.ParamType):
 def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
     """Reads words with commas between them; suggests the nearest for one that is not known."""
 
-    def read(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
-        words = tuple(word.strip() for word in (value or "").split(",") if word.strip())
+    def read(context: click.Context, option: click.Parameter, value: str | None) -> Any:
+        words = separated(context, option, value)
         for word in words:
             if word not in known():
                 raise unknown_word(what, word, known())
         return tuple(dict.fromkeys(words))
 
     return read
+
+
+def separated(
+    _context: click.Context, option: click.Parameter, value: str | None
+) -> tuple[str, ...]:
+    """The words of an option, with commas between them; none where it was not given.
+
+    Raises:
+        ConvError: it was given without a word, which would mean the same.
+    """
+    words = tuple(word.strip() for word in (value or "").split(",") if word.strip())
+    if value is not None and not words:
+        raise ConvError(
+            f"{option.opts[0]} must be words with commas between them",
+            f"got {shown(value)}",
+            "Leave it out, or give one",
+        )
+    return words
 
 
 # -- options ---------------------------------------------------------------------------------------

@@ -107,8 +107,8 @@ def command(
     for layer in layers:
         problem, explanation, source = _explanation(layer, read, seed)
         chosen = [explanation.element(name) for name in elements]
-        counted = explanation.map(mapped) if mapped else None
-        translated = explanation.code(code) if code else None
+        counted = explanation.map(mapped) if mapped is not None else None
+        translated = explanation.code(code) if code is not None else None
         told.append((layer, problem, explanation, source, chosen, counted, translated))
     explanation, counted = told[0][2], told[0][5]
     if svg:

@@ -159,8 +159,9 @@ def main(ctx: click.Context) -> None:
     cupyconv grads --preset multi-channel
     cupyconv shapes --input 1x5x5x3 --filter 3x3x3x4 --stride 2 --padding same --data-format NHWC
 
-    Exit codes: 0 good, 1 a check failed, 2 wrong usage or impossible configuration, 3 no GPU,
-    4 a kernel did not compile, 70 a bug in cupyconv, 130 interrupted (128 and a signal's number).
+    Exit codes: 0 good, 1 a check failed or nothing was measured, 2 wrong usage or impossible
+    configuration, 3 no GPU, 4 a kernel did not compile, 70 a bug in cupyconv, 130 interrupted (128
+    and a signal's number).
 
     Tab completes commands, options, presets and words once a shell is told so:
     eval "$(_CUPYCONV_COMPLETE=bash_source cupyconv)", or zsh_source, or fish_source.

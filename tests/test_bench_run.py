@@ -442,7 +442,7 @@ def test_a_quick_run_says_what_it_chose(monkeypatch):
 
     monkeypatch.setattr(bench_run, "run", take)
     outcome = cupyconv("--quick", "--device", "cpu")
-    assert outcome.exit_code == 0, outcome.output
+    assert outcome.exit_code == 1, outcome.output  # nothing was measured
     (options,) = asked
     assert 10 < len(options.layers) <= len(suites.QUICK)
     assert {layer.kind for layer in options.layers} == set(suites.KINDS)
@@ -553,6 +553,17 @@ def test_an_error_in_the_middle_still_writes_the_files(monkeypatch, config, tmp_
     outcome = cupyconv("--config", str(config), "--device", "cpu", "--json", str(path))
     assert outcome.exit_code != 0
     assert not results.load(path).finished
+
+
+def test_a_benchmark_that_measures_nothing_says_so(config):
+    plain = ("--config", str(config), "--device", "cpu", "--peers", "none")
+    outcome = cupyconv(*plain, "--impl", "cuda-gather")
+    assert outcome.exit_code == 2
+    assert "cuda-gather cannot on the cpu" in outcome.stderr
+    outcome = cupyconv(*plain, "--minutes", "1e-9")
+    assert outcome.exit_code == 1
+    assert "Nothing was measured of 2 layers" in outcome.stdout
+    assert "no time left" in outcome.stdout
 
 
 def test_drawn_layers_are_other_ones_each_time_but_of_a_seed():

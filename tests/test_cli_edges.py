@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -83,6 +84,24 @@ def test_seeds_are_alike(command):
     for seed in (str(2**63), "-1"):
         assert "--seed" in refused(command, *SMALL, "--seed", seed)
         assert "--seed" in refused("bench", "--drawn", "1", "--list", "--seed", seed)
+
+
+COMPLETE = {
+    **dict.fromkeys(("shapes", "explain", "grads"), SMALL),
+    "check": (*SMALL, "--device", "cpu"),
+    "bench": ("--layer", "seed-5x100x100"),
+    "warm": (*SMALL, "--device", "sm_80"),
+}
+
+
+@pytest.mark.parametrize("command", COMPLETE)
+def test_an_empty_word_is_not_that_the_option_was_left_out(command):
+    found = main.get_command(click.Context(main), command)
+    options = [option for option in found.params if not option.is_flag and option.nargs == 1]
+    assert options
+    for option in options:
+        if option.opts[0] != "--json":
+            refused(command, *COMPLETE[command], option.opts[0], "")
 
 
 def test_two_shapes_alone_are_explained():

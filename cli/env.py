@@ -16,6 +16,7 @@ from cupyconv import CupyconvError, arrays
 from cupyconv.cli import output
 from cupyconv.errors import DeviceError, install_command, reinstall_command
 from cupyconv.gpu import compiler, sources
+from cupyconv.planning.cpu import has_numba
 from cupyconv.problem import bytes_text
 
 INSTALL_DRIVER = (
@@ -28,6 +29,23 @@ def _install_cupy() -> str:
     return (
         f"{install_command('cuda13')}  (CUDA 13; for an older driver: {install_command('cuda12')})"
     )
+
+
+class Optional(NamedTuple):
+    """A package that something needs which is not always wanted."""
+
+    name: str
+    use: str
+    command: Callable[[], str]
+
+
+OPTIONAL = {
+    "numba": Optional("Numba", "compiles loops of the CPU", lambda: install_command("numba")),
+    "torch": Optional("PyTorch", "is for cupyconv.torch", lambda: "pip install torch"),
+    "onnx": Optional("ONNX", "reads models", lambda: install_command("onnx")),
+    "dask": Optional("Dask", "is for cupyconv.dask", lambda: install_command("dask")),
+}
+"""By the name of the module."""
 
 
 class Missing(NamedTuple):
@@ -54,6 +72,7 @@ def command(require_gpu: bool, as_json: bool) -> None:
             "driver": _driver(missing),
             "gpus": _gpus(missing),
             "bindings": _bindings(missing),
+            **{name: _optional(name, missing) for name in OPTIONAL},
             "sources": _sources(missing),
             "cache": _cache(missing),
         }
@@ -132,6 +151,17 @@ def _bindings(missing: list[Missing]) -> dict[str, Any] | None:
         return None
 
 
+def _optional(name: str, missing: list[Missing]) -> dict[str, Any] | None:
+    """An optional package; it is not imported, which of some takes seconds."""
+    label, use, command = OPTIONAL[name]
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        missing.append(Missing(f"{label}, which {use} (optional)", command()))
+        return None
+    return {"version": version, "used": has_numba()} if name == "numba" else {"version": version}
+
+
 def _sources(missing: list[Missing]) -> dict[str, Any] | None:
     try:
         folder = sources.directory()
@@ -185,6 +215,10 @@ def _tables(found: dict[str, Any], missing: list[Missing]) -> list[Any]:
     ):
         version = found[key][entry] if found[key] else "missing"
         table.add_row(name, f"CUDA {version}" if key == "driver" and found[key] else version)
+    for key, (name, _, _) in OPTIONAL.items():
+        version = found[key]["version"] if found[key] else "missing"
+        unused = found[key] is not None and not found[key].get("used", True)
+        table.add_row(name, f"{version}, not used" if unused else version)
     for gpu in found["gpus"]:
         usable = gpu["architecture"] or "too old: 7.5 is needed"
         table.add_row(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import signal
@@ -296,6 +298,27 @@ def test_env_is_code_3_only_if_a_gpu_is_required():
     assert result.exit_code == 3
     assert "NumPy" in result.stdout
     assert result.stderr.count("\n") == 1
+
+
+def test_env_tells_of_optional_packages(monkeypatch):
+    """Those of the extras."""
+    real = importlib.metadata.version
+
+    def without(name):
+        if name in ("numba", "torch", "onnx", "dask"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    found = json.loads(run("env", "--json").stdout)
+    assert {"numba", "torch", "onnx", "dask"} <= set(found)
+    if importlib.util.find_spec("numba"):
+        assert found["numba"]["version"] == real("numba")
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    found = json.loads(run("env", "--json").stdout)
+    assert found["numba"] is None
+    commands = {one["what"]: one["command"] for one in found["missing"]}
+    assert "numba" in commands["Numba, which compiles loops of the CPU (optional)"]
+    assert "Numba" in run("env").stdout
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")

@@ -186,6 +186,13 @@ class Sweep:
     word: str
     values: tuple[int, ...]
 
+    @property
+    def text(self) -> str:
+        """The values in words: ``1 to 9``, or ``1 to 9 by 2``."""
+        first, last = self.values[0], self.values[-1]
+        step = self.values[1] - first if last > first else 1
+        return interval_text(range(first, last + 1)) + (f" by {step}" if step > 1 else "")
+
 
 def read_sweep(text: str) -> Sweep:
     """A sweep such as ``input=3:12`` or ``stride=1:4``.

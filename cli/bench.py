@@ -226,6 +226,8 @@ def _measure(
     written = {kind: Path(path) for kind, path in targets.items() if path is not None}
     if json_path == paths.STANDARD:
         del written["json"]  # which is one object, and not a line for each entry
+    if plot_path is not None:
+        paths.require_suffix("--plot", Path(plot_path), ".svg")
     for kind, path in written.items():
         paths.require_writable(f"--{kind}", path)
     log_path = _log_path(written["json"]) if "json" in written else None

@@ -566,17 +566,21 @@ def as_options(problem: ConvProblem) -> str:
     )
 
 
-def summary(problem: ConvProblem) -> str:
-    """What was configured beside the shapes, in a line."""
+def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str:
+    """What was configured beside the shapes, in a line; what is said otherwise is in ``other``."""
     padding = problem.padding_mode
     if padding == "explicit":
         sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]
         padding = sides[0] if len(set(sides)) == 1 else ",".join(sides)
+    words = {
+        "stride": _short(problem.stride),
+        "padding": padding,
+        "dilation": _short(problem.dilation),
+        **(other or {}),
+    }
     return ", ".join(
         [
-            f"stride {_short(problem.stride)}",
-            f"padding {padding}",
-            f"dilation {_short(problem.dilation)}",
+            *(f"{word} {words[word]}" for word in ("stride", "padding", "dilation")),
             f"groups {problem.groups}",
             f"{problem.data_format} with {problem.filter_format}",
             problem.dtype,

@@ -93,8 +93,9 @@ def command(
     read = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
     saved = [path for path in (svg, html) if path]
     paths.require_one_output(*saved, as_json=as_json)
-    for option, path in (("--svg", svg), ("--html", html)):
+    for option, path, suffixes in (("--svg", svg, (".svg",)), ("--html", html, (".html", ".htm"))):
         if path:
+            paths.require_suffix(option, Path(path), *suffixes)
             paths.require_writable(option, Path(path))
     if len(layers) > 1 and (read or saved or code or opened):
         raise ConvError(

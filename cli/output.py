@@ -17,7 +17,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -201,9 +201,10 @@ def error(message: str, below: str = "") -> None:
     line = " ".join(message.split())
     if len(line) > LONGEST_ERROR:
         line = f"{line[: LONGEST_ERROR // 2]} ... {line[-LONGEST_ERROR // 2 :]}"
-    click.echo(f"cupyconv: error: {visible(line)}", err=True)
-    if below:
-        click.echo(visible(below.rstrip("\n")), err=True)
+    with suppress(OSError):  # nobody reads it, and the exit code still tells
+        click.echo(f"cupyconv: error: {visible(line)}", err=True)
+        if below:
+            click.echo(visible(below.rstrip("\n")), err=True)
 
 
 PATIENCE = 2.0

@@ -32,6 +32,20 @@ FILE = _File()
 """The type of every option that is a path."""
 
 
+def require_suffix(option: str, path: Path, *suffixes: str) -> None:
+    """Check that a file's name does not say that something else is in it.
+
+    Raises:
+        ConvError: it ends otherwise, as ``picture.png`` does where SVG is written.
+    """
+    if str(path) != STANDARD and path.suffix and path.suffix.lower() not in suffixes:
+        raise ConvError(
+            f"{option} writes {' or '.join(suffixes)} files",
+            f"got {path}",
+            f"Call it {path.with_suffix(suffixes[0])}",
+        )
+
+
 def require_writable(option: str, path: Path) -> None:
     """Check, before anything is computed, that a file can be written.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -14,6 +15,9 @@ from cupyconv.explaining.shapes import axis_reasons, interval_dict, reasons
 from cupyconv.planning import Plan, plan
 from cupyconv.planning.device import DEVICES
 from cupyconv.problem import PASSES, GemmView, bytes_text, shape_text
+
+_MOST_BESIDE = 2
+"""Devices that a table has columns for."""
 
 PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 
@@ -99,8 +103,10 @@ def _sweep(layers: list[Layer], text: str, as_json: bool) -> None:
     parts: list[Any] = []
     for layer, one in found:
         problem = next(each for _, each in one if isinstance(each, ConvProblem))
-        line = configuration.summary(problem)
-        parts.append(output.heading(*([layer.heading, line] if layer.heading else [line])))
+        line = configuration.summary(problem, {sweep.word: sweep.text})
+        # A title tells of the layer as it was before.
+        name = replace(layer, title=None).heading
+        parts.append(output.heading(*([name, line] if name else [line])))
         parts.append(backwards.sweep_table(sweep, one))
     output.draw(*parts)
 
@@ -132,16 +138,23 @@ def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
     tensors = output.table("tensor", "shape", "why")
     for tensor, shape, reason in reasons(problem):
         tensors.add_row(tensor, shape_text(shape), reason)
-    headings = [device_plan.device.name for device_plan in plans]
+    # A column for each of a few devices, and a line for each of many, which are wider than a page.
+    beside = plans if len(plans) <= _MOST_BESIDE else []
+    headings = [device_plan.device.name for device_plan in beside]
     passes = output.table("pass", "gives", "GEMM m x n x k", *headings)
     for pass_ in PASSES:
-        cells = [_implementation(device_plan, pass_) for device_plan in plans]
+        cells = [_implementation(device_plan, pass_) for device_plan in beside]
         passes.add_row(pass_, PASS_GRADIENTS[pass_], _gemm_text(problem.gemm(pass_)), *cells)
+    below = output.table("device", *PASSES)
+    for device_plan in plans:
+        cells = [_implementation(device_plan, pass_) for pass_ in PASSES]
+        below.add_row(device_plan.device.name, *cells)
     return [
         title(layer, problem),
         tensors,
         axes_table(problem),
         passes,
+        *([] if beside else [below]),
         output.heading("each pass", _cost(problem), _indexing(problem)),
     ]
 

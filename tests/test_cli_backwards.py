@@ -128,6 +128,15 @@ def test_a_sweep_is_a_table_of_outputs(word):
     assert [value["output"][-1] for value in layer["values"]] == outputs
 
 
+def test_the_heading_of_a_sweep_says_what_is_swept():
+    """And no title of the layer as it was."""
+    lines = said("--preset", "same-stride", "--sweep", "stride=1:7:3").splitlines()
+    assert lines[0] == "same-stride"
+    assert lines[1].startswith("stride 1 to 7 by 3, padding same, dilation 1,")
+    text = said("--preset", "valid-stride", "--sweep", "padding=1:2")
+    assert "stride 2, padding 1 to 2, dilation 1," in text
+
+
 @pytest.mark.parametrize(
     ("sweep", "key"),
     [("input=5:9:2", "input_shape"), ("stride=1:3", "stride"), ("filter=2:4", "filter_shape")],

@@ -86,6 +86,45 @@ def test_seeds_are_alike(command):
         assert "--seed" in refused("bench", "--drawn", "1", "--list", "--seed", seed)
 
 
+def test_a_line_for_each_of_many_devices():
+    devices = ("cpu", "sm_75", "sm_80", "sm_90a", "sm_100a")
+    text = said(
+        "shapes", "--preset", "multi-channel", *(w for d in devices for w in ("--device", d))
+    )
+    rows = [line.split() for line in text.splitlines()]
+    assert ["device", "forward", "backprop_input", "backprop_filter"] in rows
+    assert [row[0] for row in rows if row and row[0] in devices] == list(devices)
+
+
+def test_a_signal_has_channels_of_samples():
+    text = said("shapes", "--input", "1x6x9", "--filter", "4x6x3", "--device", "cpu")
+    assert "one channel of 7 samples for each of the 4 filters" in text
+    assert "one 6x6 channel for each" in said("shapes", *SMALL, "--device", "cpu")
+
+
+def test_a_picture_is_not_called_by_another_format(tmp_path):
+    path = tmp_path / "x.png"
+    text = refused("explain", *SMALL, "--svg", str(path))
+    assert "--svg writes .svg files" in text
+    assert f"Call it {tmp_path / 'x.svg'}" in text
+    assert "--html writes .html or .htm files" in refused("explain", *SMALL, "--html", str(path))
+    bench = ("bench", "--layer", "seed-5x100x100", "--device", "cpu")
+    assert "--plot writes .svg files" in refused(*bench, "--plot", str(path))
+    assert not path.exists()
+    said("explain", *SMALL, "--svg", str(tmp_path / "picture"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no head on Windows")
+def test_an_error_that_nobody_reads_has_its_code():
+    command = [sys.executable, "-m", "cupyconv", "env", "--require-gpu"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as broken:
+        ended = subprocess.run(command, stdout=broken, stderr=broken, env=environment)
+    assert ended.returncode == 3
+
+
 COMPLETE = {
     **dict.fromkeys(("shapes", "explain", "grads"), SMALL),
     "check": (*SMALL, "--device", "cpu"),

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
+from cupyconv.cli import configuration
 from cupyconv.cli.configuration import PRESETS, read_file
 from cupyconv.cli.main import COMMANDS, main
 from cupyconv.planning import Device, plan_pass
@@ -70,6 +72,22 @@ def test_the_code_of_a_page_runs(monkeypatch, page):
         exec(compile(block.replace("import cupy as cp", "import numpy as cp"), page, "exec"), names)
     asserting = any(re.search(r"^\s*assert ", block, re.M) for block in blocks)
     assert asserting or page.name == "README.md", "it would show nothing"
+
+
+def test_the_layers_of_the_pages_are_read(tmp_path):
+    """TOML, of which every word is shown that a layer may have."""
+    shown, blocks = set(), 0
+    for page in PAGES:
+        for block in re.findall(
+            r"^```toml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S
+        ):
+            path = tmp_path / "layers.toml"
+            path.write_text(block)
+            shown |= {key for table in tomllib.loads(block)["layer"] for key in table}
+            assert [layer.problem() for layer in read_file(path)]
+            blocks += 1
+    assert blocks
+    assert shown == {*configuration._READERS, *configuration._LABELS}
 
 
 def commands() -> list[tuple[str, int]]:

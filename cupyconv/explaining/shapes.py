@@ -114,8 +114,9 @@ def _filter(problem: ConvProblem) -> str:
 
 
 def _output(problem: ConvProblem) -> str:
-    size = shape_text(problem.output_sizes)
-    head = f"one {size} channel for {every(problem.K, 'filter')}: "
+    size, (_, pixel) = shape_text(problem.output_sizes), _WORDS[problem.spatial_rank]
+    channel = f"{size} channel" if problem.spatial_rank > 1 else f"channel of {size} {pixel}s"
+    head = f"one {channel} for {every(problem.K, 'filter')}: "
     if _is_depthwise(problem):
         return head + "y[k] = its own input channel correlated with w[k]"
     where = " of k's group" if problem.groups > 1 else ""

@@ -144,8 +144,9 @@ def _padding(what: str, value: Any) -> Any:
 def _require_sides(arguments: Mapping[str, Any]) -> None:
     """Check how many numbers a padding has, which ConvProblem does with an example in Python."""
     padding, rank = arguments.get("padding"), len(arguments["input_shape"]) - 2
-    counted = isinstance(padding, (list, tuple)) and rank in SPATIAL_AXES
-    if counted and len(padding) != rank:
+    if not isinstance(padding, (list, tuple)) or rank not in SPATIAL_AXES:
+        return
+    if len(padding) != rank:
         raise ConvError(
             "padding must be one integer, or an integer or before:after for each spatial axis",
             f"got {len(padding)} entries for {rank} spatial axes",

@@ -27,8 +27,8 @@
 // with to the first under a tile), INSIDE_FROM and INSIDE_TO (those columns from there that are in the
 // source under every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_D, STRIDE_H, STRIDE_W, DILATION_H,
 // DILATION_W, PHASE_H, PHASE_W (padding before modulo stride), TAP_ROWS and SHARE (all but in
-// backprop-filter), RAGGED (whether tiles reach beyond the last row or column), ACTIVATION (of the
-// forward pass).
+// backprop-filter), RAGGED (whether tiles reach beyond the last row or column), ACTIVATION (of forward
+// and backprop-input).
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "maps.cuh"
@@ -52,7 +52,8 @@ static_assert(INS % SHARE == 0, "whole shares of sources");
 // -- where the pixels of a tile meet the filter's taps, along one axis --------------------------------
 
 // Pixel i of a tile meets tap t at a position of the source, counted from where the tile's first
-// pixel has tap 0; in backprop-input, from the last such place before it.
+// pixel has tap 0; in backprop-input, where tap 0 may not meet that pixel, from where it meets the last
+// pixel up to there that it does meet.
 template <int EXTENT, int TAPS, int STRIDE, int DILATION, int PHASE>
 struct Axis {
 #if PASS == 1

@@ -31,8 +31,8 @@
 //
 // A first layer of 3 channels is copied element by element: a row of the filter reads S * C
 // neighbours, but from (q * stride - pad) * C on, which is odd as often as not, and cp.async can
-// leave out the tail of a piece, not its head.  Forward and backprop_filter of such layers are better
-// left to conv_patch.cu, which copies the input under a tile once.
+// leave out the tail of a piece, not its head.  Forward and backprop_filter of such layers are, in 16
+// bits, better left to conv_patch.cu, which copies the input under a tile once.
 //
 // In backprop_input each stride phase (gather.cuh) is a dense problem with its own pixels and taps;
 // all phases are tiles of one launch.  With SPLIT, gemm_k is shared out over blockIdx.y; each split
@@ -42,7 +42,8 @@
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE, INDEX, BLOCK_M, BLOCK_N,
 // BLOCK_K, WARPS_M, WARPS_N, RESIDENT (blocks of a multiprocessor), STAGES, TENSOR_CORES, A_ALONG_K,
 // A_VECTOR, B_ALONG_K, B_VECTOR, C_ALONG_N, C_VECTOR, TAPS_FASTEST, TAP_WORDS and PHASES
-// (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION (epilogue.cuh; of the forward pass).
+// (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION (epilogue.cuh; of forward and backprop_input),
+// SHARED_BYTES.
 #include "epilogue.cuh"
 #include "gather.cuh"
 #include "numeric.cuh"
@@ -481,7 +482,7 @@ struct Sums {
   }
 #else
   // A thread loads 16 bytes at a time, along k or along positions, as the lines run: its share of a
-  // chunk of A whole, that of B bit by bit.
+  // chunk of A whole, that of B piece by piece.
   __device__ __forceinline__ void multiply(Stage& stage) {
     using TileA = OperandA::Tile;
     using TileB = OperandB::Tile;

@@ -33,8 +33,9 @@
 // other and share B: each loads half of it for both.  Tiles are taken in bands of BAND rows, so that
 // blocks that run together share operands in L2.
 //
-// Its launch, and that of conv_hopper_reduce, may begin while the one before still runs: what that one
-// writes is waited for where it is read first.
+// Its launch, and that of conv_hopper_reduce, may begin before the one before has ended: after
+// conv_arrange as soon as its blocks are all under way, after others, which do not say so, when they
+// end.  What that one writes is waited for where it is read first.
 //
 // With SPLIT, gemm_k is shared out; each split writes float sums to a workspace, which
 // conv_hopper_reduce adds in order.  Which block computes which tile never changes any bit.
@@ -46,11 +47,12 @@
 // core's accumulator, which drops bits, for float registers every PROMOTION steps.
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C
-// and the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases of
-// backprop_input, else 1), MAPS (of what is gathered), POINTWISE (1 x 1 and stride 1: x is a plain
-// matrix), PLANAR (x and dy that are read are channels first), FILTERS_LAST (of w), WINDOW_ROWS (of
-// backprop_filter: whether A is x and not dy), STORE and RUN (how C is stored, hopper.cuh), SPLIT,
-// ACTIVATION (epilogue.cuh; of the forward pass).
+// and the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases
+// of backprop_input, else 1), MAPS (of what is gathered), POINTWISE (1 x 1, stride 1, no padding,
+// and not PLANAR: x is a plain matrix), PLANAR (x and dy that are read are channels first),
+// FILTERS_LAST (of w), WINDOW_ROWS (of backprop_filter: whether A is x and not dy), STORE and RUN
+// (how C is stored, hopper.cuh), SPLIT, ACTIVATION (epilogue.cuh; of forward and backprop_input),
+// SHARED_BYTES.
 #include "hopper.cuh"
 #include "parts.cuh"
 
@@ -196,7 +198,7 @@ struct Steps {
 // -- producer ---------------------------------------------------------------------------------------
 
 // Starts all loads.  Used by one thread, of few registers: what other blocks load is not kept, and
-// steps are counted down.
+// in backprop_filter, which keeps most, steps are counted down.
 struct Producer {
   SharedMemory& shared;
   const TensorMaps& maps;

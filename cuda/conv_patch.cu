@@ -12,8 +12,8 @@
 // element by element, and each element as often as windows overlap.  What this adds: the input under
 // a tile of TILE_P x TILE_Q neighbouring outputs of an image, zeros for the padding included, is
 // copied once to shared memory, the patch.  The flattened rows are gemm_k, each rounded up to whole
-// words, not to pieces: 154 for a layer of 7 x 7 x 3 in 16 bits, where windows of 4 channels and 8
-// columns would have 224.
+// words, not to pieces: for a layer of 7 x 7 x 3 in 16 bits 154, and 160 in whole steps, where windows
+// of 4 channels and 8 columns would have 224.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           flattened rows  patch      w
@@ -45,7 +45,8 @@
 // SHIFT (elements from an aligned one to the first window), Y_LAST (whether channels are contiguous
 // in y or dy), Y_VECTOR (elements of it moved at once), ASYNC_COPY (8.0 and later); of the forward
 // pass BLOCK_N (filters of a block), ACTIVATION; of backprop-filter ROW_TILES, WARPS_N and WARPS_K
-// (warps along words and pixels), WARP_WORDS (blocks of 8 words of a warp), SHARE_WORDS.
+// (warps along words and pixels), WARP_WORDS (blocks of 8 words of a warp), SHARE_WORDS; and
+// SHARED_BYTES.
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "maps.cuh"

@@ -1,18 +1,18 @@
-// Depthwise convolution with large filters, on the tensor cores: 16-bit types, stride 1, 1-D and
-// 2-D.
+// Depthwise convolution on the tensor cores: 16-bit types, stride 1, 1-D and 2-D.
 //
 //   forward          y[n, c, p, q]  = sum over r, s of x[n, c, p - pad + r, q - pad + s] * w[c, r, s]
 //   backprop-input   the same with dy for x, w turned by 180 degrees, and filter - 1 - pad for pad
 //   backprop-filter  dw[c, r, s]    = sum over n, p, q of dy[n, c, p, q] * x[n, c, p - pad + r, ...]
 //
-// From about 7 x 7 on, what binds cuda-direct is the rate of plain float32.  What this adds: the
-// rows of a channel are multiplied by the filter's rows as matrices.  With the rows (n, p) of all
-// images as gemm_m, a strip of 8 outputs of a row is, for each row r of the filter,
+// conv_direct.cu executes an instruction of every thread for each product, and what brings its sources
+// in float32 beside.  What this adds: the rows of a channel are multiplied by the filter's rows as
+// matrices, 64 products of a thread to an instruction.  With the rows (n, p) of all images as gemm_m,
+// a strip of 8 outputs of a row is, for each row r of the filter,
 //
 //   Y[m, i] += sum over j of X[m + r, j] * T_r[j, i],   T_r[j, i] = w[r, j - i]
 //
 // a product with a Toeplitz matrix, of which FILTER_S in FILTER_S + 7 columns j are in the band
-// (rounded up to products of 16: 7 of 16 for 7 taps, 31 of 48 for 31).  It is the same for every
+// (rounded up to products of 16: 3 of 16 for 3 taps, 31 of 48 for 31).  It is the same for every
 // strip, so that its fragments are made once per row of the filter; those of X serve every strip
 // that they are under.  The filter's gradient is the transpose: with m as gemm_k,
 //
@@ -38,7 +38,8 @@
 // blocks), STRIPS, SOURCE_LINES (lines of the source in a block), SOURCE_LAST, RESULT_LAST (whether
 // channels are contiguous in the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR
 // (elements moved at once, along channels or columns), SOURCE_SHIFT (columns from an aligned one to
-// a strip's first), ASYNC_COPY (8.0 and later), ACTIVATION (of the forward pass).
+// a strip's first), ASYNC_COPY (8.0 and later), ACTIVATION (of forward
+// and backprop-input), SHARED_BYTES.
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "maps.cuh"

@@ -144,8 +144,9 @@ __device__ __forceinline__ void release(unsigned long long* empty) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
 
-// A warpgroup's turn to multiply.  Parities tell one round of a ring from the next only to those who
-// have seen the round before full; of the other warpgroup's rounds, its passing on the turn says so.
+// A warpgroup's turn to multiply.  A parity tells a round only from the one before.  A warpgroup that
+// skips a tile has not waited for its stages, so an older round would look full to it: it waits until
+// the other one, which has, passes the turn on.
 struct Turn {
   unsigned long long (&barriers)[CONSUMERS];
   int warpgroup;

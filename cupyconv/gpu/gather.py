@@ -1,4 +1,4 @@
-"""Launches of the tensor-core gather kernels (cuda/conv_gather.cu)."""
+"""Launches of the gather kernels (cuda/conv_gather.cu)."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ class Family(ABC):
     Attributes:
         name: what ``impl`` takes and ``plan`` prints.
         summary: how it computes, in a line.
-        kernels: of a family on the GPU, the module of cupyconv/gpu that works out its launches,
-            and ``cuda/conv_{kernels}.cu``.
+        kernels: of a family on the GPU, the module of cupyconv/gpu that works out its launches.
+            Its product is ``cuda/conv_{kernels}.cu``; those of cuda-generic are ``conv_{pass}.cu``.
         on_gpu: whether it runs on the GPU, else on the CPU.
         tiles: block tiles that its kernels may be compiled with.
     """

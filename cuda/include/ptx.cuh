@@ -521,7 +521,7 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS_LEFT) : "memory");
 }
 
-// Describes an operand in shared memory.  SWIZZLE is 0, 32, 64 or, but in tests, 128 bytes.
+// Describes an operand in shared memory.  SWIZZLE is 128 or, in tests only, 0, 32 or 64 bytes.
 // K-major: stride_bytes between groups of eight rows; leading_bytes matters only without swizzle
 // (between the two 16-byte columns of the instruction's k).
 // MN-major: with a swizzle, leading_bytes between spans of SWIZZLE bytes along m or n and

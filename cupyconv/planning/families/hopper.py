@@ -475,6 +475,11 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
         yield Count("channels under all taps", windows(problem, line) * line, most)
 
 
+def most_tiles(request: Request) -> int:
+    """Up to which a block that stays can number them, the one that it then lacks included."""
+    return 2**31 - 1 - request.device.resident_blocks
+
+
 def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
     """What lines of so many channels or filters hold too much of other groups for."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
@@ -561,6 +566,14 @@ class Staying(Family):
         does = f"{called(seen.copied)} copied with channels last" if seen.copied else ""
         return 2 * seen.copied_bytes, seen.copied_bytes, does
 
+    def tiles_counted(self, request: Request) -> Count:
+        """What blocks that stay number, of whichever tiles are taken."""
+        most = max(
+            sum(tile_count(tile, rows, columns) for rows, columns, _ in _matrices(request, tile, 1))
+            for tile in self.fitting_tiles(request)
+        )
+        return Count("tiles", most * request.problem.groups, most_tiles(request))
+
     def candidates(self, request: Request) -> list[Candidate]:
         return [
             self._costed(request, tile, splits)
@@ -594,7 +607,9 @@ class Staying(Family):
         found = _matrices(request, tile, 1)
         if len(found) > 1:
             return 1
-        most = found[0][2] // cost.LEAST_SPLIT_STEPS
+        rows, columns, steps = found[0]
+        tiles = tile_count(tile, rows, columns) * request.problem.groups
+        most = min(steps // cost.LEAST_SPLIT_STEPS, most_tiles(request) // tiles)
         if request.workspace_limit is not None:
             _, least, _ = self.before(request, tile)
             left = request.workspace_limit - least
@@ -660,7 +675,8 @@ class Hopper(Staying):
     )
 
     def counts(self, request: Request) -> Iterator[Count]:
-        return tma_counts(request, ITEMSIZE[request.problem.dtype])
+        yield from tma_counts(request, ITEMSIZE[request.problem.dtype])
+        yield self.tiles_counted(request)
 
     def refuses_layer(self, request: Request) -> str | None:
         operands = request.operands

@@ -713,6 +713,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 }
 
 #if SPLIT
+static_assert(PHASES == 1, "an element of C is found in the only phase");
+
 // Adds the splits' sums in order, one thread for each piece of C_VECTOR elements of C.
 extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_gather_reduce(const Accumulator* __restrict__ partial, const Storage* __restrict__ bias,

@@ -445,6 +445,8 @@ struct Consumer {
 };
 
 #if SPLIT
+static_assert(PHASES == 1, "an element of C is found in the only phase");
+
 // Whether the product is the transpose of C.
 constexpr bool TRANSPOSED = PASS == 2 && WINDOW_ROWS != FILTERS_LAST;
 

@@ -206,16 +206,17 @@ __device__ __forceinline__ unsigned overrun(unsigned word, bfloat16_t) {
 }
 
 // VECTOR neighbours in memory as elements `first`, ... of an array of words; zeros if they are not
-// inside.
+// inside, where no address is formed from the offset.
 template <int VECTOR, int WORDS>
 __device__ __forceinline__ void load_elements(unsigned (&word)[WORDS], int first,
-                                              const Storage* source, bool inside) {
+                                              const Storage* tensor, long long offset,
+                                              bool inside) {
   if constexpr (VECTOR == 1) {
-    const unsigned bits = inside ? source->bits : 0;
+    const unsigned bits = inside ? tensor[offset].bits : 0;
     word[first / 2] = first % 2 == 0 ? bits : word[first / 2] | bits << 16;
   } else {
     Piece<unsigned, VECTOR / 2> piece = {};
-    if (inside) piece = *reinterpret_cast<const Piece<unsigned, VECTOR / 2>*>(source);
+    if (inside) piece = *reinterpret_cast<const Piece<unsigned, VECTOR / 2>*>(tensor + offset);
 #pragma unroll
     for (int i = 0; i < VECTOR / 2; ++i) word[first / 2 + i] = piece.element[i];
   }
@@ -299,7 +300,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
       for (int pixel = 0; pixel < 8; ++pixel)
 #pragma unroll
         for (int c = 0; c < CHANNELS; c += VECTOR)
-          load_elements<VECTOR>(eight[pixel].word, c, tensor + row + offset[pixel] + c,
+          load_elements<VECTOR>(eight[pixel].word, c, tensor, row + offset[pixel] + c,
                                 inside[pixel] && row != NOWHERE && c < window.channels);
       transpose(eight);
 #pragma unroll
@@ -326,7 +327,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
         const long long row = line < COUNT ? window.rows[line] : NOWHERE;
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece)
-          load_elements<VECTOR>(loaded[turn], piece * VECTOR, tensor + row + offset[piece],
+          load_elements<VECTOR>(loaded[turn], piece * VECTOR, tensor, row + offset[piece],
                                 inside[piece] && row != NOWHERE);
       }
 #pragma unroll

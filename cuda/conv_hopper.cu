@@ -68,19 +68,6 @@ __device__ __forceinline__ Term term_at(int number) {
 }
 constexpr int PROMOTION = 2;  // steps of all terms
 
-struct alignas(1024) Stage {
-  Storage a[BLOCK_M * BLOCK_K];
-  Storage b[BLOCK_N * BLOCK_K];
-};
-
-struct SharedMemory {
-  Stage stages[STAGES];
-  OutputBuffer output[CONSUMERS][2];
-  float bias[CONSUMERS][BLOCK_N];
-  unsigned long long full[STAGES], empty[STAGES], turn[CONSUMERS];
-};
-static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
-
 // -- the shape of C ---------------------------------------------------------------------------------
 
 // In backprop_filter the taps * channels side of C is cut into windows: LINE channels under a tap.
@@ -514,8 +501,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     ptx::setmaxnreg_inc<232>();
     const int first_row = TURNS ? 0 : warpgroup * CONSUMER_ROWS;
     Consumer consumer(shared, first_row);
-    Epilogue<Output> epilogue = {shared.output[warpgroup], bias, shared.bias[warpgroup], p,
-                                 warpgroup, first_row};
+    Epilogue<Output> epilogue = {shared, bias, p, warpgroup, first_row};
     Turn turn(shared.turn, warpgroup);
     int next = 0;  // whose turn it is
 #pragma unroll 1

@@ -37,9 +37,6 @@ BARRIER_BYTES = 8
 TURN_BARRIERS = 2
 """Of the warpgroups that take turns."""
 
-OUTPUT_BYTES = 2 * 2 * 64 * LINE_BYTES
-"""Of two warpgroups' two buffers for C on its way out."""
-
 MOST_STAGES = 8
 """Of a ring: more hide nothing."""
 
@@ -525,9 +522,19 @@ def bias_bytes(block_n: int) -> int:
     return 2 * block_n * 4
 
 
-def ring_stages(block_m: int, block_n: int) -> int:
-    """Stages of lines of both operands, two barriers each: as many as shared memory holds."""
-    fixed = OUTPUT_BYTES + bias_bytes(block_n) + TURN_BARRIERS * BARRIER_BYTES
+def output_bytes(itemsize: int) -> int:
+    """Of two warpgroups' two buffers for C on its way out; float leaves registers for memory."""
+    return 2 * 2 * 64 * LINE_BYTES if itemsize == 2 else 0
+
+
+def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
+    """Stages of lines of both operands, two barriers each: as many as shared memory holds.
+
+    Args:
+        block_m, block_n: the tile.
+        itemsize: bytes of an element of C.
+    """
+    fixed = output_bytes(itemsize) + bias_bytes(block_n) + TURN_BARRIERS * BARRIER_BYTES
     room = (CHIPS[9, 0].block_shared << 10) - fixed
     return min(room // ((block_m + block_n) * LINE_BYTES + 2 * BARRIER_BYTES), MOST_STAGES)
 
@@ -657,7 +664,7 @@ class Hopper(Staying):
     tiles = tuple(
         tile_of(
             *(block_m, block_n, itemsize, itemsize),
-            STAGES=ring_stages(block_m, block_n),
+            STAGES=ring_stages(block_m, block_n, itemsize),
             CLUSTER=cluster,
             PLANES=1,
             PLANAR=planar,

@@ -45,7 +45,7 @@ class HopperBf16x6(Staying):
     tiles = tuple(
         tile_of(
             *(block_m, block_n, 4, 2),
-            STAGES=ring_stages(block_m, block_n),
+            STAGES=ring_stages(block_m, block_n, 4),
             CLUSTER=cluster,
             PLANES=PLANES,
             PLANAR=0,

@@ -16,7 +16,7 @@ from cupyconv.planning.reach import MOST_BLOCKS
 from cupyconv.planning.strides import Strides, followers, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
-_THREADS = 256
+THREADS = 256
 
 _PIECES_OF_THREAD = 16
 """That a chunk has at least for each of a block's threads, so that adding chunks up pays."""
@@ -49,7 +49,7 @@ def prepare_bias(
     packed = parameters.pack(problem, strides)
     packed["filters"] = problem.K  # of one group
     channels = channel_lanes * vector if channels_last else 1
-    step = _THREADS // channel_lanes * (1 if channels_last else vector)
+    step = THREADS // channel_lanes * (1 if channels_last else vector)
     blocks = -(-problem.K // channels)
     if blocks > MOST_BLOCKS:
         raise ConvError(
@@ -80,7 +80,7 @@ def prepare_bias(
         entry="conv_backprop_bias",
         defines=tuple(defines.items()),
         grid=(blocks, chunks),
-        block=(_THREADS,),
+        block=(THREADS,),
         shared_bytes=0,
         arguments=("y", "bias", "workspace", np.int64(steps_of_chunk * step), packed),
     )
@@ -89,7 +89,7 @@ def prepare_bias(
     reduction = replace(
         product,
         entry="conv_backprop_bias_reduce",
-        grid=(-(-problem.K // _THREADS),),
+        grid=(-(-problem.K // THREADS),),
         arguments=("workspace", "bias", np.int32(chunks), packed),
     )
     return (product, reduction), chunks * chunk_bytes

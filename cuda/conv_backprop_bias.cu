@@ -21,7 +21,9 @@ constexpr int THREADS = 256;
 constexpr int PIXEL_LANES = THREADS / CHANNEL_LANES;
 constexpr int CHANNELS = CHANNELS_LAST ? CHANNEL_LANES * VECTOR : 1;  // of a block
 constexpr int STEP = PIXEL_LANES * (CHANNELS_LAST ? 1 : VECTOR);     // pixels of a turn
-static_assert((THREADS & (THREADS - 1)) == 0, "the tree halves the threads at each level");
+static_assert((PIXEL_LANES & (PIXEL_LANES - 1)) == 0, "the tree halves the lanes at each level");
+static_assert(PIXEL_LANES * CHANNEL_LANES == THREADS, "no thread is left over");
+static_assert(CHANNELS_LAST || CHANNEL_LANES == 1, "lanes along pixels only");
 
 // partial is (chunk, channel); null if there is only one chunk.  chunk_pixels is a multiple of STEP.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -82,10 +84,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // One thread for each channel.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_backprop_bias_reduce(const Accumulator* __restrict__ partial, Storage* __restrict__ db,
                               const int chunks, const __grid_constant__ ConvParameters p) {
-  const long long channel = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
+  const long long channel = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (channel >= p.filters) return;
   Accumulator sum[1];
   add_parts(sum, partial + channel, chunks, p.filters);

@@ -10,6 +10,7 @@ import numpy as np
 from cupyconv.errors import ConvError
 from cupyconv.gpu import parameters
 from cupyconv.gpu.launch import STORAGE, Launch
+from cupyconv.planning.cost import ADDING_THREADS
 from cupyconv.planning.device import Device
 from cupyconv.planning.families.family import accumulator_bytes
 from cupyconv.planning.reach import MOST_BLOCKS
@@ -89,7 +90,8 @@ def prepare_bias(
     reduction = replace(
         product,
         entry="conv_backprop_bias_reduce",
-        grid=(-(-problem.K // THREADS),),
+        grid=(-(-problem.K // ADDING_THREADS),),
+        block=(ADDING_THREADS,),
         arguments=("workspace", "bias", np.int32(chunks), packed),
     )
     return (product, reduction), chunks * chunk_bytes

@@ -56,7 +56,7 @@ def comment_and_code(text):
 
 
 def listed(source):
-    """The macros that a kernel file, or a header that it includes, says a variant is chosen with."""
+    """The macros by which a kernel file, or a header of it, says that variants are chosen."""
     found = []
     for _, text in ((source.name, source.text), *source.headers):
         comment, _ = comment_and_code(text)
@@ -88,7 +88,9 @@ def passed():
         problem = in_formats(layer.replace(dtype=dtype), *formats)
         strides = Strides.contiguous(problem)
         made += bias.prepare_bias(problem, strides, device)[0]
-        for pass_, (impl, family), precision in product(PASSES, FAMILIES.items(), ("tf32", "bf16x6")):
+        for pass_, (impl, family), precision in product(
+            PASSES, FAMILIES.items(), ("tf32", "bf16x6")
+        ):
             request = Request(problem, pass_, device, precision)
             if family.on_gpu and family.refuses(request) is None:
                 planned = plan_pass(problem, pass_, device, impl, precision)

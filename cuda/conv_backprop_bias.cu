@@ -8,12 +8,12 @@
 //
 // Variants by -D: STORAGE, INDEX, VECTOR, CHANNELS_LAST, CHANNEL_LANES (a power of two, 1 without
 // CHANNELS_LAST).
+#include "index.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
 #include "parts.cuh"
 #include "vector.cuh"
 
-using Index = INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 
@@ -35,13 +35,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int channel_lane = CHANNELS_LAST ? threadIdx.x % CHANNEL_LANES : 0;
   const int pixel_lane = CHANNELS_LAST ? threadIdx.x / CHANNEL_LANES : threadIdx.x;
   const Index channel = static_cast<Index>(blockIdx.x) * CHANNELS + channel_lane * VECTOR;
-  const Index pixels = static_cast<Index>(p.batch * p.output[0] * p.output[1] * p.output[2]);
+  const Index pixels = narrowed(p.batch * p.output[0] * p.output[1] * p.output[2]);
   const Index chunk = static_cast<Index>(blockIdx.y * chunk_pixels);
   const Index rest = pixels - chunk;
   const Index end = chunk + (rest < chunk_pixels ? rest : static_cast<Index>(chunk_pixels));
 
-  Loops<Index> loops(static_cast<Index>(p.output[2]), static_cast<Index>(p.output[1]),
-                     static_cast<Index>(p.output[0]), static_cast<Index>(p.batch));
+  Loops<Index> loops(narrowed(p.output[2]), narrowed(p.output[1]),
+                     narrowed(p.output[0]), narrowed(p.batch));
   loops.step = loops.digits(STEP);
   Index pixel = chunk + pixel_lane * (CHANNELS_LAST ? 1 : VECTOR);
   Digits<Index> at = loops.digits(pixel);

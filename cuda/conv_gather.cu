@@ -46,12 +46,12 @@
 // SHARED_BYTES.
 #include "epilogue.cuh"
 #include "gather.cuh"
+#include "index.cuh"
 #include "numeric.cuh"
 #include "parts.cuh"
 #include "ring.cuh"
 #include "vector.cuh"
 
-using Index = INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 using AddressHalf = Half<Index>;
@@ -60,8 +60,6 @@ constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int WARP_M = BLOCK_M / WARPS_M, WARP_N = BLOCK_N / WARPS_N;
 static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "whole fragments only");
 static_assert(BLOCK_K <= 32, "one warp counts the steps");
-
-__device__ __forceinline__ Index narrowed(long long value) { return static_cast<Index>(value); }
 
 // -- passes: sizes, and the halves of every address in A, B and C -----------------------------------
 

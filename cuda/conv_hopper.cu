@@ -71,10 +71,10 @@ constexpr int PROMOTION = 2;  // steps of all terms
 // -- the shape of C ---------------------------------------------------------------------------------
 
 // In backprop_filter the taps * channels side of C is cut into windows: LINE channels under a tap.
-struct Windows {
+struct FilterWindows {
   int channel_blocks, count;
 
-  __device__ __forceinline__ explicit Windows(const ConvParameters& p)
+  __device__ __forceinline__ explicit FilterWindows(const ConvParameters& p)
       : channel_blocks(lines(p.channels)),
         count(channel_blocks * static_cast<int>(p.filter[0] * p.filter[1] * p.filter[2])) {}
 
@@ -110,12 +110,12 @@ struct Output {
 
   __device__ __forceinline__ int rows(int phase) const {
     if constexpr (PASS == 2)
-      return FILTERS_LAST ? Windows(p).count * LINE : static_cast<int>(p.filters);
+      return FILTERS_LAST ? FilterWindows(p).count * LINE : static_cast<int>(p.filters);
     return static_cast<int>(p.batch) * Image(walk.phase[phase]).pixels();
   }
   __device__ __forceinline__ int columns() const {
     if constexpr (PASS == 1) return static_cast<int>(p.channels);
-    if constexpr (PASS == 2 && !FILTERS_LAST) return Windows(p).count * LINE;
+    if constexpr (PASS == 2 && !FILTERS_LAST) return FilterWindows(p).count * LINE;
     return static_cast<int>(p.filters);
   }
 
@@ -160,7 +160,7 @@ struct Output {
   }
   // A line of channels under a tap.
   __device__ __forceinline__ Line window(int position) const {
-    const Tap<int> at = Windows(p).at(position / LINE, p);
+    const Tap<int> at = FilterWindows(p).at(position / LINE, p);
     const Tap<long long> tap = {at.c, at.t, at.r, at.s};
     return {position, static_cast<int>(p.channels) - at.c, tap_offset(tap, p.w_stride)};
   }
@@ -215,7 +215,7 @@ struct Producer {
     Tap<int> window[windows.COUNT];
 #pragma unroll
     for (int i = 0; i < windows.COUNT; ++i) {
-      window[i] = Windows(p).at(first_window + i, p);
+      window[i] = FilterWindows(p).at(first_window + i, p);
       const bool exists = window[i].c < static_cast<int>(p.channels);
       window[i].c = exists ? tile.group * static_cast<int>(p.channels) + window[i].c
                            : static_cast<int>(p.groups * p.channels);

@@ -49,12 +49,12 @@
 // (warps along words and pixels), WARP_WORDS (blocks of 8 words of a warp), SHARE_WORDS.
 #include "chunks.cuh"
 #include "epilogue.cuh"
+#include "index.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
 #include "ring.cuh"
 #include "vector.cuh"
 
-using Index = INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 using Word = typename Fragments<Storage>::Register;
@@ -181,8 +181,6 @@ __device__ __forceinline__ double load_word(const double* at) { return *at; }
 #endif
 
 // -- tiles ------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ Index narrowed(long long value) { return static_cast<Index>(value); }
 
 // The tiles of all images, numbered with neighbours in a row first.
 struct Tiles {

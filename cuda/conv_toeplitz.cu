@@ -42,11 +42,11 @@
 // and backprop-input), SHARED_BYTES.
 #include "chunks.cuh"
 #include "epilogue.cuh"
+#include "index.cuh"
 #include "maps.cuh"
 #include "ring.cuh"
 #include "vector.cuh"
 
-using Index = INDEX;
 using Storage = STORAGE;
 
 constexpr int CHANNELS = 8;
@@ -65,24 +65,24 @@ struct Geometry {
   Index image_rows;  // of an image, as rows are numbered; those from height on do not exist
 
   __device__ __forceinline__ explicit Geometry(const ConvParameters& p)
-      : channels(static_cast<Index>(p.groups)) {
+      : channels(narrowed(p.groups)) {
 #if PASS == 1
     const long long(&walked)[3] = p.input;
     const long long(&source)[3] = p.output;
-    pad_h = FILTER_R - 1 - static_cast<Index>(p.pad[1]);
-    pad_w = FILTER_S - 1 - static_cast<Index>(p.pad[2]);
+    pad_h = FILTER_R - 1 - narrowed(p.pad[1]);
+    pad_w = FILTER_S - 1 - narrowed(p.pad[2]);
 #else
     const long long(&walked)[3] = p.output;
     const long long(&source)[3] = p.input;
-    pad_h = static_cast<Index>(p.pad[1]);
-    pad_w = static_cast<Index>(p.pad[2]);
+    pad_h = narrowed(p.pad[1]);
+    pad_w = narrowed(p.pad[2]);
 #endif
-    height = static_cast<Index>(walked[1]);
-    width = static_cast<Index>(walked[2]);
+    height = narrowed(walked[1]);
+    width = narrowed(walked[2]);
     image_rows = ALIGNED ? (height + ROWS - 1) / ROWS * ROWS : height;
-    rows = static_cast<Index>(p.batch) * image_rows;
-    source_height = static_cast<Index>(source[1]);
-    source_width = static_cast<Index>(source[2]);
+    rows = narrowed(p.batch) * image_rows;
+    source_height = narrowed(source[1]);
+    source_width = narrowed(source[2]);
   }
 
   __device__ __forceinline__ Index row_blocks() const { return (rows + ROWS - 1) / ROWS; }
@@ -234,10 +234,6 @@ __device__ __forceinline__ void store_elements(Storage* destination, const Eight
   }
 }
 
-__device__ __forceinline__ bool is_within(Index position, Index extent) {
-  return position >= 0 && position < extent;
-}
-
 // The part of a tensor that a block's planes are lines of.
 struct Window {
   const long long* rows;  // where the row of each line begins in memory, or NOWHERE
@@ -248,7 +244,7 @@ struct Window {
   __device__ __forceinline__ Window(const long long* rows_, const long long (&stride)[5],
                                     Index first_column_, Index width_, Index channels_)
       : rows(rows_), first_column(first_column_), width(width_), channels(channels_),
-        channel_stride(static_cast<Index>(stride[1])), column_stride(static_cast<Index>(stride[4])) {}
+        channel_stride(narrowed(stride[1])), column_stride(narrowed(stride[4])) {}
 
   // Whether a channel of the block has a column; and how far it is from a line's begin.
   __device__ __forceinline__ bool locate(int channel, int column, Index& offset) const {
@@ -436,7 +432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   shared.lines.find(patch, source_stride, result_stride);
   // A warp brings the filter of its channel, with zeros around each row.
   const Index channels = g.channels - first_channel;
-  const Storage* taps = w + (first_channel + warp) * static_cast<Index>(p.w_stride[0]);
+  const Storage* taps = w + (first_channel + warp) * narrowed(p.w_stride[0]);
 #pragma unroll 4
   for (int r = 0; r < FILTER_R; ++r)
 #pragma unroll
@@ -508,7 +504,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
   if (bias != nullptr && first_channel + warp < g.channels) {
     const float added = Numeric<Storage>::widen(
-        bias[(first_channel + warp) * static_cast<Index>(p.bias_stride)]);
+        bias[(first_channel + warp) * narrowed(p.bias_stride)]);
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES; ++tile)
 #pragma unroll

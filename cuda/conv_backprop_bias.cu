@@ -8,12 +8,12 @@
 //
 // Variants by -D: STORAGE, INDEX, VECTOR, CHANNELS_LAST, CHANNEL_LANES (a power of two, 1 without
 // CHANNELS_LAST).
+#include "index.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
 #include "parts.cuh"
 #include "vector.cuh"
 
-using Index = INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 
@@ -21,7 +21,9 @@ constexpr int THREADS = 256;
 constexpr int PIXEL_LANES = THREADS / CHANNEL_LANES;
 constexpr int CHANNELS = CHANNELS_LAST ? CHANNEL_LANES * VECTOR : 1;  // of a block
 constexpr int STEP = PIXEL_LANES * (CHANNELS_LAST ? 1 : VECTOR);     // pixels of a turn
-static_assert((THREADS & (THREADS - 1)) == 0, "the tree halves the threads at each level");
+static_assert((PIXEL_LANES & (PIXEL_LANES - 1)) == 0, "the tree halves the lanes at each level");
+static_assert(PIXEL_LANES * CHANNEL_LANES == THREADS, "no thread is left over");
+static_assert(CHANNELS_LAST || CHANNEL_LANES == 1, "lanes along pixels only");
 
 // partial is (chunk, channel); null if there is only one chunk.  chunk_pixels is a multiple of STEP.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -33,13 +35,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int channel_lane = CHANNELS_LAST ? threadIdx.x % CHANNEL_LANES : 0;
   const int pixel_lane = CHANNELS_LAST ? threadIdx.x / CHANNEL_LANES : threadIdx.x;
   const Index channel = static_cast<Index>(blockIdx.x) * CHANNELS + channel_lane * VECTOR;
-  const Index pixels = static_cast<Index>(p.batch * p.output[0] * p.output[1] * p.output[2]);
+  const Index pixels = narrowed(p.batch * p.output[0] * p.output[1] * p.output[2]);
   const Index chunk = static_cast<Index>(blockIdx.y * chunk_pixels);
   const Index rest = pixels - chunk;
   const Index end = chunk + (rest < chunk_pixels ? rest : static_cast<Index>(chunk_pixels));
 
-  Loops<Index> loops(static_cast<Index>(p.output[2]), static_cast<Index>(p.output[1]),
-                     static_cast<Index>(p.output[0]), static_cast<Index>(p.batch));
+  Loops<Index> loops(narrowed(p.output[2]), narrowed(p.output[1]),
+                     narrowed(p.output[0]), narrowed(p.batch));
   loops.step = loops.digits(STEP);
   Index pixel = chunk + pixel_lane * (CHANNELS_LAST ? 1 : VECTOR);
   Digits<Index> at = loops.digits(pixel);
@@ -82,10 +84,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // One thread for each channel.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_backprop_bias_reduce(const Accumulator* __restrict__ partial, Storage* __restrict__ db,
                               const int chunks, const __grid_constant__ ConvParameters p) {
-  const long long channel = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
+  const long long channel = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (channel >= p.filters) return;
   Accumulator sum[1];
   add_parts(sum, partial + channel, chunks, p.filters);

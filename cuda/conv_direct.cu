@@ -27,14 +27,14 @@
 // with to the first under a tile), INSIDE_FROM and INSIDE_TO (those columns from there that are in the
 // source under every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_D, STRIDE_H, STRIDE_W, DILATION_H,
 // DILATION_W, PHASE_H, PHASE_W (padding before modulo stride), TAP_ROWS and SHARE (all but in
-// backprop-filter), RAGGED (whether tiles reach beyond the last row or column), ACTIVATION (of the
-// forward pass).
+// backprop-filter), RAGGED (whether tiles reach beyond the last row or column), ACTIVATION (of forward
+// and backprop-input).
 #include "chunks.cuh"
 #include "epilogue.cuh"
+#include "index.cuh"
 #include "maps.cuh"
 #include "vector.cuh"
 
-using Index = INDEX;
 // Offsets are summed without a sign, so that those of what is not read may leave the range.
 using Offset = unsigned INDEX;
 using Storage = STORAGE;
@@ -52,7 +52,8 @@ static_assert(INS % SHARE == 0, "whole shares of sources");
 // -- where the pixels of a tile meet the filter's taps, along one axis --------------------------------
 
 // Pixel i of a tile meets tap t at a position of the source, counted from where the tile's first
-// pixel has tap 0; in backprop-input, from the last such place before it.
+// pixel has tap 0; in backprop-input, where tap 0 may not meet that pixel, from where it meets the last
+// pixel up to there that it does meet.
 template <int EXTENT, int TAPS, int STRIDE, int DILATION, int PHASE>
 struct Axis {
 #if PASS == 1
@@ -104,9 +105,9 @@ struct Axis {
   // Where in the source a tile's first pixel has position 0.
   static __device__ __forceinline__ Index origin(Index pixel, long long pad) {
 #if PASS == 1
-    return pixel / STRIDE + static_cast<Index>(pad) / STRIDE;
+    return pixel / STRIDE + narrowed(pad) / STRIDE;
 #else
-    return pixel * STRIDE - static_cast<Index>(pad);
+    return pixel * STRIDE - narrowed(pad);
 #endif
   }
 };
@@ -144,11 +145,11 @@ struct Strip {
   Index left;  // rounds
 
   __device__ __forceinline__ Strip(const TileWalk& walk, int number)
-      : left(static_cast<Index>(walk.rounds)) {
+      : left(narrowed(walk.rounds)) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      loops.size[i] = static_cast<Index>(walk.tiles[i]);
-      loops.step.digit[i] = static_cast<Index>(walk.step[i]);
+      loops.size[i] = narrowed(walk.tiles[i]);
+      loops.step.digit[i] = narrowed(walk.step[i]);
     }
     at = loops.digits(static_cast<Index>(blockIdx.x) * left * STRIPS + number);
   }
@@ -176,25 +177,18 @@ __device__ __forceinline__ Offset place_in_tile(int row, int column, int channel
          channel * static_cast<Offset>(stride[1]);
 }
 
-__device__ __forceinline__ bool is_within(int position, int extent) {
-  return static_cast<unsigned>(position) < static_cast<unsigned>(extent);
-}
-__device__ __forceinline__ bool is_within(long long position, long long extent) {
-  return static_cast<unsigned long long>(position) < static_cast<unsigned long long>(extent);
-}
-
 // The slice of the source that tap t of the filter pairs with a slice of the walked tensor; whether
 // it exists.
 __device__ __forceinline__ bool slice_under(const ConvParameters& p, Index slice, int t, Index& d) {
-  const Index pad = static_cast<Index>(p.pad[0]);
-  const Index step = t * static_cast<Index>(p.dilation[0]);
+  const Index pad = narrowed(p.pad[0]);
+  const Index step = t * narrowed(p.dilation[0]);
 #if PASS == 1
   const Index scaled = slice + pad - step;
   d = scaled / STRIDE_D;
-  return scaled >= 0 && d * STRIDE_D == scaled && d < static_cast<Index>(p.output[0]);
+  return scaled >= 0 && d * STRIDE_D == scaled && d < narrowed(p.output[0]);
 #else
   d = slice * STRIDE_D - pad + step;
-  return is_within(d, static_cast<Index>(p.input[0]));
+  return is_within(d, narrowed(p.input[0]));
 #endif
 }
 
@@ -258,8 +252,8 @@ struct Filter {
                                         const ConvParameters& p) {
     if (!thread.exists) return;
     // w is indexed by the filter, and by the channel within its group.
-    const Index of_filter = static_cast<Index>(p.w_stride[0]);
-    const Index of_channel = static_cast<Index>(p.w_stride[1]);
+    const Index of_filter = narrowed(p.w_stride[0]);
+    const Index of_channel = narrowed(p.w_stride[1]);
     const Index of_source = PASS == 0 ? of_channel : of_filter;
     Index offset[VECTOR];
 #pragma unroll
@@ -280,7 +274,7 @@ struct Filter {
 #pragma unroll
           for (int v = 0; v < VECTOR; ++v)
             own[((first_s + s) * INS + j) * VECTOR + v] = Numeric<Storage>::widen(
-                taps[offset[v] + s * static_cast<Index>(p.w_stride[4]) + j * of_source]);
+                taps[offset[v] + s * narrowed(p.w_stride[4]) + j * of_source]);
       if (first_s > 0) continue;
 #pragma unroll
       for (int e = USED; e < PART; ++e) own[e] = 0;  // whole chunks are loaded
@@ -301,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const long long(&source_stride)[5] = p.y_stride, (&result_stride)[5] = p.x_stride;
   const long long(&source_size)[3] = p.output, (&result_size)[3] = p.input;
 #endif
-  const Thread thread(static_cast<Index>(p.groups) * OUTS);
+  const Thread thread(narrowed(p.groups) * OUTS);
   filter.stage(w, thread, p);
   __syncthreads();  // the filter is staged
   if (!thread.exists) return;
@@ -311,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
     for (int v = 0; v < VECTOR; ++v)
       added[v] =
-          Numeric<Storage>::widen(bias[(thread.channel + v) * static_cast<Index>(p.bias_stride)]);
+          Numeric<Storage>::widen(bias[(thread.channel + v) * narrowed(p.bias_stride)]);
 
   for (Strip strip(walk, thread.strip); strip.has_tile(); strip.next()) {
     const Pixel<Index> tile = strip.pixel();
@@ -323,14 +317,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       Index d;
       if (!slice_under(p, tile.d, t, d)) continue;
       const Offset slice = pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, source_stride) +
-                           first_source(thread.channel) * static_cast<Index>(source_stride[1]);
+                           first_source(thread.channel) * narrowed(source_stride[1]);
 #pragma unroll 1
       for (int at = Rows::FIRST; at <= Rows::LAST; at += Rows::STEP) {
         const Index h = first_row + at;
-        if (!is_within(h, static_cast<Index>(source_size[1]))) continue;
+        if (!is_within(h, narrowed(source_size[1]))) continue;
         SourceRow row;
         row.load(source, slice + h * static_cast<Offset>(source_stride[3]), first_column,
-                 static_cast<Index>(source_size[2]), source_stride);
+                 narrowed(source_size[2]), source_stride);
 #pragma unroll
         for (int i = 0; i < TILE_ROWS; ++i) {
           if (!Rows::is_tap(i, at)) continue;
@@ -353,9 +347,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 
     const Offset first = pixel_offset(tile, result_stride) +
-                         thread.channel * static_cast<Index>(result_stride[1]);
-    const Index rows = static_cast<Index>(result_size[1]) - tile.h;  // that there are
-    const Index columns = static_cast<Index>(result_size[2]) - tile.w;
+                         thread.channel * narrowed(result_stride[1]);
+    const Index rows = narrowed(result_size[1]) - tile.h;  // that there are
+    const Index columns = narrowed(result_size[2]) - tile.w;
 #pragma unroll
     for (int i = 0; i < TILE_ROWS; ++i) {
       if (RAGGED && i >= rows) break;
@@ -390,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   // What a row's last level reads is not where the next one's first level writes.
   static_assert(STRIPS > 2, "levels of a row do not overlap with those of the next");
   __shared__ Accumulator level[STRIPS][LANES][FILTER_S * SUMS * VECTOR];
-  const Index channels = static_cast<Index>(p.groups) * OUTS;
+  const Index channels = narrowed(p.groups) * OUTS;
   const Thread thread(channels);
   constexpr int SHARES = INS / SHARE, TAP_SHARES = (FILTER_R + TAP_ROWS - 1) / TAP_ROWS;
   const int first_j = static_cast<int>(blockIdx.z) % SHARES * SHARE;
@@ -402,11 +396,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const Pixel<Index> tile = strip.pixel();
     Index d;
     if (!slice_under(p, tile.d, t, d)) continue;
-    const Index rows = static_cast<Index>(p.output[1]) - tile.h;  // that there are
-    const Index columns = static_cast<Index>(p.output[2]) - tile.w;
+    const Index rows = narrowed(p.output[1]) - tile.h;  // that there are
+    const Index columns = narrowed(p.output[2]) - tile.w;
 
     const Offset first =
-        pixel_offset(tile, p.y_stride) + thread.channel * static_cast<Index>(p.y_stride[1]);
+        pixel_offset(tile, p.y_stride) + thread.channel * narrowed(p.y_stride[1]);
     Accumulator gradient[TILE_ROWS][TILE_COLUMNS][VECTOR];
 #pragma unroll
     for (int i = 0; i < TILE_ROWS; ++i)
@@ -427,14 +421,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const Index first_column = Columns::origin(tile.w, p.pad[2]);
     const Offset slice =
         pixel_offset(Pixel<Index>{tile.n, d, 0, 0}, p.x_stride) +
-        (first_source(thread.channel) + first_j) * static_cast<Index>(p.x_stride[1]);
+        (first_source(thread.channel) + first_j) * narrowed(p.x_stride[1]);
 #pragma unroll
     for (int at = Rows::FIRST; at <= Rows::LAST; at += Rows::STEP) {
       const Index h = first_row + at;
-      if (!is_within(h, static_cast<Index>(p.input[1]))) continue;
+      if (!is_within(h, narrowed(p.input[1]))) continue;
       SourceRow row;
       row.load(x, slice + h * static_cast<Offset>(p.x_stride[3]), first_column,
-               static_cast<Index>(p.input[2]), p.x_stride);
+               narrowed(p.input[2]), p.x_stride);
 #pragma unroll
       for (int i = 0; i < TILE_ROWS; ++i) {
         if (!Rows::is_tap(i, at)) continue;

@@ -31,8 +31,8 @@
 //
 // A first layer of 3 channels is copied element by element: a row of the filter reads S * C
 // neighbours, but from (q * stride - pad) * C on, which is odd as often as not, and cp.async can
-// leave out the tail of a piece, not its head.  Forward and backprop_filter of such layers are better
-// left to conv_patch.cu, which copies the input under a tile once.
+// leave out the tail of a piece, not its head.  Forward and backprop_filter of such layers are, in 16
+// bits, better left to conv_patch.cu, which copies the input under a tile once.
 //
 // In backprop_input each stride phase (gather.cuh) is a dense problem with its own pixels and taps;
 // all phases are tiles of one launch.  With SPLIT, gemm_k is shared out over blockIdx.y; each split
@@ -42,15 +42,16 @@
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE, INDEX, BLOCK_M, BLOCK_N,
 // BLOCK_K, WARPS_M, WARPS_N, RESIDENT (blocks of a multiprocessor), STAGES, TENSOR_CORES, A_ALONG_K,
 // A_VECTOR, B_ALONG_K, B_VECTOR, C_ALONG_N, C_VECTOR, TAPS_FASTEST, TAP_WORDS and PHASES
-// (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION (epilogue.cuh; of the forward pass).
+// (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION (epilogue.cuh; of forward and backprop_input),
+// SHARED_BYTES.
 #include "epilogue.cuh"
 #include "gather.cuh"
+#include "index.cuh"
 #include "numeric.cuh"
 #include "parts.cuh"
 #include "ring.cuh"
 #include "vector.cuh"
 
-using Index = INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 using AddressHalf = Half<Index>;
@@ -59,8 +60,6 @@ constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int WARP_M = BLOCK_M / WARPS_M, WARP_N = BLOCK_N / WARPS_N;
 static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "whole fragments only");
 static_assert(BLOCK_K <= 32, "one warp counts the steps");
-
-__device__ __forceinline__ Index narrowed(long long value) { return static_cast<Index>(value); }
 
 // -- passes: sizes, and the halves of every address in A, B and C -----------------------------------
 
@@ -481,7 +480,7 @@ struct Sums {
   }
 #else
   // A thread loads 16 bytes at a time, along k or along positions, as the lines run: its share of a
-  // chunk of A whole, that of B bit by bit.
+  // chunk of A whole, that of B piece by piece.
   __device__ __forceinline__ void multiply(Stage& stage) {
     using TileA = OperandA::Tile;
     using TileB = OperandB::Tile;
@@ -712,6 +711,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 }
 
 #if SPLIT
+static_assert(PHASES == 1, "an element of C is found in the only phase");
+
 // Adds the splits' sums in order, one thread for each piece of C_VECTOR elements of C.
 extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_gather_reduce(const Accumulator* __restrict__ partial, const Storage* __restrict__ bias,

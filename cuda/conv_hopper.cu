@@ -33,8 +33,9 @@
 // other and share B: each loads half of it for both.  Tiles are taken in bands of BAND rows, so that
 // blocks that run together share operands in L2.
 //
-// Its launch, and that of conv_hopper_reduce, may begin while the one before still runs: what that one
-// writes is waited for where it is read first.
+// Its launch, and that of conv_hopper_reduce, may begin before the one before has ended: after
+// conv_arrange as soon as its blocks are all under way, after others, which do not say so, when they
+// end.  What that one writes is waited for where it is read first.
 //
 // With SPLIT, gemm_k is shared out; each split writes float sums to a workspace, which
 // conv_hopper_reduce adds in order.  Which block computes which tile never changes any bit.
@@ -46,11 +47,12 @@
 // core's accumulator, which drops bits, for float registers every PROMOTION steps.
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C
-// and the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases of
-// backprop_input, else 1), MAPS (of what is gathered), POINTWISE (1 x 1 and stride 1: x is a plain
-// matrix), PLANAR (x and dy that are read are channels first), FILTERS_LAST (of w), WINDOW_ROWS (of
-// backprop_filter: whether A is x and not dy), STORE and RUN (how C is stored, hopper.cuh), SPLIT,
-// ACTIVATION (epilogue.cuh; of the forward pass).
+// and the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases
+// of backprop_input, else 1), MAPS (of what is gathered), POINTWISE (1 x 1, stride 1, no padding,
+// and not PLANAR: x is a plain matrix), PLANAR (x and dy that are read are channels first),
+// FILTERS_LAST (of w), WINDOW_ROWS (of backprop_filter: whether A is x and not dy), STORE and RUN
+// (how C is stored, hopper.cuh), SPLIT, ACTIVATION (epilogue.cuh; of forward and backprop_input),
+// SHARED_BYTES.
 #include "hopper.cuh"
 #include "parts.cuh"
 
@@ -66,26 +68,13 @@ __device__ __forceinline__ Term term_at(int number) {
 }
 constexpr int PROMOTION = 2;  // steps of all terms
 
-struct alignas(1024) Stage {
-  Storage a[BLOCK_M * BLOCK_K];
-  Storage b[BLOCK_N * BLOCK_K];
-};
-
-struct SharedMemory {
-  Stage stages[STAGES];
-  OutputBuffer output[CONSUMERS][2];
-  float bias[CONSUMERS][BLOCK_N];
-  unsigned long long full[STAGES], empty[STAGES], turn[CONSUMERS];
-};
-static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
-
 // -- the shape of C ---------------------------------------------------------------------------------
 
 // In backprop_filter the taps * channels side of C is cut into windows: LINE channels under a tap.
-struct Windows {
+struct FilterWindows {
   int channel_blocks, count;
 
-  __device__ __forceinline__ explicit Windows(const ConvParameters& p)
+  __device__ __forceinline__ explicit FilterWindows(const ConvParameters& p)
       : channel_blocks(lines(p.channels)),
         count(channel_blocks * static_cast<int>(p.filter[0] * p.filter[1] * p.filter[2])) {}
 
@@ -121,12 +110,12 @@ struct Output {
 
   __device__ __forceinline__ int rows(int phase) const {
     if constexpr (PASS == 2)
-      return FILTERS_LAST ? Windows(p).count * LINE : static_cast<int>(p.filters);
+      return FILTERS_LAST ? FilterWindows(p).count * LINE : static_cast<int>(p.filters);
     return static_cast<int>(p.batch) * Image(walk.phase[phase]).pixels();
   }
   __device__ __forceinline__ int columns() const {
     if constexpr (PASS == 1) return static_cast<int>(p.channels);
-    if constexpr (PASS == 2 && !FILTERS_LAST) return Windows(p).count * LINE;
+    if constexpr (PASS == 2 && !FILTERS_LAST) return FilterWindows(p).count * LINE;
     return static_cast<int>(p.filters);
   }
 
@@ -171,7 +160,7 @@ struct Output {
   }
   // A line of channels under a tap.
   __device__ __forceinline__ Line window(int position) const {
-    const Tap<int> at = Windows(p).at(position / LINE, p);
+    const Tap<int> at = FilterWindows(p).at(position / LINE, p);
     const Tap<long long> tap = {at.c, at.t, at.r, at.s};
     return {position, static_cast<int>(p.channels) - at.c, tap_offset(tap, p.w_stride)};
   }
@@ -196,7 +185,7 @@ struct Steps {
 // -- producer ---------------------------------------------------------------------------------------
 
 // Starts all loads.  Used by one thread, of few registers: what other blocks load is not kept, and
-// steps are counted down.
+// in backprop_filter, which keeps most, steps are counted down.
 struct Producer {
   SharedMemory& shared;
   const TensorMaps& maps;
@@ -226,7 +215,7 @@ struct Producer {
     Tap<int> window[windows.COUNT];
 #pragma unroll
     for (int i = 0; i < windows.COUNT; ++i) {
-      window[i] = Windows(p).at(first_window + i, p);
+      window[i] = FilterWindows(p).at(first_window + i, p);
       const bool exists = window[i].c < static_cast<int>(p.channels);
       window[i].c = exists ? tile.group * static_cast<int>(p.channels) + window[i].c
                            : static_cast<int>(p.groups * p.channels);
@@ -443,6 +432,8 @@ struct Consumer {
 };
 
 #if SPLIT
+static_assert(PHASES == 1, "an element of C is found in the only phase");
+
 // Whether the product is the transpose of C.
 constexpr bool TRANSPOSED = PASS == 2 && WINDOW_ROWS != FILTERS_LAST;
 
@@ -510,8 +501,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     ptx::setmaxnreg_inc<232>();
     const int first_row = TURNS ? 0 : warpgroup * CONSUMER_ROWS;
     Consumer consumer(shared, first_row);
-    Epilogue<Output> epilogue = {shared.output[warpgroup], bias, shared.bias[warpgroup], p,
-                                 warpgroup, first_row};
+    Epilogue<Output> epilogue = {shared, bias, p, warpgroup, first_row};
     Turn turn(shared.turn, warpgroup);
     int next = 0;  // whose turn it is
 #pragma unroll 1

@@ -12,8 +12,8 @@
 // element by element, and each element as often as windows overlap.  What this adds: the input under
 // a tile of TILE_P x TILE_Q neighbouring outputs of an image, zeros for the padding included, is
 // copied once to shared memory, the patch.  The flattened rows are gemm_k, each rounded up to whole
-// words, not to pieces: 154 for a layer of 7 x 7 x 3 in 16 bits, where windows of 4 channels and 8
-// columns would have 224.
+// words, not to pieces: for a layer of 7 x 7 x 3 in 16 bits 154, and 160 in whole steps, where windows
+// of 4 channels and 8 columns would have 224.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           flattened rows  patch      w
@@ -39,21 +39,22 @@
 // of the tiles (blockIdx.x), 16 * ROW_TILES filters (blockIdx.y) and SHARE_WORDS words (blockIdx.z);
 // WARPS_K warps share out the pixels and add up in order, as conv_patch_reduce adds the chunks.
 //
-// A variant is chosen with -D: PASS (0 forward, 2 backprop-filter), STORAGE, INDEX, CHANNELS, X_LAST
-// (whether a line of the patch has all channels, else one), FILTER_T, FILTER_R, FILTER_S, STRIDE_H,
-// STRIDE_W, DILATION_H, DILATION_W, TILE_P, TILE_Q, LINE_PITCH, X_VECTOR (elements copied at once),
-// SHIFT (elements from an aligned one to the first window), Y_LAST (whether channels are contiguous
-// in y or dy), Y_VECTOR (elements of it moved at once), ASYNC_COPY (8.0 and later); of the forward
+// A variant is chosen with -D: PASS (0 forward, 2 backprop-filter), STORAGE, INDEX, CHANNELS,
+// X_LAST (whether a line of the patch has all channels, else one), FILTER_T, FILTER_R, FILTER_S,
+// STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, TILE_P, TILE_Q, LINE_PITCH, X_VECTOR (elements copied
+// at once), SHIFT (elements from an aligned one to the first window), Y_LAST (whether channels are
+// contiguous in y or dy), Y_VECTOR (elements of it moved at once), ASYNC_COPY (8.0 and later),
+// RESIDENT (blocks of a multiprocessor that there are registers for), SHARED_BYTES; of the forward
 // pass BLOCK_N (filters of a block), ACTIVATION; of backprop-filter ROW_TILES, WARPS_N and WARPS_K
 // (warps along words and pixels), WARP_WORDS (blocks of 8 words of a warp), SHARE_WORDS.
 #include "chunks.cuh"
 #include "epilogue.cuh"
+#include "index.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
 #include "ring.cuh"
 #include "vector.cuh"
 
-using Index = INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 using Word = typename Fragments<Storage>::Register;
@@ -181,8 +182,6 @@ __device__ __forceinline__ double load_word(const double* at) { return *at; }
 
 // -- tiles ------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ Index narrowed(long long value) { return static_cast<Index>(value); }
-
 // The tiles of all images, numbered with neighbours in a row first.
 struct Tiles {
   const ConvParameters& p;
@@ -237,12 +236,6 @@ __device__ __forceinline__ void copy_patch(Storage* patch, const Storage* x, con
 }
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
-
-// Blocks of a multiprocessor that registers are kept for, by those that a thread's sums take.
-__device__ constexpr int resident_blocks(int sums) {
-  const int registers = sums * static_cast<int>(sizeof(Accumulator) / 4);
-  return registers <= 32 ? 4 : registers <= 64 ? 3 : 2;
-}
 
 #if PASS == 0
 
@@ -398,7 +391,7 @@ __device__ __forceinline__ void store_tile(const OutputTile& output, Storage* y,
 }
 
 // bias may be null.  blockIdx.y is a block of filters.
-extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(WARP_M * BLOCK_N / 32))
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ w,
                const Storage* __restrict__ bias, Storage* __restrict__ y,
                const __grid_constant__ ConvParameters p) {
@@ -624,12 +617,9 @@ struct Sums {
   }
 };
 
-constexpr int ROUNDED = sizeof(Storage) == 4 ? 4 : 0;  // registers of operands on the way to TF32
-
 // One block sums a chunk of the tiles (blockIdx.x) for its filters (blockIdx.y) and words
 // (blockIdx.z) into partial: (chunk, t, r, s, c, k).
-extern "C" __global__ void __launch_bounds__(
-    THREADS, resident_blocks(BLOCK_M * WARP_WORDS * 8 * WORD / 32 + ROUNDED))
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);

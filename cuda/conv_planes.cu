@@ -17,6 +17,7 @@
 #include "numeric.cuh"
 #include "vector.cuh"
 
+constexpr int THREADS = 256;
 constexpr int VECTOR = 8, HALF = 4;
 constexpr int PLANES = 3;
 
@@ -46,7 +47,7 @@ __device__ __forceinline__ void split(float value, bfloat16_t (&parts)[PLANES]) 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS)
     conv_planes(const float* __restrict__ first, bfloat16_t* __restrict__ first_planes,
                 const float* __restrict__ second, bfloat16_t* __restrict__ second_planes,
                 const __grid_constant__ PlaneShapes shapes) {

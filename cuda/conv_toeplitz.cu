@@ -1,18 +1,18 @@
-// Depthwise convolution with large filters, on the tensor cores: 16-bit types, stride 1, 1-D and
-// 2-D.
+// Depthwise convolution on the tensor cores: 16-bit types, stride 1, 1-D and 2-D.
 //
 //   forward          y[n, c, p, q]  = sum over r, s of x[n, c, p - pad + r, q - pad + s] * w[c, r, s]
 //   backprop-input   the same with dy for x, w turned by 180 degrees, and filter - 1 - pad for pad
 //   backprop-filter  dw[c, r, s]    = sum over n, p, q of dy[n, c, p, q] * x[n, c, p - pad + r, ...]
 //
-// From about 7 x 7 on, what binds cuda-direct is the rate of plain float32.  What this adds: the
-// rows of a channel are multiplied by the filter's rows as matrices.  With the rows (n, p) of all
-// images as gemm_m, a strip of 8 outputs of a row is, for each row r of the filter,
+// conv_direct.cu executes an instruction of every thread for each product, and what brings its sources
+// in float32 beside.  What this adds: the rows of a channel are multiplied by the filter's rows as
+// matrices, 64 products of a thread to an instruction.  With the rows (n, p) of all images as gemm_m,
+// a strip of 8 outputs of a row is, for each row r of the filter,
 //
 //   Y[m, i] += sum over j of X[m + r, j] * T_r[j, i],   T_r[j, i] = w[r, j - i]
 //
 // a product with a Toeplitz matrix, of which FILTER_S in FILTER_S + 7 columns j are in the band
-// (rounded up to products of 16: 7 of 16 for 7 taps, 31 of 48 for 31).  It is the same for every
+// (rounded up to products of 16: 3 of 16 for 3 taps, 31 of 48 for 31).  It is the same for every
 // strip, so that its fragments are made once per row of the filter; those of X serve every strip
 // that they are under.  The filter's gradient is the transpose: with m as gemm_k,
 //
@@ -38,14 +38,15 @@
 // blocks), STRIPS, SOURCE_LINES (lines of the source in a block), SOURCE_LAST, RESULT_LAST (whether
 // channels are contiguous in the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR
 // (elements moved at once, along channels or columns), SOURCE_SHIFT (columns from an aligned one to
-// a strip's first), ASYNC_COPY (8.0 and later), ACTIVATION (of the forward pass).
+// a strip's first), ASYNC_COPY (8.0 and later), ACTIVATION (of forward
+// and backprop-input), SHARED_BYTES.
 #include "chunks.cuh"
 #include "epilogue.cuh"
+#include "index.cuh"
 #include "maps.cuh"
 #include "ring.cuh"
 #include "vector.cuh"
 
-using Index = INDEX;
 using Storage = STORAGE;
 
 constexpr int CHANNELS = 8;
@@ -64,24 +65,24 @@ struct Geometry {
   Index image_rows;  // of an image, as rows are numbered; those from height on do not exist
 
   __device__ __forceinline__ explicit Geometry(const ConvParameters& p)
-      : channels(static_cast<Index>(p.groups)) {
+      : channels(narrowed(p.groups)) {
 #if PASS == 1
     const long long(&walked)[3] = p.input;
     const long long(&source)[3] = p.output;
-    pad_h = FILTER_R - 1 - static_cast<Index>(p.pad[1]);
-    pad_w = FILTER_S - 1 - static_cast<Index>(p.pad[2]);
+    pad_h = FILTER_R - 1 - narrowed(p.pad[1]);
+    pad_w = FILTER_S - 1 - narrowed(p.pad[2]);
 #else
     const long long(&walked)[3] = p.output;
     const long long(&source)[3] = p.input;
-    pad_h = static_cast<Index>(p.pad[1]);
-    pad_w = static_cast<Index>(p.pad[2]);
+    pad_h = narrowed(p.pad[1]);
+    pad_w = narrowed(p.pad[2]);
 #endif
-    height = static_cast<Index>(walked[1]);
-    width = static_cast<Index>(walked[2]);
+    height = narrowed(walked[1]);
+    width = narrowed(walked[2]);
     image_rows = ALIGNED ? (height + ROWS - 1) / ROWS * ROWS : height;
-    rows = static_cast<Index>(p.batch) * image_rows;
-    source_height = static_cast<Index>(source[1]);
-    source_width = static_cast<Index>(source[2]);
+    rows = narrowed(p.batch) * image_rows;
+    source_height = narrowed(source[1]);
+    source_width = narrowed(source[2]);
   }
 
   __device__ __forceinline__ Index row_blocks() const { return (rows + ROWS - 1) / ROWS; }
@@ -205,16 +206,17 @@ __device__ __forceinline__ unsigned overrun(unsigned word, bfloat16_t) {
 }
 
 // VECTOR neighbours in memory as elements `first`, ... of an array of words; zeros if they are not
-// inside.
+// inside, where no address is formed from the offset.
 template <int VECTOR, int WORDS>
 __device__ __forceinline__ void load_elements(unsigned (&word)[WORDS], int first,
-                                              const Storage* source, bool inside) {
+                                              const Storage* tensor, long long offset,
+                                              bool inside) {
   if constexpr (VECTOR == 1) {
-    const unsigned bits = inside ? source->bits : 0;
+    const unsigned bits = inside ? tensor[offset].bits : 0;
     word[first / 2] = first % 2 == 0 ? bits : word[first / 2] | bits << 16;
   } else {
     Piece<unsigned, VECTOR / 2> piece = {};
-    if (inside) piece = *reinterpret_cast<const Piece<unsigned, VECTOR / 2>*>(source);
+    if (inside) piece = *reinterpret_cast<const Piece<unsigned, VECTOR / 2>*>(tensor + offset);
 #pragma unroll
     for (int i = 0; i < VECTOR / 2; ++i) word[first / 2 + i] = piece.element[i];
   }
@@ -232,10 +234,6 @@ __device__ __forceinline__ void store_elements(Storage* destination, const Eight
   }
 }
 
-__device__ __forceinline__ bool is_within(Index position, Index extent) {
-  return position >= 0 && position < extent;
-}
-
 // The part of a tensor that a block's planes are lines of.
 struct Window {
   const long long* rows;  // where the row of each line begins in memory, or NOWHERE
@@ -246,7 +244,7 @@ struct Window {
   __device__ __forceinline__ Window(const long long* rows_, const long long (&stride)[5],
                                     Index first_column_, Index width_, Index channels_)
       : rows(rows_), first_column(first_column_), width(width_), channels(channels_),
-        channel_stride(static_cast<Index>(stride[1])), column_stride(static_cast<Index>(stride[4])) {}
+        channel_stride(narrowed(stride[1])), column_stride(narrowed(stride[4])) {}
 
   // Whether a channel of the block has a column; and how far it is from a line's begin.
   __device__ __forceinline__ bool locate(int channel, int column, Index& offset) const {
@@ -298,7 +296,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
       for (int pixel = 0; pixel < 8; ++pixel)
 #pragma unroll
         for (int c = 0; c < CHANNELS; c += VECTOR)
-          load_elements<VECTOR>(eight[pixel].word, c, tensor + row + offset[pixel] + c,
+          load_elements<VECTOR>(eight[pixel].word, c, tensor, row + offset[pixel] + c,
                                 inside[pixel] && row != NOWHERE && c < window.channels);
       transpose(eight);
 #pragma unroll
@@ -325,7 +323,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
         const long long row = line < COUNT ? window.rows[line] : NOWHERE;
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece)
-          load_elements<VECTOR>(loaded[turn], piece * VECTOR, tensor + row + offset[piece],
+          load_elements<VECTOR>(loaded[turn], piece * VECTOR, tensor, row + offset[piece],
                                 inside[piece] && row != NOWHERE);
       }
 #pragma unroll
@@ -434,7 +432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   shared.lines.find(patch, source_stride, result_stride);
   // A warp brings the filter of its channel, with zeros around each row.
   const Index channels = g.channels - first_channel;
-  const Storage* taps = w + (first_channel + warp) * static_cast<Index>(p.w_stride[0]);
+  const Storage* taps = w + (first_channel + warp) * narrowed(p.w_stride[0]);
 #pragma unroll 4
   for (int r = 0; r < FILTER_R; ++r)
 #pragma unroll
@@ -506,7 +504,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
   if (bias != nullptr && first_channel + warp < g.channels) {
     const float added = Numeric<Storage>::widen(
-        bias[(first_channel + warp) * static_cast<Index>(p.bias_stride)]);
+        bias[(first_channel + warp) * narrowed(p.bias_stride)]);
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES; ++tile)
 #pragma unroll

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +16,8 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem, formats
 from cupyconv.backends import Tensors
-from cupyconv.errors import ConvError, KernelCompileError
-from cupyconv.gpu import compiler, copies, hopper, sources, tensormaps
+from cupyconv.errors import ConvError
+from cupyconv.gpu import compiler, hopper, sources, tensormaps
 from cupyconv.gpu.launch import Part
 from cupyconv.planning import Device, PassPlan, Plan, Request, plan, plan_pass
 from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
@@ -48,7 +47,6 @@ from tests.configurations import (
     random_problems,
 )
 from tests.cubins import disassemble, instructions, no_spills
-from tests.test_kernel_compile import offset_of
 from tests.views import BY_NAME, KINDS, named
 from tests.views import require_exact as require_exact_on_views
 
@@ -1203,34 +1201,3 @@ def test_planes_compile_without_spills():
     pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
     _, log = compiler.compile_cubin(sources.load("conv_planes.cu"), {}, "sm_90a")
     assert no_spills(log), log
-
-
-def layout_checks(shift: int = 0) -> sources.KernelSource:
-    """A source that compiles only if structs have NumPy's layout, offsets moved by ``shift``."""
-    walk = hopper.walk_type(3)
-    structs = {
-        "Walk<3>": walk,
-        "WalkPhase": walk["phase"].base,
-        "PlaneShape": copies.PLANE_SHAPE,
-        "ArrangeShape": copies.ARRANGE_SHAPE,
-    }
-    checks = []
-    for struct, fields in structs.items():
-        checks.append(f'static_assert(sizeof({struct}) == {fields.itemsize}, "size");')
-        for name in fields.names:
-            offset = fields.fields[name][1] + shift
-            checks.append(f'static_assert({offset_of(struct, name)} == {offset}, "{name}");')
-    header = dict(sources.load("conv_hopper.cu").headers)["walk.cuh"]
-    declared = [
-        re.search(r"struct (Plane|Arrange)Shape \{.*?\};", sources.load(file).text, re.S)[0]
-        for file in ("conv_planes.cu", "conv_arrange.cu")
-    ]
-    text = "\n".join(['#include "walk.cuh"', *declared, *checks])
-    return sources.KernelSource("layout.cu", text, (("walk.cuh", header),))
-
-
-def test_structs_have_the_compilers_layout():
-    pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
-    compiler.compile_cubin(layout_checks(), {}, "sm_90a")
-    with pytest.raises(KernelCompileError, match="static assertion"):
-        compiler.compile_cubin(layout_checks(shift=4), {}, "sm_90a")

@@ -9,7 +9,17 @@ from itertools import product
 import pytest
 
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, direct, launch, launches, parameters, sources
+from cupyconv.gpu import (
+    compiler,
+    copies,
+    direct,
+    gather,
+    hopper,
+    launch,
+    launches,
+    parameters,
+    sources,
+)
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.families.gather import Access, Accesses, ring
@@ -289,9 +299,16 @@ def offset_of(struct, name):
     return f"__INTADDR__(&(({struct}*)0)->{name})"
 
 
+WALK, STRIDE_PHASES = hopper.walk_type(3), gather.phases_type(3)
 STRUCTS = {
-    "ConvParameters": ("parameters.cuh", parameters.CONV_PARAMETERS),
+    "ConvParameters": ("include/parameters.cuh", parameters.CONV_PARAMETERS),
     "TileWalk": ("conv_direct.cu", direct.TILE_WALK),
+    "StridePhase": ("include/gather.cuh", STRIDE_PHASES["phase"].base),
+    "StridePhases<3>": ("include/gather.cuh", STRIDE_PHASES),
+    "WalkPhase": ("include/walk.cuh", WALK["phase"].base),
+    "Walk<3>": ("include/walk.cuh", WALK),
+    "PlaneShape": ("conv_planes.cu", copies.PLANE_SHAPE),
+    "ArrangeShape": ("conv_arrange.cu", copies.ARRANGE_SHAPE),
 }
 """Of the kernels' parameters, the file that has a struct and its layout for NumPy."""
 
@@ -299,14 +316,15 @@ STRUCTS = {
 def layout_checks(struct, shift=0):
     """A source that compiles only if a struct has NumPy's layout, offsets moved by shift."""
     file, dtype = STRUCTS[struct]
-    loaded = sources.load("conv_direct.cu")
-    texts = {loaded.name: loaded.text, **dict(loaded.headers)}
+    text = (sources.directory() / file).read_text()
     checks = [f'static_assert(sizeof({struct}) == {dtype.itemsize}, "size");']
     for name in dtype.names:
         offset = dtype.fields[name][1] + shift
         checks.append(f'static_assert({offset_of(struct, name)} == {offset}, "{name}");')
-    declared = re.search(rf"^struct {struct} \{{.*?^\}};", texts[file], re.S | re.M)[0]
-    return sources.KernelSource("layout.cu", "\n".join([declared, *checks]), ())
+    names = "|".join(one.partition("<")[0] for one in STRUCTS)
+    whole = rf"^(?:template <int COUNT>\n)?struct (?:{names}) \{{.*?^\}};"
+    declared = re.findall(whole, text, re.S | re.M)
+    return sources.KernelSource("layout.cu", "\n".join([*declared, *checks]), ())
 
 
 @pytest.mark.parametrize("struct", STRUCTS)

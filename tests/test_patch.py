@@ -11,6 +11,7 @@ from cupyconv.backends import Tensors
 from cupyconv.gpu import parameters
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES, patch
+from cupyconv.planning.families.family import spatial
 from cupyconv.planning.strides import Strides
 from tests import agreement, emulator
 from tests.agreement import fits
@@ -312,7 +313,7 @@ def test_the_filter_gradient_needs_a_chunk_of_workspace():
 def test_cuts_cover_the_layer_within_the_chips_shared_memory():
     for seed in range(100):
         problem = random_layer(seed)
-        height, width = patch.spatial(problem.output_sizes)[1:]
+        height, width = spatial(problem.output_sizes)[1:]
         for pass_ in TAKEN:
             for arch, limit in (("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90a", 227)):
                 request = Request(problem, pass_, Device.of(arch), "tf32")

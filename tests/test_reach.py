@@ -11,6 +11,7 @@ from cupyconv import ConvError, ConvProblem, backends, operations
 from cupyconv.gpu import launches
 from cupyconv.gpu.parameters import index_type
 from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning.cost import LEAST_SPLIT_STEPS
 from cupyconv.planning.families import FAMILIES, direct
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
@@ -122,6 +123,12 @@ def one_column(rows):
     )
 
 
+def tiled(number):
+    """512 tiles of the narrowest columns, and so many of the fewest rows."""
+    rules = {"data_format": "NWC", "filter_format": "OWI", "dtype": "float16"}
+    return ConvProblem((1, 128 * number, 64), (512 * 64, 1, 64), **rules)
+
+
 def apart_by_stride(number):
     """Whose taps are an odd distance apart, which two stride phases meet in turn."""
     return apart(DEPTHWISE, 2 * number + 1, 3).replace(stride=(2, 1))
@@ -170,6 +177,10 @@ EDGES = [
      "counts up to 65,536 rows that a tile passes, not 65,538"),
     ("cuda-hopper", "backprop_filter", taps_of, 32704,
      "counts up to 2,147,483,136 channels under all taps, not 2,147,483,648"),
+    ("cuda-hopper", "forward", tiled, 2**22 - 1,
+     "counts up to 2,147,483,515 tiles, not 2,147,483,648"),
+    ("cuda-hopper-bf16x6", "forward", lambda n: tiled(n).replace(dtype="float32"), 2**22 - 1,
+     "counts up to 2,147,483,515 tiles, not 2,147,483,648"),
     ("cuda-hopper-bf16x6", "forward", images, 715_827_882,
      "counts up to 715,827,882 images, not 715,827,883"),
     ("cuda-hopper-bf16x6", "forward", lambda n: images(1).replace(input_shape=(1, n, 1)),
@@ -212,6 +223,22 @@ def test_rows_that_only_blocks_have_are_counted(number, index):
     (product,) = launches.prepare(planned, problem, strides, None, device)
     assert dict(product.defines)["ALIGNED"] == 1
     assert dict(product.defines)["INDEX"] == index
+
+
+def test_tiles_of_all_splits_are_counted():
+    """Of more splits than anybody has a workspace for, too."""
+    pixels, channels = 2**25, 2**17
+    rules = {"data_format": "NWC", "filter_format": "OWI", "dtype": "float16"}
+    problem = ConvProblem((1, pixels, channels), (channels, 1, channels), **rules)
+    device = Device.of("sm_90a")
+    request = Request(problem, "backprop_filter", device)
+    hopper = FAMILIES["cuda-hopper"]
+    for tile in hopper.fitting_tiles(request):
+        of_split = hopper.candidate(request, tile, 1).blocks
+        most = (2**31 - 1 - device.resident_blocks) // of_split
+        assert most < pixels // tile.block_k // LEAST_SPLIT_STEPS
+        assert hopper.candidate(request, tile, most).splits == most
+        assert hopper.candidate(request, tile, most + 1) is None
 
 
 def test_blocks_of_cuda_generic_are_counted_before_they_are_launched():

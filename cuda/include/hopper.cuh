@@ -2,8 +2,8 @@
 // filter's part of an operand, products of warpgroups, and the way of C from registers to memory.
 //
 // The kernel says with macros what it computes (PASS, STORAGE, RESULT, BLOCK_M, BLOCK_N, CLUSTER,
-// PLANES, PHASES, MAPS, PLANAR, FILTERS_LAST, STORE, RUN, ACTIVATION, as conv_hopper.cu explains
-// them), where rows of C lie in memory (Output), and what its producer loads.
+// STAGES, PLANES, PHASES, MAPS, PLANAR, FILTERS_LAST, STORE, RUN, ACTIVATION, as conv_hopper.cu
+// explains them), where rows of C lie in memory (Output), and what its producer loads.
 #ifndef CUPYCONV_HOPPER_CUH
 #define CUPYCONV_HOPPER_CUH
 
@@ -48,6 +48,26 @@ constexpr bool B_LINES_ALONG_N = PASS == 2 ? !PLANAR : (PASS == 0) == (FILTERS_L
 static_assert(CLUSTER == 1 || !B_LINES_ALONG_N || BLOCK_N % 128 == 0, "B is loaded in two halves");
 static_assert(sizeof(Storage) == 2 || !B_LINES_ALONG_N, "TF32 operands have lines along k");
 static_assert(sizeof(Result) == 2 ? LINE == 64 : STORE == STORE_FLOAT, "64 columns go out at once");
+
+struct alignas(1024) Stage {
+  Storage a[BLOCK_M * BLOCK_K];
+  Storage b[BLOCK_N * BLOCK_K];
+};
+
+// Holds 64 x 64 elements of C on their way out.
+struct alignas(1024) OutputBuffer {
+  Result element[64 * 64];
+};
+
+struct SharedMemory {
+  Stage stages[STAGES];
+#if STORE != STORE_FLOAT
+  OutputBuffer output[CONSUMERS][2];
+#endif
+  float bias[CONSUMERS][BLOCK_N];
+  unsigned long long full[STAGES], empty[STAGES], turn[CONSUMERS];
+};
+static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
@@ -144,8 +164,9 @@ __device__ __forceinline__ void release(unsigned long long* empty) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
 
-// A warpgroup's turn to multiply.  Parities tell one round of a ring from the next only to those who
-// have seen the round before full; of the other warpgroup's rounds, its passing on the turn says so.
+// A warpgroup's turn to multiply.  A parity tells a round only from the one before.  A warpgroup that
+// skips a tile has not waited for its stages, so an older round would look full to it: it waits until
+// the other one, which has, passes the turn on.
 struct Turn {
   unsigned long long (&barriers)[CONSUMERS];
   int warpgroup;
@@ -353,11 +374,6 @@ __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int
   }
 }
 
-// Holds 64 x 64 elements of C on their way out.
-struct alignas(1024) OutputBuffer {
-  Result element[64 * 64 * 2 / sizeof(Result)];
-};
-
 // One warpgroup's way out for its rows of a tile.  Output says where elements of C lie:
 //
 //   row_offset(row, phase)                          BEYOND: none
@@ -367,9 +383,8 @@ struct alignas(1024) OutputBuffer {
 //   store_box(map, buffer, row, column)             starts the store of 64 x 64
 template <class Output>
 struct Epilogue {
-  OutputBuffer (&buffers)[2];
-  const Result* bias;        // null: none
-  float (&biases)[BLOCK_N];  // of the tile's columns
+  SharedMemory& shared;
+  const Result* bias;  // null: none
   const ConvParameters& p;
   int number;     // of the warpgroup
   int first_row;  // of its rows in a tile
@@ -398,12 +413,13 @@ struct Epilogue {
     ptx::named_barrier_sync(1 + number, WARPGROUP);  // those of the tile before are read
 #pragma unroll
     for (int i = 0; i < BIASES; ++i)
-      if (thread() + i * WARPGROUP < BLOCK_N) biases[thread() + i * WARPGROUP] = own[i];
+      if (thread() + i * WARPGROUP < BLOCK_N)
+        shared.bias[number][thread() + i * WARPGROUP] = own[i];
     ptx::named_barrier_sync(1 + number, WARPGROUP);
   }
   // What becomes of a sum in a column of the tile.
   __device__ __forceinline__ float finished(float sum, int column) const {
-    if (is_biased()) sum += biases[column];
+    if (is_biased()) sum += shared.bias[number][column];
     return activate<ACTIVATION>(sum);
   }
 
@@ -464,7 +480,7 @@ struct Epilogue {
 #pragma unroll
       for (int chunk = 0; chunk < BLOCK_N / 64; ++chunk) {
         if (chunk * 64 >= columns) continue;
-        Result* const buffer = buffers[next_buffer].element;
+        Result* const buffer = shared.output[number][next_buffer].element;
         next_buffer ^= 1;
         stage_out(buffer, sums[i], chunk);
 #if STORE == STORE_BOXES

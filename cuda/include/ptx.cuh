@@ -1,4 +1,5 @@
-// Every assembly instruction of the kernels, one instruction per wrapper.
+// Every assembly instruction of the kernels, one instruction per wrapper; and a few that only tests
+// use, which say so.
 //
 // Kernels hold no assembly of their own, so this one file is what has to be compared with the PTX
 // manual.  Pointers to shared memory are generic pointers unless a parameter is called `address`:
@@ -284,7 +285,7 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Tiled loads: one box of the map, its corner at the coordinates.
+// Tiled loads: one box of the map, its corner at the coordinates.  Only tests use maps of 2 dimensions.
 __device__ __forceinline__ void tma_load_2d(void* destination, const TensorMap* map,
                                             unsigned long long* barrier, int c0, int c1) {
   asm volatile(
@@ -453,6 +454,7 @@ __device__ __forceinline__ unsigned map_to_block(unsigned address, unsigned bloc
                : "r"(address), "r"(block_rank));
   return mapped;
 }
+// ld.shared::cluster; only tests use it.
 __device__ __forceinline__ float load_cluster_f32(unsigned address) {
   float value;
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
@@ -496,7 +498,8 @@ __device__ __forceinline__ bool elect_one() {
 // 8 j + 2 pair and 8 j + 2 pair + 1; d[4 j + 2], d[4 j + 3] eight rows below.
 // ------------------------------------------------------------------------------------------------
 
-// A warpgroup's register count moves between its warps; REGISTERS is a multiple of 8, 24 to 256.
+// Sets how many registers each thread of the warpgroup has: dec gives the others back to the block, inc
+// waits until the block has as many.  REGISTERS is a multiple of 8, 24 to 256.
 template <int REGISTERS>
 __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -518,7 +521,7 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS_LEFT) : "memory");
 }
 
-// Describes an operand in shared memory.  SWIZZLE is 0, 32, 64 or 128 bytes.
+// Describes an operand in shared memory.  SWIZZLE is 128 or, in tests only, 0, 32 or 64 bytes.
 // K-major: stride_bytes between groups of eight rows; leading_bytes matters only without swizzle
 // (between the two 16-byte columns of the instruction's k).
 // MN-major: with a swizzle, leading_bytes between spans of SWIZZLE bytes along m or n and
@@ -568,7 +571,8 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
 #define PTX_ACCUMULATORS_96(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_32(d, i + 64)
 #define PTX_ACCUMULATORS_128(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_64(d, i + 64)
 
-// CASE(n, accumulators of a thread, the numbers of the asm operands that follow them)
+// CASE(n, accumulators of a thread, the numbers of the asm operands that follow them).  Only tests use
+// 8 columns.
 #define PTX_FOR_EACH_WGMMA_N(CASE)                                     \
   static_assert(N == 8 || N == 64 || N == 128 || N == 192 || N == 256, \
                 "an N that the wrappers have");                        \

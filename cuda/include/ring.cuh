@@ -1,5 +1,5 @@
-// A ring of shared-memory stages for tensor-core kernels: tiles swizzled so that neither copies nor
-// the loads of fragments meet a bank conflict, and filled piece by piece.
+// A ring of shared-memory stages: tiles swizzled so that neither copies nor the loads of fragments or
+// of chunks for plain products meet a bank conflict, and filled piece by piece.
 #ifndef CUPYCONV_RING_CUH
 #define CUPYCONV_RING_CUH
 
@@ -161,10 +161,11 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 #endif
 }
 
-// The 16 bytes of a line that are so many positions and k beyond a place in the tile, for products
-// outside the tensor cores; along k, in a line that is exchanged as that of the place: a multiple of
-// PERIOD further, or the next one of two that share 128 bytes.  (Where two positions of B
-// share banks, as doubles along k do, these products are much slower than the loads.)
+// For products outside the tensor cores: the chunk so many positions and k beyond a place, which
+// tile.at() has given.  Nothing is exchanged here: along k, callers pass a k of 0 and only lines that
+// are exchanged as that of the place, a multiple of PERIOD further or the next one of two that share
+// 128 bytes.  (Where two positions of B share banks, as doubles along k do, these products are much
+// slower than the loads.)
 template <class Tile>
 __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(
     const typename Tile::Element* place, int positions, int k) {

@@ -6,9 +6,9 @@
 #ifndef CUPYCONV_TILE_CUH
 #define CUPYCONV_TILE_CUH
 
+#include "index.cuh"
 #include "numeric.cuh"
 
-using Index = INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 

@@ -4,7 +4,8 @@
 
 #include "numeric.cuh"
 
-// Aligned as a whole; a single element as it is by itself, which of complex numbers is as their parts.
+// LENGTH elements, aligned to all their bytes; one alone as its type is, which complex numbers are only
+// to one of their parts.
 template <class Storage, int LENGTH>
 struct alignas(LENGTH == 1 ? alignof(Storage) : LENGTH * sizeof(Storage)) Piece {
   Storage element[LENGTH];

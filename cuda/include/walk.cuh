@@ -3,12 +3,12 @@
 //
 // An im2col load takes a column of base pixels and moves all of them by one tap.  Forward and
 // backprop-filter read x at the window's first pixel plus the tap; backprop-input is, within each
-// stride phase, the same walk over dy with the taps in reverse (PhaseAxis in maps.cuh):
+// stride phase, the same walk over dy with the taps in reverse (StridePhase in gather.cuh):
 //
 //   p = i + shift - j * spacing = (i + shift - (taps - 1) * spacing) + (taps - 1 - j) * spacing,
 //
-// a base pixel plus a step that is never negative.  cupyconv/gpu/hopper.py works the numbers out
-// and declares the same fields for NumPy.
+// a base pixel plus a step that is never negative.  cupyconv/planning/families/hopper.py works the
+// numbers out; cupyconv/gpu/hopper.py declares the same fields for NumPy.
 #ifndef CUPYCONV_WALK_CUH
 #define CUPYCONV_WALK_CUH
 

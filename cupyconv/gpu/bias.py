@@ -10,13 +10,14 @@ import numpy as np
 from cupyconv.errors import ConvError
 from cupyconv.gpu import parameters
 from cupyconv.gpu.launch import STORAGE, Launch
+from cupyconv.planning.cost import ADDING_THREADS
 from cupyconv.planning.device import Device
 from cupyconv.planning.families.family import accumulator_bytes
 from cupyconv.planning.reach import MOST_BLOCKS
 from cupyconv.planning.strides import Strides, followers, neighbours
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
-_THREADS = 256
+THREADS = 256
 
 _PIECES_OF_THREAD = 16
 """That a chunk has at least for each of a block's threads, so that adding chunks up pays."""
@@ -49,7 +50,7 @@ def prepare_bias(
     packed = parameters.pack(problem, strides)
     packed["filters"] = problem.K  # of one group
     channels = channel_lanes * vector if channels_last else 1
-    step = _THREADS // channel_lanes * (1 if channels_last else vector)
+    step = THREADS // channel_lanes * (1 if channels_last else vector)
     blocks = -(-problem.K // channels)
     if blocks > MOST_BLOCKS:
         raise ConvError(
@@ -80,7 +81,7 @@ def prepare_bias(
         entry="conv_backprop_bias",
         defines=tuple(defines.items()),
         grid=(blocks, chunks),
-        block=(_THREADS,),
+        block=(THREADS,),
         shared_bytes=0,
         arguments=("y", "bias", "workspace", np.int64(steps_of_chunk * step), packed),
     )
@@ -89,7 +90,8 @@ def prepare_bias(
     reduction = replace(
         product,
         entry="conv_backprop_bias_reduce",
-        grid=(-(-problem.K // _THREADS),),
+        grid=(-(-problem.K // ADDING_THREADS),),
+        block=(ADDING_THREADS,),
         arguments=("workspace", "bias", np.int32(chunks), packed),
     )
     return (product, reduction), chunks * chunk_bytes

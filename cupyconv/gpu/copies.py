@@ -12,8 +12,8 @@ from cupyconv.planning.copies import shape_of, tiles
 from cupyconv.planning.strides import Strides
 from cupyconv.problem import ConvProblem
 
-_THREADS = 256
-_VECTOR = 8  # elements that a thread splits
+THREADS = 256
+VECTOR = 8  # elements that a thread splits
 
 _COPIED_AXES = [("extent", np.int64, 4), ("stride", np.int64, 4)]
 PLANE_SHAPE = np.dtype([*_COPIED_AXES, ("inner", np.int64), ("blocks", np.int64)])
@@ -49,8 +49,8 @@ def split(asked: ConvProblem, seen: ConvProblem, strides: Strides, made: Made) -
     for record, (role, _) in zip(shapes["of"][0], made, strict=False):
         shape, _ = _walked(record, asked, seen, role, strides)
         record["inner"] = shape[-1]
-        pieces = prod(shape[:-1]) * -(-shape[-1] // _VECTOR)
-        record["blocks"] = -(-pieces // _THREADS)
+        pieces = prod(shape[:-1]) * -(-shape[-1] // VECTOR)
+        record["blocks"] = -(-pieces // THREADS)
     return _copying("conv_planes", (), shapes, int(shapes["of"]["blocks"].sum()), made)
 
 
@@ -83,7 +83,7 @@ def _copying(
         entry=entry,
         defines=defines,
         grid=(blocks,),
-        block=(_THREADS,),
+        block=(THREADS,),
         shared_bytes=0,
         arguments=(*given, *[_NOTHING] * (4 - len(given)), shapes),
     )

@@ -8,6 +8,7 @@ from cupyconv.gpu import chunks, parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import direct
+from cupyconv.planning.families.family import spatial
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides
@@ -20,7 +21,7 @@ TILE_WALK = np.dtype([("tiles", np.int64, 4), ("step", np.int64, 4), ("rounds", 
 def _walk(problem: ConvProblem, pass_: str, made: direct.Cut, rounds: int) -> np.ndarray:
     """How blocks of so many rounds each go through the tiles."""
     walked = problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes
-    tiles = (made.across.tiles, made.down.tiles, direct.spatial(walked)[0], problem.N)
+    tiles = (made.across.tiles, made.down.tiles, spatial(walked)[0], problem.N)
     record = np.zeros(1, TILE_WALK)
     rest, step = made.block.strips, record[0]["step"]
     for number, size in enumerate(tiles[:-1]):
@@ -42,10 +43,10 @@ def prepare(
     made = direct.cut(Request(problem, pass_, device, strides=strides))
     assert made is not None
     outs, ins = direct.channels_of(problem, pass_)
-    depth, height, width = direct.spatial(problem.filter_sizes)
-    stride_d, stride_h, stride_w = direct.spatial(problem.stride)
-    _, dilation_h, dilation_w = direct.spatial(problem.dilation)
-    _, pad_h, pad_w = direct.spatial(tuple(before for before, _ in problem.padding), 0)
+    depth, height, width = spatial(problem.filter_sizes)
+    stride_d, stride_h, stride_w = spatial(problem.stride)
+    _, dilation_h, dilation_w = spatial(problem.dilation)
+    _, pad_h, pad_w = spatial(tuple(before for before, _ in problem.padding), 0)
     block, down, across, pieces = made.block, made.down, made.across, made.pieces
     # The columns of the source that the first tile and the last begin with.
     begin, step = across.first - pad_w, across.extent * stride_w

@@ -1,4 +1,4 @@
-"""Launches of the tensor-core gather kernels (cuda/conv_gather.cu)."""
+"""Launches of the gather kernels (cuda/conv_gather.cu)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from cupyconv.gpu.launch import STORAGE, FilterForm, Launch, Part
 from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
 from cupyconv.planning.cost import ADDING_THREADS
 from cupyconv.planning.device import Device
-from cupyconv.planning.families.family import accumulator_bytes
+from cupyconv.planning.families.family import accumulator_bytes, copies_async
 from cupyconv.planning.families.gather import (
     OPERANDS,
     accesses,
     aligned,
-    copies_async,
     product_of,
     ring,
     tap_words,
@@ -135,7 +134,7 @@ def _sums(problem: ConvProblem, pass_plan: PassPlan) -> int:
 
 
 @lru_cache(maxsize=16)
-def _phases_type(count: int) -> np.dtype:
+def phases_type(count: int) -> np.dtype:
     """``StridePhases`` of cuda/include/gather.cuh for NumPy."""
     axes = (np.int32, parameters.SPATIAL)
     names = ("first_pixel", "pixels", "first_tap", "taps", "shift")
@@ -151,12 +150,12 @@ def _phases(problem: ConvProblem, pass_plan: PassPlan) -> np.ndarray:
     tile = pass_plan.tile
     assert tile is not None
     if pass_plan.pass_ != "backprop_input":
-        record = np.zeros(1, _phases_type(1))
+        record = np.zeros(1, phases_type(1))
         record["phase"]["end"] = pass_plan.blocks // problem.groups
         return record
     listed = list(product(*(axis.stride_phases for axis in problem.axes)))
     listed.sort(key=lambda phase: -prod(len(taps) for _, taps in phase))
-    record = np.zeros(1, _phases_type(1 << (len(listed) - 1).bit_length()))
+    record = np.zeros(1, phases_type(1 << (len(listed) - 1).bit_length()))
     fields, missing, end = record[0], parameters.SPATIAL - len(problem.axes), 0
     fields["step"] = fields["spacing"] = 1
     for phase, axes in zip(fields["phase"], listed, strict=False):

@@ -28,7 +28,6 @@ from cupyconv.planning.families import Tile
 from cupyconv.planning.families.hopper import (
     BARRIER_BYTES,
     LINE_BYTES,
-    OUTPUT_BYTES,
     SUMS_PIECE,
     TURN_BARRIERS,
     Walk,
@@ -42,6 +41,7 @@ from cupyconv.planning.families.hopper import (
     layouts,
     mappable,
     matrices,
+    output_bytes,
     row_ends,
     split_elements,
     walks,
@@ -264,15 +264,12 @@ def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, i
 
 def shared_bytes(tile: Tile) -> int:
     """Size of the kernel's SharedMemory."""
+    assert tile.itemsize is not None
     stages = tile.defines["STAGES"]
     ring = stages * (tile.block_m + tile.block_n) * LINE_BYTES
     barriers = (2 * stages + TURN_BARRIERS) * BARRIER_BYTES
-    return whole_shared_bytes(ring + OUTPUT_BYTES + bias_bytes(tile.block_n) + barriers)
-
-
-def whole_shared_bytes(size: int) -> int:
-    """The size of a struct that is aligned as the swizzle is."""
-    return -(-size // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
+    others = output_bytes(tile.itemsize) + bias_bytes(tile.block_n) + barriers
+    return -(-(ring + others) // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
 
 
 # -- the walk --------------------------------------------------------------------------------------

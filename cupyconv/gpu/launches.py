@@ -26,7 +26,7 @@ def prepare(
         pass_plan: what was planned.
         problem: its configuration.
         strides: of the tensors in the problem's formats.
-        activation: of the forward pass; None for none.
+        activation: of the results, but for those of backprop_filter; None for none.
         device: that the pass was planned for.
     """
     module = _module(pass_plan.family.kernels)

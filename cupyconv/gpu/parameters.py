@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cupyconv.planning.families.family import spatial
 from cupyconv.planning.reach import MARGIN, largest_index
 from cupyconv.planning.request import ACTIVATIONS
 from cupyconv.planning.strides import Strides
@@ -47,12 +48,12 @@ def pack(problem: ConvProblem, strides: Strides) -> np.ndarray:
     fields["groups"] = problem.groups
     fields["channels"] = problem.C // problem.groups
     fields["filters"] = problem.K // problem.groups
-    fields["input"] = _spatial(problem.input_sizes, 1)
-    fields["filter"] = _spatial(problem.filter_sizes, 1)
-    fields["output"] = _spatial(problem.output_sizes, 1)
-    fields["stride"] = _spatial(problem.stride, 1)
-    fields["pad"] = _spatial([before for before, _ in problem.padding], 0)
-    fields["dilation"] = _spatial(problem.dilation, 1)
+    fields["input"] = spatial(problem.input_sizes)
+    fields["filter"] = spatial(problem.filter_sizes)
+    fields["output"] = spatial(problem.output_sizes)
+    fields["stride"] = spatial(problem.stride)
+    fields["pad"] = spatial([before for before, _ in problem.padding], 0)
+    fields["dilation"] = spatial(problem.dilation)
     fields["x_stride"] = _ordered(strides.x, problem.data_axes)
     fields["w_stride"] = _ordered(strides.w, problem.filter_axes)
     fields["y_stride"] = _ordered(strides.y, problem.data_axes)
@@ -71,10 +72,6 @@ def index_type(problem: ConvProblem, strides: Strides, numbered: int = 0) -> str
     return "int" if largest < 2**31 else "long long"
 
 
-def _spatial(values: Sequence[int], filler: int) -> list[int]:
-    return [filler] * (SPATIAL - len(values)) + list(values)
-
-
 def _ordered(strides: Sequence[int], axes: Sequence[int]) -> list[int]:
-    outer, spatial = axes[:2], axes[2:]
-    return [*(strides[axis] for axis in outer), *_spatial([strides[axis] for axis in spatial], 0)]
+    steps = [strides[axis] for axis in axes]
+    return [*steps[:2], *spatial(steps[2:], 0)]

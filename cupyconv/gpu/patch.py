@@ -6,6 +6,7 @@ from cupyconv.gpu import chunks, parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import patch
+from cupyconv.planning.families.family import copies_async, spatial
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides
@@ -26,7 +27,7 @@ def prepare(
     access, made = patch.access_of(request), patch.cut(request)
     assert made is not None
     is_filter = pass_plan.pass_ == "backprop_filter"
-    depth, height, width = patch.spatial(problem.filter_sizes)
+    depth, height, width = spatial(problem.filter_sizes)
     defines: dict[str, str | int] = {
         "PASS": PASSES.index(pass_plan.pass_),
         "STORAGE": STORAGE[problem.dtype],
@@ -36,9 +37,9 @@ def prepare(
         "FILTER_T": depth,
         "FILTER_R": height,
         "FILTER_S": width,
-        "STRIDE_H": patch.spatial(problem.stride)[1],
+        "STRIDE_H": spatial(problem.stride)[1],
         "STRIDE_W": problem.stride[-1],
-        "DILATION_H": patch.spatial(problem.dilation)[1],
+        "DILATION_H": spatial(problem.dilation)[1],
         "DILATION_W": problem.dilation[-1],
         "TILE_P": made.tile_p,
         "TILE_Q": made.tile_q,
@@ -47,7 +48,8 @@ def prepare(
         "SHIFT": access.shift,
         "Y_LAST": int(access.y_last),
         "Y_VECTOR": access.y_vector,
-        "ASYNC_COPY": int(device.capability >= (8, 0)),
+        "ASYNC_COPY": int(copies_async(device)),
+        "RESIDENT": made.resident,
         "SHARED_BYTES": made.shared_bytes,
     }
     if is_filter:

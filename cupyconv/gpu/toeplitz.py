@@ -6,6 +6,7 @@ from cupyconv.gpu import chunks, parameters
 from cupyconv.gpu.launch import STORAGE, Launch
 from cupyconv.planning.device import Device
 from cupyconv.planning.families import toeplitz
+from cupyconv.planning.families.family import copies_async
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours
@@ -48,7 +49,7 @@ def prepare(
         "SOURCE_VECTOR": source_vector,
         "RESULT_VECTOR": result_vector,
         "SOURCE_SHIFT": 0 if source_last else -pad % source_vector,
-        "ASYNC_COPY": int(device.capability >= (8, 0)),
+        "ASYNC_COPY": int(copies_async(device)),
         "SHARED_BYTES": made.shared_bytes,
         "ACTIVATION": parameters.ACTIVATION[activation],
     }

@@ -17,7 +17,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Activation = Literal["relu", "silu", "gelu"]
 
 ACTIVATIONS: tuple[Activation | None, ...] = (None, *get_args(Activation))
-"""What the forward pass may apply to its results."""
+"""What the forward pass, or a transposed convolution, may apply to its results."""
 
 Implementation = Literal[
     "reference",

@@ -1,7 +1,8 @@
 """The implementations of the passes, a module each.
 
 A kernel family is added with its module here, the one of the same name in cupyconv/gpu that works
-out its launches, cuda/conv_{name}.cu, and one line below.
+out its launches, cuda/conv_{name}.cu, and one line below.  Two are otherwise: cuda-generic has a
+file for each pass, and cuda-hopper-bf16x6 is of the launches and the product of cuda-hopper.
 """
 
 from cupyconv.planning.families.cpu import NUMPY, REFERENCE

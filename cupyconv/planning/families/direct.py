@@ -10,7 +10,7 @@ from math import gcd, prod
 
 from cupyconv.planning import cost
 from cupyconv.planning.device import CPU, Chip
-from cupyconv.planning.families.family import accumulator_bytes
+from cupyconv.planning.families.family import accumulator_bytes, spatial
 from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
 from cupyconv.planning.reach import Count, window_count
 from cupyconv.planning.request import Request
@@ -192,11 +192,6 @@ def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
     """
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     return (channels, filters) if pass_ == "backprop_input" else (filters, channels)
-
-
-def spatial(values: tuple[int, ...], filler: int = 1) -> tuple[int, ...]:
-    """Three values, with one for each axis that a problem of lower rank does not have."""
-    return (filler,) * (3 - len(values)) + values
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import chain
 from typing import ClassVar
 
-from cupyconv.planning.device import CHIPS
+from cupyconv.planning.device import CHIPS, Device
 from cupyconv.planning.reach import Count, offset_counts
 from cupyconv.planning.request import Implementation, Request
 from cupyconv.problem import ITEMSIZE, ConvProblem
@@ -89,8 +89,8 @@ class Family(ABC):
     Attributes:
         name: what ``impl`` takes and ``plan`` prints.
         summary: how it computes, in a line.
-        kernels: of a family on the GPU, the module of cupyconv/gpu that works out its launches,
-            and ``cuda/conv_{kernels}.cu``.
+        kernels: of a family on the GPU, the module of cupyconv/gpu that works out its launches.
+            Its product is ``cuda/conv_{kernels}.cu``; those of cuda-generic are ``conv_{pass}.cu``.
         on_gpu: whether it runs on the GPU, else on the CPU.
         tiles: block tiles that its kernels may be compiled with.
     """
@@ -151,6 +151,17 @@ def mma_refuses(request: Request) -> str | None:
     if operands != "float16" and device.capability < (8, 0):
         return f"{operands} on tensor cores needs compute capability 8.0"
     return None
+
+
+def copies_async(device: Device) -> bool:
+    """Whether copies go on by themselves."""
+    return device.capability >= (8, 0)
+
+
+def spatial(values: Sequence[int], filler: int = 1) -> tuple[int, int, int]:
+    """Depth, height and width of values of any rank."""
+    depth, height, width = (*(filler,) * (3 - len(values)), *values)
+    return depth, height, width
 
 
 def accumulator_bytes(problem: ConvProblem) -> int:

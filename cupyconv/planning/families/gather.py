@@ -22,6 +22,7 @@ from cupyconv.planning.families.family import (
     Candidate,
     Tile,
     accumulator_bytes,
+    copies_async,
     mma_refuses,
 )
 from cupyconv.planning.families.tiled import Tiled
@@ -412,11 +413,6 @@ def _behind_copies(found: Candidate, request: Request, method: str) -> Candidate
 
 
 # -- blocks ----------------------------------------------------------------------------------------
-
-
-def copies_async(device: Device) -> bool:
-    """Whether copies go on by themselves."""
-    return device.capability >= (8, 0)
 
 
 def tap_words(problem: ConvProblem) -> int:

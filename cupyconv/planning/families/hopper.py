@@ -37,9 +37,6 @@ BARRIER_BYTES = 8
 TURN_BARRIERS = 2
 """Of the warpgroups that take turns."""
 
-OUTPUT_BYTES = 2 * 2 * 64 * LINE_BYTES
-"""Of two warpgroups' two buffers for C on its way out."""
-
 MOST_STAGES = 8
 """Of a ring: more hide nothing."""
 
@@ -475,6 +472,11 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
         yield Count("channels under all taps", windows(problem, line) * line, most)
 
 
+def most_tiles(request: Request) -> int:
+    """Up to which a block that stays can number them, the one that it then lacks included."""
+    return 2**31 - 1 - request.device.resident_blocks
+
+
 def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
     """What lines of so many channels or filters hold too much of other groups for."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
@@ -520,9 +522,19 @@ def bias_bytes(block_n: int) -> int:
     return 2 * block_n * 4
 
 
-def ring_stages(block_m: int, block_n: int) -> int:
-    """Stages of lines of both operands, two barriers each: as many as shared memory holds."""
-    fixed = OUTPUT_BYTES + bias_bytes(block_n) + TURN_BARRIERS * BARRIER_BYTES
+def output_bytes(itemsize: int) -> int:
+    """Of two warpgroups' two buffers for C on its way out; float leaves registers for memory."""
+    return 2 * 2 * 64 * LINE_BYTES if itemsize == 2 else 0
+
+
+def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
+    """Stages of lines of both operands, two barriers each: as many as shared memory holds.
+
+    Args:
+        block_m, block_n: the tile.
+        itemsize: bytes of an element of C.
+    """
+    fixed = output_bytes(itemsize) + bias_bytes(block_n) + TURN_BARRIERS * BARRIER_BYTES
     room = (CHIPS[9, 0].block_shared << 10) - fixed
     return min(room // ((block_m + block_n) * LINE_BYTES + 2 * BARRIER_BYTES), MOST_STAGES)
 
@@ -561,6 +573,14 @@ class Staying(Family):
         does = f"{called(seen.copied)} copied with channels last" if seen.copied else ""
         return 2 * seen.copied_bytes, seen.copied_bytes, does
 
+    def tiles_counted(self, request: Request) -> Count:
+        """What blocks that stay number, of whichever tiles are taken."""
+        most = max(
+            sum(tile_count(tile, rows, columns) for rows, columns, _ in _matrices(request, tile, 1))
+            for tile in self.fitting_tiles(request)
+        )
+        return Count("tiles", most * request.problem.groups, most_tiles(request))
+
     def candidates(self, request: Request) -> list[Candidate]:
         return [
             self._costed(request, tile, splits)
@@ -594,7 +614,9 @@ class Staying(Family):
         found = _matrices(request, tile, 1)
         if len(found) > 1:
             return 1
-        most = found[0][2] // cost.LEAST_SPLIT_STEPS
+        rows, columns, steps = found[0]
+        tiles = tile_count(tile, rows, columns) * request.problem.groups
+        most = min(steps // cost.LEAST_SPLIT_STEPS, most_tiles(request) // tiles)
         if request.workspace_limit is not None:
             _, least, _ = self.before(request, tile)
             left = request.workspace_limit - least
@@ -642,7 +664,7 @@ class Hopper(Staying):
     tiles = tuple(
         tile_of(
             *(block_m, block_n, itemsize, itemsize),
-            STAGES=ring_stages(block_m, block_n),
+            STAGES=ring_stages(block_m, block_n, itemsize),
             CLUSTER=cluster,
             PLANES=1,
             PLANAR=planar,
@@ -660,7 +682,8 @@ class Hopper(Staying):
     )
 
     def counts(self, request: Request) -> Iterator[Count]:
-        return tma_counts(request, ITEMSIZE[request.problem.dtype])
+        yield from tma_counts(request, ITEMSIZE[request.problem.dtype])
+        yield self.tiles_counted(request)
 
     def refuses_layer(self, request: Request) -> str | None:
         operands = request.operands

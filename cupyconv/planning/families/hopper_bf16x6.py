@@ -45,7 +45,7 @@ class HopperBf16x6(Staying):
     tiles = tuple(
         tile_of(
             *(block_m, block_n, 4, 2),
-            STAGES=ring_stages(block_m, block_n),
+            STAGES=ring_stages(block_m, block_n, 4),
             CLUSTER=cluster,
             PLANES=PLANES,
             PLANAR=0,
@@ -54,7 +54,8 @@ class HopperBf16x6(Staying):
     )
 
     def counts(self, request: Request) -> Iterator[Count]:
-        return tma_counts(request, operand_bytes=2, planes=PLANES)
+        yield from tma_counts(request, operand_bytes=2, planes=PLANES)
+        yield self.tiles_counted(request)
 
     def refuses_layer(self, request: Request) -> str | None:
         problem = request.problem

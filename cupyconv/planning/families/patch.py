@@ -11,7 +11,7 @@ from math import prod
 
 from cupyconv.planning import cost
 from cupyconv.planning.device import CHIPS, RESERVED_SHARED
-from cupyconv.planning.families.family import mma_refuses
+from cupyconv.planning.families.family import accumulator_bytes, mma_refuses, spatial
 from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
 from cupyconv.planning.reach import Count
 from cupyconv.planning.request import Request
@@ -115,12 +115,6 @@ class Cut:
     products: int
     wavefronts: float
     instructions: int
-
-
-def spatial(sizes: tuple[int, ...], filler: int = 1) -> tuple[int, int, int]:
-    """Depth, height and width of sizes of any rank."""
-    depth, height, width = (filler,) * (3 - len(sizes)) + sizes
-    return depth, height, width
 
 
 def access_of(request: Request) -> Access:
@@ -290,7 +284,7 @@ def _patch(request: Request, rows: Rows, tile_p: int, tile_q: int) -> _Patch:
 def _forward_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
     problem, access = request.problem, access_of(request)
     itemsize, steps = ITEMSIZE[problem.dtype], rows.words // 8
-    accumulator = max(itemsize, 4)
+    accumulator = accumulator_bytes(problem)
     for filters in _FILTERS:
         enough = any(problem.K <= fewer < filters for fewer in _FILTERS)
         if enough or (itemsize == 8 and filters > 64):
@@ -347,7 +341,7 @@ def _filter_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
         stage = lines * (line * itemsize + padding) + patch.size
         # The warps along pixels exchange sums in the place of the stages.
         sums = (share_words * rows.word + rows.word - 1) * (filters + 4 // rows.word)
-        exchange = sums * max(itemsize, 4) if warps_k > 1 else 0
+        exchange = sums * accumulator_bytes(problem) if warps_k > 1 else 0
         shared = max(2 * (-(-stage // 128) * 128), -(-exchange // 128) * 128)
         tiles = patch.tiles * -(-problem.K // filters) * shares
         loads = row_tiles * 4 + warp_words * 2 * rows.word * rows.conflicts

@@ -18,7 +18,7 @@ CHANNELS = 8
 """Channels of a block, a warp each."""
 
 LARGEST_FILTER = 64
-"""Taps of a filter row: 8 fragments of columns under a strip."""
+"""Taps of a filter row: 9 blocks of 8 columns under a strip, in 5 products."""
 
 _LARGEST_STRIPS = 8
 _LEAST_PATCHES = 2  # of a chunk

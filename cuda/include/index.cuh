@@ -1,0 +1,13 @@
+// The type of a kernel's indices and offsets, -DINDEX: int where nothing leaves 32 bits.
+#ifndef CUPYCONV_INDEX_CUH
+#define CUPYCONV_INDEX_CUH
+
+using Index = INDEX;
+
+__device__ __forceinline__ Index narrowed(long long value) { return static_cast<Index>(value); }
+
+__device__ __forceinline__ bool is_within(Index position, Index extent) {
+  return static_cast<unsigned INDEX>(position) < static_cast<unsigned INDEX>(extent);
+}
+
+#endif

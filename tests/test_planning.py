@@ -400,6 +400,15 @@ def test_a_plan_says_which_times_are_measured(measured, says):
     assert f"<p>{says}</p>" in planned._repr_html_()
 
 
+@pytest.mark.parametrize(
+    ("device", "stands_in"), [("sm_86", None), ("sm_87", "8.6"), ("sm_110", "10.0"), ("cpu", None)]
+)
+def test_a_plan_says_whose_data_sheet_its_times_are_by(device, stands_in):
+    planned = plan(ConvProblem((8, 64, 14, 14), (64, 64, 3, 3)), device)
+    told = f", for the chip of compute capability {stands_in}" if stands_in else ""
+    assert str(planned).endswith(f"\n\nEstimates are modelled{told}; nothing was measured.")
+
+
 def test_plans_index_by_pass():
     planned = plan(ConvProblem((1, 1, 4), (1, 1, 3)), "cpu")
     assert [p.pass_ for p in planned] == list(PASSES)

@@ -62,7 +62,8 @@ CHIPS = {
     # Through mma.sync, about 60 % of the wgmma rate.
     (9, 0): Chip(132, 620, 989, 67.0, 33.5, 67.0, 3350, 6500, 1.98, 227, 228),
     (10, 0): Chip(148, 620, 0, 75.0, 37.0, 37.0, 8000, 0, 1.98, 227, 228),
-    (12, 0): Chip(170, 420, 0, 104.0, 1.6, 0, 1790, 0, 2.41, 99, 100),
+    # Products summed in float32 are half as fast as in float16, which data sheets lead with.
+    (12, 0): Chip(170, 210, 0, 104.0, 1.6, 0, 1790, 0, 2.41, 99, 100),
 }
 """By compute capability; one between takes the newest that is older."""
 
@@ -97,9 +98,14 @@ class Device:
         return int(digits[:-1]), int(digits[-1])
 
     @cached_property
+    def nominal(self) -> tuple[int, int]:
+        """Compute capability of the chip that estimates are for: a GPU's own, or one before it."""
+        return max(known for known in CHIPS if known <= self.capability)
+
+    @property
     def chip(self) -> Chip:
         """The nominal chip of a GPU's architecture."""
-        return CHIPS[max(known for known in CHIPS if known <= self.capability)]
+        return CHIPS[self.nominal]
 
     @property
     def resident_blocks(self) -> int:

@@ -93,8 +93,11 @@ class Plan:
     def _origin(self) -> markup.Paragraph:
         """Where the times come from."""
         measured = sum(one.reason.startswith("measured") for one in self.passes)
+        other = ""
+        if self.device.is_gpu and self.device.nominal != self.device.capability:
+            other = ", for the chip of compute capability {}.{}".format(*self.device.nominal)
         told = {
-            0: "Estimates are modelled; nothing was measured.",
+            0: f"Estimates are modelled{other}; nothing was measured.",
             len(self.passes): "Times are measured, on a GPU like this one.",
         }
         return markup.Paragraph(

@@ -383,7 +383,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   constexpr int SUMS = DEPTHWISE ? 1 : SHARE;  // a tap's sums for each channel of the thread
   // What a row's last level reads is not where the next one's first level writes.
   static_assert(STRIPS > 2, "levels of a row do not overlap with those of the next");
-  __shared__ Accumulator level[STRIPS][LANES][FILTER_S * SUMS * VECTOR];
+  // Of each sum those of all threads side by side, so that a warp's are in different banks.
+  __shared__ Accumulator level[FILTER_S * SUMS * VECTOR][THREADS];
   const Index channels = narrowed(p.groups) * OUTS;
   const Thread thread(channels);
   constexpr int SHARES = INS / SHARE, TAP_SHARES = (FILTER_R + TAP_ROWS - 1) / TAP_ROWS;
@@ -462,14 +463,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       if (thread.strip >= half && thread.strip < strips)
 #pragma unroll
         for (int i = 0; i < FILTER_S * SUMS * VECTOR; ++i)
-          level[thread.strip][thread.lane][i] =
-              own[i / VECTOR / SUMS][i / VECTOR % SUMS][i % VECTOR];
+          level[i][threadIdx.x] = own[i / VECTOR / SUMS][i / VECTOR % SUMS][i % VECTOR];
       __syncthreads();  // the upper half is there
       if (thread.strip + half < strips)
 #pragma unroll
         for (int i = 0; i < FILTER_S * SUMS * VECTOR; ++i)
           own[i / VECTOR / SUMS][i / VECTOR % SUMS][i % VECTOR] +=
-              level[thread.strip + half][thread.lane][i];
+              level[i][threadIdx.x + half * LANES];
     }
     if (thread.strip != 0 || !thread.exists || first_r + r >= FILTER_R) continue;
     const long long row = (static_cast<long long>(blockIdx.x) * FILTER_T + t) * FILTER_R + first_r + r;

@@ -4,10 +4,10 @@
 //   backprop-input   the same with dy for x, w turned by 180 degrees, and filter - 1 - pad for pad
 //   backprop-filter  dw[c, r, s]    = sum over n, p, q of dy[n, c, p, q] * x[n, c, p - pad + r, ...]
 //
-// conv_direct.cu executes an instruction of every thread for each product, and what brings its sources
-// in float32 beside.  What this adds: the rows of a channel are multiplied by the filter's rows as
-// matrices, 64 products of a thread to an instruction.  With the rows (n, p) of all images as gemm_m,
-// a strip of 8 outputs of a row is, for each row r of the filter,
+// conv_direct.cu executes one instruction for each product and others beside them, which load its
+// sources and make them float32.  What this adds: the rows of a channel are multiplied by the filter's
+// rows as matrices, a warp's instruction for 2,048 products.  With the rows (n, p) of all images as
+// gemm_m, a strip of 8 outputs of a row is, for each row r of the filter,
 //
 //   Y[m, i] += sum over j of X[m + r, j] * T_r[j, i],   T_r[j, i] = w[r, j - i]
 //
@@ -38,8 +38,8 @@
 // blocks), STRIPS, SOURCE_LINES (lines of the source in a block), SOURCE_LAST, RESULT_LAST (whether
 // channels are contiguous in the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR
 // (elements moved at once, along channels or columns), SOURCE_SHIFT (columns from an aligned one to
-// a strip's first), ASYNC_COPY (8.0 and later), ACTIVATION (of forward
-// and backprop-input), SHARED_BYTES.
+// a strip's first), ASYNC_COPY (8.0 and later), ACTIVATION (of forward and
+// backprop-input), SHARED_BYTES.
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"

@@ -16,6 +16,7 @@ from cupyconv.planning.families import direct
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import PASSES
 from tests import cubins
+from tests.configurations import in_formats
 from tests.emulator import EmulatedModule, Outcome, account, driver, memory, settings, suite
 from tests.emulator.ptx.nvrtc import ptx_of
 from tests.emulator.work import FREE, Executions
@@ -554,6 +555,29 @@ def test_direct_executes_little_beside_its_products(layer, dtype, order, pass_, 
     assert executed <= most * kinds["float"].by_warp
     assert executed - of_loop <= beside * of_loop
     assert by_lanes >= 0.9 * 32 * executed
+
+
+# Sums of a thread that are even in number, or odd, of one lane or several.
+ADDED_UP = [
+    ((2, 24, 43, 43), (88, 12, 3, 3), 2, "float32"),
+    ((1, 4, 10, 10), (128, 4, 5, 5), 1, "float16"),
+    ((4, 64, 14, 14), (64, 1, 3, 3), 64, "float32"),
+    ((4, 32, 14, 14), (32, 1, 5, 5), 32, "float64"),
+]
+
+
+@pytest.mark.parametrize("order", ["channels-first", "channels-last"])
+@pytest.mark.parametrize(("shape", "filters", "groups", "dtype"), ADDED_UP)
+def test_sums_of_direct_meet_in_different_banks(shape, filters, groups, dtype, order):
+    last = order == "channels-last"
+    problem = in_formats(
+        ConvProblem(shape, filters, groups=groups, dtype=dtype),
+        "NHWC" if last else "NCHW",
+        "OHWI" if last else "OIHW",
+    )
+    (one, _) = account.accounts_of_pass(problem, "backprop_filter", "cuda-direct", "sm_80")
+    assert (one.reports, one.spilled) == (0, 0)
+    assert one.wavefronts == one.ideal_wavefronts > 0
 
 
 # Layers with few tiles for a block, of whose filters most is to be staged.

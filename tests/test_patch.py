@@ -273,7 +273,7 @@ def test_first_layers_are_planned_for_it_and_others_are_not():
         dtype="float16",
     )
     wider = first.replace(input_shape=(32, 112, 112, 64), filter_shape=(3, 3, 64, 64), stride=1)
-    for arch in ("sm_80", "sm_86", "sm_90a", "sm_120a"):
+    for arch in ("sm_80", "sm_86", "sm_89", "sm_90a"):
         for data_format, filter_format in (("NHWC", "HWIO"), ("NCHW", "OIHW")):
             for problem, taken in ((first, True), (wider, False)):
                 laid_out = in_formats(problem, data_format, filter_format)

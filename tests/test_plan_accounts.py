@@ -1,7 +1,7 @@
 """The planner's estimates beside what kernels execute (tests/emulator/suite.py)."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -45,6 +45,29 @@ def test_blocks_that_are_run_are_spread_over_the_grid(stride):
         assert len({one % period for one in suite._spread(problem, 4096)}) > 1
 
 
+@pytest.mark.parametrize("period", [2, 3, 5, 8])
+def test_of_blocks_that_come_again_each_is_run_as_often(period):
+    """Else the last of a row of tiles, which may hold little, passes for all of them."""
+    problem = ConvProblem((1, 1, 8, 8), (1, 1, 1, 1))
+    for rows in (1, 2, 7, 168, 10**6):
+        found = suite._spread(problem, rows * period, period)
+        assert found == sorted(set(found))
+        assert 0 <= found[0] <= found[-1] < rows * period
+        often = Counter(one % period for one in found)
+        assert len(often) == period
+        assert len(set(often.values())) == 1
+
+
+def test_no_pass_asks_for_fewer_bytes_than_its_tensors_have():
+    """Both operands are read whole by each of these, and the result is written."""
+    for row in ROWS:
+        problem = layer_problem(row["layer"], suite.NUMBERS[row["numbers"]][0], row["order"])
+        if any(axis.unread_inputs for axis in problem.axes):
+            continue
+        for figures in (row["figures"], row.get("cutlass", row["figures"])):
+            assert figures["bytes"] >= 1, row
+
+
 def test_every_class_of_layers_is_counted():
     """On every chip; dilated layers, which take the kernels of dense ones, in the commonest dtypes.
     With channels first, where operands are copied or not, in every dtype."""
@@ -79,6 +102,36 @@ def test_the_planner_orders_kernels_by_what_they_execute(group):
     correlation, worst = suite.verdict([suite.planned_and_counted(row) for row in GROUPS[group]])
     assert correlation >= 0.9
     assert worst <= 1.15
+
+
+# Of ``suites.drawn``: what nobody chose, and too small to fill a chip.
+SMALL = [
+    ("drawn-1-36", "float32", "sm_89", "backprop_filter"),
+    ("drawn-1-55", "float32", "sm_89", "backprop_input"),
+    ("drawn-1-99", "float16", "sm_86", "backprop_filter"),
+    ("drawn-1-153", "float32", "sm_86", "forward"),
+    ("drawn-2-3", "tf32", "sm_86", "backprop_filter"),
+    ("drawn-2-11", "float16", "sm_86", "backprop_filter"),
+    ("drawn-2-99", "float16", "sm_80", "forward"),
+]
+
+
+@pytest.mark.parametrize(("name", "numbers", "arch", "pass_"), SMALL)
+def test_small_layers_are_planned_by_what_kernels_execute(name, numbers, arch, pass_):
+    """Of each family that may be the fastest its best way: what is planned is."""
+    seed, number = map(int, name.split("-")[1:])
+    problem = list(suites.drawn(seed, number + 1))[-1].problem
+    dtype, precision = suite.NUMBERS[numbers]
+    problem, device = problem.replace(dtype=dtype), Device.of(arch)
+    strides = Strides.contiguous(problem)
+    request = Request(problem, pass_, device, precision, strides=strides)
+    best = {one.implementation: one for one in contenders(request, "auto", count=1000)[::-1]}
+    prices = {name: suite.price(one, request) for name, one in best.items()}
+    least = min(prices.values())
+    close = [suite.counted(best[name], request) for name in best if prices[name] <= 2.5 * least]
+    chosen = min(close, key=lambda way: way.planned)
+    assert chosen.counted <= 1.15 * min(way.counted for way in close)
+    assert [way.planned / way.counted for way in close] == pytest.approx([1] * len(close), rel=0.5)
 
 
 def test_counts_depend_on_no_other_kernel_of_a_module():

@@ -96,6 +96,9 @@ PRODUCT = {"tf32": 16 * 8 * 8, "float64": 8 * 8 * 4}
 BLOCKS = 4
 """Of a launch, that are run at least."""
 
+MOST_PERIOD = 8
+"""Blocks of a row of tiles, of each of which as many are run."""
+
 GOLDEN = (5**0.5 - 1) / 2
 """Whose multiples are spread most evenly, whatever their fractions are compared with."""
 
@@ -265,20 +268,21 @@ def ways(
     """
     request = _request(problem, pass_, device, precision)
     for one in _promising(request)[:most]:
-        yield _counted(one, request)
+        yield counted(one, request)
 
 
 def planned_way(problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee") -> Way:
     """What the planner takes of all families, counted."""
     request = _request(problem, pass_, device, precision)
-    return _counted(contenders(request, "auto", count=1)[0], request)
+    return counted(contenders(request, "auto", count=1)[0], request)
 
 
-def _counted(planned: PassPlan, request: Request) -> Way:
+def counted(planned: PassPlan, request: Request) -> Way:
+    """A way to compute a pass, counted."""
     found = tuple(counts(planned, request.problem, request.device))
     chip = request.device.chip
     counted = sum(each.microseconds(chip, request.operands) for each in found)
-    return Way(name_of(planned), _price(planned, request), counted, found)
+    return Way(name_of(planned), price(planned, request), counted, found)
 
 
 def prices(
@@ -286,7 +290,7 @@ def prices(
 ) -> dict[str, float]:
     """The microseconds that the planner expects of all ways of the judged families, by name."""
     request = _request(problem, pass_, device, precision)
-    return {name_of(one): _price(one, request) for one in _ranked(request)}
+    return {name_of(one): price(one, request) for one in _ranked(request)}
 
 
 def _request(problem: ConvProblem, pass_: str, device: Device, precision: str) -> Request:
@@ -299,14 +303,15 @@ def _ranked(request: Request) -> list[PassPlan]:
 
 def _promising(request: Request) -> list[PassPlan]:
     ranked = _ranked(request)
-    most = PROMISING * min((_price(one, request) for one in ranked), default=0)
+    most = PROMISING * min((price(one, request) for one in ranked), default=0)
     cheapest = {(one.implementation, one.tile, one.method): one for one in reversed(ranked)}
     best = {one.implementation: one for one in reversed(ranked)}.values()
     of_tiles = [one for one in ranked if one.splits == 1 or one in cheapest.values()]
-    return [one for one in of_tiles if one in best or _price(one, request) <= most]
+    return [one for one in of_tiles if one in best or price(one, request) <= most]
 
 
-def _price(planned: PassPlan, request: Request) -> float:
+def price(planned: PassPlan, request: Request) -> float:
+    """The microseconds that the planner expects of it."""
     priced = planned.family.candidate(request, planned.tile, planned.splits, planned.method)
     assert priced is not None
     return priced.microseconds
@@ -332,7 +337,19 @@ def counts(planned: PassPlan, problem: ConvProblem, device: Device) -> Iterator[
     operands = {**lazy_tensors(problem), **_workspace(planned, found)}
     for launch in found:
         if 0 not in launch.grid:
-            yield _counts(launch, operands, device, _spread(problem, prod(launch.grid)))
+            chosen = _spread(problem, prod(launch.grid), _period(planned, problem, launch))
+            yield _counts(launch, operands, device, chosen)
+
+
+def _period(planned: PassPlan, problem: ConvProblem, launch: Launch) -> int:
+    """Blocks after which a product's ragged edge comes again; 1 where it has none."""
+    if planned.tile is None or launch.block != (planned.tile.threads,):
+        return 1
+    tile, gemm = planned.tile, problem.gemm(planned.pass_)
+    if planned.splits > 1:
+        ragged = gemm.gemm_m % tile.block_m or gemm.gemm_n % tile.block_n
+        return launch.grid[0] if ragged else 1
+    return -(-gemm.gemm_n // tile.block_n) if gemm.gemm_n % tile.block_n else 1
 
 
 def _workspace(planned: PassPlan, found: Sequence[Launch]) -> dict[str | Part, np.ndarray]:
@@ -388,11 +405,28 @@ def counts_of_witness(problem: ConvProblem, pass_: str, device: Device, operands
     return Counts("cutlass", total, resident, instance.threads // 32, touched=touched, **work)
 
 
-def _spread(problem: ConvProblem, total: int) -> list[int]:
+def _spread(problem: ConvProblem, total: int, period: int = 1) -> list[int]:
     """The blocks that are run: one of each equal share of the grid, at a place of its own in it; in
-    order.  There are as many shares as an input gradient has stride phases, or more."""
+    order.  There are as many shares as an input gradient has stride phases, or more.
+
+    Args:
+        problem: what is computed.
+        total: blocks of the grid.
+        period: after which blocks are alike, each of which has as many then, if it is short: the
+            last of a row of tiles may hold little, and would pass for all of them or for none.
+    """
     number = min(max(prod(problem.stride), BLOCKS), total)
-    return sorted({int((i + (i + 1) * GOLDEN % 1) * total / number) for i in range(number)})
+    if period > MOST_PERIOD:
+        period = 1
+    rows = total // period
+    each = min(-(-number // period), rows)
+    return sorted(
+        {
+            int((j + (j * period + column + 1) * GOLDEN % 1) * rows / each) * period + column
+            for j in range(each)
+            for column in range(period)
+        }
+    )
 
 
 def _counts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import gcd, prod
@@ -11,7 +11,7 @@ from math import gcd, prod
 from cupyconv.planning import cost
 from cupyconv.planning.device import CPU, Chip
 from cupyconv.planning.families.family import accumulator_bytes, spatial
-from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
+from cupyconv.planning.families.streaming import ENOUGH_BLOCKS, Streaming, chunks_of
 from cupyconv.planning.reach import Count, window_count
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours
@@ -54,7 +54,6 @@ _SECTOR = 32  # bytes of global memory that are moved together
 _EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
 _ENOUGH_WARPS = 16  # on a multiprocessor, for that: modelled
 _ALIKE = 1.05  # times the cycles of the best cut are as good
-_LEAST_ROUNDS = 2  # of tiles, that a chunk of the filter gradient keeps
 
 
 @dataclass(frozen=True)
@@ -125,6 +124,8 @@ class Cut:
         resident: blocks of a multiprocessor that there are registers for.
         parts: of the filter, that blocks sum.
         rounds: of tiles, one for each strip of a block.
+        chunks: that the rounds are cut into, in backprop_filter; else each is one.
+        sums: of a thread in backprop_filter, which its block adds up in a tree.
         instructions, products: of a thread, for a tile.
         sectors: of global memory that it asks for, of 32 bytes, with what neighbours ask for too.
         wavefronts: of shared memory, of a warp that loads the filter for a tile.
@@ -139,6 +140,8 @@ class Cut:
     resident: int
     parts: int
     rounds: int
+    chunks: int
+    sums: int
     instructions: float
     products: float
     sectors: float
@@ -156,33 +159,63 @@ class Cut:
 
     def issuing(self, chip: Chip) -> float:
         """Cycles in which the busiest multiprocessor begins what it executes."""
-        return self._busy(chip) * self.instructions / cost.ISSUED_BY_WARPS
+        adding = 3 * self.sums * self._givers
+        return self._busy(chip, self.instructions, adding) / cost.ISSUED_BY_WARPS
 
     def asking(self, chip: Chip) -> float:
         """Cycles in which it is given the sectors that it asks for."""
-        return self._busy(chip) * 32 * self.sectors / cost.SECTORS
+        return self._busy(chip, 32 * self.sectors) / cost.SECTORS
 
     def loading(self, chip: Chip) -> float:
         """Cycles in which shared memory serves it."""
-        return self._busy(chip) * self.wavefronts
+        return self._busy(chip, self.wavefronts, 2 * self.sums * self._givers)
 
     def multiplying(self, chip: Chip, rate: float) -> float:
         """Cycles of its multipliers, of which the chip has so many TFLOP/s."""
         of_cycle = rate * 1e3 / 2 / 32 / chip.multiprocessors / chip.clock
-        return self._busy(chip) * self.products / of_cycle
+        return self._busy(chip, self.products) / of_cycle
 
     def waiting(self, chip: Chip) -> float:
         """Cycles of warps that wait for each row of the source, with nothing to fill that with."""
-        places = chip.multiprocessors * self.resident
-        tiles = -(-self.rounds * self.block.number * self.parts // places)
-        return tiles * (self.instructions * cost.PACE + self.down.passed * cost.LATENCY)
+        turns = -(-self._blocks // (chip.multiprocessors * self.resident))
+        waits: float = self.down.passed
+        if self.sums:  # for dy too, row by row where some do not exist, else beside the first of x
+            waits += self.down.extent if self.down.ragged or self.across.ragged else 0.5
+        of_round = self.instructions * cost.PACE + waits * cost.LATENCY
+        adding = 3 * self.sums * len(self._levels) * cost.PACE
+        return turns * (-(-self.rounds // self.chunks) * of_round + adding) + cost.LATENCY
 
-    def _busy(self, chip: Chip) -> float:
-        """Warps and rounds of the busiest multiprocessor, more where it waits."""
+    @property
+    def _blocks(self) -> int:
+        return self.chunks * self.block.number * self.parts
+
+    @property
+    def _levels(self) -> list[int]:
+        """Strips that give their sums to as many others, level by level of a block's tree."""
+        found, strips = [], self.block.strips if self.sums else 1
+        while strips > 1:
+            found.append(strips // 2)
+            strips -= strips // 2
+        return found
+
+    @property
+    def _givers(self) -> int:
+        """Warps that give sums on all levels; as many take them, and add them up."""
+        return sum(-(-strips * self.block.lanes // 32) for strips in self._levels)
+
+    def _busy(self, chip: Chip, of_warp: float, of_block: float = 0) -> float:
+        """What the busiest multiprocessor does, more where it waits.
+
+        Args:
+            of_warp: what a warp does in a round.
+            of_block: what a block does after all rounds.
+        """
         warps = -(-self.block.lanes * self.block.strips // 32)
-        busiest = -(-self.rounds * self.block.number * self.parts // chip.multiprocessors)
-        filled = min(min(busiest, self.resident) * warps / _ENOUGH_WARPS, 1)
-        return busiest * warps / (_EFFICIENCY * (1 + filled) / 2)
+        blocks = -(-self._blocks // chip.multiprocessors)
+        rounds = -(-self.rounds // self.chunks)
+        filled = min(min(blocks * rounds, self.resident) * warps / _ENOUGH_WARPS, 1)
+        done = blocks * (rounds * warps * of_warp + of_block)
+        return done / (_EFFICIENCY * (1 + filled) / 2)
 
 
 def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
@@ -417,7 +450,11 @@ def _cut(
         + slices * down.pairs * (of_meeting + products)
     )
     tiles = problem.N * walked[0] * down.tiles * across.tiles
-    rounds = -(-tiles // block.strips)
+    rounds, sums = -(-tiles // block.strips), 0
+    chunks = max(rounds, 1)
+    if pass_ == "backprop_filter":
+        chunks = chunks_of(rounds, block.number * parts)
+        sums = tap_rows * taps * (1 if depthwise else share) * vector
     multiplied = slices * down.pairs * products
     source, result = ("y", "x") if pass_ == "backprop_input" else ("x", "y")
     step = problem.stride[-1]
@@ -428,7 +465,7 @@ def _cut(
     of_store = _sectors(request, result, block, min(across.tiles, 32), across.extent, of_piece)
     sectors = loaded_slices * down.passed * of_source * of_load + down.extent * of_result * of_store
     return Cut(
-        block, down, across, pieces, tap_rows, share, resident, parts, rounds,
+        block, down, across, pieces, tap_rows, share, resident, parts, rounds, chunks, sums,
         instructions, multiplied, sectors, wavefronts,
     )  # fmt: skip
 
@@ -450,6 +487,8 @@ def _sectors(
 
 
 class Direct(Streaming):
+    # Its waits in longer chunks are not priced well enough to choose by.
+    targets = (ENOUGH_BLOCKS,)
     name = "cuda-direct"
     summary = "tiles of neighbouring pixels and channels, for groups of few channels"
     kernels = "direct"
@@ -486,13 +525,17 @@ class Direct(Streaming):
         assert made is not None
         yield Count("rows that a tile passes", made.down.passed, MOST_PASSED)
 
-    def flow(self, request: Request) -> Flow:
+    def shared_out(self, request: Request) -> tuple[int, int]:
         made = cut(request)
         assert made is not None
-        chip = request.device.chip
-        microseconds = made.cycles(chip, cost.plain_rate(request)) / (chip.clock * 1e3)
-        chunks = chunks_of(made.rounds, made.block.number * made.parts, _LEAST_ROUNDS)
-        return Flow(microseconds, chunks)
+        return made.rounds, made.block.number * made.parts
+
+    def computing(self, request: Request, chunks: int) -> float:
+        made, chip = cut(request), request.device.chip
+        assert made is not None
+        if request.pass_ == "backprop_filter":
+            made = replace(made, chunks=chunks)
+        return made.cycles(chip, cost.plain_rate(request)) / (chip.clock * 1e3)
 
 
 CUDA_DIRECT = Direct()

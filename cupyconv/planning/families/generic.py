@@ -6,7 +6,7 @@ It takes every configuration, dtype and chip.
 from __future__ import annotations
 
 from cupyconv.planning import cost
-from cupyconv.planning.families.family import Tile
+from cupyconv.planning.families.family import Tile, accumulator_bytes
 from cupyconv.planning.families.tiled import Tiled
 from cupyconv.planning.reach import Count
 from cupyconv.planning.request import Request
@@ -21,8 +21,11 @@ def _tile(
     return Tile(block_m, block_n, 16, threads, macros, itemsize=itemsize, most_bytes=most)
 
 
-_EFFICIENCY = 0.25
-"""Share of the rate of the products; modelled, from the instructions beside them."""
+# Of a step of BLOCK_K: counted.
+_OF_PRODUCT = 2.4  # instructions for each multiply-add, itself included
+_WAVEFRONTS = 0.75  # of shared memory for each, of 4 bytes
+_WAITS = 6  # of a warp, whose loads are few at a time
+_RESIDENT = 2  # blocks of a multiprocessor
 
 
 class Generic(Tiled):
@@ -38,11 +41,20 @@ class Generic(Tiled):
         return ()
 
     def computing(self, request: Request, tile: Tile, depth: int, blocks: int) -> float:
-        chip = request.device.chip
-        products = request.problem.flops_of_product * depth * tile.block_m * tile.block_n
-        full_rate = cost.computing(chip, cost.plain_rate(request), products)
-        waves = -(-blocks // chip.multiprocessors)
-        return full_rate / _EFFICIENCY * waves * chip.multiprocessors / blocks
+        chip, problem = request.device.chip, request.problem
+        products = tile.block_m * tile.block_n * tile.block_k / 32  # of warps, in a step
+        flops = problem.flops_of_product
+        executed = _OF_PRODUCT * products * flops / 2
+        of_cycle = cost.plain_rate(request) * 1e3 / chip.multiprocessors / chip.clock
+        step = cost.Work(
+            multiplying=32 * products * flops / of_cycle,
+            wavefronts=_WAVEFRONTS * products * accumulator_bytes(problem) / 4,
+            instructions=executed,
+            longest=executed / (tile.threads / 32),
+            waits=_WAITS,
+        )
+        steps = depth / blocks / tile.block_k
+        return cost.of_blocks(chip, blocks, _RESIDENT, step.times(steps))
 
 
 CUDA_GENERIC = Generic()

@@ -12,7 +12,7 @@ from math import prod
 from cupyconv.planning import cost
 from cupyconv.planning.device import CHIPS, RESERVED_SHARED
 from cupyconv.planning.families.family import accumulator_bytes, mma_refuses, spatial
-from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
+from cupyconv.planning.families.streaming import Streaming
 from cupyconv.planning.reach import Count
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours
@@ -27,13 +27,19 @@ _COLUMNS = (128, 64, 32, 16, 8)
 _FILTERS = (128, 96, 64, 32, 16)
 _ROW_TILES = (4, 2)
 _SUMS = 144  # registers of a thread's sums and offsets in backprop_filter
-_LEAST_TILES = 4  # of a chunk
 _BANKS = 32
 _LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10
-_EFFICIENCY = 0.5  # share of the rates; to be replaced by a measurement
+_EFFICIENCY = 0.67  # share of the rates, of whole multiprocessors: modelled
 
 _PIECE_INSTRUCTIONS = 20  # of a thread that copies a piece; counted in the source, not measured
 _RESULT_INSTRUCTIONS = 6  # of a thread, to round, stage and store a result; counted, not measured
+
+# Of blocks that are too few to fill each other's waits: counted.
+_EXECUTED = 2.1  # instructions for each of those for copies and results,
+_OF_FRAGMENTS = 2  # and for each product
+_OF_BLOCK = 1200  # of a warp, before the first tile and after the last
+_STAGING_WAITS = 3  # of a warp of the forward pass, for the filter
+_Y_WAITS = 1 / 3  # for each piece of dy that is copied through registers; x has one for each
 
 
 @dataclass(frozen=True)
@@ -378,6 +384,26 @@ def _operations(request: Request, made: Cut) -> int:
     return made.products * 2 * 16 * 8 * 8 * rows_of(request).word
 
 
+def _waiting(request: Request, made: Cut, blocks: int, tiles: int) -> float:
+    """Microseconds of so many blocks of so many tiles each, which wait one after the other."""
+    chip, access, forward = request.device.chip, access_of(request), request.pass_ == "forward"
+    itemsize, threads = ITEMSIZE[request.problem.dtype], 32 * WARPS
+    # cp.async copies 4 bytes and more.
+    synchronous = 16 if request.device.capability < (8, 0) else 2
+    waits = 0.0
+    if access.x_vector * itemsize <= synchronous:
+        waits += made.pieces / threads
+    if not forward and access.y_vector * itemsize <= synchronous:
+        of_y = made.filters * made.tile_p * made.tile_q // access.y_vector
+        waits += _Y_WAITS * of_y / threads
+    executed = _EXECUTED * made.instructions / 32 + _OF_FRAGMENTS * made.products
+    longest = executed / (blocks * tiles * WARPS)
+    turns = -(-blocks // (chip.multiprocessors * made.resident))
+    cycles = turns * tiles * (longest * cost.PACE + waits * cost.LATENCY)
+    cycles += _OF_BLOCK * cost.PACE + (1 + _STAGING_WAITS * forward) * cost.LATENCY
+    return cycles / (chip.clock * 1e3)
+
+
 class Patch(Streaming):
     name = "cuda-patch"
     summary = (
@@ -408,20 +434,31 @@ class Patch(Streaming):
         lines = spatial(problem.stride)[1] * (1 if access_of(request).x_last else problem.C)
         yield Count("elements of lines from window to window", lines * made.line_pitch, 2**31 - 1)
 
-    def flow(self, request: Request) -> Flow:
+    def shared_out(self, request: Request) -> tuple[int, int]:
         made = cut(request)
         assert made is not None
-        microseconds = cost.computing(
-            request.device.chip,
+        return made.tiles, -(-request.problem.K // made.filters) * made.shares
+
+    def computing(self, request: Request, chunks: int) -> float:
+        made, chip = cut(request), request.device.chip
+        assert made is not None
+        if made.tiles == 0:
+            return 0.0
+        if request.pass_ == "forward":
+            chunks = made.tiles  # each is shared out by itself
+        _, others = self.shared_out(request)
+        # Of the busiest multiprocessor, over its share of the tiles.
+        busiest = -(-others * chunks // chip.multiprocessors) * -(-made.tiles // chunks)
+        uneven = busiest * chip.multiprocessors / (others * made.tiles)
+        busy = cost.computing(
+            chip,
             cost.tensor_rate(request),
             _operations(request, made),
             made.wavefronts,
             made.instructions,
         )
-        problem = request.problem
-        others = -(-problem.K // made.filters) * made.shares
-        chunks = chunks_of(made.tiles, others, _LEAST_TILES)
-        return Flow(microseconds / _EFFICIENCY, chunks)
+        waiting = _waiting(request, made, others * chunks, -(-made.tiles // chunks))
+        return max(uneven * busy / _EFFICIENCY, waiting)
 
 
 CUDA_PATCH = Patch()

@@ -7,7 +7,6 @@ by a second launch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from math import prod
 
 from cupyconv.planning import cost
@@ -17,30 +16,30 @@ from cupyconv.problem import ITEMSIZE, ConvProblem
 
 MOST_CHUNKS = 256
 
-TARGET_BLOCKS = 1024
-"""Blocks that a kernel wants: several for each multiprocessor, to cover latency."""
-
-
-@dataclass(frozen=True)
-class Flow:
-    """What a kernel does besides moving each tensor's bytes once: what blocks load again comes from
-    L2, where those that do so at the same time find it.
-
-    Attributes:
-        microseconds: of computing, at the share of the chip's rates that it reaches.
-        chunks: that the filter gradient's pixels are best cut into.
-    """
-
-    microseconds: float
-    chunks: int = 1
+ENOUGH_BLOCKS = 1024
+"""That a kernel wants: several for each multiprocessor, to cover latency."""
 
 
 class Streaming(Family):
-    """A family of one way, but for the chunks."""
+    """A family of one way, but for the chunks.
+
+    Attributes:
+        targets: blocks of which it wants one number, in a filter gradient: the fewer they are, the
+            less is written and read again.
+    """
+
+    targets: tuple[int, ...] = (ENOUGH_BLOCKS, 512, 256, 128, 64)
 
     @abstractmethod
-    def flow(self, request: Request) -> Flow:
-        """What the kernel does."""
+    def shared_out(self, request: Request) -> tuple[int, int]:
+        """Parts of the pixels that chunks of a filter gradient are made of, and blocks of each."""
+
+    @abstractmethod
+    def computing(self, request: Request, chunks: int) -> float:
+        """Microseconds of the kernel, of so many chunks in the filter gradient, else of 1; without
+        moving each tensor's bytes once: what blocks load again comes from L2, where those that do
+        so at the same time find it.
+        """
 
     def refuses(self, request: Request) -> str | None:
         refusal = super().refuses(request)
@@ -53,11 +52,13 @@ class Streaming(Family):
         )
 
     def candidates(self, request: Request) -> list[Candidate]:
-        chunks = 1
-        if request.pass_ == "backprop_filter":
-            wanted = self.flow(request).chunks
-            chunks = max(request.most_within_limit(wanted, chunk_bytes(request.problem)), 1)
-        return [self._costed(request, chunks)]
+        if request.pass_ != "backprop_filter":
+            return [self._costed(request, 1)]
+        parts, others = self.shared_out(request)
+        wanted = {chunks_of(parts, others, target) for target in self.targets}
+        size = chunk_bytes(request.problem)
+        found = {max(request.most_within_limit(chunks, size), 1) for chunks in wanted}
+        return [self._costed(request, chunks) for chunks in sorted(found, reverse=True)]
 
     def candidate(
         self, request: Request, tile: Tile | None, splits: int, method: str = ""
@@ -67,7 +68,8 @@ class Streaming(Family):
         return self._costed(request, splits) if fits else None
 
     def _costed(self, request: Request, chunks: int) -> Candidate:
-        chip, problem, flow = request.device.chip, request.problem, self.flow(request)
+        chip, problem = request.device.chip, request.problem
+        computing = self.computing(request, chunks)
         moved, workspace, adding = problem.bytes, 0, 0.0
         if request.pass_ == "backprop_filter":
             size, sums = accumulator_bytes(problem), prod(problem.filter_shape)
@@ -75,14 +77,14 @@ class Streaming(Family):
             moved += workspace - result
             adding = cost.adding(chip, sums, chunks, 1, size)
             adding = max(adding, cost.moving(chip, workspace + result)) + cost.LAUNCH_OVERHEAD
-        microseconds = max(flow.microseconds, cost.moving(chip, moved))
+        microseconds = max(computing, cost.moving(chip, moved))
         microseconds += cost.LAUNCH_OVERHEAD + adding
         return Candidate(
             self,
             microseconds,
             splits=chunks,
             workspace_bytes=workspace,
-            computing=flow.microseconds,
+            computing=computing,
         )
 
 
@@ -91,12 +93,6 @@ def chunk_bytes(problem: ConvProblem) -> int:
     return prod(problem.filter_shape) * accumulator_bytes(problem)
 
 
-def chunks_of(parts: int, others: int, least: int) -> int:
-    """Chunks that make blocks enough.
-
-    Args:
-        parts: tiles, patches or pixels to be shared out.
-        others: blocks of each chunk.
-        least: parts that each chunk keeps at least.
-    """
-    return max(min(-(-TARGET_BLOCKS // others), parts // least, MOST_CHUNKS), 1)
+def chunks_of(parts: int, others: int, target: int = ENOUGH_BLOCKS) -> int:
+    """Chunks of so many parts, with so many blocks each, that make as many blocks as wanted."""
+    return max(min(-(-target // others), parts, MOST_CHUNKS), 1)

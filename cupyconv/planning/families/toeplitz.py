@@ -9,7 +9,7 @@ from itertools import product
 from math import gcd
 
 from cupyconv.planning import cost
-from cupyconv.planning.families.streaming import Flow, Streaming, chunks_of
+from cupyconv.planning.families.streaming import Streaming
 from cupyconv.planning.reach import MOST_BLOCKS, Count
 from cupyconv.planning.request import Request
 from cupyconv.problem import ConvProblem
@@ -21,9 +21,12 @@ LARGEST_FILTER = 64
 """Taps of a filter row: 9 blocks of 8 columns under a strip, in 5 products."""
 
 _LARGEST_STRIPS = 8
-_LEAST_PATCHES = 2  # of a chunk
 _MOST_SHARED = 99  # KiB: two blocks of a multiprocessor where it has the most
 _EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
+
+_RESIDENT = 2  # blocks of a multiprocessor
+
+_WAITS = 2  # of a warp, for a patch: counted
 
 # Instructions of a warp: counted.
 _OF_PRODUCT = 4.6  # with the loads of its fragments
@@ -182,23 +185,32 @@ class Toeplitz(Streaming):
         yield Count("blocks", made.patches, MOST_BLOCKS)
         yield Count("parts of the filter's rows", made.shares, 2**16 - 1)
 
-    def flow(self, request: Request) -> Flow:
+    def shared_out(self, request: Request) -> tuple[int, int]:
         made = cut(request)
         assert made is not None
-        problem, chip = request.problem, request.device.chip
-        taps, others = problem.filter_sizes[-1], -(-problem.groups // CHANNELS) * made.shares
+        return made.patches, -(-request.problem.groups // CHANNELS) * made.shares
+
+    def computing(self, request: Request, chunks: int) -> float:
+        made, chip = cut(request), request.device.chip
+        assert made is not None
+        patches, others = self.shared_out(request)
+        if request.pass_ != "backprop_filter":
+            chunks = max(patches, 1)  # each has a block
+        blocks, each = others * chunks, -(-patches // chunks)
         # Of whole blocks, the last wave's that are missing included.
-        blocks = -(-made.patches * others // chip.multiprocessors) * chip.multiprocessors
-        warps = blocks * CHANNELS
+        warps = -(-blocks // chip.multiprocessors) * each * chip.multiprocessors * CHANNELS
+        taps = request.problem.filter_sizes[-1]
         of_products = made.tap_rows * made.row_tiles * made.strips * products(taps)
-        microseconds = cost.computing(
+        executed = _instructions(made, request.pass_, taps) + _OF_PATCH
+        busy = cost.computing(
             chip,
             cost.tensor_rate(request),
             warps * of_products * 2 * 16 * 8 * 16,
-            instructions=warps * 32 * (_instructions(made, request.pass_, taps) + _OF_PATCH),
+            instructions=warps * 32 * executed,
         )
-        chunks = chunks_of(made.patches, others, _LEAST_PATCHES)
-        return Flow(microseconds / _EFFICIENCY, chunks)
+        turns = -(-blocks // (chip.multiprocessors * _RESIDENT))
+        waiting = turns * each * (executed * cost.PACE + _WAITS * cost.LATENCY)
+        return max(busy / _EFFICIENCY, waiting / (chip.clock * 1e3))
 
 
 CUDA_TOEPLITZ = Toeplitz()

@@ -1,4 +1,4 @@
-// The type of a kernel's indices and offsets, -DINDEX: int where nothing leaves 32 bits.
+// INDEX, the type of indices and offsets of the kernels that have it: int where nothing leaves 32 bits.
 #ifndef CUPYCONV_INDEX_CUH
 #define CUPYCONV_INDEX_CUH
 

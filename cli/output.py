@@ -64,14 +64,27 @@ def _deliver(text: str) -> None:
     """Text to standard output; that nobody reads to the end (``| head``) is no error."""
     stream = standard_output()
     try:
-        stream.write(_within_encoding(text))
-        stream.flush()
+        with _let_go_if_broken(stream):
+            stream.write(_within_encoding(text))
+            stream.flush()
+    except BrokenPipeError:
+        pass
     except OSError as error:
-        # The interpreter flushes once more when it exits, which must find something that takes it.
+        error.filename = "standard output"
+        raise
+
+
+@contextmanager
+def _let_go_if_broken(stream: TextIO) -> Iterator[None]:
+    """Where a stream takes nothing more, what it still holds is thrown away.
+
+    The interpreter flushes once more when it exits, and ends with a code of its own if that fails.
+    """
+    try:
+        yield
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        if not isinstance(error, BrokenPipeError):
-            error.filename = "standard output"
-            raise
+        raise
 
 
 def deliver(content: bytes) -> None:
@@ -201,7 +214,8 @@ def error(message: str, below: str = "") -> None:
     line = " ".join(message.split())
     if len(line) > LONGEST_ERROR:
         line = f"{line[: LONGEST_ERROR // 2]} ... {line[-LONGEST_ERROR // 2 :]}"
-    with suppress(OSError):  # nobody reads it, and the exit code still tells
+    # Where nobody reads it, the exit code still tells.
+    with suppress(OSError), _let_go_if_broken(sys.stderr):
         click.echo(f"cupyconv: error: {visible(line)}", err=True)
         if below:
             click.echo(visible(below.rstrip("\n")), err=True)

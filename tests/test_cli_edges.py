@@ -115,9 +115,11 @@ def test_a_picture_is_not_called_by_another_format(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no head on Windows")
-def test_an_error_that_nobody_reads_has_its_code():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_error_that_nobody_reads_has_its_code(unbuffered):
+    """Also where the interpreter flushes it once more as it exits."""
     command = [sys.executable, "-m", "cupyconv", "env", "--require-gpu"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": unbuffered}
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write) as broken:

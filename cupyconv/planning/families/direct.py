@@ -213,7 +213,7 @@ class Cut:
         warps = -(-self.block.lanes * self.block.strips // 32)
         blocks = -(-self._blocks // chip.multiprocessors)
         rounds = -(-self.rounds // self.chunks)
-        filled = min(min(blocks * rounds, self.resident) * warps / _ENOUGH_WARPS, 1)
+        filled = min(min(blocks, self.resident) * warps / _ENOUGH_WARPS, 1)
         done = blocks * (rounds * warps * of_warp + of_block)
         return done / (_EFFICIENCY * (1 + filled) / 2)
 
@@ -533,9 +533,8 @@ class Direct(Streaming):
     def computing(self, request: Request, chunks: int) -> float:
         made, chip = cut(request), request.device.chip
         assert made is not None
-        if request.pass_ == "backprop_filter":
-            made = replace(made, chunks=chunks)
-        return made.cycles(chip, cost.plain_rate(request)) / (chip.clock * 1e3)
+        cycles = replace(made, chunks=chunks).cycles(chip, cost.plain_rate(request))
+        return cycles / (chip.clock * 1e3)
 
 
 CUDA_DIRECT = Direct()

@@ -444,8 +444,6 @@ class Patch(Streaming):
         assert made is not None
         if made.tiles == 0:
             return 0.0
-        if request.pass_ == "forward":
-            chunks = made.tiles  # each is shared out by itself
         _, others = self.shared_out(request)
         # Of the busiest multiprocessor, over its share of the tiles.
         busiest = -(-others * chunks // chip.multiprocessors) * -(-made.tiles // chunks)

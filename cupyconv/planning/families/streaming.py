@@ -32,13 +32,14 @@ class Streaming(Family):
 
     @abstractmethod
     def shared_out(self, request: Request) -> tuple[int, int]:
-        """Parts of the pixels that chunks of a filter gradient are made of, and blocks of each."""
+        """Parts of the pixels, and blocks that compute each; a chunk has one or more parts."""
 
     @abstractmethod
     def computing(self, request: Request, chunks: int) -> float:
-        """Microseconds of the kernel, of so many chunks in the filter gradient, else of 1; without
-        moving each tensor's bytes once: what blocks load again comes from L2, where those that do
-        so at the same time find it.
+        """Microseconds of the kernel, where parts are taken in so many chunks.
+
+        Without moving each tensor's bytes once: what blocks load again comes from L2, where those
+        that do so at the same time find it.
         """
 
     def refuses(self, request: Request) -> str | None:
@@ -69,9 +70,12 @@ class Streaming(Family):
 
     def _costed(self, request: Request, chunks: int) -> Candidate:
         chip, problem = request.device.chip, request.problem
-        computing = self.computing(request, chunks)
         moved, workspace, adding = problem.bytes, 0, 0.0
-        if request.pass_ == "backprop_filter":
+        if request.pass_ != "backprop_filter":
+            parts, _ = self.shared_out(request)
+            computing = self.computing(request, max(parts, 1))  # each by itself
+        else:
+            computing = self.computing(request, chunks)
             size, sums = accumulator_bytes(problem), prod(problem.filter_shape)
             workspace, result = chunks * sums * size, sums * ITEMSIZE[problem.dtype]
             moved += workspace - result

@@ -194,8 +194,6 @@ class Toeplitz(Streaming):
         made, chip = cut(request), request.device.chip
         assert made is not None
         patches, others = self.shared_out(request)
-        if request.pass_ != "backprop_filter":
-            chunks = max(patches, 1)  # each has a block
         blocks, each = others * chunks, -(-patches // chunks)
         # Of whole blocks, the last wave's that are missing included.
         warps = -(-blocks // chip.multiprocessors) * each * chip.multiprocessors * CHANNELS

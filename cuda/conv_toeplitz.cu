@@ -415,6 +415,36 @@ __device__ __forceinline__ void load_blocks(unsigned (&block)[WANTED][2],
 
 #if PASS != 2
 
+// A warp brings the filter of its channel, if there is one, with zeros around each row.  All loads of
+// a turn are under way before it stores.
+__device__ __forceinline__ void bring_filter(Storage (&weights)[FILTER_R][WEIGHTS],
+                                             const Storage* taps, const long long (&stride)[5],
+                                             bool exists) {
+  constexpr int PLACES = (WEIGHTS + 31) / 32;  // of a row, for each lane
+  constexpr int TURN = PLACES < 4 ? 8 / PLACES : 2;  // rows
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int first = 0; first < FILTER_R; first += TURN) {
+    Storage loaded[TURN][PLACES];
+#pragma unroll
+    for (int turn = 0; turn < TURN; ++turn)
+#pragma unroll
+      for (int i = 0; i < PLACES; ++i) {
+        const int r = first + turn, s = lane + i * 32 - 8;
+        const Tap<Index> tap = PASS == 0 ? Tap<Index>{0, 0, r, s}
+                                         : Tap<Index>{0, 0, FILTER_R - 1 - r, FILTER_S - 1 - s};
+        const bool inside = exists && r < FILTER_R && is_within(s, FILTER_S);
+        loaded[turn][i] = inside ? taps[tap_offset(tap, stride)] : Storage{};
+      }
+#pragma unroll
+    for (int turn = 0; turn < TURN; ++turn)
+#pragma unroll
+      for (int i = 0; i < PLACES; ++i)
+        if (first + turn < FILTER_R && lane + i * 32 < WEIGHTS)
+          weights[first + turn][lane + i * 32] = loaded[turn][i];
+  }
+}
+
 // source is x or dy, result y or dx; bias may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_toeplitz(const Storage* __restrict__ source, const Storage* __restrict__ w,
@@ -430,19 +460,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
 
   shared.lines.find(patch, source_stride, result_stride);
-  // A warp brings the filter of its channel, with zeros around each row.
   const Index channels = g.channels - first_channel;
-  const Storage* taps = w + (first_channel + warp) * narrowed(p.w_stride[0]);
-#pragma unroll 4
-  for (int r = 0; r < FILTER_R; ++r)
-#pragma unroll
-    for (int place = lane; place < WEIGHTS; place += 32) {
-      const int s = place - 8;
-      const bool inside = is_within(s, FILTER_S) && warp < channels;
-      const Index tap_r = PASS == 0 ? r : FILTER_R - 1 - r, tap_s = PASS == 0 ? s : FILTER_S - 1 - s;
-      shared.weights[warp][r][place] =
-          inside ? taps[tap_offset(Tap<Index>{0, 0, tap_r, tap_s}, p.w_stride)] : Storage{};
-    }
+  bring_filter(shared.weights[warp], w + (first_channel + warp) * narrowed(p.w_stride[0]),
+               p.w_stride, warp < channels);
   __syncthreads();  // the lines are known
   const bool finite = fill<SOURCE_LINES, BLOCKS, SOURCE_LAST, SOURCE_VECTOR, SOURCE_SHIFT>(
       shared.source, source,

@@ -9,8 +9,8 @@ from cupyconv.planning.families import toeplitz
 from cupyconv.planning.families.family import copies_async
 from cupyconv.planning.plan import PassPlan
 from cupyconv.planning.request import Request
-from cupyconv.planning.strides import Strides, neighbours
-from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+from cupyconv.planning.strides import Strides
+from cupyconv.problem import PASSES, ConvProblem
 
 THREADS = 32 * toeplitz.CHANNELS
 
@@ -24,12 +24,11 @@ def prepare(
 ) -> tuple[Launch, ...]:
     """The launches of one planned pass; backprop_filter has the reduction of its chunks too."""
     pass_ = pass_plan.pass_
+    request = Request(problem, pass_, device, strides=strides)
     made = toeplitz.cut(Request(problem, pass_, device))
     assert made is not None
     source, walked = ("y", "x") if pass_ == "backprop_input" else ("x", "y")
-    layouts = {"x": strides.x, "y": strides.y}
-    source_last, source_vector = _access(problem, layouts[source], strides.alignment, source)
-    result_last, result_vector = _access(problem, layouts[walked], strides.alignment, walked)
+    of_source, of_walked = toeplitz.access(request, source), toeplitz.access(request, walked)
     pad = problem.padding[-1][0]
     if pass_ == "backprop_input":
         pad = problem.filter_sizes[-1] - 1 - pad
@@ -44,11 +43,11 @@ def prepare(
         "ALIGNED": int(made.aligned),
         "STRIPS": made.strips,
         "SOURCE_LINES": made.lines,
-        "SOURCE_LAST": int(source_last),
-        "RESULT_LAST": int(result_last),
-        "SOURCE_VECTOR": source_vector,
-        "RESULT_VECTOR": result_vector,
-        "SOURCE_SHIFT": 0 if source_last else -pad % source_vector,
+        "SOURCE_LAST": int(of_source.is_last),
+        "RESULT_LAST": int(of_walked.is_last),
+        "SOURCE_VECTOR": of_source.vector,
+        "RESULT_VECTOR": of_walked.vector,
+        "SOURCE_SHIFT": 0 if of_source.is_last else -pad % of_source.vector,
         "ASYNC_COPY": int(copies_async(device)),
         "SHARED_BYTES": made.shared_bytes,
         "ACTIVATION": parameters.ACTIVATION[activation],
@@ -72,17 +71,3 @@ def prepare(
     if not is_filter:
         return (product,)
     return product, chunks.reduction(product, problem, pass_plan.splits)
-
-
-def _access(
-    problem: ConvProblem, layout: tuple[int, ...], alignment: int, role: str
-) -> tuple[bool, int]:
-    """Whether a tensor's channels are contiguous, and the elements of it that are moved at once.
-
-    They are channels then, else columns of a row.
-    """
-    channel, column = problem.data_axes[1], problem.data_axes[-1]
-    last = layout[channel] == 1 and problem.groups > 1
-    width = (problem.input_sizes if role == "x" else problem.output_sizes)[-1]
-    axis, extent = (channel, problem.groups) if last else (column, width)
-    return last, neighbours(layout, axis, extent, alignment, ITEMSIZE[problem.dtype])

@@ -9,10 +9,12 @@ from itertools import product
 from math import gcd
 
 from cupyconv.planning import cost
+from cupyconv.planning.device import RESERVED_SHARED
 from cupyconv.planning.families.streaming import Streaming
 from cupyconv.planning.reach import MOST_BLOCKS, Count
 from cupyconv.planning.request import Request
-from cupyconv.problem import ConvProblem
+from cupyconv.planning.strides import neighbours
+from cupyconv.problem import ITEMSIZE, ConvProblem
 
 CHANNELS = 8
 """Channels of a block, a warp each."""
@@ -22,18 +24,23 @@ LARGEST_FILTER = 64
 
 _LARGEST_STRIPS = 8
 _MOST_SHARED = 99  # KiB: two blocks of a multiprocessor where it has the most
-_EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
 
-_RESIDENT = 2  # blocks of a multiprocessor
+# For a patch, of a block's most busy warp: counted.
+_OF_MATRICES = 5.5  # that are loaded, with their products, where the filter's gradient is not
+_OF_PRODUCT = 3.8  # with the loads of its fragments, where it is
+_OF_SOURCE = {False: 6.5, True: 1.5}  # for 32 elements that are brought; in a filter's gradient
+_OF_RESULT = 4.3  # for 32 elements that are brought, in a filter's gradient
+_OF_FILTER = 25  # for 32 taps of a row
+_OF_PATCH = {False: 355, True: 326}
+_OTHERS = {False: 120, True: 60}  # so many less, of the other warps
+_OF_PIECE = {False: 6.0, True: 3.0}  # that is moved beyond one for 8 elements
+_OF_BLOCK = 224  # in a filter's gradient, once
 
-_WAITS = 2  # of a warp, for a patch: counted
-
-# Instructions of a warp: counted.
-_OF_PRODUCT = 4.6  # with the loads of its fragments
-_OF_SOURCE = 5  # that are brought: for 32 elements
-_OF_RESULT = 9  # that are stored: for 32 elements
-_OF_FILTER = 14  # for 32 taps of a row
-_OF_PATCH = 100  # for what else a patch takes
+# Wavefronts of a warp, for a patch: counted.
+_WAVES_OF_MATRICES = {False: 3.2, True: 3.9}
+_WAVES_OF_SOURCE = 1.2
+_WAVES_OF_FILTER = 11.4
+_WAVES_OF_PATCH = {False: 7, True: 23}
 
 
 @dataclass(frozen=True)
@@ -64,12 +71,39 @@ class Cut:
     shares: int
 
 
+@dataclass(frozen=True)
+class Access:
+    """How elements of a tensor are moved.
+
+    Attributes:
+        is_last: of channels that lie side by side, else of columns.
+        vector: so many at once.
+        width: columns of a row.
+    """
+
+    is_last: bool
+    vector: int
+    width: int
+
+
+def access(request: Request, role: str) -> Access:
+    """That of x or y."""
+    problem, memory = request.problem, request.memory
+    layout = memory.x if role == "x" else memory.y
+    channel, column = problem.data_axes[1], problem.data_axes[-1]
+    last = layout[channel] == 1 and problem.groups > 1
+    width = (problem.input_sizes if role == "x" else problem.output_sizes)[-1]
+    axis, extent = (channel, problem.groups) if last else (column, width)
+    itemsize = ITEMSIZE[problem.dtype]
+    vector = neighbours(layout, axis, extent, memory.alignment, itemsize)
+    return Access(last, vector, width)
+
+
 @lru_cache(maxsize=4096)
 def cut(request: Request) -> Cut | None:
     """The cheapest cut; None if none fits into shared memory."""
     problem, chip = request.problem, request.device.chip
     limit = min(chip.block_shared, _MOST_SHARED) << 10
-    half = (80 if chip.shared >= 160 else 48) << 10
     sizes = problem.input_sizes if request.pass_ == "backprop_input" else problem.output_sizes
     rows = problem.N * (sizes[0] if len(sizes) == 2 else 1)
     strips = min(-(-sizes[-1] // 8), _LARGEST_STRIPS)
@@ -79,12 +113,16 @@ def cut(request: Request) -> Cut | None:
     ways = product((2, 1) if rows > 16 else (1,), (False, True), range(strips, 0, -1))
     cuts = [_cut(problem, request.pass_, sums, *way) for way in ways]
 
-    def cost(made: Cut) -> float:
-        alone = 1.0 if made.shared_bytes <= half else 1.3  # no other block hides its latencies
-        return alone * _cycles(made, request.pass_, taps)
+    # Plans are carried out without the layout.
+    whole = (Access(False, CHANNELS, sizes[-1]), Access(False, CHANNELS, sizes[-1]))
+
+    def microseconds(made: Cut) -> float:
+        blocks = made.patches * made.shares * -(-problem.groups // CHANNELS)
+        work = _work(request, made, whole)
+        return cost.of_blocks(chip, blocks, _resident(request, made), work)
 
     fitting = (made for made in cuts if made.shared_bytes <= limit)
-    return min(fitting, key=cost, default=None)
+    return min(fitting, key=microseconds, default=None)
 
 
 def _cut(
@@ -137,21 +175,62 @@ def _line_bytes(blocks: int) -> int:
     return (blocks | 1) * 16
 
 
-def _instructions(made: Cut, pass_: str, taps: int) -> float:
-    """Of a channel's warp, for one patch and share of the filter's rows."""
-    of_products = made.tap_rows * made.row_tiles * made.strips * products(taps) * _OF_PRODUCT
-    of_source = made.lines * (made.strips + window(taps) - 1) * 8 / 32 * _OF_SOURCE
-    of_result = 16 * made.row_tiles * made.strips * 8 / 32
-    of_result *= _OF_SOURCE if pass_ == "backprop_filter" else _OF_RESULT
-    of_filter = 0 if pass_ == "backprop_filter" else made.tap_rows * -(-taps // 32) * _OF_FILTER
-    return of_products + of_source + of_result + of_filter
+def _turns(lines: int, blocks: int, found: Access) -> int:
+    """How often a warp waits for what it brings of so many lines of blocks of 8 columns."""
+    at_once = max(32 // blocks, 1) * (CHANNELS if found.is_last else 4)
+    return -(-lines // at_once)
 
 
-def _cycles(made: Cut, pass_: str, taps: int) -> float:
-    """Of a multiprocessor's quarter, for a channel's warps."""
-    of_products = made.tap_rows * made.row_tiles * made.strips * products(taps) * 8
-    of_patch = max(of_products, _instructions(made, pass_, taps))
-    return made.patches * made.shares * of_patch
+def _sectors(lines: int, blocks: int, found: Access) -> float:
+    """That a block asks for, of so many lines of blocks of 8 columns."""
+    pieces, columns = CHANNELS / found.vector * lines, min(8 * blocks, found.width)
+    if found.is_last:
+        return pieces * columns
+    # Whole rows follow each other; others end within a sector.
+    return pieces * CHANNELS * (columns / 16 + (columns < found.width) / 2)
+
+
+def _resident(request: Request, made: Cut) -> int:
+    """Blocks that a multiprocessor holds, by shared memory and registers: the latter counted."""
+    is_filter = request.pass_ == "backprop_filter"
+    by_registers = 2 if is_filter or made.row_tiles * made.strips > 8 else 3
+    each = made.shared_bytes + RESERVED_SHARED
+    return max(min((request.device.chip.shared << 10) // each, by_registers), 1)
+
+
+def _work(request: Request, made: Cut, accesses: tuple[Access, Access]) -> cost.Work:
+    """Of a block, for a patch and share of the filter's rows."""
+    chip, is_filter = request.device.chip, request.pass_ == "backprop_filter"
+    taps, (of_source, of_result) = request.problem.filter_sizes[-1], accesses
+    rows, blocks = 16 * made.row_tiles, made.strips + window(taps) - 1
+    multiplied = made.tap_rows * made.row_tiles * made.strips * products(taps)
+    matrices = made.tap_rows * made.row_tiles * -(-blocks // 2)  # two blocks of columns each
+    source, result = made.lines * blocks / 4, rows * made.strips / 4  # for each lane
+    pieces = sum(
+        (CHANNELS / found.vector - 1) * moved / CHANNELS
+        for found, moved in zip(accesses, (source, result), strict=True)
+    )
+    longest = _OF_PATCH[is_filter] + _OF_SOURCE[is_filter] * source + _OF_PIECE[is_filter] * pieces
+    wavefronts = _WAVES_OF_PATCH[is_filter] + _WAVES_OF_MATRICES[is_filter] * matrices
+    wavefronts += _WAVES_OF_SOURCE * source
+    waits = _turns(made.lines, blocks, of_source)
+    if is_filter:
+        longest += _OF_PRODUCT * multiplied + _OF_RESULT * result
+        waits += _turns(rows, made.strips, of_result)
+    else:
+        of_filter = made.tap_rows * -(-8 * (window(taps) + 1) // 32)
+        longest += _OF_MATRICES * matrices + _OF_FILTER * of_filter
+        wavefronts += _WAVES_OF_FILTER * of_filter
+        waits += 1 + -(-of_filter // 8)
+    rate_of_one = cost.tensor_rate(request) * 1e3 / chip.clock / chip.multiprocessors
+    return cost.Work(
+        multiplying=CHANNELS * multiplied * 2 * 16 * 8 * 16 / rate_of_one,
+        wavefronts=CHANNELS * wavefronts,
+        instructions=CHANNELS * (longest - _OTHERS[is_filter]),
+        longest=longest,
+        waits=waits,
+        sectors=_sectors(made.lines, blocks, of_source) + _sectors(rows, made.strips, of_result),
+    )
 
 
 class Toeplitz(Streaming):
@@ -191,24 +270,16 @@ class Toeplitz(Streaming):
         return made.patches, -(-request.problem.groups // CHANNELS) * made.shares
 
     def computing(self, request: Request, chunks: int) -> float:
-        made, chip = cut(request), request.device.chip
+        made = cut(request)
         assert made is not None
         patches, others = self.shared_out(request)
-        blocks, each = others * chunks, -(-patches // chunks)
-        # Of whole blocks, the last wave's that are missing included.
-        warps = -(-blocks // chip.multiprocessors) * each * chip.multiprocessors * CHANNELS
-        taps = request.problem.filter_sizes[-1]
-        of_products = made.tap_rows * made.row_tiles * made.strips * products(taps)
-        executed = _instructions(made, request.pass_, taps) + _OF_PATCH
-        busy = cost.computing(
-            chip,
-            cost.tensor_rate(request),
-            warps * of_products * 2 * 16 * 8 * 16,
-            instructions=warps * 32 * executed,
-        )
-        turns = -(-blocks // (chip.multiprocessors * _RESIDENT))
-        waiting = turns * each * (executed * cost.PACE + _WAITS * cost.LATENCY)
-        return max(busy / _EFFICIENCY, waiting / (chip.clock * 1e3))
+        roles = ("y", "x") if request.pass_ == "backprop_input" else ("x", "y")
+        work = _work(request, made, (access(request, roles[0]), access(request, roles[1])))
+        work = work.times(-(-patches // chunks))
+        if request.pass_ == "backprop_filter":
+            work += cost.Work(0, 0, CHANNELS * _OF_BLOCK, _OF_BLOCK, 0)
+        blocks = others * chunks
+        return cost.of_blocks(request.device.chip, blocks, _resident(request, made), work)
 
 
 CUDA_TOEPLITZ = Toeplitz()

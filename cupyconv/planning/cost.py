@@ -102,6 +102,8 @@ def of_blocks(chip: Chip, blocks: int, resident: int, work: Work) -> float:
         resident: blocks that one of them holds at a time.
         work: of a block.
     """
+    if blocks == 0:
+        return 0.0
     most = -(-blocks // chip.multiprocessors)
     rounds = -(-most // min(most, resident))
     busy = max(

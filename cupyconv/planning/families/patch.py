@@ -29,17 +29,40 @@ _ROW_TILES = (4, 2)
 _SUMS = 144  # registers of a thread's sums and offsets in backprop_filter
 _BANKS = 32
 _LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10
-_EFFICIENCY = 0.67  # share of the rates, of whole multiprocessors: modelled
 
-_PIECE_INSTRUCTIONS = 20  # of a thread that copies a piece; counted in the source, not measured
-_RESULT_INSTRUCTIONS = 6  # of a thread, to round, stage and store a result; counted, not measured
+_THREADS = 32 * WARPS
 
-# Of blocks that are too few to fill each other's waits: counted.
-_EXECUTED = 2.1  # instructions for each of those for copies and results,
-_OF_FRAGMENTS = 2  # and for each product
-_OF_BLOCK = 1200  # of a warp, before the first tile and after the last
-_STAGING_WAITS = 3  # of a warp of the forward pass, for the filter
-_Y_WAITS = 1 / 3  # for each piece of dy that is copied through registers; x has one for each
+# Of a warp, where nothing else is said: counted.  First in the forward pass:
+_FORWARD_TILE = 237  # instructions for a tile,
+_FORWARD_PRODUCT = 3.9  # for a product of fragments, with their loads,
+_FORWARD_PIECE = 50  # for a piece of x that each thread copies,
+_FORWARD_STORE = 33  # for a piece of y that it stores,
+_FORWARD_RESULT = 0.5  # for an element of it,
+_FORWARD_WEIGHT = 58  # for an element of the filter that it stages,
+_FORWARD_BLOCK = 453  # and besides
+_FORWARD_OTHERS = 100  # instructions that all but the most busy warp have less
+_RESULT_WAVES = 2  # wavefronts for an element of y,
+_WEIGHT_WAVES = 3.5  # for one of the filter,
+_FORWARD_WAVES = 6  # and for a tile besides
+_WEIGHT_WAITS = 1 / 3  # for an element of the filter
+_FORWARD_WAITS = 0.28  # for a piece of x that goes through registers
+
+# In backprop_filter:
+_FILTER_PRODUCT = 0.9  # instructions for a product of fragments,
+_FILTER_WORDS = 10.6  # for words of x that are multiplied by all filters of a block,
+_FILTER_PIECE = 45  # for a piece of x that each thread copies,
+_GRADIENT_PIECE = 42  # for a piece of dy,
+_GRADIENT_SPLIT = 4.9  # for an element of it that goes to the pixels of its class,
+_FILTER_SUMS = 76  # for 8 words and 16 filters of sums,
+_FILTER_BLOCK = 309  # and besides
+_FILTER_OTHERS = 40
+_SPLIT_WAVES = 1.5  # wavefronts for an element of dy that goes to the pixels of its class,
+_SUMS_WAVES = 3.7  # for 8 words and 16 filters of sums,
+_FILTER_WAVES = 15  # and for a tile besides
+_FILTER_WAITS = 0.48  # for a piece of x that goes through registers
+_GRADIENT_WAITS = 0.36  # for one of dy
+_COPY_WAVES = 1.5  # for a piece of x; in either pass, like those of the next
+_Y_WAVES = 0.5  # for a piece of y or dy
 
 
 @dataclass(frozen=True)
@@ -97,12 +120,10 @@ class Cut:
         share_words: words of a block of backprop_filter.
         shares: parts of the words, in backprop_filter.
         tiles: that cover the output.
-        pieces: of x that are copied for a tile.
         shared_bytes: of shared memory.
         resident: blocks that a multiprocessor has room for.
-        products: of fragments.
-        wavefronts: of loads from shared memory.
-        instructions: of threads, for copies and results.
+        tile: what a block does for each.
+        block: what it does besides.
     """
 
     tile_p: int
@@ -115,12 +136,10 @@ class Cut:
     share_words: int
     shares: int
     tiles: int
-    pieces: int
     shared_bytes: int
     resident: int
-    products: int
-    wavefronts: float
-    instructions: int
+    tile: cost.Work
+    block: cost.Work
 
 
 def access_of(request: Request) -> Access:
@@ -237,13 +256,41 @@ def cut(request: Request) -> Cut | None:
     ways = _forward_ways if request.pass_ == "forward" else _filter_ways
     found = (way for one in patches for way in ways(request, rows, one))
     fitting = (way for way in found if way.shared_bytes <= limit)
-    return min(fitting, key=_cycles, default=None)
+    return min(fitting, key=lambda made: _microseconds(request, made), default=None)
 
 
-def _cycles(made: Cut) -> float:
-    """Of a multiprocessor of 8.0, were it alone: what cuts are compared by."""
-    alone = 1.3 if made.resident == 1 else 1.0  # no other block hides its latencies
-    return alone * (max(made.products * 8 / WARPS, made.wavefronts) + made.instructions / 128)
+def _microseconds(request: Request, made: Cut) -> float:
+    """Of all tiles, shared out evenly: what cuts are compared by."""
+    chip, others = request.device.chip, _others(request, made)
+    at_once = chip.multiprocessors * made.resident
+    each = max(-(-made.tiles * others // at_once), 1)
+    return _of_blocks(request, made, -(-made.tiles // each), each)
+
+
+def _of_blocks(request: Request, made: Cut, chunks: int, each: int) -> float:
+    """Microseconds of blocks that take so many chunks of as many tiles each."""
+    work = made.tile.times(each) + made.block
+    blocks = chunks * _others(request, made)
+    return cost.of_blocks(request.device.chip, blocks, made.resident, work)
+
+
+def _others(request: Request, made: Cut) -> int:
+    """Blocks that take the same tiles."""
+    return -(-request.problem.K // made.filters) * made.shares
+
+
+def _multiplying(request: Request, products: float) -> float:
+    """Cycles of a multiprocessor for products of fragments: of float32, as TF32."""
+    chip, itemsize = request.device.chip, ITEMSIZE[request.problem.dtype]
+    rate = {2: chip.tensor_rate, 4: chip.tensor_rate / 2, 8: chip.double_tensor_rate}[itemsize]
+    flops = 2 * 16 * 8 * 8 * (2 if itemsize == 2 else 1)
+    return products * flops * chip.multiprocessors * chip.clock / (rate * 1e3)
+
+
+def _is_synchronous(request: Request, vector: int) -> bool:
+    """Whether pieces go through registers: cp.async copies 4 bytes and more, from 8.0 on."""
+    least = 32 if request.device.capability < (8, 0) else 4
+    return vector * ITEMSIZE[request.problem.dtype] < least
 
 
 @dataclass(frozen=True)
@@ -289,7 +336,7 @@ def _patch(request: Request, rows: Rows, tile_p: int, tile_q: int) -> _Patch:
 
 def _forward_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
     problem, access = request.problem, access_of(request)
-    itemsize, steps = ITEMSIZE[problem.dtype], rows.words // 8
+    itemsize = ITEMSIZE[problem.dtype]
     accumulator = accumulator_bytes(problem)
     for filters in _FILTERS:
         enough = any(problem.K <= fewer < filters for fewer in _FILTERS)
@@ -300,7 +347,7 @@ def _forward_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
         output = lines * (line + (8 if itemsize == 2 else 4)) * itemsize
         tables = rows.classes * rows.words * 8 + filters * accumulator
         shared = weights + -(-2 * patch.size // 16) * 16 + output + tables
-        tiles = patch.tiles * -(-problem.K // filters)
+        tile, block = _forward_work(request, rows, patch, filters)
         yield Cut(
             patch.tile_p,
             patch.tile_q,
@@ -312,16 +359,47 @@ def _forward_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
             share_words=0,
             shares=1,
             tiles=patch.tiles,
-            pieces=patch.pieces,
             shared_bytes=-(-shared // 16) * 16,
             resident=_resident(request, shared, patch.pixels * filters * accumulator // 512),
-            products=tiles * steps * (patch.pixels // 16) * (filters // 8),
-            wavefronts=tiles
-            * steps
-            * (patch.pixels // 4 * rows.conflicts + WARPS * (filters // 4 + 2)),
-            instructions=tiles
-            * (_PIECE_INSTRUCTIONS * patch.pieces + _RESULT_INSTRUCTIONS * patch.pixels * filters),
+            tile=tile,
+            block=block,
         )
+
+
+def _forward_work(
+    request: Request, rows: Rows, patch: _Patch, filters: int
+) -> tuple[cost.Work, cost.Work]:
+    """Of a block for a tile, and besides."""
+    access, steps = access_of(request), rows.words // 8
+    copied, results = patch.pieces / _THREADS, patch.pixels * filters / _THREADS
+    stored, staged = results / access.y_vector, rows.classes * rows.words * filters / _THREADS
+    products = steps * (patch.pixels // 16) * (filters // 8)
+    loads = steps * (patch.pixels // 4 * rows.conflicts + WARPS * (filters // 4 + 2))
+    waves = _FORWARD_WAVES + _RESULT_WAVES * results + _COPY_WAVES * copied + _Y_WAVES * stored
+    of_tile = (
+        _FORWARD_TILE
+        + _FORWARD_PRODUCT * products / WARPS
+        + _FORWARD_PIECE * copied
+        + _FORWARD_STORE * stored
+        + _FORWARD_RESULT * results
+    )
+    of_block = _FORWARD_BLOCK + _FORWARD_WEIGHT * staged
+    is_synchronous = _is_synchronous(request, access.x_vector)
+    tile = cost.Work(
+        multiplying=_multiplying(request, products),
+        wavefronts=loads + WARPS * waves,
+        instructions=WARPS * of_tile,
+        longest=of_tile,
+        waits=_FORWARD_WAITS * copied if is_synchronous else 0,
+    )
+    block = cost.Work(
+        multiplying=0,
+        wavefronts=WARPS * _WEIGHT_WAVES * staged,
+        instructions=WARPS * (of_block - _FORWARD_OTHERS),
+        longest=of_block,
+        waits=_WEIGHT_WAITS * staged,
+    )
+    return tile, block
 
 
 def _filter_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
@@ -349,9 +427,7 @@ def _filter_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
         sums = (share_words * rows.word + rows.word - 1) * (filters + 4 // rows.word)
         exchange = sums * accumulator_bytes(problem) if warps_k > 1 else 0
         shared = max(2 * (-(-stage // 128) * 128), -(-exchange // 128) * 128)
-        tiles = patch.tiles * -(-problem.K // filters) * shares
-        loads = row_tiles * 4 + warp_words * 2 * rows.word * rows.conflicts
-        copied = patch.pieces + filters * pixels // access.y_vector
+        tile, block = _filter_work(request, rows, patch, row_tiles, warps_n, warp_words)
         yield Cut(
             patch.tile_p,
             patch.tile_q,
@@ -363,13 +439,53 @@ def _filter_ways(request: Request, rows: Rows, patch: _Patch) -> Iterator[Cut]:
             share_words,
             shares,
             tiles=patch.tiles,
-            pieces=patch.pieces,
             shared_bytes=shared,
             resident=_resident(request, shared, registers * row_tiles * warp_words + rounded),
-            products=tiles * steps * warps_n * row_tiles * warp_words * rows.word,
-            wavefronts=tiles * steps * warps_n * loads,
-            instructions=tiles * _PIECE_INSTRUCTIONS * copied,
+            tile=tile,
+            block=block,
         )
+
+
+def _filter_work(
+    request: Request, rows: Rows, patch: _Patch, row_tiles: int, warps_n: int, warp_words: int
+) -> tuple[cost.Work, cost.Work]:
+    """Of a block for a tile, and besides."""
+    access, steps = access_of(request), patch.pixels // (8 * rows.word)
+    copied, gradients = patch.pieces / _THREADS, 16 * row_tiles * patch.pixels / _THREADS
+    brought = gradients / access.y_vector
+    words = steps * warps_n * warp_words * rows.word
+    products = words * row_tiles
+    loads = steps * warps_n * (row_tiles * 4 + warp_words * 2 * rows.word * rows.conflicts)
+    is_split = not access.y_last and rows.classes == 2  # a row's neighbours are of both classes
+    split = gradients if is_split else 0
+    waves = _FILTER_WAVES + _COPY_WAVES * copied + _Y_WAVES * brought + _SPLIT_WAVES * split
+    of_tile = (
+        _FILTER_PRODUCT * products / WARPS
+        + _FILTER_WORDS * words / WARPS
+        + _FILTER_PIECE * copied
+        + _GRADIENT_PIECE * brought
+        + _GRADIENT_SPLIT * split
+    )
+    sums = warp_words * row_tiles
+    of_block = _FILTER_BLOCK + _FILTER_SUMS * sums
+    waits = _FILTER_WAITS * copied if _is_synchronous(request, access.x_vector) else 0
+    if is_split or _is_synchronous(request, access.y_vector):
+        waits += _GRADIENT_WAITS * brought
+    tile = cost.Work(
+        multiplying=_multiplying(request, products),
+        wavefronts=loads + WARPS * waves,
+        instructions=WARPS * of_tile,
+        longest=of_tile,
+        waits=waits,
+    )
+    block = cost.Work(
+        multiplying=0,
+        wavefronts=WARPS * _SUMS_WAVES * sums * rows.word,
+        instructions=WARPS * (of_block - _FILTER_OTHERS),
+        longest=of_block,
+        waits=0,
+    )
+    return tile, block
 
 
 def _resident(request: Request, shared_bytes: int, sums: int) -> int:
@@ -377,31 +493,6 @@ def _resident(request: Request, shared_bytes: int, sums: int) -> int:
     room = request.device.chip.shared << 10
     by_registers = 4 if sums <= 32 else 3 if sums <= 64 else 2
     return max(min(room // (shared_bytes + RESERVED_SHARED), by_registers), 1)
-
-
-def _operations(request: Request, made: Cut) -> int:
-    """Multiplications and additions of all products, those with padding included."""
-    return made.products * 2 * 16 * 8 * 8 * rows_of(request).word
-
-
-def _waiting(request: Request, made: Cut, blocks: int, tiles: int) -> float:
-    """Microseconds of so many blocks of so many tiles each, which wait one after the other."""
-    chip, access, forward = request.device.chip, access_of(request), request.pass_ == "forward"
-    itemsize, threads = ITEMSIZE[request.problem.dtype], 32 * WARPS
-    # cp.async copies 4 bytes and more.
-    synchronous = 16 if request.device.capability < (8, 0) else 2
-    waits = 0.0
-    if access.x_vector * itemsize <= synchronous:
-        waits += made.pieces / threads
-    if not forward and access.y_vector * itemsize <= synchronous:
-        of_y = made.filters * made.tile_p * made.tile_q // access.y_vector
-        waits += _Y_WAITS * of_y / threads
-    executed = _EXECUTED * made.instructions / 32 + _OF_FRAGMENTS * made.products
-    longest = executed / (blocks * tiles * WARPS)
-    turns = -(-blocks // (chip.multiprocessors * made.resident))
-    cycles = turns * tiles * (longest * cost.PACE + waits * cost.LATENCY)
-    cycles += _OF_BLOCK * cost.PACE + (1 + _STAGING_WAITS * forward) * cost.LATENCY
-    return cycles / (chip.clock * 1e3)
 
 
 class Patch(Streaming):
@@ -437,26 +528,14 @@ class Patch(Streaming):
     def shared_out(self, request: Request) -> tuple[int, int]:
         made = cut(request)
         assert made is not None
-        return made.tiles, -(-request.problem.K // made.filters) * made.shares
+        return made.tiles, _others(request, made)
 
     def computing(self, request: Request, chunks: int) -> float:
-        made, chip = cut(request), request.device.chip
+        made = cut(request)
         assert made is not None
-        if made.tiles == 0:
-            return 0.0
-        _, others = self.shared_out(request)
-        # Of the busiest multiprocessor, over its share of the tiles.
-        busiest = -(-others * chunks // chip.multiprocessors) * -(-made.tiles // chunks)
-        uneven = busiest * chip.multiprocessors / (others * made.tiles)
-        busy = cost.computing(
-            chip,
-            cost.tensor_rate(request),
-            _operations(request, made),
-            made.wavefronts,
-            made.instructions,
-        )
-        waiting = _waiting(request, made, others * chunks, -(-made.tiles // chunks))
-        return max(uneven * busy / _EFFICIENCY, waiting)
+        if request.pass_ == "forward":  # whose blocks stay
+            return _microseconds(request, made)
+        return _of_blocks(request, made, chunks, -(-made.tiles // chunks))
 
 
 CUDA_PATCH = Patch()

@@ -56,11 +56,12 @@ _GRADIENT_SPLIT = 4.9  # for an element of it that goes to the pixels of its cla
 _FILTER_SUMS = 76  # for 8 words and 16 filters of sums,
 _FILTER_BLOCK = 309  # and besides
 _FILTER_OTHERS = 40
-_SPLIT_WAVES = 1.5  # wavefronts for an element of dy that goes to the pixels of its class,
+_SPLIT_WAVES = 2.5  # wavefronts for an element of dy that goes to the pixels of its class,
 _SUMS_WAVES = 3.7  # for 8 words and 16 filters of sums,
 _FILTER_WAVES = 15  # and for a tile besides
 _FILTER_WAITS = 0.48  # for a piece of x that goes through registers
-_GRADIENT_WAITS = 0.36  # for one of dy
+_GRADIENT_WAITS = 0.36  # for one of dy, or
+_SPLIT_WAITS = 1  # where its elements go to the pixels of their classes
 _COPY_WAVES = 1.5  # for a piece of x; in either pass, like those of the next
 _Y_WAVES = 0.5  # for a piece of y or dy
 
@@ -469,7 +470,9 @@ def _filter_work(
     sums = warp_words * row_tiles
     of_block = _FILTER_BLOCK + _FILTER_SUMS * sums
     waits = _FILTER_WAITS * copied if _is_synchronous(request, access.x_vector) else 0
-    if is_split or _is_synchronous(request, access.y_vector):
+    if is_split:
+        waits += _SPLIT_WAITS * brought
+    elif _is_synchronous(request, access.y_vector):
         waits += _GRADIENT_WAITS * brought
     tile = cost.Work(
         multiplying=_multiplying(request, products),

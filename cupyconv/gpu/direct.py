@@ -97,9 +97,7 @@ def prepare(
         return Launch("conv_direct.cu", "conv_direct", variant, grid, (threads,), 0, arguments)
 
     if pass_ != "backprop_filter":
-        # Blocks stay, and take as many rounds of tiles each as others do.
-        at_once = max(device.resident_blocks * made.resident // block.number, 1)
-        rounds_each = max(-(-made.rounds // at_once), 1)
+        rounds_each = max(-(-made.rounds // made.staying(device.resident_blocks).chunks), 1)
         grid = (-(-made.rounds // rounds_each), block.number)
         source, result = ("x", "y") if pass_ == "forward" else ("y", "x")
         walk = _walk(problem, pass_, made, rounds_each)

@@ -11,7 +11,7 @@ from math import gcd, prod
 from cupyconv.planning import cost
 from cupyconv.planning.device import CPU, Chip
 from cupyconv.planning.families.family import accumulator_bytes, spatial
-from cupyconv.planning.families.streaming import ENOUGH_BLOCKS, Streaming, chunks_of
+from cupyconv.planning.families.streaming import Streaming, chunks_of
 from cupyconv.planning.reach import Count, window_count
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours
@@ -49,6 +49,10 @@ _OF_ROW = 16  # of the source
 _OF_TEST = 2  # whether a row of the source and one of the tile meet
 _OF_MEETING = 6  # of a row of the source and one of the tile
 _OF_TILE = 85
+
+_ROW_WAITS = 1.25  # for a row of the source, but in backprop_filter: counted
+_HALVES_WAITS = 2.5  # times those of wider elements, where some of a tile do not exist: counted
+_STAGING = 0.25  # of a round, that a block takes to stage the filter: modelled
 
 _SECTOR = 32  # bytes of global memory that are moved together
 _EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
@@ -124,11 +128,12 @@ class Cut:
         resident: blocks of a multiprocessor that there are registers for.
         parts: of the filter, that blocks sum.
         rounds: of tiles, one for each strip of a block.
-        chunks: that the rounds are cut into, in backprop_filter; else each is one.
+        chunks: that the rounds are cut into.
         sums: of a thread in backprop_filter, which its block adds up in a tree.
         instructions, products: of a thread, for a tile.
         sectors: of global memory that it asks for, of 32 bytes, with what neighbours ask for too.
         wavefronts: of shared memory, of a warp that loads the filter for a tile.
+        itemsize: bytes of an element.
     """
 
     block: Block
@@ -146,6 +151,22 @@ class Cut:
     products: float
     sectors: float
     wavefronts: float
+    itemsize: int
+
+    def staying(self, multiprocessors: int) -> Cut:
+        """Cut into as many chunks as leave the busiest of so many the least to do.
+
+        Blocks stage the filter, and stay.
+        """
+        shares = (multiprocessors * n // self.block.number for n in range(1, 2 * self.resident + 1))
+        each = {-(-self.rounds // max(share, 1)) for share in shares}
+
+        def busiest(rounds: int) -> float:
+            blocks = -(-self.rounds // rounds) * self.block.number
+            return -(-blocks // multiprocessors) * (rounds + _STAGING)
+
+        rounds = min(each - {0}, key=busiest, default=1)
+        return replace(self, chunks=max(-(-self.rounds // rounds), 1))
 
     def cycles(self, chip: Chip, rate: float) -> float:
         """Of the busiest multiprocessor of a chip that has so many TFLOP/s."""
@@ -178,9 +199,11 @@ class Cut:
     def waiting(self, chip: Chip) -> float:
         """Cycles of warps that wait for each row of the source, with nothing to fill that with."""
         turns = -(-self._blocks // (chip.multiprocessors * self.resident))
-        waits: float = self.down.passed
+        waits = _ROW_WAITS * self.down.passed
         if self.sums:  # for dy too, row by row where some do not exist, else beside the first of x
-            waits += self.down.extent if self.down.ragged or self.across.ragged else 0.5
+            is_ragged = self.down.ragged or self.across.ragged
+            waits = self.down.passed + (self.down.extent if is_ragged else 0.5)
+            waits *= _HALVES_WAITS if is_ragged and self.itemsize == 2 else 1
         of_round = self.instructions * cost.PACE + waits * cost.LATENCY
         adding = 3 * self.sums * len(self._levels) * cost.PACE
         return turns * (-(-self.rounds // self.chunks) * of_round + adding) + cost.LATENCY
@@ -236,6 +259,8 @@ def cut(request: Request) -> Cut | None:
     chip, rate = request.device.chip, cost.plain_rate(request)
     least = cost.moving(chip, request.problem.bytes) * chip.clock * 1e3  # whatever it is cut like
     every = cuts(request)
+    if request.pass_ != "backprop_filter":
+        every = tuple(made.staying(chip.multiprocessors) for made in every)
     counted = [made for made in every if made.down.passed <= MOST_PASSED]
     counted = counted or sorted(every, key=lambda made: made.down.passed)[:1]
     found = [(max(made.cycles(chip, rate), least), made) for made in counted]
@@ -450,8 +475,7 @@ def _cut(
         + slices * down.pairs * (of_meeting + products)
     )
     tiles = problem.N * walked[0] * down.tiles * across.tiles
-    rounds, sums = -(-tiles // block.strips), 0
-    chunks = max(rounds, 1)
+    rounds, sums, chunks = -(-tiles // block.strips), 0, 1
     if pass_ == "backprop_filter":
         chunks = chunks_of(rounds, block.number * parts)
         sums = tap_rows * taps * (1 if depthwise else share) * vector
@@ -466,7 +490,7 @@ def _cut(
     sectors = loaded_slices * down.passed * of_source * of_load + down.extent * of_result * of_store
     return Cut(
         block, down, across, pieces, tap_rows, share, resident, parts, rounds, chunks, sums,
-        instructions, multiplied, sectors, wavefronts,
+        instructions, multiplied, sectors, wavefronts, ITEMSIZE[problem.dtype],
     )  # fmt: skip
 
 
@@ -487,8 +511,6 @@ def _sectors(
 
 
 class Direct(Streaming):
-    # Its waits in longer chunks are not priced well enough to choose by.
-    targets = (ENOUGH_BLOCKS,)
     name = "cuda-direct"
     summary = "tiles of neighbouring pixels and channels, for groups of few channels"
     kernels = "direct"
@@ -533,7 +555,9 @@ class Direct(Streaming):
     def computing(self, request: Request, chunks: int) -> float:
         made, chip = cut(request), request.device.chip
         assert made is not None
-        cycles = replace(made, chunks=chunks).cycles(chip, cost.plain_rate(request))
+        if request.pass_ == "backprop_filter":
+            made = replace(made, chunks=chunks)
+        cycles = made.cycles(chip, cost.plain_rate(request))
         return cycles / (chip.clock * 1e3)
 
 

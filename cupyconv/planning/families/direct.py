@@ -52,6 +52,7 @@ _OF_TILE = 85
 
 _ROW_WAITS = 1.25  # for a row of the source, but in backprop_filter: counted
 _HALVES_WAITS = 2.5  # times those of wider elements, where some of a tile do not exist: counted
+_MOST_THREADS = 1536  # of a multiprocessor
 _STAGING = 0.25  # of a round, that a block takes to stage the filter: modelled
 
 _SECTOR = 32  # bytes of global memory that are moved together
@@ -125,7 +126,9 @@ class Cut:
         down, across: a thread's tile along the last two axes.
         pieces: that are moved at once.
         tap_rows, share: rows of the filter and sources that a block of backprop_filter sums.
-        resident: blocks of a multiprocessor that there are registers for.
+        resident: blocks of a multiprocessor that there are registers for, at least.
+        live: registers of a thread for sums, a row of sources, what these are multiplied by, and
+            offsets.
         parts: of the filter, that blocks sum.
         rounds: of tiles, one for each strip of a block.
         chunks: that the rounds are cut into.
@@ -143,6 +146,7 @@ class Cut:
     tap_rows: int
     share: int
     resident: int
+    live: int
     parts: int
     rounds: int
     chunks: int
@@ -198,7 +202,7 @@ class Cut:
 
     def waiting(self, chip: Chip) -> float:
         """Cycles of warps that wait for each row of the source, with nothing to fill that with."""
-        turns = -(-self._blocks // (chip.multiprocessors * self.resident))
+        turns = -(-self._blocks // (chip.multiprocessors * self._held))
         waits = _ROW_WAITS * self.down.passed
         if self.sums:  # for dy too, row by row where some do not exist, else beside the first of x
             is_ragged = self.down.ragged or self.across.ragged
@@ -207,6 +211,14 @@ class Cut:
         of_round = self.instructions * cost.PACE + waits * cost.LATENCY
         adding = 3 * self.sums * len(self._levels) * cost.PACE
         return turns * (-(-self.rounds // self.chunks) * of_round + adding) + cost.LATENCY
+
+    @property
+    def _held(self) -> int:
+        """Blocks that a multiprocessor holds, by the registers that compilers take: counted."""
+        threads = self.block.lanes * self.block.strips
+        registers = 18 + 1.15 * self.live
+        by_registers = int(cost.REGISTERS / (threads * registers))
+        return max(min(_MOST_THREADS // threads, by_registers), self.resident)
 
     @property
     def _blocks(self) -> int:
@@ -236,7 +248,7 @@ class Cut:
         warps = -(-self.block.lanes * self.block.strips // 32)
         blocks = -(-self._blocks // chip.multiprocessors)
         rounds = -(-self.rounds // self.chunks)
-        filled = min(min(blocks, self.resident) * warps / _ENOUGH_WARPS, 1)
+        filled = min(min(blocks, self._held) * warps / _ENOUGH_WARPS, 1)
         done = blocks * (rounds * warps * of_warp + of_block)
         return done / (_EFFICIENCY * (1 + filled) / 2)
 
@@ -303,7 +315,9 @@ def _each_cut(request: Request) -> Iterator[Cut]:
                     live = (tile + row + others) * words + offsets
                     resident = next((n for n, most in _REGISTERS.items() if live <= most), 0)
                     if tile * words <= _MOST_SUMS and resident:
-                        yield _cut(request, block, down, across, pieces, tap_rows, share, resident)
+                        yield _cut(
+                            request, block, down, across, pieces, tap_rows, share, resident, live
+                        )
 
 
 def _vectors(request: Request) -> list[int]:
@@ -429,6 +443,7 @@ def _cut(
     tap_rows: int,
     share: int,
     resident: int,
+    live: int,
 ) -> Cut:
     problem, pass_ = request.problem, request.pass_
     outs, ins = channels_of(problem, pass_)
@@ -489,7 +504,7 @@ def _cut(
     of_store = _sectors(request, result, block, min(across.tiles, 32), across.extent, of_piece)
     sectors = loaded_slices * down.passed * of_source * of_load + down.extent * of_result * of_store
     return Cut(
-        block, down, across, pieces, tap_rows, share, resident, parts, rounds, chunks, sums,
+        block, down, across, pieces, tap_rows, share, resident, live, parts, rounds, chunks, sums,
         instructions, multiplied, sectors, wavefronts, ITEMSIZE[problem.dtype],
     )  # fmt: skip
 

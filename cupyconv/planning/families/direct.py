@@ -53,6 +53,7 @@ _OF_TILE = 85
 _ROW_WAITS = 1.25  # for a row of the source, but in backprop_filter: counted
 _HALVES_WAITS = 2.5  # times those of wider elements, where some of a tile do not exist: counted
 _MOST_THREADS = 1536  # of a multiprocessor
+_NEARLY = 1.1  # times the least work of the busiest multiprocessor may be done by more blocks
 _STAGING = 0.25  # of a round, that a block takes to stage the filter: modelled
 
 _SECTOR = 32  # bytes of global memory that are moved together
@@ -158,18 +159,20 @@ class Cut:
     itemsize: int
 
     def staying(self, multiprocessors: int) -> Cut:
-        """Cut into as many chunks as leave the busiest of so many the least to do.
+        """Cut into as many chunks as a chip of so many multiprocessors holds at a time, or fewer,
+        of which the busiest has nearly the least to do.
 
         Blocks stage the filter, and stay.
         """
-        shares = (multiprocessors * n // self.block.number for n in range(1, 2 * self.resident + 1))
-        each = {-(-self.rounds // max(share, 1)) for share in shares}
+        shares = (multiprocessors * n // self.block.number for n in range(1, self._held + 1))
+        each = {max(-(-self.rounds // max(share, 1)), 1) for share in shares}
 
         def busiest(rounds: int) -> float:
             blocks = -(-self.rounds // rounds) * self.block.number
             return -(-blocks // multiprocessors) * (rounds + _STAGING)
 
-        rounds = min(each - {0}, key=busiest, default=1)
+        most = _NEARLY * min(map(busiest, each))
+        rounds = min(rounds for rounds in each if busiest(rounds) <= most)
         return replace(self, chunks=max(-(-self.rounds // rounds), 1))
 
     def cycles(self, chip: Chip, rate: float) -> float:

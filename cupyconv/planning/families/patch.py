@@ -30,6 +30,7 @@ _SUMS = 144  # registers of a thread's sums and offsets in backprop_filter
 _BANKS = 32
 _LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10
 
+_ALONE = 1.3  # times as long takes a block whose latencies no other hides: modelled
 _THREADS = 32 * WARPS
 
 # Of a warp, where nothing else is said: counted.  First in the forward pass:
@@ -257,11 +258,15 @@ def cut(request: Request) -> Cut | None:
     ways = _forward_ways if request.pass_ == "forward" else _filter_ways
     found = (way for one in patches for way in ways(request, rows, one))
     fitting = (way for way in found if way.shared_bytes <= limit)
-    return min(fitting, key=lambda made: _microseconds(request, made), default=None)
+
+    def compared(made: Cut) -> float:
+        return (_ALONE if made.resident == 1 else 1.0) * _microseconds(request, made)
+
+    return min(fitting, key=compared, default=None)
 
 
 def _microseconds(request: Request, made: Cut) -> float:
-    """Of all tiles, shared out evenly: what cuts are compared by."""
+    """Of all tiles, shared out evenly."""
     chip, others = request.device.chip, _others(request, made)
     at_once = chip.multiprocessors * made.resident
     each = max(-(-made.tiles * others // at_once), 1)
@@ -285,6 +290,8 @@ def _multiplying(request: Request, products: float) -> float:
     chip, itemsize = request.device.chip, ITEMSIZE[request.problem.dtype]
     rate = {2: chip.tensor_rate, 4: chip.tensor_rate / 2, 8: chip.double_tensor_rate}[itemsize]
     flops = 2 * 16 * 8 * 8 * (2 if itemsize == 2 else 1)
+    if not rate:  # the chip has no such products
+        return 0.0
     return products * flops * chip.multiprocessors * chip.clock / (rate * 1e3)
 
 

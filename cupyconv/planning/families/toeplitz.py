@@ -24,6 +24,7 @@ LARGEST_FILTER = 64
 
 _LARGEST_STRIPS = 8
 _MOST_SHARED = 99  # KiB: two blocks of a multiprocessor where it has the most
+_ALONE = 1.3  # times as long takes a block whose latencies no other hides: modelled
 
 # For a patch, of a block's most busy warp: counted.
 _OF_MATRICES = 5.5  # that are loaded, with their products, where the filter's gradient is not
@@ -119,7 +120,9 @@ def cut(request: Request) -> Cut | None:
     def microseconds(made: Cut) -> float:
         blocks = made.patches * made.shares * -(-problem.groups // CHANNELS)
         work = _work(request, made, whole)
-        return cost.of_blocks(chip, blocks, _resident(request, made), work)
+        resident = _resident(request, made)
+        alone = _ALONE if resident == 1 else 1.0
+        return alone * cost.of_blocks(chip, blocks, resident, work)
 
     fitting = (made for made in cuts if made.shared_bytes <= limit)
     return min(fitting, key=microseconds, default=None)

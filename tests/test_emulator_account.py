@@ -13,6 +13,7 @@ from cupyconv import ConvProblem, arrays, operations
 from cupyconv.gpu import bias, launches
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import direct
+from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import PASSES
 from tests import cubins
@@ -470,6 +471,21 @@ def test_gather_executes_no_more_beside_its_products_than_others_do() -> None:
     assert of_all <= 4
     assert of_loop <= 3.4
     assert one.resident == 2
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_shared_memory_serves_gather_faster_than_its_products_are_made(pass_: str) -> None:
+    """A multiprocessor of 8.0 takes two cycles for a product, and one for a wavefront."""
+    problem, device = account.layer_problem("resnet50-11", "float16", "channels-last"), "sm_80"
+    request = Request(problem, pass_, Device.of(device), strides=Strides.contiguous(problem))
+    chosen = next(
+        one
+        for one in contenders(request, "cuda-gather", 1000)
+        if one.tile is not None and (one.tile.block_m, one.tile.block_n) == (128, 128)
+    )
+    one = next(iter(suite.counts(chosen, problem, request.device)))
+    assert one.kernel == "conv_gather"
+    assert one.wavefronts < 2 * one.products
 
 
 # Kernels of cuda-direct in which lanes stand for tiles or for channels, in either order.

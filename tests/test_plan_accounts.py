@@ -179,6 +179,17 @@ def test_ways_have_names_of_their_own():
         assert len(set(found)) == len(found) > 6
 
 
+@pytest.mark.parametrize("group", GROUPS, ids=" ".join)
+def test_figures_are_of_what_is_planned_now(group):
+    for row in GROUPS[group]:
+        dtype, precision = suite.NUMBERS[row["numbers"]]
+        problem = layer_problem(row["layer"], dtype, row["order"])
+        strides = Strides.contiguous(problem)
+        request = Request(problem, row["pass"], Device.of(row["arch"]), precision, strides=strides)
+        (planned,) = contenders(request, "auto", count=1)
+        assert suite.name_of(planned) == row["planned"], [row[name] for name in suite.WHICH]
+
+
 def test_a_row_must_have_what_is_planned_now():
     row = next(one for one in ROWS if one["layer"] == "resnet50-17")
     planned = suite.planned_and_counted(row)

@@ -68,6 +68,19 @@ def problems(count, seed=0):
             continue
 
 
+@pytest.mark.parametrize(("arch", "stages"), [("sm_80", 4), ("sm_86", 3), ("sm_89", 3)])
+def test_the_largest_tile_keeps_as_many_stages_as_there_is_room_for(arch, stages):
+    problem = ConvProblem(
+        (32, 28, 28, 256), (256, 3, 3, 256), data_format="NHWC", filter_format="OHWI",
+        padding="same", dtype="float16",
+    )  # fmt: skip
+    request, family = Request(problem, "forward", Device.of(arch)), FAMILIES["cuda-gather"]
+    largest = max(family.fitting_tiles(request), key=lambda tile: tile.block_m * tile.block_n)
+    assert (largest.block_m, largest.block_n) == (128, 256)
+    found = gather.accesses("forward", problem, request.memory)
+    assert gather.ring(largest, found, 2, request.device, 1).stages == stages
+
+
 def require_fits_the_chip(planned, problem, device, strides):
     """The launches of a planned pass are such as the chip takes."""
     limit = shared_bytes_allowed(device.architecture)

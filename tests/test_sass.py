@@ -40,6 +40,8 @@ DEPTHWISE = LAYER.replace(filter_shape=(256, 3, 3, 1), groups=256)
 FORMS = {
     "cuda-generic": (LAYER, "float32", "ieee"),
     "cuda-gather": (LAYER, "float16", "ieee"),
+    "cuda-gather float32": (LAYER, "float32", "ieee"),
+    "cuda-gather tf32": (LAYER, "float32", "tf32"),
     "cuda-direct": (DEPTHWISE, "float32", "ieee"),
     "cuda-toeplitz": (DEPTHWISE, "float16", "ieee"),
     "cuda-patch": (FEW, "float16", "ieee"),
@@ -303,6 +305,39 @@ def test_the_main_loop_of_gather_divides_nothing():
     names = Counter(mnemonic(line) for line in loop)
     assert not names.keys() & {"MUFU", "I2F", "F2I", "I2FP"}
     assert len(loop) <= 4 * names["HMMA"]
+
+
+@pytest.mark.parametrize("form", ["cuda-gather", "cuda-gather float32", "cuda-gather tf32"])
+def test_no_loop_of_gather_divides(form):
+    """Of any pass, by the largest tile."""
+    largest = {}
+    for one in variants(form, "sm_80"):
+        tile = dict(one.defines)
+        if one.source == "conv_gather.cu" and not tile["SPLIT"]:
+            largest.setdefault(tile["PASS"], []).append((tile["BLOCK_M"] * tile["BLOCK_N"], one))
+    assert len(largest) == len(PASSES)
+    for found in largest.values():
+        _, one = max(found, key=lambda pair: pair[0])
+        listing = kernels(listing_of(one, "sm_80"))["conv_gather"]
+        loop = main_loop(listing, r"\b(HMMA|FFMA)")
+        assert not {mnemonic(line) for line in loop} & {"MUFU", "I2F", "F2I", "I2FP"}, one.defines
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_the_bias_gradient_divides_nothing_for_an_element(last):
+    macros = {**BIAS, "CHANNELS_LAST": last, "CHANNEL_LANES": 8 if last else 1}
+    cubin, _ = compiler.compile_cubin(sources.load("conv_backprop_bias.cu"), macros, "sm_80")
+    listing = disassemble(cubin)
+    assert in_loops(listing, "FADD")
+    assert in_loops(listing, "MUFU|I2F|F2I") == []
+
+
+def test_toeplitz_has_what_it_loads_under_way():
+    """Rows of the filter, and lines of the source, wait for each other no more than by turns."""
+    for one in variants("cuda-toeplitz", "sm_80"):
+        code = kernels(listing_of(one, "sm_80"))["conv_toeplitz"]
+        loads, waits = loads_and_waits(line for each in blocks(code) for line in each.instructions)
+        assert loads >= 4 * waits, one.defines
 
 
 def test_direct_divides_nothing_for_a_tile():

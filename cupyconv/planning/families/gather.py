@@ -248,7 +248,7 @@ class Gather(Tiled):
         _tile(128, 32, 4, 1, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
         # Where a product takes 32 times as long as one of float32, none is to be of padding.
-        _tile(128, 16, 2, 1, itemsize=8, tensor_cores=False, resident=6, since=(7, 5)),
+        _tile(64, 16, 2, 1, itemsize=8, tensor_cores=False, resident=8, since=(7, 5)),
     )
 
     def refuses_layer(self, request: Request) -> str | None:

@@ -420,8 +420,8 @@ __device__ __forceinline__ void load_blocks(unsigned (&block)[WANTED][2],
 __device__ __forceinline__ void bring_filter(Storage (&weights)[FILTER_R][WEIGHTS],
                                              const Storage* taps, const long long (&stride)[5],
                                              bool exists) {
-  constexpr int PLACES = (WEIGHTS + 31) / 32;  // of a row, for each lane
-  constexpr int TURN = PLACES < 4 ? 8 / PLACES : 2;  // rows
+  constexpr int PLACES = (WEIGHTS + 31) / 32;  // of a row, for each lane: 3 at most
+  constexpr int TURN = 8 / PLACES;             // rows
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = 0; first < FILTER_R; first += TURN) {

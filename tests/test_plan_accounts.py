@@ -104,8 +104,9 @@ def test_the_planner_orders_kernels_by_what_they_execute(group):
     assert worst <= 1.15
 
 
-# Of ``suites.drawn``: what nobody chose, and too small to fill a chip.
-SMALL = [
+# Of ``suites.drawn``: what nobody chose, and too small to fill a chip; and layers of the suite that
+# are not among those whose ways are all counted.
+OTHERS = [
     ("drawn-1-36", "float32", "sm_89", "backprop_filter"),
     ("drawn-1-55", "float32", "sm_89", "backprop_input"),
     ("drawn-1-99", "float16", "sm_86", "backprop_filter"),
@@ -113,16 +114,26 @@ SMALL = [
     ("drawn-2-3", "tf32", "sm_86", "backprop_filter"),
     ("drawn-2-11", "float16", "sm_86", "backprop_filter"),
     ("drawn-2-99", "float16", "sm_80", "forward"),
+    ("drawn-11-13", "float16", "sm_89", "forward"),
+    ("convnext-dw4 channels-last", "float16", "sm_80", "forward"),
+    ("convnext-dw4 channels-last", "float16", "sm_86", "backprop_input"),
+    ("convnext-dw2 channels-first", "float16", "sm_86", "forward"),
+    ("vgg16-1 channels-first", "float16", "sm_80", "backprop_filter"),
+    ("vgg16-1 channels-last", "float16", "sm_80", "backprop_filter"),
 ]
 
 
-@pytest.mark.parametrize(("name", "numbers", "arch", "pass_"), SMALL)
-def test_small_layers_are_planned_by_what_kernels_execute(name, numbers, arch, pass_):
+@pytest.mark.parametrize(("name", "numbers", "arch", "pass_"), OTHERS)
+def test_other_layers_are_planned_by_what_kernels_execute(name, numbers, arch, pass_):
     """Of each family that may be the fastest its best way: what is planned is."""
-    seed, number = map(int, name.split("-")[1:])
-    problem = list(suites.drawn(seed, number + 1))[-1].problem
     dtype, precision = suite.NUMBERS[numbers]
-    problem, device = problem.replace(dtype=dtype), Device.of(arch)
+    if name.startswith("drawn"):
+        seed, number = map(int, name.split("-")[1:])
+        problem = list(suites.drawn(seed, number + 1))[-1].problem.replace(dtype=dtype)
+    else:
+        layer, order = name.split()
+        problem = layer_problem(layer, dtype, order)
+    device = Device.of(arch)
     strides = Strides.contiguous(problem)
     request = Request(problem, pass_, device, precision, strides=strides)
     best = {one.implementation: one for one in contenders(request, "auto", count=1000)[::-1]}

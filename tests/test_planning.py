@@ -68,6 +68,30 @@ def problems(count, seed=0):
             continue
 
 
+@pytest.mark.parametrize("arch", ["sm_75", "sm_89"])
+@pytest.mark.parametrize("impl", ["cuda-direct", "cuda-toeplitz", "cuda-patch"])
+def test_a_limit_makes_no_filter_gradient_cheaper(impl, arch):
+    """Whatever is left of the workspace that is best: else it would not be the best."""
+    family, seen = FAMILIES[impl], 0
+    for channels, size, batch, stride in product((16, 256), (7, 56), (1, 32), (1, 2)):
+        for groups, few in ((channels, channels), (channels // 4, channels), (1, 3)):
+            problem = ConvProblem(
+                (batch, few, size, size), (channels, few // groups, 3, 3), stride=stride,
+                padding=1, groups=groups, dtype="float16",
+            )  # fmt: skip
+            request = Request(problem, "backprop_filter", Device.of(arch))
+            if family.refuses(request):
+                continue
+            free = min(family.candidates(request), key=lambda one: one.microseconds)
+            for share in (0.75, 0.5, 0.25):
+                limited = replace(request, workspace_limit=int(free.workspace_bytes * share))
+                if family.refuses(limited) is None:
+                    found = min(one.microseconds for one in family.candidates(limited))
+                    assert found >= 0.9 * free.microseconds, problem
+                    seen += 1
+    assert seen
+
+
 @pytest.mark.parametrize(("arch", "stages"), [("sm_80", 4), ("sm_86", 3), ("sm_89", 3)])
 def test_the_largest_tile_keeps_as_many_stages_as_there_is_room_for(arch, stages):
     problem = ConvProblem(

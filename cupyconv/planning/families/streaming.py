@@ -58,7 +58,9 @@ class Streaming(Family):
         parts, others = self.shared_out(request)
         wanted = {chunks_of(parts, others, target) for target in self.targets}
         size = chunk_bytes(request.problem)
-        found = {max(request.most_within_limit(chunks, size), 1) for chunks in wanted}
+        # A limit leaves of them, so that none is expected to take less for it.
+        found = {chunks for chunks in wanted if request.affords(chunks * size)}
+        found = found or {max(request.most_within_limit(min(wanted), size), 1)}
         return [self._costed(request, chunks) for chunks in sorted(found, reverse=True)]
 
     def candidate(

@@ -251,9 +251,8 @@ class Cut:
         warps = -(-self.block.lanes * self.block.strips // 32)
         blocks = -(-self._blocks // chip.multiprocessors)
         rounds = -(-self.rounds // self.chunks)
-        filled = min(min(blocks, self._held) * warps / _ENOUGH_WARPS, 1)
         done = blocks * (rounds * warps * of_warp + of_block)
-        return done / (_EFFICIENCY * (1 + filled) / 2)
+        return done / _EFFICIENCY
 
 
 def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:

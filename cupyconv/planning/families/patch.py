@@ -63,6 +63,8 @@ _FILTER_WAVES = 15  # and for a tile besides
 _FILTER_WAITS = 0.48  # for a piece of x that goes through registers
 _GRADIENT_WAITS = 0.36  # for one of dy, or
 _SPLIT_WAITS = 1  # where its elements go to the pixels of their classes
+_ROUNDED_PRODUCT = 2.9  # instructions more, in either pass, for a product rounded to TF32,
+_ROUNDED_WAVES = 0.6  # and wavefronts, in the forward pass
 _COPY_WAVES = 1.5  # for a piece of x; in either pass, like those of the next
 _Y_WAVES = 0.5  # for a piece of y or dy
 
@@ -295,6 +297,11 @@ def _multiplying(request: Request, products: float) -> float:
     return products * flops * chip.multiprocessors * chip.clock / (rate * 1e3)
 
 
+def _is_rounded(request: Request) -> bool:
+    """Whether operands are rounded to TF32."""
+    return ITEMSIZE[request.problem.dtype] == 4
+
+
 def _is_synchronous(request: Request, vector: int) -> bool:
     """Whether pieces go through registers: cp.async copies 4 bytes and more, from 8.0 on."""
     least = 32 if request.device.capability < (8, 0) else 4
@@ -384,9 +391,10 @@ def _forward_work(
     products = steps * (patch.pixels // 16) * (filters // 8)
     loads = steps * (patch.pixels // 4 * rows.conflicts + WARPS * (filters // 4 + 2))
     waves = _FORWARD_WAVES + _RESULT_WAVES * results + _COPY_WAVES * copied + _Y_WAVES * stored
+    waves += _ROUNDED_WAVES * products / WARPS if _is_rounded(request) else 0
     of_tile = (
         _FORWARD_TILE
-        + _FORWARD_PRODUCT * products / WARPS
+        + (_FORWARD_PRODUCT + _ROUNDED_PRODUCT * _is_rounded(request)) * products / WARPS
         + _FORWARD_PIECE * copied
         + _FORWARD_STORE * stored
         + _FORWARD_RESULT * results
@@ -468,7 +476,7 @@ def _filter_work(
     split = gradients if is_split else 0
     waves = _FILTER_WAVES + _COPY_WAVES * copied + _Y_WAVES * brought + _SPLIT_WAVES * split
     of_tile = (
-        _FILTER_PRODUCT * products / WARPS
+        (_FILTER_PRODUCT + _ROUNDED_PRODUCT * _is_rounded(request)) * products / WARPS
         + _FILTER_WORDS * words / WARPS
         + _FILTER_PIECE * copied
         + _GRADIENT_PIECE * brought

@@ -30,7 +30,6 @@ _SUMS = 144  # registers of a thread's sums and offsets in backprop_filter
 _BANKS = 32
 _LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10
 
-_ALONE = 1.3  # times as long takes a block whose latencies no other hides: modelled
 _THREADS = 32 * WARPS
 
 # Of a warp, where nothing else is said: counted.  First in the forward pass:
@@ -63,8 +62,10 @@ _FILTER_WAVES = 15  # and for a tile besides
 _FILTER_WAITS = 0.48  # for a piece of x that goes through registers
 _GRADIENT_WAITS = 0.36  # for one of dy, or
 _SPLIT_WAITS = 1  # where its elements go to the pixels of their classes
-_ROUNDED_PRODUCT = 2.9  # instructions more, in either pass, for a product rounded to TF32,
-_ROUNDED_WAVES = 0.6  # and wavefronts, in the forward pass
+# Where operands are rounded to TF32:
+_ROUNDED_PRODUCT = 2.9  # instructions more for a product of backprop_filter,
+_ROUNDED_FRAGMENT = 11.6  # for a fragment of x in the forward pass, for 8 filters at a time,
+_ROUNDED_WAVES = 2.4  # and wavefronts
 _COPY_WAVES = 1.5  # for a piece of x; in either pass, like those of the next
 _Y_WAVES = 0.5  # for a piece of y or dy
 
@@ -260,15 +261,11 @@ def cut(request: Request) -> Cut | None:
     ways = _forward_ways if request.pass_ == "forward" else _filter_ways
     found = (way for one in patches for way in ways(request, rows, one))
     fitting = (way for way in found if way.shared_bytes <= limit)
-
-    def compared(made: Cut) -> float:
-        return (_ALONE if made.resident == 1 else 1.0) * _microseconds(request, made)
-
-    return min(fitting, key=compared, default=None)
+    return min(fitting, key=lambda made: _microseconds(request, made), default=None)
 
 
 def _microseconds(request: Request, made: Cut) -> float:
-    """Of all tiles, shared out evenly."""
+    """Of all tiles, shared out evenly: what cuts are compared by."""
     chip, others = request.device.chip, _others(request, made)
     at_once = chip.multiprocessors * made.resident
     each = max(-(-made.tiles * others // at_once), 1)
@@ -391,10 +388,11 @@ def _forward_work(
     products = steps * (patch.pixels // 16) * (filters // 8)
     loads = steps * (patch.pixels // 4 * rows.conflicts + WARPS * (filters // 4 + 2))
     waves = _FORWARD_WAVES + _RESULT_WAVES * results + _COPY_WAVES * copied + _Y_WAVES * stored
-    waves += _ROUNDED_WAVES * products / WARPS if _is_rounded(request) else 0
+    fragments = products / (filters // 8) if _is_rounded(request) else 0
+    waves += _ROUNDED_WAVES * fragments / WARPS
     of_tile = (
         _FORWARD_TILE
-        + (_FORWARD_PRODUCT + _ROUNDED_PRODUCT * _is_rounded(request)) * products / WARPS
+        + (_FORWARD_PRODUCT * products + _ROUNDED_FRAGMENT * fragments) / WARPS
         + _FORWARD_PIECE * copied
         + _FORWARD_STORE * stored
         + _FORWARD_RESULT * results

@@ -691,5 +691,5 @@ def test_toeplitz_executes_little_beside_its_products(layer, order, pass_, most)
     problem = account.layer_problem(layer, "float16", order)
     (one, *_) = account.accounts_of_pass(problem, pass_, "cuda-toeplitz", "sm_80", blocks=1)
     assert (one.reports, one.spilled) == (0, 0)
-    assert one.resident * one.threads // 32 >= 12
+    assert one.resident * one.threads // 32 >= 8  # with more, large filters take longer: counted
     assert one.work.for_a_product() <= most

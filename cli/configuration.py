@@ -20,6 +20,8 @@ from cupyconv.errors import shown, unknown_word
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
 from cupyconv.markup import in_line
+from cupyconv.planning import PRECISIONS
+from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, LARGEST, PADDING_WORDS, PASSES, shape_text
 
 PRESETS = Path(__file__).with_name("presets.toml")
@@ -311,6 +313,24 @@ dtype_option = click.option(
     metavar="DTYPE",
     type=Words(lambda: ITEMSIZE),
     help=f"{', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  [default: float32]",
+)
+
+precision_option = click.option(
+    "--precision",
+    metavar="WORD",
+    type=Words(lambda: PRECISIONS),
+    default="ieee",
+    show_default=True,
+    help="What calls permit: ieee, tf32 or bf16x6.",
+)
+
+impl_option = click.option(
+    "--impl",
+    metavar="NAME",
+    type=Words(lambda: FAMILIES),
+    default="auto",
+    show_default=True,
+    help="The implementation that calls name.",
 )
 
 passes_option = click.option(

@@ -20,7 +20,7 @@ import cupyconv
 from cupyconv.cli import output
 from cupyconv.errors import ConvError, CupyconvError, DeviceError, KernelCompileError, unknown_word
 
-COMMANDS = ("shapes", "grads", "explain", "model", "check", "bench", "warm", "env")
+COMMANDS = ("shapes", "grads", "explain", "plan", "model", "check", "bench", "warm", "env")
 """Each is the object ``command`` of the module of its name."""
 
 GOOD, CHECK_FAILED, WRONG_USAGE, NO_GPU, DOES_NOT_COMPILE = range(5)

@@ -12,9 +12,8 @@ from cupyconv.cli.configuration import Layer
 from cupyconv.errors import DeviceError
 from cupyconv.explaining.shapes import counted
 from cupyconv.markup import in_line
-from cupyconv.planning import ACTIVATIONS, PRECISIONS
+from cupyconv.planning import ACTIVATIONS
 from cupyconv.planning.device import DEVICES
-from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, ConvProblem
 
 # CuPy and NumPy are imported when the command runs, so that --help does without them.
@@ -41,28 +40,14 @@ if TYPE_CHECKING:
     help="A GPU by its architecture, such as sm_90a.  Repeatable.  [default: the one that is here]",
 )
 @configuration.passes_option
-@click.option(
-    "--precision",
-    metavar="WORD",
-    type=configuration.Words(lambda: PRECISIONS),
-    default="ieee",
-    show_default=True,
-    help="What the calls will permit: ieee, tf32 or bf16x6.",
-)
+@configuration.precision_option
 @click.option(
     "--activation",
     metavar="WORD",
     type=configuration.Words(lambda: filter(None, ACTIVATIONS)),
     help="Of the forward pass: relu, silu or gelu.  [default: none]",
 )
-@click.option(
-    "--impl",
-    metavar="NAME",
-    type=configuration.Words(lambda: FAMILIES),
-    default="auto",
-    show_default=True,
-    help="The implementation that the calls will name.",
-)
+@configuration.impl_option
 @click.option(
     "--measure", is_flag=True, help="All kernels that cupyconv.benchmark = True would time."
 )

@@ -128,7 +128,7 @@ def test_an_error_that_nobody_reads_has_its_code(unbuffered):
 
 
 COMPLETE = {
-    **dict.fromkeys(("shapes", "explain", "grads"), SMALL),
+    **dict.fromkeys(("shapes", "explain", "grads", "plan"), SMALL),
     "check": (*SMALL, "--device", "cpu"),
     "bench": ("--layer", "seed-5x100x100"),
     "warm": (*SMALL, "--device", "sm_80"),

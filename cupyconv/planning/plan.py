@@ -71,18 +71,25 @@ class Plan:
         return iter(self.passes)
 
     def __str__(self) -> str:
-        lines = [*self._table.lines(markup.UNBOUND), "", *self._origin.lines(markup.UNBOUND)]
-        return "\n".join([str(self.problem), f"on {_place(self.device)}", *lines])
+        lines = [*self.table.lines(markup.UNBOUND), "", *self.origin.lines(markup.UNBOUND)]
+        return "\n".join([str(self.problem), f"on {self.place}", *lines])
 
     def _repr_html_(self) -> str:
         """The passes as a table, for Jupyter."""
-        blocks = (markup.Paragraph(repr(self.problem)), self._table, self._origin)
-        return markup.Document(
-            f"Plan on {_place(self.device)}", (markup.Section("", blocks),)
-        ).html()
+        blocks = (markup.Paragraph(repr(self.problem)), self.table, self.origin)
+        return markup.Document(f"Plan on {self.place}", (markup.Section("", blocks),)).html()
 
     @property
-    def _table(self) -> markup.Table:
+    def place(self) -> str:
+        """The device's name, and what kernels are compiled for where the name does not say it."""
+        architecture, name = self.device.architecture or "", markup.in_line(self.device.name)
+        if architecture.removesuffix("a") == name.removesuffix("a"):
+            return architecture
+        return f"{name} {architecture}".rstrip()
+
+    @property
+    def table(self) -> markup.Table:
+        """A line for each pass."""
         rows = tuple(
             (p.pass_, p.implementation, str(p.tile or ""), _blocks_text(p), p.reason)
             for p in self.passes
@@ -90,8 +97,8 @@ class Plan:
         return markup.Table(("pass", "implementation", "tile", "blocks", "reason"), rows)
 
     @property
-    def _origin(self) -> markup.Paragraph:
-        """Where the times come from."""
+    def origin(self) -> markup.Paragraph:
+        """Where the times come from: what is measured, what modelled."""
         measured = sum(one.reason.startswith("measured") for one in self.passes)
         other = ""
         if self.device.is_gpu and self.device.nominal != self.device.capability:
@@ -356,15 +363,6 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
 def _same(one: ConvProblem, other: ConvProblem) -> bool:
     """Whether two problems are equal, however their padding is spelled."""
     return one == other or one.replace(padding=one.padding) == other.replace(padding=other.padding)
-
-
-def _place(device: Device) -> str:
-    """A device's name, and what kernels are compiled for where the name does not say it."""
-    architecture = device.architecture or ""
-    name = markup.in_line(device.name)
-    if architecture.removesuffix("a") == name.removesuffix("a"):
-        return architecture
-    return f"{name} {architecture}".rstrip()
 
 
 def _blocks_text(planned: PassPlan) -> str:

@@ -21,6 +21,7 @@ from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
 from cupyconv.markup import in_line
 from cupyconv.planning import PRECISIONS
+from cupyconv.planning.device import DEVICES
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, LARGEST, PADDING_WORDS, PASSES, shape_text
 
@@ -315,6 +316,23 @@ dtype_option = click.option(
     help=f"{', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  [default: float32]",
 )
 
+
+def devices_option(
+    help: str, known: Iterable[str] = DEVICES, default: tuple[str, ...] = ()
+) -> Callable[[Callable], Callable]:
+    """``--device``, repeatable, of which the command takes all words as ``devices``."""
+    shown_default = f"  [default: {' and '.join(default)}]" if default else ""
+    return click.option(
+        "--device",
+        "devices",
+        metavar="DEVICE",
+        type=Words(lambda: known),
+        multiple=True,
+        default=default,
+        help=help + shown_default,
+    )
+
+
 precision_option = click.option(
     "--precision",
     metavar="WORD",
@@ -330,7 +348,7 @@ impl_option = click.option(
     type=Words(lambda: FAMILIES),
     default="auto",
     show_default=True,
-    help="The implementation that calls name.",
+    help="The implementation of this name.",
 )
 
 passes_option = click.option(

@@ -16,7 +16,6 @@ from cupyconv.cli.shapes import axes_table, tensors_json, title
 from cupyconv.explaining.shapes import reasons
 from cupyconv.explaining.values import OPERANDS, draw
 from cupyconv.markup import in_line
-from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PASSES, REAL_PART, bytes_text, shape_text
 
 # NumPy and what needs it are imported when the command runs, so that --help does without them.
@@ -50,14 +49,7 @@ STEPS = 6
     show_default=True,
     help="Where to compute; auto takes the GPU if there is one.",
 )
-@click.option(
-    "--impl",
-    metavar="NAME",
-    type=configuration.Words(lambda: FAMILIES),
-    default="auto",
-    show_default=True,
-    help="Implementation.",
-)
+@configuration.impl_option
 @click.option(
     "--save", type=paths.FILE, metavar="FILE", help="Write all tensors to this .npz file."
 )

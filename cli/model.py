@@ -17,7 +17,6 @@ from cupyconv.explaining.onnx_model import Model, ModelLayer, read
 from cupyconv.explaining.shapes import counted
 from cupyconv.markup import in_line
 from cupyconv.planning import Plan, plan
-from cupyconv.planning.device import DEVICES
 from cupyconv.problem import bytes_text, shape_text
 
 
@@ -40,16 +39,9 @@ class _Described(click.Argument):
     multiple=True,
     help="Sizes that the model leaves open, such as data=1x3x224x224.  Repeatable.",
 )
-@click.option(
-    "--device",
-    "devices",
-    metavar="DEVICE",
-    type=configuration.Words(lambda: DEVICES),
-    multiple=True,
+@configuration.devices_option(
+    "Say which kernels would run on this device: cpu, or a GPU by its architecture.  Repeatable.",
     default=("sm_80",),
-    show_default="sm_80",
-    help="Say which kernels would run on this device: cpu, or a GPU by its architecture.  "
-    "Repeatable.",
 )
 @click.option(
     "--sort",

@@ -10,20 +10,14 @@ import click
 import cupyconv
 from cupyconv.cli import configuration, output, shapes
 from cupyconv.planning import Plan
-from cupyconv.planning.device import DEVICES
 
 
 @click.command()
 @configuration.configuration_options
 @configuration.dtype_option
-@click.option(
-    "--device",
-    "devices",
-    metavar="DEVICE",
-    type=configuration.Words(lambda: DEVICES),
-    multiple=True,
-    help="cpu, or a GPU by its architecture, such as sm_90a.  Repeatable.  [default: the GPU that "
-    "is here, else cpu]",
+@configuration.devices_option(
+    "cpu, or a GPU by its architecture, such as sm_90a.  Repeatable.  "
+    "[default: the GPU that is here, else cpu]"
 )
 @configuration.precision_option
 @configuration.impl_option

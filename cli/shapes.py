@@ -13,7 +13,6 @@ from cupyconv.cli import backwards, configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining.shapes import axis_reasons, interval_dict, reasons
 from cupyconv.planning import Plan, plan
-from cupyconv.planning.device import DEVICES
 from cupyconv.problem import PASSES, GemmView, bytes_text, shape_text
 
 _MOST_BESIDE = 2
@@ -25,15 +24,9 @@ PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw
 @click.command()
 @configuration.configuration_options
 @configuration.dtype_option
-@click.option(
-    "--device",
-    "devices",
-    metavar="DEVICE",
-    type=configuration.Words(lambda: DEVICES),
-    multiple=True,
+@configuration.devices_option(
+    "Say what would run on this device: cpu, or a GPU by its architecture.  Repeatable.",
     default=("cpu", "sm_80"),
-    show_default="cpu and sm_80",
-    help="Say what would run on this device: cpu, or a GPU by its architecture.  Repeatable.",
 )
 @click.option(
     "--dy",

@@ -31,13 +31,9 @@ if TYPE_CHECKING:
     help="channels_first or channels_last: how all tensors lie in memory, whatever their formats "
     "say.  [default: as these say]",
 )
-@click.option(
-    "--device",
-    "devices",
-    metavar="DEVICE",
-    type=configuration.Words(lambda: (word for word in DEVICES if word != "cpu")),
-    multiple=True,
-    help="A GPU by its architecture, such as sm_90a.  Repeatable.  [default: the one that is here]",
+@configuration.devices_option(
+    "A GPU by its architecture, such as sm_90a.  Repeatable.  [default: the one that is here]",
+    [word for word in DEVICES if word != "cpu"],
 )
 @configuration.passes_option
 @configuration.precision_option

@@ -549,7 +549,7 @@ def test_waits_for_loads() -> None:
 # each one in it: what brings the filter, finds tiles, and stores results.
 DIRECT = [
     ("resnext50-g32-1", "float16", "channels-last", "forward", 1.5, 0.2),
-    ("convnext-dw1", "float32", "channels-last", "backprop_input", 2, 0.15),
+    ("convnext-dw1", "float32", "channels-last", "backprop_input", 1.8, 0.15),
     ("mobilenetv2-dw3", "float32", "channels-last", "forward", 1.9, 0.25),
     ("mobilenetv2-dw3", "float16", "channels-last", "backprop_filter", 2.4, 0.05),
     ("mobilenetv2-dw3", "float32", "channels-first", "forward", 2.6, 0.2),
@@ -567,7 +567,7 @@ def test_direct_executes_little_beside_its_products(layer, dtype, order, pass_, 
     executed, of_loop = (sum(kind.by_warp for kind in of.values()) for of in (kinds, in_loop))
     by_lanes = sum(kind.by_lanes for kind in kinds.values())
     assert (one.reports, one.spilled) == (0, 0)
-    assert one.resident * one.threads // 32 >= 12
+    assert one.resident * -(-one.threads // 32) >= 12
     assert executed <= most * kinds["float"].by_warp
     assert executed - of_loop <= beside * of_loop
     assert by_lanes >= 0.9 * 32 * executed
@@ -691,5 +691,5 @@ def test_toeplitz_executes_little_beside_its_products(layer, order, pass_, most)
     problem = account.layer_problem(layer, "float16", order)
     (one, *_) = account.accounts_of_pass(problem, pass_, "cuda-toeplitz", "sm_80", blocks=1)
     assert (one.reports, one.spilled) == (0, 0)
-    assert one.resident * one.threads // 32 >= 8  # with more, large filters take longer: counted
+    assert one.resident * one.threads // 32 >= 12
     assert one.work.for_a_product() <= most

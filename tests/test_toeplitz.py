@@ -158,17 +158,32 @@ def test_the_last_block_of_a_tensor_beyond_32_bits():
     assert (y[0, 0, -1, -4:] == expected[0, 0, -1, -4:]).all()
 
 
-def test_large_filters_are_planned_for_it():
-    for arch, taps in (("sm_80", 7), ("sm_90a", 7), ("sm_120a", 31)):
-        problem = ConvProblem(
-            (32, 56, 56, 128),
-            (taps, taps, 1, 128),
-            groups=128,
-            padding="same",
-            data_format="NHWC",
-            dtype="bfloat16",
-        )
-        assert plan_pass(problem, "forward", Device.of(arch)).implementation == IMPL
+@pytest.mark.parametrize(
+    ("arch", "size", "taps", "taken"),
+    [
+        ("sm_80", 56, 7, True),
+        ("sm_90a", 56, 7, True),
+        ("sm_120a", 56, 31, True),
+        ("sm_80", 7, 3, False),
+        ("sm_90a", 7, 3, False),
+    ],
+)
+def test_large_filters_are_planned_for_it_and_small_ones_of_small_planes_are_not(
+    arch, size, taps, taken
+):
+    """Small ones of large planes take as long as their bytes whatever the kernel.  What is counted
+    of those here, test_other_layers_are_planned_by_what_kernels_execute has."""
+    channels = 128 if size > 7 else 960
+    problem = ConvProblem(
+        (32, size, size, channels),
+        (taps, taps, 1, channels),
+        padding="same",
+        groups=channels,
+        data_format="NHWC",
+        dtype="bfloat16",
+    )
+    planned = plan_pass(problem, "forward", Device.of(arch)).implementation
+    assert (planned == IMPL) == taken, planned
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ def prepare(
         return Launch("conv_direct.cu", "conv_direct", variant, grid, (threads,), 0, arguments)
 
     if pass_ != "backprop_filter":
-        rounds_each = max(-(-made.rounds // made.staying(device.resident_blocks).chunks), 1)
+        staying = made.staying(device.chip, device.resident_blocks)
+        rounds_each = max(-(-made.rounds // staying.chunks), 1)
         grid = (-(-made.rounds // rounds_each), block.number)
         source, result = ("x", "y") if pass_ == "forward" else ("y", "x")
         walk = _walk(problem, pass_, made, rounds_each)

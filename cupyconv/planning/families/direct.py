@@ -9,9 +9,9 @@ from itertools import product
 from math import gcd, prod
 
 from cupyconv.planning import cost
-from cupyconv.planning.device import CPU, Chip
+from cupyconv.planning.device import CPU, RESERVED_SHARED, Chip
 from cupyconv.planning.families.family import accumulator_bytes, spatial
-from cupyconv.planning.families.streaming import Streaming, chunks_of
+from cupyconv.planning.families.streaming import Streaming, chunk_counts
 from cupyconv.planning.reach import Count, window_count
 from cupyconv.planning.request import Request
 from cupyconv.planning.strides import Strides, neighbours
@@ -34,6 +34,7 @@ LARGEST_EDGE = 8
 
 _THREADS = 128  # of a block, at most
 _MOST_LANES = 32
+_SHARES_OF_WARP = (32, 16, 8)  # lanes along channels that leave none of a warp's without a tile
 _STAGED_BYTES = 32 << 10  # of shared memory for the filter
 _MOST_VECTOR = 4  # channels of a thread
 _MOST_SUMS = 64  # registers of a thread for them
@@ -43,23 +44,25 @@ _STREAMED = 32  # registers for a row of the filter, used up as it is loaded
 # by how many blocks a multiprocessor holds.
 _REGISTERS = {4: 116, 2: 220}
 
-# Instructions of a thread: counted.
-_OF_PIECE = 5  # that is loaded or stored
-_OF_ROW = 16  # of the source
+# Instructions of a thread, in a filter's gradient if True: counted.
+_OF_PIECE = {False: 5, True: 3}  # that is loaded or stored
+_OF_ROW = {False: 16, True: 2}  # of the source
 _OF_TEST = 2  # whether a row of the source and one of the tile meet
-_OF_MEETING = 6  # of a row of the source and one of the tile
+_OF_MEETING = {False: 6, True: 4}  # of a row of the source and one of the tile
+_OF_RAGGED = {False: 2, True: 3}  # for a piece, and a pixel that meets, where some do not exist
 _OF_TILE = 85
 
-_ROW_WAITS = 1.25  # for a row of the source, but in backprop_filter: counted
+_REGISTERS_TAKEN = {False: (18, 0.9), True: (30, 0.85)}  # of a thread, and for each live: counted
+# Waits for a row of the source, and for each load of it, by the bytes of an element: counted.
+_ROW_WAITS = {2: (0.5, 0.025), 4: (0.38, 0.0145), 8: (0.38, 0.0145)}
+_FILTER_ROW_WAITS = 0.9  # for a row, in a filter's gradient: counted
 _HALVES_WAITS = 2.5  # times those of wider elements, where some of a tile do not exist: counted
 _MOST_THREADS = 1536  # of a multiprocessor
 _NEARLY = 1.1  # times the least work of the busiest multiprocessor may be done by more blocks
 _STAGING = 0.25  # of a round, that a block takes to stage the filter: modelled
 
 _SECTOR = 32  # bytes of global memory that are moved together
-_EFFICIENCY = 0.85  # share of a multiprocessor's cycles that find work: modelled
-_ENOUGH_WARPS = 16  # on a multiprocessor, for that: modelled
-_ALIKE = 1.05  # times the cycles of the best cut are as good
+_ALIKE = 1.05  # times as long as the best cut takes is as good
 
 
 @dataclass(frozen=True)
@@ -128,12 +131,14 @@ class Cut:
         pieces: that are moved at once.
         tap_rows, share: rows of the filter and sources that a block of backprop_filter sums.
         resident: blocks of a multiprocessor that there are registers for, at least.
+        shared_bytes: of a block.
         live: registers of a thread for sums, a row of sources, what these are multiplied by, and
             offsets.
         parts: of the filter, that blocks sum.
         rounds: of tiles, one for each strip of a block.
         chunks: that the rounds are cut into.
         sums: of a thread in backprop_filter, which its block adds up in a tree.
+        loads: of a thread, of a row of the source.
         instructions, products: of a thread, for a tile.
         sectors: of global memory that it asks for, of 32 bytes, with what neighbours ask for too.
         wavefronts: of shared memory, of a warp that loads the filter for a tile.
@@ -147,24 +152,26 @@ class Cut:
     tap_rows: int
     share: int
     resident: int
+    shared_bytes: int
     live: int
     parts: int
     rounds: int
     chunks: int
     sums: int
+    loads: int
     instructions: float
     products: float
     sectors: float
     wavefronts: float
     itemsize: int
 
-    def staying(self, multiprocessors: int) -> Cut:
-        """Cut into as many chunks as a chip of so many multiprocessors holds at a time, or fewer,
-        of which the busiest has nearly the least to do.
+    def staying(self, chip: Chip, multiprocessors: int) -> Cut:
+        """Cut into as many chunks as so many multiprocessors of a chip hold at a time, or fewer, of
+        which the busiest has nearly the least to do.
 
         Blocks stage the filter, and stay.
         """
-        shares = (multiprocessors * n // self.block.number for n in range(1, self._held + 1))
+        shares = (multiprocessors * n // self.block.number for n in range(1, self.held(chip) + 1))
         each = {max(-(-self.rounds // max(share, 1)), 1) for share in shares}
 
         def busiest(rounds: int) -> float:
@@ -175,56 +182,53 @@ class Cut:
         rounds = min(rounds for rounds in each if busiest(rounds) <= most)
         return replace(self, chunks=max(-(-self.rounds // rounds), 1))
 
-    def cycles(self, chip: Chip, rate: float) -> float:
-        """Of the busiest multiprocessor of a chip that has so many TFLOP/s."""
-        return max(
-            self.issuing(chip),
-            self.asking(chip),
-            self.loading(chip),
-            self.multiplying(chip, rate),
-            self.waiting(chip),
-        )
+    def microseconds(self, chip: Chip, rate: float) -> float:
+        """Of a chip that has so many TFLOP/s of multipliers."""
+        return cost.of_blocks(chip, self.blocks, self.held(chip), self.work(chip, rate))
 
-    def issuing(self, chip: Chip) -> float:
-        """Cycles in which the busiest multiprocessor begins what it executes."""
-        adding = 3 * self.sums * self._givers
-        return self._busy(chip, self.instructions, adding) / cost.ISSUED_BY_WARPS
-
-    def asking(self, chip: Chip) -> float:
-        """Cycles in which it is given the sectors that it asks for."""
-        return self._busy(chip, 32 * self.sectors) / cost.SECTORS
-
-    def loading(self, chip: Chip) -> float:
-        """Cycles in which shared memory serves it."""
-        return self._busy(chip, self.wavefronts, 2 * self.sums * self._givers)
-
-    def multiplying(self, chip: Chip, rate: float) -> float:
-        """Cycles of its multipliers, of which the chip has so many TFLOP/s."""
+    def work(self, chip: Chip, rate: float) -> cost.Work:
+        """Of a block."""
+        warps = -(-self.block.lanes * self.block.strips // 32)
         of_cycle = rate * 1e3 / 2 / 32 / chip.multiprocessors / chip.clock
-        return self._busy(chip, self.products) / of_cycle
-
-    def waiting(self, chip: Chip) -> float:
-        """Cycles of warps that wait for each row of the source, with nothing to fill that with."""
-        turns = -(-self._blocks // (chip.multiprocessors * self._held))
-        waits = _ROW_WAITS * self.down.passed
-        if self.sums:  # for dy too, row by row where some do not exist, else beside the first of x
-            is_ragged = self.down.ragged or self.across.ragged
-            waits = self.down.passed + (self.down.extent if is_ragged else 0.5)
-            waits *= _HALVES_WAITS if is_ragged and self.itemsize == 2 else 1
-        of_round = self.instructions * cost.PACE + waits * cost.LATENCY
-        adding = 3 * self.sums * len(self._levels) * cost.PACE
-        return turns * (-(-self.rounds // self.chunks) * of_round + adding) + cost.LATENCY
+        of_round = cost.Work(
+            multiplying=warps * self.products / of_cycle,
+            wavefronts=warps * self.wavefronts,
+            instructions=warps * self.instructions,
+            longest=self.instructions,
+            waits=self._waits,
+            sectors=warps * 32 * self.sectors,
+        )
+        besides = cost.Work(
+            multiplying=0,
+            wavefronts=2 * self.sums * self._givers,
+            instructions=3 * self.sums * self._givers,
+            longest=3 * self.sums * len(self._levels),
+            waits=0 if self.sums else 1,  # for the filter
+        )
+        return of_round.times(-(-self.rounds // self.chunks)) + besides
 
     @property
-    def _held(self) -> int:
+    def _waits(self) -> float:
+        """Of a warp in a round, for rows of the source, and for dy."""
+        if not self.sums:
+            of_row, of_load = _ROW_WAITS[self.itemsize]
+            return self.down.passed * (of_row + of_load * self.loads)
+        if not (self.down.ragged or self.across.ragged):
+            return _FILTER_ROW_WAITS * (self.down.passed + 0.5)  # dy beside the first row
+        halves = _HALVES_WAITS if self.itemsize == 2 else 1
+        return _FILTER_ROW_WAITS * (self.down.passed + self.down.extent) * halves
+
+    def held(self, chip: Chip) -> int:
         """Blocks that a multiprocessor holds, by the registers that compilers take: counted."""
-        threads = self.block.lanes * self.block.strips
-        registers = 18 + 1.15 * self.live
-        by_registers = int(cost.REGISTERS / (threads * registers))
-        return max(min(_MOST_THREADS // threads, by_registers), self.resident)
+        threads = -(-self.block.lanes * self.block.strips // 32) * 32
+        of_thread, of_live = _REGISTERS_TAKEN[self.sums > 0]
+        registers = -(-(of_thread + of_live * self.live) // 8) * 8
+        by_registers = max(int(cost.REGISTERS / (threads * registers)), self.resident)
+        by_shared = (chip.shared << 10) // (self.shared_bytes + RESERVED_SHARED)
+        return max(min(_MOST_THREADS // threads, by_registers, by_shared), 1)
 
     @property
-    def _blocks(self) -> int:
+    def blocks(self) -> int:
         return self.chunks * self.block.number * self.parts
 
     @property
@@ -240,19 +244,6 @@ class Cut:
     def _givers(self) -> int:
         """Warps that give sums on all levels; as many take them, and add them up."""
         return sum(-(-strips * self.block.lanes // 32) for strips in self._levels)
-
-    def _busy(self, chip: Chip, of_warp: float, of_block: float = 0) -> float:
-        """What the busiest multiprocessor does, more where it waits.
-
-        Args:
-            of_warp: what a warp does in a round.
-            of_block: what a block does after all rounds.
-        """
-        warps = -(-self.block.lanes * self.block.strips // 32)
-        blocks = -(-self._blocks // chip.multiprocessors)
-        rounds = -(-self.rounds // self.chunks)
-        done = blocks * (rounds * warps * of_warp + of_block)
-        return done / _EFFICIENCY
 
 
 def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
@@ -271,16 +262,24 @@ def cut(request: Request) -> Cut | None:
     Where each passes more rows than are counted, that which passes the fewest.
     """
     chip, rate = request.device.chip, cost.plain_rate(request)
-    least = cost.moving(chip, request.problem.bytes) * chip.clock * 1e3  # whatever it is cut like
-    every = cuts(request)
-    if request.pass_ != "backprop_filter":
-        every = tuple(made.staying(chip.multiprocessors) for made in every)
+    least = cost.moving(chip, request.problem.bytes)  # whatever it is cut like
+
+    def spread(made: Cut) -> Cut:
+        if request.pass_ != "backprop_filter":
+            return made.staying(chip, chip.multiprocessors)
+        # Of its chunks the most: which number is best, all costs tell.
+        others = made.block.number * made.parts
+        return replace(made, chunks=chunk_counts(made.rounds, others, chip.multiprocessors)[-1])
+
+    every = [spread(made) for made in cuts(request)]
     counted = [made for made in every if made.down.passed <= MOST_PASSED]
     counted = counted or sorted(every, key=lambda made: made.down.passed)[:1]
-    found = [(max(made.cycles(chip, rate), least), made) for made in counted]
-    most = _ALIKE * min((cycles for cycles, _ in found), default=0)
-    cheapest = (made for cycles, made in found if cycles <= most)
-    return min(cheapest, key=lambda made: made.issuing(chip), default=None)
+    found = [(max(made.microseconds(chip, rate), least), made) for made in counted]
+    most = _ALIKE * min((time for time, _ in found), default=0)
+    cheapest = (made for time, made in found if time <= most)
+    return min(
+        cheapest, key=lambda made: made.blocks * made.work(chip, rate).instructions, default=None
+    )
 
 
 def cuts(request: Request) -> tuple[Cut, ...]:
@@ -301,11 +300,8 @@ def _each_cut(request: Request) -> Iterator[Cut]:
     _, taps_down, taps = spatial(problem.filter_sizes)
     near = _near(request)
     for vector in _vectors(request):
-        block = _block(request, vector)
-        if block is None:
-            continue
         shares = _shares(problem, vector, _MOST_SUMS // words) if is_filter else [(taps_down, ins)]
-        for tap_rows, share in shares:
+        for block, (tap_rows, share) in product(_blocks(request, vector), list(shares)):
             loaded = vector if depthwise else share
             held = taps * (1 if depthwise else share) * vector
             others = held * tap_rows if is_filter else min(held, _STREAMED)
@@ -335,8 +331,9 @@ def _vectors(request: Request) -> list[int]:
     return [n for n in range(1, _MOST_VECTOR + 1) if most % n == 0]
 
 
-def _block(request: Request, vector: int) -> Block | None:
-    """The threads of a block; None if shared memory does not hold a thread's filter."""
+def _blocks(request: Request, vector: int) -> Iterator[Block]:
+    """The fewest blocks along the channels, and those that leave the fewest lanes of warps idle;
+    none if shared memory does not hold a thread's filter."""
     problem, memory = request.problem, request.memory
     outs, _ = channels_of(problem, request.pass_)
     channel = problem.data_axes[1]
@@ -345,11 +342,23 @@ def _block(request: Request, vector: int) -> Block | None:
     if request.pass_ != "backprop_filter":
         most = min(most, _STAGED_BYTES // filter_bytes(problem, request.pass_, vector))
     if most == 0:
-        return None
+        return
     pieces = -(-problem.groups * outs // vector)
-    number = -(-pieces // most)
-    lanes = -(-pieces // number)
-    return Block(vector, lanes, _THREADS // lanes, number)
+    fewest = -(-pieces // most)
+    shares = (-(-pieces // fewest), *(lanes for lanes in _SHARES_OF_WARP if lanes <= most))
+    first, *others = (
+        Block(vector, lanes, _THREADS // lanes, -(-pieces // lanes)) for lanes in shares
+    )
+
+    def taken(made: Block) -> float:
+        """Lanes of warps, for each that has a tile and channels."""
+        warps = -(-made.lanes * made.strips // 32)
+        return 32 * warps * made.number / (pieces * made.strips)
+
+    yield first
+    best = min(others, key=taken, default=first)
+    if taken(best) < taken(first):
+        yield best
 
 
 def filter_bytes(problem: ConvProblem, pass_: str, vector: int) -> int:
@@ -449,11 +458,12 @@ def _cut(
 ) -> Cut:
     problem, pass_ = request.problem, request.pass_
     outs, ins = channels_of(problem, pass_)
-    depthwise, unpacking = outs == ins == 1, int(ITEMSIZE[problem.dtype] == 2)
+    depthwise, is_filter = outs == ins == 1, pass_ == "backprop_filter"
+    unpacking = int(ITEMSIZE[problem.dtype] == 2)
     depth, taps_down, taps = spatial(problem.filter_sizes)
     walked = spatial(problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)
     slices, parts, tap_parts = float(depth), 1, -(-taps_down // tap_rows)
-    if pass_ == "backprop_filter":
+    if is_filter:
         slices, parts = 1.0, depth * tap_parts * (ins // share)
     # What does not exist of the source is passed over; but a warp executes rows that exist for any
     # of its tiles.
@@ -472,30 +482,32 @@ def _cut(
         of_source = loaded * (across.span // pieces.source_columns + 1)
     of_result = across.extent * vector // pieces.result_channels // pieces.result_columns
     ragged = down.ragged or across.ragged
-    of_piece, of_row, of_meeting = _OF_PIECE + 2 * ragged, _OF_ROW, _OF_MEETING
-    if pass_ == "backprop_filter":
-        of_meeting += 2 * ragged * across.extent
+    to_load, of_row, of_meeting = _OF_PIECE[is_filter], _OF_ROW[is_filter], _OF_MEETING[is_filter]
+    to_store = to_load + _OF_RAGGED[is_filter] * ragged  # or to load dy
+    if is_filter:
+        of_meeting += _OF_RAGGED[is_filter] * ragged * across.extent
     else:
         of_row += _OF_TEST * down.extent
     products = across.pairs * (1 if depthwise else share) * vector
+    of_taps = taps * (1 if depthwise else share) * vector  # of a row of the filter
     of_filter = 0  # loads of 16 bytes
-    if pass_ != "backprop_filter":
-        of_row_of_taps = taps * (1 if depthwise else share) * vector * accumulator_bytes(problem)
-        of_filter = -(-of_row_of_taps // 16)
+    if not is_filter:
+        of_filter = -(-of_taps * accumulator_bytes(problem) // 16)
     of_meeting += of_filter
     # In half as many wavefronts where a warp's neighbours share them.
     wavefronts = slices * down.pairs * of_filter * (2 if block.lanes <= 2 else 4)
     instructions = (
         _OF_TILE
-        + down.extent * (of_result * of_piece + unpacking * across.extent * vector)
-        + slices * down.passed * (of_row + of_source * _OF_PIECE + unpacking * across.met * loaded)
+        + down.extent * (of_result * to_store + unpacking * across.extent * vector)
+        + slices * down.passed * (of_row + of_source * to_load + unpacking * across.met * loaded)
         + slices * down.pairs * (of_meeting + products)
     )
     tiles = problem.N * walked[0] * down.tiles * across.tiles
-    rounds, sums, chunks = -(-tiles // block.strips), 0, 1
-    if pass_ == "backprop_filter":
-        chunks = chunks_of(rounds, block.number * parts)
-        sums = tap_rows * taps * (1 if depthwise else share) * vector
+    rounds, sums = -(-tiles // block.strips), 0
+    shared_bytes = block.lanes * filter_bytes(problem, pass_, vector)
+    if is_filter:
+        sums = tap_rows * of_taps
+        shared_bytes = of_taps * block.lanes * block.strips * accumulator_bytes(problem)
     multiplied = slices * down.pairs * products
     source, result = ("y", "x") if pass_ == "backprop_input" else ("x", "y")
     step = problem.stride[-1]
@@ -506,8 +518,8 @@ def _cut(
     of_store = _sectors(request, result, block, min(across.tiles, 32), across.extent, of_piece)
     sectors = loaded_slices * down.passed * of_source * of_load + down.extent * of_result * of_store
     return Cut(
-        block, down, across, pieces, tap_rows, share, resident, live, parts, rounds, chunks, sums,
-        instructions, multiplied, sectors, wavefronts, ITEMSIZE[problem.dtype],
+        block, down, across, pieces, tap_rows, share, resident, shared_bytes, live, parts, rounds,
+        1, sums, of_source, instructions, multiplied, sectors, wavefronts, ITEMSIZE[problem.dtype],
     )  # fmt: skip
 
 
@@ -574,8 +586,7 @@ class Direct(Streaming):
         assert made is not None
         if request.pass_ == "backprop_filter":
             made = replace(made, chunks=chunks)
-        cycles = made.cycles(chip, cost.plain_rate(request))
-        return cycles / (chip.clock * 1e3)
+        return made.microseconds(chip, cost.plain_rate(request))
 
 
 CUDA_DIRECT = Direct()

@@ -555,15 +555,15 @@ def _copies(request: Request, tile: Tile, found: Accesses) -> cost.Work:
         size, pieces = access.vector * itemsize, extent * tile.block_k / access.vector / 32
         instructions += pieces * PIECE_INSTRUCTIONS[size]
         sectors += pieces * min(max(size, access.apart * itemsize), 32)
-        # One half is the same for all pieces of a thread.
+        # One half is the same for all pieces of a thread, and neighbouring lanes share the other.
         wavefronts += pieces * max(size / 4, 1)
         if not keeps_positions(request, tile, size):
-            wavefronts += pieces * 2 + warps * (4 if access.along_first else 2)
+            wavefronts += pieces + warps * (4 if access.along_first else 2)
         elif access.along_first:
             instructions -= pieces * KEPT_INSTRUCTIONS
             wavefronts += warps * 2
         else:
-            wavefronts += pieces * 2
+            wavefronts += pieces
         if size < 4 or not copies_async(request.device):
             turns = -(-pieces // (warps * (16 if size < 4 else 8)))  # COPIES_AT_ONCE of the kernel
             instructions += pieces * TURN_INSTRUCTIONS if turns > 1 else 0

@@ -16,19 +16,16 @@ from cupyconv.problem import ITEMSIZE, ConvProblem
 
 MOST_CHUNKS = 256
 
-ENOUGH_BLOCKS = 1024
-"""That a kernel wants: several for each multiprocessor, to cover latency."""
+BLOCKS = (0.5, 1, 2, 3, 4, 6, 8)
+"""For each multiprocessor, that chunks may come to: several cover latency, and the fewer they are,
+the less is written and read again."""
+
+IDLE = 0.95
+"""Share of the time of chunks that fill the chip, within which fewer have to stay."""
 
 
 class Streaming(Family):
-    """A family of one way, but for the chunks.
-
-    Attributes:
-        targets: blocks of which it wants one number, in a filter gradient: the fewer they are, the
-            less is written and read again.
-    """
-
-    targets: tuple[int, ...] = (ENOUGH_BLOCKS, 512, 256, 128, 64)
+    """A family of one way, but for the chunks."""
 
     @abstractmethod
     def shared_out(self, request: Request) -> tuple[int, int]:
@@ -56,12 +53,16 @@ class Streaming(Family):
         if request.pass_ != "backprop_filter":
             return [self._costed(request, 1)]
         parts, others = self.shared_out(request)
-        wanted = {chunks_of(parts, others, target) for target in self.targets}
+        places = request.device.chip.multiprocessors
+        wanted = chunk_counts(parts, others, places)
         size = chunk_bytes(request.problem)
         # A limit leaves of them, so that none is expected to take less for it.
-        found = {chunks for chunks in wanted if request.affords(chunks * size)}
-        found = found or {max(request.most_within_limit(min(wanted), size), 1)}
-        return [self._costed(request, chunks) for chunks in sorted(found, reverse=True)]
+        affordable = [chunks for chunks in wanted if request.affords(chunks * size)]
+        affordable = affordable or [max(request.most_within_limit(wanted[0], size), 1)]
+        found = [self._costed(request, chunks) for chunks in reversed(affordable)]
+        filling = [one for one in found if one.splits * others >= places] or found[:1]
+        most = IDLE * min(one.microseconds for one in filling)
+        return [one for one in found if one in filling or one.microseconds < most]
 
     def candidate(
         self, request: Request, tile: Tile | None, splits: int, method: str = ""
@@ -99,6 +100,21 @@ def chunk_bytes(problem: ConvProblem) -> int:
     return prod(problem.filter_shape) * accumulator_bytes(problem)
 
 
-def chunks_of(parts: int, others: int, target: int = ENOUGH_BLOCKS) -> int:
-    """Chunks of so many parts, with so many blocks each, that make as many blocks as wanted."""
-    return max(min(-(-target // others), parts, MOST_CHUNKS), 1)
+def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
+    """Numbers of chunks, in ascending order, that have as many of the parts each.
+
+    Some of them leave no multiprocessor without a block, if there are parts enough.
+
+    Args:
+        parts: that the chunks share out.
+        others: blocks for each.
+        multiprocessors: of the chip.
+    """
+    parts = max(parts, 1)  # of an empty batch
+    most = min(parts, MOST_CHUNKS)
+    filling = min(-(-multiprocessors // others), most)
+    found = {min(-(-parts // (parts // filling)), most)}
+    for count in BLOCKS:
+        chunks = max(min(int(count * multiprocessors) // others, most), 1)
+        found.add(-(-parts // -(-parts // chunks)))
+    return sorted(found)

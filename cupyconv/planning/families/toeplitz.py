@@ -26,22 +26,24 @@ _LARGEST_STRIPS = 8
 _MOST_SHARED = 99  # KiB: two blocks of a multiprocessor where it has the most
 _ALONE = 1.3  # times as long takes a block whose latencies no other hides: modelled
 
-# For a patch, of a block's most busy warp: counted.
-_OF_MATRICES = 5.5  # that are loaded, with their products, where the filter's gradient is not
-_OF_PRODUCT = 3.8  # with the loads of its fragments, where it is
-_OF_SOURCE = {False: 6.5, True: 1.5}  # for 32 elements that are brought; in a filter's gradient
+# For a patch, of a block's most busy warp; in a filter's gradient if True: counted.
+_OF_PRODUCT = {False: 3.1, True: 3.8}  # with the loads of its fragments
+_OF_BAND = 9.3  # for 8 taps of a row, that are loaded as fragments, where it is no such gradient
+_OF_SOURCE = {False: 6.5, True: 1.5}  # for 32 elements that are brought
 _OF_RESULT = 4.3  # for 32 elements that are brought, in a filter's gradient
-_OF_FILTER = 25  # for 32 taps of a row
-_OF_PATCH = {False: 355, True: 326}
-_OTHERS = {False: 120, True: 60}  # so many less, of the other warps
-_OF_PIECE = {False: 6.0, True: 3.0}  # that is moved beyond one for 8 elements
+_OF_PATCH = {False: 373, True: 326}
+_OTHERS = {False: 135, True: 60}  # so many less, of the other warps
+_OF_PIECE = {False: 1.8, True: 3.0}  # that is moved beyond one for 8 elements
 _OF_BLOCK = 224  # in a filter's gradient, once
 
+_WAITS_OF_TURN = {False: 1.25, True: 0.75}  # of lines of the source: counted
+
 # Wavefronts of a warp, for a patch: counted.
-_WAVES_OF_MATRICES = {False: 3.2, True: 3.9}
-_WAVES_OF_SOURCE = 1.2
-_WAVES_OF_FILTER = 11.4
-_WAVES_OF_PATCH = {False: 7, True: 23}
+_WAVES_OF_MATRICES = {False: 2.75, True: 5.1}  # two blocks of 16 x 8
+_WAVES_OF_ROWS = 3.6  # 16 of the patch under a row of the filter
+_WAVES_OF_SOURCE = {False: 1.7, True: 0.9}
+_WAVES_OF_FILTER = 5.2  # 32 taps of a row
+_WAVES_OF_PATCH = 24  # in a filter's gradient
 
 
 @dataclass(frozen=True)
@@ -207,24 +209,26 @@ def _work(request: Request, made: Cut, accesses: tuple[Access, Access]) -> cost.
     taps, (of_source, of_result) = request.problem.filter_sizes[-1], accesses
     rows, blocks = 16 * made.row_tiles, made.strips + window(taps) - 1
     multiplied = made.tap_rows * made.row_tiles * made.strips * products(taps)
-    matrices = made.tap_rows * made.row_tiles * -(-blocks // 2)  # two blocks of columns each
+    passed = made.tap_rows * made.row_tiles
+    matrices = passed * blocks / 2
     source, result = made.lines * blocks / 4, rows * made.strips / 4  # for each lane
     pieces = sum(
         (CHANNELS / found.vector - 1) * moved / CHANNELS
         for found, moved in zip(accesses, (source, result), strict=True)
     )
     longest = _OF_PATCH[is_filter] + _OF_SOURCE[is_filter] * source + _OF_PIECE[is_filter] * pieces
-    wavefronts = _WAVES_OF_PATCH[is_filter] + _WAVES_OF_MATRICES[is_filter] * matrices
-    wavefronts += _WAVES_OF_SOURCE * source
-    waits = _turns(made.lines, blocks, of_source)
+    longest += _OF_PRODUCT[is_filter] * multiplied
+    wavefronts = _WAVES_OF_MATRICES[is_filter] * matrices + _WAVES_OF_SOURCE[is_filter] * source
+    waits = _WAITS_OF_TURN[is_filter] * _turns(made.lines, blocks, of_source)
     if is_filter:
-        longest += _OF_PRODUCT * multiplied + _OF_RESULT * result
+        longest += _OF_RESULT * result
+        wavefronts += _WAVES_OF_PATCH
         waits += _turns(rows, made.strips, of_result)
     else:
         of_filter = made.tap_rows * -(-8 * (window(taps) + 1) // 32)
-        longest += _OF_MATRICES * matrices + _OF_FILTER * of_filter
-        wavefronts += _WAVES_OF_FILTER * of_filter
-        waits += 1 + -(-of_filter // 8)
+        longest += _OF_BAND * made.tap_rows * window(taps)
+        wavefronts += _WAVES_OF_ROWS * passed + _WAVES_OF_FILTER * of_filter
+        waits += 0.75 + of_filter / 8  # loads that are under way at once
     rate_of_one = cost.tensor_rate(request) * 1e3 / chip.clock / chip.multiprocessors
     return cost.Work(
         multiplying=CHANNELS * multiplied * 2 * 16 * 8 * 16 / rate_of_one,

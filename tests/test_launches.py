@@ -471,6 +471,13 @@ def test_the_tables_of_gather_are_those_that_it_declares(taps, dtype, architectu
         assert compiled["conv_gather"].static_shared == made.table_bytes, launch.defines
 
 
+def test_chips_are_planned_for_as_the_driver_knows_them():
+    for capability, planned in PLANNED_CHIPS.items():
+        known = CHIPS[capability]
+        shared = known.shared_per_block >> 10, known.shared_per_multiprocessor >> 10
+        assert (planned.block_shared, planned.shared, planned.threads) == (*shared, known.threads)
+
+
 @pytest.mark.parametrize("impl", STAYING)
 def test_blocks_that_stay_have_as_many_turns_as_others(impl):
     """Of turns that let the chip hold all blocks at once the fewest; in cuda-direct, whose blocks

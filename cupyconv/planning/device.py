@@ -38,6 +38,7 @@ class Chip:
         clock: of the multiprocessors, in GHz.
         block_shared: KiB of shared memory that a block may have.
         shared: KiB of it that a multiprocessor has for blocks.
+        threads: that a multiprocessor holds.
     """
 
     multiprocessors: int
@@ -51,19 +52,20 @@ class Chip:
     clock: float
     block_shared: int
     shared: int
+    threads: int
 
 
 CHIPS = {
-    (7, 5): Chip(40, 65, 0, 8.1, 0.25, 0, 320, 0, 1.59, 64, 64),
-    (8, 0): Chip(108, 312, 0, 19.5, 9.7, 19.5, 1555, 0, 1.41, 163, 164),
-    (8, 6): Chip(84, 150, 0, 37.4, 0.6, 0, 696, 0, 1.74, 99, 100),
-    (8, 9): Chip(142, 362, 0, 91.1, 1.4, 0, 864, 0, 2.52, 99, 100),
+    (7, 5): Chip(40, 65, 0, 8.1, 0.25, 0, 320, 0, 1.59, 64, 64, 1024),
+    (8, 0): Chip(108, 312, 0, 19.5, 9.7, 19.5, 1555, 0, 1.41, 163, 164, 2048),
+    (8, 6): Chip(84, 150, 0, 37.4, 0.6, 0, 696, 0, 1.74, 99, 100, 1536),
+    (8, 9): Chip(142, 362, 0, 91.1, 1.4, 0, 864, 0, 2.52, 99, 100, 1536),
     # From L2, what others have measured of a card with 114 multiprocessors, for each of them.
     # Through mma.sync, about 60 % of the wgmma rate.
-    (9, 0): Chip(132, 620, 989, 67.0, 33.5, 67.0, 3350, 6500, 1.98, 227, 228),
-    (10, 0): Chip(148, 620, 0, 75.0, 37.0, 37.0, 8000, 0, 1.98, 227, 228),
+    (9, 0): Chip(132, 620, 989, 67.0, 33.5, 67.0, 3350, 6500, 1.98, 227, 228, 2048),
+    (10, 0): Chip(148, 620, 0, 75.0, 37.0, 37.0, 8000, 0, 1.98, 227, 228, 2048),
     # Products summed in float32 are half as fast as in float16, which data sheets lead with.
-    (12, 0): Chip(170, 210, 0, 104.0, 1.6, 0, 1790, 0, 2.41, 99, 100),
+    (12, 0): Chip(170, 210, 0, 104.0, 1.6, 0, 1790, 0, 2.41, 99, 100, 1536),
 }
 """By compute capability; one between takes the newest that is older."""
 

@@ -57,7 +57,6 @@ _REGISTERS_TAKEN = {False: (18, 0.9), True: (30, 0.85)}  # of a thread, and for 
 _ROW_WAITS = {2: (0.5, 0.025), 4: (0.38, 0.0145), 8: (0.38, 0.0145)}
 _FILTER_ROW_WAITS = 0.9  # for a row, in a filter's gradient: counted
 _HALVES_WAITS = 2.5  # times those of wider elements, where some of a tile do not exist: counted
-_MOST_THREADS = 1536  # of a multiprocessor
 _NEARLY = 1.1  # times the least work of the busiest multiprocessor may be done by more blocks
 _STAGING = 0.25  # of a round, that a block takes to stage the filter: modelled
 
@@ -225,7 +224,7 @@ class Cut:
         registers = -(-(of_thread + of_live * self.live) // 8) * 8
         by_registers = max(int(cost.REGISTERS / (threads * registers)), self.resident)
         by_shared = (chip.shared << 10) // (self.shared_bytes + RESERVED_SHARED)
-        return max(min(_MOST_THREADS // threads, by_registers, by_shared), 1)
+        return max(min(chip.threads // threads, by_registers, by_shared), 1)
 
     @property
     def blocks(self) -> int:

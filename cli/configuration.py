@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import output, paths
 from cupyconv.errors import shown, unknown_word
+from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
 from cupyconv.markup import in_line
@@ -345,10 +346,10 @@ precision_option = click.option(
 impl_option = click.option(
     "--impl",
     metavar="NAME",
-    type=Words(lambda: FAMILIES),
+    type=Words(lambda: ("auto", *FAMILIES)),
     default="auto",
     show_default=True,
-    help="The implementation of this name.",
+    help="The implementation of this name; auto is the one that is planned.",
 )
 
 passes_option = click.option(
@@ -422,6 +423,14 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
             raise unknown_word("preset", preset, known)
         layers = [known[preset]]
     return _with_options(layers, options)
+
+
+def left_out(notes: list[str]) -> list[Any]:
+    """What tells of the convolutions of a model that ``read_layers`` could not."""
+    if not notes:
+        return []
+    head = f"{counted(len(notes), 'node')} of the model left out"
+    return [output.heading(head, *map(in_line, notes))]
 
 
 def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:

@@ -42,11 +42,13 @@ def command(
     cupyconv plan --input 8x64x56x56 --filter 64x64x3x3 --padding same --device sm_80 --device cpu
     cupyconv plan --model net.onnx --dtype float16 --device sm_89
 
-    What a call of the layer would run, with its tile, and the time that is expected of it: which is
-    modelled unless --measure is given.  Needs no data, and a GPU only for --measure.
+    What a call of the layer would run on contiguous tensors, with its tile, and the time that is
+    expected of it: which is modelled unless --measure is given.  Needs no data, and a GPU only for
+    --measure.
     """
     found = []
-    for layer in configuration.read_layers(options):
+    notes: list[str] = []
+    for layer in configuration.read_layers(options, notes):
         problem = layer.problem()
         plans = [
             cupyconv.plan(problem, device, impl, precision, measure=measure)
@@ -58,14 +60,14 @@ def command(
             {**configuration.as_json(layer, problem), "plans": list(map(_as_json, plans))}
             for layer, problem, plans in found
         ]
-        output.write_json({"layers": content})
+        output.write_json({"layers": content, "left_out": notes})
         return
     parts: list[Any] = []
     for layer, problem, plans in found:
         parts.append(shapes.title(layer, problem))
         for one in plans:
             parts += [output.heading(f"on {one.place}"), one.table, one.origin.text]
-    output.draw(*parts)
+    output.draw(*parts, *configuration.left_out(notes))
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:

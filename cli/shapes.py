@@ -51,7 +51,8 @@ def command(
 
     Needs no data and no GPU.
     """
-    layers = configuration.read_layers(options)
+    notes: list[str] = []
+    layers = configuration.read_layers(options, notes)
     if dy is not None and sweep is not None:
         raise ConvError("--dy and --sweep ask two questions", "got both", "Give one of them")
     if dy is not None:
@@ -65,10 +66,10 @@ def command(
         problem = layer.problem()
         described.append((layer, problem, [plan(problem, device) for device in devices]))
     if as_json:
-        output.write_json({"layers": [_as_json(*entry) for entry in described]})
+        output.write_json({"layers": [_as_json(*entry) for entry in described], "left_out": notes})
         return
     parts = [part for entry in described for part in _tables(*entry)]
-    output.draw(*parts)
+    output.draw(*parts, *configuration.left_out(notes))
 
 
 def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json: bool) -> None:

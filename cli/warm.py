@@ -10,7 +10,6 @@ from cupyconv import arrays
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import DeviceError
-from cupyconv.explaining.shapes import counted
 from cupyconv.markup import in_line
 from cupyconv.planning import ACTIVATIONS
 from cupyconv.planning.device import DEVICES
@@ -100,10 +99,7 @@ def command(
         output.write_json({"devices": content, "left_out": notes})
         return
     parts: list[Any] = [part for one in found for part in (one.table, in_line(one.summary))]
-    if notes:
-        left = f"{counted(len(notes), 'node')} of the model left out"
-        parts.append(output.heading(left, *map(in_line, notes)))
-    output.draw(*parts)
+    output.draw(*parts, *configuration.left_out(notes))
 
 
 def _as_json(warmed: Warmed, layers: list[tuple[Layer, ConvProblem]]) -> dict[str, Any]:

@@ -249,6 +249,16 @@ def unknown_inside():
     return build(nodes, inputs, [value("second_out", None)], initializers)
 
 
+@pytest.mark.parametrize("command", ["plan", "shapes"])
+def test_layers_that_cannot_be_told_are_said_to_be_left_out(saved, command):
+    given = (command, "--model", saved(unknown_inside()))
+    text = CliRunner().invoke(main, given).stdout
+    assert "1 node of the model left out" in text
+    assert "second: " in text
+    found = json.loads(CliRunner().invoke(main, (*given, "--json")).stdout)
+    assert len(found["layers"]) == len(found["left_out"]) == 1
+
+
 def test_a_size_that_is_not_known_hides_no_other_layer(saved):
     path = saved(unknown_inside())
     text = " ".join(run(path).stdout.split())

@@ -567,7 +567,7 @@ def test_direct_executes_little_beside_its_products(layer, dtype, order, pass_, 
     executed, of_loop = (sum(kind.by_warp for kind in of.values()) for of in (kinds, in_loop))
     by_lanes = sum(kind.by_lanes for kind in kinds.values())
     assert (one.reports, one.spilled) == (0, 0)
-    assert one.resident * -(-one.threads // 32) >= 12
+    assert one.resident * one.threads // 32 >= 12
     assert executed <= most * kinds["float"].by_warp
     assert executed - of_loop <= beside * of_loop
     assert by_lanes >= 0.9 * 32 * executed

@@ -164,15 +164,13 @@ def test_the_last_block_of_a_tensor_beyond_32_bits():
         ("sm_80", 56, 7, True),
         ("sm_90a", 56, 7, True),
         ("sm_120a", 56, 31, True),
+        ("sm_90a", 56, 3, False),
         ("sm_80", 7, 3, False),
         ("sm_90a", 7, 3, False),
     ],
 )
-def test_large_filters_are_planned_for_it_and_small_ones_of_small_planes_are_not(
-    arch, size, taps, taken
-):
-    """Small ones of large planes take as long as their bytes whatever the kernel.  What is counted
-    of those here, test_other_layers_are_planned_by_what_kernels_execute has."""
+def test_large_filters_are_planned_for_it_and_small_ones_are_not(arch, size, taps, taken):
+    """Of small planes test_other_layers_are_planned_by_what_kernels_execute has what is counted."""
     channels = 128 if size > 7 else 960
     problem = ConvProblem(
         (32, size, size, channels),

@@ -34,7 +34,7 @@ LARGEST_EDGE = 8
 
 _THREADS = 128  # of a block, at most
 _MOST_LANES = 32
-_SHARES_OF_WARP = (32, 16, 8)  # lanes along channels that leave none of a warp's without a tile
+_SHARES_OF_WARP = (16, 8)  # lanes along channels that leave none of a warp's without a tile
 _STAGED_BYTES = 32 << 10  # of shared memory for the filter
 _MOST_VECTOR = 4  # channels of a thread
 _MOST_SUMS = 64  # registers of a thread for them
@@ -61,6 +61,7 @@ _NEARLY = 1.1  # times the least work of the busiest multiprocessor may be done 
 _STAGING = 0.25  # of a round, that a block takes to stage the filter: modelled
 
 _SECTOR = 32  # bytes of global memory that are moved together
+_ENOUGH_THREADS = 12 * 32  # on a multiprocessor: three warps for each scheduler
 _ALIKE = 1.05  # times as long as the best cut takes is as good
 
 
@@ -78,6 +79,10 @@ class Block:
     lanes: int
     strips: int
     number: int
+
+    @property
+    def warps(self) -> int:
+        return -(-self.lanes * self.strips // 32)
 
 
 @dataclass(frozen=True)
@@ -187,7 +192,7 @@ class Cut:
 
     def work(self, chip: Chip, rate: float) -> cost.Work:
         """Of a block."""
-        warps = -(-self.block.lanes * self.block.strips // 32)
+        warps = self.block.warps
         of_cycle = rate * 1e3 / 2 / 32 / chip.multiprocessors / chip.clock
         of_round = cost.Work(
             multiplying=warps * self.products / of_cycle,
@@ -218,8 +223,9 @@ class Cut:
         return _FILTER_ROW_WAITS * (self.down.passed + self.down.extent) * halves
 
     def held(self, chip: Chip) -> int:
-        """Blocks that a multiprocessor holds, by the registers that compilers take: counted."""
-        threads = -(-self.block.lanes * self.block.strips // 32) * 32
+        """Blocks that a multiprocessor holds, by its threads, its shared memory, and the registers
+        that compilers take: counted."""
+        threads = 32 * self.block.warps
         of_thread, of_live = _REGISTERS_TAKEN[self.sums > 0]
         registers = -(-(of_thread + of_live * self.live) // 8) * 8
         by_registers = max(int(cost.REGISTERS / (threads * registers)), self.resident)
@@ -256,7 +262,8 @@ def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def cut(request: Request) -> Cut | None:
-    """Of the cheapest that of the fewest instructions; None if no thread has registers enough.
+    """Of the cheapest, and of those that fill a multiprocessor's schedulers if there are any, that
+    of the fewest instructions; None if no thread has registers enough.
 
     Where each passes more rows than are counted, that which passes the fewest.
     """
@@ -276,9 +283,12 @@ def cut(request: Request) -> Cut | None:
     found = [(max(made.microseconds(chip, rate), least), made) for made in counted]
     most = _ALIKE * min((time for time, _ in found), default=0)
     cheapest = (made for time, made in found if time <= most)
-    return min(
-        cheapest, key=lambda made: made.blocks * made.work(chip, rate).instructions, default=None
-    )
+
+    def order(made: Cut) -> tuple[bool, float]:
+        has_few = made.held(chip) * made.block.lanes * made.block.strips < _ENOUGH_THREADS
+        return has_few, made.blocks * made.work(chip, rate).instructions
+
+    return min(cheapest, key=order, default=None)
 
 
 def cuts(request: Request) -> tuple[Cut, ...]:
@@ -351,8 +361,7 @@ def _blocks(request: Request, vector: int) -> Iterator[Block]:
 
     def taken(made: Block) -> float:
         """Lanes of warps, for each that has a tile and channels."""
-        warps = -(-made.lanes * made.strips // 32)
-        return 32 * warps * made.number / (pieces * made.strips)
+        return 32 * made.warps * made.number / (pieces * made.strips)
 
     yield first
     best = min(others, key=taken, default=first)

@@ -16,12 +16,12 @@ from cupyconv.problem import ITEMSIZE, ConvProblem
 
 MOST_CHUNKS = 256
 
-BLOCKS = (0.5, 1, 2, 3, 4, 6, 8)
+BLOCKS = (0.25, 0.5, 1, 2, 3, 4, 6, 8)
 """For each multiprocessor, that chunks may come to: several cover latency, and the fewer they are,
 the less is written and read again."""
 
 IDLE = 0.95
-"""Share of the time of chunks that fill the chip, within which fewer have to stay."""
+"""Share of the time of chunks that fill the chip, below which fewer are taken."""
 
 
 class Streaming(Family):
@@ -53,16 +53,15 @@ class Streaming(Family):
         if request.pass_ != "backprop_filter":
             return [self._costed(request, 1)]
         parts, others = self.shared_out(request)
-        places = request.device.chip.multiprocessors
+        places, size = request.device.chip.multiprocessors, chunk_bytes(request.problem)
         wanted = chunk_counts(parts, others, places)
-        size = chunk_bytes(request.problem)
         # A limit leaves of them, so that none is expected to take less for it.
-        affordable = [chunks for chunks in wanted if request.affords(chunks * size)]
-        affordable = affordable or [max(request.most_within_limit(wanted[0], size), 1)]
-        found = [self._costed(request, chunks) for chunks in reversed(affordable)]
-        filling = [one for one in found if one.splits * others >= places] or found[:1]
+        found = [chunks for chunks in wanted if request.affords(chunks * size)]
+        found = found or [even(parts, max(request.most_within_limit(wanted[0], size), 1))]
+        costed = [self._costed(request, chunks) for chunks in reversed(found)]
+        filling = [one for one in costed if one.splits * others >= places] or costed[:1]
         most = IDLE * min(one.microseconds for one in filling)
-        return [one for one in found if one in filling or one.microseconds < most]
+        return [one for one in costed if one in filling or one.microseconds < most]
 
     def candidate(
         self, request: Request, tile: Tile | None, splits: int, method: str = ""
@@ -100,8 +99,13 @@ def chunk_bytes(problem: ConvProblem) -> int:
     return prod(problem.filter_shape) * accumulator_bytes(problem)
 
 
+def even(parts: int, chunks: int) -> int:
+    """The fewest chunks whose largest has no more parts than of so many: none is empty."""
+    return -(-parts // -(-parts // chunks)) if parts else 1
+
+
 def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
-    """Numbers of chunks, in ascending order, that have as many of the parts each.
+    """Numbers of chunks, in ascending order, each the fewest with its most parts of a chunk.
 
     Some of them leave no multiprocessor without a block, if there are parts enough.
 
@@ -113,8 +117,9 @@ def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
     parts = max(parts, 1)  # of an empty batch
     most = min(parts, MOST_CHUNKS)
     filling = min(-(-multiprocessors // others), most)
-    found = {min(-(-parts // (parts // filling)), most)}
+    found = {even(parts, min(-(-parts // (parts // filling)), most))}
     for count in BLOCKS:
-        chunks = max(min(int(count * multiprocessors) // others, most), 1)
-        found.add(-(-parts // -(-parts // chunks)))
+        wanted = int(count * multiprocessors)
+        for chunks in (wanted // others, -(-wanted // others)):
+            found.add(even(parts, max(min(chunks, most), 1)))
     return sorted(found)

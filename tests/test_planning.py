@@ -16,6 +16,7 @@ from cupyconv.gpu import generic, launches, parameters
 from cupyconv.gpu.compiler import ARCHITECTURES
 from cupyconv.planning import PRECISIONS, Device, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES, direct, gather
+from cupyconv.planning.families.streaming import MOST_CHUNKS, chunk_counts
 from cupyconv.planning.families.tiled import Tiled
 from cupyconv.planning.plan import contenders
 from cupyconv.planning.strides import Strides, contiguous_strides
@@ -66,6 +67,20 @@ def problems(count, seed=0):
             count -= 1
         except ConvError:
             continue
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 40, 132, 170])
+def test_no_chunk_is_without_parts_and_none_has_many_more_than_others(multiprocessors):
+    for parts, others in product((0, 1, 2, 7, 64, 131, 257, 300, 10**6), (1, 2, 9, 400)):
+        found = chunk_counts(parts, others, multiprocessors)
+        assert found == sorted(set(found))
+        for chunks in found:
+            assert 1 <= chunks <= max(min(parts, MOST_CHUNKS), 1)
+            each = -(-parts // chunks)
+            assert chunks == (-(-parts // each) if parts else 1)
+        enough = min(-(-multiprocessors // others), MOST_CHUNKS)
+        if parts >= enough and parts // -(-parts // enough) >= enough:
+            assert found[-1] >= enough
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_89"])

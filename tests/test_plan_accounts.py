@@ -122,6 +122,7 @@ OTHERS = [
     ("efficientnetb0-dw4 channels-last", "float16", "sm_80", "backprop_filter"),
     ("mobilenetv2-dw7 channels-last", "bfloat16", "sm_80", "forward"),
     ("replk-dw31 channels-last", "float16", "sm_80", "forward"),
+    ("resnet3d-stem channels-first", "float16", "sm_89", "forward"),
     ("seed-5x100x100 channels-last", "float16", "sm_86", "backprop_filter"),
     ("vgg16-1 channels-first", "float16", "sm_80", "backprop_filter"),
     ("vgg16-1 channels-last", "float16", "sm_80", "backprop_filter"),

@@ -267,8 +267,8 @@ def cut(request: Request) -> Cut | None:
 def _microseconds(request: Request, made: Cut) -> float:
     """Of all tiles, shared out evenly: what cuts are compared by."""
     chip, others = request.device.chip, _others(request, made)
-    at_once = chip.multiprocessors * made.resident
-    each = max(-(-made.tiles * others // at_once), 1)
+    at_once = max(chip.multiprocessors * made.resident // others, 1)  # as blocks that stay are
+    each = max(-(-made.tiles // at_once), 1)
     return _of_blocks(request, made, -(-made.tiles // each), each)
 
 

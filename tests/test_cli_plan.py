@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
+from cupyconv import arrays
 from cupyconv.cli.main import main
 from cupyconv.planning import Device, Plan
 
@@ -62,7 +63,7 @@ def test_without_a_device_it_is_the_one_that_is_here(monkeypatch):
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_said_in_a_line(words, code, said, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(arrays, "device_count", lambda: 0)
     found = run(*LAYER, *words)
     assert found.exit_code == code, found.output
     assert found.stdout == ""

@@ -637,6 +637,25 @@ def test_direct_stages_the_filter_in_a_quarter_of_its_main_loop(layer, dtype, or
     assert executed[0] <= of_loop[1] / 4
 
 
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_86"])
+def test_compilers_leave_room_for_as_many_blocks_of_direct_as_stay(architecture):
+    """NVRTC's registers, and NVIDIA's calculator."""
+    device, same, layers = Device.of(architecture), 0, [one[:4] for one in (*DIRECT, *STAGED)]
+    layers = [one for one in layers if one[-1] != "backprop_filter"]
+    for layer, dtype, order, pass_ in layers:
+        problem = account.layer_problem(layer, dtype, order)
+        strides = Strides.contiguous(problem)
+        planned = plan_pass(problem, pass_, device, "cuda-direct", strides=strides)
+        (launch,) = launches.prepare(planned, problem, strides, None, device)
+        takes = driver.compiled(launch.source, launch.defines, architecture)[launch.entry]
+        chip, (threads,) = driver.chip_of(architecture), launch.block
+        resident, _ = driver.resident_blocks(chip, takes, threads, 0, None)
+        made = direct.cut(Request(problem, pass_, device, strides=strides))
+        assert made.held(device.chip) <= resident, layer
+        same += made.held(device.chip) == resident
+    assert same >= 0.8 * len(layers)
+
+
 # dy, and the most that is asked of the caches over its bytes: more where pieces of 16 bytes begin
 # between those of memory, or single numbers do.
 SUMMED = [

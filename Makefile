@@ -14,7 +14,7 @@ DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist 
 	tests/gpu tests/device
 
 .PHONY: demo test test-rest test-all test-slow test-chips test-compilers test-device witnesses \
-	beliefs fuzz lint mutants mutants-device docs wheel matrix clean
+	beliefs fuzz lint mutants docs wheel matrix clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -63,9 +63,6 @@ lint: .venv/installed-test
 
 mutants: .venv/installed-test
 	$(BIN)/python -m tests.emulator.mutants --jobs $(TEST_JOBS)
-
-mutants-device: .venv/installed-test
-	$(BIN)/python -m tests.device.mutants --jobs $(TEST_JOBS)
 
 # The pages in notebooks/, into build/docs; a warning is an error.
 docs: .venv/installed-docs

@@ -1,5 +1,5 @@
 """`python -m cupyconv.cli`, the same program as the `cupyconv` command."""
 
-from cupyconv.cli.main import main
+from cupyconv.cli import run
 
-main(prog_name="cupyconv")
+run("cupyconv")

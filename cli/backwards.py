@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cupyconv import ConvAxis, ConvError, ConvProblem, formats
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.errors import unknown_word
+from cupyconv.errors import CupyconvError, Phrase, unknown_word
 from cupyconv.explaining.shapes import counted, interval_dict
 from cupyconv.markup import Table, in_line
 from cupyconv.problem import interval_text, shape_text
@@ -47,10 +47,10 @@ class Backwards:
 
 
 def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
-    """The inputs whose output has the shape of dy.
+    """Return the inputs whose output has the shape of dy.
 
     Raises:
-        ConvError: there are none; the message says which rule is in the way.
+        ConvError: no input has this output; the message names the rule.
     """
     words = {key: value for key, value in layer.arguments.items() if key != "input_shape"}
     if "filter_shape" not in words:
@@ -84,16 +84,51 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
     return Backwards(problem, problem.valid_input_sizes)
 
 
+def fixes_with_dy(layer: Layer, dy: tuple[int, ...], error: ConvError) -> list[tuple[Phrase, ...]]:
+    """Return the repairs of a layer's error that agree with dy; all of them if none does.
+
+    A repair that transposes the input transposes dy too, unless dy fits already.
+    """
+    agreeing: list[tuple[Phrase, ...]] = []
+    given = layer.arguments.get("input_shape", ())
+    for phrases in error.fixes:
+        changes = {phrase[0]: phrase[1] for phrase in phrases if not isinstance(phrase, str)}
+        other = tuple(changes.get("input_shape", given))
+        transposed = next((move(dy) for move in _MOVES if other == move(given) != given), dy)
+        for shape, fix in {
+            dy: phrases,
+            transposed: (*phrases, ("output_shape", transposed)),
+        }.items():
+            try:
+                ConvProblem(**{**layer.arguments, **changes}).require_output_gradient(shape)
+            except CupyconvError:
+                continue
+            agreeing.append(phrases if shape == dy else fix)
+            break
+    return agreeing or list(error.fixes)
+
+
+_MOVES: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
+    lambda shape: (*shape[:1], *shape[-1:], *shape[1:-1]),
+    lambda shape: (*shape[:1], *shape[2:], *shape[1:2]),
+)
+"""Transpositions of channels-last to channels-first, and back."""
+
+
 def _layouts(words: Mapping[str, Any], axes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where n, c and the spatial axes are in x and y, and o, i and they in w."""
+    """Return the axes (n, c, spatial) of x and y, and (o, i, spatial) of w."""
     rank = min(max(axes - 2, 1), 3)
     layout = formats.resolve_data_format(words.get("data_format"), rank)
     filters = formats.resolve_filter_format(words.get("filter_format"), rank, layout)
     return formats.data_axes(layout), formats.filter_axes(filters)
 
 
-def backwards_parts(layer: Layer, found: Backwards) -> list[Any]:
-    """What is printed of it."""
+def backwards_parts(layer: Layer, found: Backwards, checked: bool = False) -> list[Any]:
+    """List the inputs as printed.
+
+    Args:
+        checked: whether the layer's own input is one of them.
+    """
     problem = found.problem
     head = f"dy {shape_text(problem.output_shape)}, w {shape_text(problem.filter_shape)}"
     count = 1
@@ -106,6 +141,8 @@ def backwards_parts(layer: Layer, found: Backwards) -> list[Any]:
     else:
         answer += f"{every}: any of {count:,}, which dy and w cannot tell apart"
     lines = [head, configuration.summary(problem), answer]
+    if checked:
+        lines.append(f"the given x {shape_text(layer.arguments['input_shape'])} matches this dy")
     # A title may tell of the input that the layer had.
     name = in_line(layer.name or layer.title or "")
     title = [name] if name else []
@@ -157,7 +194,7 @@ def _why(axis: ConvAxis) -> str:
 
 
 def backwards_json(layer: Layer, found: Backwards) -> dict[str, Any]:
-    """The same for --json."""
+    """Return a sweep for --json."""
     problem = found.problem
     return {
         "name": layer.name,
@@ -195,7 +232,7 @@ class Sweep:
 
 
 def read_sweep(text: str) -> Sweep:
-    """A sweep such as ``input=3:12`` or ``stride=1:4``.
+    """Return a sweep such as ``input=3:12`` or ``stride=1:4``.
 
     Raises:
         ConvError: it is none.
@@ -217,7 +254,7 @@ def read_sweep(text: str) -> Sweep:
 
 
 def swept(layer: Layer, sweep: Sweep) -> list[tuple[int, ConvProblem | ConvError]]:
-    """The layer with each value, or why there is none."""
+    """Return the layer with each value, or the reason why it is invalid."""
     arguments = dict(layer.arguments)
     if sweep.word == "input" and "filter_shape" in arguments and "input_shape" not in arguments:
         arguments["input_shape"] = _any_input(arguments)
@@ -234,7 +271,7 @@ def swept(layer: Layer, sweep: Sweep) -> list[tuple[int, ConvProblem | ConvError
 
 
 def _any_input(arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """An input of one image that goes with the filter, of a size that is still to be set."""
+    """Return an input of one image that matches the filter, with a size to be set later."""
     filters = arguments["filter_shape"]
     layout, filter_layout = _layouts(arguments, len(filters))
     if len(filters) != len(layout):
@@ -245,7 +282,7 @@ def _any_input(arguments: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _with(arguments: Mapping[str, Any], word: str, value: int) -> dict[str, Any]:
-    """The argument that is swept, on every spatial axis."""
+    """Return the swept argument with a value on every spatial axis."""
     key = _SWEPT[word]
     if not key.endswith("shape"):
         return {key: value}
@@ -256,7 +293,7 @@ def _with(arguments: Mapping[str, Any], word: str, value: int) -> dict[str, Any]
 
 
 def sweep_table(sweep: Sweep, found: list[tuple[int, ConvProblem | ConvError]]) -> Table:
-    """A line for each value, with what is different along it."""
+    """Return a table with a row for each value and columns for what changes."""
     rows = []
     for value, one in found:
         if isinstance(one, ConvError):
@@ -278,12 +315,12 @@ def sweep_table(sweep: Sweep, found: list[tuple[int, ConvProblem | ConvError]]) 
 
 
 def _of_axes(texts: Iterable[str]) -> str:
-    """What is said of each axis, once where it is the same."""
+    """Return the texts of all axes, each different text once."""
     return "; ".join(dict.fromkeys(texts))
 
 
 def sweep_json(sweep: Sweep, found: list[tuple[int, ConvProblem | ConvError]]) -> dict[str, Any]:
-    """The same for --json."""
+    """Return a sweep for --json."""
     return {
         "word": sweep.word,
         "values": [

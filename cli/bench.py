@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 QUICK_MINUTES = 2.0
-QUICK_SECONDS = 0.1  # of each measurement
+QUICK_SECONDS = 0.1  # s per measurement of a quick run (chosen)
 QUICK_CPU_BATCH = 1
 QUICK_CPU_FLOPS = 11e9  # a pass of a quick run on the CPU; a fraction of a second
 
@@ -53,32 +53,39 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 
 
 @click.command()
+@configuration.short_form
 @click.option(
     "--suite",
     "suites",
     metavar="A,B",
     callback=configuration.separated,
-    help="Only layers of these.",
+    help="Benchmark only these suites.",
 )
 @click.option(
-    "--layer", "names", metavar="A,B", callback=configuration.separated, help="Only these layers."
+    "--layer",
+    "names",
+    metavar="A,B",
+    callback=configuration.separated,
+    help="Benchmark only these layers.",
 )
 @click.option(
-    "--config", type=paths.FILE, metavar="FILE", help="The layers of a TOML file instead."
+    "--config", type=paths.FILE, metavar="FILE", help="Benchmark the layers of a TOML file."
 )
 @click.option(
-    "--drawn", type=int, callback=_positive, metavar="N", help="So many drawn at random instead."
+    "--drawn", type=int, callback=_positive, metavar="N", help="Benchmark N random layers."
 )
 @click.option(
-    "--seed", type=configuration.SEED, help="Draw those of this number again.  [default: others]"
+    "--seed",
+    type=configuration.SEED,
+    help="Draw the random layers from this seed.  [default: a new one]",
 )
-@click.option("--list", "only_list", is_flag=True, help="List layers and suites, measure nothing.")
+@click.option("--list", "only_list", is_flag=True, help="List layers and suites, and exit.")
 @click.option(
     "--dtype",
     "dtypes",
     metavar="A,B",
     callback=configuration.words("dtype", lambda: ITEMSIZE),
-    help="[default: float16 on a GPU, float32 on the CPU]",
+    help="Benchmark these dtypes.  [default: float16 on a GPU, float32 on the CPU]",
 )
 @configuration.passes_option
 @click.option(
@@ -88,31 +95,35 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     default="auto",
     show_default=True,
     callback=configuration.separated,
-    help="Our implementations to measure.",
+    help="Benchmark these implementations of cupyconv.",
 )
 @click.option(
     "--layout",
     "layouts",
     metavar="A,B",
     callback=configuration.words("layout", _layouts),
-    help="channels_last, channels_first.  [default: both, the faster counts]",
+    help="Use channels_last or channels_first.  [default: both; the faster one counts]",
 )
 @click.option(
     "--precision",
     metavar="ieee|tf32|bf16x6",
     default="ieee",
     show_default=True,
-    help="tf32 allows rounding float32 operands, bf16x6 splitting them.",
+    help="Permit rounding float32 operands (tf32) or splitting them (bf16x6).",
 )
-@click.option("--device", metavar="cpu|gpu", help="[default: the GPU if there is one]")
-@click.option("--quick", is_flag=True, help="A chosen few layers, within 2 minutes.")
-@click.option("--seconds", type=float, callback=_positive, help="Of each measurement.")
-@click.option("--minutes", type=float, callback=_positive, help="Of the run; then it reports.")
+@click.option(
+    "--device",
+    metavar="cpu|gpu",
+    help="Run on the CPU or on the GPU.  [default: the GPU if there is one]",
+)
+@click.option("--quick", is_flag=True, help="Benchmark a few chosen layers, within 2 minutes.")
+@click.option("--seconds", type=float, callback=_positive, help="Measure each pass for this long.")
+@click.option("--minutes", type=float, callback=_positive, help="Stop after this long and report.")
 @click.option(
     "--peers",
     metavar="A,B",
     callback=_peers,
-    help="torch, jax, tensorflow, or none.  [default: on the CPU all, on a GPU torch]",
+    help="Compare with torch, jax, tensorflow, or none.  [default: all on the CPU, torch on a GPU]",
 )
 @click.option(
     "--json",
@@ -121,10 +132,10 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     metavar="[FILE]",
     is_flag=False,
     flag_value="-",
-    help="Print all figures as one JSON object instead, or write them to a file.",
+    help="Print all results as one JSON object, or write them to a file.",
 )
 @click.option(
-    "--csv", "csv_path", type=paths.FILE, metavar="FILE", help="Write a line for each measurement."
+    "--csv", "csv_path", type=paths.FILE, metavar="FILE", help="Write one line per measurement."
 )
 @click.option(
     "--plot", "plot_path", type=paths.FILE, metavar="FILE", help="Draw rooflines and ratios as SVG."
@@ -134,9 +145,10 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     type=paths.FILE,
     nargs=2,
     metavar="OLD NEW",
-    help="Compare two files that --json wrote, and measure nothing.",
+    help="Compare two files written by --json, and exit.",
 )
 def command(
+    shapes: tuple[str, ...],
     suites: tuple[str, ...],
     names: tuple[str, ...],
     config: str | None,
@@ -152,7 +164,9 @@ def command(
 
     \b
     cupyconv bench --quick
-    cupyconv bench --suite resnet50,depthwise --dtype float16 --json new.json --plot new.svg
+    cupyconv bench 8x64x56x56 64x64x3x3
+    cupyconv bench --suite resnet50,depthwise --dtype float16 \\
+      --json new.json --plot new.svg
     cupyconv bench --compare old.json new.json
 
     Those are used that are installed.  The report has each pass's share of what the processor
@@ -162,17 +176,28 @@ def command(
     """
     if compare:
         return _compare(*map(Path, compare), options["json_path"])
-    if drawn and (suites or names or config):
+    given = configuration.read_short_form(shapes)
+    ways = {
+        "two shapes": bool(given),
+        "--drawn": bool(drawn),
+        "--config": bool(config),
+        "--suite or --layer": bool(suites or names),
+    }
+    used = [way for way, is_used in ways.items() if is_used]
+    if len(used) > 1:
         raise ConvError(
-            "--drawn and --suite, --layer or --config both choose layers",
-            "got both",
-            "Give one of them",
+            "a run takes its layers from one place", f"got {' and '.join(used)}", "Give one of them"
         )
-    layers = _random_layers(drawn, seed) if drawn else _layers(suites, names, config)
+    if drawn:
+        layers = _random_layers(drawn, seed)
+    elif used and not (suites or names):
+        layers = _configured({**given, "config": config})
+    else:
+        layers = _of_suites(suites, names)
     if only_list:
         _list(layers, options["json_path"])
         return 0
-    return _measure(layers, chosen=bool(suites or names or config or drawn), **options)
+    return _measure(layers, chosen=bool(used), **options)
 
 
 def _measure(
@@ -257,37 +282,39 @@ def _random_layers(count: int, seed: int | None) -> tuple[SuiteLayer, ...]:
     return suites.drawn(secrets.randbelow(10**6) if seed is None else seed, count)
 
 
-def _layers(
-    suite_words: tuple[str, ...], names: tuple[str, ...], config: str | None
-) -> tuple[SuiteLayer, ...]:
+def _of_suites(words: tuple[str, ...], names: tuple[str, ...]) -> tuple[SuiteLayer, ...]:
     from cupyconv.bench import suites
 
-    if config is None:
-        return suites.select(suite_words, names)
-    if suite_words or names:
-        raise ConvError(
-            "--config and --suite or --layer both choose layers", "got both", "Give one of them"
-        )
-    read = configuration.read_layers({"config": config})
-    stem = Path(config).stem
-    found = [
-        suites.SuiteLayer(layer.name or f"{stem}-{number}", layer.problem(), layer.title or stem)
-        for number, layer in enumerate(read, 1)
-    ]
-    twice = {layer.name for layer in found if [one.name for one in found].count(layer.name) > 1}
+    return suites.select(words, names)
+
+
+def _configured(options: dict[str, Any]) -> tuple[SuiteLayer, ...]:
+    """Read the layers of a file, or the layer of two shapes."""
+    from cupyconv.bench import suites
+
+    config = options["config"]
+    stem = Path(config).stem if config else ""
+    layers = []
+    for number, layer in enumerate(configuration.read_layers(options), 1):
+        problem = layer.problem()
+        shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
+        name = layer.name or (f"{stem}-{number}" if config else shapes)
+        layers.append(suites.SuiteLayer(name, problem, layer.title or stem))
+    names = [layer.name for layer in layers]
+    twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ConvError(
             f"the layers of {config} must have different names",
             f"{min(twice)!r} is there more than once",
             "Rename one of them",
         )
-    return tuple(found)
+    return tuple(layers)
 
 
 def _quick(
     layers: tuple[SuiteLayer, ...], chosen: bool, device: str
 ) -> tuple[tuple[SuiteLayer, ...], str]:
-    """The layers of a quick run, and what is said of them."""
+    """Return the layers of a quick run, and their description."""
     from cupyconv.bench import suites
 
     count = len(layers)
@@ -330,7 +357,7 @@ def _require_here(impls: tuple[str, ...], place: str) -> None:
 
 
 def _log_path(json_path: Path) -> Path | None:
-    """The log beside a JSON file; none beside what is no file, such as a device."""
+    """Return the path of the log beside a JSON file; None beside a device or pipe."""
     if not files.is_replaced(json_path):
         return None
     suffix = ".jsonl" if json_path.suffix != ".jsonl" else ".log.jsonl"
@@ -339,7 +366,7 @@ def _log_path(json_path: Path) -> Path | None:
 
 
 def _write_files(results: Results, written: dict[str, Path], log_path: Path | None) -> None:
-    """JSON, CSV and the plot; the log is taken away once the JSON has all that is in it."""
+    """Write JSON, CSV and the plot; delete the log once the JSON file is complete."""
     from cupyconv.bench import export, plot
 
     if "json" in written:
@@ -396,7 +423,7 @@ def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
 
 
 def _drawn(sections: list[Chapter]) -> list[Any]:
-    """Sections as they are drawn."""
+    """Return sections as tables and headings for the terminal."""
     drawn: list[Any] = []
     for section in sections:
         drawn.append(output.heading(section.title, *map(in_line, section.lines)))

@@ -52,7 +52,7 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What was compared so far.
+    """Counts of the comparisons so far.
 
     Attributes:
         comparisons, failed: by implementation and dtype.
@@ -75,7 +75,7 @@ class Tally:
     "dtypes",
     metavar="DTYPE",
     multiple=True,
-    help="Repeatable.  [default: all real ones]",
+    help="Check this dtype.  Repeatable.  [default: all real dtypes]",
 )
 @click.option(
     "--impl",
@@ -83,14 +83,14 @@ class Tally:
     metavar="NAME",
     type=configuration.Words(lambda: FAMILIES),
     multiple=True,
-    help="Repeatable.  [default: all there are]",
+    help="Check this implementation.  Repeatable.  [default: all]",
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "gpu"]),
     default="auto",
     show_default=True,
-    help="auto checks the CPU, and the GPU if there is one.",
+    help="Check on this device; auto checks the CPU, and the GPU if there is one.",
 )
 @click.option(
     "--random",
@@ -101,7 +101,13 @@ class Tally:
     show_default=True,
     help="Check N random configurations as well.",
 )
-@click.option("--seed", type=configuration.SEED, default=0, show_default=True, help="Of all data.")
+@click.option(
+    "--seed",
+    type=configuration.SEED,
+    default=0,
+    show_default=True,
+    help="Draw data from this seed.",
+)
 @output.json_option
 def command(
     dtypes: tuple[str, ...],
@@ -165,7 +171,7 @@ def _implementations(impls: Sequence[str], device: str) -> list[str]:
 def _available(
     names: list[str], device: str, *, required: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """The implementations that can run, and why the others cannot."""
+    """Return the implementations that can run, and why the others cannot."""
     from cupyconv import DeviceError, arrays
 
     if not any(FAMILIES[name].on_gpu for name in names):
@@ -197,7 +203,7 @@ def _dtypes(layer: Layer, dtypes: Sequence[str]) -> Sequence[str]:
 
 
 def _random_layers(count: int, seed: int) -> Iterator[Layer]:
-    """Legal configurations over every rank, format, padding form and grouping."""
+    """Yield legal configurations over every rank, format, padding form and grouping."""
     draw = random.Random(seed)
     for number in range(count):
         rank = draw.choice((1, 2, 2, 3))
@@ -273,11 +279,10 @@ def _check(
 def _compare(
     truth: Truth, name: str, place: Processor, passes: tuple[str, ...], *, exactly: bool
 ) -> Iterator[tuple[str, str | None, float]]:
-    """Each comparison of one implementation: what, what is wrong if anything, and how near it was.
+    """Yield each comparison of an implementation: name, fault or None, and used bound.
 
-    Results of passes that it does not compute only take part in the adjoint identity.
-
-    The last is the share of the rounding bound that was used up.
+    Passes that the implementation lacks only take part in the adjoint identity. The last item is
+    the fraction of the rounding bound that was used.
     """
     import numpy as np
 
@@ -410,7 +415,7 @@ def _as_json(
 
 
 def _command(failure: Failure, seed: int) -> str:
-    """A command that shows the failure again."""
+    """Return a command that reproduces the failure."""
     return (
         f"cupyconv check {configuration.as_options(failure.problem)} "
         f"--dtype {failure.problem.dtype} --impl {failure.implementation} --seed {seed}"

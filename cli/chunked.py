@@ -16,18 +16,19 @@ from cupyconv.checking import ROUNDOFF, Agreement
 from cupyconv.cli import data, output, paths
 
 THREADS = 2
-"""Chunks at once: NumPy's BLAS has threads of its own."""
+"""Chunks computed at the same time; NumPy's BLAS is parallel itself (chosen)."""
 
 
-_SLACK = 64  # for the sums inside of each number
+_SLACK = 64
+"""Rounding errors per element that the adjoint identity allows for (chosen)."""
 
 
 def open_array(option: str, place: str) -> Any:
-    """A Dask array over a .npy file or a Zarr folder, of which nothing is read yet.
+    """Return a lazy Dask array over a .npy file or a Zarr folder.
 
     Raises:
-        ConvError: it is neither, or damaged.
-        OSError: it cannot be opened.
+        ConvError: the file is damaged, or of another kind.
+        OSError: the file cannot be opened.
     """
     import dask.array as da
     import numpy as np
@@ -36,7 +37,7 @@ def open_array(option: str, place: str) -> Any:
 
     path = Path(place)
     if not path.is_dir():
-        path.open("rb").close()  # has an error of its own where there is no such file
+        path.open("rb").close()  # raises the error of a missing file
     try:
         if path.is_dir():
             array = from_zarr(path)
@@ -80,7 +81,7 @@ def compute(
     impl: str,
     target: Path | None,
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """All passes, a few chunks at a time, with a progress bar.
+    """Compute all passes, a few chunks at a time, with a progress bar.
 
     Of complex numbers the inner products are the real part of the sum of products with conjugates.
 
@@ -154,7 +155,7 @@ def compute(
 def adjoint(
     problem: ConvProblem, norms: Mapping[str, float], products: Mapping[str, float]
 ) -> Agreement:
-    """The adjoint identity, <conv(x, w), dy> = <x, dx> = <w, dw>, judged by the tensors' norms."""
+    """Check the adjoint identity, <conv(x, w), dy> = <x, dx> = <w, dw>, by the tensors' norms."""
     scale = max(norms[a] * norms[b] for a, b in (("y", "dy"), ("x", "dx"), ("w", "dw")))
     values = list(products.values())
     difference = None
@@ -166,7 +167,7 @@ def adjoint(
 
 @contextmanager
 def _threads(target: Path | None) -> Iterator[None]:
-    """Threads that compute; what they wrote of ``target`` goes, unless they come to the end."""
+    """Run computing threads; remove what they wrote to ``target`` unless they finish."""
     import dask
 
     pool = ThreadPoolExecutor(THREADS)
@@ -183,7 +184,7 @@ def _threads(target: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[None]:
-    """A progress bar over the tasks of each computation."""
+    """Show a progress bar over the tasks of each computation."""
     import sys
 
     from dask.callbacks import Callback

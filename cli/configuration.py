@@ -1,13 +1,15 @@
-"""Which layers a command is about: read from options, a TOML file, or the presets.
+"""Layers of a command, read from options, a TOML file, a model or the presets.
 
-The three say the same things in the same words; options override what a file or preset says.
+Options and TOML keys have the same names; options override a file or preset.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +22,21 @@ from cupyconv.errors import shown, unknown_word
 from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
+from cupyconv.kernels.device import CARDS, DEVICES
 from cupyconv.markup import in_line
 from cupyconv.planning import PRECISIONS
-from cupyconv.planning.device import DEVICES
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, LARGEST, PADDING_WORDS, PASSES, shape_text
 
 PRESETS = Path(__file__).with_name("presets.toml")
 
-_DIGITS = 18  # of the largest size: what a 64-bit index can count
+_DIGITS = 19
+"""Decimal digits of LARGEST."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A configuration that was asked for, before its rules are checked.
+    """A requested configuration, before its rules are checked.
 
     Attributes:
         name, title: what it is called, and what it is about, where it says so.
@@ -55,7 +58,7 @@ class Layer:
         return in_line(": ".join(text for text in (self.name, self.title) if text))
 
     def problem(self, **more: Any) -> ConvProblem:
-        """The configuration with ``more`` arguments.
+        """Return the configuration with ``more`` arguments.
 
         Raises:
             ConvError: a shape is missing, or no such convolution exists.
@@ -79,7 +82,7 @@ class Layer:
 def _integers(
     what: str, value: Any, rule: str, example: str, separators: str = "[x,]"
 ) -> list[int]:
-    """Integers out of ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
+    """Return integers out of ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
     error = ConvError(
         f"{what} must be {rule}", f"got {shown(value)}", f"Write for example {example}"
     )
@@ -87,24 +90,24 @@ def _integers(
         parts = re.split(separators, value.strip().lower())
         if not all(re.fullmatch(r"\s*[-+]?[0-9]+\s*", part) for part in parts):
             raise error
-        too_large = any(len(part.strip()) > _DIGITS for part in parts)
+        too_large = any(len(part.strip().lstrip("+-0")) > _DIGITS for part in parts)
         numbers = [] if too_large else [int(part) for part in parts]
     else:
         numbers = value if isinstance(value, list) else [value]
         if not numbers or not all(type(number) is int for number in numbers):
             raise error
-        too_large = any(abs(number) >= 10**_DIGITS for number in numbers)
-    if too_large:
+        too_large = False
+    if too_large or any(abs(number) > LARGEST for number in numbers):
         raise ConvError(
             f"{what} must be made of numbers that a 64-bit index can count",
             f"got {shown(value)}",
-            f"Use at most {_DIGITS} digits",
+            f"Use at most {LARGEST}",
         )
     return numbers
 
 
 def read_shape(what: str, value: Any) -> tuple[int, ...]:
-    """A shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
+    """Return a shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
     rule = "a shape, sizes with x or commas between them"
     return tuple(_integers(what, value, rule, "1x5x5x3 or 1,5,5,3"))
 
@@ -185,14 +188,14 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "filter_format": ("filter_format", _text),
     "dtype": ("dtype", _dtype),
 }
-"""Of each key: the argument of ConvProblem that it gives, and how its value is read."""
+"""Argument of ConvProblem, and parser of the value, for each key."""
 
 _LABELS = ("name", "title", "values")
-"""Keys that say nothing about the convolution."""
+"""Keys that do not describe the convolution."""
 
 
 class Words(click.ParamType):
-    """A word that a shell may complete; what it means is checked where it is used."""
+    """An option value that a shell may complete; it is checked where it is used."""
 
     name = "word"
 
@@ -221,7 +224,7 @@ def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
 def separated(
     _context: click.Context, option: click.Parameter, value: str | None
 ) -> tuple[str, ...]:
-    """The words of an option, with commas between them; none where it was not given.
+    """Return the words of an option, with commas between them; none where it was not given.
 
     Raises:
         ConvError: it was given without a word, which would mean the same.
@@ -255,58 +258,68 @@ def _list_presets(ctx: click.Context, _param: click.Parameter, asked: bool) -> N
 
 
 _OPTIONS = (
-    click.option("--input", metavar="SHAPE", help="Shape of x, such as 1x5x5x3."),
-    click.option("--filter", metavar="SHAPE", help="Shape of w, such as 3x3x3x4."),
-    click.option("--stride", metavar="N|NxN", help="For all axes, or one per axis.  [default: 1]"),
+    click.option(
+        "--input",
+        metavar="SHAPE",
+        help="Set the shape of x, such as 1x5x5x3; INPUT and FILTER set both shapes.",
+    ),
+    click.option("--filter", metavar="SHAPE", help="Set the shape of w, such as 3x3x3x4."),
+    click.option(
+        "--stride", metavar="N|NxN", help="Set the stride of all axes, or of each.  [default: 1]"
+    ),
     click.option(
         "--padding",
         type=Words(lambda: PADDING_WORDS),
         metavar="PADDING",
-        help="same, valid, same_lower, 1, 1,2 (per axis) or 1:2,0:1 (before:after per axis).  "
+        help="Pad by same, valid, same_lower, 1, 1,2 (each axis) or 1:2,0:1 (before:after).  "
         "[default: 0]",
     ),
     click.option(
-        "--dilation", metavar="N|NxN", help="For all axes, or one per axis.  [default: 1]"
+        "--dilation",
+        metavar="N|NxN",
+        help="Set the dilation of all axes, or of each.  [default: 1]",
     ),
-    click.option("--groups", metavar="N", help="The input's channels for depthwise.  [default: 1]"),
+    click.option(
+        "--groups",
+        metavar="N",
+        help="Set the number of groups; a depthwise layer has one per input channel.  [default: 1]",
+    ),
     click.option(
         "--data-format",
         metavar="WORD",
         type=Words(lambda: (word for rank in SPATIAL_AXES for word in data_formats(rank))),
-        help="Order of x and y, such as NHWC.  [default: NCHW]",
+        help="Set the axis order of x and y, such as NHWC.  [default: NCHW]",
     ),
     click.option(
         "--filter-format",
         metavar="WORD",
-        help="Order of w, such as HWIO.  [default: OIHW, with NHWC: HWIO]",
+        help="Set the axis order of w, such as HWIO.  [default: OIHW, or HWIO with NHWC]",
     ),
     click.option(
         "--config",
         type=paths.FILE,
         metavar="FILE",
-        help="Read layers from a TOML file with these words.",
+        help="Read layers from a TOML file with these options as keys.",
     ),
     click.option(
         "--model",
         type=paths.FILE,
         metavar="FILE.onnx",
-        help="Take the convolutions of a model; --input NAME=SHAPE gives sizes it leaves open.",
+        help="Read the convolutions of an ONNX model; --input NAME=SHAPE sets its open sizes.",
     ),
-    click.option(
-        "--layer", metavar="NAME", help="Of several layers in the file the one of this name."
-    ),
+    click.option("--layer", metavar="NAME", help="Use only the layer with this name."),
     click.option(
         "--preset",
         metavar="NAME",
         type=Words(lambda: (str(layer.name) for layer in read_file(PRESETS))),
-        help="One of the layers that come with cupyconv.",
+        help="Use a built-in layer.",
     ),
     click.option(
         "--list-presets",
         is_flag=True,
         expose_value=False,
         callback=_list_presets,
-        help="List them, and do nothing else.",
+        help="List the built-in layers, and exit.",
     ),
 )
 
@@ -314,14 +327,15 @@ dtype_option = click.option(
     "--dtype",
     metavar="DTYPE",
     type=Words(lambda: ITEMSIZE),
-    help=f"{', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  [default: float32]",
+    help=f"Set the dtype: {', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  "
+    "[default: float32]",
 )
 
 
 def devices_option(
-    help: str, known: Iterable[str] = DEVICES, default: tuple[str, ...] = ()
+    help: str, known: Iterable[str] = (*DEVICES, *CARDS), default: tuple[str, ...] = ()
 ) -> Callable[[Callable], Callable]:
-    """``--device``, repeatable, of which the command takes all words as ``devices``."""
+    """Add the repeatable option ``--device``, whose values are passed as ``devices``."""
     shown_default = f"  [default: {' and '.join(default)}]" if default else ""
     return click.option(
         "--device",
@@ -340,7 +354,7 @@ precision_option = click.option(
     type=Words(lambda: PRECISIONS),
     default="ieee",
     show_default=True,
-    help="What calls permit: ieee, tf32 or bf16x6.",
+    help="Set the permitted precision: ieee, tf32 or bf16x6.",
 )
 
 impl_option = click.option(
@@ -349,7 +363,7 @@ impl_option = click.option(
     type=Words(lambda: ("auto", *FAMILIES)),
     default="auto",
     show_default=True,
-    help="The implementation of this name; auto is the one that is planned.",
+    help="Use this implementation; auto lets the planner choose.",
 )
 
 passes_option = click.option(
@@ -357,11 +371,11 @@ passes_option = click.option(
     "passes",
     metavar="A,B",
     callback=words("pass", lambda: PASSES),
-    help=f"{', '.join(PASSES)}.  [default: all]",
+    help=f"Use only these passes: {', '.join(PASSES)}.  [default: all]",
 )
 
 SEED = click.IntRange(0, LARGEST)
-"""Of random data: what the library's functions take."""
+"""Seeds of random data."""
 
 values_option = click.option(
     "--values",
@@ -371,22 +385,58 @@ values_option = click.option(
 )
 
 
+short_form = click.argument("shapes", nargs=-1, metavar="[INPUT FILTER]")
+"""Argument of two shapes, which ``read_short_form`` reads."""
+
+
+def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
+    """Read two shapes without options as the values of --input and --filter; none as no values.
+
+    Raises:
+        ConvError: there are not two arguments, or one is not a shape.
+    """
+    if shapes and (len(shapes) != 2 or not all(map(_SHAPE.fullmatch, shapes))):
+        raise ConvError(
+            "the short form is two shapes, of the input and of the filter",
+            f"got {' '.join(shapes)}",
+            f"Write for example cupyconv {click.get_current_context().info_name} "
+            "1x5x100x100 10x5x5x5",
+        )
+    return dict(zip(("input", "filter"), shapes, strict=False))
+
+
+_SHAPE = re.compile(r"[0-9]+([xX,][0-9]+)+")
+
+
 def configuration_options(command: Callable) -> Callable:
-    """The options that ``read_layers`` reads, all but --dtype."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    """Add the short form and the options that ``read_layers`` reads, all but --dtype."""
+
+    @wraps(command)
+    def configured(shapes: Sequence[str], **options: Any) -> Any:
+        for key, value in read_short_form(shapes).items():
+            if options[key] is not None:
+                raise ConvError(
+                    "the input and the filter are given once",
+                    f"got {' '.join(shapes)} and --{key} {options[key]}",
+                    f"Leave out --{key}, or the two shapes",
+                )
+            options[key] = value
+        return command(**options)
+
+    for option in (*reversed(_OPTIONS), short_form):
+        configured = option(configured)
+    return configured
 
 
 def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> list[Layer]:
-    """The layers that a command's options ask for.
+    """Return the layers that a command's options select.
 
     Args:
-        options: values by option name; None for those that were not given.
-        notes: here go convolutions of a model that cannot be told, with the reason.
+        options: values by option name; None for missing options.
+        notes: list to append a model's unreadable convolutions to, with the reason.
 
     Raises:
-        ConvError: a value, key, preset or file is not what it should be.
+        ConvError: a value, key, preset or file is invalid.
         OSError: the file cannot be read.
     """
     config, preset = options.get("config"), options.get("preset")
@@ -426,7 +476,7 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
 
 
 def left_out(notes: list[str]) -> list[Any]:
-    """What tells of the convolutions of a model that ``read_layers`` could not."""
+    """Return the list of a model's convolutions that ``read_layers`` could not read."""
     if not notes:
         return []
     head = f"{counted(len(notes), 'node')} of the model left out"
@@ -434,7 +484,7 @@ def left_out(notes: list[str]) -> list[Any]:
 
 
 def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
-    """The convolutions of an ONNX model as layers; a transposed one is that which it undoes."""
+    """Return the convolutions of an ONNX model as layers; transposed ones as their inverse."""
     from cupyconv.explaining.onnx_model import read
 
     given = {}
@@ -444,14 +494,21 @@ def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
     found = read(path, given, paths.read(Path(path)))
     if not found.layers:
         raise ConvError(
-            "a model must have a convolution", f"{path} has none", "Use another, or --preset"
+            "a model must have a convolution that can be read",
+            f"{path} {found.without_layers}",
+            "Use another, or --preset",
         )
-    notes += [f"{name}: {why}" for name, why in (*found.unknown, *found.left_out)]
+    notes += [f"{one.name}: {one.reason}" for one in (*found.unknown, *found.left_out)]
     return [
         Layer(
             layer.name,
             f"{layer.operator} of {Path(path).name}"
-            + (", whose forward pass is the dx of this" if layer.is_transposed else ""),
+            + (
+                ", whose forward pass is the dx of this and whose db has "
+                f"{counted(layer.problem.C, 'value')}"
+                if layer.is_transposed
+                else ""
+            ),
             _arguments(layer.problem),
             is_transposed=layer.is_transposed,
         )
@@ -475,7 +532,7 @@ def _arguments(problem: ConvProblem) -> dict[str, Any]:
 
 
 def _with_options(layers: list[Layer], options: Mapping[str, Any]) -> list[Layer]:
-    """The layers with what the options change."""
+    """Return the layers with the options applied."""
     given = {
         argument: read(f"--{key.replace('_', '-')}", options[key])
         for key, (argument, read) in _READERS.items()
@@ -507,7 +564,7 @@ def _named(layers: list[Layer], name: str, where: str) -> Layer:
 
 
 def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Layer:
-    """The layer with what the options say; a title tells of the layer without them."""
+    """Return the layer with the options applied, without a title that describes the old layer."""
     other = any(layer.arguments.get(key, value) != value for key, value in given.items())
     new = any(key not in layer.arguments and key != "dtype" for key in given)
     title = None if layer.arguments and (other or new) else layer.title
@@ -515,8 +572,17 @@ def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Laye
     return replace(layer, title=title, arguments=arguments, values=values or layer.values)
 
 
+def _toml_fault(error: Exception) -> str:
+    """Return why a file is not TOML."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if type(error) is ValueError:  # Python's limit, whose advice is for programs
+        return f"it has an integer of more than {sys.get_int_max_str_digits():,} digits"
+    return str(error)
+
+
 def read_file(path: Path) -> list[Layer]:
-    """The layers of a TOML file: one at its top level, or several [[layer]] tables.
+    """Return the layers of a TOML file: one at its top level, or several [[layer]] tables.
 
     Raises:
         ConvError: it is not TOML, or says something that a layer does not have.
@@ -526,10 +592,10 @@ def read_file(path: Path) -> list[Layer]:
 
     try:
         content = tomllib.loads(paths.read(path).decode())
-    except (ValueError, RecursionError) as error:  # of its own, of UTF-8, and of huge integers
+    except (ValueError, RecursionError) as error:  # syntax, UTF-8 and huge integers
         raise ConvError(
             f"{path} must be TOML",
-            "it is nested too deeply" if isinstance(error, RecursionError) else str(error),
+            _toml_fault(error),
             'Write lines such as input = "1x5x5x3"',
         ) from None
     words = [word for word in ("layer", "layers") if word in content]
@@ -582,7 +648,7 @@ def _layer(where: str, table: Mapping[str, Any]) -> Layer:
 
 
 def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
-    """What was configured, for ``--json``."""
+    """Return the configuration for ``--json``."""
     return {
         "name": layer.name,
         "title": layer.title,
@@ -602,7 +668,7 @@ def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
 
 
 def as_options(problem: ConvProblem) -> str:
-    """The options that give this problem, all but --dtype."""
+    """Return the options that give this problem, all but --dtype."""
     padding = problem.padding_mode
     if padding == "explicit":
         padding = ",".join(f"{before}:{after}" for before, after in problem.padding)
@@ -615,7 +681,7 @@ def as_options(problem: ConvProblem) -> str:
 
 
 def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str:
-    """What was configured beside the shapes, in a line; what is said otherwise is in ``other``."""
+    """Return the configuration apart from the shapes, in one line; ``other`` replaces entries."""
     padding = problem.padding_mode
     if padding == "explicit":
         sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +26,7 @@ from cupyconv import (
 from cupyconv.cli import output, paths
 from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PASSES
+from cupyconv.problem import ITEMSIZE, PASSES, bytes_text, shape_text
 
 DEVICES = ("auto", "cpu", "gpu")
 
@@ -31,7 +34,7 @@ _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 class Processor:
-    """Where a command computes: NumPy on the CPU, or the current GPU."""
+    """Device of a command: NumPy on the CPU, or the current GPU."""
 
     def __init__(self, *, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
@@ -39,7 +42,7 @@ class Processor:
 
     @staticmethod
     def of(device: str, impl: str = "auto") -> Processor:
-        """The place that --device asks for; under "auto", one where the implementation runs.
+        """Return the device of --device; for "auto", one that the implementation runs on.
 
         Raises:
             DeviceError: a GPU is needed and there is none.
@@ -49,24 +52,24 @@ class Processor:
         return Processor(on_gpu=device == "gpu" or (device == "auto" and arrays.device_count() > 0))
 
     def plan(self, problem: ConvProblem, impl: str = "auto") -> Plan:
-        """What would compute a problem here."""
+        """Return the plan of a problem on this device."""
         return plan(problem, None if self.on_gpu else Device.of("cpu"), impl)
 
     def passes(self, problem: ConvProblem, impl: str) -> tuple[str, ...]:
-        """The passes of a problem that an implementation computes here."""
+        """Return the passes of a problem that an implementation supports on this device."""
         device = backends.current_device() if self.on_gpu else Device.of("cpu")
         return tuple(pass_ for pass_ in PASSES if _takes(problem, pass_, device, impl))
 
     def put(self, array: np.ndarray) -> Any:
-        """A NumPy array in this place's memory."""
+        """Return a NumPy array in this place's memory."""
         return array if self._cupy is None else self._cupy.asarray(array)
 
     def get(self, array: Any) -> np.ndarray:
-        """An array of this place as a NumPy array."""
+        """Return an array of this place as a NumPy array."""
         return array if self._cupy is None else self._cupy.asnumpy(array)
 
     def available_memory(self) -> int | None:
-        """Bytes that can still be allocated on the GPU; None on the CPU."""
+        """Return bytes that can still be allocated on the GPU; None on the CPU."""
         return None if self._cupy is None else int(self._cupy.cuda.runtime.memGetInfo()[0])
 
 
@@ -81,59 +84,146 @@ def _takes(problem: ConvProblem, pass_: str, device: Device, impl: str) -> bool:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def load(option: str, place: str) -> np.ndarray:
-    """The array in a .npy file, or one of those in a .npz file.
+class ArrayFile:
+    """An array in a .npy file, or one of the arrays in a .npz file.
+
+    Only its header is read until ``read`` is called.
 
     Args:
         option: the option that named the file, such as "--dy"; a .npz array of that name is taken.
-        place: path of the file, for .npz with ``:name`` of the array after it if need be.
+        place: path of the file; the name of an array of a .npz file may follow after a colon.
+
+    Attributes:
+        shape: the shape of the array.
+        dtype: its dtype in this machine's byte order.
 
     Raises:
         ConvError: the file is truncated, pickled or ambiguous, or has no numbers.
         OSError: it cannot be opened.
     """
-    path, name = Path(place), None
-    if not path.exists() and ".npz:" in place:
-        base, _, name = place.rpartition(":")
-        path = Path(base)
-    with _opened(path) as file:
-        magic = file.read(len(_NPY))
-        if not magic.startswith((_NPY, _ZIP)):
+
+    def __init__(self, option: str, place: str) -> None:
+        self._option, self._path, name = option, Path(place), None
+        if not self._path.exists() and ".npz:" in place:
+            base, _, name = place.rpartition(":")
+            self._path = Path(base)
+        is_standard = str(self._path) == paths.STANDARD
+        self._content = paths.read(self._path) if is_standard else None
+        with self._opened() as file:
+            magic = file.read(len(_NPY))
+            if not magic.startswith((_NPY, _ZIP)):
+                raise ConvError(
+                    f"{option} must be a .npy or .npz file",
+                    f"{self._path} is neither" if magic else f"{self._path} is empty",
+                    "Write it with numpy.save or numpy.savez; pickled data is never read",
+                )
+            self._member: str | None = None
+            size = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            with self._whole():
+                if magic == _NPY:
+                    self._read_header(file, size)
+                else:
+                    with zipfile.ZipFile(file) as packed:
+                        self._member = _member(option, self._path, packed.namelist(), name)
+                        size = packed.getinfo(self._member).file_size
+                        with packed.open(self._member) as unpacked:
+                            self._read_header(unpacked, size)
+        if self.dtype.kind not in "biufc" and self.dtype != arrays.numpy_dtype("bfloat16"):
             raise ConvError(
-                f"{option} must be a .npy or .npz file",
-                f"{path} is neither" if magic else f"{path} is empty",
-                "Write it with numpy.save or numpy.savez; pickled data is never read",
+                f"{option} must be an array of numbers",
+                f"{self._path} has dtype {self.dtype}",
+                "Write it again with a dtype such as float32",
             )
-        file.seek(0)
+
+    def read(self) -> np.ndarray:
+        """Return the array, in this machine's byte order.
+
+        Raises:
+            ConvError: the file is damaged, or the array does not fit into main memory.
+            OSError: it cannot be read.
+        """
+        needed, available = prod(self.shape) * self.dtype.itemsize, available_memory()
+        if available is not None and needed > available:
+            raise ConvError(
+                f"{self._option} must fit into main memory",
+                f"the array in {self._path} has {bytes_text(needed)}, "
+                f"{bytes_text(available)} is available",
+                "Use a smaller array",
+            )
+        with self._opened() as file, self._whole():
+            if self._member is None:
+                return _native(np.load(file, allow_pickle=False))
+            with zipfile.ZipFile(file) as packed, packed.open(self._member) as unpacked:
+                return _native(np.lib.format.read_array(unpacked, allow_pickle=False))
+
+    def _opened(self) -> IO[bytes]:
+        return self._path.open("rb") if self._content is None else io.BytesIO(self._content)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Turn what parsers raise for damaged files into one error."""
         try:
-            content = np.load(file, allow_pickle=False)
-            if isinstance(content, np.ndarray):
-                array = content
-            else:
-                array = content[_member(option, path, content.files, name)]
-                if not isinstance(array, np.ndarray):  # bytes of a file that is something else
-                    raise ValueError("what is called .npy in it is something else")
+            yield
         except (ConvError, MemoryError):
             raise
         except Exception as error:  # parsers of damaged files raise nearly anything
             pickled = "allow_pickle" in str(error)
             raise ConvError(
-                f"{option} must be a whole file of plain numbers",
-                f"{path} {'has pickled objects' if pickled else 'is damaged or truncated'} "
+                f"{self._option} must be a whole file of plain numbers",
+                f"{self._path} {'has pickled objects' if pickled else 'is damaged or truncated'} "
                 f"({error})",
                 "Write it again with numpy.save, with a dtype such as float32",
             ) from None
-    array = _native(array)
-    if array.dtype.kind not in "biufc" and array.dtype != arrays.numpy_dtype("bfloat16"):
-        raise ConvError(
-            f"{option} must be an array of numbers",
-            f"{path} has dtype {array.dtype}",
-            "Write it again with a dtype such as float32",
-        )
-    return array
+
+    def _read_header(self, file: IO[bytes], size: int) -> None:
+        """Take over the shape and dtype of a .npy file that is ``size`` bytes long."""
+        version = np.lib.format.read_magic(file)  # type: ignore[arg-type]  # it only reads
+        # A header of version 3 is one of version 2 in UTF-8, which only names of fields need.
+        read = np.lib.format.read_array_header_2_0
+        if version == (1, 0):
+            read = np.lib.format.read_array_header_1_0
+        elif version not in ((2, 0), (3, 0)):
+            raise ValueError(f"its format has version {version}")
+        self.shape, _, dtype = read(file)  # type: ignore[arg-type]
+        if dtype.hasobject:
+            raise ValueError("objects are read with allow_pickle only, which is never used")
+        self.dtype = _native(np.empty(0, dtype)).dtype
+        needed = prod(self.shape) * dtype.itemsize
+        if needed > size - file.tell():
+            raise ValueError(f"its header promises {needed} bytes, {size - file.tell()} follow")
 
 
-def require_parts(problem: ConvProblem, loaded: Mapping[str, np.ndarray]) -> None:
+def require_shapes(problem: ConvProblem, files_: Mapping[str, ArrayFile]) -> None:
+    """Check that arrays have the shapes of a layer.
+
+    Raises:
+        ConvError: one has not.
+    """
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+    for name, shape in zip(("x", "w", "dy"), shapes, strict=True):
+        if name in files_ and files_[name].shape != shape:
+            raise ConvError(
+                f"--{name} must have the shape that the layer says",
+                f"the file has {array_text(files_[name].shape)}, {name} is {shape_text(shape)}",
+                "Give another file, or another layer",
+            )
+
+
+def array_text(shape: tuple[int, ...]) -> str:
+    """Return the shape of an array from a file; one without axes is a scalar."""
+    return shape_text(shape) or "a scalar"
+
+
+def dtype_for(names: Iterable[str]) -> str:
+    """Return the dtype of the library that arrays of several dtypes are to be converted to."""
+    names = set(names)
+    if not any(name.startswith("complex") for name in names):
+        return "float32"
+    return "complex64" if names <= {"complex64", "float32", "float16", "bfloat16"} else "complex128"
+
+
+def require_parts(problem: ConvProblem, loaded: Mapping[str, ArrayFile | np.ndarray]) -> None:
     """Check that no imaginary part would be lost.
 
     Raises:
@@ -143,30 +233,28 @@ def require_parts(problem: ConvProblem, loaded: Mapping[str, np.ndarray]) -> Non
         if array.dtype.kind == "c" and not problem.is_complex:
             raise ConvTypeError(
                 f"{name} is {array.dtype}, whose imaginary part {problem.dtype} does not have. Use "
-                f"--dtype {array.dtype}"
+                f"--dtype {dtype_for([array.dtype.name])}"
             )
 
 
-def _opened(path: Path) -> IO[bytes]:
-    """A file, or standard input, in which one cannot go back."""
-    return io.BytesIO(paths.read(path)) if str(path) == paths.STANDARD else path.open("rb")
-
-
-def _member(option: str, path: Path, names: list[str], name: str | None) -> str:
+def _member(option: str, path: Path, members: list[str], name: str | None) -> str:
+    """Return the member of a .npz file that an option names, or the only one."""
+    arrays_ = {member.removesuffix(".npy"): member for member in members}
     wanted = name or option.lstrip("-")
-    if wanted in names:
-        return wanted
-    if name is None and len(names) == 1:
-        return names[0]
+    if wanted in arrays_:
+        return arrays_[wanted]
+    if name is None and len(arrays_) == 1:
+        return members[0]
+    first = next(iter(arrays_), None)
     raise ConvError(
         f"{option} must be one array of the .npz file",
-        f"{path} has {', '.join(names) or 'none'}, and none is called {wanted!r}",
-        f"Choose one, for example {option} {path}:{names[0]}" if names else "Give another file",
+        f"{path} has {', '.join(arrays_) or 'none'}, and none is called {wanted!r}",
+        f"Choose one, for example {option} {path}:{first}" if arrays_ else "Give another file",
     )
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """The array in this machine's byte order; two opaque bytes are how NumPy saves bfloat16."""
+    """Return the array in this machine's byte order; NumPy saves bfloat16 as two opaque bytes."""
     if array.dtype == np.dtype("V2"):
         return array.view(arrays.numpy_dtype("bfloat16"))
     return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -190,8 +278,25 @@ def save(path: Path, content: Mapping[str, np.ndarray]) -> None:
 # -- memory ----------------------------------------------------------------------------------------
 
 
+def require_memory(problem: ConvProblem) -> None:
+    """Check that a layer's tensors fit into main memory, before any of them is made.
+
+    Raises:
+        ConvError: they do not.
+    """
+    # x, w, dy and the three results; each of them in float64 as well, and one intermediate copy.
+    elements = problem.bytes // ITEMSIZE[problem.dtype]
+    needed, available = 2 * problem.bytes + 3 * 8 * elements, available_memory()
+    if available is not None and needed > available:
+        raise ConvError(
+            "--large needs memory for all values of the layer",
+            f"they need about {bytes_text(needed)}, {bytes_text(available)} is available",
+            "Leave out --large",
+        )
+
+
 def available_memory() -> int | None:
-    """Bytes of main memory that can still be allocated; None where the system does not say."""
+    """Return the bytes of main memory that can be allocated; None if the system does not say."""
     limits = [_meminfo(), _cgroup(), _address_space()]
     known = [limit for limit in limits if limit is not None]
     return min(known, default=None)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import click
 
 import cupyconv
-from cupyconv import CupyconvError, arrays
+from cupyconv import CupyconvError, arrays, cache_folder
 from cupyconv.cli import output
+from cupyconv.cpu.choice import has_numba
 from cupyconv.errors import DeviceError, install_command, reinstall_command
 from cupyconv.gpu import compiler, sources
-from cupyconv.planning.cpu import has_numba
 from cupyconv.problem import bytes_text
 
 INSTALL_DRIVER = (
@@ -45,7 +45,7 @@ OPTIONAL = {
     "onnx": Optional("ONNX", "reads models", lambda: install_command("onnx")),
     "dask": Optional("Dask", "is for cupyconv.dask", lambda: install_command("dask")),
 }
-"""By the name of the module."""
+"""Package to install, keyed by module name."""
 
 
 class Missing(NamedTuple):
@@ -59,7 +59,7 @@ class Missing(NamedTuple):
 @click.option("--require-gpu", is_flag=True, help="Exit with 3 if there is no usable GPU.")
 @output.json_option
 def command(require_gpu: bool, as_json: bool) -> None:
-    """What is installed, and how to get what is missing."""
+    """Show installed packages and devices, and what is missing."""
     missing: list[Missing] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what CuPy warns of while it loads is reported below
@@ -129,17 +129,22 @@ def _gpus(missing: list[Missing]) -> list[dict[str, Any]]:
 def _gpu(number: int) -> dict[str, Any]:
     properties = arrays.cupy().cuda.runtime.getDeviceProperties(number)
     capability = properties["major"], properties["minor"]
+    architecture = target = wrong = None
     try:
-        architecture = cupyconv.Device.of_capability("GPU", capability).architecture
-    except CupyconvError:
-        architecture = None
+        device = cupyconv.Device.of_capability("GPU", capability)
+        architecture = device.architecture
+        target = compiler.fitted(device).target
+    except CupyconvError as error:
+        wrong = str(error)
     return {
         "number": number,
         "name": properties["name"].decode(),
         "capability": f"{capability[0]}.{capability[1]}",
         "architecture": architecture,
+        "target": target,
         "memory_bytes": int(properties["totalGlobalMem"]),
-        "usable": architecture is not None,
+        "usable": target is not None,
+        "reason": wrong,
     }
 
 
@@ -152,7 +157,7 @@ def _bindings(missing: list[Missing]) -> dict[str, Any] | None:
 
 
 def _optional(name: str, missing: list[Missing]) -> dict[str, Any] | None:
-    """An optional package; it is not imported, which of some takes seconds."""
+    """Return a line on an optional package, without the slow import of it."""
     label, use, command = OPTIONAL[name]
     try:
         version = importlib.metadata.version(name)
@@ -172,10 +177,11 @@ def _sources(missing: list[Missing]) -> dict[str, Any] | None:
 
 
 def _cache(missing: list[Missing]) -> dict[str, Any]:
-    folder, name = compiler.cache_directory(), compiler.CACHE_VARIABLE
-    entries = list(folder.glob("*.cubin")) if folder is not None and folder.is_dir() else []
-    writable = folder is not None and compiler.unwritable(folder) is None
-    wrong = None if folder is None else compiler.distrust(folder)
+    folder, name = cache_folder.cache_directory(), cache_folder.CACHE_VARIABLE
+    kept = folder.iterdir() if folder is not None and folder.is_dir() else ()
+    entries = [path for path in kept if path.suffix in compiler.SUFFIXES]
+    writable = folder is not None and cache_folder.unwritable(folder) is None
+    wrong = None if folder is None else cache_folder.distrust(folder)
     if not writable:
         missing.append(
             Missing("a kernel cache that can be written", f"export {name}=/a/folder/that/can")
@@ -191,8 +197,20 @@ def _cache(missing: list[Missing]) -> dict[str, Any]:
     }
 
 
+def _target_text(gpu: dict[str, Any]) -> str:
+    """Return the compiler's target for a GPU, or the reason why the GPU is unusable."""
+    architecture, target = gpu["architecture"], gpu["target"]
+    if architecture is None:
+        return "too old: 7.5 is needed"
+    if target is None:
+        return f"{architecture}: {gpu['reason']}"
+    if target == architecture:
+        return str(target)
+    return f"{architecture}, which NVRTC does not know: kernels are compiled for {target}"
+
+
 def _try(look: Callable[[], Any]) -> Any:
-    """What there is to see; None if looking fails, for whatever reason."""
+    """Return what ``look`` returns; None if it fails in any way."""
     try:
         return look()
     except Exception:  # drivers and their bindings fail in many ways, none of which stops a report
@@ -220,10 +238,9 @@ def _tables(found: dict[str, Any], missing: list[Missing]) -> list[Any]:
         unused = found[key] is not None and not found[key].get("used", True)
         table.add_row(name, f"{version}, not used" if unused else version)
     for gpu in found["gpus"]:
-        usable = gpu["architecture"] or "too old: 7.5 is needed"
         table.add_row(
             f"GPU {gpu['number']}",
-            f"{gpu['name']}, capability {gpu['capability']} ({usable}), "
+            f"{gpu['name']}, capability {gpu['capability']} ({_target_text(gpu)}), "
             f"{bytes_text(gpu['memory_bytes'])}",
         )
     if not found["gpus"]:
@@ -242,6 +259,9 @@ def _tables(found: dict[str, Any], missing: list[Missing]) -> list[Any]:
     if not missing:
         return [table, "nothing is missing"]
     lacking = output.table("missing", "get it with")
+    by_command: dict[str, list[str]] = {}
     for entry in missing:
-        lacking.add_row(*entry)
+        by_command.setdefault(entry.command, []).append(entry.what)
+    for command, names in by_command.items():
+        lacking.add_row("\n".join(names), command)
     return [table, lacking]

@@ -33,14 +33,27 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     multiple=True,
     help="List the terms of 'dF[k,c,r,s]' (or dw), 'dX[n,c,h,w]' or 'O[n,k,p,q]'.  Repeatable.",
 )
-@click.option("--all", "everything", is_flag=True, help="List all terms, not only both ends.")
-@click.option("--x", type=paths.FILE, metavar="FILE", help="Values from .npy or .npz; else random.")
-@click.option("--w", type=paths.FILE, metavar="FILE", help="Likewise of w.")
-@click.option("--dy", type=paths.FILE, metavar="FILE", help="Likewise of dy.")
 @click.option(
-    "--seed", type=configuration.SEED, default=0, show_default=True, help="Of random data."
+    "--all", "everything", is_flag=True, help="List all terms instead of the first and last ones."
+)
+@click.option(
+    "--x", type=paths.FILE, metavar="FILE", help="Read x from .npy or .npz.  [default: random]"
+)
+@click.option(
+    "--w", type=paths.FILE, metavar="FILE", help="Read w from .npy or .npz.  [default: random]"
+)
+@click.option(
+    "--dy", type=paths.FILE, metavar="FILE", help="Read dy from .npy or .npz.  [default: random]"
+)
+@click.option(
+    "--seed",
+    type=configuration.SEED,
+    default=0,
+    show_default=True,
+    help="Draw random data from this seed.",
 )
 @configuration.values_option
+@click.option("--large", is_flag=True, help="Compute the values however large the layer is.")
 @click.option(
     "--map",
     "mapped",
@@ -55,12 +68,15 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     help="Print the layer for tensorflow, pytorch, jax or onnx.",
 )
 @click.option(
-    "--svg", type=paths.FILE, metavar="FILE", help="Write a picture; with --map, of the map."
+    "--svg",
+    type=paths.FILE,
+    metavar="FILE",
+    help="Write a picture as SVG; with --map, write the map.",
 )
 @click.option(
     "--html", type=paths.FILE, metavar="FILE", help="Write an interactive page; needs no network."
 )
-@click.option("--open", "opened", is_flag=True, help="Show the page in the browser.")
+@click.option("--open", "opened", is_flag=True, help="Open the page in a browser.")
 @output.json_option
 def command(
     elements: tuple[str, ...],
@@ -69,6 +85,7 @@ def command(
     w: str | None,
     dy: str | None,
     seed: int,
+    large: bool,
     mapped: str | None,
     code: str | None,
     svg: str | None,
@@ -77,7 +94,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Why gradients have their shapes and values.
+    """Explain why gradients have their shapes and values.
 
     \b
     cupyconv explain --preset multi-channel
@@ -106,7 +123,7 @@ def command(
     whole = not (elements or mapped or code or saved or opened)
     told = []
     for layer in layers:
-        problem, explanation, source = _explanation(layer, read, seed)
+        problem, explanation, source = _explanation(layer, read, seed, large)
         chosen = [explanation.element(name) for name in elements]
         counted = explanation.map(mapped) if mapped is not None else None
         translated = explanation.code(code) if code is not None else None
@@ -157,32 +174,39 @@ def command(
 
 
 def _explanation(
-    layer: Layer, read: Mapping[str, str], seed: int
+    layer: Layer, read: Mapping[str, str], seed: int, large: bool
 ) -> tuple[ConvProblem, Explanation, str]:
-    """A layer's explanation with the values that it needs, and where these are from."""
+    """Return a layer's explanation, and a sentence on its values.
+
+    Raises:
+        ConvError: the values do not fit into memory.
+    """
+    opened: dict[str, Any] = {}
     loaded: dict[str, Any] = {}
     if read:
         from cupyconv.cli import data
 
-        loaded = {name: data.load(f"--{name}", path) for name, path in read.items()}
+        opened = {name: data.ArrayFile(f"--{name}", path) for name, path in read.items()}
     more = {
-        argument: loaded[name].shape
+        argument: opened[name].shape
         for name, argument in (("x", "input_shape"), ("w", "filter_shape"))
-        if name in loaded and argument not in layer.arguments
+        if name in opened and argument not in layer.arguments
     }
     problem = layer.problem(**more)
-    if loaded:
-        data.require_parts(problem, loaded)
+    if opened:
+        data.require_shapes(problem, opened)
+        data.require_parts(problem, opened)
+        loaded = {name: file.read() for name, file in opened.items()}
+    if large:
+        from cupyconv.cli import data
+
+        data.require_memory(problem)
     explanation = cupyconv.explain(
-        problem, title=layer.heading, values=layer.values, seed=seed, **loaded
+        problem, title=layer.heading, values=layer.values, seed=seed, large=large, **loaded
     )
     known = explanation.data
     if known.too_many and len(loaded) < len(OPERANDS):
-        note = (
-            f"Values are left out: x, w and dy have {known.too_many:,} numbers. "
-            "Give all three as files to have them."
-        )
-        return problem, explanation, note
+        return problem, explanation, f"Values are left out: {known.missing('dw')}"
     where = [f"{name} from {path}" for name, path in read.items()]
     if len(read) < len(OPERANDS):
         what = "integers" if layer.values == "integers" else "data"
@@ -201,11 +225,14 @@ def _as_json(
     *,
     everything: bool,
 ) -> dict[str, Any]:
+    # An element of too many terms is refused before values are computed.
+    elements = [element.to_dict(everything) for element in chosen]
+    example = explanation.element(explanation.middle).to_dict() if problem.N else None
     entry = {**configuration.as_json(layer, problem), **explanation.to_dict()}
     entry["title"] = layer.title
-    if problem.N:
-        entry["example"] = explanation.element(explanation.middle).to_dict()
-    entry["elements"] = [element.to_dict(everything) for element in chosen]
+    if example is not None:
+        entry["example"] = example
+    entry["elements"] = elements
     entry["map"] = counted.to_dict() if counted else None
     entry["code"] = translated.program if translated else None
     entry["values"] = source or None
@@ -217,7 +244,7 @@ def _width() -> int:
 
 
 def _height() -> int:
-    """Lines of a map: what a terminal shows at once, with the title and the sentences around."""
+    """Return the number of map lines that fit the terminal with the title and the text."""
     return max(shutil.get_terminal_size((output.PIPED_WIDTH, 24)).lines - 8, 8)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cupyconv.cli.data import Processor
 
 STEPS = 6
-"""Of the checks of a layer: what they compare with, and three finite differences."""
+"""Number of steps of a layer's checks: the float64 results, and three finite differences."""
 
 
 @click.command()
@@ -36,10 +36,14 @@ STEPS = 6
 @click.option(
     "--x", type=paths.FILE, metavar="FILE", help="Read x from .npy or .npz (FILE.npz:NAME)."
 )
-@click.option("--w", type=paths.FILE, metavar="FILE", help="Read w.")
-@click.option("--dy", type=paths.FILE, metavar="FILE", help="Read dy.")
+@click.option("--w", type=paths.FILE, metavar="FILE", help="Read w from .npy or .npz.")
+@click.option("--dy", type=paths.FILE, metavar="FILE", help="Read dy from .npy or .npz.")
 @click.option(
-    "--seed", type=configuration.SEED, default=0, show_default=True, help="Of random data."
+    "--seed",
+    type=configuration.SEED,
+    default=0,
+    show_default=True,
+    help="Draw random data from this seed.",
 )
 @configuration.values_option
 @click.option(
@@ -47,19 +51,23 @@ STEPS = 6
     type=click.Choice(["auto", "cpu", "gpu"]),
     default="auto",
     show_default=True,
-    help="Where to compute; auto takes the GPU if there is one.",
+    help="Compute on this device; auto is the GPU if there is one.",
 )
 @configuration.impl_option
 @click.option(
     "--save", type=paths.FILE, metavar="FILE", help="Write all tensors to this .npz file."
 )
-@click.option("--no-check", is_flag=True, help="Only compute; the checks can take far longer.")
+@click.option(
+    "--no-check",
+    is_flag=True,
+    help="Skip the checks, which can take far longer than the gradients.",
+)
 @click.option(
     "--dask",
     "chunked",
     is_flag=True,
-    help="For data larger than memory: --x, --w and --dy may be Zarr folders too, --save is a "
-    "folder of them, and the only check is the adjoint identity.",
+    help="Compute data larger than memory: --x, --w and --dy may be Zarr folders, --save writes a "
+    "folder of them, and only the adjoint identity is checked.",
 )
 @output.json_option
 def command(
@@ -102,10 +110,12 @@ def command(
     place = data.Processor.of(device, impl)
     reports = []
     for layer in layers:
-        loaded = {name: data.load(f"--{name}", path) for name, path in files.items()}
-        problem = _problem(layer, loaded, options)
+        opened = {name: data.ArrayFile(f"--{name}", path) for name, path in files.items()}
+        problem = _problem(layer, opened, options)
+        data.require_parts(problem, opened)
         planned = place.plan(problem, impl)
         _require_memory(problem, place, check=not no_check)
+        loaded = {name: file.read() for name, file in opened.items()}
         operands = _operands(problem, loaded, seed, layer.values)
         with output.progress("computing and checking", 1 if no_check else 1 + STEPS) as advance:
             results = compute(problem, operands, place, impl)
@@ -129,7 +139,7 @@ def _chunked(
     no_check: bool,
     options: Mapping[str, Any],
 ) -> _Report:
-    """The report of --dask."""
+    """Return the report of --dask."""
     from cupyconv.cli import data
 
     try:
@@ -179,7 +189,7 @@ def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
 
 
 class _Report:
-    """One layer's results, and how they are told."""
+    """Results of one layer, and their output."""
 
     def __init__(
         self,
@@ -312,7 +322,7 @@ class _Report:
 
 
 def _norms(operands: Operands, results: Results) -> dict[str, float]:
-    """The Euclidean norm of every tensor."""
+    """Return the Euclidean norm of every tensor."""
     import numpy as np
 
     everything = {**operands._asdict(), **results._asdict()}
@@ -327,20 +337,21 @@ def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype("complex128" if array.dtype.kind == "c" else "float64")
 
 
-def _problem(
-    layer: Layer, loaded: dict[str, np.ndarray], options: Mapping[str, Any]
-) -> ConvProblem:
-    """The layer with the shapes and the dtype of the files that were read."""
+def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]) -> ConvProblem:
+    """Return the layer with the shapes and the dtype of the files that were opened."""
+    from cupyconv.cli import data
+
     more: dict[str, Any] = {}
     if loaded and options["dtype"] is None:
         names = {name: array.dtype.name for name, array in loaded.items()}
+        common = data.dtype_for(names.values())
         given = ", ".join(f"{name} is {word}" for name, word in names.items())
         if not set(names.values()) <= set(ITEMSIZE):
             known = ", ".join(ITEMSIZE)
-            raise ConvTypeError(f"{given}, not one of {known}. Convert with --dtype float32")
+            raise ConvTypeError(f"{given}, not one of {known}. Convert with --dtype {common}")
         if len(set(names.values())) > 1:
             raise ConvTypeError(
-                f"all arrays must have one dtype: {given}. Convert them with --dtype float32"
+                f"all arrays must have one dtype: {given}. Convert them with --dtype {common}"
             )
         more["dtype"] = next(iter(names.values()))
     for name, key in (("x", "input"), ("w", "filter")):
@@ -349,9 +360,11 @@ def _problem(
         shape = loaded[name].shape
         if options[key] is not None and layer.arguments[f"{key}_shape"] != shape:
             raise ConvError(
-                f"--{name} must have the shape that --{key} says",
-                f"the file has {shape_text(shape)}, --{key} is {options[key]}",
-                f"Leave out --{key}",
+                f"--{name} must have the shape of the layer's {key}",
+                f"the file has {data.array_text(shape)}, the {key} is {options[key]}",
+                f"Give the {key} as {shape_text(shape)}, or another file"
+                if len(shape) > 2
+                else "Give another file",
             )
         more[f"{key}_shape"] = shape
     problem = layer.problem(**more)
@@ -365,11 +378,9 @@ def _operands(
 ) -> Operands:
     from cupyconv import arrays
     from cupyconv.checking import Operands
-    from cupyconv.cli.data import require_parts
 
     drawn = draw(problem, seed, kind)
     dtype = arrays.numpy_dtype(problem.dtype)
-    require_parts(problem, loaded)
     converted = {name: array.astype(dtype, copy=False) for name, array in loaded.items()}
     return Operands(**{**drawn, **converted})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
@@ -17,8 +16,9 @@ from typing import Any, NoReturn
 import click
 
 import cupyconv
-from cupyconv.cli import output
+from cupyconv.cli import INTERRUPTED, output
 from cupyconv.errors import ConvError, CupyconvError, DeviceError, KernelCompileError, unknown_word
+from cupyconv.signals import interrupts
 
 COMMANDS = ("shapes", "grads", "explain", "plan", "model", "check", "bench", "warm", "env")
 """Each is the object ``command`` of the module of its name."""
@@ -27,9 +27,6 @@ GOOD, CHECK_FAILED, WRONG_USAGE, NO_GPU, DOES_NOT_COMPILE = range(5)
 """Exit codes."""
 
 BUG = 70  # EX_SOFTWARE of sysexits.h
-INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
-
-_SHAPE = re.compile(r"\d+([xX,]\d+)+")
 
 TRACEBACK_VARIABLE = "CUPYCONV_TRACEBACK"
 
@@ -48,33 +45,30 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if _SHAPE.fullmatch(args[0]):
-            if len(args) < 2 or not _SHAPE.fullmatch(args[1]):
-                raise ConvError(
-                    "the short form is the shapes of the input and of the filter",
-                    f"got {' '.join(args[:2])}",
-                    f"Write for example cupyconv {args[0]} 10x5x5x5",
-                )
-            args = ["explain", "--input", args[0], "--filter", *args[1:]]
+        if args[0][:1].isdigit():  # the short form, without a command
+            args = ["explain", *args]
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             raise unknown_word("command", args[0], COMMANDS)
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command line; exits with the code that the command returns, 0 if it is None."""
+        has_interrupt = bool
         try:
-            with _ending_by_signal(), _without_numerical_warnings():
+            with interrupts() as has_interrupt, _ending_by_signal(), _without_numerical_warnings():
                 code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
-            code = _report(error)
+            # NumPy's import makes another error of an interrupt.
+            was_interrupted = has_interrupt() and not isinstance(error, OSError)
+            code = INTERRUPTED if was_interrupted else _report(error)
         sys.exit(code or GOOD)
 
 
 @contextmanager
 def _without_numerical_warnings() -> Iterator[None]:
-    """What becomes infinite or NaN is in the report; NumPy and Dask warn of it in lines of code."""
+    """Silence warnings of NumPy and Dask about infinity and NaN, which the report shows."""
     with warnings.catch_warnings():
         what = "overflow|underflow|invalid value|divide by zero"
         warnings.filterwarnings("ignore", f"({what}) encountered", RuntimeWarning)
@@ -83,9 +77,9 @@ def _without_numerical_warnings() -> Iterator[None]:
 
 @contextmanager
 def _ending_by_signal() -> Iterator[None]:
-    """Makes a program that is told to end clean up first, as it does after an error.
+    """Clean up before a signal ends the program, as after an error.
 
-    What is ignored already, as under nohup, still is.
+    Signals that are already ignored, as under nohup, stay ignored.
     """
     taken = []
 
@@ -108,7 +102,7 @@ def _ending_by_signal() -> Iterator[None]:
 
 
 def _report(error: Exception) -> int:
-    """Say an error in one line on standard error; its exit code."""
+    """Write an error in one line to standard error, and return its exit code."""
     if isinstance(error, click.Abort):
         return INTERRUPTED
     if isinstance(error, KernelCompileError):
@@ -123,7 +117,7 @@ def _report(error: Exception) -> int:
         output.error(error.format_message())
         return WRONG_USAGE
     if isinstance(error, CupyconvError):
-        output.error(str(error))
+        output.error(error.told(output.option) if isinstance(error, ConvError) else str(error))
         return NO_GPU if isinstance(error, DeviceError) else WRONG_USAGE
     if isinstance(error, MemoryError):
         text = str(error) or "an allocation failed"
@@ -155,15 +149,16 @@ def main(ctx: click.Context) -> None:
     """Shapes and gradients of convolutional layers, on NumPy and CuPy.
 
     \b
-    cupyconv 1x5x100x100 10x5x5x5             (in short, cupyconv explain --input ... --filter ...)
+    cupyconv 1x5x100x100 10x5x5x5    (short for cupyconv explain ...)
     cupyconv grads --preset multi-channel
-    cupyconv shapes --input 1x5x5x3 --filter 3x3x3x4 --stride 2 --padding same --data-format NHWC
+    cupyconv shapes --input 1x5x5x3 --filter 3x3x3x4 --stride 2 \\
+      --padding same --data-format NHWC
 
-    Exit codes: 0 good, 1 a check failed or nothing was measured, 2 wrong usage or impossible
+    Exit codes: 0 success, 1 a check failed or nothing was measured, 2 wrong usage or invalid
     configuration, 3 no GPU, 4 a kernel did not compile, 70 a bug in cupyconv, 130 interrupted (128
     and a signal's number).
 
-    Tab completes commands, options, presets and words once a shell is told so:
+    Tab completes commands, options, presets and values after
     eval "$(_CUPYCONV_COMPLETE=bash_source cupyconv)", or zsh_source, or fish_source.
     """
     if ctx.invoked_subcommand is None:

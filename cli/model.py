@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ import click
 from cupyconv import ConvError
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import unknown_word
-from cupyconv.explaining.onnx_model import Model, ModelLayer, read
+from cupyconv.explaining import model_page
+from cupyconv.explaining.onnx_graph import Shape
+from cupyconv.explaining.onnx_model import Model, ModelLayer, UnreadLayer, read
 from cupyconv.explaining.shapes import counted
-from cupyconv.markup import in_line
+from cupyconv.markup import in_line, spreadsheet_cell
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import bytes_text, shape_text
 
@@ -29,28 +30,30 @@ class _Described(click.Argument):
 
 
 @click.command()
-@click.argument(
-    "file", cls=_Described, type=paths.FILE, metavar="FILE.onnx", help="The model's file."
-)
+@click.argument("file", cls=_Described, type=paths.FILE, metavar="FILE.onnx", help="Model file.")
 @click.option(
     "--input",
     "inputs",
     metavar="NAME=SHAPE",
     multiple=True,
-    help="Sizes that the model leaves open, such as data=1x3x224x224.  Repeatable.",
+    help="Set open sizes: of an input, such as data=1x3x224x224, or by the name of the size, such "
+    "as batch=1.  Repeatable.",
 )
 @configuration.devices_option(
-    "Say which kernels would run on this device: cpu, or a GPU by its architecture.  Repeatable.",
+    "Show which kernels would run on this device: cpu, an architecture or a card.  Repeatable.",
     default=("sm_80",),
 )
 @click.option(
     "--sort",
     metavar="WORD",
     type=configuration.Words(lambda: _ORDERS),
-    help="By flops, parameters, bytes or name; else in the model's order.",
+    help="Sort by flops, parameters, bytes or name.  [default: the order of the model]",
 )
-@click.option("--top", metavar="N", type=click.IntRange(1), help="Only the first N layers.")
-@click.option("--csv", type=paths.FILE, metavar="FILE", help="Write a line for each layer.")
+@click.option("--top", metavar="N", type=click.IntRange(1), help="List only the first N layers.")
+@click.option("--csv", type=paths.FILE, metavar="FILE", help="Write one line per layer.")
+@click.option(
+    "--html", type=paths.FILE, metavar="FILE", help="Write a page that explains every layer."
+)
 @output.json_option
 def command(
     file: str,
@@ -59,38 +62,53 @@ def command(
     sort: str | None,
     top: int | None,
     csv: str | None,
+    html: str | None,
     as_json: bool,
 ) -> None:
-    """Every convolution of an ONNX model.
+    """List the convolutions of an ONNX model.
 
     \b
     cupyconv model net.onnx
-    cupyconv model net.onnx --input data=1x3x224x224 --device sm_90a --device cpu
+    cupyconv model net.onnx --input batch=1 --device sm_90a --device cpu
     cupyconv model net.onnx --sort flops --top 10
     cupyconv explain --model net.onnx --layer /features/3
 
     Needs the onnx package (pip install onnx), no GPU and no weights.  x, w and y stand for their
-    gradients dx, dw and dy too, which have the same shapes.
+    gradients dx, dw and dy too, which have the same shapes.  Unknown sizes are shown by name, or
+    as "?".
     """
     if sort is not None and sort not in _ORDERS:
         raise unknown_word("--sort", sort, _ORDERS)
-    paths.require_one_output(csv, as_json=as_json)
-    if csv:
-        paths.require_writable("--csv", Path(csv))
-    model = read(file, dict(map(_input, inputs)), paths.read(Path(file)))
-    layers = sorted(model.layers, key=_ORDERS[sort]) if sort else list(model.layers)
+    saved = [path for path in (csv, html) if path]
+    paths.require_one_output(*saved, as_json=as_json)
+    for option, path in (("--csv", csv), ("--html", html)):
+        if path:
+            paths.require_writable(option, Path(path))
+    if html:
+        paths.require_suffix("--html", Path(html), ".html", ".htm")
+    content = paths.read(Path(file))
+    model = read(file, dict(map(_input, inputs)), content, open_sizes=True)
+    nodes: list[ModelLayer | UnreadLayer] = list(model.nodes)
+    if sort:
+        nodes = [*sorted(model.layers, key=_ORDERS[sort]), *model.unknown, *model.left_out]
+    shown = nodes[:top]
     planned = [
-        (layer, [plan(layer.problem, device) for device in devices]) for layer in layers[:top]
+        (node, [plan(node.problem, device) for device in devices])
+        for node in shown
+        if isinstance(node, ModelLayer)
     ]
     if csv:
         paths.write(Path(csv), _csv(model, planned, devices).encode())
-        if csv == paths.STANDARD:
-            return
+    if html:
+        paths.write(Path(html), model_page.html(Path(file).name, model, planned).encode())
+    if paths.STANDARD in saved:
+        return
     if as_json:
         output.write_json(_as_json(file, model, planned, devices))
         return
-    if not planned:
-        output.write(f"{in_line(file)} has no Conv and no ConvTranspose\n")
+    if not model.layers and not model.unknown:
+        lines = [in_line(f"left out: {n.name}, because {n.reason}") for n in model.left_out]
+        output.draw(output.heading(in_line(f"{file} {model.without_layers}"), *lines))
         return
     total = max(sum(layer.problem.flops for layer in model.layers), 1)
     table = output.table(
@@ -98,11 +116,17 @@ def command(
         *(f"kernels on {device}" for device in devices),
         right=("parameters", "FLOP", "share"),
     )
-    for layer, plans in planned:
+    plans_of = {id(layer): plans for layer, plans in planned}
+    for layer in shown:
+        if isinstance(layer, UnreadLayer):
+            table.add_row(in_line(layer.name), *_unread_cells(layer))
+            continue
+        plans = plans_of[id(layer)]
         shapes = (
             f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)}\n"
             f"-> {shape_text(layer.output_shape)}\n{_settings(layer)}"
         )
+        shapes += "".join(f"\n{in_line(note)}" for note in layer.notes)
         table.add_row(
             in_line(layer.name),
             shapes,
@@ -113,19 +137,34 @@ def command(
         )
     totals = _totals(model)
     lines = [
-        f"{counted(totals['layers'], 'convolution')}, {totals['weights']:,} weights, "
+        f"{_counted(model)}, {totals['weights']:,} weights, "
         f"{totals['parameters']:,} parameters with biases",
         f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
         f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
         f"each pass moves {bytes_text(totals['bytes'])} with each tensor once",
+        f"all y together have {bytes_text(totals['activation_bytes'])}",
     ]
-    if len(planned) < len(layers):
-        lines.append(f"{len(layers) - len(planned)} more are not shown")
-    lines += [in_line(f"unknown: {name}: {why}") for name, why in model.unknown]
-    lines += [in_line(f"left out: {name}, because {why}") for name, why in model.left_out]
-    if csv:
-        lines.append(f"saved to {in_line(csv)}")
-    named = ", ".join(f"{name} {_shape(shape)}" for name, shape in model.inputs.items())
+    if model.unknown:
+        known = lines[1:] if model.layers else []
+        lines[1:] = [f"{line}, without layers of unknown size" for line in known]
+    if any(layer.same_filter_as or layer.same_values_as for layer in model.layers):
+        lines.append("a filter that several layers share is counted once in these totals")
+    if any(layer.inside for layer in model.layers):
+        lines.append(
+            "a layer inside another operator is counted as if it ran once: Loop and Scan run it in "
+            "each iteration, If in one branch"
+        )
+    if len(shown) < len(nodes):
+        lines.append(f"{len(nodes) - len(shown)} more are not shown")
+    if model.unknown:
+        head = f"{counted(len(model.unknown), 'layer')} of unknown size"
+        lines.append(in_line(f"{head}: {model.unknown[0].reason.partition('. ')[0]}. {model.hint}"))
+    lines += [in_line(f"left out: {n.name}, because {n.reason}") for n in model.left_out]
+    if saved:
+        lines.append(f"saved to {in_line(' and '.join(saved))}")
+    named = ", ".join(
+        f"{name} {_shape(shape) or 'of no size'}" for name, shape in model.inputs.items()
+    )
     output.draw(
         output.heading(in_line(file), in_line(f"inputs {named}")),
         table,
@@ -139,13 +178,37 @@ _ORDERS: Mapping[str, Callable[[ModelLayer], Any]] = {
     "bytes": lambda layer: -layer.problem.bytes,
     "name": lambda layer: layer.name,
 }
-"""What layers may be sorted by; the largest come first."""
+"""Keys that layers may be sorted by, in descending order."""
+
+
+def _unread_cells(layer: UnreadLayer) -> tuple[str, ...]:
+    """Return the cells of a layer that is not read: shapes, parameters and unknown cost."""
+    x, w, y = (
+        _shape(shape) or "?"
+        for shape in (layer.input_shape, layer.filter_shape, layer.output_shape)
+    )
+    words = [layer.operator] if layer.operator != "Conv" else []
+    words += [] if layer.is_open else ["left out"]
+    words += [f"inside {operator}" for operator in layer.inside]
+    shapes = in_line(f"{x} * {w}") + "\n" + in_line(f"-> {y}")
+    shapes += f"\n{in_line(', '.join(words))}" if words else ""
+    return shapes, f"{layer.parameters:,}", *(("?", "?") if layer.is_open else ("-", "-"))
+
+
+def _counted(model: Model) -> str:
+    """Count the convolutions that are read, and say why the others are not."""
+    shown, every = len(model.layers), model.convolutions
+    if shown == every:
+        return counted(every, "convolution")
+    reasons = {"of unknown size": model.unknown, "left out": model.left_out}
+    missing = ", ".join(f"{len(nodes)} {why}" for why, nodes in reasons.items() if nodes)
+    return f"{shown} of {counted(every, 'convolution')} ({missing})"
 
 
 def _csv(
     model: Model, planned: list[tuple[ModelLayer, list[Plan]]], devices: tuple[str, ...]
 ) -> str:
-    """A line for each layer, with its kernels on every device."""
+    """Return a line for each layer, with its kernels on every device."""
     import csv
     import io
 
@@ -153,7 +216,8 @@ def _csv(
     writer = csv.writer(held, lineterminator="\n")
     numbers = ("parameters", "flops", "share", "bytes")
     kernels = [f"{tensor} on {device}" for device in devices for tensor in ("y", "dx", "dw")]
-    writer.writerow(["layer", "operator", "x", "w", "y", "settings", *numbers, *kernels])
+    texts = ("layer", "operator", "x", "w", "y", "settings")
+    writer.writerow([*texts, *numbers, *kernels, "notes"])
     total = max(sum(layer.problem.flops for layer in model.layers), 1)
     for layer, plans in planned:
         problem = layer.problem
@@ -161,9 +225,10 @@ def _csv(
         names = [each[pass_].implementation for each in plans for pass_ in layer.passes.values()]
         writer.writerow(
             [
-                *(in_line(layer.name), layer.operator, *map(shape_text, shapes), _settings(layer)),
-                *(layer.parameters, problem.flops, f"{problem.flops / total:.6f}", problem.bytes),
-                *names,
+                *(spreadsheet_cell(layer.name), layer.operator, *map(shape_text, shapes)),
+                *(_settings(layer), layer.parameters, problem.flops),
+                *(f"{problem.flops / total:.6f}", problem.bytes, *names),
+                spreadsheet_cell("; ".join(layer.notes)),
             ]
         )
     return held.getvalue()
@@ -171,21 +236,21 @@ def _csv(
 
 def _input(text: str) -> tuple[str, tuple[int, ...]]:
     name, _, shape = text.rpartition("=")
-    if not name or not re.fullmatch(r"\s*\d{1,18}(\s*[x,]\s*\d{1,18})*\s*", shape.lower()):
+    if not name or not re.fullmatch(r"\s*[0-9]+(\s*[x,]\s*[0-9]+)*\s*", shape.lower()):
         raise ConvError(
             "--input must be a name and its shape",
             f"got {text!r}",
             "Write for example data=1x3x224x224",
         )
-    return name.strip(), tuple(map(int, re.split("[x,]", shape.lower())))
+    return name.strip(), configuration.read_shape("--input", shape)
 
 
-def _shape(shape: Any) -> str:
-    return "x".join(map(str, shape)) or "of no size"
+def _shape(shape: Shape) -> str:
+    return "x".join(map(str, shape))
 
 
 def _settings(layer: ModelLayer) -> str:
-    """What is not plain about a layer."""
+    """Return the unusual properties of a layer in words."""
     problem = layer.problem
     words = [layer.operator] if layer.is_transposed else []
     if max(problem.stride) > 1:
@@ -201,7 +266,7 @@ def _settings(layer: ModelLayer) -> str:
 
 
 def _kernels(layer: ModelLayer, layer_plan: Plan) -> str:
-    """What computes y, dx and dw, told once where it is the same."""
+    """Return the implementations of y, dx and dw, each named once."""
     named: dict[str, list[str]] = {}
     for tensor, pass_ in layer.passes.items():
         chosen = layer_plan[pass_]
@@ -214,11 +279,13 @@ def _totals(model: Model) -> dict[str, int]:
     flops = sum(layer.problem.flops for layer in model.layers)
     return {
         "layers": len(model.layers),
-        "weights": sum(prod(layer.problem.filter_shape) for layer in model.layers),
-        "parameters": sum(layer.parameters for layer in model.layers),
+        "convolutions": model.convolutions,
+        "weights": model.weights,
+        "parameters": model.parameters,
         "flops": flops,
         "flops_of_three_passes": 3 * flops,
         "bytes": sum(layer.problem.bytes for layer in model.layers),
+        "activation_bytes": sum(layer.activation_bytes for layer in model.layers),
     }
 
 
@@ -244,10 +311,15 @@ def _as_json(
                 **configuration.as_json(unnamed, problem),
                 "shapes": {tensor: list(shape) for tensor, shape in shapes.items()},
                 "parameters": layer.parameters,
+                "same_filter_as": layer.same_filter_as,
+                "same_values_as": layer.same_values_as,
+                "filter_is_stored": layer.filter is not None,
+                "inside": list(layer.inside),
                 "flops": problem.flops,
                 "share_of_flops": problem.flops / total,
                 "useful_flops": problem.useful_flops,
                 "bytes": problem.bytes,
+                "activation_bytes": layer.activation_bytes,
                 "arithmetic_intensity": problem.arithmetic_intensity,
                 "kernels": [
                     {
@@ -270,6 +342,22 @@ def _as_json(
         "devices": list(devices),
         "layers": layers,
         "totals": _totals(model),
-        "unknown": [{"name": name, "reason": reason} for name, reason in model.unknown],
-        "left_out": [{"name": name, "reason": reason} for name, reason in model.left_out],
+        "unknown": [_unread_json(node) for node in model.unknown],
+        "left_out": [_unread_json(node) for node in model.left_out],
+        "hint": model.hint or None,
+    }
+
+
+def _unread_json(layer: UnreadLayer) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "operator": layer.operator,
+        "reason": layer.reason,
+        "shapes": {
+            "x": list(layer.input_shape),
+            "w": list(layer.filter_shape),
+            "y": list(layer.output_shape),
+        },
+        "parameters": layer.parameters,
+        "inside": list(layer.inside),
     }

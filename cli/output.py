@@ -1,9 +1,9 @@
-"""What is written, and where: tables and JSON to standard output, the rest to standard error.
+"""Output of commands: tables and JSON to standard output, all else to standard error.
 
-Control characters are written out, wherever a text came from.  Names from outside are put into
-sentences and tables by ``markup.in_line``, so that they cannot feign lines of their own either.
+Control characters are escaped in every text.  ``markup.in_line`` keeps names from outside on one
+line, so that they cannot look like output of the program.
 
-rich draws what moves, progress bars and spinners, and is imported for these alone.
+rich draws progress bars and spinners, and is imported only for them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ LONGEST_ERROR = 2000
 
 # Eager: what else decides what is printed, such as --list-presets, has to know.
 json_option = click.option(
-    "--json", "as_json", is_flag=True, is_eager=True, help="Print one JSON object instead."
+    "--json", "as_json", is_flag=True, is_eager=True, help="Print one JSON object."
 )
 
 
 def write(text: str) -> None:
-    """Plain text to standard output, its control characters written out."""
+    """Write plain text to standard output, with control characters made visible."""
     _deliver(visible(text))
 
 
 def write_paged(text: str) -> None:
-    """Text of which the beginning matters: through the pager if it is longer than the terminal.
+    """Write text through the pager if it is longer than the terminal.
 
-    It may have colours, so what is in it must be visible text already.
+    The text may have colours, so its values must be visible text already.
     """
     if is_terminal(sys.stdout) and text.count("\n") >= shutil.get_terminal_size().lines:
         click.echo_via_pager(_within_encoding(text))
@@ -55,13 +55,13 @@ def write_paged(text: str) -> None:
 
 
 def write_json(content: dict[str, Any]) -> None:
-    """One JSON object to standard output; numbers that JSON does not have become null."""
+    """Write one JSON object to standard output; numbers without a JSON form become null."""
     text = json.dumps(_finite(content), indent=2, allow_nan=False)
     write(text.replace("\x7f", "\\u007f") + "\n")  # the one control character that it leaves
 
 
 def _deliver(text: str) -> None:
-    """Text to standard output; that nobody reads to the end (``| head``) is no error."""
+    """Write text to standard output; a reader that stops early (``| head``) is no error."""
     stream = standard_output()
     try:
         with _let_go_if_broken(stream):
@@ -76,9 +76,9 @@ def _deliver(text: str) -> None:
 
 @contextmanager
 def _let_go_if_broken(stream: TextIO) -> Iterator[None]:
-    """Where a stream takes nothing more, what it still holds is thrown away.
+    """Discard buffered output when a stream is closed.
 
-    The interpreter flushes once more when it exits, and ends with a code of its own if that fails.
+    Otherwise the interpreter would flush it at exit and replace the exit code if that fails.
     """
     try:
         yield
@@ -88,7 +88,7 @@ def _let_go_if_broken(stream: TextIO) -> Iterator[None]:
 
 
 def deliver(content: bytes) -> None:
-    """Bytes to standard output as they are: a picture, or an array."""
+    """Write bytes to standard output unchanged: a picture or an array."""
     stream = standard_output()
     stream.flush()
     stream.buffer.write(content)
@@ -96,7 +96,7 @@ def deliver(content: bytes) -> None:
 
 
 def standard_output() -> TextIO:
-    """The stream of that name.
+    """Return the stream of that name.
 
     Raises:
         OSError: it was closed before the program began.
@@ -110,11 +110,11 @@ _PLAINER = str.maketrans(
     {"─": "-", "–": "-", "→": ">", "×": "x", "·": ".", "±": "~", "µ": "u", "…": "~"}
     | dict(zip("░▒▓█", ".+#@", strict=True))
 )
-"""What stands, one for one, where an encoding does not have what we write ourselves."""
+"""Replacements of one character each, for encodings that lack the characters of our output."""
 
 
 def _within_encoding(text: str) -> str:
-    """The text in those characters that standard output's encoding has."""
+    """Return the text with characters that standard output's encoding has."""
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, _HANDLER).decode(encoding)
 
@@ -140,7 +140,7 @@ def _finite(value: Any) -> Any:
 
 
 def draw(*parts: Table | Section | Rows | str) -> None:
-    """Tables and lines to standard output, with an empty line between parts."""
+    """Write tables and lines to standard output, with an empty line between parts."""
     stream = standard_output()
     strong: Callable[[str], str]
     paint: Callable[[str], str]
@@ -194,23 +194,34 @@ class Rows:
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> Rows:
-    """An empty table with these headings; those in ``right`` are aligned to the right."""
+    """Return an empty table with these headings; those in ``right`` are aligned to the right."""
     return Rows(columns, right)
 
 
 def heading(text: str, *lines: str, wrap: bool = True) -> Section:
-    """A title with plain lines under it; what is to be copied is better not wrapped."""
+    """Return a title with plain lines below it; text to be copied is better not wrapped."""
     blocks: tuple[Block, ...] = tuple(map(Paragraph, lines))
     return Section(text, blocks if wrap else (Verbatim("\n".join(lines), indent=0),))
 
 
 def verdict(passed: bool | None) -> str:
-    """pass, FAIL, or a dash for what could not be judged."""
+    """Return pass, FAIL, or a dash for what could not be checked."""
     return "-" if passed is None else "pass" if passed else "FAIL"
 
 
+def option(name: str, value: Any) -> str:
+    """Write an argument of the library as an option: ``--data-format NHWC``, ``--stride 2x1``."""
+    words = {"input_shape": "input", "filter_shape": "filter", "output_shape": "dy"}
+    text = str(value)
+    if isinstance(value, tuple):
+        pairs = any(isinstance(entry, tuple) for entry in value)
+        entries = [":".join(map(str, entry)) if pairs else str(entry) for entry in value]
+        text = ("," if pairs else "x").join(entries)
+    return f"--{words.get(name, name).replace('_', '-')} {text}"
+
+
 def error(message: str, below: str = "") -> None:
-    """One line to standard error, and under it what a compiler said, if anything."""
+    """Write one line to standard error, and below it the compiler's log, if any."""
     line = " ".join(message.split())
     if len(line) > LONGEST_ERROR:
         line = f"{line[: LONGEST_ERROR // 2]} ... {line[-LONGEST_ERROR // 2 :]}"
@@ -227,7 +238,9 @@ PATIENCE = 2.0
 
 @contextmanager
 def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
-    """Percent and time left on standard error, of what takes long and where somebody watches.
+    """Show percent and remaining time of a long task on a terminal's standard error.
+
+    Yields a function that is called after each of ``total`` steps.
 
     Yields a function that is called after each of ``total`` steps.
     """
@@ -262,7 +275,7 @@ def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def scaled(number: float, unit: str) -> str:
-    """A number with a metric prefix: ``23.0 MFLOP``."""
+    """Return a number with a metric prefix: ``23.0 MFLOP``."""
     for prefix in ("", "k", "M", "G", "T", "P", "E"):
         if number < 1000:
             return f"{number:.3g} {prefix}{unit}"
@@ -271,7 +284,7 @@ def scaled(number: float, unit: str) -> str:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether somebody may be watching; a stream that is closed is None."""
+    """Return whether a stream is a terminal; a closed stream is None."""
     return stream is not None and stream.isatty()
 
 

@@ -79,11 +79,11 @@ _READ = "cupyconv.standard_input"
 
 
 def read(path: Path) -> bytes:
-    """What is in a file, or comes from standard input.
+    """Return the content of a file or of standard input.
 
     Raises:
         ConvError: standard input is closed, or was read before by the same command.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     if str(path) != STANDARD:
         return path.read_bytes()

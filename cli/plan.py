@@ -1,30 +1,73 @@
-"""`cupyconv plan`: which kernel computes each pass, and whether its time is measured."""
+"""`cupyconv plan`: which kernel computes each pass, how fast, and what limits it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 import cupyconv
+from cupyconv import ConvProblem
 from cupyconv.cli import configuration, output, shapes
-from cupyconv.planning import Plan
+from cupyconv.cli.configuration import Layer
+from cupyconv.kernels.cost import duration
+from cupyconv.markup import Table, in_line
+from cupyconv.planning import PassPlan, Plan
+from cupyconv.planning.estimates import Estimate, estimate, instead
+from cupyconv.problem import PASSES
+
+MOST_IN_FULL = 4
+"""Layers that are shown in full; of more layers each has one line (chosen)."""
+
+SLOWEST = 10
+"""Layers whose times are compared with other settings, if not all are shown in full (chosen)."""
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """A layer with its plan for a device, and the figures of each pass."""
+
+    layer: Layer
+    plan: Plan
+
+    @property
+    def problem(self) -> ConvProblem:
+        return self.plan.problem
+
+    @property
+    def microseconds(self) -> float:
+        """Time of the three passes."""
+        return sum(planned.microseconds or 0.0 for planned in self.plan)
+
+    @property
+    def estimates(self) -> list[Estimate]:
+        return [estimate(self.plan, pass_) for pass_ in PASSES]
+
+    @property
+    def instead(self) -> dict[str, Mapping[str, PassPlan]]:
+        """Plans with other settings, by pass and setting."""
+        precision = self.plan["forward"].precision
+        device = self.plan.device
+        return {pass_: instead(self.problem, pass_, device, precision) for pass_ in PASSES}
 
 
 @click.command()
 @configuration.configuration_options
 @configuration.dtype_option
 @configuration.devices_option(
-    "cpu, or a GPU by its architecture, such as sm_90a.  Repeatable.  "
-    "[default: the GPU that is here, else cpu]"
+    "Plan for cpu, or for a GPU: an architecture or a card, such as sm_90a or 'RTX 4090'.  "
+    "Repeatable.  "
+    "[default: the current GPU, else cpu]"
 )
 @configuration.precision_option
 @configuration.impl_option
 @click.option(
     "--measure",
     is_flag=True,
-    help="Time the most promising kernels on the GPU that is here, and take the fastest.",
+    help="Time the most promising kernels on the current GPU and choose the fastest.",
 )
 @output.json_option
 def command(
@@ -35,41 +78,244 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Which kernel computes each pass, and why.
+    """Show which kernel computes each pass, how fast, and what limits it.
 
     \b
-    cupyconv plan --preset multi-channel --device sm_90a
-    cupyconv plan --input 8x64x56x56 --filter 64x64x3x3 --padding same --device sm_80 --device cpu
+    cupyconv plan --preset multi-channel --device "RTX 4090"
+    cupyconv plan --input 8x64x56x56 --filter 64x64x3x3 --padding same \\
+      --device sm_80 --device cpu
     cupyconv plan --model net.onnx --dtype float16 --device sm_89
 
-    What a call of the layer would run on contiguous tensors, with its tile, and the time that is
-    expected of it: which is modelled unless --measure is given.  Needs no data, and a GPU only for
-    --measure.
+    The plan is for contiguous tensors.  Times are modelled unless --measure is given.  The roofline
+    is the least time of a pass by the data sheet: all arithmetic, or each tensor moved once.  Needs
+    no data, and a GPU only for --measure.
     """
-    found = []
     notes: list[str] = []
-    for layer in configuration.read_layers(options, notes):
-        problem = layer.problem()
-        plans = [
-            cupyconv.plan(problem, device, impl, precision, measure=measure)
-            for device in devices or (None,)
+    layers = [(layer, layer.problem()) for layer in configuration.read_layers(options, notes)]
+    by_device = [
+        [
+            LayerPlan(layer, cupyconv.plan(problem, device, impl, precision, measure=measure))
+            for layer, problem in layers
         ]
-        found.append((layer, problem, plans))
+        for device in devices or (None,)
+    ]
     if as_json:
-        content = [
-            {**configuration.as_json(layer, problem), "plans": list(map(_as_json, plans))}
-            for layer, problem, plans in found
-        ]
-        output.write_json({"layers": content, "left_out": notes})
+        content = [_layer_json(plans) for plans in zip(*by_device, strict=True)]
+        totals = [_totals_json(plans) for plans in by_device]
+        output.write_json({"layers": content, "totals": totals, "left_out": notes})
         return
     parts: list[Any] = []
-    for layer, problem, plans in found:
-        parts.append(shapes.title(layer, problem))
-        for one in plans:
-            parts += [output.heading(f"on {one.place}"), one.table, one.origin.text]
+    if len(layers) <= MOST_IN_FULL:
+        for plans in zip(*by_device, strict=True):
+            parts.append(shapes.title(plans[0].layer, plans[0].problem))
+            for one in plans:
+                parts += [output.heading(f"on {one.plan.place}"), *_in_full(one)]
+    for plans in by_device if len(layers) > 1 else ():
+        parts += [output.heading(f"on {plans[0].plan.place}"), *_overview(plans)]
     output.draw(*parts, *configuration.left_out(notes))
 
 
-def _as_json(plan: Plan) -> dict[str, Any]:
-    """What ``Plan.from_json`` reads, and what the plan says of its times."""
-    return {**json.loads(plan.to_json()), "times": plan.origin.text}
+# -- text ------------------------------------------------------------------------------------------
+
+
+def _in_full(entry: LayerPlan) -> list[Any]:
+    """Return the tables of a layer on a device, and the reasons."""
+    on_gpu = entry.plan.device.is_gpu
+    headings = ("roofline", "bound by", "kernel", "blocks") if on_gpu else ("kernel",)
+    table = output.table(
+        *("pass", "time", "TFLOP/s", *headings), right=("time", "TFLOP/s", "roofline")
+    )
+    for figures, row in zip(entry.estimates, entry.plan.table.rows, strict=True):
+        _, _, tile, blocks, _ = row
+        planned, rate = figures.planned, figures.teraflops
+        kernel = f"{planned.kernel} {tile}".rstrip()
+        share = "" if figures.share is None else f"{figures.share:.0%}"
+        table.add_row(
+            *(planned.pass_, _time(planned), "" if rate is None else f"{rate:#.3g}"),
+            *((share, figures.bound, kernel, blocks) if on_gpu else (kernel,)),
+        )
+    reasons = [f"{planned.pass_}: {planned.reason}" for planned in entry.plan]
+    return [
+        table,
+        _instead_table(entry),
+        output.heading("", *reasons),
+        entry.plan.origin.text,
+    ]
+
+
+def _instead_table(entry: LayerPlan) -> Table:
+    """Return estimated times of the runner-up and with other settings."""
+    others = entry.instead
+    settings = list(dict.fromkeys(name for plans in others.values() for name in plans))
+    rows = []
+    for figures in entry.estimates:
+        planned, runner_up = figures.planned, figures.runner_up
+        runner = f"{_time(runner_up)} {runner_up.kernel}" if runner_up else "-"
+        times = [_time(others[planned.pass_].get(name)) for name in settings]
+        rows.append((planned.pass_, runner, *times))
+    return Table(("estimated instead", "runner-up", *settings), tuple(rows), tuple(settings))
+
+
+def _overview(plans: Sequence[LayerPlan]) -> list[Any]:
+    """Return the times of several layers on a device: each layer, the slowest, and totals."""
+    total = sum(one.microseconds for one in plans)
+    parts: list[Any] = []
+    if len(plans) > MOST_IN_FULL:
+        listing = output.table(
+            *("layer", "y", "dx", "dw", "share", "kernels of y, dx, dw"),
+            right=("y", "dx", "dw", "share"),
+        )
+        for one in plans:
+            y, dx, dw = passes = _by_gradient(one)
+            kernels = ", ".join(dict.fromkeys(planned.implementation for planned in passes))
+            share = _share(one.microseconds, total)
+            listing.add_row(_name(one), _time(y), _time(dx), _time(dw), share, kernels)
+        parts.append(listing)
+    slowest = sorted(plans, key=lambda one: one.microseconds, reverse=True)[:SLOWEST]
+    parts += [_slowest_table(slowest, total), _totals_table(plans), plans[0].plan.origin.text]
+    return parts
+
+
+def _slowest_table(slowest: Sequence[LayerPlan], total: float) -> Any:
+    """Return the slowest layers with what limits them, and the best other setting of each."""
+    table = output.table(
+        *("slowest layers", "time", "share", "roofline", "bound by", "best other setting"),
+        right=("time", "share", "roofline"),
+    )
+    for one in slowest:
+        estimates = one.estimates
+        least = sum(figures.roofline.microseconds for figures in estimates if figures.roofline)
+        bounds = dict.fromkeys(figures.bound for figures in estimates if figures.bound)
+        table.add_row(
+            _name(one),
+            duration(one.microseconds),
+            _share(one.microseconds, total),
+            _share(least, one.microseconds) if least else "",
+            ", ".join(bounds),
+            _best_setting(one),
+        )
+    return table
+
+
+def _best_setting(entry: LayerPlan) -> str:
+    """Return the setting that shortens the three passes most, with the time; "" without one."""
+    totals = _setting_totals(entry)
+    name = min(totals, key=totals.__getitem__, default=None)
+    if name is None or totals[name] >= entry.microseconds:
+        return ""
+    return f"{name}: {duration(totals[name])}"
+
+
+def _setting_totals(entry: LayerPlan) -> dict[str, float]:
+    """Return the time of the three passes with each setting that all three support."""
+    plans = list(entry.instead.values())
+    names = [name for name in plans[0] if all(name in one for one in plans)]
+    return {name: sum(one[name].microseconds or 0.0 for one in plans) for name in names}
+
+
+def _totals_table(plans: Sequence[LayerPlan]) -> Any:
+    table = output.table(
+        *(f"{len(plans)} layers", "time", "FLOP", "TFLOP/s"), right=("time", "FLOP", "TFLOP/s")
+    )
+    for entry in _totals(plans):
+        time, flops = entry["microseconds"], entry["flops"]
+        rate = f"{flops / time / 1e6:#.3g}" if time else ""
+        table.add_row(entry["gives"], duration(time), output.scaled(flops, ""), rate)
+    return table
+
+
+def _totals(plans: Sequence[LayerPlan]) -> list[dict[str, Any]]:
+    """Return time and FLOP of each tensor that the layers compute, and of all three."""
+    flops = sum(one.problem.flops for one in plans)
+    times = [
+        sum(planned.microseconds or 0.0 for planned in passes)
+        for passes in zip(*map(_by_gradient, plans), strict=True)
+    ]
+    entries = [
+        {"gives": gives, "microseconds": time, "flops": flops}
+        for gives, time in zip(("y", "dx", "dw"), times, strict=True)
+    ]
+    every = {"gives": "y, dx and dw", "microseconds": sum(times), "flops": 3 * flops}
+    return [*entries, every]
+
+
+def _by_gradient(entry: LayerPlan) -> tuple[PassPlan, PassPlan, PassPlan]:
+    """Return the plans that compute y, dx and dw; transposed layers swap the first two."""
+    forward, backprop_input, backprop_filter = entry.plan
+    if entry.layer.is_transposed:
+        forward, backprop_input = backprop_input, forward
+    return forward, backprop_input, backprop_filter
+
+
+def _name(entry: LayerPlan) -> str:
+    return in_line(entry.layer.name or str(entry.problem))
+
+
+def _time(planned: PassPlan | None) -> str:
+    if planned is None:
+        return "-"
+    return "" if planned.microseconds is None else duration(planned.microseconds)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else ""
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+
+def _layer_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
+    return {
+        **configuration.as_json(plans[0].layer, plans[0].problem),
+        "plans": [_plan_json(one) for one in plans],
+    }
+
+
+def _plan_json(entry: LayerPlan) -> dict[str, Any]:
+    """Return the JSON that ``Plan.from_json`` reads, the origin of the times, and the figures."""
+    others = entry.instead
+    figures = [
+        {
+            "pass": one.planned.pass_,
+            "microseconds": one.planned.microseconds,
+            "teraflops": one.teraflops,
+            "roofline_microseconds": one.roofline and one.roofline.microseconds,
+            "roofline_share": one.share,
+            "bound_by": one.bound or None,
+            "runner_up": one.runner_up and _choice_json(one.runner_up),
+            "instead": {
+                name: _choice_json(planned) for name, planned in others[one.planned.pass_].items()
+            },
+        }
+        for one in entry.estimates
+    ]
+    return {
+        **json.loads(entry.plan.to_json()),
+        "times": entry.plan.origin.text,
+        "estimates": figures,
+    }
+
+
+def _choice_json(planned: PassPlan) -> dict[str, Any]:
+    tile = str(planned.tile) if planned.tile else None
+    return {
+        "implementation": planned.implementation,
+        "tile": tile,
+        "microseconds": planned.microseconds,
+    }
+
+
+def _totals_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
+    slowest: Iterable[LayerPlan] = sorted(plans, key=lambda one: one.microseconds, reverse=True)
+    return {
+        "device": plans[0].plan.device.name,
+        "tensors": _totals(plans),
+        "slowest": [
+            {
+                "name": one.layer.name,
+                "microseconds": one.microseconds,
+                "instead": _setting_totals(one),
+            }
+            for one in list(slowest)[:SLOWEST]
+        ],
+    }

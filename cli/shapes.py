@@ -25,28 +25,29 @@ PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw
 @configuration.configuration_options
 @configuration.dtype_option
 @configuration.devices_option(
-    "Say what would run on this device: cpu, or a GPU by its architecture.  Repeatable.",
+    "Show what would run on this device: cpu, an architecture or a card.  Repeatable.",
     default=("cpu", "sm_80"),
 )
 @click.option(
     "--dy",
     metavar="SHAPE",
-    help="Without --input: say which inputs have an output of this shape, and why.",
+    help="Show which inputs have an output of this shape, and why; reject any other --input.",
 )
 @click.option(
     "--sweep",
     metavar="WORD=FIRST:LAST",
-    help="A line for each value of input, filter, stride, dilation or padding on every axis.",
+    help="Print one line per value of input, filter, stride, dilation or padding, on all axes.",
 )
 @output.json_option
 def command(
     devices: tuple[str, ...], dy: str | None, sweep: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Shapes and cost of a layer and its gradients.
+    """Show shapes and cost of a layer and its gradients.
 
     \b
     cupyconv shapes --preset same-stride
-    cupyconv shapes --dy 1x3x3x4 --filter 3x3x3x4 --stride 2 --padding same --data-format NHWC
+    cupyconv shapes --dy 1x3x3x4 --filter 3x3x3x4 --stride 2 \\
+      --padding same --data-format NHWC
     cupyconv shapes --filter 1x1x3 --stride 2 --padding same --sweep input=3:10
 
     Needs no data and no GPU.
@@ -73,17 +74,22 @@ def command(
 
 
 def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json: bool) -> None:
-    """Which inputs have this output."""
-    if options.get("input"):
-        raise ConvError(
-            "--dy asks for the input", f"it is given, --input {options['input']}", "Leave it out"
-        )
+    """List the inputs that have this output; a given input must be one of them."""
     shape = configuration.read_shape("--dy", dy)
+    if options.get("input"):
+        for layer in layers:
+            try:
+                problem = layer.problem()
+            except ConvError as error:
+                error.offer(backwards.fixes_with_dy(layer, shape, error))
+                raise
+            problem.require_output_gradient(shape)
     found = [(layer, backwards.inputs_of(layer, shape)) for layer in layers]
     if as_json:
         output.write_json({"layers": [backwards.backwards_json(*entry) for entry in found]})
         return
-    output.draw(*(part for entry in found for part in backwards.backwards_parts(*entry)))
+    checked = bool(options.get("input"))
+    output.draw(*(part for entry in found for part in backwards.backwards_parts(*entry, checked)))
 
 
 def _sweep(layers: list[Layer], text: str, as_json: bool) -> None:
@@ -106,7 +112,7 @@ def _sweep(layers: list[Layer], text: str, as_json: bool) -> None:
 
 
 def title(layer: Layer, problem: ConvProblem) -> Any:
-    """The lines above a layer's tables."""
+    """Return the lines above a layer's tables."""
     head = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
     line = f"{head} -> {shape_text(problem.output_shape)}"
     lines = [line, configuration.summary(problem)]
@@ -114,7 +120,7 @@ def title(layer: Layer, problem: ConvProblem) -> Any:
 
 
 def axes_table(problem: ConvProblem) -> Any:
-    """What happens on each spatial axis."""
+    """Return the rules of each spatial axis."""
     table = output.table("axis", "", "")
     for entry in axis_reasons(problem):
         rows = {
@@ -130,7 +136,7 @@ def axes_table(problem: ConvProblem) -> Any:
 
 def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
     tensors = output.table("tensor", "shape", "why")
-    for tensor, shape, reason in reasons(problem):
+    for tensor, shape, reason in reasons(problem, is_transposed=layer.is_transposed):
         tensors.add_row(tensor, shape_text(shape), reason)
     # A column for each of a few devices, and a line for each of many, which are wider than a page.
     beside = plans if len(plans) <= _MOST_BESIDE else []
@@ -179,7 +185,7 @@ def _indexing(problem: ConvProblem) -> str:
 def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str, Any]:
     return {
         **configuration.as_json(layer, problem),
-        **tensors_json(problem),
+        **tensors_json(problem, is_transposed=layer.is_transposed),
         "passes": [
             {
                 "pass": pass_,
@@ -213,9 +219,9 @@ def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str,
     }
 
 
-def tensors_json(problem: ConvProblem) -> dict[str, Any]:
-    """Shapes with their reasons, and the axes, for ``--json``."""
-    explained = reasons(problem)
+def tensors_json(problem: ConvProblem, *, is_transposed: bool = False) -> dict[str, Any]:
+    """Return shapes with their reasons, and the axes, for ``--json``."""
+    explained = reasons(problem, is_transposed=is_transposed)
     return {
         "shapes": {entry.tensor: list(entry.shape) for entry in explained},
         "reasons": {entry.tensor: entry.reason for entry in explained},

@@ -10,9 +10,9 @@ from cupyconv import arrays
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import DeviceError
+from cupyconv.kernels.device import CARDS, DEVICES
 from cupyconv.markup import in_line
 from cupyconv.planning import ACTIVATIONS
-from cupyconv.planning.device import DEVICES
 from cupyconv.problem import PASSES, ConvProblem
 
 # CuPy and NumPy are imported when the command runs, so that --help does without them.
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     "--layout",
     metavar="WORD",
     type=configuration.Words(lambda: ("channels_first", "channels_last")),
-    help="channels_first or channels_last: how all tensors lie in memory, whatever their formats "
-    "say.  [default: as these say]",
+    help="Set the memory order of all tensors, channels_first or channels_last.  "
+    "[default: the order of their formats]",
 )
 @configuration.devices_option(
-    "A GPU by its architecture, such as sm_90a.  Repeatable.  [default: the one that is here]",
-    [word for word in DEVICES if word != "cpu"],
+    "Compile for a GPU: an architecture or a card, such as sm_90a or T4.  Repeatable.  "
+    "[default: the current GPU]",
+    [word for word in (*DEVICES, *CARDS) if word != "cpu"],
 )
 @configuration.passes_option
 @configuration.precision_option
@@ -40,13 +41,15 @@ if TYPE_CHECKING:
     "--activation",
     metavar="WORD",
     type=configuration.Words(lambda: filter(None, ACTIVATIONS)),
-    help="Of the forward pass: relu, silu or gelu.  [default: none]",
+    help="Apply this activation in the forward pass: relu, silu or gelu.  [default: none]",
 )
 @configuration.impl_option
 @click.option(
-    "--measure", is_flag=True, help="All kernels that cupyconv.benchmark = True would time."
+    "--measure", is_flag=True, help="Compile all kernels that cupyconv.benchmark = True would time."
 )
-@click.option("--threads", type=int, metavar="N", help="That compile.  [default: one on each core]")
+@click.option(
+    "--threads", type=int, metavar="N", help="Compile with N threads.  [default: one per core]"
+)
 @output.json_option
 def command(
     layout: str | None,
@@ -60,16 +63,17 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compile kernels ahead.
+    """Compile kernels ahead of use.
 
     \b
     cupyconv warm --model net.onnx --dtype float16 --device sm_90a
-    cupyconv warm --model net.onnx --input data=8x3x224x224 --pass forward --layout channels_last
-    cupyconv warm --input 8x64x56x56 --filter 128x64x3x3 --padding same --dtype bfloat16
+    cupyconv warm --model net.onnx --input data=8x3x224x224 \\
+      --pass forward --layout channels_last
+    cupyconv warm --input 8x64x56x56 --filter 128x64x3x3 \\
+      --padding same --dtype bfloat16
 
-    Every kernel that calls of these layers will load is put into the cache ($CUPYCONV_CACHE_DIR):
-    what is there already stays, the others are compiled side by side.  Needs CuPy, and a GPU only
-    where no --device is given.
+    The kernels that calls of these layers load are compiled in parallel and kept in the cache
+    ($CUPYCONV_CACHE_DIR).  Needs CuPy, and a GPU only without --device.
     """
     from cupyconv.warming import Ahead
 
@@ -105,6 +109,7 @@ def command(
 def _as_json(warmed: Warmed, layers: list[tuple[Layer, ConvProblem]]) -> dict[str, Any]:
     return {
         "architecture": warmed.device.architecture,
+        "target": warmed.device.target,
         "folder": str(warmed.folder),
         "seconds": warmed.seconds,
         "cpu_seconds": warmed.cpu_seconds,

@@ -1,11 +1,9 @@
-// Copies tensors of any strides, one or two, to such with channels last in the workspace, which TMA
-// walks over and conv_gather.cu reads in pieces: (n, d, h, w, channel), each pixel beginning at a
-// multiple of 16 bytes.
+// Copies one or two tensors with any strides to the workspace with channels last, for TMA and for the
+// vector copies of conv_gather.cu: (n, d, h, w, channel), each pixel at a multiple of 16 bytes.
 //
-// A filter counts as a batch of filters whose pixels are its taps.  A block moves TILE pixels of TILE
-// channels through shared memory: on the tensor's side neighbouring threads take neighbouring
-// pixels, which is what channels-first tensors have contiguous, on the copy's neighbouring channels,
-// 16 bytes a thread.
+// A filter is treated as a batch of images whose pixels are its taps.  A block moves TILE pixels of TILE
+// channels through shared memory.  Adjacent threads load adjacent pixels, which are contiguous in
+// channels-first tensors, and store adjacent channels, 16 bytes per thread.
 //
 // A variant is chosen with -D: STORAGE.
 #include "numeric.cuh"
@@ -17,7 +15,7 @@ using Storage = STORAGE;
 constexpr int THREADS = 256;
 constexpr int TILE = 64;
 constexpr int VECTOR = 16 / sizeof(Storage);
-constexpr int ELEMENTS = TILE * TILE / THREADS;  // of a thread
+constexpr int ELEMENTS = TILE * TILE / THREADS;  // elements per thread
 
 // A tensor; strides in elements.
 struct ArrangeShape {
@@ -34,7 +32,7 @@ struct ArrangeShapes {
 
 struct Tile {
   long long first_pixel, first_channel, pixels;
-  long long (&offset)[TILE];  // of the pixels, in the tensor
+  long long (&offset)[TILE];  // offsets of the pixels in the tensor
 
   __device__ __forceinline__ Tile(long long number, const ArrangeShape& shape,
                                   long long (&offsets)[TILE])
@@ -53,8 +51,8 @@ struct Tile {
     offset[threadIdx.x] = place;
   }
 
-  // Calls use(i, offset) for this thread's elements that exist, in the tensor's order: the i-th is of
-  // its pixel, and of a channel further on.
+  // Calls use(i, offset) for this thread's existing elements, in the tensor's order: one pixel, and
+  // successive channels.
   template <class Use>
   __device__ __forceinline__ void for_each_element(const ArrangeShape& shape, Use use) const {
     const bool inside = first_pixel + pixel() < pixels;
@@ -71,8 +69,8 @@ struct Tile {
     return threadIdx.x / TILE + i * (THREADS / TILE);
   }
 
-  // Calls use(pixel, channel, offset) for this thread's pieces of the copy; the last one of a pixel
-  // may be longer than there are channels.
+  // Calls use(pixel, channel, offset) for this thread's vectors of the copy; the last vector of a pixel
+  // may exceed the channels.
   template <class Use>
   __device__ __forceinline__ void for_each_piece(const ArrangeShape& shape, Use use) const {
     const long long pitch = (shape.channels + VECTOR - 1) / VECTOR * VECTOR;
@@ -101,11 +99,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   Storage* const copy = is_first ? first_copy : second_copy;
   const Tile tile(blockIdx.x - (is_first ? 0 : shapes.of[0].tiles), shape, offsets);
   __syncthreads();  // the offsets are written
-  Storage loaded[ELEMENTS] = {};  // all of them are under way before the first is waited for
+  Storage loaded[ELEMENTS] = {};  // all loads are in flight together
   tile.for_each_element(shape, [&](int i, long long place) { loaded[i] = tensor[place]; });
 #pragma unroll
   for (int i = 0; i < ELEMENTS; ++i) element[tile.channel_of(i)][tile.pixel()] = loaded[i];
-  __syncthreads();  // the elements are
+  __syncthreads();  // the elements are written
   tile.for_each_piece(shape, [&](int pixel, int channel, long long place) {
     union {
       Piece<Storage, VECTOR> piece;

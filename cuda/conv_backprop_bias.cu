@@ -1,10 +1,10 @@
 // Gradient with respect to the bias: db[k] = sum over n, p, q of dy[n, k, p, q].
 //
-// dy is read once, in pieces of VECTOR neighbours: of channels with CHANNELS_LAST, else of pixels.  A
-// block sums a chunk of the pixels of CHANNEL_LANES pieces of channels, or of single channels; its
-// threads go through the chunk side by side, PIXEL_LANES pieces at a time, counting the pixels'
-// digits on without a division (maps.cuh), and fold their sums in a fixed tree.  Where there are
-// several chunks, conv_backprop_bias_reduce adds them in order: the same bits on every run.
+// dy is read once, in vectors of VECTOR contiguous channels (CHANNELS_LAST) or pixels.  A block sums a
+// chunk of the pixels for CHANNEL_LANES vectors of channels, or for one channel.  Its threads walk the
+// chunk together, PIXEL_LANES vectors at a time, advance the pixels' digits without divisions
+// (maps.cuh), and reduce their sums in a fixed tree.  conv_backprop_bias_reduce adds several chunks in
+// order, so that every run returns the same bits.
 //
 // Variants by -D: STORAGE, INDEX, VECTOR, CHANNELS_LAST, CHANNEL_LANES (a power of two, 1 without
 // CHANNELS_LAST).
@@ -19,8 +19,8 @@ using Accumulator = typename Numeric<Storage>::Accumulator;
 
 constexpr int THREADS = 256;
 constexpr int PIXEL_LANES = THREADS / CHANNEL_LANES;
-constexpr int CHANNELS = CHANNELS_LAST ? CHANNEL_LANES * VECTOR : 1;  // of a block
-constexpr int STEP = PIXEL_LANES * (CHANNELS_LAST ? 1 : VECTOR);     // pixels of a turn
+constexpr int CHANNELS = CHANNELS_LAST ? CHANNEL_LANES * VECTOR : 1;  // channels per block
+constexpr int STEP = PIXEL_LANES * (CHANNELS_LAST ? 1 : VECTOR);     // pixels per turn
 static_assert((PIXEL_LANES & (PIXEL_LANES - 1)) == 0, "the tree halves the lanes at each level");
 static_assert(PIXEL_LANES * CHANNEL_LANES == THREADS, "no thread is left over");
 static_assert(CHANNELS_LAST || CHANNEL_LANES == 1, "lanes along pixels only");
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// One thread for each channel.
+// One thread per channel.
 extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_backprop_bias_reduce(const Accumulator* __restrict__ partial, Storage* __restrict__ db,
                               const int chunks, const __grid_constant__ ConvParameters p) {

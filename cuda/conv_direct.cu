@@ -4,38 +4,36 @@
 //   backprop-input   dx[n, h, w, c] = sum over j, r, s of dy[n, p, q, j of c's group] * w[j, c, r, s]
 //   backprop-filter  dw[k, j, r, s] = sum over n, p, q of dy[n, p, q, k] * x[n, h, w, j of k's group]
 //
-// A tile of a GEMM would be nearly empty here: a group has OUTS results and INS sources a pixel,
-// both few, and nothing is shared between groups.  What counts is to move each byte once, and to
-// execute little beside the products.  What this adds over the generic kernels: a thread computes
-// TILE_ROWS x TILE_COLUMNS neighbouring pixels for VECTOR channels.  It goes down the rows of the
-// source under them, so that each is loaded once and serves every row of the tile that it is under;
-// which tap meets which column is worked out by the compiler.  Blocks stay: they put the filter of
-// their channels into shared memory once, and then take tile after tile.
+// A GEMM tile would be nearly empty here: a group has few results (OUTS) and few sources (INS) per
+// pixel, and groups share nothing.  The kernel has to move each byte once and to execute few
+// instructions besides the products.  A thread computes TILE_ROWS x TILE_COLUMNS adjacent pixels for
+// VECTOR channels.  It walks down the source rows under the tile, loads each row once and uses it for
+// all rows of the tile; the compiler resolves which tap meets which column.  Blocks are persistent:
+// they stage the filter of their channels in shared memory once and then compute many tiles.
 //
-// In a depthwise layer (OUTS = INS = 1) the VECTOR channels of a thread are groups of their own and
-// have a source each; otherwise they are of one group and share its INS sources.
+// In a depthwise layer (OUTS = INS = 1) each of a thread's VECTOR channels is a group with its own
+// source; otherwise they belong to one group and share its INS sources.
 //
-// The gradient of the filter is summed in a fixed order: per thread, then per block in a tree, then
-// over the chunks of pixels (gridDim.x) by conv_direct_reduce.  A thread has all taps' sums, or those
-// of TAP_ROWS rows of the filter and SHARE sources, if they are too many.
+// The filter gradient is summed in a fixed order: per thread, then per block in a tree, then over the
+// chunks of pixels (gridDim.x) by conv_direct_reduce.  A thread sums all taps or, if they are too many,
+// TAP_ROWS rows of the filter and SHARE sources.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE, INDEX,
 // OUTS, INS, VECTOR, TILE_ROWS, TILE_COLUMNS, LANES (threads along channels), STRIPS (threads along
-// tiles), RESIDENT (blocks of a multiprocessor that there are registers for), RESULT_CHANNELS or
-// RESULT_COLUMNS (results moved at once, whichever are neighbours in memory), SOURCE_CHANNELS or
-// SOURCE_COLUMNS (the same of sources), SHIFT (columns from one that a piece of the source begins
-// with to the first under a tile), INSIDE_FROM and INSIDE_TO (those columns from there that are in the
-// source under every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_D, STRIDE_H, STRIDE_W, DILATION_H,
-// DILATION_W, PHASE_H, PHASE_W (padding before modulo stride), TAP_ROWS and SHARE (all but in
-// backprop-filter), RAGGED (whether tiles reach beyond the last row or column), ACTIVATION (of forward
-// and backprop-input).
+// tiles), RESIDENT (resident blocks per SM), RESULT_CHANNELS or RESULT_COLUMNS (extent of a result
+// vector), SOURCE_CHANNELS or SOURCE_COLUMNS (extent of a source vector), SHIFT (columns from the start
+// of a source vector to the first column under a tile), INSIDE_FROM and INSIDE_TO (columns from there
+// that are inside the source for every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_D, STRIDE_H,
+// STRIDE_W, DILATION_H, DILATION_W, PHASE_H, PHASE_W (padding before, modulo stride), TAP_ROWS and SHARE
+// (partial in backprop-filter only), RAGGED (whether tiles reach beyond the last row or column),
+// ACTIVATION (forward and backprop-input only).
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
 #include "maps.cuh"
 #include "vector.cuh"
 
-// Offsets are summed without a sign, so that those of what is not read may leave the range.
+// Offsets are unsigned: those of elements that are not read may overflow.
 using Offset = unsigned INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
@@ -49,11 +47,11 @@ static_assert(RESULT_CHANNELS == 1 || RESULT_COLUMNS == 1, "pieces along one axi
 static_assert(SOURCE_CHANNELS == 1 || SOURCE_COLUMNS == 1, "pieces along one axis");
 static_assert(INS % SHARE == 0, "whole shares of sources");
 
-// -- where the pixels of a tile meet the filter's taps, along one axis --------------------------------
+// -- source positions that a tile's pixels read, along one axis ---------------------------------------
 
-// Pixel i of a tile meets tap t at a position of the source, counted from where the tile's first
-// pixel has tap 0; in backprop-input, where tap 0 may not meet that pixel, from where it meets the last
-// pixel up to there that it does meet.
+// Pixel i of a tile reads, under tap t, a position of the source.  Position 0 is where the tile's first
+// pixel has tap 0; in backprop-input, where tap 0 may skip that pixel, it belongs to the last earlier
+// pixel that tap 0 meets.
 template <int EXTENT, int TAPS, int STRIDE, int DILATION, int PHASE>
 struct Axis {
 #if PASS == 1
@@ -68,7 +66,7 @@ struct Axis {
   static __device__ constexpr int distance(int i, int at) { return at - i * STRIDE; }
 #endif
 
-  // The tap that pixel i meets at a position, if it is one.
+  // The tap under which pixel i reads a position, if there is one.
   static __device__ __forceinline__ constexpr int tap(int i, int at) {
     return distance(i, at) / DILATION;
   }
@@ -77,7 +75,7 @@ struct Axis {
     return whole && static_cast<unsigned>(tap(i, at)) < TAPS;
   }
 
-  // The positions that are met: all of them are at whole steps from the first.
+  // The positions that are read: all are whole steps from the first.
   struct Span {
     int first, last, step;
   };
@@ -90,7 +88,7 @@ struct Axis {
         if (!any) met = {at, at, 0};
         any = true;
         int a = met.step, b = at < met.first ? met.first - at : at - met.first;
-        while (b != 0) {  // the greatest common divisor
+        while (b != 0) {  // greatest common divisor
           const int rest = a % b;
           a = b, b = rest;
         }
@@ -102,7 +100,7 @@ struct Axis {
   static constexpr int FIRST = span().first, LAST = span().last, STEP = span().step;
   static constexpr int COUNT = (LAST - FIRST) / STEP + 1;
 
-  // Where in the source a tile's first pixel has position 0.
+  // The source coordinate of position 0 of a tile.
   static __device__ __forceinline__ Index origin(Index pixel, long long pad) {
 #if PASS == 1
     return pixel / STRIDE + narrowed(pad) / STRIDE;
@@ -115,11 +113,11 @@ struct Axis {
 using Rows = Axis<TILE_ROWS, TAP_ROWS, STRIDE_H, DILATION_H, PHASE_H>;
 using Columns = Axis<TILE_COLUMNS, FILTER_S, STRIDE_W, DILATION_W, PHASE_W>;
 
-// -- who computes what ------------------------------------------------------------------------------
+// -- work of a thread -------------------------------------------------------------------------------
 
-// The thread's place in the block: its channels, and its number among the strips.
+// The thread's channels, and its strip.
 struct Thread {
-  Index channel;  // the first of VECTOR
+  Index channel;  // first of VECTOR channels
   int lane, strip;
   bool exists;
 
@@ -130,19 +128,19 @@ struct Thread {
   }
 };
 
-// The tiles of the tensor that a pass walks (y, dx, or dy), as cupyconv/gpu/direct.py works them out.
-// A block takes one for each strip, round after round.
+// The tiles of the tensor that a pass walks (y, dx, or dy); cupyconv/kernels/direct.py computes the
+// fields.  In each round a block computes one tile per strip.
 struct TileWalk {
-  long long tiles[4];  // of a row, of a column, slices, images
-  long long step[4];   // from a tile to that of the next round, in their digits
-  long long rounds;    // of a block
+  long long tiles[4];  // tiles per row, tiles per column, slices, images
+  long long step[4];   // distance of a strip's tiles in successive rounds, in the same digits
+  long long rounds;    // rounds per block
 };
 
-// A strip's tiles, one after the other: they are counted on, without a division.
+// Iterates over a strip's tiles by adding digits, without divisions.
 struct Strip {
   Loops<Index> loops;
   Digits<Index> at;
-  Index left;  // rounds
+  Index left;  // remaining rounds
 
   __device__ __forceinline__ Strip(const TileWalk& walk, int number)
       : left(narrowed(walk.rounds)) {
@@ -159,7 +157,7 @@ struct Strip {
     --left;
     at = loops.next(at);
   }
-  // The first pixel of the tile.
+  // Returns the first pixel of the tile.
   __device__ __forceinline__ Pixel<Index> pixel() const {
     return {at.digit[3], at.digit[2], at.digit[1] * TILE_ROWS, at.digit[0] * TILE_COLUMNS};
   }
@@ -170,15 +168,15 @@ __device__ __forceinline__ Element* element_at(Element* first, Offset offset) {
   return first + static_cast<Index>(offset);
 }
 
-// The offset of a pixel and a channel of the thread from its tile's first.
+// Returns the offset of a pixel and a channel of the thread from its tile's first element.
 __device__ __forceinline__ Offset place_in_tile(int row, int column, int channel,
                                                 const long long (&stride)[5]) {
   return row * static_cast<Offset>(stride[3]) + column * static_cast<Offset>(stride[4]) +
          channel * static_cast<Offset>(stride[1]);
 }
 
-// The slice of the source that tap t of the filter pairs with a slice of the walked tensor; whether
-// it exists.
+// Computes the source slice that tap t pairs with a slice of the walked tensor; returns whether it
+// exists.
 __device__ __forceinline__ bool slice_under(const ConvParameters& p, Index slice, int t, Index& d) {
   const Index pad = narrowed(p.pad[0]);
   const Index step = t * narrowed(p.dilation[0]);
@@ -194,18 +192,17 @@ __device__ __forceinline__ bool slice_under(const ConvParameters& p, Index slice
 
 // -- sources ----------------------------------------------------------------------------------------
 
-// The first source of a result's group.
+// Returns the first source of a result's group.
 __device__ __forceinline__ Index first_source(Index result) { return result / OUTS * INS; }
 
-// What a thread needs of one row of the source: at each position, a value for each of its channels
-// in a depthwise layer, else the SHARE sources that its channels have in common.
+// One source row of a thread: at each position, one value per channel in a depthwise layer, else the
+// SHARE sources that its channels have in common.
 struct SourceRow {
   static constexpr int COUNT = DEPTHWISE ? VECTOR : SHARE;
   static_assert(COUNT % SOURCE_CHANNELS == 0, "whole pieces");
   Accumulator value[Columns::COUNT][COUNT];
 
-  // From the row's first pixel and the first of the channels on, which have an offset; position 0 is at
-  // the origin.
+  // Loads the row; the offset is that of its first pixel and channel, and position 0 is at the origin.
   __device__ __forceinline__ void load(const Storage* source, Offset row, Index origin, Index width,
                                        const long long (&stride)[5]) {
     constexpr int SPAN = SHIFT + Columns::LAST - Columns::FIRST + 1;
@@ -235,23 +232,23 @@ struct SourceRow {
 
 #if PASS != 2
 
-// The filter of a block's channels: by row, lane, tap and source, for each of the lane's channels.
-// A lane's part is an odd number of 16-byte chunks, from which lanes read without a bank conflict.
+// The filter of a block's channels, by row, lane, tap, source and channel of the lane.  A lane's part is
+// an odd number of 16-byte chunks, so that lanes read without bank conflicts.
 struct Filter {
   static constexpr int CHUNK = 16 / sizeof(Accumulator);
   static constexpr int USED = FILTER_S * INS * VECTOR;
   static constexpr int PART = ((USED + CHUNK - 1) / CHUNK | 1) * CHUNK;
   alignas(16) Accumulator part[FILTER_T * FILTER_R][LANES][PART];
 
-  // Taps of a row that are loaded at once: each of their values waits in a register.
+  // Taps of a row that are loaded together: each value occupies a register.
   static constexpr int AT_ONCE = USED * sizeof(Accumulator) <= 256 ? FILTER_S : 1;
-  static constexpr int TURNS = FILTER_S / AT_ONCE;  // of a row
+  static constexpr int TURNS = FILTER_S / AT_ONCE;  // per row
 
-  // The strips of a lane share out its taps.
+  // The strips of a lane divide its taps.
   __device__ __forceinline__ void stage(const Storage* w, const Thread& thread,
                                         const ConvParameters& p) {
     if (!thread.exists) return;
-    // w is indexed by the filter, and by the channel within its group.
+    // w is indexed by the filter and by the channel within its group.
     const Index of_filter = narrowed(p.w_stride[0]);
     const Index of_channel = narrowed(p.w_stride[1]);
     const Index of_source = PASS == 0 ? of_channel : of_filter;
@@ -277,12 +274,12 @@ struct Filter {
                 taps[offset[v] + s * narrowed(p.w_stride[4]) + j * of_source]);
       if (first_s > 0) continue;
 #pragma unroll
-      for (int e = USED; e < PART; ++e) own[e] = 0;  // whole chunks are loaded
+      for (int e = USED; e < PART; ++e) own[e] = 0;  // loads read whole chunks
     }
   }
 };
 
-// source is x or dy, result y or dx; bias may be null.
+// source is x or dy, result is y or dx; bias may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ source, const Storage* __restrict__ w,
                 const Storage* __restrict__ bias, Storage* __restrict__ result,
@@ -348,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
     const Offset first = pixel_offset(tile, result_stride) +
                          thread.channel * narrowed(result_stride[1]);
-    const Index rows = narrowed(result_size[1]) - tile.h;  // that there are
+    const Index rows = narrowed(result_size[1]) - tile.h;  // existing rows of the tile
     const Index columns = narrowed(result_size[2]) - tile.w;
 #pragma unroll
     for (int i = 0; i < TILE_ROWS; ++i) {
@@ -374,16 +371,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
 #else
 
-// One block sums a share of the tiles (blockIdx.x) for its filters (blockIdx.y), and for TAP_ROWS rows
-// of a slice of the filter and SHARE of the sources (blockIdx.z), into partial: (chunk, t, r, s, j, k).
+// A block sums a chunk of the tiles (blockIdx.x) for its filters (blockIdx.y), TAP_ROWS rows of a filter
+// slice and SHARE sources (blockIdx.z), into partial: (chunk, t, r, s, j, k).
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                 Accumulator* __restrict__ partial, const __grid_constant__ TileWalk walk,
                 const __grid_constant__ ConvParameters p) {
-  constexpr int SUMS = DEPTHWISE ? 1 : SHARE;  // a tap's sums for each channel of the thread
-  // What a row's last level reads is not where the next one's first level writes.
+  constexpr int SUMS = DEPTHWISE ? 1 : SHARE;  // sums per tap and channel of the thread
+  // The last level of a row reads other memory than the first level of the next row writes.
   static_assert(STRIPS > 2, "levels of a row do not overlap with those of the next");
-  // Of each sum those of all threads side by side, so that a warp's are in different banks.
+  // The sums of all threads are adjacent, so that a warp's are in different banks.
   __shared__ Accumulator level[FILTER_S * SUMS * VECTOR][THREADS];
   const Index channels = narrowed(p.groups) * OUTS;
   const Thread thread(channels);
@@ -397,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const Pixel<Index> tile = strip.pixel();
     Index d;
     if (!slice_under(p, tile.d, t, d)) continue;
-    const Index rows = narrowed(p.output[1]) - tile.h;  // that there are
+    const Index rows = narrowed(p.output[1]) - tile.h;  // existing rows of the tile
     const Index columns = narrowed(p.output[2]) - tile.w;
 
     const Offset first =
@@ -436,7 +433,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         const int r = Rows::tap(i, at);
 #pragma unroll
         for (int k = 0; k < TILE_COLUMNS; ++k) {
-          // Zeros of pixels that do not exist must not meet what is not finite.
+          // Missing pixels of dy are zero, but must not be multiplied with NaN or infinity.
           if (RAGGED && (i >= rows || k >= columns)) break;
 #pragma unroll
           for (int s = 0; s < FILTER_S; ++s)
@@ -458,13 +455,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     Accumulator(&own)[FILTER_S][SUMS][VECTOR] = sum[r];
 #pragma unroll
     for (int strips = STRIPS; strips > 1; strips = (strips + 1) / 2) {
-      // The upper half of the strips gives its sums to the lower one.
+      // The upper half of the strips passes its sums to the lower half.
       const int half = (strips + 1) / 2;
       if (thread.strip >= half && thread.strip < strips)
 #pragma unroll
         for (int i = 0; i < FILTER_S * SUMS * VECTOR; ++i)
           level[i][threadIdx.x] = own[i / VECTOR / SUMS][i / VECTOR % SUMS][i % VECTOR];
-      __syncthreads();  // the upper half is there
+      __syncthreads();  // the sums of the upper half are written
       if (thread.strip + half < strips)
 #pragma unroll
         for (int i = 0; i < FILTER_S * SUMS * VECTOR; ++i)

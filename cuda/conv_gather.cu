@@ -1,48 +1,46 @@
-// Gather: the three passes as implicit GEMMs, on mma.sync for 16-bit types, float32 rounded to tf32
-// and float64, and on fused multiply-adds for float32 as it is and for float64 where chips have no
-// more.
+// Gather: the three passes as implicit GEMMs.  16-bit types, float64 and float32 rounded to TF32 are
+// multiplied with mma.sync; other float32, and float64 on chips without such tensor cores, with fused
+// multiply-adds.
 //
-// What it adds over the generic kernels: products on the tensor cores, or, without TENSOR_CORES, by
-// plain instructions from registers; a ring of STAGES shared-memory stages that cp.async fills ahead
-// of use (8.0 and later; 7.5 copies through registers); stride phases in backprop-input; and a
-// deterministic split of gemm_k.
+// Over the generic kernels it adds tensor cores; a ring of STAGES shared-memory stages that cp.async
+// fills ahead of use (from 8.0 on; 7.5 copies through registers); stride phases in backprop_input;
+// and a deterministic split of gemm_k.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           taps            im2col(x)  w
 //   backprop_input   input pixels    channels          taps * filters  dy         w
 //   backprop_filter  filters         taps * channels   output pixels   dy         im2col(x)
 //
-// with taps numbered channel-fastest, or, with TAPS_FASTEST, channel-slowest: as w lies in memory.  An
-// operand comes in pieces of A_VECTOR or B_VECTOR elements that are neighbours in memory, along k
-// (A_ALONG_K, B_ALONG_K) or along m and n.
+// Taps are numbered with channels fastest or, with TAPS_FASTEST, with channels slowest, as in w's
+// memory.  Operands are copied as vectors of A_VECTOR or B_VECTOR elements that are contiguous in
+// memory, along k (A_ALONG_K, B_ALONG_K) or along m and n.
 //
-// A piece's address is the sum of two halves (gather.cuh), one of its line and one of its place in
-// the line.  Those of positions are worked out once per block; those of k once per step, by one warp,
-// for the step after the one that is being copied: it counts on by BLOCK_K, without a division.  Of
-// each operand one half is the same for all pieces that a thread copies in a step, so that a piece
-// costs one load from shared memory, an addition, and a test of bits for whether it is inside the
-// tensor; in large tiles of 16 bits not even the load, where it is of the half of a position.
+// The address of a vector is the sum of two halves (gather.cuh): one of its position (m or n), one of
+// its k.  A block computes the halves of its positions once.  One warp computes the halves of k, one
+// step ahead of the copies, by incrementing digits instead of dividing.  For each operand, all vectors
+// of a thread share one half in a step.  A vector thus costs one load from shared memory, an addition,
+// and a bit test for whether it is inside the tensor.  In large 16-bit tiles threads keep the halves
+// of their positions in registers and save the load.
 //
-// Pixels come in pieces too, in NCHW: those of the output as it is stored and as dy is summed, and
-// those of the input under a 1 x 1 filter of stride 1 without padding, where they follow each other
-// in memory.  That makes such a layer a plain matrix product, with 16-byte copies in either order of
-// memory.  Other operands in NCHW are better copied with channels last before (conv_arrange.cu), where
-// a layer has enough to compute: else they come element by element.
+// In NCHW, pixels form vectors where they are contiguous: output pixels as they are stored, dy as it
+// is summed, and input pixels under a 1 x 1 filter with stride 1 and no padding.  Such a layer is a
+// plain matrix product with 16-byte copies in both memory orders.  Other NCHW operands are copied
+// element by element, or are first copied with channels last (conv_arrange.cu) if the layer is large
+// enough.
 //
-// A first layer of 3 channels is copied element by element: a row of the filter reads S * C
-// neighbours, but from (q * stride - pad) * C on, which is odd as often as not, and cp.async can
-// leave out the tail of a piece, not its head.  Forward and backprop_filter of such layers are, in 16
-// bits, better left to conv_patch.cu, which copies the input under a tile once.
+// A first layer with 3 channels is copied element by element: a row of the filter reads S * C
+// contiguous elements, but their start (q * stride - pad) * C is often odd, and cp.async can drop the
+// end of a vector, not its beginning.  For 16-bit types conv_patch.cu is faster there.
 //
-// In backprop_input each stride phase (gather.cuh) is a dense problem with its own pixels and taps;
-// all phases are tiles of one launch.  With SPLIT, gemm_k is shared out over blockIdx.y; each split
-// writes its sums to a workspace and conv_gather_reduce adds them in order, so the bits never
-// depend on scheduling.
+// In backprop_input each stride phase (gather.cuh) is a dense problem with its own pixels and taps; one
+// launch computes the tiles of all phases.  With SPLIT, blockIdx.y divides gemm_k; each split writes
+// its sums to a workspace, and conv_gather_reduce adds them in order, so that results do not depend on
+// scheduling.
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE, INDEX, BLOCK_M, BLOCK_N,
-// BLOCK_K, WARPS_M, WARPS_N, RESIDENT (blocks of a multiprocessor), STAGES, TENSOR_CORES, A_ALONG_K,
+// BLOCK_K, WARPS_M, WARPS_N, RESIDENT (resident blocks per SM), STAGES, TENSOR_CORES, A_ALONG_K,
 // A_VECTOR, B_ALONG_K, B_VECTOR, C_ALONG_N, C_VECTOR, TAPS_FASTEST, TAP_WORDS and PHASES
-// (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION (epilogue.cuh; of forward and backprop_input),
+// (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION (epilogue.cuh; forward and backprop_input only),
 // SHARED_BYTES.
 #include "epilogue.cuh"
 #include "gather.cuh"
@@ -59,11 +57,11 @@ using AddressHalf = Half<Index>;
 constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int WARP_M = BLOCK_M / WARPS_M, WARP_N = BLOCK_N / WARPS_N;
 static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "whole fragments only");
-static_assert(BLOCK_K <= 32, "one warp counts the steps");
+static_assert(BLOCK_K <= 32, "one warp computes the steps");
 
 // -- passes: sizes, and the halves of every address in A, B and C -----------------------------------
 
-// Taps, and the channels (in backprop_input, filters) that are numbered with them.
+// Loops over taps and channels (in backprop_input, filters).
 __device__ __forceinline__ Loops<Index> tap_loops(Index channels, Index t, Index r, Index s) {
   return TAPS_FASTEST ? Loops<Index>(s, r, t, channels) : Loops<Index>(channels, s, r, t);
 }
@@ -117,7 +115,7 @@ struct Pass {
   const ConvParameters& p;
   Windows windows;
   Index gemm_m, gemm_n, gemm_k;
-  Index group_a, group_b, group_c;  // elements from one group to the next
+  Index group_a, group_b, group_c;  // stride of a group, in elements
 
   __device__ __forceinline__ Pass(const ConvParameters& parameters, const StridePhases<PHASES>&, int)
       : p(parameters),
@@ -263,7 +261,7 @@ struct Pass {
 
 // -- which tile -------------------------------------------------------------------------------------
 
-// Blocks are numbered by group, stride phase, row and column of tiles, with columns fastest.
+// Tile of this block.  Blocks are numbered by group, stride phase, row and column, columns fastest.
 struct BlockTile {
   Index group, row, column;  // row and column of the tile's first element
   int phase;
@@ -284,32 +282,30 @@ struct BlockTile {
 
 // -- tiles in shared memory -------------------------------------------------------------------------
 
-// Of pieces that cp.async does not take: how many a thread loads before it stores the first of them.
+// Vectors that a thread loads before it stores the first one, where cp.async cannot copy them.
 template <int VECTOR>
 constexpr int COPIES_AT_ONCE = VECTOR * sizeof(Storage) < 4 ? 16 : 8;
 
-// Whether threads keep the halves of their positions in registers, of pieces of 16 bytes, which are
-// few: in large tiles of 16 bits, which the tensor cores multiply nearly as fast as shared memory
-// brings them.
+// Whether threads keep the halves of their positions in registers, for 16-byte vectors.  It pays in
+// large 16-bit tiles, where the tensor cores are nearly as fast as shared memory.
 constexpr bool KEEPS_POSITIONS = TENSOR_CORES && sizeof(Storage) == 2 &&
                                  BLOCK_M * BLOCK_N >= 128 * 128 && sizeof(AddressHalf) == 8;
 
-// The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its halves.  Lines run
-// along k or along positions, and are filled in pieces of VECTOR elements.
+// The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its address halves.  Lines
+// run along k or along positions and are filled with vectors of VECTOR elements.
 template <int EXTENT, bool ALONG_K, int VECTOR>
 struct Operand {
   using Tile =
       RingTile<Storage, ALONG_K ? EXTENT : BLOCK_K, ALONG_K ? BLOCK_K : EXTENT, ALONG_K>;
   static constexpr int PIECES = Tile::LINE / VECTOR;
-  static constexpr int APART = THREADS / PIECES, COUNT = Tile::LINES / APART;  // lines of a thread
-  static constexpr int POSITIONS = ALONG_K ? EXTENT : EXTENT / VECTOR;  // entries of the table
+  static constexpr int APART = THREADS / PIECES, COUNT = Tile::LINES / APART;  // lines per thread
+  static constexpr int POSITIONS = ALONG_K ? EXTENT : EXTENT / VECTOR;  // table entries
   static_assert(THREADS % PIECES == 0 && Tile::LINES % (THREADS / PIECES) == 0, "equal shares");
 
   AddressHalf positions[POSITIONS];
-  AddressHalf steps[2][BLOCK_K];  // of the step being copied, and of the one after it
+  AddressHalf steps[2][BLOCK_K];  // of the step being copied and of the next one
 
-  // Writes the entries of all positions; half_of(i) is the half of the i-th position, in the first
-  // group.
+  // Writes the entries of all positions; half_of(position) is the half in the first group.
   template <class HalfOf>
   __device__ __forceinline__ void set_positions(Index first, Index end, Index group_offset,
                                                 HalfOf half_of) {
@@ -320,7 +316,7 @@ struct Operand {
     }
   }
 
-  // Of a thread's pieces, the halves of their positions, which are the same in every step.
+  // Halves of the positions of a thread's vectors, which are the same in every step.
   struct Own {
     AddressHalf position[ALONG_K ? COUNT : 1];
   };
@@ -333,13 +329,13 @@ struct Operand {
     return found;
   }
 
-  // Copies the pieces of one step into a stage.  All halves of a turn are loaded before its copies
-  // begin: a load stays behind the copy before it, and would be waited for by itself.
+  // Copies the vectors of one step into a stage.  All halves of a turn are loaded before its first
+  // copy: the compiler does not move a load above a copy, so that each would wait alone.
   __device__ __forceinline__ void copy(Tile& tile, int parity, const Storage* memory,
                                        const Own& own) const {
     constexpr bool KEPT = KEEPS_POSITIONS && ASYNC_COPY && VECTOR * sizeof(Storage) == 16;
     const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
-    // One of its two halves is the same for all pieces of a thread.
+    // All vectors of a thread share this half.
     const AddressHalf same = ALONG_K ? steps[parity][piece * VECTOR]
                              : KEPT  ? own.position[0]
                                      : positions[piece];
@@ -351,7 +347,7 @@ struct Operand {
     constexpr int TURN = AT_ONCE ? COUNT : COPIES_AT_ONCE<VECTOR>;
     constexpr int PLACES = Tile::PERIOD > APART ? Tile::PERIOD / APART : 1;
     static_assert(COUNT % TURN == 0 && (TURN == COUNT || TURN % PLACES == 0), "whole turns only");
-    Storage* place[PLACES];  // in the first lines; others differ from one of these by a constant
+    Storage* place[PLACES];  // in the first lines; other lines are a constant distance away
 #pragma unroll
     for (int i = 0; i < PLACES; ++i) place[i] = tile.at(first + i * APART, piece * VECTOR);
     auto destination = [&](int turn, int i) {
@@ -383,14 +379,14 @@ struct Stage {
   OperandB::Tile b;
 };
 
-// Offsets in C, of what exists of the block's tile, for its lines along the axis that is contiguous
-// in memory and the places in them.  16-bit elements go out by way of shared memory: a thread's
-// share of a line is shorter than the 32 bytes that memory writes at once.
+// Offsets of the block's tile in C: of its lines, which run along C's contiguous axis, and of the
+// places in a line.  16-bit results are staged in shared memory, since a thread's run is shorter than
+// a sector of 32 bytes.
 struct OutputTile {
   static constexpr int LINES = C_ALONG_N ? BLOCK_M : BLOCK_N;
   static constexpr int LINE = C_ALONG_N ? BLOCK_N : BLOCK_M;
   static constexpr bool STAGED = sizeof(Storage) == 2;
-  // Longer than LINE, so that lines start in other banks.
+  // Padded, so that lines start in different banks.
   alignas(16) Storage element[STAGED ? LINES : 1][STAGED ? LINE + 8 : 1];
   Index lines[LINES], places[LINE];
 };
@@ -405,9 +401,8 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 
 // -- the product ------------------------------------------------------------------------------------
 
-// A thread's sums: ROWS x COLUMNS of its warp's tile.  Its rows, and its columns, come in runs of
-// neighbours: single rows and two columns as fragments of the tensor cores have them (ring.cuh), or
-// as many as it loads at once from lines that run along m and n.
+// A thread's sums: ROWS x COLUMNS of its warp's tile.  Rows and columns form runs of adjacent ones: one
+// row and two columns as in tensor-core fragments (ring.cuh), or a chunk where lines run along m or n.
 struct Sums {
   static constexpr int ROWS = WARP_M / 8, COLUMNS = WARP_N / 4;
   static constexpr int CHUNK = 16 / sizeof(Storage);
@@ -415,7 +410,7 @@ struct Sums {
   static constexpr int COLUMN_RUN = TENSOR_CORES || B_ALONG_K ? 2 : CHUNK;
   static constexpr int RUN = C_ALONG_N ? COLUMN_RUN : ROW_RUN;  // along C's contiguous axis
 
-  Accumulator value[ROWS / 2][COLUMNS / 2][4];  // as fragments have them
+  Accumulator value[ROWS / 2][COLUMNS / 2][4];  // in the order of fragments
 
   __device__ __forceinline__ Sums() {
 #pragma unroll
@@ -433,14 +428,14 @@ struct Sums {
     return value[row / 2][column / 2][row % 2 * 2 + column % 2];
   }
 
-  // Where in the block's tile the first row and column of this warp are, and a thread's i-th ones.
+  // First row and column of this warp in the block's tile; i-th row and column of this thread.
   static __device__ __forceinline__ int first_row() { return threadIdx.x / 32 / WARPS_N * WARP_M; }
   static __device__ __forceinline__ int first_column() {
     return threadIdx.x / 32 % WARPS_N * WARP_N;
   }
-  // Lanes are 8 along rows by 4 along columns: in the order of fragments, or else such that each wants
-  // the same columns as the next lane, and the same rows as the next but one.  Loads of 16 bytes take
-  // half the wavefronts where all lanes share them so.
+  // Lanes are 8 along rows by 4 along columns: in the order of fragments, or else so that each lane
+  // shares columns with the next lane and rows with the one after.  Shared 16-byte loads take half the
+  // wavefronts.
   static __device__ __forceinline__ int row_of(int i) {
     const int number = threadIdx.x % 32;
     const int lane = TENSOR_CORES ? number / 4 : number / 8 * 2 + number % 2;
@@ -450,7 +445,7 @@ struct Sums {
     const int lane = TENSOR_CORES ? threadIdx.x % 4 : threadIdx.x / 2 % 4;
     return first_column() + lane * COLUMN_RUN + columns_apart(i);
   }
-  // Of a thread's i-th ones from the first.
+  // Distance of a thread's i-th row or column from its first.
   static __device__ __forceinline__ constexpr int rows_apart(int i) {
     return i % ROW_RUN + i / ROW_RUN * (8 * ROW_RUN);
   }
@@ -479,18 +474,18 @@ struct Sums {
     }
   }
 #else
-  // A thread loads 16 bytes at a time, along k or along positions, as the lines run: its share of a
-  // chunk of A whole, that of B piece by piece.
+  // A thread loads 16 bytes at a time along the lines: all of its rows of A for a chunk of k, then its
+  // columns of B one by one.
   __device__ __forceinline__ void multiply(Stage& stage) {
     using TileA = OperandA::Tile;
     using TileB = OperandB::Tile;
     static_assert(BLOCK_K % CHUNK == 0, "whole chunks only");
     static_assert((!A_ALONG_K || rows_apart(1) % TileA::PERIOD == 0) &&
                       (!B_ALONG_K || columns_apart(2) % TileB::PERIOD == 0),
-                  "lines of a thread along k are exchanged alike");
-    static_assert(!B_ALONG_K || TileB::CHUNKS == 4, "and so are two neighbouring ones");
+                  "lines of a thread along k have the same swizzle");
+    static_assert(!B_ALONG_K || TileB::CHUNKS == 4, "and so have two adjacent lines");
     static_assert((A_ALONG_K || TileA::PERIOD == 1) && (B_ALONG_K || TileB::PERIOD == 1),
-                  "other lines are not exchanged");
+                  "other lines have no swizzle");
 #pragma unroll 2
     for (int k0 = 0; k0 < BLOCK_K; k0 += CHUNK) {
       const Storage* place_a = A_ALONG_K ? stage.a.at(row_of(0), k0) : stage.a.at(k0, row_of(0));
@@ -520,8 +515,8 @@ struct Sums {
   }
 #endif
 
-  // Calls use(i, j, run) for each run of neighbours along C's contiguous axis, which begins at this
-  // thread's i-th row and j-th column.
+  // Calls use(i, j, run) for each run along C's contiguous axis; it begins at this thread's i-th row and
+  // j-th column.
   template <class Use>
   __device__ __forceinline__ void for_each_run(Use use) const {
     constexpr int LINES = C_ALONG_N ? ROWS : COLUMNS, LINE = C_ALONG_N ? COLUMNS : ROWS;
@@ -538,8 +533,8 @@ struct Sums {
   }
 };
 
-// Stores those of a run's elements that exist, as many at a time as C's pieces allow; place_of(i) is
-// where the i-th belongs.
+// Stores the elements of a run that exist, in vectors as wide as C allows; place_of(i) is the address
+// of the i-th element.
 template <class Element, int RUN, class PlaceOf>
 __device__ __forceinline__ void store_run(const Accumulator (&run)[RUN], Index existing,
                                           PlaceOf place_of) {
@@ -554,7 +549,7 @@ __device__ __forceinline__ void store_run(const Accumulator (&run)[RUN], Index e
   }
 }
 
-// The bias of a column of C; none adds zero.
+// Returns the bias of a column of C, or 0 without a bias.
 __device__ __forceinline__ Accumulator bias_of(const Pass& pass, Index group, Index n,
                                                const Storage* bias) {
   if (PASS == 2 || bias == nullptr || n >= pass.gemm_n) return 0;
@@ -562,16 +557,16 @@ __device__ __forceinline__ Accumulator bias_of(const Pass& pass, Index group, In
       bias[(group * pass.gemm_n + n) * narrowed(pass.p.bias_stride)]);
 }
 
-// What becomes of a sum; that of a filter is stored as it is.
+// Applies bias and activation to a sum; filter gradients have neither.
 __device__ __forceinline__ Accumulator finished(Accumulator sum, Accumulator bias) {
   return PASS == 2 ? sum : activate<ACTIVATION>(sum + bias);
 }
 
 // -- kernels ----------------------------------------------------------------------------------------
 
-// a, b, c are x, w, y or their gradients in the order of the table above; bias is of y or
-// dx and may be null; partial is the workspace of SPLIT: (split, group, gemm_m, gemm_n), the
-// last two exchanged where C is contiguous along m.
+// a, b, c are x, w, y or their gradients, as in the table above; bias belongs to y or dx and may be
+// null; partial is the workspace of SPLIT, (split, group, gemm_m, gemm_n) with the last two axes swapped
+// where C is contiguous along m.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_gather(const Storage* __restrict__ a, const Storage* __restrict__ b,
                 const Storage* __restrict__ bias, Storage* __restrict__ c,
@@ -580,16 +575,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   __shared__ OperandA table_a;
   __shared__ OperandB table_b;
   __shared__ Loops<Index> loops;             // over k
-  __shared__ Digits<Index> counts[BLOCK_K];  // where in them each thread of the first warp is
+  __shared__ Digits<Index> counts[BLOCK_K];  // loop counters of each thread of the first warp
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
 
-  __shared__ BlockTile shared_tile;  // not in registers, of which products leave none to spare
+  __shared__ BlockTile shared_tile;  // in shared memory to save registers
   if (threadIdx.x == 0) shared_tile = BlockTile(phases, Pass(p, phases, 0).gemm_n);
   __syncthreads();  // the tile is written
   BlockTile tile = shared_tile;
   const Pass pass(p, phases, tile.phase);
 
-  // This split's share of gemm_k, in steps of BLOCK_K.
+  // This split's part of gemm_k, in steps of BLOCK_K.
   const Index all_steps = (pass.gemm_k + BLOCK_K - 1) / BLOCK_K;
   const Index splits = static_cast<Index>(gridDim.y);
   const Index share = (all_steps + splits - 1) / splits;
@@ -607,9 +602,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                         [&](Index m) { return pass.a_position(m); });
   table_b.set_positions(tile.column, pass.gemm_n, tile.group * pass.group_b,
                         [&](Index n) { return pass.b_position(n); });
-  __syncthreads();  // the loops and the halves of positions are written
+  __syncthreads();  // loops and halves of positions are written
 
-  // Writes the halves of a step of k, those of the steps before being written.
+  // Writes the halves of the next step of k.
   auto set_steps = [&](int parity) {
     if (threadIdx.x >= BLOCK_K) return;
     const Digits<Index> k = counts[threadIdx.x];
@@ -628,7 +623,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   set_steps(0);
 #pragma unroll 1
   for (int step = 0; step < STAGES - 1; ++step) {
-    __syncthreads();  // the halves of this step are written, those of the last one free
+    __syncthreads();  // the halves of this step are written, those of the previous step are free
     if (step < steps) copy_step(step, step % 2);
     commit_copies();
     set_steps((step + 1) % 2);
@@ -639,8 +634,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll 1
   for (Index step = 0; step < steps; ++step) {
     wait_for_copies<STAGES - 2>();
-    // This step's tiles are complete, the last step's are free; the halves of the step that is now
-    // copied are written, and those of the one before are free.
+    // The stage of this step is complete and that of the previous step is free; the halves of the step
+    // to be copied now are written and those of the previous copy are free.
     __syncthreads();
     if (step + STAGES - 1 < steps) copy_step(free_stage, parity);
     commit_copies();
@@ -653,7 +648,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
   tile = shared_tile;
   const Index rows = pass.gemm_m - tile.row, columns = pass.gemm_n - tile.column;
-  auto existing = [&](int row, int column) {  // of a run that begins there
+  auto existing = [&](int row, int column) {  // elements of a run that are inside C
     return row < rows && column < columns ? C_ALONG_N ? columns - column : rows - row : 0;
   };
 #if SPLIT
@@ -667,7 +662,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   });
 #else
   wait_for_copies<0>();
-  __syncthreads();  // the ring is no longer read or written: offsets, or the tile of C, take its place
+  __syncthreads();  // the ring is no longer used: offsets, or the tile of C, replace it
 
   OutputTile& output = shared.output;
   for (int row = threadIdx.x; row < BLOCK_M && row < rows; row += THREADS)
@@ -711,9 +706,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 }
 
 #if SPLIT
-static_assert(PHASES == 1, "an element of C is found in the only phase");
+static_assert(PHASES == 1, "splits have a single phase");
 
-// Adds the splits' sums in order, one thread for each piece of C_VECTOR elements of C.
+// Adds the splits' sums in order, one thread per vector of C_VECTOR elements of C.
 extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_gather_reduce(const Accumulator* __restrict__ partial, const Storage* __restrict__ bias,
                        Storage* __restrict__ c, const int splits,

@@ -1,62 +1,613 @@
-// Hopper: the three passes as implicit GEMMs on wgmma, fed by TMA, on compute capability 9.0.
-// Operands are channels last (or, by conv_arrange.cu, copies that are) or images with channels first
-// as they lie; the result lies as the caller wants it.
+// Hopper: the three passes as implicit GEMMs on wgmma, fed by TMA, on compute capability 9.0.  Operands
+// are channels last (possibly copies made by conv_arrange.cu) or images with channels first; results
+// have any memory order.
 //
 //   pass             gemm_m          gemm_n            gemm_k             A               B
 //   forward          output pixels   filters           taps * channels    im2col(x)       w
 //   backprop_input   input pixels    channels          taps * filters     im2col(dy)      w
 //   backprop_filter  filters         taps * channels   output pixels      dy              im2col(x)
 //
-// backprop_filter changes A and B (WINDOW_ROWS) where filters are the last axis of w, so that C is
-// contiguous along n, and with SPLIT where fewer tiles cover it so.  The im2col matrix exists only in
-// shared memory: a TMA load in im2col mode brings BLOCK_M pixels of LINE channels under one tap, zeros
-// where the window hangs over.
+// backprop_filter swaps A and B (WINDOW_ROWS) where filters are the last axis of w, so that C is
+// contiguous along n; with SPLIT, the order with fewer tiles is used.  The im2col matrix exists only in
+// shared memory: a TMA load in im2col mode copies BLOCK_M pixels of LINE channels under one tap, with
+// zeros where the window is outside the tensor.
 //
-// Images with channels first (PLANAR) come in lines of LINE pixels of a row, for LINE channels at a
-// time, and lie in shared memory with the pixels as lines.  A tap moves the whole line, and what hangs
-// over is zero again.  The last line of a row is filled up: the product has more rows than pixels, which
-// are dropped or, in backprop_filter, have zeros in dy.  There x may not have anything else, lest a
-// NaN meet these zeros: a map for each tap along the row ends x where the last pixel reads it (MAPS).
+// Images with channels first (PLANAR) are loaded as lines of LINE pixels of a row for LINE channels, with
+// pixels as lines in shared memory.  A tap shifts the whole line; pixels outside are zero.  The last line
+// of a row is padded: the product has more rows than pixels, which are dropped or, in backprop_filter,
+// meet zeros of dy.  x must then be zero as well, since it may hold a NaN: one map per tap along the row
+// ends x where the last pixel reads it (MAPS).
 //
-// What it adds over conv_gather.cu: products of a whole warpgroup that read both operands from
-// shared memory; loads that one thread issues, with no address arithmetic in the threads that
-// multiply; and blocks that stay and compute one tile after the other, so that the first loads of a
-// tile and the stores of the one before run under products.
+// Over conv_gather.cu it adds products of a whole warpgroup, with both operands in shared memory; loads
+// issued by one thread, without address arithmetic in the consumers; and persistent blocks, so that a
+// tile's first loads and the previous tile's stores overlap with products.
 //
-//   producer     one thread: waits until a stage is empty, says how many bytes it expects, and
-//                starts the loads of both operands; the stage becomes full when the bytes have come
-//   consumers    two warpgroups: wait until a stage is full, multiply, give the stage back.  Each
-//                has half of the tile's rows or, of narrow tiles (TURNS), every other tile
+//   producer     one thread: waits for an empty stage, sets the expected bytes, and starts the loads of
+//                both operands; the stage is full when all bytes have arrived
+//   consumers    two warpgroups: wait for a full stage, multiply, release the stage.  Each computes
+//                half of a tile's rows or, for narrow tiles (TURNS), every other tile
 //
-// A warpgroup has 64 rows, or a few times as many; its sums stay in registers, which the producer's
-// warpgroup gives up for them (setmaxnreg).  With CLUSTER = 2, two blocks have tiles below each
-// other and share B: each loads half of it for both.  Tiles are taken in bands of BAND rows, so that
-// blocks that run together share operands in L2.
+// A warpgroup computes 64 rows, or a multiple of 64; its sums stay in registers, which the producer's
+// warpgroup gives up for them (setmaxnreg).  With CLUSTER = 2, two blocks compute tiles below each other
+// and share B: each loads half of it for both.  Tiles are computed in bands of BAND rows, so that
+// concurrent blocks share operands in L2.
 //
-// Its launch, and that of conv_hopper_reduce, may begin before the one before has ended: after
-// conv_arrange as soon as its blocks are all under way, after others, which do not say so, when they
-// end.  What that one writes is waited for where it is read first.
+// This launch, and that of conv_hopper_reduce, may begin before the previous launch has ended: after
+// conv_arrange as soon as all its blocks have started, after other kernels when their blocks end.  Every
+// thread waits for the previous launches before it accesses global memory.  Pointers are not
+// __restrict__, since the compiler may move accesses through __restrict__ pointers across the wait.
 //
-// With SPLIT, gemm_k is shared out; each split writes float sums to a workspace, which
-// conv_hopper_reduce adds in order.  Which block computes which tile never changes any bit.
+// SPLIT divides gemm_k; each split writes float sums to a workspace, and conv_hopper_reduce adds them in
+// order.  No bit of a result depends on which block computes which tile.
 //
-// Operands are 16-bit types, or float as TF32, which wgmma takes only with lines along k: the
-// forward pass with channels last in w, and backprop_input with filters last.  With PLANES = 3,
-// they are float32 tensors that conv_planes.cu has split into three bfloat16 planes each, high to
-// low; a product is then the six of planes whose product reaches 24 bits, and sums leave the tensor
-// core's accumulator, which drops bits, for float registers every PROMOTION steps.
+// Operands are 16-bit types, or float as TF32, which wgmma supports only with lines along k: the forward
+// pass with channels last in w, and backprop_input with filters last.  With PLANES = 3, operands are
+// float32 tensors that conv_planes.cu has split into three bfloat16 planes, high to low.  A product is
+// then the six products of planes that reach 24 bits; sums are moved from the tensor core's accumulator,
+// which drops bits, to float registers every PROMOTION steps.
 //
-// A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C
-// and the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases
-// of backprop_input, else 1), MAPS (of what is gathered), POINTWISE (1 x 1, stride 1, no padding,
-// and not PLANAR: x is a plain matrix), PLANAR (x and dy that are read are channels first),
-// FILTERS_LAST (of w), WINDOW_ROWS (of backprop_filter: whether A is x and not dy), STORE and RUN
-// (how C is stored, hopper.cuh), SPLIT, ACTIVATION (epilogue.cuh; of forward and backprop_input),
-// SHARED_BYTES.
-#include "hopper.cuh"
+// A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C and
+// the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases of
+// backprop_input, else 1), MAPS (of the gathered tensor), POINTWISE (1 x 1, stride 1, no padding, not
+// PLANAR: x is a plain matrix), PLANAR (x and dy are channels first), FILTERS_LAST (of w), WINDOW_ROWS
+// (of backprop_filter: A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION (epilogue.cuh;
+// forward and backprop_input only), SHARED_BYTES.
+#include "epilogue.cuh"
+#include "maps.cuh"
+#include "numeric.cuh"
 #include "parts.cuh"
+#include "vector.cuh"
+#include "walk.cuh"
 
-// The planes of A and B that are multiplied, the smallest products first.
+using Storage = STORAGE;
+using Result = RESULT;
+
+// How C is stored: 16-bit types through shared memory, by threads as vectors along rows or columns or,
+// where C is a plain matrix, by TMA in boxes; float from registers.  Vectors have RUN contiguous elements.
+#define STORE_ROWS 0
+#define STORE_BOXES 1
+#define STORE_FLOAT 2
+#define STORE_COLUMNS 3
+
+constexpr int WARPGROUP = 128;
+constexpr int CONSUMERS = 2;
+constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
+// Whether warpgroups compute whole tiles in turn, so that one multiplies while the other stores.  It pays
+// where a tile has few products per stored element.
+constexpr bool TURNS = BLOCK_N == 64 && PLANES == 1;
+constexpr int CONSUMERS_OF_TILE = TURNS ? 1 : CONSUMERS;
+constexpr int CONSUMER_ROWS = BLOCK_M / CONSUMERS_OF_TILE;
+constexpr int PRODUCTS = CONSUMER_ROWS / 64;
+constexpr int BAND = 8;
+
+// Elements per line of a tile in shared memory: 128 bytes, the span of the swizzle, the extent of a TMA
+// box, and the depth of a step along k.
+constexpr int LINE = 128 / sizeof(Storage);
+constexpr int BLOCK_K = LINE;
+constexpr int BOX = LINE * LINE;
+static_assert(CONSUMER_ROWS % 64 == 0 && BLOCK_N % 64 == 0, "whole products, and whole boxes");
+
+// Whether an operand's lines run along m or n instead of k.
+constexpr bool A_LINES_ALONG_M = (PASS == 2) != (PLANAR != 0);
+constexpr bool B_LINES_ALONG_N = PASS == 2 ? !PLANAR : (PASS == 0) == (FILTERS_LAST != 0);
+static_assert(CLUSTER == 1 || !B_LINES_ALONG_N || BLOCK_N % 128 == 0, "B is loaded in two halves");
+static_assert(sizeof(Storage) == 2 || !B_LINES_ALONG_N, "TF32 operands have lines along k");
+static_assert(sizeof(Result) == 2 ? LINE == 64 : STORE == STORE_FLOAT, "64 columns go out at once");
+
+struct alignas(1024) Stage {
+  Storage a[BLOCK_M * BLOCK_K];
+  Storage b[BLOCK_N * BLOCK_K];
+};
+
+// Buffer of 64 x 64 elements of C before they are stored.
+struct alignas(1024) OutputBuffer {
+  Result element[64 * 64];
+};
+
+struct SharedMemory {
+  Stage stages[STAGES];
+#if STORE != STORE_FLOAT
+  OutputBuffer output[CONSUMERS][2];
+#endif
+  float bias[CONSUMERS][BLOCK_N];
+  unsigned long long full[STAGES], empty[STAGES], turn[CONSUMERS];
+};
+static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
+
+extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+// Tensor maps of the gathered operand (per phase, or per tap along a row), of the other operand, and of C.
+struct TensorMaps {
+  ptx::TensorMap gathered[MAPS];
+  ptx::TensorMap other;
+  ptx::TensorMap c;
+
+  __device__ __forceinline__ void prefetch() const {
+    for (const auto& map : gathered) ptx::prefetch_tensor_map(&map);
+    ptx::prefetch_tensor_map(&other);
+    if (STORE == STORE_BOXES) ptx::prefetch_tensor_map(&c);
+  }
+};
+
+__device__ __forceinline__ int lines(long long extent) {
+  return static_cast<int>((extent + LINE - 1) / LINE);
+}
+
+// -- tiles ------------------------------------------------------------------------------------------
+
+// Tiles are numbered by split, group, phase and band of BAND tile rows, within a band by column, rows
+// fastest.  With clusters, a tile row is a pair of rows, of which this block computes one.
+struct Tile {
+  int split, group, phase, row, column;  // row and column of the tile's first element in C
+
+  __device__ __forceinline__ Tile(int number, int rank, const ConvParameters& p,
+                                  const Walk<PHASES>& walk) {
+    group = number / walk.tiles_of_group;
+    number -= group * walk.tiles_of_group;
+    split = group / static_cast<int>(p.groups);
+    group -= split * static_cast<int>(p.groups);
+    for (phase = 0; phase + 1 < PHASES; ++phase) {
+      const int here = walk.phase[phase].tile_rows * walk.tile_columns;
+      if (number < here) break;
+      number -= here;
+    }
+    const int band = number / (BAND * walk.tile_columns);
+    number -= band * BAND * walk.tile_columns;
+    const int rest = walk.phase[phase].tile_rows - band * BAND;
+    const int height = rest < BAND ? rest : BAND;
+    row = ((band * BAND + number % height) * CLUSTER + rank) * BLOCK_M;
+    column = number / height * BLOCK_N;
+  }
+};
+
+// The tiles of a block: clusters compute tiles in turn.
+struct Schedule {
+  int rank, first, step;
+
+  __device__ __forceinline__ Schedule() : rank(0) {
+#if CLUSTER > 1
+    rank = static_cast<int>(ptx::cluster_block_rank());
+#endif
+    first = static_cast<int>(blockIdx.x) / CLUSTER;
+    step = static_cast<int>(gridDim.x) / CLUSTER;
+  }
+};
+
+// -- stages and blocks ------------------------------------------------------------------------------
+
+// The calling thread's warpgroup, read from one lane so that the compiler knows it is warp-uniform.
+__device__ __forceinline__ int warpgroup_of_thread() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / WARPGROUP, 0);
+}
+
+__device__ __forceinline__ void wait_for(unsigned long long* barrier, unsigned parity) {
+  while (!ptx::mbarrier_try_wait_parity(barrier, parity)) {
+  }
+}
+
+// A position in the ring of stages, with the parity of its barriers' phase.
+template <int COUNT>
+struct Cursor {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage < COUNT) return;
+    stage = 0;
+    parity ^= 1;
+  }
+  __device__ __forceinline__ void advance_by(int steps) {
+    stage += steps;
+    parity ^= stage / COUNT & 1;
+    stage %= COUNT;
+  }
+};
+
+// Signals the producer of this block that the calling warp has read a stage.
+__device__ __forceinline__ void release(unsigned long long* empty) {
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+}
+
+// A warpgroup's turn to multiply.  A parity distinguishes only two successive rounds.  A warpgroup that
+// skips a tile has not waited for its stages, and would mistake an older round for a full one; so it
+// waits until the other warpgroup, which has waited for them, passes on the turn.
+struct Turn {
+  unsigned long long (&barriers)[CONSUMERS];
+  int warpgroup;
+  unsigned parity;
+
+  __device__ __forceinline__ Turn(unsigned long long (&barriers)[CONSUMERS], int warpgroup)
+      : barriers(barriers), warpgroup(warpgroup), parity(warpgroup == 0) {}
+
+  __device__ __forceinline__ void wait() {
+    wait_for(&barriers[warpgroup], parity);
+    parity ^= 1;
+  }
+  __device__ __forceinline__ void pass_on() { release(&barriers[1 - warpgroup]); }
+};
+
+// Signals the producers of all blocks that share the stage.
+__device__ __forceinline__ void release_in_cluster(unsigned long long* empty) {
+#if CLUSTER > 1
+  if (threadIdx.x % 32 != 0) return;
+  const unsigned address = ptx::shared_address(empty);
+#pragma unroll
+  for (unsigned block = 0; block < CLUSTER; ++block)
+    ptx::mbarrier_arrive_cluster(ptx::map_to_block(address, block));
+#else
+  release(empty);
+#endif
+}
+
+#if CLUSTER > 1
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_DIMS
+#endif
+
+__device__ __forceinline__ void synchronise_cluster() {
+#if CLUSTER > 1
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+#else
+  __syncthreads();
+#endif
+}
+
+// The boxes of an operand that this block loads; in a cluster, half of B's boxes, for both blocks.
+template <int BOXES, bool IS_B>
+struct OwnBoxes {
+  static constexpr bool TO_BOTH = IS_B && CLUSTER > 1;
+  static constexpr int COUNT = TO_BOTH ? BOXES / CLUSTER : BOXES;
+  int first;
+
+  __device__ __forceinline__ explicit OwnBoxes(int rank) : first(TO_BOTH ? rank * COUNT : 0) {}
+};
+
+constexpr unsigned short BOTH_BLOCKS = 3;
+
+// -- the filter -------------------------------------------------------------------------------------
+
+// Loads B, the filter, in the forward pass and in backprop_input.
+struct FilterLoader {
+  const ptx::TensorMap& map;
+  const ConvParameters& p;
+  const Walk<PHASES>& walk;
+  int rank;
+
+  // Loads BLOCK_N by BLOCK_K of w under one tap of a phase.
+  __device__ __forceinline__ void load(Storage* b, unsigned long long* full, const Tile& tile,
+                                       int k, const Tap<int>& tap, int plane) const {
+    const int first_filter = tile.group * static_cast<int>(p.filters);
+    const int number = number_of(tap, walk.phase[tile.phase]);
+    if constexpr (PASS == 1) k += first_filter;
+    const int n = tile.column + (PASS == 0 ? first_filter : 0);
+    if constexpr (B_LINES_ALONG_N) {
+      const OwnBoxes<BLOCK_N / LINE, true> boxes(rank);
+#pragma unroll
+      for (int i = boxes.first; i < boxes.first + boxes.COUNT; ++i)
+        load_box(b + i * BOX, full, n + i * LINE, k, number, plane, boxes.TO_BOTH);
+    } else {
+      constexpr int SHARE = BLOCK_N / CLUSTER;
+      load_box(b + rank * SHARE * BLOCK_K, full, k, n + rank * SHARE, number, plane, CLUSTER > 1);
+    }
+  }
+
+ private:
+  // The index in the filter of a tap of the phase.
+  __device__ __forceinline__ int number_of(const Tap<int>& tap, const WalkPhase& here) const {
+    const int t = here.filter_first[0] + tap.t * walk.filter_step[0];
+    const int r = here.filter_first[1] + tap.r * walk.filter_step[1];
+    const int s = here.filter_first[2] + tap.s * walk.filter_step[2];
+    return (t * static_cast<int>(p.filter[1]) + r) * static_cast<int>(p.filter[2]) + s;
+  }
+  // The map's dimensions are those of w in memory, (filter, channel, tap) or (channel, tap, filter), and
+  // planes.
+  __device__ __forceinline__ void load_box(Storage* to, unsigned long long* full, int inner,
+                                           int outer, int tap, int plane, bool to_both) const {
+    const int second = FILTERS_LAST ? outer : tap, third = FILTERS_LAST ? tap : outer;
+    if (to_both)
+      ptx::tma_load_4d_multicast(to, &map, full, inner, second, third, plane, BOTH_BLOCKS);
+    else
+      ptx::tma_load_4d(to, &map, full, inner, second, third, plane);
+  }
+};
+
+// -- products ---------------------------------------------------------------------------------------
+
+// wgmma's descriptor of an operand in shared memory.  Its lower half counts 16-byte units, so that the
+// descriptor of another address is computed by an addition.
+template <bool LINES_ALONG_POSITIONS>
+struct Operand {
+  unsigned long long descriptor;
+
+  __device__ __forceinline__ explicit Operand(const Storage* tile)
+      : descriptor(ptx::wgmma_descriptor<128>(
+            tile, LINES_ALONG_POSITIONS ? BOX * sizeof(Storage) : 16, 8 * LINE * sizeof(Storage))) {
+  }
+  __device__ __forceinline__ Operand further(unsigned bytes) const {
+    Operand there = *this;
+    there.descriptor = descriptor >> 32 << 32 | static_cast<unsigned>(descriptor) + bytes / 16;
+    return there;
+  }
+  // The descriptor from a position (a row of A, a column of B) and a k of the step.  Boxes hold lines along
+  // positions, ordered by k.
+  __device__ __forceinline__ Operand from(int position, int k) const {
+    const int elements =
+        LINES_ALONG_POSITIONS ? position / LINE * BOX + k * LINE : position * LINE + k;
+    return further(elements * sizeof(Storage));
+  }
+};
+using OperandA = Operand<A_LINES_ALONG_M>;
+using OperandB = Operand<B_LINES_ALONG_N>;
+
+__device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned long long a,
+                                         unsigned long long b, int keep, half_t) {
+  ptx::wgmma_m64_f16<BLOCK_N, A_LINES_ALONG_M, B_LINES_ALONG_N>(sums, a, b, keep);
+}
+__device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned long long a,
+                                         unsigned long long b, int keep, bfloat16_t) {
+  ptx::wgmma_m64_bf16<BLOCK_N, A_LINES_ALONG_M, B_LINES_ALONG_N>(sums, a, b, keep);
+}
+
+__device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned long long a,
+                                         unsigned long long b, int keep, float) {
+  ptx::wgmma_m64_tf32<BLOCK_N>(sums, a, b, keep);
+}
+
+// One thread's sums of a tile: for each product, its part of BLOCK_N columns of 64 rows.
+using Sums = float[PRODUCTS][BLOCK_N / 2];
+
+// Starts the products of a step, BLOCK_K along k, for this warpgroup's rows of A.
+__device__ __forceinline__ void start_products(Sums& sums, OperandA a, OperandB b, bool keep) {
+  ptx::wgmma_fence(sums);
+#pragma unroll
+  for (int k = 0; k < BLOCK_K; k += BLOCK_K / 4)
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; ++i)
+      multiply(sums[i], a.from(i * 64, k).descriptor, b.from(0, k).descriptor,
+               keep || k > 0, Storage{});
+  ptx::wgmma_commit();
+}
+
+__device__ __forceinline__ void clear(Sums& sums) {
+#pragma unroll
+  for (int i = 0; i < PRODUCTS; ++i)
+#pragma unroll
+    for (int j = 0; j < BLOCK_N / 2; ++j) sums[i][j] = 0;
+}
+
+// -- epilogue ----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ unsigned packed(float low, float high, half_t) {
+  return ptx::f16x2_from_f32(low, high);
+}
+__device__ __forceinline__ unsigned packed(float low, float high, bfloat16_t) {
+  return ptx::bf16x2_from_f32(low, high);
+}
+
+// Channels per group of y or dx.
+__device__ __forceinline__ long long result_channels(const ConvParameters& p) {
+  return PASS == 0 ? p.filters : p.channels;
+}
+
+// Returns the bias of a channel of y or dx; without a bias minus zero, which changes no sum.
+__device__ __forceinline__ float bias_of(int channel, const ConvParameters& p, const Result* bias) {
+  if (PASS == 2 || bias == nullptr || channel >= p.groups * result_channels(p)) return -0.0f;
+  return Numeric<Result>::widen(bias[channel * p.bias_stride]);
+}
+
+// Columns of C at a constant step: first column, number and offset.
+struct Line {
+  int column, count;
+  long long offset;
+};
+
+// Stores COUNT sums of adjacent columns of a line, a run at a time.
+template <int COUNT>
+__device__ __forceinline__ void store_in_line(Result* row, const Line& line, int column,
+                                              long long column_step, const float (&sums)[COUNT]) {
+  static_assert(COUNT % RUN == 0, "whole runs");
+#pragma unroll
+  for (int first = 0; first < COUNT; first += RUN) {
+    if (column + first >= line.count) return;
+    float run[RUN];
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) run[i] = sums[first + i];
+    store_piece(row + line.offset + (column + first) * column_step, run);
+  }
+}
+
+// Epilogue of one warpgroup for its rows of a tile.  Output has the offsets of C's elements:
+//
+//   row_offset(row, phase)                          offset of a row; BEYOND if it does not exist
+//   line(column)                                    up to LINE columns from this one
+//   columns()                                       columns of C per group
+//   column_step()                                   distance of adjacent columns in a line
+//   store_box(map, buffer, row, column)             starts the store of 64 x 64 elements
+template <class Output>
+struct Epilogue {
+  SharedMemory& shared;
+  const Result* bias;  // null: none
+  const ConvParameters& p;
+  int number;     // of the warpgroup
+  int first_row;  // of its rows in a tile
+  int next_buffer = 0;
+
+  static constexpr int BIASES = (BLOCK_N + WARPGROUP - 1) / WARPGROUP;  // of a thread
+  // With a long activation, biases are added even if there is no bias: the compiler would duplicate the
+  // activation for a branch.
+  static constexpr bool ALWAYS_BIASED = ACTIVATION == ACTIVATION_SILU || ACTIVATION == ACTIVATION_GELU;
+
+  __device__ __forceinline__ bool is_biased() const {
+    return PASS != 2 && (ALWAYS_BIASED || bias != nullptr);
+  }
+
+  __device__ __forceinline__ int thread() const { return threadIdx.x % WARPGROUP; }
+
+  // Loads this thread's part of the tile's biases, before the products, which hide the latency.
+  __device__ __forceinline__ void load_biases(float (&own)[BIASES], const Tile& tile) const {
+    const int first = tile.group * static_cast<int>(result_channels(p)) + tile.column + thread();
+#pragma unroll
+    for (int i = 0; i < BIASES; ++i) own[i] = bias_of(first + i * WARPGROUP, p, bias);
+  }
+  // Shares the biases with the warpgroup.
+  __device__ __forceinline__ void share_biases(const float (&own)[BIASES]) {
+    if (!is_biased()) return;
+    ptx::named_barrier_sync(1 + number, WARPGROUP);  // those of the tile before are read
+#pragma unroll
+    for (int i = 0; i < BIASES; ++i)
+      if (thread() + i * WARPGROUP < BLOCK_N)
+        shared.bias[number][thread() + i * WARPGROUP] = own[i];
+    ptx::named_barrier_sync(1 + number, WARPGROUP);
+  }
+  // Applies bias and activation to a sum in a column of the tile.
+  __device__ __forceinline__ float finished(float sum, int column) const {
+    if (is_biased()) sum += shared.bias[number][column];
+    return activate<ACTIVATION>(sum);
+  }
+
+#if STORE != STORE_FLOAT
+  // Rounds 64 x 64 sums and writes them to a buffer of 64 lines (rows or columns of C), with the swizzle of
+  // C's tensor map.
+  __device__ __forceinline__ void stage_out(Result* buffer, const float (&sums)[BLOCK_N / 2],
+                                            int chunk) {
+    const int lane = threadIdx.x % 32, warp = thread() / 32;
+#pragma unroll
+    for (int column = 0; column < 64; column += 16) {
+      unsigned registers[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int right = i / 2 * 8 + lane % 4 * 2;  // of the first column
+        const int place = chunk * 64 + column + right;
+        const float* pair = &sums[chunk * 32 + column / 2 + i / 2 * 4 + i % 2 * 2];
+        registers[i] = packed(finished(pair[0], place), finished(pair[1], place + 1), Result{});
+      }
+#if STORE == STORE_COLUMNS
+      const int line = column + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
+      ptx::stmatrix_x4_trans(buffer + line * 64 + (piece ^ line % 8) * 8, registers);
+#else
+      const int line = warp * 16 + lane % 16, piece = column / 8 + lane / 16;
+      ptx::stmatrix_x4(buffer + line * 64 + (piece ^ line % 8) * 8, registers);
+#endif
+    }
+  }
+
+  // The lines of a buffer that this thread stores, and its runs of each.  Adjacent threads store adjacent
+  // runs; short runs are taken from one line, since rows cost divisions.
+  static constexpr int THREADS_OF_LINE = STORE == STORE_ROWS || RUN == 8 ? 8 : RUN == 4 ? 16 : 32;
+  static constexpr int LINES_OF_THREAD = 64 * THREADS_OF_LINE / WARPGROUP;
+  static constexpr int RUNS_OF_THREAD = 64 / (THREADS_OF_LINE * RUN);
+
+  __device__ __forceinline__ int line_of(int number) const {
+    return thread() / THREADS_OF_LINE + number * (WARPGROUP / THREADS_OF_LINE);
+  }
+  // The first element of a run in its line.
+  __device__ __forceinline__ int run_of(int number) const {
+    return (number * THREADS_OF_LINE + thread() % THREADS_OF_LINE) * RUN;
+  }
+
+  // Stores the rows of C, 64 x 64 at a time through two alternating buffers.
+  __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
+                                        const ptx::TensorMap& map, Result* c) {
+    const int columns = output.columns() - tile.column;
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; ++i) {
+      const int row = tile.row + first_row + i * 64;
+#if STORE != STORE_BOXES
+      long long offsets[STORE == STORE_ROWS ? LINES_OF_THREAD : RUNS_OF_THREAD];  // of rows
+#pragma unroll
+      for (int j = 0; j < sizeof(offsets) / sizeof(offsets[0]); ++j)
+        offsets[j] = output.row_offset(row + (STORE == STORE_ROWS ? line_of(j) : run_of(j)),
+                                       tile.phase);
+#endif
+#pragma unroll
+      for (int chunk = 0; chunk < BLOCK_N / 64; ++chunk) {
+        if (chunk * 64 >= columns) continue;
+        Result* const buffer = shared.output[number][next_buffer].element;
+        next_buffer ^= 1;
+        stage_out(buffer, sums[i], chunk);
+#if STORE == STORE_BOXES
+        ptx::fence_proxy_async();
+        if (thread() == 0) ptx::tma_store_wait_read<0>();  // the other buffer is free again
+        ptx::named_barrier_sync(1 + number, WARPGROUP);    // this one is complete
+        if (thread() == 0) {
+          output.store_box(map, buffer, row, tile.column + chunk * 64);
+          ptx::tma_store_commit();
+        }
+#else
+        ptx::named_barrier_sync(1 + number, WARPGROUP);  // complete, and the other is read
+        const Line line = output.line(tile.column + chunk * 64);
+#pragma unroll 4
+        for (int j = 0; j < LINES_OF_THREAD; ++j)
+#pragma unroll
+          for (int k = 0; k < RUNS_OF_THREAD; ++k) {
+            const long long row_offset = offsets[STORE == STORE_ROWS ? j : k];
+            const int column = STORE == STORE_ROWS ? run_of(k) : line_of(j);
+            if (row_offset == Output::BEYOND || column >= line.count) continue;
+            using Run = Piece<Result, RUN>;
+            const int piece = run_of(k) / 8 ^ line_of(j) % 8;
+            Result* const place = c + row_offset + line.offset + column * output.column_step();
+            *reinterpret_cast<Run*>(place) = *reinterpret_cast<const Run*>(
+                buffer + line_of(j) * 64 + piece * 8 + run_of(k) % 8);
+          }
+#endif
+      }
+    }
+  }
+#else
+  // Stores the rows of C in float from registers: four lanes fill a sector.
+  __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
+                                        const ptx::TensorMap&, float* c) const {
+    const auto offset_of = [&](int row) { return output.row_offset(row, tile.phase); };
+    const auto line_at = [&](int column) { return output.line(column); };
+    for_each_pair(sums, tile, offset_of, line_at,
+                  [&](long long row, const Line& line, int place, const float(&pair)[2]) {
+                    if (row == Output::BEYOND) return;
+                    const int column = line.column - tile.column + place;
+                    const float done[2] = {finished(pair[0], column), finished(pair[1], column + 1)};
+                    store_in_line(c + row, line, place, output.column_step(), done);
+                  });
+  }
+#endif
+
+  // Calls use(of_row(row), of_line(column), place, pair) for this thread's sums, in pairs of adjacent columns
+  // of C at a place in LINE columns.  The sums of a column are consecutive; of_row and of_line are called
+  // once per row and line.
+  template <class OfRow, class OfLine, class Use>
+  __device__ __forceinline__ void for_each_pair(const Sums& sums, const Tile& tile, OfRow of_row,
+                                                OfLine of_line, Use use) const {
+    const int lane = threadIdx.x % 32, warp = thread() / 32;
+    const int own_row = tile.row + first_row + warp * 16 + lane / 4;
+    decltype(of_row(0)) rows[PRODUCTS][2];
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) rows[i][half] = of_row(own_row + i * 64 + half * 8);
+#pragma unroll
+    for (int first = 0; first < BLOCK_N; first += LINE) {
+      const auto line = of_line(tile.column + first);
+#pragma unroll
+      for (int j = first / 8; j < (first + LINE) / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < PRODUCTS; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float pair[2] = {sums[i][j * 4 + half * 2], sums[i][j * 4 + half * 2 + 1]};
+            use(rows[i][half], line, j * 8 - first + lane % 4 * 2, pair);
+          }
+    }
+  }
+
+  // Call it before the kernel ends.
+  __device__ __forceinline__ void finish() const {
+#if STORE == STORE_BOXES
+    if (thread() == 0) ptx::tma_store_wait<0>();
+#endif
+  }
+};
+
+// The planes of A and B that are multiplied, smallest products first.
 constexpr int TERMS = PLANES == 1 ? 1 : 6;
 struct Term {
   int a, b;
@@ -70,7 +621,7 @@ constexpr int PROMOTION = 2;  // steps of all terms
 
 // -- the shape of C ---------------------------------------------------------------------------------
 
-// In backprop_filter the taps * channels side of C is cut into windows: LINE channels under a tap.
+// In backprop_filter the taps * channels side of C consists of windows: LINE channels under a tap.
 struct FilterWindows {
   int channel_blocks, count;
 
@@ -78,7 +629,7 @@ struct FilterWindows {
       : channel_blocks(lines(p.channels)),
         count(channel_blocks * static_cast<int>(p.filter[0] * p.filter[1] * p.filter[2])) {}
 
-  // The tap and first channel of a window; beyond the last window, a channel that does not exist.
+  // The tap and first channel of a window; a missing channel beyond the last window.
   __device__ __forceinline__ Tap<int> at(int window, const ConvParameters& p) const {
     if (window >= count) return {static_cast<int>(p.channels), 0, 0, 0};
     Tap<int> tap = tap_at(window, channel_blocks, p.filter);
@@ -87,7 +638,7 @@ struct FilterWindows {
   }
 };
 
-// The pixels of an image as the product counts them: with PLANAR, rows of whole lines.
+// The pixels of an image in the product; with PLANAR, rows are padded to whole lines.
 struct Image {
   long long sizes[3];
 
@@ -100,8 +651,8 @@ struct Image {
   __device__ __forceinline__ Pixel<int> at(int number) const { return pixel_at(number, sizes); }
 };
 
-// Where the elements of C lie.  An element's offset is that of its row plus that of its column;
-// LINE columns, or what there are of them, are a constant step apart.
+// Offsets of the elements of C: that of the row plus that of the column.  Up to LINE columns are at a
+// constant step.
 struct Output {
   static constexpr long long BEYOND = 1ll << 63;
   const ConvParameters& p;
@@ -146,9 +697,9 @@ struct Output {
     if constexpr (PASS == 2) return p.w_stride[FILTERS_LAST ? 0 : 1];
     return (PASS == 0 ? p.y_stride : p.x_stride)[1];
   }
-  // Columns of a split's sums in the workspace, so that each row begins with a whole piece.
+  // Columns of a split's sums in the workspace, padded so that each row begins with a whole vector.
   __device__ __forceinline__ int pitch() const { return (columns() + 7) / 8 * 8; }
-  // Starts the store of 64 x 64 elements of C, which is a plain matrix.
+  // Starts the store of 64 x 64 elements of C, a plain matrix.
   __device__ __forceinline__ void store_box(const ptx::TensorMap& map, const Result* buffer, int row,
                                             int column) const {
     ptx::tma_store_2d(&map, buffer, group * columns() + column, row);
@@ -158,7 +709,7 @@ struct Output {
   __device__ __forceinline__ long long filter_offset(int filter) const {
     return (group * p.filters + filter) * p.w_stride[0];
   }
-  // A line of channels under a tap.
+  // The line of channels under a tap.
   __device__ __forceinline__ Line window(int position) const {
     const Tap<int> at = FilterWindows(p).at(position / LINE, p);
     const Tap<long long> tap = {at.c, at.t, at.r, at.s};
@@ -184,8 +735,8 @@ struct Steps {
 
 // -- producer ---------------------------------------------------------------------------------------
 
-// Starts all loads.  Used by one thread, of few registers: what other blocks load is not kept, and
-// in backprop_filter, which keeps most, steps are counted down.
+// Starts all loads.  One thread with few registers runs it: boxes of other blocks are not stored, and
+// backprop_filter, which stores most, counts steps down.
 struct Producer {
   SharedMemory& shared;
   const TensorMaps& maps;
@@ -204,7 +755,7 @@ struct Producer {
   }
 
 #if PASS == 2
-  // A product over pixels: LINE of them in a step, of LINE channels or filters in each box.
+  // A product over pixels: LINE pixels per step, LINE channels or filters per box.
   __device__ __forceinline__ void load(const Tile& tile, const Steps& steps) {
     constexpr int A_BOXES = BLOCK_M / LINE, B_BOXES = BLOCK_N / LINE;
     const OwnBoxes<WINDOW_ROWS ? A_BOXES : B_BOXES, !WINDOW_ROWS> windows(rank);
@@ -217,8 +768,10 @@ struct Producer {
     for (int i = 0; i < windows.COUNT; ++i) {
       window[i] = FilterWindows(p).at(first_window + i, p);
       const bool exists = window[i].c < static_cast<int>(p.channels);
+      // A window beyond the last reads zeros.  It begins at a whole LINE, since TMA requires innermost
+      // coordinates that are multiples of 16 bytes.
       window[i].c = exists ? tile.group * static_cast<int>(p.channels) + window[i].c
-                           : static_cast<int>(p.groups * p.channels);
+                           : lines(p.groups * p.channels) * LINE;
     }
     const Image image(walk.phase[0]);
     int number = steps.first * BLOCK_K;
@@ -254,7 +807,7 @@ struct Producer {
     }
   }
 #else
-  // A product over taps and, fastest, the channels (or filters) under each.
+  // A product over taps and channels (or filters), channels fastest.
   __device__ __forceinline__ void load(const Tile& tile, const Steps& steps) {
     const WalkPhase& here = walk.phase[tile.phase];
     const int depth = static_cast<int>(PASS == 0 ? p.channels : p.filters);
@@ -290,7 +843,7 @@ struct Producer {
 #endif
 
  private:
-  // Where a pixel is read under no tap.
+  // The coordinate of a pixel without a tap.
   __device__ __forceinline__ Pixel<int> base_of(const Pixel<int>& pixel,
                                                 const WalkPhase& here) const {
     return {pixel.n, here.base[0] + pixel.d * walk.stride[0],
@@ -304,7 +857,7 @@ struct Producer {
     else
       ptx::tma_load_3d(to, &map, full, inner, second, third);
   }
-  // From a line of pixels of a row to the next one, of images that are PLANAR.
+  // Advances to the next line of pixels of PLANAR images.
   __device__ __forceinline__ static void to_next_line(Pixel<int>& line, const WalkPhase& here) {
     if ((line.w += LINE) < here.pixels[2]) return;
     line.w = 0;
@@ -312,7 +865,7 @@ struct Producer {
     line.h = 0;
     ++line.n;
   }
-  // LINE pixels of a row from one on, of LINE channels.
+  // Loads LINE pixels of a row, of LINE channels.
   __device__ __forceinline__ void load_line(Storage* to, const ptx::TensorMap& map, int channel,
                                             const Pixel<int>& at, bool to_both) {
 #if SPATIAL == 1
@@ -325,8 +878,8 @@ struct Producer {
 #endif
   }
 
-  // PIXELS pixels of a walk, from one with a number on, LINE channels of each from tap.c on, under a
-  // tap.  In im2col mode, planes are further images.
+  // Loads PIXELS pixels of a walk under a tap, from a pixel's number, with LINE channels from tap.c.  In
+  // im2col mode, planes are further images.
   template <int PIXELS>
   __device__ __forceinline__ void load_gathered(Storage* to, int phase, const Tap<int>& tap,
                                                 const Pixel<int>& pixel, int number, int plane,
@@ -391,11 +944,10 @@ struct Consumer {
         a(OperandA(shared.stages[0].a).from(first_row, 0)),
         b(shared.stages[0].b) {}
 
-  // Leaves a tile of so many steps to the other warpgroup.
+  // Skips the steps of a tile that the other warpgroup computes.
   __device__ __forceinline__ void pass_over(int steps) { cursor.advance_by(steps * TERMS); }
 
-  // Sets the sums to the products of some steps.  One step's products run while the next stage is
-  // waited for.
+  // Computes the sums of some steps.  The products of a step run while the next stage is awaited.
   __device__ __forceinline__ void multiply_steps(Sums& sums, int steps) {
     int previous = 0;
 #pragma unroll 1
@@ -403,16 +955,16 @@ struct Consumer {
       wait_for(&shared.full[cursor.stage], cursor.parity);
       const unsigned stage = cursor.stage * sizeof(Stage);
       start_products(sums, a.further(stage), b.further(stage), step > 0);
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<1>(sums);
       if (step > 0) release_in_cluster(&shared.empty[previous]);
       previous = cursor.stage;
       cursor.advance();
     }
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait<0>(sums);
     if (steps > 0) release_in_cluster(&shared.empty[previous]);
   }
 
-  // The products of all steps of a tile.
+  // Computes the products of all steps of a tile.
   __device__ __forceinline__ void multiply_tile(Sums& sums, int steps) {
     clear(sums);
 #if PLANES == 1
@@ -437,7 +989,7 @@ static_assert(PHASES == 1, "an element of C is found in the only phase");
 // Whether the product is the transpose of C.
 constexpr bool TRANSPOSED = PASS == 2 && WINDOW_ROWS != FILTERS_LAST;
 
-// Stores the sums of one split, as they are: (split, group, row, column) of C in the workspace.
+// Stores the sums of one split to the workspace: (split, group, row, column) of C.
 __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile,
                                               const Output& output,
                                               const Epilogue<Output>& epilogue, float* partial) {
@@ -466,10 +1018,10 @@ __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile
 
 // -- kernels ----------------------------------------------------------------------------------------
 
-// c is y, dx or dw; bias is of y or dx and may be null; partial is the workspace of SPLIT.
+// c is y, dx or dw; bias belongs to y or dx and may be null; partial is the workspace of SPLIT.
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
-    conv_hopper(const Result* __restrict__ bias, Result* __restrict__ c,
-                float* __restrict__ partial, const __grid_constant__ TensorMaps maps,
+    conv_hopper(const Result* bias, Result* c, float* partial,
+                const __grid_constant__ TensorMaps maps,
                 const __grid_constant__ Walk<PHASES> walk,
                 const __grid_constant__ ConvParameters p) {
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
@@ -483,6 +1035,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     ptx::fence_mbarrier_init();
   }
   synchronise_cluster();  // no block loads into another whose barriers are not ready
+  ptx::griddepcontrol_wait();  // no thread reads or writes global memory before
 
   const Schedule schedule;
   const int warpgroup = warpgroup_of_thread();
@@ -491,7 +1044,6 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     if (threadIdx.x < CONSUMERS * WARPGROUP + 32 && ptx::elect_one()) {
       const FilterLoader filter = {maps.other, p, walk, schedule.rank};
       Producer producer = {shared, maps, p, walk, schedule.rank, filter};
-      ptx::griddepcontrol_wait();  // operands may be copies that the launch before makes
       for (int number = schedule.first; number < walk.tiles; number += schedule.step) {
         const Tile tile(number, schedule.rank, p, walk);
         producer.load(tile, Steps(tile, p, walk));
@@ -534,10 +1086,9 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
 }
 
 #if SPLIT
-// Adds the splits' sums in order, one thread those of eight columns of C.
+// Adds the splits' sums in order, one thread per eight columns of C.
 extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
-    conv_hopper_reduce(const float* __restrict__ partial, const Result* __restrict__ bias,
-                       Result* __restrict__ c, const int splits,
+    conv_hopper_reduce(const float* partial, const Result* bias, Result* c, const int splits,
                        const __grid_constant__ Walk<PHASES> walk,
                        const __grid_constant__ ConvParameters p) {
   constexpr int COLUMNS = 8;
@@ -549,7 +1100,7 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
   const long long element = thread * COLUMNS;
   if (element >= elements) return;
 
-  ptx::griddepcontrol_wait();  // the launch before has written the sums
+  ptx::griddepcontrol_wait();  // no thread reads or writes global memory before
   float sums[COLUMNS];
   add_parts(sums, partial + element, splits, elements);
   const Output output = {p, walk, static_cast<int>(element / matrix)};

@@ -1,52 +1,52 @@
-// Convolution of few channels in one group, the first layer of a network above all, on the tensor
-// cores: 16-bit types, float32 rounded to tf32, and float64; 1-D to 3-D, any stride and dilation.
+// Convolution with few input channels and one group, such as a network's first layer, on the tensor
+// cores: 16-bit types, float32 rounded to TF32, and float64; 1-D to 3-D, any stride and dilation.
 //
 //   forward          y[n, z, p, q, k]  = sum over t, r, s, c of x[n, d, h, w, c] * w[k, t, r, s, c]
 //   backprop-filter  dw[k, t, r, s, c] = sum over n, z, p, q of dy[n, z, p, q, k] * x[n, d, h, w, c]
 //
-// with h = p * stride - pad + r * dilation, and d and w likewise.  The gradient of the input, which a
-// first layer does not need, has too few columns for these tiles.
+// with h = p * stride - pad + r * dilation, and d and w likewise.  The input gradient, which a first
+// layer does not need, has too few columns for these tiles.
 //
-// A row of the filter reads neighbours in memory: S * C of them where channels are last, S of each
-// channel where they are first.  But they begin anywhere, so that conv_gather.cu copies such a layer
-// element by element, and each element as often as windows overlap.  What this adds: the input under
-// a tile of TILE_P x TILE_Q neighbouring outputs of an image, zeros for the padding included, is
-// copied once to shared memory, the patch.  The flattened rows are gemm_k, each rounded up to whole
-// words, not to pieces: for a layer of 7 x 7 x 3 in 16 bits 154, and 160 in whole steps, where windows
-// of 4 channels and 8 columns would have 224.
+// A row of the filter reads contiguous elements: S * C with channels last, S per channel with channels
+// first.  They may begin anywhere, so that conv_gather.cu copies such a layer element by element, and
+// each element once per overlapping window.  Here the input under a tile of TILE_P x TILE_Q outputs of
+// an image, padding included, is copied once to shared memory: the patch.  gemm_k runs over flattened
+// filter rows, each rounded up to whole words, not to vectors: 154 for a 16-bit layer of 7 x 7 x 3, and
+// 160 in whole steps, where windows of 4 channels and 8 columns would have 224.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           flattened rows  patch      w
 //   backprop_filter  filters         flattened rows    output pixels   dy         patch
 //
-// A word is what a register of a fragment holds: two 16-bit elements that are neighbours in the
-// patch, or one wider element.  Its address is the sum of its pixel's and its own within the window.
-// 16-bit words begin at even elements only.  Where windows begin at even and at odd ones (stride
-// times channels is odd), the pixels of a tile are in two CLASSES: those of the odd class have a
-// filter of their own, shifted by an element, and are numbered apart, so that fragments do not mix
-// classes.  Elements of a word that are beside the row, and words beyond the last row, are masked:
-// zeros of the filter do not meet what is not under the window, which may not be finite.
+// A word is one register of a fragment: two adjacent 16-bit elements of the patch, or one wider element.
+// Its address is the sum of its pixel's offset and its offset within the window.  16-bit words begin at
+// even elements only.  If windows begin at even and at odd elements (stride times channels is odd), the
+// pixels of a tile form two CLASSES: the odd class has its own filter, shifted by one element, and its
+// pixels are numbered separately, so that fragments do not mix classes.  Elements of a word beside the
+// row, and words beyond the last row, are masked: zeros of the filter must not be multiplied with NaN or
+// infinity from outside the window.
 //
-// Fragments of the patch are loaded a word at a time.  A fragment's pixels are neighbours in a row
-// and the words of a step neighbours in a filter row, so that most loads are from different banks;
-// LINE_PITCH, the elements from a line to the next, is chosen to keep the rest apart too.
+// Fragments of the patch are loaded word by word.  Pixels of a fragment are adjacent in a row, and words
+// of a step are adjacent in a filter row, so that most loads are in different banks; LINE_PITCH, the
+// elements per line, is chosen to separate the others.
 //
-// In backprop_filter the roles change: a word has two columns of gemm_n, and two words of
-// neighbouring pixels are exchanged half for half into the fragments of both columns.
+// In backprop_filter a word holds two columns of gemm_n; the halves of two words of adjacent pixels are
+// exchanged to form the fragments of both columns.
 //
-// A block keeps the filter, or the sums of its gradient, and takes tile after tile; while it
-// multiplies one, the patch (and dy) of the next is copied.  In backprop_filter a block takes a chunk
-// of the tiles (blockIdx.x), 16 * ROW_TILES filters (blockIdx.y) and SHARE_WORDS words (blockIdx.z);
-// WARPS_K warps share out the pixels and add up in order, as conv_patch_reduce adds the chunks.
+// A block is persistent: it keeps the filter, or the sums of its gradient, and computes many tiles; while
+// it multiplies one tile, the patch (and dy) of the next is copied.  In backprop_filter a block sums a
+// chunk of the tiles (blockIdx.x) for 16 * ROW_TILES filters (blockIdx.y) and SHARE_WORDS words
+// (blockIdx.z); WARPS_K warps divide the pixels and add their sums in order, as conv_patch_reduce adds
+// the chunks.
 //
 // A variant is chosen with -D: PASS (0 forward, 2 backprop-filter), STORAGE, INDEX, CHANNELS,
 // X_LAST (whether a line of the patch has all channels, else one), FILTER_T, FILTER_R, FILTER_S,
-// STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, TILE_P, TILE_Q, LINE_PITCH, X_VECTOR (elements copied
-// at once), SHIFT (elements from an aligned one to the first window), Y_LAST (whether channels are
-// contiguous in y or dy), Y_VECTOR (elements of it moved at once), ASYNC_COPY (8.0 and later),
-// RESIDENT (blocks of a multiprocessor that there are registers for), SHARED_BYTES; of the forward
-// pass BLOCK_N (filters of a block), ACTIVATION; of backprop-filter ROW_TILES, WARPS_N and WARPS_K
-// (warps along words and pixels), WARP_WORDS (blocks of 8 words of a warp), SHARE_WORDS.
+// STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, TILE_P, TILE_Q, LINE_PITCH, X_VECTOR (elements per
+// vector of x), SHIFT (elements from an aligned address to the first window), Y_LAST (whether channels
+// are contiguous in y or dy), Y_VECTOR (elements per vector of y or dy), ASYNC_COPY (8.0 and later),
+// RESIDENT (resident blocks per SM), SHARED_BYTES; in the forward pass BLOCK_N (filters per block),
+// ACTIVATION; in backprop-filter ROW_TILES, WARPS_N and WARPS_K (warps along words and pixels),
+// WARP_WORDS (blocks of 8 words per warp), SHARE_WORDS.
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
@@ -62,18 +62,18 @@ using Word = typename Fragments<Storage>::Register;
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * 32;
 constexpr int PIXELS = TILE_P * TILE_Q;
-constexpr int WORD = sizeof(Storage) == 2 ? 2 : 1;  // elements of a word
+constexpr int WORD = sizeof(Storage) == 2 ? 2 : 1;  // elements per word
 constexpr int DEPTH = Fragments<Storage>::DEPTH;
 static_assert(DEPTH == 8 * WORD, "eight words are a step of gemm_k");
 
 // -- flattened rows ---------------------------------------------------------------------------------
 
-constexpr int STEP = X_LAST ? CHANNELS : 1;           // elements from a column of a line to the next
-constexpr int LINE_CHANNELS = X_LAST ? 1 : CHANNELS;  // lines of an input row
-constexpr int WINDOW_STEP = STRIDE_W * STEP;          // elements from a window to the next
+constexpr int STEP = X_LAST ? CHANNELS : 1;           // elements per column of a line
+constexpr int LINE_CHANNELS = X_LAST ? 1 : CHANNELS;  // lines per input row
+constexpr int WINDOW_STEP = STRIDE_W * STEP;          // distance of windows in elements
 
-// A run of neighbours: the part of a line that is under the window or, with gaps in between, each of
-// its columns.  Runs are numbered by t, r, line and column.
+// A run of contiguous elements: the part of a line under the window or, with dilation, one column of it.
+// Runs are numbered by t, r, line and column.
 constexpr bool HAS_GAPS = DILATION_W > 1;
 constexpr int RUN = HAS_GAPS ? STEP : FILTER_S * STEP;
 constexpr int RUNS_OF_LINE = HAS_GAPS ? FILTER_S : 1;
@@ -81,11 +81,11 @@ constexpr int RUNS = FILTER_T * FILTER_R * LINE_CHANNELS * RUNS_OF_LINE;
 
 constexpr int CLASSES = WORD == 2 && WINDOW_STEP % 2 ? 2 : 1;
 
-// Elements from the beginning of a word to that of the run in it.
+// Elements from the beginning of a word to the beginning of the run in it.
 __device__ constexpr int lead(int pixel_class, int s) {
   return (SHIFT + pixel_class * WINDOW_STEP + s * DILATION_W * STEP) % WORD;
 }
-// Leads that differ between columns make no difference: their runs are odd, and have room for one.
+// Leads may differ between columns: their runs are odd and have room for one more element.
 constexpr int LARGEST_LEAD = CLASSES == 2 ? 1 : lead(0, 0);
 constexpr int RUN_WORDS = (RUN + LARGEST_LEAD + WORD - 1) / WORD;
 constexpr int WORDS = (RUNS * RUN_WORDS + 7) / 8 * 8;
@@ -103,8 +103,8 @@ constexpr int PATCH = LINES * LINE_PITCH;
 static_assert(LINE_PITCH >= LINE && LINE_PITCH % UNIT == 0, "aligned lines that do not overlap");
 static_assert(SHIFT < X_VECTOR && TILE_Q * WINDOW_STEP % X_VECTOR == 0, "tiles begin alike");
 
-// The row and column in the tile of a pixel by its number, with the classes one after the other.
-// Both, and the place in the patch, are sums over the bits of the number.
+// Row and column of a pixel in the tile, by its number; the classes are numbered one after the other.
+// Row, column and offset in the patch are sums over the bits of the number.
 static_assert((TILE_P & (TILE_P - 1)) == 0 && (TILE_Q & (TILE_Q - 1)) == 0, "powers of two");
 static_assert(TILE_Q >= 8 * CLASSES, "eight neighbours of a class");
 constexpr int CLASS_PIXELS = PIXELS / CLASSES;
@@ -113,14 +113,14 @@ __device__ constexpr int row_of(int number) { return number % CLASS_PIXELS / CLA
 __device__ constexpr int column_of(int number) {
   return number % CLASS_COLUMNS * CLASSES + number / CLASS_PIXELS;
 }
-__device__ constexpr int window_of(int number) {  // first element, from that of pixel 0 on
+__device__ constexpr int window_of(int number) {  // distance of the first element from that of pixel 0
   return row_of(number) * (STRIDE_H * LINE_CHANNELS * LINE_PITCH) + column_of(number) * WINDOW_STEP;
 }
 
 // A word of the flattened rows.
 struct FlatWord {
-  int t, r, s, c;  // the first tap of its run
-  int first;       // number in the run of the word's first element: -1 if the run begins later
+  int t, r, s, c;  // first tap of its run
+  int first;       // index in the run of the word's first element; -1 if the run begins later
   bool exists;
 
   __device__ __forceinline__ FlatWord(int pixel_class, int number) {
@@ -137,21 +137,21 @@ struct FlatWord {
     return exists && first + element >= 0 && first + element < RUN;
   }
 
-  // The tap that an element in the window is under.
+  // The tap of an element in the window.
   __device__ __forceinline__ Tap<Index> tap(int element) const {
     const int place = first + element;
     return {c + place % STEP, t, r, s + place / STEP};
   }
 
-  // Elements from the window's first one to the word, in the patch.
+  // Elements from the window's first element to the word, in the patch.
   __device__ __forceinline__ int offset() const {
     return ((t * ROWS + r * DILATION_H) * LINE_CHANNELS + c) * LINE_PITCH + s * DILATION_W * STEP +
            first;
   }
 };
 
-// Where a word is from its window's first element on, and which of its bits are under the window.
-// Where none are, it is the word before, which other lanes load from.
+// Distance of a word from its window's first element, and mask of its bits under the window.  Without
+// such bits it is the previous word, which other lanes load as well.
 struct alignas(8) WordPlace {
   int offset;
   unsigned mask;
@@ -182,10 +182,10 @@ __device__ __forceinline__ double load_word(const double* at) { return *at; }
 
 // -- tiles ------------------------------------------------------------------------------------------
 
-// The tiles of all images, numbered with neighbours in a row first.
+// The tiles of all images, numbered along rows first.
 struct Tiles {
   const ConvParameters& p;
-  long long of_image[3];  // along Z, P, Q
+  long long of_image[3];  // tiles along Z, P, Q
   Index count;
 
   __device__ __forceinline__ explicit Tiles(const ConvParameters& parameters) : p(parameters) {
@@ -195,7 +195,7 @@ struct Tiles {
     count = narrowed(p.batch * of_image[0] * of_image[1] * of_image[2]);
   }
 
-  // A tile's first output.
+  // The first output of a tile.
   __device__ __forceinline__ Pixel<Index> first(Index number) const {
     Pixel<Index> tile = pixel_at(number, of_image);
     tile.h *= TILE_P;
@@ -204,7 +204,7 @@ struct Tiles {
   }
 };
 
-// Copies the input under a tile, which may take until the next wait.
+// Starts to copy the input under a tile; the copy is complete after the next wait.
 __device__ __forceinline__ void copy_patch(Storage* patch, const Storage* x, const ConvParameters& p,
                                            const Pixel<Index>& tile) {
   const Index first_d = tile.d * narrowed(p.stride[0]) - narrowed(p.pad[0]);
@@ -218,8 +218,8 @@ __device__ __forceinline__ void copy_patch(Storage* patch, const Storage* x, con
     const Index d = first_d + line / LINE_CHANNELS / ROWS * narrowed(p.dilation[0]);
     const Index h = first_h + line / LINE_CHANNELS % ROWS;
     bool inside = d >= 0 && d < narrowed(p.input[0]) && h >= 0 && h < narrowed(p.input[1]);
-    Index place;  // from the row's first pixel on
-    if constexpr (X_VECTOR > 1) {  // an input row is elements that follow each other
+    Index place;  // offset from the row's first pixel
+    if constexpr (X_VECTOR > 1) {  // an input row is contiguous
       place = first_w * STEP - SHIFT + element;
       inside = inside && place >= 0 && place < width * STEP;
     } else {
@@ -228,7 +228,7 @@ __device__ __forceinline__ void copy_patch(Storage* patch, const Storage* x, con
       place = inside ? w * narrowed(p.x_stride[4]) + element % STEP * narrowed(p.x_stride[1]) : 0;
     }
     const Storage* source = x;
-    if (inside)  // beyond, an offset may not fit into an Index
+    if (inside)  // other offsets may overflow an Index
       source += pixel_offset(Pixel<Index>{tile.n, d, h, 0}, p.x_stride) +
                 line % LINE_CHANNELS * narrowed(p.x_stride[1]) + place;
     copy_piece<X_VECTOR>(patch + line * LINE_PITCH + element, source, inside);
@@ -245,38 +245,38 @@ constexpr int WARP_M = PIXELS / WARPS;
 static_assert(WARP_M % 16 == 0 && BLOCK_N % 16 == 0, "whole fragments only");
 static_assert(CLASS_PIXELS % WARP_M == 0, "a warp's pixels are of one class");
 
-// The tile of y on its way out, with lines along the axis that is contiguous in memory.
+// The tile of y before it is stored, with lines along the contiguous axis.
 struct OutputTile {
   static constexpr int LINES = Y_LAST ? PIXELS : BLOCK_N;
   static constexpr int LINE = Y_LAST ? BLOCK_N : PIXELS;
-  // Longer than LINE, so that lines start in other banks.
+  // Padded, so that lines start in different banks.
   static constexpr int PADDING = sizeof(Storage) == 2 ? 8 : 4;
   alignas(16) Storage element[LINES][LINE + PADDING];
 };
 
-// The filter in the order of B fragments: a lane's four registers of 16 filters and a step, in
-// pieces of 16 bytes.
+// The filter in the order of B fragments: a lane's four registers for 16 filters and a step are 16
+// contiguous bytes.
 struct FilterTile {
   static constexpr int VECTOR = 16 / sizeof(Word);
   alignas(16) Word word[CLASSES][STEPS][BLOCK_N / 16][4 / VECTOR][32][VECTOR];
 
   __device__ __forceinline__ Word* at(int pixel_class, int number, int filter) {
     const int lane = filter % 8 * 4 + number % 4;
-    const int place = filter / 8 % 2 * 2 + number / 4 % 2;  // as load_fragments has them
+    const int place = filter / 8 % 2 * 2 + number / 4 % 2;  // as in load_fragments
     return &word[pixel_class][number / 8][filter / 16][place / VECTOR][lane][place % VECTOR];
   }
 };
 
 struct SharedMemory {
   FilterTile filter;
-  alignas(16) Storage patch[2][PATCH];  // of this tile, and of the next
+  alignas(16) Storage patch[2][PATCH];  // of this tile and of the next
   OutputTile output;
   WordPlace place[CLASSES][WORDS];
   Accumulator bias[BLOCK_N];
 };
 static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
-// Fills the filter, zeros where no tap is or no filter, eight filters of a word at a time.
+// Fills the filter, with zeros for missing taps and filters, eight filters of a word at a time.
 __device__ __forceinline__ void load_filter(FilterTile& tile, const Storage* w,
                                             const ConvParameters& p, Index first_filter) {
   for (int i = threadIdx.x; i < CLASSES * WORDS * (BLOCK_N / 8); i += THREADS) {
@@ -307,7 +307,7 @@ __device__ __forceinline__ void load_filter(FilterTile& tile, const Storage* w,
 struct Sums {
   Accumulator value[WARP_M / 16][BLOCK_N / 8][4] = {};
 
-  // The products of this warp's pixels.
+  // Computes the products of this warp's pixels.
   __device__ __forceinline__ void multiply(const SharedMemory& shared, const Storage* patch) {
     const int first = threadIdx.x / 32 * WARP_M, lane = threadIdx.x % 32;
     const int pixel_class = first / CLASS_PIXELS;
@@ -344,7 +344,7 @@ struct Sums {
     }
   }
 
-  // Rounds them into the tile of y.
+  // Rounds the sums into the tile of y.
   __device__ __forceinline__ void finish(SharedMemory& shared) const {
     const int first = threadIdx.x / 32 * WARP_M, lane = threadIdx.x % 32;
 #pragma unroll
@@ -369,7 +369,7 @@ struct Sums {
   }
 };
 
-// Stores a tile of y, for BLOCK_N filters from the first on.
+// Stores a tile of y, for BLOCK_N filters.
 __device__ __forceinline__ void store_tile(const OutputTile& output, Storage* y,
                                            const ConvParameters& p, const Pixel<Index>& tile,
                                            Index first_filter) {
@@ -390,7 +390,7 @@ __device__ __forceinline__ void store_tile(const OutputTile& output, Storage* y,
   }
 }
 
-// bias may be null.  blockIdx.y is a block of filters.
+// bias may be null.  blockIdx.y selects the block of filters.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ w,
                const Storage* __restrict__ bias, Storage* __restrict__ y,
@@ -418,7 +418,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     number += static_cast<Index>(gridDim.x);
     const Pixel<Index> next = tiles.first(number);
     wait_for_copies<0>();
-    __syncthreads();  // this patch and the filter are complete; the last patch and tile are used up
+    __syncthreads();  // this patch and the filter are complete; the previous patch and tile are no longer read
     if (number < tiles.count) copy_patch(shared.patch[parity ^ 1], x, p, next);
     commit_copies();
     Sums sums;
@@ -437,13 +437,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 constexpr int BLOCK_M = 16 * ROW_TILES;
 constexpr int WARP_PIXELS = PIXELS / WARPS_K;
 static_assert(WARPS_N * WARPS_K == WARPS, "a warp for each part");
-// A tap is in one word for the even class, and may be in the next for the odd one.
+// A tap is in one word for the even class, and may be in the next word for the odd class.
 static_assert(CLASSES == 1 || SHARE_WORDS % RUN_WORDS == 0, "whole runs: taps are of one share");
 static_assert(SHARE_WORDS <= WARPS_N * WARP_WORDS * 8, "a share fits a block");
 static_assert(WARP_PIXELS % DEPTH == 0, "whole fragments only");
 static_assert(CLASS_PIXELS % WARP_PIXELS == 0, "a warp's pixels are of one class");
 
-// dy under a tile, its pixels by number, with lines along the axis that is contiguous in memory.
+// dy of a tile, its pixels by number, with lines along the contiguous axis.
 using GradientTile = RingTile<Storage, Y_LAST ? PIXELS : BLOCK_M, Y_LAST ? BLOCK_M : PIXELS, !Y_LAST>;
 
 struct Stage {
@@ -451,28 +451,27 @@ struct Stage {
   alignas(16) Storage patch[PATCH];
 };
 
-// Where the warps along pixels add up when all tiles are done: a sum for each element of the share's
-// words, by its place in the window, which is in one word or the next by the pixel's class, and for
-// each filter.
+// Sums that the warps along pixels add up after the last tile: one per filter and element of the share's
+// words.  An element is in one word or the next, depending on the class of the pixel.
 struct Exchange {
   static constexpr int PLACES = SHARE_WORDS * WORD + WORD - 1;
-  // Longer than BLOCK_M: four words of eight filters lie in different banks.
+  // Padded, so that four words of eight filters are in different banks.
   static constexpr int PITCH = BLOCK_M + 4 / WORD;
   Accumulator sum[WARPS_K > 1 ? PLACES : 1][PITCH];
 
-  // Of an element of the share's word of that number.
+  // The sums of an element of a word of the share.
   static __device__ __forceinline__ int place(int pixel_class, int number, int s, int element) {
     return number * WORD + element + WORD - 1 - lead(pixel_class, s);
   }
 };
 
 union SharedMemory {
-  Stage stages[2];  // of this tile, and of the next
+  Stage stages[2];  // of this tile and of the next
   Exchange exchange;
 };
 static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
-// Copies dy at a tile, zeros where it has no pixel or no filter.
+// Copies dy of a tile, with zeros for missing pixels and filters.
 __device__ __forceinline__ void copy_gradient(GradientTile& gradient, const Storage* dy,
                                               const ConvParameters& p, const Pixel<Index>& tile,
                                               Index first_filter) {
@@ -483,7 +482,7 @@ __device__ __forceinline__ void copy_gradient(GradientTile& gradient, const Stor
 #pragma unroll 4
   for (int i = threadIdx.x; i < GradientTile::LINES * PIECES; i += THREADS) {
     const int line = i / PIECES, place = i % PIECES * Y_VECTOR;
-    // Neighbours in memory are taken together, which in a row are of both classes.
+    // Contiguous elements are loaded together; in a row they belong to both classes.
     const int row = Y_LAST ? row_of(line) : place / TILE_Q;
     const int column = Y_LAST ? column_of(line) : place % TILE_Q;
     const int filter = Y_LAST ? place : line;
@@ -507,7 +506,7 @@ __device__ __forceinline__ void copy_gradient(GradientTile& gradient, const Stor
   }
 }
 
-// Registers of B for the columns that a word has, of its pixels in the order of the fragment.
+// Registers of B for the columns of a word, with pixels in the order of the fragment.
 __device__ __forceinline__ void exchange(unsigned (&b)[2][2], const unsigned (&word)[4],
                                          const unsigned (&mask)[2]) {
 #pragma unroll
@@ -525,8 +524,8 @@ __device__ __forceinline__ void exchange(Wide (&b)[1][2], const Wide (&word)[2],
 
 struct Sums {
   Accumulator value[ROW_TILES][WARP_WORDS][WORD][4] = {};
-  int share, first_word, first_pixel, pixel_class;  // of this warp; words count from the share's on
-  int offset[WARP_WORDS];                           // of this lane's words, for its first pixel
+  int share, first_word, first_pixel, pixel_class;  // of this warp; words are relative to the share's first
+  int offset[WARP_WORDS];                           // offsets of this lane's words, for its first pixel
 
   __device__ __forceinline__ explicit Sums(int first_word_of_share) : share(first_word_of_share) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -539,15 +538,15 @@ struct Sums {
                   WordPlace(pixel_class, share + first_word + j * 8 + lane / 4).offset;
   }
 
-  // Adds the products of this warp's pixels, of which rows x columns of the tile exist.
+  // Adds the products of this warp's pixels; rows x columns of the tile exist.
   __device__ __forceinline__ void multiply(Stage& stage, Index rows, Index columns) {
-    // Rows and columns beyond this lane's first pixel.
+    // Existing rows and columns from this lane's first pixel.
     const int own = first_pixel + threadIdx.x % 4 * WORD;
     rows -= row_of(own);
     columns -= column_of(own);
 #pragma unroll
     for (int step = 0; step < WARP_PIXELS; step += DEPTH) {
-      // A lane's pixels of a fragment: WORD neighbours, and as many half a step further on.
+      // A lane's pixels of a fragment: WORD adjacent pixels, and WORD pixels half a step further.
       constexpr int COUNT = 2 * WORD;
       unsigned mask[2] = {};
 #pragma unroll
@@ -577,7 +576,7 @@ struct Sums {
     }
   }
 
-  // Adds them to those of the turns before; the last turn's go to a chunk's workspace.
+  // Adds the sums to those of the previous turns; the last turn writes to the chunk's workspace.
   __device__ __forceinline__ void add(Exchange& exchange, int turn, Accumulator* partial,
                                       const ConvParameters& p, Index first_filter) const {
     const int lane = threadIdx.x % 32;
@@ -617,8 +616,8 @@ struct Sums {
   }
 };
 
-// One block sums a chunk of the tiles (blockIdx.x) for its filters (blockIdx.y) and words
-// (blockIdx.z) into partial: (chunk, t, r, s, c, k).
+// A block sums a chunk of the tiles (blockIdx.x) for its filters (blockIdx.y) and words (blockIdx.z) into
+// partial: (chunk, t, r, s, c, k).
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {
@@ -626,7 +625,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const Tiles tiles(p);
   const Index first_filter = static_cast<Index>(blockIdx.y) * BLOCK_M;
 
-  // This chunk's share of the tiles.
+  // The tiles of this chunk.
   const Index share = (tiles.count + gridDim.x - 1) / static_cast<Index>(gridDim.x);
   const Index begin = static_cast<Index>(blockIdx.x) * share;
   const Index rest = tiles.count - begin;
@@ -644,7 +643,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll 1
   for (Index number = 0; number < count; ++number) {
     wait_for_copies<0>();
-    __syncthreads();  // this stage is complete, the other one used up
+    __syncthreads();  // this stage is complete, the other one is no longer read
     const Pixel<Index> next = tiles.first(begin + number + 1);
     if (number + 1 < count) copy(number + 1, next);
     commit_copies();
@@ -657,7 +656,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
              p.filters;
 #pragma unroll 1
   for (int turn = 0; turn < WARPS_K; ++turn) {
-    __syncthreads();  // the stages are used up, the sums of the turn before written
+    __syncthreads();  // the stages are no longer read, the sums of the previous turn are written
     if (static_cast<int>(threadIdx.x) / 32 / WARPS_N == turn)
       sums.add(shared.exchange, turn, partial, p, first_filter);
   }

@@ -1,19 +1,19 @@
-// Splits the float32 elements of one or two tensors into three bfloat16, the operands of
+// Splits float32 elements of one or two tensors into three bfloat16 planes, the operands of
 // conv_hopper.cu with PLANES = 3.
 //
 //   x = high + middle + low,   high = bf16(x),  middle = bf16(x - high),  low = bf16(rest)
 //
-// A float32 has 24 significant bits and a bfloat16 eight, rounded to nearest, so that the sum is
-// exact as long as the parts stay normal numbers (|x| above about 2^-110).  Of the nine products of
-// two such sums, conv_hopper takes the six of at least 2^-24 of the whole.
+// A float32 has 24 significant bits and a bfloat16 has eight.  With rounding to nearest, the sum is exact
+// as long as the parts are normal numbers (|x| above about 2^-110).  Of the nine products of two such
+// sums, conv_hopper computes the six that reach 2^-24 of the whole.
 //
-// What that means at the ends of the range: where rounding up would overflow, high is truncated;
-// tiny elements lose bits below 2^-133; an infinity has no middle and low, yet its product with the
-// middle and low of the other operand can be NaN where plain arithmetic gives an infinity; NaN stays
-// NaN.  So these are no IEEE products: they are taken only where precision="bf16x6" permits them.
+// At the ends of the range: where rounding up would overflow, high is truncated; tiny elements lose bits
+// below 2^-133; an infinity has zero middle and low planes, but its product with the other operand's
+// middle and low planes can be NaN where IEEE arithmetic returns infinity; NaN stays NaN.  Therefore
+// these products require precision="bf16x6".
 //
-// Layout: a tensor's last axis is contiguous; its planes follow each other, each of them in the same
-// order of axes, with rows that begin at multiples of 16 bytes.  A thread takes VECTOR neighbours.
+// A tensor's last axis is contiguous.  Its planes are stored one after another with the same order of
+// axes, and rows begin at multiples of 16 bytes.  A thread splits VECTOR adjacent elements.
 #include "numeric.cuh"
 #include "vector.cuh"
 
@@ -21,12 +21,12 @@ constexpr int THREADS = 256;
 constexpr int VECTOR = 8, HALF = 4;
 constexpr int PLANES = 3;
 
-// A tensor as four axes, outermost first, of rows of `inner` neighbours.
+// A tensor with four axes, outermost first, of rows with `inner` contiguous elements.
 struct PlaneShape {
   long long extent[4];
-  long long stride[4];  // in elements
+  long long stride[4];  // strides in elements
   long long inner;
-  long long blocks;  // that split it
+  long long blocks;  // thread blocks for this tensor
 };
 
 struct PlaneShapes {
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   bfloat16_t* const planes = is_first ? first_planes : second_planes;
   const long long block = blockIdx.x - (is_first ? 0 : shapes.of[0].blocks);
   const long long rows = shape.extent[0] * shape.extent[1] * shape.extent[2] * shape.extent[3];
-  const long long pieces = (shape.inner + VECTOR - 1) / VECTOR;  // of a row
+  const long long pieces = (shape.inner + VECTOR - 1) / VECTOR;  // vectors per row
   const long long elements = rows * pieces * VECTOR;
   const long long thread = block * blockDim.x + threadIdx.x;
   if (thread * VECTOR >= elements) return;

@@ -4,42 +4,39 @@
 //   backprop-input   the same with dy for x, w turned by 180 degrees, and filter - 1 - pad for pad
 //   backprop-filter  dw[c, r, s]    = sum over n, p, q of dy[n, c, p, q] * x[n, c, p - pad + r, ...]
 //
-// conv_direct.cu executes one instruction for each product and others beside them, which load its
-// sources and make them float32.  What this adds: the rows of a channel are multiplied by the filter's
-// rows as matrices, a warp's instruction for 2,048 products.  With the rows (n, p) of all images as
-// gemm_m, a strip of 8 outputs of a row is, for each row r of the filter,
+// conv_direct.cu executes one instruction per product, and more to load sources and convert them to
+// float32.  Here the rows of a channel are multiplied by the filter's rows as matrices, 2,048 products
+// per warp instruction.  With the rows (n, p) of all images as gemm_m, a strip of 8 outputs of a row is,
+// for each row r of the filter,
 //
 //   Y[m, i] += sum over j of X[m + r, j] * T_r[j, i],   T_r[j, i] = w[r, j - i]
 //
-// a product with a Toeplitz matrix, of which FILTER_S in FILTER_S + 7 columns j are in the band
-// (rounded up to products of 16: 3 of 16 for 3 taps, 31 of 48 for 31).  It is the same for every
-// strip, so that its fragments are made once per row of the filter; those of X serve every strip
-// that they are under.  The filter's gradient is the transpose: with m as gemm_k,
+// a product with a Toeplitz matrix whose band has FILTER_S of FILTER_S + 7 columns j (rounded up to
+// products of 16: 3 of 16 for 3 taps, 31 of 48 for 31).  The matrix is the same for all strips, so that
+// its fragments are built once per row of the filter; fragments of X are used by all strips above them.
+// The filter gradient is the transpose: with m as gemm_k,
 //
 //   D_r[j, i] = sum over m and strips of X[m + r, j] * dY[m, i]
 //   dw[r, s]  = sum over i of D_r[i + s, i]
 //
-// where D_r stays in registers for all strips and rows of a block.  Blocks take a chunk of the
-// pixels and write their sums to a workspace; conv_toeplitz_reduce adds the chunks in order.
+// where D_r stays in registers for all strips and rows of a block.  Each block sums a chunk of the pixels
+// into a workspace; conv_toeplitz_reduce adds the chunks in order.
 //
-// Zeros of T_r meet numbers that are not under the window.  Where one of these is not finite, the
-// block falls back to plain sums from the same shared memory, so that NaN and infinity stay where
-// they belong.
+// Zeros of T_r are multiplied with numbers outside the window.  If one of these is NaN or infinite, the
+// block falls back to plain sums from the same shared memory.
 //
-// A block takes CHANNELS channels, a warp each, 16 * ROW_TILES rows and 8 * STRIPS columns.  The
-// source lies in shared memory channel by channel, with zeros for the padding, whatever its order
-// in memory: lines of an odd number of 16-byte chunks, from which ldmatrix reads without a bank
-// conflict.  Channels that are last in memory are turned around in registers, eight pixels of eight
-// channels at a time.
+// A block computes CHANNELS channels, one per warp, 16 * ROW_TILES rows and 8 * STRIPS columns.  The
+// source is stored in shared memory channel by channel, with zeros as padding, for any memory order:
+// lines have an odd number of 16-byte chunks, so that ldmatrix has no bank conflicts.  Channels-last
+// sources are transposed in registers, eight pixels of eight channels at a time.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE,
-// INDEX, FILTER_R, FILTER_S, TAP_ROWS (rows of the filter that a block takes: all, but in
-// backprop-filter), ROW_TILES, ALIGNED (whether the rows of an image are rounded up to whole
-// blocks), STRIPS, SOURCE_LINES (lines of the source in a block), SOURCE_LAST, RESULT_LAST (whether
-// channels are contiguous in the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR
-// (elements moved at once, along channels or columns), SOURCE_SHIFT (columns from an aligned one to
-// a strip's first), ASYNC_COPY (8.0 and later), ACTIVATION (of forward and
-// backprop-input), SHARED_BYTES.
+// INDEX, FILTER_R, FILTER_S, TAP_ROWS (filter rows per block; all, except in backprop-filter),
+// ROW_TILES, ALIGNED (whether the rows of an image are rounded up to whole blocks), STRIPS,
+// SOURCE_LINES (source lines per block), SOURCE_LAST, RESULT_LAST (whether channels are contiguous in
+// the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR (elements per vector access, along
+// channels or columns), SOURCE_SHIFT (columns from an aligned address to a strip's first), ASYNC_COPY
+// (8.0 and later), ACTIVATION (forward and backprop-input only), SHARED_BYTES.
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
@@ -52,17 +49,17 @@ using Storage = STORAGE;
 constexpr int CHANNELS = 8;
 constexpr int THREADS = CHANNELS * 32;
 constexpr int ROWS = 16 * ROW_TILES;
-constexpr int WINDOW = (FILTER_S + 14) / 8;      // blocks of 8 columns under a strip
-constexpr int PRODUCTS = (WINDOW + 1) / 2;       // of 16 columns
-constexpr int BLOCKS = STRIPS + WINDOW - 1;      // blocks of columns of the source
+constexpr int WINDOW = (FILTER_S + 14) / 8;      // blocks of 8 source columns under a strip
+constexpr int PRODUCTS = (WINDOW + 1) / 2;       // products of 16 columns
+constexpr int BLOCKS = STRIPS + WINDOW - 1;      // blocks of source columns
 constexpr int WEIGHTS = 8 * WINDOW + 8;          // a row of the filter with zeros around it
 
 // -- geometry ---------------------------------------------------------------------------------------
 
-// The tensor whose rows and columns are walked (y, dx, or dy) and the one under the windows.
+// The walked tensor (y, dx, or dy) and the tensor under its windows.
 struct Geometry {
   Index rows, height, width, source_height, source_width, pad_h, pad_w, channels;
-  Index image_rows;  // of an image, as rows are numbered; those from height on do not exist
+  Index image_rows;  // numbered rows per image; rows from height on do not exist
 
   __device__ __forceinline__ explicit Geometry(const ConvParameters& p)
       : channels(narrowed(p.groups)) {
@@ -91,18 +88,18 @@ struct Geometry {
   }
 };
 
-// The rows and columns of one block, and the lines of the source that they need: those of an image
-// follow each other, TAP_ROWS - 1 more than it has rows.
+// Rows and columns of a block, and the source lines that they read: TAP_ROWS - 1 more lines than rows
+// per image.
 struct Patch {
   const Geometry& g;
   Index first_row, first_column;
-  int first_tap;  // row of the filter
+  int first_tap;  // first filter row
 
   __device__ __forceinline__ int line_of(Index row) const {
     const Index images = row / g.image_rows - first_row / g.image_rows;
     return static_cast<int>(row - first_row + images * (TAP_ROWS - 1));
   }
-  // The source's row that is in a line; whether it exists.
+  // Computes the source row of a line; returns whether it exists.
   __device__ __forceinline__ bool source_row(int line, Index& n, Index& h) const {
     const Index lines_of_image = g.image_rows + TAP_ROWS - 1;
     const Index from_image = first_row % g.image_rows + line;
@@ -120,18 +117,18 @@ struct Patch {
 
 // -- shared memory ----------------------------------------------------------------------------------
 
-// Lines of one channel, of blocks of 8 columns.
+// Lines of one channel, in blocks of 8 columns.
 template <int LINES_, int BLOCKS_>
 struct Plane {
   alignas(16) Storage element[LINES_][(BLOCKS_ | 1) * 8];
 };
 
-constexpr long long NOWHERE = 1ll << 62;  // no offset of an element
+constexpr long long NOWHERE = 1ll << 62;  // not the offset of any element
 
 using SourcePlane = Plane<SOURCE_LINES, BLOCKS>;
 using WalkedPlane = Plane<ROWS, STRIPS>;
 
-// Where the rows of a block's lines begin in memory, from its first channel on.
+// Offsets of a block's lines in memory, from its first channel.
 struct Lines {
   long long source[SOURCE_LINES], walked[ROWS];
 
@@ -152,9 +149,9 @@ struct Lines {
 
 #if PASS == 2
 struct Diagonals {
-  float element[16 * PRODUCTS][9];  // one more than 8, for the banks
+  float element[16 * PRODUCTS][9];  // padded against bank conflicts
 };
-// Has a name because NVRTC up to 12.6 leaves an anonymous struct out of a union's size.
+// Named, because NVRTC up to 12.6 omits anonymous structs from the size of a union.
 struct Held {
   SourcePlane source[CHANNELS];
   WalkedPlane walked[CHANNELS];
@@ -179,25 +176,25 @@ static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 
-// Eight neighbours in a plane, two in each word.
+// Eight adjacent elements of a plane, two per word.
 struct alignas(16) Eight {
   unsigned word[4];
 };
 
-// Columns of eight from eight rows of eight.
+// Transposes eight rows of eight elements.
 __device__ __forceinline__ void transpose(Eight (&row)[8]) {
   Eight column[8];
 #pragma unroll
   for (int c = 0; c < 8; ++c)
 #pragma unroll
-    for (int i = 0; i < 4; ++i)  // both lower halves of two words, or both upper ones
+    for (int i = 0; i < 4; ++i)  // both lower halves of two words, or both upper halves
       column[c].word[i] = __byte_perm(row[2 * i].word[c / 2], row[2 * i + 1].word[c / 2],
                                       c % 2 == 0 ? 0x5410 : 0x7632);
 #pragma unroll
   for (int c = 0; c < 8; ++c) row[c] = column[c];
 }
 
-// Sets a half's sign bit where it is not finite: an exponent of ones runs over.
+// Sets the sign bit of NaN and infinity, whose exponent of ones overflows.
 __device__ __forceinline__ unsigned overrun(unsigned word, half_t) {
   return (word & 0x7fff7fffu) + 0x04000400u;
 }
@@ -205,8 +202,8 @@ __device__ __forceinline__ unsigned overrun(unsigned word, bfloat16_t) {
   return (word & 0x7fff7fffu) + 0x00800080u;
 }
 
-// VECTOR neighbours in memory as elements `first`, ... of an array of words; zeros if they are not
-// inside, where no address is formed from the offset.
+// Loads VECTOR contiguous elements as elements `first`, ... of an array of words.  Outside the tensor it
+// stores zeros and computes no address.
 template <int VECTOR, int WORDS>
 __device__ __forceinline__ void load_elements(unsigned (&word)[WORDS], int first,
                                               const Storage* tensor, long long offset,
@@ -234,11 +231,11 @@ __device__ __forceinline__ void store_elements(Storage* destination, const Eight
   }
 }
 
-// The part of a tensor that a block's planes are lines of.
+// The part of a tensor that a block's planes hold.
 struct Window {
-  const long long* rows;  // where the row of each line begins in memory, or NOWHERE
+  const long long* rows;  // offset of each line in memory, or NOWHERE
   Index first_column, width;
-  Index channels;  // from the block's first on
+  Index channels;  // remaining channels from the block's first
   Index channel_stride, column_stride;
 
   __device__ __forceinline__ Window(const long long* rows_, const long long (&stride)[5],
@@ -246,7 +243,7 @@ struct Window {
       : rows(rows_), first_column(first_column_), width(width_), channels(channels_),
         channel_stride(narrowed(stride[1])), column_stride(narrowed(stride[4])) {}
 
-  // Whether a channel of the block has a column; and how far it is from a line's begin.
+  // Whether a channel of the block has a column; the column's distance from the line's begin.
   __device__ __forceinline__ bool locate(int channel, int column, Index& offset) const {
     const Index position = first_column + column;
     const bool inside = channel < channels && is_within(position, width);
@@ -255,10 +252,10 @@ struct Window {
   }
 };
 
-// The eights of a plane's lines that a thread moves: of one block of columns, every STEP-th line.
+// The groups of eight elements that a thread copies: one block of columns, every STEP-th line.
 template <int BLOCKS_, bool LAST>
 struct Share {
-  static constexpr int AT_ONCE = 32 / BLOCKS_;  // lines of a warp; some lanes may have none
+  static constexpr int AT_ONCE = 32 / BLOCKS_;  // lines per warp; some lanes may be idle
   static constexpr int STEP = LAST ? AT_ONCE * CHANNELS : AT_ONCE;
   int warp, column, first_line;
 
@@ -266,16 +263,16 @@ struct Share {
     const int lane = threadIdx.x % 32;
     warp = threadIdx.x / 32;
     column = lane % BLOCKS_ * 8;
-    // Where channels are last in memory a thread takes all of them, else those of its warp.
+    // With channels last a thread copies all channels, else the channel of its warp.
     first_line = lane / BLOCKS_ + (LAST ? warp * AT_ONCE : 0);
     if (lane >= AT_ONCE * BLOCKS_) first_line = lines;
   }
 };
 
-// Fills the block's planes from a tensor, whose channels are LAST in memory or whose columns are, with
-// zeros where it has nothing; whether what this thread brought is finite.  Moves VECTOR elements at
-// once, of columns such that the first is SHIFT behind one that they may be loaded from.  A thread
-// has all loads of a turn under way before it stores.
+// Fills the block's planes from a tensor with contiguous channels (LAST) or columns, and with zeros
+// outside it; returns whether the elements of this thread are finite.  Loads VECTOR elements at a time;
+// the first column is SHIFT behind an aligned one.  A thread has all loads of a turn in flight before it
+// stores.
 template <int COUNT, int BLOCKS_, bool LAST, int VECTOR, int SHIFT>
 __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storage* tensor,
                                      const Window& window) {
@@ -283,7 +280,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
   const Mine mine(COUNT);
   unsigned beyond = 0;
   if constexpr (LAST) {
-    // A turn is eight pixels of eight channels, as planes have them.
+    // A turn is eight pixels of eight channels.
     bool inside[8];
     Index offset[8];
 #pragma unroll
@@ -307,7 +304,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
       }
     }
   } else {
-    // A turn is eights of some lines, whose neighbours lie in memory as they lie in the planes.
+    // A turn is eight elements of some lines, in the order of memory.
     constexpr int TURN = 4, PIECES = 8 / VECTOR + (SHIFT ? 1 : 0);
     bool inside[PIECES];
     Index offset[PIECES];
@@ -345,13 +342,13 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
   return (beyond & 0x80008000u) == 0;
 }
 
-// Stores the block's planes where the tensor has their elements.
+// Stores the block's planes to the tensor.
 template <int COUNT, int BLOCKS_, bool LAST, int VECTOR>
 __device__ __forceinline__ void empty(const Plane<COUNT, BLOCKS_>* planes, Storage* tensor,
                                       const Window& window) {
   using Mine = Share<BLOCKS_, LAST>;
   const Mine mine(COUNT);
-  constexpr int STEP = LAST ? 1 : VECTOR;  // columns of a piece
+  constexpr int STEP = LAST ? 1 : VECTOR;  // columns per vector
   bool inside[8];
   Index offset[8];
 #pragma unroll
@@ -382,8 +379,8 @@ __device__ __forceinline__ void empty(const Plane<COUNT, BLOCKS_>* planes, Stora
   }
 }
 
-// Blocks of 16 rows by 8 columns as fragments, from this lane's line (row lane % 16) on; zeros for
-// blocks beyond the plane's.  Registers hold rows 0-7 and 8-15.
+// Loads blocks of 16 rows by 8 columns as fragments, from this lane's line (row lane % 16); zeros beyond
+// the plane.  Registers hold rows 0-7 and 8-15.
 template <bool TRANSPOSED, int COUNT, int BLOCKS_, int WANTED>
 __device__ __forceinline__ void load_blocks(unsigned (&block)[WANTED][2],
                                             const Plane<COUNT, BLOCKS_>& plane, int line) {
@@ -415,13 +412,13 @@ __device__ __forceinline__ void load_blocks(unsigned (&block)[WANTED][2],
 
 #if PASS != 2
 
-// A warp brings the filter of its channel, if there is one, with zeros around each row.  All loads of
-// a turn are under way before it stores.
+// A warp copies the filter of its channel, if it exists, with zeros around each row.  All loads of a turn
+// are in flight before it stores.
 __device__ __forceinline__ void bring_filter(Storage (&weights)[FILTER_R][WEIGHTS],
                                              const Storage* taps, const long long (&stride)[5],
                                              bool exists) {
-  constexpr int PLACES = (WEIGHTS + 31) / 32;  // of a row, for each lane: 3 at most
-  constexpr int TURN = 8 / PLACES;             // rows
+  constexpr int PLACES = (WEIGHTS + 31) / 32;  // elements per row and lane, at most 3
+  constexpr int TURN = 8 / PLACES;             // rows per turn
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = 0; first < FILTER_R; first += TURN) {
@@ -445,7 +442,7 @@ __device__ __forceinline__ void bring_filter(Storage (&weights)[FILTER_R][WEIGHT
   }
 }
 
-// source is x or dy, result y or dx; bias may be null.
+// source is x or dy, result is y or dx; bias may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_toeplitz(const Storage* __restrict__ source, const Storage* __restrict__ w,
                   const Storage* __restrict__ bias, Storage* __restrict__ result,
@@ -479,7 +476,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       line[tile] = patch.line_of(patch.first_row + tile * 16 + lane % 16);
 #pragma unroll 1
     for (int r = 0; r < FILTER_R; ++r) {
-      // T_r: this thread has rows 2 pair and 2 pair + 1 of each 8, column group.
+      // T_r: this thread has rows 2 pair and 2 pair + 1 of each 8, and one column group.
       unsigned band[2 * PRODUCTS];
 #pragma unroll
       for (int b = 0; b < 2 * PRODUCTS; ++b) {
@@ -533,7 +530,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int e = 0; e < 4; ++e) sum[tile][strip][e] += added;
   }
 
-  __syncthreads();  // the source is no longer read: the results take its place
+  __syncthreads();  // the source is no longer read: results replace it
 #pragma unroll
   for (int tile = 0; tile < ROW_TILES; ++tile)
 #pragma unroll
@@ -554,8 +551,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 #else
 
-// One block sums a chunk of the pixels (blockIdx.x) for CHANNELS channels (blockIdx.y) and TAP_ROWS
-// rows of the filter (blockIdx.z) into partial: (chunk, channel, r, s).
+// A block sums a chunk of the pixels (blockIdx.x) for CHANNELS channels (blockIdx.y) and TAP_ROWS filter
+// rows (blockIdx.z) into partial: (chunk, channel, r, s).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_toeplitz(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                   float* __restrict__ partial, const __grid_constant__ ConvParameters p) {
@@ -569,7 +566,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   for (int r = 0; r < TAP_ROWS; ++r)
     for (int s = lane; s < FILTER_S; s += 32) held.plain_sums[warp][r][s] = 0;
 
-  // This chunk's share of the patches.
+  // The patches of this chunk.
   const Index patches = g.row_blocks() * g.column_blocks();
   const Index share = (patches + gridDim.x - 1) / static_cast<Index>(gridDim.x);
   const Index first_patch = static_cast<Index>(blockIdx.x) * share;
@@ -579,7 +576,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const Patch patch = {g, number / g.column_blocks() * ROWS,
                          number % g.column_blocks() * (8 * STRIPS), first_tap};
     held.lines.find(patch, p.x_stride, p.y_stride);
-    __syncthreads();  // the lines are known, and the patch before is used up
+    __syncthreads();  // the lines are known, and the previous patch is no longer read
     const Index channels = g.channels - static_cast<Index>(blockIdx.y) * CHANNELS;
     const bool finite = fill<SOURCE_LINES, BLOCKS, SOURCE_LAST, SOURCE_VECTOR, SOURCE_SHIFT>(
         held.source, x,
@@ -636,11 +633,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
     for (int i = 0; i < (FILTER_S + 31) / 32; ++i)
       plain[r][i] = lane + 32 * i < FILTER_S ? held.plain_sums[warp][r][lane + 32 * i] : 0.f;
-  __syncthreads();  // the patches are used up: the diagonals take their place
+  __syncthreads();  // the patches are no longer read: the diagonals replace them
   Diagonals& diagonals = shared.diagonals[warp];
 #pragma unroll
   for (int r = 0; r < TAP_ROWS; ++r) {
-    __syncwarp();  // the diagonals of the row before are read
+    __syncwarp();  // the diagonals of the previous row have been read
 #pragma unroll
     for (int product = 0; product < PRODUCTS; ++product)
 #pragma unroll

@@ -2,4 +2,4 @@
 
 from importlib import import_module
 
-import_module("cupyconv.cli.main").main(prog_name="cupyconv")
+import_module("cupyconv.cli").run("cupyconv")

@@ -1,8 +1,8 @@
-"""Where arrays live, and the only module that imports CuPy.
+"""Arrays of NumPy, CuPy and other libraries; the only module that imports CuPy.
 
-NumPy arrays are computed on the CPU, CuPy arrays on the GPU.  Objects of other libraries come in
-without a copy through DLPack or ``__cuda_array_interface__``; ``as_kind_of`` gives results back to
-such a library.
+NumPy arrays are computed on the CPU, CuPy arrays on the GPU.  Objects of other libraries are
+exchanged without a copy through DLPack or ``__cuda_array_interface__``; ``as_kind_of`` returns
+results as arrays of such a library.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from cupyconv.errors import ConvTypeError, CupyconvError, DeviceError, install_command
+from cupyconv import foreign
+from cupyconv.errors import ConvError, ConvTypeError, CupyconvError, DeviceError, install_command
+from cupyconv.signals import uninterrupted
 
 if TYPE_CHECKING:
     import numpy as np
 
     Scalar = TypeVar("Scalar", bound=np.generic)
-    """What the numbers of a NumPy array are."""
+    """Scalar type of a NumPy array."""
 
     class _CuPy(Protocol):
-        """CuPy's arrays, by what only they have: a type checker need not find CuPy's types."""
+        """Protocol of CuPy arrays, for type checkers without CuPy's types."""
 
         @property
         def nbytes(self) -> int: ...
@@ -50,23 +52,25 @@ _DLPACK_CUDA = (2, 13)  # device, managed
 # Its codes of the kinds of numbers.
 _DLPACK_UINT = 1
 _DLPACK_BFLOAT = 4
+# Bit of DLManagedTensorVersioned.flags, which follow 24 bytes of version, context and deleter.
+_DLPACK_READ_ONLY = 1
 
 
 class Home(Enum):
-    """Which memory an array is in."""
+    """Memory of an array."""
 
     CPU = "NumPy"
     GPU = "CuPy"
 
 
 HOMES: dict[type, Home] = {}
-"""Where arrays of the types that have come in so far are; looked up by every call."""
+"""Device kind of each array type seen so far, looked up by every call."""
 
 _cupy: ModuleType | None = None  # once it is imported
 
 
 def cupy() -> ModuleType:
-    """The CuPy package.
+    """Return the CuPy package.
 
     Raises:
         DeviceError: it is not installed, or its own import fails.
@@ -75,7 +79,7 @@ def cupy() -> ModuleType:
     if _cupy is not None and sys.modules.get("cupy") is _cupy:
         return _cupy  # an import statement takes several times as long
     try:
-        import cupy as module
+        module = _import() if "cupy" in sys.modules else uninterrupted(_import)
     except ImportError as error:
         raise DeviceError(
             f"CuPy could not be imported ({error}). "
@@ -85,9 +89,15 @@ def cupy() -> ModuleType:
     return module
 
 
+def _import() -> ModuleType:
+    import cupy
+
+    return cupy
+
+
 @cache
 def device_count() -> int:
-    """Number of GPUs that CuPy can use; 0 without CuPy or without a driver."""
+    """Return the number of GPUs that CuPy can use; 0 without CuPy or without a driver."""
     try:
         return int(cupy().cuda.runtime.getDeviceCount())
     except DeviceError:
@@ -97,7 +107,7 @@ def device_count() -> int:
 
 
 def require_gpu() -> ModuleType:
-    """The CuPy package, where it has a GPU to run on.
+    """Return the CuPy package, where it has a GPU to run on.
 
     Raises:
         DeviceError: CuPy is missing, or finds no GPU.
@@ -112,38 +122,50 @@ def require_gpu() -> ModuleType:
 
 
 def take(name: str, value: Any) -> tuple[Any, Home]:
-    """A NumPy or CuPy array over the memory of ``value``, and where that memory is.
+    """Return ``value`` as a NumPy or CuPy array, and its device.
+
+    The array shares the memory of ``value``, unless ``foreign.resolve`` must copy.
 
     Args:
-        name: what the argument is called, for messages.
+        name: name of the argument, for messages.
         value: a NumPy or CuPy array, or an object that exports DLPack or
-            ``__cuda_array_interface__``.  Of a class derived from NumPy's, such as memmap, the
-            plain array is taken.
+            ``__cuda_array_interface__``.  An array of a derived class, such as numpy.memmap, gives
+            the plain array.
 
     Raises:
-        ConvTypeError: it is none of these, a masked array or a matrix, or it does not export its
-            memory.
-        DeviceError: it is on a GPU and CuPy is not installed.
+        ConvTypeError: ``value`` is none of these, or means more than the numbers in its memory:
+            ``foreign.require_plain`` and ``foreign.resolve`` have the kinds.
+        DeviceError: the memory is on a GPU and CuPy is not installed.
     """
     import numpy as np
 
-    if type(value) is np.ndarray:
-        HOMES[np.ndarray] = Home.CPU
+    kind = type(value)
+    if kind is np.ndarray:
+        HOMES[kind] = Home.CPU
         return value, Home.CPU
-    if isinstance(value, np.ndarray):
-        require_plain(name, value)
-        return value.view(np.ndarray), Home.CPU
+    if issubclass(kind, np.ndarray):
+        foreign.require_plain(name, value, np.ndarray)
+        return np.ndarray.view(value, np.ndarray), Home.CPU
     module = sys.modules.get("cupy")
-    if module is not None and isinstance(value, module.ndarray):
-        HOMES[type(value)] = Home.GPU
-        return value, Home.GPU
+    if module is not None and issubclass(kind, module.ndarray):
+        if kind is module.ndarray:
+            HOMES[kind] = Home.GPU
+            return value, Home.GPU
+        foreign.require_plain(name, value, module.ndarray)
+        return module.ndarray.view(value, module.ndarray), Home.GPU
+    if foreign.is_compiling():
+        return sys.modules["torch"].compiler.disable(_take_exported)(name, value)
+    return _take_exported(name, value)
+
+
+def _take_exported(name: str, value: Any) -> tuple[Any, Home]:
+    """Run ``take`` for objects of other libraries; torch.compile must not trace it."""
     try:
-        if getattr(value, "requires_grad", False):
-            raise ConvTypeError(
-                f"{name} requires grad, and what is computed on its memory is not recorded. "
-                "Call cupyconv.torch.conv2d or its like, which are differentiated, or pass "
-                f"{name}.detach()"
-            )
+        value = foreign.resolve(name, value)
+        torch = foreign.torch_of(value)
+        is_usual = torch is not None and type(value).__dlpack__ is torch.Tensor.__dlpack__
+        if is_usual and value.device.type == "cpu":
+            return tensor_memory(value), Home.CPU
         # DLPack first: it orders the streams of the two libraries, the other does not.
         if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
             device_type = int(value.__dlpack_device__()[0])
@@ -152,59 +174,81 @@ def take(name: str, value: Any) -> tuple[Any, Home]:
             if device_type in _DLPACK_CUDA:
                 return cupy().from_dlpack(value), Home.GPU
         if hasattr(value, "__cuda_array_interface__"):
+            if value.__cuda_array_interface__.get("mask") is not None:
+                raise ConvTypeError(
+                    f"{name} has a mask (__cuda_array_interface__), and a convolution knows no "
+                    "masks. Pass an array without one, such as a copy with zeros there"
+                )
             return cupy().asarray(value), Home.GPU
     except (CupyconvError, MemoryError):
         raise
     except Exception as error:  # each library has its own
         words = str(error) if isinstance(error, _SAYING) else f"{type(error).__name__}: {error}"
+        narrow = re.search(_NARROW, str(getattr(value, "dtype", "")))
+        remedy = "Pass a NumPy or CuPy array"
+        if narrow is not None:
+            wider = "complex64" if "complex" in narrow[0] else "float32"
+            remedy = f"Convert it, for example {foreign.conversion(name, value, wider)}"
         raise ConvTypeError(
-            f"{name} of type {_type_name(value)} does not export its memory: {words}. "
-            "Pass a NumPy or CuPy array"
+            f"{name} of type {foreign.type_name(value)} does not export its memory: "
+            f"{words.rstrip('.')}. {remedy}"
         ) from error
     raise ConvTypeError(
-        f"{name} must be a NumPy or CuPy array, or export DLPack: got {_type_name(value)}. "
-        f"{_way_in(name, value)}"
+        f"{name} must be a NumPy or CuPy array, or export DLPack: got "
+        f"{foreign.type_name(value)}. {foreign.way_in(name, value)}"
     )
 
 
+_NARROW = r"\b(u?int[124]|float[468]_\w+|complex32)\b"
+"""Dtypes of a few bits, which few libraries exchange."""
+
 _SAYING = (BufferError, RuntimeError, TypeError, ValueError)
-"""Errors whose text alone says what is wrong; that of a KeyError is only the key."""
+"""Exceptions whose message explains the error; a KeyError's message is only the key."""
 
 
-def require_plain(name: str, value: Any) -> None:
-    """Check that an array's class does not say what no pass would heed.
+def take_out(name: str, value: Any) -> tuple[Any, Home]:
+    """Return a writable array for a result, as ``take`` does.
 
     Raises:
-        ConvTypeError: it has a mask, or is a matrix, which cannot have more than two axes.
+        ConvError: the memory is read-only.
+        ConvTypeError, DeviceError: as for ``take``; or to write the memory would not be to write
+            what ``value`` means.
     """
-    import numpy as np
-
-    if isinstance(value, np.ma.MaskedArray):
-        raise ConvTypeError(
-            f"{name} is a masked array, and a convolution knows no masks. "
-            f"Pass {name}.filled(0), which has zeros there, or {name}.data, which has all values; "
-            f"of Dask's arrays, dask.array.ma.filled({name}, 0)"
-        )
-    if isinstance(value, np.matrix):
-        raise ConvTypeError(
-            f"{name} is a numpy.matrix, which has two axes, always. Pass numpy.asarray({name})"
-        )
+    if HOMES.get(type(value)) is Home.GPU:
+        return value, Home.GPU  # CuPy has no read-only arrays
+    array, home = take(name, value)
+    if type(value) not in HOMES:
+        foreign.require_own_memory(name, value)
+    if _is_read_only(value, array, home):
+        raise ConvError(f"{name} must be writeable", "it is read-only", "Pass a writeable array")
+    return array, home
 
 
-def _way_in(name: str, value: Any) -> str:
-    """What to do with an object that has no memory to compute on."""
-    library = type(value).__module__.split(".")[0]
-    if library == "dask":
-        return "Call cupyconv.dask, which has the same functions for Dask's arrays"
-    if library == "cupyconv":
-        return f"It is read by the functions of cupyconv itself; pass {name}.array here"
-    if library == "jax":
-        return "Inside jax.jit and jax.grad there are no numbers yet: call it outside of them"
-    return f"Convert it first, for example numpy.asarray({name}, dtype='float32')"
+def _is_read_only(value: Any, array: Any, home: Home) -> bool:
+    """Return whether memory is read-only.
+
+    Args:
+        value: its exporter, which knows it on a GPU; CuPy does not keep it.
+        array: the array over the memory.
+        home: that of the array.
+    """
+    if home is Home.CPU:
+        return not array.flags.writeable
+    if isinstance(value, cupy().ndarray):
+        return False
+    if hasattr(value, "__dlpack__"):
+        try:
+            capsule = value.__dlpack__(max_version=(1, 0))
+        except TypeError:  # an exporter of a version without the flag
+            return False
+        address = _capsule_address(capsule, b"dltensor_versioned")
+        flags = 0 if address is None else ctypes.c_uint64.from_address(address + 24).value
+        return bool(flags & _DLPACK_READ_ONLY)
+    return bool(value.__cuda_array_interface__["data"][1])
 
 
 def as_kind_of(array: Any, like: _Kind) -> _Kind:
-    """A result as an array of the library that ``like`` is of, over the same memory.
+    """Return a result as an array of the library of ``like``, in the same memory.
 
     Args:
         array: a NumPy or CuPy array, such as every function here gives.
@@ -213,7 +257,8 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
 
     Returns:
         ``array`` itself where that is its kind already.  Copied is what a library does not take as
-        it is: negative strides, and by JAX memory that is not aligned to 64 bytes.
+        it is: read-only memory, negative strides, and by JAX memory that is not aligned to 64
+        bytes.
 
     Raises:
         ConvTypeError: the library takes no arrays by DLPack, not this one, or changes its dtype.
@@ -222,8 +267,9 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
     source, home = take("array", array)
     if isinstance(like, type(source)):
         return source
-    if any(stride < 0 for stride in source.strides):
-        source = source.copy(order="C")  # PyTorch does not refuse them, it aborts
+    if _is_read_only(array, source, home) or any(stride < 0 for stride in source.strides):
+        # PyTorch would write to read-only memory, and it aborts at negative strides.
+        source = source.copy(order="C")
     exported: Any = source
     if home is Home.CPU and source.dtype == numpy_dtype("bfloat16"):
         exported = _Relabelled(source.view("uint16"), _DLPACK_BFLOAT)
@@ -233,25 +279,25 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
         raise
     except Exception as error:  # each library has its own
         raise ConvTypeError(
-            f"{_type_name(like)} does not take an array of {source.dtype} in {home.value}'s "
-            f"memory: {error}. Convert it with that library's own functions"
+            f"{foreign.type_name(like)} does not take an array of {source.dtype} in {home.value}'s "
+            f"memory: {str(error).rstrip('.')}. Convert it with that library's own functions"
         ) from error
     kept = str(source.dtype)
     if not re.search(rf"\b{kept}\b", str(given.dtype)):
         raise ConvTypeError(
-            f"{_type_name(like)} must keep the dtype: {kept} became {given.dtype}. "
+            f"{foreign.type_name(like)} must keep the dtype: {kept} became {given.dtype}. "
             f"Convert first, for example y.astype({str(given.dtype)!r}), or permit {kept} there"
         )
     return given
 
 
 def on_host(array: Any) -> Any:
-    """A NumPy or CuPy array as NumPy's; of CuPy's, a copy that waits for the current stream."""
+    """Return an array as a NumPy array; a CuPy array is copied after the current stream's work."""
     return array.get() if hasattr(array, "get") else array
 
 
 def _from_dlpack_of(like: Any) -> Any:
-    """The function of a library that takes an object exporting DLPack."""
+    """Return the function of a library that takes an object exporting DLPack."""
     if hasattr(like, "__array_namespace__"):
         return like.__array_namespace__().from_dlpack
     library = type(like).__module__.split(".")[0]
@@ -262,18 +308,29 @@ def _from_dlpack_of(like: Any) -> Any:
     if hasattr(module, "from_dlpack"):
         return module.from_dlpack
     raise ConvTypeError(
-        f"arrays are given back to libraries that take DLPack: {_type_name(like)} is of none. "
-        "Pass an array of NumPy, CuPy, PyTorch, JAX or TensorFlow"
+        "arrays are given back to libraries that support DLPack: got "
+        f"{foreign.type_name(like)}. Pass an array of NumPy, CuPy, PyTorch, JAX or TensorFlow"
     )
 
 
+def tensor_memory(tensor: Any) -> np.ndarray:
+    """Return a NumPy array over the memory of a plain CPU tensor of PyTorch.
+
+    ``Tensor.numpy`` takes a tenth of the time of DLPack.
+    """
+    torch = sys.modules["torch"]
+    if tensor.dtype is torch.bfloat16:  # which NumPy itself does not have
+        return tensor.view(torch.uint16).numpy().view(numpy_dtype("bfloat16"))
+    return tensor.numpy()
+
+
 def _numpy_from_dlpack(value: Any) -> np.ndarray:
-    """A NumPy array over the memory of an object that exports DLPack."""
+    """Return a NumPy array over the memory of an object that exports DLPack."""
     import numpy as np
 
     if "bfloat16" not in str(getattr(value, "dtype", "")):
         return np.from_dlpack(value)
-    # NumPy exchanges the dtypes of its own only, which bfloat16 is not.
+    # NumPy exchanges only its built-in dtypes, without bfloat16.
     return np.from_dlpack(_Relabelled(value, _DLPACK_UINT)).view(numpy_dtype("bfloat16"))
 
 
@@ -288,28 +345,30 @@ class _Relabelled:
 
     def __dlpack__(self, **keywords: Any) -> Any:
         capsule = self._owner.__dlpack__(**keywords)
-        api = ctypes.pythonapi
-        api.PyCapsule_IsValid.argtypes = (ctypes.py_object, ctypes.c_char_p)
-        api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
-        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
         # Offsets of DLDataType.code in dlpack.h: DLTensor has it after data, device and ndim;
         # DLManagedTensor begins with the tensor, DLManagedTensorVersioned has 32 bytes before it.
         for capsule_name, offset in ((b"dltensor", 20), (b"dltensor_versioned", 52)):
-            if api.PyCapsule_IsValid(capsule, capsule_name):
-                address = api.PyCapsule_GetPointer(capsule, capsule_name)
+            address = _capsule_address(capsule, capsule_name)
+            if address is not None:
                 ctypes.c_uint8.from_address(address + offset).value = self._code
                 return capsule
         raise BufferError("its __dlpack__ gives no DLPack capsule")
 
 
-def _type_name(value: Any) -> str:
-    kind = type(value)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+def _capsule_address(capsule: Any, name: bytes) -> int | None:
+    """Return the address in a DLPack capsule; None if the capsule has another name."""
+    api = ctypes.pythonapi
+    api.PyCapsule_IsValid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    if not api.PyCapsule_IsValid(capsule, name):
+        return None
+    return api.PyCapsule_GetPointer(capsule, name)
 
 
 @cache
 def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy dtype of one of the library's dtype names."""
+    """Return the NumPy dtype of one of the library's dtype names."""
     import numpy as np
 
     if name == "bfloat16":
@@ -319,16 +378,16 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-_MOST_WORK: Any = 10_000  # of NumPy's solver; its stub is too narrow
+_MOST_WORK: Any = 10_000  # most steps of NumPy's overlap solver (chosen); its stub is too narrow
 
 
 def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether two elements of an array that lies in memory like this share a byte.
+    """Return whether two elements of an array with this layout share a byte.
 
-    Exact unless that takes too long; then they count as sharing one.
+    The answer is exact unless that takes too long; then it is True.
     """
     axes = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True))
-    reach = itemsize  # of the axes with smaller strides
+    reach = itemsize  # bytes that the axes with smaller strides span
     for stride, size in axes if 0 not in shape else ():
         if size > 1 and stride < reach:
             break
@@ -339,17 +398,17 @@ def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: 
 
 
 def _some_meet(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether elements share a byte, by NumPy's solver.
+    """Return whether elements share a byte, using NumPy's solver.
 
-    Of two that do, each may be moved as far as the other; so if there are any that differ in their
-    index of an axis, there are some of which one has the index 0 there.
+    If two elements do, both can be shifted alike, so one of them may have index 0 on any axis on
+    which their indices differ.
     """
     import numpy as np
 
     interface = {"typestr": f"|V{itemsize}", "version": 3}
 
     def at(shape: list[int], offset: int) -> np.ndarray:
-        """The layout at some address, where nothing is ever read."""
+        """Return the layout at an address, which is never read."""
         where = {"data": ((1 << 46) + offset, True), "shape": tuple(shape), "strides": strides}
         return np.asarray(SimpleNamespace(__array_interface__=interface | where))
 
@@ -367,10 +426,10 @@ def _some_meet(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) 
 
 
 def overlap(a: Any, b: Any, home: Home) -> bool:
-    """Whether two arrays of one home share an element of memory.
+    """Return whether two arrays on one device share an element of memory.
 
-    Exact for NumPy unless that takes too long; otherwise, and on the GPU, two arrays whose address
-    ranges meet count as overlapping.
+    Exact for NumPy unless that takes too long; otherwise, and on the GPU, arrays with overlapping
+    address ranges count as overlapping.
     """
     import numpy as np
 

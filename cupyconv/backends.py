@@ -1,4 +1,4 @@
-"""Where a planned pass is carried out: NumPy on the CPU, or kernels on a GPU."""
+"""Backends that run planned passes: NumPy on the CPU, kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
 from cupyconv.cpu.threads import with_one_blas_thread
 from cupyconv.cpu.views import data_view
-from cupyconv.gpu import bias, bindings, launch, launches
-from cupyconv.planning.device import CPU, Device
+from cupyconv.gpu import bindings, capture, compiler
+from cupyconv.gpu.runtime import CupyRuntime, Runtime, Series
+from cupyconv.kernels import bias
+from cupyconv.kernels.device import CPU, Device
+from cupyconv.kernels.strides import Strides
+from cupyconv.launch import FilterForm, Launch
+from cupyconv.planning import launches
 from cupyconv.planning.plan import PassPlan
-from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem, bytes_text, shape_text
 
 
 class Tensors(NamedTuple):
-    """The arrays of a pass by the role they play: the pass writes one of x, w, y.
+    """Arrays of a pass by role; the pass writes one of x, w and y.
 
     In backprop_input ``x`` is dx and ``y`` is dy; in backprop_filter ``w`` is dw and ``y`` is dy.
     """
@@ -34,31 +38,38 @@ class Tensors(NamedTuple):
 
 
 Run = Callable[[Tensors], None]
-"""Computes one pass into the tensor that it writes."""
+"""Function that runs one pass."""
 
 
 class Backend(Protocol):
-    """What the operations need of the place that arrays are in."""
+    """Interface of the device that computes the operations."""
 
     device: Device
 
     ordinal: int | None
-    """CuPy's number of the device that arrays have to be on; None where there is but one place."""
+    """CuPy's index of the device that arrays must be on; None for the CPU."""
+
+    def is_capturing(self) -> bool:
+        """Return whether the current stream is capturing a CUDA graph."""
+        ...
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """A new array with undefined content."""
+        """Return an uninitialised array."""
         ...
 
-    def alignment(self, given: Iterable[Any]) -> int:
-        """Bytes, 16 at most, that the addresses of all arrays are multiples of."""
+    def alignment(self, tensors: Iterable[Any]) -> int:
+        """Return the common alignment of the arrays' addresses in bytes, at most 16."""
         ...
 
-    def conjugate(self, array: Any) -> Any:
-        """A contiguous copy of an array of complex numbers, conjugated."""
+    def conjugate(self, array: Any) -> Any | None:
+        """Return a contiguous conjugated copy of a complex array.
+
+        Return None if passes can be prepared not to conjugate their filter.
+        """
         ...
 
     def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
-        """A contiguous copy of an array with zeros after it on every axis, of this shape."""
+        """Return a contiguous copy of this shape, with zeros at the end of every axis."""
         ...
 
     def prepare(
@@ -67,35 +78,43 @@ class Backend(Protocol):
         problem: ConvProblem,
         strides: Strides | None,
         activation: str | None = None,
-        form: launch.FilterForm | None = None,
+        form: FilterForm | None = None,
+        conjugates: bool = True,
     ) -> Run:
-        """How a planned pass is computed on any tensors that lie in memory like this.
+        """Prepare a planned pass for tensors with these strides.
 
-        With a ``filter_form`` of its own, what ``arrange`` made is given to it for w.
+        Args:
+            form: a ``filter_form``; w is then the result of ``arrange``.
+            conjugates: whether backprop_input conjugates a complex w; ignored by a backend whose
+                ``conjugate`` returns a copy.
         """
         ...
 
     def filter_form(
         self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
-    ) -> launch.FilterForm | None:
-        """What a planned pass copies w to; None where it reads w as it lies."""
+    ) -> FilterForm | None:
+        """Return the form to which a planned pass copies w; None if it reads w directly."""
         ...
 
-    def arrange(self, form: launch.FilterForm, w: Any) -> Any:
-        """A filter in a form, in memory of its own."""
+    def arrange(self, form: FilterForm, w: Any) -> Any:
+        """Return a copy of a filter in a form."""
         ...
 
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
-        """How dy, the tensors' y, is summed over the batch and the spatial axes into their bias.
+        """Prepare the sum of dy over the batch and the spatial axes.
 
-        Strides, of y and the bias, and the limit are those of plans; NumPy takes any.
+        The run reads y and writes the bias of its tensors.
+
+        Args:
+            strides: strides of y and the bias; ignored on the CPU.
+            workspace_limit: limit of the workspace in bytes; ignored on the CPU.
         """
         ...
 
     def load(self, runs: Iterable[Run]) -> None:
-        """Have at hand what runs need at their first call, worked out for all of them at once.
+        """Load the kernels of all runs together, ahead of their first calls.
 
         Raises:
             KernelCompileError: a kernel does not compile.
@@ -106,26 +125,29 @@ class Backend(Protocol):
 _CPU_MODULES: dict[str, Any] = {"reference": reference, "numpy": blocked}
 
 _AS_ON_A_GPU: Any = {"over": "ignore", "under": "ignore", "invalid": "ignore"}
-"""NumPy's errors: what overflows is infinite or NaN, what underflows small or 0."""
+"""NumPy error handling: overflow, underflow and invalid operations are silent, as on a GPU."""
 
 
 class CpuBackend:
-    """NumPy arrays."""
+    """Backend of NumPy arrays."""
 
     device = CPU
     ordinal: int | None = None
 
+    def is_capturing(self) -> bool:
+        return False
+
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         try:
             return np.empty(shape, arrays.numpy_dtype(dtype))
-        except (MemoryError, ValueError):  # ValueError: the size does not even fit an integer
+        except (MemoryError, ValueError):  # ValueError: the size overflows an integer
             raise MemoryError(memory_text(shape, dtype)) from None
 
-    def alignment(self, given: Iterable[Any]) -> int:
-        return 16  # NumPy takes any
+    def alignment(self, tensors: Iterable[Any]) -> int:
+        return 16  # NumPy accepts any alignment
 
-    def conjugate(self, array: np.ndarray) -> np.ndarray:
-        return np.conjugate(array, order="C")
+    def conjugate(self, array: np.ndarray) -> None:
+        return None
 
     def extended(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         copied = self.empty(shape, array.dtype.name)
@@ -139,16 +161,17 @@ class CpuBackend:
         problem: ConvProblem,
         strides: Strides | None,
         activation: str | None = None,
-        form: launch.FilterForm | None = None,
+        form: FilterForm | None = None,
+        conjugates: bool = True,
     ) -> Run:
-        return lambda tensors: self.run(pass_plan, problem, tensors, activation)
+        return lambda tensors: self.run(pass_plan, problem, tensors, activation, conjugates)
 
     def filter_form(
         self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
-    ) -> launch.FilterForm | None:
-        return None  # what NumPy copies, it copies while it computes
+    ) -> FilterForm | None:
+        return None  # NumPy copies filters during the pass
 
-    def arrange(self, form: launch.FilterForm, w: Any) -> Any:
+    def arrange(self, form: FilterForm, w: Any) -> Any:
         raise NotImplementedError("NumPy has no forms of filters")
 
     def run(
@@ -157,13 +180,17 @@ class CpuBackend:
         problem: ConvProblem,
         tensors: Tensors,
         activation: str | None = None,
+        conjugates: bool = True,
     ) -> None:
-        """Compute one pass into the tensor that it writes."""
+        """Run one pass."""
         module, t = _CPU_MODULES[pass_plan.implementation], tensors
         how = (problem, pass_plan.method) if pass_plan.method else (problem,)
         compute, operands = {
             "forward": (module.forward, (t.x, t.w, t.bias, activation, t.y)),
-            "backprop_input": (module.backprop_input, (t.w, t.y, t.bias, activation, t.x)),
+            "backprop_input": (
+                partial(module.backprop_input, conjugates=conjugates),
+                (t.w, t.y, t.bias, activation, t.x),
+            ),
             "backprop_filter": (module.backprop_filter, (t.x, t.y, t.w)),
         }[pass_plan.pass_]
         with np.errstate(**_AS_ON_A_GPU):
@@ -175,10 +202,10 @@ class CpuBackend:
         return lambda tensors: self.sum_bias(problem, tensors.y, tensors.bias)
 
     def load(self, runs: Iterable[Run]) -> None:
-        pass  # NumPy is
+        """Do nothing: NumPy has no kernels to load."""
 
     def sum_bias(self, problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
-        """db[k] = sum of dy over the batch and the spatial axes."""
+        """Compute db[k] = sum of dy over the batch and the spatial axes."""
         view = data_view(problem, dy)
         others = (0, *range(3, view.ndim))
         with np.errstate(**_AS_ON_A_GPU):
@@ -187,31 +214,45 @@ class CpuBackend:
 
 
 class GpuBackend:
-    """Kernels on the current CuPy device and stream, or on whatever ``runtime`` stands for."""
+    """Backend of kernels on the current CuPy device and stream, or on another ``runtime``."""
 
-    def __init__(self, device: Device, runtime: launch.Runtime, ordinal: int | None = None) -> None:
+    def __init__(self, device: Device, runtime: Runtime, ordinal: int | None = None) -> None:
         self.device = device
         self.runtime = runtime
         self.ordinal = ordinal
+        self._cupy = arrays.cupy()
+
+    def is_capturing(self) -> bool:
+        return capture.is_active()
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return arrays.cupy().ndarray(shape, arrays.numpy_dtype(dtype))
+        array: Any = self._cupy.ndarray(shape, arrays.numpy_dtype(dtype))
+        return array
 
-    def alignment(self, given: Iterable[Any]) -> int:
+    def scratch(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a temporary array; memory of a captured call lasts as long as the graph."""
+        kind = arrays.numpy_dtype(dtype)
+        memory = capture.allocate(prod(shape) * kind.itemsize, self._cupy.cuda)
+        return self._cupy.ndarray(shape, kind, memory)
+
+    def alignment(self, tensors: Iterable[Any]) -> int:
         bits, address = 16, self.runtime.address
-        for array in given:
+        for array in tensors:
             bits |= address(array)
-        return bits & -bits  # the lowest that is set
+        return bits & -bits  # lowest set bit
 
     def conjugate(self, array: Any) -> Any:
-        return arrays.cupy().conjugate(array, out=self.empty(array.shape, str(array.dtype)))
+        copied = self.scratch(array.shape, str(array.dtype))
+        with capture.relaxed():  # CuPy loads a kernel
+            return arrays.cupy().conjugate(array, out=copied)
 
     def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
-        copied = self.empty(shape, array.dtype.name)
+        copied = self.scratch(shape, array.dtype.name)
         copied.data.memset_async(0, copied.nbytes)
-        # CuPy has bfloat16 with NumPy 2.1.2 and later only.
+        # CuPy supports bfloat16 only with NumPy 2.1.2 and later.
         bits = f"u{array.itemsize}" if array.itemsize < 8 else array.dtype
-        copied.view(bits)[tuple(map(slice, array.shape))] = array.view(bits)
+        with capture.relaxed():  # CuPy loads a kernel
+            copied.view(bits)[tuple(map(slice, array.shape))] = array.view(bits)
         return copied
 
     def prepare(
@@ -220,7 +261,8 @@ class GpuBackend:
         problem: ConvProblem,
         strides: Strides | None,
         activation: str | None = None,
-        form: launch.FilterForm | None = None,
+        form: FilterForm | None = None,
+        conjugates: bool = True,
     ) -> Run:
         assert strides is not None
         _require_memory(problem)
@@ -233,13 +275,13 @@ class GpuBackend:
 
     def filter_form(
         self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
-    ) -> launch.FilterForm | None:
+    ) -> FilterForm | None:
         assert strides is not None
-        return launches.filter_form(pass_plan, problem, strides)
+        return launches.filter_form(pass_plan, problem, strides, self.device)
 
-    def arrange(self, form: launch.FilterForm, w: Any) -> Any:
+    def arrange(self, form: FilterForm, w: Any) -> Any:
         arranged = self.empty((form.bytes // 4,), "float32")
-        launch.Series((form.launch,), self.runtime, lambda: arranged)(Tensors(None, w, None))
+        Series((form.launch,), self.runtime, lambda: arranged)(Tensors(None, w, None))
         return arranged
 
     def prepare_bias(
@@ -250,20 +292,20 @@ class GpuBackend:
         return self._series(*bias.prepare_bias(problem, strides, self.device, workspace_limit))
 
     def load(self, runs: Iterable[Run]) -> None:
-        new = [run for run in runs if isinstance(run, launch.Series) and not run.is_loaded]
+        new = [run for run in runs if isinstance(run, Series) and not run.is_loaded]
         if len(new) > 1:
-            self.runtime.load([one for run in new for one in run.launches])
+            self.runtime.load([kernel for run in new for kernel in run.launches])
 
-    def _series(self, prepared: Sequence[launch.Launch], workspace_bytes: int) -> Run:
-        workspace = partial(self.empty, (workspace_bytes // 4,), "float32")
-        return launch.Series(prepared, self.runtime, workspace if workspace_bytes else None)
+    def _series(self, prepared: Sequence[Launch], workspace_bytes: int) -> Run:
+        workspace = partial(self.scratch, (workspace_bytes // 4,), "float32")
+        return Series(prepared, self.runtime, workspace if workspace_bytes else None)
 
 
 _CPU = CpuBackend()
 
 
 def of(home: arrays.Home) -> Backend:
-    """The backend of arrays in this home; for the GPU, that of the current device."""
+    """Return the backend of the CPU or of the current GPU."""
     if home is arrays.Home.CPU:
         return _CPU
     cupy = arrays.require_gpu()
@@ -271,7 +313,7 @@ def of(home: arrays.Home) -> Backend:
 
 
 def current_device() -> Device:
-    """The current GPU, or the CPU where there is none."""
+    """Return the current GPU, or the CPU if there is no GPU."""
     return of(arrays.Home.GPU).device if arrays.device_count() else CPU
 
 
@@ -279,24 +321,25 @@ def current_device() -> Device:
 def _gpu(ordinal: int) -> GpuBackend:
     cupy = arrays.cupy()
     properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
-    device = Device.of_capability(
+    chip = Device.of_capability(
         properties["name"].decode(),
         (properties["major"], properties["minor"]),
         properties["multiProcessorCount"],
         bindings.available(),
     )
-    assert device.architecture is not None
-    return GpuBackend(device, launch.CupyRuntime(device.architecture), ordinal)
+    device = compiler.fitted(chip)
+    assert device.target is not None
+    return GpuBackend(device, CupyRuntime(device.target), ordinal)
 
 
 def _require_memory(problem: ConvProblem) -> None:
-    """Check that tensors have no more bytes than can be counted."""
+    """Raise MemoryError if a tensor's size in bytes exceeds LARGEST."""
     for shape in (problem.input_shape, problem.filter_shape, problem.output_shape):
         if prod(shape) * ITEMSIZE[problem.dtype] > LARGEST:
             raise MemoryError(memory_text(shape, problem.dtype))
 
 
 def memory_text(shape: tuple[int, ...], dtype: str) -> str:
-    """How much memory an array would take, as a sentence."""
+    """Return a message with the memory that an array would take."""
     size = bytes_text(prod(shape) * ITEMSIZE[dtype])
-    return f"an array of {shape_text(shape)} {dtype} takes {size}, more than can be had"
+    return f"an array of {shape_text(shape)} {dtype} takes {size}, more than is available"

@@ -1,8 +1,8 @@
-"""How far results agree with what they must be, and how far rounding may take them apart.
+"""Comparison of results with a reference, within a bound for rounding.
 
-Every difference is relative to the sum of the absolute values of the terms that make a number, so
-cancellation makes neither a wrong result look right nor a right one look wrong.  The bound is twice
-what plain summation in the same precision gets on the same data, and one unit in the last place.
+Every difference is relative to the sum of the absolute values of a result's terms, so that
+cancellation neither hides a wrong result nor condemns a right one.  The bound is twice the error of
+plain summation in the same precision on the same data, plus one unit in the last place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LARGE = 1e9
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 ROUNDOFF |= {name: ROUNDOFF[part] for name, part in REAL_PART.items()}
-"""Of rounding to nearest, relative, by dtype: half a unit in the last place."""
+"""Largest relative error of rounding to nearest, by dtype: half a unit in the last place."""
 
 EXACT_UP_TO = {dtype: round(1 / roundoff) for dtype, roundoff in ROUNDOFF.items()}
 """Sums of integers up to here are exact, partial sums included."""
@@ -40,14 +40,14 @@ _DEVIATIONS = 6
 
 
 class Memory(Protocol):
-    """Where arrays have to be to be computed with."""
+    """Device that arrays must be on."""
 
     def put(self, array: np.ndarray) -> Any:
-        """A NumPy array there."""
+        """Return a NumPy array on this device."""
         ...
 
     def get(self, array: Any) -> np.ndarray:
-        """An array of there as a NumPy array."""
+        """Return an array of this device as a NumPy array."""
         ...
 
 
@@ -65,7 +65,7 @@ HOST = HostMemory()
 
 
 class Operands(NamedTuple):
-    """What the passes take: arrays of NumPy or of CuPy."""
+    """Operands of the passes: arrays of NumPy or of CuPy."""
 
     x: Any
     w: Any
@@ -73,11 +73,11 @@ class Operands(NamedTuple):
 
 
 RESULT = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
-"""What each pass gives."""
+"""Result of each pass."""
 
 
 class Results(NamedTuple):
-    """What the passes give."""
+    """Results of the passes."""
 
     y: np.ndarray
     dx: np.ndarray
@@ -117,7 +117,7 @@ def compute(
     impl: Impl,
     passes: Sequence[str] = PASSES,
 ) -> Results:
-    """The three passes and the bias gradient, by the public functions.
+    """Compute the three passes and the bias gradient with the public functions.
 
     Args:
         memory: where ``impl`` computes.
@@ -136,7 +136,7 @@ def compute(
 
 
 class Truth:
-    """What the results of one problem on given data must be, and how close they must come."""
+    """Expected results of a problem on given data, and the permitted differences."""
 
     def __init__(
         self, problem: ConvProblem, operands: Operands, forward: Impl | None = None
@@ -151,20 +151,19 @@ class Truth:
 
     @property
     def _wide(self) -> type[np.inexact]:
-        """float64, or its complex dtype."""
+        """Return float64, or complex128 for complex problems."""
         return np.complex128 if self.problem.is_complex else np.float64
 
     @cached_property
     def results(self) -> Results:
-        """The reference implementation's, in float64."""
+        """Results of the reference implementation, in float64."""
         return compute(self.problem, self.operands64, HOST, "reference")
 
     @cached_property
     def magnitudes(self) -> Results:
-        """Of each number, the sum of the absolute values of its terms.
+        """Sums of the absolute values of each result's terms.
 
-        Nothing cancels in these, so any implementation has them to nearly all digits of float64;
-        and they are a scale only, that of the reference's results.
+        They have no cancellation, so any implementation in float64 is accurate enough for a scale.
         """
         impl: Impl = "auto" if self._is_large else "reference"
         return compute(self.problem, Operands(*map(np.abs, self.operands64)), HOST, impl)
@@ -175,10 +174,10 @@ class Truth:
 
     @cached_property
     def _forward(self) -> Impl:
-        """What computes the losses of finite differences: the reference.
+        """Implementation that computes the losses of finite differences: the reference.
 
-        Of a large layer it is the fastest implementation in float64, if its y is the reference's
-        but for float64's own rounding, number by number.
+        For a large layer it is the fastest implementation in float64, provided that its y agrees
+        with the reference up to float64 rounding.
         """
         if self._given or not self._is_large:
             return self._given or "reference"
@@ -191,7 +190,7 @@ class Truth:
 
     @cached_property
     def bounds(self) -> Mapping[str, float]:
-        """Of each result, the largest relative difference that rounding explains."""
+        """Largest relative difference of each result that rounding can cause."""
         if self.problem.dtype in _NARROWER:
             return self._bounds64
         return {
@@ -202,14 +201,14 @@ class Truth:
 
     @cached_property
     def _plain(self) -> Results:
-        """What plain summation in the same precision makes of the data."""
+        """Results of plain summation in the same precision."""
         return _naive(self.problem, self.operands)
 
     @property
     def _bounds64(self) -> Mapping[str, float]:
-        """What plain summation loses in float64: as many units in the last place as in float32.
+        """Error of plain float64 summation, assumed equal to float32's in units in the last place.
 
-        Measuring it in float64 would need a reference with more digits.
+        Measuring it would need a reference with more digits than float64.
         """
         narrower = _NARROWER[self.problem.dtype]
         with np.errstate(all="ignore"):
@@ -219,7 +218,7 @@ class Truth:
         return {name: scale * bound for name, bound in less.bounds.items()}
 
     def prepared(self) -> Iterator[None]:
-        """Computes what comparisons need, and says after each part that it is done."""
+        """Compute what comparisons need; yield after each part, for progress."""
         with ThreadPoolExecutor(1) as beside:
             if self._is_large and self.problem.dtype != "float64":
                 beside.submit(lambda: self._plain)  # on another core; both are kept
@@ -228,7 +227,7 @@ class Truth:
                 yield
 
     def difference(self, name: str, actual: np.ndarray) -> float:
-        """The worst relative difference of a result; infinite where only one is finite."""
+        """Return the worst relative difference of a result; infinite if one value is not finite."""
         expected, magnitude = getattr(self.results, name), getattr(self.magnitudes, name)
         with np.errstate(all="ignore"):
             rounded = expected.astype(arrays.numpy_dtype(self.problem.dtype)).astype(self._wide)
@@ -243,7 +242,7 @@ class Truth:
         return float(np.max(ratios, initial=0.0))
 
     def against_reference(self, results: Results) -> list[Agreement]:
-        """Each result compared with the reference, number by number."""
+        """Return each result compared with the reference, number by number."""
         return [
             Agreement(
                 "float64 reference",
@@ -259,14 +258,14 @@ class Truth:
     # -- finite differences ---------------------------------------------------------------------
 
     def against_finite_differences(self, results: Results, seed: int) -> Iterator[Agreement]:
-        """dx, dw and db compared with central differences of the loss, in float64.
+        """Yield dx, dw and db compared with central differences of the loss, in float64.
 
         The loss <y, dy> is linear in each of x, w and the bias, so central differences are exact
         but for rounding, however large the step.  A step along a direction of random signs moves
         every element at once; a few are moved on their own as well.
         """
         generator = np.random.default_rng(seed)
-        # What float64 itself loses in a loss of so many terms.
+        # Rounding error of a loss in float64, which sums all terms.
         floor = 8 * ROUNDOFF["float64"] * math.sqrt(max(self.problem.flops, 1))
         for name in _MOVED:
             yield self._moved(name, getattr(results, name), generator, floor)
@@ -288,7 +287,7 @@ class Truth:
     def _worst_slope(
         self, name: str, gradient: np.ndarray, singles: int, generator: np.random.Generator
     ) -> float | None:
-        """The worst difference between slopes by the gradient and by steps; None if not finite."""
+        """Return the worst difference between slopes of gradients and steps; None if not finite."""
         magnitude = getattr(self.magnitudes, name)
         signs = generator.choice((-1.0, 1.0), size=gradient.shape)
         if self.problem.is_complex:
@@ -296,22 +295,24 @@ class Truth:
         chosen = generator.choice(max(gradient.size, 1), singles, replace=False)
         if not self._finite or not np.isfinite(gradient).all():
             return None
-        found = [(_inner(gradient, signs), self._slope(name, signs), np.linalg.norm(magnitude))]
+        size = float(np.linalg.norm(magnitude))
+        found = [(_inner(gradient, signs), self._slope(name, signs, self._step(name, size)), size)]
         for number in chosen:
             index = np.unravel_index(number, gradient.shape)
             part, place = self._around(name, tuple(map(int, index)))
             alone = np.zeros(getattr(part.operands, name[1:]).shape, gradient.dtype)
             alone[place] = sign = signs[index]
             expected = _inner(gradient[index], sign)
-            found.append((expected, part._slope(name, alone), magnitude[index]))
+            size = float(magnitude[index])
+            found.append((expected, part._slope(name, alone, self._step(name, size)), size))
         if not all(math.isfinite(slope) for _, slope, _ in found):
             return None  # the step left float64's range
         return max(_ratio(expected - slope, scale) for expected, slope, scale in found)
 
     def _around(self, name: str, index: tuple[int, ...]) -> tuple[Truth, tuple[int, ...]]:
-        """Of a large layer the part whose loss an element changes, and the element's index in it.
+        """Return the part of a large layer that an element affects, and its index in that part.
 
-        An element of x changes the losses of its image, one of w those of its filter.
+        An element of x affects its image, an element of w its filter.
         """
         problem, (x, w, dy) = self.problem, self.operands64
         n, k = problem.data_axes[:2]
@@ -328,16 +329,32 @@ class Truth:
         part = Truth(problem.replace(**shapes), parts, self._forward)
         return part, (*index[:axis], 0, *index[axis + 1 :])
 
-    def _slope(self, name: str, direction: np.ndarray) -> float:
-        """(loss(t + h direction) - loss(t - h direction)) / 2h, of t = x, w or a zero bias."""
+    def _step(self, name: str, size: float) -> float:
+        """Return the step for a slope whose terms have absolute values that sum to ``size``.
+
+        The loss is linear, so a larger step only reduces the effect of rounding. A power of two
+        makes the division by it exact.
+        """
+        # The scale of a zero bias is that of the results it is added to.
+        moved = {"dx": self.operands64.x, "dw": self.operands64.w, "db": self.results.y}[name]
+        largest = float(np.max(np.abs(moved), initial=0.0))
+        if size > 0:  # one huge number may make the loss's rounding larger than the slope
+            largest = max(largest, self._loss_magnitude / size / 2**_STEP)
+        if not 0 < largest < math.inf:
+            return 1.0
+        return 2.0 ** min(round(math.log2(largest)) + _STEP, 1023)
+
+    @cached_property
+    def _loss_magnitude(self) -> float:
+        """The sum of the absolute values of all terms of the loss."""
+        with np.errstate(all="ignore"):
+            return float(np.sum(self.magnitudes.y * np.abs(self.operands64.dy)))
+
+    def _slope(self, name: str, direction: np.ndarray, step: float) -> float:
+        """Return (loss(t + h * d) - loss(t - h * d)) / 2h for t = x, w or a zero bias."""
         x, w, dy = self.operands64
         bias = np.zeros(self.problem.bias_shape, self._wide)
         moved = {"dx": x, "dw": w, "db": bias}[name]
-        # A bias of zero has no size of its own; what it is added to does.
-        largest = np.max(np.abs(self.results.y if name == "db" else moved), initial=0.0)
-        # The larger the step, the less the rounding of the loss weighs; nothing is lost by it in a
-        # linear function.  A power of two, so that dividing by it is exact.
-        step = 2.0 ** (round(math.log2(largest)) + 16) if largest > 0 else 1.0
         outputs = []
         for signed in (step, -step):
             there = {"dx": x, "dw": w, "db": bias, name: moved + signed * direction}
@@ -351,9 +368,9 @@ class Truth:
     # -- the adjoint identity -------------------------------------------------------------------
 
     def inner_products(self, results: Results) -> dict[str, float]:
-        """<y, dy>, <x, dx> and <w, dw>: the same number, the sum of all terms of the loss.
+        """Return <y, dy>, <x, dx> and <w, dw>, which are equal: the sum of all terms of the loss.
 
-        Of complex numbers, the real part of the sum of products with conjugates.
+        For complex numbers, the real part of the sum of products with conjugates.
         """
         x, w, dy = self.operands64
         pairs = {"y,dy": (results.y, dy), "x,dx": (x, results.dx), "w,dw": (w, results.dw)}
@@ -364,12 +381,11 @@ class Truth:
             }
 
     def against_adjoint(self, results: Results) -> Agreement:
-        """<conv(x, w), dy> = <x, dx> = <w, dw>, from the results alone."""
+        """Compare <conv(x, w), dy>, <x, dx> and <w, dw>, computed from the results alone."""
         products = list(self.inner_products(results).values())
         difference = None
         if self._finite and all(map(math.isfinite, products)):
-            total = np.sum(self.magnitudes.y * np.abs(self.operands64.dy))
-            difference = _ratio(max(products) - min(products), total)
+            difference = _ratio(max(products) - min(products), self._loss_magnitude)
         bounds = sorted(self.bounds[name] for name in ("y", "dx", "dw"))
         return Agreement(
             "adjoint identity", "y, dx, dw", "3 inner products", 3, difference, sum(bounds[1:])
@@ -377,19 +393,22 @@ class Truth:
 
     @cached_property
     def _finite(self) -> bool:
-        """Whether the data leaves anything to be said by sums over all of it."""
+        """Return whether all data is finite, so that sums over it are meaningful."""
         tensors = (*self.operands64, *self.results)
         return all(bool(np.isfinite(array).all()) for array in tensors)
 
 
 _MOVED = ("dx", "dw", "db")
 
+_STEP = 16
+"""Binary digits by which the step of a finite difference exceeds what it moves (chosen)."""
+
 _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
-"""What stands for dtypes of which there are none with more digits."""
+"""Narrower dtype, for dtypes without a wider one."""
 
 
 def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Operands:
-    """Integer-valued operands whose every sum, partial sums included, is exact in the dtype."""
+    """Return integer-valued operands for which every partial sum is exact in the dtype."""
     dtype = arrays.numpy_dtype(problem.dtype)
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     largest, density = 8, 1.0
@@ -427,7 +446,7 @@ def _naive(problem: ConvProblem, operands: Operands) -> Results:
 
 
 def _to_unit(array: np.ndarray) -> np.ndarray:
-    """The array times the power of two that brings its largest number near 1."""
+    """Return the array times the power of two that brings its largest number near 1."""
     largest = float(np.max(np.abs(array), initial=0.0))
     if largest == 0 or not math.isfinite(largest):
         return array
@@ -438,12 +457,12 @@ def _to_unit(array: np.ndarray) -> np.ndarray:
 
 
 def _inner(a: np.ndarray, b: np.ndarray) -> float:
-    """<a, b>; of complex numbers its real part."""
+    """Return <a, b>; for complex numbers its real part."""
     return float(np.sum(a.conj() * b).real)
 
 
 def _ratio(difference: Any, scale: Any) -> float:
-    """|difference| / scale, where 0 / 0 is 0."""
+    """Return |difference| / scale, where 0 / 0 is 0."""
     size = abs(float(difference))
     if size == 0 or math.isnan(size):
         return size

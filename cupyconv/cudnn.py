@@ -35,7 +35,8 @@ import cupyconv
 from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
 from cupyconv.operations import Called
-from cupyconv.problem import LARGEST, Names, Padding, Size
+from cupyconv.problem import LARGEST, Padding, Size
+from cupyconv.remedies import Names
 
 __all__ = [
     "CUDNN_TENSOR_NCHW",
@@ -55,16 +56,27 @@ CUDNN_TENSOR_NHWC: Literal[1] = 1
 
 TensorCore = Literal["always", "auto", "never"]
 
-_FORWARD = Called(("x", "W", "b"), "y", Names("x", "W", "y", padding="pad"))
-_BACKWARD_FILTER = Called(("x", "gy"), "gW", Names("x", "gW", "gy", padding="pad"))
-_BACKWARD_DATA = Called(("W", "x", "b"), "y", Names("y", "W", "x", padding="pad"))
+
+def _layout(key: str, word: str) -> Any:
+    """Return a format as a layout of cuDNN; None for a filter format that cuDNN does not have."""
+    if key == "data_format":
+        return CUDNN_TENSOR_NHWC if word.endswith("C") else CUDNN_TENSOR_NCHW
+    if key == "filter_format":
+        return {"I": CUDNN_TENSOR_NHWC, "O": None}.get(word[-1], CUDNN_TENSOR_NCHW)
+    return word
+
+
+_NAMES = Names(padding="pad", data_format="d_layout", filter_format="w_layout", spell=_layout)
+_FORWARD = Called(("x", "W", "b"), "y", _NAMES._replace(x="x", w="W", y="y"))
+_BACKWARD_FILTER = Called(("x", "gy"), "gW", _NAMES._replace(x="x", w="gW", y="gy"))
+_BACKWARD_DATA = Called(("W", "x", "b"), "y", _NAMES._replace(x="y", w="W", y="x"))
 
 _LAYOUTS = (CUDNN_TENSOR_NCHW, CUDNN_TENSOR_NHWC)
 _PRECISIONS = {"always": "tf32", "auto": "ieee", "never": "ieee"}
 
 
 def get_max_workspace_size() -> int:
-    """Bytes of GPU memory that a pass may use beside its arrays.
+    """Return bytes of GPU memory that a pass may use beside its arrays.
 
     ``cupyconv.workspace_limit``, or 2^63 - 1 where that is None.
     """
@@ -110,7 +122,7 @@ def convolution_forward(
         W: (K, C / groups, ...), or (K, ..., C / groups) under ``CUDNN_TENSOR_NHWC``.
         b: K values in an array of any shape, or None.
         y: the array for the result.
-        pad, stride, dilation: one integer for each spatial axis; a dilation of None is 1.
+        pad, stride, dilation: one integer for each spatial axis; the default dilation is 1.
         groups: C and K are split into this many independent convolutions.
         auto_tune, tensor_core: as above; ``tensor_core`` is "always", "auto" or "never".
         d_layout, w_layout: of x and y, and of W.
@@ -223,7 +235,7 @@ def convolution_backward_data(
 def _rules(
     data: Any, pad: Any, stride: Any, dilation: Any, groups: int, d_layout: int, w_layout: int
 ) -> tuple[Any, ...]:
-    """The rules of a call in the library's words."""
+    """Return the rules of a call in the library's words."""
     for what, layout in (("d_layout", d_layout), ("w_layout", w_layout)):
         is_number = isinstance(layout, Integral) and not isinstance(layout, bool)
         if not is_number or layout not in _LAYOUTS:
@@ -248,7 +260,7 @@ def _precision(tensor_core: str) -> str:
 
 
 def _flat(b: Any) -> Any:
-    """The bias as an array of one axis."""
+    """Return the bias as an array of one axis."""
     bias, _ = arrays.take("b", b)
     return bias.reshape(-1)
 

@@ -1,33 +1,92 @@
-"""What cupyconv raises.
+"""Errors of cupyconv.
 
-Every message states the rule that was broken, the values that broke it, and a way out.  All of
-them are raised before anything is allocated or changed.
+A message states the rule that was broken, the values that broke it, and a way out if one is known.
+Errors are raised before anything is allocated or changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copyreg
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 
 class CupyconvError(Exception):
-    """Base of everything raised on purpose."""
+    """Base of every error that cupyconv raises on purpose.
+
+    Copies and pickles keep the class, ``args`` and all attributes, whatever a subclass's
+    ``__init__`` takes: it is not called again.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
+
+
+Phrase = str | tuple[str, Any]
+"""A part of a way out: a text, or the name of an argument and its new value."""
 
 
 class ConvError(CupyconvError, ValueError):
-    """A configuration that cannot be.
+    """An invalid configuration.
 
     Attributes:
         rule: what must hold.
         values: what was given, with the arithmetic that shows the conflict.
-        remedy: the nearest thing that would be valid.
+        remedy: valid alternatives; empty where none is known.
         axis: the spatial axis (``"D"``, ``"H"`` or ``"W"``) the rule was broken on, if one.
+        fixes: the phrases of each way out, where these are known as changes of arguments.
+        candidates: where other arguments decide what is valid, ways out to try beside the usual
+            ones (``cupyconv.remedies.offering``); else None.
     """
 
-    def __init__(self, rule: str, values: str, remedy: str, *, axis: str | None = None) -> None:
-        where = f" (axis {axis})" if axis else ""
-        super().__init__(f"{rule}{where}: {values}. {remedy}")
-        self.rule, self.values, self.remedy, self.axis = rule, values, remedy, axis
+    def __init__(
+        self,
+        rule: str,
+        values: str,
+        remedy: str = "",
+        *,
+        axis: str | None = None,
+        candidates: Sequence[Any] | None = None,
+    ) -> None:
+        self.rule, self.values, self.axis, self.candidates = rule, values, axis, candidates
+        self.fixes: tuple[tuple[Phrase, ...], ...] = ()
+        self.remedy = remedy
+        super().__init__(self._text(remedy))
+
+    def offer(self, fixes: Iterable[tuple[Phrase, ...]]) -> None:
+        """Set the ways out, in the words of Python."""
+        self.fixes = tuple(fixes)
+        self.remedy = self._alternatives(python_argument) if self.fixes else ""
+        self.args = (self._text(self.remedy),)
+
+    def told(self, argument: Callable[[str, Any], str]) -> str:
+        """Write the message with other words for arguments.
+
+        Args:
+            argument: writes the name of an argument and its value.
+        """
+        return self._text(self._alternatives(argument) if self.fixes else self.remedy)
+
+    def _alternatives(self, argument: Callable[[str, Any], str]) -> str:
+        return one_of([_way_out(phrases, argument) for phrases in self.fixes])
+
+    def _text(self, remedy: str) -> str:
+        where = f" (axis {self.axis})" if self.axis else ""
+        text = f"{self.rule}{where}: {self.values}"
+        return f"{text}. {remedy}" if remedy else text
+
+
+def python_argument(name: str, value: Any) -> str:
+    """Write an argument as Python reads it: ``data_format="NHWC"``."""
+    return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value!r}"
+
+
+def _way_out(phrases: Sequence[Phrase], argument: Callable[[str, Any], str]) -> str:
+    """Write one way out; its arguments come first, after one verb."""
+    used = [argument(*phrase) for phrase in phrases if not isinstance(phrase, str)]
+    texts = [phrase for phrase in phrases if isinstance(phrase, str)]
+    return " and ".join([f"use {' and '.join(used)}", *texts] if used else texts)
 
 
 class ConvTypeError(CupyconvError, TypeError):
@@ -35,7 +94,7 @@ class ConvTypeError(CupyconvError, TypeError):
 
 
 class DeviceError(CupyconvError, RuntimeError):
-    """A GPU, or the package that reaches it, was asked for and is not there."""
+    """A GPU, or a package for it, was requested but is not available."""
 
 
 class WorkerError(CupyconvError, RuntimeError):
@@ -51,10 +110,10 @@ class KernelCompileError(CupyconvError, RuntimeError):
 
 
 def shown(value: object) -> str:
-    """A value in a message: its repr, or the beginning of a long one."""
+    """Return a value in a message: its repr, or the beginning of a long one."""
     try:
         text = repr(value)
-    except Exception:  # of huge integers and deep lists, or of its own making
+    except Exception:  # huge integers, deep lists, or an error of the object's __repr__
         return f"one of type {type(value).__name__} that cannot be shown"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
@@ -63,7 +122,7 @@ _LONGEST = 120
 
 
 def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
-    """The error for a word that is not one of ``known``, with the nearest one suggested."""
+    """Return the error for a word that is not one of ``known``, with the nearest one suggested."""
     words, text = list(known), shown(given)
     word = given if isinstance(given, str) and len(given) <= _LONGEST else text
     near = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.55)
@@ -85,7 +144,7 @@ def require_word(what: str, given: object, known: Iterable[str | None]) -> None:
 
 
 def words_of(argument: str, what: str, given: object, known: Sequence[str]) -> tuple[str, ...]:
-    """The words of an argument that takes one or several, each once.
+    """Return the words of an argument that takes one or several, each once.
 
     Raises:
         ConvError: one of them is not known.
@@ -104,9 +163,9 @@ def words_of(argument: str, what: str, given: object, known: Sequence[str]) -> t
 
 
 def install_command(extra: str) -> str:
-    """What installs the packages of one of cupyconv's extras, wherever cupyconv came from.
+    """Return the command that installs the packages of an extra of cupyconv.
 
-    It names the packages, as the installed metadata has them: a checkout is not on any index.
+    It names the packages of the installed metadata, since a checkout is on no index.
     """
     import re
     import shlex
@@ -125,7 +184,7 @@ def install_command(extra: str) -> str:
 
 
 def reinstall_command() -> str:
-    """What installs cupyconv again from where it was installed from."""
+    """Return the command that reinstalls cupyconv from its origin."""
     import json
     import shlex
     from importlib import metadata
@@ -142,7 +201,7 @@ def reinstall_command() -> str:
 
 
 def one_of(repairs: Sequence[str]) -> str:
-    """Alternative ways out as one sentence: ``Pad by 1, or use an input of 5``."""
+    """Return alternative ways out as one sentence: ``Pad by 1, or use an input of 5``."""
     *others, last = repairs
     text = f"{', '.join(others)}, or {last}" if others else last
     return text[0].upper() + text[1:]

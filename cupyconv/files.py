@@ -1,7 +1,4 @@
-"""Files: written whole or not at all, and kept where nobody else can write.
-
-Knows nothing of convolutions, nor of what is in the files.
-"""
+"""Atomic writes, and folders that nobody else can write."""
 
 from __future__ import annotations
 
@@ -14,7 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-_LINKS = 40  # that a path may lead over, as Linux has it
+_LINKS = 40
+"""Most symbolic links on a path (Linux's rule)."""
+
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -41,7 +40,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         if stream is not None:
             opened = os.fdopen(os.dup(stream), "wb")
         elif path.exists() and not path.is_file():
-            opened = path.open("wb")  # of a folder, this is the error
+            opened = path.open("wb")  # raises for a folder
         else:
             opened = _whole(target, mode)
         with opened as file:
@@ -53,17 +52,17 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _whole(target: Path, mode: int | None) -> Iterator[BinaryIO]:
-    # A name of its own length, because that of the target may be as long as names can be.
+    # The temporary name has a fixed length: the target's name may be as long as names can be.
     temporary = target.with_name(f".cupyconv-{secrets.token_hex(8)}")
     if mode is None and target.exists():
         mode = stat.S_IMODE(target.stat().st_mode)
     try:
         created = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
-        with os.fdopen(os.open(temporary, created, 0o600 if mode else 0o666), "wb") as file:
+        with os.fdopen(os.open(temporary, created, 0o666 if mode is None else 0o600), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if mode:
+        if mode is not None:
             temporary.chmod(mode)
         os.replace(temporary, target)
     finally:
@@ -80,13 +79,13 @@ def put(path: Path, content: bytes, mode: int | None = None) -> None:
 
 
 def is_replaced(path: Path) -> bool:
-    """Whether ``replacing`` puts a new file there, where else it writes to what is there."""
+    """Return whether ``replacing`` creates a file, instead of writing to a device or pipe."""
     _, stream = _destination(path)
     return stream is None and (path.is_file() or not path.exists())
 
 
 def unwritable(path: Path) -> str | None:
-    """Why a file cannot be put at ``path``, as far as that can be said before; else None."""
+    """Return why a file cannot be put at ``path``, as far as that can be said before; else None."""
     if path.is_dir():
         return f"{path} is a folder"
     if not is_replaced(path):
@@ -98,7 +97,7 @@ def unwritable(path: Path) -> str | None:
 
 
 def _destination(path: Path) -> tuple[Path, int | None]:
-    """Where a path leads over symbolic links, or the number of this process's stream there."""
+    """Return the target of symbolic links, or the number of this process's stream there."""
     streams = Path(f"/proc/{os.getpid()}/fd")
     target = Path(os.path.abspath(path))
     for _ in range(_LINKS):
@@ -115,19 +114,19 @@ def _destination(path: Path) -> tuple[Path, int | None]:
 
 
 def expanded(text: str) -> Path | None:
-    """A path with ``~`` read as a shell does; None where no such home is known."""
+    """Return a path with ``~`` expanded as in a shell; None if the home folder is unknown."""
     path = os.path.expanduser(text)
     return None if path.startswith("~") else Path(os.path.abspath(path))
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those that it is in, as far as they are missing, for the user alone."""
+    """Make a folder and its missing parents, accessible to the user only."""
     for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def read_private(path: Path) -> bytes:
-    """The content of a file in a folder that ``distrusted`` has nothing against.
+    """Return the content of a file in a folder that ``distrusted`` accepts.
 
     Raises:
         OSError: it cannot be read, or somebody else owns it or may write it.
@@ -140,14 +139,14 @@ def read_private(path: Path) -> bytes:
 
 
 def distrusted(folder: Path) -> tuple[Path, str] | None:
-    """What lets somebody else decide what is in a folder, which need not be there yet.
+    """Return why another user could replace the content of a folder; None if nobody could.
 
-    Everybody on the way to it decides: whoever owns, or may write, a folder or a symbolic link that
-    the path leads over.  A folder that all may write is well where, as in /tmp, only owners may
-    rename what is in it; but not as the last one.  The system's administrator is trusted.
+    Other users can if they own, or may write, a folder or symbolic link on the path; the folder
+    itself need not exist yet.  A folder on the way may be writable by all if it is sticky, like
+    /tmp.  The system's administrator is trusted.
 
     Returns:
-        The place, and what is wrong with it; None if nothing is.
+        The untrusted path and the reason, or None.
     """
     if not _has_owners():
         return None
@@ -180,7 +179,7 @@ def _has_owners() -> bool:
 
 
 def _foreign(found: os.stat_result) -> bool:
-    """Whether it belongs neither to this user nor to the administrator."""
+    """Return whether it belongs neither to this user nor to the administrator."""
     return found.st_uid not in (0, os.geteuid())
 
 

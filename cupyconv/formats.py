@@ -27,20 +27,20 @@ FilterFormat = Literal["OIW", "WIO", "OWI", "OIHW", "HWIO", "OHWI", "OIDHW", "DH
 
 
 def data_formats(spatial_rank: int) -> tuple[DataFormat, DataFormat]:
-    """The two data formats of a rank, channels first and channels last: ``("NCHW", "NHWC")``."""
+    """Return the data formats of a rank, channels first and last: ``("NCHW", "NHWC")``."""
     axes = SPATIAL_AXES[spatial_rank]
     return cast(tuple[DataFormat, DataFormat], (f"NC{axes}", f"N{axes}C"))
 
 
 def filter_formats(spatial_rank: int) -> tuple[FilterFormat, FilterFormat, FilterFormat]:
-    """The filter formats of a rank: ``("OIHW", "HWIO", "OHWI")``."""
+    """Return the filter formats of a rank: ``("OIHW", "HWIO", "OHWI")``."""
     axes = SPATIAL_AXES[spatial_rank]
     words = f"OI{axes}", f"{axes}IO", f"O{axes}I"
     return cast(tuple[FilterFormat, FilterFormat, FilterFormat], words)
 
 
 def resolve_data_format(word: str | None, spatial_rank: int) -> DataFormat:
-    """The data format a word stands for; channels first when it is None.
+    """Return the data format a word stands for; channels first when it is None.
 
     Raises:
         ConvError: the word is unknown, or belongs to another number of spatial axes.
@@ -55,9 +55,7 @@ def resolve_data_format(word: str | None, spatial_rank: int) -> DataFormat:
 
 
 def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str) -> FilterFormat:
-    """The filter format a word stands for; by default the one that goes with ``data_format``.
-
-    Channels first goes with O I + spatial (PyTorch), channels last with spatial + I O (TensorFlow).
+    """Return the filter format of a word; by default the one that matches ``data_format``.
 
     Raises:
         ConvError: the word is unknown, or belongs to another number of spatial axes.
@@ -92,17 +90,18 @@ def _of_rank(
                 f"{what} must name as many axes as the arrays have",
                 f"{word!r} has {rank} spatial, the input has {spatial_rank}",
                 f"Use {counterpart!r}, or arrays with {rank} spatial axes",
+                candidates=(),
             )
     raise unknown_word(what, word, (*known, *aliases))
 
 
 def data_axes(data_format: str) -> tuple[int, ...]:
-    """Positions of N, C and the spatial axes in an array of this format."""
+    """Return positions of N, C and the spatial axes in an array of this format."""
     return tuple(data_format.index(letter) for letter in "NC" + _spatial(data_format))
 
 
 def filter_axes(filter_format: str) -> tuple[int, ...]:
-    """Positions of O, I and the spatial axes in a filter of this format."""
+    """Return positions of O, I and the spatial axes in a filter of this format."""
     return tuple(filter_format.index(letter) for letter in "OI" + _spatial(filter_format))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import re
 import textwrap
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 WIDTH = 100
 
 UNBOUND = 1 << 30
-"""The width of what nobody wraps."""
+"""Width of unwrapped text."""
 
 STYLE = """
 .cupyconv{font:14px/1.5 system-ui,sans-serif;max-width:60rem}
@@ -39,31 +40,61 @@ What is marked as important is what notebooks set otherwise.
 """
 
 
-_STEERING = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tabs and new lines, DEL, C1
-    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # lines, and the direction of writing
-    r"\ud800-\udfff\ufeff\ufffe\uffff]"  # no characters of Unicode, or none of a text's own
+_WRITTEN_OUT = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
+"""Unicode's categories of control, invisible, private and unassigned characters, and of breaks."""
+
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
 )
+"""Characters of other categories that show nothing."""
 
 
 def visible(text: str) -> str:
-    """A text whose control characters are written out, as ``\\x1b``; new lines and tabs stay."""
-    return _STEERING.sub(lambda found: _written_out(found[0]), text)
+    """Return a text with control and invisible characters written as escapes, such as ``\\x1b``.
+
+    Newlines and tabs are kept.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    found = {character for character in set(text) if _is_written_out(character)}
+    return text.translate({ord(one): _written_out(one) for one in found}) if found else text
+
+
+def _is_written_out(character: str) -> bool:
+    if unicodedata.category(character) in _WRITTEN_OUT:
+        return character not in "\n\t"
+    return _INVISIBLE.match(character) is not None
 
 
 def in_line(text: str) -> str:
-    """A name from outside: its control characters are written out, and so are its new lines."""
+    """Return an external name with control characters and newlines made visible."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def spreadsheet_cell(text: str) -> str:
+    """Return a text for a cell of a CSV file, in one line; spreadsheets read no formula in it.
+
+    Some spreadsheets drop spaces before a formula.
+    """
+    line = in_line(text)
+    return f"'{line}" if line.lstrip().startswith(_FORMULAS) else line
+
+
+_FORMULAS = tuple("=+-@＝＋－＠")
+"""Characters that a cell with a formula begins with; the wide ones count in East Asian locales."""
+
+
 def escape(text: str) -> str:
-    """A text as XML and HTML have it, between tags and in attributes."""
+    """Return a text as XML and HTML have it, between tags and in attributes."""
     return html.escape(visible(text))
 
 
 def _written_out(character: str) -> str:
     code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 class _Piece:
@@ -134,7 +165,7 @@ class Table(_Piece):
     def lines(
         self, width: int, strong: Callable[[str], str] = str, paint: Callable[[str], str] = str
     ) -> Iterator[str]:
-        """The table in lines of at most ``width`` characters, where that can be.
+        """Yield the table in lines of at most ``width`` characters, where that can be.
 
         Args:
             strong: marks headings.
@@ -142,7 +173,7 @@ class Table(_Piece):
         """
         named = any(self.columns)
         every = [self.columns, *self.rows] if named else list(self.rows)
-        room = self._widths(every, width)
+        room, gutter = self._widths(every, width)
         cells = [[_wrapped(*cell) for cell in zip(row, room, strict=True)] for row in every]
         widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(room))]
         for number, row in enumerate(cells):
@@ -157,29 +188,34 @@ class Table(_Piece):
                 ]
                 if padded:
                     padded[-1] = padded[-1].rstrip()
-                yield (" " * _GUTTER).join(map(strong if is_head else paint, padded))
+                yield (" " * gutter).join(map(strong if is_head else paint, padded))
             if is_head:
-                yield "─" * (sum(room) + _GUTTER * (len(room) - 1))
+                yield "─" * (sum(room) + gutter * (len(room) - 1))
 
-    def _widths(self, every: list[tuple[str, ...]], width: int) -> list[int]:
-        """How wide the columns are.
+    def _widths(self, every: list[tuple[str, ...]], width: int) -> tuple[list[int], int]:
+        """Return the widths of the columns, and the spaces between them.
 
-        The last gives way first, then whichever is the widest, and the first, which the eye looks
-        up, after all others.
+        Words stay whole wherever the width has room for that, so that no number is cut.
         """
-        found = [
-            max(len(line) for row in every for line in (row[column].split("\n") or [""]))
-            for column in range(len(self.columns))
+        columns = list(zip(*every, strict=True))
+        whole = [max(len(line) for text in one for line in text.split("\n")) for one in columns]
+        words = [
+            max((len(word) for text in one for word in text.split()), default=1) for one in columns
         ]
-        over = sum(found) + _GUTTER * (len(found) - 1) - width
-        if over > 0:
-            least = max(min(_NARROWEST, found[-1]), found[-1] - over)
-            over, found[-1] = over - (found[-1] - least), least
-        while over > 0 and max(found) > _NARROWEST // 2:
-            begin = int(max(found[1:], default=0) > _NARROWEST // 2)
-            found[found.index(max(found[begin:]), begin)] -= 1
-            over -= 1
-        return found
+        wanted = [_NARROWEST // 2] * (len(columns) - 1) + [_NARROWEST]
+        capped = [min(word, _NARROWEST) for word in words]
+        for gutter, least in (
+            (_GUTTER, list(map(max, wanted, words))),
+            (_GUTTER, words),
+            (1, words),
+            (_GUTTER, list(map(max, wanted, capped))),
+            (1, capped),
+        ):
+            room = width - gutter * (len(columns) - 1)
+            found = _narrowed(whole, least, room)
+            if sum(found) <= room:
+                return found, gutter
+        return _narrowed(whole, [1] * len(columns), room), 1
 
     def html(self) -> str:
         kind = [' class="r"' if column in self.right else "" for column in self.columns]
@@ -199,10 +235,26 @@ class Table(_Piece):
 
 
 _GUTTER = 3
-"""Spaces between columns."""
+"""Spaces between columns if there is room; else 1."""
 
 _NARROWEST = 24
-"""Characters that the last column is not made narrower than; the others, half as many."""
+"""Smallest width of the last column where there is room; the other columns have half of it."""
+
+
+def _narrowed(whole: list[int], least: list[int], room: int) -> list[int]:
+    """Return widths of columns that fit into ``room`` characters, if ``least`` allows.
+
+    The last column is narrowed first, then the widest, and the first column after all others.
+    """
+    found = list(whole)
+    found[-1] = max(min(least[-1], found[-1]), found[-1] - max(sum(found) - room, 0))
+    while sum(found) > room:
+        wider = [i for i in range(len(found)) if found[i] > least[i]]
+        if not wider:
+            break
+        others = [i for i in wider if i > 0] or wider
+        found[max(others, key=found.__getitem__)] -= 1
+    return found
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -249,14 +301,14 @@ class Document(_Piece):
     sections: tuple[Section, ...]
 
     def text(self, width: int = WIDTH, strong: Callable[[str], str] = str) -> str:
-        """Everything as lines of at most ``width`` characters; ``strong`` marks headings."""
+        """Return everything as lines of at most ``width`` characters; ``strong`` marks headings."""
         parts = ["\n".join(section.lines(width, strong)) for section in self.sections]
         title = [strong(line) for line in textwrap.wrap(self.title, width)]
         head = "\n".join(title) if self.title else ""
         return "\n\n".join(part for part in (head, *parts) if part)
 
     def html(self) -> str:
-        """Everything as a piece of a page, with its style."""
+        """Return everything as a piece of a page, with its style."""
         title = f"<h3>{escape(self.title)}</h3>" if self.title else ""
         body = "".join(section.html() for section in self.sections)
         return f'<div class="cupyconv"><style>{STYLE}</style>{title}{body}</div>'

@@ -1,9 +1,9 @@
-"""The fastest of the ways to compute a pass on the GPU at hand, measured once and remembered.
+"""Autotuning: measure the candidates for a pass on the current GPU once, and remember the fastest.
 
-A choice is kept for the process, and for later ones in a file beside the compiled kernels, under a
-key of chip, driver, library version, request and contenders.  As long as it is remembered the same
-kernel runs, and results are the same bits; another card or a lost file may choose another kernel,
-which sums in another order.
+A choice is stored in the process, and for later processes in a file next to the compiled kernels.
+Its key has the chip, driver, library version, request and candidates.  While the choice is stored,
+the same kernel runs, and results are bitwise the same.  Another GPU or a lost file may lead to
+another kernel, which sums in another order.
 """
 
 from __future__ import annotations
@@ -16,65 +16,66 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from traceback import clear_frames
 
 import cupyconv
-from cupyconv import arrays, files, markup, records
+from cupyconv import arrays, cache_folder, files, markup, records
 from cupyconv.errors import ConvError, KernelCompileError
-from cupyconv.gpu import compiler
+from cupyconv.gpu import capture
+from cupyconv.kernels.cost import duration
+from cupyconv.kernels.generic import CUDA_GENERIC
 from cupyconv.planning import PassPlan, Request
-from cupyconv.planning.families.generic import CUDA_GENERIC
 from cupyconv.planning.plan import AUTO, contenders
 
-CONTENDERS = 5
-ROUNDS = 3  # turns that each contender takes
-SAMPLE_SECONDS = 1e-3
-MOST_CALLS = 50  # of a sample
-CLEARLY_FASTER = 0.97  # of the planned one's time: below that, a difference may be chance
+CONTENDERS = 8  # candidates that are measured, at most (chosen)
+ROUNDS = 3  # samples of each candidate (chosen)
+SAMPLE_SECONDS = 1e-3  # s; least time of a sample, unless it reaches MOST_CALLS (chosen)
+MOST_CALLS = 50  # calls per sample, at most (chosen)
+CLEARLY_FASTER = 0.97  # time / planned candidate's time below which it is replaced (chosen)
 
-_FORMAT = 2  # of a file
+_FORMAT = 2  # version of the file format
 
 Run = Callable[[PassPlan], None]
-"""Computes the pass of a request in a given way, on the current stream."""
+"""Function that runs a candidate for the request's pass on the current stream."""
 
 Load = Callable[[Sequence[PassPlan]], None]
-"""Has the kernels of several ways at hand."""
+"""Function that loads the kernels of several candidates."""
 
 _remembered: dict[tuple[Request, str], PassPlan] = {}
-_measuring = Lock()
+_measuring = RLock()  # a signal handler may compute a pass while this thread measures
 
 
 def fastest(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
-    """The fastest way to compute a pass, measured unless it is remembered.
+    """Return the fastest candidate for a pass, measuring the candidates on first use.
 
     Args:
-        request: what to compute, on the current GPU.
-        impl: "auto", or the one implementation whose variants to choose from.
-        run: computes the pass; what it writes is overwritten again and again.
-        load: called before with what is to be run.
+        request: the pass to compute on the current GPU.
+        impl: "auto", or the implementation whose variants are candidates.
+        run: computes the pass repeatedly, overwriting its result.
+        load: called before ``run`` with the candidates that follow.
 
     Raises:
-        ConvError: as for ``plan``; or nothing can be measured, since a graph is being captured.
+        ConvError: as for ``plan``; or a graph is being captured, so that nothing can be measured.
     """
-    asked = replace(request, strides=request.memory)
-    found = _remembered.get((asked, impl))
-    if found is None:
+    key = (replace(request, strides=request.memory), impl)
+    choice = _remembered.get(key)
+    if choice is None:
         with _measuring:
-            found = _remembered.get((asked, impl)) or _look_up(asked, impl, run, load)
-            _remembered[asked, impl] = found
-    return found
+            choice = _remembered.get(key) or _look_up(*key, run, load)
+            choice = _remembered.setdefault(key, choice)
+    return choice
 
 
 def forget() -> None:
-    """Forget what this process remembers; files stay."""
+    """Forget the choices of this process, but keep the files."""
     _remembered.clear()
 
 
 def candidates_of(request: Request, impl: str) -> tuple[PassPlan, ...]:
-    """The ways that are measured; the last resort, beyond CONTENDERS, only if all others fail."""
+    """Return the candidates to measure, plus a last resort that is measured if all others fail."""
     candidates = contenders(request, impl, CONTENDERS)
-    if impl == AUTO and all(one.implementation != CUDA_GENERIC.name for one in candidates):
+    if impl == AUTO and all(entry.implementation != CUDA_GENERIC.name for entry in candidates):
         candidates += contenders(request, CUDA_GENERIC.name, 1)
     return candidates
 
@@ -82,24 +83,24 @@ def candidates_of(request: Request, impl: str) -> tuple[PassPlan, ...]:
 def _look_up(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
     candidates = candidates_of(request, impl)
     path = _path(request, impl, candidates)
-    kept = _read(path, candidates)
-    if kept is None:
-        measured = _measure(candidates, run, load)
-        kept = _read(path, candidates)  # another process may have been sooner
-        if kept is None:
-            kept = measured
-            if kept.lasts and path is not None:
-                _write(path, request, candidates, kept)
-    chosen = candidates[kept.fastest]
-    seconds, count = kept.seconds[kept.fastest], len(kept.seconds)
-    reason = f"measured {seconds * 1e6:.3g} us, fastest of {count}: {chosen.family.summary}"
-    for number, why in kept.left_out.items():
+    measured = _read(path, candidates)
+    if measured is None:
+        new = _measure(candidates, run, load)
+        measured = _read(path, candidates)  # another process may have written it meanwhile
+        if measured is None:
+            measured = new
+            if measured.lasts and path is not None:
+                _write(path, request, candidates, measured)
+    chosen = candidates[measured.fastest]
+    seconds, count = measured.seconds[measured.fastest], len(measured.seconds)
+    reason = f"measured {duration(seconds * 1e6)}, fastest of {count}: {chosen.family.summary}"
+    for number, why in measured.left_out.items():
         reason += f"; left out: {_name(candidates[number])} ({why})"
-    return replace(chosen, reason=reason)
+    return replace(chosen, reason=reason, microseconds=seconds * 1e6)
 
 
 def _name(candidate: PassPlan) -> str:
-    """A candidate in a few words."""
+    """Return a short name of a candidate."""
     tile = f" {candidate.tile}" if candidate.tile else ""
     splits = f" x {candidate.splits}" if candidate.splits > 1 else ""
     method = f" ({candidate.method})" if candidate.method else ""
@@ -108,13 +109,13 @@ def _name(candidate: PassPlan) -> str:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What is known of candidates, by their numbers.
+    """Measurements of candidates, by their index.
 
     Attributes:
-        fastest: the one to take.
-        seconds: of a call of each that could be run.
-        left_out: why each of the others could not.
-        lasts: whether that is likely to be so the next time; running out of memory is not.
+        fastest: the candidate to use.
+        seconds: time of a call of each candidate that ran.
+        left_out: why each other candidate failed.
+        lasts: whether all failures are reproducible; running out of memory is not.
     """
 
     fastest: int
@@ -127,14 +128,14 @@ class _Measured:
 
 
 def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measured:
-    """Time candidates in turns; one that fails in any way is left out.
+    """Time candidates in turns, leaving out those that fail.
 
     Raises:
         ConvError: a graph is being captured.
-        Exception: that of the first candidate, which is the planned one, where all fail; or
-            whatever ended the GPU's context.
+        Exception: all candidates failed, and the planned one, which is the first, raised this; or
+            the GPU's context was lost.
     """
-    if capturing():
+    if capture.is_active():
         raise ConvError(
             "nothing can be measured while a graph is captured",
             "this pass has no remembered measurement",
@@ -147,17 +148,17 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measured:
     def sample(number: int, count: int) -> float | None:
         try:
             return seconds(partial(run, candidates[number]), count)
-        except Exception as error:  # whatever a compiler, a driver or an allocator says
-            # Its frames hold arrays that the next candidates may need the memory of.
+        except Exception as error:  # compiler, driver and allocator raise many types
+            # Free the arrays in its frames, as the next candidates may need the memory.
             clear_frames(error.__traceback__)
             failures[number] = error.with_traceback(None)
             samples.pop(number, None)
             if lost():
-                raise  # no kernel runs in this context any more, whoever is to blame
+                raise  # the context runs no more kernels, whatever the cause
             return None
 
     def rounds(numbers: Sequence[int]) -> None:
-        with suppress(Exception):  # whatever it is, the one that has it will say so again
+        with suppress(Exception):  # the failing candidate raises again in sample
             load([candidates[number] for number in numbers])
         for number in numbers:
             sample(number, 1)
@@ -167,38 +168,38 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measured:
                 samples[number] = []
         for _ in range(ROUNDS):
             for number in list(samples):
-                taken = sample(number, counts[number])
-                if taken is not None:
-                    samples[number].append(taken)
+                time = sample(number, counts[number])
+                if time is not None:
+                    samples[number].append(time)
 
     rounds(range(min(len(candidates), CONTENDERS)))
     if not samples:
         rounds(range(CONTENDERS, len(candidates)))  # the last resort
     if not samples:
         raise failures[0]
-    times = {number: min(taken) for number, taken in samples.items()}
+    times = {number: min(values) for number, values in samples.items()}
     best = min(times, key=lambda number: times[number])
     if 0 in times and times[best] > CLEARLY_FASTER * times[0]:
         best = 0
-    left_out = {number: _in_short(error) for number, error in sorted(failures.items())}
-    lasts = all(map(_will_be_so_again, failures.values()))
+    left_out = {number: _first_line(error) for number, error in sorted(failures.items())}
+    lasts = all(map(_is_reproducible, failures.values()))
     return _Measured(best, times, left_out, lasts)
 
 
-def _in_short(error: Exception) -> str:
-    """The first line of what went wrong, as it can be printed."""
+def _first_line(error: Exception) -> str:
+    """Return the type and the first line of an error, safe to print."""
     text = markup.in_line(str(error).partition("\n")[0]).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _will_be_so_again(error: Exception) -> bool:
-    """Whether a kernel fails by itself, and not for want of what may be there the next time."""
+def _is_reproducible(error: Exception) -> bool:
+    """Return whether the kernel itself fails, and not a resource that may be available later."""
     refused = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
     return isinstance(error, KernelCompileError) or any(word in str(error) for word in refused)
 
 
 def lost() -> bool:
-    """Whether the GPU's context has failed for good, as after a kernel that wrote astray."""
+    """Return whether the GPU's context is lost, as after an illegal memory access."""
     try:
         arrays.cupy().cuda.get_current_stream().synchronize()
     except Exception:
@@ -207,7 +208,7 @@ def lost() -> bool:
 
 
 def seconds(call: Callable[[], None], count: int) -> float:
-    """Time of a call on the current stream, over so many in a row."""
+    """Return the mean time of ``count`` consecutive calls on the current stream."""
     cuda = arrays.cupy().cuda
     start, stop = cuda.Event(), cuda.Event()
     start.record()
@@ -218,22 +219,17 @@ def seconds(call: Callable[[], None], count: int) -> float:
     return cuda.get_elapsed_time(start, stop) * 1e-3 / count
 
 
-def capturing() -> bool:
-    """Whether the current stream records a graph instead of running."""
-    return bool(arrays.cupy().cuda.get_current_stream().is_capturing())
-
-
 # -- files -----------------------------------------------------------------------------------------
 
 
 def driver_version() -> int:
-    """The CUDA version of the GPU's driver, such as 13010."""
+    """Return the CUDA version of the GPU's driver, such as 13010."""
     return int(arrays.cupy().cuda.runtime.driverGetVersion())
 
 
 def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path | None:
-    """The file of a choice; None where none can be kept."""
-    folder = compiler.trusted_directory("measured")
+    """Return the file of a choice; None if the cache is unusable."""
+    folder = cache_folder.trusted_directory("measured")
     if folder is None:
         return None
     key = (
@@ -249,13 +245,13 @@ def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path |
 
 
 def _read(path: Path | None, candidates: Sequence[PassPlan]) -> _Measured | None:
-    """What was measured of the candidates; None if no whole file is there."""
+    """Read the measurements of the candidates; None if there is no valid file."""
     if path is None:
         return None
     numbers = range(len(candidates))
     try:
         entry = records.parse_json(files.read_private(path))
-        times = {int(number): float(found) for number, found in entry["seconds"].items()}
+        times = {int(number): float(time) for number, time in entry["seconds"].items()}
         left_out = {int(number): str(why) for number, why in entry["left_out"].items()}
         fastest = int(entry["fastest"])
         known = all(number in numbers for number in (*times, *left_out))
@@ -269,7 +265,7 @@ def _read(path: Path | None, candidates: Sequence[PassPlan]) -> _Measured | None
 def _write(
     path: Path, request: Request, candidates: Sequence[PassPlan], measured: _Measured
 ) -> None:
-    """Keep a choice for later processes; a folder that cannot be written keeps none."""
+    """Store a choice for later processes, if the folder is writable."""
     entry = {
         "device": request.device.name,
         "problem": str(request.problem),
@@ -280,4 +276,4 @@ def _write(
         "left_out": measured.left_out,
     }
     with suppress(OSError):
-        compiler.keep(path, json.dumps(entry, indent=1).encode())
+        cache_folder.keep(path, json.dumps(entry, indent=1).encode())

@@ -1,28 +1,29 @@
-"""ONNX's convolution operators: their attributes, on NumPy and CuPy arrays.
+"""ONNX's convolution operators on NumPy and CuPy arrays.
 
 ``conv`` and ``conv_transpose`` take the attributes of the operators Conv and ConvTranspose
-(opset 11 and later) under their own names, and ``conv_problem`` and ``conv_transpose_problem`` say
-what they mean without data.  The onnx package is not needed.
+(opset 11 and later) under ONNX's names.  ``conv_problem`` and ``conv_transpose_problem`` return the
+equivalent ConvProblem.  The onnx package is not needed.
 
-Formulas from https://onnx.ai/onnx/operators/onnx__Conv.html and onnx__ConvTranspose.html, with what
-they leave to the reader:
+Formulas from https://onnx.ai/onnx/operators/onnx__Conv.html and onnx__ConvTranspose.html, with
+these clarifications:
 
-* ``pads`` has the beginnings of all spatial axes and then their ends.  It counts under
-  ``auto_pad="NOTSET"`` only.
+* ``pads`` has the beginnings of all spatial axes, followed by their ends.  It is only used with
+  ``auto_pad="NOTSET"``.
 * SAME_UPPER puts the odd pixel of padding at the end, SAME_LOWER at the beginning.
-* The result of a ConvTranspose has the size that its attributes make it, or under SAME the input
-  times the strides, or ``output_shape``.  In the last two cases its padding follows: what is beyond
-  that size is cropped on both sides, the odd pixel at the end under SAME_UPPER and else at the
-  beginning.  Where nothing is beyond it, nothing is cropped, and what no window reaches is zero.
-* An ``output_shape`` that lies a stride or more beyond what the windows reach is refused: the Conv
-  that is transposed would not give ``x``'s size back from it, and its padding would be negative, of
-  which the text says nothing.  ONNX's own evaluator refuses it as well, but for SAME, and so does
-  ONNX Runtime (its pull request 29446).
+* The size of a ConvTranspose's result is ``output_shape`` if given, with SAME the input size times
+  the strides, and otherwise follows from the other attributes.  In the first two cases pixels
+  beyond that size are cropped on both sides, the odd pixel at the end with SAME_UPPER and otherwise
+  at the beginning.  Pixels that no window reaches are zero, plus the bias.
+* An ``output_shape`` a stride or more larger than the windows reach is rejected: the Conv that is
+  transposed would not return ``x``'s size, and its padding would be negative, which the
+  specification does not define.  ONNX's reference evaluator rejects it except with SAME, and so
+  does ONNX Runtime (its pull request 29446).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from cupyconv import arrays, operations
@@ -32,7 +33,6 @@ from cupyconv.problem import (
     TRANSPOSED,
     ConvProblem,
     Dtype,
-    Names,
     Padding,
     PaddingWord,
     integers,
@@ -41,6 +41,7 @@ from cupyconv.problem import (
     spatial_rank,
     transposed_problem,
 )
+from cupyconv.remedies import Names, offering
 
 __all__ = ["conv", "conv_problem", "conv_transpose", "conv_transpose_problem"]
 
@@ -76,9 +77,19 @@ _PADDING: dict[str, PaddingWord] = {
 }
 _AUTO_PADS = get_args(AutoPad)
 
-_ATTRIBUTES = {"stride": "strides", "padding": "pads", "dilation": "dilations", "groups": "group"}
-_CONV = Names(x_shape="x_shape", w_shape="w_shape")._replace(**_ATTRIBUTES)
-_CONV_TRANSPOSE = TRANSPOSED._replace(y_shape="x_shape", w_shape="w_shape", **_ATTRIBUTES)
+_CONV = Names(
+    x_shape="x_shape",
+    w_shape="w_shape",
+    stride="strides",
+    padding="pads",
+    dilation="dilations",
+    groups="group",
+    absent=frozenset(("data_format", "filter_format")),
+    entries="spatial",
+)
+_CONV_TRANSPOSE = _CONV._replace(
+    x=TRANSPOSED.x, y=TRANSPOSED.y, x_shape=TRANSPOSED.x_shape, y_shape="x_shape"
+)
 _CONV_CALLED = Called(("x", "w", "b"), tensors=_CONV)
 _CONV_TRANSPOSE_CALLED = Called(("w", "x", "b"), tensors=_CONV_TRANSPOSE)
 
@@ -116,29 +127,31 @@ def conv(
     pads: Ints = None,
     strides: Ints = None,
 ) -> Any:
-    """The operator Conv.
+    """Compute the operator Conv.
 
     Args:
         x: (N, C, [[D,] H,] W).
-        w: (M, C / group, spatial); or what ``cupyconv.prepare`` made of it.
+        w: (M, C / group, spatial), or a filter from ``cupyconv.prepare``.
         b: (M,).
         auto_pad: "NOTSET", "SAME_UPPER", "SAME_LOWER" or "VALID".
         dilations, strides: one per spatial axis; 1 by default.
-        group: C and M are split into this many independent convolutions.
-        kernel_shape: the spatial sizes of w, if they are to be checked.
-        pads: beginnings and then ends of the spatial axes; 0 by default.
+        group: number of independent convolutions into which C and M are divided.
+        kernel_shape: spatial sizes of w, to be checked; by default unchecked.
+        pads: beginnings, then ends of the spatial axes; 0 by default.
 
     Returns:
-        y, (N, M, spatial), of x's dtype and home.
+        y, (N, M, spatial), with x's dtype and device.
 
     Raises:
-        ConvError: no such convolution exists.
+        ConvError: the convolution is invalid.
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
     x, w = arrays.take("x", x)[0], operations.take_filter(w)
-    problem = conv_problem(
+    b = None if b is None else arrays.take("b", b)[0]
+    problem = _conv_problem(
         x.shape,
         w.shape,
+        None if b is None else b.shape,
         auto_pad=auto_pad,
         dilations=dilations,
         group=group,
@@ -146,9 +159,9 @@ def conv(
         pads=pads,
         strides=strides,
     )
-    given = (x, w) if b is None else (x, w, b)
+    operands = (x, w) if b is None else (x, w, b)
     rules = tuple(problem.keywords.values())
-    return operations.compute("forward", given, None, rules, None, called=_CONV_CALLED)
+    return operations.compute("forward", operands, None, rules, None, called=_CONV_CALLED)
 
 
 @overload
@@ -186,28 +199,30 @@ def conv_transpose(
     pads: Ints = None,
     strides: Ints = None,
 ) -> Any:
-    """The operator ConvTranspose.
+    """Compute the operator ConvTranspose.
 
     Args:
         x: (N, C, spatial).
-        w: (C, M / group, spatial); or what ``cupyconv.prepare`` made of it.
+        w: (C, M / group, spatial), or a filter from ``cupyconv.prepare``.
         b: (M,).
-        output_padding: what is added to each spatial size at its end; less than the stride or the
+        output_padding: pixels added at the end of each spatial axis; less than the stride or the
             dilation.
-        output_shape: the spatial sizes of the result; the padding follows from them.  At most the
-            stride - 1 beyond what the windows reach.
+        output_shape: spatial sizes of the result, which determine the padding; at most stride - 1
+            larger than the windows reach.
         auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
 
     Returns:
-        y, (N, M, spatial), of x's dtype and home.
+        y, (N, M, spatial), with x's dtype and device.
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv``.
     """
     x, w = arrays.take("x", x)[0], operations.take_filter(w)
-    problem = conv_transpose_problem(
+    b = None if b is None else arrays.take("b", b)[0]
+    problem = _conv_transpose_problem(
         x.shape,
         w.shape,
+        None if b is None else b.shape,
         auto_pad=auto_pad,
         dilations=dilations,
         group=group,
@@ -217,11 +232,13 @@ def conv_transpose(
         pads=pads,
         strides=strides,
     )
-    sizes = zip(problem.axes, problem.input_sizes, x.shape[2:], strict=True)
-    beyond = [size - axis.first_input_size_for(count) for axis, size, count in sizes]
-    given = (w, x) if b is None else (w, x, b)
-    rules, asked = tuple(problem.keywords.values()), (None, beyond)
-    return operations.compute("transpose", given, asked, rules, None, called=_CONV_TRANSPOSE_CALLED)
+    axes = zip(problem.axes, problem.input_sizes, x.shape[2:], strict=True)
+    extra = [size - axis.first_input_size_for(count) for axis, size, count in axes]
+    operands = (w, x) if b is None else (w, x, b)
+    rules, sizes = tuple(problem.keywords.values()), (None, extra)
+    return operations.compute(
+        "transpose", operands, sizes, rules, None, called=_CONV_TRANSPOSE_CALLED
+    )
 
 
 def conv_problem(
@@ -236,28 +253,81 @@ def conv_problem(
     strides: Ints = None,
     dtype: Dtype = "float32",
 ) -> ConvProblem:
-    """The convolution that a Conv with these attributes is.
+    """Return the convolution that a Conv with these attributes computes.
 
     Raises:
-        ConvError: there is none.
-        ConvTypeError: an attribute is of another type.
+        ConvError: the convolution is invalid.
+        ConvTypeError: an attribute has the wrong type.
+    """
+    return _conv_problem(
+        x_shape,
+        w_shape,
+        None,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+        dtype=dtype,
+        sizes=("input_shape", "filter_shape"),
+    )
+
+
+def _conv_problem(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    b_shape: tuple[int, ...] | None,
+    *,
+    auto_pad: AutoPad,
+    dilations: Ints,
+    group: int,
+    kernel_shape: Ints,
+    pads: Ints,
+    strides: Ints,
+    dtype: Dtype = "float32",
+    sizes: tuple[str, ...] = (),
+) -> ConvProblem:
+    """Return ``conv_problem``, checking the shape of a bias, too.
+
+    Args:
+        sizes: tensors that the caller passes as sizes, as for ``remedies.offering``.
     """
     mode = _auto_pad(auto_pad)
     _require_lists(dilations=dilations, kernel_shape=kernel_shape, pads=pads, strides=strides)
-    rank = spatial_rank(_CONV, integers("x_shape", x_shape), integers("w_shape", w_shape))
-    _require_kernel_shape(kernel_shape, w_shape)
-    return named_problem(
-        _CONV,
-        x_shape,
-        w_shape,
-        stride=_per_axis("strides", strides, rank),
-        dilation=_per_axis("dilations", dilations, rank),
-        padding=_PADDING.get(mode) or _pairs(pads, rank),
-        groups=group,
-        data_format=None,
-        filter_format=None,
-        dtype=dtype,
-    )
+    x_shape, w_shape = integers("x_shape", x_shape), integers("w_shape", w_shape)
+    padding: Padding | None = _PADDING.get(mode)
+    if padding is None and len(x_shape) == len(w_shape) > 2:
+        padding = _pairs(pads, len(x_shape) - 2)
+
+    def require(
+        input_shape: Any, filter_shape: Any, bias_shape: Any, padding: Any, **layer: Any
+    ) -> ConvProblem:
+        rank = spatial_rank(_CONV, input_shape, filter_shape)
+        _require_kernel_shape(kernel_shape, filter_shape)
+        layer |= {
+            "stride": _per_axis("strides", layer["stride"], rank),
+            "dilation": _per_axis("dilations", layer["dilation"], rank),
+            "padding": _pairs(pads, rank) if padding is None else padding,
+            "data_format": None,
+            "filter_format": None,
+            "dtype": dtype,
+        }
+        problem = named_problem(_CONV, input_shape, filter_shape, **layer)
+        if bias_shape is not None:
+            operations.require_bias("b", bias_shape, problem.K, _CONV.w)
+        return problem
+
+    arguments = {
+        "input_shape": x_shape,
+        "filter_shape": w_shape,
+        "bias_shape": b_shape,
+        "stride": strides,
+        "dilation": dilations,
+        "groups": group,
+        "padding": padding,
+    }
+    return offering(require, _CONV, arguments, sizes)
 
 
 def conv_transpose_problem(
@@ -274,15 +344,79 @@ def conv_transpose_problem(
     strides: Ints = None,
     dtype: Dtype = "float32",
 ) -> ConvProblem:
-    """The convolution that a ConvTranspose with these attributes is the transpose of.
+    """Return the convolution whose transpose a ConvTranspose with these attributes computes.
 
-    Its input has the shape of the operator's result, and its output has ``x_shape``; more, where
-    an output_padding is not less than the stride.
+    Its input has the shape of the operator's result, and its output has ``x_shape``, or a larger
+    shape if an output_padding is at least the stride.
 
     Raises:
-        ConvError: there is none.
-        ConvTypeError: an attribute is of another type.
+        ConvError: the convolution is invalid.
+        ConvTypeError: an attribute has the wrong type.
     """
+    return _conv_transpose_problem(
+        x_shape,
+        w_shape,
+        None,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        output_padding=output_padding,
+        output_shape=output_shape,
+        pads=pads,
+        strides=strides,
+        dtype=dtype,
+        tensors_as_sizes=("output_shape", "filter_shape"),
+    )
+
+
+def _conv_transpose_problem(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    b_shape: tuple[int, ...] | None,
+    *,
+    tensors_as_sizes: tuple[str, ...] = (),
+    **attributes: Any,
+) -> ConvProblem:
+    """Return ``conv_transpose_problem``, checking the shape of a bias, too.
+
+    Args:
+        tensors_as_sizes: tensors that the caller passes as sizes, as for ``remedies.offering``.
+    """
+
+    def require(output_shape: Any, filter_shape: Any, bias_shape: Any, **layer: Any) -> ConvProblem:
+        keys = {"strides": "stride", "dilations": "dilation", "group": "groups"}
+        changes = {attribute: layer[key] for attribute, key in keys.items()}
+        problem = _transposed(output_shape, filter_shape, **{**attributes, **changes})
+        if bias_shape is not None:
+            operations.require_bias("b", bias_shape, problem.C, _CONV_TRANSPOSE.x)
+        return problem
+
+    arguments = {
+        "output_shape": x_shape,
+        "filter_shape": w_shape,
+        "bias_shape": b_shape,
+        "stride": attributes["strides"],
+        "dilation": attributes["dilations"],
+        "groups": attributes["group"],
+    }
+    return offering(require, _CONV_TRANSPOSE, arguments, tensors_as_sizes)
+
+
+def _transposed(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    *,
+    auto_pad: AutoPad,
+    dilations: Ints,
+    group: int,
+    kernel_shape: Ints,
+    output_padding: Ints,
+    output_shape: Ints,
+    pads: Ints,
+    strides: Ints,
+    dtype: Dtype = "float32",
+) -> ConvProblem:
     mode = _auto_pad(auto_pad)
     _require_lists(
         dilations=dilations,
@@ -292,8 +426,8 @@ def conv_transpose_problem(
         pads=pads,
         strides=strides,
     )
-    called = _CONV_TRANSPOSE._replace(x="x")  # while only x and w are known
-    rank = spatial_rank(called, integers("x_shape", x_shape), integers("w_shape", w_shape))
+    names = _CONV_TRANSPOSE._replace(x="x")  # only x and w are known here
+    rank = spatial_rank(names, integers("x_shape", x_shape), integers("w_shape", w_shape))
     _require_kernel_shape(kernel_shape, w_shape)
     stride = _per_axis("strides", strides, rank)
     layer: dict[str, Any] = {
@@ -310,25 +444,50 @@ def conv_transpose_problem(
         return transposed_problem(
             _CONV_TRANSPOSE, x_shape, w_shape, None, extra, padding=padding, **layer
         )
-    whole = transposed_problem(
+    uncropped = transposed_problem(
         _CONV_TRANSPOSE, x_shape, w_shape, None, extra, padding="valid", **layer
     )
     if output_shape is None:
         sizes = [n * s for n, s in zip(x_shape[2:], stride, strict=True)]
     else:
-        sizes = list(output_shape)[-rank:]  # older models have the batch and the channels too
+        sizes = list(output_shape)[-rank:]  # older models include batch and channels
         if len(sizes) != rank:
             raise _wrong_count("output_shape", len(sizes), rank)
-    cropped = [max(had - wanted, 0) for had, wanted in zip(whole.input_sizes, sizes, strict=True)]
-    beyond = [max(wanted - had, 0) for had, wanted in zip(whole.input_sizes, sizes, strict=True)]
-    added = [more + far for more, far in zip(extra, beyond, strict=True)]
+    full = uncropped.input_sizes
+    cropped = [max(n - size, 0) for n, size in zip(full, sizes, strict=True)]
+    missing = [max(size - n, 0) for n, size in zip(full, sizes, strict=True)]
+    added = [pixels + more for pixels, more in zip(extra, missing, strict=True)]
     halves = [(total // 2, total - total // 2) for total in cropped]
     layer["padding"] = halves if mode == "SAME_UPPER" else [(b, a) for a, b in halves]
-    if any(far and all_ >= s for far, all_, s in zip(beyond, added, stride, strict=True)):
-        # Has no output_padding that says it, and is refused with the sizes that would do.
-        y_shape = (whole.N, whole.C, *sizes)
+    if any(more and total >= s for more, total, s in zip(missing, added, stride, strict=True)):
+        # No output_padding gives this size; the error lists the possible sizes.
+        y_shape = (uncropped.N, uncropped.C, *sizes)
         return transposed_problem(_CONV_TRANSPOSE, x_shape, w_shape, y_shape, None, **layer)
     return transposed_problem(_CONV_TRANSPOSE, x_shape, w_shape, None, added, **layer)
+
+
+ATTRIBUTES = {
+    operator: tuple(name for name in list(signature(function).parameters)[2:] if name != "dtype")
+    for operator, function in (("Conv", conv_problem), ("ConvTranspose", conv_transpose_problem))
+}
+"""Attributes of each operator, which are the same in all opsets."""
+
+
+def require_attributes(operator: str, names: Iterable[str]) -> None:
+    """Check that an operator has attributes with these names, and that no name is repeated.
+
+    Raises:
+        ConvError: a name is unknown or repeated.
+    """
+    names = list(names)
+    for name in names:
+        require_word(f"attribute of {operator}", name, ATTRIBUTES[operator])
+        if names.count(name) > 1:
+            raise ConvError(
+                f"an attribute of {operator} must be given once",
+                f"{name} is given {names.count(name)} times",
+                "Leave all but one out",
+            )
 
 
 def _auto_pad(word: str) -> str:
@@ -336,8 +495,8 @@ def _auto_pad(word: str) -> str:
     return word
 
 
-def _require_lists(**given: Any) -> None:
-    for what, values in given.items():
+def _require_lists(**attributes: Any) -> None:
+    for what, values in attributes.items():
         try:
             if values is not None:
                 len(values)
@@ -345,7 +504,7 @@ def _require_lists(**given: Any) -> None:
         except TypeError:
             raise ConvTypeError(
                 f"{what} must be a list of integers: got {shown(values)}. "
-                "Pass one integer for each spatial axis, for pads two"
+                "Pass one integer for each spatial axis, or two for pads"
             ) from None
 
 
@@ -372,7 +531,7 @@ def _pairs(pads: Ints, rank: int) -> tuple[tuple[int, int], ...]:
         return ((0, 0),) * rank
     if len(pads) != 2 * rank:
         raise ConvError(
-            "pads must have the beginning of every spatial axis and then the end of every one",
+            "pads must have the beginnings of all spatial axes, followed by their ends",
             f"got {len(pads)} values for {rank} spatial axes",
             f"Pass {2 * rank} integers",
         )
@@ -385,4 +544,5 @@ def _wrong_count(what: str, count: int, rank: int) -> ConvError:
         f"{what} must have one integer for each spatial axis",
         f"got {count} for {rank} spatial axes",
         f"Pass {rank}",
+        candidates=(),
     )

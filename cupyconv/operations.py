@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -9,10 +10,11 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
 
 import cupyconv
-from cupyconv import arrays, backends, formats, measuring
+from cupyconv import arrays, backends, foreign, formats, measuring
 from cupyconv.backends import Backend, Run, Tensors
 from cupyconv.errors import ConvError, ConvTypeError, require_word, unknown_word, words_of
 from cupyconv.formats import DataFormat, FilterFormat
+from cupyconv.kernels.strides import Strides, contiguous_strides, element_strides
 from cupyconv.planning import (
     ACTIVATIONS,
     PRECISIONS,
@@ -23,29 +25,29 @@ from cupyconv.planning import (
     Plan,
     Precision,
     Request,
+    implementations,
     plan_pass,
     require_limit,
 )
 from cupyconv.planning import (
     plan as _plan,
 )
-from cupyconv.planning.strides import Strides, contiguous_strides, element_strides
 from cupyconv.prepared import Belonging, PreparedFilter
 from cupyconv.problem import (
     PASSES,
     TRANSPOSED,
     ConvProblem,
-    Names,
     Padding,
     Rules,
     Size,
-    dtype_name,
     named_problem,
     require_output,
     require_problem,
     shape_text,
+    shared_dtype,
     transposed_problem,
 )
+from cupyconv.remedies import Fix, Names, offering
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -78,7 +80,7 @@ _Array = TypeVar("_Array")
 
 
 class ConvGradients(NamedTuple, Generic[_G]):
-    """The gradients of a layer; None for those that were not asked for."""
+    """Gradients of a layer; None for gradients that were not requested."""
 
     dx: _G
     dw: _G
@@ -132,7 +134,7 @@ def conv_forward(
     impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
-    """y = activation(bias + x correlated with w).
+    """Compute y = activation(bias + x correlated with w).
 
     y[n, k, p, q] = sum over c, r, s of x[n, c, h, w] * w[k, c, r, s], where
     h = p * stride - pad + r * dilation, and likewise w from q and s.
@@ -140,13 +142,14 @@ def conv_forward(
     Args:
         x: input, (N, C, [[D,] H,] W) in ``data_format`` order; NumPy, CuPy, or exporting DLPack or
             ``__cuda_array_interface__``.
-        w: filter, (K, C / groups, [[T,] R,] S) in ``filter_format`` order, of x's dtype and home;
+        w: filter, (K, C / groups, [[T,] R,] S) in ``filter_format`` order, of x's dtype and device;
             or what ``prepare`` made of it.
-        bias: (K,), of x's dtype and home.
+        bias: (K,), of x's dtype and device.
         stride, padding, dilation, groups, data_format, filter_format: as for ConvProblem.
-        activation: None, "relu", "silu" or "gelu" (the exact one, with erf); None of complex
-            numbers, which are not ordered.  The functions of the gradients know of none: their dy
-            is with respect to what it is applied to.
+        activation: None, "relu", "silu" or "gelu" (the exact one, with erf).  Complex dtypes take
+            None only.  Gradient functions take no activation; dy is the gradient before it.
+            "silu" is v / (1 + exp(-v)) in the dtype of the sums, as in PyTorch: it is -0 where
+            exp(-v) overflows (below -88.7 in float32, -709.7 in float64), and NaN at -infinity.
         precision: "ieee" keeps float32 arithmetic float32: a value changes only the results that
             read it, subnormals stay, and errors are at most twice those of a plain sum, whatever
             the magnitudes.  "tf32" permits tensor cores to round float32 operands to 10 bits of
@@ -157,7 +160,7 @@ def conv_forward(
         out: array for the result, of its shape and dtype, sharing no memory with the inputs.
 
     Returns:
-        y, (N, K, [[Z,] P,] Q) in ``data_format`` order, of x's dtype and home: ``out`` if given.
+        y, (N, K, [[Z,] P,] Q) in ``data_format`` order, of x's dtype and device: ``out`` if given.
         16-bit types are summed in float32 and rounded once.  Nothing is conjugated: a complex
         product is four real ones, (a + bi)(c + di) = (ac - bd) + (ad + bc)i, and "ieee" holds for
         each part.  NaN and infinity propagate; where a complex number has an infinite part, a
@@ -218,7 +221,7 @@ def conv_backprop_input(
     impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
-    """dx, the gradient with respect to the input, from dy, that with respect to the output.
+    """Compute dx, the gradient with respect to the input, from the output gradient dy.
 
     dx[n, c, h, w] = sum over k, r, s of dy[n, k, p, q] * w[k, c, r, s], where
     p = (h + pad - r * dilation) / stride, over the taps for which this is a whole number and the
@@ -227,10 +230,10 @@ def conv_backprop_input(
     conjugate of that, so that jax.vjp gives conj(dx) for conj(dy).
 
     Args:
-        input_shape: shape of x.  It has to be told: with stride s, s sizes per axis share one
+        input_shape: shape of x.  It has to be given: with stride s, s sizes per axis share one
             output size (``ConvProblem.valid_input_sizes``).
         w: filter, in ``filter_format`` order, or what ``prepare`` made of it.
-        dy: (N, K, [[Z,] P,] Q) in ``data_format`` order, of w's dtype and home.
+        dy: (N, K, [[Z,] P,] Q) in ``data_format`` order, of w's dtype and device.
         stride, padding, dilation, groups, data_format, filter_format: of the forward pass.
         precision, impl, out: as for ``conv_forward``.
 
@@ -290,7 +293,7 @@ def conv_backprop_filter(
     impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
-    """dw, the gradient with respect to the filter, from dy, that with respect to the output.
+    """Compute dw, the gradient with respect to the filter, from the output gradient dy.
 
     dw[k, c, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, c, h, w], where
     h = p * stride - pad + r * dilation, and likewise w from q and s.  Of complex numbers x is
@@ -299,7 +302,7 @@ def conv_backprop_filter(
     Args:
         x: input, in ``data_format`` order.
         filter_shape: shape of w, in ``filter_format`` order.
-        dy: (N, K, [[Z,] P,] Q) in ``data_format`` order, of x's dtype and home.
+        dy: (N, K, [[Z,] P,] Q) in ``data_format`` order, of x's dtype and device.
         stride, padding, dilation, groups, data_format, filter_format: of the forward pass.
         precision, impl, out: as for ``conv_forward``.
 
@@ -333,7 +336,7 @@ def conv_backprop_bias(
 
 
 def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: Any = None) -> Any:
-    """db, the gradient with respect to the bias: dy summed over all axes but the channels.
+    """Compute db, the gradient with respect to the bias: dy summed over all axes but the channels.
 
     Args:
         dy: (N, K, [[Z,] P,] Q) in ``data_format`` order.
@@ -405,7 +408,7 @@ def conv_backward(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
 ) -> ConvGradients[Any]:
-    """The gradients of a layer; only those in ``needs`` are computed.
+    """Return the gradients of a layer; only those in ``needs`` are computed.
 
     Args:
         x, w, dy: as for the other passes.
@@ -425,15 +428,17 @@ def conv_backward(
     (x, w, dy), _, backend = _take(("x", "w", "dy"), (x, w if held is None else held.array, dy))
     if wanted in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
         # No pass would check all of the layer.
-        require_words(None, precision, impl)
+        require_words(None, precision, impl, backend.device)
         layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}
-        _problem("backprop_filter", layouts, None, rules)
+        problem_of("backprop_filter", layouts, None, rules, _BACKWARD["backprop_filter"])
     how = (rules, None, impl, precision)
     dx = dw = db = None
     if "input" in wanted:
-        dx = compute("backprop_input", (held or w, dy), x.shape, *how, later=True)
+        called = _BACKWARD["backprop_input"]
+        dx = compute("backprop_input", (held or w, dy), x.shape, *how, called=called, later=True)
     if "filter" in wanted:
-        dw = compute("backprop_filter", (x, dy), w.shape, *how, later=True)
+        called = _BACKWARD["backprop_filter"]
+        dw = compute("backprop_filter", (x, dy), w.shape, *how, called=called, later=True)
     if "bias" in wanted:
         db = sum_bias(dy, data_format, None, later=True)
     calls = [call for call in (dx, dw, db) if call is not None]
@@ -488,16 +493,14 @@ def conv_transpose(
     impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
-    """The transposed convolution, activation(bias + what ``conv_backprop_input`` makes of x).
-
-    Of complex numbers nothing is conjugated, as in PyTorch; on a GPU, w is copied for that.
+    """Compute the transposed convolution: activation(bias + conv_backprop_input of x).
 
     Args:
         x: (N, K, [[Z,] P,] Q), the output side of the convolution that is transposed.
         w: the filter of that convolution, so its O goes with x's channels and its I with the
             result's: PyTorch's (in_channels, out_channels / groups, ...) in "OIHW", Keras's
             (..., out_channels, in_channels) in "HWIO".  Or what ``prepare`` made of it.
-        bias: (C,), of x's dtype and home; C are the result's channels.
+        bias: (C,), of x's dtype and device; C are the result's channels.
         output_shape: shape of the result.
         output_padding: instead, how far the result lies above the smallest of the ``stride`` sizes
             per axis that fit.  By default 0 as in PyTorch, and stride - 1 under "same" and
@@ -528,7 +531,7 @@ def prepare(
     precision: Precision = "ieee",
     impl: str | Plan = "auto",
 ) -> PreparedFilter[_Array]:
-    """A filter for many calls, in which the GPU need not arrange it any more.
+    """Return a filter for many calls, in which the GPU need not arrange it any more.
 
     Some kernels read w in another order than it may lie in, or as planes of bfloat16, and would
     copy it at every call: one with its spatial axes last is copied with its channels last, always
@@ -537,7 +540,8 @@ def prepare(
 
     Args:
         w: filter, in the problem's format, as ``conv_forward`` takes it.  It is kept, and must not
-            be changed as long as what is given back is used: prepare it again after that.
+            be changed as long as what is given back is used: prepare it again after that.  A CUDA
+            graph uses it too: keep what is given back as long as a graph that captured its calls.
         problem: the layer.  The inputs of the calls may be of other sizes and batches; where other
             kernels are planned for these, they may have to copy w as ever.
         passes: that it is for, "forward" and "backprop_input", which transposed convolutions are.
@@ -548,13 +552,20 @@ def prepare(
         ``cupyconv.cudnn`` too.  Of a NumPy array it holds that array alone.
 
     Raises:
-        ConvError: w is not the problem's filter; a word is unknown; or as for ``plan``.
+        ConvError: w is not the problem's filter; a word is unknown; a graph is being captured; or
+            as for ``plan``.
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
     require_problem("prepare", problem)
     require_words(None, precision, impl)
     wanted = words_of("passes", "pass that reads a filter", passes, FILTER_PASSES)
     (array,), _, backend = _take(("w",), (w,))
+    if backend.is_capturing():
+        raise ConvError(
+            "a filter must be prepared before a graph is captured",
+            "the current stream captures one, which would arrange the filter at its launch only",
+            "Call cupyconv.prepare before the capture, and keep its result as long as the graph",
+        )
     layout = _Layout.of(array)
     dtype = _common_dtype({"w": layout})
     if (layout.shape, dtype) != (problem.filter_shape, problem.dtype):
@@ -586,7 +597,7 @@ def plan(
     workspace_limit: int | None = None,
     measure: bool = False,
 ) -> Plan:
-    """Which implementation computes each pass of a problem, and why; needs no data and no GPU.
+    """Choose an implementation for each pass of a problem; needs no data and no GPU.
 
     The functions above take the plan, or one that came back from JSON, as ``impl``.
 
@@ -631,6 +642,12 @@ def _measured_plan(
             f"that is {here.name} ({here.architecture}), asked for is {Device.of(device).name}",
             "Leave the device out, or plan without measure",
         )
+    if backend.is_capturing():
+        raise ConvError(
+            "nothing can be measured while a graph is captured",
+            "plan was called with measure=True",
+            "Call it before the capture",
+        )
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     tensors = Tensors(*(backend.empty(shape, problem.dtype) for shape in shapes))
     for array in (tensors.x, tensors.w, tensors.y):
@@ -662,31 +679,44 @@ _GIVEN = {
     "backprop_filter": ("x", "dy"),
     "transpose": ("w", "x", "bias"),
 }
-"""The arrays that an operation is given; all but the bias in the order of the pass's x, w, y."""
+"""Arrays of an operation; all but the bias in the order of the pass's x, w, y."""
 
 
 class Called(NamedTuple):
-    """What errors call the arrays of an operation.
+    """Names of an operation's arrays in errors.
 
     Attributes:
-        given: those of _GIVEN.
-        out: the array for the result.
-        tensors: those of the problem.
+        given: names of the arrays of _GIVEN.
+        out: name of the array for the result.
+        tensors: names of the problem's tensors.
+        sizes: names of tensors that the caller passes as sizes; by default those of _SIZES.
     """
 
     given: tuple[str, ...]
     out: str = "out"
     tensors: Names = Names()
+    sizes: tuple[str, ...] | None = None
 
 
 _CALLED = {operation: Called(given) for operation, given in _GIVEN.items()}
+_BACKWARD = {operation: called._replace(sizes=()) for operation, called in _CALLED.items()}
+"""The same for ``conv_backward``, which has all tensors as arrays."""
+
 _CALLED["transpose"] = Called(_GIVEN["transpose"], tensors=TRANSPOSED)
 
+_SIZES = {
+    "forward": (),
+    "backprop_input": ("input_shape",),
+    "backprop_filter": ("filter_shape",),
+    "transpose": ("input_shape",),
+}
+"""Tensors that an operation takes as sizes, by their names in ConvProblem."""
+
 _FILTERS = {"forward": 1, "backprop_input": 0, "backprop_filter": None, "transpose": 0}
-"""Which of them is the filter."""
+"""Index of the filter among the arrays of each operation."""
 
 _PLAIN = frozenset((int, str, type(None)))
-"""Types whose values, if they are equal, are written in the same way."""
+"""Types whose equal values have equal text."""
 
 
 class _Layout(NamedTuple):
@@ -706,7 +736,7 @@ class _Layout(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call that is still to be carried out, by ``run(tensors)``."""
+    """Prepared call of an operation; ``run(tensors)`` computes it."""
 
     run: Run
     tensors: Tensors
@@ -715,14 +745,14 @@ class _Call(NamedTuple):
 
 @dataclass
 class _Ready:
-    """What calls that are alike in all but addresses come to; calls are mostly repeated.
+    """A prepared call, shared by all calls that differ only in addresses.
 
     Attributes:
         problem: the configuration.
-        shape: of the result.
-        run: computes the planned pass.
-        measure: finds the fastest way to compute it, on these tensors.
-        measured: that way, once it was asked for.
+        shape: shape of the result.
+        run: function that computes the planned pass.
+        measure: function that finds the fastest plan on these tensors.
+        measured: the fastest plan, once it was measured.
     """
 
     problem: ConvProblem
@@ -732,7 +762,7 @@ class _Ready:
     measured: Run | None = None
 
     def fastest(self, tensors: Tensors) -> Run:
-        """The way that is the fastest, measured on these tensors unless it is known."""
+        """Return the way that is the fastest, measured on these tensors unless it is known."""
         if self.measured is None:
             self.measured = self.measure(tensors)
         return self.measured
@@ -802,17 +832,20 @@ def compute(
         backend,
         cupyconv.workspace_limit,
         held and held.belonging,
+        not turned,
     )
     ready: _Ready = _from_cache(_ready, call)
+    asked = cupyconv.benchmark if measure is None else measure
+    measured = asked and backend.device.is_gpu and not isinstance(impl, Plan)
+    if measured and ready.measured is None and backend.is_capturing():
+        ready.fastest(Tensors(None, None, None))  # remembered, or refused before anything is done
     if result is None:
         result = backend.empty(ready.shape, ready.problem.dtype)
-    if turned:
-        given = (backend.conjugate(given[0]), *given[1:])
-    elif held is not None and place is not None:
+    if held is not None and place is not None and not turned:
         given = (*given[:place], held, *given[place + 1 :])
-    if operation == "transpose" and given[1].shape != ready.problem.output_shape:
-        # Its output_padding reaches over windows that x has no numbers for.
-        given = (given[0], backend.extended(given[1], ready.problem.output_shape), *given[2:])
+    if operation == "transpose" and (turned or given[1].shape != ready.problem.output_shape):
+        _transpose(ready, given, result, turned, measured, backend)
+        return result if out is None or type(out) in arrays.HOMES else _written_to(out)
     if operation == "forward":
         x, w, *bias = given
         tensors = Tensors(x, w, result, *bias)
@@ -820,26 +853,63 @@ def compute(
         tensors = Tensors(given[0], result, given[1])
     else:
         tensors = Tensors(result, *given)
-    asked = cupyconv.benchmark if measure is None else measure
-    measured = asked and backend.device.is_gpu and not isinstance(impl, Plan)
     run = ready.fastest(tensors) if measured else ready.run
     if later:
         return _Call(run, tensors, result)
     run(tensors)
-    return result if out is None else out
+    return result if out is None or type(out) in arrays.HOMES else _written_to(out)
+
+
+def _transpose(
+    ready: _Ready,
+    given: tuple[Any, ...],
+    result: Any,
+    turned: bool,
+    measured: bool,
+    backend: Backend,
+) -> None:
+    """Compute a transposed convolution, with copies of arrays that its pass cannot use.
+
+    Args:
+        ready: what the call comes to.
+        given: the arrays of the call.
+        result: the array for the result.
+        turned: whether the pass conjugates the filter and the call does not.
+        measured: whether the fastest way is found by timing.
+        backend: that computes.
+    """
+
+    def compute_from_copies() -> None:
+        w, y, *bias = given
+        if turned:
+            conjugate = backend.conjugate(w)
+            w = w if conjugate is None else conjugate
+        if y.shape != ready.problem.output_shape:
+            # Its output_padding reaches over windows that x has no numbers for.
+            y = backend.extended(y, ready.problem.output_shape)
+        tensors = Tensors(result, w, y, *bias)
+        run = ready.fastest(tensors) if measured else ready.run
+        run(tensors)
+
+    try:
+        compute_from_copies()
+    except BaseException as error:
+        # The caller may keep the error. A graph's copies must end before its capture.
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def _of_a_new_array(shape: tuple[int, ...], strides: Any, dtype: Any) -> tuple[Any, ...]:
-    """The layout of a contiguous array of this shape."""
+    """Return the layout of a contiguous array of this shape."""
     steps = contiguous_strides(shape)
     return shape, tuple(step * dtype.itemsize for step in steps), dtype
 
 
 def _spelling(shape: Any, rules: tuple[Any, ...]) -> Any:
-    """What tells True, which is refused, from 1, which it equals: types.
+    """Return the types of arguments, which distinguish True (rejected) from 1 in a cache key.
 
-    A list, under which nothing is kept, if there is any but integers and words: others may come to
-    mean something else, as an array may.
+    Return a list, which disables caching, if there are other values than integers and strings:
+    these may be mutable, like arrays.
     """
     types, values = [], [shape, *rules]
     for value in values:
@@ -868,26 +938,24 @@ def _ready(
     backend: Backend,
     workspace_limit: int | None,
     held: Belonging | None = None,
+    conjugates: bool = True,
 ) -> _Ready:
-    """What a call comes to; arrays are their layouts here.
+    """Prepare a call from the layouts of its arrays.
+
+    Args:
+        conjugates: whether backprop_input conjugates the filter, if its numbers are complex.
 
     Raises:
-        ConvError, ConvTypeError: all that can be wrong with a call, but for where its arrays are.
+        ConvError, ConvTypeError: the call is invalid, apart from the devices of its arrays.
     """
-    require_words(activation, precision, impl)
+    require_words(activation, precision, impl, backend.device)
     layouts = dict(zip(_GIVEN[operation], map(_Layout._make, given), strict=False))
     if out is not None:
         layouts["out"] = _Layout._make(out)
-    problem = _problem(operation, layouts, shape, rules, called)
+    problem = problem_of(operation, layouts, shape, rules, called)
     require_activation(activation, problem)
     pass_ = "backprop_input" if operation == "transpose" else operation
-    written = {
-        "forward": problem.output_shape,
-        "backprop_input": problem.input_gradient_shape,
-        "backprop_filter": problem.filter_gradient_shape,
-    }[pass_]
-    if "out" in layouts:
-        _require_out(called.out, layouts["out"], written, problem.dtype)
+    written = _written(operation, problem)
     if operation == "transpose" and layouts["x"].shape != problem.output_shape:
         # What the pass is given is a copy that has the missing windows too.
         x_layout = _of_a_new_array(problem.output_shape, None, layouts["x"].dtype)
@@ -902,12 +970,12 @@ def _ready(
 
     def prepare(planned: PassPlan) -> Run:
         if held is None:
-            return backend.prepare(planned, problem, strides, activation)
+            return backend.prepare(planned, problem, strides, activation, None, conjugates)
         form = backend.filter_form(planned, problem, strides)
         if form is not None and form.name not in held.forms:
             form = None  # w is arranged at each call, as without
         name = None if form is None else form.name
-        run = backend.prepare(planned, problem, strides, activation, form)
+        run = backend.prepare(planned, problem, strides, activation, form, conjugates)
         return lambda tensors: run(tensors._replace(w=_read_as(name, tensors.w)))
 
     def measure(tensors: Tensors) -> Run:
@@ -918,7 +986,7 @@ def _ready(
 
 
 def chosen(request: Request, impl: str | Plan) -> PassPlan:
-    """The way that is planned, or that a plan has."""
+    """Return the way that is planned, or that a plan has."""
     if isinstance(impl, Plan):
         return impl.replay(request)
     return plan_pass(
@@ -933,7 +1001,7 @@ def chosen(request: Request, impl: str | Plan) -> PassPlan:
 
 
 def _read_as(form: str | None, w: Any) -> Any:
-    """What a pass reads of a filter, which is an array or a prepared one."""
+    """Return the array that a pass reads for a filter, which may be a prepared one."""
     return w.read_as(form) if type(w) is PreparedFilter else w
 
 
@@ -944,7 +1012,7 @@ def _fastest(
     prepare: Callable[[PassPlan], Run],
     tensors: Tensors,
 ) -> PassPlan:
-    """The fastest way to compute a pass, each prepared once and measured on these tensors."""
+    """Return the fastest candidate of a pass, each prepared once and measured."""
     run_of = cache(prepare)
     return measuring.fastest(
         request,
@@ -974,7 +1042,7 @@ def sum_bias(
     if later:
         return _Call(run, tensors, result)
     run(tensors)
-    return result if out is None else out
+    return result if out is None or type(out) in arrays.HOMES else _written_to(out)
 
 
 @lru_cache(maxsize=4096, typed=True)
@@ -987,7 +1055,7 @@ def _ready_bias(
     alignment: int,
     workspace_limit: int | None,
 ) -> tuple[tuple[int, ...], str, Run]:
-    """Shape and dtype of db, and what computes it."""
+    """Return the shape and dtype of db, and what computes it."""
     require_limit(workspace_limit)
     problem = bias_problem(called, dy.shape, data_format, _common_dtype({called: dy}))
     if out is not None:
@@ -1001,7 +1069,7 @@ def _ready_bias(
 
 
 def _from_cache(function: Any, call: tuple[Any, ...]) -> Any:
-    """What a cached function gives; one with a list among its arguments is called as it is."""
+    """Call a cached function; with a list among its arguments, call it without the cache."""
     try:
         return function(*call)
     except ConvTypeError:
@@ -1011,18 +1079,23 @@ def _from_cache(function: Any, call: tuple[Any, ...]) -> Any:
 
 
 def _said(operation: str, called: Called) -> dict[str, str]:
-    """What errors call the arrays, by the names that they have here."""
+    """Return the names of the arrays in errors, keyed by their names here."""
     return {**dict(zip(_GIVEN[operation], called.given, strict=False)), "out": called.out}
 
 
-def _problem(
+def problem_of(
     operation: str,
-    layouts: Mapping[str, _Layout],
+    layouts: Mapping[str, Any],
     shape: Any,
     rules: tuple[Any, ...],
     called: Called | None = None,
 ) -> ConvProblem:
-    """The problem of a call, whose arrays fit it."""
+    """Return the problem of a call, whose arrays fit it.
+
+    Args:
+        operation, shape, rules, called: as for ``compute``.
+        layouts: arrays of _GIVEN by their names there, and ``out``; anything with shape and dtype.
+    """
     called = called or _CALLED[operation]
     said, names = _said(operation, called), called.tensors
     stride, padding, dilation, groups, data_format, filter_format = rules
@@ -1037,25 +1110,42 @@ def _problem(
             {said.get(name, name): one for name, one in layouts.items() if name != "out"}
         ),
     }
-    x, w = layouts.get("x"), layouts.get("w")
-    if operation == "transpose":
-        assert x is not None
-        assert w is not None
-        output_shape, output_padding = shape
-        problem = transposed_problem(
-            names, x.shape, w.shape, output_shape, output_padding, **arguments
-        )
-        if "bias" in layouts:
-            _require_bias(said["bias"], layouts["bias"], problem.C, names.x)
+    transposed = operation == "transpose"
+    shapes = {name: one.shape for name, one in layouts.items()}
+    given = {
+        "input_shape": shapes.get("x", shape),
+        "filter_shape": shapes.get("w", shape),
+        "output_shape": shapes.get("dy"),
+        "bias_shape": shapes.get("bias"),
+        **arguments,
+    }
+    if transposed:
+        given |= {"output_shape": shapes["x"], "input_shape": shape[0], "output_padding": shape[1]}
+
+    def require(bias_shape: tuple[int, ...] | None, output_shape: Any, **layer: Any) -> ConvProblem:
+        if transposed:
+            problem = transposed_problem(names, output_shape, **layer)
+        else:
+            problem = named_problem(names, **layer)
+            if output_shape is not None:
+                require_output(names, problem, output_shape)
+        if bias_shape is not None:
+            channels, owner = (problem.C, names.x) if transposed else (problem.K, names.w)
+            require_bias(said["bias"], bias_shape, channels, owner)
+        if "out" in layouts:
+            _require_out(called.out, layouts["out"], _written(operation, problem), problem.dtype)
         return problem
-    x_shape = shape if x is None else x.shape
-    w_shape = shape if w is None else w.shape
-    problem = named_problem(names, x_shape, w_shape, **arguments)
-    if "dy" in layouts:
-        require_output(names, problem, layouts["dy"].shape)
-    if "bias" in layouts:
-        _require_bias(said["bias"], layouts["bias"], problem.K, names.w)
-    return problem
+
+    sizes = _SIZES[operation] if called.sizes is None else called.sizes
+    return offering(require, names, given, sizes)
+
+
+def _written(operation: str, problem: ConvProblem) -> tuple[int, ...]:
+    """Return the shape of an operation's result."""
+    return {
+        "forward": problem.output_shape,
+        "backprop_filter": problem.filter_gradient_shape,
+    }.get(operation, problem.input_gradient_shape)
 
 
 def _strides(
@@ -1065,7 +1155,7 @@ def _strides(
     alignment: int,
     said: Mapping[str, str],
 ) -> Strides:
-    """How the tensors of a pass lie in memory; a result that is still to be made, contiguously."""
+    """Return the strides of a pass's tensors; a new result is contiguous."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     x, w, y = (
         _elements(said[name], layouts[name]) if name in layouts else contiguous_strides(shape)
@@ -1085,7 +1175,7 @@ def _elements(name: str, layout: _Layout) -> tuple[int, ...]:
 def bias_problem(
     called: str, dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
 ) -> ConvProblem:
-    """A 1x1 depthwise layer with this output: db depends on nothing else of the layer."""
+    """Return a 1x1 depthwise layer with this output: db depends on nothing else of the layer."""
     rank = len(dy_shape) - 2
     layout = data_format
     if rank in formats.SPATIAL_AXES:
@@ -1117,12 +1207,19 @@ def bias_problem(
 # -- checking --------------------------------------------------------------------------------------
 
 
-def require_words(activation: str | None, precision: str, impl: str | Plan) -> None:
-    """Check that they are words that there are; of ``impl``, that it is one, or a plan."""
+def require_words(
+    activation: str | None, precision: str, impl: str | Plan, device: Device | None = None
+) -> None:
+    """Check that the words are known, and that ``impl`` is a word or a plan.
+
+    Args:
+        device: that computes, for the error; None if it is not known yet.
+    """
     require_word("activation", activation, ACTIVATIONS)
     require_word("precision", precision, PRECISIONS)
     if not isinstance(impl, (str, Plan)):
-        raise unknown_word("impl", impl, get_args(Impl))
+        known = get_args(Impl) if device is None else implementations(device.is_gpu)
+        raise unknown_word("impl", impl, known)
 
 
 def require_activation(activation: str | None, problem: ConvProblem) -> None:
@@ -1138,7 +1235,7 @@ def require_activation(activation: str | None, problem: ConvProblem) -> None:
 def _take(
     names: Sequence[str], given: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], arrays.Home, Backend]:
-    """The arrays, all on the current device, the one home that they share, and its backend."""
+    """Return the arrays on the current device, that device, and its backend."""
     kind = type(given[0])
     home = arrays.HOMES.get(kind)
     for value in given:
@@ -1153,12 +1250,12 @@ def _take(
 
 
 def take_filter(w: Any) -> Any:
-    """A filter as an array, or a prepared one as it is; both have a shape and a dtype."""
+    """Return a filter as an array, or a prepared filter unchanged; both have shape and dtype."""
     return w if isinstance(w, PreparedFilter) else arrays.take("w", w)[0]
 
 
 def _take_all(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, ...], arrays.Home]:
-    """Objects of any kind as arrays, and the one home that they share."""
+    """Return objects of any kind as arrays, and the one home that they share."""
     taken = [arrays.take(name, value) for name, value in zip(names, given, strict=False)]
     homes = [home for _, home in taken]
     if homes.count(homes[0]) < len(homes):
@@ -1169,36 +1266,33 @@ def _take_all(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, 
             f"all arrays must be in one memory: {where}. "
             "Move them with cupy.asarray(...) or cupy.asnumpy(...)"
         )
+    values = dict(zip(names, given, strict=False))
+    dtypes = {name: array.dtype for name, (array, _) in zip(names, taken, strict=False)}
+    # Only here is it known of which libraries they are, whose conversions differ.
+    shared_dtype(dtypes, lambda name, dtype: foreign.conversion(name, values[name], dtype))
     return tuple([array for array, _ in taken]), homes[0]
 
 
-def _common_dtype(layouts: Mapping[str, _Layout]) -> str:
-    names = {}
-    for name, layout in layouts.items():
-        try:
-            names[name] = _dtype_name(layout.dtype, name)
-        except ConvTypeError as error:
-            raise ConvTypeError(f"{name}: {error}") from None
-    first_name, first = next(iter(names.items()))
-    for name, dtype in names.items():
-        if dtype != first:
-            raise ConvTypeError(
-                f"all arrays must have one dtype: {first_name} is {first}, {name} is {dtype}. "
-                f"Convert one of them, for example {name}.astype('{first}')"
-            )
-    return first
+def _common_dtype(layouts: Mapping[str, Any]) -> str:
+    return shared_dtype({name: layout.dtype for name, layout in layouts.items()})
 
 
-_dtype_name = cache(dtype_name)
+def require_bias(name: str, shape: tuple[int, ...], channels: int, owner: str) -> None:
+    """Check the shape of a bias.
 
+    Args:
+        name: what errors call the bias.
+        channels, owner: number of values, and the name of the tensor with this many channels.
 
-def _require_bias(name: str, bias: _Layout, channels: int, owner: str) -> None:
-    if bias.shape != (channels,):
+    Raises:
+        ConvError: the shape is another one.
+    """
+    if shape != (channels,):
         raise ConvError(
             "the bias must have one value for each output channel",
-            f"{name} is {shape_text(bias.shape) or 'a scalar'}, {owner} has {channels} output "
-            "channels",
+            f"{name} is {shape_text(shape) or 'a scalar'}, {owner} has {channels} output channels",
             f"Pass a bias of shape ({channels},)",
+            candidates=[Fix({"bias_shape": (channels,)}, (f"pass a bias of shape ({channels},)",))],
         )
 
 
@@ -1222,7 +1316,7 @@ def _take_out(
     backend: Backend,
 ) -> Any:
     """``out`` as an array over its own memory, which may be written without harm to the others."""
-    array, out_home = arrays.take(called, out)
+    array, out_home = arrays.take_out(called, out)
     if out_home is not home:
         raise ConvTypeError(
             f"{called} must be where the inputs are: {called} is a {out_home.value} array, they "
@@ -1230,8 +1324,6 @@ def _take_out(
         )
     if backend.ordinal is not None:
         _require_current_device((called,), (array,), backend.ordinal)
-    if not getattr(array.flags, "writeable", True):
-        raise ConvError(f"{called} must be writeable", "it is read-only", "Pass a writeable array")
     for name, other in zip(names, given, strict=False):
         if arrays.overlap(array, other, home):
             raise ConvError(
@@ -1240,6 +1332,12 @@ def _take_out(
                 f"Pass a new array, or a copy of {name}",
             )
     return array
+
+
+def _written_to(out: Any) -> Any:
+    """``out``, another library's array, once that library has learned of the write."""
+    foreign.record_write(out)
+    return out
 
 
 def _require_out(name: str, out: _Layout, shape: tuple[int, ...], dtype: str) -> None:

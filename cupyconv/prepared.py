@@ -60,14 +60,14 @@ class Belonging(NamedTuple):
 
 
 class PreparedFilter(Generic[_Array_co]):
-    """A filter, and beside it what kernels would make of it at every call.
+    """A filter with the copies of it that kernels read.
 
-    Functions take it in the place of w.  It is made by ``cupyconv.prepare``.
+    Functions accept it as w. ``cupyconv.prepare`` creates it.
 
     Attributes:
         array: w itself.
         forms: what the kernels read in its place, by name, such as "OHWI" for a copy with the
-            channels last; empty where they read w as it lies, as NumPy does.
+            channels last; empty where they read w itself, as NumPy does.
         problem, device, passes, precision: what it was prepared for.
     """
 
@@ -104,7 +104,7 @@ class PreparedFilter(Generic[_Array_co]):
         return sum(form.nbytes for form in self.forms.values())
 
     def read_as(self, form: str | None) -> Any:
-        """What kernels that want a form read; w itself where they want none, or it is not held."""
+        """Return the copy in a form; w itself without a form, or if there is no such copy."""
         return self.forms.get(form or "", self.array)
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ def _place(device: Device) -> str:
 
 
 def _differences(prepared: ConvProblem, called: ConvProblem) -> tuple[str, str] | None:
-    """The rules that two layers differ in, of each; None if only their inputs' sizes may differ."""
+    """Return the rules in which two layers differ; None if only input sizes may differ."""
     mine, theirs = (
         {**one.keywords, "dtype": one.dtype, "filter_shape": one.filter_shape}
         for one in (prepared, called)

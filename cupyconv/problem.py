@@ -8,16 +8,17 @@ convolutions are cross-correlations (no filter flip), as in every framework.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from math import gcd, prod
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, cast
 
 from cupyconv import formats, markup
-from cupyconv.errors import ConvError, ConvTypeError, one_of, require_word, shown, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, require_word, shown, unknown_word
 from cupyconv.formats import DataFormat, FilterFormat
+from cupyconv.remedies import Fix, Names, offering
 
 PASSES = ("forward", "backprop_input", "backprop_filter")
 """The three passes of a convolutional layer."""
@@ -37,31 +38,31 @@ ITEMSIZE: Mapping[str, int] = {**REAL_ITEMSIZE, "complex64": 8, "complex128": 16
 PADDING_WORDS = ("valid", "same", "same_lower")
 
 LARGEST = 2**63 - 1
-"""The largest number that a configuration may have: what NumPy and the kernels count with."""
+"""Largest number in a configuration: the range of 64-bit integers."""
 
 MOST_PHASES = 1 << 16
 """Stride phases that are still listed one by one."""
 
 PaddingWord = Literal["valid", "same", "same_lower", "VALID", "SAME", "SAME_LOWER"]
-"""The words of paddings, for type checkers; when a program runs, any case will do."""
+"""Padding words for type checkers; at run time, case does not matter."""
 
 Size = int | Sequence[int]
 Padding = PaddingWord | int | Sequence[int | Sequence[int]]
 
 
 class _NamedDtype(Protocol):
-    """A NumPy dtype, as far as it is needed here."""
+    """Protocol of NumPy dtypes: objects with a name."""
 
     @property
     def name(self) -> str: ...
 
 
 Dtype = DtypeName | type[Any] | _NamedDtype
-"""A dtype by its name, as a NumPy dtype, or as a scalar type such as ``numpy.float32``."""
+"""A dtype name, a NumPy dtype, or a scalar type such as ``numpy.float32``."""
 
 
 class Rules(TypedDict, total=False):
-    """What a layer does with its tensors, by the names that every function takes it by."""
+    """Rules of a layer, by the names of the functions' arguments."""
 
     stride: Size
     padding: Padding
@@ -86,44 +87,8 @@ class GemmView(NamedTuple):
     groups: int
 
 
-class Names(NamedTuple):
-    """What messages call the tensors x, w and y of a problem, and its other arguments."""
-
-    x: str = "the input"
-    w: str = "the filter"
-    y: str = "dy"
-    x_shape: str = "input_shape"
-    w_shape: str = "filter_shape"
-    y_shape: str = "output_shape"
-    stride: str = "stride"
-    padding: str = "padding"
-    dilation: str = "dilation"
-    groups: str = "groups"
-
-    @staticmethod
-    def of(name: str) -> str:
-        """Before what it has: ``the input channels``, ``x's channels``."""
-        return name if name.startswith("the ") else f"{name}'s"
-
-    @staticmethod
-    def bare(name: str) -> str:
-        """Without its article."""
-        return name.removeprefix("the ")
-
-    @staticmethod
-    def any(name: str) -> str:
-        """With an indefinite article, if it had one."""
-        return Names.one(name) if name.startswith("the ") else name
-
-    @staticmethod
-    def one(name: str) -> str:
-        """With an indefinite article."""
-        bare = Names.bare(name)
-        return f"{'an' if bare[0] in 'aeio' else 'a'} {bare}"
-
-
 TRANSPOSED = Names(x="the result", y="x", x_shape="output_shape")
-"""What a transposed convolution's are called."""
+"""Names of a transposed convolution's tensors."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +134,7 @@ class ConvAxis:
         return f"floor(({numbers})/{self.stride}) + 1 = {self.output}"
 
     def input_sizes_for(self, output: int) -> range:
-        """The input sizes whose output size is ``output``: ``stride`` consecutive integers.
+        """Return the input sizes whose output size is ``output``: ``stride`` consecutive integers.
 
         They start at (output - 1) * stride + 1 for SAME, else at (output - 1) * stride +
         effective_filter - padding; sizes below 1 are left out.  No input has an output below 1.
@@ -180,7 +145,7 @@ class ConvAxis:
         return range(max(first, 1), max(first + self.stride, 1))
 
     def first_input_size_for(self, output: int) -> int:
-        """The smallest of ``input_sizes_for(output)``; below 1 if padding alone is enough."""
+        """Return the smallest of ``input_sizes_for(output)``; below 1 if padding alone suffices."""
         first = (output - 1) * self.stride + 1
         if not self.padding_mode.startswith("same"):
             first += self.effective_filter - 1 - self.pad_before - self.pad_after
@@ -192,7 +157,7 @@ class ConvAxis:
         return self.input_sizes_for(self.output)
 
     def of_input(self, size: int) -> ConvAxis:
-        """The same rules for another input size; under SAME with the padding that it has."""
+        """Return the same rules for another input size; under SAME with the padding that it has."""
         before, after = self.pad_before, self.pad_after
         if (mode := self.padding_mode).startswith("same"):
             before, after = _same_padding(mode, size, self.filter, self.stride, self.dilation)
@@ -245,11 +210,11 @@ class ConvAxis:
         return tuple((self.inputs_of_phase(phase), self.taps_of_phase(phase)) for phase in phases)
 
     def inputs_of_phase(self, phase: int) -> range:
-        """The inputs of one of ``stride_phases``."""
+        """Return the inputs of one of ``stride_phases``."""
         return range((phase - self.pad_before) % self.stride, self.input, self.stride)
 
     def taps_of_phase(self, phase: int) -> range:
-        """The taps of one of ``stride_phases``."""
+        """Return the taps of one of ``stride_phases``."""
         common = gcd(self.stride, self.dilation)
         step = self.stride // common
         if phase % common:
@@ -258,27 +223,27 @@ class ConvAxis:
         return range(first, self.filter, step)
 
     def outputs_of_phase(self, inputs: range, taps: range) -> tuple[int, int]:
-        """Where the taps of one of ``stride_phases`` belong, for its first input.
+        """Return the outputs that the first input of one of ``stride_phases`` belongs to.
 
-        Input h and tap r are of output (h + pad_before - r * dilation) / stride.  So each tap is of
-        an output further than the next one, by the same distance; the next input, of the next one.
+        Input h and tap r belong to output (h + pad_before - r * dilation) / stride.  The outputs of
+        successive taps descend by a constant distance; the next input belongs to the next outputs.
 
         Returns:
-            The output of the last tap, be it one of the axis's or not, and that distance.
+            The output of the last tap, which may lie outside the axis, and the distance.
         """
         last = taps[-1] if taps else 0
         first = (inputs.start + self.pad_before - last * self.dilation) // self.stride
         return first, taps.step * self.dilation // self.stride
 
     def outputs_of_tap(self, tap: int) -> range:
-        """The outputs whose window has tap number ``tap`` inside the input, not in the padding."""
+        """Return the outputs for which tap number ``tap`` reads the input, not padding."""
         shift = tap * self.dilation - self.pad_before
         first = max(-(-(0 - shift) // self.stride), 0)
         last = min((self.input - 1 - shift) // self.stride, self.output - 1)
         return range(first, max(last + 1, first))
 
     def inputs_of_tap(self, tap: int) -> range:
-        """The inputs that tap number ``tap`` reads, one for each of ``outputs_of_tap(tap)``."""
+        """Return the inputs that tap number ``tap`` reads, one per ``outputs_of_tap(tap)``."""
         outputs = self.outputs_of_tap(tap)
         first = outputs.start * self.stride - self.pad_before + tap * self.dilation
         return range(first, first + len(outputs) * self.stride, self.stride)
@@ -336,28 +301,19 @@ class ConvProblem:
         filter_format: FilterFormat | None = None,
         dtype: Dtype = "float32",
     ) -> None:
-        rules = (stride, padding, dilation, groups, data_format, filter_format)
-        try:
-            self._assign(Names(), input_shape, filter_shape, *rules, dtype)
-        except ConvError as error:
-            if data_format is not None:
-                raise
-            try:  # what those who come from TensorFlow forget to say
-                meant = ConvProblem(
-                    input_shape,
-                    filter_shape,
-                    stride=stride,
-                    padding=padding,
-                    dilation=dilation,
-                    groups=groups,
-                    data_format=formats.CHANNELS_LAST,
-                    filter_format=filter_format,
-                    dtype=dtype,
-                )
-            except (ConvError, ConvTypeError):
-                raise error from None
-            remedy = f'{error.remedy}; or use data_format="{meant.data_format}"'
-            raise ConvError(error.rule, error.values, remedy, axis=error.axis) from None
+        given = {
+            "input_shape": input_shape,
+            "filter_shape": filter_shape,
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+            "groups": groups,
+            "data_format": data_format,
+            "filter_format": filter_format,
+            "dtype": dtype,
+        }
+        problem = offering(partial(named_problem, Names()), Names(), given)
+        vars(self).update(vars(problem))
 
     def _assign(
         self,
@@ -385,7 +341,7 @@ class ConvProblem:
         assign(self, "stride", _per_axis(names.stride, stride, rank))
         assign(self, "dilation", _per_axis(names.dilation, dilation, rank))
         assign(self, "groups", _count(names.groups, groups))
-        assign(self, "dtype", dtype_name(dtype))
+        assign(self, "dtype", dtype_name(dtype, "Pass for example dtype='float32'"))
         _require_sizes(names, self)
         _require_channels(names, self)
         mode, pairs = _padding(names.padding, padding, rank)
@@ -501,16 +457,16 @@ class ConvProblem:
         """Per spatial axis, all input sizes that have this problem's output size.
 
         ``stride`` consecutive integers each, those below 1 left out, so with a stride above 1 the
-        size of dx cannot be told from dy and w: it has to be given.
+        size of dx does not follow from dy and w: it has to be given.
         """
         return tuple(axis.valid_input_sizes for axis in self.axes)
 
     @property
     def reduced(self) -> ConvProblem:
-        """The same sums by the smallest rules, which is what kernels are told.
+        """The equivalent problem with the smallest dilation and stride, which kernels compute.
 
-        A single tap needs no dilation, and a single output no stride but one that leaves no room
-        for another.
+        A single tap needs no dilation.  A single output needs no larger stride than one that leaves
+        no room for a second output.
         """
         stride = tuple(
             min(axis.stride, axis.padded_input - axis.effective_filter + 1)
@@ -538,7 +494,7 @@ class ConvProblem:
 
     @property
     def useful_flops(self) -> int:
-        """As ``flops``, without the products whose input pixel lies in the padding."""
+        """Floating-point operations without the products whose input pixel is padding."""
         pairs = prod(axis.pairs for axis in self.axes)
         return self.flops_of_product * self.N * self.K * (self.C // self.groups) * pairs
 
@@ -576,7 +532,7 @@ class ConvProblem:
         return any(prod(shape) > 2**31 - 1 for shape in tensors)
 
     def gemm(self, pass_: str) -> GemmView:
-        """The matrix product that one pass is, per group (implicit GEMM).
+        """Return the matrix product that one pass is, per group (implicit GEMM).
 
         Formulas as in CUTLASS's implicit_gemm_convolution.md; the stride phases of
         backprop_input are counted together.
@@ -636,7 +592,7 @@ class ConvProblem:
         filter_format: FilterFormat | None = None,
         dtype: Dtype = "float32",
     ) -> ConvProblem:
-        """The convolution that has this output shape: what a transposed convolution undoes.
+        """Return the convolution that has this output shape: what a transposed convolution undoes.
 
         Args:
             input_shape: its input shape, if known.
@@ -661,12 +617,17 @@ class ConvProblem:
             "dtype": dtype,
         }
         names = Names(y="the output")
-        return transposed_problem(
-            names, output_shape, filter_shape, input_shape, output_padding, **rules
-        )
+        given = {
+            "output_shape": output_shape,
+            "filter_shape": filter_shape,
+            "input_shape": input_shape,
+            "output_padding": output_padding,
+            **rules,
+        }
+        return offering(partial(transposed_problem, names), names, given)
 
     def replace(self, **changes: Unpack[_Changes]) -> ConvProblem:
-        """The same problem with some arguments of the constructor changed."""
+        """Return the same problem with some arguments of the constructor changed."""
         shapes = {"input_shape": self.input_shape, "filter_shape": self.filter_shape}
         return ConvProblem(**{**shapes, **self.keywords, "dtype": self.dtype, **changes})
 
@@ -705,7 +666,7 @@ class ConvProblem:
         )
 
     def _repr_html_(self) -> str:
-        """The shapes, axes and cost as a table, for Jupyter."""
+        """Return the shapes, axes and cost as a table, for Jupyter."""
         tensors = (
             ("x, dx", self.input_shape, self.data_format),
             ("w, dw", self.filter_shape, self.filter_format),
@@ -735,10 +696,12 @@ class ConvProblem:
 
 
 def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, high: int) -> int:
-    """Pairs of an output o and a tap r with low <= o * stride + r * dilation < high, by formula.
+    """Count pairs of an output o and a tap r with low <= o * stride + r * dilation < high.
+
+    The count uses a formula, not a loop.
 
     Args:
-        outputs, taps: how many there are of each, from 0 on; below 0 as good as none.
+        outputs, taps: numbers of outputs and taps; negative numbers count as 0.
     """
     sizes = outputs, taps, stride, dilation
     return _pairs_below(*sizes, high) - _pairs_below(*sizes, low)
@@ -751,17 +714,15 @@ def _pairs_below(outputs: int, taps: int, stride: int, dilation: int, bound: int
     every = (bound - 1 - (outputs - 1) * stride) // dilation + 1
     every = min(max(every, 0), taps)
     some = min((bound - 1) // dilation + 1, taps)
-    rest = bound - 1 - (some - 1) * dilation  # of the last of them, and a dilation more before it
+    rest = (
+        bound - 1 - (some - 1) * dilation
+    )  # of the last one; each earlier one has one dilation more
     count = some - every
     return every * outputs + count + _sum_of_quotients(count, rest, dilation, stride)
 
 
 def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
-    """The sum of (start + i * step) // divisor over i < count, as quickly as Euclid's algorithm.
-
-    What is left of it without whole multiples of the divisor are lattice points under a line, which
-    are counted again with the axes exchanged.
-    """
+    """Return the sum of (start + i * step) // divisor over i < count, in logarithmic time."""
     total = 0
     while True:
         total += count * (count - 1) // 2 * (step // divisor) + count * (start // divisor)
@@ -774,17 +735,17 @@ def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
 
 
 _MOST_SIZES = 12
-"""That are still printed, of a shape that no tensor here can have."""
+"""Most sizes that are printed of a shape (chosen)."""
 
 
 def shape_text(shape: Iterable[int]) -> str:
-    """A shape as it is printed and read on the command line: ``1x5x5x3``."""
+    """Return a shape in the notation of the command line: ``1x5x5x3``."""
     sizes = list(map(str, shape))
     return "x".join(sizes if len(sizes) <= _MOST_SIZES else [*sizes[:_MOST_SIZES], "..."])
 
 
 def bytes_text(size: float) -> str:
-    """Bytes in binary units, as memory is counted: ``1.5 GiB``."""
+    """Return bytes in binary units, as memory is counted: ``1.5 GiB``."""
     if size < 1024:
         return f"{size} bytes"
     *smaller, largest = ("KiB", "MiB", "GiB", "TiB", "PiB")
@@ -797,20 +758,20 @@ def bytes_text(size: float) -> str:
 
 
 def flops_of_product(dtype: str) -> int:
-    """Floating-point operations of one product of a dtype and of its addition to a sum."""
+    """Return floating-point operations of one product of a dtype and of its addition to a sum."""
     return 8 if dtype in REAL_PART else 2
 
 
 def interval_text(sizes: range) -> str:
-    """A range of sizes as text: ``9`` or ``9 to 10``."""
+    """Return a range of sizes as text: ``9`` or ``9 to 10``."""
     return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
 
 
-def dtype_name(dtype: Any, owner: str = "x") -> DtypeName:
-    """The name of a dtype given as a name, a NumPy dtype or a scalar type.
+def dtype_name(dtype: Any, remedy: str = "") -> DtypeName:
+    """Return the name of a dtype given as a name, a NumPy dtype or a scalar type.
 
     Args:
-        owner: the array that it is of, for the error.
+        remedy: the way out, for the error.
 
     Raises:
         ConvTypeError: it is not one of ITEMSIZE.
@@ -820,11 +781,63 @@ def dtype_name(dtype: Any, owner: str = "x") -> DtypeName:
         name = getattr(dtype, "__name__", None)
     if not isinstance(name, str) or name not in ITEMSIZE:
         text = shown(name).strip("'") if isinstance(name, str) else shown(dtype)
-        raise ConvTypeError(
-            f"dtype must be one of {', '.join(ITEMSIZE)}: got {text}. "
-            f"Convert the arrays first, for example {owner}.astype('float32')"
-        )
+        rule = f"dtype must be one of {', '.join(ITEMSIZE)}"
+        raise ConvTypeError(f"{rule}: got {text}. {remedy}".rstrip(". "))
     return cast(DtypeName, name)
+
+
+def _astype(name: str, dtype: str) -> str:
+    return f"{name}.astype({dtype!r})"
+
+
+def shared_dtype(
+    dtypes: Mapping[str, Any], convert: Callable[[str, str], str] = _astype
+) -> DtypeName:
+    """Return the dtype that arrays share.
+
+    Args:
+        dtypes: of each array, by its name.
+        convert: writes how the array of a name is converted to a dtype.
+
+    Raises:
+        ConvTypeError: a dtype is unsupported, or they differ.
+    """
+    words: dict[str, Any] = {name: getattr(dtype, "name", None) for name, dtype in dtypes.items()}
+    known = [word for word in words.values() if word in ITEMSIZE]
+    if len(known) == len(words) and len(set(known)) == 1:
+        return cast(DtypeName, known[0])
+    is_complex = any(getattr(dtype, "kind", "") == "c" for dtype in dtypes.values())
+    default = "complex128" if is_complex else known[0] if known else "float32"
+    target = next((word for word in known if word in REAL_PART), default)
+    steps = [convert(name, target) for name, word in words.items() if word != target]
+    way_out = f"for example {' and '.join(steps)}"
+    for name, word in words.items():
+        if word not in ITEMSIZE:
+            remedy = _view_of_bytes(name, dtypes[name]) or f"Convert it, {way_out}"
+            raise ConvTypeError(
+                f"{name}: dtype must be one of {', '.join(ITEMSIZE)}: got "
+                f"{word or shown(dtypes[name])}. {remedy}"
+            )
+    (first_name, first), *others = words.items()
+    name, word = next(entry for entry in others if entry[1] != first)
+    raise ConvTypeError(
+        f"all arrays must have one dtype: {first_name} is {first}, {name} is {word}. "
+        f"Convert one of them, {way_out}"
+    )
+
+
+def _view_of_bytes(name: str, dtype: Any) -> str:
+    """Return the way out for an array of fields or of bytes; empty for other dtypes."""
+    if getattr(dtype, "names", None):
+        return f"Pass one of its fields, for example {name}[{dtype.names[0]!r}]"
+    if getattr(dtype, "kind", "") != "V" or not hasattr(dtype, "itemsize"):
+        return ""
+    # ml_dtypes gives float8 and the like this kind too, but types of their own.
+    if dtype.type.__module__ != "numpy":
+        return ""
+    if dtype.itemsize == 2:
+        return f"If these are bfloat16 from a file, pass {name}.view(ml_dtypes.bfloat16)"
+    return f"Say what its bytes are, for example {name}.view('float32')"
 
 
 # -- for functions whose tensors have other names ------------------------------------------------
@@ -833,7 +846,7 @@ def dtype_name(dtype: Any, owner: str = "x") -> DtypeName:
 def named_problem(
     names: Names, input_shape: Iterable[int], filter_shape: Iterable[int], **rules: Any
 ) -> ConvProblem:
-    """A ConvProblem, whose errors call the tensors by these names."""
+    """Return a ConvProblem, whose errors call the tensors by these names."""
     words = ("stride", "padding", "dilation", "groups", "data_format", "filter_format", "dtype")
     problem = object.__new__(ConvProblem)
     problem._assign(names, input_shape, filter_shape, *(rules[word] for word in words))
@@ -873,7 +886,7 @@ def transposed_problem(
 
 
 def require_problem(function: str, given: object) -> None:
-    """Check that what a function was given as its problem is one.
+    """Check that an argument is a ConvProblem.
 
     Raises:
         ConvTypeError: it is not.
@@ -889,44 +902,51 @@ def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> 
     """``ConvProblem.require_output_gradient``, whose errors call the tensors by these names."""
     x, w, y = names[:3]
     given = integers(f"{y}.shape", shape)
-    expected = f"Pass {names.one(y)} of shape {shape_text(problem.output_shape)}"
+    expected = f"pass {names.one(y)} of shape {shape_text(problem.output_shape)}"
+    expected += f" ({problem.data_format})"
+    fix = Fix({"output_shape": problem.output_shape}, (expected,))
+    remedy = expected[0].upper() + expected[1:]
     if len(given) != len(problem.output_shape):
         raise ConvError(
             f"{y} must have as many axes as {x}",
             f"{y} is {shape_text(given)}, {x} is {shape_text(problem.input_shape)}",
-            expected,
+            remedy,
+            candidates=[fix],
         )
     n, k, *spatial = (given[axis] for axis in problem.data_axes)
-    expected += f" ({problem.data_format})"
     if n != problem.N:
         raise ConvError(
             f"{y} and {x} must have the same batch size",
             f"{y} has {n}, {x} has {problem.N}",
-            expected,
+            remedy,
+            candidates=[fix],
         )
     if k != problem.K:
         raise ConvError(
             f"{y} must have one channel for each filter",
             f"{y} has {k}, {w} gives {problem.K}",
-            expected,
+            remedy,
+            candidates=[fix],
         )
     for axis, size in zip(problem.axes, spatial, strict=True):
         if size == axis.output:
             continue
         sizes = axis.input_sizes_for(size)
         one = names.bare(x)
-        fitting = f"{one} sizes {interval_text(sizes)}" if sizes else f"no {one} size"
+        plural = "sizes" if len(sizes) > 1 else "size"
+        fitting = f"{one} {plural} {interval_text(sizes)}" if sizes else f"no {one} size"
         raise ConvError(
             f"{y} must have the output size of {x} it belongs to",
             f"{names.any(x)} of {axis.input} gives {axis.formula}, {y} has {size}; "
             f"{fitting} would give {size}",
-            expected,
+            remedy,
             axis=axis.name,
+            candidates=[fix],
         )
 
 
 def integer(what: str, value: object) -> int:
-    """An integer of 64 bits, from an argument that is called ``what``."""
+    """Return an integer of 64 bits, from an argument that is called ``what``."""
     try:
         if isinstance(value, bool):  # NumPy's True is no integer either
             raise TypeError
@@ -946,7 +966,7 @@ def integer(what: str, value: object) -> int:
 
 
 def integers(what: str, value: Iterable[int]) -> tuple[int, ...]:
-    """A shape, likewise."""
+    """Return a shape, likewise."""
     if not is_sequence(value):
         raise ConvTypeError(
             f"{what} must be a tuple of integers: got {shown(value)}. "
@@ -956,31 +976,26 @@ def integers(what: str, value: Iterable[int]) -> tuple[int, ...]:
 
 
 def spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple[int, ...]) -> int:
-    """How many spatial axes tensors of these shapes have."""
+    """Return the number of spatial axes of tensors with these shapes."""
     rank = len(input_shape) - 2
-    no_batch = len(input_shape) + 1 == len(filter_shape) and rank + 1 in formats.SPATIAL_AXES
-    add = f"Add the batch: {shape_text((1, *input_shape))}"
     if rank not in formats.SPATIAL_AXES:
         raise ConvError(
             f"{names.x} must have a batch axis, a channel axis and 1 to 3 spatial axes",
             f"{names.bare(names.x)} {shape_text(input_shape) or '()'} has {len(input_shape)} axes",
-            (f"{add}. " if no_batch else "")
-            + "Pass 3 axes for a 1-D, 4 for a 2-D, 5 for a 3-D convolution",
-        )
-    if no_batch:
-        raise ConvError(
-            f"{names.x} must have a batch axis, and as many axes as {names.w}",
-            f"{names.x} {shape_text(input_shape)} has {len(input_shape)}, {names.w} "
-            f"{shape_text(filter_shape)} has {len(filter_shape)}",
-            add,
+            "Pass 3 axes for a 1-D, 4 for a 2-D, 5 for a 3-D convolution",
+            candidates=(),
         )
     if len(filter_shape) != len(input_shape):
+        no_batch = len(input_shape) + 1 == len(filter_shape) and rank + 1 in formats.SPATIAL_AXES
         raise ConvError(
-            f"{names.w} must have as many axes as {names.x}",
-            f"{names.x} {shape_text(input_shape)} has {len(input_shape)}, "
-            f"{names.w} {shape_text(filter_shape) or '()'} has {len(filter_shape)}",
+            f"{names.x} must have a batch axis, and as many axes as {names.w}"
+            if no_batch
+            else f"{names.w} must have as many axes as {names.x}",
+            f"{names.x} {shape_text(input_shape)} has {len(input_shape)}, {names.w} "
+            f"{shape_text(filter_shape) or '()'} has {len(filter_shape)}",
             f"Pass {names.any(names.w)} with {len(input_shape)} axes, or {names.any(names.x)} with "
             f"{len(filter_shape)}",
+            candidates=(),
         )
     return rank
 
@@ -989,7 +1004,7 @@ def spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple
 
 
 def is_sequence(value: object) -> bool:
-    """Whether it is several values in an order; an array without axes is one."""
+    """Return whether it is several values in an order; an array without axes is one."""
     unordered = isinstance(value, (str, bytes, bytearray, Mapping, Set))
     return hasattr(value, "__iter__") and not unordered and getattr(value, "ndim", 1) != 0
 
@@ -997,7 +1012,9 @@ def is_sequence(value: object) -> bool:
 def _count(what: str, value: object) -> int:
     number = integer(what, value)
     if number < 1:
-        raise ConvError(f"{what} must be at least 1", f"got {number}", f"Use {what}=1")
+        raise ConvError(
+            f"{what} must be at least 1", f"got {number}", "Use 1 or more", candidates=()
+        )
     return number
 
 
@@ -1010,6 +1027,7 @@ def _per_axis(what: str, value: Size, rank: int) -> tuple[int, ...]:
             f"{what} must be one integer, or one for each spatial axis",
             f"got {len(values)} values for {rank} spatial axes",
             f"Pass one integer, or {rank}",
+            candidates=(),
         )
     names = formats.SPATIAL_AXES[rank]
     return tuple(_positive(what, v, name) for v, name in zip(values, names, strict=True))
@@ -1024,7 +1042,7 @@ def _shapes_for(
     output_padding: Size | None,
     arguments: dict[str, Any],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The input shape of ``from_output``, when output_padding has to say it, and its output's."""
+    """Return the input shape of ``from_output`` with output_padding, and its output shape."""
     rank = len(y_shape) - 2
     n_axis, c_axis, *spatial_axes = formats.data_axes(layout)
     _, i_axis, *filter_axes = formats.filter_axes(filter_layout)
@@ -1064,10 +1082,19 @@ def _shapes_for(
                 "output_padding must be at least 0 and less than the stride"
                 + ("" if same else " or the dilation"),
                 f"got {added} with stride {stride}" + ("" if same else f" and dilation {dilation}"),
-                f"Use 0 to {most}",
+                f"Use {interval_text(range(most + 1))}",
                 axis=name,
             )
         shape[axis] = rule.first_input_size_for(y_shape[axis]) + added
+        if shape[axis] < 1 <= min(y_shape[axis], rule.filter) and (before + after) > 0:
+            most = before + after - (1 - shape[axis])
+            raise ConvError(
+                f"{names.x} must have a size of at least 1",
+                f"{names.y} of {y_shape[axis]} gives {shape[axis]} with {names.padding} "
+                f"{(before, after)}",
+                f"Pad by at most {most} in total" if most >= 0 else "",
+                axis=name,
+            )
         outputs[axis] += added // stride
     return tuple(shape), tuple(outputs)
 
@@ -1080,9 +1107,16 @@ def _positive(what: str, value: object, axis: str | None = None) -> int:
 
 
 def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """The padding's mode and its pairs; the pairs of a SAME mode are still to be computed."""
+    """Return the padding's mode and pairs; pairs of a SAME mode are computed later."""
     if isinstance(padding, str):
         mode = padding.lower()
+        if mode in _OF_NUMPY:
+            raise ConvError(
+                f"{what} is filled with zeros",
+                f"got {padding!r}",
+                f"Fill it with numpy.pad(x, ..., mode={_OF_NUMPY[mode]!r}) and convolve with "
+                f"{what} 0",
+            )
         if mode not in PADDING_WORDS:
             raise unknown_word(what, padding, PADDING_WORDS)
         return mode, ((0, 0),) * rank
@@ -1110,6 +1144,17 @@ def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[i
     return "explicit", sides
 
 
+_OF_NUMPY = {
+    "circular": "wrap",
+    "wrap": "wrap",
+    "reflect": "reflect",
+    "symmetric": "symmetric",
+    "replicate": "edge",
+    "edge": "edge",
+}
+"""Modes of numpy.pad for the paddings that other libraries fill with values of the input."""
+
+
 def _pair(what: str, side: object) -> tuple[int, int]:
     if not is_sequence(side):
         amount = integer(what, side)
@@ -1125,7 +1170,7 @@ def _pair(what: str, side: object) -> tuple[int, int]:
 
 
 def _same_padding(mode: str, size: int, taps: int, stride: int, dilation: int) -> tuple[int, int]:
-    """TensorFlow's rule: just enough that ceil(size / stride) windows fit."""
+    """Return TensorFlow's rule: just enough that ceil(size / stride) windows fit."""
     output = -(-size // stride)
     total = max((output - 1) * stride + (taps - 1) * dilation + 1 - size, 0)
     smaller, larger = total // 2, total - total // 2
@@ -1161,25 +1206,26 @@ def _require_sizes(names: Names, problem: ConvProblem) -> None:
 def _require_channels(names: Names, problem: ConvProblem) -> None:
     C, K, G = problem.C, problem.K, problem.groups
     per_group = problem.filter_shape[problem.filter_axes[1]]
-    for owner, count in ((names.x, C), ("the output" if names.y == "dy" else names.y, K)):
+    output = "the output" if names.y == "dy" else names.y
+    order = f"{shape_text(problem.filter_shape)} ({problem.filter_format})"
+    for owner, count, read in (
+        (names.x, C, ""),
+        (output, K, f"; {names.bare(names.w)} {order} has O = {K}"),
+    ):
         if count % G:
             raise ConvError(
                 f"{names.groups} must divide {names.of(owner)} channels",
-                f"{owner} has {count}, {names.groups}={G}",
-                one_of(_group_repairs(names, problem)),
+                f"{owner} has {count}, {names.groups}={G}{read}",
+                candidates=(),
             )
-    if per_group == C // G:
-        return
-    repairs = [f"give {names.w} I = {C // G}", f"give {names.x} C = {per_group * G}"]
-    if C % per_group == 0 and K % (C // per_group) == 0:
-        repairs.insert(0, f"use {names.groups}={C // per_group}")
-    raise ConvError(
-        f"{names.w}'s input channels must be {names.x}'s channels divided by {names.groups}",
-        f"{names.bare(names.x)} {shape_text(problem.input_shape)} ({problem.data_format}) has "
-        f"C = {C}, {names.groups}={G}, so {C // G} for each filter; {names.bare(names.w)} "
-        f"{shape_text(problem.filter_shape)} ({problem.filter_format}) has I = {per_group}",
-        one_of(repairs),
-    )
+    if per_group != C // G:
+        raise ConvError(
+            f"{names.w}'s input channels must be {names.x}'s channels divided by {names.groups}",
+            f"{names.bare(names.x)} {shape_text(problem.input_shape)} ({problem.data_format}) has "
+            f"C = {C}, {names.groups}={G}, so {C // G} for each filter; {names.bare(names.w)} "
+            f"{shape_text(problem.filter_shape)} ({problem.filter_format}) has I = {per_group}",
+            candidates=(),
+        )
 
 
 def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]) -> None:
@@ -1190,6 +1236,7 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
             "a transposed convolution keeps the batch size",
             f"{names.y} has {n}, {names.x} has {problem.N}",
             f"Use a batch of {n}",
+            candidates=(),
         )
     if k != problem.K:
         raise ConvError(
@@ -1197,6 +1244,7 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
             f"{names.y} has {k}, {names.w} {shape_text(problem.filter_shape)} "
             f"({problem.filter_format}) has O = {problem.K}",
             f"Give {names.y} {problem.K} channels, or {names.w} O = {k}",
+            candidates=(),
         )
     for axis, position in zip(problem.axes, problem.data_axes[2:], strict=True):
         size = y_shape[position]
@@ -1208,22 +1256,8 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
                 f"{names.any(names.x)} of {axis.input} has {axis.formula}, {names.y} is {size}",
                 f"Use {names.any(names.x)} of {interval_text(sizes)}",
                 axis=axis.name,
+                candidates=(),
             )
-
-
-def _group_repairs(names: Names, problem: ConvProblem) -> list[str]:
-    """Ways out where groups do not divide the channels."""
-    C, K, G = problem.C, problem.K, problem.groups
-    per_group = problem.filter_shape[problem.filter_axes[1]]
-    repairs = []
-    if C % per_group == 0 and K % (C // per_group) == 0:
-        repairs.append(f"use {names.groups}={C // per_group}")
-    else:
-        fitting = gcd(G, C, K)
-        repairs.append(f"use {names.groups}={fitting} and give {names.w} I = {C // fitting}")
-    if per_group * G == C:
-        repairs.append(f"give {names.w} O = {-(-K // G) * G}")
-    return repairs
 
 
 def _require_countable(names: Names, axis: ConvAxis) -> None:
@@ -1251,24 +1285,12 @@ def _require_listable(phases: int) -> None:
 def _require_window(names: Names, axis: ConvAxis) -> None:
     if axis.output >= 1:
         return
-    missing = axis.effective_filter - axis.padded_input
-    largest = (axis.padded_input - 1) // axis.dilation + 1
-    repairs = [
-        f"pad by {missing} more in total",
-        f"use {names.any(names.x)} of at least {axis.input + missing}",
-    ]
-    if axis.filter > 1:
-        repairs.append(f"{names.any(names.w)} of at most {largest}")
-    if axis.dilation > 1:
-        fitting = (axis.padded_input - 1) // (axis.filter - 1)
-        if fitting >= 1:
-            repairs.append(f"a dilation of at most {fitting}")
     raise ConvError(
         f"{names.w} must fit into the padded {names.bare(names.x)}",
         f"{names.any(names.w)} of {axis.filter} with dilation {axis.dilation} spans "
         f"{axis.effective_filter}, "
         f"{names.x} of {axis.input} with padding ({axis.pad_before}, {axis.pad_after}) has "
         f"{axis.padded_input}",
-        one_of(repairs),
         axis=axis.name,
+        candidates=(),
     )

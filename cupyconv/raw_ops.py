@@ -26,13 +26,13 @@ What TensorFlow's documentation leaves to the reader:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
 from cupyconv.operations import Called
-from cupyconv.problem import Names, Rules, integers, shape_text
+from cupyconv.problem import Rules, integers, named_problem, require_output, shape_text
+from cupyconv.remedies import Fix, Names, offering
 
 __all__ = [
     "BiasAddGrad",
@@ -90,6 +90,8 @@ _NAMES = Names(
     stride="strides",
     padding="explicit_paddings",
     dilation="dilations",
+    absent=frozenset(("groups", "filter_format", "padding")),
+    entries="all",
 )
 _CALLED = {
     "forward": Called(("input", "filter"), tensors=_NAMES._replace(y="the output")),
@@ -118,7 +120,7 @@ def Conv2D(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """The output of a 2-D convolution: ``conv_forward``."""
+    """Return the output of a 2-D convolution: ``conv_forward``."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _forward(2, input, filter, window)
 
@@ -152,7 +154,7 @@ def Conv2DBackpropInput(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """The gradient of Conv2D with respect to its input: ``conv_backprop_input``."""
+    """Return the gradient of Conv2D with respect to its input: ``conv_backprop_input``."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _backprop_input(2, input_sizes, filter, out_backprop, window)
 
@@ -186,7 +188,7 @@ def Conv2DBackpropFilter(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """The gradient of Conv2D with respect to its filter: ``conv_backprop_filter``."""
+    """Return the gradient of Conv2D with respect to its filter: ``conv_backprop_filter``."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _backprop_filter(2, input, filter_sizes, out_backprop, window)
 
@@ -220,7 +222,7 @@ def Conv2DBackpropInputV2(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Conv2DBackpropInput that takes the input itself, for its shape only."""
+    """Return Conv2DBackpropInput that takes the input itself, for its shape only."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     x = _array(2, "input", input)
     return _backprop_input(2, x.shape, filter, out_backprop, window)
@@ -255,7 +257,7 @@ def Conv2DBackpropFilterV2(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Conv2DBackpropFilter that takes the filter itself, for its shape only."""
+    """Return Conv2DBackpropFilter that takes the filter itself, for its shape only."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     w = _array(2, "filter", filter)
     return _backprop_filter(2, input, w.shape, out_backprop, window)
@@ -279,7 +281,7 @@ def Conv3D(
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
-    """The output of a 3-D convolution: ``conv_forward``."""
+    """Return the output of a 3-D convolution: ``conv_forward``."""
     return _forward(3, input, filter, _window(3, data_format, strides, dilations, padding))
 
 
@@ -310,7 +312,7 @@ def Conv3DBackpropInputV2(
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
-    """The gradient of Conv3D with respect to its input: ``conv_backprop_input``."""
+    """Return the gradient of Conv3D with respect to its input: ``conv_backprop_input``."""
     window = _window(3, data_format, strides, dilations, padding)
     return _backprop_input(3, input_sizes, filter, out_backprop, window)
 
@@ -342,7 +344,7 @@ def Conv3DBackpropFilterV2(
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
-    """The gradient of Conv3D with respect to its filter: ``conv_backprop_filter``."""
+    """Return the gradient of Conv3D with respect to its filter: ``conv_backprop_filter``."""
     window = _window(3, data_format, strides, dilations, padding)
     return _backprop_filter(3, input, filter_sizes, out_backprop, window)
 
@@ -370,11 +372,9 @@ def DepthwiseConv2dNative(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """The output of a depthwise 2-D convolution: each channel has its own filters."""
+    """Return the output of a depthwise 2-D convolution: each channel has its own filters."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    x, w = _array(2, "input", input), _array(2, "filter", filter)
-    _require_depth(_channels(x.shape, window), w.shape)
-    return _compute("forward", (x, _grouped(w)), None, _at_least_1(w.shape[2]), window)
+    return _forward(2, input, filter, window, depthwise=True)
 
 
 @overload
@@ -405,13 +405,9 @@ def DepthwiseConv2dNativeBackpropInput(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """The gradient of DepthwiseConv2dNative with respect to its input."""
+    """Return the gradient of DepthwiseConv2dNative with respect to its input."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    w, dy = _array(2, "filter", filter), _array(2, "out_backprop", out_backprop)
-    shape = _input_shape(2, input_sizes, w, dy, window)
-    _require_depth(_channels(shape, window), w.shape)
-    groups = _at_least_1(w.shape[2])
-    return _compute("backprop_input", (_grouped(w), dy), shape, groups, window)
+    return _backprop_input(2, input_sizes, filter, out_backprop, window, depthwise=True)
 
 
 @overload
@@ -442,14 +438,9 @@ def DepthwiseConv2dNativeBackpropFilter(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """The gradient of DepthwiseConv2dNative with respect to its filter."""
+    """Return the gradient of DepthwiseConv2dNative with respect to its filter."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    x, dy = _array(2, "input", input), _array(2, "out_backprop", out_backprop)
-    shape = _filter_shape(2, filter_sizes)
-    _require_depth(_channels(x.shape, window), shape)
-    height, width, channels, multiplier = shape
-    grouped, groups = (height, width, 1, channels * multiplier), _at_least_1(channels)
-    return _compute("backprop_filter", (x, dy), grouped, groups, window).reshape(shape)
+    return _backprop_filter(2, input, filter_sizes, out_backprop, window, depthwise=True)
 
 
 @overload
@@ -467,7 +458,7 @@ def BiasAddGrad(
 def BiasAddGrad(
     *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:
-    """The gradient of a bias: ``conv_backprop_bias``.
+    """Return the gradient of a bias: ``conv_backprop_bias``.
 
     ``data_format`` only says where the channels are, whatever the number of axes: "NHWC" for the
     last axis, "NCHW" for the second.
@@ -486,28 +477,85 @@ def BiasAddGrad(
 # -- the passes, from TensorFlow's arguments -------------------------------------------------------
 
 
-def _forward(rank: int, input: Any, filter: Any, window: dict[str, Any]) -> Any:
+def _forward(
+    rank: int, input: Any, filter: Any, window: dict[str, Any], *, depthwise: bool = False
+) -> Any:
     x, w = _array(rank, "input", input), _array(rank, "filter", filter)
-    groups = _groups(_channels(x.shape, window), w.shape)
-    return _compute("forward", (x, w), None, groups, window)
+    shapes = (x.shape, w.shape, None)
+    groups, rules = _checked("forward", rank, shapes, window, (), depthwise)
+    w = _grouped(w) if depthwise else w
+    return _compute("forward", (x, w), None, groups, rules)
 
 
 def _backprop_input(
-    rank: int, input_sizes: Any, filter: Any, out_backprop: Any, window: dict[str, Any]
+    rank: int,
+    input_sizes: Any,
+    filter: Any,
+    out_backprop: Any,
+    window: dict[str, Any],
+    *,
+    depthwise: bool = False,
 ) -> Any:
     w, dy = _array(rank, "filter", filter), _array(rank, "out_backprop", out_backprop)
     shape = _input_shape(rank, input_sizes, w, dy, window)
-    groups = _groups(_channels(shape, window), w.shape)
-    return _compute("backprop_input", (w, dy), shape, groups, window)
+    shapes, sizes = (shape, w.shape, dy.shape), ("input_shape",)
+    groups, rules = _checked("backprop_input", rank, shapes, window, sizes, depthwise)
+    w = _grouped(w) if depthwise else w
+    return _compute("backprop_input", (w, dy), shape, groups, rules)
 
 
 def _backprop_filter(
-    rank: int, input: Any, filter_sizes: Any, out_backprop: Any, window: dict[str, Any]
+    rank: int,
+    input: Any,
+    filter_sizes: Any,
+    out_backprop: Any,
+    window: dict[str, Any],
+    *,
+    depthwise: bool = False,
 ) -> Any:
     x, dy = _array(rank, "input", input), _array(rank, "out_backprop", out_backprop)
     shape = _filter_shape(rank, filter_sizes)
-    groups = _groups(_channels(x.shape, window), shape)
-    return _compute("backprop_filter", (x, dy), shape, groups, window)
+    shapes, sizes = (x.shape, shape, dy.shape), ("filter_shape",)
+    groups, rules = _checked("backprop_filter", rank, shapes, window, sizes, depthwise)
+    grouped = _grouped_shape(shape) if depthwise else shape
+    return _compute("backprop_filter", (x, dy), grouped, groups, rules).reshape(shape)
+
+
+def _checked(
+    operation: str,
+    rank: int,
+    shapes: tuple[tuple[int, ...] | None, ...],
+    window: dict[str, Any],
+    sizes: tuple[str, ...],
+    depthwise: bool,
+) -> tuple[int, dict[str, Any]]:
+    """Return the groups and the library's own keywords of a call, all of whose arguments fit.
+
+    Args:
+        shapes: of the input, the filter as TensorFlow has it and out_backprop.
+        sizes: those of them that the op takes as sizes, as for ``remedies.offering``.
+    """
+    names = _CALLED[operation].tensors
+
+    def require(
+        input_shape: Any, filter_shape: Any, output_shape: Any, **window: Any
+    ) -> tuple[int, dict[str, Any]]:
+        rules = _rules(rank, **window)
+        channels = _channels(input_shape, rules)
+        if depthwise:
+            _require_depth(channels, filter_shape)
+            groups, filter_shape = _at_least_1(channels), _grouped_shape(filter_shape)
+        else:
+            groups = _groups(channels, filter_shape)
+        layer = {**rules, "groups": groups, "dtype": "float32"}
+        problem = named_problem(names, input_shape, filter_shape, **layer)
+        if output_shape is not None:
+            require_output(names, problem, output_shape)
+        return groups, rules
+
+    keys = ("input_shape", "filter_shape", "output_shape")
+    given = dict(zip(keys, shapes, strict=True)) | window
+    return offering(require, names, given, sizes)
 
 
 def _compute(
@@ -529,91 +577,124 @@ def _window(
     padding: str,
     explicit_paddings: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The library's own keywords; without ``explicit_paddings`` the op has no such padding."""
+    """Return the arguments that ``_rules`` reads, by their names in the library.
+
+    Args:
+        explicit_paddings: None if the op has no such argument.
+    """
     first, last = formats.data_formats(rank)
     word = last if data_format is None else _word(data_format)
-    layout = formats.resolve_data_format(word, rank)
-    if layout != word:
+    if word not in (first, last):
+        formats.resolve_data_format(word, rank)
         raise unknown_word("data_format", data_format, (last, first))
+    word_of_padding = _word(padding)
+    known = ("SAME", "VALID") if explicit_paddings is None else ("SAME", "VALID", "EXPLICIT")
+    if word_of_padding not in known:
+        raise unknown_word("padding", padding, known)
+    if dilations is None:
+        dilations = (1,) * (rank + 2)
+    sides = () if explicit_paddings is None else explicit_paddings
     return {
-        "stride": _of_spatial_axes("strides", strides, layout),
-        "dilation": (1,) * rank
-        if dilations is None
-        else _of_spatial_axes("dilations", dilations, layout),
-        "padding": _padding(padding, explicit_paddings, layout),
-        "data_format": layout,
+        "data_format": word,
         "filter_format": formats.filter_formats(rank)[1],
+        "stride": _integers("strides", strides),
+        "dilation": _integers("dilations", dilations),
+        "padding": word_of_padding,
+        "sides": _integers("explicit_paddings", sides),
     }
 
 
-def _of_spatial_axes(what: str, given: Sequence[int], layout: str) -> tuple[int, ...]:
-    values = _integers(what, given)
+def _rules(
+    rank: int,
+    data_format: str,
+    filter_format: str,
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: str,
+    sides: tuple[int, ...],
+) -> dict[str, Any]:
+    """Return the library's own keywords."""
+    return {
+        "stride": _of_spatial_axes("strides", stride, data_format),
+        "dilation": _of_spatial_axes("dilations", dilation, data_format),
+        "padding": _padding(padding, sides, data_format),
+        "data_format": data_format,
+        "filter_format": filter_format,
+    }
+
+
+def _of_spatial_axes(what: str, values: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    values = tuple(values)
     if len(values) != len(layout):
         raise ConvError(
             f"{what} must have an entry for each axis of {layout}",
             f"got {len(values)} values, {shown(list(values))}",
-            f"Pass for example {what}={[1] * len(layout)}",
+            f"Pass {len(layout)} integers",
+            candidates=(),
         )
     batch, channels, *spatial = formats.data_axes(layout)
     if values[batch] != 1 or values[channels] != 1:
-        valid = [1 if axis in (batch, channels) else v for axis, v in enumerate(values)]
         raise ConvError(
             f"{what} must be 1 on the batch and channel axes of {layout}",
             f"got {shown(list(values))}",
-            f"Use {what}={valid}",
+            candidates=(),
         )
     return tuple(values[axis] for axis in spatial)
 
 
-def _padding(
-    padding: str, explicit_paddings: Sequence[int] | None, layout: str
-) -> str | tuple[tuple[int, int], ...]:
-    word = _word(padding)
-    known = ("SAME", "VALID") if explicit_paddings is None else ("SAME", "VALID", "EXPLICIT")
-    if word not in known:
-        raise unknown_word("padding", padding, known)
-    sides = () if explicit_paddings is None else _integers("explicit_paddings", explicit_paddings)
+def _padding(word: str, sides: tuple[int, ...], layout: str) -> str | tuple[tuple[int, int], ...]:
     if word != "EXPLICIT":
         if sides:
             raise ConvError(
                 "explicit_paddings go with padding='EXPLICIT' only",
-                f"got {shown(list(sides))} with padding={padding!r}",
+                f"got {shown(list(sides))} with padding={word!r}",
                 "Use padding='EXPLICIT', or leave out explicit_paddings",
             )
         return word.lower()
+    batch, channels, *spatial = formats.data_axes(layout)
+    pairs = list(zip(sides[::2], sides[1::2], strict=False))
     if len(sides) != 2 * len(layout):
+        few = len(sides) == 2 * len(spatial)
         raise ConvError(
             f"explicit_paddings must have two values for each axis of {layout}",
             f"got {len(sides)}",
             f"Pass {2 * len(layout)} integers: before and after for each axis in turn",
+            candidates=[_paddings(pairs, layout)] if few else (),
         )
-    batch, channels, *spatial = formats.data_axes(layout)
-    pairs = list(zip(sides[::2], sides[1::2], strict=True))
     if pairs[batch] != (0, 0) or pairs[channels] != (0, 0):
-        valid = [0 if axis // 2 in (batch, channels) else v for axis, v in enumerate(sides)]
+        other = formats.data_formats(len(spatial))[layout[1] == "C"]
+        batch, channels, *there = formats.data_axes(other)
+        moved = pairs[batch] == pairs[channels] == (0, 0)
+        kept = [pairs[axis] for axis in (there if moved else spatial)]
         raise ConvError(
             f"explicit_paddings must be 0 on the batch and channel axes of {layout}",
             f"got {shown(list(sides))}",
-            f"Use explicit_paddings={valid}",
+            candidates=[_paddings(kept, layout)],
         )
     return tuple(pairs[axis] for axis in spatial)
 
 
+def _paddings(pairs: Sequence[tuple[int, int]], layout: str) -> Fix:
+    """Return padding of the spatial axes as explicit_paddings."""
+    axes = dict(zip(formats.data_axes(layout)[2:], pairs, strict=True))
+    sides = [side for axis in range(len(layout)) for side in axes.get(axis, (0, 0))]
+    return Fix({"sides": sides}, (("explicit_paddings", sides),))
+
+
 def _word(given: Any) -> str:
-    """A word, which TensorFlow takes as bytes too; upper and lower case differ."""
+    """Return a word, which TensorFlow takes as bytes too; upper and lower case differ."""
     if isinstance(given, bytes):
         return given.decode(errors="replace")
     return given if isinstance(given, str) else shown(given)
 
 
 def _integers(what: str, given: Any) -> tuple[int, ...]:
-    """Integers from a sequence or an array; an array in a GPU's memory is copied to the host."""
+    """Return integers from a sequence or array; GPU arrays are copied to the host."""
     try:
         return integers(what, given.tolist() if hasattr(given, "tolist") else given)
-    except ConvTypeError:
+    except (ConvTypeError, NotImplementedError):  # PyTorch's, for tensors on "meta"
         raise ConvTypeError(
-            f"{what} must be a list of integers: got {shown(given)} of type "
-            f"{type(given).__name__}. Pass for example [1, 1, 1, 1]"
+            f"{what} must be a list of integers: got {shown(given)} of type {type(given).__name__}"
         ) from None
 
 
@@ -664,19 +745,22 @@ def _channels(input_shape: tuple[int, ...], window: dict[str, Any]) -> int:
     return input_shape[formats.data_axes(window["data_format"])[1]]
 
 
+def _grouped_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    height, width, channels, multiplier = shape
+    return height, width, 1, channels * multiplier
+
+
 def _groups(channels: int, filter_shape: tuple[int, ...]) -> int:
-    """Groups, as TensorFlow infers them from the filter's in depth."""
+    """Return groups, as TensorFlow infers them from the filter's in depth."""
     depth = filter_shape[-2]
     if channels < 1 or depth < 1:
         return 1  # ConvProblem reports the size
     if channels % depth:
-        above = -(-channels // depth) * depth
         raise ConvError(
             "the input's channels must be a multiple of the filter's in depth",
             f"the input has {channels}, the filter {shape_text(filter_shape)} has a depth of "
             f"{depth}",
-            f"Give the input {above} channels, or the filter an in depth of "
-            f"{gcd(channels, depth)} or {channels}",
+            candidates=(),
         )
     groups, out_depth = channels // depth, filter_shape[-1]
     if out_depth % groups:
@@ -684,8 +768,7 @@ def _groups(channels: int, filter_shape: tuple[int, ...]) -> int:
             "the filter's out depth must be a multiple of the groups that its in depth makes",
             f"the input has {channels} channels, the filter {shape_text(filter_shape)} an in depth "
             f"of {depth}, so there are {groups} groups, and an out depth of {out_depth}",
-            f"Give the filter an out depth of {-(-out_depth // groups) * groups}, or an in depth "
-            f"of {channels}",
+            candidates=(),
         )
     return groups
 
@@ -696,17 +779,15 @@ def _require_depth(channels: int, filter_shape: tuple[int, ...]) -> None:
             "a depthwise filter must have as many channels as the input",
             f"the input has {channels}, the filter {shape_text(filter_shape)} has "
             f"{filter_shape[2]}",
-            f"Give the filter the shape "
-            f"{shape_text((*filter_shape[:2], channels, filter_shape[3]))}",
+            candidates=(),
         )
 
 
 def _grouped(w: Any) -> Any:
-    """A depthwise filter as a filter of one input channel for each group."""
-    height, width, channels, multiplier = w.shape
-    return w.reshape(height, width, 1, channels * multiplier)
+    """Return a depthwise filter as a filter of one input channel for each group."""
+    return w.reshape(_grouped_shape(w.shape))
 
 
 def _at_least_1(groups: int) -> int:
-    """Groups of a depthwise filter; of one without channels, ConvProblem reports the size."""
+    """Return the groups of a depthwise filter; at least 1, so that ConvProblem reports sizes."""
     return max(groups, 1)

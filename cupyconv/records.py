@@ -1,4 +1,4 @@
-"""JSON from outside, and dataclasses out of it: what comes in has the types that it should have."""
+"""Reading of JSON, and of dataclasses from JSON, with checked types."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Kind = TypeVar("Kind")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON, or nested so deeply that it cannot be read.
+        ValueError: the text is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -25,7 +25,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def record(kind: type[Kind], entry: Any) -> Kind:
-    """A dataclass out of a JSON object that has its fields; lists become tuples where it has some.
+    """Return a dataclass from a JSON object; lists become tuples where the field is one.
 
     Raises:
         ValueError: a field is missing, unknown, or of another type.
@@ -45,7 +45,7 @@ def record(kind: type[Kind], entry: Any) -> Kind:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    """A value of the type that a field has."""
+    """Return a value of the type that a field has."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in inner:

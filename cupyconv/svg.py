@@ -10,16 +10,25 @@ from dataclasses import dataclass, field
 
 from cupyconv.markup import escape, visible
 
+
+def themed(name: str, light: str, dark: str) -> str:
+    """Return a CSS colour that follows the colour scheme of the page around the picture.
+
+    Programs that do not know light-dark() draw the light colour.
+    """
+    return f"{name}:{light};{name}:light-dark({light},{dark})"
+
+
 Attributes = dict[str, str | float]
-"""Of an element, with underscores for dashes; those that are empty are left out."""
+"""Attributes of an element, with underscores for dashes; empty values are omitted."""
 
 _TITLE_SIZE, _HEAD_SIZE, _SIZE = 9.6, 7.8, 6.3
-"""Widths of a character, at most, by what kind of text it is in."""
+"""Largest width of a character in pixels, by kind of text."""
 
 
 @dataclass
 class Canvas:
-    """What has been drawn, and how far it reaches."""
+    """Drawn elements, and their extent."""
 
     parts: list[str] = field(default_factory=list)
     width: float = 0.0
@@ -38,8 +47,8 @@ class Canvas:
     def text(
         self, x: float, y: float, text: str, kind: str = "", **attributes: str | float
     ) -> None:
-        """A line of text; one that begins at ``x`` makes the canvas as wide as it is."""
-        text = visible(text)  # as long as it is drawn
+        """Draw a line of text; a line that begins at ``x`` widens the canvas."""
+        text = visible(text)  # has the drawn length
         place: Attributes = {"x": x, "y": y, "kind": kind}
         self.parts.append(_element("text", escape(text), place | attributes))
         words = kind.split()
@@ -84,7 +93,7 @@ class Canvas:
         defs: str = "",
         **attributes: str | float,
     ) -> str:
-        """The whole picture on its paper.
+        """Return the whole picture on its paper.
 
         Args:
             label: what it shows, for those who cannot see it.

@@ -6,7 +6,7 @@ A function that passes its own arguments on says what they are::
 
     def halve(x: NDArray[np.float32], padding: Padding = "same") -> NDArray[np.float32]: ...
 
-Words are literals, so that a type checker finds those that are none.  When a program runs they are
+Option values are literals, so that a type checker finds unknown ones.  When a program runs they are
 checked as well, and those of paddings and formats may then be in upper or lower case.
 """
 

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of the calls that load them: side by side, and without a GPU too."""
+"""Compilation of kernels ahead of time: in parallel, and without a GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cupyconv
-from cupyconv import arrays, backends, markup, measuring, operations
+from cupyconv import arrays, backends, cache_folder, markup, measuring, operations
 from cupyconv.backends import GpuBackend, Run
 from cupyconv.cpu.threads import cores
 from cupyconv.errors import ConvError, DeviceError, require_word, shown, words_of
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
-from cupyconv.gpu import compiler, launch
+from cupyconv.gpu import compiler, runtime
 from cupyconv.gpu.compiler import Variant
+from cupyconv.kernels.device import DEVICES
+from cupyconv.kernels.strides import Strides
 from cupyconv.planning import (
     Activation,
     Device,
@@ -24,19 +26,17 @@ from cupyconv.planning import (
     Precision,
     Request,
 )
-from cupyconv.planning.device import DEVICES
-from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES, ConvProblem, require_problem
 
 LAYOUTS = (CHANNELS_FIRST, CHANNELS_LAST)
-"""Memory orders that all tensors of a layer may have."""
+"""Memory orders that ``warm`` accepts for all tensors of a layer."""
 
 BIAS_GRADIENT = "backprop_bias"
-"""What the bias's gradient is called among passes."""
+"""Name of the bias gradient among passes."""
 
 
 class Use(NamedTuple):
-    """What loads a kernel: a pass of a problem, or of the transposed convolution of one."""
+    """Pass that loads a kernel: of a problem, or of its transposed convolution."""
 
     problem: ConvProblem
     pass_: str
@@ -45,14 +45,14 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class WarmKernel:
-    """A kernel file as it is compiled for some layers.
+    """Variant of a kernel file that some layers load.
 
     Attributes:
-        source: its name in cuda/.
-        macros: what makes the variant, by name.
-        uses: the passes that load it.
-        seconds: that the compiler took; None if the cache had it.
-        cpu_seconds: of a core, likewise.
+        source: file name in cuda/.
+        macros: macro definitions of the variant, by name.
+        uses: passes that load it.
+        seconds: wall time of the compilation; None if the cache had the variant.
+        cpu_seconds: CPU time of the compilation; None if the cache had the variant.
     """
 
     source: str
@@ -63,17 +63,17 @@ class WarmKernel:
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """Those that load it, each once."""
+        """Names of the passes that load it, without duplicates."""
         return tuple(dict.fromkeys(use.pass_ for use in self.uses))
 
     @property
     def layers(self) -> int:
-        """How many different layers load it."""
+        """Number of different layers that load it."""
         return len({(use.problem, use.transposed) for use in self.uses})
 
     @property
     def tile(self) -> str:
-        """Its block tile, if it has one."""
+        """Block tile, or an empty string."""
         sizes = [self.macros.get(f"BLOCK_{axis}") for axis in "MNK"]
         return "x".join(str(size) for size in sizes if size is not None)
 
@@ -83,11 +83,11 @@ class Warmed:
     """Kernels that were compiled ahead; prints as a table.
 
     Attributes:
-        device: that they are for.
-        folder: of the cache that has them.
-        kernels: all that the layers load.
-        seconds: in all.
-        threads: that compiled.
+        device: device that the kernels are for.
+        folder: cache folder with the kernels.
+        kernels: all kernels that the layers load.
+        seconds: total wall time.
+        threads: number of compiling threads.
     """
 
     device: Device
@@ -98,17 +98,17 @@ class Warmed:
 
     @property
     def compiled(self) -> tuple[WarmKernel, ...]:
-        """Those that were not in the cache before."""
+        """Kernels that were not in the cache before."""
         return tuple(kernel for kernel in self.kernels if kernel.seconds is not None)
 
     @property
     def cpu_seconds(self) -> float:
-        """Of a core, that the compiler took for all of them."""
+        """Total CPU time of the compilations."""
         return sum(kernel.cpu_seconds or 0.0 for kernel in self.kernels)
 
     @property
     def table(self) -> markup.Table:
-        """A line for each kernel."""
+        """Table with a row per kernel."""
         rows = tuple(
             (
                 kernel.source,
@@ -125,11 +125,12 @@ class Warmed:
 
     @property
     def summary(self) -> str:
-        """What was done, in a line."""
+        """One-line summary: number of kernels, target, time and folder."""
         count, new = len(self.kernels), len(self.compiled)
-        what = f"{count} kernel{'' if count == 1 else 's'} for {self.device.architecture}"
+        chip = " by ".join(filter(None, (self.device.architecture, self.device.fallback)))
+        what = f"{count} kernel{'' if count == 1 else 's'} for {chip}"
         if not count:
-            return f"no kernels for {self.device.architecture}: these layers load none"
+            return f"no kernels for {chip}: these layers load none"
         if not new:
             return f"{what}: all there, in {self.folder}"
         return (
@@ -142,7 +143,7 @@ class Warmed:
         return "\n".join([*self.table.lines(markup.UNBOUND), self.summary])
 
     def _repr_html_(self) -> str:
-        """The kernels as a table, for Jupyter."""
+        """Return the table as HTML, for Jupyter."""
         section = markup.Section("", (self.table, markup.Paragraph(self.summary)))
         return markup.Document("Kernels compiled ahead", (section,)).html()
 
@@ -161,38 +162,38 @@ def warm(
     measure: bool | None = None,
     threads: int | None = None,
 ) -> Warmed:
-    """Compile every kernel that the passes of some layers will load, into the cache.
+    """Compile every kernel that the passes of some layers will load, and store them in the cache.
 
-    Those that the cache has are not compiled again; the others are compiled side by side.  Needs
-    CuPy, but no GPU.  What is compiled depends on the arguments below as a call's kernels do; calls
-    that differ in them, or whose arrays are not contiguous and aligned, may load others.
+    Kernels that are missing in the cache are compiled in parallel.  This needs CuPy, but no GPU.
+    Calls with other arguments, or with arrays that are not contiguous and aligned, may load other
+    kernels.
 
     Args:
         problems: the layers, with their dtype and formats.
         device: an architecture such as "sm_90a", or a Device; by default the current GPU.
-        passes: of them, any of "forward", "backprop_input" and "backprop_filter"; the last brings
-            the kernels of the bias's gradient along.
+        passes: any of "forward", "backprop_input" and "backprop_filter"; the last includes the bias
+            gradient.
         transposed: whether the layers are transposed convolutions of these problems, so that
             ``conv_transpose`` is their forward pass.
-        activation: of their forward pass.
-        layout: "channels_first" or "channels_last" for tensors that all lie in memory like that,
-            whatever their formats say, as PyTorch's may; by default as the formats say.
+        activation: activation of the forward pass.
+        layout: "channels_first" or "channels_last", the memory order of all tensors regardless of
+            their formats, as in PyTorch; by default the order of the formats.
         precision, impl: as for ``conv_forward``.
         workspace_limit: as for ``plan``.
-        measure: compile what measuring would try, and not only what is planned; by default what
-            ``cupyconv.benchmark`` says.
-        threads: that compile; by default one on each core.
+        measure: whether to compile all candidates that autotuning would measure, and not only the
+            planned one; by default ``cupyconv.benchmark``.
+        threads: number of compiling threads; by default one per core.
 
     Returns:
-        The kernels, with what loads each and how long it took.
+        The kernels, with the passes that load each and the compile time.
 
     Raises:
-        ConvTypeError: what should be a problem is none.
-        ConvError: a word is unknown, the device is no GPU, an implementation does not take a
-            problem, or the cache cannot keep what is compiled.
-        DeviceError: CuPy or its compiler is missing; or there is no GPU and no device is given.
-        KernelCompileError: a kernel does not compile; the others are in the cache then.
-        MemoryError: a tensor has more bytes than can be counted.
+        ConvTypeError: ``problems`` contains something else than a ConvProblem.
+        ConvError: an option value is unknown, the device is not a GPU, an implementation does not
+            support a problem, or the cache cannot store the kernels.
+        DeviceError: CuPy or its compiler is missing; or there is no GPU and ``device`` is None.
+        KernelCompileError: a kernel does not compile; the others are in the cache.
+        MemoryError: a tensor's size in bytes exceeds 63 bits.
     """
     ahead = Ahead(
         device,
@@ -207,7 +208,7 @@ def warm(
 
 
 class Ahead:
-    """The kernels that layers will load on a device; arguments as for ``warm``."""
+    """Collection of the kernels that layers will load; arguments as for ``warm``."""
 
     def __init__(
         self,
@@ -218,13 +219,13 @@ class Ahead:
         workspace_limit: int | None = None,
         measure: bool | None = None,
     ) -> None:
-        self.device = _gpu(device)
+        self.device = compiler.fitted(_gpu(device))
         self._precision, self._impl = precision, impl
         self._limit = cupyconv.workspace_limit if workspace_limit is None else workspace_limit
         self._measure = cupyconv.benchmark if measure is None else measure
-        assert self.device.architecture is not None
-        # Nothing is loaded.
-        self._backend = GpuBackend(self.device, launch.CupyRuntime(self.device.architecture))
+        assert self.device.target is not None
+        # This backend only prepares runs; it loads nothing.
+        self._backend = GpuBackend(self.device, runtime.CupyRuntime(self.device.target))
         self._uses: dict[Variant, dict[Use, None]] = {}
 
     def add(
@@ -236,9 +237,9 @@ class Ahead:
         activation: str | None = None,
         layout: str | None = None,
     ) -> None:
-        """Add what some passes of a layer will load."""
+        """Add the kernels that some passes of a layer will load."""
         require_problem("warm", problem)
-        operations.require_words(activation, self._precision, self._impl)
+        operations.require_words(activation, self._precision, self._impl, self.device)
         operations.require_activation(activation, problem)
         require_word("layout", layout, (None, *LAYOUTS))
         strides = Strides.contiguous(problem) if layout is None else Strides.of(problem, layout)
@@ -246,10 +247,10 @@ class Ahead:
             pass_ = word
             if transposed:
                 pass_ = {"forward": "backprop_input", "backprop_input": "forward"}.get(word, word)
-            how = activation if word == "forward" else None
+            applied = activation if word == "forward" else None
             use = Use(problem, pass_, bool(transposed))
             for planned in self._planned(problem, pass_, strides):
-                self._add(use, self._backend.prepare(planned, problem, strides, how))
+                self._add(use, self._backend.prepare(planned, problem, strides, applied))
             if word == "backprop_filter":
                 run = self._bias_gradient(problem, strides, transposed)
                 self._add(use._replace(pass_=BIAS_GRADIENT), run)
@@ -257,33 +258,37 @@ class Ahead:
     def compile(
         self, threads: int | None = None, done: Callable[[], None] = lambda: None
     ) -> Warmed:
-        """Compile those that the cache lacks; ``done`` is called after each of all.
+        """Compile the kernels that are missing in the cache.
+
+        Args:
+            threads: as for ``warm``.
+            done: called after each kernel, compiled or cached.
 
         Raises:
             ConvError, DeviceError, KernelCompileError: as for ``warm``.
         """
         if threads is not None and (type(threads) is not int or threads < 1):
             raise ConvError(
-                "threads must be how many compile, 1 at least",
+                "threads must be an integer of at least 1",
                 f"got {shown(threads)}",
-                "Leave it out for one on each core",
+                "Leave it out for one per core",
             )
         folder = _cache()
-        begun = time.perf_counter()
-        made = compiler.compile_missing(list(self._uses), threads, done)
-        seconds = time.perf_counter() - begun
+        start = time.perf_counter()
+        results = compiler.compile_missing(list(self._uses), threads, done)
+        seconds = time.perf_counter() - start
         kernels = tuple(
             WarmKernel(
                 variant.source.name,
                 dict(variant.defines),
                 tuple(self._uses[variant]),
-                *one.result()[1:],
+                *result.result()[1:],
             )
-            for variant, one in zip(self._uses, made, strict=True)
+            for variant, result in zip(self._uses, results, strict=True)
         )
-        lost = sum(not compiler.is_kept(variant) for variant in self._uses)
-        if lost:
-            raise _not_kept(f"{lost} of {len(kernels)} could not be written to {folder}")
+        unwritten = sum(not compiler.is_kept(variant) for variant in self._uses)
+        if unwritten:
+            raise _unusable_cache(f"{unwritten} of {len(kernels)} could not be written to {folder}")
         compiled = sum(kernel.seconds is not None for kernel in kernels)
         return Warmed(self.device, folder, kernels, seconds, min(threads or cores(), compiled))
 
@@ -302,27 +307,27 @@ class Ahead:
         if transposed:
             shape, steps = problem.input_shape, strides.x
         summed = operations.bias_problem("dy", shape, problem.data_format, problem.dtype)
-        of_sum = Strides.of_sum(steps, 1, strides.alignment)
-        return self._backend.prepare_bias(summed, of_sum, self._limit)
+        sum_strides = Strides.of_sum(steps, 1, strides.alignment)
+        return self._backend.prepare_bias(summed, sum_strides, self._limit)
 
     def _add(self, use: Use, run: Run) -> None:
-        assert isinstance(run, launch.Series)
-        assert self.device.architecture is not None
-        for one in run.launches:
-            variant = launch.variant_of(one, self.device.architecture)
+        assert isinstance(run, runtime.Series)
+        assert self.device.target is not None
+        for kernel in run.launches:
+            variant = runtime.variant_of(kernel, self.device.target)
             self._uses.setdefault(variant, {})[use] = None
 
 
 def _gpu(device: str | Device | None) -> Device:
-    """The GPU that is compiled for."""
+    """Return the GPU to compile for."""
     chosen = backends.current_device() if device is None else Device.of(device)
     if chosen.is_gpu:
         return chosen
     if device is None:
-        arrays.cupy()  # which may be what is missing
+        arrays.cupy()  # raises if CuPy is missing
         raise DeviceError(
-            "kernels are compiled for the current GPU unless a device is given, and there is none. "
-            "Say which, for example device='sm_90a'"
+            "kernels are compiled for the current GPU, and there is no GPU. Pass a device, for "
+            "example device='sm_90a'"
         )
     gpus = [word for word in DEVICES if word != "cpu"]
     raise ConvError(
@@ -331,22 +336,24 @@ def _gpu(device: str | Device | None) -> Device:
 
 
 def _cache() -> Path:
-    """The cache's folder, which keeps what is put there."""
-    folder = compiler.cache_directory()
+    """Return the cache folder if it is usable."""
+    folder = cache_folder.cache_directory()
     if folder is None:
-        raise _not_kept("this user has no home folder for it")
-    wrong = compiler.distrust(folder)
-    if wrong is not None:
-        raise _not_kept(wrong[0], wrong[1])
-    reason = compiler.unwritable(folder)
+        raise _unusable_cache("this user has no home folder for it")
+    distrust = cache_folder.distrust(folder)
+    if distrust is not None:
+        raise _unusable_cache(*distrust)
+    reason = cache_folder.unwritable(folder)
     if reason is not None:
-        raise _not_kept(reason)
+        raise _unusable_cache(reason)
     return folder
 
 
-def _not_kept(values: str, mending: str = "") -> ConvError:
+def _unusable_cache(values: str, remedy: str = "") -> ConvError:
     return ConvError(
-        "kernels that are compiled ahead need a cache that keeps them",
+        "kernels that are compiled ahead need a usable cache",
         values,
-        f"Mend it: {mending}" if mending else f"Set {compiler.CACHE_VARIABLE} to a folder of yours",
+        f"Repair it: {remedy}"
+        if remedy
+        else f"Set {cache_folder.CACHE_VARIABLE} to a folder of yours",
     )

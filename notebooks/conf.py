@@ -1,9 +1,9 @@
-"""How Sphinx builds the documentation: `make docs`, into build/docs."""
+"""Sphinx configuration.  `make docs` builds the pages into build/docs."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # where directives.py is
+sys.path.insert(0, str(Path(__file__).parent))  # folder of directives.py
 
 import cupyconv
 
@@ -20,13 +20,13 @@ extensions = [
     "directives",
 ]
 
-# The notebooks are kept with their outputs, which tests/test_notebooks.py holds them to; two of
-# them compare with other frameworks or time layers, which a build should need no minutes for.
+# The notebooks are committed with their outputs, which tests/test_notebooks.py compares with a run.
+# A build does not run them: comparing frameworks and timing layers takes minutes.
 nb_execution_mode = "off"
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-autodoc_typehints = "none"  # docstrings say what arguments are; overloads would say it three times
+autodoc_typehints = "none"  # docstrings describe arguments; overloads would repeat them
 autodoc_member_order = "bysource"
 autodoc_default_options = {"show-inheritance": False}
 napoleon_google_docstring = True

@@ -1,7 +1,7 @@
-"""What the pages are made of besides text: commands that are run, kernels and layers drawn.
+"""Sphinx directives that run commands and draw kernels and layers.
 
-All of it is made when the pages are built, so that none of it can be out of date; a command that
-ends otherwise than its page says, like any other warning, fails the build.
+Each build runs them again, so the pages match the code.  A command with an unexpected exit code
+fails the build, as every warning does.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from cupyconv.cli.configuration import PRESETS, read_file
 logger = logging.getLogger(__name__)
 
 WIDTH = 84
-"""Columns of what commands print: as many as a page has room for."""
+"""Columns of printed output, which fit the width of a page (chosen)."""
 
 
 def run(arguments: str) -> tuple[int, str]:
-    """The exit code of a cupyconv command and what it prints, errors included."""
+    """Return the exit code of a cupyconv command and its output, standard error included."""
     done = subprocess.run(
         [sys.executable, "-m", "cupyconv.cli", *shlex.split(arguments)],
         stdout=subprocess.PIPE,
@@ -45,11 +45,11 @@ def run(arguments: str) -> tuple[int, str]:
 
 
 class Run(SphinxDirective):
-    """A command and what it prints: ``{run} shapes --preset by-hand``.
+    """Show a command and its output: ``{run} shapes --preset by-hand``.
 
     Options:
-        exit: the code that it ends with; 0 by default.
-        lines: how many lines are shown, if not all.
+        exit: expected exit code; default: 0.
+        lines: number of output lines to show; default: all.
     """
 
     required_arguments = 1
@@ -74,7 +74,7 @@ class Run(SphinxDirective):
 
 
 class Kernel(SphinxDirective):
-    """A kernel family as its own launches draw it: ``{kernel} cuda-gather``."""
+    """Draw a kernel family from its launches: ``{kernel} cuda-gather``."""
 
     required_arguments = 1
 
@@ -94,7 +94,7 @@ class Kernel(SphinxDirective):
 
 
 class Layer(SphinxDirective):
-    """The picture of a preset's layer: ``{layer} multi-channel``."""
+    """Draw the layer of a preset: ``{layer} multi-channel``."""
 
     required_arguments = 1
 
@@ -106,7 +106,7 @@ class Layer(SphinxDirective):
 
 
 class Explained(SphinxDirective):
-    """The page that ``explain`` makes of a preset's layer, embedded: ``{explained} by-hand``."""
+    """Embed the interactive page of a preset's layer: ``{explained} by-hand``."""
 
     required_arguments = 1
 
@@ -117,8 +117,8 @@ class Explained(SphinxDirective):
         command = f"cupyconv explain --preset {name} --open"
         words = " ".join(f'<span class="pre">{word}</span>' for word in command.split())
         frame = (
-            f'<p><a href="gallery/{name}.html">On a page of its own</a>, as '
-            f'<code class="docutils literal">{words}</code> shows it.</p>'
+            f'<p><a href="gallery/{name}.html">Open as a separate page</a>, or run '
+            f'<code class="docutils literal">{words}</code>.</p>'
             f'<iframe class="page" loading="lazy" src="gallery/{name}.html" title="{shown}">'
             "</iframe>"
         )
@@ -126,9 +126,9 @@ class Explained(SphinxDirective):
 
 
 class Bridge(SphinxDirective):
-    """The reference of a module that needs another package: ``{bridge} torch``.
+    """Document a module that needs an optional package: ``{bridge} torch``.
 
-    Where the package is not installed, a sentence says so in its place.
+    If the package is not installed, the page says so instead.
     """
 
     required_arguments = 1
@@ -136,7 +136,7 @@ class Bridge(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
         if importlib.util.find_spec(name) is None:
-            logger.info("%s is not installed: its page is left empty", name)
+            logger.info("%s is not installed: its reference is left out", name)
             lines = [f"*{name} was not installed where these pages were built.*"]
         else:
             lines = ["```{eval-rst}", f".. automodule:: cupyconv.{name}", "   :members:", "```"]
@@ -146,14 +146,14 @@ class Bridge(SphinxDirective):
 
 
 def explained(name: str) -> tuple[cupyconv.Explanation, str]:
-    """The explanation of a preset, and its heading."""
+    """Return the explanation and the heading of a preset."""
     (layer,) = (layer for layer in read_file(PRESETS) if layer.name == name)
     made = cupyconv.explain(layer.problem(), title=layer.heading, values=layer.values)
     return made, layer.heading
 
 
 def write_gallery(app: Sphinx) -> None:
-    """Put the pages of all presets beside the page that embeds them."""
+    """Write the interactive page of each preset into the gallery folder."""
     folder = Path(app.outdir) / "gallery"
     folder.mkdir(parents=True, exist_ok=True)
     for layer in read_file(PRESETS):
@@ -162,7 +162,7 @@ def write_gallery(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Make the directives known to Sphinx."""
+    """Register the directives with Sphinx."""
     app.add_directive("run", Run)
     app.add_directive("kernel", Kernel)
     app.add_directive("layer", Layer)

@@ -1,6 +1,6 @@
-"""Pictures of the kernels' blocks, drawn from launches as they are prepared for a GPU.
+"""Pictures of the kernels' thread blocks, drawn from the launches prepared for a GPU.
 
-Every size in them is a macro of the launch: nothing here knows how large a tile is.
+All sizes come from the macros of the launch, so a picture follows every change of the tiles.
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cupyconv.gpu import launches
-from cupyconv.gpu.launch import Launch
+from cupyconv.kernels.hopper import takes_turns
+from cupyconv.kernels.strides import Strides
+from cupyconv.launch import Launch
 from cupyconv.markup import escape
-from cupyconv.planning import Device, plan_pass
-from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.families.hopper import takes_turns
-from cupyconv.planning.strides import Strides
+from cupyconv.planning import Device, launches, plan_pass
 from cupyconv.problem import ConvProblem
-from cupyconv.svg import Canvas
+from cupyconv.svg import Canvas, themed
 
 __all__ = ["EXAMPLES", "Drawn", "Example", "escape", "launched"]
 
 
 @dataclass(frozen=True)
 class Example:
-    """A pass of a layer that a family is shown with."""
+    """A pass of a layer that a family's page shows."""
 
     problem: ConvProblem
     device: str = "sm_90a"
@@ -33,7 +31,7 @@ class Example:
 
 
 def _layer(x: tuple[int, ...], w: tuple[int, ...], dtype: str, **rules: Any) -> ConvProblem:
-    """Channels last, with filters O + spatial + I."""
+    """Return a layer with channels last and filters in the order O, spatial axes, I."""
     rank = len(x) - 2
     data, filters = f"N{'DHW'[-rank:]}C", f"O{'DHW'[-rank:]}I"
     return ConvProblem(x, w, data_format=data, filter_format=filters, dtype=dtype, **rules)
@@ -65,12 +63,12 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example(_layer((32, 56, 56, 96), (96, 7, 7, 1), "float16", padding=3, groups=96)),
     ),
 }
-"""The layers that each family on the GPU is shown with."""
+"""Examples on the page of each GPU kernel family."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture, a sentence about it, and the numbers of the launch."""
+    """A picture with its caption, and facts about the launch by name."""
 
     svg: str
     caption: str
@@ -78,13 +76,13 @@ class Drawn:
 
 
 def launched(family: str, example: Example) -> Drawn:
-    """A family's picture from what it launches for an example."""
+    """Draw a family's launch for an example."""
     problem, device = example.problem, Device.of(example.device)
     planned = plan_pass(problem, example.pass_, device, family, example.precision)
     strides = Strides.contiguous(problem)
     made = launches.prepare(planned, problem, strides, None, device)
-    sources = {f"conv_{FAMILIES[family].kernels}.cu", f"conv_{example.pass_}.cu"}
-    launch = next(one for one in made if one.source in sources)
+    copies = ("conv_arrange.cu", "conv_planes.cu")
+    launch = next(one for one in made if one.source not in copies)
     macros = dict(launch.defines)
     canvas = Canvas()
     _PAINTERS[family](canvas, macros, launch, planned.tile)
@@ -93,21 +91,38 @@ def launched(family: str, example: Example) -> Drawn:
     facts = {
         "kernel": f"{launch.entry} of cuda/{launch.source}",
         "blocks": f"{blocks}, {launch.block[0]} threads each",
-        "shared memory": f"{launch.shared_bytes:,} bytes, asked for at launch",
+        "shared memory": f"{launch.shared_bytes:,} bytes, requested at launch",
         "macros": " ".join(f"{name}={value}" for name, value in launch.defines),
         "other launches": ", ".join(one.entry for one in made if one is not launch) or "none",
     }
-    document = canvas.document(
-        caption, margin=8, style="text{font:12px system-ui,sans-serif;fill:#222}"
-    )
+    document = canvas.document(caption, margin=8, style=_STYLE, kind=_KIND)
     return Drawn(document, caption, facts)
 
 
 # -- painting --------------------------------------------------------------------------------------
 
-_A, _B, _C, _MARK, _LINE = "#cfe3f7", "#fbe3c0", "#dcefdc", "#e3602b", "#667"
+_A, _B, _C, _MARK, _LINE = "a", "b", "c", "mark", "line"
+"""CSS classes of boxes and lines."""
+
+_KIND = "cupyconv-kernel"
+_ORANGE = "#e3602b", "#d9541f"
+_STROKE = themed("stroke", "#667", "#99a")
+_STYLE = "".join(
+    f".{_KIND} {selector}{{{rule}}}"
+    for selector, rule in {
+        "text": f"font:12px system-ui,sans-serif;{themed('fill', '#222', '#e8ecf1')}",
+        ".paper": themed("fill", "#fff", "#14181d"),
+        f".{_A}": f"{themed('fill', '#cfe3f7', '#1f4568')};{_STROKE}",
+        f".{_B}": f"{themed('fill', '#fbe3c0', '#6b4a17')};{_STROKE}",
+        f".{_C}": f"{themed('fill', '#dcefdc', '#2c4f31')};{_STROKE}",
+        f".{_MARK}": f"{themed('fill', *_ORANGE)};{themed('stroke', *_ORANGE)}",
+        f".{_LINE}": _STROKE,
+    }.items()
+)
+"""CSS rules of the pictures; they follow the colour scheme of the page."""
+
 _SIDE = 260.0
-"""Pixels of the longer side of a tile."""
+"""Length of the longer side of a tile, in pixels (chosen)."""
 
 Macros = dict[str, str | int]
 
@@ -119,25 +134,25 @@ def _number(macros: Macros, name: str) -> int:
 def _grid(
     canvas: Canvas, x: float, y: float, width: float, height: float, columns: int, rows: int
 ) -> None:
-    """Lines that cut a rectangle into cells."""
+    """Draw lines that divide a rectangle into cells."""
     for column in range(1, columns):
         at = x + width * column / columns
-        canvas.line(at, y, at, y + height, stroke=_LINE, stroke_width=0.5)
+        canvas.line(at, y, at, y + height, _LINE, stroke_width=0.5)
     for row in range(1, rows):
         at = y + height * row / rows
-        canvas.line(x, at, x + width, at, stroke=_LINE, stroke_width=0.5)
+        canvas.line(x, at, x + width, at, _LINE, stroke_width=0.5)
 
 
 def _box(
-    canvas: Canvas, x: float, y: float, width: float, height: float, fill: str, title: str = ""
+    canvas: Canvas, x: float, y: float, width: float, height: float, kind: str, title: str = ""
 ) -> None:
-    canvas.rect(x, y, width, height, "", title, fill=fill, stroke=_LINE)
+    canvas.rect(x, y, width, height, kind, title)
 
 
 def _product(
     canvas: Canvas, m: int, n: int, k: int, stages: int, words: tuple[str, str, str]
 ) -> tuple[float, float, float]:
-    """A tile of C with the tiles of A and B that it is fed from; where C is, and its scale."""
+    """Draw tiles of A, B and C; return the left and top of C and the pixels per element."""
     scale = _SIDE / max(m, n)
     wide, high = n * scale, m * scale
     deep = max(k * scale, 22)
@@ -170,7 +185,7 @@ def _generic(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     canvas.text(
         left,
         top + m * scale + 41,
-        f"{launch.block[0]} threads; each has {of_m} x {of_n} sums (one is marked)",
+        f"{launch.block[0]} threads, {of_m} x {of_n} sums each; marked: thread 0",
     )
 
 
@@ -218,18 +233,16 @@ def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
             text_anchor="middle",
         )
     if groups > 1:
-        canvas.line(left, top + m * scale / 2, left + n * scale, top + m * scale / 2, stroke=_MARK)
+        canvas.line(left, top + m * scale / 2, left + n * scale, top + m * scale / 2, _MARK)
     below = top + m * scale + 5 * stages + 36
     canvas.text(
         left,
         below,
         f"{launch.block[0]} threads: two warpgroups multiply"
-        f"{', a tile each in turn' if groups == 1 else ''}, one loads by TMA",
+        f"{', whole tiles in turn' if groups == 1 else ''}; one loads by TMA",
     )
     if cluster > 1:
-        canvas.text(
-            left, below + 18, f"clusters of {cluster} blocks below each other share the tile of B"
-        )
+        canvas.text(left, below + 18, f"clusters of {cluster} stacked blocks share the tile of B")
 
 
 def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
@@ -241,7 +254,7 @@ def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     columns = (across - 1) * _number(macros, "STRIDE_W") + (s - 1) * _number(macros, "DILATION_W")
     columns += 1
     cell, left, top = 26.0, 30.0, 50.0
-    canvas.text(8, 20, "A thread's tile of the image, and the input under it")
+    canvas.text(8, 20, "The output tile of a thread, and the input that it reads")
     canvas.text(left, top - 6, f"input: {rows} rows of {columns} columns, {vector} channels")
     _box(canvas, left, top, columns * cell, rows * cell, _A)
     _grid(canvas, left, top, columns * cell, rows * cell, columns, rows)
@@ -251,8 +264,8 @@ def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     _box(canvas, side, top, across * cell, down * cell, _C, "the tile")
     _grid(canvas, side, top, across * cell, down * cell, across, down)
     _box(canvas, side, top, cell, cell, _MARK, "its output")
-    canvas.text(side, top + down * cell + 18, "a row of the input serves every")
-    canvas.text(side, top + down * cell + 36, "row of the tile that it is under;")
+    canvas.text(side, top + down * cell + 18, "each input row is used for all")
+    canvas.text(side, top + down * cell + 36, "output rows that need it;")
     canvas.text(side, top + down * cell + 54, f"marked: a window of {r} x {s} taps")
     block = top + max(rows * cell, down * cell + 54) + 30
     canvas.text(8, block, f"A block: {strips} tiles x {lanes} threads of {vector} channels")
@@ -263,7 +276,7 @@ def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     canvas.text(
         left,
         block + high + 30,
-        f"across: {lanes * vector} channels; down: {strips} tiles, round after round",
+        f"across: {lanes * vector} channels; down: {strips} tiles, repeated in rounds",
     )
 
 
@@ -297,8 +310,8 @@ def _toeplitz(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None
     warps = launch.block[0] // 32
     cell, left, top = 13.0, 30.0, 44.0
     deep = 8 * ((taps + 14) // 8)
-    canvas.text(8, 20, f"A row of the filter as a matrix of {deep} x 8: {taps} in each column")
-    _box(canvas, left, top, 8 * cell, deep * cell, "#fff", "T_r")
+    canvas.text(8, 20, f"A row of the filter as a matrix of {deep} x 8: {taps} taps per column")
+    _box(canvas, left, top, 8 * cell, deep * cell, "paper", "T_r")
     for column in range(8):
         _box(canvas, left + column * cell, top + column * cell, cell, taps * cell, _B)
     _grid(canvas, left, top, 8 * cell, deep * cell, 8, deep)

@@ -2,94 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 import cupyconv
-from cupyconv import ConvProblem, operations
+from cupyconv import ConvProblem, Plan
 from cupyconv.cpu import naive
-from cupyconv.planning import Device, Request, cost, plan_pass
-from cupyconv.planning.families import FAMILIES, Candidate, Tile, direct, gather
+from cupyconv.kernels import direct, gather
+from cupyconv.kernels.family import Candidate, Choices, Tile
+from cupyconv.kernels.strides import Strides
+from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.plan import plan_of, ranked_candidates
 from cupyconv.problem import PASSES
 from tests.configurations import Data, integer_data
 
 
 def fits(
-    problem: ConvProblem, impl: str, device: str | Device, precision: str = "ieee"
+    problem: ConvProblem,
+    impl: str,
+    device: str | Device,
+    precision: str = "ieee",
+    strides: Strides | None = None,
 ) -> tuple[str, ...]:
-    """The passes of a problem that a kernel family takes on a device."""
+    """Return the passes of a problem that a kernel family takes on a device."""
     device = Device.of(device)
-    requests = [Request(problem, pass_, device, precision).reduced for pass_ in PASSES]
+    requests = [
+        Request(problem, pass_, device, precision, strides=strides).reduced for pass_ in PASSES
+    ]
     return tuple(r.pass_ for r in requests if FAMILIES[impl].refuses(r) is None)
 
 
-@contextmanager
-def planned(impl: str, tile: int | Tile, splits: int = 1, method: int = 0) -> Iterator[None]:
-    """Plans of a family take a tile, by number among those that fit, and splits if they can.
+def candidate_with(
+    request: Request, impl: str, tile: int | Tile = 0, splits: int = 1, method: int = 0
+) -> Candidate:
+    """Return a kernel family's candidate with these choices.
 
-    Those of cuda-gather also one of its methods, by number.
+    Args:
+        request: a reduced request, which the family does not refuse.
+        impl: the kernel family.
+        tile: a block tile, or its number among those that fit, modulo how many there are; without
+            effect on families with tilings, whose most promising tiling is taken.
+        splits: number of splits; 1 is taken where this number is illegal.
+        method: number of a method of cuda-gather, which says which operands it copies.
+    """
+    family = FAMILIES[impl]
+    ranked = family.candidates(request)
+    fitting = list(dict.fromkeys(one.tile for one in ranked))
+    choices = Choices(
+        tile=fitting[tile % len(fitting)] if isinstance(tile, int) else tile,
+        tiling=ranked[0].tiling,
+        splits=splits,
+        method=list(gather.METHODS[request.pass_])[method] if method else "",
+    )
+    found = family.candidate(request, choices)
+    found = found or family.candidate(request, replace(choices, splits=1))
+    assert found is not None, f"{impl} does not compute {request} with {choices}"
+    return found
 
-    Nothing that was worked out with other plans is remembered, and nothing of these afterwards.
+
+def plan_with(
+    problem: ConvProblem,
+    impl: str,
+    device: str | Device,
+    *,
+    tile: int | Tile = 0,
+    splits: int = 1,
+    method: int = 0,
+    passes: Sequence[str] | None = None,
+    precision: str = "ieee",
+    strides: Strides | None = None,
+) -> Plan:
+    """Return a plan whose passes a kernel family computes with these choices.
+
+    Args:
+        problem, device, precision: as for ``cupyconv.plan``.
+        impl, tile, splits, method: as for ``candidate_with``.
+        passes: passes to plan so, which the family must take; None for all that it takes.  The
+            others are planned with "auto".
+        strides: strides of the tensors; None for contiguous tensors.
     """
 
-    def only(request: Request) -> list[Candidate]:
-        fitting = list(dict.fromkeys(c.tile for c in ranked(request)))
-        chosen = fitting[tile % len(fitting)] if isinstance(tile, int) else tile
-        word = list(gather.METHODS[request.pass_])[method] if method else ""
-        found = family.candidate(request, chosen, splits, word)
-        found = found or family.candidate(request, chosen, 1, word)
-        assert found is not None
-        return [found]
+    def choose(request: Request) -> Candidate:
+        return candidate_with(request, impl, tile, splits, method)
 
-    family = FAMILIES[impl]
-    ranked = family.candidates
-    with (
-        _planned_anew(),
-        mock.patch.object(family, "candidates", only),
-        mock.patch.object(cost, "LEAST_SPLIT_STEPS", 1),
-    ):
-        yield
+    return _plan_by(choose, problem, impl, device, passes, precision, strides)
 
 
-@contextmanager
-def where_they_lie() -> Iterator[None]:
-    """cuda-gather reads its operands where they lie, also where the planner would copy them."""
-    with _planned_anew(), mock.patch.object(gather, "worthwhile", return_value=[""]):
-        yield
+def plan_with_tiling(
+    problem: ConvProblem,
+    number: int,
+    device: str | Device,
+    *,
+    passes: Sequence[str] | None = None,
+    strides: Strides | None = None,
+) -> Plan:
+    """Return a plan with a tiling of cuda-direct, numbered from the largest tiles down.
+
+    Args:
+        problem, device, passes, strides: as for ``plan_with``.
+        number: number of the tiling, modulo how many there are.
+    """
+
+    def choose(request: Request) -> Candidate:
+        made = sorted(direct.geometries(request), key=lambda one: -one[0].rows * one[0].columns)
+        tiling, _ = made[number % len(made)]
+        candidates = direct.CUDA_DIRECT.candidates_of(request, tiling)
+        return min(candidates, key=lambda one: (one.microseconds, one.computing))
+
+    return _plan_by(choose, problem, direct.CUDA_DIRECT.name, device, passes, "ieee", strides)
 
 
-@contextmanager
-def _planned_anew() -> Iterator[None]:
-    remembered = plan_pass, operations._ready
-    try:
-        for one in remembered:
-            one.cache_clear()
-        yield
-    finally:
-        for one in remembered:
-            one.cache_clear()
+def plan_without_copies(
+    problem: ConvProblem,
+    impl: str,
+    device: str | Device,
+    *,
+    passes: Sequence[str] | None = None,
+    precision: str = "ieee",
+    strides: Strides | None = None,
+) -> Plan:
+    """Return a plan in which cuda-gather copies no operands, even where the planner would.
+
+    Args:
+        problem, device, passes, precision, strides: as for ``plan_with``.
+        impl: a kernel family, or "auto".
+    """
+
+    def choose(request: Request) -> Candidate:
+        return next(one for one in ranked_candidates(request, impl) if not one.method)
+
+    return _plan_by(choose, problem, impl, device, passes, precision, strides)
 
 
-@contextmanager
-def cut_directly(number: int) -> Iterator[None]:
-    """Blocks of cuda-direct are cut in any way that they may be, by number; large tiles first."""
-
-    def chosen(request: Request) -> direct.Cut | None:
-        found = sorted(
-            direct.cuts(request), key=lambda made: -made.down.extent * made.across.extent
-        )
-        return found[number % len(found)] if found else None
-
-    with mock.patch.object(direct, "cut", chosen):
-        yield
+def _plan_by(
+    choose: Callable[[Request], Candidate],
+    problem: ConvProblem,
+    impl: str,
+    device: str | Device,
+    passes: Sequence[str] | None,
+    precision: str,
+    strides: Strides | None,
+) -> Plan:
+    """Return a plan of the candidates chosen for passes that ``impl`` takes."""
+    device = Device.of(device)
+    taken = PASSES if impl == "auto" else fits(problem, impl, device, precision, strides)
+    chosen = taken if passes is None else passes
+    assert set(chosen) <= set(taken), f"{impl} takes {taken} of {problem}, not {passes}"
+    planned = []
+    for pass_ in PASSES:
+        request = Request(problem, pass_, device, precision, strides=strides)
+        if pass_ in chosen:
+            planned.append(plan_of(request, choose(request.reduced)))
+        else:
+            planned.append(plan_pass(problem, pass_, device, "auto", precision, strides=strides))
+    return Plan(problem, device, tuple(planned))
 
 
 def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any) -> Any:
-    """One pass of a problem by a module or object that has the library's functions."""
+    """Return one pass of a problem by a module or object that has the library's functions."""
     arguments = {**problem.keywords, **more}
     if pass_ == "forward":
         return api.conv_forward(data.x, data.w, data.bias, **arguments)
@@ -99,7 +173,7 @@ def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any)
 
 
 def plain_sums(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
-    """A pass, one term after another."""
+    """Return a pass, one term after another."""
     if pass_ == "forward":
         naive.forward(problem, data.x, data.w, data.bias, None, y := np.empty_like(data.dy))
         return y

@@ -12,12 +12,12 @@ LIMIT = 600  # s: the machine may be busy with other work
 
 
 def program() -> str | None:
-    """The browser, if there is one."""
+    """Return the browser, if there is one."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def run(address: str, *options: str, width: int = 1280, height: int = 900, dark: bool = False):
-    """A browser that opens an address, in a fresh profile, with no network of its own.
+    """Run a browser on an address, with a fresh profile and no network.
 
     Returns:
         The finished process, with its output.

@@ -24,6 +24,7 @@ from zipfile import ZipFile
 
 from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.sources import KernelSource
+from cupyconv.planning import Device
 from tests.cubins import no_spills
 from tests.test_kernel_compile import bias_defines
 from tests.test_sass import FORMS, variants
@@ -33,12 +34,12 @@ OLDEST = "12.0"
 
 RELEASES = ("12.0", "12.1", "12.2", "12.3", "12.4", "12.5", "12.6", "12.8", "12.9",
             "13.0", "13.1", "13.2", "13.3", "13.4", "13.5")  # fmt: skip
-"""Of which there is an NVRTC to download."""
+"""CUDA releases with a downloadable NVRTC."""
 
 Result = TypeVar("Result")
 
 Variant = tuple[KernelSource, dict[str, str | int], str]
-"""What is compiled: a kernel file, its macros, and the architecture."""
+"""A kernel file, its macros, and the compiler's target."""
 
 
 class Nvrtc:
@@ -56,30 +57,38 @@ class Nvrtc:
         self._nvrtc = ctypes.CDLL(str(library))
 
     def version(self) -> str:
-        """Such as "12.0"."""
+        """Return a version such as "12.0"."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         return f"{major.value}.{minor.value}"
 
-    def knows(self, architecture: str) -> bool:
-        """Whether it compiles for an architecture, such as "sm_90a"."""
+    def capabilities(self) -> list[tuple[int, int]]:
+        """Compute capabilities that it has targets for."""
         count = ctypes.c_int()
         self._nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count))
         known = (ctypes.c_int * count.value)()
         self._nvrtc.nvrtcGetSupportedArchs(known)
-        return int(architecture[len("sm_") :].rstrip("a")) in known
+        return [divmod(number, 10) for number in known]
+
+    def knows(self, architecture: str) -> bool:
+        """Return whether it compiles for an architecture, such as "sm_90a"."""
+        return divmod(int(architecture[len("sm_") :].rstrip("a")), 10) in self.capabilities()
 
     def fault(self, variant: Variant) -> str | None:
-        """What is wrong with what it makes of a variant: its log; None where nothing is."""
-        source, defines, architecture = variant
-        options = compiler.options(defines, architecture)
+        """Return the log, if a variant does not compile or spills registers; else None.
+
+        PTX has no registers to spill.
+        """
+        source, defines, target = variant
+        options = compiler.options(defines, target)
         compiled = self._compiled(source.text, source.name, dict(source.headers), options)
         with compiled as (program, failed):
             log = self._text("ProgramLog", program)
-        return log if failed or not no_spills(log) else None
+        spills = not compiler.is_ptx(target) and not no_spills(log)
+        return log if failed or spills else None
 
     def ptx(self, text: str, name: str, headers: Mapping[str, str], flags: list[str]) -> str:
-        """As ``tests.emulator.ptx.nvrtc.compile_ptx``."""
+        """Compile to PTX, like ``tests.emulator.ptx.nvrtc.compile_ptx``."""
         with self._compiled(text, name, headers, flags) as (program, failed):
             if failed:
                 raise ValueError(self._text("ProgramLog", program))
@@ -114,7 +123,7 @@ def _strings(values: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
 
 
 class Release:
-    """A release's compiler in a process of its own: CuPy takes one that is loaded for its own.
+    """Compiler of a CUDA release in a separate process, since CuPy uses any NVRTC that is loaded.
 
     ``release(Nvrtc.fault, variant)`` calls a function there.
 
@@ -139,13 +148,13 @@ def _called(function: Callable[..., Result], *arguments: object) -> Result:
 
 
 def oldest() -> Release | None:
-    """That of OLDEST; None where it is not installed."""
+    """Return the NVRTC of OLDEST; None if it is not installed."""
     folder = Path(sysconfig.get_path("purelib")) / "nvidia" / "cuda_nvrtc" / "lib"
     return Release(folder) if folder.is_dir() else None
 
 
 def download(release: str, folder: Path) -> Release:
-    """NVRTC of a release, into a folder.
+    """Return NVRTC of a release, into a folder.
 
     Raises:
         CalledProcessError: pip finds none.
@@ -161,20 +170,22 @@ def download(release: str, folder: Path) -> Release:
     return Release(library.parent)
 
 
-def compiled_variants(architecture: str) -> Iterator[tuple[str, Variant]]:
-    """The name of a family's pass, and each variant that one of its layers needs."""
+def compiled_variants(device: str | Device) -> Iterator[tuple[str, Variant]]:
+    """Yield the name of a family's pass, and each variant that one of its layers needs."""
+    target = str(Device.of(device).target)
     for form in FORMS:
-        for one in variants(form, architecture):
+        for one in variants(form, device):
             defines = dict(one.defines)
             pass_ = defines.get("PASS", "")
-            yield f"{form} {one.source} {pass_}", (sources.load(one.source), defines, architecture)
+            yield f"{form} {one.source} {pass_}", (sources.load(one.source), defines, target)
     bias = sources.load("conv_backprop_bias.cu")
     for last in (0, 1):
-        yield f"bias {last}", (bias, bias_defines("float16", "int", last), architecture)
+        yield f"bias {last}", (bias, bias_defines("float16", "int", last), target)
+    yield "arrange", (sources.load("conv_arrange.cu"), {"STORAGE": "half_t"}, target)
 
 
 def faults(release: Release, chosen: Iterable[tuple[str, Variant]]) -> list[str]:
-    """The names and macros of variants with a fault, and the compiler's log."""
+    """Return the names and macros of variants with a fault, and the compiler's log."""
     found = ((name, variant[1], release(Nvrtc.fault, variant)) for name, variant in chosen)
     return [f"{name} {defines}:\n{fault}" for name, defines, fault in found if fault is not None]
 

@@ -360,12 +360,12 @@ PATCH_CASES = (
 
 
 def cases(max_macs: int | None = None) -> list[Case]:
-    """The curated cases, or those of at most ``max_macs`` multiply-adds a pass."""
+    """Return the curated cases, or those of at most ``max_macs`` multiply-adds a pass."""
     return [case for case in CASES if max_macs is None or case.macs <= max_macs]
 
 
 def in_formats(problem: ConvProblem, data_format: str, filter_format: str) -> ConvProblem:
-    """The same convolution with its arrays in another memory order."""
+    """Return the same convolution with its arrays in another memory order."""
     rank = problem.spatial_rank
     x_shape, w_shape = [0] * (rank + 2), [0] * (rank + 2)
     moves = zip(problem.data_axes, data_axes(data_format), strict=True)
@@ -383,7 +383,7 @@ def in_formats(problem: ConvProblem, data_format: str, filter_format: str) -> Co
 
 
 def all_formats(problem: ConvProblem) -> list[ConvProblem]:
-    """The same convolution in every memory order of its rank."""
+    """Return the same convolution in every memory order of its rank."""
     rank = problem.spatial_rank
     return [
         in_formats(problem, data, filter_)
@@ -405,7 +405,7 @@ def random_problem(
     ranks: Sequence[int] = (1, 2, 3),
     dtypes: Sequence[str] = ("float32",),
 ) -> ConvProblem:
-    """A legal configuration made of picks; one in about thirty has an empty batch."""
+    """Return a legal configuration made of picks; one in about thirty has an empty batch."""
 
     def choose(options: Sequence) -> object:
         return options[pick(0, len(options) - 1)]
@@ -453,7 +453,7 @@ def random_problem(
 
 
 def random_problems(count: int, *, seed: int = 0, **limits: object) -> Iterator[ConvProblem]:
-    """A series of ``random_problem`` that is the same for the same seed."""
+    """Yield a series of ``random_problem`` that is the same for the same seed."""
     numbers = random.Random(seed)
     for _ in range(count):
         yield random_problem(numbers.randint, **limits)
@@ -479,15 +479,15 @@ class Data:
 
 
 def integer_data(problem: ConvProblem, seed: int = 0) -> Data:
-    """Small integers, no sum of whose products leaves the integers that the dtype has.
+    """Return small integers whose sums of products are exact in the dtype.
 
-    Values are at most 8 in size, so that they are also exact in tf32.  Where there are so many
-    terms that not even -1, 0 and 1 are enough, most of w or dy is zero.
+    Magnitudes are at most 8, so that values are also exact in TF32.  With very many terms, even -1,
+    0 and 1 are too large; then most of w or dy is zero.
     """
     numbers = np.random.default_rng(seed)
     limit = EXACT[problem.dtype] - 8  # the bias takes 8
     taps = prod(problem.filter_sizes)
-    terms = taps * max(problem.C // problem.groups, problem.K)  # of y and dx, and of w's slices
+    terms = taps * max(problem.C // problem.groups, problem.K)  # terms of y and dx
     terms_dw = max(problem.N * prod(problem.output_sizes), 1)
     size = next((m for m in (8, 5, 3, 2) if terms * m * m <= limit), 1)
     x = _integers(numbers, problem.input_shape, size, 1)
@@ -517,13 +517,13 @@ def _integers(
 
 
 def _largest_sum(values: np.ndarray, axis: int) -> int:
-    """The largest sum of sizes that a slice of one index on ``axis`` has."""
+    """Return the largest sum of sizes that a slice of one index on ``axis`` has."""
     others = tuple(a for a in range(values.ndim) if a != axis)
     return int(np.abs(values).sum(axis=others).max(initial=0))
 
 
 def random_data(problem: ConvProblem, seed: int = 0) -> Data:
-    """Normally distributed values, rounded to the dtype."""
+    """Return normally distributed values, rounded to the dtype."""
     numbers = np.random.default_rng(seed)
     dtype = numpy_dtype(problem.dtype)
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape, problem.bias_shape)
@@ -534,7 +534,7 @@ def random_data(problem: ConvProblem, seed: int = 0) -> Data:
 
 
 def three_passes(problem: ConvProblem, data: Data, impl: str = "auto") -> dict[str, Any]:
-    """y with its bias, dx and dw by the public functions, wherever the data are."""
+    """Return y with its bias, dx and dw by the public functions, wherever the data are."""
     arguments = {**problem.keywords, "impl": impl}
     return {
         "y": cupyconv.conv_forward(data.x, data.w, data.bias, **arguments),

@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def turn(word: str) -> tuple[int, int]:
-    """The numbers of "2/3"."""
+    """Return the numbers of "2/3"."""
     number, _, count = word.partition("/")
     if not 1 <= int(number) <= int(count):
         raise ValueError(word)
@@ -66,13 +66,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def sample_of(of_test: list[pytest.Item]) -> list[pytest.Item]:
-    """The cases of one test that the sample has."""
+    """Return the cases of one test that the sample has."""
     quick = of_test[0].get_closest_marker("quick") is not None
     return of_test if quick else spread(of_test, CASES_OF_A_SAMPLE)
 
 
 def spread(items: list, count: int) -> list:
-    """At most so many of them, evenly spread from the first to the last."""
+    """Return at most this many items, evenly spread from the first to the last."""
     if len(items) <= count:
         return items
     return [items[turn * (len(items) - 1) // (count - 1)] for turn in range(count)]
@@ -80,7 +80,7 @@ def spread(items: list, count: int) -> list:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """On CI, fail a run that skipped a test for want of something that CI should have."""
+    """Fail a CI run that skipped a test because a package is missing that CI installs."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if "CI" not in os.environ or reporter is None:
         return
@@ -95,7 +95,7 @@ ORACLES = {
     "torch": "cupyconv.torch, PyTorch as an oracle and the random attack",
     "tensorflow": "TensorFlow as an oracle",
 }
-"""What is not among the tests' requirements, for its size, and which tests are skipped without."""
+"""Packages too large for the tests' requirements, and the tests skipped without them."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,4 @@
-"""What the compiler's own tools say of a cubin: its instructions, and what a launch of it takes."""
+"""Instructions and resources of a cubin, as CUDA's binary tools print them."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ import pytest
 from tests import loops
 
 PRODUCTS = ("HMMA", "DMMA", "HGMMA")
-"""Of the tensor cores; ``HFMA2.MMA`` is none of them."""
+"""Mnemonics of tensor-core instructions; ``HFMA2.MMA`` is not one of them."""
 
 PLAIN_PRODUCTS = ("FFMA", "DFMA")
 
 
 def any_of(names: Iterable[str]) -> str:
-    """A pattern for instructions of these names, guarded or not."""
+    """Return a pattern for instructions of these names, guarded or not."""
     return rf"^(@\S+\s+)?({'|'.join(names)})\b"
 
 
 def disassemble(cubin: bytes) -> str:
-    """The SASS of a cubin."""
+    """Return the SASS of a cubin."""
     return _run("nvdisasm", "-c", cubin)
 
 
 def mnemonic(instruction: str) -> str:
-    """The name of a SASS instruction, without its guard and modifiers."""
+    """Return the name of a SASS instruction, without its guard and modifiers."""
     return re.sub(r"^@\S+\s+", "", instruction).split()[0].partition(".")[0]
 
 
 def instructions(listing: str) -> Counter:
-    """How often each instruction occurs in a SASS listing, whatever its modifiers."""
+    """Count each instruction of a SASS listing, ignoring modifiers."""
     return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\w+)", listing, re.M))
 
 
@@ -66,13 +66,13 @@ _JUMP = re.compile(r"(?P<guard>@\S+\s+)?(BRA\S*\s+(?P<condition>[^`]*)`|BRX|EXIT
 
 
 def kernels(listing: str) -> dict[str, str]:
-    """The code of each kernel of a SASS listing."""
+    """Return the code of each kernel of a SASS listing."""
     parts = re.split(r"^\s*\.section\s+\.text\.([\w$]+)", listing, flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def blocks(code: str) -> list[Block]:
-    """The blocks of one kernel's SASS, in the order of the text."""
+    """Return the blocks of one kernel's SASS, in the order of the text."""
     found, numbers, targets = [Block()], {}, []
     for line in _LINE.finditer(code):
         if line["label"]:
@@ -95,12 +95,12 @@ def blocks(code: str) -> list[Block]:
 
 
 def main_loop(code: str, pattern: str) -> list[str]:
-    """The instructions of the innermost loops of a kernel's SASS around those that match."""
+    """Return the instructions of the innermost loops of a kernel's SASS around those that match."""
     return main_loop_and_rest(code, pattern)[0]
 
 
 def main_loop_and_rest(code: str, pattern: str) -> tuple[list[str], list[str]]:
-    """The same, and all other instructions of the kernel, both in the order of the text."""
+    """Return the same, and all other instructions of the kernel, both in the order of the text."""
     every = blocks(code)
     wanted = {
         number
@@ -115,10 +115,10 @@ def main_loop_and_rest(code: str, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def loads_and_waits(lines: Iterable[str]) -> tuple[int, int]:
-    """How many loads from global memory stand in some SASS, and how many waits for them.
+    """Count the loads from global memory in some SASS, and the waits for them.
 
-    A wait is the first instruction in the text that needs what a load brings; loads that stand
-    before it are under way together, so that those after it wait for them no more.
+    A wait is the first instruction that reads the result of a load.  All loads before it are in
+    flight together, so that later instructions do not wait for them again.
     """
     loads = waits = 0
     loading: set[int] = set()
@@ -137,7 +137,7 @@ def loads_and_waits(lines: Iterable[str]) -> tuple[int, int]:
 
 
 def no_spills(log: str) -> bool:
-    """Whether the compiler's log speaks of spills, and of none that was needed."""
+    """Return whether the compiler's log mentions spills, all of zero bytes."""
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
     return bool(spilled) and not any(spilled)
 
@@ -157,7 +157,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the launch of a kernel takes and permits.
+    """Resources and limits of a kernel.
 
     Attributes:
         registers: of a thread.
@@ -177,7 +177,7 @@ class Resources:
 
 
 def resources(cubin: bytes, log: str) -> dict[str, Resources]:
-    """The resources of a cubin's kernels by name.
+    """Return the resources of a cubin's kernels by name.
 
     Args:
         cubin: as NVRTC gives it.
@@ -232,7 +232,7 @@ def _resources(name: str, registers: int, info: str, log: str) -> Resources:
 
 
 def _run(tool: str, option: str, cubin: bytes) -> str:
-    """What one of CUDA's tools prints of a cubin."""
+    """Return what one of CUDA's binary tools prints for a cubin."""
     bundled = Path(sysconfig.get_paths()["purelib"], "nvidia", "cu13", "bin", tool)
     found = str(bundled) if bundled.exists() else shutil.which(tool)
     if found is None:

@@ -10,11 +10,11 @@ import numpy as np
 
 from cupyconv.bench import suites
 from cupyconv.formats import data_formats, filter_formats
-from cupyconv.gpu import launches
-from cupyconv.gpu.launch import ROLES, Launch, Series
-from cupyconv.planning import Device, Request
+from cupyconv.gpu.runtime import Series
+from cupyconv.kernels.strides import Strides
+from cupyconv.launch import ROLES, Launch
+from cupyconv.planning import Device, Request, launches
 from cupyconv.planning.plan import contenders
-from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES, ConvProblem
 from tests.configurations import in_formats
 from tests.emulator.driver import DriverRuntime
@@ -44,7 +44,7 @@ class Planned:
 
     @property
     def variant(self) -> tuple[str, tuple[tuple[str, str | int], ...], str]:
-        """What is compiled, and the kernel of it."""
+        """Source, macros and entry of the kernel."""
         return self.launch.source, self.launch.defines, self.launch.entry
 
 
@@ -75,7 +75,7 @@ def planned(architecture: str, count: int = CONTENDERS) -> dict[tuple, Planned]:
 
 
 def most_demanding(launches: dict[tuple, Planned]) -> list[Planned]:
-    """For each kernel file, the variants of the most dynamic shared memory and of most threads."""
+    """Return the variants with most shared memory and most threads of each kernel file."""
     of_source: dict[str, list[Planned]] = {}
     for made in launches.values():
         of_source.setdefault(made.launch.source, []).append(made)

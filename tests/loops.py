@@ -9,7 +9,7 @@ import networkx as nx
 
 
 def reached(follows: Sequence[Collection[int]], start: int) -> set[int]:
-    """What comes after a node, sooner or later."""
+    """Return all nodes reachable from a node."""
     seen: set[int] = set()
     pending = [*follows[start]]
     while pending:
@@ -34,7 +34,7 @@ class Loop(NamedTuple):
 
 
 def nest(follows: Sequence[Collection[int]]) -> Iterator[Loop]:
-    """The loops of a graph, outer ones before those in them.
+    """Yield the loops of a graph, outer ones before those in them.
 
     Args:
         follows: for each node, in the order of the text, those that may come next.
@@ -46,13 +46,13 @@ def nest(follows: Sequence[Collection[int]]) -> Iterator[Loop]:
         for nodes in nx.strongly_connected_components(part):
             if len(nodes) > 1 or part.has_edge(*nodes, *nodes):
                 entries = {one for one in nodes if one == 0 or graph.pred[one].keys() - nodes}
-                entries = entries or {min(nodes)}  # of what is never come to
+                entries = entries or {min(nodes)}  # an unreachable loop has no entry
                 yield Loop(entries, nodes)
                 pending.append(graph.subgraph(nodes - entries))
 
 
 def innermost(follows: Sequence[Collection[int]], wanted: Collection[int]) -> set[int]:
-    """The nodes of the innermost loops that have one of those wanted.
+    """Return the nodes of the innermost loops that have one of those wanted.
 
     Args:
         follows: for each node, in the order of the text, those that may come next.

@@ -103,10 +103,10 @@ assert "Overload[" in run.stdout, run.stdout + run.stderr
     "test": "import pytest, hypothesis, jax\n",
     "witnesses": "",
 }
-"""What an extra is tried by, in an environment that has it."""
+"""Command that tries an extra, in an environment that has it."""
 
 LARGE = ("compilers", "cuda12", "cuda13", "fuzz", "test", "witnesses")
-"""Those that are only resolved, unless all is to be installed."""
+"""Extras that are only resolved, unless everything is installed."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,13 @@ class Outcome:
 
 
 def extras() -> list[str]:
-    """The extras of the project, as it declares them."""
+    """Return the extras of the project, as it declares them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return list(project["optional-dependencies"])
 
 
 def pythons() -> dict[str, Path]:
-    """The interpreters on the path and pyenv's, by version; the newest of each minor one."""
+    """Return the interpreters on the path and pyenv's, by version; the newest of each minor one."""
     found: dict[tuple[int, ...], Path] = {}
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
     for minor in range(OLDEST, NEWEST + 1):
@@ -142,7 +142,7 @@ def pythons() -> dict[str, Path]:
 
 
 def version_of(python: Path) -> tuple[int, ...] | None:
-    """An interpreter's version; None if it does not run, or cannot make environments."""
+    """Return an interpreter's version; None if it does not run, or cannot make environments."""
     program = "import ensurepip, sys, venv; print(*sys.version_info[:3])"
     try:
         run = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True)
@@ -152,7 +152,7 @@ def version_of(python: Path) -> tuple[int, ...] | None:
 
 
 def build(out: Path) -> tuple[Path, Path]:
-    """A fresh sdist and wheel.
+    """Return a fresh sdist and wheel.
 
     The wheel is made from the sdist, so that both have all that they need.
     """
@@ -166,7 +166,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def distributions(files: Iterable[Path]) -> tuple[Path, Path]:
-    """The sdist and the wheel among files.
+    """Return the sdist and the wheel among files.
 
     Raises:
         SystemExit: there is not one of each.
@@ -210,7 +210,7 @@ def _last(text: str) -> str:
 
 
 def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
-    """Everything, one after the other."""
+    """Build and try everything in order."""
     if options.built:
         sdist, wheel = distributions(sorted(options.built.resolve().glob("cupyconv-*")))
     else:

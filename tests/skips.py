@@ -1,4 +1,4 @@
-"""What a run on CI may leave out."""
+"""Tests that a CI run may skip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ON_EMULATED_DEVICES = ("where the devices are emulated",)
 
 
 def may_be_skipped(reason: str, environment: Mapping[str, str]) -> bool:
-    """Whether CI accepts that a test was skipped for this reason.
+    """Return whether CI accepts that a test was skipped for this reason.
 
     Args:
         reason: as pytest reports it.

@@ -17,16 +17,15 @@ NOTHING = {
     "cpu": "Nothing has been measured on a CPU yet: there is no results file. "
     "`cupyconv bench --device cpu --json tests/cpu/results/bench-cpu.json` measures it.",
 }
-"""What stands in the place of the table of a device, before there is one."""
+"""Text shown for a device without a table."""
 
 READ = (
     "A figure is another library's time over cupyconv's: above 1, cupyconv is faster. It is the "
-    "geometric mean over the layers of its kind that were measured; how many they are stands in "
-    "brackets beside the kind. In brackets after the figure: in how many passes cupyconv is "
-    "faster, even and slower. Each side counts with its faster memory order, unless the heading "
-    "names one for both."
+    "geometric mean over the measured layers of a kind; the number of layers follows the kind in "
+    "brackets. The brackets after a figure count the passes in which cupyconv is faster, even and "
+    "slower. Each side counts with its faster memory order, unless the heading names one for both."
 )
-"""How the table is read."""
+"""Explanation of the table."""
 
 _COUNTED = "auto"  # the implementation that a user gets
 _PASSES = {pass_.replace("_", "-"): pass_ for pass_ in PASSES}
@@ -39,7 +38,7 @@ def table(root: Path, device: str) -> str:
 
 
 def of_results(found: Results) -> str:
-    """The table of a run, as Markdown."""
+    """Return the table of a run, as Markdown."""
     busy, columns = report.busy(found.environment), _columns(found)
     lines = [_about(found), ""] + ([busy, ""] if busy else [])
     if not columns:
@@ -60,7 +59,7 @@ def of_results(found: Results) -> str:
 
 
 def _columns(found: Results) -> dict[str, dict[tuple[str, str], Score]]:
-    """Scores by dtype and kind, by the heading of their column.
+    """Return scores by dtype and kind, by the heading of their column.
 
     Beside the first peer each pass, and each memory order by itself; beside every one all passes.
     """

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cupyconv.cpu.activations import activate
-from cupyconv.gpu import parameters, sources
+from cupyconv.gpu import sources
+from cupyconv.kernels import parameters
 from tests.emulator import EmulatedModule, build, memory
 from tests.emulator.ptx.nvrtc import OPTIONS, compile_ptx
 
@@ -22,7 +23,7 @@ EXACT = {
     "silu": lambda v: v / (1 + math.exp(-v)) if v > -700 else 0.0,
     "gelu": lambda v: v * math.erfc(-v / math.sqrt(2)) / 2,
 }
-"""In double precision, without the cancellation of 1 + erf."""
+"""Activations in double precision, without the cancellation of 1 + erf."""
 
 PLAIN = {
     "silu": lambda v: v / (1 + np.exp(-v.astype(np.float64)).astype(np.float32)),
@@ -50,8 +51,8 @@ WORST = (
     *(-0.997223198, -0.998111188),
     *(-2.88841534, -2.90484357, -2.90646267, -5.84796715, -5.99706268),
 )
-"""Those of the largest errors of all numbers of float32, found by trying each; -0.998111188 is the
-one of gelu's formula as it is written."""
+"""Inputs with the largest errors of all float32 numbers, found by trying each; -0.998111188 is that
+of the literal formula of gelu."""
 
 
 @cache
@@ -96,7 +97,7 @@ def units_off(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def require_promised(activation: str, got: np.ndarray, every: int = 1) -> None:
-    """What came of every so many values is as near as promised, and as the formula as written."""
+    """Require a sample of results to be within the promised error of both formulas."""
     given, wanted = values()[::every], exact(activation)[::every]
     with np.errstate(over="ignore"):
         units, plain = units_off(got, wanted), units_off(PLAIN[activation](given), wanted)
@@ -136,7 +137,7 @@ def test_numpys_errors(activation, bound):
 
 
 def test_silu_is_rounded_as_the_formula_is():
-    """Its quotient is the nearest number to that of the sum, but for a few."""
+    """The quotient of silu is correctly rounded for nearly all values."""
     with np.errstate(over="ignore"):
         plain = PLAIN["silu"](values())
     assert (activated("silu", values(), front="source") != plain).mean() < 2e-4
@@ -158,10 +159,21 @@ def test_what_is_not_finite_and_what_is_tiny(front):
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_numpys_steps_take_little_memory(activation):
-    """As eight threads may take them at once, beside the blocks of a pass."""
+    """Eight threads may need this memory at once, beside the blocks of a pass."""
     values = np.linspace(-3, 3, 1 << 16, dtype=np.float32)
     tracemalloc.start()
     activate(values, activation)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200_000
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", -88.8), ("float64", -710)])
+def test_silu_of_numpy_ends_as_documented(dtype, least):
+    torch = pytest.importorskip("torch")
+    values = np.array([least + 0.2, least, 2 * least, -np.inf, np.inf, np.nan], dtype)
+    expected = torch.nn.functional.silu(torch.from_numpy(values)).numpy()
+    got = activate(values.copy(), "silu")
+    np.testing.assert_array_equal(np.signbit(got)[:3], np.signbit(expected)[:3])
+    np.testing.assert_array_equal(got == 0, expected == 0)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))

@@ -1,4 +1,4 @@
-"""Operands that cuda-gather copies with channels last first: right, priced, kept to."""
+"""Operands that cuda-gather first copies to channels last: results, plans and workspace."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import pytest
 
 from cupyconv import ConvError, ConvProblem, Plan
 from cupyconv.backends import Tensors
-from cupyconv.gpu import gather
-from cupyconv.gpu.launch import Part
+from cupyconv.kernels.copies import shape_of
+from cupyconv.kernels.cost import ADDING_THREADS
+from cupyconv.kernels.family import Choices
+from cupyconv.kernels.gather import METHODS
+from cupyconv.kernels.strides import Strides, element_strides
+from cupyconv.launch import Part
 from cupyconv.planning import Device, Request, plan, plan_pass
-from cupyconv.planning.copies import shape_of
-from cupyconv.planning.cost import ADDING_THREADS
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.families.gather import METHODS
+from cupyconv.planning.launches import prepare
 from cupyconv.planning.plan import contenders
-from cupyconv.planning.strides import Strides, element_strides
 from cupyconv.problem import PASSES
 from tests import agreement, emulator, views
-from tests.agreement import planned
+from tests.agreement import plan_with
 from tests.configurations import (
     CASES,
     FAMILY_CASES,
@@ -36,15 +37,15 @@ from tests.configurations import (
 GATHER, SM_80 = FAMILIES["cuda-gather"], Device.of("sm_80")
 PROBLEMS = {case.name: case.problem for case in (*CASES, *FAMILY_CASES)}
 DEEP = ConvProblem((32, 384, 28, 28), (384, 384, 3, 3), padding=1, dtype="float16")
-"""Of which copies cost little beside the product."""
+"""Layer whose copies take little time compared with the product."""
 
 LAST = in_formats(DEEP, "NHWC", "OHWI")
 BOTH = 3
-"""The number of the method that copies both operands."""
+"""Index of the method that copies both operands."""
 
-# -- right -----------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
-# A case, its dtype, what float32 may be rounded to, splits and the chip.
+# Case, dtype, precision, splits and architecture.
 RUNS = (
     ("pieces_of_8", "float16", "ieee", 1, "sm_80"),
     ("pieces_of_8_stride_2", "bfloat16", "ieee", 1, "sm_80"),
@@ -59,19 +60,22 @@ RUNS = (
 
 
 @pytest.mark.parametrize("number", range(len(RUNS)), ids=[f"{run[0]}-{run[1]}" for run in RUNS])
-def test_copies_of_one_operand_and_of_both(number):
-    """In one of six formats; splits whose sums end anywhere stand before the copies."""
+def test_copies_of_one_or_both_operands_are_exact(number):
+    """Each case is run in two of six formats; sums of splits precede copies in the workspace."""
     name, dtype, precision, splits, arch = RUNS[number]
     problem = PROBLEMS[name].replace(dtype=dtype)
     formatted = [all_formats(problem)[0], all_formats(problem)[number % 6]]
     for turn, one in enumerate(formatted):
         method = BOTH if turn == 0 else 1 + number % BOTH
-        with (
-            planned("cuda-gather", number, splits, method),
-            emulator.settings(emulator.SCHEDULES[(number + turn) % 3]),
-        ):
-            how = {"impl": "cuda-gather", "precision": precision, "arch": arch}
-            agreement.require_exact(emulator, one, **how)
+        made = plan_with(
+            *(one, "cuda-gather", emulator.device(arch)),
+            tile=number,
+            splits=splits,
+            method=method,
+            precision=precision,
+        )
+        with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
+            agreement.require_exact(emulator, one, impl=made, precision=precision, arch=arch)
 
 
 @pytest.mark.parametrize("name", ["odd_channels", "pieces_of_8"])
@@ -80,13 +84,12 @@ def test_copies_of_one_operand_and_of_both(number):
     {"forward": "xwy", "backprop_input": "ywx", "backprop_filter": "yxw"}.items(),
     ids=PASSES,
 )
-def test_copies_are_read_where_they_are_made_behind_the_sums(pass_, roles, name):
-    """Roles are those of A, B and the result, of which every split has sums of float32."""
+def test_copies_follow_the_sums_in_the_workspace(pass_, roles, name):
+    """Roles are those of A, B and the result; each split has float32 sums of the result."""
     problem = PROBLEMS[name].replace(dtype="float16")
     last, strides = in_formats(problem, "NHWC", "OHWI"), Strides.contiguous(problem)
     for splits, (number, copied) in product((1, 2, 3), enumerate(METHODS[pass_].values())):
-        with planned("cuda-gather", 0, splits, number):
-            chosen = plan_pass(problem, pass_, SM_80, "cuda-gather", strides=strides)
+        chosen = plan_with(problem, "cuda-gather", SM_80, splits=splits, method=number)[pass_]
         assert chosen.splits == splits
         results = prod(shape_of(problem, roles[2]))
         end = splits * results * 4 if splits > 1 else 0
@@ -97,7 +100,7 @@ def test_copies_are_read_where_they_are_made_behind_the_sums(pass_, roles, name)
             end = places[role] + prod(rows) * -(-channels * 2 // 16) * 16
         assert end == chosen.workspace_bytes
         parts = {role: Part("workspace", offset) for role, offset in places.items()}
-        launches = gather.prepare(chosen, problem, strides, None, SM_80)
+        launches = prepare(chosen, problem, strides, None, SM_80)
         entries = ["conv_arrange"] * bool(copied) + ["conv_gather", "conv_gather_reduce"]
         assert [one.entry for one in launches] == entries[: len(entries) - (splits == 1)]
         multiplied = launches[bool(copied)]
@@ -112,14 +115,14 @@ def test_copies_are_read_where_they_are_made_behind_the_sums(pass_, roles, name)
 
 
 @pytest.mark.parametrize("method", [1, 2, BOTH])
-def test_of_an_empty_batch_there_is_nothing_to_copy(method):
+def test_empty_batch_is_exact_with_copies(method):
     problem = PROBLEMS["empty_batch"].replace(dtype="float16")
-    with planned("cuda-gather", 0, 1, method):
-        agreement.require_exact(emulator, problem, impl="cuda-gather")
+    made = plan_with(problem, "cuda-gather", SM_80, method=method)
+    agreement.require_exact(emulator, problem, impl=made)
 
 
 @pytest.mark.parametrize("pass_", PASSES)
-def test_pytorch_agrees(pass_):
+def test_results_with_copies_match_pytorch(pass_):
     pytest.importorskip("torch")
     from tests.test_oracle_torch import torch_passes
 
@@ -127,14 +130,14 @@ def test_pytorch_agrees(pass_):
     data = integer_data(problem, seed=5)
     name = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}[pass_]
     expected = torch_passes(problem, data)[name]
-    with planned("cuda-gather", 1, 1, BOTH):
-        got = agreement.compute(emulator, pass_, problem, data, impl="cuda-gather")
+    made = plan_with(problem, "cuda-gather", SM_80, tile=1, method=BOTH)
+    got = agreement.compute(emulator, pass_, problem, data, impl=made)
     assert (got == expected).all()
 
 
 @pytest.mark.parametrize("pass_", PASSES)
-def test_copies_of_any_view(pass_):
-    """All are the same to the product, whose pieces are whole whatever the view's alignment."""
+def test_copies_of_any_view_are_exact(pass_):
+    """The same kernels run for every view, whatever its strides and alignment."""
     problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
     launched = []
     for kind in views.KINDS:
@@ -143,17 +146,16 @@ def test_copies_of_any_view(pass_):
             for operand in views.OPERANDS[pass_]
             if operand in ("x", "w", "dy") and views.suits(problem, pass_, operand, kind)
         }
-        with (
-            planned("cuda-gather", 0, 1, BOTH),
-            emulator.settings(on_outcome=lambda one: launched.append(one.kernel)),
-        ):
-            views.require_exact(emulator, problem, pass_, kinds, impl="cuda-gather")
+        strides = views.strides_of(problem, pass_, kinds)
+        made = plan_with(problem, "cuda-gather", SM_80, method=BOTH, strides=strides)
+        with emulator.settings(on_outcome=lambda one: launched.append(one.kernel)):
+            views.require_exact(emulator, problem, pass_, kinds, impl=made)
     assert launched == ["conv_arrange", "conv_gather"] * len(views.KINDS)
 
 
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize(("dtype", "splits"), [("float16", 1), ("float32", 3)])
-def test_the_same_bits_as_with_channels_last(pass_, dtype, splits):
+def test_copies_give_the_same_bits_as_channels_last(pass_, dtype, splits):
     """The same tile and splits sum the same terms in the same order."""
     first = PROBLEMS["pieces_of_8"].replace(dtype=dtype)
     last = in_formats(first, "NHWC", "OHWI")
@@ -162,23 +164,22 @@ def test_the_same_bits_as_with_channels_last(pass_, dtype, splits):
         name: np.ascontiguousarray(array if array.ndim == 1 else array.transpose(0, 2, 3, 1))
         for name, array in vars(data).items()
     }
-    with planned("cuda-gather", 0, splits, BOTH):
-        got = agreement.compute(emulator, pass_, first, data, impl="cuda-gather")
-    with planned("cuda-gather", 0, splits):
-        expected = agreement.compute(emulator, pass_, last, type(data)(**moved), impl="cuda-gather")
+    copied = plan_with(first, "cuda-gather", SM_80, splits=splits, method=BOTH)
+    got = agreement.compute(emulator, pass_, first, data, impl=copied)
+    read = plan_with(last, "cuda-gather", SM_80, splits=splits)
+    expected = agreement.compute(emulator, pass_, last, type(data)(**moved), impl=read)
     assert (got.transpose(0, 2, 3, 1) == expected).all()
     assert len(np.unique(got)) > 20
 
 
-def test_a_prepared_filter_is_read_where_it_is():
-    """And the workspace has no copy of it, which is the last of what it has."""
+def test_prepared_filter_is_not_copied():
+    """Results are bitwise equal with a prepared filter and with a copied filter."""
     problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
     data, strides = random_data(problem), Strides.contiguous(problem)
     backend = emulator.convolutions.backend("sm_80")
-    for method in METHODS["forward"]:
+    for number, method in enumerate(METHODS["forward"]):
         request = Request(problem, "forward", backend.device, strides=strides)
-        with planned("cuda-gather", 0, 1, list(METHODS["forward"]).index(method)):
-            chosen = plan_pass(problem, "forward", backend.device, "cuda-gather", strides=strides)
+        chosen = plan_with(problem, "cuda-gather", backend.device, method=number)["forward"]
         assert chosen.method == method
         form = backend.filter_form(chosen, problem, strides)
         assert (form is not None) == ("w" in METHODS["forward"][method])
@@ -195,10 +196,10 @@ def test_a_prepared_filter_is_read_where_it_is():
         assert request.affords(chosen.workspace_bytes)
 
 
-# -- planned ---------------------------------------------------------------------------------------
+# -- plans -----------------------------------------------------------------------------------------
 
 
-def test_operands_are_copied_where_that_pays():
+def test_operands_are_copied_only_if_that_is_faster():
     for pass_ in PASSES:
         of_pass = plan_pass(DEEP, pass_, SM_80)
         assert of_pass.method == list(METHODS[pass_])[-1 if pass_ != "backprop_filter" else 2]
@@ -206,14 +207,14 @@ def test_operands_are_copied_where_that_pays():
         assert not plan_pass(LAST, pass_, SM_80).method
         pointwise = ConvProblem((32, 256, 28, 28), (256, 256, 1, 1), dtype="float16")
         assert not plan_pass(pointwise, pass_, SM_80).method
-    small = DEEP.replace(input_shape=(2, 8, 9, 7), filter_shape=(8, 8, 3, 3))
+    small = DEEP.replace(input_shape=(2, 8, 9, 7), filter_shape=(8, 8, 2, 2))
     request = Request(small, "forward", SM_80)
     first, *_ = contenders(request, "cuda-gather", 1000)
     assert not first.method
 
 
-def test_only_what_gains_is_copied():
-    """A filter in the order of the images' channels, or images that are so already, stay."""
+def test_only_channels_first_operands_are_copied():
+    """Operands that are already channels last are not copied."""
     for formats, expected in {
         ("NCHW", "OHWI"): "x arranged",
         ("NHWC", "OIHW"): "w arranged",
@@ -221,27 +222,27 @@ def test_only_what_gains_is_copied():
         problem = in_formats(DEEP, *formats)
         found = contenders(Request(problem, "forward", SM_80), "cuda-gather", 1000)
         assert {one.method for one in found} == {"", expected}
-    # Single elements in either order.
+    # An odd number of channels allows no vectors in either order.
     odd = ConvProblem((32, 7, 28, 28), (64, 7, 3, 3), dtype="float16")
     found = contenders(Request(odd, "forward", SM_80), "cuda-gather", 1000)
     assert {one.method for one in found} == {""}
 
 
-def test_what_lies_at_odd_addresses_is_copied_too():
+def test_unaligned_operands_are_copied():
     strides = replace(Strides.contiguous(LAST), alignment=2)
     for pass_ in PASSES:
         found = plan_pass(LAST, pass_, SM_80, strides=strides)
         assert found.method == list(METHODS[pass_])[BOTH]
 
 
-def test_ways_with_copies_and_without_are_measured():
+def test_candidates_include_copies_and_no_copies():
     for pass_ in PASSES:
         found = contenders(Request(DEEP, pass_, SM_80), "auto", 5)
         ways = {bool(one.method) for one in found if one.implementation == "cuda-gather"}
         assert ways == {True, False}
 
 
-def test_the_workspace_has_the_copies_behind_the_sums():
+def test_workspace_holds_sums_and_copies():
     copies = {"x": 32 * 384 * 28 * 28 * 2, "w": 384 * 384 * 9 * 2}
     assert plan_pass(DEEP, "forward", SM_80).workspace_bytes == sum(copies.values())
     of_filter = plan_pass(DEEP, "backprop_filter", SM_80)
@@ -250,13 +251,13 @@ def test_the_workspace_has_the_copies_behind_the_sums():
     assert of_filter.workspace_bytes == sums + copies["x"]
     odd = PROBLEMS["odd_channels"].replace(dtype="float16")
     request = Request(odd, "backprop_filter", SM_80)
-    found = GATHER.candidate(request, GATHER.tiles[0], 3, "x arranged")
+    found = GATHER.candidate(request, Choices(tile=GATHER.tiles[0], splits=3, method="x arranged"))
     pixels = 3 * 5 * 5
     assert 3 * 11 * 7 * 9 * 4 % 16
     assert found.workspace_bytes == -(-3 * 11 * 7 * 9 * 4 // 16) * 16 + pixels * 8 * 2
 
 
-def test_copies_keep_to_the_workspace_limit():
+def test_copies_respect_the_workspace_limit():
     for pass_ in PASSES:
         free = plan_pass(DEEP, pass_, SM_80)
         needed = free.workspace_bytes
@@ -272,7 +273,7 @@ def entries_of(planned_, pass_):
     return fields, fields["passes"][PASSES.index(pass_)]
 
 
-def test_a_plan_with_copies_survives_json_and_is_refused_where_it_is_changed():
+def test_json_keeps_plans_with_copies_and_rejects_changes():
     planned_ = plan(DEEP, "sm_80")
     assert Plan.from_json(planned_.to_json()) == planned_
     changes = (
@@ -292,7 +293,7 @@ def test_a_plan_with_copies_survives_json_and_is_refused_where_it_is_changed():
             Plan.from_json(json.dumps(fields))
 
 
-def test_a_plan_with_copies_is_replayed_on_tensors_that_lie_otherwise():
+def test_plans_with_copies_are_replayed_on_other_strides():
     planned_ = plan(DEEP, "sm_80")
     turned = np.zeros(DEEP.input_shape, np.float16)[:, ::-1, ::-1]
     contiguous = Strides.contiguous(DEEP)
@@ -307,11 +308,8 @@ def test_a_plan_with_copies_is_replayed_on_tensors_that_lie_otherwise():
 
 def test_kernels_follow_a_plan_with_copies():
     problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
-    passes = []
-    for pass_ in PASSES:
-        with planned("cuda-gather", 0, 2, BOTH):
-            passes.append(plan_pass(problem, pass_, SM_80, "cuda-gather"))
-    made = Plan.from_json(replace(plan(problem, "sm_80"), passes=tuple(passes)).to_json())
+    planned = plan_with(problem, "cuda-gather", SM_80, splits=2, method=BOTH)
+    made = Plan.from_json(planned.to_json())
     launched = []
     with emulator.settings(on_outcome=lambda one: launched.append(one.kernel)):
         agreement.require_exact(emulator, problem, impl=made, arch="sm_80")

@@ -20,7 +20,7 @@ from tests import configurations
 # -- suites ----------------------------------------------------------------------------------------
 
 
-def test_all_layers_are_legal_and_named_once():
+def test_listed_layers_are_valid_and_have_unique_names():
     layers = suites.listed()
     assert len(layers) == 78
     assert len({layer.name for layer in layers}) == 78
@@ -28,7 +28,7 @@ def test_all_layers_are_legal_and_named_once():
     assert all(layer.problem.flops > 0 and layer.source for layer in layers)
 
 
-def test_listed_layers_are_those_of_the_networks():
+def test_listed_layers_match_their_networks():
     by_name = {layer.name: layer for layer in suites.listed()}
     assert by_name["resnet50-01"].problem.output_shape == (32, 64, 112, 112)
     assert by_name["resnet50-03"].problem.flops == 2 * 32 * 56 * 56 * 64 * 64 * 9
@@ -50,7 +50,7 @@ def test_listed_layers_are_those_of_the_networks():
     assert {name: by_name[name].kind for name in kinds} == kinds
 
 
-def test_suites_are_networks_and_kinds():
+def test_suites_select_networks_and_kinds():
     assert len(suites.select(["resnet50"])) == 23
     assert {layer.kind for layer in suites.select(["depthwise"])} == {"depthwise"}
     both = suites.select(["vgg16"], ["seed-5x100x100"])
@@ -58,26 +58,26 @@ def test_suites_are_networks_and_kinds():
     assert suites.select() == suites.select(["all"]) == suites.listed()
 
 
-def test_an_unknown_suite_or_layer_is_told_with_the_nearest():
+def test_unknown_suite_or_layer_suggests_the_closest():
     with pytest.raises(ConvError, match=r"unknown suite: 'depthwis'\. Did you mean 'depthwise'"):
         suites.select(["depthwis"])
     with pytest.raises(ConvError, match="Did you mean 'wavenet-d512'"):
         suites.select(names=["wavenet-d51"])
 
 
-def test_any_beginning_of_a_run_has_every_kind():
+def test_fair_order_interleaves_the_kinds():
     ordered = suites.fair_order(suites.listed())
     assert sorted(ordered, key=suites.listed().index) == list(suites.listed())
     assert {layer.kind for layer in ordered[: len(suites.KINDS)]} == set(suites.KINDS)
 
 
-def test_quick_layers_are_listed_and_of_every_kind():
+def test_quick_layers_are_listed_and_cover_every_kind():
     quick = suites.select(names=suites.QUICK)
     assert len(quick) == len(suites.QUICK)
     assert {layer.kind for layer in quick} == set(suites.KINDS)
 
 
-def test_a_batch_is_cut_and_never_grown():
+def test_with_batch_only_reduces_the_batch():
     layer = suites.select(names=["resnet50-03"])[0]
     assert suites.with_batch(layer, 4).problem.N == 4
     assert suites.with_batch(layer, 400).problem == layer.problem
@@ -88,7 +88,7 @@ def test_a_batch_is_cut_and_never_grown():
 
 @pytest.mark.parametrize("layout", data.LAYOUTS)
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_memory_orders_keep_the_convolution(rank, layout):
+def test_in_layout_keeps_the_convolution(rank, layout):
     sizes, taps = (9, 8, 7)[:rank], (3, 2, 1)[:rank]
     problem = ConvProblem((2, 6, *sizes), (4, 3, *taps), groups=2, stride=2, padding=1)
     moved = data.in_layout(problem, layout, "float16")
@@ -100,7 +100,7 @@ def test_memory_orders_keep_the_convolution(rank, layout):
     assert moved.data_format.endswith("C") == (layout == "channels_last")
 
 
-def test_reordered_tensors_are_the_same_numbers():
+def test_reordered_tensors_have_the_same_values():
     problem = ConvProblem((2, 6, 9, 8), (4, 3, 3, 2), groups=2)
     last, first = (data.in_layout(problem, layout, "float32") for layout in data.LAYOUTS)
     (tensors,) = data.random_sets(last, 1, np)
@@ -119,10 +119,10 @@ def test_reordered_tensors_are_the_same_numbers():
 
 
 @pytest.mark.parametrize("dtype", ITEMSIZE)
-def test_data_is_random_and_every_set_differs(dtype):
+def test_random_sets_are_normal_and_all_different(dtype):
     problem = ConvProblem((1, 3, 40, 50), (4, 3, 3, 3), dtype=dtype)
     sets = data.random_sets(problem, 3, np)
-    arrays = [array for one in sets for array in (one.x, one.w, one.dy)]
+    arrays = [array for operands in sets for array in (operands.x, operands.w, operands.dy)]
     assert all(array.dtype == numpy_dtype(dtype) for array in arrays)
     for a, b in itertools.combinations(arrays, 2):
         assert not np.array_equal(a.ravel()[:100], b.ravel()[:100])
@@ -132,10 +132,10 @@ def test_data_is_random_and_every_set_differs(dtype):
         assert 0.9 < part.astype(float).std() < 1.1
 
 
-def test_more_numbers_than_are_drawn_repeat_with_the_period():
+def test_random_flat_repeats_with_the_period():
     flat = data.random_flat(data.PERIOD + 1000, "float32", 1, np)
     assert np.count_nonzero(flat == 0) < 10
-    # The first piece ends early, where the drawn numbers end; then they begin again.
+    # The tensor starts inside the period, so it wraps around before PERIOD numbers.
     assert np.array_equal(flat[data.PERIOD :], flat[:1000])
 
 
@@ -144,40 +144,39 @@ def test_more_numbers_than_are_drawn_repeat_with_the_period():
 LAYER = ConvProblem((3, 6, 9, 8), (8, 3, 3, 2), groups=2, stride=(2, 1), padding=1)
 
 
-def place_and_exact():
-    place = places.CpuPlace()
-    return checks.numpy_exact(place, "reference")
+def exact_reference():
+    return checks.numpy_exact(places.CpuPlace(), "reference")
 
 
 @pytest.mark.parametrize("layout", data.LAYOUTS)
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("share", [1.0, 0.4, 0.05, 1e-9])
-def test_right_results_are_good_whole_or_in_part(pass_, layout, share):
+def test_right_results_are_good_in_every_excerpt(pass_, layout, share):
     problem = data.in_layout(LAYER, layout, "float32")
     (tensors,) = data.random_sets(problem, 1, np)
     part = checks.excerpt_of(problem, pass_, problem.flops * share)
-    assert part.share <= max(share, 1 / 18)  # the smallest part: an index of each axis it can cut
-    expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
+    assert part.share <= max(share, 1 / 18)  # the smallest excerpt has one index per axis
+    expected = checks.reference(problem, pass_, tensors, part, exact_reference())
     result = pass_call(problem, pass_, [tensors], "auto", "ieee")(0)
     got = checks.result_part(problem, pass_, result, part)
     assert got.shape == expected.shape
     verdict = checks.judge(got, expected, checks.bound(problem, pass_, "ieee"))
     assert verdict.good
     spoilt = result.copy()
-    spoilt[(-1,) * spoilt.ndim] += 1  # the last element is in every part
+    spoilt[(-1,) * spoilt.ndim] += 1  # every excerpt contains the last element
     verdict = checks.judge(
         checks.result_part(problem, pass_, spoilt, part), expected, verdict.bound
     )
     assert not verdict.good
 
 
-def test_nan_and_one_wrong_element_of_many_are_not_good():
+def test_judge_rejects_nan_and_a_single_wrong_element():
     expected = np.random.default_rng(0).standard_normal(1_000_000)
     assert checks.judge(expected, expected, 1e-6).good
     one_off = expected.copy()
     one_off[7] += 0.001
     verdict = checks.judge(one_off, expected, 1e-5)
-    assert verdict.error < 1e-5  # the norm does not see it, the largest difference does
+    assert verdict.error < 1e-5  # only the largest difference detects it
     assert not verdict.good
     one_off[7] = np.nan
     assert not checks.judge(one_off, expected, 1.0).good
@@ -186,27 +185,27 @@ def test_nan_and_one_wrong_element_of_many_are_not_good():
 
 
 @pytest.mark.parametrize("dtype", ITEMSIZE)
-def test_bounds_hold_for_every_dtype_and_are_tight(dtype):
+def test_bounds_are_valid_and_tight_for_every_dtype(dtype):
     layer = ConvProblem((2, 64, 12, 12), (32, 64, 3, 3), padding=1, dtype=dtype)
     (tensors,) = data.random_sets(layer, 1, np)
     for pass_ in PASSES:
         limit = checks.bound(layer, pass_, "ieee")
         part = checks.excerpt_of(layer, pass_, 1e9)
-        expected = checks.reference(layer, pass_, tensors, part, place_and_exact())
+        expected = checks.reference(layer, pass_, tensors, part, exact_reference())
         got = checks.result_part(
             layer, pass_, pass_call(layer, pass_, [tensors], "auto", "ieee")(0), part
         )
         verdict = checks.judge(got, expected, limit)
         assert verdict.good
-        # The reference computes float64 as the implementation does, so it may be the same.
+        # In float64 the reference and the implementation may agree exactly.
         assert verdict.error > limit / 100 or dtype in ("float64", "complex128")
 
 
-def test_float32_as_tf32_is_only_good_where_it_is_permitted():
+def test_tf32_rounding_is_only_good_with_precision_tf32():
     layer = ConvProblem((2, 64, 12, 12), (32, 64, 3, 3), padding=1)
     (tensors,) = data.random_sets(layer, 1, np)
     part = checks.excerpt_of(layer, "forward", 1e9)
-    expected = checks.reference(layer, "forward", tensors, part, place_and_exact())
+    expected = checks.reference(layer, "forward", tensors, part, exact_reference())
     rounded = data.Operands(*(ten_bits(a) for a in (tensors.x, tensors.w, tensors.dy)))
     got = checks.result_part(
         layer, "forward", pass_call(layer, "forward", [rounded], "auto", "ieee")(0), part
@@ -219,7 +218,7 @@ def test_float32_as_tf32_is_only_good_where_it_is_permitted():
 
 
 def ten_bits(array):
-    """Rounded to 10 bits of mantissa, as tf32."""
+    """Round to the 10-bit mantissa of tf32."""
     bits = array.view(np.uint32)
     return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
 
@@ -229,30 +228,30 @@ def ten_bits(array):
     [case for case in configurations.cases(20_000) if case.problem.N],
     ids=lambda case: case.name,
 )
-def test_parts_fit_awkward_layers(case):
+def test_excerpts_are_correct_for_awkward_layers(case):
     problem = case.problem
     (tensors,) = data.random_sets(problem, 1, np)
     for pass_ in PASSES:
         part = checks.excerpt_of(problem, pass_, problem.flops / 3)
-        expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
+        expected = checks.reference(problem, pass_, tensors, part, exact_reference())
         got = checks.result_part(
             problem, pass_, pass_call(problem, pass_, [tensors], "reference", "ieee")(0), part
         )
         assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
 
 
-# -- layers of no list -----------------------------------------------------------------------------
+# -- random layers ---------------------------------------------------------------------------------
 
 
-def test_layers_are_drawn_of_every_kind_and_again_by_their_seed():
+def test_drawn_layers_cover_every_kind_and_repeat_with_the_seed():
     kinds = suites.KINDS * 4
-    found = suites.drawn(5, len(kinds))
-    assert found == suites.drawn(5, len(kinds))
-    assert {layer.problem for layer in found}.isdisjoint(
+    layers = suites.drawn(5, len(kinds))
+    assert layers == suites.drawn(5, len(kinds))
+    assert {layer.problem for layer in layers}.isdisjoint(
         layer.problem for layer in suites.drawn(6, len(kinds))
     )
-    assert [layer.kind for layer in found] == list(kinds)
-    for layer in found:
+    assert [layer.kind for layer in layers] == list(kinds)
+    for layer in layers:
         assert layer.problem.N == 1 or layer.problem.flops <= suites.MOST_DRAWN_FLOPS
 
 
@@ -260,13 +259,13 @@ def test_layers_are_drawn_of_every_kind_and_again_by_their_seed():
 
 
 class FakeClock:
-    """A clock that calls move on: each takes the time that stands in ``costs``."""
+    """Clock that advances by the given time with each call."""
 
     def __init__(self, *, asynchronous=False, sweep=0.0):
         self.asynchronous, self.sweep_seconds = asynchronous, sweep
         self.time, self.device_time = 0.0, 0.0
         self.samples: list[tuple[int, float]] = []
-        self.settled: list[int] = []  # after so many samples
+        self.settled: list[int] = []  # number of samples before each settle
 
     def settle(self):
         self.settled.append(len(self.samples))
@@ -286,7 +285,7 @@ class FakeClock:
         return (self.device_time if self.asynchronous else self.time) - before
 
     def call(self, device_seconds, host_seconds=0.0):
-        """An implementation that takes this long."""
+        """Return an implementation that takes these times, repeated in a cycle."""
         costs = itertools.cycle(
             [device_seconds] if isinstance(device_seconds, float) else device_seconds
         )
@@ -302,25 +301,25 @@ class FakeClock:
         return run
 
 
-def test_the_median_of_a_devices_calls_is_measured():
+def test_device_time_is_the_median():
     clock = FakeClock(asynchronous=True)
-    found = timing.measure({"a": clock.call([0.002, 0.001, 0.002, 0.002, 0.009])}, 4, clock, 0.1)
-    assert found["a"].seconds == pytest.approx(0.002)
-    assert found["a"].low <= found["a"].seconds <= found["a"].high
+    timings = timing.measure({"a": clock.call([0.002, 0.001, 0.002, 0.002, 0.009])}, 4, clock, 0.1)
+    assert timings["a"].seconds == pytest.approx(0.002)
+    assert timings["a"].low <= timings["a"].seconds <= timings["a"].high
 
 
-def test_the_best_of_many_turns_is_measured_on_the_cpu():
+def test_cpu_time_is_the_minimum_of_many_turns():
     clock = FakeClock()
-    # Others run most of the time: three samples of four are disturbed.
+    # Other programs disturb three of four samples.
     disturbed = [0.009, 0.002, 0.017, 0.005]
-    found = timing.measure({"a": clock.call(0.001), "b": clock.call(disturbed)}, 4, clock, 0.4)
-    assert found["a"].seconds == found["a"].high == pytest.approx(0.001)
-    assert found["b"].seconds == found["b"].low == pytest.approx(0.002)
-    assert 0.002 <= found["b"].high < 0.005
-    assert found["a"].host is None
+    timings = timing.measure({"a": clock.call(0.001), "b": clock.call(disturbed)}, 4, clock, 0.4)
+    assert timings["a"].seconds == timings["a"].high == pytest.approx(0.001)
+    assert timings["b"].seconds == timings["b"].low == pytest.approx(0.002)
+    assert 0.002 <= timings["b"].high < 0.005
+    assert timings["a"].host is None
 
 
-def test_a_turn_begins_when_the_other_implementation_is_at_rest():
+def test_clock_settles_before_each_turn():
     clock = FakeClock()
     timing.measure({"a": clock.call(0.01)}, 4, clock, 0.1)
     assert clock.settled == []
@@ -330,7 +329,7 @@ def test_a_turn_begins_when_the_other_implementation_is_at_rest():
     assert clock.settled == [warm_up + turn for turn in range(2 * timing.FEWEST_SAMPLES)]
 
 
-def test_repetitions_follow_the_time_that_is_given():
+def test_samples_follow_the_requested_seconds():
     clock = FakeClock()
     few = timing.measure({"a": clock.call(0.01)}, 4, clock, 0.1)["a"].samples
     many = timing.measure({"a": clock.call(0.01)}, 4, clock, 1.0)["a"].samples
@@ -342,12 +341,12 @@ def test_repetitions_follow_the_time_that_is_given():
     assert quick.samples == timing.MOST_SAMPLES
 
 
-def test_sweeps_count_as_time():
+def test_sweeps_count_toward_the_requested_seconds():
     clock = FakeClock(sweep=0.09)
     assert timing.measure({"a": clock.call(0.01)}, 4, clock, 1.0)["a"].samples <= 12
 
 
-def test_short_calls_are_put_in_a_row_on_different_sets():
+def test_short_calls_are_grouped_over_different_sets():
     clock = FakeClock()
     used = []
     base = clock.call(1e-5)
@@ -356,12 +355,12 @@ def test_short_calls_are_put_in_a_row_on_different_sets():
         used.append(number)
         base(number)
 
-    found = timing.measure({"a": call}, 4, clock, 0.01)
-    rows = [length for length, _ in clock.samples]
-    assert rows[-1] == 4  # there are only four sets, though five calls would make a sample
+    timings = timing.measure({"a": call}, 4, clock, 0.01)
+    lengths = [length for length, _ in clock.samples]
+    assert lengths[-1] == 4  # limited by the four sets; a sample would need five calls
     assert set(used) == {0, 1, 2, 3}
     assert all(len(set(used[i : i + 4])) == 4 for i in range(len(used) - 4, 3, -4))
-    assert found["a"].seconds == pytest.approx(1e-5)
+    assert timings["a"].seconds == pytest.approx(1e-5)
 
 
 def test_implementations_take_turns():
@@ -374,19 +373,19 @@ def test_implementations_take_turns():
     }
     timing.measure(named, 4, clock, 0.4)
     turns = [(name, len(list(calls_of))) for name, calls_of in itertools.groupby(order)]
-    samples = 4  # of a turn; two turns in a row where the order is reversed
+    samples = 4  # per turn; turns join where the order is reversed
     assert turns[-11:] == [("a", samples), *((n, 2 * samples) for n in "babababab"), ("a", samples)]
 
 
-def test_a_device_is_measured_apart_from_its_host():
+def test_device_time_excludes_host_time():
     clock = FakeClock(asynchronous=True, sweep=1e-4)
-    found = timing.measure({"a": clock.call(2e-4, 3e-5)}, 4, clock, 0.1)["a"]
-    assert found.seconds == pytest.approx(2e-4)
-    assert found.host == pytest.approx(3e-5)
-    assert clock.samples[-1][1] == pytest.approx(6e-5)  # the host gets this much ahead
+    result = timing.measure({"a": clock.call(2e-4, 3e-5)}, 4, clock, 0.1)["a"]
+    assert result.seconds == pytest.approx(2e-4)
+    assert result.host == pytest.approx(3e-5)
+    assert clock.samples[-1][1] == pytest.approx(6e-5)  # lead: twice the host time
 
 
-def test_the_cpu_clock_is_about_right():
+def test_cpu_clock_matches_perf_counter():
     clock = timing.CpuClock(1 << 20)
     import time
 
@@ -410,7 +409,7 @@ def torch_peer():
 @pytest.mark.parametrize("dtype", ITEMSIZE)
 @pytest.mark.parametrize("layout", data.LAYOUTS)
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_pytorch_computes_each_pass_on_our_memory(torch_peer, rank, layout, dtype):
+def test_torch_peer_computes_each_pass(torch_peer, rank, layout, dtype):
     sizes, taps = (9, 8, 7)[:rank], (3, 2, 1)[:rank]
     base = ConvProblem((2, 6, *sizes), (4, 3, *taps), groups=2, stride=2, padding=1, dilation=2)
     problem = data.in_layout(base, layout, dtype)
@@ -418,17 +417,17 @@ def test_pytorch_computes_each_pass_on_our_memory(torch_peer, rank, layout, dtyp
     with torch_peer.settings("ieee", 1):
         for pass_ in PASSES:
             part = checks.excerpt_of(problem, pass_, 1e9)
-            expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
+            expected = checks.reference(problem, pass_, tensors, part, exact_reference())
             result = torch_peer.call(problem, pass_, [tensors])(0)
             assert result.numel() == prod(expected.shape)
             array = torch_peer.to_array(result, problem, pass_)
             got = checks.result_part(problem, pass_, array, part)
             assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
-            theirs = checks.reference(problem, pass_, tensors, part, torch_peer.exact)
-            np.testing.assert_allclose(theirs, expected, rtol=1e-10, atol=1e-10)
+            torch_expected = checks.reference(problem, pass_, tensors, part, torch_peer.exact)
+            np.testing.assert_allclose(torch_expected, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_pytorchs_settings_are_put_back(torch_peer):
+def test_torch_peer_restores_settings(torch_peer):
     import torch
 
     def settings():
@@ -450,13 +449,13 @@ def test_pytorchs_settings_are_put_back(torch_peer):
     assert settings() == before
 
 
-def test_what_pytorch_cannot_do_is_told(torch_peer):
+def test_torch_peer_refuses_unequal_padding(torch_peer):
     lopsided = ConvProblem((1, 1, 4, 4), (1, 1, 3, 3), padding="same", stride=2)
     assert "both sides" in torch_peer.refuses(lopsided)
     assert torch_peer.refuses(ConvProblem((1, 1, 4, 4), (1, 1, 3, 3), padding=1)) is None
 
 
-def test_without_pytorch_there_is_no_peer(monkeypatch):
+def test_find_reports_missing_pytorch(monkeypatch):
     def missing(_name):
         raise ImportError
 
@@ -481,7 +480,7 @@ LAYERS = {
 @pytest.mark.parametrize("layout", data.LAYOUTS)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("name", ["jax", "tensorflow"])
-def test_others_compute_each_pass(name, layer, layout):
+def test_jax_and_tensorflow_compute_each_pass(name, layer, layout):
     pytest.importorskip(name)
     peer, why = peers.find(places.CpuPlace(), name)
     assert peer is not None, why
@@ -494,14 +493,14 @@ def test_others_compute_each_pass(name, layer, layout):
     with peer.settings("ieee", 1):
         for pass_ in PASSES:
             part = checks.excerpt_of(problem, pass_, 1e9)
-            expected = checks.reference(problem, pass_, tensors, part, place_and_exact())
+            expected = checks.reference(problem, pass_, tensors, part, exact_reference())
             array = peer.to_array(peer.call(problem, pass_, [tensors])(0), problem, pass_)
             got = checks.result_part(problem, pass_, array, part)
             assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_jax_computes_each_dtype_and_its_settings_are_put_back(dtype, monkeypatch):
+def test_jax_computes_each_dtype_and_restores_settings(dtype, monkeypatch):
     jax = pytest.importorskip("jax")
     monkeypatch.setenv("NPROC", "3")
     before = jax.config.jax_enable_x64
@@ -515,18 +514,18 @@ def test_jax_computes_each_dtype_and_its_settings_are_put_back(dtype, monkeypatc
     assert os.environ["NPROC"] == "3"
 
 
-def test_what_others_cannot_do_is_told():
+def test_jax_and_tensorflow_refuse_unsupported_problems():
     one_tap = ConvProblem((1, 1, 4, 4), (1, 1, 1, 1), stride=2)
-    beyond = ConvProblem((1, 1, 4, 4), (1, 1, 3, 3), padding=3)
-    of_complex_numbers = one_tap.replace(dtype="complex64")
+    wide_padding = ConvProblem((1, 1, 4, 4), (1, 1, 3, 3), padding=3)
+    complex_problem = one_tap.replace(dtype="complex64")
     jax, tensorflow = peers.JaxPeer(None), peers.TensorFlowPeer(fake_tensorflow())
     assert "one tap" in tensorflow.refuses(data.in_layout(one_tap, "channels_last", "float32"))
-    assert "beyond the filter" in jax.refuses(beyond)
+    assert "larger than the filter" in jax.refuses(wide_padding)
     volume = ConvProblem((1, 3, 16, 112, 112), (64, 3, 7, 7, 7), stride=(1, 2, 2), padding=3)
     assert "takes minutes" in jax.refuses(volume)
     assert jax.refuses(volume.replace(stride=1)) is None
     for peer in (jax, tensorflow):
-        assert "complex numbers" in peer.refuses(of_complex_numbers)
+        assert "complex numbers" in peer.refuses(complex_problem)
 
 
 def fake_tensorflow():
@@ -535,18 +534,18 @@ def fake_tensorflow():
 
 @pytest.mark.parametrize("error", [OSError, RuntimeError, AttributeError, SystemError])
 @pytest.mark.parametrize("name", peers.PEERS)
-def test_a_library_that_fails_to_import_is_named(name, error, monkeypatch):
+def test_find_reports_an_import_failure(name, error, monkeypatch):
     def broken(_name):
         raise error("jaxlib is newer than and incompatible with jax\nPlease update")
 
     monkeypatch.setattr(peers, "import_module", broken)
-    found, why_not = peers.find(places.CpuPlace(), name)
-    assert found is None
+    peer, why_not = peers.find(places.CpuPlace(), name)
+    assert peer is None
     assert why_not == (
         f"{peers.PEERS[name]} could not be imported: jaxlib is newer than and incompatible with jax"
     )
 
 
-def test_others_are_measured_on_the_cpu_only():
+def test_jax_is_measured_on_the_cpu_only():
     on_gpu = SimpleNamespace(name="gpu")
     assert peers.find(on_gpu, "jax") == (None, "JAX is measured on the CPU only")

@@ -1,4 +1,4 @@
-"""What is made of figures: ratios, tables, files, pictures."""
+"""Reports of benchmark results: ratios, tables, files, pictures."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def row(**changes):
     )
 
 
-def measured(*rows, **more):
-    """Results of rows, on an imaginary GPU."""
-    found = {
+def measured(*rows, **fields):
+    """Return results with these rows, on an imaginary GPU."""
+    defaults = {
         "environment": {
             "device": "gpu",
             "gpu": "Imaginary 9000",
@@ -70,25 +70,25 @@ def measured(*rows, **more):
         "rows": list(rows),
         "finished": True,
     }
-    return Results(**{**found, **more})
+    return Results(**{**defaults, **fields})
 
 
 def suite():
-    """Two layers, two passes; ours and PyTorch's in both memory orders."""
+    """Return results of two layers and two passes, by cupyconv and PyTorch in both orders."""
     depthwise = {"layer": "convnext-dw1", "suite": "convnext", "kind": "depthwise"}
     rows = []
-    for layer, ours, theirs in (({}, 100.0, 50.0), (depthwise, 10.0, 80.0)):
+    for layer, our_time, torch_time in (({}, 100.0, 50.0), (depthwise, 10.0, 80.0)):
         for pass_ in ("forward", "backprop_filter"):
             rows += [
-                row(**layer, pass_=pass_, microseconds=ours),
-                row(**layer, pass_=pass_, layout="channels_first", microseconds=ours * 3),
-                row(**layer, pass_=pass_, implementation="torch", microseconds=theirs * 2),
+                row(**layer, pass_=pass_, microseconds=our_time),
+                row(**layer, pass_=pass_, layout="channels_first", microseconds=our_time * 3),
+                row(**layer, pass_=pass_, implementation="torch", microseconds=torch_time * 2),
                 row(
                     **layer,
                     pass_=pass_,
                     implementation="torch",
                     layout="channels_first",
-                    microseconds=theirs,
+                    microseconds=torch_time,
                 ),
             ]
     return measured(
@@ -101,12 +101,12 @@ def suite():
 # -- arithmetic ------------------------------------------------------------------------------------
 
 
-def test_rates_follow_from_time():
+def test_row_computes_tflops_and_gbps():
     assert ROW.tflops == pytest.approx(100)  # 1e10 FLOP in 1e-4 s
     assert ROW.gbps == pytest.approx(1000)  # 1e8 bytes in 1e-4 s
 
 
-def test_the_roofline_is_the_slower_of_arithmetic_and_traffic():
+def test_roofline_share_uses_the_slower_of_flops_and_bytes():
     by_bytes = report.roofline_share(measured(ROW), ROW)
     assert by_bytes == pytest.approx(25e-6 / 100e-6)
     by_flops = replace(ROW, useful_flops=4 * 10**10)
@@ -114,12 +114,12 @@ def test_the_roofline_is_the_slower_of_arithmetic_and_traffic():
     assert report.roofline_share(measured(ROW, ceilings={}), ROW) is None
 
 
-def test_the_geometric_mean_is_that_of_ratios():
+def test_geometric_mean_of_ratios():
     assert report.geometric_mean([2.0, 0.5]) == pytest.approx(1)
     assert report.geometric_mean([1.0, 4.0]) == pytest.approx(2)
 
 
-def test_the_faster_memory_order_counts_on_both_sides():
+def test_comparisons_use_the_faster_memory_order_of_each_side():
     pairs = report.comparisons(suite(), "torch")
     assert [(pair.row.layer, pair.ratio) for pair in pairs] == [
         ("resnet50-03", 0.5),
@@ -131,7 +131,7 @@ def test_the_faster_memory_order_counts_on_both_sides():
     assert {pair.peer.layout for pair in pairs} == {"channels_first"}
 
 
-def test_a_memory_order_is_compared_by_itself_where_it_is_asked_for():
+def test_comparisons_of_one_memory_order():
     for layout, expected in (("channels_last", [1.0, 16.0]), ("channels_first", [1 / 6, 8 / 3])):
         pairs = report.comparisons(suite(), "torch", layout)
         assert {pair.row.layout for pair in pairs} == {layout}
@@ -140,36 +140,36 @@ def test_a_memory_order_is_compared_by_itself_where_it_is_asked_for():
 
 
 def beside_others():
-    """``suite`` with JAX, twice as fast as PyTorch, and TensorFlow, in one order of one layer."""
-    found = suite()
-    theirs = [one for one in found.rows if one.implementation == "torch"]
-    found.rows += [
-        replace(row(microseconds=one.microseconds / 2), **kept(one), implementation="jax")
-        for one in theirs
+    """Return ``suite`` with JAX, twice as fast as PyTorch, and one row of TensorFlow."""
+    outcome = suite()
+    torch_rows = [entry for entry in outcome.rows if entry.implementation == "torch"]
+    outcome.rows += [
+        replace(row(microseconds=entry.microseconds / 2), **identity(entry), implementation="jax")
+        for entry in torch_rows
     ]
-    found.rows.append(replace(theirs[0], implementation="tensorflow"))
-    return found
+    outcome.rows.append(replace(torch_rows[0], implementation="tensorflow"))
+    return outcome
 
 
-def kept(one):
-    """What says of which pass of which layer a row is."""
+def identity(entry):
+    """Return the fields of a row that identify its layer, pass and memory order."""
     names = ("layer", "suite", "kind", "pass_", "layout")
-    return {name: getattr(one, name) for name in names}
+    return {name: getattr(entry, name) for name in names}
 
 
-def test_every_ratio_is_beside_the_peer_that_it_names():
-    found = beside_others()
-    assert report.measured_peers(found) == ["torch", "jax", "tensorflow"]
+def test_ratios_and_tables_match_their_peer():
+    outcome = beside_others()
+    assert report.measured_peers(outcome) == ["torch", "jax", "tensorflow"]
     for peer, expected in (
         ("torch", [0.5, 0.5, 8.0, 8.0]),
         ("jax", [0.25, 0.25, 4.0, 4.0]),
         ("tensorflow", [1.0]),
     ):
-        pairs = report.comparisons(found, peer)
+        pairs = report.comparisons(outcome, peer)
         assert [pair.ratio for pair in pairs] == pytest.approx(expected)
         assert {pair.peer.implementation for pair in pairs} == {peer}
         assert {pair.row.implementation for pair in pairs} == {"auto"}
-    chapters = {chapter.title: chapter for chapter in report.sections(found)}
+    chapters = {chapter.title: chapter for chapter in report.sections(outcome)}
     table = chapters["Every pass in float16"]
     assert table.columns[-3:] == ("PyTorch/ours", "JAX/ours", "TensorFlow/ours")
     assert [cells[-3:] for cells in table.rows[:2]] == [
@@ -179,22 +179,22 @@ def test_every_ratio_is_beside_the_peer_that_it_names():
     assert len(table.rows) == 4
     for label, mean in (("PyTorch", "2.00"), ("JAX", "1.00"), ("TensorFlow", "1.00")):
         assert chapters[f"Against {label} in float16, auto"].rows[-1][-2] == mean
-    by_order = chapters["Against JAX in float16, auto, channels_first on either side"]
+    by_order = chapters["Against JAX in float16, auto, both in channels_first"]
     assert by_order.rows[-1][-2] == "0.33"
 
 
-def test_files_and_pictures_say_beside_which_peer():
-    found = beside_others()
-    first = export.to_json(found)["rows"][0]
+def test_json_and_svg_name_the_peer():
+    outcome = beside_others()
+    first = export.to_json(outcome)["rows"][0]
     assert [first[f"ratio_to_{peer}"] for peer in PEERS] == pytest.approx([0.5, 0.25, 1.0])
-    assert "PyTorch 50.0 µs" in plot.svg(found)
-    assert "JAX" not in plot.svg(found)
-    found.rows = [one for one in found.rows if one.implementation in ("auto", "jax")]
-    assert "Time of JAX over time of cupyconv" in plot.svg(found)
-    assert "JAX 25.0 µs" in plot.svg(found)
+    assert "PyTorch 50.0 µs" in plot.svg(outcome)
+    assert "JAX" not in plot.svg(outcome)
+    outcome.rows = [entry for entry in outcome.rows if entry.implementation in ("auto", "jax")]
+    assert "Time of JAX over time of cupyconv" in plot.svg(outcome)
+    assert "JAX 25.0 µs" in plot.svg(outcome)
 
 
-def test_the_readme_has_a_column_for_each_peer_and_memory_order():
+def test_readme_table_has_columns_per_peer_and_memory_order():
     lines = speed_table.of_results(beside_others()).splitlines()
     assert lines[0].startswith("Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, ")
     assert lines[4] == (
@@ -208,21 +208,21 @@ def test_the_readme_has_a_column_for_each_peer_and_memory_order():
     )
 
 
-def test_ratios_of_rows_are_to_pytorchs_fastest():
+def test_ratios_use_the_peers_fastest_row():
     assert report.ratios(suite(), "torch")[:4] == pytest.approx([0.5, 0.5 / 3, 0.5, 1.0])
     assert report.ratios(suite(), "jax") == [None] * len(suite().rows)
 
 
-def test_tallies_are_by_kind_and_pass():
-    counted = report.scores(report.comparisons(suite(), "torch"))
-    everything = counted["float16", "auto", "all", "all"]
+def test_scores_are_by_kind_and_pass():
+    score_of = report.scores(report.comparisons(suite(), "torch"))
+    everything = score_of["float16", "auto", "all", "all"]
     assert report.geometric_mean(everything.ratios) == pytest.approx(2)
     assert (everything.wins, everything.even, everything.losses) == (2, 0, 2)
-    assert counted["float16", "auto", "depthwise", "forward"].ratios == [8.0]
-    assert ("float16", "auto", "conv1d", "all") not in counted
+    assert score_of["float16", "auto", "depthwise", "forward"].ratios == [8.0]
+    assert ("float16", "auto", "conv1d", "all") not in score_of
 
 
-def test_a_difference_within_the_spread_is_even():
+def test_overlapping_spreads_are_even():
     pair = report.Comparison(row(), row(implementation="torch", microseconds=104.0, spread=0.1))
     assert pair.even
     assert not report.Comparison(row(), row(microseconds=104.0)).even
@@ -242,7 +242,7 @@ def test_numbers_have_three_digits_and_no_exponent(value, text):
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def test_the_report_says_everything():
+def test_report_contains_all_sections():
     text = "\n\n".join(section.text() for section in report.sections(suite()))
     for expected in (
         "Every pass in float16",
@@ -254,7 +254,7 @@ def test_the_report_says_everything():
         "depthwise",
         "8.00",
         "2/0/2",
-        "12.0 µs of the host",
+        "12.0 µs of host time",
         "1.0 MiB of workspace",
         "900 ms with a cold kernel cache",
         "the layer: needs 9000.0 GiB of memory: over-2^31 float16",
@@ -262,10 +262,10 @@ def test_the_report_says_everything():
         "500 TFLOP/s (torch), 4,000 GB/s (cupy)",
     ):
         assert expected in text, expected
-    assert "did not come to its end" not in text
+    assert "stopped early" not in text
 
 
-def test_the_slowest_ten_are_the_worst_first():
+def test_slowest_table_has_the_ten_worst_ratios():
     rows = []
     for number in range(1, 15):
         rows += [row(layer=f"l{number}", microseconds=100.0 + number)]
@@ -274,16 +274,16 @@ def test_the_slowest_ten_are_the_worst_first():
     assert [cells[0] for cells in slowest.rows] == [f"l{n}" for n in range(14, 4, -1)]
 
 
-def test_a_report_without_pytorch_or_without_rows():
+def test_report_without_peers_or_without_rows():
     text = "\n".join(section.text() for section in report.sections(measured(ROW)))
     assert "Every pass" in text
     assert "Against PyTorch" not in text
     empty = report.sections(measured(finished=False))
     assert [section.title for section in empty] == ["Measured on"]
-    assert "did not come to its end" in empty[0].text()
+    assert "stopped early" in empty[0].text()
 
 
-def test_a_busy_machine_is_told():
+def test_report_warns_of_a_busy_machine():
     busy = {"device": "cpu", "cpu": "Chip", "threads": 2, "load": 3.5, "date": "2026-11-20"}
     text = report.summary(measured(ROW, environment=busy))[-1].text()
     assert "load average was 3.5 on 2 threads" in text
@@ -291,21 +291,21 @@ def test_a_busy_machine_is_told():
     assert "load average" not in quiet
 
 
-def test_two_runs_are_compared():
+def test_compare_reports_changes_between_two_runs():
     old = suite()
     new = measured(
         *(
             row(
-                layer=one.layer,
-                suite=one.suite,
-                kind=one.kind,
-                pass_=one.pass_,
-                layout=one.layout,
-                implementation=one.implementation,
-                microseconds=one.microseconds / (2 if one.layer == "resnet50-03" else 1),
+                layer=entry.layer,
+                suite=entry.suite,
+                kind=entry.kind,
+                pass_=entry.pass_,
+                layout=entry.layout,
+                implementation=entry.implementation,
+                microseconds=entry.microseconds / (2 if entry.layer == "resnet50-03" else 1),
             )
-            for one in old.rows
-            if one.implementation != "torch"
+            for entry in old.rows
+            if entry.implementation != "torch"
         ),
         environment={**old.environment, "torch": "2.12.0"},
     )
@@ -318,16 +318,16 @@ def test_two_runs_are_compared():
     assert "only in one of the files: 4 measurements" in text
 
 
-def test_medians_and_bests_are_told_apart():
-    """Files of the CPU had medians, before they had the best of many turns."""
-    medians, bests = measured(row()), measured(replace(row(), low=ROW.microseconds))
-    changes = "the runs differ in what counts: the median of samples, then the best"
-    assert changes in report.compare(medians, bests)[-1].text()
-    for one in (medians, bests):
-        assert "what counts" not in report.compare(one, one)[-1].text()
+def test_compare_distinguishes_medians_from_minima():
+    """Older files from a CPU have medians instead of the minimum of many turns."""
+    medians, minima = measured(row()), measured(replace(row(), low=ROW.microseconds))
+    changes = "the runs differ in the statistic of the samples: median, then minimum"
+    assert changes in report.compare(medians, minima)[-1].text()
+    for outcome in (medians, minima):
+        assert "statistic" not in report.compare(outcome, outcome)[-1].text()
 
 
-def test_runs_with_nothing_in_common_are_compared_too():
+def test_compare_accepts_runs_with_nothing_in_common():
     text = "\n".join(s.text() for s in report.compare(measured(), measured()))
     assert "No change" in text
     assert "no measurement in common" in text
@@ -336,7 +336,7 @@ def test_runs_with_nothing_in_common_are_compared_too():
 # -- files -----------------------------------------------------------------------------------------
 
 
-def test_json_comes_back_as_it_was(tmp_path):
+def test_json_file_round_trips(tmp_path):
     path = tmp_path / "a.json"
     export.write_json(suite(), path)
     assert results.load(path) == suite()
@@ -349,21 +349,21 @@ def test_json_comes_back_as_it_was(tmp_path):
 
 
 def write_log(path):
-    """A log of everything in ``suite``, without its last line."""
-    log, found = Log(path), suite()
-    log.start(found.environment, found.options)
-    for dtype, ceiling in found.ceilings.items():
+    """Write ``suite`` to a log, without the last line."""
+    log, content = Log(path), suite()
+    log.start(content.environment, content.options)
+    for dtype, ceiling in content.ceilings.items():
         log.ceiling(dtype, ceiling)
-    for entry in found.rows:
+    for entry in content.rows:
         log.row(entry)
-    log.skip(found.skipped[0])
-    log.skip(found.skipped[0])  # said once
-    log.first_call(found.first_calls[0])
+    log.skip(content.skipped[0])
+    log.skip(content.skipped[0])  # duplicates are dropped
+    log.first_call(content.first_calls[0])
     log.fail(Note("resnet50-03", "float16", "auto forward", "off by 1"))
     return log
 
 
-def test_a_log_comes_back_as_it_was(tmp_path):
+def test_log_round_trips(tmp_path):
     path = tmp_path / "a.jsonl"
     log = write_log(path)
     log.finish()
@@ -374,9 +374,9 @@ def test_a_log_comes_back_as_it_was(tmp_path):
     assert len(loaded.skipped) == 1
 
 
-def test_a_log_that_breaks_off_has_all_before(tmp_path):
+def test_truncated_log_keeps_the_complete_lines(tmp_path):
     path = tmp_path / "a.jsonl"
-    log = write_log(path)  # not closed: what is there was written at once
+    log = write_log(path)  # not closed: each line is flushed
     whole = results.load(path)
     assert not whole.finished
     assert whole.rows == log.results.rows
@@ -390,7 +390,7 @@ def test_a_log_that_breaks_off_has_all_before(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl"])
-def test_another_version_is_told(tmp_path, suffix):
+def test_load_rejects_another_version(tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"
     if suffix == "json":
         export.write_json(suite(), path)
@@ -405,14 +405,14 @@ def test_another_version_is_told(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "1", "no JSON", '{"a": 1}\n{"b": 2}', "\x00"])
-def test_a_foreign_file_is_told(tmp_path, content):
+def test_load_rejects_a_foreign_file(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_text(content)
     with pytest.raises(ConvError, match="is something else"):
         results.load(path)
 
 
-def test_a_damaged_file_is_told(tmp_path):
+def test_load_rejects_a_damaged_file(tmp_path):
     path = tmp_path / "a.json"
     content = export.to_json(suite())
     del content["rows"][0]["microseconds"]
@@ -426,7 +426,7 @@ def test_a_damaged_file_is_told(tmp_path):
         results.load(log)
 
 
-def test_csv_has_a_line_for_each_row(tmp_path):
+def test_csv_has_a_line_per_row(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(export.to_csv(suite()), newline="")
     lines = path.read_text().splitlines()
@@ -442,7 +442,7 @@ def test_csv_has_a_line_for_each_row(tmp_path):
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_the_picture_has_a_point_and_a_bar_for_each_pass():
+def test_svg_has_a_point_and_a_bar_per_pass():
     root = ET.fromstring(plot.svg(suite()))
     titles = [e.text for e in root.iter(f"{SVG}title")]
     bars = [e for e in root.iter(f"{SVG}rect") if e.find(f"{SVG}title") is not None]
@@ -453,7 +453,7 @@ def test_the_picture_has_a_point_and_a_bar_for_each_pass():
     assert {"resnet50-03", "convnext-dw1", "depthwise", "0.50", "8.00", "float16"} <= set(texts)
 
 
-def test_pictures_stay_inside_their_frame():
+def test_svg_elements_are_inside_the_frame():
     names = ["a<b&c" + "x" * 60, "seed"]
     rows = [
         row(layer=name, dtype=dtype, implementation=impl, microseconds=time)
@@ -471,19 +471,19 @@ def test_pictures_stay_inside_their_frame():
             assert 0 <= float(element.get(key, 0)) <= height
 
 
-def test_rates_are_of_products_that_are_not_with_padding():
-    """Of deeplab-d36, eight of nine products are: its rates were seven times the chip's."""
-    found = results.newest(Path(__file__).parent, "cpu")
+def test_rates_exclude_products_with_padding():
+    """Eight of nine products of deeplab-d36 are with padding."""
+    outcome = results.newest(Path(__file__).parent, "cpu")
     layers = {layer.name: layer.problem for layer in suites.select((), ())}
-    for one in found.rows:
-        assert one.useful_flops == layers[one.layer].useful_flops
-    assert max(report.roofline_share(found, one) for one in found.rows) < 1.1
+    for entry in outcome.rows:
+        assert entry.useful_flops == layers[entry.layer].useful_flops
+    assert max(report.roofline_share(outcome, entry) for entry in outcome.rows) < 1.1
 
 
-def test_pictures_of_little():
+def test_svg_of_few_or_no_rows():
     assert "resnet50-03" in plot.svg(measured(row(useful_flops=0), row(implementation="torch")))
     assert "Nothing was measured" in plot.svg(measured())
-    assert "nothing was measured beside it" in plot.svg(measured(ROW))
+    assert "no other library was measured" in plot.svg(measured(ROW))
     assert "resnet50-03" in plot.svg(measured(row(), row(implementation="torch"), ceilings={}))
 
 
@@ -497,7 +497,7 @@ def folders(tmp_path):
     return tmp_path
 
 
-def test_the_readme_says_that_nothing_was_measured(folders):
+def test_readme_table_reports_that_nothing_was_measured(folders):
     assert speed_table.table(folders / "missing", "gpu") == speed_table.NOTHING["gpu"]
     on_cpu = measured(ROW, environment={"device": "cpu", "date": "2026-12-01"})
     export.write_json(on_cpu, folders / "gpu" / "results" / "bench-cpu.json")
@@ -505,7 +505,7 @@ def test_the_readme_says_that_nothing_was_measured(folders):
     assert speed_table.table(folders, "cpu") == speed_table.NOTHING["cpu"]
 
 
-def test_the_readme_takes_the_newest_run_on_a_gpu(folders, capsys):
+def test_readme_table_uses_the_newest_gpu_run(folders, capsys):
     folder = folders / "gpu" / "results"
     export.write_json(suite(), folder / "bench-sm_90a.json")
     older = suite()
@@ -531,10 +531,10 @@ def test_the_readme_takes_the_newest_run_on_a_gpu(folders, capsys):
         "| float16 | all (2) | 2.00× (1 / 0 / 1) | – | 2.00× (1 / 0 / 1) | 2.00× (2 / 0 / 2) "
         "| 4.00× (2 / 2 / 0) | 0.67× (2 / 0 / 2) |",
     ]
-    assert "passed over bench-other.json" in capsys.readouterr().err
+    assert "skipped bench-other.json" in capsys.readouterr().err
 
 
-def test_the_readme_takes_the_run_on_a_cpu(folders):
+def test_readme_table_uses_the_cpu_run(folders):
     about = {
         "device": "cpu",
         "cpu": "Abacus",
@@ -548,8 +548,8 @@ def test_the_readme_takes_the_run_on_a_cpu(folders):
         "load": 1.23,
     }
     options = {"layers": ["resnet50-03", "convnext-dw1", "over-2^31"]}
-    found = measured(*suite().rows, environment=about, options=options)
-    export.write_json(found, folders / "cpu" / "results" / "bench-cpu.json")
+    outcome = measured(*suite().rows, environment=about, options=options)
+    export.write_json(outcome, folders / "cpu" / "results" / "bench-cpu.json")
     text = speed_table.table(folders, "cpu")
     assert text.splitlines()[0] == (
         "Abacus, 2 threads, 2026-12-01 (PyTorch 2.13.0, NumPy 2.5.0). Measured by `cupyconv bench "
@@ -559,7 +559,7 @@ def test_the_readme_takes_the_run_on_a_cpu(folders):
     assert report.busy({**about, "load": 0.9}) is None
 
 
-def test_the_readme_says_what_is_missing():
+def test_readme_table_reports_missing_results():
     unfinished = suite()
     unfinished.finished = False
     assert "did not come to its end" in speed_table.of_results(unfinished)
@@ -569,14 +569,14 @@ def test_the_readme_says_what_is_missing():
 # -- environment -----------------------------------------------------------------------------------
 
 
-def test_command_lines_are_recorded_without_folders():
+def test_command_text_omits_folders():
     text = environment.command_text("cupyconv bench", ["--json", "/some/where/new.json", "--quick"])
     assert text == "cupyconv bench --json new.json --quick"
 
 
-def test_threads_are_those_of_the_blas(monkeypatch):
+def test_threads_equal_the_blas_threads(monkeypatch):
     before = environment.threads()
-    monkeypatch.setenv("MKL_NUM_THREADS", str(before + 5))  # which it does not look at any more
+    monkeypatch.setenv("MKL_NUM_THREADS", str(before + 5))  # the BLAS read it at start-up
     assert environment.threads() == before
     with threadpool_limits(1, "blas"):
         assert environment.threads() == 1
@@ -584,6 +584,6 @@ def test_threads_are_those_of_the_blas(monkeypatch):
     assert environment.threads() == cores()
 
 
-def test_a_missing_nvidia_smi_is_no_error(monkeypatch):
+def test_smi_is_empty_without_nvidia_smi(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert environment.smi() == {}

@@ -1,4 +1,4 @@
-"""What the comparisons themselves are worth: they pass what is right and fail what is wrong."""
+"""cupyconv.checking: comparisons pass correct results and fail wrong results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_integer_data_has_exact_sums(dtype):
             assert all(np.count_nonzero(operand) for operand in operands)
 
 
-def test_names_are_unique_and_presets_are_legal():
+def test_layer_names_are_unique_and_presets_are_valid():
     names = [layer.name for layer in LAYERS]
     assert len(set(names)) == len(names)
     for layer in (*LAYERS, *configuration.read_file(configuration.PRESETS)):
@@ -61,7 +61,7 @@ def test_names_are_unique_and_presets_are_legal():
 
 
 @pytest.mark.parametrize("dtype", REAL_ITEMSIZE)
-def test_one_unit_too_many_in_one_element_is_noticed(dtype):
+def test_error_just_above_the_bound_fails(dtype):
     problem = ConvProblem((1, 3, 8, 8), (4, 3, 3, 3), dtype=dtype)
     operands = _operands(problem)
     truth = Truth(problem, operands)
@@ -74,8 +74,8 @@ def test_one_unit_too_many_in_one_element_is_noticed(dtype):
         assert truth.difference(name, array) > truth.bounds[name]
 
 
-def test_a_gradient_where_there_must_be_none_is_noticed():
-    problem = ConvProblem((1, 1, 6), (1, 1, 3), stride=2)  # the last input is under no window
+def test_nonzero_gradient_of_an_unread_input_fails():
+    problem = ConvProblem((1, 1, 6), (1, 1, 3), stride=2)  # no window reads the last input
     operands = _operands(problem)
     truth = Truth(problem, operands)
     results = compute(problem, operands, HOST, "numpy")
@@ -87,7 +87,7 @@ def test_a_gradient_where_there_must_be_none_is_noticed():
     assert verdicts == {"dx": False, "dw": True, "db": True}
 
 
-def test_infinities_must_be_the_same():
+def test_infinities_must_match():
     problem = ConvProblem((1, 1, 3), (1, 1, 1), dtype="float16")
     x = np.array([[[60000, 2, -60000]]], np.float16)
     operands = Operands(x, np.full((1, 1, 1), 2, np.float16), np.ones((1, 1, 3), np.float16))
@@ -98,7 +98,7 @@ def test_infinities_must_be_the_same():
     assert truth.difference("y", np.full_like(right, np.nan)) == np.inf
 
 
-def test_numbers_of_any_size_are_judged_alike():
+def test_comparisons_do_not_depend_on_scale():
     problem = ConvProblem((1, 3, 8, 8), (4, 3, 3, 3), dtype="float64")
     operands = _operands(problem)
     for scale in (1e-120, 1e100):
@@ -113,8 +113,22 @@ def test_numbers_of_any_size_are_judged_alike():
         assert all(agreement.passed for agreement in agreements)
 
 
+@pytest.mark.parametrize("operand", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+@pytest.mark.parametrize("size", [1e10, 1e16, 1e22])
+def test_finite_differences_tolerate_one_huge_number(size, dtype, operand):
+    problem = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3), dtype=dtype)
+    operands = _operands(problem)
+    operands[operand].flat[-1] = size
+    results = compute(problem, operands, HOST, "auto")
+    truth = Truth(problem, operands)
+    assert all(one.passed for one in truth.against_finite_differences(results, 0))
+    wrong = results._replace(dw=results.dw + (1e-4 * truth.magnitudes.dw).astype(dtype))
+    assert not all(one.passed for one in truth.against_finite_differences(wrong, 0))
+
+
 @pytest.mark.parametrize("problem", list(random_problems(12, seed=5)), ids=str)
-def test_large_layers_are_judged_as_small_ones_are(problem, monkeypatch):
+def test_large_layers_are_compared_like_small_layers(problem, monkeypatch):
     operands = _operands(problem)
     results = compute(problem, operands, HOST, "numpy")
     small = list(Truth(problem, operands).against_finite_differences(results, 0))
@@ -134,7 +148,7 @@ def test_large_layers_are_judged_as_small_ones_are(problem, monkeypatch):
         assert [entry.tensor for entry in failed if not entry.passed] == [name]
 
 
-def test_a_fast_forward_that_is_wrong_is_not_used(monkeypatch):
+def test_wrong_fast_forward_pass_is_not_used(monkeypatch):
     problem = ConvProblem((2, 3, 8, 8), (4, 3, 3, 3))
     operands = _operands(problem)
     results = compute(problem, operands, HOST, "numpy")
@@ -155,7 +169,7 @@ def test_a_fast_forward_that_is_wrong_is_not_used(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("channels", [1, 7, 8, 19])
-def test_plain_sums_are_plain_however_they_are_laid_out(channels, dtype):
+def test_running_sums_do_not_depend_on_the_layout(channels, dtype):
     terms = np.random.default_rng(0).standard_normal((2, 1000, channels)).astype(dtype)
     expected = np.zeros((2, channels), dtype)
     for term in range(terms.shape[1]):
@@ -163,6 +177,6 @@ def test_plain_sums_are_plain_however_they_are_laid_out(channels, dtype):
     np.testing.assert_array_equal(naive._running_sum(terms), expected)
 
 
-def test_not_a_number_never_passes():
+def test_nan_difference_never_passes():
     assert Agreement("", "y", "", 1, float("nan"), 1.0).passed is False
     assert Agreement("", "y", "", 1, None, 1.0).passed is None

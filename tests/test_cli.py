@@ -1,4 +1,4 @@
-"""The command line as its users meet it: answers, exit codes, and one line for every mistake."""
+"""The command line: output, exit codes, and one line for every error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from cupyconv import ConvProblem, KernelCompileError, arrays
+from cupyconv import ConvProblem, DeviceError, KernelCompileError, arrays
 from cupyconv.cli import data
 from cupyconv.cli.main import BUG, COMMANDS, main
 from cupyconv.cpu import blocked
@@ -25,13 +25,13 @@ from cupyconv.planning.families import FAMILIES
 
 SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
 
-# The program that a user starts, found without the scripts folder being on the path.
+# Start the installed program without needing the scripts folder on the path.
 PROGRAM = (sys.executable, "-c", "from cupyconv.cli.main import main; main(prog_name='cupyconv')")
 
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same answers on every machine."""
+    """Hide GPUs, so that results are the same on every machine."""
     monkeypatch.setattr(arrays, "device_count", lambda: 0)
 
 
@@ -47,7 +47,7 @@ def parsed(*args: str) -> dict:
 
 
 def refused(*args: str, code: int = 2) -> str:
-    """The one line that a refused command line gets."""
+    """Return the one-line error of a rejected command line."""
     result = run(*args)
     assert result.exit_code == code, result.output
     assert result.stdout == ""
@@ -60,25 +60,28 @@ def refused(*args: str, code: int = 2) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_and_option_has_help(name):
+def test_commands_and_options_have_help(name):
     result = run(name, "--help")
     assert result.exit_code == 0
     command = main.get_command(click.Context(main), name)
     assert command.help
     for parameter in command.params:
-        assert parameter.help, parameter.name
-        assert parameter.opts[0] in result.stdout
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.name
+            assert parameter.opts[0] in result.stdout
+        else:
+            assert parameter.metavar in result.stdout
     short = command.get_short_help_str(limit=60)
-    assert not short.endswith("..."), "the list of commands would cut it off"
+    assert not short.endswith("..."), "the list of commands would truncate it"
 
 
-def test_program_alone_prints_its_help():
+def test_program_without_arguments_prints_help():
     result = run()
     assert result.exit_code == 0
     assert all(name in result.stdout for name in COMMANDS)
 
 
-def test_version():
+def test_version_is_printed():
     import cupyconv
 
     assert cupyconv.__version__ in run("--version").stdout
@@ -87,7 +90,7 @@ def test_version():
 # -- configurations --------------------------------------------------------------------------------
 
 
-def test_multi_channel_preset_gives_one_number_for_each_weight():
+def test_multi_channel_preset_has_dw_of_the_filter_shape():
     (layer,) = parsed("shapes", "--preset", "multi-channel")["layers"]
     assert layer["shapes"]["dw"] == [10, 5, 5, 5]
     assert layer["shapes"]["dx"] == [1, 5, 100, 100]
@@ -102,7 +105,7 @@ def test_multi_channel_preset_gives_one_number_for_each_weight():
         ("valid-dilation", [1, 1, 1, 4], [5, 5]),
     ],
 )
-def test_presets_of_the_second_question(preset, output, sizes):
+def test_presets_with_ambiguous_input_sizes_list_them(preset, output, sizes):
     (layer,) = parsed("shapes", "--preset", preset)["layers"]
     assert layer["shapes"]["dy"] == output
     assert layer["shapes"]["dx"] == [1, 5, 5, 3]
@@ -119,7 +122,7 @@ def test_options_override_a_preset():
 
 
 @pytest.mark.parametrize("shape", ["1x3x8x8", "1,3,8,8", " 1X3x8x8 "])
-def test_shapes_are_read_in_both_spellings(shape):
+def test_shapes_accept_x_and_commas(shape):
     (layer,) = parsed("shapes", "--input", shape, "--filter", "4x3x3x3")["layers"]
     assert layer["shapes"]["x"] == [1, 3, 8, 8]
 
@@ -137,12 +140,12 @@ def test_shapes_are_read_in_both_spellings(shape):
         ("1:2,3", [[1, 2], [3, 3]]),
     ],
 )
-def test_every_form_of_padding(text, pairs):
+def test_padding_accepts_every_form(text, pairs):
     (layer,) = parsed("shapes", *SMALL, "--padding", text)["layers"]
     assert layer["configuration"]["padding"] == pairs
 
 
-def test_a_file_with_one_layer(tmp_path):
+def test_config_with_one_layer(tmp_path):
     path = tmp_path / "layer.toml"
     path.write_text(
         'name = "mine"\ninput = [2, 9, 9, 4]\nfilter = "3x3x2x6"\nstride = "2x1"\n'
@@ -164,7 +167,7 @@ def test_a_file_with_one_layer(tmp_path):
     }
 
 
-def test_a_file_with_several_layers_and_an_option_for_all(tmp_path):
+def test_config_with_several_layers_and_a_common_option(tmp_path):
     path = tmp_path / "layers.toml"
     path.write_text(
         '[[layer]]\ninput = "1x3x8x8"\nfilter = "4x3x3x3"\n[[layer]]\ninput = "1x1x9"\n'
@@ -176,20 +179,23 @@ def test_a_file_with_several_layers_and_an_option_for_all(tmp_path):
     assert "one layer" in refused("grads", "--config", str(path), "--save", "x.npz")
 
 
-# -- mistakes --------------------------------------------------------------------------------------
+# -- invalid input ---------------------------------------------------------------------------------
 
 MISTAKES = {
     "shape-word": (("--input", "1xax3", "--filter", "4x3x3x3"), ("1xax3", "1x5x5x3")),
     "shape-empty": (("--input", "", "--filter", "4x3x3x3"), ("''", "1x5x5x3")),
     "shape-negative": (("--input", "1x3x-8x8", "--filter", "4x3x3x3"), ("at least 1", "-8")),
     "shape-zero": (("--input", "1x3x8x8", "--filter", "4x3x0x3"), ("at least 1", "H = 0")),
-    "shape-huge": (("--input", "1x3x8x" + "9" * 5000, "--filter", "4x3x3x3"), ("18 digits",)),
+    "shape-huge": (
+        ("--input", "1x3x8x" + "9" * 5000, "--filter", "4x3x3x3"),
+        (f"at most {2**63 - 1}",),
+    ),
     "shape-rank": (("--input", "1x3", "--filter", "4x3"), ("1 to 3 spatial axes",)),
     "ranks-differ": (("--input", "1x3x8x8", "--filter", "4x3x3"), ("as many axes",)),
     "nothing": ((), ("input and filter missing", "--preset")),
     "no-filter": (("--input", "1x3x8x8"), ("filter missing",)),
     "channels": (("--input", "1x3x8x8", "--filter", "4x2x3x3"), ("C = 3", "I = 2")),
-    "groups": ((*SMALL, "--groups", "2"), ("groups must divide", "groups=1")),
+    "groups": ((*SMALL, "--groups", "2"), ("groups must divide", "--groups 1")),
     "groups-word": ((*SMALL, "--groups", "two"), ("--groups", "'two'")),
     "filter-too-large": (("--input", "1x3x2x8", "--filter", "4x3x5x3"), ("axis H", "Pad by 3")),
     "stride-zero": ((*SMALL, "--stride", "0"), ("stride must be at least 1",)),
@@ -202,7 +208,7 @@ MISTAKES = {
     "padding-three": ((*SMALL, "--padding", "1:2:3,1"), ("before:after", "1:2,0:1")),
     "padding-count": ((*SMALL, "--padding", "1,2,3"), ("got 3 entries", "example 1:2,1:2")),
     "data-format": ((*SMALL, "--data-format", "NHCW"), ("Did you mean 'NHWC'",)),
-    "data-format-rank": ((*SMALL, "--data-format", "NCW"), ("Use 'NCHW'",)),
+    "data-format-rank": ((*SMALL, "--data-format", "NCW"), ("Use --data-format NCHW",)),
     "filter-format": ((*SMALL, "--filter-format", "OIHX"), ("Did you mean 'OIHW'",)),
     "dtype": ((*SMALL, "--dtype", "int8"), ("--dtype", "bfloat16")),
     "preset": (("--preset", "multichannel"), ("Did you mean 'multi-channel'",)),
@@ -213,7 +219,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("command", ["shapes", "grads"])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_get_one_line(command, mistake):
+def test_invalid_configurations_get_one_line(command, mistake):
     args, words = MISTAKES[mistake]
     line = refused(command, *args)
     assert all(word in line for word in words), line
@@ -232,7 +238,7 @@ def test_mistakes_get_one_line(command, mistake):
         (b'dtype = "f4"\n[[layer]]\ninput = "1x3x8x8"', ("'dtype'", "outside a table")),
         (b"input = [1, 3, 8, true]", ("input in", "True")),
         (b"input = 1.5", ("input in", "1.5")),
-        (b"input = [1, 3, 8, 99999999999999999999]", ("18 digits",)),
+        (b"input = [1, 3, 8, 99999999999999999999]", (f"at most {2**63 - 1}",)),
         (b"padding = [[1, 'a'], 0]", ("padding in",)),
         (b"padding = {a = 1}", ("padding in",)),
         (b"data_format = 3", ("data_format in",)),
@@ -241,7 +247,7 @@ def test_mistakes_get_one_line(command, mistake):
         (b'[[layer]]\nfilter = "1x1x1x1"\n[[layer]]\nfliter = 2', ("layer 2 of", "'filter'")),
     ],
 )
-def test_bad_files_get_one_line(tmp_path, content, words):
+def test_invalid_config_files_get_one_line(tmp_path, content, words):
     path = tmp_path / "layer.toml"
     path.write_bytes(content)
     line = refused("shapes", "--config", str(path))
@@ -252,7 +258,7 @@ def test_config_and_preset_exclude_each_other():
     assert "got both" in refused("shapes", "--config", "a.toml", "--preset", "same-stride")
 
 
-def test_unknown_command_suggests_the_nearest():
+def test_unknown_command_suggests_the_closest():
     assert "Did you mean 'shapes'" in refused("shpes")
 
 
@@ -271,7 +277,7 @@ def test_unknown_command_suggests_the_nearest():
         (("check", "--random", "many"), ("--random",)),
     ],
 )
-def test_other_mistakes_get_one_line(args, words):
+def test_invalid_options_get_one_line(args, words):
     line = refused(*args)
     assert all(word in line for word in words), line
 
@@ -288,11 +294,35 @@ def test_other_mistakes_get_one_line(args, words):
         ("check", "--impl", "cuda-generic"),
     ],
 )
-def test_no_gpu_is_code_3(args):
+def test_missing_gpu_exits_with_3(args):
     assert "cupyconv env" in refused(*args, code=3)
 
 
-def test_env_is_code_3_only_if_a_gpu_is_required():
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_80_columns(command):
+    done = run(*filter(None, [command]), "--help", COLUMNS="80")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_env_prints_each_install_command_once(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", _no_package)
+    monkeypatch.setattr(arrays, "cupy", _no_cupy)
+    monkeypatch.setattr("cupyconv.gpu.compiler.nvrtc_version", _no_cupy)
+    lines = run("env", COLUMNS="200").stdout.partition("get it with")[2]
+    assert "CuPy, which carries arrays" in lines
+    assert "NVRTC, which compiles" in lines
+    assert lines.count("(CUDA 13; for an older driver") == 1
+
+
+def _no_package(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def _no_cupy():
+    raise DeviceError("CuPy is not installed")
+
+
+def test_env_exits_with_3_only_if_a_gpu_is_required():
     assert run("env").exit_code == 0
     result = run("env", "--require-gpu")
     assert result.exit_code == 3
@@ -300,8 +330,8 @@ def test_env_is_code_3_only_if_a_gpu_is_required():
     assert result.stderr.count("\n") == 1
 
 
-def test_env_tells_of_optional_packages(monkeypatch):
-    """Those of the extras."""
+def test_env_lists_optional_packages(monkeypatch):
+    """The packages of the extras are listed with their version, or with an install command."""
     real = importlib.metadata.version
 
     def without(name):
@@ -321,8 +351,8 @@ def test_env_tells_of_optional_packages(monkeypatch):
     assert "Numba" in run("env").stdout
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")
-def test_env_tells_of_a_cache_that_others_may_write(tmp_path):
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no POSIX file owners")
+def test_env_warns_of_a_cache_that_others_may_write(tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
     result = run("env", "--json", CUPYCONV_CACHE_DIR=str(tmp_path / "cache"))
@@ -332,7 +362,7 @@ def test_env_tells_of_a_cache_that_others_may_write(tmp_path):
     assert "not used" in run("env", CUPYCONV_CACHE_DIR=str(tmp_path / "cache")).stdout
 
 
-def test_a_kernel_that_does_not_compile_is_code_4_and_shows_the_log(monkeypatch):
+def test_compile_errors_exit_with_4_and_show_the_log(monkeypatch):
     def fail(*_args):
         raise KernelCompileError("conv_forward.cu does not compile", "line 3: error: no\nline 4: x")
 
@@ -353,7 +383,7 @@ def test_a_kernel_that_does_not_compile_is_code_4_and_shows_the_log(monkeypatch)
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_whatever_happens_is_no_traceback(monkeypatch, error, code, words):
+def test_exceptions_never_print_a_traceback(monkeypatch, error, code, words):
     def fail(*_args):
         raise error
 
@@ -364,10 +394,10 @@ def test_whatever_happens_is_no_traceback(monkeypatch, error, code, words):
     assert "Traceback" not in result.output
 
 
-# -- numbers ---------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
-def test_sizes_beyond_64_bits_are_answered():
+def test_shapes_computes_beyond_64_bits():
     side = "99999999999"
     (layer,) = parsed("shapes", "--input", f"1x1x{side}x{side}", "--filter", "1x1x3x99999999")[
         "layers"
@@ -377,13 +407,13 @@ def test_sizes_beyond_64_bits_are_answered():
     assert run("shapes", "--input", f"1x1x{side}x{side}", "--filter", "1x1x3x3").exit_code == 0
 
 
-def test_every_pass_has_a_plan_on_every_device_asked_for():
+def test_shapes_plans_every_pass_for_every_given_device():
     (layer,) = parsed("shapes", *SMALL, "--device", "cpu", "--device", "sm_90")["layers"]
     assert [plan["architecture"] for plan in layer["plans"]] == [None, "sm_90a"]
     assert all(len(plan["passes"]) == 3 for plan in layer["plans"])
 
 
-def test_grads_tells_what_would_not_fit(monkeypatch):
+def test_grads_rejects_layers_larger_than_memory(monkeypatch):
     line = refused("grads", "--input", "1x1x9999999x9999999", "--filter", "1x1x3x3")
     assert "PiB" in line
     monkeypatch.setattr(data, "available_memory", lambda: 9 << 20)
@@ -393,7 +423,7 @@ def test_grads_tells_what_would_not_fit(monkeypatch):
     assert "--no-check" in refused("grads", "--input", "1x3x200x200", "--filter", "8x3x3x3")
 
 
-def test_grads_without_checks():
+def test_grads_reports_that_nothing_was_checked():
     report = parsed("grads", *SMALL, "--no-check")
     assert report["layers"][0]["agreements"] is None
     assert "not checked" in run("grads", *SMALL, "--no-check").stdout
@@ -414,7 +444,7 @@ def test_grads_agree_in_every_dtype(dtype, impl):
         }
 
 
-def test_grads_of_an_empty_batch():
+def test_grads_accepts_an_empty_batch():
     (layer,) = parsed("grads", "--input", "0x3x8x8", "--filter", "4x3x3x3")["layers"]
     assert layer["norms"]["dw"] == 0
     assert layer["passed"] is True
@@ -423,15 +453,15 @@ def test_grads_of_an_empty_batch():
 def _off_by_one_element(monkeypatch, pass_, result):
     right = getattr(blocked, pass_)
 
-    def wrong(*args):
-        right(*args)
+    def wrong(*args, **options):
+        right(*args, **options)
         args[-1].flat[result] += 0.25
 
     monkeypatch.setattr(blocked, pass_, wrong)
 
 
 @pytest.mark.parametrize("pass_", ["forward", "backprop_input", "backprop_filter"])
-def test_one_wrong_element_fails_grads_and_check(monkeypatch, pass_):
+def test_wrong_element_fails_grads_and_check(monkeypatch, pass_):
     _off_by_one_element(monkeypatch, pass_, 1)
     result = run("grads", *SMALL)
     assert result.exit_code == 1
@@ -445,7 +475,7 @@ def test_one_wrong_element_fails_grads_and_check(monkeypatch, pass_):
     assert {failure["implementation"] for failure in report["failures"]} == {"numpy"}
 
 
-def test_finite_differences_alone_notice_one_wrong_element(monkeypatch):
+def test_finite_differences_fail_only_for_the_wrong_tensor(monkeypatch):
     _off_by_one_element(monkeypatch, "backprop_filter", 1)
     (layer,) = json.loads(run("grads", *SMALL, "--json").stdout)["layers"]
     failed = {entry["compared_with"]: entry["passed"] for entry in layer["agreements"]}
@@ -458,7 +488,7 @@ def test_finite_differences_alone_notice_one_wrong_element(monkeypatch):
     assert failed["adjoint identity"] is False
 
 
-def test_check_takes_the_passes_that_an_implementation_has(monkeypatch):
+def test_check_skips_passes_that_an_implementation_refuses(monkeypatch):
     def refuses(request):
         return "not this pass" if request.pass_ == "backprop_input" else None
 
@@ -472,10 +502,10 @@ def test_check_takes_the_passes_that_an_implementation_has(monkeypatch):
     assert report["passed"] is True
     assert report["refused"] == {"numpy": 0}
     (one,) = report["implementations"]
-    assert one["comparisons"] == 2 * 3 + 1  # y, dw and db of both kinds of data, and the identity
+    assert one["comparisons"] == 2 * 3 + 1  # y, dw, db for two kinds of data; adjoint identity
 
 
-def test_an_implementation_that_raises_is_a_failure(monkeypatch):
+def test_check_reports_exceptions_as_failures(monkeypatch):
     def fail(*_args):
         raise IndexError("out of bounds")
 
@@ -485,13 +515,13 @@ def test_an_implementation_that_raises_is_a_failure(monkeypatch):
     assert "IndexError: out of bounds" in result.stdout
 
 
-def test_a_failure_can_be_seen_again(monkeypatch):
+def test_check_prints_a_command_that_repeats_the_failure(monkeypatch):
     _off_by_one_element(monkeypatch, "forward", 0)
     report = json.loads(run("check", *SMALL, "--padding", "1:0,0:2", "--json").stdout)
     program, *args = report["failures"][0]["command"].split()
     assert program == "cupyconv"
     assert run(*args).exit_code == 1
-    # The same command stands in the text, in one piece, however narrow the terminal.
+    # The text output has the same command on one line, even in a narrow terminal.
     text = run("check", *SMALL, "--padding", "1:0,0:2", COLUMNS="80").stdout
     assert report["failures"][0]["command"] in text.splitlines()
 
@@ -499,23 +529,23 @@ def test_a_failure_can_be_seen_again(monkeypatch):
 # -- check -----------------------------------------------------------------------------------------
 
 
-def test_check_passes_and_counts():
+def test_check_counts_configurations_and_comparisons():
     result = run("check", "--dtype", "float32", "--dtype", "bfloat16", "--random", "5")
     assert result.exit_code == 0
     assert "GPU implementations were not checked" in result.stdout
     last = result.stdout.splitlines()[-1]
     configurations, comparisons, failures = (int(part.split()[0]) for part in last.split(", "))
     assert configurations >= 30 + 5
-    # Two kinds of data on four results, and the adjoint identity.
+    # 2 implementations and 2 dtypes; 4 results for 2 kinds of data, and the adjoint identity.
     assert comparisons == configurations * 2 * 2 * (2 * 4 + 1)
     assert failures == 0
 
 
-def test_check_by_device_says_nothing_of_the_gpu():
+def test_check_on_the_cpu_does_not_mention_the_gpu():
     assert parsed("check", *SMALL, "--device", "cpu")["not_checked"] == {}
 
 
-def test_random_configurations_depend_on_the_seed_only():
+def test_random_configurations_depend_only_on_the_seed():
     from cupyconv.cli.check import _random_layers
 
     first, again = (list(_random_layers(20, 1)) for _ in range(2))
@@ -555,7 +585,7 @@ def test_save_round_trip_of_bfloat16(tmp_path):
         assert all(np.array_equal(one[name], two[name]) for name in one.files)
 
 
-def test_a_save_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_failed_save_keeps_the_existing_file(tmp_path, monkeypatch):
     path = tmp_path / "out.npz"
     path.write_text("precious")
 
@@ -575,7 +605,7 @@ def _write(folder: Path, name: str, array: np.ndarray) -> str:
     return str(path)
 
 
-def test_data_from_npy_takes_its_shape_and_dtype(tmp_path):
+def test_npy_data_determines_shape_and_dtype(tmp_path):
     x = _write(tmp_path, "x.npy", np.ones((1, 3, 9, 9), ">f8"))
     (layer,) = parsed("grads", "--preset", "multi-channel", "--x", x, "--filter", "2x3x3x3")[
         "layers"
@@ -585,7 +615,7 @@ def test_data_from_npy_takes_its_shape_and_dtype(tmp_path):
     assert layer["norms"]["x"] == pytest.approx(243**0.5)
 
 
-def test_dtype_converts_data(tmp_path):
+def test_dtype_option_converts_data(tmp_path):
     x = _write(tmp_path, "x.npy", np.ones((1, 3, 8, 8), np.int64))
     args = ("grads", "--x", x, "--filter", "4x3x3x3")
     assert "int64" in refused(*args)
@@ -593,7 +623,7 @@ def test_dtype_converts_data(tmp_path):
     assert layer["configuration"]["dtype"] == "float16"
 
 
-def test_data_that_is_not_finite_is_not_a_failure(tmp_path):
+def test_nan_in_the_data_is_not_a_failure(tmp_path):
     x = np.ones((1, 3, 8, 8), np.float32)
     x[0, 1, 4, 4] = np.nan
     path = _write(tmp_path, "x.npy", x)
@@ -604,8 +634,8 @@ def test_data_that_is_not_finite_is_not_a_failure(tmp_path):
     assert layer["norms"]["x"] is None
 
 
-def test_equal_numbers_are_no_trouble(tmp_path):
-    # Every rounding error of such a sum has the same sign.
+def test_constant_data_passes_the_checks(tmp_path):
+    # All rounding errors of a sum of equal numbers have the same sign.
     x = _write(tmp_path, "x.npy", np.full((1, 2, 60, 60), 0.1, np.float32))
     w = _write(tmp_path, "w.npy", np.full((3, 2, 3, 3), 0.1, np.float32))
     dy = _write(tmp_path, "dy.npy", np.full((1, 3, 58, 58), 0.1, np.float32))
@@ -613,7 +643,7 @@ def test_equal_numbers_are_no_trouble(tmp_path):
         parsed("grads", "--x", x, "--w", w, "--dy", dy, "--impl", impl)
 
 
-def test_one_of_several_arrays_is_chosen_by_name(tmp_path):
+def test_npz_array_is_chosen_by_name(tmp_path):
     path = tmp_path / "many.npz"
     np.savez(path, a=np.ones((1, 3, 8, 8), np.float32), b=np.ones(2))
     assert "has a, b" in refused("grads", "--x", str(path), "--filter", "4x3x3x3")
@@ -648,23 +678,24 @@ def _bad_files(folder: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_bad_data_files_get_one_line(tmp_path):
+def test_invalid_data_files_get_one_line(tmp_path):
     for name, words in _bad_files(tmp_path).items():
         line = refused("grads", "--x", str(tmp_path / name), "--filter", "4x3x3x3")
         assert all(word in line for word in words), line
 
 
-def test_data_that_does_not_fit_together(tmp_path):
+def test_inconsistent_data_is_rejected(tmp_path):
     x = _write(tmp_path, "x.npy", np.ones((1, 3, 8, 8), np.float32))
     w = _write(tmp_path, "w.npy", np.ones((4, 3, 3, 3), np.float16))
     dy = _write(tmp_path, "dy.npy", np.ones((1, 4, 5, 6), np.float32))
     assert "w is float16" in refused("grads", "--x", x, "--w", w)
     line = refused("grads", "--x", x, "--filter", "4x3x3x3", "--dy", dy)
-    assert "input sizes 7 would give 5" in line
-    assert "--input" in refused("grads", "--x", x, "--input", "1x3x8x9", "--filter", "4x3x3x3")
+    assert "input size 7 would give 5" in line
+    line = refused("grads", "--x", x, "--input", "1x3x8x9", "--filter", "4x3x3x3")
+    assert "Give the input as 1x3x8x8" in line
 
 
-# -- as a program ----------------------------------------------------------------------------------
+# -- as a process ----------------------------------------------------------------------------------
 
 
 def _start(*args: str, **options) -> subprocess.Popen:
@@ -674,7 +705,7 @@ def _start(*args: str, **options) -> subprocess.Popen:
     )
 
 
-def test_nobody_reading_is_no_error():
+def test_closed_standard_output_is_no_error():
     process = _start("shapes", "--preset", "multi-channel")
     process.stdout.close()
     assert process.wait(300) == 0
@@ -682,8 +713,8 @@ def test_nobody_reading_is_no_error():
     process.stderr.close()
 
 
-def test_shapes_is_quick_and_needs_no_numpy():
-    """What takes the time is importing, which is counted here."""
+def test_shapes_imports_few_modules_and_no_numpy():
+    """Imports take most of the command's time, so the test counts them."""
     program = (
         "import sys\nbefore = set(sys.modules)\nfrom cupyconv.cli.main import main\n"
         "try: main(['shapes', '--preset', 'multi-channel'])\n"
@@ -695,11 +726,30 @@ def test_shapes_is_quick_and_needs_no_numpy():
     imported = done.stdout.splitlines()[-1].split()
     assert "cupyconv.problem" in imported
     assert {"numpy", "cupy", "ml_dtypes", "asyncio"}.isdisjoint(imported)
-    assert len(imported) < 300  # 160 to 250 of Python's, click's and rich's own, by their versions
+    assert len(imported) < 300  # Python, click and rich import 160 to 250, depending on versions
 
 
-def test_interrupting_is_quiet():
-    # A shell that starts the tests in the background makes them ignore SIGINT, and their children.
+def test_interrupt_during_an_import_exits_with_130(monkeypatch, capsys):
+    def interrupted(_name):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("numpy._core.multiarray failed to import") from None
+
+    monkeypatch.setattr("cupyconv.cli.main.import_module", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["check"])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_interrupt_exits_with_130_silently():
+    # Background jobs of a shell, and their children, ignore SIGINT unless a handler is set.
     program = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

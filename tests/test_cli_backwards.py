@@ -1,4 +1,4 @@
-"""`cupyconv shapes` asked backwards, and sweeps."""
+"""`cupyconv shapes` with --dy, which lists the possible inputs, and with --sweep."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def words(problem: ConvProblem) -> dict:
     }
 
 
-def test_each_of_several_layers_has_its_name(tmp_path):
+def test_several_layers_are_labelled_by_name(tmp_path):
     path = tmp_path / "net.toml"
     table = '[[layer]]\n{}filter = "{}x3x3x3"\n'
     labels = ('name = "one"\ntitle = "the first"\n', 'title = "the second"\n', 'name = "three"\n')
@@ -56,7 +56,7 @@ def test_each_of_several_layers_has_its_name(tmp_path):
 
 
 @pytest.mark.parametrize("problem", list(random_problems(40, seed=11)), ids=str)
-def test_the_inputs_are_those_whose_output_it_is(problem):
+def test_inputs_of_an_output_are_complete(problem):
     found = backwards.inputs_of(Layer(None, None, words(problem)), problem.output_shape)
     for place, (axis, sizes) in enumerate(zip(problem.axes, found.sizes, strict=True)):
         assert axis.input in sizes
@@ -72,7 +72,7 @@ def test_the_inputs_are_those_whose_output_it_is(problem):
             assert found.axes[place].of_input(size) == other
 
 
-def test_the_answer_has_sizes_paddings_and_the_reason():
+def test_dy_prints_sizes_paddings_and_the_reason():
     options = ("--filter", "3x3x3x4", "--stride", "2", "--data-format", "NHWC")
     text = said("--dy", "1x3x3x4", *options, "--padding", "same")
     assert "1 image of 3 channels, 5 to 6 by 5 to 6: any of 4" in text
@@ -87,7 +87,20 @@ def test_the_answer_has_sizes_paddings_and_the_reason():
     assert layer["axes"][1]["input_sizes"] == {"first": 7, "last": 8}
 
 
-def test_a_preset_with_another_dy():
+def test_dy_is_compared_with_the_given_input():
+    rest = ("--filter", "3x3x3x4", "--stride", "2", "--padding", "same", "--data-format", "NHWC")
+    text = refused("--input", "1x7x7x3", "--dy", "1x3x3x4", *rest)
+    assert "an input of 7 gives ceil(7/2) = 4, dy has 3; input sizes 5 to 6 would give 3" in text
+    assert "Pass a dy of shape 1x4x4x4 (NHWC)" in text
+    text = said("--input", "1x5x6x3", "--dy", "1x3x3x4", *rest)
+    assert "the given x 1x5x6x3 matches this dy" in text
+    alone = said("--dy", "1x3x3x4", *rest)
+    assert "matches" not in alone
+    assert text.splitlines()[4:] == alone.splitlines()[3:]
+    assert "has 2, the input has 1" in refused("--input", "1x5x5x3", "--dy", "2x3x3x4", *rest)
+
+
+def test_dy_overrides_a_preset():
     text = said("--preset", "valid-stride", "--dy", "1x2x2x4")
     assert "5 to 6 by 5 to 6" in text
 
@@ -96,9 +109,9 @@ def test_a_preset_with_another_dy():
     ("args", "message"),
     [
         (("--dy", "1x3x3x5", "--filter", "3x3x3x4", "--data-format", "NHWC"), "has 5"),
-        (("--dy", "1x1x1", "--filter", "1x1x3", "--padding", "2"), "at least 1 number"),
+        (("--dy", "1x1x1", "--filter", "1x1x3", "--padding", "2"), "Pad by at most 2 in total"),
         (("--dy", "1x1x1"), "no filter is given"),
-        (("--dy", "1x1x1", "--filter", "1x1x3", "--input", "1x1x9"), "Leave it out"),
+        (("--dy", "1x1x1", "--filter", "1x1x3", "--input", "1x1x9"), "3 would give 1"),
         (("--dy", "1x1x1", "--sweep", "input=1:2"), "two questions"),
         (("--dy", "1x1", "--filter", "1x1x3"), "axes"),
         (("--dy", "1xa", "--filter", "1x1x3"), "--dy must be a shape"),
@@ -109,12 +122,12 @@ def test_a_preset_with_another_dy():
         (("--sweep", "input=1:2"), "needs the shapes"),
     ],
 )
-def test_what_cannot_be_asked(args, message):
+def test_invalid_questions_are_rejected(args, message):
     assert message in refused(*args)
 
 
 @pytest.mark.parametrize("word", ["same", "valid"])
-def test_a_sweep_is_a_table_of_outputs(word):
+def test_sweep_prints_a_table_of_outputs(word):
     options = ("--filter", "1x1x3", "--stride", "2", "--padding", word, "--sweep", "input=3:10")
     lines = said(*options).splitlines()[4:]
     outputs = [
@@ -128,8 +141,8 @@ def test_a_sweep_is_a_table_of_outputs(word):
     assert [value["output"][-1] for value in layer["values"]] == outputs
 
 
-def test_the_heading_of_a_sweep_says_what_is_swept():
-    """And no title of the layer as it was."""
+def test_sweep_heading_names_the_swept_option():
+    """The preset's title is left out, since the sweep changes the layer."""
     lines = said("--preset", "same-stride", "--sweep", "stride=1:7:3").splitlines()
     assert lines[0] == "same-stride"
     assert lines[1].startswith("stride 1 to 7 by 3, padding same, dilation 1,")
@@ -141,7 +154,7 @@ def test_the_heading_of_a_sweep_says_what_is_swept():
     ("sweep", "key"),
     [("input=5:9:2", "input_shape"), ("stride=1:3", "stride"), ("filter=2:4", "filter_shape")],
 )
-def test_what_is_swept_changes_on_every_spatial_axis(sweep, key):
+def test_swept_values_apply_to_every_spatial_axis(sweep, key):
     options = ("--input", "2x9x8x3", "--filter", "3x3x3x4", "--data-format", "NHWC")
     (layer,) = json.loads(said(*options, "--sweep", sweep, "--json"))["layers"]
     for value in layer["values"]:
@@ -155,7 +168,7 @@ def test_what_is_swept_changes_on_every_spatial_axis(sweep, key):
         assert shape_text(value["output"]) == shape_text(expected)
 
 
-def test_values_that_cannot_be_are_in_the_table():
+def test_sweep_table_includes_invalid_values():
     text = " ".join(said("--preset", "valid-stride", "--sweep", "input=2:3").split())
     assert "2 - - - - the filter must fit into the padded input" in text
     assert "3 1x1 0, 0 3 to 4" in text

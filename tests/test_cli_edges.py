@@ -1,4 +1,4 @@
-"""What the command line does at its edges: short forms, pipes, words that are not known."""
+"""Edge cases of the command line: short forms, pipes and unknown names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from click.testing import CliRunner, Result
 
 import cupyconv
 from cupyconv import ConvError, arrays
+from cupyconv.cache_folder import CACHE_VARIABLE
 from cupyconv.cli import output
 from cupyconv.cli.configuration import PRESETS, read_file
 from cupyconv.cli.main import COMMANDS, main
-from cupyconv.gpu.compiler import CACHE_VARIABLE
 
 SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
 
@@ -54,12 +54,12 @@ def refused(*args: str) -> str:
 
 
 @pytest.mark.parametrize("command", ["shapes", "explain", "grads"])
-def test_a_missing_batch_is_said(command):
+def test_missing_batch_axis_is_suggested(command):
     text = refused(command, "--input", "5x100x100", "--filter", "10x5x5x5")
     assert "Add the batch: 1x5x100x100" in text
 
 
-def test_the_library_says_it_too():
+def test_library_suggests_the_batch_axis():
     x, w = np.ones((5, 9, 9), np.float32), np.ones((2, 5, 3, 3), np.float32)
     with pytest.raises(ConvError, match="Add the batch: 1x5x9x9"):
         cupyconv.conv_forward(x, w)
@@ -67,7 +67,7 @@ def test_the_library_says_it_too():
         cupyconv.ConvProblem((5, 9), (2, 5, 3))
 
 
-def test_the_way_out_is_in_the_words_of_the_command_line():
+def test_remedies_use_command_line_options():
     assert "Use a newer one, or the CPU" in refused("shapes", *SMALL, "--device", "sm_70")
     assert "Use for example 8" in refused("bench", "--drawn", "0")
     assert "Use for example 0.2" in refused("bench", "--seconds", "0")
@@ -78,7 +78,7 @@ def test_the_way_out_is_in_the_words_of_the_command_line():
 
 
 @pytest.mark.parametrize("command", ["explain", "grads", "check"])
-def test_seeds_are_alike(command):
+def test_seeds_have_the_same_limits_in_every_command(command):
     rest = ("--device", "cpu") if command == "check" else ()
     said(command, *SMALL, "--seed", str(2**63 - 1), *rest)
     for seed in (str(2**63), "-1"):
@@ -86,7 +86,7 @@ def test_seeds_are_alike(command):
         assert "--seed" in refused("bench", "--drawn", "1", "--list", "--seed", seed)
 
 
-def test_a_line_for_each_of_many_devices():
+def test_many_devices_get_one_row_each():
     devices = ("cpu", "sm_75", "sm_80", "sm_90a", "sm_100a")
     text = said(
         "shapes", "--preset", "multi-channel", *(w for d in devices for w in ("--device", d))
@@ -96,13 +96,13 @@ def test_a_line_for_each_of_many_devices():
     assert [row[0] for row in rows if row and row[0] in devices] == list(devices)
 
 
-def test_a_signal_has_channels_of_samples():
+def test_one_dimensional_layers_have_samples():
     text = said("shapes", "--input", "1x6x9", "--filter", "4x6x3", "--device", "cpu")
     assert "one channel of 7 samples for each of the 4 filters" in text
     assert "one 6x6 channel for each" in said("shapes", *SMALL, "--device", "cpu")
 
 
-def test_a_picture_is_not_called_by_another_format(tmp_path):
+def test_output_files_must_have_the_right_suffix(tmp_path):
     path = tmp_path / "x.png"
     text = refused("explain", *SMALL, "--svg", str(path))
     assert "--svg writes .svg files" in text
@@ -114,10 +114,10 @@ def test_a_picture_is_not_called_by_another_format(tmp_path):
     said("explain", *SMALL, "--svg", str(tmp_path / "picture"))
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there is no head on Windows")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other pipes")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_an_error_that_nobody_reads_has_its_code(unbuffered):
-    """Also where the interpreter flushes it once more as it exits."""
+def test_broken_standard_error_keeps_the_exit_code(unbuffered):
+    """The exit code is kept even if the interpreter flushes the broken pipe again at exit."""
     command = [sys.executable, "-m", "cupyconv", "env", "--require-gpu"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": unbuffered}
     read, write = os.pipe()
@@ -136,24 +136,85 @@ COMPLETE = {
 
 
 @pytest.mark.parametrize("command", COMPLETE)
-def test_an_empty_word_is_not_that_the_option_was_left_out(command):
+def test_empty_option_values_are_rejected(command):
     found = main.get_command(click.Context(main), command)
-    options = [option for option in found.params if not option.is_flag and option.nargs == 1]
+    named = [option for option in found.params if isinstance(option, click.Option)]
+    options = [option for option in named if not option.is_flag and option.nargs == 1]
     assert options
     for option in options:
         if option.opts[0] != "--json":
             refused(command, *COMPLETE[command], option.opts[0], "")
 
 
-def test_two_shapes_alone_are_explained():
+SHORT = {
+    "explain": (),
+    "shapes": ("--stride", "2"),
+    "grads": ("--no-check", "--padding", "same"),
+    "plan": ("--device", "cpu"),
+    "check": ("--device", "cpu", "--dtype", "float32"),
+    "warm": ("--device", "sm_80", "--pass", "forward"),
+}
+"""Commands that take a configuration, each with options to test beside two shapes."""
+
+
+@pytest.mark.parametrize("command", [name for name in SHORT if name != "warm"])
+def test_two_shapes_replace_input_and_filter_options(command):
+    options = SHORT[command]
+    expected = said(command, *SMALL, *options, "--json")
+    assert said(command, "1x3x8x8", "4x3x3x3", *options, "--json") == expected
+    assert said(command, *options, "1,3,8,8", "--json", "4,3,3,3") == expected
+
+
+def test_commands_with_a_configuration_accept_two_shapes():
+    for name in main.list_commands(click.Context(main)):
+        found = main.get_command(click.Context(main), name)
+        configured = any("--config" in option.opts for option in found.params)
+        assert configured == ("[INPUT FILTER]" in run(name, "--help").stdout)
+        assert configured == (name in {*SHORT, "bench"})
+
+
+@pytest.mark.parametrize("command", [*SHORT, "bench"])
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (("1x3x8x8",), "got 1x3x8x8"),
+        (("1x3x8x8", "4x3x3x3", "1x4x6x6"), "got 1x3x8x8 4x3x3x3 1x4x6x6"),
+        (("1x3x8x8", "filter"), "got 1x3x8x8 filter"),
+        (("net.onnx",), "got net.onnx"),
+    ],
+    ids=["one", "three", "word", "file"],
+)
+def test_short_form_requires_exactly_two_shapes(command, arguments, values):
+    text = refused(command, *arguments)
+    assert "the short form is two shapes, of the input and of the filter" in text
+    assert values in text
+    assert f"Write for example cupyconv {command} 1x5x100x100 10x5x5x5" in text
+
+
+@pytest.mark.parametrize("command", SHORT)
+@pytest.mark.parametrize("option", ["--input", "--filter"])
+def test_shapes_given_twice_are_rejected(command, option):
+    text = refused(command, "1x3x8x8", "4x3x3x3", option, "1x3x8x8")
+    assert f"got 1x3x8x8 4x3x3x3 and {option} 1x3x8x8" in text
+    assert f"Leave out {option}, or the two shapes" in text
+
+
+def test_bench_accepts_two_shapes():
+    options = ("--device", "cpu", "--peers", "none", "--seconds", "0.01", "--pass", "forward")
+    found = json.loads(said("bench", "1x3x8x8", "4x3x3x3", *options, "--json"))
+    assert {row["layer"] for row in found["rows"]} == {"1x3x8x8 * 4x3x3x3"}
+    assert "layers from one place" in refused("bench", "1x3x8x8", "4x3x3x3", "--suite", "resnet50")
+
+
+def test_two_shapes_without_a_command_are_explained():
     short = said("1x3x8x8", "4x3x3x3", "--stride", "2")
     assert short == said("explain", *SMALL, "--stride", "2")
-    assert "Write for example cupyconv 1x3x8x8 10x5x5x5" in refused("1x3x8x8")
-    assert "the short form is" in refused("1x3x8x8", "--stride")
+    assert "Write for example cupyconv explain 1x5x100x100 10x5x5x5" in refused("1x3x8x8")
+    assert "the short form is" in refused("1x3x8x8", "--stride", "2")
 
 
 @pytest.mark.parametrize("module", ["cupyconv", "cupyconv.cli"])
-def test_the_package_is_a_program(module):
+def test_package_runs_as_a_program(module):
     options = {"capture_output": True, "text": True, "check": False}
     run_ = subprocess.run([sys.executable, "-m", module, "--version"], **options)
     assert run_.stdout == f"cupyconv, version {cupyconv.__version__}\n"
@@ -163,7 +224,7 @@ def test_the_package_is_a_program(module):
 
 
 @pytest.mark.parametrize("word", ["layer", "layers"])
-def test_files_of_several_layers_and_one_of_them(tmp_path, word):
+def test_layer_option_chooses_a_layer_of_a_file(tmp_path, word):
     path = tmp_path / "net.toml"
     table = '[[{}]]\nname = "{}"\ninput = "1x3x{}x8"\nfilter = "4x3x3x3"\n'
     path.write_text(table.format(word, "one", 8) + table.format(word, "two", 9))
@@ -179,7 +240,7 @@ def test_files_of_several_layers_and_one_of_them(tmp_path, word):
     assert "by one word" in refused("shapes", "--config", str(path))
 
 
-def test_a_dash_is_standard_input_and_output(tmp_path):
+def test_dash_is_standard_input_or_output(tmp_path):
     config = b'input = "1x3x8x8"\nfilter = "4x3x3x3"\n'
     assert said("shapes", "--config", "-", given=config) == said("shapes", *SMALL)
     assert said("explain", *SMALL, "--svg", "-").startswith("<svg")
@@ -200,7 +261,7 @@ def test_a_dash_is_standard_input_and_output(tmp_path):
     assert not list(Path.cwd().glob("-"))
 
 
-def test_figures_go_to_standard_output_alone(tmp_path, monkeypatch):
+def test_csv_and_plot_go_to_standard_output(tmp_path, monkeypatch):
     from cupyconv.bench import ceilings, first_call, places
 
     monkeypatch.setattr(ceilings, "PRODUCT_SIZE", {"cpu": 64})
@@ -237,13 +298,13 @@ def test_standard_input_is_read_once(tmp_path):
     config = b'input = "1x3x8x8"\nfilter = "4x3x3x3"\n'
     result = run("explain", "--config", "-", "--x", "-", given=config)
     assert "standard input is read once" in result.stderr
-    for _ in range(2):  # of each command
+    for _ in range(2):  # each command reads standard input anew
         assert said("shapes", "--config", "-", given=config)
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("command", ["shapes", "grads", "explain", "check"])
-def test_presets_are_listed_as_json_too(command, where):
+def test_presets_are_listed_as_json(command, where):
     words = ["--json", "--list-presets"][:: 1 if where == "before" else -1]
     listed = json.loads(said(command, *words))["presets"]
     assert [one["name"] for one in listed] == [layer.name for layer in read_file(PRESETS)]
@@ -252,7 +313,7 @@ def test_presets_are_listed_as_json_too(command, where):
     assert "by-hand" in said(command, "--list-presets")
 
 
-def test_layers_of_one_name_or_of_none_cannot_be_chosen(tmp_path):
+def test_layer_option_rejects_duplicate_and_missing_names(tmp_path):
     path = tmp_path / "net.toml"
     table = '[[layer]]\n{}input = "1x3x8x{}"\nfilter = "4x3x3x3"\n'
     path.write_text("".join(table.format('name = "one"\n', size) for size in (8, 9)))
@@ -278,7 +339,7 @@ HUGE = [
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("words", HUGE, ids=" ".join)
-def test_numbers_beyond_the_dtype_are_infinite_without_a_warning(tmp_path, words):
+def test_data_beyond_the_dtype_becomes_infinite_silently(tmp_path, words):
     if "--dask" in words:
         pytest.importorskip("dask", reason="Dask is not installed")
     x = np.full((1, 1, 4, 4), 1e300)
@@ -294,7 +355,7 @@ def test_numbers_beyond_the_dtype_are_infinite_without_a_warning(tmp_path, words
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_json_is_a_flag_of_every_command(command, tmp_path, monkeypatch):
+def test_commands_all_accept_json(command, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     given = {"bench": ("--list",), "env": (), "model": (_model(tmp_path),), "check": SMALL}
     given["warm"] = (*SMALL, "--device", "sm_80")
@@ -309,17 +370,18 @@ def _model(folder: Path) -> str:
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     value = helper.make_tensor_value_info
     node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv")
-    inputs = [value("x", kind, [1, 3, 8, 8]), value("w", kind, [4, 3, 3, 3])]
-    graph = helper.make_graph([node], "net", inputs, [value("y", kind, None)])
+    x, y = value("x", kind, [1, 3, 8, 8]), value("y", kind, None)
+    w = helper.make_tensor("w", kind, [4, 3, 3, 3], [0.0] * 108)
+    graph = helper.make_graph([node], "net", [x], [y], [w])
     path = folder / "net.onnx"
     onnx.save(helper.make_model(graph), path)
     return str(path)
 
 
-# -- presets and words -----------------------------------------------------------------------------
+# -- presets and names -----------------------------------------------------------------------------
 
 
-def test_a_preset_that_is_changed_loses_its_title():
+def test_changed_preset_has_no_title():
     title = "The input gradient under SAME with stride 2"
     assert title in said("shapes", "--preset", "same-stride")
     assert title in said("shapes", "--preset", "same-stride", "--stride", "2", "--dtype", "float64")
@@ -337,7 +399,7 @@ def test_presets_are_listed():
 
 
 @pytest.mark.parametrize("device", ["sm_99", "sm_900", "sm_76"])
-def test_chips_that_do_not_exist_are_refused_with_those_that_do(device):
+def test_unknown_chips_are_rejected_with_the_known_ones(device):
     text = refused("shapes", *SMALL, "--device", device)
     assert "unknown device" in text
     assert "'sm_75', 'sm_80'" in text
@@ -350,22 +412,22 @@ def test_chips_that_do_not_exist_are_refused_with_those_that_do(device):
     [
         ("db[3]", "it is the sum of all dy[n,k,...]"),
         ("x[0,0,0,0]", "ask for dX[n,c,...]"),
-        ("w[0,0,0,0]", "ask for dF[k,c,...]"),
+        ("w[0,0,0,0]", "use dF[k,c,...]"),
         ("dy[0,0,0,0]", "is given"),
         ("foo[0]", "unknown tensor: 'foo'. Known:"),
         ("dff[0,0,0,0]", "Did you mean 'dF'?"),
     ],
 )
-def test_what_is_no_element_gets_a_fitting_guess(element, words):
+def test_invalid_elements_get_a_suggestion(element, words):
     assert words in refused("explain", *SMALL, "--element", element)
 
 
-def test_foo_is_like_no_command():
+def test_suggestions_are_only_for_similar_names():
     assert "Did you mean" not in refused("foo")
     assert "Did you mean 'grads'?" in refused("grad")
 
 
-def test_maps_are_labelled_by_their_indices():
+def test_maps_are_labelled_with_their_indices():
     assert "dw: rows are r, columns s" in said("explain", *SMALL, "--map", "dw")
     assert "y: rows are p, columns q" in said("explain", *SMALL, "--map", "y")
     assert "dx: rows are H, columns W" in said("explain", *SMALL, "--map", "dx")
@@ -385,7 +447,7 @@ def test_maps_are_labelled_by_their_indices():
         ("cupyconv grads --impl cuda-g", {"cuda-generic", "cuda-gather"}),
     ],
 )
-def test_a_shell_completes_words(line, words):
+def test_shell_completion_completes_values(line, words):
     count = len(line.split()) - (not line.endswith(" "))
     env = {"_CUPYCONV_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(count)}
     result = CliRunner().invoke(main, [], env=env, prog_name="cupyconv")
@@ -402,7 +464,7 @@ def test_exit_codes_and_completion_are_documented():
 
 
 @pytest.mark.parametrize("groups", ["1", "2"])
-def test_one_thing_is_not_several(groups):
+def test_sentences_use_the_singular_for_one(groups):
     options = ("--input", f"1x{groups}x5x5", "--filter", f"{groups}x1x3x3", "--groups", groups)
     text = " ".join(said("explain", *options).split()) + " ".join(said("shapes", *options).split())
     for wrong in ("the 1 ", "of the 1", "1 filters", "1 input channels", "1 products", "1 pairs"):
@@ -410,11 +472,11 @@ def test_one_thing_is_not_several(groups):
     assert "because each of them reads" not in text
 
 
-def test_a_model_of_one_convolution(tmp_path):
+def test_model_with_one_convolution_uses_the_singular(tmp_path):
     assert "1 convolution, 108 weights" in said("model", _model(tmp_path))
 
 
-# -- waiting ---------------------------------------------------------------------------------------
+# -- progress --------------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):
@@ -423,7 +485,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("patience", [0.0, 3600.0])
-def test_what_takes_long_says_how_far_it_is(monkeypatch, patience):
+def test_long_tasks_show_their_progress(monkeypatch, patience):
     monkeypatch.setattr(output, "PATIENCE", patience)
     monkeypatch.setenv("TERM", "xterm")
     watched, drawn = Terminal(), threading.Event()
@@ -444,7 +506,7 @@ def test_what_takes_long_says_how_far_it_is(monkeypatch, patience):
 # -- the browser -----------------------------------------------------------------------------------
 
 
-def test_open_shows_the_page(monkeypatch, tmp_path):
+def test_open_option_opens_the_page_in_a_browser(monkeypatch, tmp_path):
     import webbrowser
 
     shown = []
@@ -461,8 +523,8 @@ def test_open_shows_the_page(monkeypatch, tmp_path):
     assert "shown by a browser" in refused("explain", *SMALL, "--open")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
-def test_a_full_standard_output_is_said():
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_full_standard_output_is_reported():
     command = [sys.executable, "-m", "cupyconv", "explain", *SMALL, "--svg", "-"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -471,8 +533,8 @@ def test_a_full_standard_output_is_said():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.skipif(os.name != "posix", reason="a shell closes it")
-def test_a_closed_standard_input_is_told():
+@pytest.mark.skipif(os.name != "posix", reason="closing standard input needs a POSIX shell")
+def test_closed_standard_input_is_reported():
     command = f"{sys.executable} -m cupyconv.cli shapes --config - <&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
@@ -480,12 +542,107 @@ def test_a_closed_standard_input_is_told():
 
 
 @pytest.mark.parametrize("words", [("--save", "-"), ("--x", "-")])
-def test_chunked_gradients_have_no_pipes(words):
+def test_dask_gradients_reject_pipes(words):
     pytest.importorskip("dask", reason="Dask is not installed")
     result = run("grads", "--preset", "by-hand", "--dask", *words)
     assert result.exit_code == 2
     assert "--dask reads and writes folders and files" in result.stderr
 
 
-def test_the_short_form_takes_capitals():
+def test_short_form_accepts_capitals():
     assert run("1X5X7X7", "10X5X5X5").stdout == run("1x5x7x7", "10x5x5x5").stdout
+
+
+# -- remedies that work as printed -----------------------------------------------------------------
+
+
+def refusal(*args: str) -> str:
+    result = CliRunner().invoke(main, [str(arg) for arg in args])
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "dtype"),
+    [
+        ("complex64", "float64", "complex128"),
+        ("complex64", "float32", "complex64"),
+        ("complex64", "int64", "complex128"),
+        ("float32", "float64", "float32"),
+    ],
+)
+def test_suggested_dtype_is_accepted(tmp_path, x, w, dtype):
+    np.save(tmp_path / "x.npy", np.ones((1, 2, 5, 5), x))
+    np.save(tmp_path / "w.npy", np.ones((3, 2, 3, 3), w))
+    command = ["grads", "--x", tmp_path / "x.npy", "--w", tmp_path / "w.npy", "--no-check"]
+    assert refusal(*command).endswith(f"--dtype {dtype}\n")
+    command += ["--dtype", dtype, "--device", "cpu"]
+    assert CliRunner().invoke(main, [str(arg) for arg in command]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((1, 2, 6, 6), "the file has 1x2x6x6, the input is 1x2x5x5. Give the input as 1x2x6x6, or"),
+        ((), "the file has a scalar, the input is 1x2x5x5. Give another file"),
+    ],
+)
+def test_array_of_another_shape_is_rejected(tmp_path, shape, said):
+    np.save(tmp_path / "x.npy", np.ones(shape, "float32"))
+    assert said in refusal("grads", "1x2x5x5", "3x2x3x3", "--x", tmp_path / "x.npy")
+
+
+def test_too_many_terms_name_the_option_to_omit(monkeypatch):
+    import cupyconv.explaining.terms as terms
+
+    monkeypatch.setattr(terms, "MOST_LISTED", 3)
+    command = ["explain", "1x1x4x4", "1x1x2x2", "--element", "dw[0,0,0,0]", "--all"]
+    assert "Omit --all" in refusal(*command)
+    monkeypatch.setattr(terms, "MOST_VALUES", 3)
+    assert "Omit --large" in refusal("explain", "1x1x4x4", "1x1x2x2", "--large", "--json")
+
+
+def test_too_many_terms_are_rejected_before_computing(monkeypatch):
+    import cupyconv.explaining.terms as terms
+
+    monkeypatch.setattr(terms, "MOST_VALUES", 3)
+    described = []
+    monkeypatch.setattr(cupyconv.Explanation, "to_dict", described.append)
+    refusal("explain", "1x1x4x4", "1x1x2x2", "--large", "--json")
+    assert described == []
+
+
+def test_toml_integer_of_too_many_digits_is_rejected(tmp_path):
+    path = tmp_path / "layer.toml"
+    path.write_text(f'input = "1x1x4"\nfilter = "1x1x2"\nstride = {"9" * 5000}\n')
+    line = refusal("shapes", "--config", path)
+    assert "an integer of more than 4,300 digits" in line
+    assert "sys." not in line
+
+
+def test_sizes_up_to_the_maximum_are_accepted():
+    for size in (2**62, 2**63 - 1, f"0{2**62}"):
+        result = CliRunner().invoke(main, ["shapes", f"1x1x{size}", "1x1x1"])
+        assert result.exit_code == 0, result.stderr
+    for size in (2**63, "9" * 5000):
+        assert f"Use at most {2**63 - 1}" in refusal("shapes", f"1x1x{size}", "1x1x1")
+
+
+@pytest.mark.parametrize("digits", [3, 25, 5000])
+def test_index_of_many_digits_is_out_of_range(digits):
+    line = refusal("explain", "1x1x4x4", "1x1x2x2", "--element", f"dw[{'9' * digits},0,0,0]")
+    assert "an element must lie inside its tensor" in line
+
+
+def test_remedies_include_the_output_shape():
+    command = ["shapes", "--input", "1x5x5x3", "--filter", "3x3x3x4"]
+    line = refusal(*command, "--dy", "1x3x3x4")
+    assert "or use --input 1x3x5x5 and --filter-format HWIO and --dy 1x4x3x3" in line
+    words = ["shapes", "--input", "1x3x5x5", "--filter", "3x3x3x4", "--filter-format", "HWIO"]
+    for accepted in (
+        [*command, "--dy", "1x3x3x4", "--data-format", "NHWC"],
+        [*words, "--dy", "1x4x3x3"],
+    ):
+        assert CliRunner().invoke(main, accepted).exit_code == 0
+    line = refusal(*command, "--dy", "1x4x3x3")
+    assert line.endswith("Use --input 1x3x5x5 and --filter-format HWIO\n")

@@ -1,4 +1,4 @@
-"""The reasons: true on every configuration, and said in numbers that can be counted."""
+"""The reasons for shapes that `cupyconv explain` prints, with their numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _reasons(*shapes, **rest):
     return {entry.tensor: entry for entry in reasons(ConvProblem(*shapes, **rest))}
 
 
-def test_every_tensor_has_its_shape_and_a_sentence():
+def test_reasons_list_every_tensor_with_its_shape():
     problem = ConvProblem((2, 6, 9, 8), (9, 2, 3, 3), groups=3, stride=2)
     entries = {entry.tensor: entry for entry in reasons(problem)}
     assert list(entries) == ["x", "w", "y", "dy", "dx", "dw", "db"]
@@ -22,9 +22,9 @@ def test_every_tensor_has_its_shape_and_a_sentence():
     assert entries["db"].shape == (9,)
 
 
-def test_the_filter_gradient_pairs_channels_up():
+def test_filter_gradient_reason_is_an_outer_product():
     text = _reasons((1, 5, 100, 100), (10, 5, 5, 5))["dw"].reason
-    assert "the 10 channels of dy and the 5 of x pair up as an outer product" in text
+    assert "the 10 channels of dy and the 5 of x form an outer product" in text
     assert "nothing is broadcast or averaged" in text
     assert "images" not in text
     assert "summed over the 3 images" in _reasons((3, 5, 9, 9), (10, 5, 5, 5))["dw"].reason
@@ -33,7 +33,7 @@ def test_the_filter_gradient_pairs_channels_up():
     )
 
 
-def test_groups_and_depthwise_are_said():
+def test_reasons_describe_groups_and_depthwise_layers():
     grouped = _reasons((1, 6, 9, 9), (9, 2, 3, 3), groups=3)
     assert "9 filters in 3 groups" in grouped["w"].reason
     assert "the 2 input channels of k's group" in grouped["y"].reason
@@ -43,7 +43,7 @@ def test_groups_and_depthwise_are_said():
 
 
 @pytest.mark.parametrize(("rank", "word"), [(1, "samples"), (2, "pixels"), (3, "voxels")])
-def test_words_fit_the_rank(rank, word):
+def test_reasons_use_the_word_for_the_rank(rank, word):
     assert word in _reasons((1, 1, *[4] * rank), (1, 1, *[2] * rank))["x"].reason
 
 
@@ -51,14 +51,14 @@ def _axes(size, taps, **rest):
     return axis_reasons(ConvProblem((1, 1, *size), (1, 1, *taps), **rest))
 
 
-def test_axes_that_are_alike_are_told_once():
+def test_equal_axes_are_described_together():
     (both,) = _axes((5, 5), (3, 3), stride=2)
     assert both.axes == ("H", "W")
     first, second = _axes((5, 6), (3, 3), stride=2)
     assert (first.axes, second.axes) == (("H",), ("W",))
 
 
-def test_padding_words_are_told_in_numbers():
+def test_padding_reason_gives_numbers():
     (same,) = _axes((6,), (3,), stride=2, padding="same")
     assert same.padding.startswith("0 before, 1 after: for SAME, 3 windows span (3 - 1)*2 + 3 = 7")
     assert "the odd one after" in same.padding
@@ -67,22 +67,22 @@ def test_padding_words_are_told_in_numbers():
     (none,) = _axes((4,), (1,), stride=2, padding="same")
     assert none.padding.startswith("none: for SAME")
     (valid,) = _axes((4,), (3,), padding="valid")
-    assert valid.padding == "none: VALID adds none"
+    assert valid.padding == "none (VALID)"
     (given,) = _axes((4,), (3,), padding=[(1, 2)])
-    assert given.padding == "1 before, 2 after, as given"
+    assert given.padding == "1 before, 2 after (explicit)"
 
 
-def test_sizes_that_share_an_output_are_told():
-    # The example of the input gradient's size: 18 outputs, stride 16, 11 taps.
+def test_input_sizes_with_the_same_output_are_listed():
+    # The example of the documentation: 18 outputs, stride 16, 11 taps.
     (same,) = _axes((280,), (11,), stride=16, padding="same")
-    assert "inputs of 273 to 288 all have an output of 18" in same.input_sizes
+    assert "inputs of 273 to 288 all give 18 outputs" in same.input_sizes
     (valid,) = _axes((290,), (11,), stride=16, padding="valid")
-    assert "inputs of 283 to 298 all have an output of 18" in valid.input_sizes
+    assert "inputs of 283 to 298 all give 18 outputs" in valid.input_sizes
     (single,) = _axes((9,), (3,))
-    assert single.input_sizes == "only an input of 9 has an output of 7"
+    assert single.input_sizes == "only inputs of 9 give 7 outputs"
 
 
-def test_unread_inputs_are_told():
+def test_unread_inputs_are_counted():
     (last,) = _axes((6,), (3,), stride=2)
     assert last.unread.startswith("the last 1 of 6")
     (gaps,) = _axes((7,), (1,), stride=3)

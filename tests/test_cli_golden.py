@@ -1,6 +1,6 @@
-"""What the commands print, word for word.
+"""Complete output of the commands, compared with stored files.
 
-After a change that is meant, write the files anew and read the difference:
+After an intended change, write the files again and review the difference:
 
     CUPYCONV_GOLDEN=write python -m pytest tests/test_cli_golden.py
 """
@@ -45,7 +45,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _stable(text: str) -> str:
-    """The text without what the BLAS and the processor decide: rounding errors and last digits."""
+    """Replace the digits that depend on the BLAS and the processor: rounding errors and norms."""
     text = re.sub(r"\d\.\de[+-]\d\d", "#.#e-##", text)
     text = re.sub(r"(> = )-?\d+\.\d+", r"\1#", text)
     return re.sub(r" *\d+%$", " #%", text, flags=re.MULTILINE)
@@ -64,7 +64,7 @@ def _stable_json(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_output_is_as_it_was(name):
+def test_output_matches_the_stored_file(name):
     result = CliRunner().invoke(main, list(CASES[name]), env=TERMINAL)
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
@@ -87,13 +87,13 @@ def test_output_is_as_it_was(name):
         ("env",),
     ],
 )
-def test_no_line_is_wider_than_the_terminal(args, width):
+def test_lines_fit_the_terminal(args, width):
     result = CliRunner().invoke(main, list(args), env={**TERMINAL, "COLUMNS": str(width)})
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= width
-    assert "\x1b" not in result.stdout  # no colours but on a terminal
+    assert "\x1b" not in result.stdout  # colours appear only on a terminal
     assert all(line == line.rstrip() for line in lines)
     if args[0] == "grads" and "--no-check" not in args:
-        # What the eye looks up is never wrapped.
+        # The labels of the rows are never wrapped.
         assert all(f"\n{word} " in result.stdout for word in ("finite differences", "dx", "dw"))

@@ -5,8 +5,10 @@ from functools import partial
 
 import pytest
 
+from cupyconv import cache_folder
 from cupyconv.gpu import compiler
 from cupyconv.gpu.sources import KernelSource
+from cupyconv.planning import Device
 from tests import compilers, test_emulator_ptx
 from tests.compilers import Nvrtc
 from tests.emulator import convolutions
@@ -27,6 +29,45 @@ def test_every_kernel_compiles_with_the_oldest_compiler(oldest, architecture):
     assert oldest(Nvrtc.version) == compilers.OLDEST
     of_pass = dict(reversed(list(compilers.compiled_variants(architecture))))
     assert len(of_pass) > 12
+    assert compilers.faults(oldest, of_pass.items()) == []
+
+
+OLD = [(5, 0), (7, 0), (7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0)]
+"""Some of the capabilities that the oldest compiler knows; the newest of them are all here."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [
+        ((8, 7), "sm_87"),
+        ((9, 1), "sm_90"),
+        ((10, 3), "compute_90"),
+        ((12, 1), "compute_90"),
+        ((13, 0), "compute_90"),
+        ((15, 0), "compute_90"),
+    ],
+)
+def test_oldest_compiler_has_a_target_for_any_chip(oldest, capability, target):
+    known = oldest(Nvrtc.capabilities)
+    assert set(OLD) <= set(known)
+    assert max(known) == OLD[-1]
+    chip = Device.of_capability("invented", capability)
+    device = chip.compiled_by(known)
+    assert device.target == target
+    assert chip.architecture not in ("sm_90", "compute_90")
+
+
+@pytest.mark.parametrize("capability", [(9, 1), (10, 3)])
+def test_every_kernel_compiles_for_a_fallback(oldest, capability):
+    """One variant of each family's passes, as a cubin of an older chip and as PTX."""
+    device = Device.of_capability("invented", capability).compiled_by(oldest(Nvrtc.capabilities))
+    assert device.fallback
+    of_pass = dict(reversed(list(compilers.compiled_variants(device))))
+    sources = {variant[0].name for variant in of_pass.values()}
+    assert {"conv_forward.cu", "conv_gather.cu", "conv_direct.cu", "conv_toeplitz.cu"} <= sources
+    assert {"conv_patch.cu", "conv_arrange.cu", "conv_backprop_bias.cu"} <= sources
+    assert "conv_hopper.cu" not in sources, "it needs sm_90a"
+    assert {variant[2] for variant in of_pass.values()} == {device.fallback}
     assert compilers.faults(oldest, of_pass.items()) == []
 
 
@@ -65,7 +106,7 @@ def _encodings(nvrtc, folder):
 
     before = locale.getencoding()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(compiler.CACHE_VARIABLE, str(folder))
+        patch.setenv(cache_folder.CACHE_VARIABLE, str(folder))
         patch.setattr(compiler, "compile_cubin", compiled)
         compiler.cached_cubin(source, {}, "sm_80")
     return before, *during, locale.getencoding()
@@ -73,7 +114,7 @@ def _encodings(nvrtc, folder):
 
 def test_compiling_leaves_the_callers_locale_alone(oldest, tmp_path):
     """The oldest compiler sets that of its thread to one in which text is ASCII."""
-    before, during, after = compilers.oldest()(_encodings, tmp_path)  # which has compiled nothing
+    before, during, after = compilers.oldest()(_encodings, tmp_path)  # before it compiles
     assert during != before == after == "UTF-8"
 
 

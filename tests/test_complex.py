@@ -1,13 +1,15 @@
-"""Complex numbers: exact on Gaussian integers, and PyTorch's and JAX's gradients."""
+"""Complex numbers: exact on Gaussian integers, and compared with PyTorch and JAX."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError
-from cupyconv.planning import Device, cpu, plan_pass
+from cupyconv.cpu import choice
+from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, REAL_PART
 from tests import agreement, emulator, test_cpu
@@ -26,14 +28,14 @@ IMPLEMENTATIONS = ("reference", "numpy")
 
 
 def gaussian_integers(problem):
-    """x, w, dy and bias of small Gaussian integers."""
+    """Return x, w, dy and bias of small Gaussian integers."""
     real = problem.replace(dtype=REAL_PART[problem.dtype])
     parts = zip(*(vars(integer_data(real, seed)).values() for seed in (0, 1)), strict=True)
     return Data(*((re + 1j * im).astype(problem.dtype) for re, im in parts))
 
 
 def by_four_real_passes(problem, pass_, data):
-    """A pass of complex numbers from the real passes of their parts, in float64."""
+    """Compute a complex pass from four real passes in float64."""
     real = problem.replace(dtype="float64")
     parts = [
         [getattr(a, part).astype("float64") for a in (data.x, data.w, data.dy, data.bias)]
@@ -49,7 +51,7 @@ def by_four_real_passes(problem, pass_, data):
         mixed = Data(x, w, dy, parts[0][3])
         return agreement.compute(cupyconv, pass_, real, mixed, impl="reference")
 
-    # Forward multiplies; the gradients multiply dy by the conjugate of w or x.
+    # The forward pass multiplies x by w; the gradients multiply dy by the conjugate of w or x.
     sign = 1 if pass_ == "forward" else -1
     result = run(0, 0) - sign * run(1, 1) + 1j * (run(1, 0) + sign * run(0, 1))
     if pass_ == "forward":
@@ -69,7 +71,7 @@ def require_exact(api, problem, impl="auto", passes=PASSES, **more):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_exact_on_gaussian_integers(impl, dtype):
+def test_passes_are_exact_on_gaussian_integers(impl, dtype):
     for case in (*CASES, *FAMILY_CASES[::3]):
         require_exact(cupyconv, case.problem.replace(dtype=dtype), impl)
     for problem in random_problems(80, seed=3):
@@ -77,8 +79,8 @@ def test_exact_on_gaussian_integers(impl, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_steps_in_memory_need_be_no_multiple_of_a_number(dtype):
-    """Numbers are aligned to their halves, so that a record may have a real one beside them."""
+def test_strides_may_be_odd_multiples_of_half_a_number(dtype):
+    """Complex numbers need only the alignment of their parts, for example in records."""
     for problem in (test_cpu.DEPTHWISE, test_cpu.DENSE):
         small = problem.replace(input_shape=(2, 40, 7, 6), dtype=dtype)
         for problem in (small, *test_cpu.channels_last(small)):
@@ -98,7 +100,7 @@ def test_steps_in_memory_need_be_no_multiple_of_a_number(dtype):
 
 
 def among_others(numbers):
-    """The same numbers, each row of them in a record with a single real one."""
+    """Return the same numbers, with each row in a record that has one more real number."""
     row = ("row", numbers.dtype, numbers.shape[-1:])
     records = np.zeros(numbers.shape[:-1], [row, ("other", numbers.real.dtype)])
     records["row"] = numbers
@@ -106,15 +108,15 @@ def among_others(numbers):
 
 
 @pytest.mark.parametrize("pass_", PASSES)
-def test_every_method_of_numpy_computes_it(pass_):
+def test_numpy_methods_are_exact_on_complex_numbers(pass_):
     methods = set()
     for problem in (*(case.problem for case in (*CASES, *FAMILY_CASES)), *random_problems(40)):
         problem = problem.replace(dtype="complex64")
         data = gaussian_integers(problem)
         expected = by_four_real_passes(problem, pass_, data)
-        for method in cpu.methods(problem, pass_):
+        for method in choice.methods(problem, pass_):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(cpu, "methods", lambda *_, method=method: (method,))
+                patch.setattr(choice, "methods", lambda *_, method=method: (method,))
                 plan_pass.cache_clear()
                 cupyconv.operations._ready.cache_clear()
                 got = agreement.compute(cupyconv, pass_, problem, data, impl="numpy")
@@ -125,7 +127,7 @@ def test_every_method_of_numpy_computes_it(pass_):
     assert methods >= {"products", "loops"}
 
 
-# -- oracles ---------------------------------------------------------------------------------------
+# -- other libraries -------------------------------------------------------------------------------
 
 LAYERS = [
     ((2, 4, 9), (6, 2, 3), {"stride": 2, "padding": 1, "groups": 2}),
@@ -149,7 +151,7 @@ BOUNDS = {"complex64": 3e-6, "complex128": 5e-15}
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("x", "w", "rules"), LAYERS)
-def test_pytorchs_convolution_and_its_gradients(x, w, rules, dtype):
+def test_passes_match_pytorch(x, w, rules, dtype):
     torch = pytest.importorskip("torch")
     problem, (x, w, dy, b) = random_operands(x, w, rules, dtype)
     leaves = [torch.from_numpy(a).to(torch.complex128).requires_grad_() for a in (x, w, b)]
@@ -169,7 +171,7 @@ def test_pytorchs_convolution_and_its_gradients(x, w, rules, dtype):
 
 
 @pytest.mark.parametrize(("x", "w", "rules"), LAYERS)
-def test_jaxs_gradients_are_conjugates(x, w, rules):
+def test_gradients_are_the_conjugates_of_jaxs(x, w, rules):
     jax = pytest.importorskip("jax")
     problem, (x, w, dy, _) = random_operands(x, w, rules, "complex64")
     names = "DHW"[3 - problem.spatial_rank :]
@@ -195,7 +197,7 @@ def test_jaxs_gradients_are_conjugates(x, w, rules):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_transposed_convolution_conjugates_nothing(dtype):
+def test_transposed_convolution_does_not_conjugate(dtype):
     torch = pytest.importorskip("torch")
     for groups, stride, out in itertools.product((1, 2), (1, 2), (False, True)):
         problem = ConvProblem(
@@ -213,8 +215,18 @@ def test_a_transposed_convolution_conjugates_nothing(dtype):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_the_adjoint_identity():
-    """<conv(x, w), dy> = <x, dx> = <dw, w> with the inner product that conjugates one side."""
+def test_transposed_convolution_does_not_copy_the_filter():
+    w, x = np.ones((1024, 1024, 3, 3), np.complex64), np.ones((1, 1024, 2, 2), np.complex64)
+    out = np.empty_like(x)
+    tracemalloc.start()
+    cupyconv.conv_transpose(x, w, padding=1, out=out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert w.nbytes > 64_000_000 >= peak
+
+
+def test_adjoint_identity_holds():
+    """<conv(x, w), dy> = <x, dx> = <w, dw>, with an inner product that conjugates one side."""
     for problem in random_problems(40, seed=8):
         problem = problem.replace(dtype="complex128")
         data = gaussian_integers(problem)
@@ -231,7 +243,7 @@ def test_the_adjoint_identity():
 
 
 @pytest.mark.parametrize("pass_", PASSES)
-def test_errors_are_those_of_plain_sums_over_eight_decades(pass_):
+def test_errors_over_eight_decades_match_plain_sums(pass_):
     for problem in random_problems(30, seed=4, max_macs=4000):
         problem = problem.replace(dtype="complex64")
         numbers = np.random.default_rng(1)
@@ -257,8 +269,8 @@ def test_errors_are_those_of_plain_sums_over_eight_decades(pass_):
             assert (error <= 2 * yardstick + 4 * floor).all(), problem
 
 
-def test_parts_do_not_spoil_each_other():
-    """A huge imaginary part leaves the real part exact, where no product of it is real."""
+def test_huge_imaginary_part_keeps_the_real_part_exact():
+    """The filter is real, so that imaginary parts do not contribute to real parts."""
     x = np.array([[[3 + 1e30j, 2]]], "complex64")
     w = np.array([[[1 + 0j]]], "complex64")
     for impl in IMPLEMENTATIONS:
@@ -267,7 +279,7 @@ def test_parts_do_not_spoil_each_other():
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_nan_and_infinity_stay_with_those_who_read_them(impl):
+def test_nan_and_infinity_reach_only_windows_that_read_them(impl):
     problem = ConvProblem((1, 2, 7, 7), (3, 2, 3, 3), stride=2, padding=1, dtype="complex64")
     data = gaussian_integers(problem)
     clean = cupyconv.conv_forward(data.x, data.w, impl=impl, **problem.keywords)
@@ -284,7 +296,7 @@ def test_nan_and_infinity_stay_with_those_who_read_them(impl):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_are_exact(dtype):
+def test_kernels_are_exact_on_gaussian_integers(dtype):
     for number, case in enumerate((*CASES[::3], *FAMILY_CASES[:6:2])):
         formats = all_formats(case.problem.replace(dtype=dtype))
         with emulator.settings(emulator.SCHEDULES[number % 3]):
@@ -292,7 +304,7 @@ def test_kernels_are_exact(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_of_the_bias_and_of_transposed_convolutions(dtype):
+def test_bias_and_transpose_kernels_accept_complex_numbers(dtype):
     problem = ConvProblem((2, 4, 5, 6), (6, 2, 3, 2), groups=2, stride=2, dtype=dtype)
     data = gaussian_integers(problem)
     np.testing.assert_array_equal(
@@ -306,7 +318,7 @@ def test_kernels_of_the_bias_and_of_transposed_convolutions(dtype):
     )
 
 
-def test_kernels_take_views_and_reversed_filters():
+def test_kernels_accept_views_and_reversed_filters():
     numbers = np.random.default_rng(2)
     whole = (numbers.integers(-3, 4, (4, 8, 9, 9, 2)) * 1.0).astype("float32")
     x = whole.view("complex64")[::2, 1::2, ::-1, 1:, 0]
@@ -316,7 +328,7 @@ def test_kernels_take_views_and_reversed_filters():
 
 @pytest.mark.parametrize("source", ["cuda", "ptx"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_take_numbers_that_are_aligned_to_their_halves(dtype, source):
+def test_kernels_accept_numbers_aligned_to_half_their_size(dtype, source):
     for problem in all_formats(ConvProblem((2, 4, 5, 6), (6, 2, 3, 2), groups=2, dtype=dtype))[::3]:
         data = Data(*map(between_two, vars(gaussian_integers(problem)).values()))
         with emulator.settings(source=source):
@@ -332,7 +344,7 @@ def test_kernels_take_numbers_that_are_aligned_to_their_halves(dtype, source):
 
 
 def between_two(numbers):
-    """The same numbers, the first of which begins between two multiples of its size."""
+    """Return the same numbers at an address that is aligned to half their size only."""
     parts = np.zeros(2 * numbers.size + 4, numbers.real.dtype)
     start = next(at for at in range(4) if parts[at:].ctypes.data % 16 == parts.itemsize)
     there = parts[start:][: 2 * numbers.size].view(numbers.dtype).reshape(numbers.shape)
@@ -340,7 +352,7 @@ def between_two(numbers):
     return there
 
 
-def test_only_what_multiplies_complex_numbers_is_planned():
+def test_complex_layers_are_planned_for_cuda_generic_only():
     problem = ConvProblem((8, 64, 28, 28), (64, 64, 3, 3), padding=1)
     depthwise = ConvProblem((8, 64, 28, 28), (64, 1, 3, 3), padding=1, groups=64)
     for layer, dtype, device in itertools.product(
@@ -357,10 +369,10 @@ def test_only_what_multiplies_complex_numbers_is_planned():
         assert [name for name in taking if name.startswith("cuda")] == ["cuda-generic"]
 
 
-# -- what is said ----------------------------------------------------------------------------------
+# -- counts and errors -----------------------------------------------------------------------------
 
 
-def test_a_product_counts_as_eight_operations():
+def test_complex_multiply_add_counts_as_eight_operations():
     real, imaginary = (
         ConvProblem((1, 2, 5), (3, 2, 2), dtype=dtype) for dtype in ("float32", "complex64")
     )
@@ -369,7 +381,7 @@ def test_a_product_counts_as_eight_operations():
     assert imaginary.bytes == 2 * real.bytes
 
 
-def test_activations_and_mixed_dtypes_are_refused():
+def test_activations_and_mixed_dtypes_are_rejected():
     x, w = np.ones((1, 1, 4), "complex64"), np.ones((1, 1, 2), "complex64")
     for call in (cupyconv.conv_forward, cupyconv.conv_transpose):
         with pytest.raises(ConvError, match=r"activations are of real numbers.*numpy\.abs"):

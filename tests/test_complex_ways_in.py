@@ -1,4 +1,4 @@
-"""Complex numbers through the other ways in: raw_ops, ONNX's attributes, Dask, the command line."""
+"""Complex numbers in the other interfaces: raw_ops, ONNX, Dask and the command line."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ RULES = {"groups": 2, "stride": 2, "padding": "same"}
 
 @pytest.fixture(autouse=True)
 def _no_warnings():
-    """Such as NumPy's of an imaginary part that is lost."""
+    """Turn warnings into errors, such as NumPy's about a discarded imaginary part."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -47,7 +47,7 @@ def run(*args):
     return CliRunner().invoke(main, args, env={"COLUMNS": "100"})
 
 
-def test_raw_ops():
+def test_raw_ops_accept_complex_numbers():
     x, w = gaussian(2, 7, 8, 4), gaussian(3, 2, 4, 6, seed=1)
     rules = {"stride": (2, 1), "padding": "same", "data_format": "NHWC"}
     words = {"strides": [1, 2, 1, 1], "padding": "SAME"}
@@ -68,7 +68,7 @@ def test_raw_ops():
     np.testing.assert_array_equal(y, parts[0] - parts[3] + 1j * (parts[1] + parts[2]))
 
 
-def test_onnx():
+def test_onnx_functions_accept_complex_numbers():
     x, w, b = gaussian(2, 4, 7), gaussian(4, 3, 3, seed=1), gaussian(3, seed=2)
     y = co.conv_transpose(x, w, b, strides=[2], output_padding=[1], pads=[1, 1])
     expected = cupyconv.conv_transpose(x, w, b, stride=2, output_padding=1, padding=1)
@@ -78,7 +78,7 @@ def test_onnx():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dask(dtype):
+def test_dask_functions_accept_complex_numbers(dtype):
     da = pytest.importorskip("dask.array")
     import cupyconv.dask as cd
 
@@ -100,7 +100,7 @@ def test_dask(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_gradients_of_the_command_line_are_checked(dtype, tmp_path):
+def test_grads_command_checks_complex_gradients(dtype, tmp_path):
     target = tmp_path / "results.npz"
     result = run("grads", *LAYER, "--dtype", dtype, "--save", str(target), "--json")
     assert result.exit_code == 0, result.output
@@ -125,7 +125,7 @@ def test_the_gradients_of_the_command_line_are_checked(dtype, tmp_path):
     assert run("explain", *LAYER, *words, "--dtype", dtype).exit_code == 0
 
 
-def test_a_wrong_complex_gradient_fails_its_checks(monkeypatch):
+def test_wrong_complex_gradient_fails_its_checks(monkeypatch):
     right = operations.conv_backprop_filter
 
     def unconjugated(x, filter_shape, dy, **rules):
@@ -139,7 +139,7 @@ def test_a_wrong_complex_gradient_fails_its_checks(monkeypatch):
     assert any("dw" in line for line in failed)
 
 
-def test_shapes_and_plans():
+def test_shapes_and_plans_accept_complex_dtypes():
     result = run("shapes", *LAYER, "--dtype", "complex64", "--device", "sm_90a", "--json")
     assert result.exit_code == 0, result.output
     assert "cuda-generic" in result.stdout
@@ -149,7 +149,7 @@ def test_shapes_and_plans():
 
 
 @pytest.mark.parametrize("tensor", ["y", "dx", "dw"])
-def test_the_terms_of_an_element_sum_to_it(tensor):
+def test_terms_of_an_element_sum_to_it(tensor):
     x, w = gaussian(2, 4, 8, 9), gaussian(6, 2, 3, 3, seed=1)
     y = cupyconv.conv_forward(x, w, **RULES)
     dy = gaussian(*y.shape, seed=2)
@@ -184,7 +184,7 @@ def test_terms_of_integers_are_printed_as_integers():
 
 @pytest.mark.parametrize("framework", ["pytorch", "jax"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_layer_in_other_frameworks_computes_the_same(framework, dtype, tmp_path):
+def test_generated_framework_code_computes_the_same(framework, dtype, tmp_path):
     pytest.importorskip("torch" if framework == "pytorch" else "jax")
     code = run("explain", *LAYER, "--dtype", dtype, "--code", framework)
     assert code.exit_code == 0, code.output
@@ -200,23 +200,23 @@ def test_the_layer_in_other_frameworks_computes_the_same(framework, dtype, tmp_p
 
 
 @pytest.mark.parametrize("framework", ["tensorflow", "onnx"])
-def test_frameworks_without_complex_convolutions_are_told(framework):
+def test_frameworks_without_complex_numbers_are_rejected(framework):
     result = run("explain", *LAYER, "--dtype", "complex64", "--code", framework)
     assert result.exit_code == 2
-    assert f"{framework} has none of complex64. Use pytorch or jax" in result.stderr
+    assert f"{framework} has no convolution of complex64. Use pytorch or jax" in result.stderr
     problem = ConvProblem((1, 1, 4), (1, 1, 2), dtype="complex64")
-    with pytest.raises(ConvError, match="has none of complex64"):
+    with pytest.raises(ConvError, match="has no convolution of complex64"):
         cupyconv.explain(problem).code(framework)
 
 
-def test_pages_and_pictures_are_made(tmp_path):
+def test_pages_and_pictures_accept_complex_numbers(tmp_path):
     paths = [str(tmp_path / name) for name in ("page.html", "picture.svg")]
     words = ["--html", paths[0], "--svg", paths[1], "--element", "dF[0,0,0,0]"]
     result = run("explain", *LAYER, "--dtype", "complex64", *words)
     assert result.exit_code == 0, result.output
 
 
-def test_a_wrong_imaginary_part_is_found_on_integers(monkeypatch):
+def test_check_finds_a_wrong_imaginary_part(monkeypatch):
     right = operations.conv_forward
 
     def off(*given, **rules):
@@ -231,7 +231,7 @@ def test_a_wrong_imaginary_part_is_found_on_integers(monkeypatch):
     assert ("y", "integer") in failed
 
 
-def test_the_recipes_of_gradients_say_what_is_conjugated():
+def test_gradient_recipes_show_conjugates():
     text = " ".join(
         str(cupyconv.explain(ConvProblem((1, 2, 4, 4), (3, 2, 2, 2), dtype="complex64"))).split()
     )
@@ -241,7 +241,9 @@ def test_the_recipes_of_gradients_say_what_is_conjugated():
     assert "torch.nn.grad" not in text
 
 
-def test_no_imaginary_part_is_lost_in_an_explanation():
+def test_explanation_rejects_data_with_an_imaginary_part():
     problem = ConvProblem((1, 1, 4), (1, 1, 2))
-    with pytest.raises(ConvTypeError, match="whose imaginary part float32 does not have"):
+    with pytest.raises(
+        ConvTypeError, match=r"the problem is float32\. Make the problem with dtype='complex64'"
+    ):
         cupyconv.explain(problem, x=np.ones((1, 1, 4), np.complex64))

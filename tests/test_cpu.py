@@ -1,14 +1,18 @@
-"""The methods of the NumPy path: each exact, bounded in error and memory, and chosen by rule."""
+"""Methods of the NumPy path: exactness, bounds of error and memory, and the choice."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import os
+import pickle
 import tracemalloc
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +21,11 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import cupyconv
-from cupyconv import ConvProblem, Plan
-from cupyconv.cpu import blocked, correlation, loops, threads, views
+from cupyconv import ConvProblem, Plan, cache_folder
+from cupyconv.cache_folder import CACHE_VARIABLE
+from cupyconv.cpu import blocked, choice, correlation, loops, threads, views
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.errors import ConvError
-from cupyconv.planning import cpu
 from cupyconv.problem import PASSES
 from tests import agreement
 from tests.agreement import plain_sums
@@ -31,33 +35,33 @@ from tests.views import KINDS, assignments, named, require_exact
 METHODS = tuple(blocked.METHODS)
 MEMORY = 64_000_000
 
-# Layers that every method but those for depthwise layers, and those, have many blocks of.
+# Layers that have many blocks: one for most methods, one for depthwise layers, one in 3-D.
 DENSE = ConvProblem((3, 40, 25, 26), (33, 40, 3, 3), padding=1)
 DEPTHWISE = ConvProblem((3, 40, 25, 26), (40, 1, 3, 3), padding=1, groups=40)
 DEEP = ConvProblem((2, 12, 6, 9, 10), (7, 12, 3, 3, 3), padding=(2, 1, 0))
 
 
 def by_method(problem: ConvProblem, pass_: str, method: str) -> Plan:
-    """The plan of a problem, with one pass by the method of that name."""
+    """Return the plan of a problem, with the given method for one pass."""
     planned = cupyconv.plan(problem)
     return replace(
         planned,
         passes=tuple(
-            replace(one, method=method) if one.pass_ == pass_ else one for one in planned.passes
+            replace(step, method=method) if step.pass_ == pass_ else step for step in planned.passes
         ),
     )
 
 
 def methods(problem: ConvProblem) -> list[tuple[str, str]]:
-    """(pass, method) for all that can compute a problem."""
-    return [(pass_, one.name) for pass_ in PASSES for one in cpu.methods(problem, pass_)]
+    """Return all (pass, method) pairs that can compute a problem."""
+    return [(pass_, method.name) for pass_ in PASSES for method in choice.methods(problem, pass_)]
 
 
 def compute(
-    problem: ConvProblem, pass_: str, method: str, data: Data, **more: object
+    problem: ConvProblem, pass_: str, method: str, data: Data, **options: object
 ) -> np.ndarray:
     impl = by_method(problem, pass_, method)
-    return agreement.compute(cupyconv, pass_, problem, data, impl=impl, **more)
+    return agreement.compute(cupyconv, pass_, problem, data, impl=impl, **options)
 
 
 # -- exact on integers -----------------------------------------------------------------------------
@@ -65,8 +69,8 @@ def compute(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_method_is_exact(case, monkeypatch):
-    # So that small layers are cut and divided too.
-    monkeypatch.setattr(correlation, "LEAST_PADDED", 0)
+    # Make small layers be divided into pieces and partial sums, too.
+    monkeypatch.setattr(choice, "LEAST_PADDED", 0)
     monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
     for problem in (case.problem, *channels_last(case.problem)):
         data = integer_data(problem)
@@ -78,16 +82,16 @@ def test_every_method_is_exact(case, monkeypatch):
 
 def channels_last(problem: ConvProblem) -> list[ConvProblem]:
     formats = {1: ("NWC", "WIO"), 2: ("NHWC", "HWIO"), 3: ("NDHWC", "DHWIO")}
-    wanted = formats[problem.spatial_rank]
-    return [] if problem.data_format == wanted[0] else [in_formats(problem, *wanted)]
+    names = formats[problem.spatial_rank]
+    return [] if problem.data_format == names[0] else [in_formats(problem, *names)]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3000, 30_000])
 @pytest.mark.parametrize("problem", [DENSE, DEPTHWISE, DEEP], ids=["dense", "depthwise", "deep"])
-def test_every_method_is_exact_in_blocks_of_any_size(problem, block_bytes, monkeypatch):
+def test_every_method_is_exact_for_any_block_size(problem, block_bytes, monkeypatch):
     monkeypatch.setattr(blocked, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(correlation, "LEAST_PADDED", 0)
-    # A byte makes each step a block of its own, which takes its time.
+    monkeypatch.setattr(choice, "LEAST_PADDED", 0)
+    # With blocks of one byte every step is a block, which is slow.
     sizes = (5, 4) if block_bytes == 1 else (11, 10)
     small = problem.replace(input_shape=(2, *problem.input_shape[1:-2], *sizes))
     data = integer_data(small)
@@ -108,14 +112,16 @@ NO_TERMS = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("name", NO_TERMS)
-def test_results_without_terms_are_their_bias(name, dtype):
+def test_results_without_terms_equal_the_bias(name, dtype):
     for problem in (NO_TERMS[name], *channels_last(NO_TERMS[name])):
         problem = problem.replace(dtype=dtype)
         data = integer_data(problem)
         for pass_, method in methods(problem):
-            more = {"activation": "relu"} if pass_ == "forward" else {}
-            expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference", **more)
-            got = compute(problem, pass_, method, data, **more)
+            options = {"activation": "relu"} if pass_ == "forward" else {}
+            expected = agreement.compute(
+                cupyconv, pass_, problem, data, impl="reference", **options
+            )
+            got = compute(problem, pass_, method, data, **options)
             np.testing.assert_array_equal(got, expected, err_msg=f"{pass_} by {method}")
 
 
@@ -133,7 +139,7 @@ def test_every_method_is_exact_on_views(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("problem", [DENSE, DEPTHWISE, DEEP], ids=["dense", "depthwise", "deep"])
-def test_every_method_is_exact_on_every_view_of_every_operand(problem, dtype):
+def test_every_method_is_exact_on_all_combinations_of_views(problem, dtype):
     small = problem.replace(input_shape=(2, *problem.input_shape[1:-2], 11, 10), dtype=dtype)
     for formatted in (small, *channels_last(small)):
         for pass_, method in methods(formatted):
@@ -142,9 +148,9 @@ def test_every_method_is_exact_on_every_view_of_every_operand(problem, dtype):
                 require_exact(cupyconv, formatted, pass_, kinds, impl=impl)
 
 
-def test_the_cases_are_of_every_method():
-    seen = {method for case in CASES for _, method in methods(case.problem)}
-    assert seen == set(METHODS)
+def test_cases_cover_every_method():
+    names = {method for case in CASES for _, method in methods(case.problem)}
+    assert names == set(METHODS)
 
 
 SINGLE = {
@@ -163,16 +169,16 @@ GROUPED = {
 
 @pytest.fixture(params=[True, False], ids=["compiled", "uncompiled"])
 def numba(request, monkeypatch) -> bool:
-    """Whether loops are compiled."""
+    """Make loops compiled or uncompiled, and return which."""
     if request.param:
         pytest.importorskip("numba")
-    for module in (cpu, loops):
+    for module in (choice, loops):
         monkeypatch.setattr(module, "has_numba", lambda: request.param)
     return request.param
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_loops_over_single_channels_are_exact_with_and_without_numba(name, numba):
+def test_depthwise_loops_are_exact_with_and_without_numba(name, numba):
     for problem in (SINGLE[name], *channels_last(SINGLE[name])):
         require_exact_loops(problem)
 
@@ -187,15 +193,15 @@ def require_exact_loops(problem: ConvProblem) -> None:
 
 
 @pytest.mark.parametrize("pass_", PASSES)
-def test_einsum_takes_rows_of_few_channels_as_a_whole(pass_, monkeypatch):
-    """NumPy begins a loop for each row of neighbours, which takes as long as many of them."""
-    for module in (cpu, loops):
+def test_einsum_merges_short_rows_of_channels(pass_, monkeypatch):
+    """NumPy starts an inner loop per row, which is slow for short rows."""
+    for module in (choice, loops):
         monkeypatch.setattr(module, "has_numba", lambda: False)
-    honest, rows = np.einsum, set()
+    original, rows = np.einsum, set()
 
-    def einsum(how, windows, *operands, **more):
+    def einsum(subscripts, windows, *operands, **keywords):
         rows.add(windows.shape[-1])
-        return honest(how, windows, *operands, **more)
+        return original(subscripts, windows, *operands, **keywords)
 
     monkeypatch.setattr(np, "einsum", einsum)
     narrow = ConvProblem((2, 3, 9, 50), (3, 1, 3, 3), padding=1, groups=3)
@@ -205,7 +211,7 @@ def test_einsum_takes_rows_of_few_channels_as_a_whole(pass_, monkeypatch):
 
 
 @pytest.mark.parametrize("name", GROUPED)
-def test_numba_takes_loops_over_several_channels(name, numba):
+def test_grouped_loops_need_numba(name, numba):
     for problem in (GROUPED[name], *channels_last(GROUPED[name])):
         if numba:
             require_exact_loops(problem)
@@ -223,64 +229,109 @@ def test_numba_takes_loops_over_several_channels(name, numba):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_numba_that_cannot_compile_is_none(error, monkeypatch):
-    def imported(_name):
+def test_has_numba_is_false_for_a_broken_numba(error, monkeypatch):
+    def fail_import(_name):
         if error is not None:
             raise error
-        return SimpleNamespace(config=SimpleNamespace(DISABLE_JIT=1))  # of NUMBA_DISABLE_JIT
+        return SimpleNamespace(config=SimpleNamespace(DISABLE_JIT=1))  # NUMBA_DISABLE_JIT
 
-    monkeypatch.setattr(cpu, "import_module", imported)
-    cpu._numba_works.cache_clear()
+    monkeypatch.setattr(choice, "import_whole", fail_import)
+    choice._numba_works.cache_clear()
     try:
-        assert not cpu.has_numba()
+        assert not choice.has_numba()
     finally:
-        cpu._numba_works.cache_clear()
+        choice._numba_works.cache_clear()
 
 
-def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch):
+@pytest.fixture
+def first_call(monkeypatch, tmp_path) -> Callable[[], str]:
+    """Return a function that calls a loop as a new process does, and returns its code's origin."""
     pytest.importorskip("numba")
     from cupyconv.cpu import loops_numba
 
-    def nowhere(_function):
-        raise RuntimeError("cannot cache function: no locator available")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(cache_folder, "_warn", cache(cache_folder._warn.__wrapped__))
 
-    monkeypatch.setattr(loops_numba, "_Kept", nowhere)
-    assert loops_numba._compiled(lambda a: a + 1)(2) == 3
-
-
-def test_what_was_compiled_and_kept_may_be_damaged(monkeypatch, tmp_path):
-    numba = pytest.importorskip("numba")
-    from cupyconv.cpu import loops_numba
-
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-
-    def first_call() -> str:
-        """Of a new process, as it were: from where it had the function."""
-        compiled = loops_numba._compiled(loops_numba._read.py_func)
+    def call() -> str:
+        compiled = loops_numba._compile(loops_numba._position.py_func)
         assert compiled((2, 3, 5, 12, 60), 7, 11) == 7 * 2 + 11 * 3 + 5
         return "disk" if compiled.stats.cache_hits else "compiler"
 
-    def files(suffix: str) -> list[Path]:
-        return list(tmp_path.rglob(f"*.{suffix}"))
+    return call
 
+
+def test_compiled_loops_are_cached(first_call, tmp_path):
     assert (first_call(), first_call()) == ("compiler", "disk")
-    for suffix in ("nbi", "nbc"):  # the index, and machine code
-        for content in (b"", b"foreign", files(suffix)[0].read_bytes()[:-9]):
-            files(suffix)[0].write_bytes(content)
-            assert (first_call(), first_call()) == ("compiler", "disk")
-    files("nbi")[0].unlink()
-    monkeypatch.setattr(loops_numba._Kept, "_save_overload", _refuse)  # as where a disk is full
+    [file] = (tmp_path / "cache" / "loops").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_damaged_cached_loops_are_recompiled(first_call, tmp_path):
     assert first_call() == "compiler"
+    [file] = (tmp_path / "cache" / "loops").iterdir()
+    whole = file.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 4
+    for content in (b"", b"foreign", whole[:-9], bytes(flipped)):
+        file.write_bytes(content)
+        assert (first_call(), first_call()) == ("compiler", "disk")
+    text = b"no pickle"
+    file.write_bytes(hashlib.sha256(text).digest() + text)
+    assert first_call() == "compiler"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners")
+def test_cached_loops_writable_by_others_are_not_read(first_call, tmp_path):
+    assert first_call() == "compiler"
+    folder = tmp_path / "cache" / "loops"
+    [file] = folder.iterdir()
+    evil = pickle.dumps(_Planted(str(tmp_path / "executed")))
+    file.write_bytes(hashlib.sha256(evil).digest() + evil)
+    folder.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match=f"chmod go-w {folder}"):
+        assert first_call() == "compiler"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert first_call() == "compiler"
+    folder.chmod(0o700)
+    file.chmod(0o666)
+    assert first_call() == "compiler"
+    assert not (tmp_path / "executed").exists()
+
+
+class _Planted:
+    """Object whose pickle creates a file when it is loaded."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return open, (self.path, "w")
+
+
+def test_loops_are_compiled_without_a_usable_cache(first_call, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    assert (first_call(), first_call()) == ("compiler", "compiler")
+
+
+def test_loops_are_not_cached_without_a_home_folder(first_call, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert (first_call(), first_call()) == ("compiler", "compiler")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("size", [1, 4])
-def test_windows_leave_out_taps_that_are_all_in_the_padding(pass_, size, monkeypatch):
-    honest, depths = np.matmul, set()
+def test_windows_omit_taps_that_only_meet_padding(pass_, size, monkeypatch):
+    original, depths = np.matmul, set()
 
     def matmul(a, b, out=None):
         depths.add(b.shape[-1 if pass_ == "backprop_filter" else -2])
-        return honest(a, b, out=out)
+        return original(a, b, out=out)
 
     monkeypatch.setattr(np, "matmul", matmul)
     small = ConvProblem((2, 3, size, 1), (3, 3, 9, 9), padding=4)
@@ -297,7 +348,7 @@ def test_windows_leave_out_taps_that_are_all_in_the_padding(pass_, size, monkeyp
 
 @pytest.mark.parametrize("problem", [DENSE, DEPTHWISE, DEEP], ids=["dense", "depthwise", "deep"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_errors_are_those_of_plain_sums(problem, dtype):
+def test_errors_are_at_most_twice_those_of_plain_sums(problem, dtype):
     problem = problem.replace(dtype=dtype)
     data = random_data(problem)
     exact_problem = problem.replace(dtype="float64")
@@ -312,7 +363,7 @@ def test_errors_are_those_of_plain_sums(problem, dtype):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("problem", [DENSE, DEPTHWISE], ids=["dense", "depthwise"])
-def test_numbers_that_are_not_finite_stay_under_their_windows(problem, value):
+def test_infinities_and_nans_only_affect_their_windows(problem, value):
     data = random_data(problem)
     data.x[1, 2, 3, 4] = value
     data.x[1, 2, 3, 5] = -value
@@ -324,9 +375,9 @@ def test_numbers_that_are_not_finite_stay_under_their_windows(problem, value):
 
 
 def all_passes(problem: ConvProblem) -> np.ndarray:
-    """The results of every method, one after the other."""
+    """Return the results of every pass and method, concatenated."""
     data = random_data(problem)
-    return np.concatenate([compute(problem, *one, data).ravel() for one in methods(problem)])
+    return np.concatenate([compute(problem, *key, data).ravel() for key in methods(problem)])
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -349,7 +400,7 @@ LARGE = {
 
 
 def zeros(problem: ConvProblem, step: int = 1) -> Data:
-    """Arrays whose last axis is so far apart, so that BLAS takes none where it is."""
+    """Return zeros whose last axis has this step; with a step of 2 BLAS needs copies."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape, problem.bias_shape)
     return Data(
         *(np.zeros((*shape[:-1], step * shape[-1]), problem.dtype)[..., ::step] for shape in shapes)
@@ -358,7 +409,7 @@ def zeros(problem: ConvProblem, step: int = 1) -> Data:
 
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("name", LARGE)
-def test_memory_is_bounded_whatever_the_layer(name, step, monkeypatch):
+def test_memory_is_bounded_for_every_layer(name, step, monkeypatch):
     problem = LARGE[name]
     data = zeros(problem, step)
     results = dict(zip(PASSES, (data.dy, data.x, data.w), strict=True))
@@ -381,11 +432,11 @@ def single_row(channels: int, filters: int, dtype: str) -> ConvProblem:
     ("forward", [ConvProblem((1, 1, 1_000_059), (1, 1, 1_000_000), dtype="complex128")]),
     ("forward", [single_row(170, 8192, "float32"), single_row(2730, 64, "float16")]),
 ], ids=["many taps", "long windows", "a million taps", "passes of two kinds"])  # fmt: skip
-def test_memory_of_many_threads_is_bounded(pass_, problems, monkeypatch):
+def test_memory_is_bounded_with_many_threads(pass_, problems, monkeypatch):
     operands = [(problem, zeros(problem, 2)) for problem in problems]
 
     def peak() -> int:
-        """Of one pass after the other, which finds the memory of that before."""
+        """Return the peak memory of consecutive passes in one thread."""
         tracemalloc.start()
         for problem, data in operands:
             out = data.w if pass_ == "backprop_filter" else data.dy
@@ -399,7 +450,7 @@ def test_memory_of_many_threads_is_bounded(pass_, problems, monkeypatch):
 
 
 @pytest.mark.parametrize("extents", [(1, 15, 500), (5, 9, 99), (9, 40, 40), (64, 7, 7), (1, 9000)])
-def test_a_sum_is_divided_into_parts_of_about_a_size(extents):
+def test_divided_parts_have_similar_sizes(extents):
     images, *sizes = extents
     taps = [1] * len(sizes)
     problem = ConvProblem((images, 999, *sizes), (99, 999, *taps))
@@ -413,21 +464,24 @@ def test_a_sum_is_divided_into_parts_of_about_a_size(extents):
 
 @pytest.mark.parametrize("stride", [1, 64, 65, 999])
 @pytest.mark.parametrize("size", [2, 66, 1000])
-def test_the_rule_sees_the_phases_that_a_pass_has(size, stride):
+def test_cost_rule_covers_the_phases_of_a_pass(size, stride):
     for taps, dilation, padding in itertools.product((1, 65, 66, 70), (1, 2, 7), (0, 60)):
         if size + 2 * padding <= (taps - 1) * dilation:
             continue
         rules = {"stride": stride, "dilation": dilation, "padding": padding}
         problem = ConvProblem((1, 1, size), (1, 1, taps), **rules)
         data = zeros(problem)
-        phases = list(correlation.input_correlations(problem, data.w, data.dy, data.x))
-        seen = cpu._seen(problem, "backprop_input")
-        assert len(phases) <= seen.phases
-        assert sum(phase.axes[0].outputs for phase in phases) <= seen.pixels
-        assert max((phase.axes[0].taps for phase in phases), default=0) <= seen.taps
+        phases = [
+            phase.without_unused()
+            for phase in correlation.input_correlations(problem, data.w, data.dy, data.x)
+        ]
+        estimate = choice._seen(problem, "backprop_input")
+        assert len(phases) <= estimate.phases
+        assert sum(phase.axes[0].outputs for phase in phases) <= estimate.pixels * estimate.phases
+        assert max((phase.axes[0].taps for phase in phases), default=0) <= estimate.taps
 
 
-# Of odd shapes, for blocks of a 64th: small enough for each method to compute them.
+# Unusual layers for blocks of 1/64 size, small enough for every method.
 ODD = {
     "large filters, dilated": ConvProblem((1, 1, 99, 190), (1, 1, 40, 40), dilation=2),
     "large filters of many channels": ConvProblem((1, 9, 60, 300), (9, 1, 30, 30), groups=9),
@@ -474,27 +528,27 @@ ODD = {
 
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("name", ODD)
-def test_memory_of_every_method_is_a_few_blocks(name, step, monkeypatch):
-    scale, blocks = 64, cpu.BLOCK_BYTES
-    for module in (blocked, cpu):
+def test_memory_of_every_method_scales_with_the_block_size(name, step, monkeypatch):
+    scale, blocks = 64, choice.BLOCK_BYTES
+    for module in (blocked, choice):
         monkeypatch.setattr(module, "BLOCK_BYTES", blocks // scale)
     monkeypatch.setattr(threads, "CALLS_BYTES", threads.CALLS_BYTES // scale)
     problem = ODD[name]
     data = zeros(problem, step)
     results = dict(zip(PASSES, (data.dy, data.x, data.w), strict=True))
-    all_passes(DEEP)  # imports what there is to import
+    all_passes(DEEP)  # import all modules
     for pass_, method in methods(problem):
         out = np.empty_like(results[pass_])
-        if method == "loops":  # which are compiled first
+        if method == "loops":  # compile them first
             in_a_new_thread(compute, problem, pass_, method, data, out=out)
         with threadpool_limits(threads.MOST_THREADS):
             peak = in_a_new_thread(peak_of_method, problem, pass_, method, data, out)
-        # Beside the blocks, what Python itself takes.
+        # Allow 256 KiB for Python objects.
         assert peak <= MEMORY // scale + (1 << 18), f"{pass_} by {method}"
 
 
 def drawn_layer(rng: np.random.Generator) -> ConvProblem:
-    """Of few pixels, whose strides and dilations may be larger than its filters."""
+    """Draw a layer of few pixels, with strides and dilations that may exceed the filter."""
 
     def axis() -> tuple[int, int, int, int, int]:
         taps, outputs = rng.choice([1, 2, 3, 9, 30]), rng.choice([1, 2, 3, 5, 9, 40])
@@ -506,9 +560,11 @@ def drawn_layer(rng: np.random.Generator) -> ConvProblem:
     axes = [axis() for _ in range(rng.integers(1, 3))]
     if np.prod([size for size, *_ in axes]) > 40_000:
         return drawn_layer(rng)
-    sizes, taps, stride, dilation, padding = (tuple(map(int, of)) for of in zip(*axes, strict=True))
+    sizes, taps, stride, dilation, padding = (
+        tuple(map(int, values)) for values in zip(*axes, strict=True)
+    )
     groups, channels, filters = (
-        int(rng.choice(of)) for of in ((1, 3, 9), (1, 1, 2), (1, 1, 4, 24))
+        int(rng.choice(values)) for values in ((1, 3, 9), (1, 1, 2), (1, 1, 4, 24))
     )
     return ConvProblem(
         (int(rng.choice([1, 5])), groups * channels, *sizes),
@@ -518,53 +574,53 @@ def drawn_layer(rng: np.random.Generator) -> ConvProblem:
 
 
 @pytest.fixture
-def holds_calls_to_what_they_tell(monkeypatch):
-    """Of blocks of a 64th, which small layers need several of."""
-    scale, take = 64, Scratch.array
-    for module in (blocked, cpu):
-        monkeypatch.setattr(module, "BLOCK_BYTES", cpu.BLOCK_BYTES // scale)
+def limited_scratch(monkeypatch):
+    """Use blocks of 1/64 size, and fail if a call needs more scratch than it announced."""
+    scale, original = 64, Scratch.array
+    for module in (blocked, choice):
+        monkeypatch.setattr(module, "BLOCK_BYTES", choice.BLOCK_BYTES // scale)
     monkeypatch.setattr(threads, "CALLS_BYTES", threads.CALLS_BYTES // scale)
 
-    def taken(self, name, shape):
-        had, size = name in self._arrays and self._arrays[name].size, int(np.prod(shape))
-        assert had >= size or self._left.size >= size, (name, shape)
-        return take(self, name, shape)
+    def checked_array(self, name, shape):
+        capacity, size = name in self._arrays and self._arrays[name].size, int(np.prod(shape))
+        assert capacity >= size or self._left.size >= size, (name, shape)
+        return original(self, name, shape)
 
-    monkeypatch.setattr(Scratch, "array", taken)
+    monkeypatch.setattr(Scratch, "array", checked_array)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_call_takes_more_than_it_told(seed, holds_calls_to_what_they_tell):
-    rng, seen = np.random.default_rng(seed), set()
+def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
+    rng, computed = np.random.default_rng(seed), set()
     for _ in range(15):
         problem = drawn_layer(rng)
         data = zeros(problem)
         for pass_, method in methods(problem):
-            seen.add(method)
-            # A new thread has no memory but what its pass asked for.
+            computed.add(method)
+            # A new thread has no scratch memory of earlier passes.
             in_a_new_thread(compute, problem, pass_, method, data)
-    assert seen == {"products", "windows", "loops", "scattered"}
+    assert computed == {"products", "windows", "loops", "scattered"}
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_loops_take_more_than_they_told(seed, holds_calls_to_what_they_tell, monkeypatch):
-    """Of many more layers: nothing is copied or computed."""
+def test_loops_stay_within_their_announced_memory(seed, limited_scratch, monkeypatch):
+    """Many layers are checked, without copying or computing."""
     compiled = ("pixel_sums", "pixel_products", "planar_sums", "planar_products")
     nothing = SimpleNamespace(**dict.fromkeys(compiled, lambda *_: None))
     monkeypatch.setattr(loops, "_loops", lambda: nothing)
     monkeypatch.setattr(loops, "gather", lambda *_: None)
-    rng, seen = np.random.default_rng(seed), 0
-    while seen < 120:
+    rng, count = np.random.default_rng(seed), 0
+    while count < 120:
         problem = drawn_layer(rng)
         data = zeros(problem)
         for pass_, method in methods(problem):
             if method == "loops":
                 in_a_new_thread(compute, problem, pass_, method, data)
-                seen += 1
+                count += 1
 
 
 def peak_of_method(problem, pass_, method, data, out) -> int:
-    """The most bytes that a pass by a method takes at a time."""
+    """Return the peak memory of a pass by a method."""
     tracemalloc.start()
     compute(problem, pass_, method, data, out=out)
     peak = tracemalloc.get_traced_memory()[1]
@@ -572,25 +628,25 @@ def peak_of_method(problem, pass_, method, data, out) -> int:
     return peak
 
 
-def test_layers_that_were_computed_leave_no_memory_behind():
-    def kept(sizes: range) -> int:
-        """Bytes after layers of these sizes, each with 15,376 taps of all channels."""
+def test_layouts_of_earlier_layers_are_freed():
+    def used(sizes: range) -> int:
+        """Return the memory in use after layers of these sizes, with 15,376 offsets each."""
         for size in sizes:
-            compute(problem := of_many_taps(size), "forward", "loops", random_data(problem))
+            compute(problem := layer_with_many_taps(size), "forward", "loops", random_data(problem))
         return tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()
-    first, then = in_a_new_thread(kept, range(20)), in_a_new_thread(kept, range(20, 60))
+    first, then = in_a_new_thread(used, range(20)), in_a_new_thread(used, range(20, 60))
     tracemalloc.stop()
     assert then - first < 1 << 20
 
 
-def of_many_taps(size: int) -> ConvProblem:
+def layer_with_many_taps(size: int) -> ConvProblem:
     return ConvProblem((1, 16, 31, 31 + size), (1, 16, 31, 31))
 
 
-def test_repeated_passes_take_no_new_memory(monkeypatch):
-    # A helper of the second pass may have begun too late for the first.
+def test_repeated_passes_allocate_no_memory(monkeypatch):
+    # Use no helpers: one may start late and only take part in the second pass.
     monkeypatch.setattr(threads, "blas_threads", lambda: 1)
     data = random_data(DENSE)
     out = np.empty(DENSE.output_shape, np.float32)
@@ -598,14 +654,14 @@ def test_repeated_passes_take_no_new_memory(monkeypatch):
     assert second < 1 << 18 < first
 
 
-def in_a_new_thread(function: Callable[..., Any], *arguments: object, **more: object) -> Any:
-    """The function's value; its thread has no memory of earlier passes."""
+def in_a_new_thread(function: Callable[..., Any], *arguments: object, **keywords: object) -> Any:
+    """Call the function in a thread without scratch memory of earlier passes."""
     with ThreadPoolExecutor(1) as threads:
-        return threads.submit(function, *arguments, **more).result()
+        return threads.submit(function, *arguments, **keywords).result()
 
 
 def peaks_of_two(problem: ConvProblem, pass_: str, data: Data, out: np.ndarray) -> list[int]:
-    """The most bytes at a time that a pass takes, and its repetition."""
+    """Return the peak memory of a pass and of its repetition."""
     peaks = []
     for _ in range(2):
         tracemalloc.start()
@@ -620,8 +676,8 @@ def peaks_of_two(problem: ConvProblem, pass_: str, data: Data, out: np.ndarray) 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_copies_are_exact_in_any_order_of_the_axes(dtype, order):
-    shape = np.array((3, 40, 4, 130))  # more than a piece, with an axis to be moved as one item
+def test_copy_is_exact_for_any_order_of_axes(dtype, order):
+    shape = np.array((3, 40, 4, 130))  # larger than PIECE_BYTES, with a short axis
     numbers = (np.arange(shape.prod() * 2) % 2039).reshape(3, 40, 4, 260)[..., ::2].astype(dtype)
     packed = np.ascontiguousarray(numbers.transpose(order)).transpose(np.argsort(order))
     repeated = np.broadcast_to(numbers[:1, :1], numbers.shape)
@@ -631,9 +687,9 @@ def test_copies_are_exact_in_any_order_of_the_axes(dtype, order):
         np.testing.assert_array_equal(target, source)
 
 
-@pytest.mark.parametrize("size", [3, 40, 4000])  # of a few bytes, of more, and of several pieces
+@pytest.mark.parametrize("size", [3, 40, 4000])  # small, medium, and several pieces
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (5, 1, 1), (1, 7), (5, 1, 7)], ids=str)
-def test_copies_broadcast_their_source(size, shape):
+def test_copy_broadcasts_the_source(size, shape):
     source = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     for target in (np.empty((size, 5, 9, 7), np.float32), np.empty((size, 5, 9, 14))[..., ::2]):
         views.copy(target, source)
@@ -656,7 +712,7 @@ def test_copies_broadcast_their_source(size, shape):
         ((4, 3, 256, 256), (3, 1, 64, 64), {"stride": 64, "groups": 3}, "products"),
     ],
 )
-def test_plans_show_the_method_that_suits_a_layer(input_shape, filter_shape, rules, method):
+def test_plan_reports_the_chosen_method(input_shape, filter_shape, rules, method):
     problem = ConvProblem(input_shape, filter_shape, **rules)
     planned = cupyconv.plan(problem)["forward"]
     assert planned.method == method
@@ -664,20 +720,39 @@ def test_plans_show_the_method_that_suits_a_layer(input_shape, filter_shape, rul
     assert planned.reason in str(cupyconv.plan(problem))
 
 
-def test_a_plan_is_replayed_by_its_method(monkeypatch):
+def test_saved_plan_runs_its_method(monkeypatch):
     data = integer_data(DENSE)
-    kept = Plan.from_json(by_method(DENSE, "forward", "scattered").to_json())
-    monkeypatch.setattr(blocked.scattered, "correlate", _refuse)
+    saved = Plan.from_json(by_method(DENSE, "forward", "scattered").to_json())
+    monkeypatch.setattr(blocked.scattered, "correlate", _fail)
     with pytest.raises(AssertionError, match="as planned"):
-        agreement.compute(cupyconv, "forward", DENSE, data, impl=kept)
+        agreement.compute(cupyconv, "forward", DENSE, data, impl=saved)
 
 
-def _refuse(*_args):
+def test_saved_plan_with_loops_is_rejected_without_numba(monkeypatch):
+    pytest.importorskip("numba")
+    problem = GROUPED["four"].replace(input_shape=(7, 24, 11, 12))  # used by no other test
+    saved = by_method(problem, "forward", "loops")
+    monkeypatch.setattr(choice, "has_numba", lambda: False)
+    with pytest.raises(ConvError, match=r"no method 'loops' for it here: Numba.* cannot be used"):
+        agreement.compute(cupyconv, "forward", problem, integer_data(problem), impl=saved)
+
+
+def test_saved_plan_with_depthwise_loops_runs_without_numba(monkeypatch):
+    saved = by_method(DEPTHWISE, "forward", "loops")
+    for module in (choice, loops):
+        monkeypatch.setattr(module, "has_numba", lambda: False)
+    data = integer_data(DEPTHWISE)
+    got = agreement.compute(cupyconv, "forward", DEPTHWISE, data, impl=saved)
+    expected = agreement.compute(cupyconv, "forward", DEPTHWISE, data, impl="reference")
+    np.testing.assert_array_equal(got, expected)
+
+
+def _fail(*_args):
     raise AssertionError("as planned")
 
 
 @pytest.mark.parametrize("method", ["windows", "", "winograd 2x2"])
-def test_a_plan_of_a_method_that_cannot_compute_it_is_refused(method):
+def test_plan_with_an_unsupported_method_is_rejected(method):
     fields = json.loads(cupyconv.plan(LARGE["many pixels"]).to_json())
     fields["passes"][0]["method"] = method
     with pytest.raises(ConvError, match="numpy does not compute forward in this way"):

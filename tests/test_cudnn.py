@@ -1,4 +1,4 @@
-"""CuPy 13's cudnn module: the configurations of its own tests, and what cuDNN did not take."""
+"""CuPy 13's cudnn module: the configurations of its tests, and some that cuDNN rejected."""
 
 import itertools
 import re
@@ -36,7 +36,7 @@ GRIDS = {
 
 
 def configurations(function):
-    """Its grid: for each dtype 192, 192 and 384 configurations."""
+    """Configurations of CuPy's test: 192, 192 and 384 for each dtype."""
     grid = GRIDS[function]
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
@@ -70,7 +70,7 @@ class Layer:
         self.arguments += (groups,)
 
     def expected(self, torch, function, bias):
-        """By PyTorch, in float64."""
+        """Compute the expected result with PyTorch, in float64."""
         x, w, y, b, b_of_x = (
             torch.from_numpy(a.astype(np.float64))
             for a in (self.x, self.w, self.y, self.b, self.b_of_x)
@@ -268,7 +268,7 @@ def run(function, layer, options):
 
 @pytest.mark.parametrize("function", GRIDS)
 def test_kernels_compute_it(monkeypatch, function):
-    """On what stands for a GPU, with a bias: as on the CPU."""
+    """Emulated kernels with a bias give the results of the CPU."""
     for dtype, tensor_core in (("float16", "auto"), ("float32", "always"), ("float64", "never")):
         layer = Layer(dtype, 2, 2, 2)
         options = {"auto_tune": False, "tensor_core": tensor_core}
@@ -331,7 +331,7 @@ def test_wrong_arguments_are_told_and_nothing_is_written():
 
 
 def test_errors_have_the_names_of_each_functions_arrays():
-    """In every message that a shape, dtype or home may cause, for each of the three functions."""
+    """Messages on shapes, dtypes and devices name the arrays of each function."""
     layer = Layer("float32", 2, 1, 1)
     x, w, y, b, b_of_x = layer.x, layer.w, layer.y, layer.b, layer.b_of_x
     more = {"auto_tune": False, "tensor_core": "auto"}
@@ -369,7 +369,7 @@ def test_errors_have_the_names_of_each_functions_arrays():
                 assert not ours.search(said), said
 
 
-def test_the_sizes_of_the_result_choose_among_the_inputs_that_share_an_output():
+def test_result_sizes_select_among_inputs_with_one_output_size():
     w, gy = np.ones((1, 1, 3), "float32"), np.ones((1, 1, 4), "float32")
     for size in (9, 10):
         gx = np.empty((1, 1, size), "float32")

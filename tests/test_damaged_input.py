@@ -1,10 +1,11 @@
-"""Files that are damaged, foreign or hostile: an answer, or one line and exit code 2.
+"""Damaged, unsupported and hostile files: a result, or one line of error and exit code 2.
 
-Run as a program, ``python -m tests.test_damaged_input COUNT SEED``, it attacks for longer.
+``python -m tests.test_damaged_input COUNT SEED`` runs the attacks for longer.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from cupyconv import arrays
+from cupyconv.cli import data
 from cupyconv.cli.main import main
 
 SHAPES = 'input = "1x1x5x5"\nfilter = "2x1x3x3"\n'
@@ -51,9 +53,9 @@ def _no_gpu(monkeypatch):
 
 
 def judged(*args: str) -> tuple[int, str]:
-    """The exit code of a command line that is answered or refused in one line."""
+    """Run a command, require a result or a one-line error, and return its code and stderr."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what damaged files are parsed with
+        warnings.simplefilter("ignore")  # parsers warn about damaged files
         result = CliRunner().invoke(main, [str(arg) for arg in args])
     assert isinstance(result.exception, (SystemExit, type(None))), result.exception
     assert result.exit_code in (0, 1, 2), (result.exit_code, result.stderr)
@@ -94,7 +96,7 @@ def refused(*args: str) -> str:
         ("stride = nan", "stride"),
     ],
 )
-def test_toml_that_is_no_layer(tmp_path, table, said):
+def test_invalid_toml_layers_are_rejected(tmp_path, table, said):
     path = tmp_path / "layer.toml"
     path.write_text(SHAPES + table)
     for command in ("shapes", "explain"):
@@ -102,17 +104,17 @@ def test_toml_that_is_no_layer(tmp_path, table, said):
 
 
 @pytest.mark.parametrize("layers", ["3", "[1]", "[0xffff, {}]", f"[0x{'f' * 5000}]", "[]", "{}"])
-def test_toml_whose_layers_are_none(tmp_path, layers):
+def test_invalid_toml_layer_lists_are_rejected(tmp_path, layers):
     path = tmp_path / "layer.toml"
     path.write_text(f"layer = {layers}")
     assert "layer" in refused("shapes", "--config", path)
 
 
-def test_a_device_of_many_digits():
+def test_device_of_many_digits_is_rejected():
     line = refused(
         "shapes", "--input", "1x1x5", "--filter", "1x1x3", "--device", f"sm_{'9' * 5000}"
     )
-    assert "a device is 'cpu' or an architecture" in line
+    assert "a device is 'cpu', an architecture or a card" in line
 
 
 # -- ONNX ------------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ def onnx_model(*, attributes=(), inputs=("x", "w"), outputs=("y",), dtype=1, ope
     ],
 )
 @pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
-def test_onnx_attributes_of_another_type(tmp_path, operator, attribute, said):
+def test_onnx_attributes_of_wrong_type_are_rejected(tmp_path, operator, attribute, said):
     model = onnx_model(attributes=[attribute], operator=operator)
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     line = refused("model", tmp_path / "model.onnx")
@@ -161,7 +163,7 @@ def test_onnx_attributes_of_another_type(tmp_path, operator, attribute, said):
 
 
 @pytest.mark.parametrize("attribute", [("output_shape", 3), ("output_padding", 1.0)])
-def test_onnx_attributes_of_transposed_layers(tmp_path, attribute):
+def test_onnx_transpose_attributes_of_wrong_type_are_rejected(tmp_path, attribute):
     model = onnx_model(attributes=[attribute], operator="ConvTranspose")
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     assert f"{attribute[0]} must be a list" in refused("model", tmp_path / "model.onnx")
@@ -175,15 +177,24 @@ def test_onnx_attributes_of_transposed_layers(tmp_path, attribute):
         ({"inputs": ("", "")}, "a Conv takes x and w: it has 0 of them"),
         ({"inputs": ("a", "b")}, "must be known"),
         ({"outputs": ()}, "whole ONNX file"),
-        ({"dtype": 77}, "got type 77"),
-        ({"dtype": -5}, "got type -5"),
-        ({"dtype": 0}, "got undefined"),
-        ({"dtype": 8}, "got string"),
     ],
 )
-def test_onnx_nodes_that_are_no_layers(tmp_path, changes, said):
+def test_invalid_onnx_nodes_are_rejected(tmp_path, changes, said):
     (tmp_path / "model.onnx").write_bytes(onnx_model(**changes).SerializeToString())
     assert said in refused("model", tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(77, "type 77"), (-5, "type -5"), (0, "undefined"), (8, "string")]
+)
+def test_onnx_nodes_of_other_dtypes_are_left_out(tmp_path, number, name):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(onnx_model(dtype=number).SerializeToString())
+    assert (
+        f"elements of type {name} are unsupported"
+        in CliRunner().invoke(main, ["model", str(path), "--json"]).stdout
+    )
+    assert "must have a convolution" in refused("shapes", "--model", path)
 
 
 # -- arrays ----------------------------------------------------------------------------------------
@@ -191,11 +202,69 @@ def test_onnx_nodes_that_are_no_layers(tmp_path, changes, said):
 
 @pytest.mark.parametrize("content", [b"hello", b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00\xff\xff{"])
 @pytest.mark.parametrize("name", ["x.npy", "x"])
-def test_an_npz_with_something_else_in_it(tmp_path, content, name):
+def test_npz_without_arrays_is_rejected(tmp_path, content, name):
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as packed:
         packed.writestr(name, content)
     line = refused("grads", "--x", tmp_path / "x.npz", "--filter", "2x1x3x3")
     assert "damaged" in line
+
+
+def bomb(folder: Path, name: str, shape=(1, 1, 4000, 4000)) -> Path:
+    """Write 64 MB of zeros, which an npz file compresses to a few kilobytes."""
+    save = np.savez_compressed if name.endswith("npz") else np.save
+    save(folder / name, np.zeros(shape, np.float32))
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.npy"])
+@pytest.mark.parametrize("command", ["grads", "explain"])
+def test_shape_is_checked_before_reading_the_array(tmp_path, monkeypatch, command, name):
+    path = bomb(tmp_path, name)
+    monkeypatch.setattr(data.ArrayFile, "read", lambda _: pytest.fail("it was read"))
+    given = ("--input", "1x1x5x5", "--filter", "2x1x3x3", "--x", path)
+    assert "1x1x4000x4000" in refused(command, *given)
+
+
+@pytest.mark.parametrize("command", ["grads", "explain"])
+def test_array_larger_than_memory_is_not_read(tmp_path, monkeypatch, command):
+    path = bomb(tmp_path, "x.npz")
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("it was read"))
+    monkeypatch.setattr(data, "available_memory", lambda: 1 << 20)
+    assert "must fit into main memory" in refused(command, "--filter", "2x1x3x3", "--x", path)
+
+
+def test_dtype_is_checked_before_reading_the_array(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", X.astype(np.complex64))
+    monkeypatch.setattr(data.ArrayFile, "read", lambda _: pytest.fail("it was read"))
+    given = ("--x", tmp_path / "x.npy", "--filter", "2x1x3x3", "--dtype", "float32")
+    assert "imaginary part" in refused("grads", *given)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_header_larger_than_the_data_is_rejected(tmp_path, packed):
+    content = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (1, 1, 1 << 20, 1 << 20)}
+    np.lib.format.write_array_header_1_0(content, header)
+    path = tmp_path / "x"
+    if packed:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("x.npy", content.getvalue() + bytes(100))
+    else:
+        path.write_bytes(content.getvalue() + bytes(100))
+    line = refused("grads", "--x", path, "--filter", "2x1x3x3")
+    assert "its header promises 4398046511104 bytes, 100 follow" in line
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_versions_and_orders_match_numpy(tmp_path, version, order):
+    array = np.asarray(np.arange(40, dtype=">f4").reshape(1, 2, 4, 5), order=order)
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array(file, array, version)
+    opened = data.ArrayFile("--x", str(tmp_path / "x.npy"))
+    assert opened.shape == array.shape
+    assert opened.dtype == np.dtype("float32")
+    np.testing.assert_array_equal(opened.read(), np.load(tmp_path / "x.npy"))
 
 
 def zarr_folder(folder: Path, **more) -> Path:
@@ -216,13 +285,13 @@ def with_dask(path: Path) -> tuple:
     "content", [b"", b"x", b"\0" * 100, bytes(range(256)), None], ids=lambda c: str(c)[:6]
 )
 @pytest.mark.parametrize("compressed", [True, False])
-def test_zarr_chunks_that_are_damaged(tmp_path, content, compressed):
+def test_damaged_zarr_chunks_are_rejected(tmp_path, content, compressed):
     path = zarr_folder(tmp_path, **({} if compressed else {"compressors": None}))
     assert judged(*with_dask(path))[0] == 0
     chunk = sorted(one for one in (path / "c").rglob("*") if one.is_file())[0]
     chunk.write_bytes(chunk.read_bytes()[:-3] if content is None else content)
     line = refused(*with_dask(path))
-    assert "the chunks of a Zarr array must be whole" in line
+    assert "the chunks of a Zarr array must be readable" in line
     assert str(path) in line
 
 
@@ -231,7 +300,7 @@ def zarr_metadata(path: Path, **changes) -> None:
     (path / "zarr.json").write_text(json.dumps({**content, **changes}))
 
 
-def test_zarr_grids_that_do_not_fit(tmp_path):
+def test_invalid_zarr_grids_are_rejected(tmp_path):
     path = zarr_folder(tmp_path)
 
     def grid(*chunk):
@@ -256,7 +325,7 @@ PIECES = [
 
 
 def damaged(rng: random.Random, content: bytes) -> bytes:
-    """Bytes flipped, cut off, left out, put in, repeated or replaced."""
+    """Return bytes with random flips, truncations, deletions, insertions or replacements."""
     changed = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         at, length = rng.randrange(len(changed) + 1), rng.choice((1, 1, 2, 4, 16))
@@ -339,19 +408,19 @@ ATTACKS = {
     "zarr": (attack_zarr, 12),
     "results": (attack_results, 100),
 }
-"""Each attack, and how many of it are tests."""
+"""Attack and number of its trials, keyed by file type."""
 
 
 @pytest.mark.parametrize("kind", ATTACKS)
-def test_damage_is_never_a_bug(tmp_path, kind):
+def test_damaged_files_cause_no_traceback(tmp_path, kind):
     attack, count = ATTACKS[kind]
     rng = random.Random(kind)
     answers = {0: 0, 1: 0, 2: 0}
     for _ in range(count):
         code, _ = judged(*attack(tmp_path, rng))
         answers[code] += 1
-    assert answers[2] > count // 10, "files are damaged at all"
-    assert answers[0] > 0, "and some not too much"
+    assert answers[2] > count // 10, "too few files were damaged"
+    assert answers[0] > 0, "every file was damaged too much"
 
 
 def _main(folder: Path, count: int, seed: str) -> None:

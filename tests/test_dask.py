@@ -1,4 +1,4 @@
-"""The passes on Dask arrays: the same numbers for any chunks, workers and accidents."""
+"""Passes on Dask arrays: equal results for any chunks, workers and failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def one_thread():
 
 
 def cut(array: np.ndarray, pieces: int, seed: int):
-    """A Dask array with up to so many chunks on each axis, of any sizes, 0 among them."""
+    """Divide an array into random chunks, ``pieces`` per axis, some of them empty."""
     numbers = np.random.default_rng(seed)
     chunks = []
     for size in array.shape:
@@ -49,22 +49,22 @@ def cut(array: np.ndarray, pieces: int, seed: int):
 
 
 def assert_passes_agree(problem: ConvProblem, seed: int = 0) -> None:
-    """Every pass on chunks of any sizes gives what it gives on whole arrays."""
-    data, words = integer_data(problem, seed), problem.keywords
-    words = {key: value for key, value in words.items() if key != "dtype"}
+    """Require that every pass gives the same results on random chunks as on whole arrays."""
+    data, rules = integer_data(problem, seed), problem.keywords
+    rules = {key: value for key, value in rules.items() if key != "dtype"}
     x, w, dy = (cut(a, 3, seed + i) for i, a in enumerate((data.x, data.w, data.dy)))
     pairs = (
         (
-            cd.conv_forward(x, w, data.bias, **words),
-            cupyconv.conv_forward(data.x, data.w, data.bias, **words),
+            cd.conv_forward(x, w, data.bias, **rules),
+            cupyconv.conv_forward(data.x, data.w, data.bias, **rules),
         ),
         (
-            cd.conv_backprop_input(problem.input_shape, w, dy, **words),
-            cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **words),
+            cd.conv_backprop_input(problem.input_shape, w, dy, **rules),
+            cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **rules),
         ),
         (
-            cd.conv_backprop_filter(x, problem.filter_shape, dy, **words),
-            cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **words),
+            cd.conv_backprop_filter(x, problem.filter_shape, dy, **rules),
+            cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **rules),
         ),
         (
             cd.conv_backprop_bias(dy, data_format=problem.data_format),
@@ -79,26 +79,26 @@ def assert_passes_agree(problem: ConvProblem, seed: int = 0) -> None:
         np.testing.assert_array_equal(got.astype("float64"), expected.astype("float64"))
 
 
-# -- the same numbers ------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "case", [c for c in CASES if c.problem.flops < 2e5], ids=lambda case: case.name
 )
-def test_any_chunks_give_the_same_numbers(case):
+def test_passes_agree_for_any_chunks(case):
     assert_passes_agree(case.problem)
 
 
 @settings(max_examples=25)
 @given(problem=problems(), seed=st.integers(0, 99))
-def test_random_layers_and_chunks(problem, seed):
+def test_passes_agree_for_random_layers_and_chunks(problem, seed):
     assert_passes_agree(problem, seed)
 
 
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(problem=problems(dtypes=("float16", "bfloat16", "float32", "float64")), seed=st.integers())
-def test_many_random_layers_and_chunks(problem, seed):
+def test_passes_agree_for_many_random_layers_and_chunks(problem, seed):
     assert_passes_agree(problem, abs(seed) % 2**32)
 
 
@@ -117,18 +117,18 @@ def test_16_bit_sums_over_chunks_are_rounded_once(dtype):
         (dw, cupyconv.conv_backprop_filter(exact[0], w.shape, exact[2])),
     ):
         rounded = expected.astype("float32").astype(kind)
-        # A last bit may differ where float32's own rounding lies next to a tie.
+        # The last bit may differ where float32 rounds a value near a tie.
         assert (got == rounded).mean() > 0.98
 
 
-def test_plain_arrays_are_taken_as_one_chunk():
+def test_plain_arrays_become_one_chunk():
     x, w = np.ones((2, 3, 8), "float32"), np.ones((4, 3, 3), "float32")
     y = cd.conv_forward(x, w)
     assert isinstance(y, da.Array)
     np.testing.assert_array_equal(y, cupyconv.conv_forward(x, w))
 
 
-def test_the_front_door_has_it():
+def test_cupyconv_exports_the_dask_module():
     assert cupyconv.dask is cd
 
 
@@ -161,10 +161,10 @@ def test_halos_are_exact(axis):
     for start in range(axis.output):
         for stop in range(start + 1, axis.output + 1):
             (low, high), _ = halos.window_of(axis, start, stop)
-            touched = set().union(*(reads[o] for o in range(start, stop)))
-            if touched:
-                assert (low, high) == (min(touched), max(touched) + 1) or touched_by_padding(
-                    axis, low, high, touched
+            pixels = set().union(*(reads[o] for o in range(start, stop)))
+            if pixels:
+                assert (low, high) == (min(pixels), max(pixels) + 1) or starts_or_ends_in_padding(
+                    axis, low, high, pixels
                 )
     for start in range(axis.input):
         for stop in range(start + 1, axis.input + 1):
@@ -174,24 +174,24 @@ def test_halos_are_exact(axis):
             assert (low, high) == expected
 
 
-def touched_by_padding(axis, low, high, touched) -> bool:
-    """At an edge of the input, a dilated window may begin in the padding and step over pixels."""
-    return (low == 0 or low == min(touched)) and (high == axis.input or high == max(touched) + 1)
+def starts_or_ends_in_padding(axis, low, high, pixels) -> bool:
+    """Return whether the range is larger only because a dilated window begins in the padding."""
+    return (low == 0 or low == min(pixels)) and (high == axis.input or high == max(pixels) + 1)
 
 
 def joined_elements(array) -> int:
-    """Elements of the operands that the tasks of an array put together from several chunks."""
-    joined = 0
+    """Count the operand elements that the tasks of an array join from several chunks."""
+    total = 0
     for _, *arguments in array.dask.layers[array.name].values():
-        for function, *_ in (one for one in arguments if isinstance(one, tuple)):
+        for function, *_ in (argument for argument in arguments if isinstance(argument, tuple)):
             if getattr(function, "func", None) is tasks.join:
                 shape, _ = function.args
-                joined += math.prod(shape)
-    return joined
+                total += math.prod(shape)
+    return total
 
 
 def cut_elements(array, operand) -> int:
-    """Elements that the tasks of an array cut out of an operand's chunks, to be moved alone."""
+    """Count the elements that the tasks of an array cut from an operand's chunks."""
     return sum(
         math.prod(inside.stop - inside.start for inside in function.keywords["where"])
         for key, (function, *_) in array.dask.layers[array.name].items()
@@ -199,24 +199,24 @@ def cut_elements(array, operand) -> int:
     )
 
 
-def test_no_pixel_is_fetched_that_is_not_read():
+def test_graph_only_moves_pixels_that_are_read():
     x = da.zeros((1, 1, 60), chunks=(1, 1, 10), dtype="float32")
     y = cd.conv_forward(x, np.ones((1, 1, 3), "float32"), stride=2, padding=1)
     axis = ConvProblem((1, 1, 60), (1, 1, 3), stride=2, padding=1).axes[0]
     bounds = np.cumsum([0, *y.chunks[2]]).tolist()
     needed = [halos.window_of(axis, a, b)[0] for a, b in itertools.pairwise(bounds)]
     chunks = list(itertools.pairwise(range(0, 61, 10)))
-    joined = [one for one in needed if one not in chunks]
+    joined = [span for span in needed if span not in chunks]
     assert joined_elements(y) == sum(b - a for a, b in joined)
-    # Of a chunk that is needed whole, nothing is cut.
+    # A chunk that is needed completely is not cut.
     within = [a <= c and d <= b for a, b in joined for c, d in chunks]
     assert cut_elements(y, x) == joined_elements(y) - 10 * sum(within) > 0
-    # A filter of one pixel needs no neighbour, so that nothing is put together at all.
+    # A filter of one pixel needs no halo, so nothing is joined.
     alone = cd.conv_forward(x, np.ones((2, 1, 1), "float32"))
     assert joined_elements(alone) == cut_elements(alone, x) == 0
 
 
-def test_the_graph_is_linear_in_the_chunks():
+def test_graph_size_is_linear_in_the_chunks():
     w = np.ones((2, 2, 3, 3), "float32")
     counts = []
     for cuts in (4, 8, 16):
@@ -227,19 +227,19 @@ def test_the_graph_is_linear_in_the_chunks():
         dw = cd.conv_backprop_filter(x, w.shape, y, padding=1)
         assert y.numblocks == dx.numblocks == x.numblocks
         counts.append([len(a.dask.layers[a.name]) / cuts**2 for a in (y, dx, dw)])
-    assert np.max(counts) < 3**2 + 1  # pieces for 8 neighbours, computed, added
+    assert np.max(counts) < 3**2 + 1  # pieces of 8 neighbours, computing, adding
     assert np.ptp([row[0] for row in counts]) < 4
 
 
-def test_channels_are_not_gathered_where_groups_are_apart():
+def test_channel_chunks_of_separate_groups_are_not_joined():
     x = da.zeros((1, 32, 6, 6), chunks=(1, 4, 6, 6), dtype="float32")
     w = np.ones((64, 1, 3, 3), "float32")
     y = cd.conv_forward(x, w, groups=32)
     assert y.chunks[1] == (8,) * 8
-    assert joined_elements(y) == cut_elements(y, x) == 0  # each block reads one chunk of x, whole
+    assert joined_elements(y) == cut_elements(y, x) == 0  # each block reads one whole chunk of x
 
 
-def test_the_same_call_is_the_same_graph():
+def test_equal_calls_have_equal_names():
     x = da.ones((1, 1, 9), chunks=3)
     w = da.ones((1, 1, 3))
     assert cd.conv_forward(x, w).name == cd.conv_forward(x, w).name
@@ -250,7 +250,7 @@ def test_the_same_call_is_the_same_graph():
 
 
 @pytest.mark.parametrize("data_format", ["NCDHW", "NDHWC"])
-def test_suggested_chunks_keep_the_memory(data_format):
+def test_suggested_chunks_respect_the_memory_limit(data_format):
     sizes = (3, 4, 200, 220, 240)
     shape = sizes if data_format == "NCDHW" else (3, 200, 220, 240, 4)
     filters = (8, 4, 3, 3, 3) if data_format == "NCDHW" else (3, 3, 3, 4, 8)
@@ -266,17 +266,17 @@ def test_suggested_chunks_keep_the_memory(data_format):
     assert largest == sorted(largest)
 
 
-def test_suggested_chunks_are_slabs_until_these_are_thin():
+def test_suggested_chunks_are_slabs_unless_too_thin():
     problem = ConvProblem((2, 8, 512, 512), (8, 8, 3, 3), padding=1)
 
     def suggested(limit):
         return tuple(max(sizes) for sizes in cd.suggest_chunks(problem, limit))
 
-    found = [suggested(limit) for limit in (1 << 28, 1 << 26, 1 << 24, 1 << 22)]
-    assert found == [(1, 8, 512, 512), (1, 8, 128, 512), (1, 8, 32, 512), (1, 8, 32, 128)]
+    chunks = [suggested(limit) for limit in (1 << 28, 1 << 26, 1 << 24, 1 << 22)]
+    assert chunks == [(1, 8, 512, 512), (1, 8, 128, 512), (1, 8, 32, 512), (1, 8, 32, 128)]
 
 
-def test_chunks_that_cannot_be_small_enough_say_what_would_do():
+def test_suggest_chunks_error_gives_a_sufficient_limit():
     problem = ConvProblem((1, 512, 9, 9), (512, 512, 3, 3))
     with pytest.raises(ConvError, match=r"Use a limit of at least ([\d,]+) bytes") as caught:
         cd.suggest_chunks(problem, 1 << 20)
@@ -287,7 +287,7 @@ def test_chunks_that_cannot_be_small_enough_say_what_would_do():
 # -- bad input -------------------------------------------------------------------------------------
 
 
-def test_unknown_chunk_sizes_say_how_to_know_them():
+def test_unknown_chunk_sizes_error_gives_the_remedy():
     x = da.ones((4, 2, 9), chunks=2)
     unknown = x[x[:, 0, 0] > 0]
     w = np.ones((3, 2, 3))
@@ -297,12 +297,12 @@ def test_unknown_chunk_sizes_say_how_to_know_them():
     assert cd.conv_forward(unknown, w).compute().shape == (4, 3, 7)
 
 
-def wrongly_declared(shape, chunks, number, made):
-    """An array that declares its chunks, of which one is something else."""
+def wrongly_declared(shape, chunks, number, wrong):
+    """Return a Dask array one of whose blocks is not as declared."""
 
     def block(block_id=None):
         size = tuple(axis[n] for axis, n in zip(declared, block_id, strict=True))
-        return made if block_id == number else np.ones(size, np.float32)
+        return wrong if block_id == number else np.ones(size, np.float32)
 
     declared = da.core.normalize_chunks(chunks, shape)
     return da.map_blocks(block, chunks=declared, dtype=np.float32, meta=np.ones((0,) * len(shape)))
@@ -310,11 +310,11 @@ def wrongly_declared(shape, chunks, number, made):
 
 @pytest.mark.parametrize("chunks", [(1, 2, 4), (2, 2, 8)], ids=["halos", "whole"])
 @pytest.mark.parametrize("size", [(1, 2, 5), (2, 2, 9), (1, 2, 3), (2, 8)])
-def test_a_block_that_is_not_as_declared_is_named(chunks, size):
+def test_block_with_an_undeclared_shape_is_named(chunks, size):
     number = (0, 0, 1) if chunks[2] == 4 else (0, 0, 0)
-    made = np.ones(size, np.float32)
-    x = wrongly_declared((2, 2, 8), chunks, number, made)
-    dy = wrongly_declared((2, 3, 8), (chunks[0], 3, chunks[2]), number, made)
+    wrong = np.ones(size, np.float32)
+    x = wrongly_declared((2, 2, 8), chunks, number, wrong)
+    dy = wrongly_declared((2, 3, 8), (chunks[0], 3, chunks[2]), number, wrong)
     w = np.ones((3, 2, 3), np.float32)
     fine = da.ones((2, 2, 8), chunks=chunks, dtype=np.float32)
     whole = da.ones((2, 3, 8), chunks=(2, 3, 8), dtype=np.float32)
@@ -332,10 +332,10 @@ def test_a_block_that_is_not_as_declared_is_named(chunks, size):
         assert f"a block of {name} " in str(caught.value)
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["of the array", "of one block"])
-def test_masks_of_blocks_are_not_lost(known):
+@pytest.mark.parametrize("whole_array", [True, False], ids=["of the array", "of one block"])
+def test_masked_blocks_are_rejected(whole_array):
     masked = np.ma.masked_array(np.ones((2, 2, 4), np.float32), mask=True)
-    if known:
+    if whole_array:
         x = da.from_array(np.ma.masked_array(np.ones((2, 2, 8), np.float32), mask=True), chunks=2)
     else:
         x = wrongly_declared((2, 2, 8), (2, 2, 4), (0, 0, 1), masked)
@@ -350,7 +350,7 @@ def test_masks_of_blocks_are_not_lost(known):
     cd.conv_forward(da.ma.filled(x, 0), w, padding=1).compute(scheduler="synchronous")
 
 
-def test_what_does_not_fit_is_told_before_anything_is_computed():
+def test_invalid_operands_are_rejected_before_computing():
     x, w = da.ones((2, 3, 8), chunks=2), da.ones((4, 3, 3))
     with pytest.raises(ConvError, match="filter's input channels"):
         cd.conv_forward(x, w[:, :2])
@@ -369,7 +369,7 @@ def test_what_does_not_fit_is_told_before_anything_is_computed():
 # -- Zarr ------------------------------------------------------------------------------------------
 
 
-def test_zarr_is_written_whole(tmp_path):
+def test_to_zarr_writes_the_whole_array(tmp_path):
     pytest.importorskip("zarr")
     numbers = np.random.default_rng(0)
     x = numbers.standard_normal((1, 2, 23, 17)).astype("float32")
@@ -389,22 +389,22 @@ def test_zarr_is_written_whole(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of file sizes are Unix's")
-def test_a_disk_that_is_full_leaves_nothing_that_looks_done(tmp_path):
+def test_to_zarr_leaves_no_partial_result_on_a_full_disk(tmp_path):
     pytest.importorskip("zarr")
     script = (
         "import resource, sys, dask, numpy, dask.array as da, cupyconv.dask as cd\n"
         "dask.config.set(scheduler='synchronous')\n"
         "x = da.from_array(numpy.random.default_rng(0).random((4, 1, 100)), chunks=(1, 1, 100))\n"
         "big = da.from_array(numpy.random.default_rng(0).random((1, 1, 9999)), chunks=-1)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"  # as on a full disk
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"  # simulates a full disk
         "cd.to_zarr(x, sys.argv[1] + '/small.zarr')\n"
         "try: cd.to_zarr(big, sys.argv[1] + '/big.zarr')\n"
         "except OSError as error: print('refused:', error)\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, cwd=ROOT
     )
-    assert "refused:" in done.stdout, done.stderr
+    assert "refused:" in process.stdout, process.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["small.zarr"]
 
 
@@ -420,7 +420,7 @@ def run(*args: str):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
-def test_files_are_computed_chunk_by_chunk(tmp_path, monkeypatch, dtype):
+def test_grads_dask_computes_files_in_chunks(tmp_path, monkeypatch, dtype):
     pytest.importorskip("zarr")
     import json
 
@@ -442,16 +442,16 @@ def test_files_are_computed_chunk_by_chunk(tmp_path, monkeypatch, dtype):
     window = ["--stride", "2", "--padding", "same"]
     result = run(*files, *window, "--save", str(tmp_path / "out"), "--json")
     assert result.exit_code == 0, result.output
-    (told,) = json.loads(result.stdout)["layers"]
-    assert told["agreements"][0]["compared_with"] == "adjoint identity"
-    assert told["passed"] is True
+    (report,) = json.loads(result.stdout)["layers"]
+    assert report["agreements"][0]["compared_with"] == "adjoint identity"
+    assert report["passed"] is True
     gradients = cupyconv.conv_backward(x, w, dy, stride=2, padding="same")
     product = np.vdot(gradients.dw, w).real
-    assert all(v == pytest.approx(product, rel=1e-4) for v in told["inner_products"].values())
+    assert all(v == pytest.approx(product, rel=1e-4) for v in report["inner_products"].values())
     for name, expected in gradients._asdict().items():
         got = da.from_zarr(str(tmp_path / "out" / f"{name[0:2]}.zarr")).compute()
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
-        assert told["norms"][name] == pytest.approx(np.linalg.norm(expected.ravel()), rel=1e-5)
+        assert report["norms"][name] == pytest.approx(np.linalg.norm(expected.ravel()), rel=1e-5)
     text = run(*files, *window)
     assert "1 checks, 0 failed" in text.stdout
     assert "adjoint identity" in text.stdout
@@ -461,7 +461,7 @@ def test_files_are_computed_chunk_by_chunk(tmp_path, monkeypatch, dtype):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_is_shown_on_a_terminal(monkeypatch, is_terminal):
+def test_progress_is_only_shown_on_a_terminal(monkeypatch, is_terminal):
     from cupyconv.cli import chunked
 
     shown = io.StringIO()
@@ -476,27 +476,27 @@ def test_progress_is_shown_on_a_terminal(monkeypatch, is_terminal):
 @pytest.mark.parametrize(
     ("dtype", "factor"), [("float32", 1.001), ("complex64", 1.001), ("complex64", 1j)]
 )
-def test_a_wrong_result_fails_the_check(monkeypatch, dtype, factor):
+def test_grads_dask_fails_for_a_wrong_result(monkeypatch, dtype, factor):
     layer = ("--input", "1x2x9x9", "--filter", "3x2x3x3", "--dtype", dtype)
     for values in ("normal", "integers"):
         assert run(*layer, "--values", values).exit_code == 0
-    right = cd.conv_backprop_input
-    monkeypatch.setattr(cd, "conv_backprop_input", lambda *a, **k: right(*a, **k) * factor)
+    original = cd.conv_backprop_input
+    monkeypatch.setattr(cd, "conv_backprop_input", lambda *a, **k: original(*a, **k) * factor)
     result = run(*layer)
     assert result.exit_code == 1
     assert "FAIL" in result.stdout
 
 
-def test_no_imaginary_part_is_lost(tmp_path):
+def test_grads_dask_rejects_dropping_the_imaginary_part(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((1, 2, 9, 9), "complex64"))
-    words = ("--x", str(tmp_path / "x.npy"), "--filter", "3x2x3x3", "--dtype", "float32")
-    result = run(*words)
+    options = ("--x", str(tmp_path / "x.npy"), "--filter", "3x2x3x3", "--dtype", "float32")
+    result = run(*options)
     assert result.exit_code == 2
     assert "x is complex64, whose imaginary part float32 does not have" in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00"])
-def test_damaged_files_are_told_in_a_line(tmp_path, content):
+def test_grads_dask_reports_damaged_files_in_one_line(tmp_path, content):
     path = tmp_path / "x.npy"
     path.write_bytes(content)
     for place in (path, tmp_path):
@@ -511,7 +511,7 @@ def test_damaged_files_are_told_in_a_line(tmp_path, content):
 
 @cache
 def layer():
-    """A layer of many chunks, and its gradients by the synchronous scheduler."""
+    """Return lazy passes of a layer with many chunks, and their synchronous results."""
     numbers = np.random.default_rng(0)
     x = numbers.standard_normal((2, 6, 40, 44)).astype("float32")
     w = numbers.standard_normal((8, 6, 3, 3)).astype("float32")
@@ -527,7 +527,7 @@ def layer():
         return passes, [p.compute() for p in passes]
 
 
-def test_threads_give_the_same_bits():
+def test_threaded_results_are_bitwise_equal():
     passes, expected = layer()
     for workers in (1, 3):
         with dask.config.set(scheduler="threads", num_workers=workers):
@@ -536,7 +536,7 @@ def test_threads_give_the_same_bits():
 
 
 def die_once(block, marker):
-    """Ends the worker that computes this first, as the kernel does when memory is short."""
+    """Kill the first worker that computes this, as the system does when memory is short."""
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -545,7 +545,7 @@ def die_once(block, marker):
 
 
 def die(block, marker):
-    """Ends every worker that computes this, and counts them."""
+    """Kill every worker that computes this, and count them."""
     with open(marker, "a") as file:
         file.write(".")
     os._exit(1)
@@ -553,7 +553,7 @@ def die(block, marker):
 
 @pytest.fixture
 def cluster():
-    """Two workers in processes of their own, with limits of memory."""
+    """Start two worker processes with a memory limit."""
     distributed = pytest.importorskip("distributed")
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
@@ -572,8 +572,8 @@ def cluster():
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore")  # of distributed, about its own processes and sockets
-def test_two_workers_one_of_which_dies_give_the_same_bits(cluster, tmp_path):
+@pytest.mark.filterwarnings("ignore")  # from distributed, about processes and sockets
+def test_results_are_bitwise_equal_after_a_worker_dies(cluster, tmp_path):
     passes, expected = layer()
     for lazy, want in zip(passes, expected, strict=True):
         assert lazy.compute().tobytes() == want.tobytes()
@@ -587,18 +587,18 @@ def test_two_workers_one_of_which_dies_give_the_same_bits(cluster, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
-def test_a_task_that_always_kills_its_worker_is_tried_again_and_then_told(cluster, tmp_path):
+def test_task_that_kills_its_workers_raises_worker_error(cluster, tmp_path):
     marker = tmp_path / "deaths"
     x = da.from_array(np.ones((1, 1, 8), "float32"), chunks=-1)
     deadly = x.map_blocks(die, str(marker), dtype=x.dtype, meta=x._meta)
     y = cd.conv_forward(deadly, np.ones((1, 1, 3), "float32"))
     with pytest.raises(WorkerError, match=r"died, 2 of them: the task is .* smaller chunks"):
         cd.compute(y)
-    assert marker.read_text() == ".."  # once more than it may fail
+    assert marker.read_text() == ".."  # one more than the allowed failures
     with pytest.raises(WorkerError, match="raise memory_limit"):
         cd.to_zarr(y, tmp_path / "y.zarr")
     assert [path.name for path in tmp_path.iterdir()] == ["deaths"]
-    # Other numbers: the scheduler may not yet have forgotten the deaths of tasks of this name.
+    # Use other values: the scheduler may still remember failed tasks with the same name.
     cluster.wait_for_workers(2)
     other = da.from_array(np.full((1, 1, 8), 2, "float32"), chunks=-1)
     (alive,) = cd.compute(cd.conv_forward(other, np.ones((1, 1, 3), "float32")))
@@ -607,7 +607,7 @@ def test_a_task_that_always_kills_its_worker_is_tried_again_and_then_told(cluste
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_volume_larger_than_the_workers_memory(cluster, tmp_path):
+def test_volume_larger_than_the_workers_memory(cluster, tmp_path):
     zarr = pytest.importorskip("zarr")
     size, thick = (768, 768), 210
     depth = thick * math.ceil(3.05 * 2 * worker_limit() / (4 * thick * math.prod(size)))
@@ -624,13 +624,13 @@ def test_a_volume_larger_than_the_workers_memory(cluster, tmp_path):
     w = numbers.integers(-3, 4, (1, 1, 3, 2, 2)).astype("float32")
     problem = ConvProblem(x.shape, w.shape, padding="same")
     y = cd.conv_forward(x, w, padding="same")
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     written = cd.to_zarr(y, tmp_path / "y.zarr")
-    print(f"\n{x.nbytes / 1e9:.2f} GB there and back in {time.perf_counter() - began:.0f} s")
+    print(f"\n{x.nbytes / 1e9:.2f} GB computed in {time.perf_counter() - start_time:.0f} s")
     result = zarr.open_array(str(written), mode="r")
     assert result.shape == problem.output_shape
     (before, _), *sides = problem.padding
-    for start in range(0, depth, 105):  # slabs that are no chunks of either
+    for start in range(0, depth, 105):  # slabs that differ from the chunks
         low, high = max(start - before, 0), min(start + 105 + 2 - before, depth)
         ends = before - (start - low), start + 105 + 2 - before - high
         slab = np.asarray(source[:, :, low:high])
@@ -643,7 +643,7 @@ def test_a_volume_larger_than_the_workers_memory(cluster, tmp_path):
     expected = cupyconv.conv_backprop_filter(exact[0], w.shape, exact[1], padding="same")
     np.testing.assert_allclose(dw, expected, rtol=1e-4)
 
-    def peak_memory():  # not ru_maxrss, which a process takes over from the one that started it
+    def peak_memory():  # ru_maxrss would include the parent process
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 

@@ -1,4 +1,4 @@
-"""The emulated devices are made for one CuPy: another one is named, with the way out."""
+"""The emulated devices support one release of CuPy and name it if another is installed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ runpy.run_module("tests.device", run_name="__main__")
 """
 
 
-def test_with_cupy_for_cuda_12_the_one_for_cuda_13_is_asked_for() -> None:
-    """And not what else that one lacks."""
+def test_cupy_for_cuda_12_is_rejected() -> None:
+    """The message comes before errors about missing CUDA 13 headers."""
     run = subprocess.run([sys.executable, "-c", CUDA_12], capture_output=True, text=True)
     assert run.returncode == 1
     (line,) = run.stderr.splitlines()
@@ -33,23 +33,23 @@ def test_with_cupy_for_cuda_12_the_one_for_cuda_13_is_asked_for() -> None:
     assert "pip install 'cupy-cuda13x==14.2.0'" in line
 
 
-@pytest.mark.parametrize("there", ["13.0.0", None])
+@pytest.mark.parametrize("other", ["13.0.0", None])
 @pytest.mark.parametrize("package", ["cupy-cuda13x", "Cython"])
-def test_another_release_is_named(
-    package: str, there: str | None, monkeypatch: pytest.MonkeyPatch
+def test_unsupported_release_is_named(
+    package: str, other: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed: dict[str, str | None] = {"cupy-cuda13x": release.RELEASE, "Cython": release.CYTHON}
 
     def version(name: str) -> str:
-        found = installed.get(name)
-        if found is None:
+        number = installed.get(name)
+        if number is None:
             raise importlib.metadata.PackageNotFoundError(name)
-        return found
+        return number
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     release.require_release()
-    wanted = installed[package]
-    installed[package] = there
-    found = f"{package} {there}" if there else "none"
-    with pytest.raises(release.DeviceBuildError, match=f"{wanted}: {found} is installed"):
+    supported = installed[package]
+    installed[package] = other
+    description = f"{package} {other}" if other else "none"
+    with pytest.raises(release.DeviceBuildError, match=f"{supported}: {description} is installed"):
         release.require_release()

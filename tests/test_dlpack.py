@@ -49,7 +49,7 @@ LIBRARIES = {
 
 @pytest.fixture(params=LIBRARIES)
 def library(request):
-    """What makes an array of a library, where it is installed."""
+    """Return a function that makes arrays of a library; skip if it is not installed."""
     if importlib.util.find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
     if request.param == "jax":
@@ -142,7 +142,7 @@ def test_any_library_of_the_array_api_standard_will_do():
 
 
 def test_a_library_without_dlpack_is_named():
-    with pytest.raises(ConvTypeError, match=r"list is of none.*Pass an array of"):
+    with pytest.raises(ConvTypeError, match=r"support DLPack: got list.*Pass an array of"):
         cupyconv.as_kind_of(numpy_array(X, "float32"), [1.0])
 
 
@@ -168,7 +168,7 @@ def test_a_dask_array_is_told_of_its_own_functions():
         cupyconv.conv_forward(da.ones((1, 3, 8, 8)), W)
 
 
-def test_dtypes_that_no_pass_takes_come_in_and_are_refused_by_name():
+def test_unsupported_dtypes_are_refused_by_name():
     torch = pytest.importorskip("torch")
     with pytest.raises(ConvTypeError, match=r"x: dtype must be one of.*got int64"):
         cupyconv.conv_forward(torch.ones(1, 1, 3, dtype=torch.int64), torch.ones(1, 1, 2))
@@ -217,7 +217,7 @@ def test_memory_of_other_processors_is_refused_unread():
         arrays.take("x", Elsewhere())
 
 
-def test_an_array_with_one_element_for_all_is_given_back_as_it_is():
+def test_broadcast_arrays_are_returned_unchanged():
     """Copied are negative strides only."""
     y = np.lib.stride_tricks.as_strided(np.ones(1, "float32"), (2, 3), (0, 0))
 
@@ -250,8 +250,8 @@ def test_bfloat16_comes_in_by_both_versions_of_dlpack(asked):
     assert (taken == given).all()
 
 
-def test_bfloat16_is_found_where_nothing_has_told_numpy_its_name(monkeypatch):
-    """As long as ml_dtypes is not imported, NumPy does not know it."""
+def test_bfloat16_is_found_before_numpy_knows_it(monkeypatch):
+    """NumPy does not know bfloat16 until ml_dtypes is imported."""
     find = np.dtype
 
     def dtype(name):
@@ -261,3 +261,12 @@ def test_bfloat16_is_found_where_nothing_has_told_numpy_its_name(monkeypatch):
 
     monkeypatch.setattr(np, "dtype", dtype)
     assert arrays.numpy_dtype.__wrapped__("bfloat16").itemsize == 2
+
+
+def test_read_only_memory_is_copied_for_libraries_that_write():
+    torch = pytest.importorskip("torch")
+    source = np.arange(3, dtype="float32")
+    source.flags.writeable = False
+    given = cupyconv.as_kind_of(source, torch.zeros(1))
+    given[0] = 5
+    np.testing.assert_array_equal(source, np.arange(3))

@@ -1,6 +1,6 @@
-"""The documentation: its sources, and what is built of them where Sphinx is installed.
+"""The documentation: its sources, and the pages that Sphinx builds if it is installed.
 
-Sphinx itself finds links between the pages that lead nowhere, and pages that nobody links to.
+Sphinx reports broken links between pages, and pages without a link to them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import cupyconv
 from cupyconv.cli import configuration
 from cupyconv.cli.configuration import PRESETS, read_file
 from cupyconv.cli.main import COMMANDS, main
+from cupyconv.markup import escape
 from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
+from tests import browser
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
@@ -39,10 +41,10 @@ def named(path: Path) -> str:
 
 
 def load(name: str):
-    """A module of the pages' own, which are no package."""
+    """Import a module from the folder of the pages, which is no package."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for it
+    sys.modules[name] = module  # dataclasses look up the module here
     try:
         spec.loader.exec_module(module)
     finally:
@@ -60,8 +62,8 @@ WITH_CODE = [page for page in (*PAGES, ROOT / "README.md") if FENCE.search(page.
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=named)
-def test_the_code_of_a_page_runs(monkeypatch, page):
-    """Block after block, on NumPy arrays in the place of CuPy's."""
+def test_code_blocks_run(monkeypatch, page):
+    """The code blocks of a page run in order, with NumPy instead of CuPy."""
     blocks = FENCE.findall(page.read_text(encoding="utf-8"))
     for library in ("torch", "dask", "scipy"):
         if any(re.search(rf"(?:import|from) (?:cupyconv\.)?{library}\b", b) for b in blocks):
@@ -71,11 +73,11 @@ def test_the_code_of_a_page_runs(monkeypatch, page):
     for block in blocks:
         exec(compile(block.replace("import cupy as cp", "import numpy as cp"), page, "exec"), names)
     asserting = any(re.search(r"^\s*assert ", block, re.M) for block in blocks)
-    assert asserting or page.name == "README.md", "it would show nothing"
+    assert asserting or page.name == "README.md", "the page asserts nothing"
 
 
-def test_the_layers_of_the_pages_are_read(tmp_path):
-    """TOML, of which every word is shown that a layer may have."""
+def test_toml_layers_in_pages_are_valid(tmp_path):
+    """The TOML blocks of the pages can be read, and they show every key of a layer."""
     shown, blocks = set(), 0
     for page in PAGES:
         for block in re.findall(
@@ -91,25 +93,25 @@ def test_the_layers_of_the_pages_are_read(tmp_path):
 
 
 def commands() -> list[tuple[str, int]]:
-    """The commands whose output pages show, with their exit codes."""
+    """Return the commands whose output the pages show, with their exit codes."""
     found = [match for page in PAGES for match in RUN.findall(page.read_text(encoding="utf-8"))]
     return sorted({(arguments, int(code or 0)) for arguments, code in found})
 
 
 @pytest.mark.parametrize(("arguments", "code"), commands())
-def test_the_commands_of_the_pages_end_as_these_say(arguments, code):
-    result = CliRunner().invoke(main, arguments.split())
+def test_commands_in_pages_have_the_documented_exit_code(arguments, code):
+    result = CliRunner().invoke(main, shlex.split(arguments))
     assert result.exit_code == code, result.output
 
 
 def options_of(command: list[str]) -> set[str]:
-    """What may be told to a command that begins with these words."""
+    """Return the options of the command that begins with these words."""
     if command[:2] != ["python", "-m"]:
         found = main.get_command(
             click.Context(main), command[1] if command[1] in COMMANDS else "explain"
         )
         return {option for one in found.params for option in (*one.opts, *one.secondary_opts)}
-    if command[2:4] == ["tests.device", "-m"]:  # another program, on emulated devices
+    if command[2:4] == ["tests.device", "-m"]:  # runs another program on emulated devices
         return options_of(["python", *command[3:]])
     spec = importlib.util.find_spec(command[2])
     assert spec is not None, f"no module {command[2]}"
@@ -119,7 +121,7 @@ def options_of(command: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PROSE, ids=named)
-def test_commands_in_a_text_have_their_options(page):
+def test_commands_in_texts_use_existing_options(page):
     inline = re.findall(r"`((?:cupyconv|python -m) [^`]+)`", page.read_text(encoding="utf-8"))
     for command in map(shlex.split, inline):
         wanted = {word for word in command if word.startswith("--")}
@@ -127,21 +129,21 @@ def test_commands_in_a_text_have_their_options(page):
 
 
 @pytest.mark.parametrize("page", PROSE, ids=named)
-def test_links_lead_somewhere(page):
+def test_links_have_existing_targets(page):
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.S)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"https?://", link):
             continue
         place, _, anchor = link.partition("#")
         target = (page.parent / place).resolve() if place else page
-        assert target.exists(), f"{link} is not there"
+        assert target.exists(), f"{link} does not exist"
         if anchor:
             headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
             slugs = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
             assert anchor in slugs, f"{link} has no such heading"
 
 
-def test_what_the_contributors_are_told_to_make_can_be_made():
+def test_make_targets_in_pages_exist():
     makefile = (ROOT / "Makefile").read_text()
     told = "".join(path.read_text() for path in PAGES)
     wanted = set(re.findall(r"(?:`|^\$ |, )make ([a-z-]+)", told, re.M))
@@ -149,10 +151,10 @@ def test_what_the_contributors_are_told_to_make_can_be_made():
     assert [word for word in wanted if not re.search(rf"^{word}:", makefile, re.M)] == []
 
 
-# -- what must not be missing ----------------------------------------------------------------------
+# -- completeness ----------------------------------------------------------------------------------
 
 
-def test_the_reference_has_every_public_name():
+def test_reference_has_every_public_name():
     text = "".join(path.read_text() for path in (FOLDER / "reference").glob("*.md"))
     modules = set(re.findall(r"automodule:: cupyconv\.(\w+)\n +:members:", text))
     bridges = set(re.findall(r"^```\{bridge\} (\w+)$", text, re.M))
@@ -160,24 +162,24 @@ def test_the_reference_has_every_public_name():
     single = re.findall(r"auto(?:function|class|exception|data):: cupyconv\.(\w+)$", text, re.M)
     assert len(single) == len(set(single))
     assert {*single, *modules} == set(cupyconv.__all__)
-    # autodoc takes what these list.
+    # autodoc documents the names in __all__.
     for name in modules | {bridge for bridge in bridges if importlib.util.find_spec(bridge)}:
         assert import_module(f"cupyconv.{name}").__all__
 
 
-def test_the_reference_has_every_command():
+def test_reference_has_every_command():
     text = (FOLDER / "reference" / "command-line.md").read_text()
     assert re.findall(r"^```\{run\} (\w+) --help$", text, re.M) == list(COMMANDS)
     _, table, _ = re.split("<!-- /?commands -->", (ROOT / "README.md").read_text())
     assert re.findall(r"^\| `cupyconv (\w+)` ", table, re.M) == list(COMMANDS)
 
 
-def test_the_gallery_has_every_preset():
+def test_gallery_has_every_preset():
     shown = re.findall(r"^```\{explained\} (.*)$", (FOLDER / "gallery.md").read_text(), re.M)
     assert sorted(shown) == sorted(layer.name or "" for layer in read_file(PRESETS))
 
 
-def test_every_kernel_family_has_its_page():
+def test_kernel_families_all_have_a_page():
     families = {name for name, family in FAMILIES.items() if family.on_gpu}
     folder = FOLDER / "explanation" / "kernels"
     assert {path.stem for path in folder.glob("*.md")} == families == set(pictures.EXAMPLES)
@@ -189,7 +191,7 @@ def test_every_kernel_family_has_its_page():
 
 
 @pytest.mark.parametrize("family", sorted(pictures.EXAMPLES))
-def test_pictures_are_of_the_launches(family):
+def test_pictures_match_the_launches(family):
     for example in pictures.EXAMPLES[family]:
         drawn = pictures.launched(family, example)
         texts = " ".join(
@@ -216,7 +218,7 @@ def test_pictures_are_of_the_launches(family):
                 assert words.format(found[1]) in texts
 
 
-def test_a_picture_follows_its_launch():
+def test_picture_changes_with_its_launch():
     example = pictures.EXAMPLES["cuda-hopper"][0]
     before = pictures.launched("cuda-hopper", example).svg
     fewer = example.problem.replace(filter_shape=(64, 3, 3, 256), input_shape=(64, 56, 56, 256))
@@ -225,11 +227,60 @@ def test_a_picture_follows_its_launch():
     assert "either warpgroup: products of 64 x 64" in after
 
 
-# -- what is built ---------------------------------------------------------------------------------
+COLOURS = """
+  addEventListener('load', () => {
+    const seen = [...document.querySelectorAll('.paper')].map((p) => getComputedStyle(p).fill);
+    const frame = document.querySelector('iframe').contentDocument;
+    seen.push(frame.defaultView.getComputedStyle(frame.body).backgroundColor);
+    document.body.dataset.seen = seen.join(';');
+  });
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light system", "dark system"])
+@pytest.mark.parametrize("theme", ["light", "dark", "auto"])
+def test_pictures_follow_the_theme(tmp_path, theme, dark):
+    """A layer's figure, a kernel's picture and an embedded page are checked in a browser."""
+    if browser.program() is None:
+        pytest.skip("chromium is not installed")
+    explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
+    kernel = pictures.launched("cuda-gather", pictures.EXAMPLES["cuda-gather"][0])
+    page = tmp_path / "page.html"
+    page.write_text(
+        f"<style>{(FOLDER / 'static' / 'site.css').read_text()}</style>"
+        f'<body data-theme="{theme}">{explanation.svg()}{kernel.svg}'
+        f'<iframe srcdoc="{escape(explanation.page())}"></iframe><script>{COLOURS}</script>'
+    )
+    shown = browser.run(page.as_uri(), "--dump-dom", dark=dark).stdout
+    found = re.search(r'data-seen="([^"]*)"', shown)
+    if found is None:
+        pytest.skip("this chromium does not load frames in time")
+    wanted = dark if theme == "auto" else theme == "dark"
+    paper = "rgb(20, 24, 29)" if wanted else "rgb(255, 255, 255)"
+    assert found[1].split(";") == [paper] * 3
+
+
+# -- built pages -----------------------------------------------------------------------------------
+
+
+WIDE = """
+  const cut = [...document.querySelectorAll('pre')].filter((p) => p.scrollWidth > p.clientWidth);
+  document.body.dataset.cut = cut.map((p) => p.textContent.slice(0, 60)).join(' | ');
+"""
+
+
+def cut_code(page: Path) -> list[str]:
+    """Return the code blocks of a page that do not fit a window 1,280 pixels wide."""
+    if browser.program() is None:
+        return []
+    copy = page.with_suffix(".wide.htm")
+    copy.write_text(page.read_text().replace("</body>", f"<script>{WIDE}</script></body>"))
+    shown = browser.run(copy.as_uri(), "--dump-dom", width=1280).stdout
+    return [text for text in re.search(r'data-cut="([^"]*)"', shown)[1].split(" | ") if text]
 
 
 @pytest.mark.thorough
-def test_the_pages_are_built_without_a_warning_and_load_nothing(tmp_path):
+def test_pages_build_without_warnings_and_load_nothing(tmp_path):
     for module in ("sphinx", "myst_nb", "furo"):
         pytest.importorskip(module)
     subprocess.run(
@@ -238,6 +289,8 @@ def test_the_pages_are_built_without_a_warning_and_load_nothing(tmp_path):
     )
     built = list(tmp_path.rglob("*.html"))
     assert len(built) > len(PAGES)
+    for name in ("01-shapes", "02-filter-gradient", "how-to/true-convolution"):
+        assert cut_code(tmp_path / f"{name}.html") == []
     loaded = re.compile(
         r"<(?:script|img|iframe|source)[^>]*\ssrc=\"(https?:)?//[^\"]*\""
         r"|<link[^>]*(?:stylesheet|preload)[^>]*href=\"(https?:)?//"
@@ -258,7 +311,7 @@ def test_the_pages_are_built_without_a_warning_and_load_nothing(tmp_path):
         for target in re.findall(r"(?:src|href)=\"([^\"#?:]+\.(?:html|css|js))", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
         if "_modules" in page.parts:
-            continue  # where names that have two homes are called by the first
+            continue  # these pages link to a name only by its first module
         for target, anchor in re.findall(r"href=\"([^\"#?:]*)#([^\"]+)\"", page.read_text()):
             there = (page.parent / target).resolve() if target else page.resolve()
             assert anchor in anchors[there], f"{page.name}: {target}#{anchor}"

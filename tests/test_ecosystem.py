@@ -1,4 +1,4 @@
-"""What the ways into other libraries cost: the measurements themselves, on small layers."""
+"""tests.studies.ecosystem, which measures interfaces to other libraries, on small layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cupyconv.problem import PASSES
 from tests.studies import ecosystem
 
 
-def test_calls_through_pytorch_are_timed_beside_its_own():
+def test_pytorch_calls_are_timed_with_and_without_cupyconv():
     pytest.importorskip("torch", reason="PyTorch is not installed")
     found = ecosystem.torch_calls(ecosystem.TINY, seconds=0)
     for times in (found.forward, found.gradients):
@@ -22,7 +22,7 @@ def test_calls_through_pytorch_are_timed_beside_its_own():
     assert found.layer == str(ecosystem.TINY)
 
 
-def test_an_idle_operator_makes_what_a_convolution_would():
+def test_idle_operator_has_the_shapes_of_a_convolution():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     problem = ecosystem.TINY
     x, w = torch.ones(problem.input_shape), torch.ones(problem.filter_shape)
@@ -33,7 +33,7 @@ def test_an_idle_operator_makes_what_a_convolution_would():
     assert shapes == [problem.input_shape, problem.filter_shape]
 
 
-def test_figures_are_printed_and_kept_with_their_command(monkeypatch, tmp_path, capsys):
+def test_results_are_printed_and_saved_with_their_command(monkeypatch, tmp_path, capsys):
     calls = ecosystem.TorchCalls("a layer", {"torch": 5.0}, {"torch": 40.0})
     once = dict.fromkeys(PASSES, 1.0)
     fits = ecosystem.DaskTime("a layer", (1, 2, 3), 2, once, once, dict.fromkeys(PASSES, 0.0))
@@ -51,9 +51,9 @@ def test_figures_are_printed_and_kept_with_their_command(monkeypatch, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read as Linux tells it")
-@pytest.mark.filterwarnings("ignore")  # of distributed, about its own processes and sockets
-def test_dask_is_measured_on_a_cluster():
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
+@pytest.mark.filterwarnings("ignore")  # distributed warns about its processes and sockets
+def test_dask_time_and_memory_are_measured_on_a_cluster():
     pytest.importorskip("distributed")
     pytest.importorskip("zarr")
     problem = ConvProblem((2, 3, 20, 18), (4, 3, 3, 3), padding=1)

@@ -1,4 +1,4 @@
-"""What is believed of the chip, for each wrapper, and which of it a witness bears out."""
+"""The beliefs of each wrapper about the chip, and the witnesses that confirm them."""
 
 from __future__ import annotations
 
@@ -18,59 +18,59 @@ WRAPPERS = {
 
 
 def assembly() -> dict[str, str]:
-    """The text of each wrapper's assembly, as far as no macro puts it together."""
+    """Return the assembly text of each wrapper that no macro generates."""
     text = (build.INCLUDE_DIRECTORY / "ptx.cuh").read_text()
     bodies = re.split(r"__device__ __forceinline__ [\w ]+?[\s*&]+(\w+)\(", text)
-    found = {}
+    texts = {}
     for name, body in zip(bodies[1::2], bodies[2::2], strict=True):
-        written = re.search(r"asm(?: volatile)?\(\s*((?:\"[^\"]*\"\s*)+)", body.split("\n}")[0])
-        if written:
-            found[name] = re.sub(r"\"\s*\"|\"|\\n", "", written[1])
-    return found
+        statement = re.search(r"asm(?: volatile)?\(\s*((?:\"[^\"]*\"\s*)+)", body.split("\n}")[0])
+        if statement:
+            texts[name] = re.sub(r"\"\s*\"|\"|\\n", "", statement[1])
+    return texts
 
 
-def test_every_wrapper_has_a_belief_and_nothing_else_has() -> None:
-    believed = {wrapper for one in beliefs.beliefs() for wrapper in one.wrappers}
-    assert believed == set(WRAPPERS) == set(beliefs.instructions())
+def test_beliefs_cover_exactly_the_wrappers() -> None:
+    wrappers = {wrapper for belief in beliefs.beliefs() for wrapper in belief.wrappers}
+    assert wrappers == set(WRAPPERS) == set(beliefs.instructions())
 
 
-def test_a_wrapper_is_known_by_its_own_instruction_alone() -> None:
+def test_instruction_pattern_matches_one_wrapper() -> None:
     texts, patterns = assembly(), beliefs.instructions()
     assert len(texts) > 50
     for name, text in texts.items():
-        of_wrapper = {other for other, pattern in patterns.items() if pattern.search(text)}
-        assert name in of_wrapper, text
-        # The address of a row is in each of them.
-        assert of_wrapper <= {name, "shared_address"}, text
+        matching = {other for other, pattern in patterns.items() if pattern.search(text)}
+        assert name in matching, text
+        # Many wrappers also convert a shared address.
+        assert matching <= {name, "shared_address"}, text
 
 
-def test_every_change_can_be_made() -> None:
-    changes = [change for one in beliefs.beliefs() for change in one.changes]
+def test_every_change_applies() -> None:
+    changes = [change for belief in beliefs.beliefs() for change in belief.changes]
     assert len(changes) > 80
     for change in changes:
         assert change.text != (beliefs.HERE / change.file).read_text()
-    for one in beliefs.beliefs():
-        assert bool(one.changes) != bool(one.unconfirmed), one.field
-        for change in one.changes:
-            assert set(change.only) <= set(one.wrappers)
+    for belief in beliefs.beliefs():
+        assert bool(belief.changes) != bool(belief.unconfirmed), belief.field
+        for change in belief.changes:
+            assert set(change.only) <= set(belief.wrappers)
 
 
-def test_what_is_confirmed_is_believed_and_by_witnesses_that_there_are() -> None:
-    known = {(wrapper, one.field) for one in beliefs.beliefs() for wrapper in one.wrappers}
-    for place, names in beliefs.confirmed().items():
-        assert place in known
+def test_confirmed_fields_and_witnesses_exist() -> None:
+    known = {(wrapper, belief.field) for belief in beliefs.beliefs() for wrapper in belief.wrappers}
+    for key, names in beliefs.confirmed().items():
+        assert key in known
         assert set(names.split(beliefs.AND)) <= set(cases.WITNESSES)
 
 
-def test_the_readme_lists_what_is_not_confirmed() -> None:
-    _, _, rest = beliefs.LISTING.read_text().partition(beliefs.BEGIN)
-    table, end, _ = rest.partition(beliefs.END)
+def test_readme_lists_unconfirmed_fields() -> None:
+    _, _, remainder = beliefs.LISTING.read_text().partition(beliefs.BEGIN)
+    table, end, _ = remainder.partition(beliefs.END)
     assert end
     assert table.strip().splitlines() == beliefs.unconfirmed_table()
 
 
 def copied(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Path]:
-    """What the tool writes, as copies that it may write."""
+    """Redirect the files that the tool writes to copies."""
     files = [folder / "confirmed.toml", folder / "README.md"]
     for name, file in zip(("CONFIRMED", "LISTING"), files, strict=True):
         file.write_text(getattr(beliefs, name).read_text())
@@ -78,7 +78,7 @@ def copied(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Path]:
     return files
 
 
-def test_a_field_that_no_witness_can_tell_needs_none(monkeypatch, tmp_path: Path) -> None:
+def test_argued_field_needs_no_witness(monkeypatch, tmp_path: Path) -> None:
     files = copied(monkeypatch, tmp_path)
     before = [file.read_text() for file in files]
     monkeypatch.setattr(cases, "WITNESSES", {})
@@ -86,14 +86,14 @@ def test_a_field_that_no_witness_can_tell_needs_none(monkeypatch, tmp_path: Path
     assert [file.read_text() for file in files] == before
     belief = beliefs.beliefs()[0]
     known = beliefs.confirmed()
-    place = next(place for place in known if place[1] == belief.field)
-    beliefs.write({**known, place: "Nobody"}, beliefs.unconfirmed())
+    key = next(key for key in known if key[1] == belief.field)
+    beliefs.write({**known, key: "Nobody"}, beliefs.unconfirmed())
     assert files[0].read_text() != before[0]
-    beliefs.write({one: known[one] for one in known if one != place}, beliefs.unconfirmed())
-    assert f"| {place[1]} | `{place[0]}` | not tried |" in files[1].read_text()
+    beliefs.write({other: known[other] for other in known if other != key}, beliefs.unconfirmed())
+    assert f"| {key[1]} | `{key[0]}` | not tried |" in files[1].read_text()
 
 
-def test_a_witness_that_cannot_be_had_is_said_in_a_line(monkeypatch, capsys, tmp_path) -> None:
+def test_missing_witness_package_is_reported(monkeypatch, capsys, tmp_path) -> None:
     def missing() -> None:
         raise witnesses.MissingError("triton is missing")
 
@@ -110,12 +110,12 @@ def test_a_witness_that_cannot_be_had_is_said_in_a_line(monkeypatch, capsys, tmp
     ("field", "name"),
     [
         ("rounding to nearest", "Triton 9.0 f16"),  # a change of a header
-        ("order of the words", "Triton 9.0 f16"),  # of the PTX front
+        ("order of the words", "Triton 9.0 f16"),  # of the PTX translator
         ("swizzle modes", "Triton 9.0 f16"),  # of the runtime
     ],
 )
-def test_a_witness_fails_where_the_model_is_wrong(field: str, name: str, tmp_path: Path) -> None:
-    (belief,) = (one for one in beliefs.beliefs() if one.field == field)
+def test_witness_fails_under_wrong_model(field: str, name: str, tmp_path: Path) -> None:
+    (belief,) = (entry for entry in beliefs.beliefs() if entry.field == field)
     try:
         cases.WITNESSES[name].kernel()
     except witnesses.MissingError as error:

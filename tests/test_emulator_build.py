@@ -45,7 +45,7 @@ def test_wrapper_without_a_twin_fails_the_build(tmp_path: Path, change, message:
         build.check_twin(shipped, TWIN)
 
 
-def test_no_assembly_outside_of_the_header() -> None:
+def test_assembly_is_only_in_the_header() -> None:
     for path in build.KERNEL_DIRECTORY.rglob("*.cu*"):
         if path != PTX:
             assert not re.search(r"\basm\b", path.read_text()), path
@@ -76,7 +76,7 @@ def kernel(tmp_path: Path) -> Path:
     return path
 
 
-def test_variants_bounds_and_clusters_come_from_the_source(kernel: Path) -> None:
+def test_bounds_and_clusters_come_from_source(kernel: Path) -> None:
     for value in ("3", "4"):
         module = EmulatedModule(kernel, {"BLOCK": "16", "VALUE": value})
         first = module.get_function("first")
@@ -92,23 +92,23 @@ def test_variants_bounds_and_clusters_come_from_the_source(kernel: Path) -> None
         module.get_function("third")
 
 
-def test_edited_kernel_is_compiled_again_and_nothing_else(kernel: Path, monkeypatch) -> None:
+def test_edited_kernel_is_recompiled_alone(kernel: Path, monkeypatch) -> None:
     runtime = build.build_runtime()
     first = build.build_kernel(kernel, {"BLOCK": "16", "VALUE": "3"})
-    ran, run = [], build.Compiler.run
+    steps, run = [], build.Compiler.run
     monkeypatch.setattr(
-        build.Compiler, "run", lambda *given: (ran.append(given[-1]), run(*given))[1]
+        build.Compiler, "run", lambda *arguments: (steps.append(arguments[-1]), run(*arguments))[1]
     )
     assert build.build_kernel(kernel, {"BLOCK": "16", "VALUE": "3"}) == first
-    assert ran == []
-    kernel.write_text(KERNEL + f"// {uuid4()}\n")  # which no cache has
+    assert steps == []
+    kernel.write_text(KERNEL + f"// {uuid4()}\n")  # not in any cache
     assert build.build_kernel(kernel, {"BLOCK": "16", "VALUE": "3"}) != first
-    assert ran == [f"{doing} kernel.cu" for doing in STEPS]
+    assert steps == [f"{doing} kernel.cu" for doing in STEPS]
     assert build.build_runtime() == runtime
 
 
-def test_kernels_have_line_tables_and_no_other_debug_information(kernel: Path) -> None:
-    """Variables and their places took a third of the time of a build."""
+def test_debug_information_is_line_tables_only(kernel: Path) -> None:
+    """Full debug information takes a third of the build time (measured)."""
     product = build.build_kernel(kernel, {"BLOCK": "16", "VALUE": "3"})
     with open(product, "rb") as file:
         units = ELFFile(file).get_dwarf_info().iter_CUs()
@@ -128,23 +128,23 @@ def test_file_without_kernels_is_refused(tmp_path: Path) -> None:
         build.build_kernel(path)
 
 
-def test_the_version_of_the_compilers_clang_is_known() -> None:
+def test_clang_version_is_detected() -> None:
     assert build.find_compiler().clang >= build.MINIMUM_CLANG
 
 
 @pytest.mark.parametrize(
-    ("installed", "wheel", "chosen"),
+    ("installed", "wheel", "expected"),
     [(22, 22, "installed"), (19, 22, "wheel"), (19, None, "installed"), (None, 22, "wheel")],
 )
-def test_the_compiler_has_all_checks_where_one_does(monkeypatch, installed, wheel, chosen) -> None:
+def test_compiler_with_all_checks_is_preferred(monkeypatch, installed, wheel, expected) -> None:
     for name, clang in (("installed", installed), ("wheel", wheel)):
         compiler = clang and build.Compiler((name,), name, clang)
         finder = "_installed_clang" if name == "installed" else "_wheels_clang"
         monkeypatch.setattr(build, finder, lambda compiler=compiler: compiler)
-    assert build.find_compiler.__wrapped__().version == chosen
+    assert build.find_compiler.__wrapped__().version == expected
 
 
-def test_without_a_compiler_one_line_says_what_to_install(monkeypatch) -> None:
+def test_missing_compiler_error_is_one_line(monkeypatch) -> None:
     def not_found(name: str) -> str:
         raise build.importlib.metadata.PackageNotFoundError(name)
 
@@ -164,7 +164,7 @@ def test_cache_directory_can_be_chosen(monkeypatch, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # Arguments
 # --------------------------------------------------------------------------------------------------
-def test_arguments_are_held_to_the_kernels_parameters() -> None:
+def test_arguments_must_match_parameters() -> None:
     source = Path(__file__).parent / "emulator" / "kernels" / "stores.cu"
     fill = EmulatedModule(source).get_function("fill")
     y = memory.empty((4,), np.float32)
@@ -184,7 +184,7 @@ def test_arguments_are_held_to_the_kernels_parameters() -> None:
         fill((1,), (32,), (y, np.int32(4)), shared_mem=64 << 10)
 
 
-def test_fast_build_computes_the_same_unchecked() -> None:
+def test_unchecked_build_computes_the_same() -> None:
     source = Path(__file__).parent / "emulator" / "kernels" / "stores.cu"
     module = EmulatedModule(source, checked=False)
     y = memory.empty((40,), np.float32)
@@ -219,7 +219,7 @@ def test_every_wrapper_assembles(architecture: str) -> None:
     assert golden.compile_cubin(architecture, wgmma=architecture == "sm_90a")
 
 
-# What each wrapper has to become.  In one kernel of golden.cu, by a pattern in its SASS.
+# SASS pattern of each wrapper, in a kernel of golden.cu.
 SASS = {
     "f32_from_f16": r"HADD2\.F32|F2F\.F32\.F16",
     "f16_from_f32": r"F2FP\.F16",
@@ -264,23 +264,23 @@ SASS = {
 }
 
 
-def test_every_golden_kernel_is_known_by_its_sass() -> None:
-    # The majors of wgmma's operands are in its descriptors.
+def test_sass_patterns_cover_golden_kernels() -> None:
+    # wgmma's operand majors are in its descriptors, not in the SASS.
     kernels = {re.sub(r"_a[01]_b[01]$", "_a0_b0", case.kernel) for case in golden.cases()}
     assert kernels == set(SASS)
 
 
-def test_wrappers_become_the_instructions_they_name() -> None:
+def test_wrappers_compile_to_named_instructions() -> None:
     pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
     listing = disassemble(golden.compile_cubin("sm_90a", wgmma=True))
     sections = re.split(r"^\s*\.section\s+\.text\.(\w+),.*$", listing, flags=re.M)
     bodies = dict(zip(sections[1::2], sections[2::2], strict=True))
-    wrong = [name for name, pattern in SASS.items() if not re.search(pattern, bodies[name])]
-    assert not wrong
+    mismatches = [name for name, pattern in SASS.items() if not re.search(pattern, bodies[name])]
+    assert not mismatches
 
 
-def test_shared_variables_are_ours_whatever_the_process_loaded_for_everyone() -> None:
-    # TensorFlow loads its libraries for everyone, and with them libgcc's __emutls_get_address.
+def test_shared_variables_ignore_global_libgcc() -> None:
+    # TensorFlow loads libgcc, with its __emutls_get_address, into the global namespace.
     program = (
         "import ctypes; ctypes.CDLL('libgcc_s.so.1', ctypes.RTLD_GLOBAL)\n"
         "import numpy as np; from tests import emulator\n"

@@ -1,4 +1,4 @@
-"""Every kind of report, each with a small kernel that has that fault (tests/emulator/faults)."""
+"""Every kind of report, each with a small faulty kernel (tests/emulator/faults)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARK = re.compile(r"// FAULT (?P<kinds>[\w-]+(?: or [\w-]+)*)(?P<sometimes> in 
 
 @dataclass(frozen=True)
 class Mark:
-    """A marked line: the kinds a report there may have; ``sometimes``: not in every schedule."""
+    """A marked line: permitted report kinds; ``sometimes`` if not in every schedule."""
 
     line: int
     kinds: tuple[str, ...]
@@ -99,7 +99,7 @@ def launch(fault: Fault) -> list[Report]:
     if fault.takes_map:
         first = encode_tiled(source.ctypes.data, 4, (64, 64), (256,), (32, 32))
     if fault.after:
-        before = next(one for one in FAULT_KERNELS if one.kernel == fault.after)
+        before = next(other for other in FAULT_KERNELS if other.kernel == fault.after)
         first_of_two = module(before.file).get_function(before.kernel)
         assert not first_of_two((before.grid,), (before.block,), (source, output)).reports
     kernel = module(fault.file).get_function(fault.kernel)
@@ -108,19 +108,19 @@ def launch(fault: Fault) -> list[Report]:
 
 
 @pytest.mark.parametrize("fault", FAULT_KERNELS, ids=lambda fault: fault.kernel)
-def test_fault_is_reported_where_it_is(fault: Fault) -> None:
+def test_fault_is_reported_at_its_line(fault: Fault) -> None:
     if (clang := find_compiler().clang) < fault.clang:
         pytest.skip(f"clang {fault.clang} or later has this check: this is {clang}")
     for schedule in SCHEDULES:
         with settings(schedule, raise_reports=False):
             reports = launch(fault)
-        found = {(report.line, report.kind) for report in reports}
+        findings = {(report.line, report.kind) for report in reports}
         allowed = {(mark.line, kind) for mark in fault.marks for kind in mark.kinds}
-        assert found <= allowed, "\n".join(map(str, reports))
-        assert bool(found) == bool(fault.marks), schedule
+        assert findings <= allowed, "\n".join(map(str, reports))
+        assert bool(findings) == bool(fault.marks), schedule
         if schedule is SCHEDULES[0]:
-            hit = {line for line, _ in found}
-            assert hit >= {mark.line for mark in fault.marks if not mark.sometimes}
+            lines = {line for line, _ in findings}
+            assert lines >= {mark.line for mark in fault.marks if not mark.sometimes}
         for report in reports:
             assert report.kernel == fault.kernel
             assert report.file == f"tests/emulator/faults/{fault.file.name}"
@@ -133,8 +133,8 @@ def test_every_kind_of_report_has_a_faulty_kernel() -> None:
     assert shown == set(KINDS)
 
 
-def test_report_names_what_happened() -> None:
-    fault = next(one for one in FAULT_KERNELS if one.kernel == "shared_read_past_the_end")
+def test_report_describes_the_fault() -> None:
+    fault = next(other for other in FAULT_KERNELS if other.kernel == "shared_read_past_the_end")
     with pytest.raises(CheckerError) as caught:
         launch(fault)
     (report,) = caught.value.reports
@@ -154,8 +154,8 @@ def test_report_names_what_happened() -> None:
         ("row_of_a_local_array_past_its_bound", "index 8 is outside of the array's declared bound"),
     ],
 )
-def test_report_names_the_thread_whose_local_array_ends(kernel: str, text: str) -> None:
-    fault = next(one for one in FAULT_KERNELS if one.kernel == kernel)
+def test_report_names_thread_of_local_overflow(kernel: str, text: str) -> None:
+    fault = next(other for other in FAULT_KERNELS if other.kernel == kernel)
     with settings(raise_reports=False):
         (report,) = launch(fault)
     assert (report.block, report.thread) == ((0, 0, 0), (40, 0, 0))
@@ -166,7 +166,7 @@ def test_report_names_the_thread_whose_local_array_ends(kernel: str, text: str) 
 # Launches that overlap
 # --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("source", ["cuda", "ptx"])
-def test_a_wait_is_for_all_launches_before_if_each_of_them_waited(source: str) -> None:
+def test_grid_wait_is_transitive_if_each_launch_waits(source: str) -> None:
     kernels = overlapping(source)
     values = memory.array(np.arange(1, 65, dtype=np.float32), "in")
     out, *others = (memory.zeros((256,), np.float32, name) for name in ("out", "y", "z"))
@@ -180,19 +180,23 @@ def test_a_wait_is_for_all_launches_before_if_each_of_them_waited(source: str) -
     waiting = "result_read_after_a_wait"
     assert not reports("stores", out, may_overlap=False)
     assert not reports(waiting, out)
-    assert not reports(waiting, others[0])  # it waits, though it has nothing of theirs
-    assert not reports(waiting, out)  # so its end was theirs
-    assert not reports("stores", others[1])  # which does not wait, and may end before the others
+    assert not reports(waiting, others[0])  # it waits, though it reads nothing they wrote
+    assert not reports(waiting, out)  # so its end implies theirs
+    assert not reports("stores", others[1])  # does not wait, so it may end before the others
     (report,) = reports(waiting, out)
     assert report.kind == "launch-race"
-    told = "written by the launch of stores before, for which a launch between them did not wait"
-    assert report.text.partition(", ")[2] == told
-    assert not reports(waiting, out, may_overlap=False)  # as usual, it begins when all have ended
+    expected = (
+        "written by the launch of stores before, for which a launch between them did not wait"
+    )
+    assert report.text.partition(", ")[2] == expected
+    assert not reports(
+        waiting, out, may_overlap=False
+    )  # a normal launch begins when all have ended
     assert not reports("result_read_without_a_wait", out, may_overlap=False)
 
 
 def overlapping(source: str) -> EmulatedModule:
-    """The kernels of launches.cu, from the source or from NVRTC's PTX of it."""
+    """Return the kernels of launches.cu, from the source or from NVRTC's PTX."""
     path = FAULTS / "launches.cu"
     if source == "cuda":
         return module(path)
@@ -231,9 +235,7 @@ def test_unwritten_output_is_reported() -> None:
     "pieces", ["halves2", "halves8", "floats2", "floats4", "floats8", "doubles2"]
 )
 @pytest.mark.parametrize("access", ["load", "store", "load_shared", "store_shared"])
-def test_a_misaligned_piece_is_reported_whatever_the_optimiser_makes_of_it(
-    access: str, pieces: str
-) -> None:
+def test_misaligned_vector_is_reported(access: str, pieces: str) -> None:
     dtype = {"h": np.float16, "f": np.float32, "d": np.float64}[pieces[0]]
     length = int(pieces[-1])
     values = memory.array(np.arange(1, 33), "in").astype(dtype)
@@ -252,8 +254,8 @@ def test_a_misaligned_piece_is_reported_whatever_the_optimiser_makes_of_it(
             assert f"not a multiple of {length * values.itemsize}" in report.text
         else:
             assert not reports
-            placed = {"load": first, "store": 0}.get(access, 0)
-            assert out[:length].tolist() == values[placed:][:length].tolist()
+            start = {"load": first, "store": 0}.get(access, 0)
+            assert out[:length].tolist() == values[start:][:length].tolist()
 
 
 def _between_multiples_of_16(dtype: str, *shape: int) -> np.ndarray:
@@ -263,7 +265,7 @@ def _between_multiples_of_16(dtype: str, *shape: int) -> np.ndarray:
 
 
 _LAST = {"data_format": "NHWC", "filter_format": "OHWI"}
-# By the input's shape, the filter's, and what says how.
+# Input shape, filter shape and options by family.
 LAYERS = {
     "cuda-gather": ((1, 8, 8, 32), (32, 3, 3, 32), {**_LAST, "arch": "sm_75"}),
     "cuda-direct": ((4, 32, 32, 64), (64, 3, 3, 1), {**_LAST, "groups": 64}),
@@ -274,22 +276,20 @@ LAYERS = {
 
 @pytest.mark.parametrize("lies_of", ["x", "out"])
 @pytest.mark.parametrize("impl", LAYERS)
-def test_kernels_that_are_told_of_more_alignment_than_there_is_are_reported(
-    impl: str, lies_of: str, monkeypatch
-) -> None:
-    x_shape, w_shape, how = LAYERS[impl]
+def test_overstated_alignment_is_reported(impl: str, lies_of: str, monkeypatch) -> None:
+    x_shape, w_shape, options = LAYERS[impl]
     shapes = {"x": x_shape, "w": w_shape, "out": (*x_shape[:-1], w_shape[0])}
-    if "data_format" not in how:
+    if "data_format" not in options:
         shapes["out"] = (x_shape[0], w_shape[0], *x_shape[2:])
     arrays = {name: np.zeros(shape, "f2") for name, shape in shapes.items()}
     arrays[lies_of] = _between_multiples_of_16("f2", *shapes[lies_of])
-    emulator.conv_forward(**arrays, padding=1, impl=impl, **how)  # by smaller pieces
+    emulator.conv_forward(**arrays, padding=1, impl=impl, **options)  # with smaller vectors
     monkeypatch.setattr(emulator.convolutions.EmulatorBackend, "alignment", lambda *_: 16)
     with pytest.raises(CheckerError, match=rf"misaligned: .* (global {lies_of} |cp\.async)"):
-        emulator.conv_forward(**arrays, padding=1, impl=impl, **how)
+        emulator.conv_forward(**arrays, padding=1, impl=impl, **options)
 
 
-def test_the_bias_gradient_that_is_told_of_more_alignment_than_there_is_is_reported(
+def test_overstated_bias_alignment_is_reported(
     monkeypatch,
 ) -> None:
     dy = _between_multiples_of_16("f4", 2, 3, 8, 8)
@@ -306,7 +306,7 @@ def test_write_between_the_elements_of_a_view_is_reported() -> None:
 
 
 @pytest.mark.parametrize("copy", [memory.like, memory.empty_like])
-def test_views_keep_their_strides_and_their_alignment(copy) -> None:
+def test_views_keep_strides_and_alignment(copy) -> None:
     flat = np.arange(200, dtype=np.float16)
     start = -flat.__array_interface__["data"][0] % 16 // 2
     shape = (3, 4, 5)
@@ -315,13 +315,13 @@ def test_views_keep_their_strides_and_their_alignment(copy) -> None:
         for view in (forward, forward[::-1], forward[:, :, ::-1], forward[::-1, ::-1, ::-1]):
             copied = copy(view)
             assert (copied.shape, copied.strides) == (view.shape, view.strides)
-            address, of_view = (a.__array_interface__["data"][0] for a in (copied, view))
-            assert address % 16 == of_view % 16
-            assert byte_bounds(copied)[0] % 32 >= 16  # nothing relies on more than 16
+            address, original = (a.__array_interface__["data"][0] for a in (copied, view))
+            assert address % 16 == original % 16
+            assert byte_bounds(copied)[0] % 32 >= 16  # no larger alignment by chance
             assert copy is memory.empty_like or (copied == view).all()
 
 
-def test_a_read_before_a_view_that_begins_between_multiples_of_16_is_reported() -> None:
+def test_read_before_misaligned_view_is_reported() -> None:
     values = memory.like(np.zeros(64, np.float32)[3:], "x")
     with pytest.raises(CheckerError, match="out-of-bounds"):
         run("pieces.cu", "load_floats2", 1, 1, values, memory.empty((2,), np.float32), np.int32(-1))
@@ -344,7 +344,7 @@ def test_views_keep_their_alignment(first: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The canary: no kind of store may escape the instrumentation
+# Canaries: the instrumentation must detect every kind of store
 # --------------------------------------------------------------------------------------------------
 STORES = (
     "store_scalar",
@@ -366,7 +366,7 @@ STORES = (
 
 
 @pytest.mark.parametrize("kernel", STORES)
-def test_instrumentation_sees_every_kind_of_store(kernel: str) -> None:
+def test_instrumentation_detects_every_store(kernel: str) -> None:
     read_only = memory.array(np.zeros(64, np.uint8), "out", read_only=True)
     with settings(raise_reports=False):
         (report,) = run("stores.cu", kernel, 1, 1, read_only).reports
@@ -375,7 +375,7 @@ def test_instrumentation_sees_every_kind_of_store(kernel: str) -> None:
     assert f"// STORE {kernel}" in text[report.line - 1]
 
 
-def test_every_store_kernel_is_a_canary() -> None:
+def test_canaries_cover_every_store_kernel() -> None:
     declared = re.findall(r"void (store_\w+)\(unsigned", (SOURCES / "stores.cu").read_text())
     assert sorted(declared) == sorted(STORES)
 
@@ -401,9 +401,9 @@ def test_bank_conflicts_are_counted(kernel: str, is_matrix: bool, ratio: float) 
         outcome = run("banks.cu", kernel, 1, 32, out)
     text = (SOURCES / "banks.cu").read_text().split("\n")
     (line,) = [
-        one
-        for one in outcome.bank_conflicts
-        if f"// COUNTED {kernel}" in text[one.line - 1] and one.is_matrix == is_matrix
+        record
+        for record in outcome.bank_conflicts
+        if f"// COUNTED {kernel}" in text[record.line - 1] and record.is_matrix == is_matrix
     ]
     assert line.wavefronts / line.ideal == ratio
     assert line.requests == (4 if kernel.startswith("matrix") else 1)
@@ -416,8 +416,8 @@ HUGE = (3, 1 << 30)
 
 
 @pytest.mark.parametrize("shared", [0, 1])
-def test_neighbours_in_a_large_allocation_are_told_apart(shared: int) -> None:
-    """As two 16-bit results in memory that a pool had for larger numbers."""
+def test_adjacent_halves_in_large_array_are_distinct(shared: int) -> None:
+    """Pools may reuse memory of larger elements for 16-bit results."""
     y = memory.lazy((1 << 25,), np.float32, "y")
     with settings(raise_reports=False):
         outcome = run("huge.cu", "halves", 1, 64, y, np.int32(shared))

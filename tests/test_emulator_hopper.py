@@ -1,4 +1,4 @@
-"""A kernel with all of Hopper's machinery: right in every schedule, and each fault reported."""
+"""A kernel with all Hopper features: exact in every schedule, and each fault is reported."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def run(source: Path) -> tuple[Outcome, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.policy)
 def test_product_is_exact(schedule) -> None:
     with settings(schedule):
-        _, c, wanted = run(SOURCE)
-    assert np.array_equal(c.astype(np.float64), wanted.astype(c.dtype).astype(np.float64))
+        _, c, expected = run(SOURCE)
+    assert np.array_equal(c.astype(np.float64), expected.astype(c.dtype).astype(np.float64))
 
 
-# What is changed, into what, and the kinds of report that may follow, at a line of the kernel.
+# Original text, replacement, and the kinds of report that may follow.
 FAULTS = {
     "empty not waited for": (
         "    wait_for(&shared.empty[stage], parity ^ 1);\n",
@@ -70,7 +70,7 @@ FAULTS = {
         {"race", "mbarrier", "cluster"},
     ),
     "wgmma not waited for": (
-        "    ptx::wgmma_wait<0>();\n",
+        "    ptx::wgmma_wait<0>(d);\n",
         "",
         {"async-overwrite", "race", "wgmma"},
     ),
@@ -100,11 +100,11 @@ def test_fault_is_reported(name: str, tmp_path: Path) -> None:
     assert text.count(old) == 1
     path = tmp_path / "hopper.cu"
     path.write_text(text.replace(old, new))
-    found = set()
+    reported = set()
     for schedule in SCHEDULES:
         with settings(schedule, raise_reports=False):
             outcome, _, _ = run(path)
-        found |= {report.kind for report in outcome.reports}
+        reported |= {report.kind for report in outcome.reports}
         assert all(report.line and report.file.endswith("hopper.cu") for report in outcome.reports)
-    assert found & kinds, found
-    assert found <= kinds | {"deadlock"}, found
+    assert reported & kinds, reported
+    assert reported <= kinds | {"deadlock"}, reported

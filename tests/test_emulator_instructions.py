@@ -1,4 +1,4 @@
-"""The instruction twin against NumPy, written from the PTX manual's tables, for every wrapper."""
+"""The instruction twin against NumPy code written from the PTX manual, for every wrapper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WGMMA = {case.name: problem for case, problem in golden.wgmma_cases()}
 
 
 def expected(case: golden.Case) -> np.ndarray:
-    """What the output of a case should be."""
+    """Return the expected output of a case."""
     name = case.kernel
     if case.name in WGMMA:
         return expected_wgmma(WGMMA[case.name])
@@ -38,7 +38,7 @@ def expected(case: golden.Case) -> np.ndarray:
 # Conversions
 # --------------------------------------------------------------------------------------------------
 def rounded(values: np.ndarray, dtype) -> np.ndarray:
-    """Bits of the values in a 16-bit type; a NaN is the one that the instructions return."""
+    """Return the bits of the values in a 16-bit type; NaN becomes the instructions' NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         bits = values.astype(dtype).view(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FFF), bits)
@@ -56,7 +56,7 @@ def packed(values: np.ndarray, dtype) -> np.ndarray:
 
 
 def flushed(values: np.ndarray) -> np.ndarray:
-    """In float32, subnormal numbers being zeros."""
+    """Convert to float32 with subnormal numbers flushed to zero."""
     single = values.astype(np.float32)
     return np.where(np.abs(single) < np.finfo(np.float32).tiny, np.copysign(0, single), single)
 
@@ -68,7 +68,7 @@ def expected_function(case: golden.Case) -> np.ndarray:
 
 
 # --------------------------------------------------------------------------------------------------
-# Small ones
+# Other instructions
 # --------------------------------------------------------------------------------------------------
 def expected_phases(case: golden.Case) -> np.ndarray:
     words = case.inputs[0]
@@ -97,12 +97,12 @@ SINGLE = {
 def expected_thread_copies(case: golden.Case) -> np.ndarray:
     values, counts = case.inputs
     units = values.reshape(32, -1)
-    kept = np.arange(units.shape[1]) < counts[:, None]
-    return np.where(kept, units, 0).astype(np.uint8).reshape(-1)
+    mask = np.arange(units.shape[1]) < counts[:, None]
+    return np.where(mask, units, 0).astype(np.uint8).reshape(-1)
 
 
 # --------------------------------------------------------------------------------------------------
-# Matrices and warp products: element by element, as the manual's tables read
+# Matrices and warp products: element by element, from the manual's tables
 # --------------------------------------------------------------------------------------------------
 def expected_matrix(case: golden.Case) -> np.ndarray:
     if case.kernel.startswith("stmatrix"):
@@ -170,7 +170,7 @@ def expected_wgmma(problem: golden.WgmmaProblem) -> np.ndarray:
 # TMA
 # --------------------------------------------------------------------------------------------------
 def swizzled(image: np.ndarray, swizzle: int) -> np.ndarray:
-    """The bytes of a dense copy, as they lie in shared memory."""
+    """Return the bytes of a dense copy in their shared-memory order."""
     byte = np.arange(image.size)
     mask = {0: 0, 32: 1, 64: 3, 128: 7}[swizzle]
     result = np.empty_like(image)
@@ -179,14 +179,14 @@ def swizzled(image: np.ndarray, swizzle: int) -> np.ndarray:
 
 
 def element(tensor: np.ndarray, coordinates) -> np.generic:
-    """The element at coordinates given innermost first; zero outside."""
+    """Return the element at coordinates given innermost first; zero outside."""
     index = tuple(coordinates)[::-1]
     inside = all(0 <= i < extent for i, extent in zip(index, tensor.shape, strict=True))
     return tensor[index] if inside else tensor.dtype.type(0)
 
 
 def tile_coordinates(described: golden.Map, at) -> np.ndarray:
-    """Coordinates of every element of a box, in the order of shared memory."""
+    """Return the coordinates of every element of a box, in shared-memory order."""
     axes = [
         np.arange(0, size, step if axis else 1) + corner
         for axis, (size, step, corner) in enumerate(
@@ -194,14 +194,14 @@ def tile_coordinates(described: golden.Map, at) -> np.ndarray:
         )
     ]
     grid = np.meshgrid(*axes[::-1], indexing="ij")
-    return np.stack([one.reshape(-1) for one in grid[::-1]], axis=1)
+    return np.stack([axis.reshape(-1) for axis in grid[::-1]], axis=1)
 
 
 def column_coordinates(described: golden.Map, at, tap) -> np.ndarray:
-    """Coordinates of every element of an im2col copy.
+    """Return the coordinates of every element of an im2col copy.
 
-    Base pixels are enumerated from the bounding box, image by image, and the copy takes as many
-    as it needs from the given one on.
+    Base pixels are enumerated over the bounding box, image by image; the copy takes consecutive
+    ones from the given pixel on.
     """
     lower, upper = described.corners
     tensor = described.tensor
@@ -227,7 +227,7 @@ def column_coordinates(described: golden.Map, at, tap) -> np.ndarray:
 
 
 def expected_load(case: golden.Case) -> np.ndarray:
-    described = next(one for one in case.arguments if isinstance(one, golden.Map))
+    described = next(value for value in case.arguments if isinstance(value, golden.Map))
     place = case.arguments[-1]
     rank = described.tensor.ndim
     at = [int(value) for value in place["at"][0, :rank]]
@@ -236,7 +236,7 @@ def expected_load(case: golden.Case) -> np.ndarray:
         coordinates = column_coordinates(described, at, tap)
     else:
         coordinates = tile_coordinates(described, at)
-    values = np.array([element(described.tensor, one) for one in coordinates])
+    values = np.array([element(described.tensor, position) for position in coordinates])
     image = swizzled(values.view(np.uint8), described.swizzle)
     return np.broadcast_to(image, case.output.shape)
 
@@ -260,7 +260,7 @@ def expected_store(case: golden.Case) -> np.ndarray:
 # Tests
 # --------------------------------------------------------------------------------------------------
 def same(case: golden.Case, actual: np.ndarray, wanted: np.ndarray) -> bool:
-    """Whether an output is what it should be, or as near as its instruction comes."""
+    """Return whether an output is as expected, within the instruction's error."""
     wanted = wanted.reshape(actual.shape)
     if not case.ulps:
         return np.array_equal(actual, wanted, equal_nan=actual.dtype.kind == "f")
@@ -270,7 +270,7 @@ def same(case: golden.Case, actual: np.ndarray, wanted: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("case", golden.cases(), ids=lambda case: case.name)
-def test_twin_computes_what_the_manual_says(case: golden.Case) -> None:
+def test_twin_matches_the_manual(case: golden.Case) -> None:
     schedules = SCHEDULES[:1] if case.wgmma else SCHEDULES
     for schedule in schedules:
         with settings(schedule):
@@ -282,7 +282,7 @@ def test_every_wrapper_has_a_golden_kernel() -> None:
 
     text = golden.SOURCE.read_text()
     wrappers = build.declared_wrappers((build.INCLUDE_DIRECTORY / "ptx.cuh").read_text())
-    # Used in the macros of golden.cu by a name that is put together.
+    # golden.cu's macros build these names.
     generated = {f"wgmma_m64_{kind}" for kind in ("f16", "bf16", "tf32")}
     missing = []
     for declaration in wrappers:
@@ -293,27 +293,27 @@ def test_every_wrapper_has_a_golden_kernel() -> None:
     assert not missing
 
 
-def held_results() -> list:
+def recorded_results() -> list:
     return sorted(golden.RESULTS.glob("golden-*.npz"))
 
 
 @pytest.mark.skipif(
-    not held_results(),
-    reason="no tests/gpu/results/golden-*.npz: run `python -m tests.gpu.golden` on a GPU first",
+    not recorded_results(),
+    reason="no tests/gpu/results/golden-*.npz: run `python -m tests.gpu golden` on a GPU first",
 )
-@pytest.mark.parametrize("path", held_results(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", recorded_results(), ids=lambda path: path.stem)
 def test_twin_agrees_with_the_gpu(path) -> None:
-    held = np.load(path)
-    disagreeing = []
+    recorded = np.load(path)
+    mismatches = []
     for case in golden.cases():
-        if f"{case.name}/output" not in held:
+        if f"{case.name}/output" not in recorded:
             continue
-        inputs = [held[f"{case.name}/input{index}"] for index in range(len(case.inputs))]
-        fresh = all(
+        inputs = [recorded[f"{case.name}/input{index}"] for index in range(len(case.inputs))]
+        inputs_match = all(
             np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
             for a, b in zip(inputs, case.inputs, strict=True)
         )
-        assert fresh, f"{case.name} has other inputs than when {path.name} was made"
-        if not same(case, golden.run(case, EmulatorDevice()), held[f"{case.name}/output"]):
-            disagreeing.append(case.name)
-    assert not disagreeing
+        assert inputs_match, f"{case.name} has other inputs than when {path.name} was made"
+        if not same(case, golden.run(case, EmulatorDevice()), recorded[f"{case.name}/output"]):
+            mismatches.append(case.name)
+    assert not mismatches

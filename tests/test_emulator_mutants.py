@@ -1,4 +1,4 @@
-"""The mutation run notices what it should: on small texts, and on a shipped kernel."""
+"""Mutation runs detect what they should, on small texts and on a shipped kernel."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ extern "C" __global__ void kernel(float* y) {
 
 
 def test_mutations_of_a_text() -> None:
-    found = {(one.line, one.change) for one in mutations.mutations("kernel.cu", TEXT)}
-    assert found == {
+    changes = {(m.line, m.change) for m in mutations.mutations("kernel.cu", TEXT)}
+    assert changes == {
         (5, "0 -> 1"),
         (5, "16 -> 15"),
         (5, "16 -> 17"),
@@ -48,11 +48,13 @@ def test_mutations_of_a_text() -> None:
     }
 
 
-def test_removed_statement_leaves_the_rest() -> None:
-    (one,) = [m for m in mutations.mutations("kernel.cu", TEXT) if "parity" in m.change]
-    assert "mbarrier" not in one.text
-    assert one.text.count("\n") >= TEXT.count("\n") - 1
-    assert str(one).startswith("kernel.cu:9: [ptx::mbarrier_try_wait_parity removed] in: while (")
+def test_removed_statement_keeps_other_text() -> None:
+    (mutant,) = [m for m in mutations.mutations("kernel.cu", TEXT) if "parity" in m.change]
+    assert "mbarrier" not in mutant.text
+    assert mutant.text.count("\n") >= TEXT.count("\n") - 1
+    assert str(mutant).startswith(
+        "kernel.cu:9: [ptx::mbarrier_try_wait_parity removed] in: while ("
+    )
 
 
 def bias_case() -> None:
@@ -69,7 +71,7 @@ def no_cases(file: str) -> list[trials.Case]:
     return []
 
 
-def of_kernel(change: str) -> mutations.Mutant:
+def mutant_of_bias_kernel(change: str) -> mutations.Mutant:
     text = (KERNEL_DIRECTORY / "conv_backprop_bias.cu").read_text()
     return next(m for m in mutations.mutations("conv_backprop_bias.cu", text) if m.change == change)
 
@@ -79,7 +81,7 @@ def of_kernel(change: str) -> mutations.Mutant:
     [("__syncthreads removed", {"report"}), ("2 -> 1", {"report", "numbers"})],
 )
 def test_mutant_of_a_shipped_kernel_is_killed(change: str, outcomes: set[str]) -> None:
-    mutant = of_kernel(change)
+    mutant = mutant_of_bias_kernel(change)
     (verdict,) = trials.judge([mutant], bias_cases)
     assert verdict.outcome in outcomes, verdict
     if change == "__syncthreads removed":
@@ -87,7 +89,7 @@ def test_mutant_of_a_shipped_kernel_is_killed(change: str, outcomes: set[str]) -
         assert "conv_backprop_bias.cu:" in verdict.detail
 
 
-def test_kernels_as_they_are_survive() -> None:
+def test_unchanged_kernel_survives() -> None:
     unchanged = trials.judge_unchanged("conv_backprop_bias.cu", bias_cases)
     assert not unchanged.failure
     ((variant, _),) = unchanged.cases["bias"].sources.items()
@@ -102,9 +104,9 @@ def bias_case_of_something_else() -> None:
     assert emulator.conv_backprop_bias(np.ones((1, 1, 2), np.float32))[0] == 3
 
 
-def test_a_case_that_fails_on_the_kernels_as_they_are_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match=r"fail on the kernels as they are: wrong"):
-        list(trials.judge([of_kernel("0 -> 1")], wrong_cases))
+def test_case_failing_on_original_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"fail on the original kernels: wrong"):
+        list(trials.judge([mutant_of_bias_kernel("0 -> 1")], wrong_cases))
 
 
 def two_cases(file: str) -> list[trials.Case]:
@@ -116,43 +118,43 @@ def generic_case() -> None:
     assert (emulator.conv_forward(x, w, impl="cuda-generic") == 2).all()
 
 
-def test_cases_whose_kernels_do_not_change_are_left_out() -> None:
-    mutant = of_kernel("__syncthreads removed")
+def test_cases_with_unchanged_kernels_are_skipped() -> None:
+    mutant = mutant_of_bias_kernel("__syncthreads removed")
     (verdict,) = trials.judge([mutant], two_cases)
     assert verdict.case == "bias"
     unchanged = trials.judge_unchanged(mutant.file, two_cases)
     assert set(unchanged.cases) == {"generic", "bias"}
 
 
-def test_what_never_ends_is_killed() -> None:
-    mutant = of_kernel("> -> >=")  # half > 0, halved
+def test_endless_mutant_is_killed() -> None:
+    mutant = mutant_of_bias_kernel("> -> >=")  # half > 0, halved
     (verdict,) = trials.judge([mutant], bias_cases)
     assert (verdict.outcome, verdict.case) == ("timeout", "bias")
 
 
-def test_cases_that_killed_the_nearest_mutants_come_first() -> None:
+def test_cases_with_nearby_kills_come_first() -> None:
     text = (KERNEL_DIRECTORY / "conv_backprop_bias.cu").read_text()
-    found = list(mutations.mutations("conv_backprop_bias.cu", text))
+    candidates = list(mutations.mutations("conv_backprop_bias.cu", text))
     kills = trials._Kills()
-    assert kills.order(found[0], ["a", "b", "c"]) == ["a", "b", "c"]
-    kills.add(trials.Verdict(found[0], "numbers", "c"))
-    kills.add(trials.Verdict(found[-1], "report", "b"))
-    kills.add(trials.Verdict(found[-1], "survived"))
-    assert kills.order(found[0], ["a", "b", "c"]) == ["c", "b", "a"]
-    assert kills.order(found[-1], ["a", "b", "c"]) == ["b", "c", "a"]
+    assert kills.order(candidates[0], ["a", "b", "c"]) == ["a", "b", "c"]
+    kills.add(trials.Verdict(candidates[0], "numbers", "c"))
+    kills.add(trials.Verdict(candidates[-1], "report", "b"))
+    kills.add(trials.Verdict(candidates[-1], "survived"))
+    assert kills.order(candidates[0], ["a", "b", "c"]) == ["c", "b", "a"]
+    assert kills.order(candidates[-1], ["a", "b", "c"]) == ["b", "c", "a"]
 
 
 def broken_cases(file: str) -> list[trials.Case]:
     sys.exit(3)
 
 
-def test_a_trial_that_fails_by_itself_is_no_kill() -> None:
+def test_failing_trial_process_is_no_kill() -> None:
     with pytest.raises(RuntimeError, match="ended with 3"):
-        list(trials.judge([of_kernel("0 -> 1")], broken_cases))
+        list(trials.judge([mutant_of_bias_kernel("0 -> 1")], broken_cases))
 
 
-def test_survivor_is_printed_unless_it_is_argued_equivalent(monkeypatch, tmp_path, capsys) -> None:
-    mutant = of_kernel("__syncthreads removed")
+def test_survivor_is_printed_unless_argued(monkeypatch, tmp_path, capsys) -> None:
+    mutant = mutant_of_bias_kernel("__syncthreads removed")
     monkeypatch.setattr(mutants, "EQUIVALENT", tmp_path / "list.toml")
     (tmp_path / "list.toml").write_text("")
     assert mutants.survivors([mutant], no_cases) == [mutant]
@@ -164,7 +166,7 @@ def test_survivor_is_printed_unless_it_is_argued_equivalent(monkeypatch, tmp_pat
     assert mutants.survivors([mutant], no_cases) == []
 
 
-def test_lines_changed_since_a_revision(tmp_path, monkeypatch) -> None:
+def test_changed_lines_since_revision(tmp_path, monkeypatch) -> None:
     def git(*arguments: str) -> None:
         who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
         subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True)
@@ -181,5 +183,5 @@ def test_lines_changed_since_a_revision(tmp_path, monkeypatch) -> None:
 
 def test_listed_equivalents_exist() -> None:
     existing = {(m.file, m.source, m.change) for m in mutations.all_mutants()}
-    gone = set(mutants.equivalent_mutants()) - existing
-    assert not gone, "entries of equivalent_mutants.toml whose line no longer exists"
+    missing = set(mutants.equivalent_mutants()) - existing
+    assert not missing, "entries of equivalent_mutants.toml whose line no longer exists"

@@ -1,4 +1,4 @@
-"""The kernels from the PTX that NVRTC makes of them, and PTX that the emulator does not know."""
+"""The library's kernels from NVRTC's PTX, and PTX that the emulator does not support."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.test_emulator_instructions import expected, same
 KERNELS = Path(emulator.__file__).with_name("kernels")
 
 # --------------------------------------------------------------------------------------------------
-# Our kernels
+# Kernels of the library
 # --------------------------------------------------------------------------------------------------
-# Of each family: C, K, groups, and R = S; the chips between which its code differs.
+# C, K, groups and R = S by family, and the chips for which its code differs.
 FAMILY_LAYERS = {
     "cuda-generic": ((16, 24, 1, 3), ("sm_80",)),
     "cuda-gather": ((16, 24, 1, 3), ("sm_75", "sm_80")),
@@ -44,7 +44,7 @@ FAMILY_LAYERS = {
 }
 Variant = tuple[str, str, str, str]
 """Family, dtype, chip, pass."""
-# One pass of each family, in turns.
+# One pass of each family.
 SAMPLE: list[Variant] = [
     ("cuda-generic", "float32", "sm_80", "forward"),
     ("cuda-gather", "float16", "sm_80", "backprop_input"),
@@ -92,11 +92,11 @@ EVERY: list[Variant] = [
 
 
 Numbers = Callable[[tuple[int, ...]], np.ndarray]
-"""Of a shape, real ones of any type."""
+"""Function that returns real numbers for a shape."""
 
 
 def whole_numbers(shape: tuple[int, ...]) -> np.ndarray:
-    """Of which no sum is rounded."""
+    """Return integers whose sums are exact."""
     return np.random.default_rng(shape).integers(-3, 4, shape)
 
 
@@ -105,12 +105,12 @@ def any_numbers(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def numbers_of_few_bits(shape: tuple[int, ...]) -> np.ndarray:
-    """Of which no product is rounded, but sums are."""
+    """Return numbers whose products are exact but whose sums are rounded."""
     return any_numbers(shape).astype(np.float16)
 
 
 def call_of(variant: Variant, numbers: Numbers) -> tuple[str, tuple, dict[str, Any]]:
-    """Name, arguments and keywords of a pass."""
+    """Return function name, arguments and keywords of a pass."""
     impl, dtype, _, pass_ = variant
     problem = problem_of(impl, dtype)
 
@@ -135,23 +135,23 @@ def call_of(variant: Variant, numbers: Numbers) -> tuple[str, tuple, dict[str, A
 
 
 def computed(variant: Variant, numbers: Numbers, source: str) -> np.ndarray:
-    """By the emulator, from the source ("cuda") or the PTX ("ptx")."""
+    """Compute a pass on the emulator, from the source ("cuda") or the PTX ("ptx")."""
     name, arguments, rules = call_of(variant, numbers)
     with settings(source=source):
         return getattr(emulator, name)(*arguments, impl=variant[0], arch=variant[2], **rules)
 
 
 def compare(variant: Variant) -> None:
-    """Exactly: whole numbers with NumPy, others bit by bit with what the source computes."""
+    """Check a pass: integers against NumPy, other numbers bit by bit against the source build."""
     name, arguments, rules = call_of(variant, whole_numbers)
-    wanted = getattr(cupyconv, name)(*arguments, **rules)
-    assert np.any(wanted)
-    np.testing.assert_array_equal(computed(variant, whole_numbers, "ptx"), wanted)
-    # NVRTC contracts a * b + c where the kernel has it, which the compiler of the source does not.
+    expected = getattr(cupyconv, name)(*arguments, **rules)
+    assert np.any(expected)
+    np.testing.assert_array_equal(computed(variant, whole_numbers, "ptx"), expected)
+    # NVRTC contracts a * b + c; the source build does not.
     plain = variant[0] == "cuda-gather" and variant[1] in ("float32", "float64")
     contracts = plain or variant[0] in ("cuda-generic", "cuda-direct")
     numbers = numbers_of_few_bits if contracts else any_numbers
-    ptx, source = (computed(variant, numbers, one) for one in ("ptx", "cuda"))
+    ptx, source = (computed(variant, numbers, kind) for kind in ("ptx", "cuda"))
     assert np.all(np.isfinite(ptx.astype(np.complex128)))
     assert ptx.tobytes() == source.tobytes()
 
@@ -164,7 +164,7 @@ def test_pass_from_ptx(variant: Variant) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", emulator.SCHEDULES[::2], ids=("first-in", "random"))
 @pytest.mark.parametrize("variant", EVERY, ids="-".join)
-def test_any_pass_from_ptx(variant: Variant, schedule: emulator.Settings) -> None:
+def test_every_variant_from_ptx(variant: Variant, schedule: emulator.Settings) -> None:
     with settings(schedule):
         compare(variant)
 
@@ -172,7 +172,7 @@ def test_any_pass_from_ptx(variant: Variant, schedule: emulator.Settings) -> Non
 # --------------------------------------------------------------------------------------------------
 # Built-ins: from the source and from the PTX
 # --------------------------------------------------------------------------------------------------
-def test_builtins_of_both_ways_in_agree() -> None:
+def test_builtins_of_source_and_ptx_agree() -> None:
     path = KERNELS / "builtins.cu"
     text = compile_ptx(path.read_text(), path.name, {}, ["-arch=compute_80", "-std=c++17"])
     modules = [EmulatedModule(path, {}, []), EmulatedModule.from_ptx(text, "builtins")]
@@ -180,17 +180,17 @@ def test_builtins_of_both_ways_in_agree() -> None:
     ints = random.integers(-(2**31), 2**31, 192).astype(np.int32)
     floats = (random.normal(size=128) * 3).astype(np.float32)
     floats[64:128:5] = floats[0:64:5]
-    floats[:64:7] = np.nan  # of two NaNs there is no telling which comes back
-    inputs = [memory.array(one) for one in (ints, floats, random.normal(size=64))]
+    floats[:64:7] = np.nan  # one NaN: which of two is returned is undefined
+    inputs = [memory.array(values) for values in (ints, floats, random.normal(size=64))]
     results = []
     for module in modules:
         out = memory.empty((64, 49), np.uint32)
         counters = memory.array(np.zeros(4, np.uint32), read_only=False)
         module.get_function("builtins")((1,), (64,), (*inputs, out, counters))
         results.append((np.array(out), np.array(counters)))
-    (source, counted), (ptx, counted_too) = results
+    (source, source_counters), (ptx, ptx_counters) = results
     assert np.flatnonzero((source != ptx).any(axis=0)).tolist() == []
-    assert counted.tolist() == counted_too.tolist()
+    assert source_counters.tolist() == ptx_counters.tolist()
 
 
 ROUNDED = """
@@ -202,31 +202,31 @@ extern "C" __global__ void rounded(const float* in, unsigned short* out) {
 
 
 @pytest.mark.parametrize("architecture", ["compute_75", "compute_80"])
-def test_bfloat16_is_rounded_alike_with_and_without_the_instruction(architecture: str) -> None:
-    """Before 8.0 it is in integers, which the source alone, compiled for the CPU, does not show."""
+def test_bfloat16_rounding_without_instruction_agrees(architecture: str) -> None:
+    """Before 8.0 integer code rounds, which a source build for the CPU does not show."""
     headers = dict(sources.load("conv_forward.cu").headers)
     text = compile_ptx(ROUNDED, "rounded.cu", headers, [f"-arch={architecture}", "-std=c++17"])
     assert ("cvt.rn.bf16x2.f32" in text) == (architecture == "compute_80")
     bits = np.random.default_rng(5).integers(0, 2**32, 1024, np.uint32)
-    bits[::3] &= 0xFFFF8000  # half way between two
+    bits[::3] &= 0xFFFF8000  # ties
     bits[1::16] |= 0x7FC00000  # not a number
     bits[2::16] &= 0x807FFFFF  # subnormal
     bits[:4] = 0x7F7FFFFF, 0xFF7F7FFF, 0xFF800000, 0x80000000
-    bits[(bits & 0x7FFFFFFF) > 0x7F800000] |= 0x400000  # sums that are NaN are quiet
+    bits[(bits & 0x7FFFFFFF) > 0x7F800000] |= 0x400000  # only quiet NaNs
     out = memory.empty(bits.shape, np.uint16, "out")
-    given = memory.array(bits.view(np.float32), "in")
-    EmulatedModule.from_ptx(text, "rounded").get_function("rounded")((1,), (1024,), (given, out))
-    wanted = bits.view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+    source = memory.array(bits.view(np.float32), "in")
+    EmulatedModule.from_ptx(text, "rounded").get_function("rounded")((1,), (1024,), (source, out))
+    expected_bits = bits.view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
     is_nan = np.isnan(bits.view(np.float32))
-    assert (np.array(out)[~is_nan] == wanted[~is_nan]).all()
+    assert (np.array(out)[~is_nan] == expected_bits[~is_nan]).all()
     assert (np.array(out)[is_nan] & 0x7FFF > 0x7F80).all()
 
 
 # --------------------------------------------------------------------------------------------------
-# CuPy's own elementwise kernel, whose headers no other front end takes
+# CuPy's elementwise kernel, whose headers only NVRTC compiles
 # --------------------------------------------------------------------------------------------------
 def elementwise_ptx(kernel: Any, dtype: str) -> str:
-    """The PTX of the text that CuPy makes for contiguous arrays of one type."""
+    """Return the PTX of CuPy's generated text for contiguous arrays of one type."""
     cupy = pytest.importorskip("cupy")
     from cupy._core import _carray, _kernel
 
@@ -258,7 +258,7 @@ def elementwise_ptx(kernel: Any, dtype: str) -> str:
         pytest.param("float16", 2**-10, marks=pytest.mark.slow),
     ],
 )
-def test_cupys_elementwise_kernel(dtype: str, error: float) -> None:
+def test_cupy_elementwise_kernel(dtype: str, error: float) -> None:
     cupy = pytest.importorskip("cupy")
     text = elementwise_ptx(
         cupy.ElementwiseKernel("T x, T y", "T z", "z = x > y ? x * y + T(1) : exp(x - y)", "mixed"),
@@ -272,19 +272,19 @@ def test_cupys_elementwise_kernel(dtype: str, error: float) -> None:
     def by_value(*fields: int) -> np.ndarray:
         return np.array([fields], np.dtype([(f"f{i}", np.int64) for i in range(len(fields))]))
 
-    held = [memory.array(a, "x"), memory.array(b, "y"), z]
-    arrays = [by_value(one.ctypes.data, count, count, one.itemsize) for one in held]
+    operands = [memory.array(a, "x"), memory.array(b, "y"), z]
+    arrays = [by_value(array.ctypes.data, count, count, array.itemsize) for array in operands]
     kernel((4,), (128,), (*arrays, by_value(count, count, 0)))
     memory.check_written(z)
     x, y = a.astype(np.float64), b.astype(np.float64)
-    wanted = np.where(x > y, x * y + 1, np.exp(x - y))
-    np.testing.assert_allclose(z, wanted, rtol=error, atol=error)
+    expected_values = np.where(x > y, x * y + 1, np.exp(x - y))
+    np.testing.assert_allclose(z, expected_values, rtol=error, atol=error)
 
 
 # --------------------------------------------------------------------------------------------------
-# Each instruction of our kernels, by what tests/gpu/golden.py computes with it
+# Each instruction of the library's kernels, with the cases of tests/gpu/golden.py
 # --------------------------------------------------------------------------------------------------
-# Those of wgmma take half a minute to build.
+# wgmma cases take half a minute to build (measured).
 INSTRUCTIONS = [
     pytest.param(case, marks=[pytest.mark.slow] if case.wgmma else [], id=case.name)
     for case in golden.cases()
@@ -292,13 +292,13 @@ INSTRUCTIONS = [
 
 
 @pytest.mark.parametrize("case", INSTRUCTIONS)
-def test_instruction_computes_what_the_manual_says(case: golden.Case) -> None:
+def test_ptx_instruction_matches_the_manual(case: golden.Case) -> None:
     with settings(source="ptx"):
         assert same(case, golden.run(case, EmulatorDevice()), expected(case))
 
 
 # --------------------------------------------------------------------------------------------------
-# What it does not know, and where reports point
+# Unsupported PTX, and the lines of reports
 # --------------------------------------------------------------------------------------------------
 HEADER = ".version 8.8\n.target sm_80\n.address_size 64\n"
 
@@ -319,7 +319,7 @@ HEADER = ".version 8.8\n.target sm_80\n.address_size 64\n"
         "add.s32 %r1, %r1;",
     ],
 )
-def test_what_is_not_known_is_an_error_with_its_line(instruction: str) -> None:
+def test_unsupported_ptx_error_names_the_line(instruction: str) -> None:
     text = (
         f"{HEADER}.visible .entry kernel()\n{{\n"
         ".reg .b32 %r<9>; .reg .b32 %f<9>; .reg .b64 %rd<9>; .reg .b16 %h<9>;\n"
@@ -330,7 +330,7 @@ def test_what_is_not_known_is_an_error_with_its_line(instruction: str) -> None:
     assert instruction.rstrip(";") in str(caught.value)
 
 
-def test_addresses_of_parameters_fit_into_32_bits() -> None:
+def test_parameter_addresses_fit_into_32_bits() -> None:
     text = f"""{HEADER}
 .visible .entry kernel(.param .align 8 .b8 numbers[16], .param .u64 out)
 {{
@@ -354,7 +354,7 @@ ret;
     assert out[1:].tolist() == [2, 3, 4]
 
 
-def test_jumps_by_a_table_and_barriers_of_all_threads() -> None:
+def test_branch_table_and_whole_block_barrier() -> None:
     text = f"""{HEADER}
 .visible .entry kernel(.param .u64 out)
 {{
@@ -392,7 +392,7 @@ ret;
 
 @pytest.mark.parametrize("trans", ["", ".trans"])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_matrices_are_stored_as_they_are_loaded(count: int, trans: str) -> None:
+def test_stmatrix_inverts_ldmatrix(count: int, trans: str) -> None:
     names = ", ".join(f"%r{10 + i}" for i in range(count))
     text = f"""{HEADER.replace("80", "90")}
 .visible .entry kernel(.param .u64 x, .param .u64 out)
@@ -424,13 +424,13 @@ ret;
     x = np.arange(256, dtype=np.uint16).reshape(4, 8, 8)
     out = memory.empty(x.shape, x.dtype, "out")
     kernel((1,), (32,), (memory.array(x), out))
-    wanted = x.copy()
+    expected_matrices = x.copy()
     if trans:
-        wanted[:count] = x[:count].swapaxes(1, 2)
-    np.testing.assert_array_equal(out, wanted)
+        expected_matrices[:count] = x[:count].swapaxes(1, 2)
+    np.testing.assert_array_equal(out, expected_matrices)
 
 
-def test_functions_are_refused() -> None:
+def test_ptx_functions_are_refused() -> None:
     text = f"{HEADER}.func (.param .b32 a) helper(.param .b32 b)\n{{\nret;\n}}\n"
     with pytest.raises(PtxError, match=r"^line 4: functions are not supported"):
         translate(text, "kernel.ptx")
@@ -440,7 +440,7 @@ X, W = np.ones((1, 16, 7, 6), np.float32), np.ones((24, 16, 3, 3), np.float32)
 
 
 def faulty(text: str) -> list[emulator.Report]:
-    """What the checker says of cuda-generic's forward without its second barrier."""
+    """Return the reports of cuda-generic's forward kernel without its second barrier."""
     barriers = list(re.finditer(r"bar\.sync\s+0;", text))
     assert len(barriers) > 1
     start, end = barriers[1].span()
@@ -451,7 +451,9 @@ def faulty(text: str) -> list[emulator.Report]:
     with (
         mock.patch.object(convolutions, "_ptx_module", return_value=module),
         settings(
-            source="ptx", raise_reports=False, on_outcome=lambda one: reports.extend(one.reports)
+            source="ptx",
+            raise_reports=False,
+            on_outcome=lambda outcome: reports.extend(outcome.reports),
         ),
     ):
         emulator.conv_forward(X, W, padding=1, impl="cuda-generic")
@@ -460,11 +462,11 @@ def faulty(text: str) -> list[emulator.Report]:
 
 @pytest.fixture(scope="module")
 def generic_variant() -> tuple[str, tuple, str]:
-    """Source, macros and chip of the kernel that cuda-generic's forward takes here."""
+    """Return source, macros and chip of cuda-generic's forward kernel."""
     convolutions._ptx_module.cache_clear()
-    with mock.patch.object(convolutions, "ptx_of", wraps=ptx_of) as asked, settings(source="ptx"):
+    with mock.patch.object(convolutions, "ptx_of", wraps=ptx_of) as spy, settings(source="ptx"):
         emulator.conv_forward(X, W, padding=1, impl="cuda-generic")
-    return asked.call_args.args
+    return spy.call_args.args
 
 
 @pytest.fixture(scope="module")
@@ -472,47 +474,47 @@ def generic_ptx(generic_variant: tuple[str, tuple, str]) -> str:
     return ptx_of(*generic_variant)
 
 
-def test_reports_name_the_line_of_the_source(generic_ptx: str) -> None:
-    places = {(one.file, one.kind) for one in faulty(generic_ptx)}
+def test_reports_name_source_line(generic_ptx: str) -> None:
+    places = {(report.file, report.kind) for report in faulty(generic_ptx)}
     assert ("cuda/include/tile.cuh", "race") in places or ("cuda/conv_forward.cu", "race") in places
     for file, _ in places:
         assert file.startswith("cuda/")
 
 
-def test_reports_name_the_line_of_the_ptx_where_it_has_no_table(generic_ptx: str) -> None:
+def test_reports_name_ptx_line_without_line_table(generic_ptx: str) -> None:
     text = re.sub(r"^\s*\.loc[^\n]*", "", generic_ptx, flags=re.M)
     lines = text.splitlines()
     reports = faulty(text)
-    assert "race" in {one.kind for one in reports}
-    for one in reports:
-        assert one.file.endswith(".ptx")
-        assert re.search(r"\b(ld|st)\b", lines[one.line - 1])
+    assert "race" in {report.kind for report in reports}
+    for report in reports:
+        assert report.file.endswith(".ptx")
+        assert re.search(r"\b(ld|st)\b", lines[report.line - 1])
 
 
-def test_the_compilers_ptx_is_kept(
+def test_compiled_ptx_is_cached(
     generic_variant: tuple[str, tuple, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUPYCONV_EMULATOR_CACHE", str(tmp_path))
-    compiled = []
-    whole = nvrtc.compile_ptx
+    calls = []
+    compile_text = nvrtc.compile_ptx
 
-    def counted(*arguments: object) -> str:
-        compiled.append(arguments)
-        return whole(*arguments)
+    def record(*arguments: object) -> str:
+        calls.append(arguments)
+        return compile_text(*arguments)
 
-    monkeypatch.setattr(nvrtc, "compile_ptx", counted)
+    monkeypatch.setattr(nvrtc, "compile_ptx", record)
     source, defines, architecture = generic_variant
     for _ in range(2):
         nvrtc.ptx_of.cache_clear()
         nvrtc.ptx_of(source, defines, architecture)
-    assert len(compiled) == 1
+    assert len(calls) == 1
     nvrtc.ptx_of.cache_clear()
     nvrtc.ptx_of(source, defines, "sm_90a")
-    assert len(compiled) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("word", ["sass", ""])
-def test_an_unknown_way_in_is_refused(word: str) -> None:
+def test_unknown_kernel_source_is_refused(word: str) -> None:
     x, w = np.ones((1, 1, 3, 3), np.float32), np.ones((1, 1, 3, 3), np.float32)
     with settings(source=word), pytest.raises(ValueError, match="source is one of"):
         emulator.conv_forward(x, w, impl="cuda-generic")

@@ -1,4 +1,4 @@
-"""What single PTX instructions compute, at the edges of their types.
+"""Results of single PTX instructions at the edges of their types.
 
 Expected values come from Python's integers and fractions, by the rules of the PTX manual.
 """
@@ -22,14 +22,14 @@ from tests.emulator import EmulatedModule, memory
 from tests.emulator.ptx.table import INSTRUCTIONS, width
 
 # --------------------------------------------------------------------------------------------------
-# Numbers: an integer is an int; a float is a Fraction, or one of these words
+# Numbers: an integer is an int; a float is a Fraction or one of these special values
 # --------------------------------------------------------------------------------------------------
 NAN, INF, NEGATIVE_INF, NEGATIVE_ZERO = "nan", "inf", "-inf", "-0"
 FORMATS = {"f16": (10, 5), "f32": (23, 8), "f64": (52, 11), "bf16": (7, 8), "tf32": (10, 8)}
 
 
 def decoded(bits: int, type_name: str) -> Any:
-    """The number of a type that has these bits."""
+    """Return the number of a type that has these bits."""
     if type_name in FORMATS:
         return decoded_float(bits, *FORMATS[type_name])
     if type_name == "pred":
@@ -55,7 +55,7 @@ def decoded_float(bits: int, mantissa: int, exponent: int) -> Any:
 
 
 def encoded(value: Any, type_name: str, mode: str = "rn") -> int:
-    """The bits of a number in a type; a float is rounded."""
+    """Return the bits of a number in a type; a float is rounded."""
     if type_name == "pred":
         return int(value)
     if type_name not in FORMATS:
@@ -78,7 +78,7 @@ def encoded(value: Any, type_name: str, mode: str = "rn") -> int:
         whole += rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole % 2)
     elif rest and {"rz": False, "rp": not sign, "rm": bool(sign)}[mode]:
         whole += 1
-    # The bits of neighbouring numbers are neighbours, from subnormal ones up to infinity.
+    # Adjacent numbers have adjacent bits, from subnormals up to infinity.
     bits = whole if power == 1 - bias and whole < 1 << mantissa else 0
     if not bits and whole:
         bits = ((power + bias - 1) << mantissa) + whole
@@ -94,10 +94,10 @@ def floor_log2(size: Fraction) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Arithmetic of such floats, before they are rounded
+# Exact arithmetic of such floats, before rounding
 # --------------------------------------------------------------------------------------------------
 def sign_of(a: Any) -> int:
-    """-1 for what has its sign bit set."""
+    """Return -1 for values with the sign bit set, else 1."""
     return -1 if a in (NEGATIVE_ZERO, NEGATIVE_INF) or (not isinstance(a, str) and a < 0) else 1
 
 
@@ -158,7 +158,7 @@ def fused(a: Any, b: Any, c: Any, mode: str = "rn") -> Any:
 
 
 def ordered(a: Any) -> Any:
-    """A key that sorts floats, -0 below +0."""
+    """Return a key that sorts floats, -0 below +0."""
     words = {INF: (math.inf, 0), NEGATIVE_INF: (-math.inf, 0), NEGATIVE_ZERO: (0, -1)}
     return words[a] if isinstance(a, str) else (a, 0)
 
@@ -172,7 +172,7 @@ def greatest(a: Any, b: Any) -> Any:
 
 
 def without_subnormals(a: Any) -> Any:
-    """As ``.ftz`` has it."""
+    """Flush subnormal numbers to zero, as ``.ftz`` does."""
     if isinstance(a, str) or abs(a) >= Fraction(2) ** -126:
         return a
     return signed_zero(sign_of(a)) if a else a
@@ -183,7 +183,7 @@ def compared(how: str, a: Any, b: Any) -> bool:
     if how in ("num", "nan"):
         return (NAN in (a, b)) == (how == "nan")
     if NAN in (a, b):
-        return how.endswith("u")  # the unordered comparisons
+        return how.endswith("u")  # unordered comparisons
     x, y = (ordered(one)[0] if not isinstance(one, int) else one for one in (a, b))
     return {
         "eq": x == y,
@@ -196,7 +196,7 @@ def compared(how: str, a: Any, b: Any) -> bool:
 
 
 def to_integer(value: Any, mode: str, to: str, of: str) -> int:
-    """Rounded to a whole number and kept to the type's limits."""
+    """Round to an integer and clamp to the type's range."""
     bits = width(to)
     low, high = (
         (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
@@ -227,7 +227,7 @@ def quotient(a: int, b: int) -> int:
 
 
 def extracted(a: int, start: int, length: int, bits: int, is_signed: bool) -> int:
-    """As the manual's loop has it."""
+    """Extract a bit field, like the manual's loop."""
     start, length = start & 0xFF, length & 0xFF
     top = bits - 1
     fill = 0 if not is_signed or length == 0 else a >> min(start + length - 1, top) & 1
@@ -263,7 +263,7 @@ def looked_up(a: int, b: int, c: int, table: int) -> int:
 
 
 def leading(a: int, bits: int) -> int:
-    """Position of the leading bit that differs from the sign, or all ones."""
+    """Return the position of the leading bit that differs from the sign, or all ones."""
     size = (~a if a < 0 else a).bit_length()
     return size - 1 if size else 0xFFFFFFFF
 
@@ -277,10 +277,10 @@ def reversed_bits(a: int, bits: int) -> int:
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Op:
-    """An opcode, the types of its result and operands, and what it computes.
+    """An opcode, the types of its result and operands, and its reference function.
 
-    ``relative`` is the permitted error of an approximate function (0: the very bits), of results
-    that are normal numbers.
+    ``relative`` is the permitted relative error of an approximate function, for normal results; 0
+    means exact bits.
     """
 
     opcode: str
@@ -290,14 +290,14 @@ class Op:
     mode: str = "rn"
     flushes: bool = False
     relative: float = 0.0
-    constants: tuple[int, ...] = ()  # operands that follow as immediate values
+    constants: tuple[int, ...] = ()  # immediate operands, after the others
 
 
 OPS: list[Op] = []
 
 
 def op(opcode: str, result: str, operands: str, compute: Callable[..., Any], **more: Any) -> None:
-    """Enters an instruction, and its ``.ftz`` twin where it takes float32."""
+    """Register an instruction and its reference function."""
     OPS.append(Op(opcode, result, tuple(operands.split()), compute, **more))
 
 
@@ -323,7 +323,7 @@ for bits in (16, 32, 64):
             op(f"bfind.{t}", "u32", t, partial(leading, bits=bits))
             op(f"bfind.shiftamt.{t}", "u32", t, lambda a, n=bits: (
                 n - 1 - leading(a, n) if leading(a, n) < n else 0xFFFFFFFF))  # fmt: skip
-        # A division by zero gives what is not specified.
+        # The result of a division by zero is unspecified.
         op(f"div.{t}", t, f"{t} {t}", lambda a, b: quotient(a, b) if b else None)
         op(f"rem.{t}", t, f"{t} {t}", lambda a, b: a - b * quotient(a, b) if b else None)
         op(f"min.{t}", t, f"{t} {t}", min)
@@ -434,7 +434,7 @@ op("cvt.rn.bf16x2.f32", "b32", "f32 f32",
 
 
 def approximate(function: Callable[[float], float]) -> Callable[[Any], Any]:
-    """A function of the C library in double precision; None where it is not to be compared."""
+    """Return a C library function in double precision; it returns None where not compared."""
 
     def compute(a: Any) -> Any:
         if isinstance(a, str) or abs(a) > 60 or abs(a) < Fraction(1, 10**6):
@@ -464,7 +464,7 @@ for how in ("full", "approx"):
     with_ftz(f"div.{how}.f32", "f32", "f32 f32", over, relative=2**-21)
 
 # --------------------------------------------------------------------------------------------------
-# Running them
+# Execution
 # --------------------------------------------------------------------------------------------------
 _FLOAT_EDGES = (
     "0", "-0", "1", "-1", "1.5", "2.5", "-2.5", "-0.5", "0.1", "-3.7", "1000.25", "65504", "65520",
@@ -475,7 +475,7 @@ _FLOAT_EDGES = (
 
 
 def edges(type_name: str) -> list[int]:
-    """Bits of the numbers at which something changes, of any type."""
+    """Return the bits of a type's edge cases."""
     if type_name == "pred":
         return [0, 1]
     if type_name in FORMATS:
@@ -493,29 +493,29 @@ def edges(type_name: str) -> list[int]:
 
 
 _CASES = 500
-"""Combinations of edges that an instruction is tried on at most, and as many of random bits."""
+"""Maximum number of edge combinations per instruction (chosen)."""
 
 
 def inputs_of(one: Op) -> list[tuple[int, ...]]:
-    """Tuples of operands' bits: all combinations of edges or some of them, and random bits."""
-    chosen = random.Random(one.opcode)
+    """Return tuples of operand bits: edge combinations (or a sample) and random bits."""
+    generator = random.Random(one.opcode)
     lists = [edges(operand) for operand in one.operands]
     if math.prod(map(len, lists)) <= _CASES:
-        found = list(itertools.product(*lists))
+        inputs = list(itertools.product(*lists))
     else:
-        found = [tuple(chosen.choice(each) for each in lists) for _ in range(_CASES)]
+        inputs = [tuple(generator.choice(values) for values in lists) for _ in range(_CASES)]
     bits = [16 if operand == "bf16" else width(operand) for operand in one.operands]
-    return found + [tuple(chosen.getrandbits(n) for n in bits) for _ in range(100)]
+    return inputs + [tuple(generator.getrandbits(n) for n in bits) for _ in range(100)]
 
 
 def register(type_name: str) -> str:
-    """The kind of register that holds a type: 8 bits are in one of 32."""
+    """Return the register kind of a type; 8-bit types use 32-bit registers."""
     bits = 16 if type_name == "bf16" else width(type_name)
     return {1: "p", 16: "h", 64: "d"}.get(bits, "r")
 
 
 def kernel_text(number: int, one: Op) -> str:
-    """A kernel that applies the instruction to operands of 64 bits each."""
+    """Return a kernel that applies the instruction to operands of 64 bits each."""
     parameters = [f".param .u64 p{i}" for i in range(len(one.operands) + 1)]
     lines = [
         "mov.u32 %r90, %ctaid.x;", "mov.u32 %r91, %ntid.x;", "mov.u32 %r92, %tid.x;",
@@ -559,7 +559,7 @@ def kernel_text(number: int, one: Op) -> str:
 
 @pytest.fixture(scope="session")
 def module() -> EmulatedModule:
-    """One module with a kernel for each instruction."""
+    """Build one module with a kernel for each instruction."""
     text = ".version 8.8\n.target sm_90a\n.address_size 64\n"
     text += "".join(kernel_text(number, one) for number, one in enumerate(OPS))
     return EmulatedModule.from_ptx(text, "opcodes", checked=False)
@@ -590,28 +590,28 @@ def test_opcode(one: Op, module: EmulatedModule) -> None:
     out = memory.empty((len(inputs),), np.uint64)
     kernel = module.get_function(f"op{OPS.index(one)}")
     kernel(((len(inputs) + 127) // 128,), (128,), (*columns, out, np.uint32(len(inputs))))
-    wrong = []
-    for bits, got in zip(inputs, out.tolist(), strict=True):
-        values = [decoded(each, t) for each, t in zip(bits, one.operands, strict=True)]
+    mismatches = []
+    for bits, result in zip(inputs, out.tolist(), strict=True):
+        values = [decoded(value, t) for value, t in zip(bits, one.operands, strict=True)]
         if one.flushes:
             values = [without_subnormals(v) if t == "f32" else v
                       for v, t in zip(values, one.operands, strict=True)]  # fmt: skip
         wanted = one.compute(*values)
         if one.flushes and one.result == "f32" and wanted is not None:
             wanted = without_subnormals(decoded(encoded(wanted, "f32", one.mode), "f32"))
-        if not matches(one, got, wanted):
-            wrong.append((values, hex(got), wanted))
-    assert not wrong, f"{len(wrong)} of {len(inputs)}: {wrong[:4]}"
+        if not matches(one, result, wanted):
+            mismatches.append((values, hex(result), wanted))
+    assert not mismatches, f"{len(mismatches)} of {len(inputs)}: {mismatches[:4]}"
 
 
 COMPUTING = {"integer", "bits", "float", "compare", "convert"}
 
 
-def test_every_computing_row_of_the_table_is_tried() -> None:
-    tried = {one.opcode for one in OPS} | {"cvt.rna.tf32.f32"}  # which has a golden kernel
-    untried = [
+def test_every_computing_opcode_is_tested() -> None:
+    tested = {entry.opcode for entry in OPS} | {"cvt.rna.tf32.f32"}  # tested by a golden kernel
+    missing = [
         row.pattern.pattern
         for row in INSTRUCTIONS
-        if row.kind in COMPUTING and not any(row.pattern.fullmatch(each) for each in tried)
+        if row.kind in COMPUTING and not any(row.pattern.fullmatch(opcode) for opcode in tested)
     ]
-    assert not untried
+    assert not missing

@@ -1,4 +1,4 @@
-"""Kernels of others on the emulator: right to the last bit, and no report but argued ones."""
+"""Witnesses on the emulator: results must be exact, and only argued reports are allowed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.emulator.witnesses import cases, cutlass_sm90
 pytestmark = pytest.mark.slow
 
 SCHEDULES = pytest.mark.parametrize(
-    "schedule", emulator.SCHEDULES, ids=lambda one: f"{one.policy}-{one.timing}"
+    "schedule", emulator.SCHEDULES, ids=lambda schedule: f"{schedule.policy}-{schedule.timing}"
 )
 
 
@@ -34,7 +34,7 @@ def test_witness(name: str, schedule: emulator.Settings) -> None:
 
 
 @SCHEDULES
-def test_a_dependent_launch_that_does_not_wait_is_reported(schedule: emulator.Settings) -> None:
+def test_dependent_launch_without_wait_is_reported(schedule: emulator.Settings) -> None:
     try:
         gemm = cases.dependent_gemm()
     except witnesses.MissingError as error:
@@ -42,13 +42,13 @@ def test_a_dependent_launch_that_does_not_wait_is_reported(schedule: emulator.Se
     waits, text = "griddepcontrol.wait;", gemm.kernel.ptx
     assert waits in text
     gemm.kernel = cutlass_sm90.kernel_of(text.replace(waits, ""), "cutlass_gemm_sm90", (2, 1, 1))
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     with (
-        settings(schedule, raise_reports=False, on_outcome=found.append),
-        contextlib.suppress(AssertionError),  # wrong numbers, where the launch was stopped
+        settings(schedule, raise_reports=False, on_outcome=outcomes.append),
+        contextlib.suppress(AssertionError),  # wrong results of a stopped launch
     ):
         cases.dependent_gemms(gemm)
-    first, second = ({report.kind for report in one.reports} for one in found)
+    first, second = ({report.kind for report in outcome.reports} for outcome in outcomes)
     assert "launch-race" in second - first
 
 
@@ -56,12 +56,12 @@ def test_account_of_a_witness() -> None:
     rules = {"data_format": "NHWC", "filter_format": "OHWI", "dtype": "float16"}
     problem = ConvProblem((1, 8, 8, 64), (64, 3, 3, 64), padding=1, **rules)
     try:
-        one = account.account_of_witness(problem, "forward", blocks=None, tile="64x64")
+        result = account.account_of_witness(problem, "forward", blocks=None, tile="64x64")
     except witnesses.MissingError as error:
         pytest.skip(str(error))
-    assert (one.blocks, one.reports) == (1, 0)
-    assert one.work.by_kind()["tensor core"].by_warp == 64 * 64 * 9 * 64 // (16 * 8 * 16)
-    sectors = {row.tensor: row.distinct for row in one.work.sectors}
+    assert (result.blocks, result.reports) == (1, 0)
+    assert result.work.by_kind()["tensor core"].by_warp == 64 * 64 * 9 * 64 // (16 * 8 * 16)
+    sectors = {row.tensor: row.distinct for row in result.work.sectors}
     assert sectors == {"x": 256, "w": 2304, "y": 256}
 
 
@@ -78,24 +78,26 @@ def test_account_of_a_witness() -> None:
 def test_gather_executes_no_more_than_cutlass(
     dtype: str, precision: str, tile: str, pass_: str
 ) -> None:
-    """For a product, in the whole kernel and in the main loop, beside CUTLASS's kernel of 128x128;
-    of plain products, whose copies CUTLASS has in its main loop, in the whole kernel."""
+    """Compare instructions per product with CUTLASS's 128x128 kernel, also in the main loop.
+
+    Plain products are compared in total only, since CUTLASS copies operands in its main loop.
+    """
     problem = account.layer_problem("resnet50-11", dtype, "channels-last")
     try:
         theirs = account.account_of_witness(problem, pass_, blocks=1, precision=precision)
     except witnesses.MissingError as error:
         pytest.skip(str(error))
     ours, *_ = (
-        one
-        for one in account.accounts_of_pass(
+        candidate
+        for candidate in account.accounts_of_pass(
             problem, pass_, "cuda-gather", "sm_80", 1, tile, precision
         )
-        if one.kernel == "conv_gather"
+        if candidate.kernel == "conv_gather"
     )
     assert ours.work.for_a_product() <= theirs.work.for_a_product()
     if PRODUCTS in ours.work.by_kind():
-        of_loop = ours.work.for_a_product(in_main_loop=True)
-        assert of_loop <= theirs.work.for_a_product(in_main_loop=True)
-        assert dtype == "float32" or of_loop <= 4
+        in_loop = ours.work.for_a_product(in_main_loop=True)
+        assert in_loop <= theirs.work.for_a_product(in_main_loop=True)
+        assert dtype == "float32" or in_loop <= 4
     assert (ours.spilled, theirs.spilled) == (0, 0)
     assert ours.resident >= theirs.resident

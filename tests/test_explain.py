@@ -1,7 +1,8 @@
-"""Explanations: true on every configuration, and said in numbers that can be computed again."""
+"""Explanations: correct for every configuration, with numbers that the tests compute again."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from itertools import pairwise
@@ -36,11 +37,11 @@ def results(problem: ConvProblem, data) -> dict[str, np.ndarray]:
 
 
 def in_order(problem: ConvProblem, tensor: str, array: np.ndarray) -> np.ndarray:
-    """A tensor with its axes in the order that indices are named in."""
+    """Return a tensor with its axes in the order of element indices."""
     return array.transpose(problem.filter_axes if "w" in tensor else problem.data_axes)
 
 
-# -- the name --------------------------------------------------------------------------------------
+# -- importing -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def in_order(problem: ConvProblem, tensor: str, array: np.ndarray) -> np.ndarray
         "import cupyconv.cli.explain",
     ],
 )
-def test_explain_is_a_function_whatever_was_imported_before(first):
+def test_explain_is_a_function_after_any_imports(first):
     program = (
         f"{first}\nimport cupyconv\n"
         "e = cupyconv.explain(cupyconv.ConvProblem((1, 1, 4), (1, 1, 2)))\n"
@@ -62,7 +63,7 @@ def test_explain_is_a_function_whatever_was_imported_before(first):
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_text_needs_no_numpy():
+def test_text_does_not_import_numpy():
     program = (
         "import sys, cupyconv\n"
         "p = cupyconv.ConvProblem((1, 5, 100, 100), (10, 5, 5, 5))\n"
@@ -76,22 +77,22 @@ def test_text_needs_no_numpy():
 # -- the two questions -----------------------------------------------------------------------------
 
 
-def test_the_question_of_the_channels_is_answered():
+def test_text_answers_the_channel_question():
     text = " ".join(str(cupyconv.explain(MULTI_CHANNEL)).split())
-    assert "How can x, 5 channels deep, and dy, 10 deep, be convolved?" in text
-    assert "dw[k,c] = correlate(x[c], dy[k]) 100x100 by 96x96 gives 5x5" in text
-    assert "10 x 5 = 50 pairs of 5x5 numbers, 1,250 in all" in text
+    assert "How can x with 5 channels and dy with 10 be convolved?" in text
+    assert "dw[k,c] = correlate(x[c], dy[k]) 100x100 correlated with 96x96 gives 5x5" in text
+    assert "There are 10 x 5 = 50 pairs. Each gives 5x5 numbers, 1,250 in all" in text
     assert "outer product" in text
-    assert "slid over each other without a flip, multiplied and added" in text
+    assert "slide without a flip, multiply, add" in text
     assert "Nothing is tiled, broadcast or averaged over channels" in text
     assert "no information is lost" in text
-    assert "is a sum of 9,216 products" in text
+    assert "It sums 9,216 products" in text
 
 
-def test_the_question_comes_first_that_the_layer_raises():
+def test_most_relevant_question_comes_first():
     def order(problem):
         text = str(cupyconv.explain(problem))
-        return text.index("deep, be convolved?") < text.index("Why is dx ")
+        return text.index("be convolved?") < text.index("Why is dx ")
 
     assert order(MULTI_CHANNEL)
     assert not order(SAME)
@@ -100,13 +101,13 @@ def test_the_question_comes_first_that_the_layer_raises():
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (SAME, ["Why is dx 5x5 when dy is 3x3?", "ceil(5/2) = 3", "any size from 5 to 6 gives 3"]),
+        (SAME, ["Why is dx 5x5 when dy is 3x3?", "ceil(5/2) = 3", "inputs of 5 to 6 all give 3"]),
         (VALID, ["Why is dx 5x5 when dy is 2x2?", "floor((5 + 0 + 0 - 3)/2) + 1 = 2", "5 to 6"]),
-        (DILATED, ["Why is dx 5x5 when dy is 1x1?", "only an input of 5 has an output of 1"]),
+        (DILATED, ["Why is dx 5x5 when dy is 1x1?", "only inputs of 5 give 1 output"]),
         (VALID.replace(input_shape=(1, 6, 6, 3)), ["no window covers H = 5", "exactly zero"]),
     ],
 )
-def test_the_question_of_the_sizes_is_answered(problem, said):
+def test_text_answers_the_size_question(problem, said):
     text = " ".join(str(cupyconv.explain(problem)).split())
     for part in said:
         assert part in text
@@ -116,20 +117,22 @@ def test_the_question_of_the_sizes_is_answered(problem, said):
 @pytest.mark.parametrize(
     ("problem", "moves"), [(SAME, True), (VALID, False)], ids=["same", "valid"]
 )
-def test_what_another_size_would_change_is_said(problem, moves):
-    """Under VALID windows begin at the same inputs whatever the size, under SAME they do not."""
+def test_text_reports_effects_of_another_input_size(problem, moves):
+    """The input size shifts the windows with SAME padding, but not with VALID padding."""
     data, rest = integer_data(problem), problem.keywords
     five, six = (
         cupyconv.conv_backprop_input((1, size, size, 3), data.w, data.dy, **rest) for size in (5, 6)
     )
     assert np.array_equal(six[:, :5, :5], five) != moves
     text = " ".join(str(cupyconv.explain(problem)).split())
-    said = "an input of 5 has the padding (1, 1), one of 6 has (0, 1). So dx for another size"
-    assert (said in text) == ("where the windows lie" in text) == moves
+    said = (
+        "an input of 5 is padded by (1, 1), an input of 6 by (0, 1). So dx for another input size"
+    )
+    assert (said in text) == ("where the windows start" in text) == moves
 
 
 @pytest.mark.parametrize("problem", RANDOM, ids=str)
-def test_windows_are_said_to_move_where_they_do(problem):
+def test_text_reports_shifted_windows_exactly_if_they_shift(problem):
     moved = False
     for place, axis in enumerate(problem.axes):
         for size in axis.valid_input_sizes:
@@ -138,39 +141,39 @@ def test_windows_are_said_to_move_where_they_do(problem):
             other = problem.replace(input_shape=tuple(shape)).axes[place]
             assert axis.of_input(size) == other
             moved |= other.pad_before != axis.pad_before
-    assert ("where the windows lie" in str(cupyconv.explain(problem, values=None))) == moved
+    assert ("where the windows start" in str(cupyconv.explain(problem, values=None))) == moved
 
 
-def test_a_stride_that_leaves_one_size_is_not_called_one_of_1():
-    """Inputs of 0 and of 1 would have one output, but there is no input of 0."""
+def test_single_possible_input_size_is_explained():
+    """Inputs of 0 and 1 would both give one output, but an input of 0 is impossible."""
     problem = ConvProblem((1, 1, 1), (1, 1, 3), stride=2, padding=[(1, 2)])
     text = " ".join(str(cupyconv.explain(problem)).split())
-    assert "only an input of 1 has an output of 1" in text
-    assert "leaves only one input size of at least 1 that has this output" in text
-    assert "from (1 - 1)*2 + 3 - 3 = 0 on, of which those below 1 are none" in text
+    assert "only inputs of 1 give 1 output" in text
+    assert "With this padding, only one input size of at least 1 gives this output size" in text
+    assert "from (1 - 1)*2 + 3 - 3 = 0, but sizes below 1 are impossible" in text
     assert "With stride 1" not in text
-    assert "They are 2 sizes" not in text
+    assert "The stride allows 2 sizes" not in text
 
 
-def test_the_size_of_dx_is_said_in_the_words_of_others():
+def test_text_gives_the_size_of_dx_for_other_frameworks():
     problem = VALID.replace(input_shape=(1, 6, 5, 3))
     text = " ".join(str(cupyconv.explain(problem)).split())
     assert "Conv2DBackpropInput(input_sizes=[1, 6, 5, 3])" in text
     assert "conv_transpose2d(..., padding=0, output_padding=(1, 0))" in text
     assert "ConvTranspose(pads=[0, 0, 0, 0], output_padding=[1, 0])" in text
-    assert "jax.vjp knows it from x; by hand lhs_dilation=(2, 2), padding=[(2, 3), (2, 2)]" in text
+    assert "jax.vjp takes it from x; by hand: lhs_dilation=(2, 2), padding=[(2, 3), (2, 2)]" in text
 
 
-def test_groups_and_batches_are_said():
+def test_text_describes_groups_and_batches():
     text = " ".join(str(cupyconv.explain(ConvProblem((3, 6, 9), (4, 3, 2), groups=2))).split())
-    assert "within each of the 2 groups" in text
+    assert "all of them within one of the 2 groups" in text
     assert "summed over the images" in text
-    assert "the 3 are what is summed over" in text
+    assert "the sum is over the 3 images" in text
     assert "2 times" in text
 
 
 @pytest.mark.parametrize("problem", RANDOM[:12], ids=str)
-def test_everything_can_be_told_of_every_layer(problem):
+def test_random_layers_have_text_html_and_json(problem):
     explanation = cupyconv.explain(problem)
     for width in (60, 100):
         prose = [
@@ -183,15 +186,39 @@ def test_everything_can_be_told_of_every_layer(problem):
     assert explanation.to_dict()["shapes"]["dx"] == list(problem.input_shape)
 
 
-def test_an_enormous_layer_is_explained_at_once():
+def test_enormous_layer_is_explained_quickly():
     text = str(cupyconv.explain(ConvProblem((1, 1, 10**12), (1, 1, 3), stride=2)))
     assert "too many positions to count" in text
 
 
-def test_what_is_not_a_problem_is_refused():
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("huge", [2**62, 2**62 - 1, 2**63 - 1])
+def test_enormous_layers_have_text_in_every_format(place, huge):
+    """One extent is huge: the images, channels, filters, input size or filter size."""
+    n, c, k, size, taps = (huge if place == i else small for i, small in enumerate((1, 2, 3, 7, 2)))
+    problem = ConvProblem((n, c, max(size, taps), 9), (k, c, taps, 3), stride=(1, 2))
+    explanation = cupyconv.explain(problem)
+    assert "Pass --large" in str(explanation)
+    assert str(huge) in explanation._repr_html_()
+    element = explanation.element(explanation.middle)
+    assert element.name in str(element)
+    json.dumps([explanation.to_dict(), element.to_dict()])
+    if place < 3:
+        assert explanation.svg()
+        with pytest.raises(ConvError, match="a page counts"):
+            explanation.page()
+
+
+def test_empty_batch_of_enormous_images_has_no_values():
+    explanation = cupyconv.explain(ConvProblem((0, 1, 2**62), (2, 1, 3)))
+    assert explanation.element("dw[0,0,1]").to_dict()["sum"] is None
+    assert str(2**62) in str(explanation)
+
+
+def test_explain_rejects_other_types_and_shapes():
     with pytest.raises(ConvTypeError, match="takes a ConvProblem: got tuple"):
         cupyconv.explain((1, 2, 3))
-    with pytest.raises(ConvError, match="x must have the shape that the problem says"):
+    with pytest.raises(ConvError, match="x must have the shape of the problem's x"):
         cupyconv.explain(VALID, x=np.zeros((1, 5, 5, 4)))
 
 
@@ -199,7 +226,7 @@ def test_what_is_not_a_problem_is_refused():
 
 
 def spread(array: np.ndarray, axes: list[int], steps: list[int]) -> np.ndarray:
-    """An array with zeros between its numbers."""
+    """Return an array with zeros inserted between its elements."""
     shape = list(array.shape)
     for axis, step in zip(axes, steps, strict=True):
         shape[axis] = (shape[axis] - 1) * step + 1
@@ -212,7 +239,7 @@ def spread(array: np.ndarray, axes: list[int], steps: list[int]) -> np.ndarray:
 
 
 def cropped(array: np.ndarray, axes, paddings):
-    """The array without what negative paddings cut off, and the rest of the paddings."""
+    """Return the array cropped by negative paddings, and the remaining paddings."""
     index: list = [slice(None)] * array.ndim
     for axis, (before, after) in zip(axes, paddings, strict=True):
         index[axis] = slice(max(-before, 0), array.shape[axis] - max(-after, 0))
@@ -220,7 +247,7 @@ def cropped(array: np.ndarray, axes, paddings):
 
 
 @pytest.mark.parametrize("problem", [p for p in RANDOM if p.N], ids=str)
-def test_dx_is_the_convolution_that_is_told(problem):
+def test_dx_equals_the_described_convolution(problem):
     data = integer_data(problem)
     dy = in_order(problem, "dy", data.dy)
     w = in_order(problem, "w", data.w)
@@ -238,7 +265,7 @@ def test_dx_is_the_convolution_that_is_told(problem):
 
 
 @pytest.mark.parametrize("problem", [p for p in RANDOM if p.N], ids=str)
-def test_dw_is_the_convolution_that_is_told(problem):
+def test_dw_equals_the_described_convolution(problem):
     data = integer_data(problem)
     x, dy = in_order(problem, "x", data.x), in_order(problem, "dy", data.dy)
     told = adjoints.filter_gradient_axes(problem)
@@ -273,13 +300,13 @@ AXES = st.builds(
 
 
 @given(AXES)
-def test_the_told_convolutions_have_the_sizes_of_the_gradients(axis):
+def test_described_convolutions_have_the_gradients_sizes(axis):
     dx, dw = adjoints.input_gradient_axis(axis), adjoints.filter_gradient_axis(axis)
     assert dx.rule.output == axis.input
     assert dw.rule.output == axis.filter
     for adjoint in (dx, dw):
         for formula, value in zip(adjoint.formulas, adjoint.padding, strict=True):
-            assert formula.endswith(f"= {value}") or formula == f"forward's {value}"
+            assert formula.endswith(f"= {value}") or formula == f"forward's padding before, {value}"
             if "=" in formula:
                 assert eval(formula.partition(" =")[0]) == value
 
@@ -288,7 +315,7 @@ def test_the_told_convolutions_have_the_sizes_of_the_gradients(axis):
 
 
 @pytest.mark.parametrize("problem", RANDOM, ids=str)
-def test_the_terms_of_every_element_add_up_to_it(problem):
+def test_terms_of_an_element_sum_to_it(problem):
     data = integer_data(problem)
     operands = {"x": data.x, "w": data.w, "dy": data.dy}
     ordered = {name: in_order(problem, name, array) for name, array in operands.items()}
@@ -305,7 +332,7 @@ def test_the_terms_of_every_element_add_up_to_it(problem):
 
 
 @given(AXES, st.data())
-def test_terms_along_an_axis_are_those_of_the_definition(axis, data):
+def test_terms_along_an_axis_match_the_definition(axis, data):
     letters = ("h", "r", "p")
     triples = {
         (o, r, o * axis.stride - axis.pad_before + r * axis.dilation)
@@ -330,14 +357,14 @@ def test_terms_along_an_axis_are_those_of_the_definition(axis, data):
     }
 
 
-def test_the_terms_of_the_first_question_are_of_two_channels_alone():
+def test_terms_of_dw_use_two_channels():
     element = parse(MULTI_CHANNEL, "dF[7,2,1,3]")
     assert element.count == 96 * 96
     assert {(term.first[1], term.second[1]) for term in element.terms()} == {(7, 2)}
-    assert "Of x only channel 2 occurs, of dy only channel 7" in element.conclusion
+    assert "The sum uses channel 2 of x and channel 7 of dy only" in element.conclusion
 
 
-def test_other_channels_have_no_part_in_an_element():
+def test_other_channels_do_not_affect_an_element_of_dw():
     data = integer_data(MULTI_CHANNEL)
     alone = np.zeros_like(data.x), np.zeros_like(data.dy)
     alone[0][:, 2], alone[1][:, 7] = data.x[:, 2], data.dy[:, 7]
@@ -360,7 +387,7 @@ def test_other_channels_have_no_part_in_an_element():
         ("y[0,9,0,0]", "y[0,9,0,0]"),
     ],
 )
-def test_names_of_elements(text, name):
+def test_element_names_are_parsed(text, name):
     assert parse(MULTI_CHANNEL, text).name == name
 
 
@@ -376,13 +403,13 @@ def test_names_of_elements(text, name):
         ("dG[0,0,0,0]", "unknown tensor: 'dG'"),
     ],
 )
-def test_elements_outside_are_told_the_ranges(text, said):
+def test_elements_out_of_range_are_rejected(text, said):
     with pytest.raises(ConvError) as caught:
         parse(MULTI_CHANNEL, text)
     assert said in str(caught.value)
 
 
-def test_an_empty_batch_has_elements_of_dw_only():
+def test_empty_batch_has_only_elements_of_dw():
     problem = MULTI_CHANNEL.replace(input_shape=(0, 5, 100, 100))
     element = parse(problem, "dF[0,0,0,0]")
     assert element.count == 0
@@ -393,18 +420,18 @@ def test_an_empty_batch_has_elements_of_dw_only():
     assert "convolved?" in str(cupyconv.explain(problem))
 
 
-def test_indices_are_in_one_order_whatever_the_memory_order():
+def test_index_order_does_not_depend_on_memory_order():
     element = parse(SAME, "dX[0,2,4,3]")
-    assert "(n, c, h, w) of 1x3x5x5, whatever the memory order, which is NHWC" in " ".join(
+    assert "(n, c, h, w) of 1x3x5x5, in any memory order (here NHWC)" in " ".join(
         str(element).split()
     )
     with pytest.raises(ConvError, match="has h = 5"):
         parse(SAME, "dX[0,2,5,0]")
 
 
-def test_taps_that_the_stride_steps_over_are_named():
+def test_taps_skipped_by_the_stride_are_named():
     text = str(parse(SAME, "dX[0,0,0,3]"))
-    assert "r = 0: p = (0 + 1 - 0)/2 is no whole number: the stride steps over it" in text
+    assert "r = 0: p = (0 + 1 - 0)/2 is not an integer: the stride skips it" in text
     assert "s = 0: q = (3 + 1 - 0)/2 = 2" in text
     assert "so   p = (h + 1 - r)/2, q = (w + 1 - s)/2" in text
     plain = str(parse(MULTI_CHANNEL, "dX[0,0,0,7]"))
@@ -413,29 +440,29 @@ def test_taps_that_the_stride_steps_over_are_named():
 
 
 @given(AXES, st.data())
-def test_the_formula_of_the_output_is_that_of_the_input_solved(axis, data):
+def test_formulas_of_input_and_output_positions_agree(axis, data):
     p, r = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
     h = eval(terms.position_text(axis, "h", "r", "p").removeprefix("h = "), {"p": p, "r": r})
     assert eval(terms.output_text(axis, "h", "r", "p").removeprefix("p = "), {"h": h, "r": r}) == p
     assert eval(terms.output_text(axis, str(h), str(r), "p").removeprefix("p = ")) == p
 
 
-def test_channels_of_groups_are_said_to_be_counted_within_them():
+def test_channel_indices_count_within_groups():
     grouped = ConvProblem((1, 4, 9), (6, 2, 3), groups=2)
     element = " ".join(str(parse(grouped, "dX[0,3,4]")).split())
-    assert "In w and dw, c is counted within the group of k." in element
+    assert "In w and dw, c counts within the group of k." in element
     assert "All 3 filters of its group read this input" in element
-    assert "c is counted within the group of k" in " ".join(str(cupyconv.explain(grouped)).split())
-    assert "counted within" not in str(parse(SAME, "dX[0,0,0,0]"))
+    assert "c counts within the group of k" in " ".join(str(cupyconv.explain(grouped)).split())
+    assert "counts within" not in str(parse(SAME, "dX[0,0,0,0]"))
 
 
-def test_an_input_that_no_window_reads_says_so():
+def test_unread_input_elements_are_explained():
     element = parse(VALID.replace(input_shape=(1, 6, 6, 3)), "dX[0,0,5,5]")
     assert element.count == 0
     assert "No window reads this input" in str(element)
 
 
-def test_long_lists_are_cut_and_can_be_had_whole():
+def test_long_term_lists_are_truncated_unless_requested():
     element = parse(MULTI_CHANNEL, "dF[0,0,0,0]")
     assert "... 9,210 more" in str(element)
     assert len(element.to_dict()["terms"]) == 6
@@ -444,7 +471,7 @@ def test_long_lists_are_cut_and_can_be_had_whole():
     assert whole.count("dy[0,0,") == 9216
 
 
-def test_values_and_results_stand_beside_the_terms():
+def test_elements_show_given_values_and_results():
     data = integer_data(SAME)
     operands = {"x": data.x, "w": data.w, "dy": data.dy}
     dw = results(SAME, data)["dw"]
@@ -461,7 +488,7 @@ def test_values_and_results_stand_beside_the_terms():
     assert given.sum == element.sum
 
 
-def test_values_are_drawn_where_none_are_given_and_only_there():
+def test_missing_operands_get_random_values():
     first, again = cupyconv.explain(SAME), cupyconv.explain(SAME)
     element = first.element("dX[0,1,2,2]")
     assert element.computed == pytest.approx(element.sum, rel=1e-5)
@@ -471,7 +498,7 @@ def test_values_are_drawn_where_none_are_given_and_only_there():
     given = cupyconv.explain(SAME, dy=dy)
     assert given.element("dX[0,1,2,2]").computed == 0
     np.testing.assert_array_equal(given.data["x"], first.data["x"])
-    # Beside another operand the results that were computed are not this element's.
+    # Computed results are dropped if an operand is replaced.
     changed = first.element("dX[0,1,2,2]", dy=dy)
     assert (changed.sum, changed.computed) == (0, None)
     with pytest.raises(ConvError, match="unknown values"):
@@ -479,7 +506,7 @@ def test_values_are_drawn_where_none_are_given_and_only_there():
 
 
 @pytest.mark.parametrize("tensor", ["y", "dx", "dw"])
-def test_every_sum_of_integers_is_told_on_paper(tensor):
+def test_integer_sums_are_printed_as_integers(tensor):
     problem = ConvProblem((1, 2, 4, 4), (3, 2, 2, 2), padding=1, stride=2)
     explanation = cupyconv.explain(problem, values="integers")
     for index in np.ndindex(*terms.extents(problem, tensor)):
@@ -492,7 +519,7 @@ def test_every_sum_of_integers_is_told_on_paper(tensor):
 
 
 @pytest.mark.parametrize(("values", "total"), [((np.inf, 1), np.inf), ((np.inf, -np.inf), np.nan)])
-def test_values_that_are_not_finite_are_told(values, total):
+def test_nan_and_infinite_sums_are_printed(values, total):
     problem = ConvProblem((1, 1, 2), (1, 1, 1))
     element = cupyconv.explain(problem, x=np.array([[values]]), dy=np.ones((1, 1, 2))).element(
         "dF[0,0,0]"
@@ -501,7 +528,7 @@ def test_values_that_are_not_finite_are_told(values, total):
     assert f"sum of 2 products = {total}" in str(element)
 
 
-def test_too_many_values_are_refused_and_counted_all_the_same():
+def test_too_many_values_are_counted_but_not_computed():
     element = parse(ConvProblem((1, 1, 10**9), (1, 1, 3)), "dF[0,0,1]")
     assert element.count == 10**9 - 2
     assert str(element)
@@ -513,7 +540,7 @@ def test_too_many_values_are_refused_and_counted_all_the_same():
 
 
 @given(problems(max_macs=300))
-def test_a_map_counts_the_terms_of_every_position(problem):
+def test_map_counts_the_terms_of_every_position(problem):
     for tensor in maps.MAPPED if problem.N else ("dw",):
         counted = maps.term_map(problem, tensor)
         array = counted.array()
@@ -526,14 +553,14 @@ def test_a_map_counts_the_terms_of_every_position(problem):
         assert counted.zeros == (array == 0).sum() or problem.N == 0
 
 
-def test_a_map_is_what_a_layer_of_ones_gives():
+def test_map_equals_the_gradient_of_ones():
     problem = ConvProblem((1, 1, 9, 11), (1, 1, 3, 2), stride=(2, 3), padding=1, dtype="float64")
     ones = [np.ones(s) for s in (problem.filter_shape, problem.output_shape)]
     dx = cupyconv.conv_backprop_input(problem.input_shape, *ones, **problem.keywords)
     np.testing.assert_array_equal(dx[0, 0], cupyconv.explain(problem).map("dx").array())
 
 
-def test_checkerboards_and_dead_borders_are_named():
+def test_checkerboards_and_unread_borders_are_named():
     checkered = maps.term_map(SAME, "dx")
     assert "checkerboard" in checkered.verdict
     assert "checkerboard" in maps.term_map(VALID, "dx").verdict
@@ -547,19 +574,19 @@ def test_checkerboards_and_dead_borders_are_named():
     assert "fewer towards the border" in maps.term_map(MULTI_CHANNEL, "dx").verdict
 
 
-def test_holes_of_a_dilated_filter_are_not_taken_for_a_border():
+def test_gaps_of_a_dilated_filter_are_not_called_a_border():
     holes = maps.term_map(DILATED, "dx")
     assert holes.array()[0].tolist() == [4, 0, 4, 0, 4]
     assert holes.verdict == (
-        "from 0 to 4 terms: uneven inside along H and W, because the taps lie 2 apart and 1 output "
-        "cannot fill the places between them; 16 of 25 positions have none"
+        "from 0 to 4 terms: uneven along H and W, because taps are 2 apart and 1 output cannot "
+        "fill the positions between them; 16 of 25 positions have none"
     )
     enough = maps.term_map(ConvProblem((1, 1, 9), (1, 1, 3), dilation=2), "dx")
     assert "fewer towards the border" in enough.verdict
 
 
 @given(AXES)
-def test_fewer_towards_the_border_is_said_of_nothing_else(axis):
+def test_fewer_terms_at_the_border_are_named_correctly(axis):
     problem = ConvProblem(
         (1, 1, axis.input),
         (1, 1, axis.filter),
@@ -575,12 +602,12 @@ def test_fewer_towards_the_border_is_said_of_nothing_else(axis):
         assert any(a < 0 < b for a, b in pairwise(turns))
 
 
-def test_fewer_terms_of_outputs_and_taps_are_the_paddings_doing():
+def test_fewer_terms_because_of_padding_are_named():
     assert "window reaches into the padding" in maps.term_map(SAME, "y").verdict
-    assert "a tap that lies in the padding" in maps.term_map(SAME, "dw").verdict
+    assert "taps that read padding" in maps.term_map(SAME, "dw").verdict
 
 
-def test_the_map_in_characters():
+def test_map_is_drawn_in_characters():
     lines = list(maps.term_map(SAME, "dx").lines(80, 20))
     assert lines[0].split() == ["0", "1", "2", "3", "4"]
     assert lines[2].split() == ["1", "2▒", "4█", "2▒", "4█", "2▒"]
@@ -597,7 +624,7 @@ def test_the_map_in_characters():
     assert len(list(maps.term_map(ConvProblem((1, 1, 9), (1, 1, 3)), "dx").lines())) == 1 + 1
 
 
-def test_maps_that_cannot_be():
+def test_impossible_maps_are_rejected():
     with pytest.raises(ConvError, match="unknown map"):
         maps.term_map(SAME, "dz")
     with pytest.raises(ConvError, match="axis W"):
@@ -607,7 +634,7 @@ def test_maps_that_cannot_be():
 # -- Jupyter ---------------------------------------------------------------------------------------
 
 
-def test_html_reprs_are_whole_and_escaped():
+def test_html_reprs_are_well_formed_and_escaped():
     from html.parser import HTMLParser
 
     class Checker(HTMLParser):

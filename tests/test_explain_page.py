@@ -1,8 +1,10 @@
-"""The picture and the page: well formed, and the page as a real browser shows it."""
+"""The figure and the page of an explanation: the figure's SVG, and the page in a browser."""
 
 from __future__ import annotations
 
 import base64
+import json
+import random
 import re
 import xml.etree.ElementTree as ElementTree
 from html import unescape
@@ -10,11 +12,14 @@ from pathlib import Path
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
+import numpy as np
 import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli.configuration import PRESETS, read_file
+from cupyconv.explaining import scene
+from cupyconv.explaining.terms import LETTERS
 from tests import browser
 from tests.configurations import random_problems
 
@@ -36,11 +41,11 @@ def words(root: ElementTree.Element) -> str:
     return " ".join(element.text or "" for element in root.iter(f"{SVG}text"))
 
 
-# -- the picture -----------------------------------------------------------------------------------
+# -- the figure ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("problem", list(random_problems(25, seed=3)), ids=str)
-def test_every_layer_can_be_drawn_inside_its_frame(problem):
+def test_figures_fit_their_frame(problem):
     root = drawing(problem, "<&>")
     width, height = float(root.get("width")), float(root.get("height"))
     for cell in root.iter(f"{SVG}rect"):
@@ -55,21 +60,23 @@ def kinds_of(root: ElementTree.Element) -> list[str]:
     return [cell.get("class") for cell in root.iter(f"{SVG}rect")]
 
 
-def test_what_makes_an_element_is_marked():
+def test_figure_marks_the_terms_of_an_element():
     kinds = kinds_of(drawing(SAME))
-    # The result: one of each, and the pair of channels.
+    # One element of each result, and the pair of channels.
     assert kinds.count("r") == 3 + 1
-    # x under the tap, dy that comes back, x under the window; and the channel of x.
+    # First operands of dw, dx and y: x at the tap, dy that reaches dx, x in the window.  The
+    # channel of x is marked too.
     assert kinds.count("a") == 9 + 4 + 9 + 1
-    # All dy, the taps that these meet, all taps; and the channel of dy.
+    # Second operands of dw, dx and y: all of dy, the taps that meet it, all taps.  The channel of
+    # dy is marked too.
     assert kinds.count("b") == 9 + 4 + 9 + 1
-    # Padding of x twice and of the spread dy, in whose window are hatched zeros.
+    # Padding of x is drawn twice, and of the spread dy once; its window contains hatched zeros.
     assert kinds.count("pad") == 3 * (49 - 25)
     assert kinds.count("ap") == 9 - 4
     assert kinds.count("zero") == 25 - 9 - (9 - 4)
 
 
-def test_cells_hold_the_numbers_and_none_is_blank():
+def test_cells_show_numbers_and_none_is_blank():
     problem = ConvProblem((1, 2, 4, 4), (3, 2, 2, 2))
     explanation = cupyconv.explain(problem, values="integers")
     root = ElementTree.fromstring(explanation.svg("dx[0,1,2,3]"))
@@ -79,18 +86,18 @@ def test_cells_hold_the_numbers_and_none_is_blank():
     assert len(texts) == len(cells) + rulers // 2
     plane = [f"{number:.0f}" for number in explanation.data["dx"][0, 1].ravel()]
     assert any(texts[i : i + 15] == plane[:11] + plane[12:] for i in range(len(texts)))
-    assert f"Inverted: dx[0,1,2,3] is the sum of {2} products for each of 3 filters" in words(root)
+    assert f"dx[0,1,2,3] (inverted) is the sum of {2} products for each of 3 filters" in words(root)
     assert f"gives {plane[11]}." in words(root)
 
 
-def test_an_element_far_from_the_border_is_drawn_with_its_window():
+def test_inner_element_is_drawn_with_its_window():
     root = ElementTree.fromstring(cupyconv.explain(LARGE).svg("O[0,7,40,50]"))
-    assert "Inverted: y[0,7,40,50] is the sum of 25 products" in words(root)
+    assert "y[0,7,40,50] (inverted) is the sum of 25 products" in words(root)
     numbers = [e.text for e in root.iter(f"{SVG}text") if "rule" in e.get("class")]
     assert {"40", "44", "50", "54"} <= set(numbers)
 
 
-def test_a_signal_has_a_line_for_every_product():
+def test_one_dimensional_figure_has_a_line_per_product():
     root = drawing(SIGNAL)
     pairs = sum(len(SIGNAL.axes[0].outputs_of_tap(tap)) for tap in range(3))
     assert len(list(root.iter(f"{SVG}line"))) == 2 * pairs
@@ -100,40 +107,40 @@ def test_rows_and_columns_are_numbered():
     numbers = [e.text for e in drawing(LARGE).iter(f"{SVG}text") if "rule" in e.get("class")]
     assert {"0", "5", "94", "99", "95"} <= set(numbers)
     small = [e.text for e in drawing(SAME).iter(f"{SVG}text") if "rule" in e.get("class")]
-    # Of x, dy, dw; of the spread dy, the flipped w, dx; of x, w, y; both ways, not in the padding.
+    # Extents of (x, dy, dw), (spread dy, flipped w, dx) and (x, w, y), without padding.
     ends = [5, 3, 3, 3, 3, 5, 5, 3, 3]
     assert sum(map(bool, small)) == 2 * sum(ends)
 
 
 def test_channels_are_drawn_as_an_outer_product():
     text = words(drawing(LARGE))
-    assert "dw[2,1] come from channel 1 of x and channel 2 of dy, and from no other." in text
-    assert "10 channels of dy times 5 of x are 50 such parts" in text
+    assert "dw[2,1] come from channel 1 of x and channel 2 of dy only." in text
+    assert "10 channels of dy times 5 of x give 50 such slices" in text
     cells = [e.text for e in drawing(LARGE).iter(f"{SVG}text") if "," in (e.text or "")]
     assert {f"{k},{c}" for k in range(10) for c in range(5)} <= set(cells)
     assert "Channels:" not in words(drawing(ConvProblem((1, 1, 9), (1, 1, 3))))
     grouped = drawing(ConvProblem((1, 4, 9), (4, 2, 3), groups=2))
-    assert "The 2 groups never mix: they are the blocks" in words(grouped)
-    # Of four by four pairs, two blocks of two by two meet.
+    assert "The 2 groups are separate blocks" in words(grouped)
+    # Only two blocks of 2 x 2 of the 4 x 4 pairs are combined.
     assert kinds_of(grouped).count("zero") == 16 - 8
 
 
-def test_a_window_too_wide_for_a_strip_is_said():
+def test_window_too_wide_to_draw_is_reported():
     assert "A window spans 101 inputs" in words(drawing(ConvProblem((1, 1, 900), (1, 1, 101))))
-    assert "none fits whole" not in words(drawing(ConvProblem((1, 1, 900), (1, 1, 41))))
+    assert "too wide to draw" not in words(drawing(ConvProblem((1, 1, 900), (1, 1, 41))))
 
 
-def test_a_volume_says_what_is_drawn_instead():
+def test_volume_is_drawn_axis_by_axis():
     text = words(drawing(VOLUME))
-    assert "Three axes, drawn one by one" in text
+    assert "The three axes are drawn separately" in text
     assert all(f"Axis {name}" in text for name in "DHW")
 
 
-def test_a_large_layer_is_drawn_at_both_ends():
+def test_large_layer_is_drawn_at_both_ends():
     root = drawing(LARGE)
     assert len(list(root.iter(f"{SVG}rect"))) < 1400
-    assert "·" in words(root)
-    # No window is cut: that of y and of dx; the x that a tap reads for the dy that are drawn.
+    assert "…" in words(root)
+    # The windows of y and dx are complete, and so is the x that a tap reads for the dy shown.
     assert kinds_of(root).count("a") == 25 + 25 + 25 + 1
     with pytest.raises(ConvError, match="axis W"):
         cupyconv.explain(ConvProblem((1, 1, 10**6), (1, 1, 3))).svg()
@@ -156,14 +163,14 @@ def test_maps_can_be_drawn(problem, tensor):
     assert f"{counted.verdict}." in " ".join(words(root).split())
 
 
-def test_the_style_of_a_picture_reaches_nothing_else_on_a_page():
+def test_figure_style_applies_only_to_the_figure():
     (style,) = drawing(SAME).iter(f"{SVG}style")
     for selectors in re.findall(r"([^{}]+)\{[^{}]*\}", style.text):
         for selector in selectors.split(","):
-            assert selector.strip().startswith(".cupyconv-figure "), selector
+            assert re.match(r"\.cupyconv-figure[ :]", selector.strip()), selector
 
 
-def test_files_are_written_by_their_name(tmp_path):
+def test_saved_format_follows_the_file_name(tmp_path):
     explanation = cupyconv.explain(SAME)
     explanation.save(tmp_path / "layer.svg")
     explanation.save(str(tmp_path / "layer.html"))
@@ -182,7 +189,7 @@ def test_jupyter_shows_the_figure_and_the_text():
     assert "<img" not in large
 
 
-def test_the_page_is_shown_where_one_is(monkeypatch):
+def test_page_opens_in_a_browser_or_notebook(monkeypatch):
     explanation, opened = cupyconv.explain(SAME), []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
     page = explanation.show("dw[1,0,0,0]")
@@ -193,14 +200,14 @@ def test_the_page_is_shown_where_one_is(monkeypatch):
     assert unescape(frame) == page.content
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     monkeypatch.setattr("cupyconv.explaining.page.in_notebook", lambda: True)
-    assert explanation.show().content == explanation.page()  # and nothing is opened
+    assert explanation.show().content == explanation.page()  # opens no browser
     assert repr(page).startswith("<page of")
 
 
 # -- the page --------------------------------------------------------------------------------------
 
 
-def test_the_page_is_whole_and_fetches_nothing():
+def test_page_is_complete_and_loads_nothing():
     page = cupyconv.explain(SAME, title="</script><script>{{layer}}").page()
     assert "{{" not in page.replace("{{layer}}", "")
     assert not re.search(r"""(src|href)\s*=|@import|url\((?!#)|fetch\(|https?:""", page)
@@ -209,7 +216,7 @@ def test_the_page_is_whole_and_fetches_nothing():
     assert '<html lang="en">' in page
 
 
-def test_a_page_too_large_for_a_browser_is_refused():
+def test_page_too_large_for_a_browser_is_rejected():
     with pytest.raises(ConvError, match="axis W"):
         cupyconv.explain(ConvProblem((1, 1, 10**7), (1, 1, 3))).page()
 
@@ -222,7 +229,7 @@ def test_pages_of_the_presets_are_small():
 
 @pytest.fixture(scope="module")
 def browse(tmp_path_factory):
-    """Opens a page in a headless browser; gives its document after the scripts have run."""
+    """Return a function that opens a page in a headless browser and returns its final document."""
     if browser.program() is None:
         pytest.skip("chromium is not installed")
     folder = tmp_path_factory.mktemp("pages")
@@ -233,7 +240,7 @@ def browse(tmp_path_factory):
         script: str = "",
         width: int = 1280,
         dark: bool = False,
-        values: str = "normal",
+        values: str | None = "normal",
         element: str = "",
     ) -> str:
         page = cupyconv.explain(problem, values=values).page(element)
@@ -254,13 +261,13 @@ def told(document: str) -> str:
 
 
 def logged(document: str) -> list[str]:
-    """What a script that was put into the page wrote down."""
+    """Return the log of a script in the page."""
     assert 'data-log="' in document, "the script failed"
     return unescape(re.search(r'data-log="([^"]*)"', document)[1]).split(" | ")
 
 
 def acted(script: str) -> str:
-    """A script that writes down what it sees; `log` takes a text, and `wait` milliseconds."""
+    """Wrap a script that logs texts with `log(text)` and pauses with `wait(milliseconds)`."""
     return f"""
       (async () => {{
         const seen = [], log = (...what) => seen.push(what.join(' ')), $$ = (s) =>
@@ -278,34 +285,34 @@ def acted(script: str) -> str:
     """
 
 
-def test_a_direction_and_a_pair_of_channels_choose_the_planes(browse):
+def test_direction_and_channels_choose_the_planes(browse):
     script = """
       const titles = () => $$('.panel h3').map((h) => h.textContent).join(' ');
       const parts = () => $$('#channels .summed').length + ' ' + $$('#channels .sel').length;
-      log(titles()); log(text('pair').split(',')[0]); log(parts());
+      log(titles()); log(text('pair').split('.')[0]); log(parts());
       $$('#channels button.pair').find((b) => b.textContent === '3,0').click();
-      log(titles()); log(text('pair').split(',')[0]); log(location.hash);
+      log(titles()); log(text('pair').split('.')[0]); log(location.hash);
       $$('input[value=dx]')[0].click(); log(titles()); log(parts());
       $$('input[value=y]')[0].click(); log(titles()); log(parts());
       log($$('input[name=direction]').map((r) => r.parentNode.textContent));
     """
-    assert logged(browse(SAME, script=acted(script))) == [
+    assert logged(browse(SAME, "#dw=2,1,1,1", acted(script))) == [
         "x[1] dy[2] dw[2,1]",
-        "Channel 1 of x and channel 2 of dy make dw[2",
-        "0 3",  # a channel of x, one of dy, and their part of dw
+        "dw[2,1] depends on channel 1 of x and channel 2 of dy only",
+        "0 3",  # a channel of x, a channel of dy, and their slice of dw
         "x[0] dy[3] dw[3,0]",
-        "Channel 0 of x and channel 3 of dy make dw[3",
+        "dw[3,0] depends on channel 0 of x and channel 3 of dy only",
         "#dw=3,0,1,1",
         "dy[3] w[3,0], flipped dx[0]",
-        "3 3",  # the rest of the column
+        "3 3",  # the other filters of the column
         "x[0] w[3,0] y[3]",
-        "2 3",  # the rest of the row
+        "2 3",  # the other channels of the row
         "x, dy → dw,dy, w → dx,x, w → y",
     ]
 
 
 @pytest.mark.parametrize("element", ["dw[2,1,0,2]", "dx[0,1,2,3]", "y[0,2,1,1]"])
-def test_products_are_added_one_by_one_to_the_library_s_number(browse, element):
+def test_steps_add_products_up_to_the_librarys_result(browse, element):
     explanation = cupyconv.explain(SAME)
     found = explanation.element(element)
     script = """
@@ -324,22 +331,22 @@ def test_products_are_added_one_by_one_to_the_library_s_number(browse, element):
         float(a) * float(b)
         for a, b in zip(*(values.tolist() for values in found.values), strict=True)
     ]
-    assert log[0] == f"{element}: nothing is added yet."
+    assert log[0] == f"{element}: no product is added yet."
     assert log[1] == f"Running sum of {element}: 0"
     assert log[2] == "0"
     running = [float(log[place].rpartition(": ")[2]) for place in (3, 8)]
     assert running == pytest.approx([terms[0], sum(terms[:2])], rel=1e-4)
-    assert log[4:8] == ["2", f"1 of {found.count}", "1", str(found.count)]
+    assert log[4:8] == ["2", f"step 1 of {found.count}", "1", str(found.count)]
     given = float(re.search(r"gives (\S+) in float32", log[9])[1])
     total = float(re.search(r"products.*: (\S+)\.$", log[10])[1])
     assert given == pytest.approx(found.computed, rel=1e-5)
     assert total == pytest.approx(given, rel=1e-4)
-    assert log[11:14] == ["0", "Pause", f"Play {found.count} of {found.count}"]
+    assert log[11:14] == ["0", "Pause", f"Play step {found.count} of {found.count}"]
     assert float(log[14]) == total
     assert log[15].startswith(element)
 
 
-def test_integers_are_added_exactly_and_a_channel_follows_the_other(browse):
+def test_integer_products_sum_exactly(browse):
     problem = ConvProblem((1, 2, 4, 4), (3, 2, 2, 2))
     explanation = cupyconv.explain(problem, values="integers")
     script = """
@@ -360,14 +367,14 @@ def test_integers_are_added_exactly_and_a_channel_follows_the_other(browse):
         name, _, shown, total, given = cell.split(" ")
         expected = f"{explanation.element(name).computed:.0f}"
         assert (shown, total, given) == (expected, expected, expected), cell
-    assert last == "x[1] 2,1"  # four products of channel 0 of x, and then channel 1
+    assert last == "x[1] 2,1"  # the fifth product is the first one of channel 1
 
 
-def test_terms_that_are_not_drawn_are_counted_and_added(browse):
+def test_terms_not_drawn_are_counted_and_added(browse):
     explanation = cupyconv.explain(LARGE)
     script = "log(text('place')); log(text('told')); log(text('sum')); log(marked('.c.sel'));"
     log = logged(browse(LARGE, "#dw=3,1,0,1", acted(script)))
-    assert log[0] == "25 of 25, and 9,191 not drawn"
+    assert log[0] == "step 25 of 25 (9,191 products not shown)"
     computed = explanation.element("dw[3,1,0,1]").computed
     assert log[1].startswith("dw[3,1,0,1] is the sum of 9,216 products: ")
     assert float(log[1].rpartition(": ")[2][:-1]) == pytest.approx(computed, rel=1e-4)
@@ -375,13 +382,13 @@ def test_terms_that_are_not_drawn_are_counted_and_added(browse):
     assert log[3] == "dw[3,1,0,1]"
 
 
-def test_what_no_window_reads_is_said_to_be_zero(browse):
+def test_unread_input_is_explained_as_zero(browse):
     assert told(browse(UNREAD, "#dx=0,1,5,0")) == (
-        "dx[0,1,5,0] is zero: no window reads this number of x, so it changes nothing in y."
+        "dx[0,1,5,0] is zero: no window reads this number of x, so it does not affect y."
     )
 
 
-def test_counts_are_a_layer_of_their_own_and_no_cell_is_blank(browse):
+def test_counts_button_shows_product_counts(browse):
     script = """
       const blank = () => $$('.panel [role=gridcell]').filter((c) => !c.textContent).length;
       const shown = () => $$('.panel.result button').map((b) => b.textContent).join();
@@ -391,7 +398,7 @@ def test_counts_are_a_layer_of_their_own_and_no_cell_is_blank(browse):
       log($$('.panel.first button')[0].textContent.includes('.'));
       press('counts'); log(shown() === values);
     """
-    assert logged(browse(SAME, script=acted(script))) == [
+    assert logged(browse(SAME, "#dw=2,1,1,1", acted(script))) == [
         "0",
         "dw[2,1]: counts of products",
         "4,6,4,6,9,6,4,6,4",
@@ -402,13 +409,13 @@ def test_counts_are_a_layer_of_their_own_and_no_cell_is_blank(browse):
     ]
 
 
-def test_keyboard_pointer_and_escape(browse):
+def test_keyboard_and_pointer_select_elements(browse):
     script = """
       const grids = $$('[role=grid]'), at = () => document.activeElement.getAttribute('aria-label');
       log(grids.map((g) => g.querySelectorAll('[tabindex="0"]').length).join());
       grids[0].querySelector('[tabindex="0"]').focus(); log(at());
       key('ArrowRight'); log(at()); key('Home'); log(at()); key('ArrowDown'); log(at());
-      document.activeElement.click(); log(text('pair').split(' make ')[0]);
+      document.activeElement.click(); log(text('pair').split('.')[0]);
       const result = $$('.panel.result [role=grid]')[0];
       result.querySelector('[tabindex="0"]').focus(); key('ArrowUp'); key('End');
       log(at().split(' ')[0]); document.activeElement.click(); log(location.hash);
@@ -423,13 +430,13 @@ def test_keyboard_pointer_and_escape(browse):
       const part = $$('.panel.first .part')[2]; part.click(); log(text('place'));
       log(part.matches('.now')); key('Escape'); log(text('place'));
     """
-    assert logged(browse(SAME, script=acted(script))) == [
+    assert logged(browse(SAME, "#dw=2,1,1,1", acted(script))) == [
         "1,1,1,1",
         "dw[2,1]",
         "dw[2,2]",
         "dw[2,0]",
         "dw[3,0]",
-        "Channel 0 of x and channel 3 of dy",
+        "dw[3,0] depends on channel 0 of x and channel 3 of dy only",
         "dw[3,0,0,2]",
         "#dw=3,0,0,2",
         "1",
@@ -437,33 +444,33 @@ def test_keyboard_pointer_and_escape(browse):
         "dw[3,0,0,2]",
         "dw[3,0,0,2]",
         "dw[3,0,2,0]",
-        "3 of 4",
+        "step 3 of 4",
         "true",
-        "4 of 4",
+        "step 4 of 4",
     ]
 
 
-def test_groups_are_blocks_of_the_grid(browse):
+def test_groups_are_drawn_as_blocks(browse):
     depthwise = ConvProblem((1, 3, 5, 5), (6, 1, 3, 3), groups=3)
     script = """
       log($$('#channels button.pair').map((b) => b.textContent));
       log($$('#channels .apart').length);
       log(text('blocks')); $$('#channels button.pair')[5].click();
-      log($$('.panel h3').map((h) => h.textContent).join(' ')); log(text('pair').split(',')[0]);
+      log($$('.panel h3').map((h) => h.textContent).join(' ')); log(text('pair').split('.')[0]);
       log(text('told').split(' is ')[0]);
     """
     assert logged(browse(depthwise, script=acted(script))) == [
         "0,0,1,0,2,0,3,0,4,0,5,0",
         "12",
-        "3 groups, the blocks of the grid, never meet.",
+        "The 3 groups are separate blocks of the grid.",
         "x[2] dy[5] dw[5,0]",
-        "Channel 2 of x and channel 5 of dy make dw[5",
+        "dw[5,0] depends on channel 2 of x and channel 5 of dy only",
         "dw[5,0,1,1]",
     ]
 
 
 @pytest.mark.parametrize("problem", [SIGNAL, VOLUME], ids=["1-D", "3-D"])
-def test_other_ranks(browse, problem):
+def test_page_supports_one_and_three_axes(browse, problem):
     script = """
       $$('input[value=dx]')[0].click(); log($$('[role=grid]').length);
       log($$('.panel h3').map((h) => h.textContent).join(', ')); log(text('told').split(' is ')[0]);
@@ -479,9 +486,9 @@ def test_other_ranks(browse, problem):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_window_and_all_of_it_can_be_read(browse, width, dark):
-    # A window cannot be as narrow as a phone, a frame can.
+@pytest.mark.parametrize("width", [390, 700, 1280])
+def test_page_fits_the_window_with_enough_contrast(browse, width, dark):
+    # A frame can be as narrow as a phone; a window cannot.
     script = """
       const ratio = (a, b) => {
         const light = (text) => {
@@ -521,7 +528,7 @@ def test_nothing_is_wider_than_the_window_and_all_of_it_can_be_read(browse, widt
     inner, scrolled, target, contrast, paper = unescape(found[1]).split(";")
     assert int(inner) == width
     assert int(scrolled) <= width
-    assert float(target) >= 24  # pixels, which a finger can still hit
+    assert float(target) >= 24  # pixels: large enough for a finger
     assert float(contrast) >= 4.5
     assert (paper == "rgb(255, 255, 255)") == (not dark)
 
@@ -535,9 +542,335 @@ def test_nothing_is_wider_than_the_window_and_all_of_it_can_be_read(browse, widt
     ],
     ids=["complex", "too many to draw", "a slice of padding"],
 )
-def test_what_is_not_known_is_no_number(browse, problem):
+def test_unknown_values_are_never_shown_as_nan(browse, problem):
     document = browse(
         problem, element="dw[0,0,0,0]" if problem.spatial_rank == 2 else "dw[0,0,0,0,0]"
     )
     text = document[document.index("<body") :]
     assert "NaN" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
+
+
+def test_running_sum_after_an_unknown_product_is_unknown(browse):
+    """An unknown product precedes known products."""
+    script = """
+      const rows = () => $$('#ledger tbody tr').map((row) => row.lastChild.textContent);
+      location.hash = '#dw=3,0,4,4'; await wait(100);
+      location.hash = '#dy=0,3,40,50'; await wait(100);
+      log(rows().includes('?'), rows().includes('NaN'));
+    """
+    assert logged(browse(LARGE, script=acted(script))) == ["true false"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "cuts"),
+    [
+        (LARGE, {"Drawn in part: h 0–4, 99 of 100; w 0–4, 99 of 100", ""}),
+        (SAME, {""}),
+    ],
+    ids=["large", "small"],
+)
+def test_partial_thumbnails_are_labelled(browse, problem, cuts):
+    script = "log([...new Set($$('canvas').map((one) => one.title))].sort().join(';;'));"
+    titles = set(logged(browse(problem, script=acted(script)))[0].split(";;"))
+    assert {bool(title) for title in titles} == {bool(cut) for cut in cuts}
+    for title in filter(None, titles):
+        assert re.fullmatch(r"Drawn in part: [hpw] .* of \d+; [wq] .* of \d+", title), title
+
+
+# -- correctness of what is drawn ------------------------------------------------------------------
+
+TENSORS = {"x": "dw", "w": "y", "dy": "dw", "dw": "dw", "dx": "dx", "y": "y"}
+"""Direction that a link to an element opens, keyed by the element's tensor."""
+
+
+def sizes(problem: ConvProblem, tensor: str) -> tuple[int, ...]:
+    return {
+        "x": (problem.N, problem.C, *problem.input_sizes),
+        "w": (problem.K, problem.C // problem.groups, *problem.filter_sizes),
+        "y": (problem.N, problem.K, *problem.output_sizes),
+    }[tensor[-1]]
+
+
+def cut_problems(count: int, seed: int) -> list[ConvProblem]:
+    """Return random layers of 1 to 3 axes, some with axes or channels that are drawn in part."""
+    draw, found = random.Random(seed), []
+    while len(found) < count:
+        rank = (1, 2, 3, 2)[len(found) % 4]
+        most = (400, 70, 22)[rank - 1]
+        groups = draw.choice((1, 1, 2, 13))
+        channels, filters = (draw.choice((1, 2, 3, 14)) for _ in range(2))
+        spatial = [draw.randint(1, most) for _ in range(rank)]
+        taps = [draw.randint(1, draw.choice((3, 5, 14))) for _ in range(rank)]
+        try:
+            problem = ConvProblem(
+                (draw.randint(1, 2), groups * channels, *spatial),
+                (groups * filters, channels, *taps),
+                stride=tuple(draw.randint(1, 4) for _ in range(rank)),
+                dilation=tuple(draw.choice((1, 1, 2, 9)) for _ in range(rank)),
+                padding=draw.choice(("same", "valid", tuple(draw.randint(0, 9) for _ in taps))),
+                groups=groups,
+            )
+        except ConvError:
+            continue
+        if problem.flops < 4e8:
+            found.append(problem)
+    return found
+
+
+_SEEN = """
+  const seen_ = () => ({
+    direction: $$('input[name=direction]:checked')[0].value, told: text('told'), sum: text('sum'),
+    missing: text('missing'), place: text('place'), focus: document.activeElement.ariaLabel,
+    notice: document.getElementById('notice').hidden ? '' : text('notice'), cut: text('cut'),
+    pairs: $$('#channels button.pair').map((b) => [+b.dataset.k, +b.dataset.c]),
+    channelGaps: $$('#channels .gap').length,
+    panels: $$('.panel').map((panel) => ({
+      cells: [...panel.querySelectorAll('.c')].map((b) => [b.ariaLabel, b.textContent]),
+      cut: panel.querySelector('.cut').textContent,
+      marked: [...panel.querySelectorAll('.sel,.looked')].map((b) => b.ariaLabel.split(' ')[0]),
+      gaps: [...panel.querySelectorAll('[role=row]')].map((line) =>
+        [...line.querySelectorAll('[role=gridcell]')].map((c) => +c.matches('.gap'))),
+      slices: [...panel.querySelectorAll('.slices button')].map((b) => b.textContent),
+    })),
+  });
+"""
+
+
+def indices(label: str) -> tuple[str, tuple[int, ...]]:
+    tensor, inside = re.match(r"(\w+)\[([\d,]+)\]", label).groups()
+    return tensor, tuple(map(int, inside.split(",")))
+
+
+def runs(text: str) -> dict[str, tuple[set[int], int]]:
+    """Return positions and size for each letter of a line such as ``h 0–4, 99 of 100``."""
+    found = {}
+    for line in filter(None, re.split(r"\n|; ", text)):
+        letter, numbers, size = re.fullmatch(
+            r"(.+?) ((?:[\d–]+, )*[\d–]+) of ([\d,]+)", line
+        ).groups()
+        shown = set()
+        for run in numbers.split(", "):
+            first, _, last = run.partition("–")
+            shown |= set(range(int(first), int(last or first) + 1))
+        found[letter] = shown, int(size.replace(",", ""))
+    return found
+
+
+def check_drawing(explanation: cupyconv.Explanation, seen: dict) -> None:
+    """Require that positions, gaps, ranges and numbers on a page match the tensors."""
+    problem = explanation.problem
+    filters, channels = ({pair[i] for pair in seen["pairs"]} for i in range(2))
+    shown = runs(seen["cut"].removeprefix("Drawn: ").removesuffix("."))
+    for drawn, size, word in ((filters, problem.K, "k of"), (channels, problem.C, "c of")):
+        noted = [entry for letter, entry in shown.items() if letter.startswith(word)]
+        if noted:
+            assert seen["channelGaps"]
+            assert noted[0][1] == size
+            assert drawn <= noted[0][0] < set(range(size))
+        else:
+            assert problem.groups > 1 or drawn == set(range(size))
+    unknown = False
+    for panel in seen["panels"]:
+        cells = [(*indices(label), label, text) for label, text in panel["cells"]]
+        tensor = cells[0][0]
+        order = problem.filter_axes if tensor[-1] == "w" else problem.data_axes
+        numbers = np.asarray(explanation.data[tensor]).transpose(order)
+        assert numbers.shape == sizes(problem, tensor)
+        letters = LETTERS[{"x": "input", "w": "filter", "y": "output"}[tensor[-1]]]
+        noted = runs(panel["cut"])
+        rank = problem.spatial_rank
+        for axis, letter in enumerate(letters[rank]):
+            size = numbers.shape[2 + axis]
+            drawn = {index[2 + axis] for _, index, _, _ in cells}
+            if rank == 3 and axis == 0:
+                assert len(drawn) == 1
+                drawn = {int(text) for text in panel["slices"] if text != "…"}
+                assert ("…" in panel["slices"]) >= (len(drawn) < size)
+            elif len(drawn) < size:
+                gaps = np.array(panel["gaps"])
+                assert gaps.all(axis=1 if axis == rank - 2 else 0).any(), (tensor, letter)
+            assert {min(drawn), max(drawn)} == {0, size - 1}
+            assert noted.get(letter, (drawn, size)) == (drawn, size)
+            assert (letter in noted) == (len(drawn) < size)
+        for _, index, label, text in cells:
+            value = label.partition(" = ")[2]
+            if value:
+                assert float(value) == pytest.approx(float(numbers[index]), rel=1e-5)
+            else:
+                assert label.endswith("has no value here")
+                assert text == "?"
+                unknown = True
+    assert not unknown or "--element" in seen["missing"]
+
+
+@pytest.mark.parametrize("problem", cut_problems(8, seed=5), ids=str)
+def test_page_cells_match_the_tensors(browse, problem):
+    draw = random.Random(str(problem))
+    explanation = cupyconv.explain(problem)
+    wanted = [
+        (tensor, tuple(draw.randrange(size) for size in sizes(problem, tensor)))
+        for tensor in (*TENSORS, *TENSORS)
+    ]
+    links = [f"#{tensor}={','.join(map(str, index))}" for tensor, index in wanted]
+    script = f"""
+      {_SEEN} const all = [];
+      for (const tensor of ['dw', 'dx', 'y']) {{
+        $$(`input[value=${{tensor}}]`)[0].click(); all.push(seen_());
+      }}
+      for (const link of {json.dumps(links)}) {{
+        location.hash = link; await wait(30); all.push(seen_());
+      }}
+      log(JSON.stringify(all));
+    """
+    seen = json.loads(" | ".join(logged(browse(problem, script=acted(script)))))
+    assert [one["direction"] for one in seen[:3]] == ["dw", "dx", "y"]
+    for one in seen:
+        check_drawing(explanation, one)
+    for (tensor, index), one in zip(wanted, seen[3:], strict=True):
+        name = f"{tensor}[{','.join(map(str, index))}]"
+        assert one["notice"] == ""
+        assert name in [mark for panel in one["panels"] for mark in panel["marked"]], name
+        if tensor not in ("dw", "dx", "y"):
+            assert one["focus"].startswith(f"{name} "), name
+            continue
+        assert one["direction"] == tensor
+        element = explanation.element(name)
+        shown, rest = re.fullmatch(
+            r"step \d+ of (\d+)(?: \(([\d,]+) products? not shown\))?", one["place"]
+        ).groups()
+        assert int(shown) + int((rest or "0").replace(",", "")) == element.count
+        if tensor != "dw" and all(
+            a.filter <= 11 and a.effective_filter <= 24 for a in problem.axes
+        ):
+            summed = set(element.contracted)
+            if tensor == "y":
+                own = problem.C // problem.groups
+                first = index[1] // (problem.K // problem.groups) * own
+                summed = set(range(first, first + own))
+            summed &= {pair[tensor == "y"] for pair in one["pairs"]}
+            along = [len(axis.first) for axis in element.axes]
+            assert int(shown) == np.prod(along) * len(summed), "a window is cut"
+        given = re.search(r"gives (\S+) in", one["sum"])
+        if given:
+            assert float(given[1]) == pytest.approx(element.computed, rel=1e-5)
+        else:
+            assert f"--element '{name}'" in one["missing"]
+
+
+@pytest.mark.parametrize("problem", cut_problems(24, seed=9), ids=str)
+def test_partial_planes_of_a_figure_have_gaps_and_ranges(problem):
+    explanation = cupyconv.explain(problem)
+    text = words(drawing(problem))
+    for direction in scene.scene(explanation).directions.values():
+        tensors = (*direction.operands, direction.tensor)
+        for tensor, plane in zip(tensors, direction.planes, strict=True):
+            letters = LETTERS[{"x": "input", "w": "filter", "y": "output"}[tensor[-1]]]
+            for axis, (places, size) in enumerate(
+                zip(plane, sizes(problem, tensor)[2:], strict=True)
+            ):
+                drawn = {at for at in places if at is not None and at >= 0}
+                assert {0, size - 1} <= drawn <= set(range(size))
+                if len(drawn) < size:
+                    assert None in places
+                    letter = letters[problem.spatial_rank][axis]
+                    noted = re.findall(rf"\b{letter} [\d–, ]+ of {size:,}", text)
+                    assert (drawn, size) in [runs(note)[letter] for note in noted]
+
+
+def test_link_to_an_invalid_element_is_reported(browse):
+    for place, said in (
+        ("#dx=0,1,100,50", "dx[0,1,100,50] is not an element: dx is 1x5x100x100"),
+        ("#dw=2,1,2", "dw[2,1,2] is not an element: dw is 10x5x5x5"),
+        ("#db=1", "The address contains no element. Write for example #dx=0,0,0,0."),
+    ):
+        script = f"{_SEEN} log(JSON.stringify(seen_()));"
+        seen = json.loads(logged(browse(LARGE, place, acted(script)))[0])
+        assert seen["notice"].startswith(said)
+        assert seen["direction"] == "dw"
+
+
+def test_arrow_keys_reach_every_element(browse):
+    """Arrow keys move to the end of partly drawn axes, in every plane and in the channel grid."""
+    problem = ConvProblem((1, 5, 40, 30), (40, 5, 5, 5), padding=1)
+    script = """
+      const walk = async (grid, way, most) => {
+        const found = [];
+        for (let i = 0; i < most; i++) {
+          found.push(document.activeElement.ariaLabel.match(/\\[(.*)\\]/)[1]);
+          key(way); await wait(1);
+        }
+        log(grid, way, found.join(' '));
+      };
+      for (const [tensor, index] of [['dx', 2], ['dx', 0], ['dw', 0], ['dw', 1], ['y', 2]]) {
+        $$(`input[value=${tensor}]`)[0].click();
+        const panel = () => $$('.panel')[index];
+        panel().querySelector('.c').focus();
+        await walk(tensor + index, 'ArrowRight', 45); await walk(tensor + index, 'ArrowDown', 45);
+      }
+      $$('#channels button.pair')[0].focus(); await walk('channels', 'ArrowDown', 45);
+    """
+    walks = [line.split(" ", 2) for line in logged(browse(problem, script=acted(script)))]
+    assert len(walks) == 11
+    extents = {"dx2": (40, 30), "dx0": (38, 28), "dw0": (40, 30), "dw1": (38, 28), "y2": (38, 28)}
+    for grid, way, names in walks:
+        places = [tuple(map(int, name.split(","))) for name in names.split(" ")]
+        if grid == "channels":
+            assert [place[0] for place in places] == [min(i, 39) for i in range(45)]
+            continue
+        axis = -1 if way == "ArrowRight" else -2
+        last = extents[grid][axis] - 1
+        assert [place[axis] for place in places] == [min(i, last) for i in range(45)], (grid, way)
+
+
+@pytest.mark.parametrize(
+    ("problem", "kept", "reason"),
+    [
+        (ConvProblem((8, 64, 56, 56), (256, 64, 3, 3)), {}, "--large"),
+        (ConvProblem((8, 64, 400, 400), (64, 64, 3, 3)), {}, "--large"),
+        (ConvProblem((1, 2, 4, 4), (3, 2, 2, 2), dtype="complex64"), {}, "--element"),
+        (SAME, {"values": None}, "values='normal'"),
+    ],
+    ids=["long to compute", "many numbers", "complex", "left out"],
+)
+def test_missing_values_are_explained(browse, problem, kept, reason):
+    explanation = cupyconv.explain(problem, **kept)
+    assert reason in words(ElementTree.fromstring(explanation.svg()))
+    script = f"""
+      {_SEEN}
+      for (const tensor of ['dw', 'dx', 'y']) {{
+        $$(`input[value=${{tensor}}]`)[0].click(); log(JSON.stringify(seen_()));
+      }}
+    """
+    for line in logged(browse(problem, script=acted(script), **kept)):
+        seen = json.loads(line)
+        assert reason in seen["missing"]
+        assert "the reason is below" in seen["sum"]
+        assert all(text for panel in seen["panels"] for _, text in panel["cells"])
+
+
+def test_large_option_computes_large_values():
+    problem = ConvProblem((1, 64, 200, 200), (128, 64, 3, 3))
+    assert "--large" in str(cupyconv.explain(problem))
+    explanation = cupyconv.explain(problem, large=True)
+    assert "--large" not in str(explanation)
+    assert "conv_backprop_filter gives" in str(explanation)
+    assert "?" not in words(ElementTree.fromstring(explanation.svg()))
+
+
+@pytest.mark.parametrize("layer", read_file(PRESETS), ids=lambda layer: layer.name)
+def test_preset_page_opens_on_the_gradient_of_its_title(browse, layer):
+    script = f"{_SEEN} log(seen_().direction);"
+    opened = "dx" if "input gradient" in layer.title else "dw"
+    assert logged(browse(layer.problem(), script=acted(script))) == [opened]
+
+
+def test_partial_axes_are_labelled_in_the_figure():
+    """The layers are from a bug report: dx of 100x100 drawn as 5x5, and 248 outputs as two."""
+    text = words(drawing(LARGE))
+    assert "h 0–4, 99 of 100" in text
+    assert "k 0–4, 252–255 of 256" in words(drawing(ConvProblem((1, 1, 9), (256, 1, 3))))
+    signal = words(drawing(ConvProblem((1, 3, 1000), (8, 3, 11), stride=4)))
+    assert "q 0–1, 247 of 248" in signal
+    assert "w 0–14, 986–999 of 1,000; q 0–1, 247 of 248" in signal
+    cut = cupyconv.explain(LARGE).map("dx").svg()
+    assert "Drawn: rows 0–14, 86–99 of 100; columns 0–14, 86–99 of 100." in cut

@@ -1,4 +1,4 @@
-"""The programs for other frameworks, run where these are installed and held to our numbers."""
+"""Generated programs for other frameworks, compared with cupyconv if a framework is installed."""
 
 from __future__ import annotations
 
@@ -82,16 +82,16 @@ PROBLEMS = {
 
 
 def execute(text: str, **given: object) -> dict:
-    """Run a program's lines; its names."""
+    """Run a program and return its variables."""
     names = dict(given)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a framework that is imported for the first time
+        warnings.simplefilter("ignore")  # frameworks warn when first imported
         exec(text, names)
     return names
 
 
 def run(problem: ConvProblem, told: Translation) -> dict:
-    """A program on small integers."""
+    """Run a translated program on small integers and return its variables."""
     data = integer_data(problem)
     plain = np.float32 if problem.dtype == "bfloat16" else data.x.dtype
     given = {name: getattr(data, name).astype(plain) for name in ("x", "w", "dy")}
@@ -131,35 +131,39 @@ def require(framework: str) -> None:
 
 @pytest.mark.parametrize("framework", MODULES)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_programs_compute_what_we_compute(framework, name):
+def test_programs_match_cupyconv(framework, name):
     require(framework)
     held_to_ours(PROBLEMS[name], framework)
 
 
 @pytest.mark.parametrize("framework", MODULES)
-def test_programs_of_random_layers(framework):
+def test_programs_of_random_layers_match_cupyconv(framework):
     require(framework)
-    several = 8 if framework == "jax" else 25  # which compiles each anew
+    several = 8 if framework == "jax" else 25  # JAX compiles each program
     for problem in random_problems(several, seed=11, max_macs=500):
         if problem.N:
             held_to_ours(problem, framework)
 
 
 @pytest.mark.parametrize("framework", MODULES)
-def test_whole_programs_run_as_they_are_printed(framework):
+def test_printed_programs_run_unchanged(framework, capsys):
     require(framework)
     problem = PROBLEMS["same-stride"]
     names = execute(translation(problem, framework).program)
+    printed = capsys.readouterr().out.splitlines()
+    for line, name in zip(printed, ("y", "dx", "dw"), strict=True):
+        shape, norm = names[name].shape, np.linalg.norm(names[name])
+        assert line == f"{name}: shape {shape}, norm {norm:.5g}"
     rest = problem.keywords
     dx = cupyconv.conv_backprop_input(problem.input_shape, names["w"], names["dy"], **rest)
     np.testing.assert_allclose(names["dx"], dx, rtol=1e-5, atol=1e-5)
 
 
-# -- the size of dx in others' words ---------------------------------------------------------------
+# -- the size of dx in other frameworks ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_onnx_is_told_an_output_shape_where_it_says_the_same(name):
+def test_onnx_output_shape_is_given_only_if_equivalent(name):
     require("onnx")
     problem = PROBLEMS[name]
     found = re.search(
@@ -174,7 +178,7 @@ def test_onnx_is_told_an_output_shape_where_it_says_the_same(name):
         assert has_rest or uneven >= {-1, 1} or max(map(abs, uneven)) > 1
         return
     if problem.groups > 1 or problem.dtype not in ("float32", "float64"):
-        return  # which onnx's evaluator does not run
+        return  # onnx's evaluator does not support these
     names = execute(translation(problem, "onnx").program)
     attributes = {"output_shape": ast.literal_eval(found[1]), "auto_pad": found[2]}
     dx = names["run"]("ConvTranspose", names["DY"], names["W"], **attributes, **names["same"])
@@ -182,7 +186,7 @@ def test_onnx_is_told_an_output_shape_where_it_says_the_same(name):
 
 
 @pytest.mark.parametrize("name", ["1d", "3d", "uneven-padding", "valid-stride", "3d-same"])
-def test_tensorflow_is_told_a_size_that_it_takes(name):
+def test_tensorflow_accepts_the_given_output_shape(name):
     tf = pytest.importorskip("tensorflow")
     problem, told = PROBLEMS[name], size_of_dx("tensorflow", PROBLEMS[name])
     data, rank = integer_data(problem), problem.spatial_rank
@@ -207,7 +211,7 @@ def size_of_dx(framework: str, problem: ConvProblem) -> str:
     return translation(problem, framework).size
 
 
-# -- what cannot be said ---------------------------------------------------------------------------
+# -- unsupported layers ----------------------------------------------------------------------------
 
 
 def flags(framework: str, name: str) -> str:
@@ -217,13 +221,13 @@ def flags(framework: str, name: str) -> str:
 @pytest.mark.parametrize(
     ("framework", "name", "said"),
     [
-        ("pytorch", "uneven-same", "pads both sides of an axis alike"),
+        ("pytorch", "uneven-same", "pads both sides of an axis equally"),
         ("pytorch", "uneven-same", "padding='same' for stride 1 only"),
         ("pytorch", "same-stride", "axes are NCHW and OIHW"),
         ("tensorflow", "stride-and-dilation", "refuse stride and dilation together"),
         ("tensorflow", "same-lower", "no SAME_LOWER"),
         ("tensorflow", "one-tap", "may crash on gradients of strided filters of one tap"),
-        ("tensorflow", "1d", "knows SAME and VALID only"),
+        ("tensorflow", "1d", "supports SAME and VALID only"),
         ("tensorflow", "groups", "fail on the gradient of groups"),
         ("tensorflow", "multi-channel", "channels-first"),
         (
@@ -233,19 +237,19 @@ def flags(framework: str, name: str) -> str:
         ),
         ("jax", "float64", "jax_enable_x64"),
         ("onnx", "same-stride", "has no gradient of Conv"),
-        ("onnx", "groups", "no single Conv node"),
+        ("onnx", "groups", "one Conv node per group"),
     ],
 )
-def test_what_a_framework_cannot_express_is_flagged(framework, name, said):
+def test_unsupported_features_are_flagged(framework, name, said):
     assert said in flags(framework, name)
 
 
-def test_plain_layers_are_not_flagged():
+def test_supported_layers_are_not_flagged():
     assert flags("pytorch", "multi-channel") == ""
     assert flags("tensorflow", "same-stride") == ""
 
 
-def test_keras_refuses_what_is_said_of_it():
+def test_keras_rejects_what_the_flag_says():
     if importlib.util.find_spec("keras") is None:
         pytest.skip("keras is not installed")
     with warnings.catch_warnings():
@@ -255,7 +259,7 @@ def test_keras_refuses_what_is_said_of_it():
         keras.layers.Conv2D(4, 3, strides=2, dilation_rate=2)
 
 
-def test_pytorch_refuses_what_is_said_of_it():
+def test_pytorch_rejects_what_the_flag_says():
     torch = pytest.importorskip("torch")
     with pytest.raises(RuntimeError, match="stride"):
         torch.nn.functional.conv2d(
@@ -263,7 +267,7 @@ def test_pytorch_refuses_what_is_said_of_it():
         )
 
 
-def test_frameworks_by_name():
+def test_frameworks_are_found_by_name():
     problem = PROBLEMS["same-stride"]
     assert [told.framework for told in translations(problem)] == [
         "TensorFlow",

@@ -1,4 +1,4 @@
-"""Files: what a command writes is there whole or not at all, and nothing else is replaced."""
+"""Output files: a command writes a file completely or not at all, and replaces nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.test_bench_results import ROW
 
 pytestmark = pytest.mark.quick
 
-posix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
+posix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no POSIX files")
 
 SMALL = ("--input", "1x1x5x5", "--filter", "2x1x3x3")
 WRITERS = {
@@ -34,7 +34,7 @@ WRITERS = {
     "--csv": ("bench", "--quick", "--device", "cpu", "--peers", "none"),
     "--plot": ("bench", "--quick", "--device", "cpu", "--peers", "none"),
 }
-"""By each option that names a file to write, a command line that has it."""
+"""Command line for each option that names an output file."""
 
 READERS = {
     "--x": ("grads", *SMALL),
@@ -46,7 +46,7 @@ READERS = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    """No GPU, and a benchmark of one figure that was measured before."""
+    """Hide GPUs, and replace the benchmark by one stored row."""
 
     def run(_place, _asked, log, _advance):
         log.row(ROW)
@@ -68,7 +68,7 @@ def refused(result) -> str:
 
 
 @pytest.mark.parametrize("option", WRITERS)
-def test_a_file_is_made_with_the_permissions_of_any_other(tmp_path, option):
+def test_new_file_has_the_usual_permissions(tmp_path, option):
     before = os.umask(0o027)
     try:
         result = write(option, tmp_path / "out")
@@ -82,7 +82,7 @@ def test_a_file_is_made_with_the_permissions_of_any_other(tmp_path, option):
 
 @posix
 @pytest.mark.parametrize("option", WRITERS)
-def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path, option):
+def test_replaced_file_keeps_its_permissions(tmp_path, option):
     (tmp_path / "out").write_text("precious")
     (tmp_path / "out").chmod(0o600)
     assert write(option, tmp_path / "out").exit_code == 0
@@ -91,9 +91,21 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path, option):
 
 
 @posix
+@pytest.mark.parametrize("mode", [0o000, 0o200, 0o600, 0o755])
+def test_replaced_file_keeps_every_mode(tmp_path, mode):
+    path = tmp_path / "out"
+    path.write_text("precious")
+    path.chmod(mode)
+    files.put(path, b"content")
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    path.chmod(0o600)
+    assert path.read_bytes() == b"content"
+
+
+@posix
 @pytest.mark.parametrize("option", WRITERS)
 @pytest.mark.parametrize("there", [True, False], ids=["to a file", "to nothing"])
-def test_a_link_is_kept_and_its_target_written(tmp_path, option, there):
+def test_symbolic_link_is_kept_and_its_target_written(tmp_path, option, there):
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     target, link = tmp_path / "there" / "target", tmp_path / "here" / "link"
@@ -109,9 +121,9 @@ def test_a_link_is_kept_and_its_target_written(tmp_path, option, there):
 
 
 def device(folder: Path, name: str) -> Path:
-    """A device that works like /dev/null or /dev/full.
+    """Return /dev/null or /dev/full, or an equivalent device.
 
-    Whoever could replace the system's own gets another, in case this goes wrong.
+    The superuser gets a new device, so that a failing test cannot replace the system's device.
     """
     if not Path("/dev", name).is_char_device():
         pytest.skip(f"this system has no /dev/{name}")
@@ -127,7 +139,7 @@ def device(folder: Path, name: str) -> Path:
 
 @posix
 @pytest.mark.parametrize("option", WRITERS)
-def test_a_device_is_written_to(tmp_path, option):
+def test_output_may_be_a_device(tmp_path, option):
     null, link = device(tmp_path, "null"), tmp_path / "link"
     link.symlink_to(null)
     names = set(os.listdir(tmp_path))
@@ -140,7 +152,7 @@ def test_a_device_is_written_to(tmp_path, option):
 
 @posix
 @pytest.mark.parametrize("option", WRITERS)
-def test_a_full_device_is_told(tmp_path, option):
+def test_full_device_is_reported(tmp_path, option):
     full = device(tmp_path, "full")
     line = refused(write(option, full))
     assert f"{full}: No space left on device" in line
@@ -149,7 +161,7 @@ def test_a_full_device_is_told(tmp_path, option):
 
 @posix
 @pytest.mark.parametrize("option", WRITERS)
-def test_a_pipe_is_written_to(tmp_path, option):
+def test_output_may_be_a_pipe(tmp_path, option):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []
@@ -162,8 +174,8 @@ def test_a_pipe_is_written_to(tmp_path, option):
 
 
 @pytest.mark.parametrize("option", WRITERS)
-def test_a_folder_and_what_is_in_none_are_refused_at_once(tmp_path, option, monkeypatch):
-    monkeypatch.setattr(bench_run, "run", lambda *_: pytest.fail("it was computed"))
+def test_folders_and_missing_folders_are_rejected_at_once(tmp_path, option, monkeypatch):
+    monkeypatch.setattr(bench_run, "run", lambda *_: pytest.fail("the benchmark ran"))
     assert f"{option} must be a file that can be written" in refused(write(option, tmp_path))
     assert "there is no folder" in refused(write(option, tmp_path / "no" / "file"))
     assert os.listdir(tmp_path) == []
@@ -171,7 +183,7 @@ def test_a_folder_and_what_is_in_none_are_refused_at_once(tmp_path, option, monk
 
 @pytest.mark.parametrize("option", [*WRITERS, *READERS])
 @pytest.mark.parametrize("path", ["", "a\0b"], ids=["empty", "NUL"])
-def test_what_is_no_path_is_refused(option, path):
+def test_invalid_paths_are_rejected(option, path):
     words = {**WRITERS, **READERS}[option]
     given = [path] if option in ("--compare", "FILE.onnx") else [option, path]
     line = refused(CliRunner().invoke(main, [*words, *given]))
@@ -179,8 +191,8 @@ def test_what_is_no_path_is_refused(option, path):
 
 
 @posix
-def test_standard_output_goes_on_where_the_file_ended(tmp_path):
-    # Opened anew it would be written from its beginning, over what is there.
+def test_dev_stdout_continues_the_redirected_file(tmp_path):
+    # If it were opened again, writing would start at the beginning and overwrite the content.
     program = (
         "import sys; from pathlib import Path; from cupyconv import files\n"
         "print('one', flush=True); files.put(Path('/dev/stdout'), b'two\\n'); print('three')"
@@ -191,13 +203,13 @@ def test_standard_output_goes_on_where_the_file_ended(tmp_path):
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_name_as_long_as_names_can_be(tmp_path):
+def test_longest_possible_file_name_is_accepted(tmp_path):
     path = tmp_path / ("n" * 255)
     files.put(path, b"content")
     assert path.read_bytes() == b"content"
 
 
-def test_a_circle_of_links_is_told(tmp_path):
+def test_circular_links_are_reported(tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(OSError, match="a") as caught:
@@ -205,7 +217,7 @@ def test_a_circle_of_links_is_told(tmp_path):
     assert caught.value.filename == str(tmp_path / "a")
 
 
-def test_a_log_is_never_the_file_itself(tmp_path):
+def test_bench_leaves_no_log_beside_the_file(tmp_path):
     assert write("--json", tmp_path / "figures.jsonl").exit_code == 0
     assert os.listdir(tmp_path) == ["figures.jsonl"]
 
@@ -232,7 +244,7 @@ import signal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """
-"""The tests themselves may run where these are ignored, which children inherit."""
+"""Code that restores default signal handlers, since children inherit ignored signals."""
 
 
 def waiting(folder, command=(sys.executable, "-c"), before=HEARING):
@@ -249,7 +261,7 @@ def waiting(folder, command=(sys.executable, "-c"), before=HEARING):
 
 @posix
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
-def test_a_program_that_is_told_to_end_leaves_nothing(tmp_path, name):
+def test_terminated_program_leaves_no_partial_file(tmp_path, name):
     (tmp_path / "out.npz").write_text("precious")
     process, number = waiting(tmp_path), getattr(signal, name)
     process.send_signal(number)
@@ -260,7 +272,7 @@ def test_a_program_that_is_told_to_end_leaves_nothing(tmp_path, name):
 
 
 @posix
-def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path):
+def test_ignored_hang_up_does_not_end_the_program(tmp_path):
     process = waiting(tmp_path, ("nohup", sys.executable, "-c"), before="")
     try:
         process.send_signal(signal.SIGHUP)
@@ -271,13 +283,13 @@ def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path):
         process.communicate(timeout=300)
 
 
-def test_handlers_are_put_back():
+def test_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     CliRunner().invoke(main, ["shapes", *SMALL])
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def test_the_program_runs_in_any_thread():
+def test_program_runs_in_any_thread():
     results = []
     thread = threading.Thread(
         target=lambda: results.append(CliRunner().invoke(main, ["shapes", *SMALL]).exit_code)
@@ -291,7 +303,7 @@ def test_the_program_runs_in_any_thread():
 
 
 @posix
-def test_a_folder_of_results_is_whole_or_not_there(tmp_path, monkeypatch):
+def test_dask_results_are_written_completely_or_not_at_all(tmp_path, monkeypatch):
     pytest.importorskip("dask")
     pytest.importorskip("zarr")
     from cupyconv.cli import chunked
@@ -319,15 +331,15 @@ def test_a_folder_of_results_is_whole_or_not_there(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_the_saved_arrays_are_read_through_a_link(tmp_path):
+def test_saved_arrays_can_be_written_through_a_link(tmp_path):
     (tmp_path / "link").symlink_to("out.npz")
     assert write("--save", tmp_path / "link").exit_code == 0
     with np.load(tmp_path / "out.npz") as saved:
         assert {"x", "w", "y", "dy", "dx", "dw", "db"} <= set(saved.files)
 
 
-def test_no_other_module_writes_files():
-    # The benchmark's log grows line by line, and Zarr's folders are Zarr's.
+def test_only_three_modules_write_files():
+    # The benchmark appends to its log line by line, and Zarr writes its own folders.
     others = {"cupyconv/files.py", "cupyconv/bench/results.py", "cupyconv/dask/results.py"}
     root = Path(__file__).resolve().parent.parent
     writing = re.compile(
@@ -340,4 +352,4 @@ def test_no_other_module_writes_files():
         if writing.search(path.read_text(encoding="utf-8"))
     ]
     assert set(found) <= others
-    assert "cupyconv/dask/results.py" in found, "they are seen at all"
+    assert "cupyconv/dask/results.py" in found, "the pattern must match"

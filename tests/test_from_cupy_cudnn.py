@@ -1,4 +1,4 @@
-"""Programs written for CuPy 13's cudnn module: sigpy's own functions, and the line to change."""
+"""Programs written for CuPy 13's cudnn module: sigpy's functions with one changed import."""
 
 import itertools
 from pathlib import Path
@@ -13,7 +13,7 @@ LOST, REPLACED = "from cupy import cudnn", "from cupyconv import cudnn"
 
 @pytest.fixture(scope="module")
 def conv():
-    """sigpy.conv as it would be with a cuDNN, but for the one import."""
+    """Load sigpy.conv as with cuDNN, but with the import from cupyconv."""
     sigpy = pytest.importorskip("sigpy")
     text = Path(sigpy.conv.__file__).read_text(encoding="utf-8")
     assert text.count(LOST) == 1
@@ -37,7 +37,7 @@ DTYPES = ("float32", "float64", "complex64", "complex128")
 
 
 def case(axes, mode, stride, multi_channel, batch, dtype):
-    """Data, filters and an output of Gaussian integers, and the keywords."""
+    """Return data and filters of Gaussian integers, keywords, and a function for more tensors."""
     numbers = np.random.default_rng(3)
 
     def integers(shape):
@@ -58,7 +58,7 @@ def case(axes, mode, stride, multi_channel, batch, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("axes", [1, 2, 3])
-def test_sigpys_own_functions_give_what_its_cpu_code_gives(conv, axes, dtype):
+def test_sigpys_gpu_functions_match_its_cpu_functions(conv, axes, dtype):
     tried = 0
     for one in GRID:
         if one[0] != axes:
@@ -80,7 +80,7 @@ def test_sigpys_own_functions_give_what_its_cpu_code_gives(conv, axes, dtype):
         for name, (given, expected) in compared.items():
             ours = on_the_gpu(conv, name, given, keywords)
             assert ours.dtype == data.dtype
-            # Theirs is by FFT where that is faster, ours is exact.
+            # sigpy uses an FFT if that is faster; cupyconv's results are exact.
             np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-3)
             whole = np.round(ours.real) + 1j * np.round(ours.imag)
             np.testing.assert_array_equal(ours, whole)
@@ -89,19 +89,19 @@ def test_sigpys_own_functions_give_what_its_cpu_code_gives(conv, axes, dtype):
 
 
 def on_the_gpu(conv, name, given, keywords):
-    """As the public functions call these for arrays of a GPU."""
+    """Call sigpy's function for GPU arrays as its public functions do."""
     function = getattr(conv, {"convolve": "_convolve_cuda"}.get(name, f"_convolve_{name}_cuda"))
     first, second, *rest = given
     if first.dtype.kind == "f":
         return function(first, second, *rest, **keywords)
-    # The adjoints conjugate what they are linear in.
+    # sigpy's public adjoint functions conjugate this argument.
     second = second if name == "convolve" else second.conj()
     return conv._complex(function, first, second, *rest, **keywords)
 
 
-# -- the page, whose code tests/test_docs.py runs --------------------------------------------------
+# -- the documentation page (tests/test_docs.py runs its code) -------------------------------------
 
 
-def test_the_line_to_change_is_the_one_that_is_replaced_here():
+def test_page_shows_the_changed_import():
     text = PAGE.read_text(encoding="utf-8")
     assert f"-{LOST}\n+{REPLACED}\n" in text

@@ -1,4 +1,4 @@
-"""The attack of tests/fuzz finds faults that are put in, makes them small, and finds no others."""
+"""The attack of tests/fuzz finds and shrinks injected faults, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from tests import emulator
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
+import torch
+
 from tests.fuzz import checking, drawing, judging, oracle
 from tests.fuzz.attacking import Orders, attack
 from tests.fuzz.cases import OPERATIONS, Case, View
@@ -32,7 +34,7 @@ HEALTHY = {name: getattr(cupyconv, name) for name in OPERATIONS}
 
 Function = Callable[..., Any]
 Fault = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
-"""Calls a function of the library with its arguments, and gets it wrong."""
+"""Function that calls a library function with its arguments and makes a mistake."""
 
 
 def exchanges_the_paddings(function, given, keywords):
@@ -116,7 +118,17 @@ def conjugates_twice(function, given, keywords):
     return result
 
 
-FAULTS = {  # with the beginning of the finding's kind
+def forgets_lazy_signs(function, given, keywords):
+    def memory(value):
+        is_lazy = isinstance(value, torch.Tensor) and value.is_neg() and not value.is_conj()
+        if not is_lazy or value.dtype == torch.bfloat16:
+            return value
+        return np.from_dlpack(value)
+
+    return function(*map(memory, given), **keywords)
+
+
+FAULTS = {  # fault: start of the finding's kind
     exchanges_the_paddings: "wrong",
     drops_negative_strides: "wrong",
     is_off_by_some_ulp: "wrong",
@@ -127,13 +139,14 @@ FAULTS = {  # with the beginning of the finding's kind
     conjugates_twice: "wrong",
     writes_beside_out: "outside",
     changes_an_input: "changed",
+    forgets_lazy_signs: "wrong",
 }
 LAYERS = 150
-"""In which each fault has to be found."""
+"""Maximum number of layers until a fault must be found (chosen)."""
 
 
 def put_in(patch: pytest.MonkeyPatch, module: Any, fault: Fault) -> None:
-    """Let a module's functions have a fault."""
+    """Inject a fault into a module's functions."""
 
     def faulty(function: Function) -> Function:
         return lambda *given, **keywords: fault(function, given, keywords)
@@ -143,7 +156,7 @@ def put_in(patch: pytest.MonkeyPatch, module: Any, fault: Fault) -> None:
 
 
 def first_finding(stream: str, kind: str) -> str:
-    """The report of the first finding of a kind; AssertionError if there is none."""
+    """Return the report of the first finding of a kind, or raise AssertionError."""
     for message, content in attack(Orders(SEED, (stream,), layers=LAYERS)):
         if message == "finding" and content[0][0] == kind:
             return content[1]
@@ -155,19 +168,19 @@ def program_of(report: str) -> str:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_faults_are_found_and_made_small(fault, monkeypatch):
+def test_faults_are_found_and_shrunk(fault, monkeypatch):
     with monkeypatch.context() as patch:
         put_in(patch, cupyconv, fault)
         report = first_finding("numpy", FAULTS[fault])
         program = program_of(report)
         with pytest.raises((AssertionError, ZeroDivisionError, cupyconv.ConvError)):
             exec(program, {})
-    exec(program, {})  # nothing is wrong without the fault
+    exec(program, {})  # the program passes without the fault
     sizes = re.findall(r"flat\[: (\d+)\]", program)
     assert max(map(int, sizes), default=0) <= 20, program
 
 
-def test_faults_of_kernels_are_found_and_made_small(monkeypatch):
+def test_faults_of_kernels_are_found_and_shrunk(monkeypatch):
     def as_a_kernel(name: str) -> Function:
         def compute(*given: Any, arch: str, precision: str = "", impl: str = "", **keywords: Any):
             result = HEALTHY[name](*given, **keywords)
@@ -191,7 +204,7 @@ def test_faults_of_kernels_are_found_and_made_small(monkeypatch):
 
 
 @pytest.mark.parametrize(("stream", "layers"), [("numpy", 100), ("kernels", 1)])
-def test_a_short_attack_finds_nothing(stream, layers):
+def test_short_attack_finds_nothing(stream, layers):
     *_, (_, figures) = messages = list(attack(Orders(SEED, (stream,), layers=layers)))
     assert [content[1] for message, content in messages if message == "finding"] == []
     passes = figures.passes if stream == "numpy" else figures.kernels
@@ -199,14 +212,14 @@ def test_a_short_attack_finds_nothing(stream, layers):
 
 
 @pytest.mark.parametrize("draw", [drawing.numpy_cases, drawing.kernel_cases])
-def test_a_number_and_a_seed_are_a_case(draw):
+def test_number_and_seed_determine_a_case(draw):
     assert repr(list(draw("b", 7))) == repr(list(draw("b", 7)))
     assert repr(list(draw("b", 7))) != repr(list(draw("b", 8)))
     assert repr(list(draw("b", 7))) != repr(list(draw("c", 7)))
 
 
-def test_what_is_drawn_is_of_every_kind():
-    cases = [case for number in range(260) for case in drawing.numpy_cases(SEED, number)]
+def test_random_cases_cover_every_feature():
+    cases = [case for number in range(600) for case in drawing.numpy_cases(SEED, number)]
     views = [view for case in cases for view in case.views.values()]
     assert {case.operation for case in cases} == set(OPERATIONS)
     assert {case.dtype for case in cases} == set(oracle.DTYPES)
@@ -227,7 +240,7 @@ def is_legal(case: Case) -> bool:
     return True
 
 
-def test_an_interrupted_attack_says_what_it_has():
+def test_interrupted_attack_prints_its_summary():
     command = [sys.executable, "-m", "tests.fuzz", "--only", "numpy", "--jobs", "1", "--seed", "d"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attacker:
         assert attacker.stdout is not None
@@ -243,7 +256,7 @@ def test_an_interrupted_attack_says_what_it_has():
 
 @pytest.mark.parametrize(
     ("size", "taps", "stride", "padding", "output", "pads"),
-    [  # TensorFlow's own examples of SAME and VALID, and an even filter
+    [  # TensorFlow's examples of SAME and VALID, then even filters and wide strides
         (13, 6, 5, "SAME", 3, (1, 2)),
         (13, 6, 5, "VALID", 2, (0, 0)),
         (7, 2, 1, "same", 7, (0, 1)),
@@ -251,7 +264,7 @@ def test_an_interrupted_attack_says_what_it_has():
         (9, 1, 4, "same", 3, (0, 0)),
     ],
 )
-def test_the_oracle_pads_as_published(size, taps, stride, padding, output, pads):
+def test_oracle_pads_as_documented(size, taps, stride, padding, output, pads):
     layer = oracle.geometry(
         Case("conv_forward", 1, 1, 1, 1, (size,), (taps,), stride, padding=padding)
     )
@@ -259,8 +272,9 @@ def test_the_oracle_pads_as_published(size, taps, stride, padding, output, pads)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_any_order_of_a_sum_is_right(dtype):
-    # Broadcast, so that of the 504 results only 63 differ: few enough to be nearly exact by luck.
+def test_sums_in_any_order_are_accepted(dtype):
+    # The filter is broadcast, so that only 63 of the 504 results differ.  With so few, all may be
+    # nearly exact by chance.
     repeated = View(repeated=(1, 2))
     for seed in range(60):
         case = Case(
@@ -281,7 +295,7 @@ def test_any_order_of_a_sum_is_right(dtype):
             assert not judging.bounds(case, known).wrong(sums).any()
 
 
-def test_the_oracle_shares_no_code_with_the_library():
+def test_oracle_shares_no_code_with_the_library():
     script = (
         "import sys; from tests.fuzz import oracle, judging; "
         "assert not [name for name in sys.modules if name.startswith('cupyconv')]"

@@ -1,14 +1,14 @@
-"""The Hopper kernels on the CPU, under the checker: exact on integers, in three schedules.
+"""The Hopper kernels in the emulator: exact on integers, in three schedules.
 
-Data formats are mostly channels last, and filters in both formats that need no copy; tiles,
-clusters, splits and schedules go round the cases, so that each meets many.
+Most data is channels last, with filters in both formats that need no copy.  Tiles, clusters,
+splits and schedules vary from case to case.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -17,12 +17,11 @@ import cupyconv
 from cupyconv import ConvProblem, formats
 from cupyconv.backends import Tensors
 from cupyconv.errors import ConvError
-from cupyconv.gpu import compiler, hopper, sources, tensormaps
-from cupyconv.gpu.launch import Part
-from cupyconv.planning import Device, PassPlan, Plan, Request, plan, plan_pass
-from cupyconv.planning.copies import ROLES_OF, copy_bytes, shape_of
-from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.families.hopper import (
+from cupyconv.gpu import compiler, sources, tensormaps
+from cupyconv.kernels import hopper
+from cupyconv.kernels.copies import ROLES_OF, copy_bytes, shape_of
+from cupyconv.kernels.family import Choices
+from cupyconv.kernels.hopper import (
     has_taps,
     is_planar,
     is_pointwise,
@@ -33,10 +32,15 @@ from cupyconv.planning.families.hopper import (
     takes_turns,
     walks,
 )
-from cupyconv.planning.strides import Strides, element_strides
+from cupyconv.kernels.strides import Strides, element_strides
+from cupyconv.launch import Part
+from cupyconv.planning import Device, PassPlan, Plan, Request, plan, plan_pass
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.launches import prepare
+from cupyconv.planning.plan import plan_of
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import agreement, emulator
-from tests.agreement import compute, fits, planned
+from tests.agreement import candidate_with, compute, fits, plan_with
 from tests.configurations import (
     HOPPER_CASES,
     Data,
@@ -47,12 +51,12 @@ from tests.configurations import (
     random_problems,
 )
 from tests.cubins import disassemble, instructions, no_spills
-from tests.views import BY_NAME, KINDS, named
+from tests.views import BY_NAME, KINDS, named, strides_of
 from tests.views import require_exact as require_exact_on_views
 
 ARCH = "sm_90"
 FAMILY = FAMILIES["cuda-hopper"]
-PLANAR = [tile for tile in FAMILY.tiles if tile.defines["PLANAR"]]  # for 16-bit types
+PLANAR = [tile for tile in FAMILY.tiles if tile.defines["PLANAR"]]  # 16-bit types
 WIDE = [tile for tile in FAMILY.tiles if tile.itemsize == 2 and tile not in PLANAR]
 SINGLE = [tile for tile in FAMILY.tiles if tile.itemsize == 4]
 PLANES = FAMILIES["cuda-hopper-bf16x6"]
@@ -60,56 +64,68 @@ BY_PLANES = {"impl": PLANES.name, "arch": ARCH, "precision": "bf16x6"}
 
 
 def last_axes(problem: ConvProblem) -> list[ConvProblem]:
-    """The problem with channels-last data, with its filters' channels last and filters last."""
+    """Return the problem with channels-last data and each channels-last or filters-last filter."""
     rank = problem.spatial_rank
     data = formats.data_formats(rank)[1]
     return [in_formats(problem, data, filters) for filters in formats.filter_formats(rank)[1:]]
 
 
 def require_exact(
-    problem: ConvProblem, impl: str = "cuda-hopper", precision: str = "ieee"
+    problem: ConvProblem, impl: str = "cuda-hopper", precision: str = "ieee", **choices: int
 ) -> tuple[str, ...]:
-    """The passes that the family takes agree with the reference; which they were."""
+    """Require exact results of the passes that a family supports, and return the passes."""
     passes = fits(problem, impl, ARCH, precision)
+    how: str | Plan = impl
+    if choices:
+        how = plan_with(problem, impl, emulator.device(ARCH), precision=precision, **choices)
     agreement.require_exact(
-        emulator, problem, impl=impl, arch=ARCH, passes=passes, precision=precision
+        emulator, problem, impl=how, arch=ARCH, passes=passes, precision=precision
     )
     return passes
 
 
 def run_case(number: int, turn: int) -> tuple[str, ...]:
     problem = last_axes(HOPPER_CASES[number].problem)[turn]
-    with (
-        planned("cuda-hopper", 2 * number + turn, splits=1 + 2 * (number % 2)),
-        emulator.settings(emulator.SCHEDULES[(number + turn) % 3]),
-    ):
-        dtype = "bfloat16" if number % 4 == 3 else "float16"
-        return require_exact(problem.replace(dtype=dtype))
+    problem = problem.replace(dtype="bfloat16" if number % 4 == 3 else "float16")
+    with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
+        return require_exact(problem, tile=2 * number + turn, splits=1 + 2 * (number % 2))
 
 
 @pytest.mark.parametrize("number", range(len(HOPPER_CASES)), ids=[c.name for c in HOPPER_CASES])
-def test_on_its_edges(number):
+def test_edge_cases_are_exact(number):
     assert run_case(number, turn=number % 2) == PASSES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(HOPPER_CASES)), ids=[c.name for c in HOPPER_CASES])
-def test_on_its_edges_in_the_other_filter_format(number):
+def test_edge_cases_are_exact_in_the_other_filter_format(number):
     assert run_case(number, turn=1 - number % 2) == PASSES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tile", range(len(WIDE)))
 @pytest.mark.parametrize("splits", [1, 3])
-def test_with_every_tile_and_split(tile, splits):
+def test_every_tile_and_split_is_exact(tile, splits):
     for name in ("several_tiles", "phases_of_one_two_and_four_taps", "groups"):
         case = next(case for case in HOPPER_CASES if case.name == name)
         for number, problem in enumerate(last_axes(case.problem)):
-            with (
-                planned("cuda-hopper", tile, splits),
-                emulator.settings(emulator.SCHEDULES[number]),
-            ):
-                require_exact(problem.replace(dtype="float16"))
+            with emulator.settings(emulator.SCHEDULES[number]):
+                require_exact(problem.replace(dtype="float16"), tile=tile, splits=splits)
+
+
+@pytest.mark.parametrize("splits", [7, 9])
+def test_splits_may_have_one_step_or_none(splits):
+    """Nine steps are divided into seven splits, of which two are empty, or into nine splits."""
+    problem = ConvProblem((1, 64, 6, 7), (64, 64, 3, 3), padding=1, dtype="float16")
+    problem = last_axes(problem)[0]
+    request = Request(problem, "forward", Device.of(ARCH))
+    for tile in FAMILY.fitting_tiles(request):
+        assert FAMILY.candidate(request, Choices(tile=tile, splits=9)).splits == 9
+        assert FAMILY.candidate(request, Choices(tile=tile, splits=10)) is None
+    assert {one.splits for one in FAMILY.candidates(request)} == {1}
+    chosen = plan_with(problem, "cuda-hopper", emulator.device(ARCH), splits=splits)
+    assert chosen["forward"].splits == splits
+    agreement.require_exact(emulator, problem, impl=chosen, arch=ARCH, passes=("forward",))
 
 
 # -- float32 ---------------------------------------------------------------------------------------
@@ -118,26 +134,30 @@ FLOAT_CASES = ("one_tile", "everything_differs", "a_volume_with_phases", "groups
 
 
 @pytest.mark.parametrize("name", FLOAT_CASES)
-def test_tf32(name):
-    """wgmma takes operands contiguous along k; there are copies of those that are not."""
+def test_tf32_is_exact_on_integers(name):
+    """wgmma needs tf32 operands that are contiguous along k; other operands are copied."""
     number = [case.name for case in HOPPER_CASES].index(name)
     schedule = emulator.SCHEDULES[number % 3]
     problem = last_axes(HOPPER_CASES[number].problem)[number % 2]
-    with planned("cuda-hopper", number, splits=1 + 2 * (number % 2)), emulator.settings(schedule):
-        assert require_exact(problem, precision="tf32") == ("forward", "backprop_input")
+    with emulator.settings(schedule):
+        passes = require_exact(problem, precision="tf32", tile=number, splits=1 + 2 * (number % 2))
+    assert passes == ("forward", "backprop_input")
 
 
 @pytest.mark.parametrize("name", FLOAT_CASES)
-def test_planes_on_the_edges(name):
+def test_planes_are_exact_on_edge_cases(name):
     number = [case.name for case in HOPPER_CASES].index(name)
     problem = last_axes(HOPPER_CASES[number].problem)[number % 2]
     schedule = emulator.SCHEDULES[number % 3]
-    with planned(PLANES.name, number, splits=1 + 2 * (number % 2)), emulator.settings(schedule):
-        assert require_exact(problem, PLANES.name, "bf16x6") == PASSES
+    with emulator.settings(schedule):
+        passes = require_exact(
+            problem, PLANES.name, "bf16x6", tile=number, splits=1 + 2 * (number % 2)
+        )
+    assert passes == PASSES
 
 
-def test_planes_hold_all_bits_of_float32():
-    """Integers of 20 bits times -1, 0 and 1, either way round: every plane is needed."""
+def test_planes_keep_all_bits_of_float32():
+    """One operand has 20-bit integers, the other -1, 0 and 1, so that every plane is needed."""
     problem = ConvProblem(
         (1, 5, 6, 8), (8, 1, 1, 8), data_format="NHWC", filter_format="OHWI"
     )  # fmt: skip
@@ -153,8 +173,8 @@ def test_planes_hold_all_bits_of_float32():
         assert (got == cupyconv.conv_forward(**tensors, impl="reference", **arguments)).all()
 
 
-def test_planes_err_no_more_than_plain_float32():
-    """Against float64, in units of the sum of the terms' magnitudes, over 576 terms each."""
+def test_planes_have_no_larger_error_than_float32():
+    """Errors against float64 are relative to the sum of magnitudes of 576 terms."""
     problem = ConvProblem(
         (1, 9, 9, 64), (64, 3, 3, 64), padding=1, data_format="NHWC", filter_format="OHWI"
     )  # fmt: skip
@@ -174,8 +194,8 @@ def test_planes_err_no_more_than_plain_float32():
     assert np.sqrt((errors[0] ** 2).mean()) <= np.sqrt((errors[1] ** 2).mean())
 
 
-def test_planes_at_the_ends_of_the_range():
-    """What the header of conv_planes.cu promises of overflow, subnormals, infinity and NaN."""
+def test_planes_handle_extreme_values():
+    """Huge, subnormal and non-finite values behave as the header of conv_planes.cu states."""
     problem = ConvProblem(
         (1, 1, 8, 8), (8, 1, 1, 8), data_format="NHWC", filter_format="OHWI"
     )  # fmt: skip
@@ -193,8 +213,8 @@ def test_planes_at_the_ends_of_the_range():
     assert y[7] == 0
 
 
-def test_planes_are_not_chosen_unasked():
-    """Their accuracy has not been measured on a GPU; and they are not "ieee"."""
+def test_planes_are_planned_only_for_bf16x6():
+    """Splitting into planes is not exact, so it needs precision="bf16x6"."""
     problem, device = last_axes(HOPPER_CASES[0].problem)[0], Device.of(ARCH)
     for pass_ in PASSES:
         for precision in ("ieee", "tf32"):
@@ -207,7 +227,7 @@ def test_planes_are_not_chosen_unasked():
         assert "workspace" in PLANES.refuses(replace(asked, workspace_limit=1000))
 
 
-def test_a_plan_of_planes_is_carried_out_only_where_they_are_permitted():
+def test_plans_with_planes_are_replayed_only_if_permitted():
     problem, device = last_axes(HOPPER_CASES[0].problem)[0], Device.of(ARCH)
     kept = Plan.from_json(plan(problem, device, PLANES.name, "bf16x6").to_json())
     request = Request(problem, "forward", device)
@@ -221,7 +241,7 @@ def test_a_plan_of_planes_is_carried_out_only_where_they_are_permitted():
 
 
 def random_lines(count: int, seed: int) -> list[ConvProblem]:
-    """Random problems with channels last, of 8 times, 5 times or just as many of them."""
+    """Return random channels-last problems with channels multiplied by 8, 5 or 1."""
     found: list[ConvProblem] = []
     for problem in random_problems(count, seed=seed):
         if problem.groups == 1 and 0 not in problem.input_shape:
@@ -238,8 +258,8 @@ FORMATS = (formats.data_formats, formats.filter_formats)
 
 
 @pytest.mark.thorough
-def test_random_configurations():
-    """One variant each of three ranks would be compiled anew: only as many as time allows."""
+def test_random_layers_are_exact():
+    """Few layers are tested, because each rank needs separately compiled kernels."""
     ran = 0
     for number, problem in enumerate(random_lines(32, seed=3)):
         with emulator.settings(emulator.SCHEDULES[number % 3]):
@@ -248,10 +268,10 @@ def test_random_configurations():
 
 
 @pytest.mark.slow
-def test_more_random_configurations():
+def test_more_random_layers_are_exact():
     for number, problem in enumerate(random_lines(200, seed=4)):
-        with planned("cuda-hopper", number), emulator.settings(emulator.SCHEDULES[number % 3]):
-            require_exact(problem)
+        with emulator.settings(emulator.SCHEDULES[number % 3]):
+            require_exact(problem, tile=number)
 
 
 OTHER_TYPES = {
@@ -259,14 +279,14 @@ OTHER_TYPES = {
     "tf32": ("cuda-hopper", "float32", "tf32"),
     "planes": (PLANES.name, "float32", "bf16x6"),
 }
-"""Family, dtype and precision."""
+"""Family, dtype and precision, keyed by kind of operands."""
 
 
 def long_integers(problem: ConvProblem, pass_: str, share: int) -> Data:
-    """Integers whose sums float32 holds, and of which every plane of bfloat16 has a part.
+    """Return integers whose sums are exact in float32, and which need every plane of bfloat16.
 
-    The bits that the number of terms leaves go to the first operand (``share`` 0), to the second
-    (1), or half to each (2), so that all six products of planes are needed.
+    The bits of a product are given to the first operand (``share`` 0), to the second (1), or half
+    to each (2), so that all six products of planes are needed.
     """
     taps = math.prod(problem.filter_sizes)
     terms = {
@@ -274,7 +294,7 @@ def long_integers(problem: ConvProblem, pass_: str, share: int) -> Data:
         "backprop_input": taps * (problem.K // problem.groups),
         "backprop_filter": problem.N * math.prod(problem.output_sizes),
     }[pass_]
-    bits = 22 - max(terms, 1).bit_length()  # sums of parts that were rounded up, and the bias
+    bits = 22 - max(terms, 1).bit_length()  # leaves room for rounded-up planes and the bias
     first = (bits, 0, bits // 2)[share]
     generator = np.random.default_rng(share)
 
@@ -291,19 +311,23 @@ def long_integers(problem: ConvProblem, pass_: str, share: int) -> Data:
 
 
 def require_random(kind: str, count: int, seed: int) -> int:
-    """Random problems of a type agree with the reference in all passes; how many runs it were."""
+    """Require exact results for random problems, and return the number of passes run."""
     impl, dtype, precision = OTHER_TYPES[kind]
     ran = 0
     for number, random in enumerate(random_lines(8 * count, seed=seed)[:count]):
         problem = random.replace(dtype=dtype)
-        with (
-            planned(impl, number, splits=1 + 2 * (number % 2)),
-            emulator.settings(emulator.SCHEDULES[number % 3]),
-        ):
-            passes = require_exact(problem, impl, precision)
+        choices = {"tile": number, "splits": 1 + 2 * (number % 2)}
+        with emulator.settings(emulator.SCHEDULES[number % 3]):
+            passes = require_exact(problem, impl, precision, **choices)
             for pass_ in passes if kind == "planes" else ():
                 data = long_integers(problem, pass_, (number + PASSES.index(pass_)) % 3)
-                got = compute(emulator, pass_, problem, data, **BY_PLANES)
+                chosen = plan_with(
+                    *(problem, impl, emulator.device(ARCH)),
+                    passes=(pass_,),
+                    precision=precision,
+                    **choices,
+                )
+                got = compute(emulator, pass_, problem, data, **{**BY_PLANES, "impl": chosen})
                 expected = compute(cupyconv, pass_, problem, data, impl="reference")
                 assert np.array_equal(got, expected), f"{pass_} of {problem}"
         ran += len(passes)
@@ -312,14 +336,14 @@ def require_random(kind: str, count: int, seed: int) -> int:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", OTHER_TYPES)
-def test_random_configurations_of_other_types(kind):
-    """Few, because each needs kernels of its own."""
+def test_random_layers_of_other_dtypes_are_exact(kind):
+    """Few layers are tested, because each needs separately compiled kernels."""
     assert require_random(kind, 3, seed=7) >= 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHER_TYPES)
-def test_more_random_configurations_of_other_types(kind):
+def test_more_random_layers_of_other_dtypes_are_exact(kind):
     assert require_random(kind, 60, seed=8) >= 80
 
 
@@ -337,8 +361,8 @@ def test_activation_and_bias_are_fused():
         )
 
 
-def test_tensors_with_gaps_between_pixels():
-    """x and y are channels of wider tensors, so that C is not stored by TMA's boxes."""
+def test_tensors_with_gaps_between_pixels_are_exact():
+    """x and y are some channels of wider tensors, so that TMA cannot store C."""
     problem = last_axes(HOPPER_CASES[0].problem.replace(dtype="float16"))[0]
     data = integer_data(problem)
     wide = np.zeros((*data.x.shape[:2], 2 * data.x.shape[2], data.x.shape[3] + 8), np.float16)
@@ -355,8 +379,8 @@ def test_tensors_with_gaps_between_pixels():
 
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("offset", [2, 4, 8])
-def test_results_that_begin_anywhere(data_format, offset):
-    """Only runs that are aligned are stored at once."""
+def test_results_may_begin_at_any_address(data_format, offset):
+    """Vector stores are used only for aligned runs."""
     problem = in_formats(HOPPER_CASES[0].problem, data_format, "OHWI")
     problem = problem.replace(dtype="float16")
     data = integer_data(problem)
@@ -375,10 +399,10 @@ def test_results_that_begin_anywhere(data_format, offset):
 
 # -- groups ----------------------------------------------------------------------------------------
 
-# By number of groups, channels and filters of each: the passes that sum over whole lines, or over
-# pixels.
+# (groups, channels per group, filters per group): the supported passes, which sum over whole lines
+# or over pixels.
 PARTS_OF_LINES = {
-    (2, 40, 36): ("backprop_filter",),
+    (2, 40, 40): ("backprop_filter",),
     (3, 32, 72): ("backprop_filter",),
     (2, 64, 40): ("forward", "backprop_filter"),
     (2, 72, 64): ("backprop_input", "backprop_filter"),
@@ -387,8 +411,8 @@ PARTS_OF_LINES = {
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("groups", PARTS_OF_LINES, ids=lambda one: "-".join(map(str, one)))
-def test_groups_that_fill_no_lines(groups, every):
-    """A line has something of the next group where no product sums over it: it is dropped."""
+def test_groups_smaller_than_a_line_are_exact(groups, every):
+    """A line extends into the next group; products do not sum over that part, and drop it."""
     count, channels, filters = groups
     turn = list(PARTS_OF_LINES).index(groups)
     layer = ConvProblem(
@@ -397,15 +421,13 @@ def test_groups_that_fill_no_lines(groups, every):
     )  # fmt: skip
     orders = [*last_axes(layer), layer]
     for number, problem in enumerate(orders if every else orders[turn % 3 :][:1]):
-        with (
-            planned("cuda-hopper", 2 * (number + turn), splits=1 + 2 * (number % 2)),
-            emulator.settings(emulator.SCHEDULES[(number + turn) % 3]),
-        ):
-            assert require_exact(problem) == PARTS_OF_LINES[groups]
+        with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
+            passes = require_exact(problem, tile=2 * (number + turn), splits=1 + 2 * (number % 2))
+        assert passes == PARTS_OF_LINES[groups]
 
 
-def test_groups_that_fill_no_lines_keep_to_themselves():
-    """Not a number in one group is in no result of another, and no box hangs over into the next."""
+def test_groups_smaller_than_a_line_are_independent():
+    """A NaN in one group does not reach results of other groups."""
     layer = ConvProblem((1, 128, 4, 8), (80, 64, 1, 1), groups=2, dtype="float16")
     problem = in_formats(layer, "NHWC", "OHWI")
     data = integer_data(problem)
@@ -421,7 +443,7 @@ def test_groups_that_fill_no_lines_keep_to_themselves():
 
 
 @pytest.mark.parametrize("operands", ["float16", "bf16x6"])
-def test_what_is_summed_over_is_of_whole_lines(operands):
+def test_products_must_sum_over_whole_lines(operands):
     layer = last_axes(ConvProblem((2, 96, 5, 6), (128, 48, 3, 3), padding=1, groups=2))[0]
     family, problem, precision = (
         (FAMILY, layer.replace(dtype="float16"), "ieee")
@@ -457,31 +479,30 @@ IN_OTHER_ORDERS = (
 
 
 @pytest.mark.parametrize("name", IN_OTHER_ORDERS)
-def test_other_memory_orders(name):
-    """Copies, rows where they lie, and results stored as they are wanted."""
+def test_other_memory_orders_are_exact(name):
+    """Operands are copied or read in place, and results are stored in the given order."""
     number = [case.name for case in HOPPER_CASES].index(name)
     first, *others = all_formats(HOPPER_CASES[number].problem.replace(dtype="float16"))
     for turn, problem in enumerate((first, others[number % 3])):
-        with (
-            planned("cuda-hopper", 2 * (number + turn), splits=1 + 2 * (number % 2)),
-            emulator.settings(emulator.SCHEDULES[(number + turn) % 3]),
-        ):
-            assert require_exact(problem) == PASSES
+        with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
+            passes = require_exact(problem, tile=2 * (number + turn), splits=1 + 2 * (number % 2))
+        assert passes == PASSES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [case.name for case in HOPPER_CASES])
-def test_every_memory_order(name):
+def test_every_memory_order_is_exact(name):
     number = [case.name for case in HOPPER_CASES].index(name)
     for turn, problem in enumerate(all_formats(HOPPER_CASES[number].problem)):
         schedule = emulator.SCHEDULES[(number + turn) % 3]
         for dtype, precision in (("bfloat16", "ieee"), ("float32", "tf32")):
-            with planned("cuda-hopper", number + turn), emulator.settings(schedule):
-                require_exact(problem.replace(dtype=dtype), precision=precision)
+            with emulator.settings(schedule):
+                typed = problem.replace(dtype=dtype)
+                require_exact(typed, precision=precision, tile=number + turn)
 
 
 def layout(problem, pass_, strides, operands="float16"):
-    """With images as they lie, if they can be read so."""
+    """Return the planar layout of a problem, if it has one."""
     last, *rows = layouts(problem, pass_, strides, operands)
     assert not is_planar(last.problem)
     assert all(is_planar(found.problem) for found in rows)
@@ -493,8 +514,8 @@ def planar(problem, pass_, operands="float16", **changes):
     return is_planar(layout(problem, pass_, strides, operands).problem)
 
 
-def test_images_with_channels_first_are_read_where_they_lie():
-    """If nothing is gathered under taps, and not much more than their pixels is computed."""
+def test_channels_first_images_are_read_in_place():
+    """Images are read in place if the filter has one tap and lines waste few pixels."""
     read = {(28, 28): True, (8, 16): True, (10, 20): False, (16, 20): True, (9, 8): False}
     for (height, width), reads in read.items():
         problem = ConvProblem((2, 64, height, width), (64, 64, 1, 1), dtype="float16")
@@ -507,10 +528,10 @@ def test_images_with_channels_first_are_read_where_they_lie():
             assert not planar(problem, pass_, alignment=8)
     column = problem.replace(input_shape=(2, 64, 320, 1))
     assert planar(column, "forward")
-    # One column of wider images: pixels are no neighbours, though the last axis has a stride of 1.
+    # In a column of wider images pixels are not contiguous, though the last axis has stride 1.
     of_wider = replace(Strides.contiguous(column), x=(64 * 320 * 8, 320 * 8, 8, 1))
     assert layout(column, "forward", of_wider).copied == ("x",)
-    # Of larger images, rows: they are as good as the images if they are as long as lines.
+    # Rows of larger images are read in place if they are as long as lines.
     for width, reads in ((64, True), (32, False)):
         crop = problem.replace(input_shape=(2, 64, 16, width))
         step = 2 * width
@@ -519,8 +540,8 @@ def test_images_with_channels_first_are_read_where_they_lie():
             assert planar(crop, "forward", **changes) == reads
 
 
-def test_a_plan_says_what_is_done_to_operands_before():
-    rows = ConvProblem((32, 64, 56, 56), (64, 64, 3, 3), padding=1, dtype="float16")
+def test_plan_reports_copies_of_operands():
+    rows = ConvProblem((32, 64, 56, 56), (64, 64, 3, 1), padding=(1, 0), dtype="float16")
     short = rows.replace(input_shape=(32, 64, 28, 28))
     for problem, precision, said in (
         (rows, "ieee", ("w copied with channels last", "w copied with channels last", "")),
@@ -544,56 +565,71 @@ def test_a_plan_says_what_is_done_to_operands_before():
             assert one.reason.endswith(f"; before it, {words}" if words else family.summary)
 
 
-def test_rows_with_channels_first_are_read_where_they_lie():
-    """If windows are neighbours along them, and not much more than their pixels is computed."""
-    rows = ConvProblem((2, 64, 4, 56), (64, 64, 3, 3), padding=1, dtype="float16")
+def test_channels_first_rows_are_read_in_place():
+    """Rows are read in place if taps are aligned to 16 bytes and lines waste few pixels."""
+    rows = ConvProblem((2, 64, 4, 56), (64, 64, 3, 1), padding=(1, 0), dtype="float16")
+    windows = rows.replace(filter_shape=(64, 64, 3, 3), padding=1)
     halves = {"forward": False, "backprop_input": True, "backprop_filter": False}
     for problem, reads in (
         (rows, dict.fromkeys(PASSES, True)),
-        (rows.replace(stride=(2, 1), dilation=(1, 3), padding=(1, 3)), dict.fromkeys(PASSES, True)),
-        (rows.replace(input_shape=(2, 64, 4, 48)), dict.fromkeys(PASSES, False)),  # 64 / 48
-        (rows.replace(input_shape=(2, 64, 4, 60)), dict.fromkeys(PASSES, False)),  # 120 bytes
+        (windows, dict.fromkeys(PASSES, False)),  # taps are at -2 and 2 bytes
+        (windows.replace(padding=(1, 8), dilation=(1, 8)), dict.fromkeys(PASSES, True)),
+        (windows.replace(padding=(1, 4), dilation=(1, 4)), dict.fromkeys(PASSES, False)),
+        (rows.replace(stride=(2, 1), padding=(3, 0), dilation=(3, 1)), dict.fromkeys(PASSES, True)),
+        # 48 pixels would be computed as 64, and rows of 60 pixels have 120 bytes.
+        (rows.replace(input_shape=(2, 64, 4, 48)), dict.fromkeys(PASSES, False)),
+        (rows.replace(input_shape=(2, 64, 4, 60)), dict.fromkeys(PASSES, False)),
         (rows.replace(input_shape=(2, 64, 4, 112), stride=2), halves),
-        (rows.replace(padding=(1, 0)), {**halves, "forward": True, "backprop_input": False}),
     ):
         for pass_ in PASSES:
             assert planar(problem, pass_) == reads[pass_], (problem, pass_)
             assert not planar(problem, pass_, "tf32")
     volume = ConvProblem((1, 64, 4, 4, 64), (64, 64, 3, 3, 3), padding=1, dtype="float16")
     assert not any(planar(volume, pass_) for pass_ in PASSES)
-    # Maps for each tap along the row, of which each has something to read.
-    row = ConvProblem((1, 8, 120), (8, 8, 15), padding=7, dtype="float16")
+    # A filter gradient needs a map for each tap of a row, and each map must read some pixels.
+    row = ConvProblem((1, 8, 120), (8, 8, 15), padding=56, dilation=8, dtype="float16")
     assert all(planar(row, pass_) for pass_ in PASSES)
-    longer = row.replace(filter_shape=(8, 8, 17), padding=8)
+    longer = row.replace(filter_shape=(8, 8, 17), padding=64)
     assert [planar(longer, pass_) for pass_ in PASSES] == [True, True, False]
     beyond = row.replace(filter_shape=(8, 8, 3), padding=120, dilation=120)
     assert [planar(beyond, pass_) for pass_ in PASSES] == [True, True, False]
 
 
 @pytest.mark.parametrize("of_result", ["inside", "transposed"])
-def test_rows_of_larger_images_are_read_where_they_lie(of_result):
-    """What lies around them is not read, and the result goes where it is wanted."""
+def test_rows_of_larger_images_are_read_in_place(of_result):
+    """Memory around the rows is not read, and the result is written in place."""
     number = [case.name for case in HOPPER_CASES].index("rows_of_filled_lines")
     problem = HOPPER_CASES[number].problem.replace(dtype="float16")
+    problem = problem.replace(dilation=(1, 8), padding=(1, 8))  # taps are aligned to 16 bytes
     for turn, pass_ in enumerate(PASSES):
         kinds = {**named(problem, pass_, "inside"), "out": BY_NAME[of_result]}
-        with planned("cuda-hopper", PLANAR[turn]), emulator.settings(emulator.SCHEDULES[turn]):
-            require_exact_on_views(emulator, problem, pass_, kinds, impl="cuda-hopper", arch=ARCH)
+        chosen = plan_with(
+            *(problem, "cuda-hopper", emulator.device(ARCH)),
+            tile=PLANAR[turn],
+            passes=(pass_,),
+            strides=strides_of(problem, pass_, kinds),
+        )
+        with emulator.settings(emulator.SCHEDULES[turn]):
+            require_exact_on_views(emulator, problem, pass_, kinds, impl=chosen, arch=ARCH)
 
 
 @pytest.mark.parametrize("name", ["rows_of_filled_lines", "rows_of_two_lines"])
-def test_pixels_that_fill_up_a_line_meet_nothing(name):
-    """A filter gradient has a NaN of x only under the taps that read it."""
+def test_padding_pixels_of_a_line_do_not_contribute(name):
+    """A NaN of x reaches the filter gradient only at taps that read it."""
     number = [case.name for case in HOPPER_CASES].index(name)
     problem = HOPPER_CASES[number].problem.replace(dtype="float16")
+    rows = problem.dilation[0], problem.padding[0]
+    problem = problem.replace(dilation=(rows[0], 8), padding=(rows[1], (8, 8)))
     data = integer_data(problem)
     x, dy = data.x.astype("float16"), data.dy.astype("float16")
     x[0, 1, 1, -1] = np.nan
     arguments = (x, problem.filter_shape, dy)
-    with planned("cuda-hopper", PLANAR[0]):
-        got = emulator.conv_backprop_filter(
-            *arguments, impl="cuda-hopper", arch=ARCH, **problem.keywords
-        )
+    chosen = plan_with(
+        *(problem, "cuda-hopper", emulator.device(ARCH)),
+        tile=PLANAR[0],
+        passes=("backprop_filter",),
+    )
+    got = emulator.conv_backprop_filter(*arguments, impl=chosen, arch=ARCH, **problem.keywords)
     expected = cupyconv.conv_backprop_filter(*arguments, impl="reference", **problem.keywords)
     np.testing.assert_array_equal(got, expected)
     assert 0 < np.isnan(got[:, 1]).sum() < got[:, 1].size
@@ -602,7 +638,7 @@ def test_pixels_that_fill_up_a_line_meet_nothing(name):
 @pytest.mark.parametrize(
     "change", [lambda x: x[..., ::2], lambda x: x[:, :, ::-1, ::2]], ids=["gaps", "backwards"]
 )
-def test_memory_that_tma_cannot_read_goes_through_a_copy(change):
+def test_memory_that_tma_cannot_read_is_copied(change):
     problem = last_axes(HOPPER_CASES[2].problem.replace(dtype="float16"))[0]
     data = integer_data(problem)
     x = change(np.repeat(data.x, 2, axis=3))
@@ -611,7 +647,7 @@ def test_memory_that_tma_cannot_read_goes_through_a_copy(change):
     assert (got == cupyconv.conv_forward(x, data.w, impl="reference", **arguments)).all()
 
 
-def test_only_what_cannot_be_reached_is_copied():
+def test_only_unreadable_operands_are_copied():
     problem = HOPPER_CASES[0].problem.replace(dtype="float16")
     wanted = {
         ("NHWC", "OHWI"): set(),
@@ -627,7 +663,7 @@ def test_only_what_cannot_be_reached_is_copied():
             seen = layout(given, pass_, Strides.contiguous(given))
             assert set(seen.copied) == unreached & operands
             assert seen.problem.data_format == "NHWC"
-    # A channels-first array whose memory is channels last, as PyTorch has them.
+    # A channels-first array whose memory is channels last, as in PyTorch.
     strides = Strides.contiguous(in_formats(problem, "NHWC", "OHWI"))
     x, w, y = ((s[0], s[3], s[1], s[2]) for s in (strides.x, strides.w, strides.y))
     for pass_ in PASSES:
@@ -637,8 +673,8 @@ def test_only_what_cannot_be_reached_is_copied():
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_views_that_tma_does_not_walk_over_are_copied(kind):
-    """Those with strides that are negative or 0, and with elements that share memory."""
+def test_views_that_tma_cannot_read_are_copied(kind):
+    """Views with negative or zero strides, or overlapping elements, are copied."""
     problem = in_formats(HOPPER_CASES[0].problem, "NHWC", "OHWI").replace(dtype="float16")
     contiguous = Strides.contiguous(problem)
     shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
@@ -652,12 +688,12 @@ def test_views_that_tma_does_not_walk_over_are_copied(kind):
                 assert copied == ()
             elif kind.shares or kind.name.startswith("reversed"):
                 assert copied == (role,)
-            elif kind.name == "inside" and role == "x":  # the others may have to be matrices
+            elif kind.name == "inside" and role == "x":  # other operands may need to be matrices
                 assert copied == ()
 
 
-def test_copies_of_16_bits_meet_no_bank_conflict():
-    problem = HOPPER_CASES[0].problem.replace(dtype="float16")  # channels first
+def test_copies_of_16_bit_types_have_no_bank_conflicts():
+    problem = HOPPER_CASES[0].problem.replace(dtype="float16")  # NCHW
     outcomes = []
     with emulator.settings(bank_conflicts=True, on_outcome=outcomes.append):
         assert require_exact(problem) == PASSES
@@ -667,7 +703,7 @@ def test_copies_of_16_bits_meet_no_bank_conflict():
     assert [one for one in of_copies if one.wavefronts > one.ideal] == []
 
 
-def test_copies_keep_to_the_workspace_limit():
+def test_copies_respect_the_workspace_limit():
     problem = HOPPER_CASES[0].problem.replace(dtype="float16")
     for pass_ in PASSES:
         request = Request(problem, pass_, Device.of(ARCH))
@@ -676,11 +712,11 @@ def test_copies_keep_to_the_workspace_limit():
         assert "workspace" in FAMILY.refuses(replace(request, workspace_limit=needed - 1))
 
 
-def test_images_are_copied_where_that_is_faster():
-    """Rows that fill up lines cost products; a copy costs memory, and has to be afforded."""
+def test_images_are_copied_only_if_that_is_faster():
+    """Padding rows to lines costs products; a copy costs time and workspace."""
     device = Device.of(ARCH)
-    deep = ConvProblem((32, 256, 28, 56), (16, 256, 7, 7), padding=3, dtype="float16")
-    few = deep.replace(filter_shape=(256, 256, 1, 3), padding=(0, 1))
+    deep = ConvProblem((32, 256, 28, 56), (16, 256, 49, 1), padding=(24, 0), dtype="float16")
+    few = deep.replace(filter_shape=(256, 256, 3, 1), padding=(1, 0))
     for problem, is_copied in ((deep, True), (few, False)):
         planned = plan_pass(problem, "backprop_input", device, "cuda-hopper")
         assert planned.tile in (WIDE if is_copied else PLANAR)
@@ -691,7 +727,7 @@ def test_images_are_copied_where_that_is_faster():
     assert planned.workspace_bytes == of_filter
 
 
-def test_a_workspace_is_as_large_as_what_lies_in_it():
+def test_workspace_size_equals_its_contents():
     rows = all_formats(ConvProblem((2, 64, 4, 56), (24, 64, 3, 3), padding=1, dtype="float16"))
     one_channel = ConvProblem((1, 1, 16, 60), (1, 1, 7, 7), padding=3)
     for problem, family, precision in (
@@ -702,14 +738,13 @@ def test_a_workspace_is_as_large_as_what_lies_in_it():
         for pass_ in fits(problem, family.name, ARCH, precision):
             request = Request(problem, pass_, Device.of(ARCH), precision)
             for one in family.candidates(request):
-                planned = PassPlan(
-                    pass_, family.name, "", one.tile, one.blocks, one.splits, one.workspace_bytes
-                )
-                require_workspace(hopper.stage(planned, problem, request.memory), planned)
+                choices = {field.name: getattr(one, field.name) for field in fields(Choices)}
+                planned = PassPlan(pass_, family.name, "", **choices)
+                require_workspace(hopper.stage(request, planned), planned)
 
 
 def require_workspace(made: hopper.Staged, planned_: PassPlan) -> None:
-    """The sums of splits lie in it, and behind them one copy after the other."""
+    """Require a workspace with the sums of splits, followed by the copies."""
     size, planes, end = made.other.itemsize, made.other.planes, 0
     if planned_.splits > 1:
         sums = split_elements(made.problem, planned_.pass_, planned_.tile)
@@ -720,8 +755,8 @@ def require_workspace(made: hopper.Staged, planned_: PassPlan) -> None:
     assert end == planned_.workspace_bytes, planned_
 
 
-def test_the_last_tile_of_tensors_beyond_32_bits():
-    """Only the pages that one tile touches exist."""
+def test_last_tile_of_tensors_beyond_32_bits():
+    """x and y have more than 2^32 elements; only the pages that the tile touches are allocated."""
     problem = ConvProblem(
         (1, 32_000, 33_000, 8), (8, 3, 3, 8), data_format="NHWC", filter_format="OHWI",
         dtype="float16",
@@ -747,8 +782,8 @@ def test_the_last_tile_of_tensors_beyond_32_bits():
     assert not y[0, : 1 << 8, 0].any()
 
 
-def test_tiles_are_taken_in_bands():
-    """Eight rows of tiles, one column of them after the other: operands are still in L2."""
+def test_tiles_are_visited_in_bands():
+    """A band has eight rows of tiles, visited column by column, so that operands stay in L2."""
     problem = ConvProblem(
         (1, 32, 40, 8), (128, 1, 1, 8), data_format="NHWC", filter_format="OHWI", dtype="float16"
     )  # fmt: skip
@@ -757,8 +792,8 @@ def test_tiles_are_taken_in_bands():
     backend = emulator.convolutions.backend(ARCH)
     backend.device = replace(backend.device, multiprocessors=2**30)  # a block for each tile
     (tile,) = (t for t in WIDE if (t.block_m, t.block_n) == (128, 64))
-    with planned("cuda-hopper", tile):
-        pass_plan = plan_pass(problem, "forward", backend.device, "cuda-hopper")
+    chosen = plan_with(problem, "cuda-hopper", backend.device, tile=tile, passes=("forward",))
+    pass_plan = chosen["forward"]
     assert pass_plan.tile == tile
     met = []
     for block in range(pass_plan.blocks):
@@ -779,7 +814,7 @@ def test_tiles_are_taken_in_bands():
 # -- maps and walks --------------------------------------------------------------------------------
 
 
-def test_a_map_belongs_to_its_address_and_its_shape():
+def test_encoded_maps_are_cached_by_address_and_shape():
     made = []
 
     def encode(one, address):
@@ -799,26 +834,25 @@ def test_a_map_belongs_to_its_address_and_its_shape():
 
 
 COLUMN = ConvProblem((1, 64, 40, 1), (64, 64, 1, 1))
-"""Whose pixels follow each other along an axis that is not the innermost."""
+"""Layer whose pixels are contiguous along an axis that is not the innermost."""
 
 GROUPS_WITHIN_A_PIECE = ConvProblem((1, 384, 4, 8), (216, 64, 1, 1), groups=6)
 ROWS_WITHIN_A_PIECE = ConvProblem((1, 8, 6, 64), (8, 8, 3, 3))
-"""Whose images, and not their rows, are of whole pieces of 16 bytes."""
+"""Layer whose images, but not rows, are multiples of 16 bytes."""
 
 MAPPED = (("cuda-hopper", "bfloat16", "ieee"), ("cuda-hopper", "float32", "tf32"))
 MAPPED += ((PLANES.name, "float32", "bf16x6"),)
-"""Families with a dtype and a precision of each kind of operands."""
+"""Family, dtype and precision for each kind of operands."""
 
 
 @pytest.mark.parametrize("kind", MAPPED, ids=lambda kind: kind[-1])
-def test_products_are_told_where_every_element_lies(kind):
-    """By maps of the tensors or of their copies, in boxes that the ring has room for; and results
-    are stored in pieces as large as they may be."""
+def test_tensor_maps_address_every_element(kind):
+    """Boxes of tensor maps fit the ring, and results are stored in the widest possible vectors."""
     seen = set()
     for request, chosen in planned_on_views(*kind):
         problem, pass_, strides = request.problem, request.pass_, request.memory
-        device, made = request.device, hopper.stage(chosen, problem, strides)
-        launches = hopper.prepare(chosen, problem, strides, None, device)
+        device, made = request.device, hopper.stage(request, chosen)
+        launches = FAMILIES[kind[0]].launches(request, chosen)
         product = next(one for one in launches if one.entry == "conv_hopper")
         require_tiles(product, made.problem, chosen, device)
         require_sums_added_up(launches, made, chosen)
@@ -851,7 +885,7 @@ def test_products_are_told_where_every_element_lies(kind):
 
 
 def stored(problem: ConvProblem, strides: Strides, pass_: str, splits: int) -> tuple[int, int]:
-    """How a result is stored and in what pieces, by the addresses of its elements."""
+    """Return the store and the vector of a result, derived from its elements' addresses."""
     role = ROLES_OF[pass_][-1]
     steps, shape = getattr(strides, role), shape_of(problem, role)
     channel = len(shape) - 1 if role == "w" else problem.data_axes[1]
@@ -870,14 +904,14 @@ def stored(problem: ConvProblem, strides: Strides, pass_: str, splits: int) -> t
     pixels = 2 * sum_of_products(shape[:-1], steps[:-1]).ravel() if not is_planar(problem) else []
     gaps = set(np.diff(pixels)) or {16 * shape[-1]}
     is_matrix = len(gaps) == 1 and not min(gaps) % 16 and min(gaps) >= 2 * shape[-1]
-    # A box may not hang over into the next group.
+    # A box must not extend into the next group.
     is_matrix &= problem.groups == 1 or of_group % 64 == 0
     by_tma = is_one and not is_planar(problem) and is_matrix and strides.alignment == 16
     return hopper.STORE_BOXES if by_tma else hopper.STORE_ROWS, run
 
 
 def longest_run(problem, strides, role, axes, of_group, is_one=True) -> int:
-    """The most elements along axes, of those that belong together, that are always one piece."""
+    """Return the longest vector along axes that is contiguous and aligned everywhere in a group."""
     shape, itemsize = shape_of(problem, role), ITEMSIZE[problem.dtype]
     lies = strides.alignment % 16 + itemsize * sum_of_products(shape, getattr(strides, role))
     last = range(-len(axes), 0)
@@ -892,7 +926,7 @@ def longest_run(problem, strides, role, axes, of_group, is_one=True) -> int:
 
 
 def planned_on_views(impl: str, dtype: str, precision: str):
-    """Passes of all cases on contiguous tensors and on views, with many tiles and some splits."""
+    """Yield requests and plans of all cases, on contiguous tensors and on views, with splits."""
     family = FAMILIES[impl]
     layers = (ROWS_WITHIN_A_PIECE, COLUMN, GROUPS_WITHIN_A_PIECE)
     for number, layer in enumerate((*layers, *(case.problem for case in HOPPER_CASES))):
@@ -906,15 +940,12 @@ def planned_on_views(impl: str, dtype: str, precision: str):
                 request = Request(problem, pass_, device, precision, strides=strides).reduced
                 if family.refuses(request) is None:
                     for tile in tiles_of_layouts(family, request, turn):
-                        with planned(impl, tile, splits=(1, 2, 1, 3)[(turn + gap) % 4]):
-                            yield (
-                                request,
-                                plan_pass(problem, pass_, device, impl, precision, strides=strides),
-                            )
+                        splits = (1, 2, 1, 3)[(turn + gap) % 4]
+                        yield request, plan_of(request, candidate_with(request, impl, tile, splits))
 
 
 def tiles_of_layouts(family, request: Request, number: int):
-    """Some tile for each of the ways in which the tensors can be met."""
+    """Return one fitting tile for each layout: channels last, and planar if supported."""
     fitting: dict[int, list] = {}
     for one in family.candidates(request):
         fitting.setdefault(one.tile.defines["PLANAR"], []).append(one.tile)
@@ -922,7 +953,7 @@ def tiles_of_layouts(family, request: Request, number: int):
 
 
 def inside_larger_ones(problem: ConvProblem, gap: int) -> Strides:
-    """Strides of parts of larger tensors, of whose other pixels and taps every second is read."""
+    """Return strides of views with a gap between pixels and taps; a gap of 0 is contiguous."""
     steps = []
     for shape in (problem.input_shape, problem.filter_shape, problem.output_shape):
         *outer, inner = (size + 8 * bool(gap) for size in shape)
@@ -933,12 +964,12 @@ def inside_larger_ones(problem: ConvProblem, gap: int) -> Strides:
 
 
 def require_map(one: tensormaps.TensorMap, problem: ConvProblem, role: str, operand) -> None:
-    """A map leads to every element, plane after plane."""
+    """Require a tensor map to address every element of every plane."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     lies = operand.offset + operand.itemsize * sum_of_products(shape, steps)
     planes = np.arange(operand.planes) * copy_bytes(shape, operand.itemsize)
     expected = lies + planes.reshape(-1, *(1 for _ in shape))
-    if is_planar(problem) and role != "w":  # rows may end before what no tap reads
+    if is_planar(problem) and role != "w":  # a map may omit pixels that no tap reads
         expected = expected[..., : one.extents[0]]
     outwards = one.extents[::-1]
     found = one.offset + sum_of_products(outwards, (*one.strides[::-1], one.itemsize))
@@ -947,13 +978,13 @@ def require_map(one: tensormaps.TensorMap, problem: ConvProblem, role: str, oper
 
 
 def sum_of_products(shape, steps) -> np.ndarray:
-    """Of each index with the steps of its axes."""
+    """Return the sum of products of indices and strides."""
     indices = np.indices(shape, sparse=True)
     return sum((at * step for at, step in zip(indices, steps, strict=True)), start=np.int64(0))
 
 
 def require_copies(made: hopper.Staged, asked: ConvProblem, strides: Strides) -> None:
-    """The launch before reads every element that it copies, in the order of the copy."""
+    """Require the preceding launch to read every element that it copies, in the copy's order."""
     assert len(made.before) == bool(made.made)
     for launch in made.before:
         *operands, (records,) = launch.arguments
@@ -982,8 +1013,9 @@ def require_copies(made: hopper.Staged, asked: ConvProblem, strides: Strides) ->
 
 
 def require_form(planned_: PassPlan, made: hopper.Staged, asked: ConvProblem, strides) -> None:
-    """A filter that is copied has a form, its copy alone, which is read where it is given."""
-    form = hopper.filter_form(planned_, asked, strides)
+    """Require that a copied filter can be prepared, and that the prepared filter is not copied."""
+    request = Request(asked, planned_.pass_, Device.of(ARCH), strides=strides)
+    form = planned_.family.filter_form(request, planned_)
     assert (form is not None) == ("w" in dict(made.made))
     if form is None:
         return
@@ -992,14 +1024,14 @@ def require_form(planned_: PassPlan, made: hopper.Staged, asked: ConvProblem, st
     assert form.name == order + f" in {planes} planes of bfloat16" * (planes > 1)
     assert form.bytes == planes * copy_bytes(made.problem.filter_shape, made.other.itemsize)
     require_copies(replace(made, before=(form.launch,), made=(("w", 0),)), asked, strides)
-    held = hopper.stage(planned_, asked, replace(strides, w_arranged=True))
+    held = hopper.stage(replace(request, strides=replace(strides, w_arranged=True)), planned_)
     assert held.other == replace(made.other, role="w", offset=0)
     assert held.made == tuple(one for one in made.made if one[0] != "w")
     require_copies(held, asked, strides)
 
 
 def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Device) -> None:
-    """All tiles of all splits are walked over, in their steps, by as many blocks as stay."""
+    """Require the walk to cover all tiles of all splits, with one cluster per resident place."""
     (walk,), cluster = product.arguments[4], planned_.tile.defines["CLUSTER"]
     tiles = planned_.blocks * planned_.splits
     steps = max(found[2] for found in matrices(problem, planned_.pass_, planned_.tile, 1))
@@ -1014,7 +1046,7 @@ def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Dev
 
 
 def require_macros(macros, problem: ConvProblem, planned_: PassPlan, maps: int) -> None:
-    """What the kernel is made for; rows of a filter gradient are of windows or of filters."""
+    """Require the macros of a variant; rows of a filter gradient are windows or filters."""
     pass_ = planned_.pass_
     told = {
         "SPLIT": planned_.splits > 1,
@@ -1032,7 +1064,7 @@ def require_macros(macros, problem: ConvProblem, planned_: PassPlan, maps: int) 
 
 
 def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> None:
-    """Those of several splits, by a thread for each piece."""
+    """Require a thread per vector to add up several splits."""
     *_, last = launches
     assert (last.entry == "conv_hopper_reduce") == (planned_.splits > 1)
     if planned_.splits > 1:
@@ -1041,7 +1073,7 @@ def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> 
 
 
 def require_pixels(maps, problem: ConvProblem, pass_: str, line: int, pixels: int) -> None:
-    """Of the tensor under the taps: each of its walks has a map that goes over its pixels."""
+    """Require a map of the gathered tensor's pixels for each walk."""
     if is_planar(problem) or is_pointwise(problem):
         assert {one.box for one in maps} == {box_of_pixels(problem, line, pixels)}
         return
@@ -1050,19 +1082,19 @@ def require_pixels(maps, problem: ConvProblem, pass_: str, line: int, pixels: in
         corners = one.lower, one.extents[1:-1], one.upper, one.element_strides
         for axis, first, size, last, step in zip(reversed(walk), *corners, strict=True):
             end = axis.base + axis.pixels * axis.stride
-            if has_taps(walk):  # else nothing is loaded
+            if has_taps(walk):  # without taps nothing is loaded
                 assert range(first, size + last, step) == range(axis.base, end, axis.stride)
 
 
 def box_of_pixels(problem: ConvProblem, line: int, pixels: int) -> tuple[int, ...]:
-    """A line of channels of so many pixels; of rows, a line of pixels and as many channels."""
+    """Return the box of one line of channels and ``pixels`` pixels, or of the planar layout."""
     if is_planar(problem):
         return (line, *(1 for _ in problem.data_axes[3:]), line, 1)
     return (line, pixels, 1)
 
 
 def require_box(one: tensormaps.TiledMap, problem: ConvProblem, pass_: str, tile) -> None:
-    """Of w: a line of what is contiguous, of one tap, and a line of k or the block's columns."""
+    """Require the box of w: a contiguous line, one tap, and a line of k or the block's columns."""
     line = tile.block_k
     filters_inner = problem.filter_axes[0] == len(problem.filter_shape) - 1
     inner = "filters" if filters_inner else "channels"
@@ -1072,11 +1104,11 @@ def require_box(one: tensormaps.TiledMap, problem: ConvProblem, pass_: str, tile
     assert one.box == ((line, others, 1, 1) if filters_inner else (line, 1, others, 1))
 
 
-def test_nothing_is_planned_that_the_driver_would_refuse():
-    """The stand-in encoders hold every map to the driver's documented rules."""
+def test_planned_tensor_maps_are_valid():
+    """The emulator's encoders check every map against the driver's documented rules."""
     device = Device.of(ARCH)
     taken = refused = 0
-    # A stride phase without taps has a corner that is beyond what a map may have.
+    # A stride phase without taps has a corner outside the limits of a map.
     corner = ConvProblem(
         (1, 4, 1, 8), (200, 1, 8, 8), stride=(2, 1), dilation=(2, 1), padding=((267, 250), (0, 0)),
         data_format="NHWC", filter_format="HWIO", dtype="float16",
@@ -1093,7 +1125,7 @@ def test_nothing_is_planned_that_the_driver_would_refuse():
                 continue
             pass_plan = plan_pass(problem, pass_, device, "cuda-hopper")
             strides = Strides.contiguous(problem)
-            launches = hopper.prepare(pass_plan, problem, strides, None, device)
+            launches = prepare(pass_plan, problem, strides, None, device)
             product = next(one for one in launches if one.entry == "conv_hopper")
             for argument in product.arguments:
                 if isinstance(argument, tensormaps.TensorMaps):
@@ -1104,8 +1136,8 @@ def test_nothing_is_planned_that_the_driver_would_refuse():
     assert refused > 100
 
 
-def test_every_contribution_is_walked_over_once():
-    """The walks of backprop-input meet each (input, tap, output) of the definition, once."""
+def test_backprop_input_walks_visit_every_contribution_once():
+    """The walks visit each (input, tap, output) of the definition exactly once."""
     for problem in random_lines(300, seed=6):
         for axis, extent in enumerate(problem.input_sizes):
             rule = problem.axes[axis]
@@ -1129,11 +1161,11 @@ def test_every_contribution_is_walked_over_once():
             assert [one for one in met if 0 <= one[2] < rule.output] == inside
 
 
-# -- compile evidence ------------------------------------------------------------------------------
+# -- compiled code ---------------------------------------------------------------------------------
 
 
 def variants():
-    """Tiles and launches: every tile, pass and filter format, with phases and splits."""
+    """Yield (tile, launch) for many tiles, passes and filter formats, with phases and splits."""
     device = Device.of(ARCH)
     layer = ConvProblem(
         (32, 56, 56, 256), (256, 3, 3, 256), padding=1, data_format="NHWC", filter_format="OHWI",
@@ -1155,7 +1187,9 @@ def variants():
         (layer, "backprop_filter", WIDE[2], 3),
         (filters_last, "backprop_filter", widest, 3),
     ]
-    rows, rows_last = (in_formats(layer, "NCHW", filters) for filters in ("OIHW", "HWIO"))
+    # TMA reads rows of pixels only from multiples of 16 bytes, so each filter row has one tap.
+    column = ConvProblem((32, 256, 56, 56), (256, 256, 3, 1), padding=(1, 0), dtype="float16")
+    rows, rows_last = (in_formats(column, "NCHW", filters) for filters in ("OIHW", "HWIO"))
     wanted += [
         (rows, "forward", PLANAR[0], 1),
         (rows, "backprop_filter", PLANAR[0], 1),
@@ -1168,14 +1202,16 @@ def variants():
     wanted += [(single, "forward", tile, 1) for tile in PLANES.tiles[::3]]
     wanted += [(single_last, "backprop_filter", PLANES.tiles[1], 3)]
     for problem, pass_, tile, splits in wanted:
-        pass_plan = PassPlan(pass_, "cuda-hopper", "", tile, 1, splits, 1)
+        pass_plan = PassPlan(
+            pass_, "cuda-hopper", "", tile=tile, blocks=1, splits=splits, workspace_bytes=1
+        )
         strides = Strides.contiguous(problem)
-        launches = hopper.prepare(pass_plan, problem, strides, None, device)
+        launches = prepare(pass_plan, problem, strides, None, device)
         yield tile, next(launch for launch in launches if launch.entry == "conv_hopper")
 
 
 @pytest.mark.thorough
-def test_compiles_without_spills_and_with_the_instructions_it_is_for():
+def test_kernels_compile_to_wgmma_without_spills():
     pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
     for tile, prepared in variants():
         defines = dict(prepared.defines)
@@ -1185,8 +1221,7 @@ def test_compiles_without_spills_and_with_the_instructions_it_is_for():
         listing = disassemble(cubin)
         found = instructions(listing)
         assert ("MULTICAST" in listing) == (defines["CLUSTER"] > 1)
-        # All products of a step, and none that waits for the one before (a wait for each would
-        # be more than these three).
+        # The code has all products of a step and three waits; a wait per product would be more.
         rows = tile.block_m // (1 if takes_turns(tile) else 2)
         assert found["HGMMA"] == rows // 64 * 4
         assert found["WARPGROUP"] == 3
@@ -1194,7 +1229,7 @@ def test_compiles_without_spills_and_with_the_instructions_it_is_for():
         assert found["UTMALDG"] >= 2
         assert bool(found["UTMASTG"]) == (defines["STORE"] == 1)
         assert bool(found["STSM"]) == (not defines["SPLIT"] and defines["STORE"] != 2)
-        assert found["LDL"] + found["STL"] == 0, "an array went to local memory"
+        assert found["LDL"] + found["STL"] == 0, "an array is in local memory"
 
 
 def test_planes_compile_without_spills():

@@ -1,7 +1,7 @@
-"""What a call costs the host: a repeated one is looked up, and only its launch is made.
+"""Host cost of calls: a repeated call does only a lookup and its launches.
 
-Functions of the library that are entered are counted, here with NumPy and with CuPy by
-tests/device/test_host_cost.py; time is measured on a GPU, by tests/gpu/test_cupy.py.
+The tests count the library's functions that a call enters, here with NumPy and with CuPy in
+tests/device/test_host_cost.py.  tests/gpu/test_cupy.py measures times on a GPU.
 """
 
 import sys
@@ -13,21 +13,25 @@ import pytest
 import cupyconv
 from cupyconv import backends
 from cupyconv.errors import ConvTypeError
-from cupyconv.gpu.launch import ROLES
+from cupyconv.launch import ROLES
 
 FEW = 24
-"""Functions that a repeated call may enter; 12 to 23, of kernels with tensor maps the most."""
+"""Functions that a repeated call must stay below (counted: 12 to 23, most with tensor maps)."""
 
 OF_A_LAYER, OF_A_CORRELATION = 40, 25
-"""And with NumPy's computation of a small layer: around its correlations, and in each."""
+"""Functions that NumPy's computation of a small layer may enter: per call, per correlation."""
 
 SOURCES = Path(cupyconv.__file__).parent
-FAST = {"operations.py", "backends.py", "arrays.py", "launch.py", "tensormaps.py", "<string>"}
-"""Where the functions of a repeated call are; "<string>" has the constructors of named tuples."""
+FAST = {
+    *("operations.py", "backends.py", "arrays.py"),
+    *("runtime.py", "tensormaps.py", "capture.py", "overlapping.py", "bindings.py"),
+    "<string>",
+}
+"""Files whose functions a repeated call may enter; "<string>" is for named tuples."""
 
 
 def entered(call):
-    """Functions of the library, and of what it generates, that a call enters."""
+    """Return (file, function) for each function of the library that a call enters."""
     found = []
 
     def profile(frame, event, _):
@@ -43,7 +47,7 @@ def entered(call):
     return found
 
 
-def test_a_repeated_call_on_numpy_arrays_enters_few_functions(monkeypatch):
+def test_repeated_call_on_numpy_arrays_enters_few_functions(monkeypatch):
     monkeypatch.setattr(backends.CpuBackend, "run", lambda *_: None)
     x, w = np.ones((1, 4, 8, 8), np.float32), np.ones((4, 4, 3, 3), np.float32)
     cupyconv.conv_forward(x, w, padding=1)
@@ -53,8 +57,8 @@ def test_a_repeated_call_on_numpy_arrays_enters_few_functions(monkeypatch):
 
 
 @pytest.mark.parametrize("rules", [{}, {"stride": 2}, {"data_format": "NHWC"}], ids=str)
-def test_a_small_layer_on_numpy_arrays_enters_few_functions(rules):
-    """Those of the computation too, which takes as long as the Python around it."""
+def test_small_layer_on_numpy_arrays_enters_few_functions(rules):
+    """The count includes the computation, which takes as long as the surrounding Python code."""
     x, w = np.ones((1, 8, 8, 8), np.float32), np.ones((8, 8, 3, 3), np.float32)
     rules = {"padding": 1, "filter_format": "OIHW", **rules}
     y = cupyconv.conv_forward(x, w, **rules)
@@ -68,8 +72,8 @@ def test_a_small_layer_on_numpy_arrays_enters_few_functions(rules):
         assert len(entered(call)) <= OF_A_LAYER + OF_A_CORRELATION * correlations
 
 
-def test_what_a_number_means_is_asked_at_every_call():
-    """Equal arguments are the same call, unless they can change in the meantime."""
+def test_mutable_numbers_are_read_at_every_call():
+    """Cached calls are found by equal arguments, except arguments whose value can change."""
 
     class Number:
         def __init__(self, value):
@@ -98,5 +102,5 @@ def test_what_a_number_means_is_asked_at_every_call():
             cupyconv.conv_forward(x, w, stride=one)
 
 
-def test_a_runs_tensors_are_in_the_order_that_launches_know():
+def test_tensors_have_the_order_of_launch_roles():
     assert (*backends.Tensors._fields, "workspace") == ROLES

@@ -1,8 +1,9 @@
-"""Text from outside in what is written: nothing in it steers the terminal or breaks a picture."""
+"""Text from users and files in output: it must not control the terminal or break a figure."""
 
 from __future__ import annotations
 
 import ast
+import csv
 import io
 import json
 import os
@@ -30,6 +31,7 @@ STEERING = "".join(
     [
         *("\x1b[2J\x1b]0;title\x07\x1b[31m", "\x9b1m", "\r", "\b", "\x7f", "\x00"),
         *("\n", "\u202e", "\u2066", "\u2028", "\ufeff", "\x0b", "\x85", "\t"),
+        *("\u200b", "\U000e0041", "\ufff9", "\u00ad", "\u2060", "\ue000", "\U000f0000"),
     ]
 )
 HOSTILE = f"be{STEERING}fore"
@@ -41,12 +43,12 @@ def _no_gpu(monkeypatch):
 
 
 def require_harmless(text: str) -> None:
-    found = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp", "Cs")}
+    found = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Co", "Zl", "Zp", "Cs")}
     assert found <= {"\n"}, found
 
 
 def run(*args: str) -> str:
-    """Both streams of a command line, without anything that steers a terminal."""
+    """Run a command, require output without control characters, and return both streams."""
     result = CliRunner().invoke(main, list(args))
     assert result.exit_code in (0, 2), result.output
     require_harmless(result.stdout + result.stderr)
@@ -54,11 +56,15 @@ def run(*args: str) -> str:
     return result.stdout + result.stderr
 
 
-# -- what is written out ---------------------------------------------------------------------------
+# -- escaping --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0), 0x202E, 0x2067, 0xDC80, 0xFFFF])
-def test_every_control_character_is_written_out(code):
+UNSEEN = [0xAD, 0x34F, 0x3164, 0x180E, 0x200B, 0x202E, 0x2067, 0xDC80, 0xE000, 0xFFF9, 0xFFFF]
+UNSEEN += [0x1D173, 0xE0041, 0xE0100, 0xF0000, 0x10FFFF]
+
+
+@pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0), *UNSEEN])
+def test_control_characters_are_escaped(code):
     if chr(code) in "\n\t":
         assert markup.visible(chr(code)) == chr(code)
     written = markup.in_line(f"a{chr(code)}b")
@@ -70,11 +76,17 @@ def test_every_control_character_is_written_out(code):
 @pytest.mark.parametrize(
     "text", ["plain", "Ölçü 3 × 4 µs", "日本語", "e\u0301", "👩‍💻"[0], "\\x1b"]
 )
-def test_other_text_stays_as_it_is(text):
+def test_printable_text_is_unchanged(text):
     assert markup.in_line(text) == text
 
 
-def test_a_piece_has_visible_texts():
+def test_visible_escapes_every_invisible_character():
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    require_harmless(markup.visible(every).replace("\t", ""))
+    assert markup.in_line("\U000e0041") == r"\U000e0041"
+
+
+def test_documents_escape_their_texts():
     pieces = (
         markup.Paragraph(HOSTILE),
         markup.Verbatim(HOSTILE),
@@ -86,7 +98,7 @@ def test_a_piece_has_visible_texts():
     ET.fromstring(document.html())
 
 
-def test_html_is_escaped_in_one_place():
+def test_html_module_is_imported_in_one_place():
     for path in [*(ROOT / "cupyconv").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
@@ -94,13 +106,18 @@ def test_html_is_escaped_in_one_place():
         assert ("html" in names) == (path.name == "markup.py"), path
 
 
-# -- where it comes from ---------------------------------------------------------------------------
+# -- sources of text -------------------------------------------------------------------------------
+
+
+def in_toml(text: str) -> str:
+    """Escape every character of a text for a TOML string."""
+    return "".join(f"\\U{ord(character):08x}" for character in text)
 
 
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "layer.toml"
-    quoted = json.dumps(HOSTILE).replace("\\u007f", "\\u007f")
+    quoted = f'"{in_toml(HOSTILE)}"'
     lines = [f"name = {quoted}", f"title = {quoted}", 'input = "1x1x5x5"', 'filter = "2x1x3x3"']
     path.write_text("\n".join(lines))
     return str(path)
@@ -121,17 +138,17 @@ def config(tmp_path):
         ("bench", "--list", "--json", "-"),
     ],
 )
-def test_names_and_titles_of_toml(config, args):
+def test_names_and_titles_from_toml_are_escaped(config, args):
     text = run(*args, "--config", config)
     if "--json" in args:
         (layer,) = json.loads(text)["layers"]
-        assert layer["name"] == HOSTILE, "a program gets the name itself"
+        assert layer["name"] == HOSTILE, "JSON keeps the name"
     elif args[0] != "bench":
         assert r"be\x1b[2J\x1b]0;title\x07" in text
         assert r"\n\u202e" in text
 
 
-def test_failures_of_checks(config, monkeypatch):
+def test_failures_of_checks_are_escaped(config, monkeypatch):
     right = operations.conv_forward
     monkeypatch.setattr(operations, "conv_forward", lambda *a, **k: right(*a, **k) * 2)
     result = CliRunner().invoke(main, ["check", "--config", config, "--impl", "numpy"])
@@ -152,10 +169,10 @@ def test_failures_of_checks(config, monkeypatch):
         "be",
     ],
 )
-def test_errors_of_toml(tmp_path, table):
+def test_toml_errors_are_escaped(tmp_path, table):
     path = tmp_path / "layer.toml"
     shapes = "" if "input" in table else 'input = "1x1x5x5"\nfilter = "2x1x3x3"\n'
-    path.write_text(shapes + table.format(json.dumps(STEERING)[1:-1]))
+    path.write_text(shapes + table.format(in_toml(STEERING)))
     assert run("shapes", "--config", str(path)).count("\n") == 1
 
 
@@ -179,13 +196,13 @@ def test_errors_of_toml(tmp_path, table):
         ("shapes", "--config", "be\udc80"),
     ],
 )
-def test_options_in_errors(args):
+def test_options_in_errors_are_escaped(args):
     assert run(*args).count("\n") == 1
 
 
-@pytest.mark.skipif(os.name != "posix", reason="other systems have no such names")
+@pytest.mark.skipif(os.name != "posix", reason="file names with control characters need POSIX")
 @pytest.mark.parametrize("name", [HOSTILE.replace("\0", ""), "be\udc80"])
-def test_names_of_files(tmp_path, name):
+def test_file_names_are_escaped(tmp_path, name):
     np.save(tmp_path / f"{name}.npy", np.ones((1, 1, 5, 5), np.float32))
     text = run("grads", "--filter", "2x1x3x3", "--x", str(tmp_path / f"{name}.npy"), "--no-check")
     assert f"xfrom{tmp_path}/be\\" in "".join(text.split())
@@ -195,7 +212,7 @@ def test_names_of_files(tmp_path, name):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_names_of_onnx(tmp_path, as_json):
+def test_onnx_names_are_escaped(tmp_path, as_json):
     onnx = pytest.importorskip("onnx")
     helper, name = onnx.helper, HOSTILE
     x = helper.make_tensor_value_info(name, 1, [1, 1, 5, 5])
@@ -220,7 +237,7 @@ def test_names_of_onnx(tmp_path, as_json):
     assert run("model", str(path)).count("\n") == 1
 
 
-def test_files_of_the_benchmark(tmp_path):
+def test_benchmark_files_are_escaped(tmp_path):
     from tests.test_bench_results import suite
 
     results = suite()
@@ -230,11 +247,28 @@ def test_files_of_the_benchmark(tmp_path):
     ET.fromstring(plot.svg(results))
 
 
-# -- pictures --------------------------------------------------------------------------------------
+def test_benchmark_csv_has_no_formulas():
+    from dataclasses import replace
+
+    from tests.test_bench_results import suite
+
+    results = suite()
+    results.rows[0] = replace(results.rows[0], layer="=HYPERLINK(1)\u202e")
+    results.environment["gpu"] = 'x",=1+1,-2'
+    comment, *rest = export.to_csv(results).splitlines()
+    text = "\n".join([comment, *rest])
+    cells = [cell for row in csv.reader(text.splitlines()) for cell in row]
+    assert "'=HYPERLINK(1)\\u202e" in cells
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "@"))]
+    (line,) = [line for line in text.splitlines() if line.startswith("# gpu: ")]
+    assert json.loads(line.removeprefix("# gpu: ")) == 'x",=1+1,-2'
+
+
+# -- figures ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 5), (1, 1, 5, 5), (1, 1, 5, 5, 5)])
-def test_a_title_leaves_pictures_whole(shape, tmp_path):
+def test_title_does_not_break_figures(shape, tmp_path):
     problem = ConvProblem(shape, (2, 1, *[3] * (len(shape) - 2)))
     explanation = cupyconv.explain(problem, title=HOSTILE + "<&\"'>")
     ET.fromstring(explanation.svg())
@@ -263,17 +297,17 @@ def test_a_title_leaves_pictures_whole(shape, tmp_path):
         ("bench", "--list"),
     ],
 )
-def test_any_encoding_will_do(encoding, args):
+def test_output_works_in_any_encoding(encoding, args):
     plain = CliRunner(charset=encoding).invoke(main, list(args))
     whole = CliRunner().invoke(main, list(args))
     assert plain.exit_code == 0, plain.output
     lines = zip(plain.stdout.split("\n"), whole.stdout.split("\n"), strict=True)
     if args[0] == "explain":
-        assert all(len(one) == len(other) for one, other in lines), "tables stay straight"
+        assert all(len(one) == len(other) for one, other in lines), "columns must stay aligned"
     assert "\\u" not in plain.stdout
 
 
-def test_a_title_that_the_encoding_does_not_have(tmp_path):
+def test_title_outside_the_encoding_is_escaped(tmp_path):
     path = tmp_path / "layer.toml"
     path.write_text('title = "日本"\ninput = "1x1x5x5"\nfilter = "2x1x3x3"\n', encoding="utf-8")
     for command in ("explain", "shapes", "grads"):
@@ -292,12 +326,12 @@ def shell(line: str) -> subprocess.CompletedProcess:
     return subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=300)
 
 
-posix = pytest.mark.skipif(os.name != "posix", reason="other shells")
+posix = pytest.mark.skipif(os.name != "posix", reason="the test needs a POSIX shell")
 
 
 @posix
 @pytest.mark.parametrize("command", ["shapes", "explain", "shapes --json", "grads", "bench --list"])
-def test_a_closed_standard_output_is_told(command):
+def test_closed_standard_output_is_reported(command):
     small = "" if "bench" in command else " ".join(SMALL)
     result = shell(f"cupyconv {command} {small} >&-")
     assert result.returncode == 2
@@ -305,7 +339,7 @@ def test_a_closed_standard_output_is_told(command):
 
 
 @posix
-def test_a_closed_standard_error_is_no_trouble():
+def test_closed_standard_error_keeps_exit_codes():
     assert shell(f"cupyconv shapes {' '.join(SMALL)} 2>&-").returncode == 0
     assert shell(f"cupyconv grads {' '.join(SMALL)} 2>&-").returncode == 0
     assert shell("cupyconv shapes 2>&-").returncode == 2
@@ -313,20 +347,20 @@ def test_a_closed_standard_error_is_no_trouble():
 
 @posix
 @pytest.mark.parametrize("command", ["shapes", "explain", "shapes --json"])
-def test_nobody_reading_at_all_is_no_error(command):
+def test_broken_pipe_is_no_error(command):
     line = f"{{ cupyconv {command} {' '.join(SMALL)}; echo $? >&2; }} | head -n 0"
     assert shell(line).stderr == "0\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize("command", ["shapes", "explain", "shapes --json"])
-def test_a_full_standard_output_is_told(command):
+def test_full_standard_output_is_reported(command):
     result = shell(f"cupyconv {command} {' '.join(SMALL)} >/dev/full")
     assert result.returncode == 2
     assert result.stderr == "cupyconv: error: standard output: No space left on device\n"
 
 
-def test_colours_are_kept_where_somebody_watches(monkeypatch):
+def test_terminal_output_has_only_known_colours(monkeypatch):
     watched = io.StringIO()
     monkeypatch.setattr(watched, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", watched)

@@ -1,4 +1,4 @@
-"""What precision="ieee" promises, of every implementation that computes under that name.
+"""Promises of precision="ieee", for every implementation that computes under that name.
 
 A value changes only the results that read it, what reads nothing but zeros is zero, subnormals
 stay, and errors are those of plain sums, whatever the magnitudes.  The properties take a Subject,
@@ -18,8 +18,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.arrays import numpy_dtype
-from cupyconv.cpu import loops
-from cupyconv.planning import cpu
+from cupyconv.cpu import choice, loops
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, ConvAxis
 from tests import agreement, emulator, test_cpu
@@ -27,10 +26,10 @@ from tests.agreement import fits, plain_sums
 from tests.configurations import Data, integer_data, random_data
 
 OPERANDS = {"forward": ("x", "w"), "backprop_input": ("dy", "w"), "backprop_filter": ("x", "dy")}
-"""What a pass reads; first what has padding around it."""
+"""Operands of a pass; the padded operand is first."""
 
 RESULT = {"forward": "dy", "backprop_input": "x", "backprop_filter": "w"}
-"""What has the shape of a pass's result."""
+"""Tensor with the shape of a pass's result."""
 
 OUTLIERS = {
     "float16": (2.0**12,),
@@ -40,7 +39,12 @@ OUTLIERS = {
 }
 """Values that leave the results finite; the largest of the dtype, which does not, comes beside."""
 
-DECADES = {"float16": (-6, 2), "bfloat16": (-4, 4), "float32": (-4, 4), "float64": (-4, 4)}
+COMPLEX = ("complex64", "complex128")
+
+DECADES = {
+    "float16": (-6, 2),
+    **dict.fromkeys(("bfloat16", "float32", "float64", *COMPLEX), (-4, 4)),
+}
 """Powers of ten between which magnitudes lie; products of float16 must not overflow."""
 
 
@@ -68,7 +72,7 @@ class Subject:
 
 
 def definition(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
-    """A pass of float64 or longer numbers as its definition says."""
+    """Return a pass of float64 or longer numbers as its definition says."""
     result = np.zeros_like(vars(data)[RESULT[pass_]])
     tensors = replace(data, **{RESULT[pass_]: result})
     x, dy = (array.transpose(problem.data_axes) for array in (tensors.x, tensors.dy))
@@ -91,9 +95,9 @@ def definition(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
         if pass_ == "forward":
             dy_group[at_p] += np.einsum("nc...,kc->nk...", x_group[at_h], w_tap)
         elif pass_ == "backprop_input":
-            x_group[at_h] += np.einsum("nk...,kc->nc...", dy_group[at_p], w_tap)
+            x_group[at_h] += np.einsum("nk...,kc->nc...", dy_group[at_p], w_tap.conj())
         else:
-            w_tap[...] = np.einsum("nk...,nc...->kc...", dy_group[at_p], x_group[at_h]).sum(
+            w_tap[...] = np.einsum("nk...,nc...->kc...", dy_group[at_p], x_group[at_h].conj()).sum(
                 axis=tuple(range(2, w.ndim))
             )
     return result
@@ -104,7 +108,7 @@ def _place(axis: ConvAxis, output: int, tap: int) -> int:
 
 
 def readers(problem: ConvProblem, pass_: str, role: str, place: tuple[int, ...]) -> np.ndarray:
-    """Which results read the value of an operand at a place."""
+    """Return the results that read an operand's value at a position."""
     ones = Data(*(np.ones(shape) for shape in _shapes(problem)), None)
     marked = np.zeros(vars(ones)[role].shape)
     marked[place] = 1
@@ -112,9 +116,9 @@ def readers(problem: ConvProblem, pass_: str, role: str, place: tuple[int, ...])
 
 
 def over_padding(subject: Subject, place: tuple[int, ...]) -> np.ndarray:
-    """Which results multiply the second operand's value at a place with padding, or read it.
+    """Return the results that multiply a value of the second operand by padding, or read it.
 
-    They read it of the same problem with all padding made part of the first operand.
+    In the same problem with padding as part of the first operand, these results read the value.
     """
     problem, pass_ = subject.problem, subject.pass_
     if pass_ == "backprop_input":
@@ -138,8 +142,10 @@ def _shapes(problem: ConvProblem) -> tuple[tuple[int, ...], ...]:
 
 
 def exact(subject: Subject, data: Data) -> np.ndarray:
-    """The definition's result, of float64 operands in more digits than that where there are any."""
-    long = np.longdouble if subject.problem.dtype == "float64" else np.float64
+    """Return the definition's result, of operands of 64 bits in more digits where there are any."""
+    long: type = np.longdouble if subject.problem.dtype in ("float64", "complex128") else np.float64
+    if data.x.dtype.kind == "c":
+        long = np.clongdouble if long is np.longdouble else np.complex128
     return definition(subject.problem, subject.pass_, _changed(data, lambda a: a.astype(long)))
 
 
@@ -158,7 +164,7 @@ def _with(data: Data, role: str, place: tuple[int, ...], value: float) -> Data:
 
 
 def _places(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """A corner, where there is padding around, and the middle."""
+    """Yield a corner, where there is padding around, and the middle."""
     yield tuple(0 for _ in shape)
     yield tuple(extent // 2 for extent in shape)
 
@@ -208,6 +214,21 @@ def what_is_not_finite_stays(subject: Subject) -> None:
         assert not np.isfinite(expected).all()
 
 
+def bits_beside_what_is_not_finite_stay(subject: Subject) -> None:
+    """NaN and infinity change no bit of a result that reads neither them nor padding times them."""
+    data = _random(subject.problem)
+    without = _bits(subject.compute(data))
+    for number, role in enumerate(OPERANDS[subject.pass_]):
+        for place, value in zip(_places(vars(data)[role].shape), (np.nan, np.inf), strict=True):
+            may_change = readers(subject.problem, subject.pass_, role, place)
+            if number == 1:
+                may_change |= over_padding(subject, place)
+            with np.errstate(invalid="ignore"):
+                got = subject.compute(_with(data, role, place, value))
+            stray = np.count_nonzero((_bits(got) != without) & ~may_change)
+            assert not stray, f"{role}{place} = {value}: {stray} others changed, {subject}"
+
+
 def errors_are_those_of_plain_sums(subject: Subject) -> None:
     """Relative to the sum of the terms' sizes, no more than twice those of a plain sum."""
     problem, pass_ = subject.problem, subject.pass_
@@ -215,13 +236,15 @@ def errors_are_those_of_plain_sums(subject: Subject) -> None:
 
     def over_decades(shape: tuple[int, ...]) -> np.ndarray:
         values = 10.0 ** numbers.uniform(*DECADES[problem.dtype], shape)
+        if problem.is_complex:
+            values = values * np.exp(1j * numbers.uniform(0, 2 * np.pi, shape))
         return (values * numbers.choice((-1, 1), shape)).astype(numpy_dtype(problem.dtype))
 
     data = Data(*map(over_decades, _shapes(problem)), None)
     expected = exact(subject, data)
     sizes = exact(subject, _changed(data, np.abs))
     worst = [
-        float(np.max(np.abs(got.astype(sizes.dtype) - expected) / np.where(sizes, sizes, 1)))
+        float(np.max(np.abs(got.astype(expected.dtype) - expected) / np.where(sizes, sizes, 1)))
         for got in (subject.compute(data), plain_sums(problem, pass_, data))
     ]
     assert worst[0] <= 2 * worst[1], f"{worst[0]:.3g}, plain sums {worst[1]:.3g}, {subject}"
@@ -247,7 +270,7 @@ def _roles(problem: ConvProblem) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def zeros_stay(subject: Subject) -> None:
-    """What reads only zeros is zero, and what reads nothing is positive zero."""
+    """Results of zeros are zero, and results without terms are positive zero."""
     problem, pass_ = subject.problem, subject.pass_
     data = _random(problem)
     ones = Data(*map(np.ones, _shapes(problem)), None)
@@ -265,6 +288,7 @@ def zeros_stay(subject: Subject) -> None:
 PROPERTIES = (
     outliers_stay,
     what_is_not_finite_stays,
+    bits_beside_what_is_not_finite_stay,
     errors_are_those_of_plain_sums,
     subnormals_stay,
     zeros_stay,
@@ -292,6 +316,7 @@ LAYERS = {
     "depthwise_strided": ConvProblem(
         (2, 5, 13, 12), (5, 1, 3, 2), stride=(2, 3), padding=(3, 2), dilation=(1, 2), groups=5
     ),
+    "grouped": ConvProblem((2, 24, 17, 18), (24, 4, 3, 3), padding=1, groups=6),
     "volume": ConvProblem((1, 9, 4, 6, 7), (5, 9, 2, 3, 3), padding=(1, 2, 3)),
     "signal": ConvProblem((2, 6, 50), (4, 6, 5), padding=6),
     "outer_taps_in_the_padding": ConvProblem((2, 4, 5), (3, 4, 3), dilation=7, padding=7),
@@ -310,7 +335,7 @@ def test_numpy(layer, holds):
 @each_property
 @pytest.mark.parametrize("layer", ["depthwise", "depthwise_strided"])
 def test_numpy_without_numba(layer, holds, monkeypatch):
-    for module in (cpu, loops):
+    for module in (choice, loops):
         monkeypatch.setattr(module, "has_numba", lambda: False)
     for problem in (LAYERS[layer], *test_cpu.channels_last(LAYERS[layer])):
         for subject in numpy_subjects(problem, ("loops",)):
@@ -325,8 +350,15 @@ def test_numpy_in_other_types(layer, dtype, holds):
         holds(subject)
 
 
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("layer", ["dense", "depthwise", "everything_differs"])
+def test_numpy_errors_of_complex_numbers(layer, dtype):
+    for subject in numpy_subjects(LAYERS[layer].replace(dtype=dtype)):
+        errors_are_those_of_plain_sums(subject)
+
+
 def numpy_subjects(problem: ConvProblem, only: Collection[str] = ()) -> Iterator[Subject]:
-    """Every pass by every method of NumPy, and by the reference; or by some methods only."""
+    """Yield every pass by every method of NumPy, and by the reference; or by some methods only."""
 
     def by(pass_: str, **how: object) -> Callable[[Data], np.ndarray]:
         return lambda data: agreement.compute(cupyconv, pass_, problem, data, **how)
@@ -366,7 +398,7 @@ KERNELS = {
     "cuda-toeplitz": ("sm_80", ("float16", "bfloat16"), (DEPTHWISE,)),
     "cuda-hopper": ("sm_90a", ("float16", "bfloat16"), (IN_PADDING, STRIDED)),
 }
-"""By family: the chip, dtypes that it computes under "ieee", and layers that it takes."""
+"""Chip, dtypes under "ieee", and layers, by kernel family."""
 
 
 @each_property
@@ -387,7 +419,7 @@ def test_kernels_in_other_types(impl, dtype, holds):
 
 
 def kernel_subjects(impl: str, dtype: str) -> Iterator[Subject]:
-    """Every pass that a kernel family takes of its layers, run on the CPU."""
+    """Yield every pass that a kernel family takes of its layers, run on the CPU."""
     arch, _, layers = KERNELS[impl]
 
     def by(problem: ConvProblem, pass_: str) -> Callable[[Data], np.ndarray]:
@@ -401,7 +433,7 @@ def kernel_subjects(impl: str, dtype: str) -> Iterator[Subject]:
 
 
 def test_every_family_that_may_be_chosen_is_among_them():
-    """Those that are left out take nothing under "ieee"."""
+    """Families that are not tested support nothing under "ieee"."""
     problems = [
         layer.replace(dtype=dtype)
         for _, dtypes, layers in KERNELS.values()

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cupyconv import arrays, files
+from cupyconv import arrays, cache_folder, files
 from cupyconv.errors import ConvError, DeviceError, KernelCompileError
 from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.sources import KernelSource
@@ -33,7 +33,7 @@ DEFINES = {"EXTRA": 2}
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -120,7 +120,7 @@ def test_a_damaged_entry_is_compiled_again(folder, compilations, damage):
 
 def test_a_folder_that_cannot_be_written_only_loses_the_cache(tmp_path, monkeypatch, compilations):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
     first = compiler.cached_cubin(SOURCE, {"EXTRA": 40}, "sm_80")
     assert first[:4] == b"\x7fELF"
     assert compiler.cached_cubin(SOURCE, {"EXTRA": 40}, "sm_80") == first
@@ -133,7 +133,7 @@ def test_nothing_temporary_is_left(folder):
 
 
 def _compile(folder):
-    os.environ[compiler.CACHE_VARIABLE] = str(folder)
+    os.environ[cache_folder.CACHE_VARIABLE] = str(folder)
     return compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
 
 
@@ -180,7 +180,7 @@ def test_missing_variants_are_compiled_side_by_side(folder, monkeypatch):
 
 
 def test_no_thread_that_compiles_is_left(folder):
-    """Not after an interrupt either."""
+    """No compiling thread remains, even after an interrupt."""
 
     def interrupt():
         raise KeyboardInterrupt
@@ -248,10 +248,10 @@ posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no ow
 
 @pytest.fixture
 def new_process():
-    """What a process begins with: no warning given."""
-    compiler._warn.cache_clear()
+    """Forgets the warnings of this process."""
+    cache_folder._warn.cache_clear()
     yield
-    compiler._warn.cache_clear()
+    cache_folder._warn.cache_clear()
 
 
 def owned_by_another(monkeypatch, *places):
@@ -291,7 +291,7 @@ def test_a_folder_that_others_may_write_is_passed_over(folder, compilations, whe
         assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == good
     assert cubin.read_bytes() == evil, "nothing is written there either"
     assert f"chmod go-w {open_to_all}" in str(said[0].message)
-    assert compiler.CACHE_VARIABLE in str(said[0].message)
+    assert cache_folder.CACHE_VARIABLE in str(said[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == good, "it warns once"
@@ -305,11 +305,11 @@ def test_a_folder_that_others_may_write_is_passed_over(folder, compilations, whe
 def test_a_sticky_folder_keeps_others_from_the_cache_but_is_none(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "tmp" / "mine"))
+    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(tmp_path / "tmp" / "mine"))
     assert kept().parent == tmp_path / "tmp" / "mine"
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "tmp"))
+    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(tmp_path / "tmp"))
     with pytest.warns(RuntimeWarning, match="can be written by others"):
-        assert compiler.trusted_directory() is None
+        assert cache_folder.trusted_directory() is None
 
 
 @posix
@@ -319,15 +319,15 @@ def test_a_folder_of_somebody_else_is_passed_over(tmp_path, monkeypatch, which):
     real, link = tmp_path / "one" / "two", tmp_path / "link"
     real.mkdir(parents=True)
     link.symlink_to("one")
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(link / "two"))
-    assert compiler.trusted_directory() == link / "two"
+    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(link / "two"))
+    assert cache_folder.trusted_directory() == link / "two"
     places = {"folder": real, "parent": real.parent, "link": link}
     foreign = places.get(which, real.parent)
     owned_by_another(monkeypatch, foreign)
     with pytest.warns(RuntimeWarning, match=f"{foreign}, which leads to .* belongs to") as said:
-        assert compiler.trusted_directory() is None
+        assert cache_folder.trusted_directory() is None
     text = str(said[0].message)
-    assert f"set {compiler.CACHE_VARIABLE} to a folder that is yours" in text
+    assert f"set {cache_folder.CACHE_VARIABLE} to a folder that is yours" in text
     # Somebody else's home is not to be taken from them.
     assert (f"sudo chown -R {os.geteuid()} {foreign}" in text) == (which == "folder")
 
@@ -355,7 +355,7 @@ def test_a_file_that_others_may_write_is_not_read(folder, monkeypatch, compilati
 
 @posix
 def test_what_is_made_is_for_the_user_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "a" / "b"))
+    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(tmp_path / "a" / "b"))
     before = os.umask(0)
     try:
         cubin = kept()
@@ -374,7 +374,7 @@ def test_nothing_is_put_where_somebody_else_was_quicker(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "make_private", theirs)
     with pytest.raises(PermissionError, match="can be written by others"):
-        compiler.keep(tmp_path / "cache" / "entry", b"ours")
+        cache_folder.keep(tmp_path / "cache" / "entry", b"ours")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -409,17 +409,17 @@ def test_a_record_of_many_brackets_is_a_damaged_one(folder, compilations):
 def test_where_the_cache_is(monkeypatch, chosen, base, found):
     monkeypatch.setenv("HOME", "/users/me")
     monkeypatch.setenv("USERPROFILE", "/users/me")
-    for name, value in ((compiler.CACHE_VARIABLE, chosen), ("XDG_CACHE_HOME", base)):
+    for name, value in ((cache_folder.CACHE_VARIABLE, chosen), ("XDG_CACHE_HOME", base)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert compiler.cache_directory() == Path(found)
+    assert cache_folder.cache_directory() == Path(found)
 
 
 def test_a_relative_choice_is_in_the_current_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, "here")
-    assert compiler.cache_directory() == tmp_path / "here"
+    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, "here")
+    assert cache_folder.cache_directory() == tmp_path / "here"
 
 
 @posix
@@ -433,10 +433,10 @@ def test_without_a_home_nothing_is_called_tilde(monkeypatch, tmp_path, chosen):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    for name in ("HOME", "XDG_CACHE_HOME", compiler.CACHE_VARIABLE):
+    for name in ("HOME", "XDG_CACHE_HOME", cache_folder.CACHE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     if chosen:
-        monkeypatch.setenv(compiler.CACHE_VARIABLE, chosen)
+        monkeypatch.setenv(cache_folder.CACHE_VARIABLE, chosen)
     assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80")[:4] == b"\x7fELF"
     assert list(tmp_path.iterdir()) == []
 
@@ -452,7 +452,7 @@ def test_what_is_loaded_is_what_was_checked(folder, compilations):
 
 
 def test_a_cache_serves_where_nothing_can_be_written(folder, compilations, monkeypatch):
-    """As in a container whose file system, temporary folders included, is only to be read."""
+    """The cache works in a container with a read-only file system."""
     good = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
@@ -465,7 +465,7 @@ def test_a_cache_serves_where_nothing_can_be_written(folder, compilations, monke
 
 
 @pytest.mark.parametrize("last", ["program headers", "section headers"])
-def test_the_byte_that_the_binding_takes_for_a_terminator_is_put_back(last):
+def test_last_byte_of_a_cubin_is_restored(last):
     """And no more: an ELF file ends with the later of its two tables, by their sizes."""
     tables = {"program headers": (0x38, 3), "section headers": (0x40, 5)}
     offsets, end = {}, 0x40
@@ -482,7 +482,7 @@ def test_the_byte_that_the_binding_takes_for_a_terminator_is_put_back(last):
 
 
 def test_the_times_of_variants_are_their_own(folder):
-    """Those of one thread that compiles several, one after the other."""
+    """A thread that compiles several variants times each separately."""
     begun, cpu_begun = time.perf_counter(), time.process_time()
     made = [one.result() for one in compiler.compile_missing(variants(1, 2, 3), threads=1)]
     taken, cpu_taken = time.perf_counter() - begun, time.process_time() - cpu_begun
@@ -507,11 +507,11 @@ def test_a_child_waits_for_no_thread_of_its_parents(folder):
 @pytest.mark.parametrize("lacking", [os.W_OK, os.X_OK])
 def test_a_folder_is_written_by_who_may_enter_it_and_write(tmp_path, monkeypatch, lacking):
     folder = tmp_path / "a" / "b"
-    assert compiler.unwritable(folder) is None
+    assert cache_folder.unwritable(folder) is None
     monkeypatch.setattr(os, "access", lambda path, wanted: not wanted & lacking)
-    assert compiler.unwritable(folder) == f"{tmp_path} cannot be written"
+    assert cache_folder.unwritable(folder) == f"{tmp_path} cannot be written"
     tmp_path.joinpath("a").write_text("")
-    assert compiler.unwritable(folder) == f"{tmp_path / 'a'} is no folder"
+    assert cache_folder.unwritable(folder) == f"{tmp_path / 'a'} is no folder"
 
 
 # -- the sources -----------------------------------------------------------------------------------
@@ -563,14 +563,28 @@ def test_a_compiler_that_cannot_be_loaded_is_named(monkeypatch):
             ask()
 
 
-def test_what_is_no_chips_architecture_is_refused():
-    """NVRTC takes others too, and makes PTX of them."""
-    with pytest.raises(ConvError, match="unknown architecture: 'compute_80'"):
-        compiler.compile_cubin(SOURCE, DEFINES, "compute_80")
+@pytest.mark.parametrize("target", ["lto_80", "80", ""])
+def test_unknown_targets_are_refused(target):
+    """NVRTC accepts targets that are neither a chip nor PTX."""
+    with pytest.raises(ConvError, match=f"unknown architecture: '{target}'"):
+        compiler.compile_cubin(SOURCE, DEFINES, target)
+
+
+def test_ptx_is_kept_like_a_cubin(folder, monkeypatch):
+    cubin = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
+    ptx = compiler.cached_cubin(SOURCE, DEFINES, "compute_80")
+    assert cubin[:4] == b"\x7fELF"
+    assert b".target sm_80" in ptx
+    assert ptx.find(b"\0") == len(ptx) - 1, "the driver reads PTX up to a null byte"
+    path, record = compiler.entry_paths(SOURCE, DEFINES, "compute_80")
+    assert (path.suffix, path.read_bytes()) == (".ptx", ptx)
+    assert json.loads(record.read_text())["architecture"] == "compute_80"
+    monkeypatch.setattr(compiler, "compile_cubin", None)
+    assert compiler.cached_cubin(SOURCE, DEFINES, "compute_80") == ptx
 
 
 def test_programs_are_given_back(monkeypatch):
-    """Those that do not compile as well."""
+    """Programs are destroyed even if they do not compile."""
     binding = arrays.cupy().cuda.nvrtc
     made, destroyed = [], []
     create, destroy = binding.createProgram, binding.destroyProgram

@@ -6,24 +6,17 @@ Compiling needs CuPy and NVRTC but no GPU.
 import re
 from itertools import product
 
+import numpy as np
 import pytest
 
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import (
-    compiler,
-    copies,
-    direct,
-    gather,
-    hopper,
-    launch,
-    launches,
-    parameters,
-    sources,
-)
-from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.gpu import compiler, sources
+from cupyconv.kernels import copies, direct, gather, hopper, parameters
+from cupyconv.kernels.gather import Access, Accesses, ring
+from cupyconv.kernels.strides import Strides, contiguous_strides
+from cupyconv.launch import STORAGE
+from cupyconv.planning import Device, Request, launches, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.families.gather import Access, Accesses, ring
-from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 from tests.configurations import Case
 from tests.cubins import disassemble, instructions, no_spills, resources
@@ -44,12 +37,12 @@ MULTIPLY = {
 
 
 def tile_defines(dtype, index, tile):
-    return {"STORAGE": launch.STORAGE[dtype], "INDEX": index, "ACTIVATION": 0, **tile.defines}
+    return {"STORAGE": STORAGE[dtype], "INDEX": index, "ACTIVATION": 0, **tile.defines}
 
 
 def bias_defines(dtype, index, channels_last):
     return {
-        "STORAGE": launch.STORAGE[dtype],
+        "STORAGE": STORAGE[dtype],
         "INDEX": index,
         "VECTOR": 16 // ITEMSIZE[dtype],
         "CHANNELS_LAST": channels_last,
@@ -61,7 +54,7 @@ FIRST = ("sm_80", "sm_90a")
 """Architectures that every variant is compiled for on each run."""
 
 OTHERS = tuple(one for one in compiler.ARCHITECTURES if one not in FIRST)
-"""For these they take turns: each is compiled for one of them, in the slow cases for all."""
+"""Architectures that variants take in turn; the slow cases compile each for all."""
 
 ARCHITECTURES = [
     pytest.param(architecture, marks=() if architecture in FIRST else pytest.mark.thorough)
@@ -77,7 +70,7 @@ BY_TURNS = [
 
 
 def in_turn(variants, architecture, every):
-    """Of these variants, those whose turn it is on an architecture."""
+    """Return the variants to compile for an architecture."""
     first = OTHERS.index(architecture) if every > 1 else 0
     return list(variants)[first::every]
 
@@ -88,7 +81,7 @@ def test_generic_kernels_compile_without_spills(architecture, every, source):
     variants = [
         (dtype, index, tile)
         for dtype, index, tile in product(
-            launch.STORAGE, ("int", "long long"), FAMILIES["cuda-generic"].tiles
+            STORAGE, ("int", "long long"), FAMILIES["cuda-generic"].tiles
         )
         if tile.is_for(ITEMSIZE[dtype])
     ]
@@ -107,7 +100,7 @@ def test_generic_kernels_compile_without_spills(architecture, every, source):
 
 @pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
 def test_bias_kernel_compiles_without_spills(architecture, every):
-    variants = product(launch.STORAGE, ("int", "long long"), (0, 1))
+    variants = product(STORAGE, ("int", "long long"), (0, 1))
     for dtype, index, last in in_turn(variants, architecture, every):
         _, log = compiler.compile_cubin(
             sources.load("conv_backprop_bias.cu"), bias_defines(dtype, index, last), architecture
@@ -119,8 +112,8 @@ def launches_of(cases, architecture, impl):
     """Launches of a family on a chip, one for each variant that these cases need."""
     device = Device.of(architecture)
     found = {}
-    for number, (case, dtype) in enumerate(product(cases, launch.STORAGE)):
-        if number >= len(launch.STORAGE) and dtype in ("bfloat16", "float64"):
+    for number, (case, dtype) in enumerate(product(cases, STORAGE)):
+        if number >= len(STORAGE) and dtype in ("bfloat16", "float64"):
             continue  # these differ in little from the two others; the first case has all four
         problem = case.problem.replace(dtype=dtype)
         strides = Strides(
@@ -208,7 +201,7 @@ def require_gather_instructions(defines, found, architecture):
 @pytest.mark.thorough
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("storage", ["half_t", "float", "double"])
-def test_gather_keeps_its_sums_in_registers_with_64_bit_indices_too(storage, every):
+def test_gather_keeps_sums_in_registers_with_64_bit_indices(storage, every):
     """Every tile, operands along k and not, in pieces and one by one; each other, or all.
 
     Its tables are those that the planner expects, also with more taps than a word has bits.
@@ -283,34 +276,34 @@ def test_copies_compile_without_spills(architecture):
         )
         assert no_spills(log), f"{storage}: {log}"
         found = instructions(disassemble(cubin))
-        assert found["STG"] == ITEMSIZES[storage]  # of 16 bytes, for 16 elements of each thread
+        assert found["STG"] == ITEMSIZES[storage]  # 16 bytes each, for 16 elements per thread
         assert found["LDL"] + found["STL"] == 0
 
 
 def test_every_kernel_file_is_compiled_above():
-    """But for the Hopper kernels, which tests/test_hopper.py compiles."""
+    """All files are listed except the Hopper kernels, which tests/test_hopper.py compiles."""
     files = {path.name for path in sources.directory().glob("*.cu")}
     families = {f"conv_{impl.removeprefix('cuda-')}.cu" for impl in (*LAYERS, "cuda-patch")}
     assert files == {*KERNELS, "conv_backprop_bias.cu", "conv_arrange.cu", *HOPPER, *families}
 
 
 def offset_of(struct, name):
-    """Where a member lies, as NVRTC can say it: that of CUDA 13.0 has no __builtin_offsetof."""
+    """Return a member's offset without __builtin_offsetof, which NVRTC 13.0 lacks."""
     return f"__INTADDR__(&(({struct}*)0)->{name})"
 
 
 WALK, STRIDE_PHASES = hopper.walk_type(3), gather.phases_type(3)
 STRUCTS = {
-    "ConvParameters": ("include/parameters.cuh", parameters.CONV_PARAMETERS),
-    "TileWalk": ("conv_direct.cu", direct.TILE_WALK),
+    "ConvParameters": ("include/parameters.cuh", parameters.parameters_type()),
+    "TileWalk": ("conv_direct.cu", np.dtype(list(direct.TILE_WALK))),
     "StridePhase": ("include/gather.cuh", STRIDE_PHASES["phase"].base),
     "StridePhases<3>": ("include/gather.cuh", STRIDE_PHASES),
     "WalkPhase": ("include/walk.cuh", WALK["phase"].base),
     "Walk<3>": ("include/walk.cuh", WALK),
-    "PlaneShape": ("conv_planes.cu", copies.PLANE_SHAPE),
-    "ArrangeShape": ("conv_arrange.cu", copies.ARRANGE_SHAPE),
+    "PlaneShape": ("conv_planes.cu", np.dtype(list(copies.PLANE_SHAPE))),
+    "ArrangeShape": ("conv_arrange.cu", np.dtype(list(copies.ARRANGE_SHAPE))),
 }
-"""Of the kernels' parameters, the file that has a struct and its layout for NumPy."""
+"""File and NumPy layout of each parameter struct."""
 
 
 def layout_checks(struct, shift=0):
@@ -341,7 +334,7 @@ def test_parameter_struct_checks_can_fail(struct):
 def test_parameter_struct_has_the_compilers_fields():
     header = dict(sources.load("conv_forward.cu").headers)["parameters.cuh"]
     declared = re.findall(r"^\s+long long (\w+)(?:\[\d\])?;", header, re.M)
-    assert declared == list(parameters.CONV_PARAMETERS.names)
+    assert declared == list(parameters.parameters_type().names)
 
 
 def test_activation_numbers_are_the_headers():

@@ -1,4 +1,4 @@
-"""What the kernels and the host code both say, of which neither can see the other's."""
+"""Constants and macros on which kernels and host code must agree."""
 
 import re
 from functools import cache
@@ -7,40 +7,39 @@ from itertools import product
 import pytest
 
 from cupyconv import ConvProblem
-from cupyconv.gpu import bias, copies, hopper, launches, sources
-from cupyconv.planning import Device, Request, cost, plan_pass
-from cupyconv.planning import copies as planned_copies
-from cupyconv.planning.families import FAMILIES, patch, toeplitz
-from cupyconv.planning.families import hopper as hopper_tiles
-from cupyconv.planning.families.hopper_bf16x6 import PLANES
-from cupyconv.planning.strides import Strides
+from cupyconv.gpu import sources
+from cupyconv.kernels import bias, copies, cost, hopper, patch, toeplitz
+from cupyconv.kernels.hopper_bf16x6 import PLANES
+from cupyconv.kernels.strides import Strides
+from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests.configurations import in_formats
 
 CONSTANTS = [
     ("include/parts.cuh", "ADDING_THREADS", cost.ADDING_THREADS),
     ("include/parts.cuh", "PARTS_AT_ONCE", cost.PARTS_AT_ONCE),
-    ("include/hopper.cuh", "CONSUMERS", hopper_tiles.TURN_BARRIERS),
-    ("include/hopper.cuh", "STORE_ROWS", hopper.STORE_ROWS),
-    ("include/hopper.cuh", "STORE_BOXES", hopper.STORE_BOXES),
-    ("include/hopper.cuh", "STORE_FLOAT", hopper.STORE_FLOAT),
-    ("include/hopper.cuh", "STORE_COLUMNS", hopper.STORE_COLUMNS),
-    ("conv_hopper.cu", "COLUMNS", hopper_tiles.SUMS_PIECE),
+    ("conv_hopper.cu", "CONSUMERS", hopper.TURN_BARRIERS),
+    ("conv_hopper.cu", "STORE_ROWS", hopper.STORE_ROWS),
+    ("conv_hopper.cu", "STORE_BOXES", hopper.STORE_BOXES),
+    ("conv_hopper.cu", "STORE_FLOAT", hopper.STORE_FLOAT),
+    ("conv_hopper.cu", "STORE_COLUMNS", hopper.STORE_COLUMNS),
+    ("conv_hopper.cu", "COLUMNS", hopper.SUMS_PIECE),
     ("conv_planes.cu", "THREADS", copies.THREADS),
     ("conv_planes.cu", "VECTOR", copies.VECTOR),
     ("conv_planes.cu", "PLANES", PLANES),
     ("conv_arrange.cu", "THREADS", copies.THREADS),
-    ("conv_arrange.cu", "TILE", planned_copies.TILE),
+    ("conv_arrange.cu", "TILE", copies.TILE),
     ("conv_backprop_bias.cu", "THREADS", bias.THREADS),
     ("conv_patch.cu", "WARPS", patch.WARPS),
     ("conv_toeplitz.cu", "CHANNELS", toeplitz.CHANNELS),
 ]
-"""Integers of a kernel file by name, and those of the host code that have to be the same."""
+"""Kernel file, name of an integer constant in it, and the equal value of the host code."""
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(("file", "name", "expected"), CONSTANTS)
-def test_constants_are_those_of_the_host_code(file, name, expected):
+def test_constants_match_the_host_code(file, name, expected):
     text = (sources.directory() / file).read_text()
     pattern = rf"^(?: *constexpr int (?:\w+ = \w+, )*{name} = (\d+)[,;]|#define {name} (\d+)$)"
     (found,) = re.findall(pattern, text, re.M)
@@ -48,7 +47,7 @@ def test_constants_are_those_of_the_host_code(file, name, expected):
 
 
 def comment_and_code(text):
-    """The comment that a file begins with, as one line, and its code without any."""
+    """Return the comment at the start of a file as one line, and the code without comments."""
     lines = text.splitlines()
     first = next(number for number, line in enumerate(lines) if not line.startswith("//"))
     comment = " ".join(line.removeprefix("//").strip() for line in lines[:first])
@@ -56,11 +55,11 @@ def comment_and_code(text):
 
 
 def listed(source):
-    """The macros by which a kernel file, or a header of it, says that variants are chosen."""
+    """Return the macros that the comments of a kernel file and its headers list."""
     found = []
     for _, text in ((source.name, source.text), *source.headers):
         comment, _ = comment_and_code(text)
-        while comment != (comment := re.sub(r"\([^()]*\)", "", comment)):  # what is in brackets
+        while comment != (comment := re.sub(r"\([^()]*\)", "", comment)):  # remove parentheses
             pass
         for names in re.findall(r"with? -D: ([^.]*)\.|by -D: ([^.]*)\.", comment):
             found += re.findall(r"\b[A-Z][A-Z_]+\b", "".join(names))
@@ -79,7 +78,7 @@ LAYERS = [
 
 @cache
 def passed():
-    """The macros of every launch of the layers above, by kernel file."""
+    """Return the macros of every launch of the layers above, keyed by kernel file."""
     device = Device.of("sm_90a")
     made = []
     for layer, dtype, formats in product(
@@ -103,7 +102,7 @@ def passed():
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", sorted(path.name for path in sources.directory().glob("*.cu")))
-def test_macros_are_listed_where_a_kernel_begins_and_are_used(name):
+def test_macros_are_listed_in_the_kernel_file_and_used(name):
     source = sources.load(name)
     names = listed(source)
     assert sorted(names) == sorted(passed()[name])

@@ -1,6 +1,6 @@
-"""What launches are made of, and what the driver refuses of them.
+"""Launches: macros, grids, arguments and the driver's rules.
 
-Each of its rules by itself, and no launch that a plan comes to.
+Each rule is tested separately, and every planned launch satisfies all rules.
 """
 
 import itertools
@@ -13,14 +13,16 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, operations
-from cupyconv.gpu import bias, chunks, compiler, sources
-from cupyconv.gpu.launch import Launch, Series
-from cupyconv.gpu.launches import prepare
+from cupyconv.gpu import compiler, sources
+from cupyconv.gpu.runtime import Series
+from cupyconv.kernels import bias, direct, gather, patch, streaming, toeplitz
+from cupyconv.kernels.device import CHIPS as PLANNED_CHIPS
+from cupyconv.kernels.strides import Strides, contiguous_strides
+from cupyconv.launch import Launch
 from cupyconv.planning import Device, Request, plan_pass
-from cupyconv.planning.device import CHIPS as PLANNED_CHIPS
-from cupyconv.planning.families import FAMILIES, direct, gather, patch, toeplitz
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.launches import prepare
 from cupyconv.planning.plan import contenders
-from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import emulator, launches
 from tests.agreement import fits
@@ -67,7 +69,7 @@ extern "C" __global__ void __cluster_dims__(16, 1, 1) crowded(float* y) { *y = 1
 
 @pytest.fixture(scope="module")
 def kernels():
-    """Resources of the kernels above on two chips, as the compiler states them."""
+    """Resources of the kernels above on two chips, as the compiler reports them."""
     pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
     found = {}
     for architecture in ("sm_86", "sm_90a"):
@@ -77,7 +79,7 @@ def kernels():
     return found
 
 
-def test_figures_are_the_compilers(kernels):
+def test_resources_match_the_kernels(kernels):
     for of_chip in kernels.values():
         assert of_chip["bounded"].launch_bounds == 96
         assert of_chip["tables"].static_shared == 384 * 4
@@ -88,8 +90,8 @@ def test_figures_are_the_compilers(kernels):
     assert kernels["sm_86"]["bounded"].cluster is None
 
 
-# A kernel, its chip, how it is launched, how much dynamic shared memory it was allowed, and what
-# is wrong with that; None if nothing is.
+# Kernel, architecture, grid, block, bytes of dynamic shared memory, bytes allowed by the kernel's
+# attribute (None: default), and the expected error (None: a valid launch).
 LAUNCHES = [
     ("bounded", "sm_86", (7, 1, 1), (96,), 0, None, None),
     ("bounded", "sm_86", (7,), (97,), 0, None, "takes 1 to 96 threads a block: got 97"),
@@ -111,7 +113,7 @@ LAUNCHES = [
     ("tables", "sm_86", (1,), (384,), 0, (99 << 10) - 1535, "more than the 101376 that a block"),
     ("tables", "sm_90a", (1,), (384,), (227 << 10) - 1536, (227 << 10) - 1536, None),
     ("tables", "sm_90a", (1,), (384,), 0, (227 << 10) - 1535, "more than the 232448 that a block"),
-    # 65,536 registers: 128 threads of 512, or more of fewer.
+    # Registers limit the block: a multiprocessor has 65,536.
     ("greedy", "sm_86", (1,), (256,), 0, None, None),
     ("greedy", "sm_86", (1,), (1024,), 0, None, "does not fit a multiprocessor: too much of reg"),
     ("paired", "sm_90a", (4,), (32,), 0, None, None),
@@ -121,7 +123,7 @@ LAUNCHES = [
 
 
 @pytest.mark.parametrize("case", LAUNCHES, ids=lambda case: f"{case[0]}-{case[-1] or 'right'}"[:50])
-def test_launches(kernels, case):
+def test_launches_follow_the_drivers_rules(kernels, case):
     name, architecture, grid, block, dynamic, allowed, wrong = case
     function = CheckedFunction(name, driver.chip_of(architecture), kernels[architecture][name])
 
@@ -138,13 +140,13 @@ def test_launches(kernels, case):
     assert str(refused.value).startswith(f"{name} on compute capability ")
 
 
-def test_clusters_need_hopper(kernels):
+def test_clusters_need_compute_capability_9_0(kernels):
     function = CheckedFunction("paired", CHIPS[8, 6], kernels["sm_90a"]["paired"])
     with pytest.raises(Refusal, match=r"clusters need compute capability 9\.0"):
         function((2,), (32,), (np.uint64(0),))
 
 
-def test_arguments(kernels):
+def test_arguments_match_the_kernels_parameters(kernels):
     takes = kernels["sm_90a"]["mapped"]
     maps = np.zeros(1, np.dtype([("maps", "u8", 16)]))
     right = (np.uint64(0), maps, np.int16(1))
@@ -218,14 +220,14 @@ REFUSED_IM2COL = [
 
 
 @pytest.mark.parametrize(("change", "wrong"), REFUSED_TILED)
-def test_tiled_maps(change, wrong):
+def test_invalid_tiled_maps_are_rejected(change, wrong):
     tensormap.encode_tiled(**TILED)
     with pytest.raises(ValueError, match=wrong):
         tensormap.encode_tiled(**{**TILED, **change})
 
 
 @pytest.mark.parametrize(("change", "wrong"), REFUSED_IM2COL)
-def test_im2col_maps(change, wrong):
+def test_invalid_im2col_maps_are_rejected(change, wrong):
     tensormap.encode_im2col(**IM2COL)
     with pytest.raises(ValueError, match=wrong):
         tensormap.encode_im2col(**{**IM2COL, **change})
@@ -245,7 +247,7 @@ VIEWS = {
 
 
 NARROW = {
-    # Axes of one element, and a gap after the channels: x, then w, with the layer's padding.
+    # Shapes of x and w with axes of one element, and the padding; only 64 channels are used.
     "one column": ((2, 9, 1, 96), (64, 3, 1, 64), ((1, 1), (0, 0))),
     "one row": ((2, 1, 9, 96), (64, 1, 3, 64), ((0, 0), (1, 1))),
     "one image": ((1, 9, 1, 96), (64, 3, 1, 64), ((1, 1), (0, 0))),
@@ -256,8 +258,8 @@ NARROW = {
 
 @pytest.mark.parametrize("name", NARROW)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_axes_of_one_element_have_strides_that_the_driver_documents(name, transposed):
-    """Some of the channels of wider tensors are read, so that no stride is an extent's product."""
+def test_tensor_maps_give_one_element_axes_valid_strides(name, transposed):
+    """Views of wider tensors are passed, so that strides differ from products of extents."""
     x_shape, w_shape, padding = NARROW[name]
     generator = np.random.default_rng(0)
     x, w = (
@@ -268,7 +270,7 @@ def test_axes_of_one_element_have_strides_that_the_driver_documents(name, transp
     rules = {"padding": padding, "data_format": last[0], "filter_format": last[1]}
 
     def call(api, **more):
-        if transposed:  # x stands for dy
+        if transposed:  # x is used as dy
             return api.conv_transpose(x, w, **rules, **more)
         return api.conv_forward(x, w, **rules, **more)
 
@@ -277,8 +279,8 @@ def test_axes_of_one_element_have_strides_that_the_driver_documents(name, transp
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_maps_are_made_only_of_what_the_driver_documents(view):
-    """Views that no map is documented for are copied; the emulator's driver is handed no others."""
+def test_views_without_a_valid_tensor_map_are_copied(view):
+    """The emulator's driver raises for tensor maps that the documentation rules out."""
     whole = np.random.default_rng(0).integers(-3, 4, (2, 15, 10, 64)).astype(np.float16)
     x = VIEWS[view](whole)
     w = np.random.default_rng(1).integers(-3, 4, (64, 3, 3, 64)).astype(np.float16)
@@ -287,29 +289,26 @@ def test_maps_are_made_only_of_what_the_driver_documents(view):
     assert (got == cupyconv.conv_forward(x, w, impl="reference", **rules)).all()
 
 
-# -- what plans come to ----------------------------------------------------------------------------
+# -- planned launches ------------------------------------------------------------------------------
 
 
-def test_a_kernel_is_allowed_what_it_is_launched_with(kernels):
-    """Static memory counts too, so that less than 48 KB of dynamic memory has to be allowed."""
+def test_kernels_are_allowed_their_dynamic_shared_memory(kernels):
+    """The attribute is set at 48 KB of dynamic memory already, since static memory counts too."""
     function = CheckedFunction("tables", CHIPS[8, 6], kernels["sm_86"]["tables"])
 
-    class Runtime(driver.DriverRuntime):
-        def kernel(self, launch):
-            return function
-
-    runtime = Runtime("sm_86")
+    runtime = driver.DriverRuntime("sm_86")
     one = Launch("kernels.cu", "tables", (), (1,), (384,), 48 << 10, ("x",))
+    runtime._functions[one.source, one.defines, one.entry] = function
     Series([one], runtime)((np.uint64(0),))
     assert function.max_dynamic_shared_size_bytes == 48 << 10
     less = replace(one, shared_bytes=1 << 10)
-    Series([one, less], runtime)((np.uint64(0),))  # of one function, which both share
+    Series([one, less], runtime)((np.uint64(0),))  # both launches use one function
 
 
 @pytest.mark.parametrize(("filters", "blocks"), [(1, 1), (64, 1), (65, 2), (256, 4)])
-def test_a_sum_of_chunks_has_a_thread_for_each_element_of_the_filter(filters, blocks):
+def test_chunk_sums_have_a_thread_per_filter_element(filters, blocks):
     product = Launch("conv_direct.cu", "product", (), (9,), (64,), 1 << 10, ("x", "parameters"))
-    made = chunks.reduction(product, ConvProblem((1, 1, 1), (filters, 1, 1)), 3)
+    made = streaming.reduction(product, ConvProblem((1, 1, 1), (filters, 1, 1)), 3)
     assert (made.entry, made.defines) == ("product_reduce", product.defines)
     assert (made.grid, made.block, made.shared_bytes) == ((blocks,), (64,), 0)
     assert made.arguments == ("workspace", "w", 3, "parameters")
@@ -317,8 +316,8 @@ def test_a_sum_of_chunks_has_a_thread_for_each_element_of_the_filter(filters, bl
 
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("alignment", [2, 4, 8, 16])
-def test_pieces_of_cuda_toeplitz_are_as_large_as_they_may_be(alignment, pass_):
-    """Of channels that are neighbours, else of columns; x and y have others."""
+def test_cuda_toeplitz_uses_the_widest_possible_vectors(alignment, pass_):
+    """Vectors run along contiguous channels, else along columns; x and y may differ."""
     device, seen = Device.of("sm_80"), set()
     sizes = itertools.product((1, 2, 16, 17), (8, 9, 12), (0, 1, 2, 3), (1, 2))
     for channels, width, before, rank in sizes:
@@ -336,7 +335,7 @@ def test_pieces_of_cuda_toeplitz_are_as_large_as_they_may_be(alignment, pass_):
             source, result = (y, x) if pass_ == "backprop_input" else (x, y)
             assert (macros["SOURCE_LAST"], macros["SOURCE_VECTOR"]) == source
             assert (macros["RESULT_LAST"], macros["RESULT_VECTOR"]) == result
-            # The first column that the first tap of backprop_input reads is that of the last one.
+            # backprop_input mirrors the filter: its first tap reads where the last tap would.
             column = before - 2 if pass_ == "backprop_input" else -before
             assert macros["SOURCE_SHIFT"] == (0 if source[0] else column % source[1])
             assert (macros["FILTER_R"], macros["FILTER_S"]) == ((2, 3) if rank == 2 else (1, 3))
@@ -346,7 +345,7 @@ def test_pieces_of_cuda_toeplitz_are_as_large_as_they_may_be(alignment, pass_):
 
 
 def piece_of(steps, shape, problem, alignment):
-    """Whether pieces are of channels, and how many 16-bit elements of them are moved at once."""
+    """Return whether vectors run along channels, and their length in 16-bit elements."""
     channels, columns = problem.data_axes[1], problem.data_axes[-1]
     of_channels = steps[channels] == 1 and shape[channels] > 1
     axis = channels if of_channels else columns
@@ -359,8 +358,8 @@ def piece_of(steps, shape, problem, alignment):
     return of_channels, max((one for one in fitting if one * 2 <= alignment), default=1)
 
 
-def test_stride_phases_have_every_pixel_of_the_input_and_all_its_taps():
-    """As cuda/include/gather.cuh states them; those of most taps first, that none is waited for."""
+def test_stride_phases_cover_all_pixels_and_taps():
+    """Phases are computed as in cuda/include/gather.cuh; those with the most taps come first."""
     device, seen = Device.of("sm_80"), Counter()
     for problem in random_problems(120, seed=5, dtypes=("float16",)):
         if "backprop_input" not in fits(problem, "cuda-gather", device):
@@ -373,7 +372,7 @@ def test_stride_phases_have_every_pixel_of_the_input_and_all_its_taps():
         for phase in phases["phase"]:
             axes = [axis_of_phase(told, phases, phase, axis) for axis in range(3)]
             found = dict(map(pixels_and_taps, itertools.product(*axes)))
-            if not found:  # an axis may be short, and there is room for a power of two of phases
+            if not found:  # short axes and padding to a power of two leave empty phases
                 assert phase["end"] == end
                 continue
             assert not met.keys() & found.keys()
@@ -396,7 +395,7 @@ def test_stride_phases_have_every_pixel_of_the_input_and_all_its_taps():
 
 
 def axis_of_phase(told, phases, phase, axis):
-    """Pixels of an axis in a stride phase, each with what its taps read, by tap."""
+    """Yield each pixel of an axis in a stride phase, with a map from tap to coordinate read."""
     for i in range(phase["pixels"][axis]):
         pixel = int(phase["first_pixel"][axis] + i * told["stride"][axis])
         taps = range(phase["taps"][axis])
@@ -412,7 +411,7 @@ def axis_of_phase(told, phases, phase, axis):
 
 
 def pixels_of_axis(told, axis):
-    """The same of all pixels, by the definition of a convolution."""
+    """Yield each pixel of an axis with a map from tap to coordinate read, by definition."""
     stride, pad, dilation = (int(told[name][axis]) for name in ("stride", "pad", "dilation"))
     for pixel in range(told["input"][axis]):
         read = {tap: pixel + pad - tap * dilation for tap in range(told["filter"][axis])}
@@ -420,36 +419,36 @@ def pixels_of_axis(told, axis):
 
 
 def pixels_and_taps(axes):
-    """A pixel of three axes, and the pixels that it is added to by its taps, by tap."""
+    """Combine three axes into a pixel and a map from tap to pixel read."""
     pixel, taps = zip(*axes, strict=True)
     read = itertools.product(*(of_axis.items() for of_axis in taps))
     return pixel, {tuple(tap for tap, _ in one): tuple(at for _, at in one) for one in read}
 
 
 FEW_TILES = ConvProblem((4, 8, 3, 2, 2), (8, 1, 2, 1, 1), groups=8)
-"""Whose blocks of cuda-direct have more strips than a slice has tiles."""
+"""Layer for which a thread block of cuda-direct has more strips than a slice has tiles."""
 
 MANY_TILES = ConvProblem((16, 32, 56, 56), (32, 1, 3, 3), padding=1, groups=32)
-"""Which take turns on a multiprocessor."""
+"""Layer with more tiles than resident thread blocks."""
 
 MANY_FILTERS = (
     ConvProblem((4, 3, 40, 40), (300, 3, 3, 3)),
     ConvProblem((1, 3, 40, 40), (300, 3, 3, 3), stride=(2, 1), dilation=(3, 2)),
 )
-"""For several blocks of cuda-patch beside each other."""
+"""Layers whose filters need several thread blocks of cuda-patch."""
 
 STAYING = {
     "cuda-direct": (direct, [*(case.problem for case in DIRECT_CASES), FEW_TILES, MANY_TILES]),
     "cuda-patch": (patch, [*(case.problem for case in PATCH_CASES), *MANY_FILTERS]),
 }
-"""Families whose blocks stay, each with what cuts its problems, and some of these."""
+"""Families with persistent thread blocks: module and problems."""
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("taps", [(3, 3), (2, 40)])  # the latter more than a word has bits
-def test_the_tables_of_gather_are_those_that_it_declares(taps, dtype, architecture):
-    """Of every tile; the ways through memory go round."""
+@pytest.mark.parametrize("taps", [(3, 3), (2, 40)])  # 2 + 40 bits of a tap need two words
+def test_cuda_gather_predicts_the_size_of_its_tables(taps, dtype, architecture):
+    """Each tile is compiled for one combination of layout and pass, in turn."""
     device = Device.of(architecture)
     nchw = ConvProblem((4, 64, 16, 48), (64, 64, *taps), padding="same", dtype=dtype)
     problems = [in_formats(nchw, *formats) for formats in (("NCHW", "OIHW"), ("NHWC", "OHWI"))]
@@ -471,7 +470,7 @@ def test_the_tables_of_gather_are_those_that_it_declares(taps, dtype, architectu
         assert compiled["conv_gather"].static_shared == made.table_bytes, launch.defines
 
 
-def test_chips_are_planned_for_as_the_driver_knows_them():
+def test_planner_and_driver_agree_on_the_chips():
     for capability, planned in PLANNED_CHIPS.items():
         known = CHIPS[capability]
         shared = known.shared_per_block >> 10, known.shared_per_multiprocessor >> 10
@@ -479,9 +478,11 @@ def test_chips_are_planned_for_as_the_driver_knows_them():
 
 
 @pytest.mark.parametrize("impl", STAYING)
-def test_blocks_that_stay_have_as_many_turns_as_others(impl):
-    """Of turns that let the chip hold all blocks at once the fewest; in cuda-direct, whose blocks
-    are many and small, those that leave the busiest multiprocessor nearly the least, too."""
+def test_persistent_blocks_have_equal_and_fewest_rounds(impl):
+    """Blocks have the fewest rounds that keep all blocks resident at once.
+
+    In cuda-direct, which has many small blocks, the busiest multiprocessor also has nearly the
+    least possible work."""
     (family, problems), seen = STAYING[impl], set()
     for any_dtype, multiprocessors in itertools.product(problems, (1, 3, 132)):
         problem = any_dtype.replace(dtype="float16")
@@ -490,13 +491,14 @@ def test_blocks_that_stay_have_as_many_turns_as_others(impl):
         for pass_ in {"forward", "backprop_input"}.intersection(fits(problem, impl, device)):
             planned = plan_pass(problem, pass_, device, impl)
             (launch,) = prepare(planned, problem, strides, None, device)
-            cut = family.cut(Request(problem, pass_, device, strides=strides))
-            turns = cut.rounds if impl == "cuda-direct" else cut.tiles
-            if not turns:  # of an empty batch
+            request = Request(problem, pass_, device, strides=strides)
+            made = family.geometry(request, planned.tiling)
+            turns = made.rounds if impl == "cuda-direct" else made.tiles
+            if not turns:  # the batch is empty
                 continue
             blocks, beside = launch.grid
             assert launch.shared_bytes == dict(launch.defines).get("SHARED_BYTES", 0)
-            resident = cut.held(device.chip) if impl == "cuda-direct" else cut.resident
+            resident = made.held(device.chip) if impl == "cuda-direct" else made.resident
             held = max(multiprocessors * resident // beside, 1)
             each = -(-turns // blocks)
             assert blocks == -(-turns // each) <= held
@@ -510,36 +512,37 @@ def test_blocks_that_stay_have_as_many_turns_as_others(impl):
                 assert each == 1 or -(-turns // (each - 1)) > held
             if impl == "cuda-patch":
                 (layer,), macros = launch.arguments[-1], dict(launch.defines)
-                assert beside == -(-problem.K // cut.filters)
+                assert beside == -(-problem.K // made.tiling.filters)
                 for name in ("stride", "dilation"):
                     found = [macros[f"{name.upper()}_{letter}"] for letter in "HW"]
                     assert found == layer[name][1:].tolist()
             else:
-                require_walk(launch, "output" if pass_ == "forward" else "input", cut, each)
+                require_walk(launch, "output" if pass_ == "forward" else "input", made, each)
             seen.add(min(each, 3))
     assert seen == {1, 2, 3}
 
 
-def require_walk(launch, walked, cut, rounds):
-    """Blocks of cuda-direct go on by a tile for each of their strips, counted in digits."""
+def require_walk(launch, walked, made, rounds):
+    """Require cuda-direct's arguments to advance each block by one tile per strip."""
     (told,), (layer,) = launch.arguments[-2:]
     assert told["rounds"] == rounds
     slices, images = layer[walked][0], layer["batch"]
-    assert tuple(told["tiles"]) == (cut.across.tiles, cut.down.tiles, slices, images)
+    assert tuple(told["tiles"]) == (made.across.tiles, made.down.tiles, slices, images)
     weights = np.cumprod([1, *told["tiles"][:3]])
-    assert (told["step"] * weights).sum() == cut.block.strips
+    assert (told["step"] * weights).sum() == made.block.strips
     assert (told["step"][:3] < told["tiles"][:3]).all()
 
 
-def test_chunks_of_a_filter_gradient_have_as_many_rounds_as_others():
+def test_filter_gradient_chunks_have_equal_rounds():
     device, seen = Device.of("sm_80"), set()
     for problem in STAYING["cuda-direct"][1]:
         planned = plan_pass(problem, "backprop_filter", device, "cuda-direct")
         strides = Strides.contiguous(problem)
         product, _ = prepare(planned, problem, strides, None, device)
-        cut = direct.cut(Request(problem, "backprop_filter", device, strides=strides))
+        request = Request(problem, "backprop_filter", device, strides=strides)
+        made = direct.geometry(request, planned.tiling)
         assert product.grid[0] == planned.splits
-        require_walk(product, "output", cut, -(-cut.rounds // planned.splits))
+        require_walk(product, "output", made, -(-made.rounds // planned.splits))
         seen.add(planned.splits > 1)
     assert seen == {False, True}
 
@@ -547,8 +550,8 @@ def test_chunks_of_a_filter_gradient_have_as_many_rounds_as_others():
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90a"])
 @pytest.mark.parametrize("far", [(1 << 30) - 9, 1 << 30, (1 << 31) - 1, 1 << 31, 1 << 33])
-def test_rules_may_reach_as_far_as_they_like(far, architecture, pass_):
-    """Every way of every family is launched, or the family refuses the layer."""
+def test_large_padding_strides_and_dilations_are_planned(far, architecture, pass_):
+    """Every candidate of every family that supports the layer can be launched."""
     device, families = Device.of(architecture), set()
     for problem in reaching(far):
         strides = Strides.contiguous(problem)
@@ -560,7 +563,7 @@ def test_rules_may_reach_as_far_as_they_like(far, architecture, pass_):
 
 
 def reaching(far):
-    """Layers whose padding, strides and dilations are large, and whose tensors are not."""
+    """Yield layers with small tensors and large padding, strides and dilations."""
     for dtype, data_format in itertools.product(("float16", "float32"), ("NCHW", "NHWC")):
         for shapes, rules in (
             (((4, 64, 9, 9), (64, 64, 1, 1)), {"dilation": far}),
@@ -575,21 +578,19 @@ def reaching(far):
 
 
 def bias_launches(shape, layout, dtype, device="sm_80", limit=None):
-    """The launches of a bias gradient, dy being contiguous, and the bytes of their workspace."""
+    """Return the launches of a bias gradient of contiguous dy, and their bytes of workspace."""
     problem = operations.bias_problem("dy", shape, layout, dtype)
     strides = Strides.of_sum(contiguous_strides(shape), 1, 16)
     return bias.prepare_bias(problem, strides, Device.of(device), limit)
 
 
-# Of 8 channels of a float32 image, pieces of 4 pixels: 1,024 pixels are a step of a block.  On the
-# 108 multiprocessors of sm_80, 54 blocks of each channel are four of each multiprocessor.
+# A block step covers 1,024 float32 pixels: 256 threads with vectors of 4.  sm_80 has 108
+# multiprocessors, so 54 blocks for each of 8 channels are four blocks per multiprocessor.
 @pytest.mark.parametrize(
     ("steps", "chunks", "steps_of_chunk"),
     [(0, 1, 1), (31, 1, 31), (32, 2, 16), (33, 2, 17), (864, 54, 16), (5400, 54, 100)],
 )
-def test_chunks_of_a_bias_gradient_fill_the_chip_and_are_worth_adding_up(
-    steps, chunks, steps_of_chunk
-):
+def test_bias_gradient_chunks_fill_the_chip(steps, chunks, steps_of_chunk):
     shape = (1, 8, 1024 * steps) if steps else (0, 8, 1024)
     (product, *reduction), workspace_bytes = bias_launches(shape, None, "float32")
     assert product.grid == (8, chunks)
@@ -600,8 +601,8 @@ def test_chunks_of_a_bias_gradient_fill_the_chip_and_are_worth_adding_up(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "complex128"])
-def test_channels_of_a_bias_gradient_have_lanes_and_no_lane_is_without(dtype):
-    """Of channels that are neighbours; one channel alone has neighbours among the pixels."""
+def test_bias_gradient_channels_use_all_lanes(dtype):
+    """Lanes run along contiguous channels, or along pixels if there is one channel."""
     widest = 16 // ITEMSIZE[dtype]
     for channels in (1, 2, 3, 4, 8, 17, 32, 64, 129, 256, 257, 1000):
         (product, *_), _ = bias_launches((32, 64, 64, channels), "NHWC", dtype)
@@ -622,15 +623,15 @@ def test_channels_of_a_bias_gradient_have_lanes_and_no_lane_is_without(dtype):
 
 
 @pytest.mark.parametrize("channels", [1, 64, 65])
-def test_chunks_of_a_bias_gradient_are_added_up_by_a_thread_for_each_channel(channels):
+def test_bias_gradient_chunks_are_summed_by_a_thread_per_channel(channels):
     (product, reduction), _ = bias_launches((4, channels, 256, 256), "NCHW", "float32")
     assert reduction.entry == "conv_backprop_bias_reduce"
     assert (reduction.grid, reduction.block) == ((-(-channels // 64),), (64,))
     assert reduction.arguments[:3] == ("workspace", "bias", product.grid[1])
 
 
-def test_chunks_of_a_bias_gradient_are_not_too_many_to_be_added_up(monkeypatch):
-    """Whatever a chip has room for: one thread adds up all of a channel's."""
+def test_bias_gradient_has_at_most_1024_chunks(monkeypatch):
+    """One thread adds up the chunks of a channel, so even a large chip has no more."""
     large = replace(PLANNED_CHIPS[9, 0], multiprocessors=1000)
     monkeypatch.setitem(PLANNED_CHIPS, (9, 0), large)
     device = Device("large", "sm_90a")
@@ -642,15 +643,15 @@ def test_chunks_of_a_bias_gradient_are_not_too_many_to_be_added_up(monkeypatch):
 @pytest.mark.parametrize(
     ("limit", "chunks"), [(0, 1), (63, 1), (64, 2), (95, 2), (54 * 32, 54), (None, 54)]
 )
-def test_chunks_of_a_bias_gradient_keep_within_the_limit(limit, chunks):
-    """Of 8 channels, 32 bytes of sums to a chunk."""
+def test_bias_gradient_chunks_respect_the_workspace_limit(limit, chunks):
+    """A layer of 8 channels has 32 bytes of sums per chunk."""
     launched, size = bias_launches((1, 8, 1024 * 5400), None, "float32", limit=limit)
     assert launched[0].grid == (8, chunks)
     assert len(launched) == (2 if chunks > 1 else 1)
     assert size == (32 * chunks if chunks > 1 else 0)
 
 
-def test_a_call_for_a_bias_gradient_keeps_within_the_limit(monkeypatch):
+def test_conv_backprop_bias_respects_the_workspace_limit(monkeypatch):
     dy = integer_data(ConvProblem((8, 1, 64, 64), (3, 1, 1, 1))).dy
     taken, prepare_bias = [], bias.prepare_bias
     monkeypatch.setattr(
@@ -668,22 +669,22 @@ def test_a_call_for_a_bias_gradient_keeps_within_the_limit(monkeypatch):
         emulator.conv_backprop_bias(dy)
 
 
-def test_a_bias_gradient_of_what_cannot_be_counted_is_no_bug():
+def test_bias_gradient_of_a_huge_tensor_raises_memory_error():
     problem = operations.bias_problem("dy", (2**40, 2, 2**31), None, "float32")
     strides = Strides.of_sum(contiguous_strides(problem.output_shape), 1, 16)
     with pytest.raises(MemoryError, match="an array of 1099511627776x2x2147483648 float32 takes"):
         emulator.convolutions.backend().prepare_bias(problem, strides, None)
 
 
-def test_channels_of_a_bias_gradient_have_blocks():
+def test_bias_gradient_has_at_most_one_grid_of_channels():
     (product,), _ = bias_launches((1, 2**31 - 1, 2), None, "float16")
     assert product.grid == (2**31 - 1, 1)
-    with pytest.raises(ConvError, match="dy has 2,147,483,648 of them, with 1 to a block"):
+    with pytest.raises(ConvError, match="dy has 2,147,483,648, 1 per block"):
         bias_launches((1, 2**31, 2), None, "float16")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_most_demanding_launches_are_taken(architecture):
+def test_most_demanding_launches_are_valid(architecture):
     planned = launches.planned(architecture)
     for made in planned.values():
         declared = dict(made.launch.defines).get("SHARED_BYTES", 0)
@@ -697,7 +698,7 @@ def test_the_most_demanding_launches_are_taken(architecture):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
-def test_every_launch_that_can_be_planned_is_taken(architecture, record_property):
+def test_planned_launches_are_all_valid(architecture, record_property):
     found = launches.planned(architecture)
     for made in found.values():
         launches.launch(made, architecture)
@@ -705,8 +706,8 @@ def test_every_launch_that_can_be_planned_is_taken(architecture, record_property
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
-def test_the_emulator_holds_kernels_to_their_cubins(architecture):
-    """As it runs them, too: the tile that needs more than the 48 KB that nobody has to ask for."""
+def test_emulator_checks_launches_against_compiled_kernels(architecture):
+    """Checking launches against the compiled kernels' resources changes no result."""
     problem = ConvProblem((1, 32, 8, 8), (64, 32, 3, 3), padding=1, dtype="float16")
     problem = in_formats(problem, "NHWC", "OHWI")
     data = integer_data(problem)

@@ -1,4 +1,4 @@
-"""The shares of the NumPy path's time, on small layers."""
+"""tests.studies.limits, which divides the time of the NumPy path, on small layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def peer(monkeypatch):
     return found
 
 
-def test_every_pass_has_its_share_and_its_limit(peer):
+def test_passes_all_have_a_share_and_a_limit(peer):
     matmul, einsum = np.matmul, np.einsum
     shares = limits.measure([DENSE, DEPTHWISE], places.of("cpu"), peer)
     assert (np.matmul, np.einsum) == (matmul, einsum)
@@ -40,11 +40,11 @@ def test_every_pass_has_its_share_and_its_limit(peer):
     for share in shares:
         assert share.computing > 0
         assert share.ratio == share.peer / share.seconds
-        # Those over padding may be left out, and no others.
+        # Only operations on padding may be omitted.
         assert share.operations >= share.useful_flops
 
 
-def test_operations_are_counted_as_they_are_done():
+def test_matmul_and_einsum_operations_are_counted():
     with limits._metered(meter := limits._Meter()):
         np.matmul(np.ones((3, 4, 5)), np.ones((5, 6)))
         assert meter.operations == 2 * 3 * 4 * 5 * 6
@@ -53,7 +53,7 @@ def test_operations_are_counted_as_they_are_done():
     assert meter.seconds > 0
 
 
-def test_figures_are_printed_and_kept_with_their_command(peer, monkeypatch, tmp_path, capsys):
+def test_results_are_printed_and_saved_with_their_command(peer, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(limits, "select", lambda *_words: (DENSE,))
     limits.main(["--json", str(tmp_path / "new" / "limits.json")])
     printed = capsys.readouterr().out
@@ -64,7 +64,7 @@ def test_figures_are_printed_and_kept_with_their_command(peer, monkeypatch, tmp_
     assert [share["pass_"] for share in kept["shares"]] == list(PASSES)
 
 
-def test_layers_are_drawn_as_bench_draws_them(peer, monkeypatch, capsys):
+def test_random_layers_are_those_of_the_benchmark(peer, monkeypatch, capsys):
     drawn = []
     monkeypatch.setattr(limits, "drawn", lambda *given: drawn.append(given) or (DENSE,))
     limits.main(["--drawn", "3", "--seed", "5"])
@@ -80,7 +80,7 @@ def test_layers_are_drawn_as_bench_draws_them(peer, monkeypatch, capsys):
         (["--drawn", "2", "--layer", "dense-1"], "leave out --layer or --drawn"),
     ],
 )
-def test_layers_that_cannot_be_chosen_are_refused(options, why, capsys):
+def test_invalid_layer_options_are_rejected(options, why, capsys):
     with pytest.raises(SystemExit):
         limits.main(options)
     assert why in capsys.readouterr().err

@@ -1,5 +1,6 @@
-"""Measured plans, as far as they need no device: what is measured, and what it is called."""
+"""Autotuning without a device: candidates and their names."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -13,15 +14,15 @@ from cupyconv.planning.plan import contenders
 PROBLEM = ConvProblem((4, 32, 20, 20), (32, 32, 1, 1), dtype="float16")
 
 
-def test_candidates_are_named_by_what_tells_them_apart():
+def test_candidate_names_are_distinct():
     (planned, *_) = cupyconv.plan(PROBLEM, "sm_80")
-    for splits, words in ((1, ""), (2, " x 2"), (3, " x 3")):
+    for splits, suffix in ((1, ""), (2, " x 2"), (3, " x 3")):
         named = replace(planned, splits=splits)
-        assert measuring._name(named) == f"cuda-gather {planned.tile}{words}"
-        assert measuring._name(replace(named, tile=None)) == f"cuda-gather{words}"
+        assert measuring._name(named) == f"cuda-gather {planned.tile}{suffix}"
+        assert measuring._name(replace(named, tile=None)) == f"cuda-gather{suffix}"
 
 
-def test_measuring_needs_a_gpu(monkeypatch):
+def test_measuring_requires_a_gpu(monkeypatch):
     monkeypatch.setattr(arrays, "device_count", lambda: 0)
     with pytest.raises(DeviceError, match="GPU"):
         cupyconv.plan(PROBLEM, measure=True)
@@ -38,10 +39,32 @@ def test_numpy_arrays_are_not_measured(monkeypatch):
     assert (call() == expected).all()
 
 
-def test_the_best_of_each_family_is_measured():
+def test_contenders_include_the_best_of_each_family():
     request = Request(PROBLEM, "forward", Device.of("sm_80"))
     chosen = contenders(request, "auto", 5)
-    assert {one.implementation for one in chosen} == {"cuda-gather", "cuda-generic"}
+    assert {candidate.implementation for candidate in chosen} == {"cuda-gather", "cuda-generic"}
     assert chosen[0].implementation == "cuda-gather"
     assert len(set(chosen)) == 5
     assert contenders(request, "auto", 1) == chosen[:1]
+
+
+def test_signal_handler_may_measure_during_a_measurement(monkeypatch):
+    request = Request(PROBLEM, "forward", Device.of("sm_80"))
+    inner, outer = contenders(request, "auto", 2)
+    results = []
+
+    def look_up(*_):
+        if not results:
+            results.append(None)
+            results.append(measuring.fastest(request, "auto", None, None))  # as in a signal handler
+            return outer
+        return inner
+
+    monkeypatch.setattr(measuring, "_look_up", look_up)
+    monkeypatch.setattr(measuring, "_remembered", {})
+    thread = threading.Thread(
+        target=lambda: results.append(measuring.fastest(request, "auto", None, None)), daemon=True
+    )
+    thread.start()
+    thread.join(30)
+    assert results == [None, inner, inner]

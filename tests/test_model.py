@@ -1,4 +1,4 @@
-"""`cupyconv model`: the convolutions of ONNX files, as onnx's own evaluator sees them."""
+"""`cupyconv model`: the convolutions of ONNX files, compared with onnx's reference evaluator."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import cupyconv
 from cupyconv import ConvError, ConvTypeError
 from cupyconv.cli.main import main
 from cupyconv.explaining import onnx_model as models
+from cupyconv.problem import shape_text
 
 onnx = pytest.importorskip("onnx", reason="the onnx package is not installed")
 
@@ -31,6 +32,13 @@ def refused(*args: str) -> str:
     assert result.stderr.startswith("cupyconv: error: ")
     assert result.stderr.count("\n") == 1
     return result.stderr
+
+
+def listed(*args: str) -> str:
+    """Return the output of ``cupyconv model`` without line breaks."""
+    result = run(*args)
+    assert result.exit_code == 0, result.stderr
+    return " ".join(result.stdout.split())
 
 
 def value(name: str, shape, kind: int = 1):
@@ -52,7 +60,7 @@ def node(operator: str, inputs, name: str, **attributes):
 
 
 def small_net(shape=(1, 3, 32, 32)):
-    """A strided layer with a bias, a depthwise one, a dilated one, and one back up."""
+    """Return a model of four layers: strided with bias, depthwise, dilated and transposed."""
     nodes = [
         node("Conv", ["data", "w1", "b1"], "stem", strides=[2, 2], auto_pad="SAME_UPPER"),
         node("Relu", ["stem_out"], "relu"),
@@ -80,7 +88,7 @@ def saved(tmp_path):
     return save
 
 
-def test_layers_have_the_shapes_that_onnx_computes(saved):
+def test_layer_shapes_match_onnxs_evaluator(saved):
     net = small_net()
     read = models.read(saved(net))
     names = [layer.name for layer in read.layers]
@@ -97,7 +105,7 @@ def test_layers_have_the_shapes_that_onnx_computes(saved):
     assert read.layers[2].problem.padding == ((1, 2), (0, 1))
 
 
-def test_text_and_totals(saved):
+def test_text_and_json_report_layers_and_totals(saved):
     path = saved(small_net())
     result = run(path)
     assert result.exit_code == 0, result.output
@@ -127,7 +135,7 @@ def test_text_and_totals(saved):
 
 
 @pytest.mark.parametrize("width", ["80", "100"])
-def test_no_line_is_wider_than_the_terminal(saved, width):
+def test_lines_fit_the_terminal(saved, width):
     result = CliRunner().invoke(main, ["model", saved(small_net())], env={"COLUMNS": width})
     _, *lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= int(width)
@@ -143,7 +151,7 @@ def test_no_line_is_wider_than_the_terminal(saved, width):
         {"strides": [2, 2], "auto_pad": "VALID"},
     ],
 )
-def test_transposed_layers_compute_what_onnx_computes(saved, attributes):
+def test_transposed_layers_match_onnxs_evaluator(saved, attributes):
     up = node("ConvTranspose", ["x", "w"], "up", **attributes)
     w = weights("w", (3, 2, 3, 3))
     net = build([up], [value("x", (2, 3, 5, 5))], [value("up_out", None)], [w])
@@ -163,8 +171,8 @@ def test_transposed_layers_compute_what_onnx_computes(saved, attributes):
     np.testing.assert_array_equal(ours, theirs)
 
 
-def test_an_output_shape_without_auto_pad_crops_more_at_the_beginning(saved):
-    # As ONNX's text says; its own evaluator refuses this.
+def test_output_shape_without_auto_pad_crops_more_at_the_start(saved):
+    # ONNX specifies this, but its reference evaluator does not support it.
     up = node("ConvTranspose", ["x", "w"], "up", strides=[2, 2], output_shape=[9, 10])
     net = build(
         [up], [value("x", (2, 3, 5, 5))], [value("up_out", None)], [weights("w", (3, 2, 3, 3))]
@@ -174,29 +182,34 @@ def test_an_output_shape_without_auto_pad_crops_more_at_the_beginning(saved):
     assert layer.problem.padding == ((1, 1), (1, 0))
 
 
-def test_open_sizes_are_asked_for_and_taken(saved):
+def test_missing_input_sizes_are_requested_and_accepted(saved):
     path = saved(small_net(("N", 3, "H", "W")))
-    line = refused(path)
-    assert "stem reads data of Nx3xHxW" in line
+    line = listed(path)
+    assert "Nx3xHxW * 8x3x3x3" in line
+    assert "-> Nx8x?x?" in line
+    assert "4 layers of unknown size: stem reads data of Nx3xHxW" in line
     assert "for example --input data=1x3x224x224" in line
+    refusal = CliRunner().invoke(main, ["shapes", "--model", path])
+    assert refusal.exit_code == 2
+    assert "for example --input data=1x3x224x224" in refusal.stderr
     result = run(path, "--input", "data=2x3x64x48", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["layers"][0]["shapes"]["y"] == [2, 8, 32, 24]
 
 
-def test_sizes_of_minus_one_are_open(saved):
-    """As PaddlePaddle's exports have them, in outputs too."""
+def test_input_and_output_sizes_of_minus_one_are_unknown(saved):
+    """PaddlePaddle exports unknown sizes as -1, in inputs and outputs."""
     net = small_net((-1, 3, -1, -1))
     net.graph.output[0].CopyFrom(value("up_out", (-1, 4, -1, -1)))
     path = saved(net)
-    assert "for example --input data=1x3x224x224" in refused(path)
+    assert "for example --input data=1x3x224x224" in listed(path)
     result = run(path, "--input", "data=2x3x64x48", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["layers"][0]["shapes"]["y"] == [2, 8, 32, 24]
 
 
 def net_with_a_shape_of_data():
-    """The sizes of the second layer's input are numbers that only a run has."""
+    """Return a model whose second layer has an input shape that is known only at run time."""
     nodes = [
         node("Conv", ["x", "w1"], "first", pads=[1, 1, 1, 1]),
         node("Reshape", ["first_out", "sizes"], "turn"),
@@ -207,15 +220,15 @@ def net_with_a_shape_of_data():
     return build(nodes, inputs, [value("second_out", None)], initializers)
 
 
-def test_a_layer_of_unknown_size_does_not_hide_the_others(saved):
+def test_layer_of_unknown_size_does_not_hide_others(saved):
     path = saved(net_with_a_shape_of_data())
     result = run(path)
     assert result.exit_code == 0, result.output
     assert "1x3x8x8 * 4x3x3x3" in result.stdout
-    assert "1 convolution, 108 weights" in result.stdout
+    assert "1 of 2 convolutions (1 of unknown size), 198 weights" in result.stdout
     words = " ".join(result.stdout.split())
-    assert "unknown: second: second reads turn_out of" in words
-    assert "--input turn_out=1x2x224x224" in words
+    assert "1 layer of unknown size: second reads turn_out of" in words
+    assert "--input 'turn_out=?x2x?x?' with a number for each open size" in words
     found = json.loads(run(path, "--json").stdout)
     assert [layer["name"] for layer in found["unknown"]] == ["second"]
     whole = json.loads(run(path, "--input", "turn_out=1x2x8x16", "--json").stdout)
@@ -233,12 +246,61 @@ def test_a_layer_of_unknown_size_does_not_hide_the_others(saved):
         ("data=1x3xHxW", "a name and its shape"),
     ],
 )
-def test_wrong_sizes_are_told(saved, given, said):
+def test_wrong_input_sizes_are_rejected(saved, given, said):
     assert said in refused(saved(small_net(("N", 3, "H", "W"))), "--input", given)
 
 
+def test_open_sizes_are_set_by_name(saved):
+    path = saved(small_net(("N", 3, "H", "W")))
+    found = json.loads(run(path, "--input", "N=2", "--json").stdout)
+    assert found["layers"] == []
+    assert found["unknown"][0]["shapes"]["x"] == [2, 3, "H", "W"]
+    sizes = ("--input", "N=2", "--input", "H=64", "--input", "W=48")
+    whole = json.loads(run(path, *sizes, "--json").stdout)
+    assert whole == json.loads(run(path, "--input", "data=2x3x64x48", "--json").stdout)
+    assert "its open sizes N, H, W" in refused(path, "--input", "M=2")
+    assert "x 2x3x64x48" in CliRunner().invoke(
+        main, ["explain", "--model", saved(small_net(("N", 3, 64, 48))), "--layer", "stem",
+               "--input", "N=2"]
+    ).stdout  # fmt: skip
+
+
+def test_known_sizes_of_open_layers_equal_those_of_closed_ones(saved):
+    """Every size of y that is shown is the size that the layer has once all sizes are given."""
+    opened = models.read(saved(small_net(("N", 3, 64, "W"))), open_sizes=True)
+    closed = models.read(saved(small_net((2, 3, 64, 48))))
+    assert len(opened.unknown) == len(closed.layers) == 4
+    for one, other in zip(opened.unknown, closed.layers, strict=True):
+        assert one.filter_shape == other.problem.filter_shape
+        inputs, outputs = (
+            (one.input_shape, other.input_shape),
+            (one.output_shape, other.output_shape),
+        )
+        for shown, known in (inputs, outputs):
+            assert [isinstance(size, int) for size in shown] == [False, True, True, False]
+            assert shown[1:3] == known[1:3]
+    assert opened.parameters == closed.parameters
+
+
+def test_page_explains_every_layer(saved, tmp_path):
+    page = tmp_path / "net.html"
+    result = run(saved(small_net()), "--html", str(page))
+    assert "saved to" in result.stdout
+    text = page.read_text()
+    for layer in models.read(saved(small_net())).layers:
+        assert f"<b>{layer.name}</b>" in text
+        assert (
+            f"-&gt; {shape_text(layer.output_shape)}" in text
+            or f"-> {shape_text(layer.output_shape)}" in text
+        )
+    assert text.count("<details>") == 4
+    assert "Why dx is" in text
+    assert "http" not in text.replace("http-equiv", "")
+    assert "--html writes .html" in refused(saved(small_net()), "--html", str(tmp_path / "net.txt"))
+
+
 def unknown_inside():
-    """A layer behind a shape that only the run knows, and one before it."""
+    """Return a model with layers before and after a shape that is known only at run time."""
     nodes = [
         node("Conv", ["x", "w"], "first"),
         onnx.helper.make_node("Reshape", ["first_out", "s"], ["r"], name="reshape"),
@@ -250,7 +312,7 @@ def unknown_inside():
 
 
 @pytest.mark.parametrize("command", ["plan", "shapes"])
-def test_layers_that_cannot_be_told_are_said_to_be_left_out(saved, command):
+def test_layers_of_unknown_size_are_reported_as_left_out(saved, command):
     given = (command, "--model", saved(unknown_inside()))
     text = CliRunner().invoke(main, given).stdout
     assert "1 node of the model left out" in text
@@ -259,35 +321,36 @@ def test_layers_that_cannot_be_told_are_said_to_be_left_out(saved, command):
     assert len(found["layers"]) == len(found["left_out"]) == 1
 
 
-def test_a_size_that_is_not_known_hides_no_other_layer(saved):
+def test_layers_before_and_after_an_unknown_size_are_listed(saved):
     path = saved(unknown_inside())
     text = " ".join(run(path).stdout.split())
     assert "1x3x8x8 * 4x3x3x3" in text
-    assert "unknown: second: second reads r of ?x?x?x?." in text
-    hint = text.partition("for example ")[2].split()[:2]
-    assert hint == ["--input", "r=1x4x224x224"]
+    assert "1 layer of unknown size: second reads r of ?x?x?x?." in text
+    assert "--input 'r=?x4x?x?' with a number for each open size" in text
     assert [e["name"] for e in json.loads(run(path, "--json").stdout)["unknown"]] == ["second"]
-    found = json.loads(run(path, *hint, "--json").stdout)
+    found = json.loads(run(path, "--input", "r=1x4x224x224", "--json").stdout)
     assert [layer["shapes"]["x"] for layer in found["layers"]] == [[1, 3, 8, 8], [1, 4, 224, 224]]
     assert found["unknown"] == []
 
 
-def test_a_size_of_minus_one_is_an_open_one(saved):
+def test_known_sizes_beside_minus_one_appear_in_the_hint(saved):
     net = build(
         [node("Conv", ["x", "w"], "first")],
         [value("x", (-1, 3, 48, -1))],
         [value("first_out", (-1, 4, 46, -1))],
         [weights("w", (4, 3, 3, 3))],
     )
-    line = refused(saved(net))
+    line = listed(saved(net))
     assert "x of ?x3x48x?" in line
-    hint = line.partition("for example ")[2].split()
+    assert "?x3x48x? * 4x3x3x3" in line
+    assert "-> ?x4x46x?" in line
+    hint = line.partition("for example ")[2].split()[:2]
     assert hint == ["--input", "x=1x3x48x224"]
     found = json.loads(run(saved(net), *hint, "--json").stdout)
     assert found["layers"][0]["shapes"]["y"] == [1, 4, 46, 222]
 
 
-def test_layers_are_sorted_cut_and_written(saved, tmp_path):
+def test_layers_can_be_sorted_truncated_and_written(saved, tmp_path):
     path = saved(small_net())
     every = json.loads(run(path, "--json").stdout)["layers"]
     assert sum(layer["share_of_flops"] for layer in every) == pytest.approx(1)
@@ -309,7 +372,7 @@ def test_layers_are_sorted_cut_and_written(saved, tmp_path):
     assert all(row["dw on sm_90a"].startswith("cuda-") for row in rows)
 
 
-def test_a_layer_of_a_model_is_explained(saved):
+def test_explain_accepts_a_layer_of_a_model(saved):
     def explained(*args: str):
         return CliRunner().invoke(main, ["explain", *args], env={"COLUMNS": None})
 
@@ -328,7 +391,7 @@ def test_a_layer_of_a_model_is_explained(saved):
     assert "too" in explained("--model", path, "--preset", "same-stride").stderr
 
 
-def test_damaged_files(tmp_path, saved):
+def test_damaged_files_are_rejected(tmp_path, saved):
     whole = Path(saved(small_net())).read_bytes()
     broken = tmp_path / "broken.onnx"
     for content in (b"", b"not a model at all", whole[: len(whole) // 2], whole[:40]):
@@ -337,7 +400,7 @@ def test_damaged_files(tmp_path, saved):
     assert "No such file" in refused(str(tmp_path / "none.onnx"))
 
 
-def test_contradictions_are_told_with_the_node(saved):
+def test_contradictory_shapes_name_the_node(saved):
     net = build(
         [node("Conv", ["x", "w"], "bad")],
         [value("x", (1, 3, 8, 8))],
@@ -348,7 +411,7 @@ def test_contradictions_are_told_with_the_node(saved):
     assert "bad" in line
 
 
-def test_other_dtypes_ranks_and_operators(saved):
+def test_unsupported_operators_are_left_out(saved):
     nodes = [
         node("Conv", ["x", "w"], "signal"),
         node("ConvInteger", ["q", "wq"], "quantised"),
@@ -363,12 +426,13 @@ def test_other_dtypes_ranks_and_operators(saved):
     (layer,) = read.layers
     assert layer.problem.dtype == "float16"
     assert layer.output_shape == (1, 3, 6)
-    assert read.left_out[0][0] == "quantised"
+    assert read.left_out[0].name == "quantised"
+    assert read.left_out[0].filter_shape == (4, 2, 3, 3)
     assert "left out: quantised" in run(saved(net)).stdout
 
 
-def test_convolutions_inside_functions_are_told(saved):
-    """Functions of the model's own, one of which passes its attribute on."""
+def test_convolutions_inside_functions_are_listed(saved):
+    """The model defines a function that passes its attribute on to a Conv."""
     helper = onnx.helper
     opset = helper.make_opsetid("", 17)
     inner = helper.make_node("Conv", ["a", "b"], ["c"], name="inner")
@@ -395,8 +459,8 @@ def test_convolutions_inside_functions_are_told(saved):
     assert found[0].problem.stride == (2, 2)
 
 
-def test_branches_have_weights_of_their_own(saved):
-    """Under the same names, of other shapes; one of them sparse."""
+def test_branches_have_separate_weights(saved):
+    """Both branches name their weights w; the shapes differ, and one tensor is sparse."""
     helper = onnx.helper
 
     def branch(name, *brought, **more):
@@ -415,7 +479,7 @@ def test_branches_have_weights_of_their_own(saved):
     assert shapes == {"dense": (1, 4, 7, 7), "sparse": (1, 6, 5, 5)}
 
 
-def test_operators_of_other_domains_are_not_mistaken(saved):
+def test_operators_of_other_domains_are_left_out(saved):
     helper = onnx.helper
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["b"], name="blocked", domain="com.example"),
@@ -427,21 +491,21 @@ def test_operators_of_other_domains_are_not_mistaken(saved):
     net.opset_import.append(helper.make_opsetid("com.example", 1))
     found = models.read(saved(net))
     assert [layer.name for layer in found.layers] == ["own"]
-    assert found.left_out == (
+    assert [(one.name, one.reason) for one in found.left_out] == [
         ("blocked", "Conv of com.example is not ONNX's Conv or ConvTranspose"),
         ("fused", "FusedConv of com.example is not ONNX's Conv or ConvTranspose"),
-    )
+    ]
 
 
-def test_an_input_of_no_shape_is_asked_for(saved):
+def test_missing_input_shape_is_requested(saved):
     filters = [weights("w", (4, 5, 3, 3))]
     net = build(
         [node("Conv", ["x", "w"], "c")], [value("x", None)], [value("c_out", None)], filters
     )
-    assert "(x unknown), for example --input x=1x5x224x224" in refused(saved(net))
+    assert "(x unknown), for example --input x=1x5x224x224" in listed(saved(net))
 
 
-def test_a_model_without_convolutions(saved):
+def test_model_without_convolutions_is_reported(saved):
     net = build([node("Relu", ["x"], "relu")], [value("x", (1, 2))], [value("relu_out", None)], [])
     result = run(saved(net))
     assert result.exit_code == 0
@@ -449,7 +513,7 @@ def test_a_model_without_convolutions(saved):
     assert json.loads(run(saved(net), "--json").stdout)["totals"]["layers"] == 0
 
 
-def test_weights_in_other_files_are_not_needed(tmp_path):
+def test_external_weights_are_not_read(tmp_path):
     net = small_net()
     onnx.save_model(
         net,
@@ -462,11 +526,11 @@ def test_weights_in_other_files_are_not_needed(tmp_path):
     assert len(models.read(tmp_path / "net.onnx").layers) == 4
 
 
-def test_without_the_package_its_name_is_told(monkeypatch, tmp_path):
+def test_missing_onnx_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConvTypeError, match=r"pip install 'onnx>="):
         models.read(tmp_path / "net.onnx")
 
 
-def test_errors_are_the_librarys():
+def test_library_errors_are_value_errors():
     assert issubclass(ConvError, ValueError)

@@ -38,14 +38,14 @@ TENSORS = {
     **dict.fromkeys(("dy", "gy", "grad_output", "out_backprop"), "y"),
     **dict.fromkeys(("b", "bias"), "bias"),
 }
-"""Which of the layer's tensors a parameter is, in most functions."""
+"""Tensor of the layer that a parameter is, in most functions."""
 
 SHAPES = {
     **dict.fromkeys(("x_shape", "input_shape", "input_sizes", "input_size"), "x"),
     **dict.fromkeys(("w_shape", "filter_shape", "filter_sizes", "weight_size"), "w"),
     "output_shape": "x",
 }
-"""Which one's shape."""
+"""Tensor whose shape a parameter is."""
 
 IN_WORDS = {
     "x": "input",
@@ -66,7 +66,7 @@ IN_WORDS = {
     "tensor": "map",
     "problem": "ConvProblem",
 }
-"""What a parameter may be called beside its name."""
+"""Other names of a parameter in messages."""
 
 RELATIONS = {
     "another dtype",
@@ -100,7 +100,7 @@ ACCEPTED = (
     "raw_ops.BiasAddGrad out_backprop: *",  # of any number of axes
     "cudnn.* b: too many axes",
 )
-"""Faults that are none: the way, the argument and what is done to it."""
+"""Changes that are not faults: the interface, the argument and the change."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Way:
         return list(inspect.signature(self.call).parameters)
 
     def tensor(self, name: str) -> str | None:
-        """Which of the layer's tensors a parameter is, or has the shape of."""
+        """Return the layer's tensor that a parameter is, or has the shape of."""
         return {**TENSORS, **SHAPES, **self.unlike}.get(name)
 
     def is_array(self, name: str) -> bool:
@@ -159,7 +159,7 @@ class Way:
         return (*spatial, *((C, K // C) if depthwise else (second, first)))
 
     def valid(self) -> dict[str, Any]:
-        """Arguments of which nothing is wrong, by parameter."""
+        """Return arguments of which nothing is wrong, by parameter."""
         ones, twos = [1] * self.rank, [2] * self.rank
         rules: dict[str, Any] = {"stride": 2, "padding": 1, "pad": 1, "dilation": 1}
         rules |= {"groups": GROUPS, "group": GROUPS, "output_padding": ones, "auto_pad": "NOTSET"}
@@ -188,7 +188,7 @@ class Way:
 
 
 def faults(way: Way, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What can be wrong with an argument, each with a value that is."""
+    """Yield possible faults of an argument, each with a faulty value."""
     rank, several = way.rank, isinstance(value, list)
     if way.is_array(name):
         yield from faults_of_an_array(way, name)
@@ -269,7 +269,7 @@ def faults_of_an_array(way: Way, name: str) -> Iterator[tuple[str, Any]]:
 
 
 class Unshown:
-    """What cannot even be quoted."""
+    """Object whose repr raises."""
 
     def __repr__(self):
         raise RuntimeError("none")
@@ -293,7 +293,7 @@ NONSENSE = {
     "an array with some": np.full((2, 2), 1.5),
     "what cannot be quoted": Unshown(),
 }
-"""What no argument can be, but for those that are true or false."""
+"""Values that are invalid for every argument that is not a bool."""
 
 FLAGS = {"auto_tune", "deterministic", "measure", "name", "use_cudnn_on_gpu", "transposed"}
 
@@ -312,7 +312,7 @@ SIZE, PADDING = "output_shape", "output_padding"
 
 
 def library(module: Any, **more: Any) -> list[Way]:
-    """The functions of the library, or those of their names elsewhere."""
+    """Return the functions of the library, or those of their names elsewhere."""
     transposed = {**TRANSPOSED, "out": "x"}
     return [
         Way(module.conv_forward, {"out": "y"}, **more),
@@ -378,14 +378,14 @@ NAMES = (
     r"\b(?:x|w|dy|dx|dw|y|b|gy|gW|[a-z]+(?:_[a-z]+)+|weight|input\.\w+)\b|(?<!has )\bW\b(?! = )"
     r"|\b(?:the|a) filter\b|\bfilter \d|\b\w+(?==\w)"
 )
-"""What in a message is the name of an argument, if of any function's."""
+"""Words in messages that are arguments of some function."""
 
 PROSE = {"same_lower", "channels_first", "channels_last", "dtype"}
-"""Of these, what is none."""
+"""Words that are also ordinary words in messages."""
 
 
 def strangers(way: Way, message: str) -> set[str]:
-    """Names in a message that the caller has not."""
+    """Return names in a message that the caller has not."""
     text = re.sub(r"\(axis [DHW]\)|\b(?:numpy|cupy|torch|cupyconv|dask)\.[\w.]+", "", message)
     known = {*way.parameters, *PROSE}
     for name in way.parameters:
@@ -424,7 +424,7 @@ def test_errors_have_the_callers_names(way):
 
 
 def refusals(called: str, call: Callable[..., Any], valid: dict[str, Any], *names: str) -> list:
-    """What is wrong with how a function takes nonsense for each of some arguments."""
+    """Return the wrong reactions of a function to invalid arguments."""
     found = []
     for name in names:
         for label, value in NONSENSE.items():
@@ -502,7 +502,7 @@ def test_every_function_that_takes_a_layer_is_among_these():
     assert layers <= tried
 
 
-def test_a_chunk_that_is_not_what_it_declares_is_called_by_its_arrays_name():
+def test_errors_on_chunks_name_their_array():
     da = pytest.importorskip("dask.array")
     functions = import_module("cupyconv.dask")
     whole = da.ones((2, 3, 8), chunks=(1, 3, 8), dtype="float32")

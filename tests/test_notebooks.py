@@ -1,6 +1,6 @@
-"""The notebooks: run from beginning to end, and kept with the outputs that they have.
+"""The notebooks: complete runs, compared with the stored outputs.
 
-After a change that is meant, run them anew and read the difference:
+After an intended change, write the outputs again and review the difference:
 
     CUPYCONV_GOLDEN=write python -m pytest tests/test_notebooks.py
 """
@@ -23,8 +23,8 @@ from cupyconv import arrays
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
 
-LIMIT = 1800  # s: the machine may be busy with other work
-"""Seconds that a notebook may take."""
+LIMIT = 1800
+"""Maximum seconds per notebook, even on a busy machine (chosen)."""
 
 if missing := [m for m in ("nbclient", "nbformat", "ipykernel") if not importlib.util.find_spec(m)]:
     pytest.skip(f"{', '.join(missing)} not installed", allow_module_level=True)
@@ -35,14 +35,14 @@ with warnings.catch_warnings():
     import nbformat
 
 
-def test_all_four_are_here():
+def test_four_notebooks_exist():
     assert [name[:2] for name in NOTEBOOKS] == ["01", "02", "03", "04"]
 
 
 def texts(notebook) -> list[str]:
-    """What the code cells show, without rounding errors and what differs between machines.
+    """Return the outputs of the code cells, without rounding errors and machine-dependent parts.
 
-    What they print, and what they give: tables, pictures and pages, in every form.
+    Outputs are printed text and displayed values: tables, pictures and pages, in every format.
     """
     found = []
     for cell in notebook.cells:
@@ -54,19 +54,19 @@ def texts(notebook) -> list[str]:
                 shown.append(output.text)
             shown += (text for _, text in sorted(output.get("data", {}).items()))
         text = re.sub(r"\d(\.\d+)?e-\d\d", "#", "".join(shown))
-        # A float32 sum's last digits are the BLAS's.
+        # The last digits of a float32 sum depend on the BLAS.
         found.append(re.sub(r"(-?\d+\.\d{3})\d+", r"\1", text))
     return found
 
 
 def first_difference(text: str, expected: str) -> tuple[str | None, str | None] | None:
-    """The first line of two long texts that is another, without a comparison of all others."""
+    """Return the first pair of lines that differ, which prints faster than a complete diff."""
     lines = zip_longest(text.splitlines(), expected.splitlines())
     return next((pair for pair in lines if pair[0] != pair[1]), None)
 
 
 def keep(run, kept) -> None:
-    """Put the outputs of a run into the notebook that is kept, without messages to the user."""
+    """Copy the outputs of a run into the stored notebook, except messages on stderr."""
     for new, old in zip(run.cells, kept.cells, strict=True):
         if new.cell_type == "code":
             old.execution_count = new.execution_count
@@ -78,7 +78,7 @@ def read(name: str):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_outputs_are_kept_and_are_the_projects_own(name):
+def test_notebooks_have_outputs_text_and_no_machine_paths(name):
     kept = read(name)
     nbformat.validate(kept)
     assert kept.cells[0].source.startswith("# ")
@@ -90,13 +90,13 @@ def test_outputs_are_kept_and_are_the_projects_own(name):
             assert not [o for o in cell.outputs if o.output_type == "error"]
     assert outputs >= 5
     words = sum(len(c.source.split()) for c in kept.cells if c.cell_type == "markdown")
-    assert words > 250, "it is to be read as an article"
+    assert words > 250, "a notebook must explain its code"
     assert not re.search(r"(?<![\w.])/(?:home|root|work|tmp|usr)/", (FOLDER / name).read_text())
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebooks_run(name, tmp_path):
-    kept, notebook = read(name), read(name)
+def executed(name: str, folder: Path):
+    """Run a notebook in a folder, as with an installed package, and return it."""
+    notebook = read(name)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
@@ -104,17 +104,24 @@ def test_notebooks_run(name, tmp_path):
         notebook,
         timeout=LIMIT,
         kernel_name="python3",
-        # As from an installed package; the last reads figures that the repository has.
-        resources={"metadata": {"path": str(FOLDER if name.startswith("04") else tmp_path)}},
+        resources={"metadata": {"path": str(folder)}},
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Jupyter's own libraries
+        warnings.simplefilter("ignore")  # Jupyter's libraries warn
         client.execute()
+    return notebook
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebooks_reproduce_their_outputs(name, tmp_path):
+    kept = read(name)
+    # The last notebook reads results from the repository.
+    notebook = executed(name, FOLDER if name.startswith("04") else tmp_path)
     if os.environ.get("CUPYCONV_GOLDEN") == "write":
         keep(notebook, kept)
         nbformat.write(kept, FOLDER / name)
     if name.startswith("01") and importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("tensorflow is not installed, whose answer the notebook shows: it ran")
+        pytest.skip("the notebook ran, but its outputs need tensorflow, which is not installed")
     for text, expected in zip(texts(notebook), texts(kept), strict=True):
         if expected.startswith("No GPU here") and arrays.device_count():
             assert re.search(r"equal to the (reference|definition): True", text)
@@ -122,8 +129,16 @@ def test_notebooks_run(name, tmp_path):
             assert first_difference(text, expected) is None
 
 
+def test_speed_notebook_runs_outside_a_checkout(tmp_path):
+    first, *rest = texts(executed("04-speed.ipynb", tmp_path))
+    assert "not in a checkout" in first
+    assert re.search(r"^\d+ measurements on ", first, re.M)
+    assert all(rest)
+    assert "layer         dense" in rest[0]
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_only_the_public_library_is_imported(name):
+def test_notebooks_import_only_public_modules(name):
     public = {*cupyconv.__all__, "bench"}
     for cell in read(name).cells:
         if cell.cell_type != "code":
@@ -134,15 +149,15 @@ def test_only_the_public_library_is_imported(name):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             for found in names:
                 first, *rest = found.split(".")
-                assert first != "tests", "what is not installed"
+                assert first != "tests", "the tests are not installed"
                 assert first != "cupyconv" or not rest or rest[0] in public, found
 
 
-def test_the_notebook_on_speed_says_what_was_measured_where():
+def test_speed_notebook_reports_where_times_were_measured():
     text = "".join(texts(read("04-speed.ipynb")))
     on_gpu = list((FOLDER.parent / "tests" / "gpu" / "results").glob("bench-*.json"))
     if not on_gpu:
         assert "Nothing was measured on a GPU" in text
         assert "on a CPU, from tests/cpu/results" in text
-        # On a CPU the time is the best of the turns, where the spread begins.
+        # On a CPU, the reported time is the fastest round, which is also the lower end.
         assert re.search(r"microseconds +(\d+), spread \1 to \d+$", text, re.M)

@@ -23,7 +23,7 @@ def integers(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
 
 
 def evaluate(operator: str, x: Any, w: Any, b: Any, attributes: dict) -> np.ndarray:
-    """What onnx's reference evaluator computes for one node."""
+    """Compute one node with onnx's reference evaluator."""
     onnx = pytest.importorskip("onnx", reason="the onnx package is not installed")
     evaluator = import_module("onnx.reference").ReferenceEvaluator
     values = {"x": x, "w": w, "b": b}
@@ -36,7 +36,7 @@ def evaluate(operator: str, x: Any, w: Any, b: Any, attributes: dict) -> np.ndar
 
 
 def transposed_by_the_text(x: np.ndarray, w: np.ndarray, attributes: dict) -> np.ndarray:
-    """ConvTranspose from ONNX's formulas alone: every product is added where it belongs."""
+    """Return ConvTranspose from ONNX's formulas alone: every product is added where it belongs."""
     rank = x.ndim - 2
     ones = [1] * rank
     stride = attributes.get("strides", ones)
@@ -158,7 +158,7 @@ def test_conv_transpose_is_onnxs_text(rank, auto_pad):
 
 @pytest.mark.parametrize("auto_pad", AUTO_PADS)
 @pytest.mark.parametrize("rank", RANKS)
-def test_conv_transpose_is_that_of_onnxs_evaluator_where_it_has_one(rank, auto_pad):
+def test_conv_transpose_equals_onnxs_evaluator(rank, auto_pad):
     # The evaluator of onnx 1.23 has no groups; under SAME it shifts a result that is larger than
     # all windows, and without SAME it refuses an output_shape or ignores what follows from it; it
     # refuses an output_padding from the stride on, of which PyTorch is the witness.
@@ -180,7 +180,7 @@ def test_conv_transpose_is_that_of_onnxs_evaluator_where_it_has_one(rank, auto_p
     assert compared >= 20
 
 
-def test_an_output_shape_may_have_batch_and_channels_as_in_older_models():
+def test_output_shape_may_include_batch_and_channels():
     shapes = (1, 2, 5, 5), (2, 3, 3, 3)
     whole = co.conv_transpose_problem(*shapes, strides=[2, 2], output_shape=[1, 3, 9, 10])
     assert whole == co.conv_transpose_problem(*shapes, strides=[2, 2], output_shape=[9, 10])
@@ -189,7 +189,7 @@ def test_an_output_shape_may_have_batch_and_channels_as_in_older_models():
 
 
 @pytest.mark.parametrize("auto_pad", ["NOTSET", "VALID"])
-def test_an_output_shape_beyond_the_windows_is_refused_from_where_onnxs_evaluator_refuses_it(
+def test_output_shapes_that_onnxs_evaluator_rejects_are_rejected(
     auto_pad,
 ):
     x, w, no_bias = integers(1, 1, 3), integers(1, 1, 2), np.zeros(1, "float32")

@@ -18,7 +18,7 @@ import cupyconv
 from cupyconv import ConvProblem, arrays
 from cupyconv.arrays import numpy_dtype
 from cupyconv.cpu import blocked
-from cupyconv.planning.device import CPU
+from cupyconv.kernels.device import CPU
 from tests import agreement
 from tests.configurations import (
     CASES,
@@ -41,16 +41,16 @@ each_impl = pytest.mark.parametrize("impl", IMPLS)
 
 
 def as_integers(array: np.ndarray) -> np.ndarray:
-    """The values as Python integers, so that no later sum of them is rounded."""
+    """Return the values as Python integers, so that sums are not rounded."""
     exact = array.astype(np.float64)
     assert np.array_equal(exact, np.round(exact))
     return exact.astype(object)
 
 
 def plain(problem: ConvProblem, data: Data, number: type = np.float64) -> dict[str, np.ndarray]:
-    """The passes as running sums of one product after another, in numbers of one type.
+    """Compute the passes by definition: one product at a time, summed in one number type.
 
-    Written from the definition, and sharing nothing with the library but the padding.
+    The code shares only the padding with the library.
     """
     x, dy = (a.transpose(problem.data_axes).astype(number) for a in (data.x, data.dy))
     w = data.w.transpose(problem.filter_axes).astype(number)
@@ -99,7 +99,7 @@ def test_implementations_agree_exactly(case, dtype):
 
 @each_small_case
 @each_impl
-def test_passes_are_their_definition(case, impl):
+def test_passes_match_their_definition(case, impl):
     problem = case.problem.replace(dtype="float64")
     data = integer_data(problem, seed=1)
     assert_same(three_passes(problem, data, impl), plain(problem, data))
@@ -107,7 +107,7 @@ def test_passes_are_their_definition(case, impl):
 
 @settings(max_examples=60)
 @given(problems(max_macs=300, dtypes=DTYPES))
-def test_random_configurations_are_their_definition(problem):
+def test_random_layers_match_their_definition(problem):
     data = integer_data(problem)
     expected = plain(problem, data)
     for impl in IMPLS:
@@ -116,7 +116,7 @@ def test_random_configurations_are_their_definition(problem):
 
 @pytest.mark.parametrize("case", cases(60_000), ids=lambda case: case.name)
 @each_impl
-def test_memory_order_changes_no_value(case, impl):
+def test_memory_order_does_not_change_values(case, impl):
     problem = case.problem
     data = integer_data(problem)
     expected = three_passes(problem, data, impl)
@@ -142,7 +142,7 @@ def test_memory_order_changes_no_value(case, impl):
 
 @each_case
 @pytest.mark.parametrize("buffer_bytes", [1, 2000])
-def test_blocks_of_any_size_give_the_same(case, buffer_bytes, monkeypatch):
+def test_block_size_does_not_change_values(case, buffer_bytes, monkeypatch):
     data = integer_data(case.problem, seed=2)
     expected = three_passes(case.problem, data, "reference")
     monkeypatch.setattr(blocked, "BLOCK_BYTES", buffer_bytes)
@@ -169,7 +169,7 @@ def test_adjoint_identity_is_exact(problem):
 @each_small_case
 @each_dtype
 @each_impl
-def test_fortran_copies_pass_the_check_of_devices(case, dtype, impl):
+def test_fortran_copies_give_exact_results(case, dtype, impl):
     agreement.require_exact(
         cupyconv, case.problem.replace(dtype=dtype), to_device=np.asfortranarray, impl=impl
     )
@@ -178,7 +178,7 @@ def test_fortran_copies_pass_the_check_of_devices(case, dtype, impl):
 @pytest.mark.quick
 @each_case
 @each_dtype
-def test_bias_gradient_sums_everything_but_the_channels(case, dtype):
+def test_bias_gradient_sums_all_axes_except_channels(case, dtype):
     problem = case.problem.replace(dtype=dtype)
     data = integer_data(problem)
     db = cupyconv.conv_backprop_bias(data.dy, data_format=problem.data_format)
@@ -196,16 +196,16 @@ ACCUMULATOR = {
     "float32": np.float32,
     "float64": np.float64,
 }
-"""What a same-precision run sums in: 16-bit types in float32, rounded once at the end."""
+"""Dtype of sums, keyed by dtype; 16-bit results are rounded once."""
 
 
 @pytest.mark.parametrize(
     "case", [c for c in cases(6000) if c.macs > 200], ids=lambda case: case.name
 )
 @each_dtype
-def test_error_is_at_most_twice_that_of_a_plain_run(case, dtype):
+def test_error_is_at_most_twice_that_of_plain_sums(case, dtype):
     if dtype == "float64" and np.finfo(np.longdouble).eps >= np.finfo(np.float64).eps:
-        pytest.skip("this platform has no type wider than float64 to tell float64's error with")
+        pytest.skip("this platform has no type wider than float64 to measure float64's error")
     problem = case.problem.replace(dtype=dtype)
     number = np.longdouble if dtype == "float64" else np.float64
     squares: dict[tuple[str, str], float] = defaultdict(float)
@@ -229,7 +229,7 @@ def test_error_is_at_most_twice_that_of_a_plain_run(case, dtype):
 def worst_error(
     problem: ConvProblem, name: str, sizes: np.ndarray, truth: np.ndarray
 ) -> np.ndarray:
-    """What no element's error can exceed: every sum rounds once a term, and the result once."""
+    """Return the error bound of an element: one rounding per term, and one for the result."""
     taps = math.prod(problem.filter_sizes)
     terms = {
         "y": problem.C // problem.G * taps + 1,
@@ -246,7 +246,7 @@ def worst_error(
 
 
 def activated(values: np.ndarray, activation: str) -> np.ndarray:
-    """The activations in Python's own floats."""
+    """Apply an activation in Python floats."""
     by_name = {
         "relu": lambda v: max(v, 0.0),
         "silu": lambda v: v / (1 + math.exp(-v)),
@@ -258,7 +258,7 @@ def activated(values: np.ndarray, activation: str) -> np.ndarray:
 @pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
 @each_dtype
 @each_impl
-def test_activation_comes_after_the_bias(activation, dtype, impl):
+def test_activation_is_applied_after_the_bias(activation, dtype, impl):
     problem = ConvProblem((2, 4, 5, 6), (6, 2, 3, 3), groups=2, padding=1, dtype=dtype)
     data = random_data(problem)
     arguments = {**problem.keywords, "impl": impl}
@@ -285,16 +285,16 @@ def test_activations_of_extreme_values(activation, impl):
     if activation == "relu":
         assert y[0] == 0
     else:
-        assert np.isnan(y[0])  # -inf times 0, as in the formula
+        assert np.isnan(y[0])  # the formula multiplies -inf by 0
 
 
-# -- floating-point corners ------------------------------------------------------------------------
+# -- floating-point edge cases ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("impl", ["numpy", "reference"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_users_error_states_raise_nothing_that_a_gpu_would_not(dtype, impl):
-    """Overflows are infinite, and what underflows is small or 0."""
+def test_numpy_error_states_do_not_change_results(dtype, impl):
+    """Overflow and underflow raise no error, as on a GPU, even if the user's errstate raises."""
     x = np.array([[[np.finfo(dtype).max, np.finfo(dtype).tiny, -300, 300]]], dtype)
     w = np.array([[[np.finfo(dtype).tiny * 2, 2]], [[0.01, 1]]], dtype)
 
@@ -312,7 +312,7 @@ def test_users_error_states_raise_nothing_that_a_gpu_would_not(dtype, impl):
 @each_dtype
 @each_impl
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf], ids=str)
-def test_nan_and_infinity_reach_exactly_the_windows_that_read_them(special, dtype, impl):
+def test_nan_and_infinity_reach_only_windows_that_read_them(special, dtype, impl):
     problem = ConvProblem((1, 2, 7, 7), (3, 2, 3, 3), stride=2, padding=1, dtype=dtype)
     data = integer_data(problem)
     clean = three_passes(problem, data, impl)
@@ -321,7 +321,7 @@ def test_nan_and_infinity_reach_exactly_the_windows_that_read_them(special, dtyp
     with np.errstate(invalid="ignore"):
         finite = np.isfinite(y.astype(np.float64))
     touched = np.zeros((1, 3, 4, 4), bool)
-    touched[:, :, 2, 2] = True  # row 4 is read by the window at 2 (centre tap) only: 2 * 2 - 1 + 1
+    touched[:, :, 2, 2] = True  # only window 2 reads row 4, with its centre tap: 2 * 2 - 1 + 1
     np.testing.assert_array_equal(~finite, touched)
     np.testing.assert_array_equal(
         y.astype(np.float64)[finite], clean["y"].astype(np.float64)[finite]
@@ -329,7 +329,7 @@ def test_nan_and_infinity_reach_exactly_the_windows_that_read_them(special, dtyp
 
 
 @each_impl
-def test_nan_in_dy_reaches_both_gradients_only_where_it_belongs(impl):
+def test_nan_in_dy_reaches_only_the_gradients_that_read_it(impl):
     problem = ConvProblem((1, 1, 9), (2, 1, 3), stride=3)
     data = integer_data(problem)
     data.dy[0, 1, 1] = np.nan
@@ -339,7 +339,7 @@ def test_nan_in_dy_reaches_both_gradients_only_where_it_belongs(impl):
 
 
 @each_impl
-def test_overflow_goes_to_infinity_in_silence(impl):
+def test_overflow_gives_infinity_without_a_warning(impl):
     x = np.full((1, 1, 4), 60000, np.float16)
     w = np.full((1, 1, 2), 2, np.float16)
     with warnings.catch_warnings():
@@ -350,7 +350,7 @@ def test_overflow_goes_to_infinity_in_silence(impl):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @each_impl
-def test_sums_of_16_bit_types_may_pass_their_range(dtype, impl):
+def test_sums_of_16_bit_types_may_exceed_their_range(dtype, impl):
     x = np.array([1, 1, -1, -1], dtype=numpy_dtype(dtype)).reshape(1, 4, 1)
     w = np.full((1, 4, 1), 40000, dtype=numpy_dtype(dtype))
     assert cupyconv.conv_forward(x, w, impl=impl).astype(float).item() == 0
@@ -360,7 +360,7 @@ def test_sums_of_16_bit_types_may_pass_their_range(dtype, impl):
 @each_impl
 def test_subnormals_are_kept(dtype, impl):
     kind = numpy_dtype(dtype)
-    smallest = np.array([1], dtype=f"u{kind.itemsize}").view(kind)  # the least bit pattern
+    smallest = np.array([1], dtype=f"u{kind.itemsize}").view(kind)  # the smallest subnormal
     x = np.repeat(smallest, 3).reshape(1, 1, 3)
     one = np.ones((1, 1, 3), kind)
     y = cupyconv.conv_forward(x, one, impl=impl)
@@ -374,7 +374,7 @@ def test_subnormals_are_kept(dtype, impl):
 
 
 def strange_views(array: np.ndarray) -> dict[str, np.ndarray]:
-    """The same values in other memory: reversed, with gaps, in Fortran order, broadcast axes."""
+    """Return views of the same values: reversed, with gaps, in Fortran order and unaligned."""
     gaps = np.full(tuple(2 * size + 1 for size in array.shape), 77, array.dtype)
     inside = tuple(slice(1, None, 2) for _ in array.shape)
     gaps[inside] = array
@@ -398,7 +398,7 @@ def unaligned(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["negative strides", "gaps", "fortran", "unaligned"])
 @each_impl
 @pytest.mark.parametrize("name", ["volume_everything_differs", "channels_last", "groups"])
-def test_any_strides_in_and_out(name, kind, impl):
+def test_inputs_and_outputs_may_have_any_strides(name, kind, impl):
     problem = next(case.problem for case in CASES if case.name == name)
     data = integer_data(problem)
     expected = three_passes(problem, data, impl)
@@ -426,7 +426,7 @@ def test_any_strides_in_and_out(name, kind, impl):
     )
 
 
-def test_out_in_gaps_leaves_the_gaps_alone():
+def test_out_with_gaps_does_not_write_the_gaps():
     problem = ConvProblem((1, 2, 6), (3, 2, 3))
     data = integer_data(problem)
     memory = np.full((1, 3, 8), 99.0, np.float32)
@@ -435,7 +435,7 @@ def test_out_in_gaps_leaves_the_gaps_alone():
     np.testing.assert_array_equal(memory[:, :, ::2], cupyconv.conv_forward(data.x, data.w))
 
 
-def test_out_next_to_an_input_in_one_buffer_is_no_overlap():
+def test_out_may_interleave_with_an_input():
     memory = np.arange(20, dtype=np.float32).reshape(1, 1, 20)
     x, out = memory[..., ::2], memory[..., 1::2]
     expected = 3 * x
@@ -466,36 +466,36 @@ def test_results_are_new_contiguous_arrays():
 
 
 @pytest.mark.parametrize("channels", [2**19, 2**29])
-def test_a_result_for_which_there_is_no_memory(channels):
-    """Also where its size does not even fit an integer."""
+def test_result_larger_than_memory_raises_memory_error(channels):
+    """The error is the same if the number of bytes does not fit a 64-bit integer."""
     one, shape = np.ones((1, 1, 1), "float16"), (2**40, channels, 1)
     x, w = np.broadcast_to(one, (2**40, 1, 1)), np.broadcast_to(one, (channels, 1, 1))
     size = {2**19: "1,024.0 PiB", 2**29: "1,048,576.0 PiB"}[channels]
-    words = f"an array of {'x'.join(map(str, shape))} float16 takes {size}, more than can be had"
+    words = f"an array of {'x'.join(map(str, shape))} float16 takes {size}, more than is available"
     with pytest.raises(MemoryError, match=f"^{words}$"):
         cupyconv.conv_forward(x, w)
 
 
-def test_without_a_gpu_a_plan_is_for_the_cpu(monkeypatch):
+def test_plan_without_a_gpu_is_for_the_cpu(monkeypatch):
     monkeypatch.setattr(arrays, "device_count", lambda: 0)
     assert cupyconv.plan(CASES[0].problem).device == CPU
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @each_impl
-def test_empty_batch(rank, impl):
+def test_empty_batch_gives_empty_or_zero_results(rank, impl):
     problem = ConvProblem((0, 3, *[5] * rank), (4, 3, *[3] * rank), padding=1)
     data = integer_data(problem)
     results = three_passes(problem, data, impl)
     assert results["y"].shape == (0, 4, *[5] * rank)
     assert results["dx"].shape == problem.input_shape
-    assert not results["dw"].any()  # a sum of nothing
+    assert not results["dw"].any()  # an empty sum is 0
     assert not cupyconv.conv_backprop_bias(data.dy).any()
 
 
 @each_dtype
 @each_impl
-def test_results_are_the_same_bits_from_run_to_run(dtype, impl):
+def test_results_are_bitwise_reproducible(dtype, impl):
     problem = ConvProblem((3, 6, 17, 15), (4, 3, 3, 3), groups=2, padding=1, dtype=dtype)
     data = random_data(problem)
     runs = [three_passes(problem, data, impl) for _ in range(3)]
@@ -503,7 +503,7 @@ def test_results_are_the_same_bits_from_run_to_run(dtype, impl):
         assert len({run[name].tobytes() for run in runs}) == 1
 
 
-def test_results_do_not_depend_on_where_the_memory_starts():
+def test_results_do_not_depend_on_alignment():
     problem = ConvProblem((2, 5, 19, 13), (7, 5, 3, 3), padding=1)
     data = random_data(problem)
     moved = Data(*(unaligned(a) for a in (data.x, data.w, data.dy, data.bias)))
@@ -512,7 +512,7 @@ def test_results_do_not_depend_on_where_the_memory_starts():
 
 
 class Exporter:
-    """An object that is no NumPy array and exports its memory through DLPack."""
+    """Object other than a NumPy array that exports its memory through DLPack."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array, self.asked = array, 0
@@ -525,7 +525,7 @@ class Exporter:
         return self.array.__dlpack_device__()
 
 
-def test_dlpack_objects_come_in_without_a_copy():
+def test_dlpack_inputs_are_not_copied():
     problem = ConvProblem((1, 2, 6), (3, 2, 3))
     data = integer_data(problem)
     exporter = Exporter(data.x)
@@ -547,7 +547,7 @@ def test_dlpack_out_is_written_in_place_and_returned():
     np.testing.assert_array_equal(target, cupyconv.conv_forward(data.x, data.w))
 
 
-# -- the layer's gradients -------------------------------------------------------------------------
+# -- conv_backward ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -555,7 +555,7 @@ def test_dlpack_out_is_written_in_place_and_returned():
     [s for n in range(4) for s in itertools.combinations(("input", "filter", "bias"), n)],
     ids="+".join,
 )
-def test_backward_computes_what_is_needed_and_nothing_else(needs, monkeypatch):
+def test_backward_computes_only_the_needed_gradients(needs, monkeypatch):
     from cupyconv import backends
 
     computed = []
@@ -582,7 +582,7 @@ def test_backward_computes_what_is_needed_and_nothing_else(needs, monkeypatch):
         np.testing.assert_array_equal(grads.db, data.dy.sum(axis=(0, 1, 2)))
 
 
-def test_backward_by_default_computes_all_and_takes_one_word():
+def test_backward_computes_all_gradients_by_default():
     problem = CASES[1].problem
     data = integer_data(problem)
     everything = cupyconv.conv_backward(data.x, data.w, data.dy)
@@ -592,7 +592,7 @@ def test_backward_by_default_computes_all_and_takes_one_word():
     np.testing.assert_array_equal(one.dw, everything.dw)
 
 
-# -- transposed ------------------------------------------------------------------------------------
+# -- conv_transpose --------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
@@ -612,7 +612,7 @@ def test_transpose_with_an_output_shape_is_the_input_gradient(problem):
 @pytest.mark.parametrize(
     ("stride", "taps", "dilation"), list(itertools.product((1, 2, 3), (1, 2, 3, 5), (1, 2)))
 )
-def test_transpose_under_same_is_stride_times_as_large(word, stride, taps, dilation):
+def test_transpose_with_same_padding_scales_by_the_stride(word, stride, taps, dilation):
     x = np.ones((1, 2, 5), np.float32)
     w = np.ones((2, 3, taps), np.float32)
     y = cupyconv.conv_transpose(x, w, stride=stride, padding=word, dilation=dilation)
@@ -620,7 +620,7 @@ def test_transpose_under_same_is_stride_times_as_large(word, stride, taps, dilat
 
 
 @pytest.mark.parametrize("output_padding", [0, 1, 2])
-def test_transpose_output_padding_adds_at_the_end(output_padding):
+def test_transpose_output_padding_adds_zeros_at_the_end(output_padding):
     x = integer_data(ConvProblem((1, 2, 5), (2, 2, 1))).x
     w = np.ones((2, 1, 2), np.float32)
     y = cupyconv.conv_transpose(x, w, stride=3, output_padding=output_padding)
@@ -633,14 +633,14 @@ def test_transpose_output_padding_adds_at_the_end(output_padding):
 # -- importing -------------------------------------------------------------------------------------
 
 
-def test_import_loads_neither_arrays_nor_frameworks():
+def test_import_loads_no_array_library_and_no_framework():
     heavy = ("numpy", "cupy", "torch", "jax", "tensorflow", "ml_dtypes", "click", "rich")
     code = f"import sys, cupyconv; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_numpy_path_imports_no_cupy_and_no_framework():
+def test_calls_on_numpy_arrays_import_no_framework():
     code = """
 import sys, numpy, cupyconv
 x, w = numpy.ones((1, 1, 5), "f"), numpy.ones((1, 1, 3), "f")
@@ -651,8 +651,8 @@ print([m for m in ("cupy", "torch", "jax", "tensorflow") if m in sys.modules])
     assert done.stdout.strip() == "[]"
 
 
-def test_importing_brings_in_next_to_nothing():
-    """Everything else comes in when it is first used."""
+def test_import_loads_fewer_than_20_modules():
+    """Other modules are imported on first use."""
     code = (
         "import sys; before = set(sys.modules); import cupyconv; print(*set(sys.modules) - before)"
     )
@@ -663,7 +663,7 @@ def test_importing_brings_in_next_to_nothing():
     assert "numpy" not in imported
 
 
-def test_every_public_name_is_there_and_listed():
+def test_public_names_exist_and_are_listed():
     assert all(getattr(cupyconv, name) is not None for name in cupyconv.__all__)
     assert set(cupyconv.__all__) <= set(dir(cupyconv))
     with pytest.raises(AttributeError, match="no attribute 'convolve'"):
@@ -671,7 +671,7 @@ def test_every_public_name_is_there_and_listed():
 
 
 @pytest.mark.parametrize(("limit", "like_it"), [(1, True), (0, False), (5, 5.0), (7, np.int64(7))])
-def test_a_limit_that_equals_one_that_was_taken_is_judged_itself(limit, like_it, monkeypatch):
+def test_workspace_limit_is_checked_after_an_equal_valid_one(limit, like_it, monkeypatch):
     x, w = np.ones((1, 2, 5), np.float32), np.ones((2, 2, 3), np.float32)
     for call in (lambda: cupyconv.conv_forward(x, w), lambda: cupyconv.conv_backprop_bias(x)):
         monkeypatch.setattr(cupyconv, "workspace_limit", limit)

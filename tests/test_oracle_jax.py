@@ -31,7 +31,7 @@ ORACLE_WORDS = {"same": "SAME", "same_lower": "SAME_LOWER", "valid": "VALID"}
 
 @cache
 def compiled(problem: ConvProblem) -> Any:
-    """The three passes of a problem as one function of (x, w, dy)."""
+    """Return the three passes of a problem as one function of (x, w, dy)."""
     import jax
 
     layouts = (problem.data_format, problem.filter_format, problem.data_format)
@@ -68,13 +68,13 @@ def compiled(problem: ConvProblem) -> Any:
 
 
 def jax_passes(problem: ConvProblem, data: Data) -> dict[str, np.ndarray]:
-    """The passes by JAX, without the bias."""
+    """Return the passes by JAX, without the bias."""
     results = compiled(problem)(data.x, data.w, data.dy)
     return dict(zip(("y", "dx", "dw"), map(np.asarray, results), strict=True))
 
 
 def no_bias(data: Data) -> Data:
-    """The same data with a bias of zeros, which JAX's convolutions do not have."""
+    """Return the same data with a bias of zeros, which JAX's convolutions do not have."""
     return Data(data.x, data.w, data.dy, np.zeros_like(data.bias))
 
 

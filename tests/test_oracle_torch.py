@@ -39,7 +39,7 @@ CONVOLUTIONS = tuple(f"conv{rank}d" for rank in (1, 2, 3))
 TRANSPOSED = tuple(f"conv_transpose{rank}d" for rank in (1, 2, 3))
 
 COMPLEX = {"complex64", "complex128"}
-"""Which tests/test_complex.py is about."""
+"""Dtypes that tests/test_complex.py covers."""
 
 NOT_TAKEN = {"int64"}
 """Dtypes of PyTorch's samples that the library refuses by contract."""
@@ -54,7 +54,7 @@ def torch():
 
 @cache
 def one_threaded_torch() -> Any:
-    """PyTorch; the problems are too small to share between threads."""
+    """Return PyTorch; the problems are too small to share between threads."""
     import torch
 
     torch.set_num_threads(1)
@@ -78,7 +78,7 @@ def operators(torch):
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """A tensor's values; NumPy has no bfloat16 of its own, so these go by their bits."""
+    """Return a tensor's values; bfloat16 is converted bitwise, since NumPy lacks it."""
     detached = tensor.detach()
     if str(detached.dtype) == "torch.bfloat16":
         import torch
@@ -103,7 +103,7 @@ class Sample:
 
 
 def read_sample(sample: Any, rank: int) -> Sample:
-    """Names of the arguments, and a batch axis where the sample has none."""
+    """Return names of the arguments, and a batch axis where the sample has none."""
     x, (w, bias) = sample.input.detach(), (*sample.args, None)[:2]
     unbatched = x.ndim == rank + 1
     if unbatched:
@@ -128,7 +128,7 @@ def assert_close(ours: np.ndarray, theirs: Any, dtype: str) -> None:
 # -- PyTorch's own samples -------------------------------------------------------------------------
 
 
-# PyTorch says of some of its own samples that they make it copy; that is no concern of ours.
+# PyTorch warns that some of its samples need copies, which does not matter here.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -234,10 +234,9 @@ def test_error_samples(operators, name):
 
 
 def torch_passes(problem: ConvProblem, data: Data) -> dict[str, np.ndarray]:
-    """The passes by PyTorch in float64, in the problem's memory order.
+    """Return the passes by PyTorch in float64, in the problem's memory order.
 
-    PyTorch pads both sides alike, so the input is padded first, by an operation of its own that has
-    a gradient too.
+    PyTorch pads both sides equally, so a separate differentiable operation pads the input first.
     """
     torch = one_threaded_torch()
     x, dy = (
@@ -346,7 +345,7 @@ def test_transposed(torch, rank, groups, stride, padding, dilation, output_paddi
 # -- tensors as arguments --------------------------------------------------------------------------
 
 
-def test_tensors_come_in_without_a_copy_and_out_is_written_in_place(torch):
+def test_tensors_are_not_copied_and_out_is_written_in_place(torch):
     x, w = torch.ones(1, 2, 6), torch.ones(3, 2, 3)
     taken, home = arrays.take("x", x)
     assert home is arrays.Home.CPU

@@ -1,4 +1,4 @@
-"""What is shipped, and that it works away from the checkout."""
+"""Contents of the wheel and the sdist, and use of the wheel outside the checkout."""
 
 import contextlib
 import re
@@ -18,11 +18,11 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory):
-    """A freshly built sdist and wheel, as a release makes them."""
+    """Build an sdist and a wheel as for a release, and return their paths."""
     folder = tmp_path_factory.mktemp("dist")
     with contextlib.chdir(folder):
         built = matrix.build(Path("made"))
-    assert all(path.is_relative_to(folder) for path in built)  # found from other folders too
+    assert all(path.is_relative_to(folder) for path in built)  # absolute paths
     return built
 
 
@@ -34,15 +34,15 @@ def kernel_files():
     }
 
 
-def test_wheel_carries_kernels_and_types(distributions):
+def test_wheel_contains_kernels_and_types(distributions):
     names = set(zipfile.ZipFile(distributions[1]).namelist())
     assert {f"cupyconv/{name}" for name in kernel_files()} <= names
     assert "cupyconv/py.typed" in names
     assert not [name for name in names if name.startswith("tests")]
-    assert "cupyconv/cuda/__init__.py" not in names, "it would shadow NVIDIA's cuda namespace"
+    assert "cupyconv/cuda/__init__.py" not in names, "the file would shadow NVIDIA's cuda package"
 
 
-def test_what_an_index_shows_has_no_link_that_leads_nowhere(distributions):
+def test_description_on_the_package_index_has_no_relative_links(distributions):
     with zipfile.ZipFile(distributions[1]) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         shown = wheel.read(name).decode()
@@ -52,7 +52,7 @@ def test_what_an_index_shows_has_no_link_that_leads_nowhere(distributions):
     assert not [link for link in links if not link.startswith(("https://", "#"))]
 
 
-def test_sdist_carries_kernels(distributions):
+def test_sdist_contains_kernels(distributions):
     with tarfile.open(distributions[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert kernel_files() | {"README.md", "LICENSE", "pyproject.toml"} <= names
@@ -86,7 +86,7 @@ def test_wheel_works_from_another_folder(distributions, tmp_path):
     assert "1x10x96x96" in run.stdout
 
 
-def test_every_package_folder_is_shipped():
+def test_wheel_lists_every_package():
     listed = set(
         tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     )
@@ -97,7 +97,7 @@ def test_every_package_folder_is_shipped():
     assert found | {"cupyconv.cli", "cupyconv.cuda", "cupyconv.cuda.include"} == listed
 
 
-def test_the_matrix_of_a_release_tries_every_extra_and_every_python():
+def test_release_matrix_covers_every_extra_and_python():
     assert set(matrix.PROGRAMS) == {"", *matrix.extras()}
     assert set(matrix.LARGE) <= set(matrix.extras())
     for program in matrix.PROGRAMS.values():
@@ -108,7 +108,7 @@ def test_the_matrix_of_a_release_tries_every_extra_and_every_python():
     assert matrix.version_of(Path("no-such-python")) is None
 
 
-def test_lazy_names_are_all_importable():
+def test_public_names_are_all_importable():
     import cupyconv
 
     for name in cupyconv.__all__:
@@ -118,7 +118,7 @@ def test_lazy_names_are_all_importable():
         cupyconv.nothing  # noqa: B018
 
 
-def test_no_traces_of_any_one_machine():
+def test_repository_contains_no_machine_paths():
     files = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()

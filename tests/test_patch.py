@@ -1,4 +1,4 @@
-"""The patch kernels on the CPU, under the checker, and the layers that they are planned for."""
+"""cuda-patch: its results in the emulator, and the layers that it is planned for."""
 
 from dataclasses import replace
 
@@ -8,11 +8,11 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.backends import Tensors
-from cupyconv.gpu import parameters
+from cupyconv.kernels import parameters, patch
+from cupyconv.kernels.family import spatial
+from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
-from cupyconv.planning.families import FAMILIES, patch
-from cupyconv.planning.families.family import spatial
-from cupyconv.planning.strides import Strides
+from cupyconv.planning.families import FAMILIES
 from tests import agreement, emulator
 from tests.agreement import fits
 from tests.configurations import (
@@ -30,7 +30,7 @@ TAKEN = ("forward", "backprop_filter")
 
 
 def require_exact(problem, arch="sm_80"):
-    """Both passes agree with the reference, in a schedule that depends on the problem's size."""
+    """Require exact results of both passes, in a schedule that depends on the problem's size."""
     assert fits(problem, IMPL, arch, "tf32") == TAKEN
     with emulator.settings(emulator.SCHEDULES[sum(problem.input_shape) % 3]):
         agreement.require_exact(
@@ -38,7 +38,7 @@ def require_exact(problem, arch="sm_80"):
         )
 
 
-# Each case builds two kernels; the edges of these are also hit, if less clearly, by the others.
+# Each case builds two kernels.  Other cases cover the edges of these less directly.
 SLOW_CASES = {
     "runs_of_whole_words",
     "one_word_beyond_a_step",
@@ -58,8 +58,8 @@ EDGES = [
 
 
 @pytest.mark.parametrize("number", EDGES)
-def test_edges(number):
-    """In one of six formats and one of four dtypes, 16-bit ones twice as often."""
+def test_edge_cases_are_exact(number):
+    """Each case is run in one of six formats and one of four dtypes, mostly 16-bit ones."""
     dtype = ("float16", "bfloat16", "float32", "float16", "bfloat16", "float64")[number % 6]
     formats = all_formats(PATCH_CASES[number].problem.replace(dtype=dtype))
     require_exact(formats[number * 5 % len(formats)])
@@ -67,7 +67,7 @@ def test_edges(number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(PATCH_CASES)), ids=[c.name for c in PATCH_CASES])
-def test_every_format(number):
+def test_every_format_is_exact(number):
     for turn, problem in enumerate(all_formats(PATCH_CASES[number].problem)):
         require_exact(problem.replace(dtype="float16"))
         other = problem.replace(dtype=DTYPES[(number + turn) % 4])
@@ -77,7 +77,7 @@ def test_every_format(number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cases_of_all_families(dtype):
+def test_cases_of_all_families_are_exact(dtype):
     for number, case in enumerate((*CASES, *FAMILY_CASES)):
         formats = all_formats(case.problem.replace(dtype=dtype))
         problem = formats[number % len(formats)]
@@ -120,12 +120,12 @@ def test_more_random_layers(seed):
     require_exact(random_layer(seed))
 
 
-def test_without_the_instructions_of_8_0():
+def test_sm_75_is_exact():
     require_exact(PATCH_CASES[1].problem.replace(dtype="float16"), "sm_75")
 
 
 def test_64_bit_indices(monkeypatch):
-    monkeypatch.setattr("cupyconv.gpu.parameters.index_type", lambda *_: "long long")
+    monkeypatch.setattr("cupyconv.kernels.parameters.index_type", lambda *_: "long long")
     require_exact(PATCH_CASES[1].problem.replace(dtype="float16"))
 
 
@@ -137,14 +137,14 @@ def test_bias_and_activation(activation):
     got = emulator.conv_forward(data.x, data.w, data.bias, impl=IMPL, **arguments)
     expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
     difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
-    assert difference.max() < 2e-2  # sums of up to 20, rounded to 11 bits
+    assert difference.max() < 2e-2  # sums up to 20, rounded to 11 bits
 
 
 def test_float32_is_rounded_to_tf32():
-    """Each operand to 10 bits of fraction, ties away from zero, and nothing else lost."""
+    """Operands are rounded to 10 bits of fraction, ties away from zero; sums are not rounded."""
     problem = in_formats(PATCH_CASES[1].problem, "NHWC", "HWIO")
     data = random_data(problem)
-    data.x[0, 0, 0] = np.float32(1 + 2**-11)  # half way between two of tf32's numbers
+    data.x[0, 0, 0] = np.float32(1 + 2**-11)  # halfway between two tf32 numbers
     rounded = replace(data, **{role: _as_tf32(getattr(data, role)) for role in ("x", "w", "dy")})
     for pass_ in TAKEN:
         got = agreement.compute(emulator, pass_, problem, data, impl=IMPL, precision="tf32")
@@ -160,7 +160,7 @@ def _as_tf32(array):
 
 
 def test_all_bits_of_x_reach_the_filter_gradient():
-    """Filter k has a gradient at pixel k only, so that dw is the window there."""
+    """dy is 1 for filter k at pixel k only, so that dw of filter k equals the window there."""
     problem = ConvProblem((1, 3, 8, 16), (8, 3, 3, 3), stride=(6, 2), dtype="float16")
     data = random_data(problem)
     data.dy[...] = 0
@@ -171,8 +171,8 @@ def test_all_bits_of_x_reach_the_filter_gradient():
         assert (got[k] == data.x[0, :, :3, 2 * k : 2 * k + 3]).all()
 
 
-# What gemm_k's padding meets: elements of a word beside the run, of either class or between taps,
-# words beyond the last run, and pixels beyond the output.
+# Layers in which the padding of gemm_k reads elements of x: next to the run in a word of either
+# class, between taps, in words beyond the last run, and in pixels beyond the output.
 SPECIAL_LAYERS = {
     "odd_run": ("NHWC", (1, 3, 13, 21), (5, 3, 3, 3), {"stride": 2}),
     "odd_runs_of_a_whole_step": ("NHWC", (1, 3, 13, 21), (5, 3, 4, 1), {"stride": 2}),
@@ -191,12 +191,12 @@ SPECIAL_LAYERS = {
         ("backprop_filter", "two_classes", "float32"),
     ],
 )
-def test_not_a_number_stays_where_it_belongs(pass_, layer, dtype):
+def test_nan_reaches_only_the_windows_that_read_it(pass_, layer, dtype):
     data_format, x_shape, w_shape, rules = SPECIAL_LAYERS[layer]
     problem = ConvProblem(x_shape, w_shape, dtype=dtype, **rules)
     problem = in_formats(problem, data_format, "OIHW")
     data = random_data(problem)
-    # In the corner, where no window or only some have it; in dw, the others would be everywhere.
+    # Few or no windows contain the corner.  Inner elements would reach all of dw.
     specials = {(-1, -1): np.nan}
     if pass_ == "forward":
         specials |= {(5, 9): np.nan, (3, -3): np.inf}
@@ -209,7 +209,7 @@ def test_not_a_number_stays_where_it_belongs(pass_, layer, dtype):
 
 
 @pytest.mark.parametrize("pass_", TAKEN)
-def test_loads_from_the_patch_meet_as_many_conflicts_as_planned(pass_):
+def test_patch_loads_have_the_planned_bank_conflicts(pass_):
     problem = ConvProblem((1, 3, 12, 32), (64, 3, 3, 3), padding=1, dtype="float16")
     device = emulator.convolutions.backend("sm_80").device
     rows = patch.rows_of(Request(problem, pass_, device))
@@ -229,9 +229,10 @@ def test_loads_from_the_patch_meet_as_many_conflicts_as_planned(pass_):
 
 
 def _only_the_last_tile(problem):
-    """Whether the forward pass's last output is right, of which only the last block is run.
+    """Run only the last block of the forward pass, and return whether its last output is right.
 
-    The grid has a block for each tile, and only the pages that the last one touches exist.
+    The grid has a block for each tile, and only the pages that the last block touches are
+    allocated.
     """
     backend = emulator.convolutions.backend("sm_80")
     backend.device = replace(backend.device, multiprocessors=2**40)
@@ -242,20 +243,20 @@ def _only_the_last_tile(problem):
     x = emulator.memory.lazy(problem.input_shape, np.float16, "x")
     y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
     x[0, 0, -height:, -width:] = values
-    made = patch.cut(Request(problem, "forward", backend.device))
+    made = patch.geometry(Request(problem, "forward", backend.device), pass_plan.tiling)
     with emulator.settings(blocks=[made.tiles - 1]):
         tensors = Tensors(x, emulator.memory.array(w, "w"), y)
         backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
     return y[0, 0, -1, -1] == (values * w[0, 0]).sum()
 
 
-def test_a_tensor_beyond_32_bits():
+def test_last_block_of_a_tensor_beyond_32_bits():
     """x and y have more than 2^32 elements."""
     assert _only_the_last_tile(ConvProblem((1, 1, 65_600, 65_600), (1, 1, 3, 3), dtype="float16"))
 
 
-def test_32_bits_that_hold_all_elements_but_not_those_under_a_whole_tile(monkeypatch):
-    """The only row of outputs begins tiles of eight, whose last would be beyond 2^31."""
+def test_indices_beyond_32_bits_under_a_whole_tile(monkeypatch):
+    """The output has one row, in a tile of eight rows; the last row would be beyond 2^31."""
     problem = ConvProblem((1, 1, 3, 45_000_000), (1, 1, 3, 3), stride=(30, 1), dtype="float16")
     monkeypatch.setattr(patch, "_PIXELS", (128,))
     monkeypatch.setattr(patch, "_COLUMNS", (16,))
@@ -263,7 +264,7 @@ def test_32_bits_that_hold_all_elements_but_not_those_under_a_whole_tile(monkeyp
     assert _only_the_last_tile(problem)
 
 
-def test_first_layers_are_planned_for_it_and_others_are_not():
+def test_planner_uses_cuda_patch_only_for_first_layers():
     first = ConvProblem(
         (32, 224, 224, 3),
         (7, 7, 3, 64),
@@ -293,14 +294,14 @@ def test_first_layers_are_planned_for_it_and_others_are_not():
         ({"input_shape": (1, 4, 99, 99), "filter_shape": (8, 4, 33, 33)}, "forward", "do not fit"),
     ],
 )
-def test_refusals_say_why(changes, pass_, reason):
+def test_unsupported_layers_are_refused_with_a_reason(changes, pass_, reason):
     problem = ConvProblem((1, 4, 9, 9), (8, 4, 3, 3), dtype="float16").replace(**changes)
     refusal = FAMILIES[IMPL].refuses(Request(problem, pass_, Device.of("sm_86")))
     assert refusal is not None
     assert reason in refusal
 
 
-def test_the_filter_gradient_needs_a_chunk_of_workspace():
+def test_filter_gradient_needs_workspace_for_one_chunk():
     problem = ConvProblem((8, 4, 64, 64), (8, 4, 3, 3), dtype="float16")
     chunk = 4 * 8 * 4 * 9
     device = Device.of("sm_80")
@@ -310,21 +311,20 @@ def test_the_filter_gradient_needs_a_chunk_of_workspace():
         plan_pass(problem, "backprop_filter", device, IMPL, workspace_limit=chunk - 1)
 
 
-def test_cuts_cover_the_layer_within_the_chips_shared_memory():
+def test_tilings_cover_the_layer_and_fit_shared_memory():
     for seed in range(100):
         problem = random_layer(seed)
         height, width = spatial(problem.output_sizes)[1:]
         for pass_ in TAKEN:
             for arch, limit in (("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90a", 227)):
                 request = Request(problem, pass_, Device.of(arch), "tf32")
-                made = patch.cut(request)
-                if made is None:
-                    continue
-                assert made.shared_bytes <= limit << 10
-                covered = made.tiles * made.tile_p * made.tile_q
-                assert covered >= problem.N * height * width
-                if pass_ == "backprop_filter":
-                    of_block = 8 * made.warps_n * made.warp_words
-                    assert made.share_words <= of_block
-                    rows = patch.rows_of(request)
-                    assert made.shares * made.share_words >= rows.words - 7
+                for tiling in patch.ranked_tilings(request):
+                    made = patch.geometry(request, tiling)
+                    assert made.shared_bytes <= limit << 10
+                    covered = made.tiles * tiling.tile_p * tiling.tile_q
+                    assert covered >= problem.N * height * width
+                    if pass_ == "backprop_filter":
+                        of_block = 8 * made.warps_n * made.warp_words
+                        assert made.share_words <= of_block
+                        rows = patch.rows_of(request)
+                        assert made.shares * made.share_words >= rows.words - 7

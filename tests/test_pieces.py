@@ -1,4 +1,4 @@
-"""Pieces that launches move at once, against every address that they stand for."""
+"""Vector accesses of launches, checked against the address of every element."""
 
 import random
 from dataclasses import replace
@@ -9,20 +9,20 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.planning.families import gather
-from cupyconv.planning.strides import Strides, followers
+from cupyconv.kernels import gather
+from cupyconv.kernels.strides import Strides, element_strides, followers
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
 from tests.configurations import integer_data
 
 
 def coordinates(sizes):
-    """Of the elements of a shape, the last axis fastest: an array for each axis."""
+    """Return the coordinates of a shape's elements, one array per axis, the last axis fastest."""
     return np.unravel_index(np.arange(prod(sizes)), sizes) if prod(sizes) else ([],) * len(sizes)
 
 
 def require_pieces(offsets, exists, vector):
-    """Requires runs along the last axis to be neighbours, aligned, and inside together or not."""
+    """Require each vector along the last axis to be contiguous, aligned, and all in or out."""
     if vector == 1 or not offsets.size:
         return
     assert offsets.shape[-1] % vector == 0
@@ -35,7 +35,7 @@ def require_pieces(offsets, exists, vector):
 
 
 def stepped(rng, shape):
-    """Strides of a tensor whose axes lie in any order, with gaps, backwards or on each other."""
+    """Return random strides of a tensor: axes in any order, with gaps, reversed or broadcast."""
     order = list(range(len(shape)))
     if rng.random() < 0.6:
         rng.shuffle(order)
@@ -48,8 +48,8 @@ def stepped(rng, shape):
     return tuple(steps)
 
 
-def test_followers_are_aligned_neighbours_in_every_share_of_an_axis():
-    """A share may be a single element of an axis that has more, as of a group of one filter."""
+def test_followers_are_aligned_in_every_part_of_an_axis():
+    """A part may be one element of a longer axis, for example a group with one filter."""
     rng = random.Random(0)
     found = 0
     for _ in range(4000):
@@ -74,14 +74,14 @@ def test_followers_are_aligned_neighbours_in_every_share_of_an_axis():
 
 
 def within(at, sizes):
-    """Whether coordinates are all inside."""
+    """Return whether all coordinates are inside the sizes."""
     return np.all([(i >= 0) & (i < size) for i, size in zip(at, sizes, strict=True)], axis=0)
 
 
 def matrices(pass_, problem, strides, taps_fastest):
-    """Offsets of all elements of A, B and C, (group, n or m, k) and (group, m, n), and which exist.
+    """Yield (offsets, exists) of all elements of A, B and C, for each stride phase.
 
-    Those of backprop_input are of one stride phase at a time.
+    A and B have axes (group, m or n, k), and C has axes (group, m, n).
     """
     groups, channels, filters = (
         problem.groups,
@@ -95,7 +95,7 @@ def matrices(pass_, problem, strides, taps_fastest):
     group = np.arange(groups)[:, None, None]
 
     def tap_numbers(taps, lines):
-        """Filter's coordinates, and channels or filters, of taps numbered with them."""
+        """Return the filter coordinates, and the channel or filter, for each index along k."""
         if taps_fastest:
             line, *at = coordinates((lines, *map(len, taps)))
         else:
@@ -157,7 +157,7 @@ def coordinates_of(sizes):
 
 
 def drawn(rng):
-    """A small problem, with counts that make pieces, and strides of its tensors."""
+    """Return a small random problem that allows vectors, and random strides of its tensors."""
     rank = rng.randint(1, 2)
     groups = rng.choice([1, 1, 2, 3, 4])
     channels, filters = rng.choice([1, 2, 4, 8]), rng.choice([1, 1, 2, 4, 8])
@@ -178,7 +178,7 @@ def drawn(rng):
     return problem, Strides(*(stepped(rng, shape) for shape in shapes))
 
 
-def test_every_piece_of_gather_is_aligned_and_in_memory_as_in_its_matrix():
+def test_gather_vectors_are_aligned_and_in_matrix_order():
     rng = random.Random(1)
     found = 0
     for _ in range(3000):
@@ -208,16 +208,15 @@ def test_every_piece_of_gather_is_aligned_and_in_memory_as_in_its_matrix():
     ],
     ids=str,
 )
-def test_filters_of_groups_of_one_lie_anywhere(problem, gap, impl):
-    """Whose addresses are multiples of a piece in the first group only."""
+def test_groups_of_one_filter_may_be_unaligned(problem, gap, impl):
+    """Only the filter of the first group is aligned to a vector."""
     data = integer_data(problem)
     apart = np.zeros((problem.K, prod(problem.filter_shape[1:]) + gap), data.w.dtype)
     w = apart[:, :-gap].reshape(problem.filter_shape, copy=False)
     w[...] = data.w
     data = replace(data, w=w)
     expected = agreement.compute(cupyconv, "backprop_input", problem, data, impl="reference")
-    with agreement.where_they_lie():
-        found = agreement.compute(
-            emulator, "backprop_input", problem, data, impl=impl, arch="sm_80"
-        )
+    strides = replace(Strides.contiguous(problem), w=element_strides(w))
+    plan = agreement.plan_without_copies(problem, impl, emulator.device("sm_80"), strides=strides)
+    found = agreement.compute(emulator, "backprop_input", problem, data, impl=plan, arch="sm_80")
     agreement.require_equal(found, expected, "dx")

@@ -1,4 +1,4 @@
-"""Plans: pure, printable, replayable, and always within what a family and a chip can do."""
+"""Plans: deterministic, printable and replayable choices that the family and the chip support."""
 
 import json
 import random
@@ -12,33 +12,34 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, Plan
-from cupyconv.gpu import generic, launches, parameters
 from cupyconv.gpu.compiler import ARCHITECTURES
-from cupyconv.planning import PRECISIONS, Device, Request, plan, plan_pass
-from cupyconv.planning.families import FAMILIES, direct, gather
-from cupyconv.planning.families.streaming import MOST_CHUNKS, chunk_counts
-from cupyconv.planning.families.tiled import Tiled
+from cupyconv.kernels import cost, direct, gather, parameters, patch, toeplitz
+from cupyconv.kernels.streaming import MOST_CHUNKS, chunk_counts
+from cupyconv.kernels.strides import Strides, contiguous_strides
+from cupyconv.kernels.tiled import Tiled
+from cupyconv.planning import PRECISIONS, Device, Request, launches, plan, plan_pass
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.launches import prepare
 from cupyconv.planning.plan import contenders
-from cupyconv.planning.strides import Strides, contiguous_strides
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import agreement, emulator
-from tests.configurations import in_formats, integer_data
+from tests.configurations import DIRECT_CASES, PATCH_CASES, in_formats, integer_data
 
 CHIPS = tuple(map(Device.of, ARCHITECTURES))
 
 
 def shared_bytes_allowed(device):
-    """Of a block, with the driver's own kilobyte left out."""
+    """Return the shared memory per block in bytes, without the driver's kilobyte."""
     return {"sm_75": 64, "sm_80": 163, "sm_90a": 227, "sm_100a": 227}.get(device, 99) << 10
 
 
 def channels_of_a_group(rng):
-    """Odd counts, and such as make whole pieces, lines or tiles."""
+    """Return odd counts, and counts that fill whole vectors, cache lines or tiles."""
     return rng.choice([rng.randint(1, 65), rng.randint(1, 4), 8 * rng.randint(1, 24), 64, 256])
 
 
 def problems(count, seed=0):
-    """Random legal problems, some with huge sizes."""
+    """Yield random valid problems, some with huge sizes."""
     rng = random.Random(seed)
     while count:
         rank = rng.randint(1, 3)
@@ -70,7 +71,7 @@ def problems(count, seed=0):
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 40, 132, 170])
-def test_no_chunk_is_without_parts_and_none_has_many_more_than_others(multiprocessors):
+def test_chunks_are_nearly_equal_and_not_empty(multiprocessors):
     for parts, others in product((0, 1, 2, 7, 64, 131, 257, 300, 10**6), (1, 2, 9, 400)):
         found = chunk_counts(parts, others, multiprocessors)
         assert found == sorted(set(found))
@@ -85,8 +86,8 @@ def test_no_chunk_is_without_parts_and_none_has_many_more_than_others(multiproce
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_89"])
 @pytest.mark.parametrize("impl", ["cuda-direct", "cuda-toeplitz", "cuda-patch"])
-def test_a_limit_makes_no_filter_gradient_cheaper(impl, arch):
-    """Whatever is left of the workspace that is best: else it would not be the best."""
+def test_workspace_limit_makes_no_filter_gradient_cheaper(impl, arch):
+    """A lower workspace limit never lowers the estimate, since the unlimited choice is optimal."""
     family, seen = FAMILIES[impl], 0
     for channels, size, batch, stride in product((16, 256), (7, 56), (1, 32), (1, 2)):
         for groups, few in ((channels, channels), (channels // 4, channels), (1, 3)):
@@ -108,7 +109,7 @@ def test_a_limit_makes_no_filter_gradient_cheaper(impl, arch):
 
 
 @pytest.mark.parametrize(("arch", "stages"), [("sm_80", 4), ("sm_86", 3), ("sm_89", 3)])
-def test_the_largest_tile_keeps_as_many_stages_as_there_is_room_for(arch, stages):
+def test_largest_tile_has_as_many_stages_as_fit(arch, stages):
     problem = ConvProblem(
         (32, 28, 28, 256), (256, 3, 3, 256), data_format="NHWC", filter_format="OHWI",
         padding="same", dtype="float16",
@@ -121,7 +122,7 @@ def test_the_largest_tile_keeps_as_many_stages_as_there_is_room_for(arch, stages
 
 
 def require_fits_the_chip(planned, problem, device, strides):
-    """The launches of a planned pass are such as the chip takes."""
+    """Require every launch of a planned pass to be within the chip's limits."""
     limit = shared_bytes_allowed(device.architecture)
     for launched in launches.prepare(planned, problem, strides, None, device):
         assert launched.shared_bytes <= limit
@@ -133,9 +134,9 @@ def require_fits_the_chip(planned, problem, device, strides):
 @pytest.mark.thorough
 @pytest.mark.parametrize("chips", [2, pytest.param(len(CHIPS), marks=pytest.mark.slow)])
 def test_plans_fit_the_problem_and_the_chip(chips):
-    """10,000 problems with every precision and limits of the workspace.
+    """10,000 problems are planned, with every precision and several workspace limits.
 
-    Each on some of the seven chips by turns; in the slow case on all.
+    Each problem is planned for two of the chips in turn; in the slow case, for all chips.
     """
     picked = {device: Counter() for device in CHIPS}
     for number, problem in enumerate(problems(10_000)):
@@ -152,7 +153,7 @@ def test_plans_fit_the_problem_and_the_chip(chips):
                 assert planned.family.refuses(request.reduced) is None
                 assert request.affords(planned.workspace_bytes)
                 picked[device][planned.implementation, pass_] += 1
-                if number % 25 == 0 and problem.bytes < 300e9:  # a card holds it
+                if number % 25 == 0 and problem.bytes < 300e9:  # fits a GPU's memory
                     require_fits_the_chip(planned, problem, device, strides)
     for device in CHIPS:
         expected = {"cuda-generic", "cuda-gather", "cuda-direct"}
@@ -161,12 +162,12 @@ def test_plans_fit_the_problem_and_the_chip(chips):
         for pass_ in PASSES:
             for name in expected:
                 assert picked[device][name, pass_] >= 20, (name, pass_, device)
-            has_patch = picked[device]["cuda-patch", pass_] > 0  # few are first layers
+            has_patch = picked[device]["cuda-patch", pass_] > 0  # few problems suit cuda-patch
             assert has_patch == (pass_ != "backprop_input")
 
 
-def test_every_way_that_is_ranked_fits_the_chip():
-    """Not only the best: a measured plan takes another one."""
+def test_ranked_candidates_all_fit_the_chip():
+    """All candidates fit, since measuring may choose another than the first."""
     for problem in problems(40, seed=2):
         if problem.bytes > 300e9:
             continue
@@ -190,7 +191,7 @@ def test_tiles_cover_the_matrix():
                 assert planned.splits * tile.block_k <= max(gemm.gemm_k, tile.block_k)
 
 
-def test_a_plan_survives_json():
+def test_plan_survives_json():
     for number, problem in enumerate(problems(100)):
         for device in ("cpu", "sm_80", "sm_90a"):
             original = plan(problem, device, precision=PRECISIONS[number // 3 % 3])
@@ -200,11 +201,11 @@ def test_a_plan_survives_json():
 SPLIT = ConvProblem(
     (32, 56, 56, 64), (64, 3, 3, 64), data_format="NHWC", filter_format="OHWI", dtype="float16"
 )
-"""Its filter gradient is split on every chip."""
+"""Layer whose filter gradient has several splits on every chip."""
 
 
 def changed(**changes):
-    """A plan's JSON with changes to the filter gradient, to the problem or to the device."""
+    """Return a plan's JSON with changes to its filter gradient, its problem or its other fields."""
     fields = json.loads(plan(SPLIT, "sm_80", "cuda-gather").to_json())
     for name, value in changes.items():
         place = fields if name in fields else fields["passes"][2]
@@ -249,20 +250,20 @@ def changed(**changes):
         changed(colour="red"),
     ],
 )
-def test_a_text_that_is_no_plan_is_refused(text):
+def test_from_json_rejects_invalid_plans(text):
     with pytest.raises(ConvError):
         Plan.from_json(text)
 
 
-def test_a_tile_that_the_family_lacks_is_refused():
+def test_from_json_rejects_tiles_that_the_family_lacks():
     fields = json.loads(changed())
     fields["passes"][2]["tile"]["block_m"] *= 2
     with pytest.raises(ConvError, match="does not compute backprop_filter in this way"):
         Plan.from_json(json.dumps(fields))
 
 
-def test_other_splits_of_the_same_kernel_are_a_plan():
-    """Versions may choose differently; what an older one chose still runs."""
+def test_from_json_accepts_another_number_of_splits():
+    """Plans of older versions still run, although the planner now chooses other splits."""
     entry = plan(SPLIT, "sm_80", "cuda-gather")["backprop_filter"]
     of_one = entry.workspace_bytes // entry.splits
     assert entry.splits > 5
@@ -270,7 +271,7 @@ def test_other_splits_of_the_same_kernel_are_a_plan():
     assert again["backprop_filter"].splits == 5
 
 
-def test_a_plan_is_replayed_for_what_it_was_made_for():
+def test_plan_is_replayed_only_for_its_problem_and_device():
     planned = plan(SPLIT, "sm_80", "cuda-gather")
     request = Request(SPLIT, "backprop_filter", Device("A card", "sm_80"))
     assert planned.replay(request) is planned["backprop_filter"]
@@ -286,7 +287,7 @@ def test_a_plan_is_replayed_for_what_it_was_made_for():
             planned.replay(replace(request, **change))
 
 
-def test_a_plan_that_rounds_is_replayed_only_where_that_is_permitted():
+def test_tf32_plan_is_replayed_only_if_tf32_is_permitted():
     problem = SPLIT.replace(dtype="float32")
     planned = plan(problem, "sm_80", precision="tf32")
     request = Request(problem, "forward", Device.of("sm_80"))
@@ -296,7 +297,7 @@ def test_a_plan_that_rounds_is_replayed_only_where_that_is_permitted():
     assert plan(problem, "sm_80").replay(replace(request, precision="tf32"))
 
 
-def test_a_plan_for_contiguous_tensors_is_not_replayed_on_others():
+def test_plan_is_not_replayed_on_other_strides():
     problem = ConvProblem(
         (8, 28, 28, 64), (64, 3, 3, 64), data_format="NHWC", filter_format="OHWI", dtype="float16"
     )
@@ -310,7 +311,7 @@ def test_a_plan_for_contiguous_tensors_is_not_replayed_on_others():
 # -- workspace -------------------------------------------------------------------------------------
 
 
-def test_a_workspace_limit_takes_splits_away():
+def test_workspace_limit_reduces_splits():
     free = plan(SPLIT, "sm_80")["backprop_filter"]
     of_one = free.workspace_bytes // free.splits
     for limit in (0, of_one - 1, 2 * of_one, 5 * of_one + 1, free.workspace_bytes):
@@ -321,7 +322,7 @@ def test_a_workspace_limit_takes_splits_away():
     assert limited == free
 
 
-def test_a_plan_says_what_a_workspace_limit_costs():
+def test_plan_reports_the_effect_of_a_workspace_limit():
     limited = plan(SPLIT, "sm_80", workspace_limit=0)
     reason = limited["backprop_filter"].reason
     assert "bytes of workspace, but the limit is 0" in reason
@@ -329,7 +330,7 @@ def test_a_plan_says_what_a_workspace_limit_costs():
     assert "limit" not in limited["forward"].reason
 
 
-def test_direct_needs_a_chunk_of_workspace_for_the_filter_gradient():
+def test_direct_filter_gradient_needs_workspace_for_one_chunk():
     depthwise = ConvProblem((8, 64, 56, 56), (64, 1, 3, 3), groups=64)
     chunk = 64 * 9 * 4
     limited = plan(depthwise, "sm_80", workspace_limit=2 * chunk)["backprop_filter"]
@@ -342,7 +343,7 @@ def test_direct_needs_a_chunk_of_workspace_for_the_filter_gradient():
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, "lots"])
-def test_a_workspace_limit_is_a_number_of_bytes(limit, monkeypatch):
+def test_workspace_limit_must_be_a_number_of_bytes(limit, monkeypatch):
     with pytest.raises(ConvError, match="workspace_limit must be a number of bytes"):
         plan(SPLIT, "sm_80", workspace_limit=limit)
     monkeypatch.setattr(cupyconv, "workspace_limit", limit)
@@ -350,7 +351,7 @@ def test_a_workspace_limit_is_a_number_of_bytes(limit, monkeypatch):
         cupyconv.plan(SPLIT, "sm_80")
 
 
-def test_the_public_plan_keeps_the_limit_that_is_set(monkeypatch):
+def test_public_plan_respects_the_workspace_limit(monkeypatch):
     monkeypatch.setattr(cupyconv, "workspace_limit", 0)
     assert cupyconv.plan(SPLIT, "sm_80")["backprop_filter"].workspace_bytes == 0
     assert cupyconv.plan(SPLIT, "sm_80", workspace_limit=1 << 30) == plan(
@@ -358,7 +359,7 @@ def test_the_public_plan_keeps_the_limit_that_is_set(monkeypatch):
     )
 
 
-# -- carried out -----------------------------------------------------------------------------------
+# -- execution -------------------------------------------------------------------------------------
 
 SMALL = ConvProblem((2, 8, 9, 7), (8, 8, 3, 3), padding=1, dtype="float16")
 
@@ -377,7 +378,7 @@ def test_functions_take_a_plan_as_impl():
     assert (transposed == grads.dx).all()
 
 
-def test_a_plan_of_something_else_is_refused_before_anything_is_written():
+def test_plans_of_other_layers_are_rejected_before_writing():
     data = integer_data(SMALL)
     out = np.full(SMALL.output_shape, 7, SMALL.dtype)
     for planned, message in (
@@ -391,7 +392,7 @@ def test_a_plan_of_something_else_is_refused_before_anything_is_written():
 
 @pytest.mark.parametrize("splits", [1, 3, 9])
 def test_kernels_follow_a_plan_from_json(splits):
-    """With splits that the planner would not choose, in every pass."""
+    """Every pass of the plan has a number of splits that the planner would not choose."""
     fields = json.loads(plan(SMALL, "sm_80", "cuda-gather").to_json())
     for entry in fields["passes"]:
         gemm = SMALL.gemm(entry["pass_"])
@@ -401,18 +402,19 @@ def test_kernels_follow_a_plan_from_json(splits):
     launched = []
     with emulator.settings(on_outcome=launched.append):
         agreement.require_exact(emulator, SMALL, arch="sm_80", impl=planned)
-    assert len(launched) == len(PASSES) * (2 if splits > 1 else 1)  # the sum, and its reduction
+    assert len(launched) == len(PASSES) * (2 if splits > 1 else 1)  # the kernel and its reduction
 
 
-def test_kernels_keep_the_workspace_limit_that_is_set(monkeypatch):
+def test_kernels_respect_the_workspace_limit(monkeypatch):
     asked = []
-    empty = emulator.convolutions.EmulatorBackend.empty
+    for name in ("empty", "scratch"):
+        make = getattr(emulator.convolutions.EmulatorBackend, name)
 
-    def watched(self, shape, dtype):
-        asked.append(tuple(shape))
-        return empty(self, shape, dtype)
+        def watched(self, shape, dtype, make=make):
+            asked.append(tuple(shape))
+            return make(self, shape, dtype)
 
-    monkeypatch.setattr(emulator.convolutions.EmulatorBackend, "empty", watched)
+        monkeypatch.setattr(emulator.convolutions.EmulatorBackend, name, watched)
     depthwise = ConvProblem((2, 8, 9, 7), (8, 1, 3, 3), groups=8, padding=1)
     agreement.require_exact(emulator, depthwise, arch="sm_80", passes=("backprop_filter",))
     assert asked == [depthwise.filter_shape, (8 * 9,)]
@@ -422,10 +424,10 @@ def test_kernels_keep_the_workspace_limit_that_is_set(monkeypatch):
     assert asked == [depthwise.filter_shape]
 
 
-# -- words -----------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 
-def test_a_plan_prints_its_choices_and_reasons():
+def test_plan_prints_its_choices_and_reasons():
     problem = ConvProblem((1, 50, 100, 100), (100, 50, 5, 5))
     text = str(plan(problem, "sm_90a"))
     assert "1x50x100x100 NCHW * 100x50x5x5 OIHW -> 1x100x96x96" in text
@@ -444,7 +446,7 @@ def test_a_plan_prints_its_choices_and_reasons():
         (3, "Times are measured, on a GPU like this one."),
     ],
 )
-def test_a_plan_says_which_times_are_measured(measured, says):
+def test_plan_reports_which_times_are_measured(measured, says):
     planned = plan(ConvProblem((8, 64, 14, 14), (64, 64, 3, 3)), "sm_80")
     first = [replace(one, reason="measured 9 us") for one in planned.passes[:measured]]
     planned = replace(planned, passes=(*first, *planned.passes[measured:]))
@@ -455,7 +457,7 @@ def test_a_plan_says_which_times_are_measured(measured, says):
 @pytest.mark.parametrize(
     ("device", "stands_in"), [("sm_86", None), ("sm_87", "8.6"), ("sm_110", "10.0"), ("cpu", None)]
 )
-def test_a_plan_says_whose_data_sheet_its_times_are_by(device, stands_in):
+def test_plan_reports_the_chip_that_its_times_are_modelled_on(device, stands_in):
     planned = plan(ConvProblem((8, 64, 14, 14), (64, 64, 3, 3)), device)
     told = f", for the chip of compute capability {stands_in}" if stands_in else ""
     assert str(planned).endswith(f"\n\nEstimates are modelled{told}; nothing was measured.")
@@ -473,23 +475,23 @@ def test_plans_index_by_pass():
     ("device", "impl", "message"),
     [
         ("sm_70", "auto", "compute capability 7.5"),
-        ("tpu", "auto", "'cpu' or an architecture"),
+        ("tpu", "auto", "'cpu', an architecture or a card"),
         ("cpu", "cuda-generic", "does not run on cpu"),
         ("sm_80", "numpy", "does not run on sm_80"),
         ("cpu", "nunpy", "Did you mean 'numpy'"),
     ],
 )
-def test_impossible_plans(device, impl, message):
+def test_impossible_plans_are_rejected(device, impl, message):
     with pytest.raises(ConvError, match=message):
         plan(ConvProblem((1, 1, 4), (1, 1, 3)), device, impl)
 
 
-def test_the_public_plan_needs_no_device():
+def test_public_plan_needs_no_device():
     planned = cupyconv.plan(ConvProblem((1, 1, 4), (1, 1, 3)))
     assert planned["forward"].implementation in FAMILIES
 
 
-def test_architectures_of_capabilities():
+def test_compute_capabilities_have_architectures():
     found = [
         Device.of_capability("chip", c).architecture for c in [(7, 5), (8, 9), (9, 0), (12, 1)]
     ]
@@ -497,14 +499,14 @@ def test_architectures_of_capabilities():
 
 
 def offsets_reached(problem, strides):
-    """The largest offset, in absolute value, that any map of the kernels can form."""
+    """Return the largest offset into x that a kernel can compute, in absolute value."""
     reach = [axis.padded_input + axis.effective_filter for axis in problem.axes]
     x = [problem.N, problem.C, *reach]
     ordered = [strides.x[axis] for axis in problem.data_axes]
     return sum(n * abs(s) for n, s in zip(x, ordered, strict=True))
 
 
-def test_32_bit_indices_are_used_only_where_they_hold():
+def test_32_bit_indices_are_used_only_where_they_suffice():
     for problem in problems(500, seed=1):
         shapes = problem.input_shape, problem.filter_shape, problem.output_shape
         strides = Strides(*map(contiguous_strides, shapes))
@@ -527,7 +529,7 @@ def test_padding_alone_can_need_64_bits():
     assert parameters.index_type(problem, Strides(*map(contiguous_strides, shapes))) == "long long"
 
 
-def test_reversed_tensors_need_as_many_bits_as_others():
+def test_index_type_ignores_the_sign_of_strides():
     for problem in problems(100, seed=2):
         strides = Strides.contiguous(problem)
         turned = Strides(*(tuple(-one for one in of) for of in (strides.x, strides.w, strides.y)))
@@ -535,7 +537,7 @@ def test_reversed_tensors_need_as_many_bits_as_others():
 
 
 NO_STEPS = Strides((0,) * 4, (0,) * 4, (0,) * 4, 0)
-"""Of tensors that are one element, broadcast."""
+"""Strides of tensors that broadcast a single element."""
 
 
 @pytest.mark.quick
@@ -546,10 +548,8 @@ NO_STEPS = Strides((0,) * 4, (0,) * 4, (0,) * 4, 0)
     [((2, 3), {"padding": 1}), ((3, 5), {}), ((1, 2), {"stride": 19})],
     ids=["padded", "as large as the input", "strided"],
 )
-def test_indices_take_64_bits_where_32_do_not_hold_an_offset(
-    filter_sizes, rules, formats, role, small
-):
-    """Of the last element along an axis of any stride, from the first."""
+def test_indices_take_64_bits_for_large_offsets(filter_sizes, rules, formats, role, small):
+    """The offset of the last element along each axis decides, for strides of either sign."""
     problem = ConvProblem((2, 4, 3, 5), (6, 2, *filter_sizes), groups=2, **rules)
     problem = in_formats(problem, *formats)
     shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
@@ -577,22 +577,20 @@ def test_indices_take_64_bits_where_32_do_not_hold_an_offset(
         ((1, 1, 1, 3), (1, 1, 1, 2), {"padding": (0, 2**31), "dilation": (1, 2**31)}),
     ],
 )
-def test_indices_take_64_bits_where_32_do_not_hold_a_number_of_pixels_or_taps(
-    x_shape, w_shape, rules
-):
-    """Though all elements are one in memory; and so do coordinates in the padding."""
+def test_indices_take_64_bits_for_many_pixels_or_taps(x_shape, w_shape, rules):
+    """Counts and coordinates above 2^31 need 64 bits, even if all elements share one address."""
     problem = ConvProblem(x_shape, w_shape, **rules)
     assert parameters.index_type(problem, NO_STEPS) == "long long"
 
 
-def test_indices_of_a_bias_count():
+def test_index_type_considers_the_bias():
     problem = ConvProblem((1, 4, 1, 1), (6, 4, 1, 1))
     for step, wanted in ((1 << 28, "int"), (2**31 // 5 + 1, "long long"), (-(2**31), "long long")):
         assert parameters.index_type(problem, replace(NO_STEPS, bias=step)) == wanted
 
 
 @pytest.mark.parametrize("filter_format", ["OHWI", "HWIO"])
-def test_gather_takes_pieces_of_filters_whatever_the_strides_of_the_other_axes(filter_format):
+def test_gather_vectors_of_filters_ignore_other_strides(filter_format):
     problem = ConvProblem(
         (1, 8, 8, 16),
         {"OHWI": (24, 3, 3, 16), "HWIO": (3, 3, 16, 24)}[filter_format],
@@ -609,8 +607,8 @@ def test_gather_takes_pieces_of_filters_whatever_the_strides_of_the_other_axes(f
             assert expected.b.vector == 8
 
 
-def test_gather_takes_pieces_of_filters_of_one_tap_in_every_order():
-    """The axes of a single element have a stride of 1 in NCHW, and keep nothing apart."""
+def test_gather_vectors_of_one_tap_filters_in_every_order():
+    """Axes of one element have a stride of 1 in NCHW, but they do not limit the vectors."""
     problem = ConvProblem((2, 16, 7, 5), (24, 16, 1, 1), dtype="float16")
     for pass_ in PASSES[:2]:
         assert gather.accesses(pass_, problem, Strides.contiguous(problem)).b.vector == 8
@@ -620,11 +618,11 @@ def test_gather_takes_pieces_of_filters_of_one_tap_in_every_order():
         assert (found.a.vector, found.b.vector, found.c.vector) == (8, 8, 8)
 
 
-def test_an_empty_batch_launches_nothing_but_a_zero_filter_gradient():
+def test_empty_batch_launches_only_a_zero_filter_gradient():
     problem = ConvProblem((0, 3, 4, 4), (5, 3, 3, 3))
     strides = Strides((48, 16, 4, 1), (27, 9, 3, 1), (20, 4, 2, 1))
     grids = {
-        p.pass_: generic.prepare(p, problem, strides, None, Device.of("sm_80"))[0].grid
+        p.pass_: prepare(p, problem, strides, None, Device.of("sm_80"))[0].grid
         for p in plan(problem, "sm_80", "cuda-generic")
     }
     assert grids["forward"] == (0,)
@@ -632,7 +630,7 @@ def test_an_empty_batch_launches_nothing_but_a_zero_filter_gradient():
     assert grids["backprop_filter"][0] > 0
 
 
-def test_phases_share_out_all_pixels_and_taps():
+def test_stride_phases_partition_all_pixels_and_taps():
     for problem in problems(300, seed=3):
         gemm = problem.gemm("backprop_input")
         phases = problem.phase_gemms
@@ -645,7 +643,7 @@ def test_phases_share_out_all_pixels_and_taps():
             assert sorted(taps) == list(range(axis.filter))
 
 
-def test_a_phase_has_the_taps_that_reach_its_pixels():
+def test_stride_phase_has_the_taps_that_reach_its_pixels():
     for problem in problems(60, seed=4):
         for axis in problem.axes:
             if axis.input > 300:
@@ -656,7 +654,7 @@ def test_a_phase_has_the_taps_that_reach_its_pixels():
                     assert reached <= set(taps)
 
 
-def test_small_grids_are_split_and_large_ones_are_not():
+def test_only_small_grids_are_split():
     planned = plan(SPLIT, "sm_80")
     assert planned["backprop_filter"].splits > 1
     assert planned["backprop_filter"].workspace_bytes == planned["backprop_filter"].splits * (
@@ -665,7 +663,7 @@ def test_small_grids_are_split_and_large_ones_are_not():
     assert planned["forward"].splits == 1
 
 
-def test_a_plan_does_not_depend_on_the_card():
+def test_plan_does_not_depend_on_the_card():
     problem = ConvProblem((8, 64, 28, 28), (128, 64, 3, 3), dtype="float16")
     one = plan(problem, Device("small card", "sm_80"))
     other = plan(problem, Device("large card", "sm_80"))
@@ -675,11 +673,118 @@ def test_a_plan_does_not_depend_on_the_card():
 @pytest.mark.quick
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("dilation", [1, 6, 16, 128, 512, 2**20])
-def test_rows_that_a_tile_of_cuda_direct_passes_it_meets(pass_, dilation):
-    """Most of them: its loop loads each row between those that it needs."""
+def test_cuda_direct_tiles_need_most_rows_of_their_loop(pass_, dilation):
+    """A tile needs at least half of the rows that its loop steps through."""
     problem = ConvProblem(
         (16, 64, 4096, 1), (64, 1, 3, 1), groups=64, dilation=(dilation, 1),
         padding=((dilation, dilation), (0, 0)),
     )  # fmt: skip
-    rows = direct.cut(Request(problem, pass_, Device.of("sm_80"))).down
+    request = Request(problem, pass_, Device.of("sm_80"))
+    rows = direct.geometry(request, direct.ranked_tilings(request)[0]).down
     assert rows.met <= rows.passed <= 2 * rows.met
+
+
+# -- plans determine their launches ----------------------------------------------------------------
+
+TILED_PROBLEMS = (
+    *(case.problem for case in DIRECT_CASES[::3]),
+    *(case.problem.replace(dtype="float16") for case in PATCH_CASES[::3]),
+    ConvProblem((8, 96, 56, 56), (96, 1, 7, 7), groups=96, padding=3, dtype="float16"),
+    ConvProblem((4, 32, 30, 30), (32, 1, 31, 31), groups=32, padding=15, dtype="bfloat16"),
+    ConvProblem((32, 3, 112, 112), (64, 3, 7, 7), stride=2, padding=3),
+)
+"""Layers for the kernel families with tilings."""
+
+PRICES = {
+    "longer waits": {"LATENCY": 5000, "HALF_RATE_WARPS": 16},
+    "cheap waits": {"LATENCY": 20, "HALF_RATE_WARPS": 0, "ACCESS_INSTRUCTIONS": 40},
+    "launches": {"LAUNCH_OVERHEAD": 50.0, "RESULT_WAVEFRONTS": 20},
+}
+"""Other values of the cost model's constants."""
+
+
+def forget_choices():
+    """Clear the caches of chosen tilings and plans."""
+    for family in (direct, patch, toeplitz):
+        family.ranked_tilings.cache_clear()
+    plan_pass.cache_clear()
+
+
+def launched(planned, device):
+    """Return the launches of each pass of a plan."""
+    strides = Strides.contiguous(planned.problem)
+    return [
+        [
+            (one.source, one.entry, one.defines, one.grid, one.block, one.shared_bytes)
+            for one in prepare(pass_plan, planned.problem, strides, None, device)
+        ]
+        for pass_plan in planned
+    ]
+
+
+@pytest.fixture
+def other_prices(monkeypatch):
+    """Return a function that changes the cost model's constants and clears cached choices."""
+
+    def change(prices):
+        for name, value in prices.items():
+            monkeypatch.setattr(cost, name, value)
+        forget_choices()
+
+    yield change
+    monkeypatch.undo()
+    forget_choices()
+
+
+@pytest.mark.parametrize("prices", PRICES)
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90a"])
+def test_saved_plan_launches_the_same_at_other_prices(architecture, prices, other_prices):
+    device = Device.of(architecture)
+    plans = [plan(problem, device, precision="tf32") for problem in TILED_PROBLEMS]
+    before = [launched(one, device) for one in plans]
+    kept = [one.to_json() for one in plans]
+    other_prices(PRICES[prices])
+    assert [launched(Plan.from_json(text), device) for text in kept] == before
+    anew = [plan(problem, device, precision="tf32") for problem in TILED_PROBLEMS]
+    assert [launched(one, device) for one in anew] != before
+
+
+def test_plan_of_another_card_launches_the_same():
+    seen = set()
+    for count in (3, 40, 300):
+        card = Device(f"card of {count}", "sm_80", multiprocessors=count)
+        planned = plan(TILED_PROBLEMS[-3], card, "cuda-direct")
+        kept = Plan.from_json(planned.to_json())
+        assert launched(kept, Device.of("sm_80")) == launched(planned, card)
+        seen.add(planned["forward"].blocks)
+    assert len(seen) == 3
+
+
+def test_plan_prints_and_accepts_other_tilings():
+    problem, device = TILED_PROBLEMS[-3], Device.of("sm_80")
+    planned = plan(problem, device, "cuda-direct")
+    tiling = planned["forward"].tiling
+    assert f"vector {tiling.vector}, lanes {tiling.lanes}" in str(planned)
+    request = Request(problem, "forward", device)
+    for other, _ in direct.geometries(request):
+        again = planned.with_choices("forward", tiling=other)
+        assert again["forward"].tiling == other
+        assert again["backprop_filter"] == planned["backprop_filter"]
+        assert Plan.from_json(again.to_json()) == again
+    with pytest.raises(ConvError, match=r"does not compute forward of .* with tiling = "):
+        planned.with_choices("forward", tiling=replace(tiling, vector=7))
+
+
+def test_plan_of_an_older_version_is_rejected():
+    entries = json.loads(changed())
+    del entries["format"]
+    with pytest.raises(ConvError, match="its format is None, not 2"):
+        Plan.from_json(json.dumps(entries))
+
+
+@pytest.mark.parametrize("field", ["tiling", "blocks"])
+def test_plan_without_its_tiling_is_rejected(field):
+    entries = json.loads(plan(TILED_PROBLEMS[-3], "sm_80", "cuda-direct").to_json())
+    entries["passes"][0][field] = None if field == "tiling" else 0
+    with pytest.raises(ConvError, match="cuda-direct does not compute forward in this way"):
+        Plan.from_json(json.dumps(entries))

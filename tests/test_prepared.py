@@ -1,4 +1,4 @@
-"""Prepared filters with NumPy; tests/device/test_prepared.py has what they are on a GPU."""
+"""Prepared filters with NumPy; tests/device/test_prepared.py tests them on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cupyconv import ConvError, ConvProblem, PreparedFilter
 from tests.configurations import integer_data
 
 
-def test_with_numpy_it_is_the_filter_itself():
+def test_prepared_filter_with_numpy_is_the_filter_itself():
     problem = ConvProblem((2, 256, 5, 5), (256, 256, 3, 3), padding=1)
     data = integer_data(problem)
     prepared = cupyconv.prepare(data.w, problem)

@@ -24,7 +24,7 @@ MODES = ("explicit", "valid", "same", "same_lower")
 
 
 def windows(size: int, taps: int, stride: int, dilation: int, before: int, after: int) -> int:
-    """Windows that fit: slide one over the padded axis, a stride at a time."""
+    """Return windows that fit: slide one over the padded axis, a stride at a time."""
     padded = [None] * before + list(range(size)) + [None] * after
     reach = (taps - 1) * dilation
     return sum(1 for start in range(0, len(padded), stride) if start + reach < len(padded))
@@ -126,7 +126,7 @@ def test_interval_of_the_published_example(padding, sizes):
     assert one_axis(sizes[-1] + 1, 11, 16, 1, padding).output_sizes == (19,)
 
 
-def test_interval_is_cut_at_one_where_padding_makes_outputs_of_its_own():
+def test_interval_starts_at_one_if_padding_alone_gives_outputs():
     axis = ConvAxis("W", 1, 1, 3, 1, 1, 1, "explicit")
     assert axis.output == 1
     assert axis.first_input_size_for(1) == -1
@@ -188,7 +188,7 @@ def test_stride_phases_by_asking_every_input_for_its_taps(padding):
 
 
 def random_axes(count: int, seed: int) -> Iterator[ConvAxis]:
-    """Small axes of any proportions; some have no window that fits."""
+    """Yield small axes of any proportions; some have no window that fits."""
     rng = random.Random(seed)
     for _ in range(count):
         most = rng.choice((3, 8, 20))
@@ -225,7 +225,7 @@ def test_pairs_are_counted_in_any_interval():
 
 
 def test_pairs_of_huge_axes():
-    """Where they can be told in another way."""
+    """Huge axes whose pairs have another formula."""
     within = ConvAxis("W", 10**15, 10**6, 7, 10**6, 0, 0, "explicit")  # no window in the padding
     assert within.pairs == within.output * within.filter
     apart = ConvAxis("W", 2**50, 1, 2**20, 1, 0, 0, "explicit")
@@ -235,7 +235,7 @@ def test_pairs_of_huge_axes():
     last = ConvAxis("W", 10**17, 10**15, 7, 1, 0, 0, "valid")
     assert last.unread_inputs == last.unread_after == (10**17 - 10**15) % 7
     steps = ConvAxis("W", 10**9, 10**9, 3, 2, 10**9, 2 * 10**9, "explicit")
-    assert steps.pairs == sum(  # of each half of the taps
+    assert steps.pairs == sum(  # both halves of the taps
         count_pairs(steps.output, 5 * 10**8, 3, 2, low, low + steps.input)
         for low in (10**9, 10**9 - 2 * 5 * 10**8)
     )
@@ -340,8 +340,8 @@ def test_bytes_are_those_of_x_w_and_y(problem):
     assert problem.arithmetic_intensity == problem.flops / problem.bytes
 
 
-def test_bytes_are_no_bound_from_below_where_a_stride_steps_over_inputs():
-    """Of a 1x1 filter with stride 2 three inputs of four need not be read."""
+def test_bytes_exceed_traffic_if_a_stride_skips_inputs():
+    """A 1x1 filter with stride 2 reads one input in four."""
     problem = ConvProblem((1, 4, 9, 9), (4, 4, 1, 1), stride=2)
     (axis, _) = problem.axes
     assert axis.unread_inputs
@@ -351,7 +351,7 @@ def test_bytes_are_no_bound_from_below_where_a_stride_steps_over_inputs():
 
 
 @given(problems())
-def test_gemm_views_multiply_all_products_and_more_only_for_the_input_gradient(problem):
+def test_gemm_views_have_extra_products_only_for_dx(problem):
     for pass_ in PASSES:
         m, n, k, groups = problem.gemm(pass_)
         if pass_ != "backprop_input":
@@ -415,7 +415,7 @@ def rules(problem: ConvProblem) -> dict:
 
 
 @given(problems())
-def test_from_output_finds_the_problem_again_from_its_input_shape(problem):
+def test_from_output_restores_the_problem(problem):
     found = ConvProblem.from_output(
         problem.output_shape,
         problem.filter_shape,
@@ -435,7 +435,7 @@ def test_output_padding_counts_from_the_smallest_input_that_fits(problem):
 
 
 @given(problems())
-def test_from_output_by_default_takes_the_smallest_or_under_same_the_largest(problem):
+def test_from_output_defaults_to_smallest_or_for_same_largest(problem):
     takes_last = problem.padding_mode.startswith("same")
     sizes = [
         axis.first_input_size_for(axis.output) + (axis.stride - 1 if takes_last else 0)

@@ -1,4 +1,4 @@
-"""PyTorch's own tests inside ``ct.patch()``: what runs them, and if they are at hand, they."""
+"""PyTorch's convolution tests inside ``ct.patch()``, and the program that runs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from tests.studies import pytorch_suite
 
 VARIABLE = "PYTORCH_TEST_CONVOLUTION"
-"""Names PyTorch's test/nn/test_convolution.py."""
+"""Environment variable with the path of PyTorch's test/nn/test_convolution.py."""
 
 PROGRAM = """
 import unittest
@@ -44,7 +44,7 @@ class Tests(unittest.TestCase):
 """
 
 
-def test_a_run_counts_what_is_taken_and_left_and_what_ends_otherwise(tmp_path, capsys):
+def test_run_counts_computed_and_refused_calls(tmp_path, capsys):
     path = tmp_path / "test_some.py"
     path.write_text(PROGRAM)
     inside = pytorch_suite.run(path, patched=True)
@@ -65,7 +65,7 @@ def test_a_run_counts_what_is_taken_and_left_and_what_ends_otherwise(tmp_path, c
 
 
 @pytest.mark.slow
-def test_pytorchs_own_tests_end_inside_as_outside():
+def test_pytorchs_own_tests_have_the_same_outcome_inside_patch():
     place = os.environ.get(VARIABLE)
     if not place:
         pytest.skip(f"{VARIABLE} does not name PyTorch's test/nn/test_convolution.py")
@@ -74,5 +74,5 @@ def test_pytorchs_own_tests_end_inside_as_outside():
     )
     assert pytorch_suite.different(outside, inside) == []
     assert inside.taken > 1000
-    # Tensors of oneDNN's own layout, which nobody else can read.
+    # Only tensors in oneDNN's opaque layout are left to PyTorch.
     assert all("_mkldnn" in call for call in inside.left)

@@ -1,7 +1,7 @@
-"""``cupyconv.raw_ops`` beside ``tf.raw_ops``: signatures, values, shapes and refusals.
+"""``cupyconv.raw_ops`` compared with ``tf.raw_ops``: signatures, values, shapes and errors.
 
-TensorFlow is imported by these tests only, and where it is missing those that need it are skipped.
-All data are small integers, so results are compared for equality in every dtype.
+Only these tests import TensorFlow; tests that need it are skipped if it is not installed.
+All data are small integers, so that results are equal in every dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 @pytest.fixture(scope="module")
 def tf():
-    """TensorFlow, quiet, with oneDNN where its build has that: it takes more on a CPU."""
+    """Import TensorFlow with few messages and with oneDNN, which supports more layers on a CPU."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     if importlib.util.find_spec("tensorflow") is None:
@@ -38,7 +38,7 @@ def integers(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Family:
-    """The three operations of one kind of convolution."""
+    """Names of the three operations of one kind of convolution."""
 
     forward: str
     backprop_input: str
@@ -63,11 +63,11 @@ DEPTHWISE = Family(
 
 @dataclass(frozen=True)
 class OpCase:
-    """A configuration in TensorFlow's terms.
+    """Configuration in TensorFlow's terms.
 
     Attributes:
-        only_onednn: why TensorFlow's plain CPU kernels refuse it.  It is then computed in float32,
-            by the kernels of oneDNN, and the integers that come out are compared in every dtype.
+        only_onednn: why TensorFlow's plain CPU kernels do not support it, or None.  TensorFlow
+            then computes it in float32 with oneDNN, for comparison in every dtype.
     """
 
     name: str
@@ -199,7 +199,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def onednn(tf) -> bool:
-    """Whether this TensorFlow computes with oneDNN, which takes channels first."""
+    """Return whether this TensorFlow uses oneDNN, by its support for channels first."""
     try:
         tf.raw_ops.Conv2D(
             input=integers(1, 1, 1, 1),
@@ -222,7 +222,7 @@ def assert_same(ours: np.ndarray, theirs: np.ndarray, dtype: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_and_shapes_are_tensorflows(tf, onednn, case, dtype):
+def test_values_and_shapes_match_tensorflow(tf, onednn, case, dtype):
     if case.only_onednn and not onednn:
         pytest.skip(f"this TensorFlow has no oneDNN, and {case.only_onednn}")
     x, w = integers(*case.x, dtype=dtype), integers(*case.w, dtype=dtype, seed=1)
@@ -236,8 +236,8 @@ def test_values_and_shapes_are_tensorflows(tf, onednn, case, dtype):
 
 
 @pytest.mark.parametrize("family", [CONV2D, DEPTHWISE], ids=["conv2d", "depthwise"])
-def test_explicit_padding_with_channels_first_is_tensorflows_with_channels_last(tf, family):
-    # No CPU kernel of TensorFlow's takes the two together.
+def test_explicit_channels_first_padding_equals_channels_last(tf, family):
+    # TensorFlow has no CPU kernel for explicit padding with channels first.
     x, w = integers(2, 7, 8, 4), integers(3, 2, 4, 3, seed=1)
     last = {
         "strides": ONES,
@@ -258,9 +258,9 @@ def test_explicit_padding_with_channels_first_is_tensorflows_with_channels_last(
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
-def test_dilated_depthwise_gradients_are_those_of_tensorflows_tape(tf, padding):
-    # The raw gradient operations ignore dilations on a CPU, without a word.  tf.nn.depthwise_conv2d
-    # moves the dilation into the batch, so its tape has the right gradients.
+def test_dilated_depthwise_gradients_equal_tensorflows_tape(tf, padding):
+    # On a CPU, the raw gradient operations silently ignore dilations.  tf.nn.depthwise_conv2d moves
+    # the dilation into the batch, so its tape has the right gradients.
     x, w = integers(2, 7, 8, 4), integers(3, 3, 4, 2, seed=1)
     arguments = {"strides": ONES, "padding": padding, "dilations": [1, 2, 2, 1]}
     y = raw_ops.DepthwiseConv2dNative(input=x, filter=w, **arguments)
@@ -291,7 +291,7 @@ def test_dilated_depthwise_gradients_are_those_of_tensorflows_tape(tf, padding):
     ],
     ids=["same_of_5", "valid_of_5", "valid_of_6"],
 )
-def test_input_gradients_that_only_input_sizes_tells_apart(tf, x, dy, padding):
+def test_input_sizes_determine_the_input_gradient(tf, x, dy, padding):
     tensors = {"filter": integers(3, 3, 3, 4), "out_backprop": integers(*dy, seed=1)}
     rest = {"strides": [1, 2, 2, 1], "padding": padding}
     theirs = tf.raw_ops.Conv2DBackpropInput(input_sizes=x, **tensors, **rest).numpy()
@@ -303,7 +303,7 @@ def test_input_gradients_that_only_input_sizes_tells_apart(tf, x, dy, padding):
 
 
 @pytest.mark.parametrize("family", [CONV2D, DEPTHWISE], ids=["conv2d", "depthwise"])
-def test_spatial_input_sizes_take_the_rest_from_dy_and_filter(tf, family):
+def test_spatial_input_sizes_take_other_sizes_from_tensors(tf, family):
     w = integers(3, 3, 3, 2, seed=1)
     dy = integers(2, 3, 3, 6 if family is DEPTHWISE else 2)
     arguments = {"filter": w, "out_backprop": dy, "strides": [1, 2, 2, 1], "padding": "SAME"}
@@ -313,8 +313,8 @@ def test_spatial_input_sizes_take_the_rest_from_dy_and_filter(tf, family):
     assert_same(ours, theirs, "float32")
 
 
-def test_spatial_input_sizes_in_three_dimensions():
-    # TensorFlow itself ends the process on these, so the whole shape is what they are compared to.
+def test_spatial_input_sizes_work_in_three_dimensions():
+    # TensorFlow crashes on spatial sizes here, so the result for the whole shape is the reference.
     w, dy = integers(2, 3, 3, 3, 4), integers(1, 2, 3, 3, 4, seed=1)
     rest = {"filter": w, "out_backprop": dy, "strides": [1, 2, 2, 2, 1], "padding": "SAME"}
     whole = raw_ops.Conv3DBackpropInputV2(input_sizes=[1, 4, 5, 5, 3], **rest)
@@ -335,7 +335,7 @@ def test_spatial_input_sizes_in_three_dimensions():
     ids=str,
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bias_gradient_is_tensorflows(tf, shape, data_format, dtype):
+def test_bias_gradient_matches_tensorflow(tf, shape, data_format, dtype):
     dy = integers(*shape, dtype=dtype)
     theirs = tf.raw_ops.BiasAddGrad(out_backprop=dy, data_format=data_format).numpy()
     assert_same(raw_ops.BiasAddGrad(out_backprop=dy, data_format=data_format), theirs, dtype)
@@ -343,7 +343,7 @@ def test_bias_gradient_is_tensorflows(tf, shape, data_format, dtype):
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_transpose_is_tensorflows(tf, padding, stride):
+def test_transpose_matches_tensorflow(tf, padding, stride):
     x, w = integers(2, 5, 4, 6), integers(3, 2, 4, 6, seed=1)
     problem = cupyconv.ConvProblem.from_output(
         x.shape, w.shape, stride=stride, padding=padding, data_format="NHWC"
@@ -354,7 +354,7 @@ def test_transpose_is_tensorflows(tf, padding, stride):
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_transpose_under_same_has_keras_size(tf, stride):
+def test_transpose_with_same_padding_matches_keras(tf, stride):
     layer = tf.keras.layers.Conv2DTranspose(4, (3, 2), strides=stride, padding="same")
     x = integers(2, 5, 4, 6)
     y = layer(x).numpy()
@@ -368,7 +368,7 @@ def test_transpose_under_same_has_keras_size(tf, stride):
 
 
 @pytest.mark.parametrize("name", raw_ops.__all__)
-def test_keywords_and_defaults_are_tensorflows(tf, name):
+def test_keywords_and_defaults_match_tensorflow(tf, name):
     ours = inspect.signature(getattr(raw_ops, name)).parameters
     theirs = inspect.signature(getattr(tf.raw_ops, name)).parameters
     assert list(ours) == list(theirs)
@@ -387,14 +387,14 @@ def test_arguments_are_keyword_only(name):
     assert operation.__doc__
 
 
-def test_every_operation_is_listed_and_reached_from_the_package():
+def test_operations_are_listed_and_exported():
     assert cupyconv.raw_ops is raw_ops
     public = [n for n, v in vars(raw_ops).items() if inspect.isfunction(v) and n[0].isupper()]
     assert sorted(public) == raw_ops.__all__
 
 
 @pytest.mark.parametrize("use_cudnn_on_gpu", [True, False])
-def test_arguments_without_meaning_here_change_nothing(use_cudnn_on_gpu):
+def test_ignored_arguments_change_nothing(use_cudnn_on_gpu):
     call = {
         "input": integers(1, 5, 5, 3),
         "filter": integers(3, 3, 3, 4),
@@ -406,8 +406,8 @@ def test_arguments_without_meaning_here_change_nothing(use_cudnn_on_gpu):
 
 
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
-def test_second_versions_take_tensors_for_their_shapes(data_format):
-    # TensorFlow registers no CPU kernel for these two.
+def test_v2_gradients_take_tensors_instead_of_shapes(data_format):
+    # TensorFlow has no CPU kernel for these two operations.
     x = integers(*((2, 6, 5, 3) if data_format == "NHWC" else (2, 3, 6, 5)))
     w = integers(3, 3, 3, 4)
     strides = [1, 2, 2, 1] if data_format == "NHWC" else [1, 1, 2, 2]
@@ -425,7 +425,7 @@ def test_second_versions_take_tensors_for_their_shapes(data_format):
     )
 
 
-# -- beyond TensorFlow's CPU kernels: by the adjoint identity --------------------------------------
+# -- adjoint identity, for layers that TensorFlow cannot compute on a CPU --------------------------
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_second_versions_take_tensors_for_their_shapes(data_format):
     ],
     ids=["grouped_volume", "strides_and_dilations_differ", "explicit_channels_first", "empty"],
 )
-def test_what_tensorflow_cannot_compute_is_adjoint(family, x, w, arguments):
+def test_layers_beyond_tensorflow_are_adjoint(family, x, w, arguments):
     x, w = integers(*x), integers(*w, seed=1)
     y = getattr(raw_ops, family.forward)(input=x, filter=w, **arguments)
     dy = integers(*y.shape, seed=2)
@@ -468,7 +468,7 @@ def test_what_tensorflow_cannot_compute_is_adjoint(family, x, w, arguments):
 
 def test_depthwise_filter_may_have_any_strides():
     x, w = integers(1, 6, 6, 3), integers(2, 4, 3, 3, seed=1)
-    view = w.transpose(3, 2, 0, 1)[:, ::-1, :, ::-1]  # (3, 3, 2, 4) of no contiguous memory
+    view = w.transpose(3, 2, 0, 1)[:, ::-1, :, ::-1]  # shape (3, 3, 2, 4), not contiguous
     x = x[..., [0, 1]]
     arguments = {"strides": ONES, "padding": "VALID"}
     np.testing.assert_array_equal(
@@ -477,7 +477,7 @@ def test_depthwise_filter_may_have_any_strides():
     )
 
 
-# -- refusals --------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def conv2d(**changes: Any) -> np.ndarray:
@@ -511,15 +511,15 @@ def conv2d(**changes: Any) -> np.ndarray:
             {"strides": [1, 2, 2, 1], "data_format": "NCHW", "input": integers(1, 4, 5, 5)},
             "strides must be 1 on the batch and channel axes of NCHW",
             "got [1, 2, 2, 1]",
-            "Use strides=[1, 1, 2, 1]",
-            {"strides": [1, 1, 2, 1]},
+            "Use strides=[1, 1, 2, 2]",
+            {"strides": [1, 1, 2, 2]},
         ),
         (
             {"strides": [2, 2]},
             "strides must have an entry for each axis of NHWC",
             "got 2 values, [2, 2]",
-            "strides=[1, 1, 1, 1]",
-            {"strides": [1, 1, 1, 1]},
+            "Use strides=[1, 2, 2, 1]",
+            {"strides": [1, 2, 2, 1]},
         ),
         (
             {"strides": [1, 0, 1, 1]},
@@ -581,7 +581,7 @@ def conv2d(**changes: Any) -> np.ndarray:
             {"filter": integers(3, 3, 3, 6)},
             "the input's channels must be a multiple of the filter's in depth",
             "the input has 4, the filter 3x3x3x6 has a depth of 3",
-            "Give the input 6 channels, or the filter an in depth of 1 or 4",
+            "Give the input C = 3, give the filter I = 4, or give the input C = 6",
             {"input": integers(1, 5, 5, 6)},
         ),
         (
@@ -608,7 +608,7 @@ def conv2d(**changes: Any) -> np.ndarray:
     ],
     ids=lambda value: None,
 )
-def test_refusals_say_what_would_do(changes, rule, values, remedy, repaired):
+def test_error_remedies_work(changes, rule, values, remedy, repaired):
     with pytest.raises(ConvError) as caught:
         conv2d(**changes)
     assert rule in caught.value.rule
@@ -629,13 +629,13 @@ def test_refusals_say_what_would_do(changes, rule, values, remedy, repaired):
     ],
     ids=lambda value: None,
 )
-def test_refused_kinds(changes, message):
+def test_wrong_types_are_rejected(changes, message):
     with pytest.raises(ConvTypeError) as caught:
         conv2d(**changes)
     assert message in str(caught.value)
 
 
-def test_three_dimensions_have_no_explicit_padding():
+def test_conv3d_rejects_explicit_padding():
     with pytest.raises(ConvError, match="unknown padding: 'EXPLICIT'"):
         raw_ops.Conv3D(
             input=integers(1, 3, 3, 3, 2),
@@ -646,7 +646,7 @@ def test_three_dimensions_have_no_explicit_padding():
 
 
 @pytest.mark.parametrize("sizes", [[5], [5, 5, 5], [1, 5, 5, 4, 1]], ids=str)
-def test_input_sizes_of_another_length(sizes):
+def test_input_sizes_of_wrong_length_are_rejected(sizes):
     with pytest.raises(ConvError) as caught:
         raw_ops.Conv2DBackpropInput(
             input_sizes=sizes,
@@ -662,7 +662,7 @@ def test_input_sizes_of_another_length(sizes):
     assert "Pass 4 values in NHWC order" in caught.value.remedy
 
 
-def test_filter_sizes_of_another_length():
+def test_filter_sizes_of_wrong_length_are_rejected():
     with pytest.raises(ConvError, match=r"filter_sizes must be .* 4 values: got 2 values"):
         raw_ops.Conv2DBackpropFilter(
             input=integers(1, 5, 5, 4),
@@ -673,7 +673,7 @@ def test_filter_sizes_of_another_length():
         )
 
 
-def test_input_sizes_that_do_not_fit_say_the_interval():
+def test_input_sizes_error_gives_the_valid_interval():
     with pytest.raises(ConvError, match="input sizes 5 to 6 would give 3") as caught:
         raw_ops.Conv2DBackpropInput(
             input_sizes=[1, 7, 5, 3],
@@ -685,7 +685,7 @@ def test_input_sizes_that_do_not_fit_say_the_interval():
     assert caught.value.axis == "H"
 
 
-def test_depthwise_filter_of_other_channels():
+def test_depthwise_filter_needs_the_inputs_channels():
     arguments = {"strides": ONES, "padding": "SAME"}
     with pytest.raises(ConvError) as caught:
         raw_ops.DepthwiseConv2dNative(
@@ -693,19 +693,19 @@ def test_depthwise_filter_of_other_channels():
         )
     assert "a depthwise filter must have as many channels as the input" in caught.value.rule
     assert "the input has 4, the filter 3x3x3x2 has 3" in caught.value.values
-    assert "3x3x4x2" in caught.value.remedy
+    assert caught.value.remedy == "Give the input C = 3, or give the filter I = 4"
     raw_ops.DepthwiseConv2dNative(
         input=integers(1, 5, 5, 4), filter=integers(3, 3, 4, 2), **arguments
     )
 
 
-def test_bias_gradient_of_an_unknown_format():
+def test_bias_gradient_rejects_unknown_formats():
     with pytest.raises(ConvError, match="unknown data_format: 'NHCW'"):
         raw_ops.BiasAddGrad(out_backprop=integers(1, 2, 2, 3), data_format="NHCW")
 
 
 class DeviceSizes:
-    """Integers in another memory: they can be listed, which waits for that memory, and no more."""
+    """Integers in device memory, which can only be read with tolist()."""
 
     def __init__(self, *values: int) -> None:
         self.values, self.read = values, 0
@@ -715,7 +715,7 @@ class DeviceSizes:
         return list(self.values)
 
 
-def test_sizes_in_another_memory_are_read_once():
+def test_sizes_in_device_memory_are_read_once():
     sizes = DeviceSizes(1, 5, 5, 3)
     dx = raw_ops.Conv2DBackpropInput(
         input_sizes=sizes,
@@ -728,7 +728,7 @@ def test_sizes_in_another_memory_are_read_once():
     assert sizes.read == 1
 
 
-# -- spellings that TensorFlow takes, and some that it does not ------------------------------------
+# -- spellings that TensorFlow accepts or rejects --------------------------------------------------
 
 PLAIN = {"input": np.ones((1, 4, 4, 2), "float32"), "filter": np.ones((3, 3, 2, 1), "float32")}
 
@@ -743,7 +743,7 @@ PLAIN = {"input": np.ones((1, 4, 4, 2), "float32"), "filter": np.ones((3, 3, 2, 
     ],
     ids=str,
 )
-def test_spellings_of_the_defaults(spelled):
+def test_spellings_of_defaults_are_accepted(spelled):
     given = {**PLAIN, "strides": ONES, "padding": "SAME"}
     expected = raw_ops.Conv2D(**given)
     np.testing.assert_array_equal(raw_ops.Conv2D(**{**given, **spelled}), expected)
@@ -754,13 +754,13 @@ def test_spellings_of_the_defaults(spelled):
 @pytest.mark.parametrize(
     ("spelled", "said"), [({"padding": "same"}, "'SAME'"), ({"data_format": "nhwc"}, "'NHWC'")]
 )
-def test_lower_case_is_refused_as_tensorflow_does(spelled, said):
+def test_lower_case_values_are_rejected(spelled, said):
     given = {**PLAIN, "strides": ONES, "padding": "SAME", **spelled}
     with pytest.raises(ConvError, match=f"Did you mean {said}"):
         raw_ops.Conv2D(**given)
 
 
-def test_bias_gradients_take_the_default_format_as_none():
+def test_bias_gradient_accepts_spellings_of_the_format():
     dy = np.arange(8, dtype="float32").reshape(1, 2, 2, 2)
     expected = raw_ops.BiasAddGrad(out_backprop=dy)
     for spelled in (None, b"NHWC"):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from cupyconv import ConvError, ConvProblem, backends, operations
-from cupyconv.gpu import launches
-from cupyconv.gpu.parameters import index_type
-from cupyconv.planning import Device, Request, plan_pass
-from cupyconv.planning.cost import LEAST_SPLIT_STEPS
-from cupyconv.planning.families import FAMILIES, direct
-from cupyconv.planning.strides import Strides
+from cupyconv.kernels import direct
+from cupyconv.kernels.cost import LEAST_SPLIT_STEPS
+from cupyconv.kernels.family import Choices
+from cupyconv.kernels.parameters import index_type
+from cupyconv.kernels.strides import Strides
+from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
 from tests.agreement import fits
@@ -34,13 +35,13 @@ def far(layer, taps=None, **rules):
 
 
 def apart(layer, dilation, taps=2):
-    """Whose rows of the filter lie so far apart, the last of them on the input."""
+    """Layer with filter rows this far apart, the last of them on the input."""
     rules = {"dilation": (dilation, 1), "padding": ((dilation * (taps - 1), 0), (0, 0))}
     return far(layer, (taps, layer[1][3]), **rules)
 
 
 def striding(layer, stride):
-    """Whose second window is so far from the first, and on the input."""
+    """Layer whose second window is this far from the first, and on the input."""
     rules = {"stride": (stride, 1), "padding": ((stride, 0), (0, 0))}
     return far(layer, (1, layer[1][3]), **rules)
 
@@ -117,34 +118,36 @@ def tall(number):
 
 
 def one_column(rows):
-    """A filter of so many rows on a single pixel."""
+    """Return a layer with a filter of this many rows on a single pixel."""
     return ConvProblem(
         (1, 1, 1, 1), (1, 1, rows, 1), padding=((rows - 1, 0), (0, 0)), dtype="float16"
     )
 
 
 def tiled(number):
-    """512 tiles of the narrowest columns, and so many of the fewest rows."""
+    """Return a layer with 512 tiles of columns and this many tiles of rows."""
     rules = {"data_format": "NWC", "filter_format": "OWI", "dtype": "float16"}
     return ConvProblem((1, 128 * number, 64), (512 * 64, 1, 64), **rules)
 
 
 def apart_by_stride(number):
-    """Whose taps are an odd distance apart, which two stride phases meet in turn."""
+    """Layer with taps an odd distance apart, which belong to two stride phases in turn."""
     return apart(DEPTHWISE, 2 * number + 1, 3).replace(stride=(2, 1))
 
 
 def test_offsets_of_what_is_not_read_may_leave_32_bits(monkeypatch):
-    """Of columns that a ragged tile of cuda-direct has beyond the last."""
+    """Offsets of columns beyond the last one of a partial tile may exceed 32 bits."""
     far_apart = 50_000_000
     problem = ConvProblem((1, 2, 1, 33), (2, 1, 1, 1), groups=2, stride=(1, 8), dtype="float16")
     strides = Strides((66, 1, 66, far_apart), (1, 1, 1, 1), (10, 5, 5, 1))
     request = Request(problem, "forward", Device.of("sm_80"), strides=strides)
-    ragged = max(direct.cuts(request), key=lambda made: made.across.tiles * made.across.extent)
+    tiling, ragged = max(
+        direct.geometries(request), key=lambda one: one[1].across.tiles * one[1].across.extent
+    )
     last = (ragged.across.tiles * ragged.across.extent - 1) * problem.stride[1]
     assert index_type(problem, strides) == "int"
     assert last * far_apart >= 2**31
-    monkeypatch.setattr(direct, "cut", lambda _: ragged)
+    monkeypatch.setattr(direct, "ranked_tilings", lambda _: (tiling,))
     monkeypatch.setattr(backends, "of", lambda *_: convolutions.backend("sm_80"))
     elements = memory.lazy((32 * far_apart + 2,), np.float16, "x", read_only=False)
     x = np.ndarray(problem.input_shape, np.float16, elements, 0, [2 * step for step in strides.x])
@@ -216,7 +219,7 @@ def test_what_no_family_takes_is_an_error(impl):
     ("number", "index"), [(2**26, "int"), (2**27 - 2**12, "long long"), (2**27, "long long")]
 )
 def test_rows_that_only_blocks_have_are_counted(number, index):
-    """Those that fill up images: of 2^27 of them 2^31, though no tensor has more than 2^27."""
+    """Rows that pad 2^27 images count: 2^31 in all, though no tensor has more than 2^27."""
     problem, device = tall(number), Device.of("sm_80")
     planned = plan_pass(problem, "forward", device, "cuda-toeplitz")
     strides = Strides.contiguous(problem)
@@ -226,7 +229,7 @@ def test_rows_that_only_blocks_have_are_counted(number, index):
 
 
 def test_tiles_of_all_splits_are_counted():
-    """Of more splits than anybody has a workspace for, too."""
+    """Tiles are counted even for more splits than any workspace allows."""
     pixels, channels = 2**25, 2**17
     rules = {"data_format": "NWC", "filter_format": "OWI", "dtype": "float16"}
     problem = ConvProblem((1, pixels, channels), (channels, 1, channels), **rules)
@@ -234,14 +237,14 @@ def test_tiles_of_all_splits_are_counted():
     request = Request(problem, "backprop_filter", device)
     hopper = FAMILIES["cuda-hopper"]
     for tile in hopper.fitting_tiles(request):
-        of_split = hopper.candidate(request, tile, 1).blocks
+        of_split = hopper.candidate(request, Choices(tile=tile)).blocks
         most = (2**31 - 1 - device.resident_blocks) // of_split
         assert most < pixels // tile.block_k // LEAST_SPLIT_STEPS
-        assert hopper.candidate(request, tile, most).splits == most
-        assert hopper.candidate(request, tile, most + 1) is None
+        assert hopper.candidate(request, Choices(tile=tile, splits=most)).splits == most
+        assert hopper.candidate(request, Choices(tile=tile, splits=most + 1)) is None
 
 
-def test_blocks_of_cuda_generic_are_counted_before_they_are_launched():
+def test_cuda_generic_counts_blocks_before_launching():
     device = Device.of("sm_80")
 
     def prepare(groups):

@@ -1,4 +1,4 @@
-"""Plans and records out of JSON: whatever it says, a ConvError or what can be printed and run."""
+"""Plans and records from JSON: any text gives a ConvError or a plan that can be printed and run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import cupyconv
 from cupyconv import ConvError, ConvProblem, Plan
 from cupyconv.bench.ceilings import Ceiling
 from cupyconv.bench.results import Row
+from cupyconv.kernels.family import Tile
 from cupyconv.planning import Device
-from cupyconv.planning.families import Tile
 from cupyconv.records import parse_json, record
 
 PROBLEM = ConvProblem((2, 8, 14, 14), (16, 8, 3, 3), padding=1)
@@ -29,7 +29,7 @@ STRANGE = [
 
 
 def places(value, path=()):
-    """The way to every value in nested lists and objects."""
+    """Yield the path to every value in nested lists and objects."""
     entries = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in entries:
         yield (*path, key)
@@ -38,7 +38,7 @@ def places(value, path=()):
 
 
 def changed(content, path, new):
-    """A copy with another value there; without it, if that is Ellipsis."""
+    """Return a copy with another value at a path; Ellipsis removes the value."""
     content = copy.deepcopy(content)
     inner = content
     for key in path[:-1]:
@@ -51,13 +51,13 @@ def changed(content, path, new):
 
 
 def require_sound(text):
-    """A text is a plan that can be printed, kept and replayed, or is refused."""
+    """Require a ConvError, or a plan that can be printed, saved and hashed; return if it is one."""
     try:
         plan = Plan.from_json(text)
     except ConvError:
         return False
     assert str(plan).count("\n") == 8, (
-        "problem, place, headings, a rule, three passes, their origin"
+        "lines: problem, device, headings, rule, three passes, blank, origin of times"
     )
     assert str(plan).replace("\n", "").isprintable()
     assert plan._repr_html_()
@@ -99,7 +99,7 @@ def require_sound(text):
         (("device",), ...),
     ],
 )
-def test_no_field_of_a_plan_is_of_another_kind(path, new):
+def test_plan_fields_of_wrong_type_are_rejected(path, new):
     with pytest.raises(ConvError):
         Plan.from_json(json.dumps(changed(json.loads(PLANS[0]), path, new)))
 
@@ -107,13 +107,13 @@ def test_no_field_of_a_plan_is_of_another_kind(path, new):
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "", "null", "[]", "\ud800", b"\xff", 7]
 )
-def test_what_is_no_json_object_is_refused(text):
+def test_plan_text_must_be_a_json_object(text):
     with pytest.raises(ConvError, match="a plan must be JSON"):
         Plan.from_json(text)
 
 
 @pytest.mark.parametrize("text", PLANS)
-def test_every_field_of_a_plan_may_be_anything(text):
+def test_plans_with_strange_fields_are_rejected_or_sound(text):
     rng, content = random.Random(text), json.loads(text)
     sound = 0
     ways = list(places(content))
@@ -123,7 +123,7 @@ def test_every_field_of_a_plan_may_be_anything(text):
     assert 0 < sound < 7 * len(ways)
 
 
-def test_every_field_of_a_plan_is_judged_however_it_is_changed():
+def test_plans_with_random_bytes_are_rejected_or_sound():
     rng = random.Random(1)
     for number in range(300):
         text = bytearray(PLANS[number % len(PLANS)].encode())
@@ -136,7 +136,7 @@ def test_every_field_of_a_plan_is_judged_however_it_is_changed():
 # -- records ---------------------------------------------------------------------------------------
 
 
-def test_a_record_is_made_of_its_fields():
+def test_record_is_made_from_its_fields():
     assert record(Device, {"name": "cpu"}) == Device("cpu")
     tile = Tile(64, 32, 16, 128, (("WARPS_M", 2),), (8, 0), None)
     entry = {
@@ -165,12 +165,12 @@ def test_a_record_is_made_of_its_fields():
          "must be float, got '1'"),
     ],
 )  # fmt: skip
-def test_what_is_no_record_is_refused(kind, entry, said):
+def test_invalid_records_are_rejected(kind, entry, said):
     with pytest.raises(ValueError, match=said):
         record(kind, entry)
 
 
-def test_json_that_is_too_deep_is_no_json():
+def test_deeply_nested_json_is_rejected():
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json("[" * 100_000)
     assert parse_json("[[1]]") == [[1]]

@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels: what no loop may have, and what copies must."""
+"""Machine code (SASS) of the kernels: instructions that must or must not occur."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 
 from cupyconv import ConvProblem
-from cupyconv.gpu import compiler, launches, sources
-from cupyconv.gpu.launch import Launch
-from cupyconv.gpu.parameters import ACTIVATION
-from cupyconv.planning import Device, Request
+from cupyconv.gpu import compiler, sources
+from cupyconv.kernels.parameters import ACTIVATION
+from cupyconv.kernels.strides import Strides
+from cupyconv.launch import Launch
+from cupyconv.planning import Device, Request, launches
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import contenders
-from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import loops
-from tests.agreement import where_they_lie
+from tests.agreement import plan_without_copies
 from tests.configurations import in_formats
 from tests.cubins import (
     blocks,
@@ -49,7 +49,7 @@ FORMS = {
     "cuda-hopper tf32": (LAYER, "float32", "tf32"),
     "cuda-hopper-bf16x6": (LAYER, "float32", "bf16x6"),
 }
-"""By name: a layer that the family is for, in which dtype and precision."""
+"""Layer, dtype and precision, keyed by a family and its operands."""
 
 COPIES = ("conv_arrange.cu", "conv_planes.cu")
 """Kernels without products."""
@@ -57,14 +57,14 @@ COPIES = ("conv_arrange.cu", "conv_planes.cu")
 FORMS_OF = ("CLUSTER", "SPLIT")
 
 LARGEST = 5000
-"""Instructions of a Hopper kernel: none has reason for more, and the compiler takes seconds."""
+"""Most instructions of a Hopper kernel, so that compiling takes seconds (chosen)."""
 
 
-def variants(form: str, architecture: str = "sm_90a") -> Iterator[Launch]:
-    """The launches of all tiles, with and without splits, of every pass that the family takes."""
+def variants(form: str, on: str | Device = "sm_90a") -> Iterator[Launch]:
+    """Yield launches with all tiles, with and without splits, for every pass of a family."""
     problem, dtype, precision = FORMS[form]
     problem, impl = problem.replace(dtype=dtype), form.partition(" ")[0]
-    device, strides, found = Device.of(architecture), Strides.contiguous(problem), {}
+    device, strides, found = Device.of(on), Strides.contiguous(problem), {}
     for pass_ in PASSES:
         request = Request(problem, pass_, device, precision, strides=strides)
         if FAMILIES[impl].refuses(request) is None:
@@ -80,10 +80,7 @@ def listing_of(one: Launch, architecture: str = "sm_90a") -> str:
 
 
 def in_loops(listing: str, pattern: str) -> list[str]:
-    """The instructions that match, and that can be come to again after they have been executed.
-
-    What a loop calls is in the loop.
-    """
+    """Return the matching instructions that are in a loop, or in a function that a loop calls."""
     found = []
     for code in kernels(listing).values():
         every = blocks(code)
@@ -97,7 +94,7 @@ def in_loops(listing: str, pattern: str) -> list[str]:
     return found
 
 
-def test_loops_are_seen():
+def test_in_loops_finds_instructions_in_loops():
     listing = """\t.section\t.text.kernel,"ax"
         /*0000*/                   MEMBAR.ALL.GPU ;
 .L_x_1:
@@ -117,7 +114,7 @@ def test_loops_are_seen():
     assert in_loops(listing, "FADD") == ["FADD R1, R1, R2"]
 
 
-def test_the_main_loop_is_the_innermost_with_products():
+def test_main_loop_is_the_innermost_loop_with_products():
     code = """
         /*0000*/                   IADD3 R1, R1, R2 ;
 .L_x_1:
@@ -162,7 +159,7 @@ extern "C" __global__ void once(volatile int* p, int n) {
 """
 
 
-def test_fences_that_the_compiler_makes_are_found_in_loops():
+def test_in_loops_finds_compiled_fences():
     source = sources.KernelSource("fenced.cu", FENCED, ())
     listing = disassemble(compiler.compile_cubin(source, {}, "sm_90a")[0])
     sections = re.split(r"(?=^\s*\.section\s+\.text\.)", listing, flags=re.M)[1:]
@@ -178,12 +175,12 @@ def test_fences_that_the_compiler_makes_are_found_in_loops():
 
 
 FENCE = r"MEMBAR\S*\.(GPU|SYS)|ERRBAR"
-"""Waits for the memory of the whole GPU, or of the host too, which no step of a loop needs."""
+"""Fences for the whole GPU or the system, which no loop needs."""
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_loop_waits_for_the_whole_gpu(form):
-    # One of each way to load and to store; tiles differ in little else.
+def test_loops_have_no_gpu_wide_fence(form):
+    # One variant for each way to load and store, since other tiles differ little.
     chosen = {
         (one.source, *(dict(one.defines).get(name) for name in FORMS_OF)): one
         for one in variants(form)
@@ -197,7 +194,7 @@ def test_no_loop_waits_for_the_whole_gpu(form):
 
 
 def activated(form: str, activation: str) -> list[Launch]:
-    """Variants of the passes that apply activations, with one; the narrowest tiles first."""
+    """Return variants with an activation, for passes that apply one, narrowest tiles first."""
     found = []
     for one in variants(form):
         defines = dict(one.defines)
@@ -211,17 +208,17 @@ def activated(form: str, activation: str) -> list[Launch]:
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 @pytest.mark.parametrize("form", [form for form in FORMS if "hopper" in form])
-def test_no_activation_makes_a_kernel_long(form, activation, every):
+def test_activations_do_not_make_kernels_long(form, activation, every):
     found = activated(form, activation)
     for one in found if every else (found[0], found[-1]):
         executed = instructions(listing_of(one))
         assert sum(executed.values()) <= LARGEST, dict(one.defines)
-        assert executed["FCHK"] == 0, "a division that looks for its slow path"
+        assert executed["FCHK"] == 0, "a division checks for its slow path"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_no_variant_has_such_a_loop_or_too_many_instructions(form):
+def test_variants_have_no_fences_in_loops_and_are_short(form):
     for one in variants(form):
         listing = listing_of(one)
         assert in_loops(listing, FENCE) == [], f"{one.source} {dict(one.defines)}"
@@ -230,7 +227,7 @@ def test_no_variant_has_such_a_loop_or_too_many_instructions(form):
 
 
 @pytest.mark.parametrize("storage", ["half_t", "float"])
-def test_copies_move_16_bytes_and_have_many_loads_under_way(storage):
+def test_copies_store_16_bytes_with_8_loads_in_flight(storage):
     source = sources.load("conv_arrange.cu")
     cubin, _ = compiler.compile_cubin(source, {"STORAGE": storage}, "sm_90a")
     listing = disassemble(cubin)
@@ -241,8 +238,8 @@ def test_copies_move_16_bytes_and_have_many_loads_under_way(storage):
     assert sum(place < after[0] for place in loads) >= 8
 
 
-def test_the_main_loop_of_hopper_makes_no_descriptor_anew():
-    """Beside a product stand a sum for each operand and the upper halves of two descriptors."""
+def test_cuda_hopper_main_loop_increments_descriptors():
+    """The loop has one addition per operand and two upper halves of descriptors per product."""
     for one in variants("cuda-hopper"):
         defines = dict(one.defines)
         if defines["PASS"] != 0 or defines["SPLIT"] or one.source in COPIES:
@@ -256,14 +253,14 @@ BIAS = {"STORAGE": "half_t", "INDEX": "int", "VECTOR": 8, "CHANNELS_LAST": 1, "C
 
 
 def adding(form: str) -> tuple[Launch, str]:
-    """A launch that adds up parts of a result, and the architecture that it is compiled for."""
+    """Return a reduction launch of a family, and the architecture to compile it for."""
     architecture = "sm_90a" if "hopper" in form else "sm_80"
     found = (one for one in variants(form, architecture) if one.entry.endswith("_reduce"))
     return next(found), architecture
 
 
 @pytest.mark.parametrize("form", [*(form for form in FORMS if form != "cuda-generic"), "bias"])
-def test_the_loads_of_sixteen_parts_are_under_way_at_once(form):
+def test_reductions_have_16_loads_in_flight(form):
     if form == "bias":
         entry, source = "conv_backprop_bias_reduce", sources.load("conv_backprop_bias.cu")
         listing = disassemble(compiler.compile_cubin(source, BIAS, "sm_80")[0])
@@ -275,25 +272,23 @@ def test_the_loads_of_sixteen_parts_are_under_way_at_once(form):
     assert loads >= 16
 
 
-# What cp.async does not take: single 16-bit elements, and anything on the chip that has none.
+# cp.async does not support single 16-bit elements, and sm_75 does not have it.
 @pytest.mark.parametrize(
     ("architecture", "order", "at_once"), [("sm_80", "first", 8), ("sm_75", "last", 2)]
 )
-def test_gather_has_many_loads_under_way_at_once(architecture, order, at_once):
+def test_cuda_gather_has_loads_in_flight_without_cp_async(architecture, order, at_once):
     problem = LAYER.replace(dtype="float16")
     if order == "first":
         problem = in_formats(problem, "NCHW", "OIHW")
     device, strides = Device.of(architecture), Strides.contiguous(problem)
-    request = Request(problem, "forward", device, strides=strides)
-    with where_they_lie():
-        planned = contenders(request, "cuda-gather", 1)[0]
+    planned = plan_without_copies(problem, "cuda-gather", device)["forward"]
     (one,) = launches.prepare(planned, problem, strides, None, device)
     code = kernels(listing_of(one, architecture))["conv_gather"]
     loads, waits = loads_and_waits(line for block in blocks(code) for line in block.instructions)
     assert loads >= at_once * waits
 
 
-def test_the_main_loop_of_gather_divides_nothing():
+def test_cuda_gather_main_loop_is_short_without_divisions():
     form = "cuda-gather"
     (chosen,) = [
         one
@@ -308,8 +303,8 @@ def test_the_main_loop_of_gather_divides_nothing():
 
 
 @pytest.mark.parametrize("form", ["cuda-gather", "cuda-gather float32", "cuda-gather tf32"])
-def test_no_loop_of_gather_divides(form):
-    """Of any pass, by the largest tile."""
+def test_cuda_gather_loops_have_no_divisions(form):
+    """The largest tile of every pass has no division in a loop."""
     largest = {}
     for one in variants(form, "sm_80"):
         tile = dict(one.defines)
@@ -324,7 +319,7 @@ def test_no_loop_of_gather_divides(form):
 
 
 @pytest.mark.parametrize("last", [0, 1])
-def test_the_bias_gradient_divides_nothing_for_an_element(last):
+def test_bias_gradient_loops_have_no_divisions(last):
     macros = {**BIAS, "CHANNELS_LAST": last, "CHANNEL_LANES": 8 if last else 1}
     cubin, _ = compiler.compile_cubin(sources.load("conv_backprop_bias.cu"), macros, "sm_80")
     listing = disassemble(cubin)
@@ -332,26 +327,26 @@ def test_the_bias_gradient_divides_nothing_for_an_element(last):
     assert in_loops(listing, "MUFU|I2F|F2I") == []
 
 
-def test_toeplitz_has_what_it_loads_under_way():
-    """Rows of the filter, and lines of the source, wait for each other no more than by turns."""
+def test_cuda_toeplitz_has_four_loads_in_flight():
+    """Loads of filter rows and source lines have at least four loads per wait on average."""
     for one in variants("cuda-toeplitz", "sm_80"):
         code = kernels(listing_of(one, "sm_80"))["conv_toeplitz"]
         loads, waits = loads_and_waits(line for each in blocks(code) for line in each.instructions)
         assert loads >= 4 * waits, one.defines
 
 
-def test_direct_divides_nothing_for_a_tile():
+def test_cuda_direct_loops_have_no_divisions():
     for one in variants("cuda-direct", "sm_80"):
         listing = listing_of(one, "sm_80")
         assert in_loops(listing, "FFMA"), one.defines
         assert in_loops(listing, "MUFU|I2F|F2I") == [], one.defines
 
 
-def test_the_filter_gradient_of_patch_loads_no_sums_again():
-    """The warps that share out pixels add up in shared memory."""
+def test_cuda_patch_filter_gradient_reads_no_sums_back():
+    """Warps that share pixels add their sums in shared memory, not in global memory."""
     found = [one for one in variants("cuda-patch", "sm_80") if "WARPS_K" in dict(one.defines)]
-    (one,) = found
-    assert dict(one.defines)["WARPS_K"] > 1
-    executed = instructions(kernels(listing_of(one, "sm_80"))["conv_patch"])
-    assert executed["LDGSTS"]
-    assert not executed["LDG"]
+    assert any(dict(one.defines)["WARPS_K"] > 1 for one in found)
+    for one in found:
+        executed = instructions(kernels(listing_of(one, "sm_80"))["conv_patch"])
+        assert executed["LDGSTS"]
+        assert not executed["LDG"]

@@ -1,7 +1,7 @@
-"""Faults put into the shipped kernels are reported, at the line where they show.
+"""Faults injected into the shipped kernels: the checker reports them at the expected line.
 
-The mutation run (tests/emulator/mutants.py) changes everything and asks whether anyone notices;
-here are the faults that a kernel's author makes, each with what the checker has to say of it.
+The faults are typical mistakes of kernel authors.  The mutation run (tests/emulator/mutants.py)
+changes every line and counts the mutants that no test detects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from cupyconv import ConvProblem
 from cupyconv.gpu import sources
 from tests import emulator
-from tests.agreement import compute, planned
+from tests.agreement import compute, plan_with
 from tests.configurations import integer_data
 from tests.emulator import convolutions
 from tests.emulator.build import KERNEL_DIRECTORY
@@ -24,13 +24,19 @@ from tests.emulator.build import KERNEL_DIRECTORY
 
 @dataclass(frozen=True)
 class Run:
-    """What is computed on the faulty kernel."""
+    """Planned pass that runs a faulty kernel."""
 
     impl: str
     problem: ConvProblem
     pass_: str = "forward"
     tile: int = 0
     arch: str = "sm_80"
+
+    def compute(self) -> np.ndarray:
+        """Compute the pass on the emulator."""
+        plan = plan_with(self.problem, self.impl, emulator.device(self.arch), tile=self.tile)
+        data = integer_data(self.problem)
+        return compute(emulator, self.pass_, self.problem, data, impl=plan, arch=self.arch)
 
 
 def _layer(x: tuple, w: tuple, dtype: str = "float16", **more: object) -> ConvProblem:
@@ -42,25 +48,32 @@ GATHER = Run("cuda-gather", _layer((2, 9, 4, 64), (72, 3, 3, 64), padding=1))
 DIRECT = Run("cuda-direct", _layer((1, 9, 8, 16), (16, 3, 3, 1), groups=16, padding=1))
 DIRECT_FILTER = Run(DIRECT.impl, DIRECT.problem, "backprop_filter")
 PATCH = Run("cuda-patch", _layer((5, 33, 40, 4), (12, 3, 3, 4), stride=2, padding=1))
-# Of so few words that warps share out pixels.
+# So few words per row that warps share the pixels.
 PATCH_FILTER = Run(
     PATCH.impl, _layer((5, 33, 40, 2), (12, 3, 3, 2), stride=2, padding=1), "backprop_filter"
 )
-# 128 x 256 in clusters of two; two tiles down, for two multiprocessors of the emulator's four.
+# Tiles of 128 x 256 in clusters of two blocks; two tiles for two of the emulator's four SMs.
 HOPPER = Run("cuda-hopper", _layer((4, 16, 15, 128), (256, 1, 2, 128)), arch="sm_90")
 PHASES = Run("cuda-hopper", _layer((2, 9, 8, 64), (64, 3, 3, 64), stride=2), "backprop_input",
              tile=1, arch="sm_90")  # fmt: skip
 
+# With one channel, only the first window of a tile exists.
+ONE_CHANNEL = Run(
+    "cuda-hopper", _layer((1, 6, 5, 1), (8, 3, 3, 1)), "backprop_filter", arch="sm_90"
+)
+
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of a kernel: what it is, what is run, and what is reported where.
+    """Change of a kernel file, and the expected report.
 
     Attributes:
-        file: In cuda/ or cuda/include/.
-        old, new: Text that occurs once, and what takes its place.
-        kinds: Of report, one of which is expected.
-        at: Text of the lines that it is expected at; any line of the file where empty.
+        name: the fault in words.
+        run: what to run.
+        file: name of a file in cuda/ or cuda/include/.
+        old, new: text that occurs once, and its replacement.
+        kinds: kinds of report, one of which is expected.
+        at: text of the line that the report must name; empty for any line.
     """
 
     name: str
@@ -96,7 +109,7 @@ FAULTS = (
           "  __syncthreads();  // the filter is staged\n", "\n",
           ("race", "uninitialised-read")),
     Fault("sums are read before they are there", DIRECT_FILTER, "conv_direct.cu",
-          "      __syncthreads();  // the upper half is there\n", "\n",
+          "      __syncthreads();  // the sums of the upper half are written\n", "\n",
           ("race", "uninitialised-read")),
     Fault("a patch is not waited for", PATCH, "conv_patch.cu",
           "    wait_for_copies<0>();\n    __syncthreads();  // this patch and",
@@ -106,7 +119,8 @@ FAULTS = (
           "copy_patch(shared.patch[parity ^ 1],", "copy_patch(shared.patch[parity],",
           ("async-before-wait", "async-overwrite", "race")),
     Fault("warps add their sums at once", PATCH_FILTER, "conv_patch.cu",
-          "__syncthreads();  // the stages are used up, the sums of the turn before written", "",
+          "__syncthreads();  "
+          "// the stages are no longer read, the sums of the previous turn are written", "",
           ("race", "block-race", "uninitialised-read"), "given[i * 8 + lane / 4]"),
     Fault("more bytes expected than come", HOPPER, "conv_hopper.cu",
           "expect_tx(full, sizeof(Stage));", "expect_tx(full, sizeof(Stage) + 64);",
@@ -121,7 +135,7 @@ FAULTS = (
           "    wait_for(&shared.empty[cursor.stage], cursor.parity ^ 1);\n", "\n",
           ("async-overwrite", "race", "transaction-count", "mbarrier")),
     Fault("a stage is given back while products read it", HOPPER, "conv_hopper.cu",
-          "      ptx::wgmma_wait<1>();\n", "\n", ("async-overwrite",)),
+          "      ptx::wgmma_wait<1>(sums);\n", "\n", ("async-overwrite",)),
     Fault("barriers are not fenced", HOPPER, "conv_hopper.cu",
           "    ptx::fence_mbarrier_init();\n", "\n", ("missing-proxy-fence",)),
     Fault("a block loads into one that is not ready", HOPPER, "conv_hopper.cu",
@@ -130,44 +144,44 @@ FAULTS = (
     Fault("a block leaves while another reaches for it", HOPPER, "conv_hopper.cu",
           "  synchronise_cluster();  // no block leaves", "  // no block leaves",
           ("cluster",)),
-    Fault("C is stored without a proxy fence", HOPPER, "hopper.cuh",
+    Fault("C is stored without a proxy fence", HOPPER, "conv_hopper.cu",
           "        ptx::fence_proxy_async();\n", "\n", ("missing-proxy-fence",), "tma_store_2d"),
-    Fault("C is stored before all have written it", HOPPER, "hopper.cuh",
+    Fault("C is stored before all have written it", HOPPER, "conv_hopper.cu",
           "        ptx::named_barrier_sync(1 + number, WARPGROUP);    // this one is complete\n",
           "\n", ("race", "uninitialised-read", "missing-proxy-fence")),
-    Fault("a buffer is written while a store reads it", HOPPER, "hopper.cuh",
+    Fault("a buffer is written while a store reads it", HOPPER, "conv_hopper.cu",
           "        if (thread() == 0) ptx::tma_store_wait_read<0>();", "",
           ("async-overwrite",)),
-    Fault("the last stores are not waited for", HOPPER, "hopper.cuh",
+    Fault("the last stores are not waited for", HOPPER, "conv_hopper.cu",
           "    if (thread() == 0) ptx::tma_store_wait<0>();\n", "\n", ("unwaited-copy",)),
     Fault("rows beyond the phase are stored", PHASES, "conv_hopper.cu",
           "if (row >= rows(phase)) return BEYOND;", "if (row > rows(phase)) return BEYOND;",
           ("out-of-bounds", "block-race", "race")),
-    Fault("pieces are stored before all have written them", PHASES, "hopper.cuh",
+    Fault("pieces are stored before all have written them", PHASES, "conv_hopper.cu",
           "        ptx::named_barrier_sync(1 + number, WARPGROUP);  // complete, and",
           "        // complete, and", ("race", "uninitialised-read")),
+    Fault("a missing window begins within a piece", ONE_CHANNEL, "conv_hopper.cu",
+          ": lines(p.groups * p.channels) * LINE;", ": static_cast<int>(p.groups * p.channels);",
+          ("misaligned",)),
 )  # fmt: skip
 
 
 def reports_of(fault: Fault) -> list[emulator.Report]:
-    """What the checker has to say in all schedules, with the changed kernels in a folder."""
-    run = fault.run
-    data = integer_data(run.problem)
+    """Return the checker's reports of a fault's run in all schedules."""
     found: list[emulator.Report] = []
     outcomes: list[emulator.Outcome] = []
-    with planned(run.impl, run.tile):
-        for schedule in emulator.SCHEDULES:
-            with emulator.settings(schedule, raise_reports=False, on_outcome=outcomes.append):
-                try:
-                    compute(emulator, run.pass_, run.problem, data, impl=run.impl, arch=run.arch)
-                except emulator.CheckerError as error:  # elements that nobody wrote
-                    found += error.reports
+    for schedule in emulator.SCHEDULES:
+        with emulator.settings(schedule, raise_reports=False, on_outcome=outcomes.append):
+            try:
+                fault.run.compute()
+            except emulator.CheckerError as error:  # elements were not written
+                found += error.reports
     return [*found, *(report for one in outcomes for report in one.reports)]
 
 
 @pytest.fixture
 def changed(tmp_path, monkeypatch):
-    """Puts a changed file into a copy of the kernels, which is then what the library loads."""
+    """Return a function that makes the library load a copy of the kernels with a fault."""
 
     def change(fault: Fault) -> None:
         kernels = tmp_path / "cuda"
@@ -184,7 +198,7 @@ def changed(tmp_path, monkeypatch):
 
 
 def line_of(report: emulator.Report, folder: Path) -> str:
-    """The line of the changed kernels that a report names."""
+    """Return the line of the changed kernels that a report names."""
     (path,) = (folder / "cuda").rglob(Path(report.file).name)
     return path.read_text().split("\n")[report.line - 1]
 
@@ -204,8 +218,6 @@ def test_fault_is_reported(fault, changed, tmp_path):
     [GENERIC, GATHER, DIRECT, DIRECT_FILTER, PATCH, PATCH_FILTER, HOPPER, PHASES],
     ids=lambda run: run.impl,
 )
-def test_kernels_as_they_are_have_nothing_to_report(run):
-    data = integer_data(run.problem)
-    with planned(run.impl, run.tile):
-        result = compute(emulator, run.pass_, run.problem, data, impl=run.impl, arch=run.arch)
+def test_unchanged_kernels_have_no_reports(run):
+    result = run.compute()
     assert np.isfinite(result.astype(np.float64)).all()

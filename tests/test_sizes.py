@@ -18,11 +18,11 @@ import cupyconv
 from cupyconv import ConvProblem, backends
 from cupyconv.cli import data
 from cupyconv.cli.main import main
+from cupyconv.cpu.choice import methods
 from cupyconv.dask import halos
 from cupyconv.errors import ConvError
 from cupyconv.explaining import maps, values
 from cupyconv.explaining.terms import MOST_LISTED
-from cupyconv.planning.cpu import methods
 from cupyconv.planning.plan import Plan, plan_pass
 from cupyconv.problem import PASSES, shape_text
 from tests import agreement
@@ -97,7 +97,7 @@ def few_steps() -> Iterator[None]:
 
 
 def answered(*calls: Callable[[], object]) -> list[object]:
-    """What the calls give, each in few steps; None where they say why they do not."""
+    """Return the results of the calls, each in few steps; None for calls that raise."""
     given = []
     for call in calls:
         plan_pass.cache_clear()
@@ -183,7 +183,7 @@ def test_hostile_problems_on_the_command_line(name, command, monkeypatch):
         monkeypatch.setattr(maps, "MOST_POSITIONS", 1000)
         monkeypatch.setattr(values, "MOST_ELEMENTS", 1000)  # nor are values drawn
     (result,) = answered(lambda: CliRunner().invoke(main, [command, *options]))
-    refused = command == "grads" or "2**62" in name  # of which more digits than the options have
+    refused = command == "grads"
     assert result.exit_code == (2 if refused else 0), result.output
     assert len(result.stderr.splitlines()) == refused
 
@@ -219,7 +219,7 @@ def test_hostile_layers_of_small_arrays_are_computed(name):
 
 
 def test_the_input_gradient_of_many_taps_under_few_windows():
-    """In few windows every tap would be a stride phase of its own, or all be padding but one."""
+    """Few windows make each tap a separate stride phase, or all taps but one read padding."""
     taps = np.arange(1.0, 20_001, dtype=np.float64)
     dy = np.array([[[2.0, -3.0]]])
     (one,) = answered(
@@ -250,5 +250,5 @@ def test_chunks_of_dask_are_cut_at_once():
 )
 def test_memory_that_is_not_to_be_had_is_told_in_its_unit(shape, size, monkeypatch):
     monkeypatch.setattr(np, "empty", lambda *_args: (_ for _ in ()).throw(MemoryError))
-    with pytest.raises(MemoryError, match=f"an array of .* float32 takes {size}, more than can"):
+    with pytest.raises(MemoryError, match=f"an array of .* float32 takes {size}, more than is"):
         backends.CpuBackend().empty(shape, "float32")

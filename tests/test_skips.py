@@ -91,7 +91,7 @@ def test_turns_of_the_rest_and_the_sample_have_every_case_once(tmp_path):
 
 
 def pytest_of(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A run of the tests in a folder, as on CI."""
+    """Return a run of the tests in a folder, as on CI."""
     environment = {**os.environ, "CI": "true", "CUPYCONV_CI_LACKS": "", RUNNING: ""}
     settings = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(folder))
     return subprocess.run(

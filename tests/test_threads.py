@@ -1,7 +1,8 @@
-"""The threads of the NumPy path: the same bits for any number, no more than allowed, no harm."""
+"""Threads of the NumPy path: bitwise equal results, thread counts, signals and forks."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,9 +21,8 @@ from threadpoolctl import threadpool_limits
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.cpu import blocked, correlation, threads
+from cupyconv.cpu import blocked, choice, correlation, threads
 from cupyconv.cpu.scratch import Scratch, pool
-from cupyconv.planning import cpu
 from tests.configurations import random_data
 from tests.test_cpu import DEEP, DENSE, DEPTHWISE, compute, methods
 
@@ -37,13 +38,13 @@ FLOAT32 = np.dtype("float32")
 
 @pytest.fixture
 def allowed(monkeypatch):
-    """Sets how many threads the BLAS is said to have."""
+    """Return a function that sets the number of threads that the BLAS reports."""
     set_threads, before = threads._set_blas_threads, blas_threads()
 
     def allow(count: int) -> None:
         monkeypatch.setattr(threads, "blas_threads", lambda: count)
         monkeypatch.setattr(
-            threads, "_set_blas_threads", lambda wanted: set_threads(1 if wanted == 1 else before)
+            threads, "_set_blas_threads", lambda count: set_threads(1 if count == 1 else before)
         )
 
     yield allow
@@ -57,43 +58,43 @@ def blas_threads() -> int:
 
 @contextmanager
 def pass_at_work() -> Iterator[None]:
-    """As if this thread computed a pass meanwhile."""
-    one = object()
-    threads._process.begin(one)
+    """Register a running pass of this thread."""
+    pass_ = object()
+    threads._process.begin(pass_)
     yield
-    threads._process.end(one)
+    threads._process.end(pass_)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """So that small layers have many, and are divided."""
-    monkeypatch.setattr(blocked, "BLOCK_BYTES", cpu.BLOCK_BYTES // 16)
+    """Use small blocks, so that small layers have many, and divide all sums."""
+    monkeypatch.setattr(blocked, "BLOCK_BYTES", choice.BLOCK_BYTES // 16)
     monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
 
 
 def parts_by_thread(parts: int, work=lambda part: time.sleep(0.002)) -> dict[int, int]:
-    """Computes parts; how many each thread did."""
-    done: dict[int, int] = {}
+    """Compute parts; return the number of parts per thread."""
+    counts: dict[int, int] = {}
     lock = threading.Lock()
 
-    def one(part: int, _: Scratch) -> None:
+    def work_on(part: int, _: Scratch) -> None:
         with lock:
-            done[threading.get_ident()] = done.get(threading.get_ident(), 0) + 1
+            counts[threading.get_ident()] = counts.get(threading.get_ident(), 0) + 1
         work(part)
 
     def compute() -> None:
         with pool(FLOAT32) as memory:
-            threads.each(one, range(parts), memory, 0)
+            threads.each(work_on, range(parts), memory, 0)
 
     threads.with_one_blas_thread(compute)
-    return done
+    return counts
 
 
 # -- bits ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_results_are_the_same_bits_for_any_number_of_threads(layer, allowed):
+def test_results_are_bitwise_equal_for_any_thread_count(layer, allowed):
     problem = LAYERS[layer]
     data = random_data(problem)
     for pass_, method in methods(problem):
@@ -105,7 +106,7 @@ def test_results_are_the_same_bits_for_any_number_of_threads(layer, allowed):
             np.testing.assert_array_equal(together, alone, err_msg=f"{pass_} by {method}")
 
 
-def test_results_are_the_same_bits_for_any_number_in_the_environment():
+def test_results_are_bitwise_equal_for_any_omp_num_threads():
     script = (
         "import sys; from tests import test_threads, test_cpu; "
         "sys.stdout.buffer.write(test_cpu.all_passes(test_threads.LAYERS['dense']).tobytes())"
@@ -120,59 +121,83 @@ def test_results_are_the_same_bits_for_any_number_in_the_environment():
     assert len(results) == 1
 
 
-# -- how many --------------------------------------------------------------------------------------
+# -- thread counts and memory ----------------------------------------------------------------------
 
 
-def test_parts_are_divided_over_the_threads_that_are_allowed(allowed):
+def test_parts_are_divided_over_the_allowed_threads(allowed):
     for count in (1, 2, 4):
         allowed(count)
         together = threading.Barrier(count, timeout=60)
-        done = parts_by_thread(40, lambda part, together=together: together.wait())
-        assert sum(done.values()) == 40
-        assert len(done) == count
-        assert threading.get_ident() in done
+        counts = parts_by_thread(40, lambda part, together=together: together.wait())
+        assert sum(counts.values()) == 40
+        assert len(counts) == count
+        assert threading.get_ident() in counts
 
 
-def test_each_thread_finds_its_memory_again(allowed):
+def test_each_thread_reuses_its_memory(allowed):
     allowed(2)
     together = threading.Barrier(2, timeout=60)
-    blocks: list[np.ndarray] = []  # alive, so that no other memory has their addresses
+    blocks: list[np.ndarray] = []  # kept alive, so that addresses are unique
 
-    def one(part: int, memory: Scratch) -> None:
+    def work_on(part: int, memory: Scratch) -> None:
         blocks.append(memory.array("block", (1000,)))
-        together.wait()  # no thread takes both parts
+        together.wait()  # force one part per thread
 
     for _ in range(2):
         with pass_at_work(), pool(FLOAT32) as memory:
-            threads.each(one, range(2), memory, 1000)
+            threads.each(work_on, range(2), memory, 1000)
     addresses = [block.ctypes.data for block in blocks]
     assert len(set(addresses)) == 2
     assert sorted(addresses[:2]) == sorted(addresses[2:])
 
 
-def test_threadpoolctl_limits_them():
+def test_late_helpers_keep_no_memory_alive(allowed, monkeypatch):
+    allowed(2)
+    late: list[Callable[[], None]] = []
+    monkeypatch.setattr(threads._process, "ask", late.extend)
+    references: list[weakref.ref] = []
+
+    def compute() -> None:
+        parts = [np.zeros(1), np.zeros(1), np.zeros(1)]
+
+        def work(part: np.ndarray, memory: Scratch) -> None:
+            references.append(weakref.ref(memory))
+
+        references.extend(map(weakref.ref, (work, parts[2])))
+        with pool(FLOAT32) as memory:
+            threads.each(work, iter(parts), memory, 1000)
+            assert len(late) == 1
+
+    with pass_at_work():
+        compute()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 5
+    late.pop()()
+
+
+def test_threadpoolctl_limits_the_threads():
     with threadpool_limits(1, "blas"):
         assert list(parts_by_thread(20)) == [threading.get_ident()]
         assert blas_threads() == 1
 
 
-def test_passes_in_threads_of_the_user_need_no_helpers(allowed):
+def test_concurrent_user_passes_use_no_helpers(allowed):
     allowed(2)
     here, started = threading.Barrier(2), threading.Barrier(2)
 
-    def one() -> dict[int, int]:
+    def compute() -> dict[int, int]:
         with pass_at_work():
-            here.wait(10)  # now there are two passes
-            done = parts_by_thread(10)
+            here.wait(10)  # both passes are running
+            counts = parts_by_thread(10)
             started.wait(10)
-            return done
+            return counts
 
     with ThreadPoolExecutor(2) as users:
-        found = [future.result() for future in [users.submit(one) for _ in range(2)]]
-    assert [len(done) for done in found] == [1, 1]
+        results = [future.result() for future in [users.submit(compute) for _ in range(2)]]
+    assert [len(counts) for counts in results] == [1, 1]
 
 
-def test_a_helper_leaves_where_the_user_begins_another_pass(allowed):
+def test_helper_stops_when_the_user_starts_another_pass(allowed):
     allowed(2)
     helped, other = threading.Event(), pass_at_work()
     caller = threading.get_ident()
@@ -184,12 +209,12 @@ def test_a_helper_leaves_where_the_user_begins_another_pass(allowed):
         else:
             assert helped.wait(10)
 
-    done = parts_by_thread(20, work)
+    counts = parts_by_thread(20, work)
     other.__exit__(None, None, None)
-    assert sorted(done.values()) == [1, 19]
+    assert sorted(counts.values()) == [1, 19]
 
 
-def test_the_blas_has_its_threads_again():
+def test_blas_threads_are_restored_after_a_pass():
     before = blas_threads()
     data = random_data(DENSE)
     cupyconv.conv_forward(data.x, data.w, padding=1)
@@ -204,11 +229,11 @@ def require_one_thread() -> None:
     assert blas_threads() == 1
 
 
-# -- harm ------------------------------------------------------------------------------------------
+# -- exceptions, signals and forks -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("culprit", ["caller", "helper"])
-def test_an_exception_leaves_after_all_parts_that_were_begun(culprit, allowed):
+def test_exception_is_raised_after_all_running_parts(culprit, allowed):
     allowed(3)
     at_work = threading.Semaphore(0)
     running: set[int] = set()
@@ -219,7 +244,7 @@ def test_an_exception_leaves_after_all_parts_that_were_begun(culprit, allowed):
         at_work.release()
         if (threading.get_ident() == caller) == (culprit == "caller"):
             assert at_work.acquire(timeout=10)
-            assert at_work.acquire(timeout=10)  # another one is at work too
+            assert at_work.acquire(timeout=10)  # another part is running
             running.discard(part)
             raise ZeroDivisionError
         time.sleep(0.01)
@@ -235,13 +260,13 @@ def test_an_exception_leaves_after_all_parts_that_were_begun(culprit, allowed):
 
 @pytest.fixture
 def interruptible():
-    """Takes SIGINT, which a shell makes those ignore that it starts in the background."""
+    """Handle SIGINT, which processes started in the background by a shell ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_leaves_after_all_parts_that_were_begun(allowed, interruptible):
+def test_interrupt_is_raised_after_all_running_parts(allowed, interruptible):
     allowed(2)
     helping, running = threading.Event(), []
     caller = threading.get_ident()
@@ -263,8 +288,10 @@ def test_an_interrupt_leaves_after_all_parts_that_were_begun(allowed, interrupti
 
 
 def at_event(number: int, act: Callable[[], object]) -> Callable:
-    """A profiler that acts once, where a signal's handler may: after so many calls that begin in
-    Python, or end in C."""
+    """Return a profiler that calls ``act`` once, where a signal handler could run.
+
+    It counts the starts of Python calls and the ends of C calls, and acts at the given number.
+    """
     left = number
 
     def count(_frame, event, _argument):
@@ -281,14 +308,14 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def require_rest(before: int) -> None:
-    """No pass and no helper is at work, and the BLAS has its threads."""
+def require_idle(before: int) -> None:
+    """Require that no pass or helper is running, and that the BLAS has its threads."""
     assert not threads._process.passes
     assert not threads._process.helpers
     assert blas_threads() == before
 
 
-def test_an_interrupt_at_any_instruction_leaves_nothing_behind(allowed):
+def test_interrupt_at_any_instruction_restores_the_state(allowed):
     allowed(2)
     before, running = blas_threads(), []
 
@@ -311,29 +338,81 @@ def test_an_interrupt_at_any_instruction_leaves_nothing_behind(allowed):
         finally:
             sys.setprofile(None)
             assert not running
-            require_rest(before)
+            require_idle(before)
     assert number > 50
 
 
-def test_a_handler_may_compute_a_pass_at_any_instruction(allowed):
+def test_signal_handler_may_compute_at_any_instruction(allowed):
     allowed(2)
     before, nested = blas_threads(), []
     parts_by_thread(4)
     for number in itertools.count(1):
         try:
             sys.setprofile(at_event(number, lambda: nested.append(parts_by_thread(3))))
-            done = parts_by_thread(4, lambda part: None)
+            counts = parts_by_thread(4, lambda part: None)
         finally:
             sys.setprofile(None)
-        assert sum(done.values()) == 4
-        require_rest(before)
+        assert sum(counts.values()) == 4
+        require_idle(before)
         if len(nested) < number:
             break
     assert number > 50
-    assert all(sum(done.values()) == 3 for done in nested)
+    assert all(sum(counts.values()) == 3 for counts in nested)
 
 
-def test_a_pass_is_computed_while_the_interpreter_ends():
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore:This process")
+def test_signal_handler_may_fork_at_any_instruction(allowed):
+    """The child completes the pass without its parent's helpers."""
+    allowed(2)
+    before, statuses = blas_threads(), []
+
+    def fork() -> None:
+        child = os.fork()
+        if child:
+            statuses.append(os.waitpid(child, 0)[1])
+        else:
+            signal.alarm(20)  # kill a child that hangs
+            is_child.append(True)
+
+    for number in itertools.count(1):
+        results, is_child = np.zeros(12), []
+
+        def work(part: int, results=results) -> None:
+            time.sleep(0.0003)
+            results[part] = blas_threads()
+
+        try:
+            sys.setprofile(at_event(number, fork))
+            parts_by_thread(12, work)
+        finally:
+            sys.setprofile(None)
+            if is_child:
+                is_right = (results == 1).all() and blas_threads() == before
+                is_right = is_right and not threads._process.passes
+                os._exit(0 if is_right else 1)
+        assert (results == 1).all()
+        require_idle(before)
+        if len(statuses) < number:
+            break
+    assert number > 50
+    assert not any(statuses)
+
+
+def test_thread_limit_set_during_a_pass_is_kept():
+    def limit() -> None:
+        threads._set_blas_threads(2)
+
+    before = blas_threads()
+    try:
+        with threadpool_limits(4, "blas"):
+            threads.with_one_blas_thread(limit)
+            assert blas_threads() == 2
+    finally:
+        threads._set_blas_threads(before)
+
+
+def test_pass_runs_during_interpreter_shutdown():
     script = """
 import atexit
 import numpy as np
@@ -346,8 +425,8 @@ atexit.register(lambda: print(int(conv_forward(x, w).sum())))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, where another test has imported it
-def test_a_child_computes_after_a_fork(allowed):
+@pytest.mark.filterwarnings("ignore:os.fork")  # from JAX, if another test has imported it
+def test_forked_child_computes_a_pass(allowed):
     allowed(2)
     problem = LAYERS["dense"]
     data = random_data(problem)
@@ -356,12 +435,13 @@ def test_a_child_computes_after_a_fork(allowed):
         child = os.fork()
         if not child:
             got = cupyconv.conv_forward(data.x, data.w, **problem.keywords)
-            os._exit(0 if np.array_equal(got, expected) and not threads._process.passes else 1)
+    if not child:  # the child continues and ends the pass of this thread
+        os._exit(0 if np.array_equal(got, expected) and not threads._process.passes else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_threads_of_the_user_get_what_one_gets(allowed):
+def test_concurrent_user_passes_give_the_same_results(allowed):
     allowed(2)
     calls = list(soak_calls())
     with ThreadPoolExecutor(6) as users:
@@ -372,7 +452,7 @@ def test_threads_of_the_user_get_what_one_gets(allowed):
 
 
 @pytest.mark.slow
-def test_sixteen_threads_for_a_minute():
+def test_sixteen_threads_give_the_same_results_for_a_minute():
     calls = list(soak_calls())
     until = time.monotonic() + 60
 
@@ -391,7 +471,7 @@ def test_sixteen_threads_for_a_minute():
 
 
 def soak_calls() -> Iterator[tuple]:
-    """Every pass of the layers by every method, with what it gives."""
+    """Yield every pass of the layers by every method, with the expected result."""
     for problem in LAYERS.values():
         data = random_data(problem)
         for pass_, method in methods(problem):

@@ -1,4 +1,4 @@
-"""What programs written for PyTorch do around its convolutions, inside of a patch and with ours."""
+"""Features that PyTorch programs use around convolutions, with a patch and with direct calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = torch.nn.functional
 func = torch.func
 forward_ad = torch.autograd.forward_ad
 
-# PyTorch's own forward mode uses what it has deprecated.
+# PyTorch's forward mode uses deprecated functions.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 
 
@@ -30,12 +30,12 @@ def checkpointed(layer, x):
     return torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
 
 
-# -- what runs while gradients are computed --------------------------------------------------------
+# -- convolutions during backward ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("kind", ["Conv2d", "ConvTranspose2d"])
-def test_a_checkpoint_computes_again_what_it_dropped(kind, inside):
+def test_checkpoint_recomputes_on_cupyconv(kind, inside):
     layer = getattr(torch.nn, kind)(3, 2, 2, stride=2)
     x = torch.randn(2, 3, 6, 6, requires_grad=True)
     (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
@@ -51,7 +51,7 @@ def test_a_checkpoint_computes_again_what_it_dropped(kind, inside):
 
 
 class Backwards(torch.autograd.Function):
-    """Calls a convolution in its backward."""
+    """Function that calls a convolution in its backward."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -64,7 +64,7 @@ class Backwards(torch.autograd.Function):
         return F.conv_transpose2d(dy, w), None
 
 
-def test_convolutions_called_by_backward_and_by_grad_are_seen():
+def test_patch_intercepts_convolutions_inside_backward():
     x, w = integers(1, 2, 5, 5).requires_grad_(), integers(3, 2, 2, 2)
     (expected,) = torch.autograd.grad(Backwards.apply(x, w).sum(), x)
     for run in (
@@ -82,7 +82,7 @@ def test_convolutions_called_by_backward_and_by_grad_are_seen():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_a_traced_model_is_pytorchs_and_reported():
+def test_jit_trace_is_left_to_pytorch_and_reported():
     model, x = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3)), torch.randn(1, 2, 6, 6)
     with ct.patch() as report:
         traced = torch.jit.trace(model, x)
@@ -94,13 +94,13 @@ def test_a_traced_model_is_pytorchs_and_reported():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_scripted_model_is_reported():
+def test_scripted_module_is_reported():
     model, x = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3)), torch.randn(1, 2, 6, 6)
-    whole = torch.nn.Sequential(torch.jit.script(model), torch.nn.Conv2d(3, 1, 1))
+    partly_scripted = torch.nn.Sequential(torch.jit.script(model), torch.nn.Conv2d(3, 1, 1))
     with ct.patch() as report:
-        whole(x)
+        partly_scripted(x)
     assert report.taken == ("1",)
-    assert "TorchScript does not show what it calls" in report.left["0"]
+    assert "calls in TorchScript cannot be replaced" in report.left["0"]
     assert "0: its TorchScript, 1 call, by PyTorch" in str(report)
 
 
@@ -108,40 +108,40 @@ def test_a_scripted_model_is_reported():
 
 
 @pytest.mark.parametrize("integer", [np.int64, np.uint8, torch.tensor])
-def test_integers_of_any_library_are_taken(integer):
+def test_integers_of_any_library_are_accepted(integer):
     x, w = integers(1, 4, 9, 9), integers(4, 2, 3, 3)
-    words = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
-    for conv, more in (("conv2d", {}), ("conv_transpose2d", {"output_padding": 1})):
-        expected = getattr(F, conv)(x, w, **words, **more)
-        as_given = {key: integer(value) for key, value in {**words, **more}.items()}
-        assert torch.equal(getattr(ct, conv)(x, w, **as_given), expected)
-        listed = {k: v if k == "groups" else [v, v] for k, v in as_given.items()}
+    rules = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
+    for conv, extra in (("conv2d", {}), ("conv_transpose2d", {"output_padding": 1})):
+        expected = getattr(F, conv)(x, w, **rules, **extra)
+        converted = {key: integer(value) for key, value in {**rules, **extra}.items()}
+        assert torch.equal(getattr(ct, conv)(x, w, **converted), expected)
+        listed = {k: v if k == "groups" else [v, v] for k, v in converted.items()}
         assert torch.equal(getattr(ct, conv)(x, w, **listed), expected)
     with ct.patch() as report:
-        F.conv2d(x, w, **{key: integer(value) for key, value in words.items()})
+        F.conv2d(x, w, **{key: integer(value) for key, value in rules.items()})
     assert report.left == {}
     for wrong in (1.5, "2", None, [1.0, 1]):
         with pytest.raises(ConvTypeError, match="stride must be made of integers"):
             ct.conv2d(x, w, stride=wrong, groups=2)
 
 
-def test_channels_last_is_kept_where_pytorch_keeps_it():
-    """Of one channel, one pixel, and one image; where only the weight is channels last."""
+def test_result_strides_match_pytorch():
+    """Sizes of 1 make both memory orders match, and one operand alone may be channels last."""
     sizes = itertools.product((1, 2), (1, 3), (1, 8), ((7, 6), (1, 1)), ((3, 2), (1, 1)))
     for images, channels, filters, pixels, taps in sizes:
         x, w = integers(images, channels, *pixels), integers(filters, channels, *taps)
         for x_last, w_last in itertools.product((False, True), repeat=2):
-            given = [
+            arguments = [
                 t.to(memory_format=torch.channels_last) if last else t
                 for t, last in ((x, x_last), (w, w_last))
             ]
-            ours, theirs = ct.conv2d(*given, padding=1), F.conv2d(*given, padding=1)
+            ours, theirs = ct.conv2d(*arguments, padding=1), F.conv2d(*arguments, padding=1)
             assert torch.equal(ours, theirs)
-            said = f"{[(tuple(t.shape), t.stride()) for t in given]}"
-            assert ours.stride() == theirs.stride(), said
+            message = f"{[(tuple(t.shape), t.stride()) for t in arguments]}"
+            assert ours.stride() == theirs.stride(), message
 
 
-def test_errors_are_runtime_errors_as_pytorchs():
+def test_errors_are_runtime_errors():
     x, w = integers(1, 2, 5, 5), integers(3, 2, 9, 9)
     with pytest.raises(RuntimeError, match="must fit into the padded input") as caught:
         ct.conv2d(x, w)
@@ -153,7 +153,7 @@ def test_errors_are_runtime_errors_as_pytorchs():
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_nested_tensors_are_told_apart():
+def test_nested_tensors_are_rejected():
     nested = torch.nested.nested_tensor([torch.ones(2, 5, 5), torch.ones(2, 6, 6)])
     with pytest.raises(ConvTypeError, match=r"input is a nested tensor.*one by one"):
         ct.conv2d(nested, torch.ones(3, 2, 3, 3))
@@ -161,21 +161,21 @@ def test_nested_tensors_are_told_apart():
 
 @pytest.mark.parametrize("batch", [0, 2])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_no_channels_come_to_what_they_do_in_pytorch(batch, has_bias):
+def test_results_without_input_channels_match_pytorch(batch, has_bias):
     x = torch.zeros(batch, 0, 15, requires_grad=True)
     w, b = torch.zeros(8, 0, 2, requires_grad=True), torch.arange(8.0, requires_grad=True)
-    given = (x, w, b) if has_bias else (x, w)
-    ours, theirs = (m.conv1d(*given, stride=2, padding=1) for m in (ct, F))
+    arguments = (x, w, b) if has_bias else (x, w)
+    ours, theirs = (m.conv1d(*arguments, stride=2, padding=1) for m in (ct, F))
     assert ours.shape == theirs.shape == (batch, 0, 8)
     if batch:
-        found, expected = (torch.autograd.grad(y.sum(), given) for y in (ours, theirs))
-        assert all(map(torch.equal, found, expected))
+        got, expected = (torch.autograd.grad(y.sum(), arguments) for y in (ours, theirs))
+        assert all(map(torch.equal, got, expected))
     with pytest.raises(ConvError, match="must fit"):
         ct.conv1d(x, torch.zeros(8, 0, 16))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_torchs_own_gradient_functions_are_ours_inside_the_patch(rank):
+def test_patch_replaces_torch_nn_grad(rank):
     x, w = integers(2, 4, *[7, 6, 5][:rank]), integers(6, 2, *[3, 2, 2][:rank], seed=1)
     rules = {"stride": 2, "padding": 1, "groups": 2}
     dy = integers(*getattr(F, f"conv{rank}d")(x, w, **rules).shape, seed=2)
@@ -185,33 +185,33 @@ def test_torchs_own_gradient_functions_are_ours_inside_the_patch(rank):
     )
     expected = [call() for call in calls]
     with ct.patch() as report:
-        found = [call() for call in calls]
-    assert all(map(torch.equal, found, expected))
+        got = [call() for call in calls]
+    assert all(map(torch.equal, got, expected))
     assert report.calls == {("", "convolution_backward", None): 2}
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_the_function_for_every_convolution_is_ours_inside_the_patch(rank, transposed):
+def test_patch_replaces_torch_convolution(rank, transposed):
     x, w = integers(2, 4, *[7, 6, 5][:rank]), integers(4, 2, *[3, 2, 2][:rank], seed=1)
     bias, ones = integers(4, seed=2), [1] * rank
-    given = (x, w, bias, [2] * rank, ones, ones, transposed, [int(transposed)] * rank, 2)
-    expected = torch.convolution(*given)
+    arguments = (x, w, bias, [2] * rank, ones, ones, transposed, [int(transposed)] * rank, 2)
+    expected = torch.convolution(*arguments)
     with ct.patch() as report:
-        assert torch.equal(torch.convolution(*given), expected)
-        assert torch.equal(torch.ops.aten.convolution(*given), expected)
+        assert torch.equal(torch.convolution(*arguments), expected)
+        assert torch.equal(torch.ops.aten.convolution(*arguments), expected)
     assert report.calls == {("", "convolution", None): 2}
 
 
-def test_all_gradients_that_atens_operator_gives():
+def test_patch_replaces_convolution_backward():
     x, w, dy = integers(2, 4, 7), integers(4, 4, 3, seed=1), integers(2, 4, 5, seed=2)
     backward = torch.ops.aten.convolution_backward
     window = ([1], [0], [1])
-    more = ([0], 1, [True, True, True])
+    tail = ([0], 1, [True, True, True])
     with ct.patch() as report:
-        found = backward(dy, x, w, [4], *window, False, *more)
-        backward(integers(2, 4, 7), integers(2, 4, 5), w, [4], *window, True, *more)
-    assert all(map(torch.equal, found, backward(dy, x, w, [4], *window, False, *more)))
+        got = backward(dy, x, w, [4], *window, False, *tail)
+        backward(integers(2, 4, 7), integers(2, 4, 5), w, [4], *window, True, *tail)
+    assert all(map(torch.equal, got, backward(dy, x, w, [4], *window, False, *tail)))
     assert [why is None for _, _, why in report.calls] == [True, False]
 
 
@@ -229,38 +229,70 @@ LAYERS = [
 
 @pytest.fixture(params=LAYERS, ids=lambda layer: f"{layer[0]}-{len(layer[1])}")
 def layer(request):
-    """Ours and PyTorch's function of the same operands, and these."""
-    name, x, w, b, words = request.param
+    """Return cupyconv's and PyTorch's function of a layer, and its operands."""
+    name, x, w, b, rules = request.param
     operands = [integers(*shape, seed=n) for n, shape in enumerate((x, w, b)) if shape is not None]
 
-    def of(module):
-        return lambda *given: getattr(module, name)(*given, **words)
+    def function_of(module):
+        return lambda *arguments: getattr(module, name)(*arguments, **rules)
 
-    return of(ct), of(F), operands
+    return function_of(ct), function_of(F), operands
 
 
-def some(operands):
-    """Every choice of some of them, not of none."""
+def nonempty_choices(operands):
+    """Return every non-empty choice of operands, as tuples of booleans."""
     return (
-        chosen for chosen in itertools.product((False, True), repeat=len(operands)) if any(chosen)
+        choice for choice in itertools.product((False, True), repeat=len(operands)) if any(choice)
     )
 
 
-def test_vmap_is_pytorchs_and_one_call(layer):
+def test_vmap_matches_pytorch_without_warnings(layer):
     ours, theirs, operands = layer
-    for chosen in some(operands):
-        dims = tuple(turn % 2 if c else None for turn, c in enumerate(chosen))
+    for choice in nonempty_choices(operands):
+        dims = tuple(turn % 2 if c else None for turn, c in enumerate(choice))
         given = [
             o if d is None else torch.stack([o, 2 * o, o - 1], dim=d)
             for o, d in zip(operands, dims, strict=True)
         ]
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # such as that of a missing rule
+            warnings.simplefilter("error")  # for example about a missing batching rule
             got = func.vmap(ours, in_dims=dims)(*given)
         assert torch.equal(got, func.vmap(theirs, in_dims=dims)(*given))
 
 
-def test_gradients_of_examples_are_pytorchs(layer):
+def test_vmap_without_examples_has_the_right_shapes(layer):
+    """PyTorch's vmap fails without examples, or returns wrong shapes."""
+    ours, theirs, operands = layer
+    argnums = tuple(range(len(operands)))
+    reference = theirs(*operands)
+    for dims in itertools.product((None, 0, 1, -1), repeat=len(operands)):
+        if dims == (None,) * len(operands):
+            continue
+        given = [
+            o if d is None else o.new_empty(0, *o.shape).movedim(0, d)
+            for o, d in zip(operands, dims, strict=True)
+        ]
+
+        def mapped(*given, dims=dims):
+            return func.vmap(ours, in_dims=dims)(*given)
+
+        assert mapped(*given).shape == (0, *reference.shape)
+        y, tangent = func.jvp(mapped, tuple(given), tuple(given))
+        assert y.shape == tangent.shape == (0, *reference.shape)
+        # Gradients are zero, as no result depends on the operands.
+        leaves = [o.clone().requires_grad_() for o in given]
+        for gradients in (
+            func.grad(lambda *given: mapped(*given).sum(), argnums)(*given),
+            torch.autograd.grad(mapped(*leaves).sum(), leaves),
+        ):
+            for gradient, o in zip(gradients, given, strict=True):
+                assert torch.equal(gradient, torch.zeros_like(o))
+        loss = func.grad(lambda *given: ours(*given).square().sum(), argnums)
+        for gradient, o in zip(func.vmap(loss, in_dims=dims)(*given), operands, strict=True):
+            assert gradient.shape == (0, *o.shape)
+
+
+def test_per_example_gradients_match_pytorch(layer):
     ours, theirs, operands = layer
     many = [torch.stack([o, o + 1]) for o in operands]
     which = tuple(range(len(operands)))
@@ -276,44 +308,44 @@ def test_gradients_of_examples_are_pytorchs(layer):
         (lambda f: func.vmap(gradients(f)), many),
         (jacobians, operands),
     ):
-        for mine, their in zip(make(ours)(*given), make(theirs)(*given), strict=True):
-            assert torch.equal(mine, their)
+        for got, expected in zip(make(ours)(*given), make(theirs)(*given), strict=True):
+            assert torch.equal(got, expected)
 
 
-def test_forward_mode_is_pytorchs(layer):
+def test_forward_mode_matches_pytorch(layer):
     ours, theirs, operands = layer
     tangents = [integers(*o.shape, seed=9) for o in operands]
-    for mine, their in zip(
+    for got, expected in zip(
         func.jvp(ours, tuple(operands), tuple(tangents)),
         func.jvp(theirs, tuple(operands), tuple(tangents)),
         strict=True,
     ):
-        assert torch.equal(mine, their)
-    for chosen in some(operands):
+        assert torch.equal(got, expected)
+    for choice in nonempty_choices(operands):
         results = []
         with forward_ad.dual_level():
             for f in (ours, theirs):
                 given = [
                     forward_ad.make_dual(o, t) if c else o
-                    for o, t, c in zip(operands, tangents, chosen, strict=True)
+                    for o, t, c in zip(operands, tangents, choice, strict=True)
                 ]
                 results.append(forward_ad.unpack_dual(f(*given)))
         assert torch.equal(results[0].primal, results[1].primal)
         assert torch.equal(results[0].tangent, results[1].tangent)
 
 
-def test_hessians_mix_both_modes():
+def test_hessians_match_pytorch():
     x, w = integers(1, 2, 4, 4), integers(2, 2, 2, 2)
 
-    def loss(of):
-        return lambda x, w: (of.conv2d(x, w) ** 3).sum()
+    def loss(module):
+        return lambda x, w: (module.conv2d(x, w) ** 3).sum()
 
-    ours, theirs = (func.hessian(loss(of), argnums=(0, 1))(x, w) for of in (ct, F))
-    for mine, their in zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True):
-        assert torch.equal(mine, their)
+    ours, theirs = (func.hessian(loss(module), argnums=(0, 1))(x, w) for module in (ct, F))
+    for got, expected in zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True):
+        assert torch.equal(got, expected)
 
 
-def test_gradients_as_functions_are_transformed_too():
+def test_vmap_of_gradient_functions_matches_pytorch():
     x, w = integers(3, 2, 4, 6, 6), integers(4, 4, 3, 3)
     dy = integers(3, *F.conv2d(x[0], w).shape)
     for ours, theirs, given in (
@@ -323,11 +355,11 @@ def test_gradients_as_functions_are_transformed_too():
         dims = tuple(0 if t is x or t is dy else None for t in given)
         got = func.vmap(ours, in_dims=dims)(*given)
         for number in range(3):
-            one = [t[number] if d == 0 else t for t, d in zip(given, dims, strict=True)]
-            assert torch.equal(got[number], theirs(*one))
+            example = [t[number] if d == 0 else t for t, d in zip(given, dims, strict=True)]
+            assert torch.equal(got[number], theirs(*example))
 
 
-def test_inside_of_a_patch_nothing_of_this_is_left_to_pytorch():
+def test_patch_handles_function_transforms():
     x, w = integers(2, 4, 7, 7), integers(3, 4, 3, 3)
     with ct.patch() as report:
         func.vmap(lambda t: F.conv2d(t[None], w))(x)
@@ -348,39 +380,39 @@ def complex_integers(*shape, seed=0):
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-@pytest.mark.parametrize(("name", "x", "w", "b", "words"), LAYERS)
-def test_complex_layers_and_their_gradients_are_pytorchs(name, x, w, b, words, dtype):
+@pytest.mark.parametrize(("name", "x", "w", "b", "rules"), LAYERS)
+def test_complex_layers_and_gradients_match_pytorch(name, x, w, b, rules, dtype):
     shapes = [shape for shape in (x, w, b) if shape is not None]
     leaves = [
         complex_integers(*shape, seed=n).to(dtype).requires_grad_()
         for n, shape in enumerate(shapes)
     ]
-    ours, theirs = (getattr(module, name)(*leaves, **words) for module in (ct, F))
+    ours, theirs = (getattr(module, name)(*leaves, **rules) for module in (ct, F))
     assert ours.dtype == dtype
     assert torch.equal(ours, theirs)
     dy = complex_integers(*theirs.shape, seed=5).to(dtype)
-    for mine, their in zip(
+    for got, expected in zip(
         *(torch.autograd.grad(y, leaves, dy) for y in (ours, theirs)), strict=True
     ):
-        assert torch.equal(mine, their)
+        assert torch.equal(got, expected)
 
 
-def test_complex_derivatives_of_higher_order_and_other_modes():
+def test_complex_layers_pass_gradient_checks():
     x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)
     t = complex_integers(3, seed=2)
-    given = tuple(v.requires_grad_() for v in (x, w, t))
-    assert torch.autograd.gradcheck(lambda *v: ct.conv2d(*v, stride=2, padding=1), given)
-    assert torch.autograd.gradgradcheck(lambda *v: ct.conv2d(*v, padding=1), given)
+    leaves = tuple(v.requires_grad_() for v in (x, w, t))
+    assert torch.autograd.gradcheck(lambda *v: ct.conv2d(*v, stride=2, padding=1), leaves)
+    assert torch.autograd.gradgradcheck(lambda *v: ct.conv2d(*v, padding=1), leaves)
     back = complex_integers(2, 3, 3, 3).requires_grad_(), w, t[:2].detach().requires_grad_()
     assert torch.autograd.gradcheck(
         lambda *v: ct.conv_transpose2d(*v, stride=2), back, check_forward_ad=True
     )
     many = torch.stack([x.detach(), x.detach().conj()])
     got = func.vmap(lambda v: ct.conv2d(v, w))(many)
-    assert torch.equal(got, torch.stack([F.conv2d(one, w) for one in many]))
+    assert torch.equal(got, torch.stack([F.conv2d(example, w) for example in many]))
 
 
-def test_conjugated_views_and_gradients_as_functions():
+def test_conjugated_views_match_pytorch():
     x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)
     dy = complex_integers(*F.conv2d(x, w).shape)
     assert torch.equal(ct.conv2d(x.conj(), w.conj()), F.conv2d(x.conj(), w.conj()))
@@ -395,7 +427,7 @@ def test_conjugated_views_and_gradients_as_functions():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_complex_layers_compile_into_one_graph(dynamic):
+def test_complex_layers_compile_to_one_graph(dynamic):
     x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)
     compiled = torch.compile(
         lambda x, w: ct.conv_transpose2d(ct.conv2d(x, w), w),
@@ -406,7 +438,7 @@ def test_complex_layers_compile_into_one_graph(dynamic):
     assert torch.equal(compiled(x, w), F.conv_transpose2d(F.conv2d(x, w), w))
 
 
-def test_a_lazily_conjugated_filter_has_a_forward_mode():
+def test_lazily_conjugated_filter_supports_forward_mode():
     x, w = (torch.randn(shape, dtype=torch.complex128) for shape in ((1, 2, 4), (2, 2, 3)))
     tangent = torch.randn_like(w)
     ours = torch.func.jvp(lambda q: ct.conv_transpose1d(x, q), (w.conj(),), (tangent,))

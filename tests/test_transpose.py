@@ -1,4 +1,4 @@
-"""Transposed convolutions with a bias and an activation, everywhere they can be asked for."""
+"""Transposed convolutions with bias and activation: on the CPU, in kernels and with Dask."""
 
 import re
 
@@ -8,7 +8,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvError, ConvProblem
 from tests import agreement, emulator
-from tests.agreement import fits, planned
+from tests.agreement import fits, plan_with
 from tests.configurations import (
     CASES,
     FAMILY_CASES,
@@ -31,12 +31,12 @@ ACTIVATIONS = {
 
 
 def biases(problem):
-    """Integers, one for each channel of dx, none of them zero."""
+    """Return a nonzero integer for each channel of dx."""
     return (np.arange(problem.C) % 7 - 3.5).round().astype(integer_data(problem).x.dtype)
 
 
 def expected_of(problem, data, bias, activation=None):
-    """act(bias + dx) in float64, of a dx that has neither."""
+    """Compute activation(dx + bias) in float64 from the reference's dx."""
     dx = cupyconv.conv_backprop_input(
         problem.input_shape,
         data.w.astype(np.float64),
@@ -56,7 +56,7 @@ def transposed(api, problem, data, bias, **more):
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_exact_on_integers(impl, activation):
+def test_transpose_is_exact_on_integers(impl, activation):
     for problem in (*(case.problem for case in CASES), *random_problems(60, seed=5)):
         data, bias = integer_data(problem), biases(problem)
         got = transposed(cupyconv, problem, data, bias, activation=activation, impl=impl)
@@ -65,7 +65,7 @@ def test_exact_on_integers(impl, activation):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_result_of_16_bits_is_rounded_once(dtype):
+def test_16_bit_results_are_rounded_once(dtype):
     problem = ConvProblem((3, 4, 9, 8), (6, 4, 3, 3), padding=1, dtype=dtype)
     data = random_data(problem)
     bias = random_data(problem, seed=1).x[0, :, 0, 0]
@@ -74,26 +74,26 @@ def test_a_result_of_16_bits_is_rounded_once(dtype):
         nearest = expected.astype(bias.dtype)
         for impl in IMPLEMENTATIONS:
             got = transposed(cupyconv, problem, data, bias, activation=activation, impl=impl)
-            # Float32 sums are within a hair of the exact ones, so few fall to the other side.
+            # Float32 sums are nearly exact, so few round to another number.
             assert (got != nearest).mean() < 0.01
             again = np.abs(got.astype(np.float64) - expected)
             ulp = np.finfo(np.float16).eps if dtype == "float16" else 2.0**-7
             assert (again <= 0.51 * ulp * np.maximum(np.abs(expected), 2.0**-14)).mean() > 0.99
 
 
-def test_where_no_window_reaches_the_bias_is_all_there_is():
+def test_results_outside_all_windows_equal_the_bias():
     x, w = np.ones((1, 1, 2), np.float32), np.ones((1, 2, 1), np.float32)
     bias = np.array([-1, 5], np.float32)
     y = cupyconv.conv_transpose(x, w, bias, stride=3, output_padding=2, activation="relu")
     np.testing.assert_array_equal(y, [[[0, 0, 0, 0, 0, 0], [6, 5, 5, 6, 5, 5]]])
 
 
-# Stride, padding, dilation and an output_padding that is not less than the stride.
+# Stride, padding, dilation and an output_padding of at least the stride.
 BEYOND = [(1, 0, 2, 1), (1, 1, 4, 3), (2, (0, 3), 5, 4), (1, 2, 3, 2)]
 
 
 def beyond(problem_format, stride, padding, dilation, extra, dtype="float32"):
-    """A call of one spatial axis, and the same with x's missing windows as zeros of its own."""
+    """Return a 1-D call, and the same call with x padded by its missing windows."""
     data = integer_data(ConvProblem((2, 6, 5), (4, 3, 2), groups=2, dtype=dtype))
     x, w, bias = data.x[:, :4], data.w, biases(ConvProblem((1, 6, 5), (4, 3, 2), groups=2))
     longer = np.pad(x, ((0, 0), (0, 0), (0, extra // stride)))
@@ -115,7 +115,7 @@ def beyond(problem_format, stride, padding, dilation, extra, dtype="float32"):
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", ["NCW", "NWC"])
-def test_output_padding_from_the_stride_on(layout, dtype, impl):
+def test_output_padding_may_reach_the_stride(layout, dtype, impl):
     for rules in BEYOND:
         (x, w, bias, more), (longer, _, _, same) = beyond(layout, *rules, dtype)
         expected = cupyconv.conv_transpose(longer, w, bias, activation="relu", impl=impl, **same)
@@ -128,7 +128,7 @@ def test_output_padding_from_the_stride_on(layout, dtype, impl):
             np.testing.assert_array_equal(got, expected)
 
 
-def test_output_padding_from_the_stride_on_in_kernels():
+def test_kernels_accept_output_padding_of_the_stride():
     for rules in BEYOND:
         (x, w, bias, more), (longer, _, _, same) = beyond("NCW", *rules)
         expected = cupyconv.conv_transpose(longer, w, bias, **same)
@@ -136,7 +136,7 @@ def test_output_padding_from_the_stride_on_in_kernels():
         np.testing.assert_array_equal(got, expected)
 
 
-def test_a_bias_that_does_not_fit_is_refused():
+def test_wrong_bias_and_activation_are_rejected():
     x, w = np.ones((1, 3, 4), np.float32), np.ones((3, 2, 2), np.float32)
     with pytest.raises(ConvError, match=r"bias is 3, the result has 2.*shape \(2,\)"):
         cupyconv.conv_transpose(x, w, np.ones(3, np.float32))
@@ -144,7 +144,7 @@ def test_a_bias_that_does_not_fit_is_refused():
         cupyconv.conv_transpose(x, w, activation="tan")
 
 
-def test_errors_speak_of_x_and_the_result():
+def test_errors_name_x_and_the_result():
     x, w = np.ones((1, 4, 5), np.float32), np.ones((4, 2, 3), np.float32)
     for given, words in (
         ((x[0], w, {}), "x must have a batch axis"),
@@ -155,7 +155,7 @@ def test_errors_speak_of_x_and_the_result():
         ((x, w, {"output_shape": (1, 3, 7)}), "must be the result's channels divided by groups"),
         ((x, w, {"output_shape": (1, 2)}), "the result must have a batch axis"),
         ((x, w, {"output_shape": (1, 2, 1)}), "must fit into the padded result"),
-        ((x[..., :1], w, {"padding": 2}), "the result has W = -1"),
+        ((x[..., :1], w, {"padding": 2}), "the result must have a size of at least 1.*gives -1"),
     ):
         for transpose in (cupyconv.conv_transpose, emulator.conv_transpose):
             with pytest.raises(ConvError) as caught:
@@ -177,7 +177,7 @@ FAMILIES = [
 
 @pytest.mark.parametrize(("impl", "arch", "dtype", "cases"), FAMILIES, ids=lambda v: str(v)[:14])
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_kernels(impl, arch, dtype, cases, activation):
+def test_kernels_are_exact(impl, arch, dtype, cases, activation):
     ran = 0
     for number, case in enumerate(cases):
         for problem in all_formats(case.problem.replace(dtype=dtype))[number::4]:
@@ -195,14 +195,14 @@ def require_kernel(problem, impl, arch, **more):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_gather_where_gemm_k_is_split(stride):
+def test_cuda_gather_is_exact_with_splits(stride):
     problem = ConvProblem((1, 24, 6, 6), (64, 24, 3, 3), padding=1, stride=stride, dtype="float16")
-    with planned("cuda-gather", 2, splits=3):
-        require_kernel(problem, "cuda-gather", "sm_80")
+    chosen = plan_with(problem, "cuda-gather", "sm_80", tile=2, splits=3)
+    require_kernel(problem, chosen, "sm_80")
 
 
 HOPPER = [
-    # More channels than filters and the other way round, so that one is not taken for the other.
+    # Channels and filters differ in number, so that confusing them changes the result.
     ("cuda-hopper", "float16", (1, 72, 6, 6), (64, 72, 3, 3), "ieee"),
     ("cuda-hopper", "float16", (1, 64, 6, 6), (136, 64, 3, 3), "ieee"),
     ("cuda-hopper", "float32", (1, 40, 5, 5), (32, 40, 3, 3), "tf32"),
@@ -210,7 +210,7 @@ HOPPER = [
 
 
 @pytest.mark.parametrize(("impl", "dtype", "x", "w", "precision"), HOPPER)
-def test_hopper(impl, dtype, x, w, precision):
+def test_cuda_hopper_is_exact(impl, dtype, x, w, precision):
     first = ConvProblem(x, w, padding=1, dtype=dtype)
     problem = in_formats(first, "NHWC", "OHWI")
     assert "backprop_input" in fits(problem, impl, "sm_90a", precision)
@@ -219,19 +219,19 @@ def test_hopper(impl, dtype, x, w, precision):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("splits", [1, 2])
-def test_hopper_with_groups_phases_and_splits(splits):
-    with planned("cuda-hopper", 0, splits):
-        for case in HOPPER_CASES[:6]:
-            problem = in_formats(case.problem.replace(dtype="float16"), "NHWC", "OHWI")
-            if "backprop_input" in fits(problem, "cuda-hopper", "sm_90a"):
-                require_kernel(problem, "cuda-hopper", "sm_90a")
+def test_cuda_hopper_is_exact_with_groups_and_splits(splits):
+    for case in HOPPER_CASES[:6]:
+        problem = in_formats(case.problem.replace(dtype="float16"), "NHWC", "OHWI")
+        if "backprop_input" in fits(problem, "cuda-hopper", "sm_90a"):
+            chosen = plan_with(problem, "cuda-hopper", "sm_90a", splits=splits)
+            require_kernel(problem, chosen, "sm_90a")
 
 
 # -- Dask ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
-def test_dask(dtype):
+def test_dask_matches_numpy(dtype):
     da = pytest.importorskip("dask.array")
     cd = pytest.importorskip("cupyconv.dask")
     for problem in (*(case.problem for case in CASES[:6]), *random_problems(6, seed=2)):
@@ -253,7 +253,7 @@ def test_dask(dtype):
         cd.conv_transpose(da.from_array(x), w, np.ones(9, dtype), **given)
 
 
-def test_dask_with_output_padding_from_the_stride_on():
+def test_dask_accepts_output_padding_of_the_stride():
     da = pytest.importorskip("dask.array")
     cd = pytest.importorskip("cupyconv.dask")
     for rules in BEYOND:

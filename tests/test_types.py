@@ -1,4 +1,4 @@
-"""What type checkers make of programs that use the library: tests/typed, which nobody runs."""
+"""Verdicts of type checkers on the programs in tests/typed, which are not run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def installed(package: str) -> bool:
 
 
 def programs() -> list[str]:
-    """The programs that can be checked here: those whose libraries' types are to be had."""
+    """Return the programs that can be checked here: those whose libraries' types are to be had."""
     names = sorted(path.name for path in FOLDER.glob("*.py"))
     assert set(NEEDS) < set(names)
     return [name for name in names if name not in NEEDS or installed(NEEDS[name])]
@@ -46,7 +46,7 @@ def checked(command: list[str]) -> None:
 
 
 @pytest.mark.thorough
-def test_mypy_accepts_these_programs_but_for_the_lines_that_are_wrong(monkeypatch):
+def test_mypy_rejects_exactly_the_wrong_lines(monkeypatch):
     monkeypatch.setenv("MYPYPATH", str(ROOT))
     checked(
         [
@@ -61,7 +61,7 @@ def test_mypy_accepts_these_programs_but_for_the_lines_that_are_wrong(monkeypatc
 
 
 @pytest.mark.thorough
-def test_pyright_accepts_these_programs_but_for_the_lines_that_are_wrong(tmp_path):
+def test_pyright_rejects_exactly_the_wrong_lines(tmp_path):
     checker = next((name for name in ("basedpyright", "pyright") if find_spec(name)), None)
     if checker is None:
         pytest.skip("pyright is not installed; pip install '.[types]' brings it")
@@ -103,7 +103,7 @@ def test_type_checkers_know_the_words_that_the_library_takes(literal, words):
     assert set(get_args(literal)) == words
 
 
-def test_type_checkers_see_the_names_of_the_package_and_no_others():
+def test_type_checkers_see_only_public_names():
     tree = ast.parse((ROOT / "cupyconv" / "__init__.py").read_text())
     (block,) = (
         node

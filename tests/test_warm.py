@@ -1,4 +1,4 @@
-"""Kernels compiled ahead, all of them, once; tests/device/test_warm.py has what calls load."""
+"""Compilation ahead of time.  tests/device/test_warm.py checks which kernels calls load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, ConvTypeError, DeviceError, arrays, warming
+from cupyconv import (
+    ConvError,
+    ConvProblem,
+    ConvTypeError,
+    DeviceError,
+    arrays,
+    cache_folder,
+    warming,
+)
 from cupyconv.cli.main import main
 from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import compiler
@@ -22,48 +30,50 @@ from cupyconv.problem import PASSES
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
 SMALL = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3), dtype="float64")
-"""A layer whose kernels are quick to compile."""
+"""Layer whose kernels compile quickly."""
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """What is compiled, an entry for each time; nothing really is."""
-    made = []
+    """Record the compilations instead of running them."""
+    calls = []
 
     def compile_cubin(source, defines, architecture):
-        made.append((source.name, tuple(defines.items()), architecture))
-        return b"\x7fELF%d" % len(made), "a log"
+        calls.append((source.name, tuple(defines.items()), architecture))
+        return b"\x7fELF%d" % len(calls), "a log"
 
     monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
-    return made
+    return calls
 
 
-# -- what is compiled ------------------------------------------------------------------------------
+# -- choice of kernels -----------------------------------------------------------------------------
 
 LAYER = ConvProblem((4, 64, 14, 14), (128, 64, 3, 3), stride=2, padding=1)
 
 
-def test_what_is_measured_is_compiled(monkeypatch):
-    planned, measured, usual = (warming.Ahead("sm_80", measure=how) for how in (False, True, None))
+def test_ahead_compiles_the_measured_candidates(monkeypatch):
+    planned, measured, default = (
+        warming.Ahead("sm_80", measure=measure) for measure in (False, True, None)
+    )
     monkeypatch.setattr(cupyconv, "benchmark", True)
-    told, not_told = (warming.Ahead("sm_80", measure=how) for how in (None, False))
-    for one in (planned, measured, usual, told, not_told):
-        one.add(LAYER.replace(dtype="float16"), "forward")
+    benchmark, disabled = (warming.Ahead("sm_80", measure=measure) for measure in (None, False))
+    for ahead in (planned, measured, default, benchmark, disabled):
+        ahead.add(LAYER.replace(dtype="float16"), "forward")
     assert set(planned._uses) < set(measured._uses)
-    assert set(planned._uses) == set(usual._uses) == set(not_told._uses)
-    assert set(measured._uses) == set(told._uses)
+    assert set(planned._uses) == set(default._uses) == set(disabled._uses)
+    assert set(measured._uses) == set(benchmark._uses)
     sources = {variant.source.name for variant in measured._uses}
     assert {"conv_gather.cu", "conv_forward.cu"} <= sources, "the last resort, too"
 
 
-def test_the_workspace_that_calls_may_use_decides(monkeypatch):
-    """By default the limit of calls, as it is when kernels are compiled ahead."""
+def test_ahead_respects_the_workspace_limit(monkeypatch):
+    """The default is ``cupyconv.workspace_limit``."""
     split = ConvProblem((2, 256, 4, 4), (8, 256, 3, 3), dtype="float16")
 
     def compiled(limit):
@@ -78,7 +88,7 @@ def test_the_workspace_that_calls_may_use_decides(monkeypatch):
     assert compiled(1 << 30) == free
 
 
-def test_a_plan_is_compiled_as_it_is():
+def test_ahead_compiles_the_kernels_of_a_plan():
     plan = cupyconv.plan(LAYER, "sm_80", impl="cuda-generic")
     ahead = warming.Ahead("sm_80", impl=cupyconv.Plan.from_json(plan.to_json()))
     ahead.add(LAYER, "forward")
@@ -87,11 +97,11 @@ def test_a_plan_is_compiled_as_it_is():
         ahead.add(LAYER.replace(stride=1))
 
 
-# -- once ------------------------------------------------------------------------------------------
+# -- compilation and cache -------------------------------------------------------------------------
 
 
-def test_nothing_is_compiled_twice(folder, compilations):
-    told = []
+def test_warm_compiles_every_kernel_once(folder, compilations):
+    reports = []
     first = cupyconv.warm([SMALL, SMALL.replace(input_shape=(2, 2, 5, 5)), SMALL], "sm_80")
     assert len(first.kernels) == len(first.compiled) == len(compilations) == len(set(compilations))
     assert {kernel.layers for kernel in first.kernels} == {2}
@@ -103,21 +113,21 @@ def test_nothing_is_compiled_twice(folder, compilations):
     assert f"{len(compilations)} compiled in " in str(first)
     ahead = warming.Ahead("sm_80")
     ahead.add(SMALL)
-    again = ahead.compile(done=lambda: told.append(None))
+    again = ahead.compile(done=lambda: reports.append(None))
     assert again.compiled == ()
     assert {row[-1] for row in again.table.rows} == {"there"}
     assert all(float(row[-1]) >= 0 for row in first.table.rows)
     assert "all there" in str(again)
-    assert len(told) == len(ahead) == len(again.kernels) == len(compilations)
+    assert len(reports) == len(ahead) == len(again.kernels) == len(compilations)
     cupyconv.warm(SMALL, "sm_90a", passes=["forward"])
     assert len(compilations) == len(first.kernels) + 1
 
 
-def test_what_is_compiled_is_what_is_loaded(folder, monkeypatch):
-    """Truly compiled, and found by a process that loads it."""
-    begun = time.perf_counter()
+def test_warmed_kernel_is_loaded_from_the_cache(folder, monkeypatch):
+    """The kernel is really compiled, and found in the cache."""
+    start = time.perf_counter()
     warmed = cupyconv.warm(SMALL, "sm_80", passes="forward", impl="cuda-generic", threads=1)
-    assert 0 < warmed.seconds <= time.perf_counter() - begun
+    assert 0 < warmed.seconds <= time.perf_counter() - start
     (kernel,) = warmed.kernels
     assert kernel.source == "conv_forward.cu"
     assert kernel.tile
@@ -132,7 +142,7 @@ def test_what_is_compiled_is_what_is_loaded(folder, monkeypatch):
     assert "float64" in warmed._repr_html_()
 
 
-def test_what_does_not_compile_keeps_nothing_else_from_it(folder, compilations, monkeypatch):
+def test_compile_error_does_not_stop_other_kernels(folder, compilations, monkeypatch):
     compile_one = compiler.compile_cubin
 
     def compile_cubin(source, defines, architecture):
@@ -151,7 +161,7 @@ def test_what_does_not_compile_keeps_nothing_else_from_it(folder, compilations, 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("options", "message"),
     [
         ({"device": "cpu"}, "kernels are compiled for a GPU: got 'cpu'. Use one of sm_75, "),
         ({"device": "sm_81"}, "unknown device"),
@@ -160,15 +170,15 @@ def test_what_does_not_compile_keeps_nothing_else_from_it(folder, compilations, 
         ({"precision": "fp8"}, "unknown precision: 'fp8'"),
         ({"layout": "NHWC"}, "unknown layout: 'NHWC'"),
         ({"impl": "cuda-hopper"}, "the implementation must fit the problem"),
-        ({"threads": 0}, "threads must be how many compile, 1 at least: got 0"),
-        ({"threads": 1.5}, "threads must be how many compile, 1 at least: got 1.5"),
+        ({"threads": 0}, "threads must be an integer of at least 1: got 0"),
+        ({"threads": 1.5}, "threads must be an integer of at least 1: got 1.5"),
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_wrong_words(folder, compilations, words, said):
+def test_unknown_option_values_are_rejected(folder, compilations, options, message):
     with pytest.raises(ConvError) as error:
-        cupyconv.warm(SMALL, **{"device": "sm_80", **words})
-    assert said in str(error.value)
+        cupyconv.warm(SMALL, **{"device": "sm_80", **options})
+    assert message in str(error.value)
     assert compilations == []
     assert not folder.exists()
 
@@ -176,97 +186,99 @@ def test_wrong_words(folder, compilations, words, said):
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("warm", lambda given: cupyconv.warm([SMALL, given], "sm_80")),
-        ("plan", lambda given: cupyconv.plan(given, "sm_80")),
-        ("prepare", lambda given: cupyconv.prepare(np.ones((3, 2, 3, 3)), given)),
+        ("warm", lambda value: cupyconv.warm([SMALL, value], "sm_80")),
+        ("plan", lambda value: cupyconv.plan(value, "sm_80")),
+        ("prepare", lambda value: cupyconv.prepare(np.ones((3, 2, 3, 3)), value)),
     ],
 )
-def test_what_is_no_problem_is_refused(folder, compilations, name, call):
+def test_functions_reject_what_is_not_a_problem(folder, compilations, name, call):
     with pytest.raises(ConvTypeError, match=f"{name} takes a ConvProblem: got tuple. Make one"):
         call(SMALL.input_shape)
     assert compilations == []
 
 
-def test_activations_are_of_real_numbers(folder):
+def test_warm_rejects_activations_of_complex_numbers(folder):
     with pytest.raises(ConvError, match="activations are of real numbers"):
         cupyconv.warm(SMALL.replace(dtype="complex64"), "sm_80", activation="relu")
 
 
-def test_without_cupy_that_is_what_is_missing(monkeypatch):
+def test_warm_reports_missing_cupy(monkeypatch):
     monkeypatch.setattr(arrays, "device_count", lambda: 0)
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match="CuPy could not be imported"):
         cupyconv.warm(SMALL)
 
 
-def test_without_a_home_a_cache_has_to_be_named(compilations, monkeypatch):
-    monkeypatch.setattr(compiler, "cache_directory", lambda: None)
-    said = f"this user has no home folder for it. Set {compiler.CACHE_VARIABLE} to a folder"
-    with pytest.raises(ConvError, match=re.escape(said)):
+def test_warm_without_a_home_folder_asks_for_a_cache(compilations, monkeypatch):
+    monkeypatch.setattr(cache_folder, "cache_directory", lambda: None)
+    message = f"this user has no home folder for it. Set {cache_folder.CACHE_VARIABLE} to a folder"
+    with pytest.raises(ConvError, match=re.escape(message)):
         cupyconv.warm(SMALL, "sm_80")
     assert compilations == []
 
 
-def test_without_a_gpu_a_device_has_to_be_given(monkeypatch):
+def test_warm_without_a_gpu_asks_for_a_device(monkeypatch):
     monkeypatch.setattr(arrays, "device_count", lambda: 0)
     with pytest.raises(
-        DeviceError, match=r"there is none\. Say which, for example device='sm_90a'"
+        DeviceError, match=r"there is no GPU\. Pass a device, for example device='sm_90a'"
     ):
         cupyconv.warm(SMALL)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")
-def test_a_cache_that_others_may_write_keeps_nothing(folder, compilations):
+def test_warm_rejects_a_cache_writable_by_others(folder, compilations):
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(ConvError, match=r"need a cache that keeps them: .* Mend it: chmod go-w"):
+    with pytest.raises(ConvError, match=r"need a usable cache: .* Repair it: chmod go-w"):
         cupyconv.warm(SMALL, "sm_80")
     assert compilations == []
 
 
-def test_a_cache_that_is_no_folder_keeps_nothing(folder, compilations):
+def test_warm_rejects_a_cache_that_is_a_file(folder, compilations):
     folder.write_text("in the way")
-    with pytest.raises(ConvError, match=f"{folder} is no folder. Set {compiler.CACHE_VARIABLE}"):
+    with pytest.raises(
+        ConvError, match=f"{folder} is no folder. Set {cache_folder.CACHE_VARIABLE}"
+    ):
         cupyconv.warm(SMALL, "sm_80")
     assert compilations == []
 
 
-def test_what_could_not_be_written_is_no_success(folder, compilations, monkeypatch):
+def test_warm_reports_kernels_that_could_not_be_written(folder, compilations, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(compiler, "keep", full)
+    monkeypatch.setattr(cache_folder, "keep", full)
     with pytest.raises(ConvError, match=f"4 of 4 could not be written to {folder}"):
         cupyconv.warm(SMALL, "sm_80")
 
 
 # -- the command -----------------------------------------------------------------------------------
 
-GIVEN = ("warm", "--input", "1x2x5x5", "--filter", "3x2x3x3", "--dtype", "float64")
+COMMAND = ("warm", "--input", "1x2x5x5", "--filter", "3x2x3x3", "--dtype", "float64")
 
 
 def run(*arguments):
     return CliRunner().invoke(main, arguments)
 
 
-def test_the_command_compiles_and_then_finds_all_there(folder, compilations):
-    first = run(*GIVEN, "--device", "sm_80")
+def test_warm_command_compiles_once(folder, compilations):
+    first = run(*COMMAND, "--device", "sm_80")
     assert first.exit_code == 0, first.output
     lines = first.stdout.splitlines()
     assert lines[0].split() == ["kernel", "dtype", "tile", "passes", "layers", "seconds"]
     assert sum("float64" in line for line in lines) == len(compilations) == 4
     assert "4 kernels for sm_80: 4 compiled in " in first.stdout
-    again = run(*GIVEN, "--device", "sm_80")
+    again = run(*COMMAND, "--device", "sm_80")
     assert "4 kernels for sm_80: all there, in" in again.stdout
     assert len(compilations) == 4
 
 
-def test_the_command_as_json(folder, compilations):
-    wanted = ("--device", "sm_80", "--device", "sm_90a", "--pass", "forward", "--threads", "1")
-    found = json.loads(run(*GIVEN, *wanted, "--json").stdout)
-    assert found["left_out"] == []
-    assert [device["architecture"] for device in found["devices"]] == ["sm_80", "sm_90a"]
-    for device in found["devices"]:
+def test_warm_command_prints_json(folder, compilations):
+    options = ("--device", "sm_80", "--device", "sm_90a", "--pass", "forward", "--threads", "1")
+    output = json.loads(run(*COMMAND, *options, "--json").stdout)
+    assert output["left_out"] == []
+    assert [device["architecture"] for device in output["devices"]] == ["sm_80", "sm_90a"]
+    for device in output["devices"]:
         assert device["folder"] == str(folder)
         assert device["compiled"] == device["threads"] == 1
         (kernel,) = device["kernels"]
@@ -276,8 +288,8 @@ def test_the_command_as_json(folder, compilations):
         assert kernel["seconds"] >= 0
 
 
-def saved(nodes, values, results, filters, folder):
-    """The path of a model of these."""
+def save_model(nodes, values, results, filters, folder):
+    """Save an ONNX model; return its path."""
     import onnx
 
     graph = onnx.helper.make_graph(nodes, "net", values, results, filters)
@@ -285,7 +297,7 @@ def saved(nodes, values, results, filters, folder):
     return str(folder / "net.onnx")
 
 
-def test_the_layers_of_a_model_are_compiled_as_they_are_run(folder, compilations, tmp_path):
+def test_warm_command_compiles_the_layers_of_a_model(folder, compilations, tmp_path):
     """A ConvTranspose's forward pass is the input gradient of its convolution."""
     onnx = pytest.importorskip("onnx")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
@@ -303,24 +315,24 @@ def test_the_layers_of_a_model_are_compiled_as_they_are_run(folder, compilations
         onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name)
         for name, shape in (("w", (32, 64, 2, 2)), ("v", (32, 16, 2, 2)))
     ]
-    model = saved(nodes, values, results, filters, tmp_path)
-    given = ("warm", "--model", model, "--device", "sm_90a")
-    words = ("--dtype", "float16", "--layout", "channels_last", "--pass", "forward")
-    found = json.loads(run(*given, *words, "--activation", "relu", "--json").stdout)
-    (device,) = found["devices"]
+    model = save_model(nodes, values, results, filters, tmp_path)
+    command = ("warm", "--model", model, "--device", "sm_90a")
+    options = ("--dtype", "float16", "--layout", "channels_last", "--pass", "forward")
+    output = json.loads(run(*command, *options, "--activation", "relu", "--json").stdout)
+    (device,) = output["devices"]
     uses = [use for kernel in device["kernels"] for use in kernel["uses"]]
     assert {(use["layer"], use["pass"]) for use in uses} == {
         ("down", "forward"),
         ("up", "backprop_input"),
     }
     assert {kernel["macros"]["ACTIVATION"] for kernel in device["kernels"]} == {1}
-    assert len(found["left_out"]) == 1
-    assert found["left_out"][0].startswith("open: ")
-    assert "open: " in run(*given, *words).stdout
+    assert len(output["left_out"]) == 1
+    assert output["left_out"][0].startswith("open: ")
+    assert "open: " in run(*command, *options).stdout
 
 
-def test_layers_that_share_a_problem_are_told_apart(folder, compilations, tmp_path):
-    """A Conv, and the ConvTranspose that undoes it: of each, its own forward pass."""
+def test_warm_command_distinguishes_layers_of_one_problem(folder, compilations, tmp_path):
+    """A Conv and its ConvTranspose share a problem, but not the forward pass."""
     onnx = pytest.importorskip("onnx")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     nodes = [
@@ -330,9 +342,9 @@ def test_layers_that_share_a_problem_are_told_apart(folder, compilations, tmp_pa
     filters = onnx.numpy_helper.from_array(np.zeros((32, 64, 2, 2), np.float32), "w")
     values = [helper.make_tensor_value_info("x", kind, [2, 64, 16, 16])]
     results = [helper.make_tensor_value_info("y", kind, None)]
-    model = saved(nodes, values, results, [filters], tmp_path)
-    given = ("warm", "--model", model, "--device", "sm_80", "--json")
-    (device,) = json.loads(run(*given, "--pass", "forward").stdout)["devices"]
+    model = save_model(nodes, values, results, [filters], tmp_path)
+    command = ("warm", "--model", model, "--device", "sm_80", "--json")
+    (device,) = json.loads(run(*command, "--pass", "forward").stdout)["devices"]
     uses = [use for kernel in device["kernels"] for use in kernel["uses"]]
     assert sorted((use["layer"], use["pass"]) for use in uses) == [
         ("down", "forward"),
@@ -340,7 +352,7 @@ def test_layers_that_share_a_problem_are_told_apart(folder, compilations, tmp_pa
     ]
 
 
-def test_a_tensor_that_cannot_be_counted_is_no_bug(folder, compilations):
+def test_warm_rejects_tensors_larger_than_63_bits(folder, compilations):
     large = SMALL.replace(input_shape=(2**40, 2, 2**31, 2**31))
     with pytest.raises(MemoryError, match="an array of 1099511627776x2x2147483648x2147483648 "):
         cupyconv.warm(large, "sm_80")
@@ -353,15 +365,15 @@ def test_a_tensor_that_cannot_be_counted_is_no_bug(folder, compilations):
     assert result.stderr.startswith("cupyconv: error: not enough memory: an array of 10995116")
 
 
-def test_layers_without_work_load_no_kernels(folder, compilations):
-    found = cupyconv.warm(SMALL.replace(input_shape=(0, 2, 5, 5)), "sm_80", passes="forward")
-    assert found.kernels == ()
-    assert str(found).endswith("no kernels for sm_80: these layers load none")
+def test_layers_with_an_empty_batch_load_no_kernels(folder, compilations):
+    warmed = cupyconv.warm(SMALL.replace(input_shape=(0, 2, 5, 5)), "sm_80", passes="forward")
+    assert warmed.kernels == ()
+    assert str(warmed).endswith("no kernels for sm_80: these layers load none")
 
 
-def test_the_command_without_a_gpu(monkeypatch):
+def test_warm_command_without_a_gpu_exits_with_3(monkeypatch):
     monkeypatch.setattr(arrays, "device_count", lambda: 0)
-    result = run(*GIVEN)
+    result = run(*COMMAND)
     assert result.exit_code == 3
     assert result.stderr.startswith("cupyconv: error: kernels are compiled for the current GPU")
     assert result.stderr.count("\n") == 1

@@ -8,7 +8,7 @@ view does not have all the numbers that it was made from: the reference reads th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import cupyconv
 from cupyconv import ConvProblem
+from cupyconv.kernels.strides import Strides, element_strides
 from tests.agreement import compute, require_equal
 from tests.configurations import EXACT, Data, integer_data
 
@@ -24,7 +25,7 @@ PIECE = 8
 """Elements that are moved at once, at most: pieces of 16-bit types."""
 
 Axes = Sequence[int]
-"""Where an array has its batch (or filters), channels and spatial axes."""
+"""Positions of the batch (or filters), channels and spatial axes of an array."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class View:
     rank: int = 1
 
     def of(self, numbers: np.ndarray, axes: Axes) -> np.ndarray:
-        """A view of this kind, with the array's numbers unless elements share memory."""
+        """Return a view of this kind, with the array's numbers unless elements share memory."""
         view = self.make(numbers, axes)
         assert view.shape == numbers.shape
         return view
@@ -67,7 +68,7 @@ def _broadcast(some: slice) -> Callable[[np.ndarray, Axes], np.ndarray]:
 
 
 def _overlapping(numbers: np.ndarray, axes: Axes) -> np.ndarray:
-    """Lines that begin in the middle of the one before, in whole pieces if they have two."""
+    """Return lines that begin in the middle of the one before, in whole pieces if they have two."""
     *outer, lines, line = numbers.shape
     unit = PIECE if line >= 2 * PIECE else 1
     step = max(line // 2 // unit, 1) * unit
@@ -78,7 +79,7 @@ def _overlapping(numbers: np.ndarray, axes: Axes) -> np.ndarray:
 
 
 def _transposed(some: slice) -> Callable[[np.ndarray, Axes], np.ndarray]:
-    """Some of the axes in the opposite order in memory."""
+    """Return some of the axes in the opposite order in memory."""
 
     def make(numbers: np.ndarray, axes: Axes) -> np.ndarray:
         moved = sorted(axes[some])
@@ -91,7 +92,7 @@ def _transposed(some: slice) -> Callable[[np.ndarray, Axes], np.ndarray]:
 
 
 def _inside(numbers: np.ndarray, axes: Axes) -> np.ndarray:
-    """The inside of a larger array, with pieces as aligned as they were."""
+    """Return the inside of a larger array, with pieces as aligned as they were."""
     *outer, line = numbers.shape
     larger = np.zeros((*(n + 2 for n in outer), line + 2 * PIECE), numbers.dtype)
     view = larger[(*(slice(1, -1) for _ in outer), slice(PIECE, -PIECE))]
@@ -149,7 +150,7 @@ OPERANDS = {
 
 
 def axes_of(problem: ConvProblem, pass_: str, operand: str) -> tuple[int, ...]:
-    """The axes of an operand, as ``View.of`` takes them."""
+    """Return the axes of an operand, as ``View.of`` takes them."""
     if operand == "bias":
         return (0,)
     is_filter = operand == "w" or (operand == "out" and pass_ == "backprop_filter")
@@ -157,13 +158,13 @@ def axes_of(problem: ConvProblem, pass_: str, operand: str) -> tuple[int, ...]:
 
 
 def suits(problem: ConvProblem, pass_: str, operand: str, kind: View) -> bool:
-    """Whether an operand has views of a kind."""
+    """Return whether an operand has views of a kind."""
     enough = kind.rank <= len(axes_of(problem, pass_, operand))
     return enough and not (kind.shares and operand == "out")
 
 
 def assignments(problem: ConvProblem, pass_: str) -> Iterator[dict[str, View]]:
-    """Each operand as a view of each kind, and all of them at once."""
+    """Yield each operand as a view of each kind, and all of them at once."""
     for kind in KINDS:
         of_kind = {o: kind for o in OPERANDS[pass_] if suits(problem, pass_, o, kind)}
         yield from ({operand: kind} for operand in of_kind)
@@ -171,7 +172,7 @@ def assignments(problem: ConvProblem, pass_: str) -> Iterator[dict[str, View]]:
 
 
 def named(problem: ConvProblem, pass_: str, name: str) -> dict[str, View]:
-    """All operands as views of a kind; those that have none lie inside larger arrays."""
+    """Return all operands as views of a kind; those that have none lie inside larger arrays."""
     kind, other = BY_NAME[name], BY_NAME["inside"]
     return {o: kind if suits(problem, pass_, o, kind) else other for o in OPERANDS[pass_]}
 
@@ -199,24 +200,49 @@ def require_exact(
     """
     host = integer_data(problem, seed)
     _require_room(problem, pass_, host)
-    views = {
-        operand: kinds[operand].of(numbers, axes_of(problem, pass_, operand))
-        if operand in kinds
-        else numbers
-        for operand, numbers in vars(host).items()
-    }
-    out = None
-    if "out" in kinds:
-        like = {"forward": host.dy, "backprop_input": host.x, "backprop_filter": host.w}[pass_]
-        numbers = np.full_like(like, 3)
-        out = to_device(kinds["out"].of(numbers, axes_of(problem, pass_, "out")))
-    copies = Data(*(np.array(view, order="C") for view in views.values()))
+    views, written = _views(problem, pass_, kinds, host)
+    out = None if written is None else to_device(written)
+    copies = Data(*(np.array(view, order="C") for view in vars(views).values()))
     expected = compute(cupyconv, pass_, problem, copies, impl="reference")
-    moved = Data(*map(to_device, views.values()))
+    moved = Data(*map(to_device, vars(views).values()))
     got = compute(api, pass_, problem, moved, out=out, **more)
     assert out is None or got is out
     names = ", ".join(f"{operand} {kind.name}" for operand, kind in kinds.items())
     require_equal(to_host(got), expected, f"{pass_} of {problem} with {names}")
+
+
+def _views(
+    problem: ConvProblem, pass_: str, kinds: Kinds, host: Data
+) -> tuple[Data, np.ndarray | None]:
+    """Return the operands of a pass as views of these kinds, and ``out`` if it has a kind."""
+
+    def view(operand: str, numbers: np.ndarray) -> np.ndarray:
+        if operand not in kinds:
+            return numbers
+        return kinds[operand].of(numbers, axes_of(problem, pass_, operand))
+
+    operands = Data(*(view(operand, numbers) for operand, numbers in vars(host).items()))
+    if "out" not in kinds:
+        return operands, None
+    like = {"forward": host.dy, "backprop_input": host.x, "backprop_filter": host.w}[pass_]
+    return operands, view("out", np.full_like(like, 3))
+
+
+def strides_of(problem: ConvProblem, pass_: str, kinds: Kinds) -> Strides:
+    """Return the strides of a pass's tensors, as ``require_exact`` passes them to the emulator."""
+    views, out = _views(problem, pass_, kinds, integer_data(problem))
+    tensors = {"x": views.x, "w": views.w, "y": views.dy}
+    result = {"forward": "y", "backprop_input": "x", "backprop_filter": "w"}[pass_]
+    tensors.pop(result)
+    if out is not None:
+        tensors[result] = out
+    alignment = 16
+    for tensor in tensors.values():
+        if tensor.size:
+            alignment |= tensor.ctypes.data
+    strides = {role: element_strides(tensor) for role, tensor in tensors.items()}
+    contiguous = Strides.contiguous(problem)
+    return replace(contiguous, **strides, alignment=alignment & -alignment)
 
 
 def _require_room(problem: ConvProblem, pass_: str, data: Data) -> None:

@@ -1,5 +1,5 @@
-// The end of a filter gradient whose pixels were shared out in chunks: each block left its chunk's
-// sums in the workspace, and these are added in order, so the bits never depend on the schedule.
+// Reduction of a filter gradient's chunks of pixels: adds their sums from the workspace in order, so that
+// results do not depend on scheduling.
 #ifndef CUPYCONV_CHUNKS_CUH
 #define CUPYCONV_CHUNKS_CUH
 
@@ -7,8 +7,8 @@
 #include "numeric.cuh"
 #include "parts.cuh"
 
-// dw from partial[chunk][tap][filter], or partial[chunk][filter][tap] without FILTERS_LAST; a tap is
-// (t, r, s, c) here.  One thread for each element of dw.
+// Computes dw from partial[chunk][tap][filter], or partial[chunk][filter][tap] without FILTERS_LAST; a tap
+// is (t, r, s, c) here.  One thread per element of dw.
 template <bool FILTERS_LAST, class Index, class Accumulator, class Storage>
 __device__ __forceinline__ void add_chunks(const Accumulator* __restrict__ partial,
                                            Storage* __restrict__ dw, int chunks,

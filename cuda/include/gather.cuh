@@ -1,21 +1,21 @@
-// Where the elements of an implicit GEMM are: halves of addresses.
+// Addresses of the elements of an implicit GEMM, in two halves.
 //
-// Every pass multiplies a matrix that gathers pixels under taps.  The address of its element
-// (pixel, tap) is the sum of two offsets, one that depends on the pixel only and one on the tap only:
+// Every pass multiplies a matrix that gathers pixels under taps.  The address of an element
+// (pixel, tap) is the sum of two offsets, one of the pixel and one of the tap:
 //
 //   forward, backprop-filter   h = (p * stride - pad) + r * dilation      read x at h
 //   backprop-input             p = (i + shift) - j * spacing              read dy at p, within a
 //                                                                         stride phase
 //
-// Whether it lies inside the tensor depends on both, but on each axis by itself.  So a tap is known
-// by one bit on each axis, a pixel by the bits of the taps that miss the tensor from there, and the
-// element exists where the two have no bit in common.
+// Whether the element is inside the tensor depends on both, separately on each axis.  A tap therefore
+// has one bit per axis, a pixel has the bits of all taps that miss the tensor from there, and the
+// element is inside where the two have no bit in common.
 #ifndef CUPYCONV_GATHER_CUH
 #define CUPYCONV_GATHER_CUH
 
 #include "maps.cuh"
 
-// Bits for T + R + S taps and for one that no tap has; TAP_WORDS words hold them.
+// Bits of T + R + S taps and one spare bit, in TAP_WORDS words.
 struct TapBits {
   unsigned word[TAP_WORDS];
 
@@ -36,9 +36,9 @@ struct TapBits {
   }
 };
 
-// Half of an element's address.  Those of pixels have the bit that no tap has, those of taps have at
-// least one other, and those beyond the end of the matrix have all bits: so these exist with none.
-// An operand that is just a matrix counts as pixels under a single tap.
+// Half of an element's address.  A half beyond the end of the matrix has all bits, and every other half
+// has at least one: pixels the spare bit, taps their own.  So nothing beyond the end is ever inside.
+// A plain matrix counts as pixels under a single tap.
 template <class Index>
 struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
   Index offset;
@@ -71,8 +71,8 @@ struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
     return half;
   }
 
-  // Sets the bits, from FIRST on, of those of an axis's taps that miss a tensor of that size: the
-  // first tap is at a coordinate, the others go on in steps.
+  // Sets the bits, from ``first`` on, of the taps of an axis that miss the tensor: tap i is at
+  // coordinate + i * step.
   __device__ __forceinline__ void mark_outside(int first, int taps, Index coordinate, Index step,
                                                Index size) {
     for (int tap = 0; tap < taps; ++tap, coordinate += step)
@@ -80,18 +80,18 @@ struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
   }
 };
 
-// One stride phase of backprop-input, as cupyconv/gpu/gather.py works it out.
+// A stride phase of backprop_input; cupyconv/kernels/gather.py computes its fields.
 //
-// Input pixels h with the same (h + pad) mod stride are fed by the same taps, every step-th one, and
-// within them the gradient is a dense convolution with stride 1: with h = first_pixel + i * stride
-// and r = first_tap + j * step,
+// Input pixels h with equal (h + pad) mod stride read the same taps, every step-th one.  Among them the
+// gradient is a dense convolution with stride 1: with h = first_pixel + i * stride and
+// r = first_tap + j * step,
 //
 //   p = (h + pad - r * dilation) / stride = i + shift - j * spacing.
 struct StridePhase {
   int first_pixel[3], pixels[3];
   int first_tap[3], taps[3];
   int shift[3];
-  int end;  // of its tiles, counted over the phases of a group
+  int end;  // number of tiles of this and all earlier phases of a group
 };
 
 template <int COUNT>

@@ -1,4 +1,4 @@
-// INDEX, the type of indices and offsets of the kernels that have it: int where nothing leaves 32 bits.
+// INDEX, the type of indices and offsets: int where 32 bits are enough, else long long.
 #ifndef CUPYCONV_INDEX_CUH
 #define CUPYCONV_INDEX_CUH
 

@@ -1,8 +1,8 @@
 // Index maps: from GEMM rows and columns to pixels, taps, and places in the tensors.
 //
-// Every pass multiplies a matrix that gathers pixels under taps.  Its element (pixel, tap) is found
-// from two halves, one that depends on the pixel only and one on the tap only, so that a block
-// works out each half once and adds them per element:
+// Every pass multiplies a matrix that gathers pixels under taps.  The position of an element
+// (pixel, tap) has two halves, one of the pixel and one of the tap; a block computes each half once and
+// adds them per element:
 //
 //   forward, backprop-filter   h = p * stride - pad + r * dilation           read x at h
 //   backprop-input             p = (h + pad - r * dilation) / stride         read dy at p, where
@@ -12,7 +12,7 @@
 
 #include "parameters.cuh"
 
-// A pixel of the input or the output, and the image it is in.
+// A pixel of the input or the output, and its image.
 template <class Index>
 struct Pixel {
   Index n, d, h, w;
@@ -62,25 +62,25 @@ __device__ __forceinline__ Tap<Index> tap_at(Index number, Index channels,
   return tap;
 }
 
-// A number in mixed radix, its fastest digit first: to count on by a fixed amount takes additions.
-// Aligned, so that shared memory is read and written 16 bytes at a time.
+// A number in mixed radix, fastest digit first: a fixed step is added without divisions.  Aligned for
+// 16-byte accesses to shared memory.
 template <class Index>
 struct alignas(16) Digits {
   Index digit[4];
 };
 
-// Four nested loops, the fastest first, and how far a step goes in them.
+// Four nested loops, fastest first, and a step in them.
 template <class Index>
 struct Loops {
   alignas(16) Index size[4];
   Digits<Index> step;
 
   __device__ __forceinline__ Loops() {}
-  // The first three count at least to 1, so that a number has digits where there is nothing to count.
+  // The first three sizes are at least 1, so that empty loops have digits as well.
   __device__ __forceinline__ Loops(Index fastest, Index second, Index third, Index last)
       : size{at_least_1(fastest), at_least_1(second), at_least_1(third), last} {}
 
-  // The last digit has no end: at its size the loops are over.
+  // The last digit is unbounded: the loops end where it reaches its size.
   __device__ __forceinline__ Digits<Index> digits(Index number) const {
     Digits<Index> found;
 #pragma unroll
@@ -125,7 +125,7 @@ __device__ __forceinline__ Index tap_offset(const Tap<Index>& tap, const long lo
          tap.r * static_cast<Index>(stride[3]) + tap.s * static_cast<Index>(stride[4]);
 }
 
-// Joins the two halves: whether they meet inside a tensor of these sizes, and the offset there.
+// Adds the two halves; returns whether the element is inside the tensor, and its offset.
 template <class Index>
 __device__ __forceinline__ bool add_places(const Place<Index>& pixel, const Place<Index>& tap,
                                            const long long (&sizes)[3], Index& offset) {
@@ -140,7 +140,7 @@ template <class Index>
 struct WindowGather {
   const ConvParameters& p;
 
-  // Where the window of an output pixel begins; in the padding, coordinates are negative.
+  // The first pixel of an output pixel's window; coordinates in the padding are negative.
   __device__ __forceinline__ Place<Index> of_pixel(const Pixel<Index>& out) const {
     const Pixel<Index> first = {
         out.n,
@@ -151,7 +151,7 @@ struct WindowGather {
     return {pixel_offset(first, p.x_stride), first.d, first.h, first.w};
   }
 
-  // How far into the window a tap lies.
+  // The distance of a tap from the first pixel of the window.
   __device__ __forceinline__ Place<Index> of_tap(const Tap<Index>& tap) const {
     const Pixel<Index> step = {
         0,
@@ -163,7 +163,7 @@ struct WindowGather {
     return {pixel_offset(step, p.x_stride) + channel, step.d, step.h, step.w};
   }
 
-  // Whether pixel and tap meet inside x, and the offset there.
+  // Returns whether pixel and tap meet inside x, and the offset.
   __device__ __forceinline__ bool locate(const Place<Index>& pixel, const Place<Index>& tap,
                                          Index& offset) const {
     return add_places(pixel, tap, p.input, offset);
@@ -198,7 +198,7 @@ struct ContributionGather {
   }
 
  private:
-  // position / stride in place; whether it is a whole number of an existing output.
+  // Divides position by stride in place; returns whether the quotient is an existing output.
   static __device__ __forceinline__ bool divide_exactly(Index& position, long long stride,
                                                         long long outputs) {
     if (position < 0) return false;

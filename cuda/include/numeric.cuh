@@ -1,12 +1,11 @@
-// Element types: how each is stored, what it accumulates in, and the one rounding back.  A product of
-// complex numbers is four real ones, added in an order that does not depend on the values.
+// Element types: storage type, accumulator type, and conversions.  A complex product is four real
+// products, added in an order that does not depend on the values.
 #ifndef CUPYCONV_NUMERIC_CUH
 #define CUPYCONV_NUMERIC_CUH
 
 #include "ptx.cuh"
 
-// Our own 16-bit types: a kernel then needs no toolkit header, which also halves the time of a
-// first compile.
+// Own 16-bit types, so that kernels need no toolkit header; this halves the first compile time.
 struct half_t {
   unsigned short bits;
 };
@@ -15,8 +14,8 @@ struct bfloat16_t {
   unsigned short bits;
 };
 
-// Numeric<Storage>::Accumulator is the type sums are kept in; widen is exact, narrow rounds to
-// nearest even, once.
+// Numeric<Storage>::Accumulator is the type of sums; widen is exact, narrow rounds once, to nearest
+// even.
 template <class Storage>
 struct Numeric;
 
@@ -38,7 +37,7 @@ struct Numeric<bfloat16_t> {
     return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
   }
   static __device__ __forceinline__ bfloat16_t narrow(float value) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // which have no instruction for it
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // no instruction before 8.0
     const unsigned bits = __float_as_uint(value);
     const unsigned quiet_nan = (bits >> 16) | 0x40u;
     const unsigned round_up = 0x7fffu + ((bits >> 16) & 1u);
@@ -64,8 +63,8 @@ struct Numeric<double> {
   static __device__ __forceinline__ double narrow(double value) { return value; }
 };
 
-// Complex numbers, in memory and as sums; aligned as their parts are, which is all that a view of an
-// array promises.
+// Complex numbers, in memory and as sums.  They are aligned like their parts, since views of arrays
+// guarantee no more.
 template <class Real>
 struct Complex {
   Real re, im;
@@ -103,7 +102,7 @@ __device__ __forceinline__ void multiply_add(Complex<Real>& sum, Complex<Real> a
   sum.im += a.im * b.re;
 }
 
-// What the gradients multiply by; of real numbers the number itself.
+// Complex conjugate, by which gradients multiply; real numbers are unchanged.
 template <class Accumulator>
 __device__ __forceinline__ Accumulator conjugated(Accumulator value) {
   return value;

@@ -1,7 +1,7 @@
-// Sums that lie in a workspace in parts, added in order: the bits never depend on the schedule.
+// Adds partial sums from a workspace in order, so that results do not depend on scheduling.
 //
-// Few threads add many parts: small blocks spread them over the chip, and nothing hides their waits
-// but loads that are under way together.  Launch bounds of one resident block leave them registers.
+// Few threads add many parts: small blocks spread over the chip, and only loads in flight hide latency.
+// Launch bounds of one resident block leave enough registers for them.
 #ifndef CUPYCONV_PARTS_CUH
 #define CUPYCONV_PARTS_CUH
 
@@ -10,7 +10,7 @@
 constexpr int ADDING_THREADS = 64;
 constexpr int PARTS_AT_ONCE = 16;
 
-// LENGTH neighbouring sums, of which source has the first part and those after it lie `apart`.
+// Adds the parts of LENGTH adjacent sums; source has the first part, and parts are ``apart`` elements apart.
 template <int LENGTH, class Accumulator>
 __device__ __forceinline__ void add_parts(Accumulator (&sum)[LENGTH], const Accumulator* source,
                                           int parts, long long apart) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void add_parts(Accumulator (&sum)[LENGTH], const Accu
     Accumulator part[PARTS_AT_ONCE][LENGTH];
 #pragma unroll
     for (int i = 0; i < PARTS_AT_ONCE; ++i) {
-      load_piece(part[i], source, i < left);  // beyond the last zeros, which change no sum
+      load_piece(part[i], source, i < left);  // zeros after the last part
       source += apart;
     }
 #pragma unroll

@@ -1,23 +1,23 @@
-// Every assembly instruction of the kernels, one instruction per wrapper; and a few that only tests
-// use, which say so.
+// All assembly instructions of the kernels, one per wrapper.  Wrappers that only tests use say so.
 //
-// Kernels hold no assembly of their own, so this one file is what has to be compared with the PTX
-// manual.  Pointers to shared memory are generic pointers unless a parameter is called `address`:
-// those are 32-bit addresses of the shared window, of this block or (after map_to_block) of
-// another block of the cluster.  Registers are passed by reference as fixed-size arrays; the
-// element that a register of a lane holds is written beside each matrix instruction, with
-// group = lane / 4 and pair = lane % 4.
+// Kernels contain no other assembly, so only this file has to be compared with the PTX manual.
+//
+// Pointers to shared memory are generic pointers.  A parameter named `address` is instead a 32-bit
+// address in the shared window of this block or, after map_to_block, of another block of the cluster.
+//
+// Registers are passed by reference as fixed-size arrays.  The comment of each matrix instruction gives
+// the matrix element in each register of a lane, where group = lane / 4 and pair = lane % 4.
 #ifndef CUPYCONV_PTX_CUH
 #define CUPYCONV_PTX_CUH
 
 namespace ptx {
 
-// A tensor map made on the host; kernels take it as `const __grid_constant__ ptx::TensorMap`.
+// A tensor map encoded on the host.  A kernel's parameter is a `const __grid_constant__ ptx::TensorMap`.
 struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-// The address of shared memory within its window, as the instructions below want it.
+// Returns the 32-bit address of shared memory in its window, which the instructions below take.
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -26,28 +26,30 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
 // Conversions, and functions of one value
 // ------------------------------------------------------------------------------------------------
 
-// cvt.f32.f16: the value of a binary16 given by its bits; exact.
+// cvt.f32.f16: returns the value of the binary16 with these bits; exact.
 __device__ __forceinline__ float f32_from_f16(unsigned short bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
 
-// cvt.rn.f16.f32: the bits of the nearest binary16, ties to even.
+// cvt.rn.f16.f32: returns the bits of the nearest binary16; ties go to even.
 __device__ __forceinline__ unsigned short f16_from_f32(float value) {
   unsigned short bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
 
-// rcp.approx.ftz.f32: 1 / value, off by up to 1 unit in the last place.  Subnormal numbers are zeros.
+// rcp.approx.ftz.f32: returns 1 / value with an error of up to 1 unit in the last place.  Subnormal
+// arguments and results become zero.
 __device__ __forceinline__ float rcp_approx(float value) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(value));
   return inverse;
 }
 
-// ex2.approx.ftz.f32: 2 to a power, off by up to 2 units in the last place.  Subnormal numbers are zeros.
+// ex2.approx.ftz.f32: returns 2 to the power, with an error of up to 2 units in the last place.
+// Subnormal arguments and results become zero.
 __device__ __forceinline__ float ex2_approx(float power) {
   float value;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(power));
@@ -56,21 +58,21 @@ __device__ __forceinline__ float ex2_approx(float power) {
 
 #if __CUDA_ARCH__ >= 800
 
-// cvt.rn.f16x2.f32: two binary16 in one register, `low` in bits 0 to 15.
+// cvt.rn.f16x2.f32: converts two values to binary16 in one register, `low` in bits 0 to 15.
 __device__ __forceinline__ unsigned f16x2_from_f32(float low, float high) {
   unsigned bits;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 
-// cvt.rn.bf16x2.f32: two bfloat16 in one register, `low` in bits 0 to 15.
+// cvt.rn.bf16x2.f32: converts two values to bfloat16 in one register, `low` in bits 0 to 15.
 __device__ __forceinline__ unsigned bf16x2_from_f32(float low, float high) {
   unsigned bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 
-// cvt.rna.tf32.f32: rounded to 10 bits of fraction, ties away from zero, in the bits of a float.
+// cvt.rna.tf32.f32: rounds to 10 fraction bits, ties away from zero, and returns the bits of a float.
 __device__ __forceinline__ unsigned tf32_from_f32(float value) {
   unsigned bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
@@ -78,7 +80,8 @@ __device__ __forceinline__ unsigned tf32_from_f32(float value) {
 }
 #endif
 
-// st.global.v4: 16 bytes at once, which the compiler may take apart where the type alone says so.
+// st.global.v4: stores 16 bytes with one instruction.  The compiler may split the store of a 16-byte
+// type, but not this one.
 __device__ __forceinline__ void store_16_bytes(void* destination, const unsigned (&words)[4]) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(words[0]),
                "r"(words[1]), "r"(words[2]), "r"(words[3])
@@ -86,11 +89,11 @@ __device__ __forceinline__ void store_16_bytes(void* destination, const unsigned
 }
 
 // ------------------------------------------------------------------------------------------------
-// Matrices of 8 x 8 16-bit elements between shared memory and registers
+// Copies of 8 x 8 matrices of 16-bit elements between shared memory and registers
 // ------------------------------------------------------------------------------------------------
 
-// ldmatrix: lane l of each group of eight gives the address of one row of 16 bytes, 16-aligned;
-// register i receives elements (group, 2 pair) and (group, 2 pair + 1) of matrix i.
+// ldmatrix: loads two or four matrices.  Lanes 8 i to 8 i + 7 pass the addresses of the rows of matrix i:
+// 16 bytes each, 16-aligned.  Register i receives its elements (group, 2 pair) and (group, 2 pair + 1).
 __device__ __forceinline__ void ldmatrix_x2(unsigned (&r)[2], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
@@ -104,7 +107,7 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
                : "memory");
 }
 
-// The same with each matrix transposed: elements (2 pair, group) and (2 pair + 1, group).
+// ldmatrix with transposition: register i receives elements (2 pair, group) and (2 pair + 1, group).
 __device__ __forceinline__ void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
@@ -119,7 +122,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* 
 }
 
 #if __CUDA_ARCH__ >= 900
-// stmatrix: the way back, with the same addresses and registers.
+// stmatrix: stores four matrices, with the addresses and registers of ldmatrix.
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
@@ -135,12 +138,13 @@ __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned (&r)
 #endif
 
 // ------------------------------------------------------------------------------------------------
-// Tensor cores of one warp: d += a * b, summed in float (double for f64)
-// d of m16n8: d[0], d[1] at row group, columns 2 pair and 2 pair + 1; d[2], d[3] eight rows below.
+// mma.sync: one warp computes d += a * b on the tensor cores, with sums in float (double for f64).
+// Elements of d (16 x 8): d[0], d[1] in row group, columns 2 pair and 2 pair + 1; d[2], d[3] eight rows
+// below them.
 // ------------------------------------------------------------------------------------------------
 
-// a[0] at row group, a[1] eight rows below, columns 2 pair and 2 pair + 1; b0 at rows 2 pair and
-// 2 pair + 1, column group.
+// float16, 16 x 8 x 8.  a[0]: row group, columns 2 pair and 2 pair + 1; a[1]: eight rows below.
+// b0: rows 2 pair and 2 pair + 1, column group.
 __device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2],
                                                 unsigned b0) {
   asm volatile(
@@ -151,7 +155,8 @@ __device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&
 }
 
 #if __CUDA_ARCH__ >= 800
-// As m16n8k8, with a[2], a[3] eight columns to the right of a[0], a[1], and b1 eight rows below b0.
+// float16 and bfloat16, 16 x 8 x 16.  a[0], a[1] and b0 are those of mma_m16n8k8_f16; a[2], a[3] are eight
+// columns right of a[0], a[1], and b1 is eight rows below b0.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0,
                                                  unsigned b1) {
   asm volatile(
@@ -169,8 +174,8 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// a[0] at (group, pair), a[1] eight rows below, a[2], a[3] four columns to the right of those; b0
-// at (pair, group), b1 four rows below.
+// TF32, 16 x 8 x 8.  a[0]: (group, pair); a[1]: eight rows below; a[2], a[3]: four columns right of a[0],
+// a[1].  b0: (pair, group); b1: four rows below.
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0,
                                                  unsigned b1) {
   asm volatile(
@@ -180,7 +185,7 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// a at (group, pair), b at (pair, group), d at (group, 2 pair) and (group, 2 pair + 1).
+// float64, 8 x 8 x 4.  a: (group, pair); b: (pair, group); d[0], d[1]: (group, 2 pair), (group, 2 pair + 1).
 __device__ __forceinline__ void mma_m8n8k4_f64(double (&d)[2], double a, double b) {
   asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
                : "+d"(d[0]), "+d"(d[1])
@@ -188,8 +193,8 @@ __device__ __forceinline__ void mma_m8n8k4_f64(double (&d)[2], double a, double 
 }
 
 // ------------------------------------------------------------------------------------------------
-// Asynchronous copies of a thread, global to shared.  Of 4, 8 or 16 bytes the first source_bytes
-// are read, the rest are zeros; both addresses are multiples of the size.
+// cp.async: one thread copies 4, 8 or 16 bytes from global to shared memory, asynchronously.  The first
+// source_bytes are read; the other bytes become zero.  Both addresses are multiples of the size.
 // ------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void cp_async_4(void* destination, const void* source,
                                            int source_bytes) {
@@ -203,17 +208,18 @@ __device__ __forceinline__ void cp_async_8(void* destination, const void* source
                "l"(source), "r"(source_bytes)
                : "memory");
 }
-// Past the L1 cache.
+// Bypasses the L1 cache.
 __device__ __forceinline__ void cp_async_16(void* destination, const void* source,
                                             int source_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(destination)),
                "l"(source), "r"(source_bytes)
                : "memory");
 }
+// Closes the group of the thread's copies since the last commit.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most GROUPS_LEFT of the thread's newest groups are under way.
+// Waits until at most the newest GROUPS_LEFT groups of the thread are in flight.
 template <int GROUPS_LEFT>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS_LEFT) : "memory");
@@ -221,7 +227,8 @@ __device__ __forceinline__ void cp_async_wait() {
 #endif
 
 // ------------------------------------------------------------------------------------------------
-// Named barriers of a block; `threads` is a multiple of 32.  Number 0 is __syncthreads().
+// bar.sync: waits until `threads` threads of the block, a multiple of 32, have arrived at barrier `id`.
+// __syncthreads() uses barrier 0.
 // ------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -229,16 +236,20 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
 
 #if __CUDA_ARCH__ >= 900
 // ------------------------------------------------------------------------------------------------
-// mbarriers: a phase ends when `count` arrivals have come and all bytes expected have landed
+// mbarriers.  A phase ends when `count` threads have arrived and all expected bytes have been copied.
 // ------------------------------------------------------------------------------------------------
+
+// Initialises a barrier with `count` arrivals per phase.
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
                : "memory");
 }
+// Arrives on a barrier of this block.
 __device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
 }
+// Arrives on a barrier of this block, and adds `bytes` to the expected bytes of the phase.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned long long* barrier,
                                                           unsigned bytes) {
   asm volatile(
@@ -246,12 +257,12 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned long long* ba
       "r"(bytes)
       : "memory");
 }
-// Arrives on the barrier of any block of the cluster (map_to_block gives its address).  It releases
-// for this block only: what a thread stored to memory before is not made known to the other.
+// Arrives on a barrier of any block of the cluster; map_to_block returns the address.  The release has the
+// scope of this block: it does not make the thread's earlier stores visible to the other block.
 __device__ __forceinline__ void mbarrier_arrive_cluster(unsigned address) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
-// Waits a while for the phase of this parity to end and says whether it has; call it in a loop.
+// Waits for a limited time, and returns whether the phase with this parity has ended.  Call it in a loop.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(unsigned long long* barrier,
                                                          unsigned parity) {
   unsigned done;
@@ -267,25 +278,26 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(unsigned long long* bar
   return done != 0;
 }
 
-// Makes mbarrier_init visible to the cluster and to the asynchronous proxy.
+// Makes mbarrier_init visible to the cluster and to the async proxy.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Orders this thread's earlier accesses of shared memory before asynchronous ones (TMA, wgmma).
+// Orders this thread's earlier accesses to shared memory before later ones of the async proxy (TMA, wgmma).
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // ------------------------------------------------------------------------------------------------
-// TMA.  Called by one thread.  Coordinates go from the innermost dimension outwards.
+// TMA.  One thread calls these wrappers.  Coordinates are listed from the innermost dimension outwards.
+// A load counts its copied bytes on the mbarrier.
 // ------------------------------------------------------------------------------------------------
 
-// Brings a map near the multiprocessor before it is used; the address may be a kernel's parameter's.
+// Prefetches a tensor map, which may be a kernel parameter.
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Tiled loads: one box of the map, its corner at the coordinates.  Only tests use maps of 2 dimensions.
+// Tiled loads: copy the box of the map whose corner has these coordinates.  Only tests use 2 dimensions.
 __device__ __forceinline__ void tma_load_2d(void* destination, const TensorMap* map,
                                             unsigned long long* barrier, int c0, int c1) {
   asm volatile(
@@ -311,7 +323,7 @@ __device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap* 
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-// im2col loads: a column of pixels from the base pixel on, each moved by the filter tap.
+// im2col loads: copy a column of pixels that begins at the base pixel, each shifted by the filter tap.
 __device__ __forceinline__ void tma_load_im2col_3d(void* destination, const TensorMap* map,
                                                    unsigned long long* barrier, int c, int w, int n,
                                                    unsigned short tap_w) {
@@ -342,8 +354,8 @@ __device__ __forceinline__ void tma_load_im2col_5d(void* destination, const Tens
       "h"(tap_h), "h"(tap_d)
       : "memory");
 }
-// Multicast: to the same offset in every block of the cluster whose bit is set; each block's
-// barrier at the same offset receives the bytes.
+// Multicast loads: copy to every block of the cluster whose bit in block_mask is set.  The destination
+// and the barrier have the same offsets in each of these blocks.
 __device__ __forceinline__ void tma_load_2d_multicast(void* destination, const TensorMap* map,
                                                       unsigned long long* barrier, int c0, int c1,
                                                       unsigned short block_mask) {
@@ -410,7 +422,7 @@ __device__ __forceinline__ void tma_load_im2col_5d_multicast(
       "r"(n), "h"(tap_w), "h"(tap_h), "h"(tap_d)
       : "memory");
 }
-// Tiled stores; what lies outside of the tensor is left out.
+// Tiled stores: elements outside the tensor are not written.
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* source, int c0,
                                              int c1) {
   asm volatile(
@@ -418,15 +430,17 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* s
       "r"(shared_address(source)), "r"(c0), "r"(c1)
       : "memory");
 }
+// Closes the group of the thread's stores since the last commit.
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until at most GROUPS_LEFT of the thread's newest groups of stores are under way.
+// Waits until at most the newest GROUPS_LEFT groups of the thread's stores are in flight.
 template <int GROUPS_LEFT>
 __device__ __forceinline__ void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(GROUPS_LEFT) : "memory");
 }
-// The same, but only until shared memory has been read and may be written again.
+// Waits until at most the newest GROUPS_LEFT groups still read shared memory.  The memory of the other
+// groups may then be overwritten.
 template <int GROUPS_LEFT>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(GROUPS_LEFT) : "memory");
@@ -435,18 +449,22 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // ------------------------------------------------------------------------------------------------
 // Clusters
 // ------------------------------------------------------------------------------------------------
+
+// Returns the rank of this block in its cluster.
 __device__ __forceinline__ unsigned cluster_block_rank() {
   unsigned rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+// Arrives at the barrier of the cluster, with release.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+// Waits until all threads of the cluster have arrived, with acquire.
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// mapa: the address of the same variable in another block of the cluster.
+// mapa: returns the address of the same shared variable in another block of the cluster.
 __device__ __forceinline__ unsigned map_to_block(unsigned address, unsigned block_rank) {
   unsigned mapped;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -454,7 +472,7 @@ __device__ __forceinline__ unsigned map_to_block(unsigned address, unsigned bloc
                : "r"(address), "r"(block_rank));
   return mapped;
 }
-// ld.shared::cluster; only tests use it.
+// ld.shared::cluster: loads from any block of the cluster.  Only tests use it.
 __device__ __forceinline__ float load_cluster_f32(unsigned address) {
   float value;
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
@@ -462,22 +480,22 @@ __device__ __forceinline__ float load_cluster_f32(unsigned address) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Launches that overlap.  One with programmatic stream serialization may begin before those that it
-// depends on have ended.
+// Overlapping launches.  A launch with programmatic stream serialization may begin before the launches
+// that it depends on have ended.
 // ------------------------------------------------------------------------------------------------
 
-// Until these have ended and this thread sees what they stored; at once in a launch as usual.
-// Nothing that they read may be overwritten before.
+// Waits until the launches that this one depends on have ended and their stores are visible.  Do not
+// overwrite their operands before.  Returns at once in an ordinary launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-// Lets the next launch begin, when all blocks have said so or ended.  A hint, which makes nothing
-// visible: that is what the other's wait is for.
+// Lets the next launch begin once every block has called this or ended.  This is a hint and makes no store
+// visible; the next launch calls griddepcontrol_wait for that.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// elect.sync: true in one lane of a full warp.
+// elect.sync: returns true in one lane of a full warp.
 __device__ __forceinline__ bool elect_one() {
   unsigned elected;
   asm volatile(
@@ -493,13 +511,13 @@ __device__ __forceinline__ bool elect_one() {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // ------------------------------------------------------------------------------------------------
-// Tensor cores of a warpgroup (four warps): d (64 x N) = a * b + (scale_d ? d : 0), asynchronous.
-// Warp w holds rows 16 w to 16 w + 15 of d: d[4 j], d[4 j + 1] at row group, columns
-// 8 j + 2 pair and 8 j + 2 pair + 1; d[4 j + 2], d[4 j + 3] eight rows below.
+// wgmma: a warpgroup (four warps) computes d (64 x N) = a * b + (scale_d ? d : 0), asynchronously.
+// Warp w has rows 16 w to 16 w + 15 of d.  d[4 j], d[4 j + 1]: row group, columns 8 j + 2 pair and
+// 8 j + 2 pair + 1.  d[4 j + 2], d[4 j + 3]: eight rows below.
 // ------------------------------------------------------------------------------------------------
 
-// Sets how many registers each thread of the warpgroup has: dec gives the others back to the block, inc
-// waits until the block has as many.  REGISTERS is a multiple of 8, 24 to 256.
+// setmaxnreg: sets the registers per thread of the warpgroup, a multiple of 8 from 24 to 256.  dec returns
+// registers to the block; inc waits until the block has enough.
 template <int REGISTERS>
 __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -509,23 +527,37 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// Before the first wgmma, and after registers of d were touched.
-__device__ __forceinline__ void wgmma_fence() {
+// Keeps the compiler from moving accesses to the accumulators d across this place.  The memory clobber of
+// an instruction does not prevent that for registers.  Emits no instruction, but a PTX comment per register.
+#define PTX_TIE(d)                                      \
+  _Pragma("unroll") for (int i = 0; i < PRODUCTS; ++i)  \
+      _Pragma("unroll") for (int j = 0; j < COUNT; ++j) \
+          asm volatile("// tied %0" : "+f"(d[i][j])::"memory")
+
+// wgmma.fence: call it before the first wgmma on the accumulators d, and again after threads access d.
+template <int PRODUCTS, int COUNT>
+__device__ __forceinline__ void wgmma_fence(float (&d)[PRODUCTS][COUNT]) {
+  PTX_TIE(d);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
+// Closes the group of the warpgroup's products since the last commit.
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-template <int GROUPS_LEFT>
-__device__ __forceinline__ void wgmma_wait() {
+// Waits until at most the newest GROUPS_LEFT groups are in flight.  d contains the accumulators of all
+// groups.
+template <int GROUPS_LEFT, int PRODUCTS, int COUNT>
+__device__ __forceinline__ void wgmma_wait(float (&d)[PRODUCTS][COUNT]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS_LEFT) : "memory");
+  PTX_TIE(d);
 }
 
-// Describes an operand in shared memory.  SWIZZLE is 128 or, in tests only, 0, 32 or 64 bytes.
-// K-major: stride_bytes between groups of eight rows; leading_bytes matters only without swizzle
-// (between the two 16-byte columns of the instruction's k).
-// MN-major: with a swizzle, leading_bytes between spans of SWIZZLE bytes along m or n and
-// stride_bytes between groups of eight k; without, the two change places.
+// Returns the descriptor of an operand in shared memory.  SWIZZLE is 128 or, only in tests, 0, 32 or 64
+// bytes.
+// K-major operands: stride_bytes is the distance of groups of eight rows.  leading_bytes is used only
+// without a swizzle: the distance of the two 16-byte columns of the instruction's k.
+// MN-major operands with a swizzle: leading_bytes is the distance of spans of SWIZZLE bytes along m or n,
+// stride_bytes that of groups of eight k.  Without a swizzle, the two are exchanged.
 template <int SWIZZLE>
 __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start,
                                                                unsigned leading_bytes,
@@ -538,7 +570,7 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
          static_cast<unsigned long long>((stride_bytes & 0x3ffffu) >> 4) << 32 | mode << 62;
 }
 
-// The lists of accumulator registers, grown from the shorter ones.
+// Lists of accumulator registers; each extends the shorter list.
 #define PTX_LIST_4 "%0, %1, %2, %3"
 #define PTX_LIST_8 \
   PTX_LIST_4       \
@@ -571,8 +603,8 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
 #define PTX_ACCUMULATORS_96(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_32(d, i + 64)
 #define PTX_ACCUMULATORS_128(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_64(d, i + 64)
 
-// CASE(n, accumulators of a thread, the numbers of the asm operands that follow them).  Only tests use
-// 8 columns.
+// Expands CASE(n, accumulators per thread, numbers of the asm operands after them) for every supported N.
+// Only tests use N = 8.
 #define PTX_FOR_EACH_WGMMA_N(CASE)                                     \
   static_assert(N == 8 || N == 64 || N == 128 || N == 192 || N == 256, \
                 "an N that the wrappers have");                        \
@@ -582,7 +614,7 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
   CASE(192, 96, "%96", "%97", "%98", "%99", "%100")                    \
   CASE(256, 128, "%128", "%129", "%130", "%131", "%132")
 
-// a and b in shared memory.  TAIL is empty, or the two transpose flags of the 16-bit types.
+// wgmma with a and b in shared memory.  TAIL is empty, or the two transpose flags of the 16-bit types.
 #define PTX_WGMMA_SHARED(n, registers, K_AND_TYPES, TAIL, a, b, scale, ...)                       \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale                                          \
                ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n K_AND_TYPES " {" PTX_LIST_##registers \
@@ -601,7 +633,8 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
 #define PTX_CASE_TF32(n, registers, o0, o1, o2, o3, o4) \
   if constexpr (N == n) PTX_WGMMA_SHARED(n, registers, "k8.f32.tf32.tf32", "", o0, o1, o2);
 
-// TRANSPOSE is 0 for a K-major operand, 1 for an MN-major one.  tf32 operands are K-major.
+// TRANSPOSE_A and TRANSPOSE_B are 0 for a K-major operand and 1 for an MN-major operand.  TF32 operands are
+// K-major.
 template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
 __device__ __forceinline__ void wgmma_m64_f16(float (&d)[N / 2], unsigned long long a_descriptor,
                                               unsigned long long b_descriptor, int scale_d) {

@@ -1,20 +1,20 @@
-// A ring of shared-memory stages: tiles swizzled so that neither copies nor the loads of fragments or
-// of chunks for plain products meet a bank conflict, and filled piece by piece.
+// A ring of shared-memory stages.  Tiles are swizzled so that neither copies nor loads of fragments or
+// chunks have bank conflicts.
 #ifndef CUPYCONV_RING_CUH
 #define CUPYCONV_RING_CUH
 
 #include "numeric.cuh"
 #include "vector.cuh"
 
-// A warp's product of fragments is 16 x 8 x DEPTH, whatever the elements; a thread holds four
-// registers of A, two of B, and four sums:
+// A warp's product of fragments is 16 x 8 x DEPTH for all types; a thread holds four registers of A,
+// two of B, and four sums:
 //
-//   16 bits            m16n8k16, with 7.5 in two halves; a register holds two k
-//   float, as tf32     m16n8k8
+//   16 bits            m16n8k16, on 7.5 as two halves; a register holds two k
+//   float, as TF32     m16n8k8
 //   double             two by two m8n8k4
 //
-// ldmatrix loads rows of 16 bytes along k as they are, and transposes 16-bit elements only: wider
-// ones that run along positions, and doubles, are loaded one by one.
+// ldmatrix loads rows of 16 bytes along k, and can transpose 16-bit elements only: wider elements along
+// positions, and doubles, are loaded one by one.
 template <class Storage>
 struct Fragments {
   using Register = unsigned;
@@ -30,13 +30,13 @@ struct Fragments<double> {
   static constexpr bool BY_MATRIX = false;
 };
 
-// One operand's tile: LINES lines of LINE elements that are neighbours in memory.
+// One operand's tile: LINES lines of LINE contiguous elements.
 //
-// What is read at once lies in different groups of banks.  Lines are cut into chunks of 16 bytes,
-// and a chunk's place in its line is exchanged according to the line's number: ldmatrix reads one
-// chunk of eight successive lines; doubles along k are read from two chunks of four lines.
-// Elements along positions are read one by one from four lines, which for that begin 32 bytes
-// further on each; addresses then differ by constants, which saves registers.
+// Elements that are read together are in different banks.  Lines consist of 16-byte chunks, whose order
+// depends on the line's number (the swizzle): ldmatrix reads one chunk of eight successive lines;
+// doubles along k are read from two chunks of four lines.  Elements along positions are read one by one
+// from four lines, which are padded by 32 bytes each instead; addresses then differ by constants, which
+// saves registers.
 template <class Storage, int LINES_, int LINE_, bool K_CONTIGUOUS_>
 struct RingTile {
   using Element = Storage;
@@ -48,14 +48,13 @@ struct RingTile {
   static_assert(CHUNKS == 4 || CHUNKS % 8 == 0, "64 or 128 n bytes");
 
   static constexpr int PADDING = BY_MATRIX || K_CONTIGUOUS ? 0 : 32 / sizeof(Storage);
-  static constexpr int PITCH = LINE + PADDING;  // from a line to the next
+  static constexpr int PITCH = LINE + PADDING;  // elements per line, padding included
   alignas(128) Storage element[LINES * PITCH];
 
-  // Lines that are a multiple of so many apart have their chunks exchanged alike: the addresses of one
-  // position in two of them are PITCH apart for each line between.
+  // Lines a multiple of PERIOD apart have the same swizzle: their addresses differ by PITCH per line.
   static constexpr int PERIOD = PADDING ? 1 : 8;
 
-  // In bytes and unsigned, so that the compiler sees what a warp's addresses have in common.
+  // Unsigned bytes let the compiler see the common part of a warp's addresses.
   __device__ __forceinline__ Storage* at(unsigned line, unsigned position) {
     constexpr unsigned SIZE = sizeof(Storage);
     unsigned place = position * SIZE;
@@ -68,14 +67,13 @@ struct RingTile {
   }
 };
 
-// Whether cp.async takes pieces of VECTOR elements: single 16-bit ones it does not.
+// Whether cp.async can copy VECTOR elements; it cannot copy a single 16-bit element.
 template <int VECTOR, class Storage>
 constexpr bool COPIED_ASYNC = ASYNC_COPY && VECTOR * sizeof(Storage) >= 4;
 
-// Begins to copy VECTOR neighbouring elements, or zeros where the source lies outside the tensor.
-// What cp.async takes belongs to the thread's current group; anything else is loaded, and returned
-// for finish_copy to store: to be called when all loads that may wait together have begun, since
-// the compiler leaves each store behind its load.
+// Begins to copy VECTOR contiguous elements, or zeros where the source is outside the tensor.  cp.async
+// copies belong to the thread's current group.  Other vectors are loaded and returned; finish_copy
+// stores them.  Call it after all loads have begun, so that they wait together.
 template <int VECTOR, class Storage>
 __device__ __forceinline__ Piece<Storage, VECTOR> begin_copy(Storage* destination,
                                                              const Storage* source, bool inside) {
@@ -103,7 +101,7 @@ __device__ __forceinline__ void finish_copy(Storage* destination,
     *reinterpret_cast<Piece<Storage, VECTOR>*>(destination) = piece;
 }
 
-// The two at once.
+// Begins and finishes a copy.
 template <int VECTOR, class Storage>
 __device__ __forceinline__ void copy_piece(Storage* destination, const Storage* source,
                                            bool inside) {
@@ -116,7 +114,7 @@ __device__ __forceinline__ void commit_copies() {
 #endif
 }
 
-// Waits for all of this thread's groups but the newest LEFT.
+// Waits for all of this thread's groups except the newest LEFT.
 template <int LEFT>
 __device__ __forceinline__ void wait_for_copies() {
 #if ASYNC_COPY
@@ -124,9 +122,9 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// The piece of an operand at (position, k), 16 positions by DEPTH, as fragments.  Registers hold
-// its quarters in the order of an A operand (positions 0-7 and 8-15, then the further k), or of two
-// B operands (both halves of k for positions 0-7, then for positions 8-15).
+// Loads 16 positions by DEPTH of an operand at (position, k) as fragments.  Registers hold the quarters
+// in the order of an A operand (positions 0-7 and 8-15, then the second half of k), or of two B operands
+// (both halves of k for positions 0-7, then for positions 8-15).
 template <bool IS_A, class Register, class Tile>
 __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& tile, int position,
                                                int k) {
@@ -161,11 +159,11 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 #endif
 }
 
-// For products outside the tensor cores: the chunk so many positions and k beyond a place, which
-// tile.at() has given.  Nothing is exchanged here: along k, callers pass a k of 0 and only lines that
-// are exchanged as that of the place, a multiple of PERIOD further or the next one of two that share
-// 128 bytes.  (Where two positions of B share banks, as doubles along k do, these products are much
-// slower than the loads.)
+// For products without tensor cores: the chunk at a distance of positions and k from a place, which
+// tile.at() returned.  The distance ignores the swizzle: along k, callers pass k = 0 and only lines with
+// the same swizzle as the place: a multiple of PERIOD further, or the other line of a pair that shares
+// 128 bytes.  (Doubles along k have bank conflicts for B, but their products are much slower than the
+// loads.)
 template <class Tile>
 __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(
     const typename Tile::Element* place, int positions, int k) {

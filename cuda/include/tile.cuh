@@ -1,5 +1,5 @@
-// The block product of the generic kernels: a BLOCK_M x BLOCK_N tile of C in registers, fed from
-// two shared-memory tiles that are BLOCK_K deep.
+// The block product of the generic kernels: a BLOCK_M x BLOCK_N tile of C in registers, and two
+// shared-memory tiles with a depth of BLOCK_K.
 //
 // A variant is chosen with -D: STORAGE (element type), INDEX (int or long long), BLOCK_M, BLOCK_N,
 // BLOCK_K, THREAD_M, THREAD_N.  Each of the THREADS threads owns THREAD_M x THREAD_N sums.
@@ -18,14 +18,14 @@ constexpr int THREADS = THREADS_M * THREADS_N;
 static_assert(BLOCK_M % THREAD_M == 0 && BLOCK_N % THREAD_N == 0, "whole fragments only");
 static_assert(THREADS >= BLOCK_K && THREADS % 32 == 0, "whole warps, one thread per tile column");
 
-// A tile with the GEMM's k outermost.  Rows are 4 elements longer than they need to be, so that
-// neighbouring k fall into different banks and fragments stay 16-byte aligned.
+// A tile with k outermost.  Rows are padded by 4 elements, so that adjacent k are in different banks and
+// fragments stay 16-byte aligned.
 template <int EXTENT>
 struct SharedTile {
   alignas(16) Accumulator element[BLOCK_K][EXTENT + 4];
 
-  // Fills the tile with fetch(position, k).  Neighbouring threads take neighbouring k, or
-  // neighbouring positions, whichever is contiguous in memory.
+  // Fills the tile with fetch(position, k).  Adjacent threads fetch adjacent k or adjacent positions,
+  // whichever is contiguous in memory.
   template <class Fetch>
   __device__ __forceinline__ void fill(bool along_k, Fetch fetch) {
 #pragma unroll 4
@@ -42,7 +42,7 @@ struct Fragment {
   Accumulator sum[THREAD_M][THREAD_N];
   int row, column;  // of sum[0][0] within the block's tile
 
-  // Neighbouring threads take neighbouring rows, or columns, whichever is contiguous in C.
+  // Adjacent threads have adjacent rows or columns, whichever is contiguous in C.
   __device__ __forceinline__ explicit Fragment(bool along_rows) {
     const int thread = threadIdx.x;
     row = (along_rows ? thread % THREADS_M : thread / THREADS_N) * THREAD_M;
@@ -70,8 +70,8 @@ struct Fragment {
   }
 };
 
-// Which tile of which group a block computes.  Tiles of one group follow each other with gemm_n
-// fastest, so that blocks running together share rows of A.
+// The group and tile of a block.  Tiles of a group are numbered with gemm_n fastest, so that concurrent
+// blocks share rows of A.
 struct BlockTile {
   Index group, row, column;  // of the tile's first element
 

@@ -1,17 +1,17 @@
-// Pieces of neighbouring elements, loaded and stored at once.
+// Vectors of contiguous elements.
 #ifndef CUPYCONV_VECTOR_CUH
 #define CUPYCONV_VECTOR_CUH
 
 #include "numeric.cuh"
 
-// LENGTH elements, aligned to all their bytes; one alone as its type is, which complex numbers are only
-// to one of their parts.
+// LENGTH elements, aligned to their total size; a single element is aligned like its type (a complex
+// number like one of its parts).
 template <class Storage, int LENGTH>
 struct alignas(LENGTH == 1 ? alignof(Storage) : LENGTH * sizeof(Storage)) Piece {
   Storage element[LENGTH];
 };
 
-// LENGTH elements, aligned as a piece, widened; zeros where not inside.
+// Loads LENGTH elements, aligned as a Piece, and widens them; zeros where not inside.
 template <int LENGTH, class Storage, class Accumulator>
 __device__ __forceinline__ void load_piece(Accumulator (&value)[LENGTH], const Storage* source,
                                            bool inside) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_piece(Accumulator (&value)[LENGTH], const S
   for (int i = 0; i < LENGTH; ++i) value[i] = Numeric<Storage>::widen(piece.element[i]);
 }
 
-// LENGTH sums rounded and stored.
+// Rounds LENGTH sums and stores them.
 template <int LENGTH, class Storage, class Accumulator>
 __device__ __forceinline__ void store_piece(Storage* destination,
                                             const Accumulator (&value)[LENGTH]) {

@@ -1,16 +1,15 @@
-"""Measuring each pass against other libraries and against what the processor can do.
+"""Benchmark of each pass against other libraries and against the processor's roofline.
 
-suites        which layers
-timing        how long a call takes
-places        the CPU or a GPU: its memory and its clock
+suites        layers to measure
+timing        time of a call
+places        CPU or GPU: arrays, free memory and clock
 data          random tensors of a layer, in a memory order
-implementations, peers    ours and other libraries', as calls
-checks        is a result right; nothing is timed before it is
-ceilings      the rates of a large matrix product and a large copy
-ecosystem     what a call through PyTorch and a layer on Dask cost
-first_call    how long a new process takes for its first result
-environment   what the figures were measured on
-results       figures, the log they are appended to, and reading them back
-run           all of the above, layer by layer
-report, export, plot, readme    what is shown of it
+implementations, peers    calls of cupyconv and of other libraries
+checks        correctness of a result, checked before it is timed
+ceilings      measured rates of a large matrix product and a large copy
+first_call    time to the first result of a new process
+environment   hardware and software versions of a run
+results       measured rows, their log file, and loading them
+run           the benchmark loop over layers, memory orders and passes
+report, export, plot    tables, JSON and CSV, SVG
 """

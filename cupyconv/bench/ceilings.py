@@ -1,8 +1,8 @@
-"""What the processor reaches at best: the rates of a large matrix product and of a large copy.
+"""Measured roofline of the processor: the rates of a large matrix product and of a large copy.
 
-Both are measured in the run that they are compared with, on random data, by the fastest library
-at hand.  Together they are the roofline: the time of a pass's FLOPs at the one rate, or of its
-tensors, each moved once, at the other, whichever is longer.
+Each run measures both anew, on random data, with the fastest installed library.  The roofline time
+of a pass is the longer of two times: its FLOPs at the product's rate, and its tensors, each moved
+once, at the copy's rate.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from cupyconv.bench import environment, timing
 from cupyconv.bench.data import random_flat
 from cupyconv.bench.peers import TorchPeer
 from cupyconv.bench.places import Place
+from cupyconv.errors import CupyconvError
 from cupyconv.problem import ITEMSIZE, flops_of_product
 
 PRODUCT_SIZE = {"cpu": 1536, "gpu": 8192}
-"""Rows and columns of the matrices."""
+"""Rows and columns of the square matrices multiplied, by place (chosen)."""
 
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
+"""Bytes copy_bytes, by place (chosen)."""
 
 
-class NoCeilingError(Exception):
-    """None of the libraries at hand can measure a ceiling; the message says why."""
+class NoCeilingError(CupyconvError):
+    """No installed library can measure a ceiling; the message gives each library's reason."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class Ceiling:
     """The roofline of one dtype.
 
     Attributes:
-        flops_per_second: of a matrix product.
-        bytes_per_second: of a copy, counting the bytes that are read and those that are written.
-        product_by, copy_by: whose they are.
-        clock: of the GPU's multiprocessors right after the product, as nvidia-smi tells it.
+        flops_per_second: rate of the matrix product.
+        bytes_per_second: rate of the copy, counting bytes read and bytes written.
+        product_by, copy_by: the library that ran the product, and the copy.
+        clock: SM clock right after the product, from nvidia-smi; empty on a CPU.
     """
 
     flops_per_second: float
@@ -45,7 +47,7 @@ class Ceiling:
     clock: str = ""
 
     def seconds(self, flops: float, bytes_: float) -> float:
-        """The least time for this much arithmetic and traffic."""
+        """Return the roofline time of these FLOPs and this memory traffic."""
         return max(flops / self.flops_per_second, bytes_ / self.bytes_per_second)
 
 
@@ -53,31 +55,31 @@ def measure(place: Place, dtype: str, peer: TorchPeer | None, seconds: float) ->
     """Measure the ceiling of a dtype.
 
     Args:
-        peer: PyTorch within its settings, which decide on TF32; None without PyTorch.
-        seconds: to spend on each product and copy.
+        peer: PyTorch with its settings entered, which enable or disable TF32; None without PyTorch.
+        seconds: time to spend on each product and each copy.
 
     Raises:
-        NoCeilingError: as on a GPU without cuBLAS and PyTorch.
+        NoCeilingError: no library can measure, for example on a GPU without cuBLAS and PyTorch.
     """
-    size, copied = PRODUCT_SIZE[place.name], COPY_BYTES[place.name]
-    own = "numpy" if place.name == "cpu" else "cupy"
+    size, copy_bytes = PRODUCT_SIZE[place.name], COPY_BYTES[place.name]
+    array_library = "numpy" if place.name == "cpu" else "cupy"
     products: dict[str, Callable[[], timing.Call]] = {}
-    copies: dict[str, Callable[[], timing.Call]] = {own: lambda: _copy(place, copied)}
+    copies: dict[str, Callable[[], timing.Call]] = {array_library: lambda: _copy(place, copy_bytes)}
     if peer is not None:
         products["torch"] = lambda: peer.product(size, dtype)
-        copies["torch"] = lambda: peer.copy(copied)
-    # NumPy multiplies 16-bit matrices one element at a time; its float32 product bounds them too.
-    # CuPy may not multiply bfloat16, whose rate is that of float16.
-    own_dtype = dtype
+        copies["torch"] = lambda: peer.copy(copy_bytes)
+    # NumPy multiplies 16-bit matrices without BLAS, so its float32 product is measured instead.
+    # CuPy may not support bfloat16 products; float16 has the same rate.
+    product_dtype = dtype
     if ITEMSIZE[dtype] == 2:
-        own_dtype = "float32" if place.name == "cpu" else "float16"
-    products[own] = lambda: _product(place, size, own_dtype)
+        product_dtype = "float32" if place.name == "cpu" else "float16"
+    products[array_library] = lambda: _product(place, size, product_dtype)
     product_by, product_seconds = _fastest(place, products, seconds)
     clock = environment.smi().get("clocks.sm", "") if place.name == "gpu" else ""
     copy_by, copy_seconds = _fastest(place, copies, seconds)
     return Ceiling(
         flops_of_product(dtype) * size**3 / product_seconds,
-        2 * copied / copy_seconds,
+        2 * copy_bytes / copy_seconds,
         product_by,
         copy_by,
         clock,
@@ -87,17 +89,17 @@ def measure(place: Place, dtype: str, peer: TorchPeer | None, seconds: float) ->
 def _fastest(
     place: Place, makers: Mapping[str, Callable[[], timing.Call]], seconds: float
 ) -> tuple[str, float]:
-    """The fastest of these and its time; one that a library does not offer is left out.
+    """Return the name and the time of the fastest call; skip calls that fail.
 
     Raises:
-        NoCeilingError: no library offers any.
+        NoCeilingError: every call failed.
     """
     times: dict[str, float] = {}
     refusals = []
     for name, make in makers.items():
         try:
             measured = timing.measure({name: make()}, 1, place.clock, seconds)
-        except Exception as error:  # a missing cuBLAS, too little memory: another one will do
+        except Exception as error:  # cuBLAS missing, out of memory: use another library
             why, _, _ = str(error).partition("\n")
             refusals.append(f"{name}: {markup.in_line(why)}")
             continue

@@ -1,9 +1,9 @@
-"""Is a result right?  Nothing is timed before it is.
+"""Correctness check that every result passes before it is timed.
 
-Results are compared with the same pass in float64, computed by PyTorch where it is installed and
-by NumPy where it is not.  Where that would take too long, a part of the result is compared: its
-last images, groups and channels, the ones an overflowing index spoils first.  They are judged by
-norms, which takes no more than the results themselves; cupyconv/checking.py judges each number.
+The reference is the same pass in float64, computed by PyTorch if it is installed and by NumPy
+otherwise.  If computing it in full would take too long, only the last images, groups and channels
+are compared, since an overflowing index corrupts those first.  The check compares norms, which need
+no memory beyond the results; cupyconv/checking.py compares each element.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from cupyconv.cpu.views import data_view, filter_view
 from cupyconv.problem import REAL_PART, ConvProblem
 
 Exact = Callable[[ConvProblem, str, Any, Any, Any], Any]
-"""(problem, pass, x, w, dy) to the result, all in float64, or its complex dtype, and channels
-first."""
+"""Function of (problem, pass, x, w, dy) that returns the result.
+
+All arrays are channels first, in float64 or complex128.
+"""
 
 _TF32_ROUNDOFF = 2.0**-11
-_PEAK = 16  # largest error over the root mean square of errors: 6 for normal ones, and room
+_PEAK = 16
+"""Allowed ratio of the largest error to the RMS error (chosen; normal errors reach 6)."""
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """What of a result is compared: slices of images, groups, and K and C within a group.
+    """Part of a result that is compared: slices of images, groups, and K and C within a group.
 
     Attributes:
-        share: of all multiply-adds of the pass, how many this takes; 1 is everything.
+        share: fraction of the pass's multiply-adds that compute this part; 1 is the whole result.
     """
 
     images: slice
@@ -44,12 +47,12 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a result is from the reference.
+    """Error of a result against the reference.
 
     Attributes:
         error: norm of the difference over the norm of the reference.
         largest: largest difference over the root mean square of the reference.
-        bound: what ``error`` has to be within; ``largest`` has _PEAK times as much room.
+        bound: upper limit of ``error``; ``largest`` may be up to _PEAK times as large.
     """
 
     error: float
@@ -58,18 +61,18 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        # NaN is not good either.
+        # Comparisons with NaN are false, so a NaN error is not good.
         return self.error <= self.bound and self.largest <= _PEAK * self.bound
 
 
 def bound(problem: ConvProblem, pass_: str, precision: str) -> float:
-    """The largest relative error (norm over norm) of a sound implementation: twice the expected.
+    """Return the allowed relative error (norm over norm): twice the expected one.
 
-    Operands are taken as they are.  The result is rounded once; each sum rounds at every addition,
-    in float32 for the 16-bit types, and rounding errors of random data grow as the square root of
-    the number of terms.  Tensor cores cut off instead of rounding, 16 terms at a time, and that
-    error grows with their number: it is allowed where they may be used, up to 1 %.  Each part of a
-    complex sum has two real products for each of its own.
+    The operands are exact.  The result is rounded once; a sum rounds at every addition, in float32
+    for 16-bit dtypes, and on random data these errors grow as the square root of the number of
+    terms.  Tensor cores truncate instead of rounding, 16 terms at a time, and that error grows with
+    the number of terms; it is allowed, up to 1 %, where tensor cores may be used.  The real and the
+    imaginary part of a complex sum have two real products per complex product.
     """
     terms = problem.gemm(pass_).gemm_k * (2 if problem.is_complex else 1)
     dtype = REAL_PART.get(problem.dtype, problem.dtype)
@@ -84,41 +87,41 @@ def bound(problem: ConvProblem, pass_: str, precision: str) -> float:
 
 
 def excerpt_of(problem: ConvProblem, pass_: str, most_flops: float) -> Excerpt:
-    """The part of a pass's result that about ``most_flops`` are enough for."""
+    """Return the part of a pass's result that takes about ``most_flops`` to compute."""
     extents = {
         "images": max(problem.N, 1),
         "groups": problem.groups,
         "filters": problem.K // problem.groups,
         "channels": problem.C // problem.groups,
     }
-    cut = {  # an axis that is summed over stays whole
+    shrinkable = {  # all axes but the summed ones
         "forward": ("images", "groups", "filters"),
         "backprop_input": ("images", "groups", "channels"),
         "backprop_filter": ("groups", "filters", "channels"),
     }[pass_]
-    left = dict(extents)
-    for axis in cut:
-        share = most_flops / max(problem.flops, 1) * prod(extents.values()) / prod(left.values())
+    sizes = dict(extents)
+    for axis in shrinkable:
+        share = most_flops / max(problem.flops, 1) * prod(extents.values()) / prod(sizes.values())
         if share >= 1:
             break
-        left[axis] = max(int(extents[axis] * share), 1)
-    slices = {axis: slice(extents[axis] - size, extents[axis]) for axis, size in left.items()}
-    return Excerpt(**slices, share=prod(left.values()) / prod(extents.values()))
+        sizes[axis] = max(int(extents[axis] * share), 1)
+    slices = {axis: slice(extents[axis] - size, extents[axis]) for axis, size in sizes.items()}
+    return Excerpt(**slices, share=prod(sizes.values()) / prod(extents.values()))
 
 
 def reference(
     problem: ConvProblem, pass_: str, tensors: Operands, part: Excerpt, exact: Exact
 ) -> Any:
-    """That part of the result in float64, as ``result_part`` gives it."""
+    """Compute an excerpt of the result in float64, with the axes of ``result_part``."""
     x = data_view(problem, tensors.x)[part.images, part.groups, part.channels]
     w = filter_view(problem, tensors.w)[part.groups, part.filters, part.channels]
     dy = data_view(problem, tensors.dy)[part.images, part.groups, part.filters]
     groups = w.shape[0]
-    # Copied to plain row-major arrays, the road that every implementation has best tested:
-    # PyTorch 2.13's grouped float64 filter gradient is wrong on the CPU if all are channels last.
+    # Copy to row-major arrays, since PyTorch 2.13's grouped float64 filter gradient is wrong on the
+    # CPU if all operands are channels last.
     x, dy = (_wide(_merged(array, 1)) for array in (x, dy))
     w = _wide(_merged(w, 0))
-    small = ConvProblem(
+    part_problem = ConvProblem(
         x.shape,
         w.shape,
         stride=problem.stride,
@@ -127,11 +130,11 @@ def reference(
         groups=groups,
         dtype=x.dtype.name,
     )
-    return _grouped(small, pass_, exact(small, pass_, x, w, dy))
+    return _grouped(part_problem, pass_, exact(part_problem, pass_, x, w, dy))
 
 
 def result_part(problem: ConvProblem, pass_: str, result: Any, part: Excerpt) -> Any:
-    """The part of a result, its channels split into groups."""
+    """Return an excerpt of a result, with its channels split into groups."""
     whole = _grouped(problem, pass_, result)
     if pass_ == "backprop_filter":
         return whole[part.groups, part.filters, part.channels]
@@ -139,20 +142,20 @@ def result_part(problem: ConvProblem, pass_: str, result: Any, part: Excerpt) ->
 
 
 def judge(result: Any, expected: Any, limit: float) -> Verdict:
-    """Compare a part of a result with the reference for it."""
+    """Compare an excerpt of a result with its reference."""
     if expected.size == 0:
         return Verdict(0.0, 0.0, limit)
     difference = abs(_wide(result) - expected)
     norm = sqrt(float((abs(expected) ** 2).sum()))
-    off = sqrt(float((difference * difference).sum()))
+    difference_norm = sqrt(float((difference * difference).sum()))
     scale = norm / sqrt(expected.size)
     if norm == 0:
-        return Verdict(off, off, limit)
-    return Verdict(off / norm, float(difference.max()) / scale, limit)
+        return Verdict(difference_norm, difference_norm, limit)
+    return Verdict(difference_norm / norm, float(difference.max()) / scale, limit)
 
 
 def numpy_exact(place: Place, impl: str) -> Exact:
-    """Float64 passes by one of our own CPU implementations."""
+    """Return a reference function that runs one of cupyconv's CPU implementations."""
 
     def exact(problem: ConvProblem, pass_: str, x: Any, w: Any, dy: Any) -> Any:
         x, w, dy = (place.to_host(array) for array in (x, w, dy))
@@ -168,13 +171,13 @@ def _grouped(problem: ConvProblem, pass_: str, result: Any) -> Any:
 
 
 def _merged(array: Any, axis: int) -> Any:
-    """Two neighbouring axes, groups and channels, as one."""
+    """Return the array with ``axis`` and the next axis (groups and channels) merged."""
     return array.reshape(*array.shape[:axis], -1, *array.shape[axis + 2 :])
 
 
 def _wide(array: Any) -> Any:
-    """The same numbers in float64, or its complex dtype, in row-major order."""
-    if array.dtype.name == "bfloat16":  # by its bits, which need nothing of NumPy or CuPy
+    """Return a row-major copy in float64 or complex128."""
+    if array.dtype.name == "bfloat16":  # convert the bits, as casts may be unsupported
         bits = array.view("uint16").astype("uint32") << 16
         array = bits.view("float32")
     return array.astype("complex128" if array.dtype.kind == "c" else "float64", order="C")

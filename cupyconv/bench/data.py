@@ -1,8 +1,8 @@
 """Random tensors of a layer.
 
-A few million normally distributed numbers are drawn once and repeated.  The period is a prime, so
-no axis of a tensor is a multiple of it, and drawing takes no part of a run's time.  Zeros would be
-timed wrong: processors run faster on them.
+A few million normally distributed numbers are values once and repeated, so that filling tensors is
+fast.  The period is a prime, so no tensor axis is a multiple of it.  Zeros would distort the
+timings: processors run faster on them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from cupyconv.checking import Operands
 from cupyconv.problem import REAL_PART, ConvProblem, dtype_name
 
 LAYOUTS = (formats.CHANNELS_LAST, formats.CHANNELS_FIRST)
-"""Memory orders that are measured."""
+"""Memory orders to measure."""
 
-PERIOD = 4_194_301  # the largest prime below 2^22
-_STEP = 524_287  # a prime too
+PERIOD = 4_194_301  # numbers; the largest prime below 2^22
+_STEP = 524_287  # numbers between the starts of consecutive seeds; a prime
 
 
 def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
-    """The same convolution in a memory order and dtype.
+    """Return the convolution in another memory order and dtype.
 
-    Channels last goes with filters O + spatial + I, so that operands are the same bytes as those
-    of a PyTorch layer in its channels_last format; channels first with O I + spatial.
+    Channels last pairs with filters O + spatial + I, the bytes of a PyTorch layer in the
+    channels_last format; channels first pairs with filters O I + spatial.
     """
     rank = problem.spatial_rank
     data_format = formats.resolve_data_format(layout, rank)
@@ -46,7 +46,7 @@ def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
 
 
 def random_sets(problem: ConvProblem, count: int, xp: Any) -> list[Operands]:
-    """Several sets of operands, all different; ``xp`` is numpy or cupy."""
+    """Return ``count`` different sets of operands; ``xp`` is numpy or cupy."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     seeds = iter(range(3 * count))
     return [
@@ -56,7 +56,7 @@ def random_sets(problem: ConvProblem, count: int, xp: Any) -> list[Operands]:
 
 
 def reordered(tensors: Operands, source: ConvProblem, target: ConvProblem, xp: Any) -> Operands:
-    """The same values in another problem's memory order."""
+    """Copy operands to another problem's memory order."""
     data = _permutation(source.data_axes, target.data_axes)
     filters = _permutation(source.filter_axes, target.filter_axes)
     return Operands(
@@ -67,14 +67,14 @@ def reordered(tensors: Operands, source: ConvProblem, target: ConvProblem, xp: A
 
 
 def random_flat(count: int, dtype: str, seed: int, xp: Any) -> Any:
-    """This many random numbers in a row."""
+    """Return a flat array of ``count`` random numbers."""
     numbers = _numbers(dtype, xp)
     flat = xp.empty(count, numbers.dtype)
-    start, skipped = 0, _STEP * seed % PERIOD  # other tensors begin elsewhere in the numbers
+    start, offset = 0, _STEP * seed % PERIOD  # each seed starts elsewhere in the period
     while start < count:
-        piece = numbers[skipped : skipped + count - start]
-        flat[start : start + piece.size] = piece
-        start, skipped = start + piece.size, 0
+        chunk = numbers[offset : offset + count - start]
+        flat[start : start + chunk.size] = chunk
+        start, offset = start + chunk.size, 0
     return flat
 
 
@@ -85,17 +85,17 @@ def _random(shape: tuple[int, ...], dtype: str, seed: int, xp: Any) -> Any:
 @cache
 def _numbers(dtype: str, xp: Any) -> Any:
     generator = np.random.default_rng(0)
-    drawn = generator.standard_normal(PERIOD, dtype=np.float32)
+    values = generator.standard_normal(PERIOD, dtype=np.float32)
     if dtype in REAL_PART:
-        drawn = drawn + 1j * generator.standard_normal(PERIOD, dtype=np.float32)
-    return xp.asarray(drawn.astype(numpy_dtype(dtype)))
+        values = values + 1j * generator.standard_normal(PERIOD, dtype=np.float32)
+    return xp.asarray(values.astype(numpy_dtype(dtype)))
 
 
 def _ordered(shape: tuple[int, ...], positions: tuple[int, ...]) -> tuple[int, ...]:
-    """Sizes moved to these positions."""
+    """Return the sizes, each moved to its position."""
     return tuple(size for _, size in sorted(zip(positions, shape, strict=True)))
 
 
 def _permutation(source: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    """The transposition that moves what is at the source positions to the target positions."""
+    """Return the transposition that moves axes from source to target positions."""
     return _ordered(source, target)

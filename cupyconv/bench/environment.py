@@ -1,4 +1,4 @@
-"""What figures were measured on, as far as it can be found out."""
+"""Hardware, software versions, date and commit of a run, as far as they can be determined."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _SMI_FIELDS = (
 def describe(
     place: Place, arguments: Iterable[str] = (), program: str = "cupyconv bench"
 ) -> dict[str, Any]:
-    """Processor, versions, date and commit, as JSON takes them.
+    """Describe processor, versions, date and commit as a JSON object.
 
     Args:
-        program, arguments: the command line; files are recorded by their name alone.
+        program, arguments: the command line; files are recorded without their folder.
     """
     return {
         "device": place.name,
@@ -62,7 +62,7 @@ def describe(
 
 
 def title(environment: dict[str, Any]) -> str:
-    """The processor and the date, in a few words."""
+    """Return the processor and the date as a short title."""
     processor = environment.get("gpu") or environment.get("cpu") or "an unknown processor"
     if environment.get("device") == "cpu":
         processor = f"{processor}, {environment.get('threads')} threads"
@@ -70,14 +70,15 @@ def title(environment: dict[str, Any]) -> str:
 
 
 def gpu(place: GpuPlace) -> dict[str, Any]:
-    """The current GPU with its clocks, and the versions and the cost of what drives it."""
+    """Describe the current GPU: clocks, library versions and launch time."""
     cupy = place.xp
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(runtime.getDevice())
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "gpu": properties["name"].decode(),
         "capability": f"{properties['major']}.{properties['minor']}",
         "architecture": place.device.architecture,
+        "target": place.device.target,
         "multiprocessors": properties["multiProcessorCount"],
         "l2_bytes": properties["l2CacheSize"],
         "memory_bytes": properties["totalGlobalMem"],
@@ -89,13 +90,13 @@ def gpu(place: GpuPlace) -> dict[str, Any]:
     }
     torch = sys.modules.get("torch")
     if torch is not None:
-        found["torch_cuda"] = torch.version.cuda
-        found["cudnn"] = torch.backends.cudnn.version()
-    return found
+        description["torch_cuda"] = torch.version.cuda
+        description["cudnn"] = torch.backends.cudnn.version()
+    return description
 
 
 def smi() -> dict[str, str]:
-    """Clocks, driver and power limit as nvidia-smi tells them; empty where it is not to be had."""
+    """Return clocks, driver and power limit from nvidia-smi; empty if it is unavailable."""
     query = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"]
     text = _output(query)
     if text is None:
@@ -105,28 +106,28 @@ def smi() -> dict[str, str]:
 
 
 def threads() -> int:
-    """Threads that NumPy's BLAS uses, and so we do; if it does not tell, one per available core."""
+    """Return the thread count of NumPy's BLAS, or the available cores if it is unknown."""
     return blas_threads() or cores()
 
 
 def load() -> float | None:
-    """The load average of the last minute; None where the system does not tell."""
+    """Return the load average of the last minute; None if the system has none."""
     with suppress(AttributeError, OSError):
         return round(os.getloadavg()[0], 2)
     return None
 
 
 def blas() -> str:
-    """The BLAS that NumPy was built with."""
+    """Return name and version of the BLAS that NumPy was built with."""
     with suppress(KeyError, TypeError, AttributeError):
-        found: Any = np.show_config(mode="dicts")
-        entry = found["Build Dependencies"]["blas"]
+        config: Any = np.show_config(mode="dicts")
+        entry = config["Build Dependencies"]["blas"]
         return f"{entry['name']} {entry['version']}"
     return "unknown"
 
 
 def cpu_name() -> str:
-    """The model of the CPU."""
+    """Return the model name of the CPU."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -135,17 +136,17 @@ def cpu_name() -> str:
 
 
 def commit() -> str | None:
-    """The commit that is measured, with "+" if files differ from it; None outside a checkout."""
+    """Return the measured commit, with "+" if tracked files changed; None outside a checkout."""
     folder = Path(cupyconv.__file__).parent.parent
     if not (folder / ".git").exists():
         return None
-    found = _output(["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"])
+    head = _output(["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"])
     changed = _output(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
-    return None if not found else found.strip() + ("+" if changed else "")
+    return None if not head else head.strip() + ("+" if changed else "")
 
 
 def version(package: str) -> str | None:
-    """Version of an installed package."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -153,13 +154,13 @@ def version(package: str) -> str | None:
 
 
 def command_text(program: str, arguments: Iterable[str]) -> str:
-    """A command line without the folders of this machine."""
+    """Return a command line with the folders of file arguments removed."""
     names = shlex.join(argument.rpartition(os.sep)[2] for argument in arguments)
     return f"{program} {names}".rstrip()
 
 
 def _dotted(number: int) -> str:
-    """CUDA's 13000 as 13.0."""
+    """Format a CUDA version number: 13000 as 13.0."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

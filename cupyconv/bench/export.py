@@ -1,10 +1,11 @@
-"""Results as a JSON file and as CSV, with the figures that follow from them in every row."""
+"""Export of results to JSON and CSV, with derived columns in every row."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,17 @@ from cupyconv import files
 from cupyconv.bench import report
 from cupyconv.bench.peers import PEERS
 from cupyconv.bench.results import KIND, SCHEMA, Results, Row
+from cupyconv.markup import in_line, spreadsheet_cell
 
 _RATIOS = {peer: f"ratio_to_{peer}" for peer in PEERS}
 
 DERIVED = ("tflops", "gbps", "roofline_share", *_RATIOS.values())
-"""Columns beside those of Row: TFLOP/s, GB/s, 1 at the roofline, and above 1 where it is faster
-than each peer."""
+"""Columns computed from Row: TFLOP/s, GB/s, share of the roofline, and each peer's time over ours
+(above 1, ours is faster)."""
 
 
 def to_json(results: Results) -> dict[str, Any]:
-    """Everything as one JSON object."""
+    """Return all results as one JSON object."""
     ratios = {name: report.ratios(results, peer) for peer, name in _RATIOS.items()}
     return {
         "schema": SCHEMA,
@@ -37,7 +39,7 @@ def to_json(results: Results) -> dict[str, Any]:
                 "tflops": row.tflops,
                 "gbps": row.gbps,
                 "roofline_share": report.roofline_share(results, row),
-                **{name: found[number] for name, found in ratios.items()},
+                **{name: values[number] for name, values in ratios.items()},
             }
             for number, row in enumerate(results.rows)
         ],
@@ -48,27 +50,37 @@ def to_json(results: Results) -> dict[str, Any]:
 
 
 def write_json(results: Results, path: Path) -> None:
-    """Everything as a JSON file, an entry of a list in a line."""
+    """Write all results as a JSON file, with one line per list entry."""
     files.put(path, f"{_lines(to_json(results))}\n".encode())
 
 
 def _lines(value: dict[str, Any]) -> str:
-    """JSON of an object: a line for each of its values, and for each entry of a list."""
+    """Format a JSON object with one line per value and one line per list entry."""
     parts = []
     for name, content in value.items():
         text = json.dumps(content)
         if isinstance(content, list) and content:
-            text = "[\n" + ",\n".join(f"  {json.dumps(one)}" for one in content) + "\n ]"
+            text = "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in content) + "\n ]"
         parts.append(f" {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}"
 
 
+_INNER_COMMA = re.compile(r",(?! )")
+_COMMA = r"\\u002c"
+"""JSON escape for a comma inside a string, where a spreadsheet would begin a new cell."""
+
+
 def to_csv(results: Results) -> str:
-    """A line for each row; above them, what it was measured on, in lines that begin with #."""
+    """Return CSV with a line per row, after "#" lines that describe the environment."""
     text = io.StringIO(newline="")
     for key, value in results.environment.items():
-        text.write(f"# {key}: {json.dumps(value)}\n")
+        text.write(f"# {in_line(key)}: {_INNER_COMMA.sub(_COMMA, json.dumps(value))}\n")
     writer = csv.DictWriter(text, [*(column.name for column in fields(Row)), *DERIVED])
     writer.writeheader()
-    writer.writerows(to_json(results)["rows"])
+    for row in to_json(results)["rows"]:
+        cells = {
+            name: spreadsheet_cell(value) if isinstance(value, str) else value
+            for name, value in row.items()
+        }
+        writer.writerow(cells)
     return text.getvalue()

@@ -1,10 +1,10 @@
-"""How long a new process takes for its first result.
+"""Time of the first result of a new process.
 
     python -m cupyconv.bench.first_call '{"implementation": "auto", ...}'
 
-prints milliseconds by pass.  Imports and the GPU's context come before; what is left is loading
-or compiling kernels, for PyTorch loading cuDNN and trying its algorithms, for JAX and TensorFlow
-compiling a function.
+prints milliseconds by pass, without imports and the creation of the GPU context.  The time is spent
+on loading or compiling kernels; for PyTorch on loading cuDNN and trying its algorithms; for JAX and
+TensorFlow on compiling a function.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from cupyconv.bench.implementations import pass_call
 from cupyconv.bench.peers import PEERS, find
 from cupyconv.bench.results import FirstCall
 from cupyconv.bench.suites import SuiteLayer
-from cupyconv.gpu.compiler import CACHE_VARIABLE
+from cupyconv.cache_folder import CACHE_VARIABLE
+from cupyconv.errors import CupyconvError
 from cupyconv.planning import Plan, plan
 
-LIMIT = 90  # s, of each process
+LIMIT = 90  # s; timeout of each process (chosen)
 
 
-class FirstCallError(Exception):
-    """A process did not get to its end; the message is the last line that it said."""
+class FirstCallError(CupyconvError):
+    """A process failed; the message is its last line on standard error, or says why it ended."""
 
 
 def measure(
@@ -44,7 +45,7 @@ def measure(
     precision: str = "ieee",
     peers: Iterable[str] = ("torch",),
 ) -> Iterator[FirstCall]:
-    """Times of the first call of each pass: ours with a cold and a warm kernel cache, the peers'.
+    """Yield first-call times of each pass: ours with cold and warm kernel cache, then the peers'.
 
     Raises:
         FirstCallError: a process failed.
@@ -52,13 +53,13 @@ def measure(
     problem = data.in_layout(layer.problem, data.LAYOUTS[0], dtype)
     request = {
         "implementation": implementation,
-        "plan": plan(problem).to_json(),  # the one way that a problem is written as JSON
+        "plan": plan(problem).to_json(),  # contains the problem; ConvProblem has no JSON form
         "passes": list(passes),
         "device": device,
         "precision": precision,
     }
     with tempfile.TemporaryDirectory(prefix="cupyconv-bench-") as empty:
-        # On the CPU there are no kernels, so the two would be the same.
+        # The CPU has no kernels to cache.
         for cache in ("cold", "warm") if device == "gpu" else ("",):
             for pass_, milliseconds in _in_new_process(request, empty).items():
                 yield FirstCall(implementation, layer.name, dtype, cache, pass_, milliseconds)
@@ -84,14 +85,14 @@ def _in_new_process(request: dict[str, Any], cache_directory: str) -> dict[str, 
 
 
 def main(text: str) -> dict[str, float]:
-    """Milliseconds of the first call of each pass that a request asks for, in this process."""
+    """Return the milliseconds of the first call of each requested pass, in this process."""
     request = json.loads(text)
     problem = Plan.from_json(request["plan"]).problem
     place = places.of(request["device"])
     precision, implementation = request["precision"], request["implementation"]
     sets = data.random_sets(problem, 1, place.xp)
     peer = find(place, implementation)[0] if implementation in PEERS else None
-    found = {}
+    milliseconds = {}
     with peer.settings(precision) if peer else nullcontext():
         place.synchronize()
         for pass_ in request["passes"]:
@@ -102,8 +103,8 @@ def main(text: str) -> dict[str, float]:
             start = time.perf_counter()
             call(0)
             place.synchronize()
-            found[pass_] = (time.perf_counter() - start) * 1e3
-    return found
+            milliseconds[pass_] = (time.perf_counter() - start) * 1e3
+    return milliseconds
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Our implementations, called as a user would."""
+"""Calls of cupyconv's public functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cupyconv.problem import ConvProblem
 def pass_call(
     problem: ConvProblem, pass_: str, sets: Sequence[Operands], impl: str, precision: str
 ) -> Callable[[int], Any]:
-    """The public function of a pass, on the set of operands with the number that it is given."""
+    """Return a function that runs a pass on the operand set of the given index."""
     arguments = {**problem.keywords, "precision": precision, "impl": impl}
     if pass_ == "forward":
         return lambda i: operations.conv_forward(sets[i].x, sets[i].w, **arguments)

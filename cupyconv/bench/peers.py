@@ -1,8 +1,8 @@
-"""PyTorch, and on the CPU JAX and TensorFlow, where they are installed: what ours is compared with.
+"""Libraries to compare with, if installed: PyTorch, and on the CPU also JAX and TensorFlow.
 
-Each is called as fast as it goes: compiled, if it compiles, before anything is timed; each gradient
-alone; on as many threads as ours.  On a GPU, PyTorch has cudnn.benchmark on, so that cuDNN's
-algorithms are tried on the first call, and TF32 only where the run permits it to us too.
+Each library runs in its fastest form: compiled before timing starts, one gradient at a time, with
+as many threads as cupyconv.  On a GPU, PyTorch sets cudnn.benchmark, so that cuDNN tries its
+algorithms on the first call, and uses TF32 only if the run permits it to cupyconv, too.
 """
 
 from __future__ import annotations
@@ -21,66 +21,69 @@ from cupyconv.checking import Operands
 from cupyconv.problem import ConvProblem
 
 PEERS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow"}
-"""What is measured beside cupyconv, by the names that rows have for it."""
+"""Labels of the libraries, keyed by their name in rows."""
 
 NAMES = {"cpu": tuple(PEERS), "gpu": ("torch",)}
-"""Of those that are measured where nothing else is asked for, by place."""
+"""Libraries that a run measures by default, by place."""
 
 _FORWARDS = {1: "conv1d", 2: "conv2d", 3: "conv3d"}
 
 _MOST_PLAIN = 1e9
-"""Operations of a pass that XLA may compute one by one."""
+"""FLOP limit of a strided 3-D pass on XLA, whose gradient is very slow (chosen)."""
 
 
 class Peer(Protocol):
-    """What a run needs of a library that it measures beside cupyconv."""
+    """Interface of a library that a run compares with cupyconv."""
 
     name: str
     """One of PEERS."""
 
     copies: bool
-    """Whether its operands take memory of their own."""
+    """Whether its operands are copies that take extra memory."""
 
     errors: tuple[type[Exception], ...]
-    """What it raises where it cannot do a problem."""
+    """Exceptions it raises for an unsupported problem."""
 
     def settings(
         self, precision: str, threads: int | None = None
     ) -> AbstractContextManager[None]: ...
 
     def refuses(self, problem: ConvProblem) -> str | None:
-        """Why it cannot do a problem; None if it can."""
+        """Return why a problem is unsupported; None if it is supported."""
         ...
 
     def call(self, problem: ConvProblem, pass_: str, sets: Sequence[Operands]) -> Call:
-        """One pass on the set of this number, with a result of its own kind, ready."""
+        """Return a function that runs a pass on the operand set of an index.
+
+        Its result is an array of the library, complete on return if the library runs on the CPU.
+        """
         ...
 
     def to_array(self, result: Any, problem: ConvProblem, pass_: str) -> Any:
-        """A result as an array of the place, with the axes that the problem says."""
+        """Convert a result to an array of the place, with the problem's axis order."""
         ...
 
     def workspace_bytes(self, call: Call) -> int | None:
-        """Device memory that a call takes at its peak beside its result; None on the CPU."""
+        """Return the peak device memory of a call, less its result; None on the CPU."""
         ...
 
     def release(self) -> None:
-        """Give back memory that is kept for later tensors."""
+        """Free memory that is cached for later tensors."""
         ...
 
 
 def find(place: Place, name: str = "torch") -> tuple[Peer | None, str]:
-    """One of PEERS for this place, and if it cannot be had, why."""
+    """Return one of PEERS and an empty string, or None and why it is unavailable."""
     label = PEERS[name]
     if name not in NAMES[place.name]:
         return None, f"{label} is measured on the CPU only"
     if name == "tensorflow":
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # standard error is not its own
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # keep its log off standard error
     try:
         library: Any = import_module(name)
     except ImportError:
         return None, f"{label} is not installed"
-    except Exception as error:  # of its own: a library that does not load, a version too new
+    except Exception as error:  # any: a shared library does not load, a version is too new
         why, _, _ = str(error).partition("\n")
         return None, f"{label} could not be imported: {why or type(error).__name__}"
     if name != "torch":
@@ -91,7 +94,7 @@ def find(place: Place, name: str = "torch") -> tuple[Peer | None, str]:
 
 
 class TorchPeer:
-    """PyTorch's convolutions on the arrays of a place, whose memory its tensors share."""
+    """PyTorch's convolutions on tensors that share the memory of a place's arrays."""
 
     name = "torch"
     copies = False
@@ -102,22 +105,22 @@ class TorchPeer:
 
     @contextmanager
     def settings(self, precision: str, threads: int | None = None) -> Iterator[None]:
-        """PyTorch as it is measured; its settings are put back afterwards.
+        """Enter the settings for measuring PyTorch, and restore them afterwards.
 
         Args:
             precision: "tf32" permits tensor cores to round float32 operands.
-            threads: of PyTorch on the CPU.
+            threads: thread count of PyTorch on the CPU; None leaves it unchanged.
         """
         torch = self._torch
-        wanted = [
+        new_values = [
             (torch.backends.cudnn, "benchmark", True),
             (torch.backends.cudnn, "allow_tf32", precision == "tf32"),
             (torch.backends.cuda.matmul, "allow_tf32", precision == "tf32"),
         ]
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in new_values]
         threads_before = torch.get_num_threads()
         try:
-            for owner, name, value in wanted:
+            for owner, name, value in new_values:
                 setattr(owner, name, value)
             if threads is not None:
                 torch.set_num_threads(threads)
@@ -130,7 +133,7 @@ class TorchPeer:
 
     @contextmanager
     def _current_stream(self) -> Iterator[None]:
-        """PyTorch on the stream that CuPy's events are recorded on."""
+        """Make PyTorch use the stream on which CuPy records its events."""
         if self._place.name == "cpu":
             yield
             return
@@ -144,19 +147,19 @@ class TorchPeer:
 
     def refuses(self, problem: ConvProblem) -> str | None:
         if any(before != after for before, after in problem.padding):
-            return "PyTorch pads both sides alike"
+            return "PyTorch pads both sides equally"
         return None
 
     def call(self, problem: ConvProblem, pass_: str, sets: Sequence[Operands]) -> Call:
-        """One pass on the set of this number; results are tensors of (N, C, spatial) or OI axes."""
-        tensors = [self._operands(problem, one) for one in sets]
+        """Return a function whose results are tensors with the axes (N, C, spatial) or O I."""
+        tensors = [self._operands(problem, operands) for operands in sets]
         return self._pass(problem, pass_, tensors)
 
     def exact(self, problem: ConvProblem, pass_: str, x: Any, w: Any, dy: Any) -> Any:
-        """One pass of float64 or complex128 arrays, channels first, as an array of the place."""
+        """Run a pass on channels-first float64 or complex128 arrays of the place."""
         torch = self._torch
         cudnn = torch.backends.cudnn
-        before, cudnn.benchmark = cudnn.benchmark, False  # one call: not worth trying algorithms
+        before, cudnn.benchmark = cudnn.benchmark, False  # one call only
         try:
             operands = tuple(self._tensor(array) for array in (x, w, dy))
             return self.to_array(self._pass(problem, pass_, [operands])(0), problem, pass_)
@@ -164,14 +167,14 @@ class TorchPeer:
             cudnn.benchmark = before
 
     def to_array(self, tensor: Any, problem: ConvProblem, pass_: str) -> Any:
-        """An array over a tensor's memory."""
+        """Return an array that shares a tensor's memory."""
         axes = np.argsort(_axes(problem, pass_))
         xp = self._place.xp
         if problem.dtype != "bfloat16":
             return xp.from_dlpack(tensor.resolve_conj()).transpose(*axes)
         from cupyconv.arrays import numpy_dtype
 
-        # bfloat16 is not among the dtypes that NumPy exchanges, 16-bit integers are.
+        # NumPy cannot import bfloat16 through DLPack, so the bits travel as 16-bit integers.
         array = xp.from_dlpack(tensor.view(self._torch.int16)).view(numpy_dtype(problem.dtype))
         return array.transpose(*axes)
 
@@ -192,7 +195,7 @@ class TorchPeer:
             self._torch.cuda.empty_cache()
 
     def product(self, size: int, dtype: str) -> Call:
-        """A square matrix product of random numbers."""
+        """Return a function that multiplies two random square matrices."""
         torch = self._torch
         device = "cuda" if self._place.name == "gpu" else "cpu"
         kind = getattr(torch, dtype)
@@ -200,20 +203,20 @@ class TorchPeer:
         return lambda _: a @ b
 
     def copy(self, size: int) -> Call:
-        """A copy of this many bytes."""
+        """Return a function that copies ``size`` bytes."""
         torch = self._torch
         device = "cuda" if self._place.name == "gpu" else "cpu"
         source = torch.randn(size // 4, device=device)
         target = torch.empty_like(source)
         return lambda _: target.copy_(source)
 
-    def _operands(self, problem: ConvProblem, one: Operands) -> tuple[Any, Any, Any]:
-        """x, w and dy with their axes in PyTorch's order, in the memory that they have."""
+    def _operands(self, problem: ConvProblem, operands: Operands) -> tuple[Any, Any, Any]:
+        """Return x, w and dy as views with PyTorch's axis order."""
         data, filters = problem.data_axes, problem.filter_axes
         return (
-            self._tensor(one.x).permute(data),
-            self._tensor(one.w).permute(filters),
-            self._tensor(one.dy).permute(data),
+            self._tensor(operands.x).permute(data),
+            self._tensor(operands.w).permute(filters),
+            self._tensor(operands.dy).permute(data),
         )
 
     def _tensor(self, array: Any) -> Any:
@@ -236,25 +239,25 @@ class TorchPeer:
         if problem.is_complex:
             return self._complex_gradient(problem, pass_, operands)
         backward = torch.ops.aten.convolution_backward.default
-        wanted = 0 if pass_ == "backprop_input" else 1
-        mask = [wanted == 0, wanted == 1, False]
+        operand = 0 if pass_ == "backprop_input" else 1
+        mask = [operand == 0, operand == 1, False]
         zeros = [0] * rank
         return lambda i: backward(
             operands[i][2], operands[i][0], operands[i][1],
             None, stride, padding, dilation, False, zeros, groups, mask,
-        )[wanted]  # fmt: skip
+        )[operand]  # fmt: skip
 
     def _complex_gradient(
         self, problem: ConvProblem, pass_: str, operands: Sequence[tuple[Any, Any, Any]]
     ) -> Callable[[int], Any]:
-        """One gradient of complex numbers, of which PyTorch has no operator: by its autograd."""
+        """Return a complex gradient by autograd, as PyTorch has no operator for it."""
         torch = self._torch
         forward = getattr(torch, _FORWARDS[problem.spatial_rank])
         rules = (None, problem.stride, [before for before, _ in problem.padding])
         recorded = []
         with torch.inference_mode(False), torch.enable_grad():
             for x, w, dy in operands:
-                # Of their own: what is made in inference mode cannot be recorded.
+                # Copy: autograd cannot record tensors that were made in inference mode.
                 x, w, dy = x.clone(), w.clone(), dy.clone()
                 leaf = (x if pass_ == "backprop_input" else w).requires_grad_()
                 recorded.append((forward(x, w, *rules, problem.dilation, problem.groups), leaf, dy))
@@ -268,7 +271,7 @@ class TorchPeer:
 
 
 class _CompilingPeer:
-    """What JAX and TensorFlow have in common: functions that are compiled for a problem."""
+    """Base of JAX and TensorFlow, which compile a function per problem."""
 
     copies = True
     errors: tuple[type[Exception], ...] = (RuntimeError, ValueError, NotImplementedError)
@@ -277,11 +280,11 @@ class _CompilingPeer:
         return None
 
     def release(self) -> None:
-        """They keep none for long."""
+        """Do nothing: neither library caches memory for long."""
 
 
 class JaxPeer(_CompilingPeer):
-    """JAX's convolution, compiled by XLA, on copies of NumPy arrays in their memory order."""
+    """JAX's convolution, compiled by XLA, on copies of NumPy arrays in the same memory order."""
 
     name = "jax"
 
@@ -291,17 +294,17 @@ class JaxPeer(_CompilingPeer):
 
     @contextmanager
     def settings(self, precision: str, threads: int | None = None) -> Iterator[None]:
-        """JAX as it is measured, on the CPU, with float64.
+        """Enter the settings for measuring JAX: on the CPU, with float64 enabled.
 
         Args:
-            precision: "ieee" asks XLA for float32 that is float32.
-            threads: of XLA, whose pool is made when it is first used and stays as it is.
+            precision: "ieee" asks XLA for full float32 precision.
+            threads: thread count of XLA, whose pool is created on first use and never resized.
         """
         config = self._jax.config
         self._precision = "highest" if precision == "ieee" else "default"
         before, variable = config.jax_enable_x64, os.environ.get("NPROC")
         if threads is not None:
-            os.environ["NPROC"] = str(threads)  # all that XLA's pool looks at, beside the affinity
+            os.environ["NPROC"] = str(threads)  # read by XLA's pool, as is the CPU affinity
         try:
             config.update("jax_enable_x64", True)
             with self._jax.default_device(self._jax.devices("cpu")[0]):
@@ -320,10 +323,10 @@ class JaxPeer(_CompilingPeer):
             max(pair) >= axis.effective_filter
             for pair, axis in zip(problem.padding, problem.axes, strict=True)
         ):
-            # Its gradient crops then, and XLA 0.10.2 reads memory that is not its own.
-            return "padding reaches beyond the filter, where XLA's gradients may crash"
+            # The gradient then crops, and XLA 0.10.2 reads out of bounds.
+            return "XLA's gradients may crash where padding is larger than the filter"
         if problem.spatial_rank == 3 and max(problem.stride) > 1 and problem.flops > _MOST_PLAIN:
-            # 0.10.2 was ended after twelve of them; no signal comes through such a call.
+            # Version 0.10.2 did not finish in twelve minutes, and signals cannot interrupt it.
             return "a call of XLA's gradient of strided volumes takes minutes on a CPU"
         return None
 
@@ -354,7 +357,7 @@ class JaxPeer(_CompilingPeer):
             "backprop_input": (backprop_input, ("w", "dy")),
             "backprop_filter": (backprop_filter, ("x", "dy")),
         }[pass_]
-        operands = [[jax.device_put(getattr(one, name)) for name in names] for one in sets]
+        operands = [[jax.device_put(getattr(one_set, name)) for name in names] for one_set in sets]
         compiled = jax.jit(function)
         return lambda i: compiled(*operands[i]).block_until_ready()
 
@@ -363,9 +366,9 @@ class JaxPeer(_CompilingPeer):
 
 
 class TensorFlowPeer(_CompilingPeer):
-    """TensorFlow's convolutions in a graph, on copies of NumPy arrays in their memory order.
+    """TensorFlow's convolutions in a graph, on copies of NumPy arrays in the same memory order.
 
-    Filters are in TensorFlow's own order before anything is timed.
+    Filters are transposed to TensorFlow's order before timing starts.
     """
 
     name = "tensorflow"
@@ -376,9 +379,9 @@ class TensorFlowPeer(_CompilingPeer):
 
     @contextmanager
     def settings(self, _precision: str, threads: int | None = None) -> Iterator[None]:
-        """TensorFlow as it is measured; its threads are made when it is first used."""
+        """Enter the settings for measuring TensorFlow, which creates its threads on first use."""
         if threads is not None:
-            with suppress(RuntimeError):  # they have been
+            with suppress(RuntimeError):  # the threads exist already
                 self._tf.config.threading.set_intra_op_parallelism_threads(threads)
                 self._tf.config.threading.set_inter_op_parallelism_threads(threads)
         with self._tf.device("/CPU:0"):
@@ -390,7 +393,7 @@ class TensorFlowPeer(_CompilingPeer):
         if not problem.data_format.endswith("C"):
             return "TensorFlow takes channels last on a CPU"
         if max(problem.filter_sizes) == 1 and any(axis.unread_inputs for axis in problem.axes):
-            # Those of oneDNN in 2.21.
+            # Version 2.21 computes these gradients with oneDNN.
             return "TensorFlow's gradients of strided filters of one tap may crash"
         return None
 
@@ -398,8 +401,8 @@ class TensorFlowPeer(_CompilingPeer):
         tf, forward = self._tf, self._forward(problem)
         filters = _tensorflows_filter_axes(problem)
         operands = [
-            tuple(tf.constant(array) for array in (one.x, one.w.transpose(filters), one.dy))
-            for one in sets
+            tuple(tf.constant(array) for array in (ours.x, ours.w.transpose(filters), ours.dy))
+            for ours in sets
         ]
 
         def gradient(x: Any, w: Any, dy: Any) -> Any:
@@ -409,7 +412,7 @@ class TensorFlowPeer(_CompilingPeer):
                 y = forward(x, w)
             return tape.gradient(y, leaf, dy)
 
-        # The graph leaves out what its result does not need: forward, of a gradient.
+        # The graph of a gradient is pruned, so it does not compute the forward pass.
         graph = tf.function(
             gradient if pass_ != "forward" else lambda x, w, dy: forward(x, w), autograph=False
         )
@@ -422,21 +425,21 @@ class TensorFlowPeer(_CompilingPeer):
         return array
 
     def _forward(self, problem: ConvProblem) -> Callable[[Any, Any], Any]:
-        """y of x, and w in TensorFlow's order."""
+        """Return the forward function of x and of w in TensorFlow's order."""
         tf, rank = self._tf, problem.spatial_rank
         pads = [list(pair) for pair in problem.padding]
         strides, dilations = list(problem.stride), list(problem.dilation)
-        if rank == 1:  # which TensorFlow computes as rows of one
+        if rank == 1:  # TensorFlow computes 1-D as 2-D with one row
             pads, strides, dilations = [[0, 0], *pads], strides * 2, [1, *dilations]
 
         rules: dict[str, Any] = {"strides": [1, *strides, 1], "padding": "VALID"}
-        function, before = tf.nn.conv3d, [[0, 0], *pads, [0, 0]]
+        function, pad_widths = tf.nn.conv3d, [[0, 0], *pads, [0, 0]]
         if not any(map(any, pads)):
-            before = []
+            pad_widths = []
         elif problem.padding == problem.replace(padding="same").padding:
-            rules["padding"], before = "SAME", []
+            rules["padding"], pad_widths = "SAME", []
         elif rank < 3 and max(dilations) == 1:
-            rules["padding"], before = before, []
+            rules["padding"], pad_widths = pad_widths, []
         depthwise = rank < 3 and 1 < problem.groups == problem.C
         if rank < 3:
             function = tf.nn.depthwise_conv2d if depthwise else tf.nn.conv2d
@@ -447,18 +450,18 @@ class TensorFlowPeer(_CompilingPeer):
                 x, w = tf.expand_dims(x, 1), tf.expand_dims(w, 0)
             if depthwise:
                 w = tf.reshape(w, [*w.shape[:2], problem.C, problem.K // problem.C])
-            y = function(tf.pad(x, before) if before else x, w, **rules)
+            y = function(tf.pad(x, pad_widths) if pad_widths else x, w, **rules)
             return tf.squeeze(y, 1) if rank == 1 else y
 
         return forward
 
 
 def _axes(problem: ConvProblem, pass_: str) -> tuple[int, ...]:
-    """Where a result has (N, C, spatial), or the axes of filters, O I + spatial."""
+    """Return the positions of a result's axes (N, C, spatial), or of a filter's O I + spatial."""
     return problem.filter_axes if pass_ == "backprop_filter" else problem.data_axes
 
 
 def _tensorflows_filter_axes(problem: ConvProblem) -> tuple[int, ...]:
-    """Where a filter has the axes spatial + I O."""
+    """Return the positions of a filter's axes spatial + I O."""
     outputs, inputs, *spatial = problem.filter_axes
     return (*spatial, inputs, outputs)

@@ -1,4 +1,4 @@
-"""Where a run takes place: the CPU or the current GPU, with its memory and its clock."""
+"""Places to run on: the CPU or the current GPU, with arrays, free memory and a clock."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy as np
 from cupyconv import arrays, backends
 from cupyconv.bench.timing import Clock, CpuClock, CudaClock, host_seconds
 from cupyconv.errors import unknown_word
-from cupyconv.gpu.parameters import CONV_PARAMETERS
-from cupyconv.planning.device import CPU, Device
+from cupyconv.kernels.device import CPU, Device
+from cupyconv.kernels.parameters import parameters_type
 
 DEVICES = ("cpu", "gpu")
 
-_LAUNCH_SECONDS = 0.1
+_LAUNCH_SECONDS = 0.1  # s to spend on measuring the launch time
 _IDLE_KERNEL = """
 struct Parameters { long long fields[%d]; };
 extern "C" __global__ void idle(const void*, const void*, void*, const void*, Parameters) {}
 """
-_FEWEST_SWEEP_BYTES = 256 << 20  # on a GPU: a sweep should hide what a call costs the host
-_MOST_SWEEP_BYTES = 128 << 20  # on the CPU
-_CACHE_BYTES = 32 << 20  # of a CPU that does not tell
+_FEWEST_SWEEP_BYTES = 256 << 20  # GPU: a sweep hides the host time of a call
+_MOST_SWEEP_BYTES = 128 << 20  # CPU
+_CACHE_BYTES = 32 << 20  # assumed CPU cache if the system does not report one
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class Place(Protocol):
-    """What a run needs of the processor that it measures."""
+    """Interface of the processor that a run measures."""
 
     name: str
     xp: Any
@@ -38,25 +38,25 @@ class Place(Protocol):
 
     device: Device
     most_sets: int
-    """Sets of operands to take turns with."""
+    """Largest number of operand sets to alternate between."""
 
     @property
     def clock(self) -> Clock: ...
 
     def synchronize(self) -> None:
-        """Wait until everything that was called is done."""
+        """Wait until all calls have finished."""
         ...
 
     def free_bytes(self) -> int:
-        """Memory that tensors can take."""
+        """Return the memory available to tensors."""
         ...
 
     def release(self) -> None:
-        """Give back memory that is kept for later tensors."""
+        """Free memory that is cached for later tensors."""
         ...
 
     def to_host(self, array: Any) -> np.ndarray:
-        """The array in the host's memory."""
+        """Return the array as a NumPy array."""
         ...
 
 
@@ -73,7 +73,7 @@ class CpuPlace:
         return CpuClock(min(2 * last_level_cache_bytes(), _MOST_SWEEP_BYTES))
 
     def synchronize(self) -> None:
-        """NumPy is done when it returns."""
+        """Do nothing: NumPy calls are synchronous."""
 
     def free_bytes(self) -> int:
         with suppress(OSError, ValueError, IndexError):
@@ -85,7 +85,7 @@ class CpuPlace:
         return 4 << 30
 
     def release(self) -> None:
-        """NumPy keeps none."""
+        """Do nothing: NumPy caches no memory."""
 
     def to_host(self, array: np.ndarray) -> np.ndarray:
         return array
@@ -95,7 +95,7 @@ class GpuPlace:
     """CuPy arrays on the current GPU.
 
     Raises:
-        DeviceError: there is none.
+        DeviceError: there is no GPU.
     """
 
     name = "gpu"
@@ -112,17 +112,17 @@ class GpuPlace:
         return CudaClock(self.xp, max(2 * cache_bytes, _FEWEST_SWEEP_BYTES))
 
     def launch_seconds(self) -> float:
-        """Time that CuPy takes to make an array and launch a kernel, which every call has to.
+        """Measure the host time that every call spends on creating an array and a launch.
 
-        The kernel does nothing, and takes what a convolution's does.
+        The kernel does nothing and takes the arguments of a convolution kernel.
         """
-        struct = np.zeros(1, CONV_PARAMETERS)
+        struct = np.zeros(1, parameters_type())
         kernel = self.xp.RawModule(code=_IDLE_KERNEL % (struct.nbytes // 8)).get_function("idle")
-        given, null = self.xp.empty((1,), "float16"), np.uint64(0)
+        operand, null = self.xp.empty((1,), "float16"), np.uint64(0)
 
         def call(_: int) -> None:
-            result = self.xp.ndarray((1,), given.dtype)
-            kernel((1,), (1,), (given, given, result, null, struct), shared_mem=0)
+            result = self.xp.ndarray((1,), operand.dtype)
+            kernel((1,), (1,), (operand, operand, result, null, struct), shared_mem=0)
 
         return host_seconds(call, 1, self.clock, _LAUNCH_SECONDS)
 
@@ -141,10 +141,10 @@ class GpuPlace:
 
 
 def of(word: str | None) -> Place:
-    """The place that "cpu" or "gpu" stands for; None is the GPU if there is one.
+    """Return the place named "cpu" or "gpu"; None chooses the GPU if there is one.
 
     Raises:
-        ConvError: it is neither.
+        ConvError: the name is unknown.
         DeviceError: there is no GPU.
     """
     if word is None:
@@ -155,7 +155,7 @@ def of(word: str | None) -> Place:
 
 
 def last_level_cache_bytes() -> int:
-    """Size of the CPU's largest cache; a guess where the system does not tell."""
+    """Return the size of the CPU's largest cache; _CACHE_BYTES if it is unknown."""
     sizes = [_CACHE_BYTES // 1024]
     with suppress(OSError, ValueError):
         texts = [path.read_text().strip() for path in _CPU_CACHES.glob("index*/size")]

@@ -1,6 +1,6 @@
-"""A run as one SVG picture: for each dtype a roofline of every pass, and the ratios to a peer.
+"""SVG picture of a run: for each dtype a roofline per pass, and the ratios to a peer.
 
-The peer is PyTorch, or where that was not measured another one that was.  Lengths are in pixels.
+The peer is the first of PEERS that was measured.  Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cupyconv.svg import Canvas
 
 WIDTH = 1200
 MARGIN = 24
-LABELS = 172  # for names of layers, left of the panels
+LABELS = 172  # width of the layer names, left of the panels
 GAP = 40  # between panels
 PANEL_WIDTH = (WIDTH - 2 * MARGIN - LABELS - 2 * GAP) / 3
 ROOFLINE_HEIGHT = 250
@@ -40,7 +40,7 @@ _LONGEST_NAME = 24  # characters
 
 @dataclass(frozen=True)
 class Scale:
-    """A logarithmic axis: from ``low`` to ``high``, on pixels from ``first`` to ``last``."""
+    """Logarithmic axis that maps ``low`` to ``high`` onto pixels ``first`` to ``last``."""
 
     low: float
     high: float
@@ -48,13 +48,13 @@ class Scale:
     last: float
 
     def __call__(self, value: float) -> float:
-        inside = min(max(value, self.low), self.high)
-        share = log10(inside / self.low) / log10(self.high / self.low)
+        clamped = min(max(value, self.low), self.high)
+        share = log10(clamped / self.low) / log10(self.high / self.low)
         return self.first + share * (self.last - self.first)
 
 
 def svg(results: Results) -> str:
-    """The picture of a run."""
+    """Draw a run."""
     canvas = Canvas()
     top = float(MARGIN)
     top = _head(canvas, results, top)
@@ -69,26 +69,26 @@ def svg(results: Results) -> str:
 
 
 def _head(canvas: Canvas, results: Results, top: float) -> float:
-    found = results.environment
+    about = results.environment
     versions = [
-        f"{label} {found[word]}"
-        for word, label in (
+        f"{label} {about[key]}"
+        for key, label in (
             ("cupyconv", "cupyconv"),
             *PEERS.items(),
             ("cudnn", "cuDNN"),
             ("cupy", "CuPy"),
             ("numpy", "NumPy"),
         )
-        if found.get(word)
+        if about.get(key)
     ]
     _text(canvas, MARGIN, top + 18, "Convolutions: speed of every pass", 22, weight="bold")
-    about = f"{environment.title(found)}.  {', '.join(versions)}"
-    _text(canvas, MARGIN, top + 42, about, 13, color=SOFT)
+    subtitle = f"{environment.title(about)}.  {', '.join(versions)}"
+    _text(canvas, MARGIN, top + 42, subtitle, 13, color=SOFT)
     return top + 60
 
 
 def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
-    """Both charts of a dtype; returns where they end."""
+    """Draw both charts of a dtype; return their lower edge."""
     fastest = [row for row in report.best(results.rows).values() if row.dtype == dtype]
     names = dict.fromkeys(row.implementation for row in fastest)
     ours = next((name for name in names if name not in PEERS), None)
@@ -106,12 +106,12 @@ def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
     ]
     if pairs:
         return _bars(canvas, pairs, passes, top + 34)
-    _text(canvas, MARGIN, top + 40, "No ratios: nothing was measured beside it.", 13, color=SOFT)
+    _text(canvas, MARGIN, top + 40, "No ratios: no other library was measured.", 13, color=SOFT)
     return top + 60
 
 
 def _panel(number: int) -> tuple[float, float]:
-    """Left and right edge of a panel."""
+    """Return the left and right edge of a panel."""
     left = MARGIN + LABELS + number * (PANEL_WIDTH + GAP)
     return left, left + PANEL_WIDTH
 
@@ -122,8 +122,8 @@ def _panel(number: int) -> tuple[float, float]:
 def _rooflines(
     canvas: Canvas, ceiling: Ceiling, rows: Sequence[Row], passes: Sequence[str], top: float
 ) -> float:
-    """One panel a pass: FLOP/s over FLOPs per byte, with the ceilings as lines."""
-    rows = [row for row in rows if row.useful_flops]  # a logarithmic scale has no place for 0
+    """Draw one panel per pass: FLOP/s over FLOPs per byte, with the ceilings as lines."""
+    rows = [row for row in rows if row.useful_flops]  # a logarithmic scale cannot show 0
     unit, name = (1e12, "TFLOP/s") if ceiling.flops_per_second > 2e12 else (1e9, "GFLOP/s")
     peak, slope = ceiling.flops_per_second / unit, ceiling.bytes_per_second / unit
     intensities = [row.useful_flops / row.bytes for row in rows]
@@ -169,16 +169,16 @@ def _rooflines(
 
 def _point(canvas: Canvas, row: Row, x: Scale, y: Scale, unit: float) -> None:
     ours = row.implementation not in PEERS
-    what = PEERS.get(row.implementation, "cupyconv")
+    name = PEERS.get(row.implementation, "cupyconv")
     rate = row.tflops * 1e12 / unit
-    text = f"{row.layer}, {what}: {rate:.3g}, {row.microseconds:,.1f} µs"
+    text = f"{row.layer}, {name}: {rate:.3g}, {row.microseconds:,.1f} µs"
     _dot(canvas, x(row.useful_flops / row.bytes), y(rate), ours=ours, title=text, fill_opacity=0.8)
 
 
 def _dot(
     canvas: Canvas, x: float, y: float, *, ours: bool, title: str = "", fill_opacity: float = 1
 ) -> None:
-    """A point of ours, or a ring of the peer's."""
+    """Draw a filled point for cupyconv, or a ring for the peer."""
     style: dict[str, str | float] = {"r": 4, "fill": "none", "stroke": OTHER, "stroke_width": 1.4}
     if ours:
         style = {"r": 3.4, "fill": OURS, "fill_opacity": fill_opacity}
@@ -202,7 +202,7 @@ def _legend(canvas: Canvas, rows: Sequence[Row], ceilings: tuple[str, str], top:
 
 
 def _bars(canvas: Canvas, pairs: Sequence[Comparison], passes: Sequence[str], top: float) -> float:
-    """A line for each layer, sorted by kind, and a bar for each pass, on a scale of doublings."""
+    """Draw a line per layer, sorted by kind, with a bar per pass on a base-2 logarithmic scale."""
     kinds = [kind for kind in KINDS if any(pair.row.kind == kind for pair in pairs)]
     ratios = [pair.ratio for pair in pairs]
     low = 2.0 ** min(floor(log2(min(ratios))), -1)
@@ -224,15 +224,15 @@ def _bars(canvas: Canvas, pairs: Sequence[Comparison], passes: Sequence[str], to
             at_one = value == 1
             _line(canvas, edge, first - 4, edge, bottom, INK if at_one else GRID)
             _text(canvas, edge, bottom + 14, _ratio(value), 11, "middle", SOFT)
-    found = {(pair.row.layer, pair.row.pass_): pair for pair in pairs}
-    for number, (what, name) in enumerate(lines):
+    pair_of = {(pair.row.layer, pair.row.pass_): pair for pair in pairs}
+    for number, (type_, name) in enumerate(lines):
         y = first + number * BAR_HEIGHT
-        if what == "kind":
+        if type_ == "kind":
             _text(canvas, MARGIN, y + 11, name, 12, weight="bold")
             continue
         _text(canvas, MARGIN + 8, y + 11, _short(name), 11)
         for scale, pass_ in zip(scales, passes, strict=True):
-            pair = found.get((name, pass_))
+            pair = pair_of.get((name, pass_))
             if pair is not None:
                 _bar(canvas, pair, scale, y)
     return bottom + 26
@@ -247,7 +247,7 @@ def _bar(canvas: Canvas, pair: Comparison, scale: Scale, y: float) -> None:
         f"{PEERS[pair.peer.implementation]} {pair.peer.microseconds:,.1f} µs"
     )
     canvas.rect(left, y + 2, width, BAR_HEIGHT - 4, title=text, fill=color)
-    # The number stands at the bar's end, or inside where it would leave the panel.
+    # The label is at the bar's end, or inside the bar if it would leave the panel.
     grows_right = pair.ratio >= 1
     outside = edge + 28 <= scale.last if grows_right else edge - 28 >= scale.first
     anchor = "start" if grows_right == outside else "end"
@@ -256,7 +256,7 @@ def _bar(canvas: Canvas, pair: Comparison, scale: Scale, y: float) -> None:
     _text(canvas, edge + shift, y + 11, f"{pair.ratio:.2f}", 10, anchor, shade)
 
 
-# -- pieces ----------------------------------------------------------------------------------------
+# -- shapes ----------------------------------------------------------------------------------------
 
 
 def _text(
@@ -279,7 +279,7 @@ def _line(
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """Powers of ten around all values."""
+    """Return powers of ten that enclose all values."""
     low, high = floor(log10(min(values))), ceil(log10(max(values)))
     return 10.0**low, 10.0 ** max(high, low + 1)
 
@@ -293,7 +293,7 @@ def _power(value: float) -> str:
 
 
 def _doublings(low: float, high: float) -> list[float]:
-    """Powers of two, few enough that their labels do not meet."""
+    """Return powers of two, few enough that their labels do not overlap."""
     first, last = round(log2(low)), round(log2(high))
     step = ceil((last - first) / 8)
     return [2.0**power for power in range(first, last + 1) if power % step == 0]

@@ -1,4 +1,4 @@
-"""What a run says: ratios, geometric means, wins and losses, as tables of text."""
+"""Report of a run: ratios, geometric means, wins and losses, as text tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cupyconv.markup import UNBOUND, Table
 from cupyconv.problem import PASSES
 
 SLOWEST = 10
-"""Rows of the table of the slowest against each peer."""
+"""Rows of the table of our slowest passes against each peer."""
 
 PASS_WORDS = {
     "forward": "forward",
@@ -27,7 +27,7 @@ PASS_WORDS = {
 
 @dataclass(frozen=True)
 class Chapter:
-    """A table with a title, lines above it, and columns that are aligned to the right."""
+    """Table with a title and lines above it; columns not in ``left`` are right-aligned."""
 
     title: str
     lines: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Chapter:
     left: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """As plain text."""
+        """Format the chapter as plain text."""
         return "\n".join([self.title, *self.lines, *self._table()])
 
     def _table(self) -> list[str]:
@@ -48,25 +48,25 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The fastest of our memory orders beside the fastest of a peer's."""
+    """Our row beside a peer's, each in its faster memory order."""
 
     row: Row
     peer: Row
 
     @property
     def ratio(self) -> float:
-        """The peer's time over ours: above 1, ours is faster."""
+        """Peer's time over ours; above 1, ours is faster."""
         return self.peer.microseconds / self.row.microseconds
 
     @property
     def even(self) -> bool:
-        """Whether the difference is within the spread, on either side."""
+        """Whether the spreads of the two times overlap."""
         return self.row.low <= self.peer.high and self.peer.low <= self.row.high
 
 
 @dataclass
 class Score:
-    """Ratios of several comparisons."""
+    """Ratios, wins and losses of several comparisons."""
 
     ratios: list[float] = field(default_factory=list)
     wins: int = 0
@@ -87,36 +87,36 @@ class Score:
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """The mean of ratios: twice as fast and half as fast are 1 together."""
+    """Return the geometric mean, for which 2 and 1/2 average to 1."""
     return exp(sum(map(log, ratios)) / len(ratios))
 
 
 def best(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Row]:
-    """The fastest memory order, by (dtype, layer, pass, implementation)."""
-    found: dict[tuple[str, str, str, str], Row] = {}
+    """Return the row of the fastest memory order by (dtype, layer, pass, implementation)."""
+    fastest: dict[tuple[str, str, str, str], Row] = {}
     for row in rows:
         key = (row.dtype, row.layer, row.pass_, row.implementation)
-        if key not in found or row.microseconds < found[key].microseconds:
-            found[key] = row
-    return found
+        if key not in fastest or row.microseconds < fastest[key].microseconds:
+            fastest[key] = row
+    return fastest
 
 
 def measured_peers(results: Results) -> list[str]:
-    """Those of PEERS that have a row."""
+    """Return the PEERS with at least one row."""
     names = {row.implementation for row in results.rows}
     return [peer for peer in PEERS if peer in names]
 
 
 def layouts(results: Results) -> list[str]:
-    """The memory orders that were measured."""
+    """Return the measured memory orders."""
     return list(dict.fromkeys(row.layout for row in results.rows))
 
 
 def comparisons(results: Results, peer: str, layout: str | None = None) -> list[Comparison]:
-    """Ours with a peer's, where there are both; in the order that was asked for.
+    """Compare our rows with a peer's where both exist, in the order of the options.
 
     Args:
-        layout: the memory order of both; None for the faster one on either side.
+        layout: memory order of both; None for each side's faster one.
     """
     fastest = best(row for row in results.rows if layout in (None, row.layout))
     pairs = [
@@ -128,20 +128,20 @@ def comparisons(results: Results, peer: str, layout: str | None = None) -> list[
 
 
 def ratios(results: Results, peer: str) -> list[float | None]:
-    """For each row, the time of the peer's fastest over its own; None without the peer."""
+    """Return the peer's best time over each row's time; None where the peer has no row."""
     fastest = best(results.rows)
-    found: list[float | None] = []
+    values: list[float | None] = []
     for row in results.rows:
-        theirs = fastest.get((row.dtype, row.layer, row.pass_, peer))
-        found.append(None if theirs is None else theirs.microseconds / row.microseconds)
-    return found
+        peer_row = fastest.get((row.dtype, row.layer, row.pass_, peer))
+        values.append(None if peer_row is None else peer_row.microseconds / row.microseconds)
+    return values
 
 
 def roofline_share(results: Results, row: Row) -> float | None:
-    """The least time by the ceilings over the time taken; None if there are no ceilings.
+    """Return the roofline time over the measured time; None without ceilings.
 
-    It can be above 1: what fits a cache need not come from memory, what a stride steps over need
-    not be read, and the ceilings are measured, too.
+    The share can exceed 1: cached data is not read from memory, input that a stride skips is not
+    read at all, and the ceilings themselves are measured.
     """
     ceiling = results.ceilings.get(row.dtype)
     if ceiling is None:
@@ -150,19 +150,19 @@ def roofline_share(results: Results, row: Row) -> float | None:
 
 
 def scores(pairs: Iterable[Comparison]) -> dict[tuple[str, str, str, str], Score]:
-    """By (dtype, implementation, kind, pass); "all" stands for every kind, and for every pass."""
-    found: dict[tuple[str, str, str, str], Score] = {}
+    """Return scores by (dtype, implementation, kind, pass); "all" is any kind or any pass."""
+    score_of: dict[tuple[str, str, str, str], Score] = {}
     for pair in pairs:
         row = pair.row
         for kind in (row.kind, "all"):
             for pass_ in (row.pass_, "all"):
                 key = (row.dtype, row.implementation, kind, pass_)
-                found.setdefault(key, Score()).add(pair)
-    return found
+                score_of.setdefault(key, Score()).add(pair)
+    return score_of
 
 
 def _order(results: Results, row: Row) -> tuple[int, int, int, str]:
-    """Where a row stands: by dtype, layer and pass as they were asked for."""
+    """Return the sort key of a row: dtype, layer and pass in the order of the options."""
     options = results.options
     dtypes, layers = options.get("dtypes", []), options.get("layers", [])
     return (
@@ -177,7 +177,7 @@ def _order(results: Results, row: Row) -> tuple[int, int, int, str]:
 
 
 def sections(results: Results) -> list[Chapter]:
-    """Everything worth saying about a run, the sum of it last."""
+    """Return the whole report of a run, ending with the summary."""
     everything = [
         *_measured(results),
         _per_call(results),
@@ -191,12 +191,12 @@ def sections(results: Results) -> list[Chapter]:
 
 
 def summary(results: Results) -> list[Chapter]:
-    """The sum of a run: means, wins and losses, and what it was measured on."""
+    """Return the summary of a run: means, wins and losses, and the environment."""
     return [*_means(results), _conditions(results)]
 
 
 def _measured(results: Results) -> list[Chapter]:
-    """One table for each dtype."""
+    """Return one table per dtype."""
     fastest, peers = best(results.rows), measured_peers(results)
     tables: dict[str, list[tuple[str, ...]]] = {}
     ours = [row for row in fastest.values() if row.implementation not in PEERS]
@@ -219,9 +219,9 @@ def _measured(results: Results) -> list[Chapter]:
     labels = [f"{PEERS[peer]}/ours" for peer in peers]
     columns = ("layer", "pass", "kernel", "µs", "±", "TFLOP/s", "GB/s", "roof", *labels)
     lines = (
-        "µs of a call from a cold cache, of a GPU the median and of a CPU the best, ± half the",
-        "spread; the faster memory order counts, on either side. TFLOP/s without products with",
-        "padding, GB/s of each tensor once; roof: the share of the roofline that these are.",
+        "µs: time of a call from a cold cache (GPU: median, CPU: minimum), ± half the spread; each",
+        "library in its faster memory order. TFLOP/s: without products with padding. GB/s: each",
+        "tensor moved once. roof: roofline time / measured time.",
         *(["/ours: a peer's time over ours; above 1, cupyconv is faster."] if peers else []),
     )
     return [
@@ -231,7 +231,7 @@ def _measured(results: Results) -> list[Chapter]:
 
 
 def _means(results: Results) -> list[Chapter]:
-    """Tables beside each peer: of the faster memory order, and of each order by itself."""
+    """Return tables for each peer: for the faster memory order, and for each order alone."""
     orders = layouts(results)
     return [
         table
@@ -242,18 +242,18 @@ def _means(results: Results) -> list[Chapter]:
 
 
 def _means_of(pairs: Sequence[Comparison], label: str, layout: str | None) -> list[Chapter]:
-    counted = scores(pairs)
-    found = []
-    order = f", {layout} on either side" if layout else ""
-    for dtype, implementation in dict.fromkeys((key[0], key[1]) for key in counted):
+    score_of = scores(pairs)
+    chapters = []
+    order = f", both in {layout}" if layout else ""
+    for dtype, implementation in dict.fromkeys((key[0], key[1]) for key in score_of):
         table = []
         for kind in (*KINDS, "all"):
-            total = counted.get((dtype, implementation, kind, "all"))
+            total = score_of.get((dtype, implementation, kind, "all"))
             if total is None:
                 continue
             means = []
             for pass_ in (*PASSES, "all"):
-                score = counted.get((dtype, implementation, kind, pass_))
+                score = score_of.get((dtype, implementation, kind, pass_))
                 means.append(f"{geometric_mean(score.ratios):.2f}" if score else "-")
             layers = {
                 pair.row.layer
@@ -265,28 +265,28 @@ def _means_of(pairs: Sequence[Comparison], label: str, layout: str | None) -> li
                 (kind, str(len(layers)), *means, f"{total.wins}/{total.even}/{total.losses}")
             )
         passes = [PASS_WORDS[pass_] for pass_ in PASSES]
-        found.append(
+        chapters.append(
             Chapter(
                 f"Against {label} in {dtype}, {implementation}{order}",
-                (f"Geometric means of {label}'s time over ours; even: the spreads meet.",),
+                (f"Geometric means of {label}'s time over ours; even: the spreads overlap.",),
                 ("kind", "layers", *passes, "all", "faster/even/slower"),
                 tuple(table),
                 ("kind",),
             )
         )
-    return found
+    return chapters
 
 
 _WHICH = ("layer", "pass", "dtype", "implementation")
 
 
 def _which(row: Row) -> tuple[str, ...]:
-    """What was measured, in the columns of that name."""
+    """Return the cells of the columns _WHICH."""
     return row.layer, PASS_WORDS[row.pass_], row.dtype, row.implementation
 
 
 def _slowest(results: Results) -> list[Chapter]:
-    found = []
+    chapters = []
     for peer in measured_peers(results):
         label, pairs = PEERS[peer], comparisons(results, peer)
         slower = sorted((pair for pair in pairs if pair.ratio < 1), key=lambda pair: pair.ratio)
@@ -301,8 +301,8 @@ def _slowest(results: Results) -> list[Chapter]:
         )
         if rows:
             columns = (*_WHICH, "µs", f"{label} µs", f"{label}/ours")
-            found.append(Chapter(f"Slowest against {label}", (), columns, rows, _WHICH))
-    return found
+            chapters.append(Chapter(f"Slowest against {label}", (), columns, rows, _WHICH))
+    return chapters
 
 
 def _per_call(results: Results) -> Chapter:
@@ -310,14 +310,14 @@ def _per_call(results: Results) -> Chapter:
     launch = results.environment.get("launch_microseconds")
     if launch is not None:
         lines.append(
-            f"{launch:.1f} µs of every GPU call are CuPy's own: an array made, a kernel launched"
+            f"{launch:.1f} µs of every GPU call are CuPy's: creating an array, launching a kernel"
         )
     for name in dict.fromkeys(row.implementation for row in results.rows):
         rows = [row for row in results.rows if row.implementation == name]
         hosts = [row.host_microseconds for row in rows if row.host_microseconds is not None]
         spaces = [row.workspace_bytes for row in rows if row.workspace_bytes is not None]
         if hosts:
-            lines.append(f"{name}: {median(hosts):.1f} µs of the host, median of all calls")
+            lines.append(f"{name}: {median(hosts):.1f} µs of host time per call (median)")
         if spaces:
             lines.append(f"{name}: at most {max(spaces) / 2**20:,.1f} MiB of workspace")
     for entry in results.first_calls:
@@ -342,10 +342,14 @@ def _notes(title: str, notes: Sequence[Note]) -> Chapter:
     return Chapter(title, tuple(lines))
 
 
-def busy(found: dict[str, Any]) -> str | None:
-    """What is to be said of a CPU's load, in the environment of a run; None of a quiet one."""
-    load, threads = found.get("load") or 0, found.get("threads", 1)
-    if found.get("device") != "cpu" or load <= threads / 2:
+def busy(about: dict[str, Any]) -> str | None:
+    """Return a warning if the CPU was loaded before the run, else None.
+
+    Args:
+        about: environment of the run.
+    """
+    load, threads = about.get("load") or 0, about.get("threads", 1)
+    if about.get("device") != "cpu" or load <= threads / 2:
         return None
     return (
         f"The load average was {load:g} on {threads} threads before the run began: other programs "
@@ -354,16 +358,16 @@ def busy(found: dict[str, Any]) -> str | None:
 
 
 def _conditions(results: Results) -> Chapter:
-    found = results.environment
-    lines = [environment.title(found)]
-    words = ("cupyconv", "commit", "cupy", "cuda_runtime", *PEERS, "cudnn", "numpy", "blas")
-    named = [f"{word} {found[word]}" for word in words if found.get(word)]
-    if found.get("smi"):
-        smi = found["smi"]
+    about = results.environment
+    lines = [environment.title(about)]
+    keys = ("cupyconv", "commit", "cupy", "cuda_runtime", *PEERS, "cudnn", "numpy", "blas")
+    named = [f"{key} {about[key]}" for key in keys if about.get(key)]
+    if about.get("smi"):
+        smi = about["smi"]
         named.append(f"driver {smi.get('driver_version')}")
         named.append(f"SM clock up to {smi.get('clocks.max.sm')}")
     lines.append(", ".join(named))
-    lines += filter(None, [busy(found)])
+    lines += filter(None, [busy(about)])
     for dtype, ceiling in results.ceilings.items():
         lines.append(
             f"ceilings in {dtype}: {ceiling.flops_per_second / 1e12:,.3g} TFLOP/s "
@@ -371,7 +375,7 @@ def _conditions(results: Results) -> Chapter:
             f"({ceiling.copy_by})" + (f", at {ceiling.clock}" if ceiling.clock else "")
         )
     if not results.finished:
-        lines.append("The run did not come to its end: these are the figures it had.")
+        lines.append("The run was stopped early: these are the results it had.")
     return Chapter("Measured on", tuple(lines))
 
 
@@ -379,7 +383,7 @@ def _conditions(results: Results) -> Chapter:
 
 
 def compare(old: Results, new: Results) -> list[Chapter]:
-    """What became faster and what slower from one run to another."""
+    """Report what became faster and what became slower between two runs."""
     before, after = best(old.rows), best(new.rows)
     shared = [key for key in after if key in before]
     ordered = sorted(shared, key=lambda key: _order(new, after[key]))
@@ -421,27 +425,27 @@ def _unshared(before: dict, after: dict) -> list[str]:
 
 
 def _differences(old: Results, new: Results) -> list[str]:
-    """What makes the two runs hard to compare."""
-    words = ("gpu", "cpu", "threads", "cuda_runtime", "cupy", *PEERS, "cudnn", "numpy")
-    found = []
-    for word in words:
-        was, now = old.environment.get(word), new.environment.get(word)
+    """Describe the differences in environment and method between two runs."""
+    keys = ("gpu", "cpu", "threads", "cuda_runtime", "cupy", *PEERS, "cudnn", "numpy")
+    lines = []
+    for key in keys:
+        was, now = old.environment.get(key), new.environment.get(key)
         if was != now:
-            found.append(f"the runs differ in {word}: {was}, then {now}")
-    was, now = _what_counts(old), _what_counts(new)
+            lines.append(f"the runs differ in {key}: {was}, then {now}")
+    was, now = _statistic(old), _statistic(new)
     if old.rows and new.rows and was != now:
-        found.append(f"the runs differ in what counts: {was}, then {now}; by that alone times do")
-    return found
+        lines.append(f"the runs differ in the statistic of the samples: {was}, then {now}")
+    return lines
 
 
-def _what_counts(results: Results) -> str:
-    """Of the samples of a call; those on a CPU had a median once, as those on a GPU have."""
+def _statistic(results: Results) -> str:
+    """Return the statistic of a call's samples; older files have medians on a CPU, too."""
     medians = any(row.low < row.microseconds for row in results.rows)
-    return "the median of samples" if medians else "the best"
+    return "median" if medians else "minimum"
 
 
 def number(value: float) -> str:
-    """Three digits, without an exponent: 0.0123, 4.56, 78.9, 1,234."""
+    """Format three digits without an exponent: 0.0123, 4.56, 78.9, 1,234."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value >= 0.001 else f"{value:.4f}"

@@ -1,7 +1,7 @@
-"""Figures, and the two files that they are kept in.
+"""Results of a run, and their two file formats.
 
-While a run goes on, every figure is appended to a log of JSON lines as soon as there is one; at the
-end the whole becomes one JSON file.  Both are read back alike, also a log that breaks off.
+During a run every result is appended to a log of JSON lines; at the end all results are written to
+one JSON file.  ``load`` reads both, including a log that breaks off.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from cupyconv.problem import PASSES
 from cupyconv.records import parse_json, record
 
 SCHEMA = 2
-"""Changes when a file of before could be misread."""
+"""Version of the format; it changes when older files could be misread."""
 
 KIND = "cupyconv bench"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One implementation of one pass of one layer, in one dtype and memory order.
+    """Measurement of one implementation of one pass of a layer, in one dtype and memory order.
 
     Attributes:
-        layer, suite, kind: its name, and what it belongs to.
+        layer, suite, kind: name of the layer, its suite and its kind.
         pass_: "forward", "backprop_input" or "backprop_filter".
-        implementation: as it was asked for, such as "auto"; or one of peers.PEERS.
-        kernel: what "auto" was, with its tile.
+        implementation: the option's value, such as "auto"; or one of peers.PEERS.
+        kernel: the implementation that was planned, with its tile.
         layout: "channels_last" or "channels_first".
-        microseconds, low, high: of a call and its spread, in µs, as ``timing.Timing`` has them.
-        samples: how many they are taken over.
+        microseconds, low, high: time of a call and its spread, in µs; see ``timing.Timing``.
+        samples: number of samples.
         host_microseconds: µs until a call returns to Python; None on the CPU.
-        workspace_bytes: device memory beside operands and result; None if not known.
-        useful_flops, bytes: of the pass, as ConvProblem counts them: no product with padding, and
-            each tensor once.
-        error, bound: relative error against float64, and what it had to be within.
-        checked: the share of the result's arithmetic that was compared; 1 is everything.
+        workspace_bytes: device memory besides operands and result; None if unknown.
+        useful_flops, bytes: FLOPs of the pass without products with padding, and bytes with each
+            tensor moved once, from ConvProblem.
+        error, bound: relative error against float64, and its limit.
+        checked: share of the result's multiply-adds that was compared; 1 is the whole result.
     """
 
     layer: str
@@ -67,7 +67,7 @@ class Row:
 
     @property
     def tflops(self) -> float:
-        """TFLOP/s, without the products with padding, which an implementation may leave out."""
+        """TFLOP/s without products with padding, which an implementation may skip."""
         return self.useful_flops / self.microseconds * 1e-6
 
     @property
@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that was not measured, and why."""
+    """Measurement that was skipped or failed, and why."""
 
     layer: str
     dtype: str
@@ -88,10 +88,10 @@ class Note:
 
 @dataclass(frozen=True)
 class FirstCall:
-    """Milliseconds until a new process has its first result, its imports and CUDA context ready.
+    """Milliseconds to the first result of a new process, without imports and CUDA context.
 
     Attributes:
-        cache: "cold" without compiled kernels on disk, "warm" with them; "" for a peer.
+        cache: "cold" without compiled kernels on disk, "warm" with them; "" for a peer or on a CPU.
     """
 
     implementation: str
@@ -104,17 +104,17 @@ class FirstCall:
 
 @dataclass
 class Results:
-    """All of a run.
+    """Results of a run.
 
     Attributes:
-        environment: what it was measured on.
-        options: what was asked for.
-        ceilings: by dtype.
-        rows: what was measured.
-        skipped: what was not.
-        failed: wrong results of ours, which are not timed.
+        environment: hardware and software versions.
+        options: options of the run.
+        ceilings: roofline by dtype.
+        rows: measurements.
+        skipped: measurements that were skipped.
+        failed: wrong results of cupyconv, which are not timed.
         first_calls: times of first calls.
-        finished: whether the run came to its end.
+        finished: whether the run was completed.
     """
 
     environment: dict[str, Any] = field(default_factory=dict)
@@ -128,10 +128,10 @@ class Results:
 
 
 class Log:
-    """Results that are appended to a file as they come.
+    """Results that are also appended to a file one by one.
 
     Args:
-        path: the file, which is replaced; None keeps the results in memory alone.
+        path: the file, which is replaced; None keeps the results only in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -188,11 +188,11 @@ class Log:
 
 
 def load(path: Path) -> Results:
-    """The results in a JSON file or in a log.
+    """Load results from a JSON file or a log.
 
     Raises:
-        ConvError: it is not such a file, or one of another version.
-        OSError: it cannot be read.
+        ConvError: the file is not a results file, is damaged, or has another version.
+        OSError: the file cannot be read.
     """
     text = path.read_text(errors="replace")
     try:
@@ -218,18 +218,18 @@ def load(path: Path) -> Results:
 
 
 def newest(root: Path, device: str) -> Results | None:
-    """The latest run on "gpu" or "cpu" among its results, bench-*.json; others are passed over."""
+    """Return the latest run on "gpu" or "cpu" among bench-*.json; skip unreadable files."""
     folder = root / device / "results"
-    found = []
+    runs = []
     for path in sorted(folder.glob("bench-*.json")) if folder.is_dir() else []:
         try:
             loaded = load(path)
         except ConvError as error:
-            print(f"passed over {path.name}: {error}", file=sys.stderr)
+            print(f"skipped {path.name}: {error}", file=sys.stderr)
             continue
         if loaded.environment.get("device") == device and loaded.rows:
-            found.append(loaded)
-    return max(found, key=lambda one: str(one.environment.get("date")), default=None)
+            runs.append(loaded)
+    return max(runs, key=lambda run: str(run.environment.get("date")), default=None)
 
 
 def _entries(path: Path, text: str) -> Iterator[dict[str, Any]]:
@@ -238,7 +238,7 @@ def _entries(path: Path, text: str) -> Iterator[dict[str, Any]]:
         try:
             entry = parse_json(line)
         except ValueError:
-            if number == len(lines) - 1 and number:  # the run was ended while it wrote this
+            if number == len(lines) - 1 and number:  # the run was killed while writing this line
                 return
             raise _foreign(path) from None
         if not isinstance(entry, dict):
@@ -273,21 +273,21 @@ def _from_entries(path: Path, entries: Iterator[dict[str, Any]]) -> Results:
 
 
 def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
-    made = record(kind, {column.name: entry[column.name] for column in fields(kind)})
-    for name, value in vars(made).items():
+    instance = record(kind, {column.name: entry[column.name] for column in fields(kind)})
+    for name, value in vars(instance).items():
         if name == "pass_" and value not in PASSES:
             raise ValueError(f"there is no pass {shown(value)}")
         least = 0 if name in _DIVISORS else -float("inf")
         if isinstance(value, (int, float)) and not least < value < _LARGEST:
             raise ValueError(f"{name} cannot be {shown(value)}")
-    return made
+    return instance
 
 
 _DIVISORS = ("microseconds", "low", "high", "flops_per_second", "bytes_per_second")
-"""Numbers that have to be above zero."""
+"""Numbers that must be positive."""
 
-_LARGEST = 1e30  # of any number: neither infinity, nor what overflows when it is multiplied
-
+_LARGEST = 1e30
+"""Upper limit of any number, so that products of numbers do not overflow (chosen)."""
 
 _NUMBER = int | float
 _ENVIRONMENT = {
@@ -297,7 +297,7 @@ _ENVIRONMENT = {
     "threads": _NUMBER,
 }
 _OPTIONS = {"dtypes": list, "layers": list}
-"""What a report computes with, as far as it is there; the rest it only quotes."""
+"""Types of the optional entries that a report computes with; other entries are only quoted."""
 
 
 def _mapping(value: Any, kinds: Mapping[str, Any]) -> dict[str, Any]:

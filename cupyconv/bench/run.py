@@ -1,14 +1,11 @@
-"""A run: every layer, memory order and pass, each implementation checked and then timed."""
+"""Benchmark loop over layers, memory orders and passes: check each result, then time it."""
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
-from types import FrameType
 from typing import Any
 
 from cupyconv.bench import (
@@ -29,37 +26,39 @@ from cupyconv.checking import Operands
 from cupyconv.errors import ConvError, CupyconvError
 from cupyconv.planning import plan_pass
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+from cupyconv.signals import interrupts
 
 SECONDS = {"cpu": 0.3, "gpu": 0.1}
-"""Of one measurement, by place, where nothing else is asked for."""
+"""Default time of one measurement, by place (chosen)."""
 
-# FLOPs that a reference may take, by who computes it; a fraction of a second each.
+# FLOPs that computing a reference may take with PyTorch and with NumPy: a fraction of a second.
 _TORCH_FLOPS = {"cpu": 4e9, "gpu": 200e9}
 _NUMPY_FLOPS = {"cpu": 0.3e9, "gpu": 10e9}
 
-# What computes the reference without PyTorch: on the CPU an implementation other than the usual
-# one, which is under test.
+# Implementation that computes the reference without PyTorch.  On the CPU it is not the default
+# implementation, which is under test.
 _NUMPY_IMPL = {"cpu": "reference", "gpu": "numpy"}
 
-_SETS_BYTES = 1 << 30  # of operands: calls on more take too long to be put in a row
-_FEWEST_CALLS = 7  # of an implementation that is checked and timed, however slow
-_FIRST_CALL_SECONDS = 60  # that must be left for measuring first calls
-_SLOWEST_PEER_CALL = 10.0  # s; who takes longer is named, and not asked for the layer again
+_SETS_BYTES = 1 << 30  # limit of all operand sets; calls on larger ones need no grouping
+_FEWEST_CALLS = 7  # calls of an implementation that is checked and timed, however slow
+_FIRST_CALL_SECONDS = 60  # remaining time needed to measure first calls
+_SLOWEST_PEER_CALL = 10.0  # s; a slower peer is skipped for the rest of the layer
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """Options of a run.
 
     Attributes:
-        layers: in the order of the report; they are measured in ``suites.fair_order``.
-        impls: our implementations, as ``impl`` takes them.
-        layouts: memory orders; the fastest counts, for the peers as for us.
-        seconds: of each measurement; None for SECONDS.
-        minutes: of the run, shared by the dtypes; layers that do not fit in are named.
-        peers: what to measure beside ours, of PEERS; None for all of the place's.
+        layers: layers in the order of the report; they are measured in ``suites.fair_order``.
+        impls: values of ``impl`` to measure.
+        layouts: memory orders; the fastest of each library counts.
+        seconds: time per measurement; None for SECONDS.
+        minutes: time limit of the run, shared by the dtypes; layers beyond it are reported as
+            skipped.
+        peers: names of PEERS to measure; None for all that run on the place.
         first_calls: whether to measure first calls in new processes.
-        arguments: of the command line, for the record.
+        arguments: command-line arguments, recorded in the results.
     """
 
     layers: tuple[SuiteLayer, ...]
@@ -75,7 +74,7 @@ class Options:
     arguments: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the options as a JSON object."""
         return {
             "layers": [layer.name for layer in self.layers],
             "dtypes": list(self.dtypes),
@@ -91,71 +90,52 @@ class Options:
 def run(
     place: Place, options: Options, log: Log, advance: Callable[[], None] = lambda: None
 ) -> Results:
-    """Measure everything that is asked for.
+    """Run the benchmark.
 
-    A run that is interrupted by Ctrl-C ends with what it has.
+    Ctrl-C ends the run; the results so far are returned.
 
     Args:
-        log: takes every figure as soon as there is one; closed at the end.
+        log: receives each result immediately; closed at the end.
         advance: called after each layer of each dtype.
     """
     names = peers.NAMES[place.name] if options.peers is None else options.peers
     try:
         log.start(environment.describe(place, options.arguments), options.record())
-        found: list[peers.Peer] = []
-        with _interrupts() as require_none, ExitStack() as settings:
+        available: list[peers.Peer] = []
+        with interrupts() as has_interrupt, ExitStack() as settings:
+
+            def raise_if_interrupted() -> None:
+                if has_interrupt():
+                    raise KeyboardInterrupt
+
             for name in names:
                 peer, why_not = peers.find(place, name)
-                require_none()
+                raise_if_interrupted()
                 if peer is None:
                     log.skip(Note("", "", name, why_not))
                     continue
                 settings.enter_context(peer.settings(options.precision, environment.threads()))
-                found.append(peer)
+                available.append(peer)
 
-            def after_a_layer() -> None:
-                require_none()
+            def finish_layer() -> None:
+                raise_if_interrupted()
                 advance()
 
-            _Run(place, options, log, found, after_a_layer).everything()
+            _Run(place, options, log, available, finish_layer).measure_all()
         log.finish()
     except KeyboardInterrupt:
         log.skip(Note("", "", "the rest", "interrupted"))
     except Exception as error:
-        log.skip(Note("", "", "the rest", f"stopped by an error: {_line(error)}"))
+        log.skip(Note("", "", "the rest", f"stopped by an error: {_first_line(error)}"))
         raise
     finally:
         log.close()
     return log.results
 
 
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], None]]:
-    """What raises again an interrupt that a library swallowed, as some do in their imports."""
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        signal.default_int_handler(number, frame)
-
-    def require_none() -> None:
-        if came:
-            raise KeyboardInterrupt
-
-    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    is_ours = is_usual and threading.current_thread() is threading.main_thread()
-    if is_ours:
-        signal.signal(signal.SIGINT, note)
-    try:
-        yield require_none
-    finally:
-        if is_ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @dataclass(frozen=True)
 class _Task:
-    """One pass of one layer in one memory order, and the part of its result that is known."""
+    """Pass of a layer in one memory order, with the reference for an excerpt of its result."""
 
     layer: SuiteLayer
     problem: ConvProblem
@@ -168,7 +148,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """An implementation that computed a pass, and how right it was."""
+    """Implementation that computed a pass, with the verdict on its result."""
 
     name: str
     kernel: str
@@ -185,18 +165,18 @@ class _Run:
     beside: list[peers.Peer]
     advance: Callable[[], None]
     started: float = field(default_factory=perf_counter)
-    too_slow: set[str] = field(default_factory=set)  # peers, for the layer at hand
+    too_slow: set[str] = field(default_factory=set)  # peers skipped for the current layer
 
     @property
     def torch(self) -> peers.TorchPeer | None:
-        """PyTorch, which computes references and the roofline too."""
+        """PyTorch, which also computes references and the roofline."""
         return next((peer for peer in self.beside if isinstance(peer, peers.TorchPeer)), None)
 
-    def everything(self) -> None:
+    def measure_all(self) -> None:
         options = self.options
         layers = fair_order(options.layers)
         for number, dtype in enumerate(options.dtypes):
-            # Every dtype gets an equal part of the time that is left.
+            # Divide the remaining time equally among the remaining dtypes.
             left = self._seconds_left()
             until = None
             if left is not None:
@@ -209,7 +189,7 @@ class _Run:
                 self.advance()
 
     def _ceiling(self, dtype: str) -> Ceiling | None:
-        """That of a dtype; None, which the report says, where nothing at hand can measure it."""
+        """Measure the roofline of a dtype; log why and return None if no library can."""
         try:
             ceiling = ceilings.measure(self.place, dtype, self.torch, self._seconds())
         except ceilings.NoCeilingError as error:
@@ -288,7 +268,7 @@ class _Run:
         return None
 
     def _needed_bytes(self, problem: ConvProblem) -> int:
-        """Sets of operands, a result of ours and one of a peer's, and float64 for the check."""
+        """Return the memory for all copies of one operand set, two results, and the check."""
         _, most_flops = self._referee(problem)
         share = max(
             checks.excerpt_of(problem, pass_, most_flops).share for pass_ in self.options.passes
@@ -299,11 +279,11 @@ class _Run:
 
     @property
     def _copies(self) -> int:
-        """Of each set of operands, ours and those of the peers that need their own."""
+        """Copies of each operand set: cupyconv's, and one per peer that copies."""
         return 1 + sum(peer.copies for peer in self.beside)
 
     def _referee(self, problem: ConvProblem) -> tuple[checks.Exact, float]:
-        """What computes the reference of a problem, and the FLOPs that it may take for it."""
+        """Return the reference function for a problem, and the FLOPs that it may take."""
         name = self.place.name
         if self.torch is not None and self.torch.refuses(problem) is None:
             return self.torch.exact, _TORCH_FLOPS[name]
@@ -314,15 +294,15 @@ class _Run:
         problem = data.in_layout(layer.problem, options.layouts[0], dtype)
         exact, most_flops = self._referee(problem)
         room = (self.place.free_bytes() - self._needed_bytes(problem)) // (2 * self._copies)
-        wanted = min(max(_SETS_BYTES // problem.bytes, 2), self.place.most_sets)
-        count = max(min(1 + room // problem.bytes, wanted), 1)
+        most_sets = min(max(_SETS_BYTES // problem.bytes, 2), self.place.most_sets)
+        count = max(min(1 + room // problem.bytes, most_sets), 1)
         sets = data.random_sets(problem, count, xp)
         references: dict[str, tuple[checks.Excerpt, Any]] = {}
         self.too_slow.clear()
         for layout in options.layouts:
             source, problem = problem, data.in_layout(layer.problem, layout, dtype)
             if source != problem:
-                for number, tensors in enumerate(sets):  # one by one: there is room for one more
+                for number, tensors in enumerate(sets):  # one at a time: memory holds one extra set
                     sets[number] = data.reordered(tensors, source, problem, xp)
             for pass_ in options.passes:
                 if pass_ not in references:
@@ -334,7 +314,7 @@ class _Run:
     # -- one pass ---------------------------------------------------------------------------------
 
     def _pass(self, task: _Task) -> None:
-        """Check every implementation, time those that are right, and log both."""
+        """Check every implementation, time the correct ones, and log both."""
         problem = task.problem
         good: dict[str, _Candidate] = {}
         for candidate in self._candidates(task):
@@ -342,13 +322,13 @@ class _Run:
                 good[candidate.name] = candidate
                 continue
             what = f"{candidate.name} {task.pass_} {task.layout}"
-            note = self._note(task, what, _off(candidate.verdict))
+            note = self._note(task, what, _error_text(candidate.verdict))
             (self.log.skip if candidate.name in peers.PEERS else self.log.fail)(note)
         if not good:
             return
         calls = {name: candidate.call for name, candidate in good.items()}
         measured = timing.measure(calls, len(task.sets), self.place.clock, self._seconds())
-        for name, found in measured.items():
+        for name, time in measured.items():
             self.log.row(
                 Row(
                     layer=task.layer.name,
@@ -360,11 +340,11 @@ class _Run:
                     implementation=name,
                     kernel=good[name].kernel,
                     layout=task.layout,
-                    microseconds=found.seconds * 1e6,
-                    low=found.low * 1e6,
-                    high=found.high * 1e6,
-                    samples=found.samples,
-                    host_microseconds=None if found.host is None else found.host * 1e6,
+                    microseconds=time.seconds * 1e6,
+                    low=time.low * 1e6,
+                    high=time.high * 1e6,
+                    samples=time.samples,
+                    host_microseconds=None if time.host is None else time.host * 1e6,
                     workspace_bytes=good[name].workspace_bytes,
                     useful_flops=problem.useful_flops,
                     bytes=problem.bytes,
@@ -375,15 +355,15 @@ class _Run:
             )
 
     def _candidates(self, task: _Task) -> Iterator[_Candidate]:
-        """What can compute a pass, with a verdict on its result; what cannot is logged."""
+        """Yield every implementation that computes a pass; log why others do not."""
         for impl in self.options.impls:
             try:
                 yield self._ours(task, impl)
-            except ConvError as error:  # it does not take this problem
+            except ConvError as error:  # unsupported problem
                 self.log.skip(self._note(task, impl, error.values))
             except CupyconvError as error:
-                self.log.fail(self._note(task, f"{impl} {task.pass_}", _line(error)))
-        for peer in (one for one in self.beside if one.name not in self.too_slow):
+                self.log.fail(self._note(task, f"{impl} {task.pass_}", _first_line(error)))
+        for peer in (peer for peer in self.beside if peer.name not in self.too_slow):
             refusal = peer.refuses(task.problem)
             if refusal is not None:
                 self.log.skip(self._note(task, peer.name, refusal))
@@ -392,19 +372,19 @@ class _Run:
                 started = perf_counter()
                 candidate = self._theirs(task, peer)
                 took = perf_counter() - started
-                if took > _SLOWEST_PEER_CALL:  # or compiling did
+                if took > _SLOWEST_PEER_CALL:  # time again, as the first call may compile
                     started = perf_counter()
                     candidate.call(0)
                     took = perf_counter() - started
             except peer.errors as error:
                 if _is_memory_error(error):
                     raise
-                self.log.skip(self._note(task, f"{peer.name} {task.pass_}", _line(error)))
+                self.log.skip(self._note(task, f"{peer.name} {task.pass_}", _first_line(error)))
                 continue
             if took > _SLOWEST_PEER_CALL:
                 reason = (
-                    f"a call takes more than {_SLOWEST_PEER_CALL:g} s; this layer is left out from "
-                    "there on"
+                    f"a call takes more than {_SLOWEST_PEER_CALL:g} s; the rest of this layer is "
+                    "skipped"
                 )
                 self.log.skip(self._note(task, f"{peer.name} {task.pass_} {task.layout}", reason))
                 self.too_slow.add(peer.name)
@@ -430,7 +410,7 @@ class _Run:
         return _Candidate(peer.name, peer.name, call, self._verdict(task, result), workspace)
 
     def _verdict(self, task: _Task, result: Any) -> checks.Verdict:
-        """On a whole result."""
+        """Judge a whole result by its excerpt."""
         limit = checks.bound(task.problem, task.pass_, self.options.precision)
         part = checks.result_part(task.problem, task.pass_, result, task.part)
         return checks.judge(part, task.expected, limit)
@@ -445,7 +425,7 @@ class _Run:
 
 
 def _is_memory_error(error: BaseException) -> bool:
-    """Whether memory ran out; CuPy's and PyTorch's own errors are known by their names."""
+    """Return whether memory ran out; CuPy's and PyTorch's errors are recognised by name."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -453,12 +433,12 @@ def _is_memory_error(error: BaseException) -> bool:
     )
 
 
-def _off(verdict: checks.Verdict) -> str:
+def _error_text(verdict: checks.Verdict) -> str:
     return (
         f"the result is off by {verdict.error:.1e} (largest {verdict.largest:.1e}), "
-        f"allowed are {verdict.bound:.1e}"
+        f"at most {verdict.bound:.1e} is allowed"
     )
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

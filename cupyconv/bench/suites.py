@@ -1,5 +1,6 @@
-"""The layers that are measured: 78 convolutions of real networks, named suites of them, and layers
-drawn at random as networks have them, which nobody has tuned for.
+"""Layers to measure: 78 convolutions of real networks in named suites, and random layers.
+
+Random layers have sizes that are typical of networks, and nobody has tuned for them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from cupyconv.problem import ConvProblem
 LISTING = Path(__file__).with_name("layers.csv")
 
 KINDS = ("dense", "pointwise", "dilated", "stem", "grouped", "depthwise", "conv1d", "conv3d")
-"""Every layer is of one kind; geometric means are taken over a kind."""
+"""Kinds of layers, over which geometric means are taken; every layer has one kind."""
 
 STEM_CHANNELS = 4
-"""A layer of at most this many input channels is a stem, the first layer of a network."""
+"""Most input channels of a stem, the first layer of a network."""
 
 QUICK = (
     "resnet50-01",
@@ -45,7 +46,7 @@ QUICK = (
     "batch1-resnet50-3x3",
     "seed-5x100x100",
 )
-"""Layers of ``--quick``: each kind, with and without stride, large and small."""
+"""Layers of ``--quick``: every kind, with and without stride, large and small."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class SuiteLayer:
     """A convolution with a name.
 
     Attributes:
-        name: such as "resnet50-03"; its first word is the layer's suite.
-        problem: in any dtype and memory order: a run chooses both.
-        source: where it is from.
+        name: name such as "resnet50-03", which begins with the suite.
+        problem: the convolution, in any dtype and memory order; a run chooses both.
+        source: origin of the layer.
     """
 
     name: str
@@ -64,12 +65,12 @@ class SuiteLayer:
 
     @property
     def suite(self) -> str:
-        """The network or collection it belongs to."""
+        """Network or collection of the layer."""
         return self.name.partition("-")[0]
 
     @property
     def kind(self) -> str:
-        """One of KINDS: the first of these that holds decides."""
+        """First of the KINDS whose rule below holds."""
         problem = self.problem
         rules = {
             "depthwise": 1 < problem.groups == problem.C,
@@ -86,21 +87,21 @@ class SuiteLayer:
 
 @cache
 def listed() -> tuple[SuiteLayer, ...]:
-    """The layers that come with cupyconv, in the order of their listing."""
+    """Return the layers of layers.csv, in its order."""
     with LISTING.open(newline="", encoding="utf-8") as file:
         return tuple(_layer(row) for row in csv.DictReader(file))
 
 
 def suites() -> tuple[str, ...]:
-    """The words that ``select`` takes as a suite."""
+    """Return the names that ``select`` accepts as suites."""
     return tuple(dict.fromkeys(("all", *KINDS, *(layer.suite for layer in listed()))))
 
 
 def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[SuiteLayer, ...]:
-    """The listed layers of any of these suites or names, all of them if there is no word.
+    """Return the listed layers of these suites or names; all layers if both are empty.
 
     Raises:
-        ConvError: a suite or a name is unknown; the message suggests the nearest.
+        ConvError: a suite or a name is unknown; the message suggests the closest.
     """
     wanted_suites, wanted_names = set(suite_words), set(names)
     for word in wanted_suites - set(suites()):
@@ -118,14 +119,14 @@ def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[
 
 
 MOST_DRAWN_FLOPS = 6e9
-"""Of a pass of a layer that is drawn; the batch is made smaller until a layer has no more."""
+"""FLOP limit of a pass of a random layer, kept by reducing the batch (chosen)."""
 
 SQUARE_SHARE = 0.75
-"""Of the layers that are drawn, those of the same extent along every axis."""
+"""Fraction of random layers with equal spatial extents (chosen)."""
 
 
 def drawn(seed: int, count: int) -> tuple[SuiteLayer, ...]:
-    """Layers drawn at random, of every kind in turn; those of a seed are always the same."""
+    """Return random layers, of each kind in turn; a seed always gives the same layers."""
     numbers = Random(seed)
     return tuple(
         SuiteLayer(f"drawn-{seed}-{number}", _random(numbers, KINDS[number % len(KINDS)]))
@@ -150,7 +151,7 @@ def _random(numbers: Random, kind: str) -> ConvProblem:
     elif kind == "grouped":
         groups = numbers.choice((2, 4, 8, 32))
         channels, filters = (-(-count // groups) * groups for count in (channels, filters))
-        channels = max(channels, 2 * groups)  # of one channel each it would be depthwise
+        channels = max(channels, 2 * groups)  # one channel per group would be depthwise
     reach = dilation * (width // 2)
     padding = reach if kind == "dilated" else numbers.choice((0, reach))
     least, most = map(log2, size)
@@ -170,20 +171,20 @@ def _random(numbers: Random, kind: str) -> ConvProblem:
 
 
 def _count(numbers: Random, least: int, most: int) -> int:
-    """A number of channels, mostly a multiple of 8, small ones as likely as large ones."""
+    """Draw a log-uniform number of channels, in 80 % of cases rounded up to a multiple of 8."""
     count = round(2 ** numbers.uniform(log2(least), log2(most)))
     return count if numbers.random() < 0.2 else -(-count // 8) * 8
 
 
 def fair_order(layers: Sequence[SuiteLayer]) -> tuple[SuiteLayer, ...]:
-    """The layers so that any beginning of them has about as many of every kind."""
+    """Interleave the kinds, so that any prefix has about equally many layers of each."""
     kinds = [[layer for layer in layers if layer.kind == kind] for kind in KINDS]
     turns = chain.from_iterable(zip_longest(*kinds))
     return tuple(layer for layer in turns if layer is not None)
 
 
 def with_batch(layer: SuiteLayer, largest: int) -> SuiteLayer:
-    """The layer with at most this many images."""
+    """Return the layer with its batch limited to ``largest`` images."""
     problem = layer.problem
     shape = list(problem.input_shape)
     shape[problem.data_axes[0]] = min(problem.N, largest)

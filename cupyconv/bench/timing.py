@@ -1,17 +1,14 @@
-"""How long a call takes: on a GPU the median of samples, on the CPU the best of many short turns.
+"""Time of a call: the median of samples on a GPU, the minimum over many short turns on a CPU.
 
-A sample is one or more calls in a row, each on another set of operands.  Before it, a sweep over a
-scratch array larger than the cache makes sure that every operand is read from memory.  On a GPU
-the sweep has a second use: while it runs, the host gets ahead, so that the events around the calls
-measure the device and not Python.  Implementations that are compared take turns, so that a change
-of the clock frequency meets them all.
+A sample is one or more consecutive calls, each on a different set of operands.  Before each sample,
+a sweep over a scratch array larger than the cache evicts the operands.  On a GPU the host queues
+the calls while the sweep runs, so that the events around them time the device and not Python.
+Compared implementations take turns, so that a change of the clock frequency affects all of them.
 
-A CPU is shared with whatever else runs, which makes calls longer and never shorter.  There the time
-of a call is the best one, of many turns, since what disturbs one turn has often passed in another;
-and the spread is from there to the lower quartile of the turns' best, which another run would reach
-too.  Where the spreads of two implementations meet, they are even.  The order of the turns is
-reversed each time, and a turn begins with a pause: the threads of a BLAS go on spinning for a tenth
-of a second, and would take the cores from those of another.
+Other programs only make calls slower, so the time on a CPU is the minimum over many turns, and the
+spread reaches from there to the lower quartile of the turns' minima.  Two implementations are even
+if their spreads overlap.  The order of the turns alternates.  Each turn begins with a pause, since
+idle BLAS threads spin for a tenth of a second and would slow down the next implementation.
 """
 
 from __future__ import annotations
@@ -26,13 +23,13 @@ from typing import Any, Protocol
 import numpy as np
 
 Call = Callable[[int], Any]
-"""Runs an implementation on the set of operands with this number."""
+"""Function that runs an implementation on the operand set of an index."""
 
-TURNS, CPU_TURNS = 3, 10  # that each implementation takes, at most, of as many samples
+TURNS, CPU_TURNS = 3, 10  # turns of each implementation, at most; its samples are spread over them
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 150
-SHORTEST_SAMPLE = 50e-6  # s; shorter calls are put in a row, as far as there are sets
-HOST_CALLS = 20  # in a row: well under the launches that a stream can queue
-MOST_SWEEPS = 64  # before one sample
+SHORTEST_SAMPLE = 50e-6  # s; a sample groups shorter calls, at most one per operand set
+HOST_CALLS = 20  # consecutive calls; far fewer than the launches a stream can queue
+MOST_SWEEPS = 64  # sweeps before a sample, at most
 PAUSE = 0.15  # s, before a turn on the CPU
 
 
@@ -41,10 +38,10 @@ class Timing:
     """Time of one call, in seconds.
 
     Attributes:
-        seconds, low, high: median and quartiles over the samples; on the CPU the best, again the
-            best, and the lower quartile of the turns' best.
-        samples: how many there are.
-        host: until the call returns to Python, on a GPU; None on the CPU, where that is all of it.
+        seconds, low, high: median and quartiles over the samples; on the CPU the minimum, again the
+            minimum, and the lower quartile of the turns' minima.
+        samples: number of samples.
+        host: time until the call returns to Python; None on the CPU, where it is the whole time.
     """
 
     seconds: float
@@ -55,43 +52,43 @@ class Timing:
 
 
 class Clock(Protocol):
-    """What a processor's time is read from."""
+    """Interface of a processor's clock."""
 
     asynchronous: bool
-    """Whether calls return before they are done."""
+    """Whether calls return before they finish."""
 
     sweep_seconds: float
-    """How long a sweep takes."""
+    """Time of one sweep."""
 
     def now(self) -> float:
-        """The host's time, in seconds."""
+        """Return the host's time in seconds."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until everything that was called is done."""
+        """Wait until all calls have finished."""
         ...
 
     def settle(self) -> None:
-        """Wait until nothing is left running of what another implementation started."""
+        """Wait until the previous implementation no longer occupies the processor."""
         ...
 
     def sample(self, calls: Sequence[Callable[[], Any]], lead: float = 0.0) -> float:
-        """Seconds that the calls take together, from a cold cache.
+        """Return the total seconds of the calls, from a cold cache.
 
         Args:
-            lead: how long the host needs to make the calls; sweeps take at least this long.
+            lead: host time of the calls; sweeps take at least this long.
         """
         ...
 
 
 class CpuClock:
-    """The host's own clock."""
+    """Clock of the host."""
 
     asynchronous = False
 
     def __init__(self, sweep_bytes: int) -> None:
         self._scratch = np.ones(sweep_bytes // 8)
-        self._sweep()  # the first one is slower: the system maps the pages
+        self._sweep()  # the first sweep is slower: the system maps the pages
         start = self.now()
         self._sweep()
         self.sweep_seconds = self.now() - start
@@ -100,7 +97,7 @@ class CpuClock:
         return time.perf_counter()
 
     def synchronize(self) -> None:
-        """Nothing to do: calls return when they are done."""
+        """Do nothing: calls are synchronous."""
 
     def settle(self) -> None:
         time.sleep(PAUSE)
@@ -117,7 +114,7 @@ class CpuClock:
 
 
 class CudaClock:
-    """CUDA events on CuPy's current stream."""
+    """Clock of CUDA events on CuPy's current stream."""
 
     asynchronous = True
 
@@ -151,21 +148,21 @@ class CudaClock:
         return self._cupy.cuda.get_elapsed_time(self._start, self._stop) * 1e-3
 
     def _sweep(self) -> None:
-        # Read only: lines that were written would be written back while the next call runs.
+        # Only read: dirty cache lines would be written back during the next call.
         self._scratch.sum(out=self._total)
 
 
 @dataclass
 class _Series:
-    """One implementation while it is measured."""
+    """Measurement of one implementation in progress."""
 
     call: Call
-    calls: int  # of one sample
-    samples: int  # of one turn
+    calls: int  # per sample
+    samples: int  # over all turns
     lead: float  # s
     host: float | None  # s
-    times: list[float]  # s of one call
-    best: list[float]  # s, of each turn
+    times: list[float]  # s per call, of each sample
+    best: list[float]  # s per call, minimum of each turn
 
 
 def measure(
@@ -174,38 +171,37 @@ def measure(
     """Time implementations against each other.
 
     Args:
-        calls: by name; each is called with set numbers from 0 to ``sets`` - 1.
-        seconds: to spend on each, warm-up left out; very slow calls take FEWEST_SAMPLES times
-            their own time.
+        calls: functions by name, called with set indices from 0 to ``sets`` - 1.
+        seconds: time to spend on each without warm-up; very slow calls still get FEWEST_SAMPLES.
     """
     series = {name: _prepare(call, sets, clock, seconds) for name, call in calls.items()}
     turns = TURNS if clock.asynchronous else CPU_TURNS
     for number in range(turns):
-        for one in list(series.values())[:: -1 if number % 2 else 1]:
-            samples = one.samples * (number + 1) // turns - one.samples * number // turns
+        for entry in list(series.values())[:: -1 if number % 2 else 1]:
+            samples = entry.samples * (number + 1) // turns - entry.samples * number // turns
             if samples and len(series) > 1:
                 clock.settle()
-            _take_turn(one, samples, sets, clock)
+            _take_turn(entry, samples, sets, clock)
     summary = _median if clock.asynchronous else _best
-    return {name: summary(one) for name, one in series.items()}
+    return {name: summary(entry) for name, entry in series.items()}
 
 
-def _take_turn(one: _Series, samples: int, sets: int, clock: Clock) -> None:
-    before = len(one.times)
+def _take_turn(series: _Series, samples: int, sets: int, clock: Clock) -> None:
+    before = len(series.times)
     for _ in range(samples):
-        row = [_bound(one.call, number, sets, one.times) for number in range(one.calls)]
-        one.times.append(clock.sample(row, one.lead) / one.calls)
+        calls = [_bind(series.call, number, sets, series.times) for number in range(series.calls)]
+        series.times.append(clock.sample(calls, series.lead) / series.calls)
     if samples:
-        one.best.append(min(one.times[before:]))
+        series.best.append(min(series.times[before:]))
 
 
-def _bound(call: Call, number: int, sets: int, times: Sequence[float]) -> Callable[[], Any]:
-    index = (number + len(times)) % sets  # consecutive samples begin with different sets
+def _bind(call: Call, number: int, sets: int, times: Sequence[float]) -> Callable[[], Any]:
+    index = (number + len(times)) % sets  # consecutive samples start with different sets
     return lambda: call(index)
 
 
 def _prepare(call: Call, sets: int, clock: Clock, seconds: float) -> _Series:
-    """Warm up, and choose how many calls make a sample and how many samples to take."""
+    """Warm up, and choose the calls per sample and the number of samples."""
     start = clock.now()
     call(0)
     clock.synchronize()
@@ -214,21 +210,21 @@ def _prepare(call: Call, sets: int, clock: Clock, seconds: float) -> _Series:
     host = host_seconds(call, sets, clock, seconds) if clock.asynchronous else None
     lead = 2 * (host or 0.0)
     estimate = max(clock.sample([lambda: call(0)], lead), 1e-9)
-    in_a_row = min(max(ceil(SHORTEST_SAMPLE / estimate), 1), sets)
-    lead *= in_a_row
-    cost = estimate * in_a_row + max(clock.sweep_seconds, lead)
+    calls_per_sample = min(max(ceil(SHORTEST_SAMPLE / estimate), 1), sets)
+    lead *= calls_per_sample
+    cost = estimate * calls_per_sample + max(clock.sweep_seconds, lead)
     samples = min(max(round(seconds / cost), FEWEST_SAMPLES), MOST_SAMPLES)
-    return _Series(call, in_a_row, samples, lead, host, [], [])
+    return _Series(call, calls_per_sample, samples, lead, host, [], [])
 
 
 def host_seconds(call: Call, sets: int, clock: Clock, seconds: float) -> float:
-    """Median time until a call returns, the device being free to take it."""
+    """Return the median host time of a call while the device's queue has room."""
     start = clock.now()
     call(0)
     clock.synchronize()
-    one = max(clock.now() - start, 1e-9)
+    estimate = max(clock.now() - start, 1e-9)
     times = []
-    for number in range(min(max(int(seconds / 4 / one), 3), HOST_CALLS)):
+    for number in range(min(max(int(seconds / 4 / estimate), 3), HOST_CALLS)):
         start = clock.now()
         call(number % sets)
         times.append(clock.now() - start)

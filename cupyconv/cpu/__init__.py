@@ -1,1 +1,1 @@
-"""The passes on NumPy arrays."""
+"""Passes on NumPy arrays."""

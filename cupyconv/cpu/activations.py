@@ -1,4 +1,4 @@
-"""The activations that a pass can apply, on NumPy arrays."""
+"""Activation functions of the passes on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ import numpy as np
 _erfc = np.frompyfunc(math.erfc, 1, 1)  # NumPy has no error function
 
 PIECES = {"silu": 1 << 14, "gelu": 1 << 11}
-"""Values that are activated at a time: the steps in between take memory, most of them objects'."""
+"""Values per buffer, which bounds the memory of temporaries (chosen; erfc makes objects)."""
 
 
 def activate(values: np.ndarray, activation: str | None) -> np.ndarray:
-    """relu max(v, 0), silu v / (1 + exp(-v)), gelu v (1 + erf(v / sqrt 2)) / 2; None is v.
+    """Apply an activation in place.
 
-    In place.  The factor of gelu is erfc(-v / sqrt 2), in which nothing cancels.
+    relu is max(v, 0), silu is v / (1 + exp(-v)), gelu is v (1 + erf(v / sqrt 2)) / 2, None is v.
+    gelu is computed with erfc(-v / sqrt 2), which avoids cancellation.  silu is -0 where exp(-v)
+    overflows, and NaN at -infinity, as in the kernels and in PyTorch.
     """
     if activation == "relu":
         return np.maximum(values, 0, out=values)
     if activation is None or not values.size:
         return values
-    most = PIECES[activation]
+    size = PIECES[activation]
     with (
         np.errstate(over="ignore", invalid="ignore"),
-        np.nditer(values, ["external_loop", "buffered"], ["readwrite"], buffersize=most) as pieces,
+        np.nditer(values, ["external_loop", "buffered"], ["readwrite"], buffersize=size) as buffers,
     ):
-        piece: Any
-        for piece in pieces:
+        buffer: Any
+        for buffer in buffers:
             if activation == "silu":
-                piece /= 1 + np.exp(-piece)
+                buffer /= 1 + np.exp(-buffer)
             else:
-                wide = piece.astype(np.float64)
-                piece[...] = wide / 2 * _erfc(wide * -math.sqrt(0.5)).astype(np.float64)
+                wide = buffer.astype(np.float64)
+                buffer[...] = wide / 2 * _erfc(wide * -math.sqrt(0.5)).astype(np.float64)
     return values

@@ -1,155 +1,139 @@
-"""Layers of few channels in each group: sums over taps, by loops that Numba compiles.
+"""Loops over taps, compiled by Numba, for layers with few channels per group.
 
-Depthwise layers with channels last are summed where they are, in rows of channels.
+Depthwise layers with channels last are summed in place, in rows of channels.
 
-Others have a plane of pixels for each channel, which is copied with the zeros around it and, where
-there is a stride, phase by phase.  There, what a tap reads for all results is one stretch of
-memory, so many pixels on from that of another:
+Other layers copy each channel to a plane of pixels with zeros around it, one plane per stride
+phase.  There, the pixels that a tap reads for all results are contiguous, at an offset per tap:
 
     sums[i] = sum over channels and taps t of weights[t] * pixels[offsets[t] + i]
 
-Between the rows of results there are places i that are none: they are summed too, and left out.
+Positions i between the rows of results are summed as well, and discarded.
 
 Without Numba, NumPy's einsum computes depthwise layers, in rows of channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from importlib import import_module
+from functools import cache, lru_cache, partial
 from itertools import product
-from math import gcd, prod
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu import products
-from cupyconv.cpu.correlation import ALL, SUMS, Axis, Correlation, clamp, gather
+from cupyconv.cpu.axis import Axis, LoopBlocks, clamp, extent, loop_blocks, step
+from cupyconv.cpu.choice import (
+    LARGEST_ROWS,
+    LEAST_ROW,
+    LONG_ROW,
+    SMALL_PLANE,
+    has_numba,
+    most_loop_bytes,
+    most_loop_images,
+)
+from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import are_finite, copy, merged
-from cupyconv.planning.cpu import LEAST_ROW, SMALL_PLANE, has_numba
-
-LEAST_PLANE = 1 << 11
-"""Places that are worth a loop: of as many images as have them together."""
-
-LONG_ROW, LARGEST_ROWS = 1 << 9, 1 << 16
-"""Elements of neighbouring pixels that are worth a loop, and of the weights of a row of pixels that
-the cache has beside them."""
+from cupyconv.signals import import_whole
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute the result."""
-
     for chunk in _chunks(whole, block_bytes):
         by_pixel = _is_by_pixel(chunk)
         add = _sum_pixels if by_pixel else _sum_planes
-        most, size = _most(chunk, by_pixel, block_bytes, SUMS)
-        each(add, chunk.boxes(*most), pool, size)
+        blocks, size = _blocks(chunk, by_pixel, block_bytes, SUMS)
+        each(add, chunk.boxes(*blocks.most), pool, size)
 
 
 def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute the filters' gradient; by matrix products if operands of planes are not finite.
-
-    The places that are no result's have a gradient of zero, which makes NaN of such numbers.
-    """
-    if not all(_filter_gradient(one, pool, block_bytes) for one in _chunks(whole, block_bytes)):
-        products.filter_gradient(whole, pool, block_bytes)
+    """Compute the filter gradient."""
+    for chunk in _chunks(whole, block_bytes):
+        _filter_gradient(chunk, pool, block_bytes)
 
 
-def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> bool:
+def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     by_pixel = _is_by_pixel(chunk)
-    add_block = _add_pixels if by_pixel else _add_planes
-    several = list(chunk.divided(SUMS))
-    most, sizes = zip(*(_most(one, by_pixel, block_bytes) for one in several), strict=True)
-    totals = pool.array("shared", (len(several), *chunk.filters.shape))
-    totals[...] = 0
+    terms = list(chunk.divided(SUMS))
+    blocks, sizes = zip(*(_blocks(term, by_pixel, block_bytes) for term in terms), strict=True)
+    totals = pool.array("shared", (len(terms), *chunk.filters.shape))
 
-    def add(number: int, memory: Scratch) -> None:
-        for block in replace(several[number], filters=totals[number]).boxes(*most[number]):
+    def add(
+        add_block: Callable[[Correlation, Scratch], None], number: int, memory: Scratch
+    ) -> None:
+        totals[number] = 0
+        for block in replace(terms[number], filters=totals[number]).boxes(*blocks[number].most):
             add_block(block, memory.rest())
 
-    each(add, range(len(several)), pool, max(sizes))
-    for total in totals[1:]:
-        totals[0] += total
+    def compute(add_block: Callable[[Correlation, Scratch], None]) -> None:
+        each(partial(add, add_block), range(len(terms)), pool, max(sizes))
+        for total in totals[1:]:
+            totals[0] += total
+
+    compute(_add_pixels if by_pixel else _add_planes)
+    is_finite = by_pixel or np.isfinite(totals[0]).all()
+    if not is_finite and not are_finite(chunk.source, chunk.result):
+        compute(_add_planes_with_specials)
     chunk.filters[...] = totals[0]
-    if by_pixel or np.isfinite(totals[0]).all():
-        return True
-    return are_finite(chunk.source, chunk.result)
 
 
 # -- parts -----------------------------------------------------------------------------------------
 
 
 def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """The groups in parts whose weights fit, with planes, rows and columns."""
-    lacks = 3 - len(whole.axes)
+    """Extend to three spatial axes, and divide the groups into parts whose weights fit."""
+    missing = 3 - len(whole.axes)
     views = whole.source, whole.filters, whole.result
-    source, filters, result = (one[(ALL, ALL, ALL, *[None] * lacks)] for one in views)
-    axes = (*[Axis()] * lacks, *whole.axes)
+    source, filters, result = (view[(ALL, ALL, ALL, *[None] * missing)] for view in views)
+    axes = (*[Axis()] * missing, *whole.axes)
     whole = replace(whole, axes=axes, source=source, filters=filters, result=result)
     return whole.chunks(block_bytes)
 
 
 def _is_by_pixel(whole: Correlation) -> bool:
-    """Whether pixels are rows of channels, or are made so: of small planes, or without Numba."""
+    """Return whether to sum in rows of channels.
+
+    Depthwise layers do without Numba, and with Numba if channels are last or planes are small.
+    """
     single = whole.channels == whole.filter_count == 1
     if not single or not has_numba():
         return single
-    near = abs(whole.source.strides[0]) == whole.source.itemsize
-    small = prod(axis.outputs for axis in whole.axes) <= SMALL_PLANE
-    return (near or small) and whole.groups >= LEAST_ROW
+    is_channels_last = abs(whole.source.strides[0]) == whole.source.itemsize
+    is_small = prod(axis.outputs for axis in whole.axes) <= SMALL_PLANE
+    return (is_channels_last or is_small) and whole.groups >= LEAST_ROW
 
 
-def _most(
+def _blocks(
     whole: Correlation, by_pixel: bool, block_bytes: int, least: int = 1
-) -> tuple[list[int], int]:
-    """Groups, images and pixels that fit with all that is under their windows; what they take.
+) -> tuple[LoopBlocks, int]:
+    """Return blocks whose sums and pixels fit, and the scratch elements of a block.
 
     Args:
-        least: parts of a whole that is large enough to be divided.
+        least: fewest parts into which a large correlation is divided.
     """
     both = (whole.source, whole.result)
-    in_place = by_pixel and all(_are_rows(_pixels_last(one), whole) for one in both)
-    most_bytes = 4 * block_bytes if in_place else block_bytes // 2
+    in_place = by_pixel and all(_are_rows(_pixels_last(array), whole) for array in both)
     share = (whole.source.size + whole.result.size) * whole.accumulator.itemsize // least
-    most_bytes = min(most_bytes, max(share, block_bytes // 4))
-    extents = (whole.groups, whole.images, *(axis.outputs for axis in whole.axes))
-    most = list(extents)
-    if not by_pixel:
-        most[1] = min(-(-LEAST_PLANE // prod(extents[2:])), whole.images)
-
-    def taken() -> int:
-        places = max(map(places_of, product(*map(_kinds_of_parts, whole.axes, most[2:]))))
-        return most[0] * most[1] * places * whole.accumulator.itemsize
-
-    def places_of(axes: Sequence[Axis]) -> int:
-        if by_pixel:
-            return prod(axis.span for axis in axes) + prod(axis.outputs for axis in axes)
-        phases = prod(min(a.taps, _step(a) // gcd(_step(a), a.dilation)) for a in axes)
-        return prod(map(_extent, axes)) * (phases * whole.channels + whole.filter_count)
-
-    for at in (1, 2, 3, 4, 0) if by_pixel else (0, 1, 2, 3, 4):
-        if at < 2:
-            most[at] = clamp(most[at] * most_bytes // taken(), most[at])
-        while most[at] > 1 and taken() > most_bytes:
-            most[at] = -(-most[at] // 2)
-    size = weights = most[0] * whole.filters[0].size
-    if by_pixel:  # for several pixels, and their sum
-        size += min(max(weights, LARGEST_ROWS), weights * most[4])
+    most_bytes = most_loop_bytes(block_bytes, share, in_place)
+    blocks = loop_blocks(
+        whole.axes,
+        whole.groups,
+        whole.images,
+        most_loop_images(whole.axes, by_pixel),
+        (whole.channels, whole.filter_count),
+        most_bytes // whole.accumulator.itemsize,
+        by_pixel,
+    )
+    size = weights = blocks.most[0] * whole.filters[0].size
+    if by_pixel:  # weights repeated for several pixels, and their sum
+        size += min(max(weights, LARGEST_ROWS), weights * blocks.most[4])
     if not (in_place and has_numba()) or whole.conjugate:
-        size += taken() // whole.accumulator.itemsize
-    return most, size
-
-
-def _kinds_of_parts(axis: Axis, most: int) -> list[Axis]:
-    """A long part of an axis that is cut into parts of at most so many outputs; and a short one."""
-    count = -(-axis.outputs // most)
-    sizes = {-(-axis.outputs // count), axis.outputs // count}
-    return [axis.part(slice(0, size)) for size in sizes]
+        size += blocks.places
+    return blocks, size
 
 
 # -- rows of channels ------------------------------------------------------------------------------
@@ -195,16 +179,16 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
 
 
 def _weights(block: Correlation, scratch: Scratch, *operands: np.ndarray) -> np.ndarray:
-    """Memory (*taps, several, G) for the weights of so many pixels, which are summed at a time."""
-    several = _pixels_at_once(block, *operands)
-    return scratch.array("weights", (*block.filters.shape[3:], several, block.groups))
+    """Return scratch (*taps, pixels, G) for weights, repeated for the pixels summed at once."""
+    pixels = _pixels_at_once(block, *operands)
+    return scratch.array("weights", (*block.filters.shape[3:], pixels, block.groups))
 
 
 def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
-    """Pixels of a row that are summed at a time, with weights for each; einsum takes all or one."""
+    """Return how many pixels of a row are summed at once; with einsum the whole row or one."""
     columns, channels = block.axes[2].outputs, block.groups
-    together = all(one.strides[3] == channels * one.itemsize for one in operands)
-    if not together or block.axes[2].stride != 1:
+    is_contiguous = all(array.strides[3] == channels * array.itemsize for array in operands)
+    if not is_contiguous or block.axes[2].stride != 1:
         return 1
     most = LARGEST_ROWS // prod(block.filters.shape)
     if has_numba():
@@ -213,7 +197,7 @@ def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
 
 
 def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[np.ndarray, _Rules]:
-    """The source (N, planes, rows, columns, G), and how it is read."""
+    """Return the source (N, planes, rows, columns, G), padded if necessary, and its rules."""
     source = _pixels_last(block.source)
     if has_numba() and _are_rows(source, block):
         return source, tuple((a.stride, a.dilation, a.offset, a.taps, a.size) for a in block.axes)
@@ -229,28 +213,28 @@ _Rules = tuple[tuple[int, ...], ...]
 
 
 def _pixels_last(array: np.ndarray) -> np.ndarray:
-    """(G, 1, N, planes, rows, columns) as (N, planes, rows, columns, G)."""
+    """Transpose (G, 1, N, planes, rows, columns) to (N, planes, rows, columns, G)."""
     return array[:, 0].transpose(1, 2, 3, 4, 0)
 
 
 def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
-    """Whether loops take (N, planes, rows, columns, G) where they are."""
+    """Return whether the loops can use (N, planes, rows, columns, G) without a copy."""
     size, steps = pixels.itemsize, pixels.strides
     if pixels.dtype != block.accumulator or not pixels.flags.aligned:
         return False
-    # Numbers of two parts are aligned to one of them, and so may their steps be.
+    # Complex numbers are aligned to their parts, and strides may be odd multiples of a part.
     return steps[-1] == size and min(steps) >= 0 and not any(step % size for step in steps)
 
 
 def _memory(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-    """All memory from the first to the last item, and the steps of the other axes in it."""
+    """Return the memory from the first to the last item, and the element strides of outer axes."""
     steps = tuple(step // pixels.itemsize for step in pixels.strides)
     span = 1 + sum((n - 1) * step for n, step in zip(pixels.shape, steps, strict=True))
     return as_strided(pixels, (span,), (pixels.itemsize,)), steps[:-1]
 
 
 def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray:
-    """(N, planes, rows, columns, *taps, G) of what is under the windows, several columns as one."""
+    """Return the windows (N, planes, rows, columns, *taps, G), with several columns merged."""
     image, *steps, channel = source.strides
     axes = list(zip(block.axes, steps, strict=True))
     outputs = [axis.outputs for axis in block.axes]
@@ -273,7 +257,7 @@ def _sum_planes(block: Correlation, scratch: Scratch) -> None:
     block.finish(layout.results(sums, block))
 
 
-def _add_planes(block: Correlation, scratch: Scratch) -> None:
+def _add_planes(block: Correlation, scratch: Scratch, has_specials: bool = False) -> None:
     layout = _layout(tuple(map(_shape, block.axes)), block.channels, block.images)
     total = scratch.array("weights", block.filters.shape)
     total[...] = 0
@@ -281,20 +265,39 @@ def _add_planes(block: Correlation, scratch: Scratch) -> None:
     gradients[...] = 0
     copy(layout.results(gradients, block), block.result, block.conjugate)
     pixels, by_offset, flat = layout.pixels(block, scratch), merged(total, 2), merged(gradients, 2)
-    _loops().planar_products(pixels, layout.offsets, flat, by_offset, layout.length)
     filters: Any = block.filters
+    if has_specials:
+        specials = np.zeros(total.shape, total.dtype)
+        is_result = np.zeros((1, 1, *gradients.shape[2:]), np.bool_)
+        layout.results(is_result, block)[...] = True
+        to, where = merged(specials, 2), merged(is_result, 2)[0, 0]
+        _loops().planar_specials(pixels, layout.offsets, flat, where, to, layout.length)
+        filters += specials
+        for operand in (pixels, flat):
+            _loops().clear_specials(operand)
+    _loops().planar_products(pixels, layout.offsets, flat, by_offset, layout.length)
     filters += total
+
+
+def _add_planes_with_specials(block: Correlation, scratch: Scratch) -> None:
+    """Add the filter gradient of operands that have infinite or NaN values.
+
+    In ``_add_planes``, positions between the rows have zero gradients, whose products with such
+    pixels are NaN.  Here the products of finite values are summed as there, bit for bit, with the
+    special values set to zero; then the special products of actual results are added.
+    """
+    _add_planes(block, scratch, has_specials=True)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the pixels and the sums of a block are.
+    """Memory layout of the pixels and sums of a block.
 
     Attributes:
-        extents: of the pixels of a phase and of the sums, along each axis.
-        firsts: the first pixels of the stride phases, along each axis.
-        offsets: of the taps of all channels.
-        length: from the first result to the last.
+        extents: pixels of a phase, and sums, along each axis.
+        firsts: first pixel of each stride phase, along each axis.
+        offsets: pixel offsets of the taps of all channels.
+        length: positions from the first result to the last.
     """
 
     extents: tuple[int, ...]
@@ -303,55 +306,45 @@ class _Layout:
     length: int
 
     def pixels(self, block: Correlation, scratch: Scratch) -> np.ndarray:
-        """(G, places of all channels and phases)."""
+        """Copy the source to (G, positions of all channels and phases)."""
         phases = prod(map(len, self.firsts))
         shape = (block.groups, block.channels, phases, block.images, *self.extents)
         memory = scratch.array("pixels", shape)
         for number, firsts in enumerate(product(*self.firsts)):
             rules = zip(block.axes, self.extents, firsts, strict=True)
-            axes = [Axis(n, 1, a.size, _step(a), 1, a.offset + first) for a, n, first in rules]
+            axes = [Axis(n, 1, a.size, step(a), 1, a.offset + first) for a, n, first in rules]
             gather(memory[:, :, number], block.source, axes, 3)
         return memory.reshape(block.groups, -1)
 
     def results(self, sums: np.ndarray, block: Correlation) -> np.ndarray:
-        """What of sums (G, K, N, *extents) are results."""
+        """Return the results among the sums (G, K, N, *extents)."""
         return sums[(ALL, ALL, ALL, *(slice(0, axis.outputs) for axis in block.axes))]
 
 
 def _shape(axis: Axis) -> Axis:
-    """What of an axis a layout depends on."""
+    """Return the axis with only the values that determine a layout."""
     return Axis(axis.outputs, axis.taps, 1, axis.stride, axis.dilation)
 
 
-def _step(axis: Axis) -> int:
-    """From one pixel of a phase to the next: the stride, or of a single result the dilation."""
-    return axis.dilation if axis.outputs == 1 else axis.stride
-
-
-def _extent(axis: Axis) -> int:
-    """Pixels of a stride phase."""
-    return axis.outputs + (axis.taps - 1) * axis.dilation // _step(axis)
-
-
-@lru_cache(maxsize=16)  # each may have as many offsets as a filter has weights
+@lru_cache(maxsize=16)  # a layout has as many offsets as a filter has weights
 def _layout(axes: tuple[Axis, ...], channels: int, images: int) -> _Layout:
-    extents = tuple(map(_extent, axes))
+    extents = tuple(map(extent, axes))
     pitches = [prod(extents[axis + 1 :]) for axis in range(len(axes))]
-    # Of each tap, the number of its phase and how far on it reads there.
+    # For each tap, the index of its phase and its shift within the phase.
     numbers, shifts, firsts = np.array(0), np.array(0), []
     for axis, pitch in zip(axes, pitches, strict=True):
-        shift, phase = np.divmod(np.arange(axis.taps) * axis.dilation, _step(axis))
-        found, number = np.unique(phase, return_inverse=True)
-        numbers = np.add.outer(numbers * len(found), number)
+        shift, phase = np.divmod(np.arange(axis.taps) * axis.dilation, step(axis))
+        present, number = np.unique(phase, return_inverse=True)
+        numbers = np.add.outer(numbers * len(present), number)
         shifts = np.add.outer(shifts, shift * pitch)
-        firsts.append(tuple(found.tolist()))
+        firsts.append(tuple(present.tolist()))
     of_phase = images * prod(extents)
     of_channels = np.arange(channels) * (prod(map(len, firsts)) * of_phase)
     offsets = np.add.outer(of_channels, (numbers * of_phase + shifts).ravel()).ravel()
-    after = sum((axis.outputs - 1) * pitch for axis, pitch in zip(axes, pitches, strict=True))
-    return _Layout(extents, tuple(firsts), offsets, of_phase - prod(extents) + after + 1)
+    last = sum((axis.outputs - 1) * pitch for axis, pitch in zip(axes, pitches, strict=True))
+    return _Layout(extents, tuple(firsts), offsets, of_phase - prod(extents) + last + 1)
 
 
 @cache
 def _loops() -> Any:
-    return import_module("cupyconv.cpu.loops_numba")
+    return import_whole("cupyconv.cpu.loops_numba")

@@ -1,47 +1,95 @@
-"""The loops of cupyconv/cpu/loops.py, compiled by Numba."""
+"""Loops of cupyconv/cpu/loops.py, compiled by Numba."""
 
 from __future__ import annotations
 
+import hashlib
+import pickle
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
-from numba.core.caching import FunctionCache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+from cupyconv import files
+from cupyconv.cache_folder import keep, trusted_directory
+from cupyconv.signals import uninterrupted
 
 
-class _Kept(FunctionCache):
-    """What was compiled, on disk; what is damaged there, or cannot be written, is not missed."""
+class _CodeCache:
+    """File cache for the machine code of a function.
+
+    Numba's own cache trusts any file it finds and does not detect truncation.  This cache only
+    reads files that no other user can write and whose digest matches; otherwise the function is
+    compiled again.
+    """
+
+    cache_path = None  # read by Numba's statistics
+
+    def __init__(self, function: Callable) -> None:
+        self._name = function.__qualname__
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            return super().load_overload(sig, target_context)
-        except Exception:
-            with suppress(OSError):
-                self.flush()
+        """Return the code for a signature; None if it is not cached or not readable."""
+        target_context.refresh()
+        path = self._path(sig, target_context.codegen())
+        if path is None:
             return None
+        try:
+            content = files.read_private(path)
+            digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if digest == hashlib.sha256(code).digest():
+                return CompileResult._rebuild(target_context, *pickle.loads(code))
+        except Exception:  # Numba and pickle raise many types
+            pass
+        return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with suppress(Exception):
-            super().save_overload(sig, data)
+        """Cache the code for a signature if possible."""
+        path = self._path(sig, data.codegen)
+        if path is not None:
+            with suppress(Exception):
+                code = dumps(data._reduce())
+                keep(path, hashlib.sha256(code).digest() + code)
+
+    def _path(self, sig: Any, codegen: Any) -> Path | None:
+        folder = trusted_directory("loops")
+        key = repr((_versions(), self._name, str(sig), codegen.magic_tuple()))
+        return folder and folder / f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
-def _compiled(function: Callable) -> Any:
-    """A function that is compiled for the types it is called with, and kept where it can be."""
-    # Sums may be reordered, which makes them vectors; of nothing else is there anything assumed.
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    """Return the digest of this file and the versions of Python, NumPy and Numba."""
+    source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    return source, sys.version, np.__version__, numba.__version__
+
+
+def _compile(function: Callable) -> Any:
+    """Wrap a function so that Numba compiles it per signature and caches the code."""
+    # Reordering allows vectorization.  NaN and infinities keep their meaning.
     compiled: Any = numba.njit(nogil=True, fastmath={"contract", "reassoc", "nsz"})(function)
-    with suppress(RuntimeError):  # there is no folder to write to
-        compiled._cache = _Kept(function)
+    compiled._cache = _CodeCache(function)
+    compile_for = compiled._compile_for_args
+    # An interrupt during Numba's first compilation would leave its registries incomplete.
+    compiled._compile_for_args = lambda *args: uninterrupted(lambda: compile_for(*args))
     return compiled
 
 
-_STRETCH = 1024  # places that are summed at a time: four rows of them stay in the nearest cache
+_STRETCH = 1024  # positions summed at once, so that four rows fit the L1 cache (chosen)
 
 
-@_compiled
+@_compile
 def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int) -> None:
-    """sums[g, k, i] = sum over t of weights[g, k, t] * pixels[g, offsets[t] + i], i < length."""
+    """Sum weights[g, k, t] * pixels[g, offsets[t] + i] over t to sums[g, k, i], for i < length."""
     groups, filters, _ = sums.shape
     for g in range(groups):
         x, w = pixels[g], weights[g]
@@ -58,11 +106,11 @@ def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int)
                     _add_to_one(x, offsets, w, k, begin, sums[g, k, begin:end], done)
 
 
-@_compiled
+@_compile
 def _add_to_four(
     pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
 ) -> int:
-    """Four filters, for which the pixels of three taps at a time are read once; how many taps."""
+    """Add three taps at a time to four filters' sums; return the number of taps added."""
     taps = len(offsets) - len(offsets) % 3
     for t in range(0, taps, 3):
         u, v = offsets[t] + begin, offsets[t + 1] + begin
@@ -80,9 +128,9 @@ def _add_to_four(
     return taps
 
 
-@_compiled
+@_compile
 def _add_to_one(pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, t: int) -> None:
-    """One filter, from a tap on, three at a time too."""
+    """Add the taps from ``t`` on, three at a time, to one filter's sums."""
     while t + 3 <= len(offsets):
         u, v = offsets[t] + begin, offsets[t + 1] + begin
         a, b, c = pixels[u:], pixels[v:], pixels[offsets[t + 2] + begin :]
@@ -97,9 +145,9 @@ def _add_to_one(pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, t
         t += 1
 
 
-@_compiled
+@_compile
 def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, length: int) -> None:
-    """totals[g, k, t] += sum over i < length of gradients[g, k, i] * pixels[g, offsets[t] + i]."""
+    """Add gradients[g, k, i] * pixels[g, offsets[t] + i] to totals[g, k, t] for all i < length."""
     groups, filters, _ = gradients.shape
     for g in range(groups):
         x = pixels[g]
@@ -120,11 +168,37 @@ def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, leng
                         totals[g, k, t] = pa
 
 
-@_compiled
+@_compile
+def planar_specials(
+    pixels: Any, offsets: Any, gradients: Any, is_result: Any, totals: Any, length: int
+) -> None:
+    """Add those products of ``planar_products`` that have an infinite or NaN factor.
+
+    Only positions that are results count.
+    """
+    groups, filters, _ = gradients.shape
+    for g, t in np.ndindex((groups, len(offsets))):
+        x = pixels[g, offsets[t] :]
+        for k in range(filters):
+            for i in range(length):
+                y = gradients[g, k, i]
+                if is_result[i] and not (np.isfinite(x[i]) and np.isfinite(y)):
+                    totals[g, k, t] += y * x[i]
+
+
+@_compile
+def clear_specials(values: Any) -> None:
+    """Set infinite values and NaN to zero."""
+    for place in np.ndindex(values.shape):
+        if not np.isfinite(values[place]):
+            values[place] = 0
+
+
+@_compile
 def _products_of_four(
     pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
 ) -> int:
-    """Four filters and three taps at a time, whose sums are in registers; how many taps."""
+    """Add products of four filters and three taps in registers; return the number of taps added."""
     taps = len(offsets) - len(offsets) % 3
     for t in range(0, taps, 3):
         u, v = offsets[t] + begin, offsets[t + 1] + begin
@@ -146,52 +220,52 @@ def _products_of_four(
     return taps
 
 
-# Of pixels that are rows of channels: memory as it is, with steps between images, planes, rows and
-# pixels; axes of (stride, dilation, offset, taps, size), as Axis has them.  Where there are weights
-# for several pixels of a row, so many are summed at a time.
+# The functions below sum rows of channels.  Arrays are flat memory with the steps between images,
+# planes, rows and pixels; axes are (stride, dilation, offset, taps, size), the attributes of Axis.
+# If the weights are repeated for several pixels of a row, these pixels are summed at once.
 
 
-@_compiled
+@_compile
 def pixel_sums(
     source: Any, steps: Any, weights: Any, sums: Any, places: Any, ends: Any, axes: Any
 ) -> None:
-    """sums[n, z, p, q, g] = sum over taps of weights[t, r, s, g] * source[n, d, h, w, g]."""
+    """Sum weights[t, r, s, g] * source[n, d, h, w, g] over all taps to sums[n, z, p, q, g]."""
     for n, z, p in np.ndindex((ends[0], ends[1], ends[2])):
         line = sums[n * places[0] + z * places[1] + p * places[2] :]
         for q in range(ends[3]):
             line[q * places[3] : q * places[3] + ends[4]] = 0
         for t, r in np.ndindex((axes[0][3], axes[1][3])):
-            d, h = _read(axes[0], z, t), _read(axes[1], p, r)
+            d, h = _position(axes[0], z, t), _position(axes[1], p, r)
             if 0 <= d < axes[0][4] and 0 <= h < axes[1][4]:
                 row = source[n * steps[0] + d * steps[1] + h * steps[2] :]
                 _add_taps(line, places[3], weights[t, r], row, steps[3], axes[2], ends)
 
 
-@_compiled
+@_compile
 def pixel_products(
     source: Any, steps: Any, totals: Any, gradients: Any, places: Any, ends: Any, axes: Any
 ) -> None:
-    """totals[t, r, s, g] += sum over n, z, p, q of gradients[...] * source[n, d, h, w, g]."""
+    """Add gradients[n, z, p, q, g] * source[n, d, h, w, g] to totals[t, r, s, g]."""
     for n, z, p in np.ndindex((ends[0], ends[1], ends[2])):
         line = gradients[n * places[0] + z * places[1] + p * places[2] :]
         for t, r in np.ndindex((axes[0][3], axes[1][3])):
-            d, h = _read(axes[0], z, t), _read(axes[1], p, r)
+            d, h = _position(axes[0], z, t), _position(axes[1], p, r)
             if 0 <= d < axes[0][4] and 0 <= h < axes[1][4]:
                 row = source[n * steps[0] + d * steps[1] + h * steps[2] :]
                 _add_products(totals[t, r], line, places[3], row, steps[3], axes[2], ends)
 
 
-@_compiled
+@_compile
 def _add_taps(
     sums: Any, place: int, weights: Any, source: Any, step: int, axis: Any, outputs: Any
 ) -> None:
-    """A row of taps to a row of sums, three at a time where none of them is outside."""
+    """Add a row of taps to a row of sums, three taps at a time where all are inside the source."""
     taps, size, distance, channels = axis[3], axis[4], axis[1] * step, outputs[4]
     several = weights.shape[1] // channels
     for s in range(0, taps, 3):
         for q in range(0, outputs[3], several):
-            count, w = min(outputs[3] - q, several), _read(axis, q, s)
-            if s + 3 <= taps and w >= 0 and _read(axis, q, s + 2) + count <= size:
+            count, w = min(outputs[3] - q, several), _position(axis, q, s)
+            if s + 3 <= taps and w >= 0 and _position(axis, q, s + 2) + count <= size:
                 at = w * step
                 total = sums[q * place : q * place + count * channels]
                 a, b, c = weights[s], weights[s + 1], weights[s + 2]
@@ -199,37 +273,37 @@ def _add_taps(
                 for g in range(len(total)):
                     total[g] += a[g] * x[g] + b[g] * y[g] + c[g] * z[g]
             else:
-                for one in range(s, min(s + 3, taps)):
-                    w = _read(axis, q, one)
+                for tap in range(s, min(s + 3, taps)):
+                    w = _position(axis, q, tap)
                     begin, end = max(-w, 0), min(size - w, count)
                     if begin < end:
                         total = sums[q * place + begin * channels : q * place + end * channels]
-                        _add(total, weights[one], source[(w + begin) * step :])
+                        _add(total, weights[tap], source[(w + begin) * step :])
 
 
-@_compiled
+@_compile
 def _add_products(
     totals: Any, gradients: Any, place: int, source: Any, step: int, axis: Any, outputs: Any
 ) -> None:
-    """A row of gradients times what the taps read, to the gradient of a row of weights."""
+    """Add a row of gradients times the pixels of a row of taps to the gradient of its weights."""
     channels = outputs[4]
     several = totals.shape[1] // channels
     for q in range(0, outputs[3], several):
         for s in range(axis[3]):
-            w = _read(axis, q, s)
+            w = _position(axis, q, s)
             begin, end = max(-w, 0), min(axis[4] - w, outputs[3] - q, several)
             if begin < end:
                 total = totals[s, : (end - begin) * channels]
                 _add(total, gradients[q * place + begin * channels :], source[(w + begin) * step :])
 
 
-@_compiled
+@_compile
 def _add(sums: Any, factors: Any, x: Any) -> None:
     for g in range(len(sums)):
         sums[g] += factors[g] * x[g]
 
 
-@_compiled
-def _read(axis: Any, output: int, tap: int) -> int:
-    """What an output reads by a tap."""
+@_compile
+def _position(axis: Any, output: int, tap: int) -> int:
+    """Return the input position of an output's tap."""
     return output * axis[0] + tap * axis[1] + axis[2]

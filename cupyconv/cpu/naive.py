@@ -1,7 +1,7 @@
-"""The passes summed plainly, one term after another, in the precision that results are summed in.
+"""Passes summed sequentially, one term after another, in the accumulator's precision.
 
-float32 and float64 are summed in themselves, 16-bit types in float32 and rounded once.  This is
-the yardstick of accuracy: an implementation may not be much less exact than plain summation.
+float32 and float64 are summed in their own dtype, 16-bit dtypes in float32 and rounded once.  The
+accuracy of other implementations is judged by these: none may be much less accurate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cupyconv.cpu.views import accumulator_of, data_view
 from cupyconv.problem import ConvProblem
 
 _SEVERAL = 8
-"""Channels from which on a row of them is added to a row."""
+"""Fewest channels for which a sum over rows replaces a cumulative sum (chosen)."""
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -25,7 +25,7 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _add(sums: np.ndarray, matrices: np.ndarray, pixels: np.ndarray) -> None:
-    """One channel at a time."""
+    """Add the products of a tap, one channel at a time."""
     for channel in range(pixels.shape[2]):
         weights = matrices[:, :, channel]
         sums += pixels[:, :, channel, None] * weights.reshape(
@@ -34,26 +34,26 @@ def _add(sums: np.ndarray, matrices: np.ndarray, pixels: np.ndarray) -> None:
 
 
 def _contract(gradients: np.ndarray, pixels: np.ndarray) -> np.ndarray:
-    """One output pixel of one image at a time."""
-    rows = np.ascontiguousarray(_in_a_row(pixels).swapaxes(1, 2))  # (G, N * pixels, C)
+    """Sum gradients times pixels, one output pixel of one image at a time."""
+    rows = np.ascontiguousarray(_flat_pixels(pixels).swapaxes(1, 2))  # (G, N * pixels, C)
     total: Any = np.zeros((len(rows), gradients.shape[2], rows.shape[2]), rows.dtype)
     if rows.size:
-        for number, row in enumerate(_in_a_row(gradients).swapaxes(0, 1)):
+        for number, row in enumerate(_flat_pixels(gradients).swapaxes(0, 1)):
             total[:, number] = _running_sum(row[..., None] * rows)
     return total
 
 
-def _in_a_row(pixels: np.ndarray) -> np.ndarray:
-    """(N, G, channels, ...) as (G, channels, N * pixels)."""
+def _flat_pixels(pixels: np.ndarray) -> np.ndarray:
+    """Reshape (N, G, channels, ...) to (G, channels, N * pixels)."""
     ordered = np.moveaxis(pixels, 0, 2)
     return ordered.reshape(*ordered.shape[:2], prod(ordered.shape[2:]))
 
 
 def _running_sum(terms: np.ndarray) -> np.ndarray:
-    """The sum over the middle axis, one term after another.
+    """Sum over the middle axis sequentially.
 
-    NumPy sums pairwise along the axis that lies contiguous in memory alone; along another it adds
-    row to row, which several channels share.
+    NumPy's sum is pairwise only along the contiguous axis; along other axes it adds row to row,
+    which is sequential and fast for several channels.
     """
     if terms.shape[2] >= _SEVERAL:
         return terms.sum(axis=1)
@@ -68,6 +68,6 @@ backprop_filter = partial(reference.backprop_filter, by=_SUMS)
 
 
 def backprop_bias(problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
-    """db, adding one output pixel of one image at a time."""
-    terms = _in_a_row(_wide(data_view(problem, dy))).reshape(problem.K, -1)
+    """Compute db, adding one output pixel of one image at a time."""
+    terms = _flat_pixels(_wide(data_view(problem, dy))).reshape(problem.K, -1)
     db[...] = np.cumsum(terms, axis=-1)[:, -1] if terms.size else 0

@@ -1,7 +1,7 @@
 """Matrix products of filters and gathered pixels (im2col), for every configuration.
 
-The im2col matrix has a column for each pixel of the result and a row for each tap and channel.  It
-is made block by block, each small enough to stay in the cache of the core that multiplies it.
+The im2col matrix has a column per pixel of the result and a row per tap and channel.  It is
+gathered block by block; each block stays in the cache of the core that multiplies it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.correlation import ALL, SUMS, Correlation, box_of, boxes, clamp, gather, parts
+from cupyconv.cpu.axis import box_of, boxes, clamp, parts
+from cupyconv.cpu.choice import LEAST_PIXELS, least_filters
+from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
-from cupyconv.planning.cpu import LEAST_PIXELS
-
-LEAST_FILTERS = 4 * LEAST_PIXELS
-"""Filters whose weights take what the windows of a few pixels do."""
 
 MANY_IMAGES = 16
-"""Images that fit a block from which on it has several, though its result has to be copied."""
+"""Fewest images per block for which blocks of several images pay for copying the result."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute the result."""
     for piece in whole.pieces():
-        for chunk in piece.chunks(8 * block_bytes, LEAST_FILTERS):
+        for chunk in piece.chunks(8 * block_bytes, least_filters(_all_pixels(piece))):
             channels = parts(chunk.channels, _channels_at_once(chunk, block_bytes))
             terms = _terms(chunk, list(channels), pool)
             window, results, most = _columns(chunk, block_bytes)
@@ -41,7 +39,7 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
 def _multiply(
     terms: Sequence[tuple[slice, np.ndarray]], block: Correlation, scratch: Scratch
 ) -> None:
-    """The result of a block, by the matrices of some channels each."""
+    """Compute a block's result as the sum of one matrix product per part of the channels."""
     is_direct = operand(block.result, 2, block.accumulator) is not None
     sums = block.result if is_direct else scratch.like("sums", block.result)
     flat = merged(sums, 2)
@@ -55,61 +53,66 @@ def _multiply(
 
 
 def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute the gradient of the filters, into ``filters``, from that of the result."""
-    for chunk in whole.chunks(4 * block_bytes, LEAST_FILTERS):
+    """Compute the filter gradient into ``filters``; ``result`` has the result's gradient."""
+    for chunk in whole.chunks(4 * block_bytes, least_filters(_all_pixels(whole))):
         _filter_gradient(chunk, pool, block_bytes)
 
 
 def _contract(block: Correlation, scratch: Scratch, total: np.ndarray) -> None:
     gradients = scratch.matrices("sums", block.result, block.conjugate)
     columns = _windows(block, scratch).swapaxes(1, 2)
-    np.matmul(gradients, columns, out=merged(_in_order(total, block), 2))
+    np.matmul(gradients, columns, out=merged(_like_pixels(total, block), 2))
 
 
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     weights = list(_weights_of_sums(chunk, block_bytes))
-    wanted = SUMS // len(weights)
-    terms = [(some, one) for some in weights for one in some.divided(wanted)]
-    [shared] = pool.divided("shared", sum(one.filters.size for _, one in terms))
-    totals = [_like_filters(one, shared, f"{number}") for number, (_, one) in enumerate(terms)]
+    count = SUMS // len(weights)
+    terms = [(some, term) for some in weights for term in some.divided(count)]
+    [shared] = pool.divided("shared", sum(term.filters.size for _, term in terms))
+    totals = [_like_filters(term, shared, f"{number}") for number, (_, term) in enumerate(terms)]
     window, results, most = _columns(terms[0][1], block_bytes)
-    # Of a piece of fewer taps there are more pixels, in about as much memory.
+    # Pieces with fewer taps have more pixels per block, in about the same memory.
     size = 3 * _pixels(terms[0][1], most + 1) * max(window, results) + totals[0].size
 
     def add(number: int, memory: Scratch) -> None:
         total, is_begun = totals[number], False
         for piece in replace(terms[number][1], filters=total).pieces():
             for block in _blocks(piece, block_bytes):
-                here = memory.rest()
+                scratch = memory.rest()
                 if not is_begun and piece.filters is total:
-                    _contract(block, here, total)
+                    _contract(block, scratch, total)
                 else:
                     if not is_begun:
                         total[...] = 0
-                    term = _like_filters(piece, here, "term")
-                    _contract(block, here, term)
+                    term = _like_filters(piece, scratch, "term")
+                    _contract(block, scratch, term)
                     np.add(piece.filters, term, out=piece.filters)
                 is_begun = True
 
     each(add, range(len(terms)), pool, size)
     for some in weights:
         first, *others = (total for (of, _), total in zip(terms, totals, strict=True) if of is some)
-        for more in others:
-            first += more
+        for other in others:
+            first += other
         copy(some.filters, first)
+
+
+def _all_pixels(piece: Correlation) -> int:
+    """Return the pixels of a result channel in all images."""
+    return prod(piece.result.shape[2:])
 
 
 # -- parts -----------------------------------------------------------------------------------------
 
 
 def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
-    """Channels of which windows enough for a product fit."""
+    """Return how many channels' windows fit a block with enough pixels for a product."""
     window = piece.groups * prod(axis.taps for axis in piece.axes) * piece.accumulator.itemsize
     return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
 
 
 def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """The channels and taps in parts whose gradient stays in the cache while it is summed."""
+    """Divide channels and taps into parts whose gradient fits the cache."""
     weight = chunk.groups * max(chunk.filter_count, LEAST_PIXELS) * chunk.accumulator.itemsize
     extents = chunk.filters.shape[2:]
     for channels, *taps in boxes(extents, box_of(extents, max(block_bytes // weight, 1))):
@@ -117,7 +120,7 @@ def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlati
 
 
 def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
-    """Elements of a pixel's window, of the channels at once, and of its results; how many fit."""
+    """Return the elements per pixel of the window and the results, and the pixels per block."""
     taps = prod(axis.taps for axis in piece.axes)
     window = piece.groups * _channels_at_once(piece, block_bytes) * taps
     results = piece.groups * piece.filter_count
@@ -127,12 +130,12 @@ def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
 
 
 def _pixels(piece: Correlation, most: int) -> int:
-    """The pixels of a block, where so many fit: there are at least two, unless they are small."""
+    """Return the pixels per block, so that a large piece has at least two blocks."""
     return min(most, max(prod(piece.result.shape[2:]) // 2, LEAST_PIXELS // 2))
 
 
 def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """The images and pixels in parts whose windows and results fit a block, but enough of them."""
+    """Divide into blocks whose windows and results fit, with enough pixels for a product."""
     extents = [axis.outputs for axis in piece.axes]
     image = prod(extents)
     *_, most = _columns(piece, block_bytes)
@@ -148,28 +151,28 @@ def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
 def _terms(
     chunk: Correlation, channels: Sequence[slice], pool: Pool
 ) -> list[tuple[slice, np.ndarray]]:
-    """Of some channels each, the filters (G, K, depth)."""
-    filters = [_in_order(chunk.filters[:, :, some], chunk) for some in channels]
-    views = [operand(one, 2, chunk.accumulator) is not None for one in filters]
-    size = 0 if all(views) and not chunk.conjugate else chunk.filters.size
+    """Return the filter matrix (G, K, depth) of each part of the channels."""
+    filters = [_like_pixels(chunk.filters[:, :, some], chunk) for some in channels]
+    are_views = [operand(part, 2, chunk.accumulator) is not None for part in filters]
+    size = 0 if all(are_views) and not chunk.conjugate else chunk.filters.size
     [shared] = pool.divided("shared", size)
-    matrices = (shared.matrices(f"{n}", one, chunk.conjugate) for n, one in enumerate(filters))
+    matrices = (shared.matrices(f"{n}", part, chunk.conjugate) for n, part in enumerate(filters))
     return list(zip(channels, matrices, strict=True))
 
 
 def _like_filters(piece: Correlation, scratch: Scratch, name: str) -> np.ndarray:
-    """Scratch memory for the filters, (G, K, C, *taps), in the order of the gathered pixels."""
-    memory = scratch.array(name, _in_order(piece.filters, piece).shape)
+    """Return scratch (G, K, C, *taps) in the memory order of the gathered pixels."""
+    memory = scratch.array(name, _like_pixels(piece.filters, piece).shape)
     return np.moveaxis(memory, -1, 2) if channels_are_last(piece.source) else memory
 
 
-def _in_order(filters: np.ndarray, piece: Correlation) -> np.ndarray:
-    """(G, K, C, *taps) with the channels where they are among gathered pixels."""
+def _like_pixels(filters: np.ndarray, piece: Correlation) -> np.ndarray:
+    """Move the channels of (G, K, C, *taps) to their axis in the gathered pixels."""
     return np.moveaxis(filters, 2, -1) if channels_are_last(piece.source) else filters
 
 
 def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:
-    """(G, depth, pixels): what is under the windows, where it is if BLAS takes it there."""
+    """Return the windows (G, depth, pixels), as a view if BLAS accepts one."""
     taps, outputs = [axis.taps for axis in block.axes], [axis.outputs for axis in block.axes]
     groups, channels, images, rank = block.groups, block.channels, block.images, len(taps)
     shape = (groups, channels, *taps, images, *outputs)
@@ -194,14 +197,14 @@ def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:
     if source is None:
         _gather_taps(gathered, block)
     elif strides[1 + rank] == channels * channel:
-        gathered[...] = windows  # in rows of taps with their channels
+        gathered[...] = windows  # contiguous rows of taps and channels
     else:
         copy(gathered, windows, is_cached=True)
     return flat
 
 
 def _gather_taps(gathered: np.ndarray, block: Correlation) -> None:
-    """Fill (G, C, *taps, N, *outputs) one tap after the other."""
+    """Fill (G, C, *taps, N, *outputs) tap by tap."""
     for tap in np.ndindex(*(axis.taps for axis in block.axes)):
         taps = zip(block.axes, tap, strict=True)
         single = [axis.with_taps(slice(t, t + 1)) for axis, t in taps]
@@ -209,9 +212,9 @@ def _gather_taps(gathered: np.ndarray, block: Correlation) -> None:
 
 
 def _padded(block: Correlation, most: int, scratch: Scratch) -> np.ndarray | None:
-    """(G, C, N, *pixels): all under the windows, in the dtype of the sums.
+    """Return the padded source (G, C, N, *pixels) in the accumulator's dtype, if possible a view.
 
-    None if that is no view, and more than so many elements: the windows are far apart.
+    Return None if a copy would have more than ``most`` elements, as with windows far apart.
     """
     axes, corner = [axis.pixels() for axis in block.axes], block.source.shape[:3]
     inside, read = zip(*(axis.inside(0) for axis in axes), strict=True)

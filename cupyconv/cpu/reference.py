@@ -1,6 +1,6 @@
-"""The passes as their definition says: one tap at a time, summed in float64, rounded once.
+"""Passes computed from the definition: one tap at a time, summed in float64, rounded once.
 
-Slow and plain on purpose: this is what every other implementation is compared with.
+They are simple and slow; every other implementation is compared with them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ ALL: Any = slice(None)
 
 
 class Sums(NamedTuple):
-    """How the terms of a tap are summed.
+    """Functions that sum the terms of a tap.
 
     Attributes:
-        wide: an array in the dtype of its sums.
-        add: each group's matrix (G, K, C) times its pixels (N, G, C, ...), to sums (N, G, K, ...).
-        contract: gradients (N, G, K, ...) times pixels (N, G, C, ...), summed to (G, K, C).
+        wide: converts an array to the dtype of the sums.
+        add: adds each group's matrix (G, K, C) times its pixels (N, G, C, ...) to the sums
+            (N, G, K, ...).
+        contract: sums gradients (N, G, K, ...) times pixels (N, G, C, ...) to (G, K, C).
     """
 
     wide: Callable[[np.ndarray], np.ndarray]
@@ -37,15 +38,15 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _add(sums: np.ndarray, matrices: np.ndarray, pixels: np.ndarray) -> None:
-    sums += np.matmul(matrices, _in_a_row(pixels)).reshape(sums.shape)
+    sums += np.matmul(matrices, _flat_pixels(pixels)).reshape(sums.shape)
 
 
 def _contract(gradients: np.ndarray, pixels: np.ndarray) -> np.ndarray:
-    return np.matmul(_in_a_row(gradients), _in_a_row(pixels).swapaxes(2, 3)).sum(axis=0)
+    return np.matmul(_flat_pixels(gradients), _flat_pixels(pixels).swapaxes(2, 3)).sum(axis=0)
 
 
-def _in_a_row(pixels: np.ndarray) -> np.ndarray:
-    """(N, G, channels, ...) as (N, G, channels, pixels)."""
+def _flat_pixels(pixels: np.ndarray) -> np.ndarray:
+    """Reshape (N, G, channels, ...) to (N, G, channels, pixels)."""
     return pixels.reshape(*pixels.shape[:3], prod(pixels.shape[3:]))
 
 
@@ -61,9 +62,9 @@ def forward(
     y: np.ndarray,
     by: Sums = _FLOAT64,
 ) -> None:
-    """y[n, k, p] = act(bias[k] + sum over c, r of x[n, c, h] w[k, c, r]),
+    """Compute y[n, k, p] = act(bias[k] + sum over c, r of x[n, c, h] w[k, c, r]).
 
-    with h = p * stride - pad + r * dilation.
+    Here h = p * stride - pad + r * dilation.
     """
     pixels, weights = by.wide(data_view(problem, x)), by.wide(filter_view(problem, w))
     result = data_view(problem, y)
@@ -71,7 +72,7 @@ def forward(
     for tap, outputs, inputs in taps(problem):
         matrices = weights[(ALL, ALL, ALL, *tap)]
         by.add(sums[(ALL, ALL, ALL, *outputs)], matrices, pixels[(ALL, ALL, ALL, *inputs)])
-    result[...] = _finished(sums, bias, activation)
+    result[...] = _finish(sums, bias, activation)
 
 
 def backprop_input(
@@ -82,26 +83,32 @@ def backprop_input(
     activation: str | None,
     dx: np.ndarray,
     by: Sums = _FLOAT64,
+    conjugates: bool = True,
 ) -> None:
-    """dx[n, c, h] = act(bias[c] + sum of dy[n, k, p] w[k, c, r] over all k, r, p)
+    """Compute dx[n, c, h] = act(bias[c] + sum over k, r, p of dy[n, k, p] w[k, c, r]).
 
-    with p * stride - pad + r * dilation = h.
+    The sum is over all terms with p * stride - pad + r * dilation = h.
+
+    Args:
+        conjugates: whether to conjugate a complex w.
     """
-    gradients, weights = by.wide(data_view(problem, dy)), by.wide(filter_view(problem, w)).conj()
+    gradients, weights = by.wide(data_view(problem, dy)), by.wide(filter_view(problem, w))
+    if conjugates:
+        weights = weights.conj()
     result = data_view(problem, dx)
     sums: Any = np.zeros(result.shape, gradients.dtype)
     for tap, outputs, inputs in taps(problem):
         matrices = weights[(ALL, ALL, ALL, *tap)].swapaxes(1, 2)
         by.add(sums[(ALL, ALL, ALL, *inputs)], matrices, gradients[(ALL, ALL, ALL, *outputs)])
-    result[...] = _finished(sums, bias, activation)
+    result[...] = _finish(sums, bias, activation)
 
 
 def backprop_filter(
     problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray, by: Sums = _FLOAT64
 ) -> None:
-    """dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h],
+    """Compute dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h].
 
-    with h = p * stride - pad + r * dilation.
+    Here h = p * stride - pad + r * dilation.
     """
     pixels, gradients = by.wide(data_view(problem, x)).conj(), by.wide(data_view(problem, dy))
     result = filter_view(problem, dw)
@@ -111,8 +118,8 @@ def backprop_filter(
         )
 
 
-def _finished(sums: np.ndarray, bias: np.ndarray | None, activation: str | None) -> np.ndarray:
-    """Sums (N, G, K, ...) with the bias, activated."""
+def _finish(sums: np.ndarray, bias: np.ndarray | None, activation: str | None) -> np.ndarray:
+    """Add the bias to sums (N, G, K, ...) and apply the activation."""
     if bias is not None:
         sums += bias.astype(sums.dtype).reshape(*sums.shape[1:3], *[1] * (sums.ndim - 3))
     return activate(sums, activation)

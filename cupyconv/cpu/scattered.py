@@ -1,8 +1,8 @@
 """Matrix products of filters and pixels, scattered to the result (col2im), for few filters.
 
-Every pixel of the source is multiplied with the taps, and each tap's products are added where its
-windows are.  Of few filters there are fewer products to add than pixels that would have to be
-gathered, and the matrix products have taps times filters for rows instead of filters alone.
+Every source pixel is multiplied with all taps, and each tap's products are added to the results
+whose windows contain the pixel.  With few filters this adds fewer products than im2col gathers
+pixels, and the matrices have taps * filters rows instead of filters rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from math import prod
 
 import numpy as np
 
-from cupyconv.cpu.correlation import ALL, Correlation, clamp, parts
+from cupyconv.cpu.axis import clamp, parts
+from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import copy
@@ -24,7 +25,7 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
         filters = np.moveaxis(chunk.filters, (1, 2), (-2, -1))  # (G, *taps, K, C)
         matrices = pool.array("shared", filters.shape)
         copy(matrices, filters, chunk.conjugate)
-        most = _most(chunk, block_bytes)
+        most = _block_extents(chunk, block_bytes)
         taps, size = _taps_at_once(chunk, *most, block_bytes)
         each(partial(_scatter, matrices, taps), chunk.boxes(chunk.groups, *most), pool, size)
 
@@ -40,7 +41,7 @@ def _scatter(matrices: np.ndarray, taps: int, block: Correlation, scratch: Scrat
 def _add(
     sums: np.ndarray, block: Correlation, matrices: np.ndarray, some: slice, scratch: Scratch
 ) -> None:
-    """Add the products with some taps of the first axis to the sums."""
+    """Add the products of some taps of the first axis to the sums."""
     row, *others = block.axes
     row = row.with_taps(some)
     _, reached = row.pixels().inside(0)
@@ -63,8 +64,8 @@ def _add(
         np.add(total, by_tap[(ALL, *tap, ALL, ALL, read, *columns)], out=total)
 
 
-def _most(whole: Correlation, block_bytes: int) -> tuple[int, int]:
-    """The images and rows whose pixels, sums, and products with a row of taps, fit."""
+def _block_extents(whole: Correlation, block_bytes: int) -> tuple[int, int]:
+    """Return the images and rows of a block, so that pixels, sums and a tap row's products fit."""
     row, *others = whole.axes
     sizes, outputs = prod(axis.size for axis in others), prod(axis.outputs for axis in others)
     taps = prod(axis.taps for axis in others)
@@ -76,8 +77,10 @@ def _most(whole: Correlation, block_bytes: int) -> tuple[int, int]:
 
 
 def _taps_at_once(whole: Correlation, images: int, rows: int, block_bytes: int) -> tuple[int, int]:
-    """Taps of the first axis whose products fit, and the pixels under them, which may be copied;
-    and the elements that a block of so many images and rows takes then."""
+    """Return the taps of the first axis to multiply at once, and the scratch elements of a block.
+
+    The products of these taps and the pixels that they read, which may be copied, fit.
+    """
     row, *others = whole.axes[0].part(slice(0, rows)), *whole.axes[1:]
     line = images * whole.groups * prod(axis.size for axis in others)
     products = whole.filter_count * prod(axis.taps for axis in others)

@@ -1,7 +1,6 @@
-"""Memory that is used for one block after another, and again by a thread's next pass.
+"""Scratch memory that is reused by all blocks of a pass, and by the thread's next pass.
 
-The system hands out memory in pages that it fills with zeros first, which takes about as long as
-computing on them once.
+Reuse matters: the system zeroes new pages, which takes about as long as computing on them once.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import numpy as np
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 MOST_BYTES = 64_000_000
-"""What a pass takes, and its thread keeps for the next one; of a pass that took more, nothing."""
+"""Memory limit of a pass in bytes; a thread keeps no more than this for its next pass (chosen)."""
 
 CALLS_BYTES = MOST_BYTES - (16 << 20) - (1 << 20)
-"""Of that, for calls at the same time, beside what they share, and what Python itself takes."""
+"""Bytes for concurrent calls: MOST_BYTES less 16 MiB of shared arrays and 1 MiB for Python."""
 
 
 class Scratch:
-    """Arrays by name, in memory that has room for those of a block.
+    """Named arrays in the scratch memory of a block.
 
     Attributes:
-        dtype: of the arrays.
+        dtype: dtype of the arrays.
     """
 
     def __init__(self, memory: np.ndarray) -> None:
@@ -34,27 +33,27 @@ class Scratch:
         self._arrays: dict[str, np.ndarray] = {}
 
     def rest(self) -> Scratch:
-        """What is left, for one block after the other."""
+        """Return the unused memory, for the next block."""
         return Scratch(self._left)
 
     def array(self, name: str, shape: Sequence[int]) -> np.ndarray:
-        """An array with undefined content, in the memory of the block's last one of that name."""
+        """Return an uninitialised array that reuses the memory of the last one with this name."""
         size = prod(shape)
         if name not in self._arrays or self._arrays[name].size < size:
-            found = self._left[:size]
-            self._arrays[name] = found if found.size == size else np.empty(size, self.dtype)
+            memory = self._left[:size]
+            self._arrays[name] = memory if memory.size == size else np.empty(size, self.dtype)
             self._left = self._left[size:]
         return self._arrays[name][:size].reshape(shape)
 
     def like(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Memory for (G, rows, ...), with the rows as near in it as the array has them."""
+        """Return memory for (G, rows, ...), in the array's order of rows and columns."""
         if not channels_are_last(array):
             return self.array(name, array.shape)
         groups, rows, *others = array.shape
         return np.moveaxis(self.array(name, (groups, *others, rows)), -1, 1)
 
     def matrices(self, name: str, array: np.ndarray, conjugate: bool = False) -> np.ndarray:
-        """(G, rows, ...) as (G, rows, columns), where it is if BLAS takes it there."""
+        """Return (G, rows, ...) as matrices (G, rows, columns), as a view if BLAS accepts one."""
         view = None if conjugate else operand(array, 2, self.dtype)
         if view is not None:
             return view
@@ -64,19 +63,19 @@ class Scratch:
 
 
 class Pool:
-    """The memory of a pass: what is shared, and that of calls at the same time.
+    """Memory of a pass, under the names "shared" and "calls" (concurrent calls).
 
-    Of more names, those of passes of different kinds would add up.
+    All methods use only these names: with more, memory of different kinds of passes would add up.
 
     Args:
-        kept: bytes by name, which the thread's last pass left.
+        kept: memory by name that the thread's last pass left.
     """
 
     def __init__(self, dtype: np.dtype, kept: dict[str, np.ndarray]) -> None:
         self.dtype, self._kept = dtype, kept
 
     def array(self, name: str, shape: Sequence[int]) -> np.ndarray:
-        """An array with undefined content, in the memory of the last one of that name."""
+        """Return an uninitialised array that reuses the memory with this name."""
         size = prod(shape) * self.dtype.itemsize
         if name not in self._kept or self._kept[name].size < size:
             self._kept.pop(name, None)
@@ -84,16 +83,16 @@ class Pool:
         return self._kept[name][:size].view(self.dtype).reshape(shape)
 
     def divided(self, name: str, size: int, count: int = 1) -> list[Scratch]:
-        """So many parts of it, each for arrays of so many elements together."""
+        """Return ``count`` scratch memories of ``size`` elements each."""
         return [Scratch(row) for row in self.array(name, (count, size))]
 
 
-_of_thread = threading.local()
+_local = threading.local()
 
 
 @contextmanager
 def pool(dtype: np.dtype) -> Iterator[Pool]:
-    """Memory for a pass, as the thread's last one left it."""
-    kept: dict[str, np.ndarray] = _of_thread.__dict__.pop("kept", {})
+    """Provide memory for a pass, reusing that of the thread's last pass."""
+    kept: dict[str, np.ndarray] = _local.__dict__.pop("kept", {})
     yield Pool(dtype, kept)
-    _of_thread.kept = kept if sum(map(len, kept.values())) <= MOST_BYTES else {}
+    _local.kept = kept if sum(map(len, kept.values())) <= MOST_BYTES else {}

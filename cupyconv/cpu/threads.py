@@ -1,14 +1,17 @@
-"""The parts of a pass, divided over threads.
+"""Threads of the NumPy path.
 
-A part is computed by one thread, with the BLAS on one thread too, so that results are the same bits
-whatever the number of threads, and so that one thread copies while another one multiplies.  There
-are as many as the BLAS would have, whose number the user limits in the usual ways: OMP_NUM_THREADS,
-threadpoolctl, affinity.  They are the caller and helpers that all passes of the process share; a
-helper leaves where there are enough passes in threads of the user's.
+One thread computes each part of a pass, with a single-threaded BLAS.  Results are therefore bitwise
+the same for any number of threads, and one thread can copy while another multiplies.  The number of
+threads is that of the BLAS, limited as usual by OMP_NUM_THREADS, threadpoolctl and affinity.  They
+are the caller and helpers that all passes of the process share; a helper stops when the user's own
+threads run enough passes.
 
-A signal may come between any two instructions, and its handler may raise or compute a pass itself.
-What has to be undone is therefore noted before it is done, and undone again until that came to its
-end.
+A signal may arrive between any two instructions, and its handler may raise, compute a pass, or
+fork.  Each state change is therefore recorded before it is made, and undoing it is retried until it
+completes.  A forked child recomputes the parts that helpers of its parent had begun.
+
+The number of BLAS threads belongs to the process.  A number that the user sets during a pass is
+kept, except 1, which is also the number that a pass sets.
 """
 
 from __future__ import annotations
@@ -26,88 +29,125 @@ from typing import Any, TypeVar
 from cupyconv.cpu.scratch import CALLS_BYTES, Pool, Scratch
 
 MOST_THREADS = 8
-"""Of a pass."""
+"""Threads of a pass, at most (chosen)."""
+
+FORK_SECONDS = 0.05
+"""Seconds between checks whether a pass that waits for helpers is in a forked child (chosen)."""
 
 Part = TypeVar("Part")
 
 
 class _Process:
-    """What the passes of a process share.
+    """State that the passes of a process share.
 
     Attributes:
-        passes: at work, with the threads that the BLAS had before each.
-        helpers: at work.
-        allowed: threads that the BLAS had before they were taken from it.
-        taken: whether they are.
-        lock: for these.
-        tasks, threads: what helpers are to do, and how many there are for it.
+        passes: running passes; for each the BLAS threads before it, and the id of its thread.
+        helpers: running helpers.
+        loops: running loops.
+        allowed: BLAS threads before the passes set the number to 1.
+        taken: whether the number is set to 1.
+        lock: guards the attributes above.
+        tasks, threads: queue of the helpers' tasks, and number of helper threads.
+        forking: running loops of each fork in progress.
     """
 
     def __init__(self) -> None:
-        self.passes: dict[object, int] = {}
+        self.passes: dict[object, tuple[int, int]] = {}
         self.helpers: set[object] = set()
+        self.loops: set[_Loop] = set()
         self.allowed, self.taken = 1, False
         self.lock = threading.RLock()
         self.tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.threads = 0
+        self.forking: list[list[_Loop]] = []
 
     @property
     def free(self) -> int:
-        """Threads that could be at work beside those that are; below 0 if there are too many."""
+        """Number of threads that may start; negative if too many are running."""
         return self.allowed - len(self.passes) - len(self.helpers)
 
-    def begin(self, one: object) -> None:
-        """Take the BLAS's threads from it for a pass."""
+    def begin(self, pass_: object) -> None:
+        """Register a pass and make the BLAS single-threaded."""
         with self.lock:
-            self.passes[one] = blas_threads()
+            count = blas_threads()
+            self.passes[pass_] = count, threading.get_ident()
             if not self.taken:
-                self.allowed = self.passes[one]
+                self.allowed = count
                 self.taken = True
             _set_blas_threads(1)
 
-    def end(self, one: object) -> None:
-        """Give them back after the last pass; a thread that has a number of its own, after its."""
+    def end(self, pass_: object) -> None:
+        """Unregister a pass, and restore the BLAS threads after the last one.
+
+        If the BLAS has a number per thread, each pass restores its thread's number.
+        """
         with self.lock:
-            if _is_by_thread() and one in self.passes:
-                _set_blas_threads(self.passes[one])
-            self.passes.pop(one, None)
+            is_ours = _has_one_thread()  # otherwise the user has set another number
+            if _is_by_thread() and pass_ in self.passes and is_ours:
+                _set_blas_threads(self.passes[pass_][0])
+            self.passes.pop(pass_, None)
             if self.taken and not self.passes:
-                if not _is_by_thread():
+                if not _is_by_thread() and is_ours:
                     _set_blas_threads(self.allowed)
                 self.taken = False
 
     def ask(self, tasks: list[Callable[[], None]]) -> None:
-        """Have helpers do tasks, if there can be any; their threads end with the process."""
+        """Queue tasks for helpers, starting daemon threads as needed and as possible."""
         with self.lock:
-            wanted = min(len(self.helpers) + len(tasks), MOST_THREADS - 1)
-            with suppress(RuntimeError):  # no more threads can be, or the interpreter is ending
-                while self.threads < wanted:
+            count = min(len(self.helpers) + len(tasks), MOST_THREADS - 1)
+            with suppress(RuntimeError):  # no more threads can start, or the interpreter shuts down
+                while self.threads < count:
                     threading.Thread(target=self._do_tasks, name="cupyconv", daemon=True).start()
                     self.threads += 1
         for task in tasks if self.threads else ():
             self.tasks.put(task)
 
     def _do_tasks(self) -> None:
+        tasks = self.tasks
         while True:
-            self.tasks.get()()
+            tasks.get()()
+
+    def before_fork(self) -> None:
+        """Acquire all locks, so that the child gets consistent states."""
+        self.lock.acquire()
+        self.forking.append(list(self.loops))
+        for loop in self.forking[-1]:
+            loop.lock.acquire()
+
+    def after_fork(self, is_child: bool) -> None:
+        """Release the locks; in the child, forget the parent's other threads."""
+        loops = self.forking.pop()
+        if is_child:
+            here = threading.get_ident()
+            self.passes = {key: state for key, state in self.passes.items() if state[1] == here}
+            self.helpers.clear()
+            self.tasks, self.threads = SimpleQueue(), 0
+            if self.taken and not self.passes:
+                _set_blas_threads(self.allowed)
+                self.taken = False
+        for loop in loops:
+            if is_child:
+                loop.forget_helpers()
+            loop.lock.release()
+        self.lock.release()
 
 
 _process = _Process()
 
 
 def with_one_blas_thread(compute: Callable[[], None]) -> None:
-    """Compute a pass with the BLAS on one thread."""
-    process, one = _process, object()
+    """Compute a pass with a single-threaded BLAS."""
+    process, pass_ = _process, object()
 
     def begin_and_compute() -> None:
-        process.begin(one)
+        process.begin(pass_)
         compute()
 
-    _undone(begin_and_compute, partial(process.end, one))
+    _compute_and_undo(begin_and_compute, partial(process.end, pass_))
 
 
-def _undone(compute: Callable[[], None], undo: Callable[[], None]) -> None:
-    """Compute, and undo what that took, whatever signals come."""
+def _compute_and_undo(compute: Callable[[], None], undo: Callable[[], None]) -> None:
+    """Call ``compute``, then ``undo`` until it completes despite signals."""
     interrupt = None
     try:
         compute()
@@ -125,102 +165,156 @@ def _undone(compute: Callable[[], None], undo: Callable[[], None]) -> None:
 def each(
     work: Callable[[Part, Scratch], None], parts: Iterable[Part], pool: Pool, size: int
 ) -> None:
-    """Call ``work`` with every part, in any order, and memory that no other call has meanwhile.
+    """Call ``work`` with every part and scratch memory, concurrently and in any order.
 
     Args:
-        size: elements of memory that a call takes, at most; as many as fit are at work.
+        size: most scratch elements of a call, which limits the number of concurrent calls.
 
     Raises:
-        BaseException: what a call raised, after all that were begun have ended.
+        BaseException: a call raised it; all calls in progress have ended.
     """
-    left = iter(parts)
-    first = list(islice(left, 2))
-    loop = _Loop(work, chain(first, left))
+    remaining = iter(parts)
+    first = list(islice(remaining, 2))
+    loop = _Loop(work, chain(first, remaining))
 
     def compute() -> None:
-        fit = CALLS_BYTES // max(size * pool.dtype.itemsize, 1)
-        most = min(_process.free + 1, MOST_THREADS, fit) if len(first) > 1 else 1
-        own, *others = pool.divided("calls", size, max(most, 1))
-        loop.ask_for(others)
+        fitting = CALLS_BYTES // max(size * pool.dtype.itemsize, 1)
+        most = min(_process.free + 1, MOST_THREADS, fitting) if len(first) > 1 else 1
+        own, *helpers = pool.divided("calls", size, max(most, 1))
+        _process.loops.add(loop)
+        loop.ask_for(helpers)
         loop.run(own, lambda: True)
+        while loop.wait():
+            loop.run(own, lambda: True)
 
-    _undone(compute, loop.end)
+    def end() -> None:
+        loop.end()
+        _process.loops.discard(loop)
+
+    _compute_and_undo(compute, end)
     if loop.error is not None:
         raise loop.error
 
 
 class _Loop:
-    """Parts that threads take in turn.
+    """Loop over parts that several threads share.
 
     Attributes:
-        error: what a helper raised.
+        lock: guards the other attributes.
+        error: exception of a helper.
     """
 
     def __init__(self, work: Callable[[Any, Scratch], None], parts: Iterator[Any]) -> None:
         self._work, self._parts = work, parts
-        self._lock = threading.Lock()  # a generator must not be entered twice
+        self.lock = threading.RLock()  # guards the generator of parts, too
         self._stopped = False
-        self._helpers: list[threading.Lock] = []  # each holds one while it is at work
+        self._helpers: set[threading.Lock] = set()  # one per running helper, which holds it
+        self._begun: dict[threading.Lock, Any] = {}  # last part of each helper
+        self._memories: list[Scratch] = []  # scratch memory of helpers that have not started
         self.error: BaseException | None = None
 
     def ask_for(self, memories: Iterable[Scratch]) -> None:
-        """Have helpers compute parts too, each with memory of its own."""
-        _process.ask([partial(copy_context().run, self._help, one) for one in memories])
+        """Queue one helper per scratch memory."""
+        self._memories = list(memories)
+        _process.ask([partial(copy_context().run, self._help) for _ in self._memories])
 
-    def run(self, scratch: Scratch, is_wanted: Callable[[], bool]) -> None:
-        """Compute parts until none is left, or this thread is not wanted."""
+    def run(
+        self, scratch: Scratch, is_wanted: Callable[[], bool], helper: threading.Lock | None = None
+    ) -> None:
+        """Compute parts until none is left or ``is_wanted`` returns False."""
         while is_wanted():
-            with self._lock:
+            with self.lock:
                 part = None if self._stopped else next(self._parts, None)
+                if helper is not None:
+                    self._begun[helper] = part
             if part is None:
                 return
             self._work(part, scratch.rest())
 
-    def end(self) -> None:
-        """Wait until no helper is at work; none begins any more."""
-        with self._lock:
-            self._stopped = True
-        for helper in self._helpers:
-            with helper:
-                pass
+    def wait(self) -> bool:
+        """Wait for all helpers; return whether a fork has put parts back."""
+        self._wait_for_helpers()
+        with self.lock:
+            if self._stopped:
+                return False
+            part = next(self._parts, None)
+            if part is not None:
+                self._parts = chain([part], self._parts)
+            return part is not None
 
-    def _help(self, scratch: Scratch) -> None:
-        """Compute parts as long as there are not too many threads."""
+    def end(self) -> None:
+        """Let no helper start, wait for running helpers, and drop the scratch memory.
+
+        The memory is dropped because queued helpers may refer to the loop for a while.
+        """
+        with self.lock:
+            self._stopped = True
+            self._memories.clear()
+        self._wait_for_helpers()
+        self._begun.clear()
+        self._parts, self._work = iter(()), _no_work
+
+    def _wait_for_helpers(self) -> None:
+        while helpers := list(self._helpers):
+            # A helper that ends leaves the set first, so this lock need not be released.  The
+            # timeout is for a forked child, where no helper releases it.
+            helpers[0].acquire(timeout=FORK_SECONDS)
+
+    def forget_helpers(self) -> None:
+        """Put back the parts of helpers, which do not exist in a forked child."""
+        lost = [part for part in self._begun.values() if part is not None]
+        self._parts = chain(lost, self._parts)
+        self._begun.clear()
+        self._helpers.clear()
+
+    def _help(self) -> None:
+        """Compute parts while the number of threads allows it."""
         process, at_work = _process, threading.Lock()
         with at_work:
-            with self._lock:
+            with self.lock:
                 if self._stopped:
                     return
-                self._helpers.append(at_work)
+                memory = [self._memories.pop()]  # a list, so that pop drops the reference
+                self._helpers.add(at_work)
             try:
-                # Not under the lock, which a thread may hold that waits for this one.
+                # Not under the lock, which a thread that waits for this helper may hold.
                 process.helpers.add(at_work)
                 if _is_by_thread():
                     _set_blas_threads(1)
-                self.run(scratch, lambda: process.free >= 0)
+                self.run(memory.pop(), lambda: process.free >= 0, at_work)
             except BaseException as error:
                 self.error, self._stopped = error, True
             finally:
                 process.helpers.discard(at_work)
+                self._helpers.discard(at_work)
+
+
+def _no_work(part: Any, scratch: Scratch) -> None:
+    """Do nothing: the work of a loop that has ended."""
 
 
 def cores() -> int:
-    """Cores that the process may use."""
+    """Return the number of cores that the process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def blas_threads() -> int:
-    """Threads of the BLAS, in this thread; 0 if it does not tell."""
+    """Return the number of BLAS threads for this thread; 0 if it is unknown."""
     libraries = _blas()
     return libraries[0].get_num_threads() or 0 if libraries else 0
 
 
+def _has_one_thread() -> bool:
+    libraries = _blas()
+    return not libraries or libraries[0].get_num_threads() in (1, None)
+
+
 def _set_blas_threads(count: int) -> None:
     for library in _blas():
-        # threadpoolctl obeys one thread alone, the first that sets a number, until it is told that
-        # the others may: users of it need that as we do.
+        # threadpoolctl accepts numbers only from the first thread that sets one, until that thread
+        # is cleared.  Clear it before and after, for this thread and for the user's threads.
         release = getattr(library, "clear_controlling_thread", lambda force: None)
         release(force=True)
         library.set_num_threads(count)
@@ -229,26 +323,22 @@ def _set_blas_threads(count: int) -> None:
 
 @cache
 def _is_by_thread() -> bool:
-    """Whether the BLAS has a number of threads for each thread that calls it."""
+    """Return whether the BLAS has a number of threads per calling thread."""
     return any(getattr(library, "threading_layer", "") == "openmp" for library in _blas())
 
 
 @cache
 def _blas() -> list[Any]:
-    """NumPy's BLAS, as threadpoolctl knows it."""
-    from threadpoolctl import ThreadpoolController  # not before it is needed
+    """Return threadpoolctl's controllers of NumPy's BLAS, or of all BLAS if that is unknown."""
+    from threadpoolctl import ThreadpoolController  # imported on first use
 
-    found = ThreadpoolController().select(user_api="blas").lib_controllers
-    return [one for one in found if "numpy" in one.filepath] or found
-
-
-def _after_fork() -> None:
-    """A child has none of its parent's threads."""
-    global _process
-    before, _process = _process, _Process()
-    if before.taken:
-        _set_blas_threads(before.allowed)
+    libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+    return [library for library in libraries if "numpy" in library.filepath] or libraries
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_process.before_fork,
+        after_in_parent=partial(_process.after_fork, False),
+        after_in_child=partial(_process.after_fork, True),
+    )

@@ -1,4 +1,4 @@
-"""Views of the tensors that make every memory order look alike."""
+"""Views and copies of tensors that are independent of the memory order."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ import numpy as np
 from cupyconv.problem import ConvProblem
 
 SHORT_ROW = 16
-"""Elements from which NumPy copies a row of neighbours about as fast as a single item."""
+"""Elements per row from which NumPy copies rows efficiently (chosen)."""
 
 SMALL_BYTES = 1 << 15
-"""Less is copied in the time that it takes to think about it."""
+"""Bytes up to which a plain copy is faster than choosing how to copy (chosen)."""
 
 PIECE_BYTES = 1 << 16
-"""What is transposed at a time: it is in the cache, and worth a call of NumPy."""
+"""Bytes transposed per NumPy call, which fit the cache (chosen)."""
 
 MOST_LINES = 256
-"""Lines of the cache that may be read in turn: of more, the first has left before it is again."""
+"""Cache lines that may be read in turn before the first is evicted (chosen)."""
 
 
 def accumulator_of(dtype: str) -> np.dtype:
-    """What numbers of a dtype are summed in."""
+    """Return the dtype in which numbers of a dtype are summed."""
     return np.dtype("float32" if dtype in ("float16", "bfloat16") else dtype)
 
 
 def data_view(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
-    """x, y or a gradient of theirs as a view (N, G, channels of a group, *spatial)."""
+    """Return x, y or their gradient as a view (N, G, channels per group, *spatial)."""
     ordered = array.transpose(problem.data_axes)
     groups = problem.groups
     return ordered.reshape(len(ordered), groups, ordered.shape[1] // groups, *ordered.shape[2:])
 
 
 def filter_view(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
-    """w or its gradient as a view (G, K/G, C/G, *spatial)."""
+    """Return w or its gradient as a view (G, K/G, C/G, *spatial)."""
     ordered = array.transpose(problem.filter_axes)
     groups = problem.groups
     return ordered.reshape(groups, problem.K // groups, *ordered.shape[1:])
 
 
 def taps(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple, tuple]]:
-    """Every tap with the outputs whose window has it inside the input, and the inputs it reads.
+    """Yield every tap with the outputs whose tap is inside the input, and the inputs it reads.
 
     Yields:
-        (tap, outputs, inputs): the tap's index in the filter's spatial axes, and index tuples for
-        the spatial axes of y and of x that pair up element by element.
+        (tap, outputs, inputs): the tap's index, and slices of the spatial axes of y and of x that
+        correspond element by element.
     """
     for tap in product(*(range(axis.filter) for axis in problem.axes)):
         pairs = list(zip(problem.axes, tap, strict=True))
@@ -57,18 +57,18 @@ def taps(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple, tuple]]
 
 
 def merged(array: np.ndarray, first: int) -> np.ndarray:
-    """The array with its axes from ``first`` on as one, as a view.
+    """Return a view with the axes from ``first`` on merged into one.
 
     Raises:
-        ValueError: it would have to be copied.
+        ValueError: merging needs a copy.
     """
     if not _is_mergeable(array, first):
-        raise ValueError(f"the axes from {first} on of {array.strides} are no view as one")
+        raise ValueError(f"axes from {first} on with strides {array.strides} cannot be merged")
     return _flat(array, first)
 
 
 def operand(array: np.ndarray, first: int, dtype: np.dtype) -> np.ndarray | None:
-    """``merged``, as matrices that BLAS takes where they are; None if it does not."""
+    """Return ``merged`` if BLAS accepts it as matrices without a copy, else None."""
     if array.dtype != dtype or not array.flags.aligned or not _is_mergeable(array, first):
         return None
     flat = _flat(array, first)
@@ -82,25 +82,27 @@ def _flat(array: np.ndarray, first: int) -> np.ndarray:
 
 
 def channels_are_last(array: np.ndarray) -> bool:
-    """Whether the channels of (G, channels, N, ...) are neighbours in memory."""
+    """Return whether the channels of (G, channels, N, ...) are contiguous."""
     return abs(array.strides[1]) == array.itemsize
 
 
 def copy(
     target: np.ndarray, source: np.ndarray, conjugate: bool = False, is_cached: bool = False
 ) -> None:
-    """target[...] = source, which is broadcast as NumPy does, and conjugated if that is wanted.
+    """Copy ``source``, broadcast to ``target``, in an order that suits the cache.
 
-    What is cached may be read in any order.
+    Args:
+        conjugate: whether to conjugate the copy.
+        is_cached: whether the source is in the cache, so that the order does not matter.
     """
     if target.nbytes > SMALL_BYTES:
-        items, of = _as_items(target, source)
-        step = items.strides[min(_long_axes(items), key=lambda axis: abs(of.strides[axis]))]
+        items, sources = _as_items(target, source)
+        step = items.strides[min(_long_axes(items), key=lambda axis: abs(sources.strides[axis]))]
         between = (n for n, other in zip(items.shape, items.strides, strict=True) if other < step)
         if prod(between) > MOST_LINES and not is_cached:
-            _transpose(items, of)
+            _transpose(items, sources)
         else:
-            items[...] = of
+            items[...] = sources
     else:
         target[...] = source
     if conjugate:
@@ -108,11 +110,11 @@ def copy(
 
 
 def _transpose(target: np.ndarray, source: np.ndarray) -> None:
-    """target[...] = source, piece by piece, so that what is read stays in the cache."""
+    """Copy piece by piece, so that the lines read stay in the cache."""
     if target.nbytes <= PIECE_BYTES:
         target[...] = source
         return
-    # Along what is far apart in both, so that neighbours stay together.
+    # Divide the axis with the largest strides in both arrays, so that neighbours stay together.
     steps = (tuple(map(abs, array.strides)) for array in (target, source))
     nearest = [min(pair) for pair in zip(*steps, strict=True)]
     axis = max(_long_axes(target), key=nearest.__getitem__)
@@ -124,9 +126,9 @@ def _transpose(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def _as_items(target: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same, of one shape, with a few neighbours in both arrays as one item, if there are such.
+    """Return both arrays with equal shapes, and short rows of neighbours viewed as single items.
 
-    NumPy would begin a loop for each of these rows.
+    Otherwise NumPy would run an inner loop for each of these rows.
     """
     if source.shape != target.shape:
         source = np.broadcast_to(source, target.shape)
@@ -141,12 +143,12 @@ def _as_items(target: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _long_axes(array: np.ndarray) -> list[int]:
-    """Those of more than one item."""
+    """Return the axes with more than one item."""
     return [axis for axis, extent in enumerate(array.shape) if extent > 1]
 
 
 def _is_mergeable(array: np.ndarray, first: int) -> bool:
-    """Whether the axes from ``first`` on can be one without a copy."""
+    """Return whether the axes from ``first`` on can be merged without a copy."""
     expected = None
     for extent, step in zip(
         array.shape[: first - 1 : -1], array.strides[: first - 1 : -1], strict=True
@@ -163,7 +165,7 @@ def _slice(indices: range) -> slice:
 
 
 def are_finite(*operands: np.ndarray) -> bool:
-    """Whether none of their elements is infinite or NaN; needs no memory of their size."""
+    """Return whether no element is infinite or NaN, without temporary arrays of their size."""
     return all(
         bool(np.isfinite(part.min()) and np.isfinite(part.max()))
         for operand in operands

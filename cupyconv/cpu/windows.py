@@ -1,7 +1,7 @@
 """Small correlations: filters times all windows of the source, in one matrix product.
 
-What depends on shapes alone is worked out once: a repeated call copies the source with zeros around
-it, copies its windows as the columns of a matrix, and multiplies.
+The shapes and strides are computed once per layer.  A call copies the source with zeros around it,
+copies its windows to the columns of a matrix, and multiplies.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from math import prod
 
 import numpy as np
 
-from cupyconv.cpu.correlation import ALL, Axis, Correlation
+from cupyconv.cpu.axis import Axis
+from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool
 from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, operand
 
@@ -26,7 +27,7 @@ def correlate(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
 
 
 def filter_gradient(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
-    """Compute the filters' gradient."""
+    """Compute the filter gradient."""
     columns, filters = _columns(whole, pool)
     total = np.matmul(_matrix(whole.result, whole), columns.swapaxes(1, 2))
     if filters.size < whole.filters.size:
@@ -35,7 +36,7 @@ def filter_gradient(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
 
 
 def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
-    """(G, K, ...) as (G, K, columns)."""
+    """Reshape (G, K, ...) to (G, K, columns) in the accumulator's dtype."""
     if whole.conjugate:
         rows = np.conjugate(rows)
     groups, count, *others = rows.shape
@@ -43,8 +44,10 @@ def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
 
 
 def _columns(whole: Correlation, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
-    """(G, depth, pixels): the windows, which overlap in a copy of the source; and a view of the
-    filters in their order, (G, K, ...), without taps that no window has inside."""
+    """Return the windows (G, depth, pixels) and a view (G, K, ...) of the filters in their order.
+
+    The view leaves out taps that only meet padding.
+    """
     are_last = channels_are_last(whole.source)
     taps, extents, order, to, origin, shape, strides = _rules(
         whole.axes, whole.source.shape[:3], whole.accumulator, are_last
@@ -73,9 +76,13 @@ _Extents = tuple[int, ...]
 def _rules(
     axes: tuple[Axis, ...], corner: tuple[int, int, int], dtype: np.dtype, are_last: bool
 ) -> tuple[_Index, _Extents, _Extents, _Index, _Index, _Extents, _Extents]:
-    """The part of the filters whose taps any window has inside; the padded source's extents in
-    memory, and the order of its axes there; where it has the source and what of it; the shape and
-    strides of the windows in it."""
+    """Return the layout of a call.
+
+    Returns:
+        index of the filters without taps that only meet padding; extents of the padded source and
+        the transposition to (G, C, N, *spatial); index of the source's copy in it, and of the part
+        of the source to copy; shape and strides of the windows in it.
+    """
     groups, channels, images = corner
     reached = [axis.reached() for axis in axes]
     axes = tuple(map(Axis.with_taps, axes, reached))
@@ -95,5 +102,5 @@ def _rules(
         strides = (group, image, *by_output, *by_tap, channel)
     else:
         strides = (group, channel, *by_tap, image, *by_output)
-    kept, to, origin = ((ALL, ALL, ALL, *some) for some in (reached, to, origin))
-    return kept, extents, order, to, origin, shape, strides
+    used, to, origin = ((ALL, ALL, ALL, *some) for some in (reached, to, origin))
+    return used, extents, order, to, origin, shape, strides

@@ -1,7 +1,7 @@
-"""The three passes on Dask arrays: data larger than a machine's or a GPU's memory.
+"""Passes on Dask arrays, for data larger than the memory of a machine or GPU.
 
-The functions are those of cupyconv with the same arguments, on arrays whose chunks are NumPy or
-CuPy, and give Dask arrays that compute nothing until they are asked::
+The functions take the arguments of cupyconv's functions, on arrays with NumPy or CuPy chunks.  They
+return Dask arrays, which are computed lazily::
 
     import cupyconv.dask as cd
 
@@ -9,17 +9,17 @@ CuPy, and give Dask arrays that compute nothing until they are asked::
     y = cd.conv_forward(x, w, padding=1)
     cd.to_zarr(y, "result.zarr")
 
-* Arrays may be chunked over the batch, the channels and space, anywhere: a boundary may lie inside
-  a stride or a group.  Nothing is gathered into one chunk.
-* A chunk of the result takes exactly the pixels under its windows (or over its taps) from its
-  neighbours; these are cut out where they are, and only they move.
-* What several chunks contribute to one number is added in the order of the chunks, so that results
-  are the same bits whatever the scheduler and the number of its workers.  16-bit types are added in
-  float32 and rounded once.
-* There are a few tasks for each chunk: at most three to the number of chunked axes for its pieces,
-  one that puts them together, one that computes.
-* What a worker that dies has not finished, the cluster computes on another.  ``compute`` and
-  ``to_zarr`` say what happened where this does not help; Dask's own ``.compute()`` ends in its
+* Arrays may be chunked anywhere over the batch, the channels and space, including inside a stride
+  or a group.  No tensor is gathered into one chunk.
+* A chunk of the result reads only the halo it needs from neighbouring chunks; only these pieces
+  move between workers.
+* Contributions of several chunks are added in the order of the chunks, so that results are bitwise
+  the same for any scheduler and number of workers.  16-bit dtypes are added in float32 and rounded
+  once.
+* The graph has few tasks per chunk: at most 3**n pieces for n chunked axes, one task that joins
+  them, one that computes.
+* If a worker dies, the cluster recomputes its tasks on another worker.  If that fails repeatedly,
+  ``compute`` and ``to_zarr`` raise an error with the cause; Dask's own ``.compute()`` raises
   KilledWorker.
 
 Needs the dask extra: pip install '.[dask]' in a checkout.

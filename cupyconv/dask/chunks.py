@@ -1,4 +1,4 @@
-"""Chunks: what an operand has to have, and which sizes fit into memory."""
+"""Chunk sizes: requirements on operands, and sizes that fit into memory."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import Any
 import dask.array as da
 
 from cupyconv import arrays
-from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.errors import ConvError
 from cupyconv.problem import ITEMSIZE, ConvProblem, integer, require_problem
 
-_LENGTH_OF_HALO = 16  # times which a chunk is long, before the next axis is cut
+_LENGTH_OF_HALO = 16  # least chunk length / halo before the next axis is divided (chosen)
 
 
 def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, ...], ...]:
-    """Chunks of x under which every task of every pass keeps within a quarter of the memory.
+    """Suggest chunks of x with which every task of every pass takes at most a quarter of memory.
 
-    The rest is for what a worker holds beside a task: finished chunks, and others on their way.
+    The other three quarters are for finished chunks and transfers.
 
     Args:
         problem: the layer.
-        memory_limit: bytes that a worker has for each task that it runs at once: its memory limit
-            divided by its threads.
+        memory_limit: bytes per concurrent task: a worker's memory limit divided by its threads.
 
     Returns:
-        The chunks' sizes on every axis of x, as ``rechunk`` and ``from_array`` take them.
+        The chunk sizes on every axis of x, as accepted by ``rechunk`` and ``from_array``.
 
     Raises:
         ConvError: the filter and one window of pixels do not fit.
-        ConvTypeError: ``problem`` is not a ConvProblem, or the limit no integer.
+        ConvTypeError: ``problem`` is not a ConvProblem, or the limit is not an integer.
     """
     require_problem("suggest_chunks", problem)
     memory_limit = integer("memory_limit", memory_limit)
@@ -54,16 +53,16 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
     for axis, length, total in zip(
         (problem.data_axes[0], *problem.data_axes[2:]), (n, *sizes), totals, strict=True
     ):
-        whole, rest = divmod(total, length)
-        chunks[axis] = (length,) * whole + ((rest,) if rest or not whole else ())
+        whole, remainder = divmod(total, length)
+        chunks[axis] = (length,) * whole + ((remainder,) if remainder or not whole else ())
     return tuple(chunks)
 
 
 def _axis_to_halve(problem: ConvProblem, lengths: Sequence[int]) -> int:
-    """The outermost spatial axis whose halves are long beside the halo that they read.
+    """Return the outermost spatial axis whose halves are long compared with their halo.
 
-    Slabs have two neighbours, where blocks have eight or twenty-six and a task for a piece of each.
-    Where every axis is short already it is the longest, whose halo is least.
+    Slabs have two neighbours, but blocks have 8 or 26, with a task per neighbour.  If every axis is
+    short already, return the longest, whose halo is relatively smallest.
     """
     for number, axis in enumerate(problem.axes, 1):
         if lengths[number] >= 2 * _LENGTH_OF_HALO * max(axis.effective_filter - 1, 1):
@@ -72,10 +71,9 @@ def _axis_to_halve(problem: ConvProblem, lengths: Sequence[int]) -> int:
 
 
 def task_bytes(problem: ConvProblem, lengths: Sequence[int]) -> int:
-    """What the largest task holds for a chunk of x with these lengths: its arrays, twice.
+    """Return the memory of the largest task for a chunk of x: twice its arrays.
 
-    Twice, because pieces are copied when they are put together, and 16-bit types are computed in
-    float32.
+    Joining pieces copies them, and 16-bit dtypes are computed in float32.
     """
     batch, *sizes = lengths
     axes = problem.axes
@@ -91,28 +89,16 @@ def task_bytes(problem: ConvProblem, lengths: Sequence[int]) -> int:
 
 
 def as_chunked(name: str, value: Any) -> da.Array:
-    """A Dask array with chunks of known sizes; another array becomes one chunk."""
+    """Return a Dask array with known chunk sizes; another array becomes one chunk."""
     if not isinstance(value, da.Array):
         array, _ = arrays.take(name, value)
         return da.from_array(array, chunks=-1, asarray=False)
-    arrays.require_plain(name, value._meta)
+    arrays.take(name, value._meta)
     for axis, sizes in enumerate(value.chunks):
         if any(size != size for size in sizes):  # nan
             raise ConvError(
                 "the sizes of all chunks must be known, since shapes and halos follow from them",
                 f"axis {axis} of {name} has chunks of unknown size (nan)",
-                f"Call {name}.compute_chunk_sizes(), or give the array a shape when it is made",
+                f"Call {name}.compute_chunk_sizes(), or create the array with a known shape",
             )
     return value
-
-
-def shared_dtype(**given: da.Array) -> Any:
-    """The dtype that the arrays share."""
-    (first, array), *others = given.items()
-    for name, other in others:
-        if other.dtype != array.dtype:
-            raise ConvTypeError(
-                f"all arrays must have one dtype: {first} is {array.dtype}, {name} is "
-                f"{other.dtype}. Convert one of them, for example {name}.astype('{array.dtype}')"
-            )
-    return array.dtype.name

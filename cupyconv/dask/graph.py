@@ -1,4 +1,4 @@
-"""The tasks of a pass: pieces cut out of chunks and put together, parts computed and added up."""
+"""Task graph of a pass: cut pieces from chunks, join them, compute parts, add them up."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
+from cupyconv import arrays
 from cupyconv.dask import tasks
 from cupyconv.dask.ranges import Range, lengths_of
-from cupyconv.errors import require_word
-from cupyconv.planning import PRECISIONS, Impl
+from cupyconv.errors import require_word, unknown_word
+from cupyconv.planning import PRECISIONS, Impl, implementations
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 FAN_IN = 8
-"""Arrays that one task adds up: fewer make the tree deeper, more hold more memory at once."""
+"""Arrays that one task adds; fewer make the tree deeper, more take more memory (chosen)."""
 
 
 class Graph:
-    """The tasks of one pass, in one layer.
+    """Tasks of one pass, in one layer of the graph.
 
     Args:
-        pass_: which.
-        like: the operand whose kind of chunks the result has.
-        operands: everything that the tasks depend on.
+        pass_: "forward", "backprop_input" or "backprop_filter".
+        like: operand that determines the result's dtype and kind of chunks.
+        operands: other arrays that the tasks depend on.
 
     Attributes:
-        wide: compute 16-bit types in float32, because there are sums to be rounded once.
+        wide: whether to compute 16-bit dtypes in float32, so that sums are rounded once.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Graph:
         *operands: Any,
     ) -> None:
         require_word("precision", precision, PRECISIONS)
-        require_word("impl", impl, get_args(Impl))
+        if not isinstance(impl, str) or impl not in get_args(Impl):
+            _, home = arrays.take("x", like._meta)
+            raise unknown_word("impl", impl, implementations(home is arrays.Home.GPU))
         self._compute, self._problem, self._like = tasks.COMPUTE[pass_], problem, like
         names = [getattr(operand, "name", None) for operand in (like, *operands)]
         self._token = tokenize(pass_, problem, precision, impl, names)
@@ -54,46 +57,46 @@ class Graph:
         self._how = {"precision": precision, "impl": impl}
         self.wide = False
 
-    def sums(self, some: bool) -> None:
-        """Say whether the result has sums of several terms."""
-        self.wide = some and ITEMSIZE[self._problem.dtype] < 4
+    def sums(self, several: bool) -> None:
+        """Set whether the result has sums of several terms."""
+        self.wide = several and ITEMSIZE[self._problem.dtype] < 4
 
     def data(self, n: Any, channel: Any, *spatial: Any) -> list[Any]:
-        """What belongs to the axes of x or y, in their order."""
-        placed: list[Any] = [None] * (2 + len(spatial))
+        """Order values by the axes of x or y."""
+        ordered: list[Any] = [None] * (2 + len(spatial))
         for axis, value in zip(self._problem.data_axes, (n, channel, *spatial), strict=True):
-            placed[axis] = value
-        return placed
+            ordered[axis] = value
+        return ordered
 
     def filters(self, out: Any, into: Any, taps: Any = None) -> list[Any]:
-        """What belongs to the axes of w; of its spatial axes the whole, or ``taps``."""
+        """Order values by the axes of w; its spatial axes get their full range, or ``taps``."""
         sizes = self._problem.filter_sizes
         inner = [(0, size) if taps is None else taps for size in sizes]
-        placed: list[Any] = [None] * (2 + len(sizes))
+        ordered: list[Any] = [None] * (2 + len(sizes))
         for axis, value in zip(self._problem.filter_axes, (out, into, *inner), strict=True):
-            placed[axis] = value
-        return placed
+            ordered[axis] = value
+        return ordered
 
     def gather(self, name: str, array: da.Array, ranges: Sequence[Range]) -> Any:
-        """A region of an operand: a chunk, or what puts it together from pieces of chunks.
+        """Return a region of an operand: a chunk, or a nested call that joins pieces of chunks.
 
-        The pieces are tasks of their own, made where their chunk is, so that no more than them is
-        moved.  Putting them together is not: it is done where the region is used, and the region
-        is neither kept nor moved.
+        Each piece is a separate task that runs where its chunk is, so that only pieces move between
+        workers.  The join is nested in the task that uses the region, which is neither stored nor
+        moved.
         """
-        pieces = [_pieces(sizes, *one) for sizes, one in zip(array.chunks, ranges, strict=True)]
+        pieces = [_pieces(sizes, *span) for sizes, span in zip(array.chunks, ranges, strict=True)]
         keys, places = [], []
         for combined in product(*pieces):
             number = tuple(number for number, _, _ in combined)
             sizes = zip(array.chunks, number, strict=True)
-            declared = tasks.Declared(name, number, tuple(axis[one] for axis, one in sizes))
+            declared = tasks.Declared(name, number, tuple(axis[index] for axis, index in sizes))
             chunk = (array.name, *number)
             cut = tuple(inner for _, inner, _ in combined)
             if cut == tuple(slice(0, size) for size in declared.shape):
-                keys.append((declared.require, chunk))  # where it is used, as below
+                keys.append((declared.require, chunk))  # nested in the task that uses it
             else:
-                inside = (bound for one in cut for bound in (one.start, one.stop))
-                piece = (f"conv-piece-{array.name}-{self._token}", *number, *inside)
+                bounds = (bound for part in cut for bound in (part.start, part.stop))
+                piece = (f"conv-piece-{array.name}-{self._token}", *number, *bounds)
                 self._tasks[piece] = (partial(tasks.cut, declared=declared, where=cut), chunk)
                 keys.append(piece)
             places.append(tuple(slice(at, at + i.stop - i.start) for _, i, at in combined))
@@ -109,13 +112,14 @@ class Graph:
         arguments: Sequence[Any],
         into: Sequence[Range] | None = None,
     ) -> Any:
-        """The task that computes a part of a chunk of the result.
+        """Add the task that computes a part of a chunk of the result; return its key.
 
         Args:
-            pads: the padding on each spatial axis.
-            groups: of this part.
-            shape: of the chunk; of it, ``into`` is computed and the rest is zero.
-            arguments: the operands, as ``gather`` gives them.
+            pads: padding on each spatial axis.
+            groups: number of groups of the part.
+            shape: shape of the chunk.
+            arguments: operands, as returned by ``gather``.
+            into: ranges of the chunk to compute; the remainder is zero.
         """
         problem = self._problem
         layer = {
@@ -124,18 +128,19 @@ class Graph:
             "groups": groups,
             **self._how,
         }
-        more: dict[str, Any] = {"wide": self.wide}
+        options: dict[str, Any] = {"wide": self.wide}
         if into is not None:
-            more["into"] = tuple(into)
+            options["into"] = tuple(into)
         key = (f"conv-part-{self._token}", len(self._tasks))
-        self._tasks[key] = (partial(self._compute, tuple(shape), layer, **more), *arguments)
+        self._tasks[key] = (partial(self._compute, tuple(shape), layer, **options), *arguments)
         return key
 
     def finish(self, place: Sequence[int], *sums: list[Any], join: int | None = None) -> None:
-        """The chunk of the result at ``place``: the terms of a sum added up.
+        """Add the tasks that sum the terms of the result's chunk at ``place``.
 
         Args:
-            sums: the terms; of several sums, the results are put together along the axis ``join``.
+            sums: terms of each sum.
+            join: axis along which several sums are concatenated.
         """
         added = [self._tree(terms) for terms in sums]
         last = added[0]
@@ -162,7 +167,7 @@ class Graph:
         return terms[0]
 
     def array(self, chunks: Sequence[tuple[int, ...]], dependencies: Iterable[Any]) -> da.Array:
-        """The result."""
+        """Return the result as a Dask array."""
         used = [array for array in dependencies if array is not None]
         graph = HighLevelGraph.from_collections(self._name, self._tasks, dependencies=used)
         meta = np.empty_like(self._like._meta, shape=(0,) * len(chunks), dtype=self._like.dtype)
@@ -170,10 +175,10 @@ class Graph:
 
 
 def _pieces(sizes: Sequence[int], start: int, stop: int) -> list[tuple[int, slice, int]]:
-    """The chunks of an axis that a range is in.
+    """Divide a range of an axis by its chunks.
 
     Returns:
-        For each its number, the part of it, and where that goes, counted from ``start``.
+        For each chunk its index, the slice of it, and the slice's position in the range.
     """
     bounds = [0, *accumulate(sizes)]
     if start == stop:

@@ -1,4 +1,4 @@
-"""What a part of one tensor reads of another: pixels under windows, and channels by groups."""
+"""Dependencies between parts of tensors: pixels in windows, and channels of groups."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 
 def output_bounds(axis: ConvAxis, inputs: Sequence[int]) -> list[int]:
-    """Where to cut the outputs so that each window is centred in the chunk of its own number."""
+    """Return bounds of the outputs, so that each chunk's windows are centred in one input chunk."""
     centre = axis.effective_filter // 2 - axis.pad_before
     cuts = {-(-(bound - centre) // axis.stride) for bound in inputs}
     return sorted({0, axis.output, *(cut for cut in cuts if 0 < cut < axis.output)})
 
 
 def input_bounds(axis: ConvAxis, outputs: Sequence[int]) -> list[int]:
-    """Where to cut the inputs so that each is in the chunk of the windows centred on it."""
+    """Return bounds of the inputs, so that each is in the chunk of the windows centred on it."""
     centre = axis.effective_filter // 2 - axis.pad_before
     cuts = {bound * axis.stride + centre for bound in outputs}
     return sorted({0, axis.input, *(cut for cut in cuts if 0 < cut < axis.input)})
 
 
 def window_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range]:
-    """The inputs under a range of outputs, and the padding that is left of and right of them."""
+    """Return the inputs that a range of outputs reads, and the padding before and after them."""
     first = start * axis.stride - axis.pad_before
     last = (stop - 1) * axis.stride - axis.pad_before + axis.effective_filter
     begin, end = max(first, 0), min(last, axis.input)
-    if begin >= end:  # all of it is padding
+    if begin >= end:  # padding only
         return (0, 0), (0, 0)
     return (begin, end), (begin - first, last - end)
 
 
 def reach_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range, Range]:
-    """The outputs that read a range of inputs, those inputs that they read, and their padding.
+    """Return the outputs that read a range of inputs, the inputs they read, and their padding.
 
-    Inputs of the range before the first and after the last window are read by none.
+    Inputs before the first window and after the last window are left out.
     """
     stride, dilation, before = axis.stride, axis.dilation, axis.pad_before
 
     def reads(outputs: int) -> int:
-        """How often the first outputs read the range."""
+        """Count the reads of the range by the first outputs."""
         return count_pairs(outputs, axis.filter, stride, dilation, start + before, stop + before)
 
     low = max(-(-(start + before - axis.effective_filter + 1) // stride), 0)
     high = min((stop - 1 + before) // stride + 1, axis.output)
     if low >= high or not reads(high):
         return (0, 0), (start, start), (0, 0)
-    # Windows step over the range with their taps, or with their strides.
+    # Dilated taps and strides may skip the whole range.
     low = bisect_right(range(high), 0, lo=low, key=lambda output: reads(output + 1))
     high = bisect_left(range(high + 1), reads(high), lo=low, key=reads)
     first = low * stride - before
@@ -65,29 +65,29 @@ def channel_blocks(
     *,
     of_input: bool = False,
 ) -> list[tuple[Range, list[tuple[Range, Range, int]]]]:
-    """How the channels of the result are cut, and the pieces that each cut is a sum over.
+    """Divide the result's channels into blocks, and each block's sum into pieces.
 
-    A cut is inside one group or made of whole groups, so that it is a convolution itself.
+    A block is within one group or consists of whole groups, so that it is a convolution.
 
     Args:
-        inputs, outputs: where C and K are to be cut.
-        of_input: the result has the input's channels and sums over the output's.
+        inputs, outputs: bounds that divide C and K.
+        of_input: whether the result has input channels and sums over output channels.
 
     Returns:
-        For every cut its channels, and for each piece its channels on the other side, its range on
-        the filter's I axis, and its number of groups.
+        For every block its channels, and for each piece the channels that it sums over, its range
+        on the filter's I axis, and its number of groups.
     """
     own, other = problem.K // problem.groups, problem.C // problem.groups
-    wanted, summed = outputs, inputs
+    divided, summed = outputs, inputs
     if of_input:
-        own, other, wanted, summed = other, own, inputs, outputs
-    cuts = set(wanted)
-    for bound in wanted:
-        group, rest = divmod(bound, own)
-        cuts |= {group * own, (group + 1) * own} if rest else set()
+        own, other, divided, summed = other, own, inputs, outputs
+    cuts = set(divided)
+    for bound in divided:
+        group, remainder = divmod(bound, own)
+        cuts |= {group * own, (group + 1) * own} if remainder else set()
     for bound in summed:
-        group, rest = divmod(bound, other)
-        cuts |= {group * own, (group + 1) * own} if rest else {group * own}
+        group, remainder = divmod(bound, other)
+        cuts |= {group * own, (group + 1) * own} if remainder else {group * own}
     blocks = []
     for start, stop in pairwise(sorted(cuts)):
         first, last = start // own, -(-stop // own)

@@ -1,4 +1,4 @@
-"""The passes on Dask arrays: which part of which operand each chunk of a result is made of."""
+"""Passes on Dask arrays, which compute each chunk of a result from parts of the operands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import dask.array as da
 
-from cupyconv import arrays, formats
+from cupyconv import arrays, formats, operations
 from cupyconv.dask import tasks
-from cupyconv.dask.chunks import as_chunked, shared_dtype
+from cupyconv.dask.chunks import as_chunked
 from cupyconv.dask.graph import FAN_IN, Graph
 from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, reach_of, window_of
 from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
@@ -20,12 +20,11 @@ from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.planning import Impl, Precision
 from cupyconv.problem import (
     ITEMSIZE,
-    TRANSPOSED,
     ConvProblem,
     Padding,
     Size,
     shape_text,
-    transposed_problem,
+    shared_dtype,
 )
 
 
@@ -46,43 +45,28 @@ def conv_forward(
     """``cupyconv.conv_forward`` on Dask arrays.
 
     Args:
-        x: input; its chunks decide those of the result.
-        w: filter, of x's dtype; a Dask array, or any array that ``conv_forward`` takes.  Its chunks
-            over O are those of the result's channels.
-        bias: (K,), likewise.
+        x: input, whose chunks determine the chunks of the result.
+        w: filter of x's dtype; a Dask array, or any array that ``conv_forward`` accepts.  Its
+            chunks over O divide the result's channels.
+        bias: (K,), of the same kinds as w.
         stride, padding, dilation, groups, data_format, filter_format, precision, impl: as for
             ``cupyconv.conv_forward``.
 
     Returns:
-        y, with a chunk for each of x's over the batch and space: the outputs whose windows are
-        centred in it.
+        y, with a chunk per chunk of x over the batch and space, which has the outputs whose windows
+        are centred in that chunk.
 
     Raises:
-        ConvError: no such convolution exists, or a chunk's size is unknown (nan); when it is
-            computed, that a chunk has another shape than it declares.
-        ConvTypeError: dtypes that differ or are not supported, or masked arrays.
+        ConvError: the convolution is invalid, or a chunk's size is unknown (nan); during
+            computation, a chunk does not have its declared shape.
+        ConvTypeError: dtypes differ or are not supported, or an array is masked.
     """
     x, w = as_chunked("x", x), as_chunked("w", w)
-    layer: dict[str, Any] = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-        "data_format": data_format,
-        "filter_format": filter_format,
-    }
-    problem = ConvProblem(x.shape, w.shape, dtype=shared_dtype(x=x, w=w), **layer)
+    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    bias = None if bias is None else as_chunked("bias", bias)
+    operands = {"x": x, "w": w} if bias is None else {"x": x, "w": w, "bias": bias}
+    problem = operations.problem_of("forward", operands, None, rules)
     graph = Graph("forward", problem, precision, impl, x, w, bias)
-    if bias is not None:
-        bias = as_chunked("bias", bias)
-        shared_dtype(x=x, bias=bias)
-        if bias.shape != problem.bias_shape:
-            raise ConvError(
-                "the bias must have one value for each output channel",
-                f"bias is {shape_text(bias.shape) or 'a scalar'}, the filter has {problem.K} "
-                "output channels",
-                f"Pass a bias of shape ({problem.K},)",
-            )
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(x.chunks[n_axis])
     blocks = channel_blocks(
@@ -129,29 +113,21 @@ def conv_backprop_input(
 
     Args:
         input_shape: shape of x.
-        w: filter, of dy's dtype; a Dask array, or any array that ``conv_forward`` takes.  Without
-            groups, its chunks over I are those of the result's channels.
-        dy: gradient with respect to the output; its chunks decide those of the result.
+        w: filter of dy's dtype; a Dask array, or any array that ``conv_forward`` accepts.  Without
+            groups, its chunks over I divide the result's channels.
+        dy: gradient with respect to the output, whose chunks determine the chunks of the result.
         stride, padding, dilation, groups, data_format, filter_format, precision, impl: as for
             ``cupyconv.conv_backprop_input``.
 
     Returns:
-        dx, with a chunk for each of dy's over the batch and space.
+        dx, with a chunk per chunk of dy over the batch and space.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
     """
     w, dy = as_chunked("w", w), as_chunked("dy", dy)
-    layer: dict[str, Any] = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-        "data_format": data_format,
-        "filter_format": filter_format,
-    }
-    problem = ConvProblem(input_shape, w.shape, dtype=shared_dtype(w=w, dy=dy), **layer)
-    problem.require_output_gradient(dy.shape)
+    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    problem = operations.problem_of("backprop_input", {"w": w, "dy": dy}, input_shape, rules)
     return _input_gradient(problem, w, dy, precision, impl)
 
 
@@ -161,14 +137,18 @@ def _input_gradient(
     dy: da.Array,
     precision: Precision,
     impl: Impl,
-    called: str = "dy",
+    name: str = "dy",
 ) -> da.Array:
-    """dx; what errors call dy is ``called``."""
+    """Compute dx.
+
+    Args:
+        name: name of dy in error messages.
+    """
     graph = Graph("backprop_input", problem, precision, impl, dy, w)
     n_axis, k_axis, *spatial = problem.data_axes
     batches = ranges_of(dy.chunks[n_axis])
-    wanted = bounds_of(w.chunks[problem.filter_axes[1]]) if problem.groups == 1 else [0, problem.C]
-    blocks = channel_blocks(problem, wanted, bounds_of(dy.chunks[k_axis]), of_input=True)
+    bounds = bounds_of(w.chunks[problem.filter_axes[1]]) if problem.groups == 1 else [0, problem.C]
+    blocks = channel_blocks(problem, bounds, bounds_of(dy.chunks[k_axis]), of_input=True)
     graph.sums(any(len(pieces) > 1 for _, pieces in blocks))
     grids = [
         split(input_bounds(axis, bounds_of(dy.chunks[position])))
@@ -181,7 +161,7 @@ def _input_gradient(
             outputs = [reach[0] for reach in reaches]
             arguments = [
                 graph.gather("w", w, graph.filters(filters, taken)),
-                graph.gather(called, dy, graph.data(batch, filters, *outputs)),
+                graph.gather(name, dy, graph.data(batch, filters, *outputs)),
             ]
             shape = lengths_of(graph.data(batch, channels, *inputs))
             read = [
@@ -215,50 +195,35 @@ def conv_transpose(
     """``cupyconv.conv_transpose`` on Dask arrays, without activations.
 
     Args:
-        x: the output side of the convolution that is transposed; its chunks decide those of the
-            result.
-        w: filter, of x's dtype; a Dask array, or any array that ``conv_forward`` takes.
-        bias: (C,), likewise.
+        x: input, whose chunks determine the chunks of the result.
+        w: filter of x's dtype; a Dask array, or any array that ``conv_forward`` accepts.
+        bias: (C,), of the same kinds as w.
         output_shape, output_padding: as for ``cupyconv.conv_transpose``.
-        stride, padding, dilation, groups, data_format, filter_format, precision, impl: likewise.
+        stride, padding, dilation, groups: as for ``cupyconv.conv_transpose``.
+        data_format, filter_format, precision, impl: as for ``cupyconv.conv_transpose``.
 
     Returns:
-        The result, chunked as ``conv_backprop_input`` does.
+        The result, chunked like dx of ``conv_backprop_input``.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
     """
     x, w = as_chunked("x", x), as_chunked("w", w)
-    layer: dict[str, Any] = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-        "data_format": data_format,
-        "filter_format": filter_format,
-    }
-    dtype = shared_dtype(x=x, w=w)
-    problem = transposed_problem(
-        TRANSPOSED, x.shape, w.shape, output_shape, output_padding, dtype=dtype, **layer
-    )
+    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    bias = None if bias is None else as_chunked("bias", bias)
+    operands = {"w": w, "x": x} if bias is None else {"w": w, "x": x, "bias": bias}
+    sizes = (output_shape, output_padding)
+    problem = operations.problem_of("transpose", operands, sizes, rules)
+    dtype = problem.dtype
     if problem.is_complex:
-        w = w.conj()  # what the input's gradient is made with is its conjugate
-    for axis, (size, wanted) in enumerate(zip(x.shape, problem.output_shape, strict=True)):
-        if size < wanted:  # by the windows that output_padding adds
-            missing = (*x.shape[:axis], wanted - size, *x.shape[axis + 1 :])
+        w = w.conj()  # the input gradient conjugates w again
+    for axis, (size, needed) in enumerate(zip(x.shape, problem.output_shape, strict=True)):
+        if size < needed:  # output_padding adds windows
+            missing = (*x.shape[:axis], needed - size, *x.shape[axis + 1 :])
             x = da.concatenate([x, da.zeros_like(x, shape=missing)], axis)
     if bias is None:
         return _input_gradient(problem, w, x, precision, impl, "x")
-    bias = as_chunked("bias", bias)
-    shared_dtype(x=x, bias=bias)
-    if bias.shape != (problem.C,):
-        raise ConvError(
-            "the bias must have one value for each output channel",
-            f"bias is {shape_text(bias.shape) or 'a scalar'}, the result has {problem.C} output "
-            "channels",
-            f"Pass a bias of shape ({problem.C},)",
-        )
-    if ITEMSIZE[dtype] < 4:  # to be rounded once, with the bias
+    if ITEMSIZE[dtype] < 4:  # round once, after the bias
         x, w, bias = (array.astype("float32") for array in (x, w, bias))
         problem = problem.replace(dtype="float32")
     y = _input_gradient(problem, w, x, precision, impl, "x")
@@ -284,32 +249,24 @@ def conv_backprop_filter(
 ) -> da.Array:
     """``cupyconv.conv_backprop_filter`` on Dask arrays.
 
-    Each chunk of dy gives a part of the sum, and the parts are added in a tree of fixed order.
+    Each chunk of dy contributes a partial sum; the partial sums are added in a tree of fixed order.
 
     Args:
-        x: input, of dy's dtype; a Dask array, or any array that ``conv_forward`` takes.
+        x: input of dy's dtype; a Dask array, or any array that ``conv_forward`` accepts.
         filter_shape: shape of w.
-        dy: gradient with respect to the output; its chunks are the parts of the sum.
+        dy: gradient with respect to the output, whose chunks determine the partial sums.
         stride, padding, dilation, groups, data_format, filter_format, precision, impl: as for
             ``cupyconv.conv_backprop_filter``.
 
     Returns:
-        dw, chunked over O as dy's channels are, and without groups over I as x's are.
+        dw, chunked over O like dy's channels, and without groups over I like x's channels.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
     """
     x, dy = as_chunked("x", x), as_chunked("dy", dy)
-    layer: dict[str, Any] = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-        "data_format": data_format,
-        "filter_format": filter_format,
-    }
-    problem = ConvProblem(x.shape, filter_shape, dtype=shared_dtype(x=x, dy=dy), **layer)
-    problem.require_output_gradient(dy.shape)
+    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    problem = operations.problem_of("backprop_filter", {"x": x, "dy": dy}, filter_shape, rules)
     graph = Graph("backprop_filter", problem, precision, impl, dy, x)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(dy.chunks[n_axis])
@@ -347,19 +304,19 @@ def conv_backprop_filter(
 
 
 def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None) -> da.Array:
-    """``cupyconv.conv_backprop_bias`` on Dask arrays: dy summed over all axes but the channels.
+    """``cupyconv.conv_backprop_bias`` on Dask arrays: the sum over all axes but the channels.
 
     Args:
         dy: (N, K, spatial) in ``data_format`` order.
 
     Returns:
-        db, (K,), chunked as dy's channels are.
+        db, (K,), chunked like dy's channels.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
     """
     dy = as_chunked("dy", dy)
-    name = shared_dtype(dy=dy)
+    name = shared_dtype({"dy": dy.dtype})
     rank = dy.ndim - 2
     if rank not in formats.SPATIAL_AXES:
         raise ConvError(

@@ -1,4 +1,4 @@
-"""Axes cut into ranges."""
+"""Ranges of axes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from itertools import accumulate, pairwise, product
 from typing import Any
 
 Range = tuple[int, int]
-"""Where a part of an axis begins, and where it ends."""
+"""Start and stop of a part of an axis."""
 
 
 def bounds_of(chunks: Sequence[int]) -> list[int]:
-    """Where an axis's chunks begin, and where the last ends; without those of size 0."""
+    """Return the bounds of an axis's chunks, leaving out chunks of size 0."""
     bounds = sorted({0, *accumulate(chunks)})
     return bounds if len(bounds) > 1 else [0, 0]
 
@@ -29,5 +29,5 @@ def lengths_of(ranges: Iterable[Range]) -> tuple[int, ...]:
 
 
 def combinations(*lists: Sequence[Any]) -> Iterable[tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """Every combination of the lists' entries, with their numbers."""
-    return zip(product(*(range(len(one)) for one in lists)), product(*lists), strict=True)
+    """Return every combination of the lists' entries, with their indices."""
+    return zip(product(*(range(len(entries)) for entries in lists)), product(*lists), strict=True)

@@ -1,4 +1,4 @@
-"""Results: computed together, or written to Zarr; and what is said where workers die."""
+"""Computing Dask arrays and writing them to Zarr, with clear errors when workers die."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ def compute(*lazy: Any) -> tuple[Any, ...]:
     """Compute Dask arrays together, as ``dask.compute`` does.
 
     Args:
-        lazy: arrays, or anything else of Dask.
+        lazy: Dask arrays or other Dask collections.
 
     Returns:
-        Their numbers, in arrays of their chunks' kind.
+        The computed arrays, of the kind of their chunks.
 
     Raises:
-        WorkerError: a task's workers died, again and again.
+        WorkerError: the workers of a task died repeatedly.
     """
-    with _deaths_told():
+    with _worker_errors():
         return dask_compute(*lazy)
 
 
 @contextmanager
-def _deaths_told() -> Iterator[None]:
-    """Says in a WorkerError what distributed's KilledWorker leaves out."""
+def _worker_errors() -> Iterator[None]:
+    """Convert distributed's KilledWorker to a WorkerError with more details."""
     try:
         yield
     except _killed_worker() as error:
         raise WorkerError(
             f"every worker that computed one of the tasks died, {error.allowed_failures + 1} of "
             f"them: the task is {error.task}, the last worker was {error.last_worker.address}. "
-            "Workers mostly die for want of memory: use smaller chunks, as "
-            "cupyconv.dask.suggest_chunks gives them, or raise memory_limit; their logs say more"
+            "Workers mostly die from lack of memory: use smaller chunks, see "
+            "cupyconv.dask.suggest_chunks, or raise memory_limit; the workers' logs have details"
         ) from error
 
 
 def _killed_worker() -> Any:
-    """distributed's error, where it is in use."""
+    """Return distributed's KilledWorker, or () if distributed is not imported."""
     distributed = sys.modules.get("distributed")
     return () if distributed is None else distributed.KilledWorker
 
 
 def from_zarr(path: str | os.PathLike[str]) -> da.Array:
-    """A Dask array over a Zarr folder, of which nothing is read yet.
+    """Return a lazy Dask array over a Zarr folder.
 
     Raises:
-        ConvError: it has more chunks than a graph can; when it is computed, that a chunk is
+        ConvError: the array has more than MOST_CHUNKS chunks; during computation, a chunk is
             damaged.
-        OSError, ValueError: it is no such folder, or whatever else Zarr raises.
+        OSError, ValueError: the folder is not a Zarr array; Zarr may raise other errors, too.
     """
     import zarr
 
@@ -72,17 +72,17 @@ def from_zarr(path: str | os.PathLike[str]) -> da.Array:
         raise ConvError(
             f"a Zarr array must have at most {MOST_CHUNKS:,} chunks",
             f"{path} has {count:,}",
-            "Write it again in larger ones",
+            "Write it again with larger chunks",
         )
     return da.from_array(_Reader(array, Path(path)), chunks=chunks, name=False)
 
 
 MOST_CHUNKS = 1_000_000
-"""Of an array that is read: a graph has several tasks for each."""
+"""Most chunks of a Zarr array; a graph has several tasks for each (chosen)."""
 
 
 class _Reader:
-    """A Zarr array that says in a ConvError what is wrong with a chunk."""
+    """Wrapper of a Zarr array that raises ConvError for a damaged chunk."""
 
     def __init__(self, array: Any, path: Path) -> None:
         self._array, self._path = array, path
@@ -93,30 +93,30 @@ class _Reader:
             return self._array[region]
         except MemoryError:
             raise
-        except Exception as error:  # of each codec its own
+        except Exception as error:  # codecs raise different types
             raise ConvError(
-                "the chunks of a Zarr array must be whole",
-                f"{self._path} has one that cannot be read ({type(error).__name__}: {error})",
+                "the chunks of a Zarr array must be readable",
+                f"{self._path} has a chunk that cannot be read ({type(error).__name__}: {error})",
                 "Write it again, for example with cupyconv.dask.to_zarr",
             ) from error
 
 
 def to_zarr(array: da.Array, path: str | os.PathLike[str]) -> Path:
-    """Compute an array and write it to a Zarr folder: the whole of it, or nothing.
+    """Compute an array and write it to a Zarr folder, completely or not at all.
 
-    It is written beside ``path`` under another name, which it loses when all chunks are there, so
-    that a full disk or a worker that dies leaves nothing that could be taken for the result.
+    The array is written to a temporary folder next to ``path``, which is renamed when all chunks
+    are written.  A full disk or a dying worker therefore leaves no partial result.
 
     Args:
-        array: any Dask array; where its chunks differ in size, they are rechunked to the largest.
-        path: the folder to make, on a file system that all workers share.
+        array: any Dask array; chunks of different sizes are rechunked to the largest.
+        path: the folder to create, on a file system that all workers share.
 
     Returns:
         The path.
 
     Raises:
-        ConvError: there is something at ``path`` already, or no folder to make it in.
-        ConvTypeError: Zarr has no such dtype.
+        ConvError: ``path`` exists already, or its parent folder does not.
+        ConvTypeError: Zarr does not support the dtype.
         OSError: the disk is full or cannot be written.
         WorkerError: as for ``compute``.
     """
@@ -141,7 +141,7 @@ def to_zarr(array: da.Array, path: str | os.PathLike[str]) -> Path:
         store = zarr.create_array(
             store=str(temporary / "whole"), shape=array.shape, chunks=chunks, dtype=array.dtype
         )
-        with _deaths_told():
+        with _worker_errors():
             regular.store(store, lock=False)
         os.replace(temporary / "whole", target)
     finally:

@@ -1,4 +1,4 @@
-"""What the tasks do, on the chunks themselves."""
+"""Functions that the tasks run on chunks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cupyconv.problem import shape_text
 
 @dataclass(frozen=True)
 class Declared:
-    """What a chunk of an operand is to be: shapes and halos were worked out from it.
+    """Declared shape of an operand's chunk, from which the graph was built.
 
     Attributes:
-        name: of the operand.
-        number: of the chunk on each axis.
-        shape: what it has to be.
+        name: name of the operand.
+        number: index of the chunk on each axis.
+        shape: the shape that the chunk must have.
     """
 
     name: str
@@ -29,34 +29,33 @@ class Declared:
     shape: tuple[int, ...]
 
     def require(self, chunk: Any) -> Any:
-        """The chunk.
+        """Return the chunk as a NumPy or CuPy array.
 
         Raises:
             ConvError: it has another shape.
-            ConvTypeError: it has a mask.
+            ConvTypeError: its memory does not define its values, as for a masked array.
         """
-        if isinstance(chunk, np.ndarray):
-            arrays.require_plain(self.name, chunk)
+        chunk, _ = arrays.take(self.name, chunk)
         if tuple(chunk.shape) != self.shape:
             raise ConvError(
                 f"a block of {self.name} must have the shape that its Dask array declares",
                 f"block {self.number} is {shape_text(chunk.shape) or 'a scalar'}, declared is "
                 f"{shape_text(self.shape)}",
-                "Correct what makes it, such as the chunks that map_blocks is given, or call "
-                "compute_chunk_sizes()",
+                "Correct the chunks where the array is created, for example those passed to "
+                "map_blocks, or call compute_chunk_sizes()",
             )
         return chunk
 
 
 def require_dy(chunk: Any, block_info: Any = None) -> Any:
-    """A block of dy, if it is what it declares; Dask says which one it is."""
+    """Return a block of dy after checking its shape; Dask passes its location."""
     about = block_info[0]
     shape = tuple(stop - start for start, stop in about["array-location"])
     return Declared("dy", tuple(about["chunk-location"]), shape).require(chunk)
 
 
 def cut(chunk: Any, declared: Declared, where: tuple[slice, ...]) -> Any:
-    """A part of a chunk; copied, because a view would keep the whole chunk in memory."""
+    """Return a copy of a part of a chunk; a view would keep the whole chunk in memory."""
     return declared.require(chunk)[where].copy()
 
 
@@ -82,8 +81,8 @@ def cast(dtype: np.dtype, array: Any) -> Any:
     return array.astype(dtype)
 
 
-def _operands(wide: bool, *given: Any) -> list[Any]:
-    return [array.astype(np.float32) if wide else array for array in given]
+def _operands(wide: bool, *operands: Any) -> list[Any]:
+    return [array.astype(np.float32) if wide else array for array in operands]
 
 
 def _forward(
@@ -92,7 +91,7 @@ def _forward(
     x, w, *shift = _operands(wide, x, w, *bias)
     if 0 not in x.shape:
         return operations.conv_forward(x, w, *shift, **layer)
-    y = np.zeros_like(x, shape=shape)  # under every window there is padding only
+    y = np.zeros_like(x, shape=shape)  # all windows are padding
     if shift:
         y += shift[0].reshape([-1 if letter == "C" else 1 for letter in layer["data_format"]])
     return y
@@ -109,13 +108,13 @@ def _backprop_input(
 ) -> Any:
     w, dy = _operands(wide, w, dy)
     computed = lengths_of(into)
-    if 0 in dy.shape or 0 in computed:  # no window reaches this chunk
+    if 0 in dy.shape or 0 in computed:  # no window reads this chunk
         return np.zeros_like(dy, shape=shape)
     dx = operations.conv_backprop_input(computed, w, dy, **layer)
     if computed == shape:
         return dx
     whole = np.zeros_like(dy, shape=shape)
-    whole[tuple(slice(*one) for one in into)] = dx
+    whole[tuple(slice(*span) for span in into)] = dx
     return whole
 
 

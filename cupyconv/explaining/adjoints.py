@@ -9,15 +9,14 @@ from cupyconv.problem import ConvAxis, ConvProblem
 
 @dataclass(frozen=True)
 class AdjointAxis:
-    """One spatial axis of the convolution that a gradient is.
+    """A spatial axis of the convolution that computes a gradient.
 
     Attributes:
-        rule: the sizes of that convolution, as a ConvAxis of its own: its input is the spread first
-            operand, its filter the second operand, its output the gradient.  A negative padding
-            crops.
-        spread: the first operand's numbers are this far apart, with zeros between them.
-        size: how many numbers the first operand has before it is spread.
-        formulas: how the two paddings come about, with the numbers.
+        rule: sizes of that convolution as a ConvAxis: its input is the spread first operand, its
+            filter the second operand, its output the gradient.  A negative padding crops.
+        spread: distance of the first operand's numbers, with zeros between them.
+        size: size of the first operand before it is spread.
+        formulas: formulas of the two paddings, with the numbers.
     """
 
     rule: ConvAxis
@@ -31,7 +30,7 @@ class AdjointAxis:
 
 
 def input_gradient_axis(axis: ConvAxis) -> AdjointAxis:
-    """dx along an axis: dy spread by the stride, correlated with the flipped, dilated filter."""
+    """Return dx along an axis: dilated dy, correlated with the flipped, dilated filter."""
     spread = (axis.output - 1) * axis.stride + 1
     span = axis.effective_filter
     before = span - 1 - axis.pad_before
@@ -45,16 +44,16 @@ def input_gradient_axis(axis: ConvAxis) -> AdjointAxis:
 
 
 def filter_gradient_axis(axis: ConvAxis) -> AdjointAxis:
-    """dw along an axis: x correlated with dy, which is dilated by the stride, in steps of dilation.
+    """Return dw along an axis: x correlated with dilated dy, with the dilation as stride.
 
-    Beyond the last window nothing is needed, so the padding after is forward's less the rest that
-    the stride leaves over; below zero it crops the inputs that no window reaches.
+    The padding after is forward's padding minus the inputs after the last window. If negative, it
+    crops inputs that no window reads.
     """
     span = (axis.output - 1) * axis.stride + 1
     reach = axis.effective_filter - 1 + span
     before, after = axis.pad_before, reach - axis.input - axis.pad_before
     formulas = (
-        f"forward's {before}",
+        f"forward's padding before, {before}",
         f"{axis.effective_filter} - 1 + {span} - {axis.input} - {before} = {after}",
     )
     rule = ConvAxis(

@@ -45,18 +45,20 @@ def explain(
     title: str = "",
     values: Kind | None = "normal",
     seed: int = 0,
+    large: bool = False,
 ) -> Explanation:
-    """Why every tensor of a layer has the shape and the values it has.
+    """Explain the shape and the values of every tensor of a layer.
 
     Args:
         problem: the layer.
-        x, w, dy: its tensors, NumPy or CuPy arrays in the problem's formats; those that are not
-            given are random.
-        y, dx, dw: results to be shown beside the sums of the terms; else the library's.
-        title: a line above the explanation.
-        values: "normal" or "integers", what is drawn for the tensors that are not given; None
-            leaves them out.
-        seed: of what is drawn, an integer from 0 to 2^63 - 1.
+        x, w, dy: NumPy or CuPy arrays in the problem's formats; random arrays by default.
+        y, dx, dw: results to show beside the sums of their terms; computed by default.
+        title: first line of the explanation.
+        values: kind of random values, "normal" or "integers", for tensors that are not passed; None
+            for no values.
+        seed: seed of the random numbers, an integer from 0 to 2^63 - 1.
+        large: compute the values of a layer of any size; by default, values that take more than a
+            few seconds are omitted, and the explanation says so.
 
     Returns:
         an Explanation: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``;
@@ -64,25 +66,25 @@ def explain(
         ``code("pytorch")`` is the layer in another framework, ``svg()`` and ``page()`` draw it.
 
     Raises:
-        ConvTypeError: ``problem`` is not a ConvProblem, an array not one that a pass takes, or the
-            title no text.
-        ConvError: an array does not have the shape that the problem says, ``values`` is no such
-            word, or the seed is negative.
+        ConvTypeError: ``problem`` is not a ConvProblem, an array has an unsupported type, or the
+            title is not a string.
+        ConvError: an array has another shape than the problem, ``values`` is unknown, or the seed
+            is negative.
     """
     require_problem("explain", problem)
     if not isinstance(title, str):
-        raise ConvTypeError(f"title must be a text: got {shown(title)}. Leave it out for none")
+        raise ConvTypeError(f"title must be a string: got {shown(title)}. Omit it for no title")
     if values is not None:
         numbers.require_kind("values", values)
     seed = integer("seed", seed)
     if seed < 0:
-        raise ConvError("seed must be an integer from 0 on", f"got {seed}", "Use 0")
+        raise ConvError("seed must be at least 0", f"got {seed}", "Use 0")
     data = _taken(problem, {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw})
-    return Explanation(problem, title, Values(problem, data, values, seed))
+    return Explanation(problem, title, Values(problem, data, values, seed, bool(large)))
 
 
 def _taken(problem: ConvProblem, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those tensors of a layer that were given, as arrays.
+    """Return the passed tensors of a layer as arrays.
 
     Raises:
         ConvError, ConvTypeError: as for ``explain``.
@@ -100,13 +102,13 @@ def _taken(problem: ConvProblem, given: Mapping[str, Any]) -> dict[str, Any]:
         shape = tuple(array.shape)
         if shape != wanted[name]:
             raise ConvError(
-                f"{name} must have the shape that the problem says",
-                f"it has {shape_text(shape)}, the problem {shape_text(wanted[name])}",
-                f"Pass an array of {shape_text(wanted[name])}, or make the problem from it",
+                f"{name} must have the shape of the problem's {name}",
+                f"got {shape_text(shape)}, the problem has {shape_text(wanted[name])}",
+                f"Pass an array of {shape_text(wanted[name])}, or make a problem for this array",
             )
         if array.dtype.kind == "c" and not problem.is_complex:
             raise ConvTypeError(
-                f"{name} is {array.dtype}, whose imaginary part {problem.dtype} does not have. "
+                f"{name} is complex ({array.dtype}), but the problem is {problem.dtype}. "
                 f"Make the problem with dtype={str(array.dtype)!r}"
             )
     return data
@@ -114,12 +116,12 @@ def _taken(problem: ConvProblem, given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``explain`` returns.
+    """Explanation of a layer, as ``explain`` returns it.
 
     Attributes:
         problem: the layer.
-        title: a line above the explanation.
-        data: those of x, w, dy, y, dx and dw that are known, drawn and computed when read.
+        title: line above the explanation.
+        data: the known tensors of x, w, dy, y, dx and dw; made when they are first read.
     """
 
     problem: ConvProblem
@@ -129,47 +131,47 @@ class Explanation:
     # -- parts -------------------------------------------------------------------------------------
 
     def element(self, name: str, *, x: Any = None, w: Any = None, dy: Any = None) -> Element:
-        """One number of y, dx or dw as the sum of its terms.
+        """Explain one number of y, dx or dw as the sum of its terms.
 
         Args:
             name: such as "dF[3,1,0,2]" (or dw), "dX[0,0,5,5]", "O[0,0,1,1]" (or y).
-            x, w, dy: arrays to take values from, instead of those given to ``explain``.
+            x, w, dy: arrays to use instead of those passed to ``explain``.
 
         Raises:
             ConvError: there is no such element; the message has the ranges.
-            ConvError, ConvTypeError: of the arrays, as for ``explain``.
+            ConvError, ConvTypeError: an array is invalid, as for ``explain``.
         """
         changed = _taken(self.problem, {"x": x, "w": w, "dy": dy})
         found = terms.parse(self.problem, name)
         data = self.data
         if changed:
-            # Beside other operands the results that are known would be wrong.
+            # Results of the old operands would be wrong.
             data = {**{key: data[key] for key in OPERANDS if key in data}, **changed}
         return Element(self.problem, found.tensor, found.index, found.asked, data)
 
     def map(self, tensor: str = "dx") -> maps.TermMap:
-        """How many terms each number of dx, dw or y is summed from."""
+        """Return the number of terms of each element of dx, dw or y."""
         return maps.term_map(self.problem, tensor)
 
     def code(self, framework: str) -> Translation:
-        """The layer in "tensorflow", "pytorch", "jax" or "onnx"; its ``program`` runs."""
+        """Return the layer in "tensorflow", "pytorch", "jax" or "onnx", as a program that runs."""
         return translate.translation(self.problem, framework)
 
     def svg(self, element: str = "") -> str:
-        """A picture of the layer and of what flows back.
+        """Return a picture of the layer and its gradients.
 
         Args:
-            element: the one that is marked, such as "dF[3,1,0,2]"; else one of each result.
+            element: element to mark, such as "dF[3,1,0,2]"; by default one of each result.
         """
         from cupyconv.explaining import figure
 
         return figure.svg(self, self._marked(element))
 
     def page(self, element: str = "") -> str:
-        """One HTML page, interactive, that needs nothing from the network.
+        """Return an interactive HTML page that works without a network.
 
         Args:
-            element: the one that is shown first, such as "dF[3,1,0,2]".
+            element: element to show first, such as "dF[3,1,0,2]".
         """
         from cupyconv.explaining import page
 
@@ -180,10 +182,10 @@ class Explanation:
         return None if unmarked else self.element(element)
 
     def show(self, element: str = "") -> Page:
-        """The page: below the cell in Jupyter, elsewhere in the browser.
+        """Show the page: below the cell in Jupyter, elsewhere in a browser.
 
         Args:
-            element: the one that is shown first, such as "dF[3,1,0,2]".
+            element: element to show first, such as "dF[3,1,0,2]".
 
         Raises:
             ConvError: there is no browser.
@@ -199,36 +201,46 @@ class Explanation:
         """Write ``svg()`` or ``page()`` to a .svg or .html file.
 
         Raises:
-            ConvError: the name says neither.
-            OSError: it cannot be written.
+            ConvError: the file name has another suffix.
+            OSError: the file cannot be written.
         """
         path = Path(path)
         if path.suffix.lower() not in (".svg", ".html", ".htm"):
             raise ConvError(
-                "a picture is saved as .svg, a page as .html", f"got {path}", "Use one of these"
+                "an explanation is saved as .svg or .html",
+                f"got {path}",
+                "Use one of these suffixes",
             )
         content = (self.svg if path.suffix.lower() == ".svg" else self.page)(element)
         files.put(path, content.encode())
 
-    # -- telling -----------------------------------------------------------------------------------
+    # -- text --------------------------------------------------------------------------------------
 
     @cached_property
     def middle(self) -> str:
-        """The element of dw in the middle of every axis: an example with a channel of its own."""
+        """Name of the element of dw in the middle of every axis, which serves as an example."""
         sizes = terms.extents(self.problem, "dw")
         return f"dw[{','.join(str(size // 2) for size in sizes)}]"
+
+    @property
+    def question(self) -> str:
+        """Gradient that is explained first.
+
+        "dw" for a layer without stride, dilation and padding, where only the channels raise a
+        question; else "dx", whose size raises one.
+        """
+        plain = all(
+            axis.stride == axis.dilation == 1 and not axis.pad_before and not axis.pad_after
+            for axis in self.problem.axes
+        )
+        return "dw" if plain else "dx"
 
     @cached_property
     def document(self) -> Document:
         """The whole explanation."""
-        problem = self.problem
-        plain = all(
-            axis.stride == axis.dilation == 1 and not axis.pad_before and not axis.pad_after
-            for axis in problem.axes
-        )
-        questions = [self._channels(), self._sizes()]
+        channels, sizes = self._channels(), self._sizes()
         sections = [
-            *(questions if plain else reversed(questions)),
+            *((channels, sizes) if self.question == "dw" else (sizes, channels)),
             self._tensors(),
             *self._axes(),
             self._told(),
@@ -243,23 +255,26 @@ class Explanation:
         return Document(self.title, (self._head(), *sections))
 
     def text(self, width: int = 100) -> str:
-        """The explanation as lines of at most ``width`` characters, programs and formulas aside."""
+        """Return the explanation in lines of at most ``width`` characters.
+
+        Programs and formulas are not wrapped.
+        """
         return self.document.text(width)
 
     def __str__(self) -> str:
         return self.text()
 
     def _repr_html_(self) -> str:
-        """The figure and the text; a notebook that is not trusted shows the text."""
+        """Return a figure and text for Jupyter; an untrusted notebook shows only the text."""
         try:
             figure = self.svg()
         except ConvError:  # too large to be drawn
             return self.document.html()
-        # As an image, because what cleans untrusted pages would leave its loose words.
+        # An image, because the sanitizer of untrusted notebooks would leave the words of an <svg>.
         held = base64.b64encode(figure.encode()).decode()
         image = (
             f'<img src="data:image/svg+xml;base64,{held}" style="max-width:100%" '
-            f'alt="Figure of the layer; all of it is told below."/>'
+            f'alt="Figure of the layer; the text below describes it."/>'
         )
         return f"<div>{image}{self.document.html()}</div>"
 
@@ -277,31 +292,31 @@ class Explanation:
                 Paragraph(head),
                 Paragraph(shapes.settings(problem)),
                 Paragraph(
-                    f"Indices: {indices}, whatever the memory order.{grouped} dy, dx and dw are "
-                    "the loss differentiated by y, x and w: dE/dO, dE/dX and dE/dF."
+                    f"Indices: {indices}, in any memory order.{grouped} dy, dx and dw are the "
+                    "gradients of the loss with respect to y, x and w (dE/dO, dE/dX and dE/dF)."
                 ),
             ),
         )
 
     @property
     def _is_small(self) -> bool:
-        """Whether all tensors can be printed, so that every sum can be checked on paper."""
+        """Whether all tensors are small enough to print, so that sums can be checked by hand."""
         shapes = (terms.extents(self.problem, tensor) for tensor in RESULTS)
         count = 2 * sum(map(prod, shapes))
         return 0 < count <= MOST_PRINTED and all(name in self.data for name in RESULTS)
 
     def _numbers(self) -> Section:
-        """Every number of every tensor, plane by plane."""
+        """Return every number of every tensor, plane by plane."""
         blocks = [
             Verbatim("\n".join(numbers.planes(self.problem, tensor, self.data[tensor])))
             for tensor in (*OPERANDS, *RESULTS)
         ]
         drawn = f" ({self.data.source})" if isinstance(self.data, Values) else ""
-        text = f"x, w and dy{drawn}, and what the library makes of them."
+        text = f"x, w and dy{drawn}, and the results that the library computes from them."
         return Section("All numbers", (Paragraph(text), *blocks))
 
     def _channels(self) -> Section:
-        """The first question: how x's channels and dy's give dw."""
+        """Answer the first question: how the channels of x and dy give dw."""
         problem = self.problem
         C, K, G = problem.C, problem.K, problem.groups
         channels, filters = C // G, K // G
@@ -311,9 +326,11 @@ class Explanation:
         )
         pairs = K * channels
         title = (
-            f"How can x, {counted(C, 'channel')} deep, and dy, {K} deep, be convolved?"
+            f"How can x with {counted(C, 'channel')} and dy with {K} be convolved?"
             if C != K
-            else f"How x's {counted(C, 'channel')} and dy's {K} give dw"
+            else f"How the {C} channels of x and the {K} of dy give dw"
+            if C > 1
+            else "How x and dy give dw"
         )
         notes = []
         if G > 1:
@@ -325,25 +342,25 @@ class Explanation:
         source = "conj(x[c])" if problem.is_complex else "x[c]"
         rule = f"dw[k,c] = correlate({source}, dy[k])" + "".join(f",\n  {n}" for n in notes)
         first = (
-            "They are not convolved as two stacks. One channel of x and one channel of dy are "
-            "correlated at a time (slid over each other without a flip, multiplied and added: what "
-            "every framework calls a convolution), and each such pair fills its own part of dw:"
+            "They are not convolved as two stacks. Each channel of x is correlated with each "
+            "channel of dy, one pair at a time: slide without a flip, multiply, add. (Frameworks "
+            "call this a convolution.) Each pair fills its own slice of dw:"
         )
-        within = f"within each of the {G} groups " if G > 1 else ""
+        within = f", all of them within one of the {G} groups" if G > 1 else ""
         grid: list[Block] = [
-            Verbatim(f"{rule}\n{x} by {dy} gives {taps}"),
+            Verbatim(f"{rule}\n{x} correlated with {dy} gives {taps}"),
             Paragraph(
-                f"Every pair is taken {within}once: {K} x {channels} = "
-                f"{counted_large(pairs, 'pair')} of {taps} numbers, "
-                f"{pairs * prod(problem.filter_sizes):,} in all, which is exactly w's shape, "
-                f"{shape_text(problem.filter_shape)}. Over channels this is an outer product:"
+                f"There {'is' if pairs == 1 else 'are'} {K} x {channels} = "
+                f"{counted_large(pairs, 'pair')}{within}. Each gives {taps} numbers, "
+                f"{pairs * prod(problem.filter_sizes):,} in all: exactly the shape of w, "
+                f"{shape_text(problem.filter_shape)}. Across channels, dw is an outer product:"
             ),
             Verbatim(self._grid()),
             Paragraph(
                 "Nothing is tiled, broadcast or averaged over channels, and no information is "
-                "lost: w[k,c] is used once, where forward adds correlate(x[c], w[k,c]) to y[k]. So "
-                "no other channel of x meets it, no other channel of y contains it, and its "
-                "gradient is made of these two alone."
+                "lost. The forward pass uses w[k,c] in one place only: it adds correlate(x[c], "
+                "w[k,c]) to y[k]. Therefore the gradient of w[k,c] depends on no other channel of "
+                "x and on no other channel of dy."
             ),
             Paragraph(self._sums(channels, filters)),
         ]
@@ -354,20 +371,20 @@ class Explanation:
     def _sums(self, channels: int, filters: int) -> str:
         where = " of the group" if self.problem.groups > 1 else ""
         forward = (
-            f"y[k] is a sum over the {channels} input channels{where}; a sum passes its gradient "
-            "to each of its terms whole, so all of them receive the same dy[k], undivided."
+            f"y[k] is a sum over the {channels} input channels{where}. A sum passes its gradient "
+            "unchanged to each of its terms, so all of these channels receive the same dy[k]."
             if channels > 1
-            else f"y[k] has one input channel{where}, which receives dy[k] whole."
+            else f"y[k] has one input channel{where}, which receives dy[k] unchanged."
         )
         backward = (
-            f"dx[c] is a sum over the {filters} filters{where}, because each of them reads x[c]."
+            f"dx[c] is a sum over the {filters} filters{where}, because all of them read x[c]."
             if filters > 1
             else f"dx[c] comes from the one filter{where} that reads x[c]."
         )
-        return f"The sums over channels are elsewhere. {forward} {backward}"
+        return f"Sums over channels occur only in y and dx. {forward} {backward}"
 
     def _grid(self) -> str:
-        """The pairs of channels as a table of characters."""
+        """Return the pairs of channels as a table of characters."""
         problem = self.problem
         channels, filters = problem.C // problem.groups, problem.K // problem.groups
         across = maps.visible(channels, _DRAWN_CHANNELS)
@@ -385,78 +402,80 @@ class Explanation:
             for row in rows
         ]
         if problem.groups > 1:
-            lines.append(f"and so on for each of the {problem.groups} groups; this is the first")
+            lines.append(f"this is the first of {problem.groups} groups; the others are alike")
         return "\n".join(lines)
 
     def _example(self) -> list[Block]:
-        """One number of dw in full."""
+        """Return one number of dw in full."""
         element = self.element(self.middle)
         _, own = element.term(0) if element.count else (None, (0, 0))
         channel = own[1]
-        whose = f"x[{channel}] and dy[{element.index[0]}] alone"
-        what = f"For example {element.name}, from {whose}, is a sum of"
         if not element.count:
-            return [Paragraph(f"For example {element.name}: {element.conclusion}")]
+            return [Paragraph(f"For example, {element.name}: {element.conclusion}")]
+        operands = f"x[{channel}] and dy[{element.index[0]}]"
+        terms_ = counted_large(element.count, "product")
         return [
-            Paragraph(f"{what} {counted_large(element.count, 'product')}:"),
+            Paragraph(f"For example, {element.name} uses {operands} only. It sums {terms_}:"),
             Verbatim("\n".join(element.lines())),
             *element.beside(),
         ]
 
     def _sizes(self) -> Section:
-        """The second question: why dx has the size it has."""
+        """Answer the second question: why dx has its size."""
         problem = self.problem
         dy, x = shape_text(problem.output_sizes), shape_text(problem.input_sizes)
         title = f"Why is dx {x} when dy is {dy}?" if dy != x else f"Why dx is {x}"
         paragraphs = [
             Paragraph(
-                f"dx has one number for each number of x, so its shape is x's, "
-                f"{shape_text(problem.input_shape)}, whatever stride, padding and dilation made of "
-                "it on the way to y. (Likewise dw has w's.)"
+                f"dx has one number for each number of x, so it has the shape of x, "
+                f"{shape_text(problem.input_shape)}, for any stride, padding and dilation. "
+                "(Likewise, dw has the shape of w.)"
             )
         ]
         forward = _alike(problem, lambda axis: f"{axis.formula} {_because(axis)}")
-        paragraphs.append(Paragraph(f"Forward made {dy} of {x}: {forward}."))
+        paragraphs.append(
+            Paragraph(f"The forward pass turns {x} inputs into {dy} outputs: {forward}.")
+        )
         wide = [axis for axis in problem.axes if len(axis.valid_input_sizes) > 1]
         if wide:
             several = _alike(
                 problem,
                 lambda axis: (
-                    f"an input of any size from {axis.valid_input_sizes[0]} to "
-                    f"{axis.valid_input_sizes[-1]} gives {counted(axis.output, 'output')}"
+                    f"inputs of {axis.valid_input_sizes[0]} to {axis.valid_input_sizes[-1]} all "
+                    f"give {counted(axis.output, 'output')}"
                     if len(axis.valid_input_sizes) > 1
-                    else f"only an input of {axis.valid_input_sizes[0]} gives "
+                    else f"only inputs of {axis.valid_input_sizes[0]} give "
                     f"{counted(axis.output, 'output')}"
                 ),
             )
             paragraphs.append(
                 Paragraph(
-                    f"dy and w cannot tell that size: {several}. The stride rounds them all to the "
-                    "same output. Therefore Conv2DBackpropInput and its like are told it "
-                    f"(input_sizes), and return what they are told, {x} here; any size but these "
-                    "they refuse."
+                    f"dy and w do not determine the size of dx: {several}, because the stride "
+                    "rounds these sizes to the same output size. This is why Conv2DBackpropInput "
+                    f"and similar functions take input_sizes. They return dx of that size, here "
+                    f"{x}, and reject sizes that do not give this dy."
                 )
             )
             if moved := _alike(problem, _moved):
                 paragraphs.append(
                     Paragraph(
-                        f"Under SAME that size also says where the windows lie: {moved}. So dx for "
-                        "another size is not this one with numbers more or less at its end: its "
-                        "numbers are others."
+                        f"Under SAME, the size also decides where the windows start: {moved}. So "
+                        "dx for another input size is not this dx padded or cropped: its values "
+                        "differ."
                     )
                 )
         else:
             strided = [axis for axis in problem.axes if axis.stride > 1]
             only = (
-                "Here the padding leaves only one input size of at least 1 that has this output"
+                "With this padding, only one input size of at least 1 gives this output size"
                 if strided
-                else "With stride 1 an output size belongs to one input size only"
+                else "With stride 1, each output size belongs to one input size only"
             )
             paragraphs.append(
                 Paragraph(
-                    f"{only}, so dy and w would be enough to tell it: {x}. Conv2DBackpropInput and "
-                    "its like are told it all the same (input_sizes), because with "
-                    f"{'less padding' if strided else 'a larger stride'} they would not be."
+                    f"{only}, so dy and w determine the size of dx: {x}. Conv2DBackpropInput and "
+                    "similar functions take input_sizes nevertheless, because with "
+                    f"{'less padding' if strided else 'a larger stride'} several sizes would fit."
                 )
             )
         dead = [axis for axis in problem.axes if axis.unread_after]
@@ -464,8 +483,8 @@ class Explanation:
             rows = "; ".join(_trailing(axis) for axis in dead)
             paragraphs.append(
                 Paragraph(
-                    f"Not all of dx is reached: {rows}. These numbers of x change nothing in y, so "
-                    "their gradient is exactly zero; they are not left out of dx."
+                    f"Part of x is never read: {rows}. These numbers do not affect y, so their "
+                    "gradient is exactly zero. dx contains these zeros."
                 )
             )
         return Section(title, tuple(paragraphs))
@@ -501,17 +520,18 @@ class Explanation:
             ),
             *((entry.framework, entry.size) for entry in self.translations),
         ]
-        return Section("The size of dx, as others are told it", (Table(("", ""), tuple(rows)),))
+        title = "How other frameworks specify the size of dx"
+        return Section(title, (Table(("", ""), tuple(rows)),))
 
     def _input_gradient(self) -> Section:
         problem = self.problem
         axes = adjoints.input_gradient_axes(problem)
         names = "".join(axis.name for axis in problem.axes)
         spread = (
-            f"dy with {_zeros(problem)} between its numbers" if max(problem.stride) > 1 else "dy"
+            f"dy with {_zeros(problem)} between neighbours" if max(problem.stride) > 1 else "dy"
         )
         filters = "conj(w)" if problem.is_complex else "w"
-        flip = f"{filters} flipped along {' and '.join(names)}, its channel axes swapped"
+        flip = f"{filters} flipped along {' and '.join(names)}, with channel axes swapped"
         dilation = f", dilation {shapes.one(problem.dilation)}" if max(problem.dilation) > 1 else ""
         lines = [
             "dx = correlate(",
@@ -526,13 +546,13 @@ class Explanation:
         rule = adjoint.rule
         size = counted(axis.output, "number")
         if axis.stride > 1:
-            size += f" of dy, spread to ({axis.output} - 1)*{axis.stride} + 1 = {rule.input}"
+            size += f" of dy, dilated to ({axis.output} - 1)*{axis.stride} + 1 = {rule.input}"
         before, after = adjoint.formulas
         return (
-            ("first", size),
-            ("before", f"span of the filter - 1 - padding before = {before}"),
-            ("after", f"x + span of the filter - 1 - first - before = {after}"),
-            ("gives", f"{rule.formula}, x's size"),
+            ("input", size),
+            ("pad before", f"filter span - 1 - forward's padding before = {before}"),
+            ("pad after", f"size of x + filter span - 1 - input - pad before = {after}"),
+            ("output", f"{rule.formula}, the size of x"),
         )
 
     def _filter_gradient(self) -> Section:
@@ -547,11 +567,11 @@ class Explanation:
             f"padding {shapes.pairs([axis.padding for axis in axes])})",
         ]
         roles = (
-            "Stride and dilation change places: taps lie a dilation apart in x, outputs a stride "
-            "apart."
+            "Stride and dilation swap roles: in x, neighbouring taps are a dilation apart and "
+            "neighbouring outputs a stride apart."
         )
         if problem.N != 1:
-            roles += f" Images take the part of channels: the {problem.N} are what is summed over."
+            roles += f" Images play the role of channels: the sum is over the {problem.N} images."
         table = Table(("", "", ""), tuple(_adjoint_rows(problem, axes, self._dw_rows)))
         return Section(
             "dw as a convolution",
@@ -566,9 +586,9 @@ class Explanation:
         before, after = adjoint.formulas
         return (
             ("filter", filter_),
-            ("before", before),
-            ("after", f"span of the filter - 1 + span of dy - x - before = {after}"),
-            ("gives", f"{adjoint.rule.formula}, w's size"),
+            ("pad before", before),
+            ("pad after", f"filter span - 1 + span of dy - size of x - pad before = {after}"),
+            ("output", f"{adjoint.rule.formula}, the size of w"),
         )
 
     def _products(self) -> Section:
@@ -587,15 +607,15 @@ class Explanation:
             sizes = f"{times}{view.gemm_m} x {view.gemm_n} x {view.gemm_k}"
             rows.append((pass_, PASS_GIVES[pass_], sizes, meaning[pass_]))
         blocks: list[Block] = [
-            Table(("pass", "gives", "rows x columns x depth", "which are"), tuple(rows))
+            Table(("pass", "gives", "rows x columns x depth", "axes"), tuple(rows))
         ]
         phases = prod(problem.stride)
         if 1 < phases <= 64:
             depths = sorted({view.gemm_k for view in problem.phase_gemms})
             blocks.append(
                 Paragraph(
-                    f"Only some taps reach each row of backprop_input. Sorted by what the stride "
-                    f"leaves over, its rows are {phases} products of depth "
+                    "Only some taps reach each row of backprop_input. Grouped by position modulo "
+                    f"the stride, its rows form {phases} products of depth "
                     f"{', '.join(map(str, depths))} instead of "
                     f"{problem.gemm('backprop_input').gemm_k}."
                 )
@@ -610,7 +630,7 @@ class Explanation:
             except ConvError:
                 verdict = "too many positions to count one by one"
             rows.append((tensor, verdict))
-        return Section("How many terms a number is summed from", (Table(("", ""), tuple(rows)),))
+        return Section("How many terms each number sums", (Table(("", ""), tuple(rows)),))
 
     @cached_property
     def translations(self) -> tuple[Translation, ...]:
@@ -626,7 +646,7 @@ class Explanation:
     # -- data --------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The explanation as plain data, ready for JSON."""
+        """Return the explanation as plain data for JSON."""
         problem = self.problem
         explained = shapes.reasons(problem)
         backward = adjoints.input_gradient_axes(problem)
@@ -679,14 +699,14 @@ def _zeros(problem: ConvProblem) -> str:
 
 
 def _first_of_alike(problem: ConvProblem) -> list[ConvAxis]:
-    """The first axis of each entry of ``axis_reasons``."""
+    """Return the first axis of each entry of ``axis_reasons``."""
     firsts = [entry.axes[0] for entry in shapes.axis_reasons(problem)]
     by_name = {axis.name: axis for axis in problem.axes}
     return [by_name[name] for name in firsts]
 
 
 def _alike(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
-    """A clause for each axis of which there is one, told once where axes are alike."""
+    """Return a clause for each axis that has one; equal axes share a clause."""
     parts: dict[str, list[str]] = {}
     for axis in problem.axes:
         parts.setdefault(say(axis), []).append(axis.name)
@@ -696,12 +716,12 @@ def _alike(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
 
 
 def _moved(axis: ConvAxis) -> str:
-    """The padding of another input size with this output, if its windows begin elsewhere."""
+    """Compare the padding of another input size with this output, if it differs."""
     for size in (axis.valid_input_sizes[0], axis.valid_input_sizes[-1]):
         other = axis.of_input(size)
         if other.pad_before != axis.pad_before:
             pads, others = ((one.pad_before, one.pad_after) for one in (axis, other))
-            return f"an input of {axis.input} has the padding {pads}, one of {size} has {others}"
+            return f"an input of {axis.input} is padded by {pads}, an input of {size} by {others}"
     return ""
 
 
@@ -730,16 +750,13 @@ def _interval(axis: ConvAxis) -> str:
         lowest = f"{terms_} + {axis.effective_filter}" + (f" - {total}" if total else "")
     if first < 1:
         return (
-            f". The stride rounds {axis.stride} sizes to it, from {lowest} = {first} on, of which "
-            "those below 1 are none"
+            f". The stride rounds {axis.stride} sizes to it, from {lowest} = {first}, but sizes "
+            "below 1 are impossible"
         )
-    return (
-        f". They are {axis.stride} sizes, as many as the stride, from {lowest} = {first} on; "
-        + (
-            f"{axis.input} is {axis.input - first} above the smallest"
-            if axis.input > first
-            else f"{axis.input} is the smallest"
-        )
+    return f". The stride allows {axis.stride} sizes, starting at {lowest} = {first}; " + (
+        f"{axis.input} is {axis.input - first} more than the smallest"
+        if axis.input > first
+        else f"{axis.input} is the smallest"
     )
 
 
@@ -756,7 +773,7 @@ def _trailing(axis: ConvAxis) -> str:
 def _adjoint_rows(
     problem: ConvProblem, axes: tuple[AdjointAxis, ...], say: Any
 ) -> Iterator[tuple[str, str, str]]:
-    """Rows of a table, told once for axes on which the same happens."""
+    """Yield the rows of a table; equal axes share their rows."""
     parts: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for axis, adjoint in zip(problem.axes, axes, strict=True):
         parts.setdefault(say(axis, adjoint), []).append(axis.name)
@@ -768,20 +785,20 @@ def _adjoint_rows(
 def _crops(axes: tuple[AdjointAxis, ...]) -> list[Paragraph]:
     if min(min(axis.padding) for axis in axes) >= 0:
         return []
-    return [Paragraph("A padding below zero crops: these numbers have no part in the result.")]
+    return [Paragraph("Negative padding crops: the cropped numbers do not affect the result.")]
 
 
 def _because(axis: ConvAxis) -> str:
-    """How an output size comes about, after its formula."""
+    """Return the reason of an output size, after its formula."""
     if axis.padding_mode.startswith("same"):
         word = axis.padding_mode.upper()
         every = f"{axis.stride} inputs" if axis.stride > 1 else "input"
         return f"({word}: one output for every {every})"
-    word = "VALID" if axis.padding_mode == "valid" else "padding as given"
+    word = "VALID" if axis.padding_mode == "valid" else "explicit padding"
     windows = f"windows of {axis.effective_filter}"
     if axis.dilation > 1:
         windows = f"windows of {counted(axis.filter, 'tap')} that span {axis.effective_filter}"
-    return f"({word}: {windows}, {axis.stride} apart, that fit)"
+    return f"({word}: as many {windows}, {axis.stride} apart, as fit)"
 
 
 def _adjoint_dict(adjoint: AdjointAxis) -> dict[str, Any]:

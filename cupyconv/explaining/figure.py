@@ -2,12 +2,12 @@
 
 Every plane is drawn from the scene that the page is drawn from.  One axis is drawn as strips too,
 with a line for every product, and so are three, one by one: a window is the product of its extents
-along them.  Lengths are in pixels.
+along them.  Where an axis is cut, LEFT_OUT stands for the positions left out, and a line gives the
+drawn positions and the size.  Lengths are in pixels.
 """
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Sequence
 from math import prod
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from cupyconv.explaining import maps, scene, shapes, terms
 from cupyconv.explaining.maps import TermMap
-from cupyconv.explaining.scene import PAD, Direction, Scene
+from cupyconv.explaining.scene import PAD, Direction, Scene, cut_text
 from cupyconv.explaining.shapes import counted, the
 from cupyconv.explaining.terms import LETTERS, Element
 from cupyconv.explaining.values import short
 from cupyconv.problem import ConvAxis, shape_text
-from cupyconv.svg import Canvas
+from cupyconv.svg import Canvas, themed
 
 if TYPE_CHECKING:
     from cupyconv.explaining.explanation import Explanation
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 CELL = 28
 MARGIN = 28
 GAP = 46
+
+CHARACTER = 6.3
+"""Width of a character of a plain line, at most."""
+
+LEFT_OUT, UNKNOWN = "…", "?"
+"""Signs for positions that are left out, and in a cell without a number."""
 
 MOST_IN_STRIP = 30
 """Cells of a strip along an axis; longer ones are drawn at both ends."""
@@ -38,33 +44,44 @@ MOST_FOR_WINDOW = 48
 PROSE = 128
 """Characters of a line of text."""
 
-STYLE = """
-.paper{fill:#fff}.ink{fill:#1f2933}.soft{fill:#52606d}
-text{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:12px}
-.title{font-size:17px;font-weight:bold}.head{font-size:14px;font-weight:bold}
-.small{font-size:10px}.tiny{font-size:9px}.rule{font-size:9px}
-.in{text-anchor:middle}.end{text-anchor:end}
-.cell{fill:#f4f6f8;stroke:#9aa5b1;stroke-width:1}
-.pad{fill:#fff;stroke:#9aa5b1;stroke-width:1;stroke-dasharray:3 2}
-.zero{fill:url(#hatch);stroke:#9aa5b1;stroke-width:1}
-.a{fill:#fbd38d;stroke:#9a5710;stroke-width:1.5}
-.ap{fill:#fef3dc;stroke:#9a5710;stroke-width:1.5;stroke-dasharray:3 2}
-.b{fill:#a7e3d6;stroke:#0f766e;stroke-width:1.5}
-.r{fill:#1f2933;stroke:#1f2933;stroke-width:1.5}.light{fill:#fff}
-.link{stroke:#9aa5b1;stroke-width:1;fill:none}.on{stroke:#9a5710;stroke-width:1.6;fill:none}
-.hatch{stroke:#c3ccd5;stroke-width:1}
-@media (prefers-color-scheme:dark){
-.paper{fill:#14181d}.ink{fill:#e8ecf1}.soft{fill:#b3bec9}
-.cell{fill:#242b33;stroke:#66717e}.pad{fill:#14181d;stroke:#66717e}.zero{stroke:#66717e}
-.a{fill:#7a4a10;stroke:#fbd38d}.ap{fill:#3a2a12;stroke:#fbd38d}.b{fill:#12564e;stroke:#7fd6c6}
-.r{fill:#e8ecf1;stroke:#e8ecf1}.light{fill:#14181d}
-.link{stroke:#66717e}.hatch{stroke:#48525d}.on{stroke:#fbd38d}}
-""".strip()
+_INK, _SOFT, _PAPER = ("#1f2933", "#e8ecf1"), ("#52606d", "#b3bec9"), ("#fff", "#14181d")
+_EDGE, _FIRST, _SECOND = ("#9aa5b1", "#66717e"), ("#9a5710", "#fbd38d"), ("#0f766e", "#7fd6c6")
+"""Colours in light and in dark."""
+
+_RULES = {
+    ".paper": themed("fill", *_PAPER),
+    ".ink": themed("fill", *_INK),
+    ".soft": themed("fill", *_SOFT),
+    "text": "font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:12px",
+    ".title": "font-size:17px;font-weight:bold",
+    ".head": "font-size:14px;font-weight:bold",
+    ".small": "font-size:10px",
+    ".tiny": "font-size:9px",
+    ".least": "font-size:7px",
+    ".rule": "font-size:9px",
+    ".in": "text-anchor:middle",
+    ".end": "text-anchor:end",
+    ".cell": f"{themed('fill', '#f4f6f8', '#242b33')};{themed('stroke', *_EDGE)}",
+    ".pad": f"{themed('fill', *_PAPER)};{themed('stroke', *_EDGE)};stroke-dasharray:3 2",
+    ".zero": f"fill:url(#hatch);{themed('stroke', *_EDGE)}",
+    ".a": f"{themed('fill', '#fbd38d', '#7a4a10')};{themed('stroke', *_FIRST)};stroke-width:1.5",
+    ".ap": f"{themed('fill', '#fef3dc', '#3a2a12')};{themed('stroke', *_FIRST)};stroke-width:1.5;"
+    "stroke-dasharray:3 2",
+    ".b": f"{themed('fill', '#a7e3d6', '#12564e')};{themed('stroke', *_SECOND)};stroke-width:1.5",
+    ".r": f"{themed('fill', *_INK)};{themed('stroke', *_INK)};stroke-width:1.5",
+    ".light": themed("fill", "#fff", "#14181d"),
+    ".link": f"{themed('stroke', *_EDGE)};fill:none",
+    ".on": f"{themed('stroke', *_FIRST)};stroke-width:1.6;fill:none",
+    ".hatch": themed("stroke", "#c3ccd5", "#48525d"),
+}
 
 _CLASS = "cupyconv-figure"
 
-# Inside a page, such as a notebook, the style must reach no other element.
-_SCOPED = re.sub(r"(?m)(\.[a-z]+|^text)(?=[,{])", rf".{_CLASS} \1", STYLE)
+# A separate file follows the reader's colour scheme, a picture inside a page that of the page.
+# The style reaches no other element of that page.
+_STYLE = f".{_CLASS}:root{{color-scheme:light dark}}" + "".join(
+    f"\n.{_CLASS} {selector}{{{rule}}}" for selector, rule in _RULES.items()
+)
 
 _HATCH = (
     '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse">'
@@ -84,7 +101,7 @@ Look = tuple[str, str, str]
 
 
 def svg(explanation: Explanation, element: Element | None = None) -> str:
-    """The picture as one SVG document.
+    """Return the picture as one SVG document.
 
     Args:
         element: the one that is marked; else one of each result.
@@ -112,12 +129,15 @@ def svg(explanation: Explanation, element: Element | None = None) -> str:
     order = dict.fromkeys((drawn.opened, *scene.RESULTS))
     for tensor in order:
         top = _direction(canvas, drawn, drawn.directions[tensor], top) + GAP
-    if drawn.source:
-        top = _prose(canvas, MARGIN, top - GAP / 2, f"Values: {drawn.source}.") + GAP / 2
+    top -= GAP / 2
+    for text in _values(drawn):
+        top = _prose(canvas, MARGIN, top, text)
+    top += GAP / 2
     if problem.spatial_rank != 2:
         if problem.spatial_rank == 3:
             text = (
-                "Three axes, drawn one by one: a window is the product of its extents along them."
+                "The three axes are drawn separately; a window is the product of its extents along "
+                "them."
             )
             canvas.text(MARGIN, top, text, "ink")
             top += 30
@@ -126,11 +146,24 @@ def svg(explanation: Explanation, element: Element | None = None) -> str:
         for axis, three in zip(problem.axes, letters, strict=True):
             _strips(canvas, axis, three, top)
             top = canvas.height + 34
-    return _document(canvas, f"The convolution {head}, and what flows back through it")
+    return _document(canvas, f"The convolution {head}, and its gradients")
+
+
+def _values(drawn: Scene) -> list[str]:
+    """Return sentences on the source of the values, and on why others are missing."""
+    found = [f"Values: {drawn.source}."] if drawn.source else []
+    if drawn.problem.N > 1:
+        found.append(f"The figure shows image {drawn.image} of {drawn.problem.N:,}.")
+    reasons: dict[str, list[str]] = {}
+    for tensor, reason in drawn.missing.items():
+        reasons.setdefault(reason, []).append(tensor)
+    for reason, tensors in reasons.items():
+        found.append(f"{UNKNOWN} marks omitted values of {', '.join(tensors)}. {reason}")
+    return found
 
 
 def map_svg(drawn: TermMap) -> str:
-    """The picture of how many terms reach each position; of the middle slice in 3-D."""
+    """Return the picture of how many terms reach each position; of the middle slice in 3-D."""
     *outer, last = [counts for _, counts in drawn.axes]
     share = prod(counts[len(counts) // 2] for counts in outer[:-1])
     above = outer[-1] if outer else (1,)
@@ -155,7 +188,9 @@ def map_svg(drawn: TermMap) -> str:
         lambda i, j: look(rows[i] or 0, columns[j] or 0),
         [[say(at) for at in places] for say, places in zip(ruled, (rows, columns), strict=True)],
     )
-    _prose(canvas, MARGIN, bottom + 18, f"{drawn.verdict}.")
+    notes = [cut_text("rows", rows, len(above)), cut_text("columns", columns, len(last))]
+    shown = "; ".join(filter(None, notes))
+    _prose(canvas, MARGIN, bottom + 18, f"{drawn.verdict}.{f' Drawn: {shown}.' if shown else ''}")
     return _document(canvas, f"{drawn.legend}: {drawn.verdict}")
 
 
@@ -168,19 +203,19 @@ def _nothing(position: Position) -> str:
 
 
 def _document(canvas: Canvas, label: str) -> str:
-    """What was drawn as an SVG document."""
-    return canvas.document(label, margin=MARGIN, style=_SCOPED, defs=_HATCH, kind=_CLASS)
+    """Return the drawing as an SVG document."""
+    return canvas.document(label, margin=MARGIN, style=_STYLE, defs=_HATCH, kind=_CLASS)
 
 
 def _shade(count: int, most: int) -> str:
-    """A fill that deepens with the count; of a colour that marks nothing else."""
+    """Return a fill that deepens with the count; of a colour that marks nothing else."""
     share = count / most if most else 0
     red, green, blue = (round(245 + (to - 245) * share) for to in (172, 152, 214))
     return f"fill:rgb({red},{green},{blue})"
 
 
 def _prose(canvas: Canvas, x: float, y: float, text: str) -> float:
-    """A text in as many lines as it needs; where the next one stands."""
+    """Return a text in as many lines as it needs; where the next one stands."""
     for line in textwrap.wrap(text, PROSE):
         canvas.text(x, y, line, "soft")
         y += 17
@@ -196,7 +231,7 @@ def _cell(canvas: Canvas, x: float, y: float, look: Look) -> None:
     if text:
         # Letters stay dark on the shades of a map, which are light in both schemes.
         ink = "fill:#1f2933" if style else ""
-        size = "small" if len(text) < 3 else "tiny"
+        size = "small" if len(text) < 3 else "tiny" if len(text) < 6 else "least"
         shade = "light" if kind == "r" else "ink"
         middle = x + CELL / 2, y + CELL / 2 + 3.5
         canvas.text(*middle, text, f"{shade} {size} in", style=ink)
@@ -211,7 +246,7 @@ def _grid(
     look: Callable[[int, int], Look],
     ruled: Sequence[Sequence[str]],
 ) -> tuple[float, float]:
-    """Cells between the numbers of rows and columns, with a dot where some are left out.
+    """Return cells between the numbers of rows and columns, with dots where some are left out.
 
     Args:
         look: of the cell of a row and a column, counted from the first that is drawn.
@@ -232,7 +267,7 @@ def _grid(
         for j, column in enumerate(columns):
             x, y = left + j * CELL, top + i * CELL
             if row is None or column is None:
-                canvas.text(x + CELL / 2, y + CELL / 2 + 3, "·", "soft in")
+                canvas.text(x + CELL / 2, y + CELL / 2 + 3, LEFT_OUT, "soft in")
                 continue
             found = look(i, j)
             if found[0] in _MARKS:
@@ -247,7 +282,7 @@ def _grid(
 
 
 def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -> float:
-    """The planes of the chosen pair of channels, and one element of the result."""
+    """Return the planes of the chosen pair of channels, and one element of the result."""
     k, c, at = drawn.k, drawn.c, direction.at
     here = [along[place] for along, place in zip(direction.meetings, at, strict=True)]
     index = {
@@ -261,8 +296,8 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
     first, second = direction.operands
     each = f" for each of {counted(direction.terms, direction.over)}" if direction.terms > 1 else ""
     text = (
-        f"Inverted: {name} is the sum of {terms.counted_large(count, 'product')}{each}: the marked "
-        f"numbers of {first} times those of {second}."
+        f"{name} (inverted) is the sum of {terms.counted_large(count, 'product')}{each}: the "
+        f"marked numbers of {first} times those of {second}."
     )
     total = drawn.number(direction.tensor, k, c, at)
     if total is not None:
@@ -273,11 +308,19 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
     left, bottom = float(MARGIN), top
     signs = ("", "*", "→")
     tensors = (first, second, direction.tensor)
+    cuts = [
+        scene.cuts(drawn.problem, tensor, places)
+        for tensor, places in zip(tensors, direction.planes, strict=True)
+    ]
+    under = top + 14 * max(map(len, cuts))
     for number, (sign, tensor) in enumerate(zip(signs, tensors, strict=True)):
         if sign:
-            canvas.text(left - GAP / 2 - 8, top + RULE + 8 + CELL * 0.7, sign, "ink head")
-        end, lower = _plane(canvas, drawn, direction, number, tensor, left, top)
-        left = max(end, left + 90) + GAP
+            canvas.text(left - GAP / 2 - 8, under + RULE + 8 + CELL * 0.7, sign, "ink head")
+        for line, text in enumerate(cuts[number], 1):
+            canvas.text(left, top + 14 * line, text, "soft")
+        end, lower = _plane(canvas, drawn, direction, number, tensor, left, top, under)
+        wide = CHARACTER * max(map(len, cuts[number]), default=0)
+        left = max(end, left + 90, left + wide) + GAP
         bottom = max(bottom, lower)
     return bottom
 
@@ -290,8 +333,17 @@ def _plane(
     tensor: str,
     left: float,
     top: float,
+    under: float,
 ) -> tuple[float, float]:
-    """The plane of an operand, or of the result, with what makes the chosen element marked."""
+    """Return the plane of an operand, or of the result, with what makes the chosen element marked.
+
+    Args:
+        top: base line of its name.
+        under: base line of the last line above its cells.
+
+    Returns:
+        its right and its bottom end.
+    """
     places, at = direction.planes[number], direction.at
     k, c = drawn.k, drawn.c
     here = [along[place] for along, place in zip(direction.meetings, at, strict=True)]
@@ -302,7 +354,7 @@ def _plane(
     outer = [min(part, default=0) for part in parts[:-2]]  # the slice that is drawn, in 3-D
     rows: Sequence[Position] = places[-2] if len(places) > 1 else (0,)
     columns = places[-1]
-    under = [set(one.under) for one in here[-2:]] if number == 0 else []
+    below = [set(one.under) for one in here[-2:]] if number == 0 else []
     name = (
         f"{tensor}[{scene.key_of(tensor, k, c % drawn.group_channels if tensor[-1] == 'w' else c)}]"
     )
@@ -315,7 +367,7 @@ def _plane(
         assert row is not None
         assert column is not None
         spots = (i, j) if len(places) > 1 else (j,)
-        window = bool(under) and all(s in u for s, u in zip(spots, under, strict=True))
+        window = bool(below) and all(s in u for s, u in zip(spots, below, strict=True))
         if row < 0 or column < 0:
             kind = "pad" if PAD in (row, column) else "zero"
             return "ap" if window else kind, "0", ""
@@ -323,32 +375,32 @@ def _plane(
         value = drawn.number(tensor, k, c, (*outer, *position))
         marked = all(at in part for at, part in zip(position, parts[-2:], strict=True))
         mark = ("a", "b", "r")[number]
-        return mark if marked else "cell", "·" if value is None else short(value), ""
+        return mark if marked else "cell", UNKNOWN if value is None else short(value), ""
 
     ruled = [[_number(at) for at in rows] if len(places) > 1 else [""], list(map(_number, columns))]
-    return _grid(canvas, left, top + 8, rows, columns, look, ruled)
+    return _grid(canvas, left, under + 8, rows, columns, look, ruled)
 
 
 # -- channels --------------------------------------------------------------------------------------
 
 
 def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
-    """Which channels of x and dy make which part of dw: an outer product."""
+    """Draw dw as an outer product of the channels of x and dy; return its lower edge."""
     problem, k, c = drawn.problem, drawn.k, drawn.c
-    canvas.text(MARGIN, top, "Channels: one of x and one of dy make each part of dw", "ink head")
+    canvas.text(MARGIN, top, "Channels: one of x and one of dy give each slice of dw", "ink head")
     own = c % drawn.group_channels
     filters, channels = drawn.group_filters, drawn.group_channels
     taps = shape_text(problem.filter_sizes)
     pairs = problem.K * channels
     text = (
-        f"The {taps} numbers of dw[{k},{own}] come from channel {c} of x and channel {k} of dy, "
-        f"and from no other. {counted(problem.K, 'channel')} of dy times {channels} of x are "
-        f"{terms.counted_large(pairs, 'such part')}: nothing is tiled, broadcast or averaged. "
-        f"Forward, y[k] sums along its row, over {the(channels, 'channel')}; backward, dx[c] "
-        f"sums down its column, over {the(filters, 'filter')}."
+        f"The {taps} numbers of dw[{k},{own}] come from channel {c} of x and channel {k} of dy "
+        f"only. {counted(problem.K, 'channel')} of dy times {channels} of x give "
+        f"{terms.counted_large(pairs, 'such slice')}: nothing is tiled, broadcast or averaged. "
+        f"In the forward pass, y[k] sums along its row, over {the(channels, 'channel')}. In the "
+        f"backward pass, dx[c] sums down its column, over {the(filters, 'filter')}."
     )
     if problem.groups > 1:
-        text += f" The {problem.groups} groups never mix: they are the blocks of the grid."
+        text += f" The {problem.groups} groups are separate blocks of the grid."
     top = _prose(canvas, MARGIN, top + 18, text) + 12
     down, across = drawn.filters, drawn.channels
     left, below = MARGIN + 64.0, top + CELL + 14 - RULE
@@ -362,17 +414,26 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
         return "r" if (row, column) == (k, c) else "cell", f"{row},{column % channels}", ""
 
     for j, channel in enumerate(across):
-        if channel is not None:
-            _cell(canvas, left + j * CELL, top, ("a" if channel == c else "cell", str(channel), ""))
+        place = left + j * CELL, top
+        if channel is None:
+            canvas.text(place[0] + CELL / 2, place[1] + CELL / 2 + 3, LEFT_OUT, "soft in")
+        else:
+            _cell(canvas, *place, ("a" if channel == c else "cell", str(channel), ""))
     for i, channel in enumerate(down):
-        if channel is not None:
-            place = left - CELL - 14, below + RULE + i * CELL
+        place = left - CELL - 14, below + RULE + i * CELL
+        if channel is None:
+            canvas.text(place[0] + CELL / 2, place[1] + CELL / 2 + 3, LEFT_OUT, "soft in")
+        else:
             _cell(canvas, *place, ("b" if channel == k else "cell", str(channel), ""))
     empty = [[""] * len(down), [""] * len(across)]
     end, bottom = _grid(canvas, left, below, down, across, look, empty)
     canvas.text(end + 12, top + 18, "channels of x", "ink")
     canvas.text(end + 12, below + RULE + 18, "dw[k,c]", "ink")
     canvas.text(MARGIN, bottom + 16, "channels of dy", "ink")
+    cuts = [cut_text("k", down, problem.K), cut_text("c of x", across, problem.C)]
+    if any(cuts):
+        bottom += 16
+        canvas.text(MARGIN, bottom + 16, f"Drawn: {'; '.join(filter(None, cuts))}", "soft")
     return bottom + 16
 
 
@@ -403,13 +464,19 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
     under = {
         chosen * axis.stride - axis.pad_before + tap * axis.dilation for tap in range(axis.filter)
     }
+    whole = {}  # the ends of the windows that are drawn, by output
+    for output in range(axis.output):
+        first = output * axis.stride - axis.pad_before
+        end = first + axis.effective_filter - 1
+        if first in at and end in at and at[end] - at[first] == CELL * (end - first):
+            whole[output] = first, end
     for label, strip in ((f"x[{h}]", x_top), (f"y, dy[{p}]", y_top), (f"dx[{h}]", dx_top)):
         canvas.text(MARGIN, strip + 15, label, "ink")
     for index, place in enumerate(places):
         x = MARGIN + 60 + index * CELL
         if place is None:
-            for strip in (x_top, dx_top):
-                canvas.text(x + CELL / 2, strip + 15, "·", "soft in")
+            for strip in (x_top, *([y_top] if len(whole) < axis.output else []), dx_top):
+                canvas.text(x + CELL / 2, strip + 15, LEFT_OUT, "soft in")
             continue
         inside = 0 <= place < axis.input
         kind = ("a" if inside else "ap") if place in under else ("cell" if inside else "pad")
@@ -422,13 +489,7 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
             _cell(canvas, x, dx_top, ("cell", str(count), _shade(count, most)))
         else:
             _cell(canvas, x, dx_top, ("zero", "", ""))
-    whole = 0
-    for output in range(axis.output):
-        first = output * axis.stride - axis.pad_before
-        end = first + axis.effective_filter - 1
-        if first not in at or end not in at or at[end] - at[first] != CELL * (end - first):
-            continue  # its window reaches into what is left out
-        whole += 1
+    for output, (first, end) in whole.items():
         taps = [first + tap * axis.dilation for tap in range(axis.filter)]
         middle = (at[first] + at[end]) / 2
         for place in taps:
@@ -439,12 +500,17 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
                 canvas.line(center, x_top + CELL, middle + CELL / 2, y_top, kind)
                 canvas.line(middle + CELL / 2, y_top + CELL, center, dx_top, kind)
         _cell(canvas, middle, y_top, ("a" if output == chosen else "cell", str(output), ""))
-    text = f"dx has {counted(axis.input, 'number')}, as x has; in each, how many lines reach it"
+    text = (
+        f"dx has {counted(axis.input, 'number')}, like x; each cell counts the lines that reach it"
+    )
     if not all(counts):
-        text += ". Hatched: no window reads it, so its gradient is zero"
+        text += ". Hatched cells: no window reads them, so their gradient is zero"
+    cuts = [cut_text(h, places, axis.input), cut_text(p, [*whole], axis.output) if whole else ""]
+    if any(cuts):
+        text += f". Drawn: {'; '.join(filter(None, cuts))}"
     bottom = _prose(canvas, MARGIN, dx_top + CELL + 18, f"{text}.")
     if not whole:
-        text = f"A window spans {axis.effective_filter:,} inputs: none fits whole into the picture."
+        text = f"A window spans {axis.effective_filter:,} inputs, which is too wide to draw."
         bottom = _prose(canvas, MARGIN, bottom, text)
     sizes = axis.valid_input_sizes
     if len(sizes) > 1:

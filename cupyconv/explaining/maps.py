@@ -1,7 +1,7 @@
-"""How many terms reach each number of a tensor: from shapes alone, so with no data and at once.
+"""Number of terms of each element of a tensor, computed from shapes alone.
 
-The axes are independent, so a map is an outer product of one list for each axis, times the filters,
-channels or images that every position shares.
+The axes are independent: a map is the outer product of one list per axis, times the filters,
+channels or images that contribute to every position.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ MOST_POSITIONS = 1_000_000
 SHADES = " ░▒▓█"
 
 Axes = tuple[tuple[str, tuple[int, ...]], ...]
-"""For each spatial axis its name, and the pairs that meet at each position."""
+"""Name of each spatial axis, and the number of pairs at each position."""
 
 
 @dataclass(frozen=True)
 class TermMap:
-    """How many terms the numbers of a tensor are summed from, by spatial position.
+    """Number of terms of a tensor's elements, by spatial position.
 
     Attributes:
         tensor: "dx", "dw" or "y".
-        axes: for each spatial axis its name, and the pairs that meet at each position.
-        factor: filters (dx), images (dw) or channels (y) that each position has its pairs with.
-        factor_name: which of these.
-        why: why not all positions have as many terms, if they have not.
+        axes: name of each spatial axis, and the number of pairs at each position.
+        factor: filters (dx), images (dw) or channels (y) that contribute to each position.
+        factor_name: name of the factor.
+        why: reason for different numbers of terms; empty if all are equal.
     """
 
     tensor: str
@@ -51,12 +51,12 @@ class TermMap:
         return tuple(len(counts) for _, counts in self.axes)
 
     def at(self, position: Sequence[int]) -> int:
-        """The terms of any channel's number at a spatial position."""
+        """Return the terms of any channel's number at a spatial position."""
         pairs = zip(self.axes, position, strict=True)
         return self.factor * prod(counts[place] for (_, counts), place in pairs)
 
     def array(self) -> Any:
-        """The whole map as a NumPy array of the spatial shape."""
+        """Return the whole map as a NumPy array of the spatial shape."""
         import numpy as np
 
         every = [np.asarray(counts, np.int64) for _, counts in self.axes]
@@ -80,7 +80,7 @@ class TermMap:
 
     @property
     def verdict(self) -> str:
-        """What the map shows, in a sentence."""
+        """Summary of the map in a sentence."""
         total = prod(self.shape)
         if self.smallest == self.largest:
             return f"every position has {_terms(self.largest)}"
@@ -90,7 +90,7 @@ class TermMap:
     # -- as text -----------------------------------------------------------------------------------
 
     def lines(self, columns: int = 100, rows: int = 24, colour: bool = False) -> Iterator[str]:
-        """A heat map in characters: the numbers, each with its shade.
+        """Yield a heat map in characters: the numbers, each with its shade.
 
         Long axes are drawn at both ends only, where the border and the pattern show.
 
@@ -124,7 +124,7 @@ class TermMap:
             yield f"{label:>4} {''.join(cells)}".rstrip()
 
     def svg(self) -> str:
-        """The map as a picture; long axes are drawn at both ends."""
+        """Return the map as a picture; long axes are drawn at both ends."""
         from cupyconv.explaining import figure
 
         return figure.map_svg(self)
@@ -134,9 +134,9 @@ class TermMap:
 
     @property
     def legend(self) -> str:
-        """What the numbers of ``lines`` are."""
+        """Meaning of the numbers of ``lines``."""
         names = [name for name, _ in self.axes]
-        if self.tensor != "dx":  # whose positions are those of x, in which axes have their names
+        if self.tensor != "dx":  # positions of dx are those of x, which name the axes
             names = list(LETTERS["filter" if self.tensor == "dw" else "output"][len(names)])
         grid = (
             f"rows are {names[-2]}, columns {names[-1]}" if len(names) > 1 else f"along {names[0]}"
@@ -148,7 +148,7 @@ class TermMap:
         return f"{self.tensor}{slice_}: {grid}, terms{each}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The map as plain data, an axis at a time."""
+        """Return the map as plain data, an axis at a time."""
         return {
             "tensor": self.tensor,
             "axes": {name: list(counts) for name, counts in self.axes},
@@ -162,7 +162,7 @@ class TermMap:
 
 
 def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
-    """The map of a tensor; x's and w's names mean their gradients.
+    """Return the map of a tensor; x's and w's names mean their gradients.
 
     Raises:
         ConvError: there is no such map, or the layer is too large to count.
@@ -191,7 +191,7 @@ def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
 
 
 def input_counts(axis: ConvAxis) -> list[int]:
-    """For each input, how many pairs of an output and a tap read it."""
+    """Return the number of pairs of an output and a tap that read each input."""
     starts, lengths, step = _runs(axis, of_taps=axis.filter <= axis.output)
     # One more from where a run begins, one less from where it has ended, a step at a time.
     counts = [0] * axis.input
@@ -206,17 +206,17 @@ def input_counts(axis: ConvAxis) -> list[int]:
 
 
 def tap_counts(axis: ConvAxis) -> list[int]:
-    """For each tap, how many outputs have it inside the input."""
+    """Return the number of outputs whose window has each tap inside the input."""
     return _runs(axis, of_taps=True)[1]
 
 
 def output_counts(axis: ConvAxis) -> list[int]:
-    """For each output, how many taps of its window are inside the input."""
+    """Return the number of taps inside the input for each output."""
     return _runs(axis, of_taps=False)[1]
 
 
 def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
-    """The inputs that each tap reads, or else each output, as runs with the same step.
+    """Return the inputs that each tap reads, or else each output, as runs with the same step.
 
     Returns:
         Where the runs begin, how many inputs they have, and their step.
@@ -235,7 +235,7 @@ def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
 
 
 def visible(size: int, room: int, needed: int = 0) -> list[int | None]:
-    """Positions to draw where only ``room`` fit: both ends, and None for what is left out.
+    """Return positions to draw where only ``room`` fit: both ends, and None for what is left out.
 
     The first ``needed`` are drawn in any case.
     """
@@ -246,16 +246,16 @@ def visible(size: int, room: int, needed: int = 0) -> list[int | None]:
 
 
 def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All positions of a spatial shape, the last axis fastest."""
+    """Return all positions of a spatial shape, the last axis fastest."""
     return product(*map(range, shape))
 
 
 def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
-    """Why the positions of a tensor have different numbers of terms."""
+    """Return why the positions of a tensor have different numbers of terms."""
     if tensor == "y":
         return "fewer where the window reaches into the padding"
     if tensor == "dw":
-        return "fewer for a tap that lies in the padding for some of the outputs"
+        return "fewer for taps that read padding for some outputs"
     strided, dilated = [], []
     for axis, (name, counts) in zip(problem.axes, axes, strict=True):
         # Without borders, an input has as many terms as its remainder by the stride has taps.
@@ -268,21 +268,21 @@ def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
     if strided:
         names = " and ".join(name for name, _ in strided)
         reasons.append(
-            f"uneven inside along {names}, because the stride does not divide the taps evenly "
-            "among the positions: the checkerboard of strided layers"
+            f"uneven along {names}, because the stride does not divide the taps evenly among the "
+            "positions (the checkerboard pattern of strided layers)"
         )
     if dilated:
         names = " and ".join(name for name, _ in dilated)
         axis = dilated[0][1]
         reasons.append(
-            f"uneven inside along {names}, because the taps lie {axis.dilation} apart and "
-            f"{counted(axis.output, 'output')} cannot fill the places between them"
+            f"uneven along {names}, because taps are {axis.dilation} apart and "
+            f"{counted(axis.output, 'output')} cannot fill the positions between them"
         )
     return "; ".join(reasons) or "fewer towards the border"
 
 
 def _rises_then_falls(counts: Sequence[int]) -> bool:
-    """Whether the counts of an axis fall towards both ends only."""
+    """Return whether the counts of an axis fall towards both ends only."""
     top = counts.index(max(counts))
     rising, falling = counts[: top + 1], counts[top:]
     return list(rising) == sorted(rising) and list(falling) == sorted(falling, reverse=True)

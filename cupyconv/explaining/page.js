@@ -1,7 +1,7 @@
 "use strict";
 // Draws the scene that Python described: two linked views, a grid of the pairs of channels and the
-// planes of one pair.  Which positions meet, and what their numbers are, stands in the scene; here
-// they are looked up, multiplied and added.
+// planes of one pair.  Long axes are cut: the drawn window follows the chosen element, by the rules
+// of scene.py.  The scene has the numbers around the element that the page was written for.
 const scene = JSON.parse(document.getElementById("scene").textContent);
 const $ = (id) => document.getElementById(id);
 const PAD = -1;
@@ -20,7 +20,15 @@ const planeName = (tensor, k, c) => `${tensor}[${keyOf(tensor, k, isFilter(tenso
 
 function indexOf(tensor, k, c, at) {
   if (isFilter(tensor)) return [k, own(c), ...at];
-  return [scene.image, tensor.endsWith("x") ? c : k, ...at];
+  return [chosen.image, tensor.endsWith("x") ? c : k, ...at];
+}
+
+// The sizes of a tensor, in the order of its indices.
+function sizesOf(tensor) {
+  const along = { x: "input", w: "filter", y: "output" }[tensor.at(-1)];
+  const inner = scene.axes.map((axis) => axis[along]);
+  if (isFilter(tensor)) return [scene.filters, scene.groupChannels, ...inner];
+  return [scene.images, tensor.endsWith("x") ? scene.channels : scene.filters, ...inner];
 }
 
 const nameOf = (tensor, k, c, at) => `${tensor}[${indexOf(tensor, k, c, at).join(",")}]`;
@@ -38,10 +46,12 @@ for (const [kind, tensors] of Object.entries({ values: scene.values, exact: scen
     };
   }
 }
-const number = (tensor, k, c, at) => stores.values[tensor]?.(k, c, at);
+const held = (tensor) => isFilter(tensor) || chosen.image === scene.image;
+const number = (tensor, k, c, at) => held(tensor) ? stores.values[tensor]?.(k, c, at) : undefined;
+const exactly = (tensor, k, c, at) => held(tensor) ? stores.exact[tensor]?.(k, c, at) : undefined;
 
 function short(value) {
-  if (value === undefined) return "·";
+  if (value === undefined) return "?";
   if (!Number.isFinite(value)) return String(value).replace("Infinity", "inf");
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 10000) return String(value + 0);
@@ -53,12 +63,17 @@ function short(value) {
 }
 
 const long = (value) => // digits that a sum in float32 has
-  value === undefined ? "·" : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(6)));
+  value === undefined ? "?" : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(6)));
 
 // -- what is chosen --------------------------------------------------------------------------------
 
-const chosen = { tensor: scene.opened, k: scene.k, c: scene.c, at: {}, step: 0 };
-for (const [tensor, one] of Object.entries(scene.directions)) chosen.at[tensor] = one.at;
+const chosen = { tensor: scene.opened, image: scene.image, k: scene.k, c: scene.c, at: {}, step: 0 };
+for (const [tensor, one] of Object.entries(scene.directions)) {
+  one.tensor = tensor;
+  chosen.at[tensor] = one.at;
+}
+let look = {}; // positions of operands that are drawn beside those of the sum, by tensor
+let drawn = null; // the positions and channels that are drawn, and which positions meet
 let products = [];
 let rest = null; // what is not drawn: how many products, and their sum
 let timer = null;
@@ -66,27 +81,163 @@ let timer = null;
 const direction = () => scene.directions[chosen.tensor];
 const at = () => chosen.at[chosen.tensor];
 
+// -- what is drawn, by the rules of scene.py -------------------------------------------------------
+
+const span = (first, end) => Array.from({ length: Math.max(end - first, 0) }, (_, i) => first + i);
+
+function withGaps(positions) {
+  const found = [];
+  for (const at of [...new Set(positions)].sort((a, b) => a - b)) {
+    const before = found.at(-1) ?? at;
+    if (at - before === 2) found.push(before + 1); // no wider than what would stand for it
+    else if (at - before > 2) found.push(null);
+    found.push(at);
+  }
+  return found;
+}
+
+// The positions of an axis that are drawn: both ends, and the one that is needed.
+function ends(size, room, needed) {
+  if (size <= room) return span(0, size);
+  const head = Math.floor(room / 2);
+  const found = [...span(0, head), ...span(size - (room - head - 1), size)];
+  if (found.includes(needed)) return withGaps(found);
+  const side = Math.max(Math.floor((room - 3) / 2), 1);
+  return withGaps([...span(0, side), needed, ...span(size - side, size)]);
+}
+
+const corner = (rule, at) => at * rule.stride - rule.before;
+const extent = (rule) => (rule.filter - 1) * rule.dilation + 1;
+
+// The outputs of an axis that are drawn, and the places that hold their windows.
+function linked(rule, needed, places) {
+  const { input, output } = rule;
+  const [first, end] = [Math.min(-rule.before, 0), Math.max(input + rule.after, input)];
+  if (end - first <= scene.mostPlaces && output <= scene.mostPlaces)
+    return [span(0, output), span(first, end)];
+  const whole = extent(rule) <= scene.mostSpan;
+  let outputs, found;
+  for (const [head, tail] of [[4, 4], [4, 3], [3, 3], [3, 2], [2, 2], [2, 1], [1, 1], [1, 0]]) {
+    outputs = new Set([
+      ...span(0, Math.min(head, output)), ...span(Math.max(output - tail, 0), output), needed,
+    ]);
+    const under = [...outputs].flatMap((at) => {
+      const [begin, last] = [corner(rule, at), corner(rule, at) + extent(rule) - 1];
+      return whole ? span(begin, last + 1) : [begin, last];
+    });
+    found = withGaps(
+      [first, 0, input - 1, end - 1, ...places, ...under].filter((at) => first <= at && at < end)
+    );
+    if (found.length <= scene.mostPlaces) break;
+  }
+  outputs.add(output - 1); // even if there is no room for its window
+  for (const place of whole ? found : []) { // also those whose windows happen to be there
+    const at = place === null ? -1 : (place + rule.before) / rule.stride;
+    const taps = span(0, rule.filter).map((tap) => corner(rule, at) + tap * rule.dilation);
+    if (Number.isInteger(at) && 0 <= at && at < output && taps.every((tap) => found.includes(tap)))
+      outputs.add(at);
+  }
+  return [withGaps(outputs), found];
+}
+
+// The content of a place of the first operand: a position, padding, or a zero between.
+function standing(tensor, axis, place) {
+  if (place === null) return null;
+  if (tensor !== "dx") return 0 <= place && place < axis.input ? place : PAD;
+  if (place < 0 || place > (axis.output - 1) * axis.stride) return PAD;
+  return place % axis.stride ? ZERO : place / axis.stride;
+}
+
+// The planes of the chosen direction, and the channels, around what is chosen and looked at.
+function layout() {
+  const { tensor, k, c } = chosen;
+  const planes = [[], [], []];
+  const places = []; // of the first operand, with padding
+  scene.axes.forEach((axis, i) => {
+    const wanted = tensor === "dw" ? look.dy?.[i] ?? chosen.at.y[i] : at()[i];
+    const looked = { dw: look.x?.[i], y: look.x?.[i], dx: look.dy && look.dy[i] * axis.stride }[tensor];
+    const rule = tensor === "dx" ? scene.directions.dx.rules[i] : axis;
+    const [outputs, first] = linked(rule, wanted, looked === undefined ? [] : [looked]);
+    const taps = ends(axis.filter, scene.mostTaps, look.w?.[i] ?? chosen.at.dw[i]);
+    places.push(first);
+    planes[0].push(first.map((place) => standing(tensor, axis, place)));
+    planes[1].push(tensor === "dw" ? outputs : tensor === "dx" ? taps.toReversed() : taps);
+    planes[2].push(tensor === "dw" ? taps : outputs);
+  });
+  const known = new Map();
+  const meeting = (i, position) => {
+    const key = `${i},${position}`;
+    if (!known.has(key)) {
+      const every = meetings(tensor, scene.axes[i], position);
+      const pairs = every.filter(([a, b]) => planes[0][i].includes(a) && planes[1][i].includes(b));
+      const rule = scene.directions[tensor].rules[i];
+      const under = places[i].flatMap((place, cell) => {
+        const way = place === null ? -1 : place - corner(rule, position);
+        return way >= 0 && way < extent(rule) && way % rule.dilation === 0 ? [cell] : [];
+      });
+      known.set(key, [every.length, pairs, under]);
+    }
+    return known.get(key);
+  };
+  const pairs = at().reduce((n, position, i) => n * meeting(i, position)[1].length, 1);
+  const filters = ends(scene.filters, scene.mostChannels, k);
+  const channels = ends(scene.channels, scene.mostChannels, c);
+  return { tensor, planes, meeting, pairs, filters, channels };
+}
+
+// All pairs of positions of the two operands that meet at a position of a result.
+function meetings(tensor, axis, position) {
+  const { input, filter, output, stride, dilation, before } = axis;
+  const inside = ([h]) => 0 <= h && h < input;
+  if (tensor === "y")
+    return span(0, filter).map((r) => [position * stride - before + r * dilation, r]).filter(inside);
+  if (tensor === "dw")
+    return span(0, output).map((p) => [p * stride - before + position * dilation, p]).filter(inside);
+  return span(0, filter)
+    .map((r) => [(position + before - r * dilation) / stride, r])
+    .filter(([p]) => Number.isInteger(p) && 0 <= p && p < output);
+}
+
+// Whether what is drawn has room for what is chosen now, as well as a new layout.
+function holds(old, next) {
+  const shows = (plane, position) => position.every((one, i) => plane[i].includes(one));
+  return old?.tensor === next.tensor && old.filters.includes(chosen.k) &&
+    old.channels.includes(chosen.c) && shows(old.planes[2], at()) &&
+    at().reduce((n, one, i) => n * old.meeting(i, one)[1].length, 1) >= next.pairs &&
+    direction().operands.every((tensor, i) => !look[tensor] || shows(old.planes[i], look[tensor]));
+}
+
+// The drawn positions of an axis, as "h 0–4, 99 of 100"; empty if all are drawn.
+function cutText(letter, places, size) {
+  const shown = [...new Set(places.filter((one) => one !== null && one >= 0))].sort((a, b) => a - b);
+  if (shown.length === size) return "";
+  const begins = shown.filter((one) => !shown.includes(one - 1));
+  const lasts = shown.filter((one) => !shown.includes(one + 1));
+  const runs = begins.map((one, i) => (one === lasts[i] ? one : `${one}–${lasts[i]}`));
+  return `${letter} ${runs.join(", ")} of ${size.toLocaleString("en")}`;
+}
+
 // The channels, filters or images that a number of the result is summed over: those that are drawn.
 function contracted() {
   const { over } = direction();
   if (over === "image") return [[chosen.k, chosen.c]];
   if (over === "channel")
-    return scene.channels.filter((c) => c !== null && meet(chosen.k, c)).map((c) => [chosen.k, c]);
-  return scene.filters.filter((k) => k !== null && meet(k, chosen.c)).map((k) => [k, chosen.c]);
+    return drawn.channels.filter((c) => c !== null && meet(chosen.k, c)).map((c) => [chosen.k, c]);
+  return drawn.filters.filter((k) => k !== null && meet(k, chosen.c)).map((k) => [k, chosen.c]);
 }
 
 // Every pair of positions that meets at the chosen number.
-function crossed(meetings) {
-  return meetings.reduce(
-    (found, [, pairs]) =>
-      found.flatMap(([a, b]) => pairs.map(([i, j]) => [[...a, i], [...b, j]])),
+function crossed(found) {
+  return found.reduce(
+    (made, [, pairs]) =>
+      made.flatMap(([a, b]) => pairs.map(([i, j]) => [[...a, i], [...b, j]])),
     [[[], []]]
   );
 }
 
 function gather() {
-  const { operands: [first, second], meetings, terms, tensor } = direction();
-  const here = meetings.map((along, i) => along[at()[i]]);
+  const { operands: [first, second], terms } = direction();
+  const here = at().map((position, i) => drawn.meeting(i, position));
   const pairs = crossed(here);
   const count = here.reduce((n, [all]) => n * all, 1) * terms;
   let sum = 0;
@@ -94,13 +245,14 @@ function gather() {
     pairs.map(([a, b]) => {
       const values = [number(first, k, c, a), number(second, k, c, b)];
       const product = values.includes(undefined) ? undefined : values[0] * values[1];
-      sum = product === undefined ? undefined : sum + product;
+      sum = product === undefined || sum === undefined ? undefined : sum + product;
       return { k, c, first: a, second: b, values, product, sum };
     })
   );
-  const exact = stores.exact[tensor]?.(chosen.k, chosen.c, at());
+  const exact = exactly(chosen.tensor, chosen.k, chosen.c, at());
   const left = count - products.length;
-  rest = left ? { count: left, sum: exact === undefined ? undefined : exact - sum, total: exact } : null;
+  const more = exact === undefined || sum === undefined ? undefined : exact - sum;
+  rest = left ? { count: left, sum: more, total: exact } : null;
   chosen.step = steps();
 }
 
@@ -108,8 +260,7 @@ const steps = () => products.length + (rest ? 1 : 0);
 const counting = () => $("counts").checked;
 
 function countAt(position) {
-  const { meetings, terms } = direction();
-  return meetings.reduce((n, along, i) => n * along[position[i]][0], terms);
+  return position.reduce((n, one, i) => n * drawn.meeting(i, one)[0], direction().terms);
 }
 
 // -- grids of cells --------------------------------------------------------------------------------
@@ -132,6 +283,7 @@ function cellButton(kind, label, choose) {
 }
 
 // Arrow keys, Home and End move between the buttons of a grid; only one of them is a Tab stop.
+// Into what is left out, or has no button in that line, the grid itself moves on: grid.enter.
 function move(event, grid) {
   const lines = [...grid.querySelectorAll('[role="row"]')].map((line) => [...line.children]);
   const i = lines.findIndex((line) => line.includes(document.activeElement));
@@ -143,8 +295,10 @@ function move(event, grid) {
   else if (event.key === "End") target = lines[i].findLast((cell) => cell.matches("button"));
   else if (ways[event.key]) {
     const [down, right] = ways[event.key];
-    for (let a = i + down, b = j + right; lines[a]?.[b]; a += down, b += right)
-      if (lines[a][b].matches("button")) { target = lines[a][b]; break; } // over what is left out
+    let [a, b] = [i + down, j + right];
+    while (lines[a]?.[b] && !lines[a][b].matches("button,.gap")) [a, b] = [a + down, b + right];
+    target = lines[a]?.[b]?.matches("button") ? lines[a][b] : null;
+    if (!target) grid.enter(lines[i][j], down, right);
   } else return;
   event.preventDefault();
   if (!target) return;
@@ -179,21 +333,39 @@ function row(grid, hidden) {
 const paintings = [];
 
 function thumbnail(tensor, k, c) {
+  if (!held(tensor) || !scene.values[tensor]?.planes[keyOf(tensor, k, c)]) {
+    drawn.unknown.add(tensor);
+    return element("span", "unknown", "?");
+  }
   const canvas = element("canvas");
+  canvas.title = thumbnailTitle(tensor);
   paintings.push(() => paint(canvas, tensor, k, c));
   return canvas;
+}
+
+// The positions that a thumbnail has, of a volume those of its first slice, with their numbers.
+function painted({ at: names }) {
+  const places = names.map((name, i) => [name.split(",").map(Number), i]);
+  const slice = ([place]) => place.slice(0, -2).join();
+  return places.filter((one) => slice(one) === slice(places[0]));
+}
+
+// Where a plane is drawn only in part, the title of its thumbnail says so.
+function thumbnailTitle(tensor) {
+  const places = painted(scene.values[tensor]).map(([place]) => place);
+  const sizes = sizesOf(tensor).slice(2);
+  const whole = sizes.reduce((n, size) => n * size, 1);
+  if (places.length === whole) return "";
+  const letters = scene.letters[LETTER[tensor]];
+  const cuts = sizes.map((size, i) => cutText(letters[i], places.map((place) => place[i]), size));
+  return `Drawn in part: ${cuts.filter(Boolean).join("; ")}`;
 }
 
 // A plane in small: blue above zero, red below, the deeper the larger.
 function paint(canvas, tensor, k, c) {
   const packed = scene.values[tensor];
-  const plane = packed?.planes[keyOf(tensor, k, c)];
-  if (!plane) return;
-  const places = packed.at.map((name) => name.split(",").map(Number));
-  const slice = places.length && places[0].length > 2 ? places[0].slice(0, -2).join() : "";
-  const shown = places
-    .map((place, i) => [place, Number(plane[i])])
-    .filter(([place]) => place.slice(0, -2).join() === slice);
+  const plane = packed.planes[keyOf(tensor, k, c)];
+  const shown = painted(packed).map(([place, i]) => [place, Number(plane[i])]);
   const rows = [...new Set(shown.map(([place]) => place.at(-2) ?? 0))];
   const columns = [...new Set(shown.map(([place]) => place.at(-1)))];
   canvas.width = columns.length;
@@ -210,25 +382,28 @@ function paint(canvas, tensor, k, c) {
 function drawChannels() {
   const { tensor, operands } = direction();
   const planes = [...operands, tensor];
-  const held = { top: planes.find((t) => t.endsWith("x")), side: planes.find((t) => t.endsWith("y")) };
+  const top = planes.find((t) => t.endsWith("x"));
+  const side = planes.find((t) => t.endsWith("y"));
   const inner = planes.find(isFilter);
-  const grid = emptyGrid(`${inner} by channels: rows are channels of ${held.side}, columns of ${held.top}`);
+  const grid = emptyGrid(`${inner} by channels: rows are channels of ${side}, columns of ${top}`);
+  grid.enter = enterChannels;
   paintings.length = 0;
+  drawn.unknown = new Set();
   const head = row(grid, true);
   head.append(element("span", "corner", `${inner}[k,c]`));
-  for (const c of scene.channels) head.append(plane(held.top, 0, c));
-  for (const k of scene.filters) {
+  for (const c of drawn.channels) head.append(plane(top, 0, c));
+  for (const k of drawn.filters) {
     const line = row(grid);
-    const side = plane(held.side, k, 0);
-    side.setAttribute("role", "rowheader");
-    line.append(side);
-    for (const c of scene.channels) {
+    const header = plane(side, k, 0);
+    header.setAttribute("role", "rowheader");
+    line.append(header);
+    for (const c of drawn.channels) {
       if (k === null || c === null) {
         line.append(leftOut("pairs left out"));
       } else if (!meet(k, c)) {
         const apart = element("span", "apart");
         apart.setAttribute("role", "gridcell");
-        apart.setAttribute("aria-label", `${k},${c}: of two groups, which never meet`);
+        apart.setAttribute("aria-label", `${k},${c}: different groups, no product`);
         line.append(apart);
       } else {
         const cell = cellButton("pair", `${inner}[${k},${own(c)}]`, () => choosePair(k, c));
@@ -239,13 +414,18 @@ function drawChannels() {
       }
     }
   }
-  const columns = scene.channels.length + 1;
+  const cuts = [
+    cutText(`k of ${side} and ${inner}`, drawn.filters, scene.filters),
+    cutText(`c of ${top}`, drawn.channels, scene.channels),
+  ].filter(Boolean);
+  $("cut").textContent = cuts.length ? `Drawn: ${cuts.join("; ")}.` : "";
+  const columns = drawn.channels.length + 1;
   grid.style.setProperty("--pair", `min(${NARROW ? 46 : 54}px, calc((100vw - 2.4rem) / ${columns}))`);
   $("channels").replaceChildren(grid);
   for (const each of paintings) each();
 
   function plane(which, k, c) {
-    if (which.endsWith("x") ? c === null : k === null) return leftOut("channels left out");
+    if (which.endsWith("x") ? c === null : k === null) return leftOut("hidden channels");
     const cell = element("span", "channel");
     cell.dataset[which.endsWith("x") ? "c" : "k"] = which.endsWith("x") ? c : k;
     cell.append(thumbnail(which, k, c), element("span", "", planeName(which, k, c)));
@@ -253,8 +433,18 @@ function drawChannels() {
   }
 }
 
+// The pair beside the drawn ones; where it is of two groups, the first one of the next group.
+function enterChannels(cell, down, right) {
+  let [k, c] = [+cell.dataset.k + down, +cell.dataset.c + right];
+  if (k < 0 || c < 0 || k >= scene.filters || c >= scene.channels) return;
+  if (!meet(k, c) && down) c = Math.floor(k / scene.groupFilters) * scene.groupChannels;
+  if (!meet(k, c)) k = Math.floor(c / scene.groupChannels) * scene.groupFilters;
+  choosePair(k, c);
+  $("channels").querySelector("button.sel").focus();
+}
+
 function leftOut(label) {
-  const gap = element("span", "gap", "·");
+  const gap = element("span", "gap", "…");
   gap.setAttribute("role", "gridcell");
   gap.setAttribute("aria-label", label);
   return gap;
@@ -291,18 +481,23 @@ let panels = [];
 
 class Panel {
   constructor(index) {
-    const { tensor, operands, planes, flipped } = direction();
+    const { operands, flipped } = direction();
     this.index = index;
-    this.tensor = [...operands, tensor][index];
-    this.places = planes[index];
+    this.tensor = [...operands, chosen.tensor][index];
+    this.places = drawn.planes[index];
+    this.letters = scene.letters[LETTER[this.tensor]];
     this.flipped = flipped && index === 1;
     this.slice = this.places.slice(0, -2).map(() => 0);
     this.cells = [];
     this.element = element("div", `panel ${["first", "second", "result"][index]}`);
     this.title = element("h3");
     this.grid = emptyGrid("");
+    this.grid.enter = (cell, down, right) => this.enter(cell, down, right);
     this.slices = element("div", "slices");
-    this.element.append(this.title, this.slices, this.grid);
+    const sizes = sizesOf(this.tensor).slice(2);
+    const cuts = this.places.map((places, i) => cutText(this.letters[i], places, sizes[i]));
+    this.element.append(this.title, element("p", "cut", cuts.filter(Boolean).join("\n")));
+    this.element.append(this.slices, this.grid);
     this.draw();
   }
 
@@ -365,51 +560,91 @@ class Panel {
     if (found >= 0) stepTo(found + 1);
   }
 
+  // Moves the window so that a position is drawn: of the result by choosing it.
+  reach(position) {
+    if (this.index === 2) choose(position);
+    else {
+      look = { ...look, [this.tensor]: position };
+      show();
+    }
+  }
+
+  enter(cell, down, right) {
+    const position = [...this.at(this.cells.find((one) => one.cell === cell).spot)];
+    const way = this.flipped ? -1 : 1;
+    const rank = position.length;
+    if (rank > 1) position[rank - 2] += way * down;
+    else if (down) return;
+    position[rank - 1] += way * right;
+    const sizes = sizesOf(this.tensor).slice(2);
+    if (!position.every((one, i) => 0 <= one && one < sizes[i])) return;
+    this.reach(position);
+    panels[this.index].focus(position);
+  }
+
+  focus(position) {
+    const found = this.cells.find(
+      ({ spot, held: none }) => !none && this.at(spot).join() === position.join()
+    );
+    if (!found) return;
+    stopAt(this.grid, found.cell);
+    found.cell.focus();
+  }
+
   // Numbers, or counts, of a pair of channels; in 3-D of the slice that a position is in.
   fill(k, c, position) {
-    this.slice = this.slice.map((place, i) => Math.max(this.places[i].indexOf(position[i]), 0));
+    this.slice = this.slice.map((place, i) =>
+      this.places[i].indexOf(position[i] ?? this.places[i].find((one) => one >= 0 && one !== null)));
     const counts = this.index === 2 && counting();
     const name = planeName(this.tensor, k, c);
     const depth = this.slice.map((place, i) => this.places[i][place]);
     const where = !depth.length ? ""
-      : depth[0] < 0 ? " in the padding" : ` at ${scene.letters[LETTER[this.tensor]][0]} = ${depth[0]}`;
+      : ` at ${this.letters[0]} = ${depth[0]}`;
     this.title.textContent = `${name}${where}${this.flipped ? ", flipped" : ""}` +
       (counts ? ": counts of products" : "");
     this.grid.setAttribute("aria-label", this.title.textContent);
     this.element.classList.toggle("counting", counts);
-    if (this.index === 2) this.drawSlices(depth);
+    this.drawSlices(depth);
     let most = 0;
     const found = this.cells.filter((one) => !one.held).map((one) => {
       const where_ = this.at(one.spot);
       const value = counts ? countAt(where_) : number(this.tensor, k, c, where_);
       most = Math.max(most, Math.abs(value) || 0);
+      if (value === undefined) unknown.add(this.tensor);
       return [one.cell, where_, value];
     });
     for (const [cell, where_, value] of found) {
       cell.textContent = counts && value > 99999 ? value.toExponential(0).replace("e+", "e") : short(value);
       cell.style.setProperty("--share", `${Math.round((42 * Math.abs(value)) / most) || 0}%`);
       cell.classList.toggle("below", value < 0);
-      const what = counts ? plural(value, "product") : depth[0] < 0 ? "is padding" : `= ${long(value)}`;
+      const what = counts ? plural(value, "product") : value === undefined ? "has no value here" : `= ${long(value)}`;
       cell.setAttribute("aria-label", `${nameOf(this.tensor, k, c, where_)} ${what}`);
     }
   }
 
   drawSlices(depth) {
     if (!depth.length) return;
-    const buttons = this.places[0].filter((d) => d !== null).map((d) => {
-      const button = element("button", d === depth[0] ? "on" : "", d);
+    const inner = this.index === 2 ? at().slice(1) : this.at(this.cells.find((one) => !one.held).spot).slice(1);
+    const size = sizesOf(this.tensor)[2];
+    const buttons = [];
+    let next = 0; // the slice after the last one
+    for (const place of this.places[0]) {
+      if (place < 0) continue; // padding and zeros are in no tensor
+      const d = place ?? next;
+      if (place === null && (d < 0 || d >= size || this.places[0].includes(d))) continue;
+      const button = element("button", place === depth[0] ? "on" : "", place ?? "…");
       button.type = "button";
-      button.setAttribute("aria-label", `slice ${d}`);
-      button.addEventListener("click", () => choose([d, ...at().slice(1)]));
-      return button;
-    });
-    this.slices.replaceChildren(`${scene.letters[LETTER[this.tensor]][0]} = `, ...buttons);
+      button.setAttribute("aria-label", place === null ? `hidden slices, from ${d}` : `slice ${d}`);
+      button.addEventListener("click", () => this.reach([d, ...inner]));
+      buttons.push(button);
+      next = d + (this.flipped ? -1 : 1);
+    }
+    this.slices.replaceChildren(`${this.letters[0]} = `, ...buttons);
   }
 
-  // Marks what has a part in the chosen number, what is added already, and what is being multiplied.
+  // Marks the operands of the chosen number: those added already, and those being multiplied.
   mark(position, now) {
-    const { meetings } = direction();
-    const here = meetings.map((along, i) => along[position[i]]);
+    const here = position.map((one, i) => drawn.meeting(i, one));
     const inner = here.slice(-2);
     for (const { cell, spot, held } of this.cells) {
       const where = this.at(spot);
@@ -425,6 +660,7 @@ class Panel {
       } else {
         const place = now?.[this.index === 0 ? "first" : "second"];
         cell.classList.toggle("now", Boolean(place) && !held && where.join() === place.join());
+        cell.classList.toggle("looked", !held && where.join() === look[this.tensor]?.join());
       }
     }
   }
@@ -437,35 +673,56 @@ const now = () => products[chosen.step - 1] ?? null;
 const whole = () => chosen.step === steps();
 const shown = () => (whole() ? null : now()) ?? { k: chosen.k, c: chosen.c };
 
+let unknown = new Set(); // tensors with drawn cells that have no number
+
+// The reason for cells without numbers, with the option that gives them numbers.
+function reasonFor(tensor) {
+  if (scene.missing[tensor]) return scene.missing[tensor];
+  const { k, c } = chosen;
+  const near = (one, size) => Math.max(0, Math.min(one, size - 1));
+  let name = nameOf(chosen.tensor, k, c, at());
+  if (look.w) name = nameOf("dw", k, c, look.w);
+  else if (look.dy && chosen.tensor === "dx")
+    name = nameOf("dx", k, c, scene.axes.map((axis, i) => near(corner(axis, look.dy[i]), axis.input)));
+  else if (look.x || look.dy)
+    name = nameOf("y", k, c, scene.axes.map((axis, i) => look.dy?.[i] ??
+      near(Math.floor((look.x[i] + axis.before) / axis.stride), axis.output)));
+  return `This page has only the values around the element that it was made for. ` +
+    `Pass --element '${name}' to cupyconv explain, or '${name}' to page() in Python, for a page with them.`;
+}
+
 function tell() {
   const { tensor, operands: [first, second], over, function: name } = direction();
   const result = nameOf(tensor, chosen.k, chosen.c, at());
   const one = now();
   const added = one ? one.sum : chosen.step ? rest.total : 0;
   const count = products.length + (rest?.count ?? 0);
-  const known = stores.values[tensor] !== undefined;
+  const total = rest ? rest.total : products.at(-1)?.sum;
   const computed = number(tensor, chosen.k, chosen.c, at());
   if (count === 0) {
     $("told").textContent = tensor === "dx"
-      ? `${result} is zero: no window reads this number of x, so it changes nothing in y.`
-      : `${result} is zero: everything it would read lies in the padding.`;
+      ? `${result} is zero: no window reads this number of x, so it does not affect y.`
+      : `${result} is zero: it reads only padding.`;
   } else if (whole()) {
     $("told").textContent = `${result} is the sum of ${plural(count, "product")}` +
       (direction().terms > 1 ? ` over ${plural(direction().terms, over)}` : "") +
-      (known ? `: ${long(rest ? rest.total : products.at(-1).sum)}.` : ".");
+      (total === undefined ? "." : `: ${long(total)}.`);
   } else if (!chosen.step) {
-    $("told").textContent = `${result}: nothing is added yet.`;
+    $("told").textContent = `${result}: no product is added yet.`;
   } else {
     const [a, b] = one.values.map(long);
     $("told").textContent =
       `${nameOf(first, one.k, one.c, one.first)} · ${nameOf(second, one.k, one.c, one.second)}` +
-      (known ? ` = ${a} · ${b} = ${long(one.product)}` : "");
+      (one.product === undefined ? "" : ` = ${a} · ${b} = ${long(one.product)}`);
   }
-  $("sum").textContent = !known ? "" : whole()
-    ? `cupyconv.${name} gives ${long(computed)} in ${scene.dtype}.`
-    : `Running sum of ${result}: ${long(added)}`;
-  const unseen = rest ? `, and ${rest.count.toLocaleString("en")} not drawn` : "";
-  $("place").textContent = `${Math.min(chosen.step, products.length)} of ${products.length}${unseen}`;
+  $("sum").textContent = !whole()
+    ? `Running sum of ${result}: ${added === undefined ? "not known here" : long(added)}`
+    : computed === undefined ? `The result of cupyconv.${name} is not shown; the reason is below.`
+    : `cupyconv.${name} gives ${long(computed)} in ${scene.dtype}.`;
+  const reasons = new Set([...unknown, ...drawn.unknown].map(reasonFor));
+  $("missing").textContent = reasons.size ? `? marks an omitted value. ${[...reasons].join(" ")}` : "";
+  const unseen = rest ? ` (${plural(rest.count, "product")} not shown)` : "";
+  $("place").textContent = `step ${Math.min(chosen.step, products.length)} of ${products.length}${unseen}`;
   const lines = [...$("ledger").querySelectorAll("tbody tr")];
   lines.forEach((line, i) => {
     line.classList.toggle("done", i < chosen.step);
@@ -489,7 +746,7 @@ function drawLedger() {
       `${nameOf(first, one.k, one.c, one.first)} · ${nameOf(second, one.k, one.c, one.second)}`,
       `${long(one.values[0])} · ${long(one.values[1])}`, long(one.product), long(one.sum),
     ]);
-  if (rest) line([`${plural(rest.count, "product")} not drawn`, "", long(rest.sum), long(rest.total)]);
+  if (rest) line([`${plural(rest.count, "product")} not shown`, "", long(rest.sum), long(rest.total)]);
   const head = element("tr");
   for (const text of ["product", "values", "is", `sum, ${tensor}`]) {
     const cell = element("th", "", text);
@@ -508,9 +765,11 @@ function update(position = at()) {
   const { k, c } = shown();
   const one = whole() ? null : now();
   markChannels(k, c);
+  unknown = new Set();
   panels.forEach((panel, i) => {
     const start = one ?? products.find((each) => each.k === k && each.c === c);
-    const where = i === 2 ? position : start ? start[i === 0 ? "first" : "second"] : [];
+    const seen = one ? null : look[panel.tensor];
+    const where = i === 2 ? position : seen ?? start?.[i === 0 ? "first" : "second"] ?? [];
     panel.fill(k, c, where);
     panel.mark(position, one);
   });
@@ -519,13 +778,31 @@ function update(position = at()) {
   tell();
 }
 
+// Draws the grids anew where what is chosen would not be in them.
+function arrange() {
+  const next = layout();
+  if (holds(drawn, next)) return;
+  drawn = next;
+  const focused = panels.findIndex((panel) => panel.grid.contains(document.activeElement));
+  drawChannels();
+  panels = [0, 1, 2].map((index) => new Panel(index));
+  $("planes").replaceChildren(...panels.flatMap((panel, i) =>
+    i ? [element("span", "sign", i === 1 ? "∗" : "→"), panel.element] : [panel.element]));
+  $("key-zero").hidden = !drawn.planes[0].some((places) => places.includes(ZERO));
+  return focused;
+}
+
 function show() {
+  const focused = arrange();
   gather();
   $("step").max = steps();
   drawLedger();
   update();
-  const { tensor } = direction();
-  address(`#${tensor}=${indexOf(tensor, chosen.k, chosen.c, at()).join()}`);
+  if (focused === 2) panels[2].focus(at());
+  const image = scene.images > 1 ? `Image ${chosen.image} of ${scene.images.toLocaleString("en")}.` : "";
+  $("source").textContent = `${scene.source ? `Values: ${scene.source}. ` : ""}${image}`;
+  $("notice").hidden = true;
+  address(`#${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`);
 }
 
 function address(text) {
@@ -537,6 +814,7 @@ function address(text) {
 function choose(position) {
   stop();
   chosen.at[chosen.tensor] = position;
+  look = {};
   show();
 }
 
@@ -574,42 +852,64 @@ function play() {
   tick();
 }
 
-function turnTo(tensor) {
+function turnTo(tensor, looked = {}) {
   stop();
   chosen.tensor = tensor;
-  const { title, operands: [first, second], rule, first: note, planes } = direction();
+  look = looked;
+  drawn = null;
+  const { title, operands: [first, second], rule, first: note } = direction();
   document.querySelector(`input[value="${tensor}"]`).checked = true;
   $("channels-title").textContent = title;
   $("rule").textContent = `${rule}. ${note}`;
   $("name-first").textContent = `of ${first}`;
   $("name-second").textContent = `of ${second}`;
   $("name-result").textContent = tensor;
-  $("key-zero").hidden = !planes[0].some((places) => places.includes(ZERO));
   $("planes-title").textContent = `The planes of one pair: ${first}, ${second} → ${tensor}`;
-  drawChannels();
-  panels = [0, 1, 2].map((index) => new Panel(index));
-  $("planes").replaceChildren(...panels.flatMap((panel, i) =>
-    i ? [element("span", "sign", i === 1 ? "∗" : "→"), panel.element] : [panel.element]));
   show();
 }
 
-// #dw=2,1,0,0 chooses a number of a result, if it is drawn.
+// The address #dw=2,1,0,0 chooses a number of a result; #x=0,1,2,3 shows one of an operand.
 function fromAddress() {
-  const match = /^#(dw|dx|y)=(\d+(?:,\d+)*)$/.exec(location.hash);
-  if (!match) return false;
-  const [a, b, ...position] = match[2].split(",").map(Number);
-  const { meetings } = scene.directions[match[1]];
-  if (position.length !== meetings.length || !position.every((p, i) => meetings[i][p])) return false;
-  let [k, c] = [chosen.k, chosen.c];
-  if (match[1] === "dw") [k, c] = [a, Math.floor(a / scene.groupFilters) * scene.groupChannels + b];
-  else if (a !== scene.image) return false;
-  else if (match[1] === "y") [k, c] = [b, meet(b, c) ? c : scene.channels.find((i) => meet(b, i))];
-  else [k, c] = [meet(k, b) ? k : scene.filters.find((i) => i !== null && meet(i, b)), b];
-  if (!scene.filters.includes(k) || !scene.channels.includes(c)) return false;
-  Object.assign(chosen, { k, c });
-  chosen.at[match[1]] = position;
-  turnTo(match[1]);
+  if (!location.hash) return false;
+  const match = /^#(dw|dx|dy|w|x|y)=(\d+(?:,\d+)*)$/.exec(location.hash);
+  const [, tensor, indices] = match ?? [];
+  const index = indices?.split(",").map(Number);
+  const sizes = match && sizesOf(tensor);
+  if (index?.length === sizes?.length && index?.every((one, i) => one < sizes[i])) {
+    visit(tensor, index);
+    return true;
+  }
+  const opened = drawn !== null;
+  if (!opened) turnTo(scene.opened);
+  else show();
+  $("notice").textContent = match
+    ? `${tensor}[${indices}] is not an element: ${tensor} is ${sizes.join("x")}, indices count from 0.`
+    : `The address contains no element. Write for example #dx=${sizesOf("dx").fill(0).join()}.`;
+  $("notice").hidden = false;
   return true;
+}
+
+function visit(tensor, [a, b, ...position]) {
+  const { groupFilters, groupChannels } = scene;
+  if (isFilter(tensor)) {
+    chosen.k = a;
+    chosen.c = Math.floor(a / groupFilters) * groupChannels + b;
+  } else {
+    chosen.image = a;
+    if (tensor.endsWith("x")) chosen.c = b;
+    else chosen.k = b;
+    if (meet(chosen.k, chosen.c)); // the other channel stays
+    else if (tensor.endsWith("x")) chosen.k = Math.floor(b / groupChannels) * groupFilters;
+    else chosen.c = Math.floor(b / groupFilters) * groupChannels;
+  }
+  if (scene.directions[tensor]) {
+    chosen.at[tensor] = position;
+    turnTo(tensor);
+    return;
+  }
+  const stays = direction().operands.includes(tensor);
+  turnTo(stays ? chosen.tensor : tensor === "w" ? "y" : "dw", { [tensor]: position });
+  panels[direction().operands.indexOf(tensor)].focus(position);
 }
 
 for (const [tensor, { operands }] of Object.entries(scene.directions)) {
@@ -632,9 +932,7 @@ if (!Object.keys(scene.values).length) { // too many numbers to draw: only count
   $("counts").disabled = true;
 }
 $("blocks").textContent = scene.groups > 1
-  ? `${scene.groups} groups, the blocks of the grid, never meet.` : "";
-$("source").textContent = scene.source
-  ? `Values: ${scene.source}${scene.images > 1 ? `; image ${scene.image} of ${scene.images}` : ""}.` : "";
+  ? `The ${scene.groups} groups are separate blocks of the grid.` : "";
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") { stop(); stepTo(steps()); }
 });

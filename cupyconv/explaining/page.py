@@ -19,20 +19,30 @@ if TYPE_CHECKING:
     from cupyconv.explaining.explanation import Explanation
     from cupyconv.explaining.terms import Element
 
+_MOST_COUNTED = 2**53
+"""The largest integer up to which a browser's numbers have no gaps."""
+
 # Whatever a title says, the page can load nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def html(explanation: Explanation, element: Element | None = None) -> str:
-    """The page of an explanation, as one file.
+    """Return the page of an explanation, as one file.
 
     Args:
         element: the one that is shown first.
 
     Raises:
-        ConvError: the layer is too large for its ends to say anything.
+        ConvError: the layer is too large for its ends to say anything, or for a browser to count.
     """
     problem = explanation.problem
+    most = max(problem.N, problem.C, problem.K)
+    if most > _MOST_COUNTED:
+        raise ConvError(
+            "a page counts images, channels and filters up to 2^53",
+            f"the layer has {most}",
+            "Draw the figure instead: svg(), or --svg on the command line",
+        )
     head = (
         f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)} -> "
         f"{shape_text(problem.output_shape)}"
@@ -64,7 +74,7 @@ class Page:
         self.content = content
 
     def _repr_html_(self) -> str:
-        # In a frame of its own, so that neither sees the other's styles and scripts.
+        # A frame isolates the styles and scripts of the page and of the notebook.
         return (
             f'<iframe srcdoc="{escape(self.content)}" sandbox="allow-scripts" '
             'style="width:100%;height:52rem;border:0" title="interactive explanation"></iframe>'
@@ -75,7 +85,7 @@ class Page:
 
 
 def in_notebook() -> bool:
-    """Whether what an expression gives is shown as HTML."""
+    """Return whether what an expression gives is shown as HTML."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
@@ -100,7 +110,7 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
 
 
 def _explanation(explanation: Explanation) -> str:
-    """The text without its title, which the page has, and with headings of the next level."""
+    """Return the text without its title, with headings one level lower."""
     text = Document("", explanation.document.sections).html()
     return text.replace("<h4>", "<h2>").replace("</h4>", "</h2>")
 

@@ -1,15 +1,17 @@
-"""What is drawn of a layer, whoever draws it: which positions, their numbers, and which meet.
+"""The drawn part of a layer: positions, their numbers, and the pairs that are multiplied.
 
-The picture and the page are both drawn from a Scene, so neither works a convolution out.  Each of
-y, dx and dw is told in the same way: a window of the first operand meets the second, and gives a
-plane of the result.  Of long axes a few positions are drawn, those of the chosen element among
-them, and of each output that is drawn the whole window.
+The picture and the page are both drawn from a Scene.  The picture shows one element of each result.
+The page begins with the same positions, and moves on to others by the same rules, in page.js.
+
+Each of y, dx and dw is described in the same way: a window of the first operand meets the second,
+and gives a plane of the result.  A long axis is drawn at both ends and at the chosen element, with
+None for the positions that are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +49,12 @@ Places = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Meeting:
-    """What makes one position of a result along an axis.
+    """Pairs of operand positions that contribute to one result position along an axis.
 
     Attributes:
-        count: pairs of positions of the operands that meet.
-        pairs: those of which both are drawn, in the order of the operands.
-        under: places of the first operand's plane under the window, counted from its first cell.
+        count: number of pairs.
+        pairs: pairs with both positions drawn, in the order of the operands.
+        under: cells of the first operand's plane under the window, counted from its first cell.
     """
 
     count: int
@@ -62,7 +64,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Direction:
-    """How one of y, dx and dw comes about.
+    """Drawing of how one of y, dx and dw is computed.
 
     Attributes:
         tensor: the result.
@@ -98,7 +100,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class Scene:
-    """A layer as it is drawn.
+    """Content of a layer's drawing.
 
     Attributes:
         opened: the result that is shown first.
@@ -108,6 +110,7 @@ class Scene:
         directions: by result.
         values: of each tensor whose numbers are known its drawn ones, by channel and position.
         exact: of results of which not all terms are drawn, the sums in float64.
+        missing: for each tensor without numbers, the reason.
     """
 
     problem: ConvProblem
@@ -120,6 +123,7 @@ class Scene:
     directions: Mapping[str, Direction]
     values: Mapping[str, Mapping[str, Any]]
     exact: Mapping[str, Mapping[str, Any]]
+    missing: Mapping[str, str]
     source: str
 
     @property
@@ -131,72 +135,125 @@ class Scene:
         return self.problem.C // self.problem.groups
 
     def meet(self, k: int, c: int) -> bool:
-        """Whether two channels are of the same group."""
+        """Return whether two channels are of the same group."""
         return k // self.group_filters == c // self.group_channels
 
     def number(self, tensor: str, k: int, c: int, at: Sequence[int]) -> float | None:
-        """A number of the pair's plane of a tensor; None if it is not known."""
+        """Return a number of the pair's plane of a tensor; None if it is not known."""
         values = self.values.get(tensor)
         if values is None:
             return None
         return values[key_of(tensor, k, c)][",".join(map(str, at))]
 
     def to_dict(self) -> dict[str, Any]:
-        """The scene as plain data, ready for JSON."""
+        """Return the scene as plain data, ready for JSON."""
         problem = self.problem
         rank = problem.spatial_rank
         return {
             "opened": self.opened,
             "image": self.image,
-            "images": problem.N,
             "k": self.k,
             "c": self.c,
-            "filters": self.filters,
-            "channels": self.channels,
+            "images": problem.N,
+            "filters": problem.K,
+            "channels": problem.C,
             "groups": problem.groups,
             "groupFilters": self.group_filters,
             "groupChannels": self.group_channels,
+            "mostPlaces": MOST_PLACES,
+            "mostSpan": MOST_SPAN,
+            "mostTaps": MOST_TAPS,
+            "mostChannels": MOST_CHANNELS,
+            "axes": [_rule(axis) for axis in problem.axes],
             "dtype": problem.dtype,
             "letters": [LETTERS[kind][rank] for kind in ("input", "filter", "output")],
             "source": self.source,
             "directions": {
                 tensor: {
-                    **asdict(one),
-                    "meetings": [
-                        {at: [m.count, m.pairs, m.under] for at, m in along.items()}
-                        for along in one.meetings
-                    ],
+                    "operands": one.operands,
+                    "title": one.title,
+                    "pair": one.pair,
+                    "first": one.first,
+                    "flipped": one.flipped,
+                    "rules": [_rule(rule) for rule in _rules(problem, tensor)],
+                    "over": one.over,
+                    "terms": one.terms,
+                    "function": one.function,
+                    "rule": one.rule,
+                    "at": one.at,
                 }
                 for tensor, one in self.directions.items()
             },
+            "missing": self.missing,
             "values": {name: _packed(planes) for name, planes in self.values.items()},
             "exact": {name: _packed(planes) for name, planes in self.exact.items()},
         }
 
 
+def _rule(axis: ConvAxis) -> dict[str, int]:
+    """Return the sizes of a convolution along an axis, as the page reads them."""
+    return {
+        "input": axis.input,
+        "filter": axis.filter,
+        "output": axis.output,
+        "stride": axis.stride,
+        "dilation": axis.dilation,
+        "before": axis.pad_before,
+        "after": axis.pad_after,
+    }
+
+
+def _rules(problem: ConvProblem, tensor: str) -> Sequence[ConvAxis]:
+    """Return the convolution that gives a result, axis by axis."""
+    if tensor == "y":
+        return problem.axes
+    if tensor == "dx":
+        return [adjoint.rule for adjoint in adjoints.input_gradient_axes(problem)]
+    return [adjoint.rule for adjoint in adjoints.filter_gradient_axes(problem)]
+
+
+def cut_text(letter: str, places: Sequence[int | None], size: int) -> str:
+    """Return the drawn positions of an axis, as ``h 0-4, 99 of 100``; empty if all are drawn."""
+    drawn = sorted({at for at in places if at is not None and at >= 0})
+    if len(drawn) == size:
+        return ""
+    begins = [at for at in drawn if at - 1 not in drawn]
+    ends = [at for at in drawn if at + 1 not in drawn]
+    runs = [str(a) if a == b else f"{a}–{b}" for a, b in zip(begins, ends, strict=True)]
+    return f"{letter} {', '.join(runs)} of {size:,}"
+
+
+def cuts(problem: ConvProblem, tensor: str, plane: Sequence[Places]) -> list[str]:
+    """``cut_text`` of each axis of a plane that is not drawn whole."""
+    letters, sizes = terms.names(problem, tensor)[2:], terms.extents(problem, tensor)[2:]
+    texts = map(cut_text, letters, plane, sizes)
+    return [text for text in texts if text]
+
+
 def key_of(tensor: str, k: int, c: int) -> str:
-    """The name of a tensor's plane that a pair of channels has a part in."""
+    """Return the name of a tensor's plane that a pair of channels has a part in."""
     if tensor in ("w", "dw"):
         return f"{k},{c}"
     return str(c if tensor in ("x", "dx") else k)
 
 
 def scene(explanation: Explanation, element: Element | None = None) -> Scene:
-    """What is drawn of a layer.
+    """Return the drawing of a layer.
 
     Args:
-        explanation: with the numbers.
-        element: the one that is marked and shown first.
+        explanation: explanation with the numbers.
+        element: element that is marked and shown first.
 
     Raises:
         ConvError: the layer is too large for its ends to say anything.
     """
     problem = explanation.problem
     for axis in problem.axes:
-        size = max(axis.input, axis.filter, axis.output)
+        size = max(axis.padded_input, axis.effective_filter, axis.output)
         if size > MOST_DRAWN:
             raise ConvError(
-                f"a layer that is drawn must have at most {MOST_DRAWN:,} positions on an axis",
+                f"a layer that is drawn must have at most {MOST_DRAWN:,} positions on an axis, "
+                "padding included",
                 f"it has {size:,}",
                 "Draw a smaller layer of the same stride and taps",
                 axis=axis.name,
@@ -208,9 +265,8 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
     channels = _drawn(problem.C, MOST_CHANNELS, range(c, c + 1))
     taken = _Taken(problem, image, filters, channels, directions)
     data = explanation.data
-    # Cells have room for real numbers; those of complex layers are in the text.
-    drawable = problem.N and not problem.is_complex
-    known = [t for t in ("x", "w", "dy", *RESULTS) if t in data] if drawable else []
+    missing = {tensor: _reason(problem, data, tensor) for tensor in ("x", "w", "dy", *RESULTS)}
+    known = [tensor for tensor, reason in missing.items() if not reason]
     exact = {}
     compute = getattr(data, "compute", None)
     for tensor in RESULTS:
@@ -218,7 +274,7 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
             exact[tensor] = taken.planes(tensor, compute(tensor, "float64"))
     return Scene(
         problem,
-        element.tensor if element else "dw",
+        element.tensor if element else explanation.question,
         image,
         k,
         c,
@@ -227,12 +283,28 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
         directions,
         {tensor: taken.planes(tensor, data[tensor]) for tensor in known},
         exact,
+        {tensor: reason for tensor, reason in missing.items() if reason},
         getattr(data, "source", "") if known else "",
     )
 
 
+def _reason(problem: ConvProblem, data: Mapping[str, Any], tensor: str) -> str:
+    """Return why the cells of a tensor show no numbers; empty if they do."""
+    if not problem.N:
+        return "The batch is empty, so there is nothing to compute."
+    if problem.is_complex:
+        return (
+            "Cells show real numbers only. Print explain(problem).element(NAME), or pass --element "
+            "NAME on the command line, for a complex number and its terms."
+        )
+    if tensor in data:
+        return ""
+    reason = getattr(data, "missing", lambda name: "No values were given. Use explain().")
+    return str(reason(tensor))
+
+
 def _channels_of(problem: ConvProblem, element: Element | None) -> tuple[int, int, int]:
-    """The image, filter and channel that are shown first."""
+    """Return the image, filter and channel to show first."""
     filters, channels = problem.K // problem.groups, problem.C // problem.groups
     if element is None:
         return 0, min(2, filters - 1), min(1, channels - 1)
@@ -245,7 +317,7 @@ def _channels_of(problem: ConvProblem, element: Element | None) -> tuple[int, in
 
 
 def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[int, ...]]:
-    """Of each result the position that is shown first: near the border, or that of the element."""
+    """Return the first shown position of each result: near the border, or that of the element."""
     chosen = {
         "dw": tuple(axis.filter // 2 for axis in problem.axes),
         "dx": tuple(map(_busiest, problem.axes)),
@@ -257,7 +329,7 @@ def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[in
 
 
 def _busiest(axis: ConvAxis) -> int:
-    """Of the first inputs the one that most comes back to."""
+    """Return the input, among the first ones, with the most terms."""
     first = range(min(axis.input, MOST_PLACES // 2))
     letters = ("h", "r", "p")
     return max(first, key=lambda at: len(terms.input_terms(axis, at, letters).first))
@@ -267,7 +339,7 @@ def _busiest(axis: ConvAxis) -> int:
 
 
 def with_gaps(positions: Iterable[int]) -> Places:
-    """Positions in order, with None where some between them are left out."""
+    """Return positions in order, with None where some between them are left out."""
     ordered = sorted(set(positions))
     if not ordered:
         return ()
@@ -282,7 +354,7 @@ def with_gaps(positions: Iterable[int]) -> Places:
 
 
 def _drawn(size: int, room: int, needed: range) -> Places:
-    """The positions of an axis that are drawn: both ends, and those that are needed."""
+    """Return the positions of an axis that are drawn: both ends, and those that are needed."""
     if size <= room:
         return tuple(range(size))
     ends = [at for at in maps.visible(size, room) if at is not None]
@@ -294,32 +366,37 @@ def _drawn(size: int, room: int, needed: range) -> Places:
 
 
 def _window(rule: ConvAxis, at: int) -> range:
-    """The places under a window, those of padding among them."""
+    """Return the places under a window, those of padding among them."""
     corner = at * rule.stride - rule.pad_before
     return range(corner, corner + rule.effective_filter, rule.dilation)
 
 
 def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
-    """The outputs of an axis that are drawn, and the places that hold their windows."""
-    first, end = -rule.pad_before, rule.input + rule.pad_after
+    """Return the outputs of an axis that are drawn, and the places that hold their windows.
+
+    Both ends of the outputs, of the input and of its padding are always among them.  A negative
+    padding takes inputs out of every window; these are drawn too.
+    """
+    first, end = min(-rule.pad_before, 0), max(rule.input + rule.pad_after, rule.input)
     if end - first <= MOST_PLACES and rule.output <= MOST_PLACES:
         return tuple(range(rule.output)), tuple(range(first, end))
     whole = rule.effective_filter <= MOST_SPAN
     for head, tail in ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2), (2, 1), (1, 1), (1, 0)):
         last = range(max(rule.output - tail, 0), rule.output)
         outputs = {*range(min(head, rule.output)), *last, chosen}
-        places = {first, end - 1}
+        places = {first, 0, rule.input - 1, end - 1}
         for output in outputs:
             window = _window(rule, output)
             places |= set(range(window[0], window[-1] + 1)) if whole else {window[0], window[-1]}
         found = with_gaps(place for place in places if first <= place < end)
         if len(found) <= MOST_PLACES:
             break
+    outputs.add(rule.output - 1)  # even if there is no room for its window
     if whole:  # also those whose windows happen to be there
         held = {place for place in found if place is not None}
         for place in held:
             output, rest = divmod(place + rule.pad_before, rule.stride)
-            if rest == 0 and output < rule.output and held.issuperset(_window(rule, output)):
+            if rest == 0 and 0 <= output < rule.output and held.issuperset(_window(rule, output)):
                 outputs.add(output)
     return with_gaps(outputs), found
 
@@ -330,50 +407,46 @@ def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
 def _directions(
     problem: ConvProblem, chosen: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Direction]:
-    """How y, dx and dw come about, as far as they are drawn."""
+    """Return the drawings of y, dx and dw."""
+    rules = {tensor: _rules(problem, tensor) for tensor in RESULTS}
     forward = [_linked(axis, at) for axis, at in zip(problem.axes, chosen["y"], strict=True)]
-    backward = [adjoint.rule for adjoint in adjoints.input_gradient_axes(problem)]
-    spread = [_linked(rule, at) for rule, at in zip(backward, chosen["dx"], strict=True)]
+    spread = [_linked(rule, at) for rule, at in zip(rules["dx"], chosen["dx"], strict=True)]
     taps = [
         _drawn(axis.filter, MOST_TAPS, range(at, at + 1))
         for axis, at in zip(problem.axes, chosen["dw"], strict=True)
     ]
     outputs = [places for places, _ in forward]
     inputs = [places for _, places in forward]
-    weights = [adjoint.rule for adjoint in adjoints.filter_gradient_axes(problem)]
     filters, channels = problem.K // problem.groups, problem.C // problem.groups
     where = " of its group" if problem.groups > 1 else ""
     steps = max(problem.stride) > 1
     found = {
         "dw": (
-            weights,
             inputs,
             outputs,
             taps,
             "image",
             problem.N,
-            "dw: one channel of x and one of dy make each part",
-            "Channel {c} of x and channel {k} of dy make dw[{k},{own}], and no other channel has a "
-            "part in it. Each pair fills its own cell: nothing is tiled, broadcast or averaged.",
+            "dw: one channel of x and one of dy give each slice",
+            "dw[{k},{own}] depends on channel {c} of x and channel {k} of dy only. Each pair fills "
+            "its own cell: nothing is tiled, broadcast or averaged.",
             "Padding is dashed." if any(map(any, problem.padding)) else "",
         ),
         "dx": (
-            backward,
             [places for _, places in spread],
             taps,
             [places for places, _ in spread],
             "filter",
             filters,
-            "dx: each channel collects from all that it gave to",
+            "dx: each channel of x sums over the filters that read it",
             f"dx[{{c}}] is the sum of its column, over {the(filters, 'channel')} of dy{where}: "
-            "dy[{k}] comes back to it through w[{k},{own}], whole and undivided.",
-            "dy is spread by the stride, with hatched zeros between and dashed padding; over it "
-            "the flipped filter goes in steps of one."
+            "dy[{k}] reaches it unchanged through w[{k},{own}].",
+            "dy is dilated by the stride, with hatched zeros and dashed padding. The flipped "
+            "filter slides over it with stride 1."
             if steps
-            else "dy has dashed padding, so that the flipped filter reaches all of dx.",
+            else "Dashed padding around dy lets the flipped filter reach all of dx.",
         ),
         "y": (
-            problem.axes,
             inputs,
             taps,
             outputs,
@@ -381,18 +454,18 @@ def _directions(
             channels,
             "y: each filter sums over the channels of x",
             f"y[{{k}}] is the sum of its row, over {the(channels, 'channel')} of x{where}: "
-            "x[{c}] goes into it through w[{k},{own}].",
+            "x[{c}] enters it through w[{k},{own}].",
             "Padding is dashed." if any(map(any, problem.padding)) else "",
         ),
     }
     functions = {"dw": "conv_backprop_filter", "dx": "conv_backprop_input", "y": "conv_forward"}
     operands = {"dw": ("x", "dy"), "dx": ("dy", "w"), "y": ("x", "w")}
     directions = {}
-    for tensor, (rules, *planes, over, count, title, pair, note) in found.items():
+    for tensor, (*planes, over, count, title, pair, note) in found.items():
         first, second, result = planes
         meetings = tuple(
             _meetings(tensor, axis, rule, first[i], second[i], result[i])
-            for i, (axis, rule) in enumerate(zip(problem.axes, rules, strict=True))
+            for i, (axis, rule) in enumerate(zip(problem.axes, rules[tensor], strict=True))
         )
         shown = [_held(tensor, axis, f) for axis, f in zip(problem.axes, first, strict=True)]
         if tensor == "dx":
@@ -419,7 +492,7 @@ def _directions(
 
 
 def _held(tensor: str, axis: ConvAxis, places: Places) -> Places:
-    """What stands at the places of the first operand: its numbers, padding, or zeros."""
+    """Return the content of the first operand's cells: numbers, padding, or zeros."""
     return tuple(None if at is None else _position(tensor, axis, at) for at in places)
 
 
@@ -440,7 +513,7 @@ def _meetings(
     second: Places,
     result: Places,
 ) -> dict[int, Meeting]:
-    """What makes each drawn position of a result along an axis."""
+    """Return the pairs of each drawn position of a result along an axis."""
     along = {"y": terms.output_terms, "dx": terms.input_terms, "dw": terms.tap_terms}[tensor]
     cell = {place: number for number, place in enumerate(first) if place is not None}
     firsts, seconds = set(_held(tensor, axis, first)), set(second)
@@ -463,7 +536,7 @@ def _meetings(
 
 
 def _within(positions: range, drawn: set[int | None]) -> list[int]:
-    """Where in a range the positions are that are drawn."""
+    """Return the indices of drawn positions in a range."""
     return [positions.index(at) for at in drawn if at is not None and at in positions]
 
 
@@ -481,7 +554,7 @@ class _Taken:
     directions: Mapping[str, Direction]
 
     def leaves_out(self, direction: Direction) -> bool:
-        """Whether some terms of a result that is drawn are not."""
+        """Return whether some terms of a result that is drawn are not."""
         if direction.tensor == "dw":
             whole = self.problem.N == 1
         else:
@@ -491,7 +564,7 @@ class _Taken:
         )
 
     def _positions(self, tensor: str) -> list[list[int]]:
-        """Along each axis, where a tensor is drawn by any direction."""
+        """Return the drawn positions of a tensor along each axis."""
         found: list[set[int]] = [set() for _ in self.problem.axes]
         for one in self.directions.values():
             for name, plane in zip((*one.operands, one.tensor), one.planes, strict=True):
@@ -501,7 +574,7 @@ class _Taken:
         return [sorted(numbers) for numbers in found]
 
     def planes(self, tensor: str, array: Any) -> dict[str, dict[str, float]]:
-        """The drawn numbers of a tensor, by channels and by position."""
+        """Return the drawn numbers of a tensor, by channels and by position."""
         import numpy as np
 
         problem = self.problem
@@ -526,12 +599,12 @@ class _Taken:
 
 
 def _plain(number: Any) -> float:
-    """The shortest float64 that stands for a number of its dtype."""
+    """Return the shortest float64 that stands for a number of its dtype."""
     return float(str(number))
 
 
 def _packed(planes: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Planes for JSON: their positions once, and then their numbers alone."""
+    """Return planes for JSON: their positions once, and then their numbers alone."""
     positions = next(iter(planes.values()), {})
     return {
         "at": list(positions),
@@ -540,7 +613,7 @@ def _packed(planes: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | int | str:
-    """A number as JSON has it; what JSON does not have as a word."""
+    """Return a number as JSON has it; what JSON does not have as a word."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):

@@ -23,14 +23,14 @@ class Reason(NamedTuple):
 
 
 class AxisReasons(NamedTuple):
-    """What happens on a spatial axis, or on several that are alike.
+    """Rules of a spatial axis, or of several equal ones.
 
     Attributes:
-        axes: their names, such as ("H", "W").
-        padding: what the padding's word stands for here, with the numbers.
-        output: the formula of the output size, with the numbers.
-        input_sizes: which other input sizes share this output size.
-        unread: the inputs that no window reaches; their gradient is zero.
+        axes: names of the axes, such as ("H", "W").
+        padding: meaning of the padding mode, with the numbers.
+        output: formula of the output size, with the numbers.
+        input_sizes: other input sizes with this output size.
+        unread: inputs that no window reads; their gradient is zero.
     """
 
     axes: tuple[str, ...]
@@ -40,8 +40,16 @@ class AxisReasons(NamedTuple):
     unread: str
 
 
-def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
-    """The shape of x, w, y, dy, dx, dw and db, and the reason for each."""
+def reasons(problem: ConvProblem, *, is_transposed: bool = False) -> tuple[Reason, ...]:
+    """Return the shape of x, w, y, dy, dx, dw and db, and the reason for each.
+
+    Args:
+        problem: the convolution.
+        is_transposed: whether it describes its transposed layer, whose bias db belongs to.
+    """
+    bias = Reason("db", problem.bias_shape, _bias_gradient(problem))
+    if is_transposed:
+        bias = Reason("db", (problem.C,), _transposed_bias_gradient(problem))
     return (
         Reason("x", problem.input_shape, _input(problem)),
         Reason("w", problem.filter_shape, _filter(problem)),
@@ -49,16 +57,16 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
         Reason(
             "dy",
             problem.output_shape,
-            "what flows back into the layer: the loss differentiated by each number of y",
+            "gradient of the loss with respect to y: one number for each number of y",
         ),
         Reason("dx", problem.input_gradient_shape, _input_gradient(problem)),
         Reason("dw", problem.filter_gradient_shape, _filter_gradient(problem)),
-        Reason("db", problem.bias_shape, _bias_gradient(problem)),
+        bias,
     )
 
 
 def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
-    """What happens on each spatial axis; neighbours on which the same happens share an entry."""
+    """Return the rules of each spatial axis; adjacent equal axes share an entry."""
     described = [(axis.name, _axis(axis)) for axis in problem.axes]
     return tuple(
         AxisReasons(tuple(name for name, _ in alike), *texts)
@@ -67,22 +75,22 @@ def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: ``1 image``, ``3 images``."""
+    """Return a number with its noun: ``1 image``, ``3 images``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def the(number: int, noun: str) -> str:
-    """All of a number of things: ``the one filter``, ``the 3 filters``."""
+    """Return all of a number of things: ``the one filter``, ``the 3 filters``."""
     return f"the one {noun}" if number == 1 else f"the {number} {noun}s"
 
 
 def every(number: int, noun: str) -> str:
-    """Each of a number of things: ``the one filter``, ``each of the 3 filters``."""
+    """Return each of a number of things: ``the one filter``, ``each of the 3 filters``."""
     return the(number, noun) if number == 1 else f"each of {the(number, noun)}"
 
 
 def interval_dict(sizes: range) -> dict[str, int] | None:
-    """Consecutive sizes for JSON: the first and the last; None if there are none."""
+    """Return consecutive sizes for JSON: the first and the last; None for an empty range."""
     return {"first": sizes[0], "last": sizes[-1]} if sizes else None
 
 
@@ -130,9 +138,8 @@ def _input_gradient(problem: ConvProblem) -> str:
     filters = problem.K // problem.groups
     where = " of c's group" if problem.groups > 1 else ""
     return (
-        "one number for each number of x, whatever stride and padding; "
-        f"dx[c] = sum over {the(filters, 'filter')}{where} of dy[k] sent back through the "
-        "taps of w[k,c]"
+        "one number for each number of x, for any stride and padding; "
+        f"dx[c] = sum over {the(filters, 'filter')}{where} of dy[k] sent back through w[k,c]"
     )
 
 
@@ -143,16 +150,16 @@ def _filter_gradient(problem: ConvProblem) -> str:
     batch = f", summed over the {counted(problem.N, image)}" if problem.N != 1 else ""
     head = (
         f"one number for each filter weight; dw[k,c] = x[c] correlated with dy[k]{spread}{batch}: "
-        f"{shape_text(problem.filter_sizes)} numbers for each pair of k and c, so "
+        f"{shape_text(problem.filter_sizes)} numbers for each pair of k and c; "
     )
     if problem.groups == 1:
         return (
-            head + f"{the(filters, 'channel')} of dy and the {_one(channels)} of x pair up as "
-            "an outer product: nothing is broadcast or averaged over channels"
+            head + f"{the(filters, 'channel')} of dy and the {_one(channels)} of x form an "
+            "outer product: nothing is broadcast or averaged over channels"
         )
     return (
-        head + f"within each of the {problem.groups} groups {the(filters, 'channel')} of "
-        f"dy and the {_one(channels)} of x pair up as an outer product, and never across groups"
+        head + f"within each of the {problem.groups} groups, {the(filters, 'channel')} of "
+        f"dy and the {_one(channels)} of x form an outer product"
     )
 
 
@@ -161,6 +168,15 @@ def _bias_gradient(problem: ConvProblem) -> str:
     return (
         f"one number for each filter: dy[k] summed over {counted(problem.N, image)} of "
         f"{shape_text(problem.output_sizes)} {pixel}s"
+    )
+
+
+def _transposed_bias_gradient(problem: ConvProblem) -> str:
+    image, pixel = _WORDS[problem.spatial_rank]
+    return (
+        "one number for each output channel of the transposed layer, whose result has the shape "
+        f"of x: the gradient of that result summed over {counted(problem.N, image)} of "
+        f"{shape_text(problem.input_sizes)} {pixel}s"
     )
 
 
@@ -186,9 +202,9 @@ def _axis(axis: ConvAxis) -> tuple[str, str, str, str]:
 def _padding(axis: ConvAxis) -> str:
     before, after = axis.pad_before, axis.pad_after
     if axis.padding_mode == "valid":
-        return "none: VALID adds none"
+        return "none (VALID)"
     if axis.padding_mode == "explicit":
-        return f"{before} before, {after} after, as given" if before + after else "none, as given"
+        return f"{before} before, {after} after (explicit)" if before + after else "none (explicit)"
     word = axis.padding_mode.upper()
     span = (axis.output - 1) * axis.stride + axis.effective_filter
     windows = (
@@ -196,13 +212,13 @@ def _padding(axis: ConvAxis) -> str:
         f"{axis.effective_filter} = {span} inputs"
     )
     if before + after == 0:
-        return f"none: for {word}, {windows}, and there are {axis.input}"
+        return f"none: for {word}, {windows}, and x has {axis.input}"
     odd = ""
     if before != after:
         odd = ", the odd one before" if before > after else ", the odd one after"
     return (
         f"{before} before, {after} after: for {word}, {windows}, {span - axis.input} more than "
-        f"there are{odd}"
+        f"x has{odd}"
     )
 
 
@@ -218,17 +234,17 @@ def _output_size(axis: ConvAxis) -> str:
 def _input_sizes(axis: ConvAxis) -> str:
     sizes = axis.valid_input_sizes
     if len(sizes) == 1:
-        return f"only an input of {sizes[0]} has an output of {axis.output}"
+        return f"only inputs of {sizes[0]} give {counted(axis.output, 'output')}"
     return (
-        f"inputs of {interval_text(sizes)} all have an output of {axis.output}, so dy alone cannot "
-        f"tell the size of dx: it is x's, {axis.input}"
+        f"inputs of {interval_text(sizes)} all give {counted(axis.output, 'output')}, so dy does "
+        f"not determine the size of dx; dx has the size of x, {axis.input}"
     )
 
 
 def _unread(axis: ConvAxis) -> str:
     unread, last = axis.unread_inputs, axis.unread_after
     if unread == 0:
-        return "none: every input is under some window"
+        return "none: a window covers every input"
     if unread == last:
         which = f"the last {last} of {axis.input}"
     elif last == 0:
@@ -239,12 +255,12 @@ def _unread(axis: ConvAxis) -> str:
 
 
 def one(values: tuple[int, ...]) -> str:
-    """A value for each axis in short: one number where all are the same."""
+    """Return a value for each axis in short: one number where all are the same."""
     return str(values[0]) if len(set(values)) == 1 else shape_text(values)
 
 
 def settings(problem: ConvProblem) -> str:
-    """What a layer is beside its sizes: ``stride 2, padding same, dilation 1, ...``."""
+    """Return a layer's settings apart from sizes: ``stride 2, padding same, dilation 1, ...``."""
     padding = problem.padding_mode
     if padding == "explicit":
         padding = pairs(problem.padding)
@@ -256,7 +272,7 @@ def settings(problem: ConvProblem) -> str:
 
 
 def pairs(paddings: Sequence[tuple[int, int]]) -> str:
-    """Paddings of the axes in short, as (before, after): ``1``, ``(0, 1)`` or ``(0, 1) by 1``."""
+    """Return the paddings of the axes as text: ``1``, ``(0, 1)`` or ``(0, 1) by 1``."""
     texts = [
         str(before) if before == after else f"({before}, {after})" for before, after in paddings
     ]

@@ -27,20 +27,20 @@ LETTERS = {
 """Names of the spatial indices of each tensor, by rank."""
 
 ALIASES = {"y": "y", "o": "y", "dx": "dx", "dw": "dw", "df": "dw"}
-"""What an element may be called, in lower case."""
+"""Tensor of an element's name, in lower case."""
 
 _NO_PRODUCTS = {
     "db": "db[k] has no products: it is the sum of all dy[n,k,...]",
-    "x": "x is given: ask for dX[n,c,...], its gradient",
-    "w": "w is given: ask for dF[k,c,...], its gradient",
-    "f": "w is given: ask for dF[k,c,...], its gradient",
-    "dy": "dy flows into the layer and is given: ask for O[n,k,...], dX or dF",
-    "do": "dy flows into the layer and is given: ask for O[n,k,...], dX or dF",
+    "x": "x is an operand; use dX[n,c,...] for its gradient",
+    "w": "w is an operand; use dF[k,c,...] for its gradient",
+    "f": "w is an operand; use dF[k,c,...] for its gradient",
+    "dy": "dy is an operand; use O[n,k,...], dX or dF",
+    "do": "dy is an operand; use O[n,k,...], dX or dF",
 }
-"""What else may be asked for, and what to ask for instead."""
+"""Names of other tensors, and the element to ask for instead."""
 
-GROUPED = " In w and dw, c is counted within the group of k."
-"""Said beside the names of the indices where there are groups."""
+GROUPED = " In w and dw, c counts within the group of k."
+"""Note on the indices of layers with groups."""
 
 SHOWN_FIRST, SHOWN_LAST = 4, 2
 """Terms of a long list that are printed at its two ends."""
@@ -78,7 +78,7 @@ class AxisTerms(NamedTuple):
 
 
 def names(problem: ConvProblem, tensor: str) -> tuple[str, ...]:
-    """The names of a tensor's indices, such as ("k", "c", "r", "s")."""
+    """Return the names of a tensor's indices, such as ("k", "c", "r", "s")."""
     rank = problem.spatial_rank
     if tensor in ("x", "dx"):
         return ("n", "c", *LETTERS["input"][rank])
@@ -88,7 +88,7 @@ def names(problem: ConvProblem, tensor: str) -> tuple[str, ...]:
 
 
 def extents(problem: ConvProblem, tensor: str) -> tuple[int, ...]:
-    """The sizes of a tensor in the order of ``names``."""
+    """Return the sizes of a tensor in the order of ``names``."""
     if tensor in ("x", "dx"):
         return tuple(problem.input_shape[axis] for axis in problem.data_axes)
     if tensor in ("y", "dy"):
@@ -100,7 +100,7 @@ def extents(problem: ConvProblem, tensor: str) -> tuple[int, ...]:
 
 
 def position_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
-    """Which input a tap of an output reads, with the axis's numbers: ``h = 2*p - 1 + r``."""
+    """Return the input that a tap of an output reads, in numbers: ``h = 2*p - 1 + r``."""
     output = f"{axis.stride}*{p}" if axis.stride > 1 else p
     tap = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
     pad = f" - {axis.pad_before}" if axis.pad_before else ""
@@ -108,7 +108,7 @@ def position_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
 
 
 def output_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
-    """The same the other way round, which output has an input under a tap: ``p = (h + 1 - r)/2``.
+    """Return the output that reads an input with a tap, in numbers: ``p = (h + 1 - r)/2``.
 
     ``h`` and ``r`` may be numbers; a tap's is multiplied by the dilation.
     """
@@ -122,25 +122,25 @@ def output_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
 
 
 def tap_terms(axis: ConvAxis, tap: int, letters: tuple[str, str, str]) -> AxisTerms:
-    """The outputs and inputs that a filter tap brings together: of dw."""
+    """Return the outputs and inputs that a filter tap multiplies, for dw."""
     h, _, p = letters
     outputs, inputs = axis.outputs_of_tap(tap), axis.inputs_of_tap(tap)
     shift = tap * axis.dilation - axis.pad_before
     moved = f"{axis.stride}*{p}" if axis.stride > 1 else p
     moved += f" + {shift}" if shift > 0 else f" - {-shift}" if shift < 0 else ""
     if not outputs:
-        return AxisTerms(outputs, inputs, (f"{h} = {moved} is in the padding for every {p}",))
+        return AxisTerms(outputs, inputs, (f"{h} = {moved} is padding for every {p}",))
     where = f"{p} = {_span(outputs)}" + (
         f", all {axis.output}" if len(outputs) == axis.output else f" of {axis.output}"
     )
     rest = axis.output - len(outputs)
     if rest:
-        where += f": for the other {rest} the tap lies in the padding"
+        where += f"; for the other {rest}, the tap reads padding"
     return AxisTerms(outputs, inputs, (f"{h} = {moved}, for {where}",))
 
 
 def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -> AxisTerms:
-    """The outputs and taps that read an input: of dx."""
+    """Return the outputs and taps that read an input, for dx."""
     _, r, p = letters
     shifted = position + axis.pad_before
     # Of the taps whose distance leaves the input's remainder by the stride, every step-th fits.
@@ -156,13 +156,13 @@ def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) ->
     if axis.filter > _LISTED_TAPS:
         found = f"{r} = {_span(taps)} with {p} = {_span(outputs)}" if taps else "no tap"
         rule = output_text(axis, str(position), r, p)
-        return AxisTerms(outputs, taps, (f"{rule} is a whole number from 0 on for {found}",))
+        return AxisTerms(outputs, taps, (f"{rule} is an integer of at least 0 for {found}",))
     why = []
     for tap in range(axis.filter):
         moved = shifted - tap * axis.dilation
         output, rest = divmod(moved, axis.stride)
         if rest:
-            verdict = "is no whole number: the stride steps over it"
+            verdict = "is not an integer: the stride skips it"
         elif output < 0:
             verdict = f"= {output}: before the first output"
         elif output >= axis.output:
@@ -174,7 +174,7 @@ def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) ->
 
 
 def output_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -> AxisTerms:
-    """The inputs and taps under the window of an output: of y."""
+    """Return the inputs and taps in the window of an output, for y."""
     h = letters[0]
     corner = position * axis.stride - axis.pad_before
     first = max(-(corner // axis.dilation), 0)
@@ -187,7 +187,7 @@ def output_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -
     window = f"the window covers {h} = {corner} to {end}{step}"
     outside = axis.filter - len(taps)
     if outside:
-        window += f"; {counted(outside, 'tap')} of {axis.filter} in the padding, which is zero"
+        window += f"; {counted(outside, 'tap')} of {axis.filter} read padding, which is zero"
     return AxisTerms(inputs, taps, (window,))
 
 
@@ -236,7 +236,7 @@ class Element:
 
     @cached_property
     def axes(self) -> tuple[AxisTerms, ...]:
-        """What meets along each axis."""
+        """Pairs of positions along each axis."""
         along = {"y": output_terms, "dx": input_terms, "dw": tap_terms}[self.tensor]
         rank = self.problem.spatial_rank
         letters = zip(*(LETTERS[kind][rank] for kind in ("input", "filter", "output")), strict=True)
@@ -249,11 +249,11 @@ class Element:
 
     @cached_property
     def count(self) -> int:
-        """How many terms there are; those whose input lies in the padding are none."""
+        """Number of terms, without those whose input is padding."""
         return len(self.contracted) * prod(len(axis.first) for axis in self.axes)
 
     def term(self, number: int) -> Term:
-        """The term of this number, the last axis fastest."""
+        """Return the term of this number, the last axis fastest."""
         positions = []
         for axis in reversed(self.axes):
             number, here = divmod(number, len(axis.first))
@@ -262,7 +262,7 @@ class Element:
         return self._term(self.contracted[number], first, second)
 
     def terms(self) -> Iterator[Term]:
-        """All terms, one after the other."""
+        """Yield all terms in order."""
         return map(self.term, range(self.count))
 
     def _term(self, over: int, first: tuple[int, ...], second: tuple[int, ...]) -> Term:
@@ -295,12 +295,13 @@ class Element:
             raise ConvError(
                 "the terms of an element must fit into memory",
                 f"{self.name} has {self.count:,}",
-                "Leave out the data; the terms are then told without values",
+                "Omit --large on the command line, or large=True in explain(), and the data, to "
+                "list the terms without values",
             )
         return self._values(0), self._values(1)
 
     def _values(self, which: int) -> Any:
-        """One factor of every term; taken by slices, which NumPy and CuPy both have."""
+        """Return one factor of every term; taken by slices, which NumPy and CuPy both have."""
         import numpy as np
 
         if not self.count:
@@ -340,11 +341,11 @@ class Element:
         number = complex if self.problem.is_complex else float
         return number(self.data[self.tensor].transpose(order)[self.index])
 
-    # -- telling -----------------------------------------------------------------------------------
+    # -- text --------------------------------------------------------------------------------------
 
     @property
     def rule(self) -> str:
-        """The sum in general, with names of indices."""
+        """Formula of the sum, with names of indices."""
         rank = self.problem.spatial_rank
         h, r, p = (LETTERS[kind][rank] for kind in ("input", "filter", "output"))
         x, w, dy = (f"{t}[{','.join(names(self.problem, t))}]" for t in ("x", "w", "dy"))
@@ -358,11 +359,11 @@ class Element:
 
     @property
     def places(self) -> str:
-        """How the positions of the two tensors belong together."""
+        """Relation of the positions of the two tensors."""
         return self._along(position_text)
 
     def _along(self, say: Callable[[ConvAxis, str, str, str], str]) -> str:
-        """What is to say of each axis and the names of its input, tap and output."""
+        """Join ``say`` over the axes, with the names of their input, tap and output."""
         rank = self.problem.spatial_rank
         letters = zip(*(LETTERS[kind][rank] for kind in ("input", "filter", "output")), strict=True)
         axes = zip(self.problem.axes, letters, strict=True)
@@ -370,7 +371,7 @@ class Element:
 
     @property
     def conclusion(self) -> str:
-        """What the list of terms shows."""
+        """Conclusion from the list of terms."""
         problem = self.problem
         a, b = self.index[:2]
         if self.count == 0:
@@ -382,44 +383,45 @@ class Element:
         if self.tensor == "dw":
             own = a // filters * channels + b
             text = (
-                f"Of x only channel {own} occurs, of dy only channel {a}: no other channel has a "
-                "part in this number. The products are added, nothing is averaged"
+                f"The sum uses channel {own} of x and channel {a} of dy only. The products are "
+                "added, not averaged"
             )
             images = f", over {counted(problem.N, 'image')}" if problem.N > 1 else ""
             return f"{text}{images}."
         if self.tensor == "dx":
             read = (
                 f"All {filters} filters{where} read this input, so each window that covers it "
-                "gives a term for each of them"
+                "gives one term per filter"
                 if filters > 1
-                else f"One filter{where} reads this input, so each window that covers it gives a "
+                else f"One filter{where} reads this input, so each window that covers it gives one "
                 "term"
             )
-            return f"{read}. Image {a} alone occurs: images do not mix."
+            return f"{read}. The sum uses image {a} only: images do not mix."
         if channels == 1:
-            return f"One input channel{where} is summed, with the taps of filter {b}."
+            return f"The sum runs over one input channel{where}, with the taps of filter {b}."
         return (
-            f"All {channels} input channels{where} are summed, each with its own taps of filter "
-            f"{b}."
+            f"The sum runs over all {channels} input channels{where}, each with its own taps of "
+            f"filter {b}."
         )
 
     def shown(self, everything: bool = False) -> tuple[list[int], list[int]]:
-        """The numbers of the terms that are printed: at the beginning, and at the end."""
+        """Return the numbers of the first terms and of the last terms to print."""
         if everything and self.count > MOST_LISTED:
             raise ConvError(
                 f"an element must have at most {MOST_LISTED:,} terms to be listed in full",
                 f"{self.name} has {self.count:,}",
-                "List both ends of them only",
+                "Omit --all on the command line, or everything=True in Python, to list the first "
+                "and the last terms",
             )
         most = SHOWN_FIRST + SHOWN_LAST + 1
         if self.count <= MOST_BY_HAND and self.has_values and self._integral:
-            most = MOST_BY_HAND  # who adds them up on paper needs them all
+            most = MOST_BY_HAND  # all of them, for checking by hand
         if everything or self.count <= most:
             return list(range(self.count)), []
         return list(range(SHOWN_FIRST)), list(range(self.count - SHOWN_LAST, self.count))
 
     def section(self, everything: bool = False) -> Section:
-        """The element in words; ``everything`` lists all terms, however many."""
+        """Return the element as text; ``everything`` lists all terms."""
         problem = self.problem
         order = problem.filter_format if self.tensor == "dw" else problem.data_format
         asked = "" if self.asked in ("", self.name) else f", here called {self.name}"
@@ -428,8 +430,8 @@ class Element:
         blocks: list[Paragraph | Verbatim] = [
             Paragraph(
                 f"One of the {prod(sizes):,} numbers of {self.tensor}. Indices are "
-                f"({', '.join(names(problem, self.tensor))}) of {shape_text(sizes)}, whatever the "
-                f"memory order, which is {order} here.{GROUPED if problem.groups > 1 else ''}"
+                f"({', '.join(names(problem, self.tensor))}) of {shape_text(sizes)}, in any memory "
+                f"order (here {order}).{GROUPED if problem.groups > 1 else ''}"
             ),
             Verbatim(f"{self.rule}\nwith {self.places}{solved}"),
         ]
@@ -444,9 +446,11 @@ class Element:
         return Section(f"{self.asked or self.name}{asked}", tuple(blocks))
 
     def beside(self) -> list[Paragraph]:
-        """A line on the result that was given, if any."""
+        """Return a line with the library's value, or with the reason why it is missing."""
         if self.computed is None:
-            return []
+            reason = getattr(self.data, "missing", lambda name: "")(self.tensor)
+            told = reason and self.count
+            return [Paragraph(f"Not computed by the library: {reason}")] if told else []
         name = {"y": "conv_forward", "dx": "conv_backprop_input", "dw": "conv_backprop_filter"}
         dtype = self.problem.dtype
         text = f"cupyconv.{name[self.tensor]} gives {self.computed:.9g} in {dtype}."
@@ -461,13 +465,13 @@ class Element:
         return f"{counted_large(self.count, 'term')} = {' * '.join(sizes)}:"
 
     def lines(self, everything: bool = False) -> Iterator[str]:
-        """The terms one under the other, and their sum if values are known."""
+        """Yield one line per term, and their sum if values are known."""
         head, tail = self.shown(everything)
         products = [self._product(number) for number in (*head, *tail)]
         widths = [max((len(row[c]) for row in products), default=0) for c in range(2)]
         for place, (first, second, rest) in enumerate(products):
             if tail and place == len(head):
-                yield f"... {self.count - len(head) - len(tail):,} more"
+                yield f"... {self.count - len(head) - len(tail):,} more terms"
             yield f"{first.ljust(widths[0])} * {second.ljust(widths[1])}{rest}".rstrip()
         if self.has_values:
             yield f"sum of {counted_large(self.count, 'product')} = {self.sum:.9g}"
@@ -494,7 +498,7 @@ class Element:
         return all(bool((abs(each) < 100).all() and (each % 1 == 0).all()) for each in parts)
 
     def to_dict(self, everything: bool = False) -> dict[str, Any]:
-        """The element as plain data; a long list of terms is cut as in the text."""
+        """Return the element as plain data; a long list of terms is cut as in the text."""
         head, tail = self.shown(everything)
         first, second = self.factors
         terms = []
@@ -534,7 +538,7 @@ class Element:
 
 
 def parse(problem: ConvProblem, text: str) -> Element:
-    """The element that a text such as ``dF[3,1,0,2]`` or ``dE/dF[3,1,0,2]`` names.
+    """Return the element that a text such as ``dF[3,1,0,2]`` or ``dE/dF[3,1,0,2]`` names.
 
     Raises:
         ConvError: it names none, or one outside its tensor; the message has the ranges.
@@ -562,18 +566,19 @@ def parse(problem: ConvProblem, text: str) -> Element:
     )
     example = f"{match[1]}[{','.join(str(max(size - 1, 0) // 2) for size in sizes)}]"
     parts = [part.strip() for part in match[2].split(",")]
-    if len(parts) != len(sizes) or not all(re.fullmatch(r"[-+]?[0-9]{1,18}", p) for p in parts):
+    if len(parts) != len(sizes) or not all(re.fullmatch(r"[-+]?[0-9]+", p) for p in parts):
         raise ConvError(
             f"an element of {tensor} needs the {len(sizes)} indices {', '.join(letters)}",
             f"got {text.strip()!r}",
             f"Write for example '{example}'; there are {ranges}",
         )
-    index = tuple(map(int, parts))
-    for letter, value, size in zip(letters, index, sizes, strict=True):
+    # A number of 30 digits lies outside every tensor; int() refuses more than 4300 digits.
+    index = tuple(int(part) if len(part) < 30 else -1 for part in parts)
+    for letter, part, value, size in zip(letters, parts, index, sizes, strict=True):
         if not 0 <= value < size:
             raise ConvError(
                 f"an element must lie inside its tensor, {tensor} of {shape_text(sizes)}",
-                f"{text.strip()} has {letter} = {value}",
+                f"{text.strip()} has {letter} = {part}",
                 f"Use {ranges}",
             )
     return Element(problem, tensor, index, text.strip())
@@ -587,27 +592,27 @@ def _exact_sum(numbers: list[float]) -> float:
 
 
 def _parts(values: Any) -> tuple[Any, ...]:
-    """The real numbers that numbers are made of."""
+    """Return the real numbers that numbers are made of."""
     return (values.real, values.imag) if values.dtype.kind == "c" else (values,)
 
 
 def _whole(value: complex) -> str:
-    """A complex integer; no part is a negative zero, which conjugating leaves."""
+    """Return a complex integer; no part is a negative zero, which conjugating leaves."""
     return f"{value.real + 0:.0f}{value.imag + 0:+.0f}j"
 
 
 def _plain(value: float | complex | None) -> Any:
-    """A number for JSON; of a complex one, its parts."""
+    """Return a number for JSON; of a complex one, its parts."""
     return [value.real, value.imag] if isinstance(value, complex) else value
 
 
 def counted_large(number: int, noun: str) -> str:
-    """As ``counted``, with commas: ``9,216 terms``."""
+    """Return a number with commas and a noun: ``9,216 terms``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _slice(positions: range) -> slice:
-    """The slice that takes these positions, also where they run down to 0."""
+    """Return the slice that takes these positions, also where they run down to 0."""
     stop: int | None = positions.stop
     if positions.step < 0 and positions.stop < 0:
         stop = None

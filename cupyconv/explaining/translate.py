@@ -15,18 +15,24 @@ from cupyconv.errors import ConvError, unknown_word
 from cupyconv.explaining.adjoints import filter_gradient_axes, input_gradient_axes
 from cupyconv.problem import REAL_PART, ConvProblem
 
+_PRINT = """\
+for name, array in {"y": y, "dx": dx, "dw": dw}.items():
+    norm = np.sqrt((abs(array).astype("float64") ** 2).sum())
+    print(f"{name}: shape {array.shape}, norm {norm:.5g}")  # as in `cupyconv grads`"""
+"""The last lines of every program."""
+
 
 @dataclass(frozen=True)
 class Translation:
     """A layer in another framework.
 
     Attributes:
-        framework: its name.
-        call: the line that is the forward pass.
-        imports: lines that import what is used.
-        setup: lines that make x, w and dy.
-        code: lines that compute y, dx and dw from them.
-        size: how this framework is told the size of dx.
+        framework: name of the framework.
+        call: line of the forward pass.
+        imports: import lines.
+        setup: lines that create x, w and dy.
+        code: lines that compute y, dx and dw.
+        size: how the size of dx is passed to this framework.
         flags: what it cannot express, and what is done instead.
     """
 
@@ -42,7 +48,7 @@ class Translation:
     def program(self) -> str:
         """All of it, ready to run."""
         head = "".join(f"# {flag}\n" for flag in self.flags)
-        return f"{head}{self.imports}\n\n{self.setup}\n\n{self.code}\n"
+        return f"{head}{self.imports}\n\n{self.setup}\n\n{self.code}\n\n{_PRINT}\n"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -55,13 +61,13 @@ class Translation:
 
 
 def translations(problem: ConvProblem) -> tuple[Translation, ...]:
-    """The layer in TensorFlow, PyTorch, JAX and ONNX; of complex numbers, in those that have it."""
+    """Return the layer in TensorFlow, PyTorch, JAX and ONNX, as far as they have its dtype."""
     words = _OF_COMPLEX_NUMBERS if problem.is_complex else FRAMEWORKS
     return tuple(FRAMEWORKS[word](problem) for word in words)
 
 
 def translation(problem: ConvProblem, framework: str) -> Translation:
-    """The layer in one framework.
+    """Return the layer in one framework.
 
     Raises:
         ConvError: its name is not known, or it has no convolution of complex numbers.
@@ -73,7 +79,7 @@ def translation(problem: ConvProblem, framework: str) -> Translation:
     if problem.is_complex and word not in _OF_COMPLEX_NUMBERS:
         raise ConvError(
             "the framework must have convolutions of the dtype",
-            f"{word} has none of {problem.dtype}",
+            f"{word} has no convolution of {problem.dtype}",
             f"Use {' or '.join(_OF_COMPLEX_NUMBERS)}",
         )
     return FRAMEWORKS[word](problem)
@@ -111,7 +117,7 @@ def _made(
 
 
 def _order(problem: ConvProblem, channels_last: bool) -> tuple[Any, Any, Any, Any]:
-    """Permutations of data and filter into a framework's order, and back."""
+    """Return permutations of data and filter into a framework's order, and back."""
     rank = problem.spatial_rank
     data = formats.data_formats(rank)[channels_last]
     filters = formats.filter_formats(rank)[channels_last]
@@ -121,7 +127,7 @@ def _order(problem: ConvProblem, channels_last: bool) -> tuple[Any, Any, Any, An
 
 
 def _between(given: str, wanted: str) -> str | None:
-    """The permutation between two memory orders; None if they are the same."""
+    """Return the permutation between two memory orders; None if they are the same."""
     order = tuple(given.index(letter) for letter in wanted)
     return None if order == tuple(range(len(order))) else str(order)
 
@@ -135,7 +141,7 @@ def _padded(problem: ConvProblem) -> bool:
 
 
 def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
-    """How far each input size lies above the smallest that has this output, with this padding."""
+    """Return each input size minus the smallest one with this output and padding."""
     return tuple(
         axis.padded_input - axis.effective_filter - (axis.output - 1) * axis.stride
         for axis in problem.axes
@@ -143,7 +149,7 @@ def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
 
 
 def _inside(problem: ConvProblem) -> str:
-    """Where the input lies in itself with its padding, along each axis."""
+    """Return the slices of the input within the padded input."""
     return ", ".join(f"{axis.pad_before}:{axis.pad_before + axis.input}" for axis in problem.axes)
 
 
@@ -165,7 +171,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
     if data or filters:
         flags.append(
             f"PyTorch's axes are {formats.data_formats(rank)[0]} and "
-            f"{formats.filter_formats(rank)[0]}: arrays are permuted there and back"
+            f"{formats.filter_formats(rank)[0]}: the program permutes the arrays"
         )
     stride, dilation = _torch_tuple(problem.stride), _torch_tuple(problem.dilation)
     rest = f"stride={stride}, dilation={dilation}, groups={problem.groups}"
@@ -176,15 +182,15 @@ def _pytorch(problem: ConvProblem) -> Translation:
         sides = [side for pair in reversed(problem.padding) for side in pair]
         source, padding = f"F.pad(X, {tuple(sides)})", "padding=0"
         flags.append(
-            "PyTorch's convolution pads both sides of an axis alike: F.pad adds the uneven padding"
+            "PyTorch's convolution pads both sides of an axis equally: F.pad adds the rest"
         )
     if problem.padding_mode.startswith("same"):
         if max(problem.stride) > 1:
             flags.append(
-                "PyTorch knows padding='same' for stride 1 only: the padding is written in numbers"
+                "PyTorch supports padding='same' for stride 1 only: the program pads explicitly"
             )
         elif problem.padding_mode == "same_lower" and cropped:
-            flags.append("PyTorch has no SAME_LOWER: the padding is written in numbers")
+            flags.append("PyTorch has no SAME_LOWER: the program pads explicitly")
         elif not cropped:
             padding = "padding='same'"
     call = f"F.conv{rank}d({source}, W, {padding}, {rest})"
@@ -201,7 +207,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
         return text + (".float().numpy()" if bf16 else ".numpy()")
 
     if bf16:
-        flags.append("NumPy has no bfloat16: arrays go through float32")
+        flags.append("NumPy has no bfloat16: the program converts through float32")
     extra = _output_padding(problem)
     plain = f"padding={_torch_tuple(befores)}" if not cropped else "padding=0"
     told = f"output_padding={_torch_tuple(extra)}"
@@ -212,7 +218,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
         f"DY = {tensor('dy', data)}",
         f"Y = {call}",
         "DX, DW = torch.autograd.grad(Y, (X, W), DY)",
-        "# The same dx by itself; output_padding says which of the sizes that fit is meant.",
+        "# The same dx alone; output_padding selects one of the possible sizes.",
         f"DX_told = F.conv_transpose{rank}d(",
         f"    DY, {sent_back}, stride={stride}, {plain},",
         f"    {told}, groups={problem.groups}, dilation={dilation},",
@@ -242,18 +248,19 @@ def _tensorflow(problem: ConvProblem) -> Translation:
     flags = []
     if data:
         flags.append(
-            "TensorFlow computes channels-first layers on a GPU, and on a CPU only in builds with "
-            "oneDNN: arrays are transposed to channels last"
+            "On a CPU, TensorFlow supports channels-first layers only in builds with oneDNN: the "
+            "program transposes the arrays"
         )
     if filters:
         flags.append(
-            f"TensorFlow's filters are {formats.filter_formats(rank)[1]}: they are transposed"
+            f"TensorFlow's filters are {formats.filter_formats(rank)[1]}: the program transposes "
+            "them"
         )
     mode = problem.padding_mode
     dilated = max(problem.dilation) > 1
     source, padding = "X", f'"{mode.upper()}"'
     if mode == "same_lower":
-        flags.append("TensorFlow has no SAME_LOWER: the padding is written in numbers")
+        flags.append("TensorFlow has no SAME_LOWER: the program pads explicitly")
     if mode in ("same_lower", "explicit"):
         pairs = [[0, 0], *map(list, problem.padding), [0, 0]]
         if not _padded(problem):
@@ -263,7 +270,7 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         else:
             source, padding = f"tf.pad(X, {pairs})", '"VALID"'
             only = "with dilation, " if rank == 2 else ""
-            flags.append(f"{only}conv{rank}d knows SAME and VALID only: tf.pad adds the padding")
+            flags.append(f"{only}conv{rank}d supports SAME and VALID only: tf.pad adds the padding")
     single = max(problem.filter_sizes) == 1 and any(_output_padding(problem))
     if single:
         left = zip(problem.axes, _output_padding(problem), strict=True)
@@ -273,7 +280,7 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         source, padding = f"{source}[:, {ends}]", '"VALID"'
         flags.append(
             "With oneDNN, TensorFlow 2.21 may crash on gradients of strided filters of one tap "
-            "that leave inputs over at the end: these are cut off"
+            "if inputs remain unread at the end: the program crops them"
         )
     if dilated:
         what = "dilated layers" if rank == 3 else "gradients of dilated layers"
@@ -282,11 +289,11 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         )
         if max(problem.stride) > 1:
             flags.append(
-                "Keras layers and tf.nn.convolution refuse stride and dilation together; "
-                f"tf.nn.conv{rank}d takes them"
+                "Keras layers and tf.nn.convolution reject stride together with dilation; "
+                f"tf.nn.conv{rank}d supports both"
             )
     if mode not in ("same", "valid") and _padded(problem):
-        flags.append("Keras layers pad by 'same' or 'valid' only: put a ZeroPadding layer before")
+        flags.append("Keras layers support 'same' and 'valid' only: add a ZeroPadding layer before")
 
     def call(x: str, w: str) -> str:
         if rank == 1:
@@ -303,8 +310,8 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         forward = call(source, "W")
     else:
         flags.append(
-            f"TensorFlow's CPU kernels fail on the gradient of groups in many builds: the {groups} "
-            "groups are convolved one by one"
+            "Many CPU builds of TensorFlow cannot compute gradients of grouped layers: the program "
+            f"computes the {groups} groups one by one"
         )
         forward = (
             f"tf.concat([{call('a', 'b')} for a, b in "
@@ -321,7 +328,7 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         return f"{text}.numpy()" + (f".transpose{order}" if order else "")
 
     if dtype == "bfloat16":
-        flags.append("NumPy has no bfloat16: arrays go through float32")
+        flags.append("NumPy has no bfloat16: the program converts through float32")
     lines = [
         f"X = {tensor('x', data)}",
         f"W = {tensor('w', filters)}",
@@ -339,7 +346,7 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         explicit = padding.startswith("[")
         word = '"EXPLICIT"' if explicit else padding
         lines += [
-            "# The same dx by itself; input_sizes says which of the sizes that fit is meant.",
+            "# The same dx alone; input_sizes selects one of the possible sizes.",
             "DX_told = tf.raw_ops.Conv2DBackpropInput(",
             f"    input_sizes={sizes}, filter=W, out_backprop=DY,",
             f"    strides={[1, *problem.stride, 1]}, padding={word},",
@@ -395,21 +402,21 @@ def _jax(problem: ConvProblem) -> Translation:
         "    )",
         "",
         "",
-        f"Y, backward = jax.vjp(layer, {operands})  # which remembers the sizes of x and w",
+        f"Y, backward = jax.vjp(layer, {operands})  # keeps the sizes of x and w",
         "DX, DW = backward(jax.numpy.asarray(dy, Y.dtype))",
         "y, dx, dw = np.asarray(Y), np.asarray(DX), np.asarray(DW)",
     ]
     if problem.is_complex:
         flags.append(
-            "JAX's gradients are the conjugates of PyTorch's and these: dy goes in conjugated, dx "
-            "and dw come out so"
+            "JAX's gradients are the conjugates of these and of PyTorch's: the program conjugates "
+            "dy, dx and dw"
         )
         lines[-2] = "DX, DW = backward(jax.numpy.asarray(dy, Y.dtype).conj())"
         lines[-1] = "y, dx, dw = np.asarray(Y), np.conj(DX), np.conj(DW)"
     if problem.dtype == "bfloat16":
         lines[-1] = 'y, dx, dw = (np.asarray(a.astype("float32")) for a in (Y, DX, DW))'
     size = (
-        f"jax.vjp knows it from x; by hand lhs_dilation={problem.stride}, "
+        f"jax.vjp takes it from x; by hand: lhs_dilation={problem.stride}, "
         f"padding={[axis.padding for axis in backwards]} and a flipped filter"
     )
     return _made(problem, "JAX", call, imports, lines, size, flags)
@@ -425,15 +432,15 @@ def _onnx(problem: ConvProblem) -> Translation:
     if data or filters:
         flags.append(
             f"ONNX's axes are {formats.data_formats(rank)[0]} and "
-            f"{formats.filter_formats(rank)[0]}: arrays are transposed there and back"
+            f"{formats.filter_formats(rank)[0]}: the program transposes the arrays"
         )
     flags.append(
         "ONNX has no gradient of Conv: dx is a ConvTranspose, dw a Conv of x with dy as its filter"
     )
     if groups > 1:
         flags.append(
-            f"dw of {groups} groups is no single Conv node: there is one for each group; dx is, "
-            "but onnx's own evaluator runs ConvTranspose in one group only"
+            f"dw of {groups} groups needs one Conv node per group. dx is a single node, but "
+            "onnx's reference evaluator supports ConvTranspose with one group only"
         )
     befores, afters = zip(*problem.padding, strict=True)
     pads = [*befores, *afters]
@@ -448,7 +455,7 @@ def _onnx(problem: ConvProblem) -> Translation:
     used = ", ".join(f":{a.size + min(a.padding[1], 0)}" for a in weights)
     dtype = "float32" if problem.dtype == "bfloat16" else problem.dtype
     if problem.dtype == "bfloat16":
-        flags.append("NumPy has no bfloat16: this runs in float32")
+        flags.append("NumPy has no bfloat16: the program runs in float32")
     swap = str((1, 0, *range(2, rank + 2)))
 
     def turned(name: str, order: str | None) -> str:
@@ -473,8 +480,8 @@ def _onnx(problem: ConvProblem) -> Translation:
         f"same = dict(strides={strides}, dilations={dilations})",
         f"Y = run('Conv', X, W, {told}, group={groups}, **same)",
         *_onnx_dx(groups, f"pads={pads}, output_padding={extra}, **same"),
-        "# dw: images and channels change places, stride and dilation too; inputs that no window",
-        "# reaches are left out.",
+        "# dw: images and channels swap roles, as do stride and dilation; inputs that no window",
+        "# reaches are cropped.",
         f"X_read = X[:, :, {used}].transpose{swap}",
         *_onnx_dw(groups, f"pads={grad_pads}, strides={dilations}, dilations={strides}", swap),
         f"y = {turned('Y', data_back)}",
@@ -490,7 +497,7 @@ def _onnx(problem: ConvProblem) -> Translation:
 
 
 def _onnx_output_shape(problem: ConvProblem) -> str:
-    """The other way to tell ConvTranspose a size, where the padding that it makes of it is ours."""
+    """Return ConvTranspose's output_shape where it implies our padding; else an empty text."""
     befores = [before for before, _ in problem.padding]
     totals = [
         (axis.output - 1) * axis.stride + axis.effective_filter - axis.input
@@ -538,4 +545,4 @@ FRAMEWORKS: dict[str, Callable[[ConvProblem], Translation]] = {
 }
 
 _OF_COMPLEX_NUMBERS = ("pytorch", "jax")
-"""Those that convolve complex numbers."""
+"""Frameworks that convolve complex numbers."""

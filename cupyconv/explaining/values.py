@@ -20,14 +20,14 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 """Normally distributed numbers, or integers from -3 to 3, whose sums can be checked on paper."""
 
 MOST_ELEMENTS = 20_000_000
-"""Numbers of x, w and dy that are still drawn at once; larger layers are told without values."""
+"""Numbers of x, w and dy that are drawn at random unless the layer is to be computed anyway."""
 
 MOST_FLOPS = 5e9
-"""A pass that is still computed only to be shown."""
+"""Floating-point operations of a pass that is computed only to be shown, unless told otherwise."""
 
 
 def require_kind(what: str, kind: str) -> str:
-    """The kind, if it is one.
+    """Return the kind, if it is one.
 
     Raises:
         ConvError: it is not.
@@ -37,7 +37,7 @@ def require_kind(what: str, kind: str) -> str:
 
 
 def random(generator: Any, shape: tuple[int, ...], dtype: str, kind: str = "normal") -> Any:
-    """Random numbers of a kind and a dtype as a NumPy array."""
+    """Return random numbers of a kind and a dtype as a NumPy array."""
     import numpy as np
 
     if dtype in REAL_PART:
@@ -51,7 +51,7 @@ def random(generator: Any, shape: tuple[int, ...], dtype: str, kind: str = "norm
 
 
 def draw(problem: ConvProblem, seed: int = 0, kind: str = "normal") -> dict[str, Any]:
-    """x, w and dy of a layer.  All three, so that none depends on which others are given."""
+    """Return x, w and dy of a layer.  All three, so that none depends on which others are given."""
     import numpy as np
 
     generator = np.random.default_rng(seed)
@@ -65,13 +65,14 @@ def draw(problem: ConvProblem, seed: int = 0, kind: str = "normal") -> dict[str,
 class Values(Mapping[str, Any]):
     """x, w and dy of a layer, and y, dx and dw as the library computes them, when asked for.
 
-    What is not there has no key: tensors too large to be drawn, results that would take long.
-    Results are computed on the host.
+    Tensors too large to be drawn and results that would take long have no key; ``missing`` gives
+    the reason.  Results are computed on the host.
 
     Args:
-        given: those that are known, in the problem's formats.
-        kind: of the others; None leaves them out.
-        seed: of the others.
+        given: the known tensors, in the problem's formats.
+        kind: kind of random numbers for the other tensors; None leaves them out.
+        seed: seed of the random numbers.
+        large: compute the values of layers of any size.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Values(Mapping[str, Any]):
         given: Mapping[str, Any] | None = None,
         kind: str | None = "normal",
         seed: int = 0,
+        large: bool = False,
     ) -> None:
         self.problem, self.given, self.kind, self.seed = problem, dict(given or {}), kind, seed
+        self.large = large
         self._results: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -110,11 +113,31 @@ class Values(Mapping[str, Any]):
 
     @property
     def too_many(self) -> int:
-        """How many numbers x, w and dy have, if these are more than are drawn."""
+        """The count of numbers in x, w and dy if these are more than are drawn, else 0."""
         problem = self.problem
         shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-        count = sum(map(prod, shapes))
-        return count if count > MOST_ELEMENTS else 0
+        # An empty batch counts as one image: NumPy makes no array of 0 by 2^62 numbers either.
+        count = sum(prod(max(size, 1) for size in shape) for shape in shapes)
+        return count if count > MOST_ELEMENTS and not (self.large and problem.N) else 0
+
+    def missing(self, name: str) -> str:
+        """Return why a tensor has no values, and the option that gives them; else empty."""
+        if name in self:
+            return ""
+        if not self.problem.N:
+            return "The batch is empty, so there is nothing to compute."
+        how = "Pass --large on the command line, or large=True to explain(), for its values."
+        if all(operand in self for operand in OPERANDS):
+            return (
+                f"A pass takes {self.problem.flops:.2g} floating-point operations; an explanation "
+                f"computes at most {MOST_FLOPS:.2g}. {how}"
+            )
+        if self.kind is None:
+            return "explain() was called with values=None. Pass values='normal' for random values."
+        return (
+            f"x, w and dy have {self.too_many:,} numbers; an explanation draws at most "
+            f"{MOST_ELEMENTS:,}. {how}"
+        )
 
     @cached_property
     def _drawn(self) -> Mapping[str, Any]:
@@ -125,10 +148,11 @@ class Values(Mapping[str, Any]):
     @cached_property
     def _computable(self) -> bool:
         here = all(name in self for name in OPERANDS)
-        return here and self.problem.N > 0 and self.problem.flops <= MOST_FLOPS
+        fits = self.large or self.problem.flops <= MOST_FLOPS
+        return here and self.problem.N > 0 and fits
 
     def compute(self, name: str, dtype: str = "") -> Any:
-        """y, dx or dw by the library, in the problem's dtype or another.
+        """Return y, dx or dw by the library, in the problem's dtype or another.
 
         Raises:
             KeyError: an operand is not known.
@@ -151,7 +175,7 @@ class Values(Mapping[str, Any]):
 
     @property
     def source(self) -> str:
-        """Where x, w and dy are from."""
+        """Origin of x, w and dy."""
         given = [name for name in OPERANDS if name in self.given]
         parts = [f"{', '.join(given)} as given"] if given else []
         if len(given) < len(OPERANDS) and self.kind is not None:
@@ -161,7 +185,7 @@ class Values(Mapping[str, Any]):
 
 
 def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> Iterator[str]:
-    """A tensor's numbers, a plane for each channel, as many beside each other as fit."""
+    """Yield a tensor's numbers, a plane for each channel, as many beside each other as fit."""
     import numpy as np
 
     order = problem.filter_axes if tensor in ("w", "dw") else problem.data_axes
@@ -189,7 +213,7 @@ def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> It
 
 
 def written(value: float | complex) -> str:
-    """A number in a few characters; an integer as one."""
+    """Return a number in a few characters; an integer as one."""
     if isinstance(value, complex):
         imaginary = written(value.imag)
         return f"{written(value.real)}{'' if imaginary.startswith('-') else '+'}{imaginary}j"
@@ -199,7 +223,7 @@ def written(value: float | complex) -> str:
 
 
 def short(value: float) -> str:
-    """A number in at most five characters, for a cell of a picture; the page writes the same."""
+    """Return a number in at most five characters for a cell, as the page does."""
     if not isfinite(value):
         return str(value)
     size = abs(value)

@@ -1,4 +1,4 @@
-"""NVIDIA's bindings of the driver (cuda-bindings), for what CuPy has no word for."""
+"""NVIDIA's bindings of the driver (cuda-bindings), for functions that CuPy does not offer."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 @cache
 def driver() -> Any:
-    """The module of the driver's functions.
+    """Return the module of the driver's functions.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: cuda-bindings is not installed.
     """
-    from cuda.bindings import driver as found
+    from cuda.bindings import driver as module
 
-    return found
+    return module
 
 
 @cache
 def available() -> bool:
-    """Whether they are installed."""
+    """Return whether cuda-bindings is installed."""
     try:
         driver()
     except ImportError:

@@ -1,4 +1,4 @@
-"""Launches that may begin before those before them have ended, which CuPy's have no word for."""
+"""Launches with programmatic stream serialization, which CuPy does not offer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Overlapping:
         arguments: Sequence[Any],
         shared_mem: int,
     ) -> None:
-        """Launch it.
+        """Launch the kernel.
 
         Args:
             grid, block: extents.
@@ -51,7 +51,7 @@ class Overlapping:
             if isinstance(argument, np.ndarray):
                 places[number] = argument.ctypes.data
             elif isinstance(argument, np.generic):
-                values[number] = int(argument)  # of fewer bytes too: they are its first
+                values[number] = int(argument)  # little-endian: fewer bytes are the first ones
             else:
                 values[number] = argument.data.ptr
         config = _config(grid, block, shared_mem, cuda.get_current_stream().ptr)
@@ -69,7 +69,7 @@ def _words(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
 
 @lru_cache(maxsize=1024)
 def _config(grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int, stream: int) -> Any:
-    """A launch's shape and stream; never changed, as other threads may use it at the same time."""
+    """Return the launch configuration; it is shared by threads and never changed."""
     driver = bindings.driver()
     serialization = driver.CUlaunchAttribute()
     serialization.id = (

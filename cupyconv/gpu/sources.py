@@ -26,7 +26,7 @@ class KernelSource:
 
 
 def kernel_sources() -> Path:
-    """The folder of the .cu files, to be read; their headers are in ``include``.
+    """Return the folder of the .cu files, to be read; their headers are in ``include``.
 
     Raises:
         FileNotFoundError: the installation is incomplete.
@@ -36,7 +36,7 @@ def kernel_sources() -> Path:
 
 @cache
 def directory() -> Path:
-    """The folder of the .cu files: inside the installed package, or beside it in a checkout.
+    """Return the folder of the .cu files: inside the installed package, or beside it in a checkout.
 
     Raises:
         FileNotFoundError: neither exists, so the installation is incomplete.
@@ -53,7 +53,7 @@ def directory() -> Path:
 
 @cache
 def load(file_name: str) -> KernelSource:
-    """The source of one kernel file and its reachable headers."""
+    """Return the source of one kernel file and its reachable headers."""
     folder = directory()
     text = (folder / file_name).read_text(encoding="utf-8")
     headers: dict[str, str] = {}

@@ -1,8 +1,7 @@
-"""Which implementation computes a pass, and why: pure, and needs neither data nor a GPU."""
+"""The planner, which chooses an implementation for each pass; it needs no data and no GPU."""
 
-from cupyconv.planning.device import Device
-from cupyconv.planning.plan import PassPlan, Plan, plan, plan_pass
-from cupyconv.planning.request import (
+from cupyconv.kernels.device import Device
+from cupyconv.kernels.request import (
     ACTIVATIONS,
     PRECISIONS,
     Activation,
@@ -12,6 +11,7 @@ from cupyconv.planning.request import (
     Request,
     require_limit,
 )
+from cupyconv.planning.plan import PassPlan, Plan, implementations, plan, plan_pass
 
 __all__ = [
     "ACTIVATIONS",
@@ -24,6 +24,7 @@ __all__ = [
     "Plan",
     "Precision",
     "Request",
+    "implementations",
     "plan",
     "plan_pass",
     "require_limit",

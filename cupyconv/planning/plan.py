@@ -4,64 +4,74 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
-from typing import Any
+from math import inf, isfinite
+from typing import Any, TypeVar
 
 from cupyconv import markup, records
 from cupyconv.errors import ConvError, require_word, shown, unknown_word
-from cupyconv.planning.device import Device
-from cupyconv.planning.families import FAMILIES, Candidate, Family, Tile
-from cupyconv.planning.request import Impl, Implementation, Request
-from cupyconv.planning.strides import Strides
+from cupyconv.kernels.cost import duration
+from cupyconv.kernels.device import CPU, Device
+from cupyconv.kernels.family import Candidate, Choices, Family
+from cupyconv.kernels.request import Impl, Implementation, Request
+from cupyconv.kernels.strides import Strides
+from cupyconv.planning import calibration
+from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, ConvProblem
 
 AUTO: Impl = "auto"
 
+FAR = 10
+"""Multiple of the planned time beyond which a family is not measured (chosen)."""
+
+FORMAT = 2
+"""Version of a plan's JSON; 1 had no tilings and no such field."""
+
 
 @dataclass(frozen=True)
-class PassPlan:
-    """How one pass is computed.
+class PassPlan(Choices):
+    """Plan of one pass: an implementation, its choices, and the reason for them.
 
     Attributes:
         pass_: "forward", "backprop_input" or "backprop_filter".
-        implementation: the family's name, as ``impl`` takes it.
-        reason: why this one.
-        tile: block tile of a GEMM kernel, else None.
-        blocks: thread blocks that cover the tiles, in each split; 0 without tiles.
-        splits: into how many parts a sum over pixels or gemm_k is cut; their sums are added in a
-            fixed order.
-        workspace_bytes: device memory beside the tensors.
-        precision: what was permitted: "ieee", "tf32" or "bf16x6", as ``plan`` takes it.
-        method: how "numpy" computes it (cupyconv/planning/cpu.py), which operands "cuda-gather"
-            copies first, such as "x and w arranged", else empty.
+        implementation: name of the implementation, as ``impl`` takes it.
+        reason: reason for the choice.
+        precision: permitted precision: "ieee", "tf32" or "bf16x6".
+        microseconds: time of the pass, measured if the reason says so, else estimated; None for
+            "reference", which has no estimate.
     """
 
     pass_: str
     implementation: Implementation
     reason: str
-    tile: Tile | None = None
-    blocks: int = 0
-    splits: int = 1
-    workspace_bytes: int = 0
     precision: str = "ieee"
-    method: str = ""
+    microseconds: float | None = None
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.implementation]
 
+    @property
+    def kernel(self) -> str:
+        """Name of the implementation, on the CPU with its method."""
+        named = self.method if not self.family.on_gpu else ""
+        return f"{self.implementation} {named}".rstrip()
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The three passes of a problem on a device; prints as a table, and indexes by pass."""
+    """Plans of the three passes of a problem on a device.
+
+    A plan prints as a table and is indexed by pass.
+    """
 
     problem: ConvProblem
     device: Device
     passes: tuple[PassPlan, ...]
 
     def __hash__(self) -> int:
-        return hash((self.problem, self.device))  # quick: a plan is looked up at every call
+        return hash((self.problem, self.device))  # quick, for the lookup at every call
 
     def __getitem__(self, pass_: str) -> PassPlan:
         require_word("pass", pass_, PASSES)
@@ -75,44 +85,54 @@ class Plan:
         return "\n".join([str(self.problem), f"on {self.place}", *lines])
 
     def _repr_html_(self) -> str:
-        """The passes as a table, for Jupyter."""
+        """Return the passes as a table, for Jupyter."""
         blocks = (markup.Paragraph(repr(self.problem)), self.table, self.origin)
         return markup.Document(f"Plan on {self.place}", (markup.Section("", blocks),)).html()
 
     @property
     def place(self) -> str:
-        """The device's name, and what kernels are compiled for where the name does not say it."""
+        """The device's name and architecture, and the compiler's target if it is another one."""
         architecture, name = self.device.architecture or "", markup.in_line(self.device.name)
         if architecture.removesuffix("a") == name.removesuffix("a"):
-            return architecture
-        return f"{name} {architecture}".rstrip()
+            name = ""
+        target = f"(kernels for {self.device.fallback})" if self.device.fallback else ""
+        return " ".join(filter(None, (name, architecture, target)))
 
     @property
     def table(self) -> markup.Table:
-        """A line for each pass."""
+        """The plan as a table with a row per pass."""
         rows = tuple(
-            (p.pass_, p.implementation, str(p.tile or ""), _blocks_text(p), p.reason)
+            (p.pass_, p.implementation, _tile_text(p), _blocks_text(p), p.reason)
             for p in self.passes
         )
         return markup.Table(("pass", "implementation", "tile", "blocks", "reason"), rows)
 
     @property
     def origin(self) -> markup.Paragraph:
-        """Where the times come from: what is measured, what modelled."""
+        """Origin of the times, and the compiler's target where it is not the chip's own."""
         measured = sum(one.reason.startswith("measured") for one in self.passes)
         other = ""
         if self.device.is_gpu and self.device.nominal != self.device.capability:
             other = ", for the chip of compute capability {}.{}".format(*self.device.nominal)
+        elif self.device.card is not None:
+            other = f" by the figures of the {self.device.card}'s data sheet"
+        requests = (Request(self.problem, p.pass_, self.device, p.precision) for p in self.passes)
+        gpu = next(filter(None, map(calibration.measured_gpu, requests)), None)
+        scaled = f" and scaled by the times of other layers on an {gpu}" if gpu else ""
         told = {
-            0: f"Estimates are modelled{other}; nothing was measured.",
+            0: f"Estimates are modelled{other}{scaled or '; nothing was measured'}.",
             len(self.passes): "Times are measured, on a GPU like this one.",
         }
-        return markup.Paragraph(
-            told.get(measured, "Times are measured where that is said, else modelled.")
-        )
+        times = told.get(measured, "Times are measured where that is said, else modelled.")
+        if self.device.fallback:
+            times += (
+                f" Kernels are compiled for {self.device.fallback}, as the installed NVRTC has no "
+                f"target {self.device.architecture}."
+            )
+        return markup.Paragraph(times)
 
     def to_json(self) -> str:
-        """The plan as JSON, which ``from_json`` reads."""
+        """Return the plan as JSON, which ``from_json`` reads."""
         problem = {
             "input_shape": self.problem.input_shape,
             "filter_shape": self.problem.filter_shape,
@@ -120,20 +140,25 @@ class Plan:
             "dtype": self.problem.dtype,
         }
         passes = [asdict(pass_plan) for pass_plan in self.passes]
-        return json.dumps({"problem": problem, "device": asdict(self.device), "passes": passes})
+        device = asdict(self.device)
+        return json.dumps(
+            {"format": FORMAT, "problem": problem, "device": device, "passes": passes}
+        )
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan that ``to_json`` wrote.
+        """Return the plan that ``to_json`` wrote.
 
         Raises:
             ConvError: it is no such text, or this version has no such kernels.
         """
         try:
-            fields: dict[str, Any] = records.parse_json(text)
-            problem = ConvProblem(**fields["problem"])
-            device = records.record(Device, fields["device"])
-            passes = tuple(records.record(PassPlan, entry) for entry in fields["passes"])
+            entries: dict[str, Any] = records.parse_json(text)
+            if entries.get("format") != FORMAT:
+                raise ValueError(f"its format is {shown(entries.get('format'))}, not {FORMAT}")
+            problem = ConvProblem(**entries["problem"])
+            device = records.record(Device, entries["device"])
+            passes = tuple(map(_pass_plan_of_json, entries["passes"]))
             _require_sound(device, passes)
             if tuple(pass_plan.pass_ for pass_plan in passes) != PASSES:
                 raise ValueError(f"its passes must be {', '.join(PASSES)}")
@@ -149,8 +174,38 @@ class Plan:
             ) from None
         return Plan(problem, device, passes)
 
+    def with_choices(self, pass_: str, **choices: Any) -> Plan:
+        """Return the plan with other choices for one pass, such as its tile, tiling or splits.
+
+        Args:
+            pass_: "forward", "backprop_input" or "backprop_filter".
+            choices: attributes of ``Choices`` by name.  Blocks and workspace follow from the
+                others, unless ``blocks`` of a tiling are given.
+
+        Raises:
+            ConvError: the kernel family does not have these choices for the problem.
+
+        >>> plan = cupyconv.plan(cupyconv.ConvProblem((8, 32, 56, 56), (64, 32, 3, 3)), "sm_80")
+        >>> plan.with_choices("backprop_filter", splits=3)["backprop_filter"].splits
+        3
+        """
+        planned = self[pass_]
+        request = Request(self.problem, pass_, self.device, planned.precision).reduced
+        wanted = replace(planned, **{"blocks": 0, **choices})
+        found = planned.family.candidate(request, wanted)
+        if found is None:
+            text = ", ".join(f"{name} = {value}" for name, value in choices.items())
+            raise ConvError(
+                "a plan's choices must be those of its kernel family",
+                f"{planned.implementation} does not compute {pass_} of {self.problem} with {text}",
+                "",
+            )
+        found = _calibrated(request, found)
+        passes = (plan_of(request, found) if one is planned else one for one in self.passes)
+        return replace(self, passes=tuple(passes))
+
     def replay(self, request: Request) -> PassPlan:
-        """The planned pass, if it answers a request.
+        """Return the planned pass, if it answers a request.
 
         Raises:
             ConvError: it was planned for another problem or architecture, or does what the request
@@ -176,18 +231,18 @@ class Plan:
             )
         elif (refusal := planned.family.refuses(reduced)) is not None:
             wrong = refusal
-        elif request.device.is_gpu and not self._still_costs(planned, reduced):
+        elif (
+            found := planned.family.candidate(reduced, planned)
+        ) is None and not reduced.device.is_gpu:
+            wrong = f"{planned.implementation} has no method {planned.method!r} for it here"
+            if planned.method == "loops":
+                wrong += ": Numba, which compiles loops, cannot be used"
+        elif found is None or found.workspace_bytes != planned.workspace_bytes:
             wrong = "the tensors lie in memory otherwise than was planned for"
             way_out = "Pass tensors that are contiguous in the problem's formats"
         if wrong:
             raise ConvError("a plan must be for what is computed", wrong, way_out)
         return planned
-
-    @staticmethod
-    def _still_costs(planned: PassPlan, request: Request) -> bool:
-        """Whether a planned pass needs as much workspace for the tensors of a request."""
-        found = planned.family.candidate(request, planned.tile, planned.splits, planned.method)
-        return found is not None and found.workspace_bytes == planned.workspace_bytes
 
 
 def plan(
@@ -197,20 +252,20 @@ def plan(
     precision: str = "ieee",
     workspace_limit: int | None = None,
 ) -> Plan:
-    """Which implementation computes each pass of a problem on a device, and why.
+    """Choose an implementation for each pass of a problem on a device.
 
     Args:
         problem: the configuration.
         device: "cpu", an architecture such as "sm_80", or a Device.
         impl: "auto", or the name of the one implementation to use.
-        precision: "tf32" permits that float32 operands are rounded to TF32, "bf16x6" that they are
-            multiplied as planes of bfloat16; "ieee" permits neither.
-        workspace_limit: bytes of device memory that a pass may use beside its tensors; None is any
-            number.
+        precision: "tf32" permits rounding float32 operands to TF32, "bf16x6" permits multiplying
+            them as planes of bfloat16; "ieee" permits neither.
+        workspace_limit: most bytes of device memory that a pass may use beside its tensors; None
+            for no limit.
 
     Raises:
-        ConvError: the implementation is unknown, not for this device, or cannot take the problem;
-            or an argument is none of these.
+        ConvError: an argument is invalid, or the implementation is unknown, is not for this device,
+            or does not support the problem.
     """
     chosen = Device.of(device)
     passes = tuple(
@@ -229,62 +284,118 @@ def plan_pass(
     workspace_limit: int | None = None,
     strides: Strides | None = None,
 ) -> PassPlan:
-    """One pass of ``plan``, for an implementation that need not have the others.
+    """Choose an implementation for one pass, as ``plan`` does.
 
-    Strides are those of the tensors at hand; without, contiguous ones are planned for.
+    Args:
+        problem, pass_, device, impl, precision, workspace_limit: as in ``plan``.
+        strides: strides of the tensors; None for contiguous tensors.
     """
     request = Request(problem, pass_, device, precision, workspace_limit, strides)
-    best, note = _ranked(request, impl)[0], ""
+    best, note = ranked_candidates(request, impl)[0], ""
     if workspace_limit is not None:
-        free = _ranked(replace(request, workspace_limit=None), impl)[0]
+        free = ranked_candidates(replace(request, workspace_limit=None), impl)[0]
         if free != best:
             note = (
-                f" ({free.microseconds:.3g} us by {free.family.name} with {free.workspace_bytes} "
-                f"bytes of workspace, but the limit is {workspace_limit})"
+                f" ({duration(free.microseconds)} by {free.family.name} with "
+                f"{free.workspace_bytes} bytes of workspace, but the limit is {workspace_limit})"
             )
-    return _pass_plan(request, best, note)
+    return plan_of(request, best, note)
 
 
 def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
-    """The most promising ways to compute a pass on a GPU, for measuring; the planned one first.
+    """Return the most promising plans of a pass on a GPU, for measuring; the planned one first.
 
     The best of each family, with operands copied first and without, is among them if ``count``
-    permits, however low its estimate ranks.
+    permits, unless it is estimated FAR times slower than the planned one.  Families with tilings
+    have several candidates.
 
     Raises:
         ConvError: as for ``plan``.
     """
-    ranked = _ranked(request, impl)
-    best = {(one.family.name, bool(one.method)): one for one in reversed(ranked)}.values()
-    chosen = sorted(ranked, key=lambda candidate: candidate not in best)[:count]
-    return tuple(_pass_plan(request, candidate) for candidate in sorted(chosen, key=ranked.index))
+    candidates = ranked_candidates(request, impl)
+    others = [
+        _calibrated(request, candidate)
+        for family in dict.fromkeys(one.family for one in candidates)
+        for candidate in family.alternatives(request.reduced)
+    ]
+    candidates[1:] = sorted([*candidates[1:], *others], key=lambda one: one.microseconds)
+    least = candidates[0].microseconds
+    near = [one for one in candidates if one.microseconds <= FAR * least]
+    best = {(one.family.name, bool(one.method)): one for one in reversed(near)}.values()
+    chosen = sorted(candidates, key=lambda one: one not in best)[:count]
+    return tuple(plan_of(request, one) for one in sorted(chosen, key=candidates.index))
 
 
-def _ranked(request: Request, impl: str) -> list[Candidate]:
-    """All ways to compute a pass, by estimated time, and by that of computing where it is equal."""
+def ranked_candidates(request: Request, impl: str) -> list[Candidate]:
+    """Return all candidates of a pass by estimated time, and by that of computing among equals."""
     request = request.reduced
     candidates = [
-        candidate for family in _families(request, impl) for candidate in family.candidates(request)
+        _calibrated(request, candidate)
+        for family in _families(request, impl)
+        for candidate in family.candidates(request)
     ]
     return sorted(candidates, key=lambda one: (one.microseconds, one.computing))
 
 
-def _pass_plan(request: Request, chosen: Candidate, note: str = "") -> PassPlan:
-    return PassPlan(
-        request.pass_,
-        chosen.family.name,
-        chosen.family.reason(chosen, note),
-        chosen.tile,
-        chosen.blocks,
-        chosen.splits,
-        chosen.workspace_bytes,
-        request.precision,
-        chosen.method,
+def _calibrated(request: Request, candidate: Candidate) -> Candidate:
+    """Return the candidate with its modelled time scaled by what its family took on a GPU."""
+    factor = calibration.factor(request, candidate.family.name)
+    return (
+        candidate
+        if factor == 1
+        else replace(candidate, microseconds=factor * candidate.microseconds)
     )
 
 
+def _estimated(request: Request, chosen: Candidate) -> Candidate:
+    """Return the candidate with its time for the card, if the card is known."""
+    if request.device.card is None or request.figures is not None:
+        return chosen
+    own = replace(request, figures=request.device.figures).reduced
+    priced = chosen.family.candidate(own, chosen)
+    if priced is None:
+        return chosen
+    return replace(chosen, microseconds=_calibrated(own, priced).microseconds)
+
+
+def plan_of(request: Request, chosen: Candidate, note: str = "") -> PassPlan:
+    chosen = _estimated(request, chosen)
+    choices = {one.name: getattr(chosen, one.name) for one in fields(Choices)}
+    reason = chosen.family.reason(chosen, note)
+    time = chosen.microseconds if isfinite(chosen.microseconds) else None
+    return PassPlan(
+        request.pass_, chosen.family.name, reason, request.precision, microseconds=time, **choices
+    )
+
+
+AnyChoices = TypeVar("AnyChoices", bound=Choices)
+
+
+def choices_of_json(kind: type[AnyChoices], entry: Any, implementation: str) -> AnyChoices:
+    """Return choices of an implementation from JSON, with a tiling of its class.
+
+    Raises:
+        ValueError: a field is missing, unknown, or of another type.
+    """
+    found = records.record(kind, entry)
+    if found.tiling is None:
+        return found
+    family = FAMILIES.get(implementation)
+    if family is None or family.tiling is None:
+        raise ValueError(f"{shown(implementation)} has no tilings")
+    return replace(found, tiling=records.record(family.tiling, found.tiling))
+
+
+def _pass_plan_of_json(entry: Any) -> PassPlan:
+    return choices_of_json(PassPlan, entry, records.record(PassPlan, entry).implementation)
+
+
 def _families(request: Request, impl: str) -> list[Family]:
-    """Those that take what is asked for."""
+    """Return the implementations that support a request.
+
+    Raises:
+        ConvError: there is none.
+    """
     device = request.device
     if impl == AUTO:
         refusals = {family: family.refuses(request) for family in _on(device).values()}
@@ -299,7 +410,7 @@ def _families(request: Request, impl: str) -> list[Family]:
     family = _named(impl, device)
     refusal = family.refuses(request)
     if refusal is not None:
-        _families(request, AUTO)  # which says what else there is to do, where none takes it
+        _families(request, AUTO)  # raises a better error where no implementation supports it
         raise ConvError("the implementation must fit the problem", refusal, "Use impl='auto'")
     return [family]
 
@@ -307,6 +418,11 @@ def _families(request: Request, impl: str) -> list[Family]:
 @cache
 def _on(device: Device) -> dict[str, Family]:
     return {name: family for name, family in FAMILIES.items() if family.on_gpu == device.is_gpu}
+
+
+def implementations(on_gpu: bool) -> tuple[str, ...]:
+    """Return the values of ``impl`` for a GPU, or for the CPU."""
+    return (AUTO, *(name for name, family in FAMILIES.items() if family.on_gpu == on_gpu))
 
 
 def _named(impl: str, device: Device) -> Family:
@@ -324,19 +440,26 @@ def _named(impl: str, device: Device) -> Family:
 
 
 def _require_sound(device: Device, passes: tuple[PassPlan, ...]) -> None:
-    """Check the ranges of what was read; its types are those that it should have.
+    """Check the ranges of a plan's fields, whose types are checked already.
 
     Raises:
-        ValueError: one is not what it can be.
+        ValueError: a field is out of range.
     """
-    if device.architecture != Device.of(device.architecture or "cpu").architecture:
+    chip = Device.of_capability(device.name, device.capability) if device.is_gpu else CPU
+    if device.architecture != chip.architecture:
         raise ValueError(f"no such architecture: {shown(device.architecture)}")
+    if device.fallback is not None:
+        possible = chip.compiled_by([device.instructions])
+        if possible is None or device.fallback != possible.fallback:
+            raise ValueError(f"{device.architecture} runs no code for {shown(device.fallback)}")
     if device.multiprocessors is not None and not 0 < device.multiprocessors < 2**31:
         raise ValueError(f"no such number of multiprocessors: {device.multiprocessors}")
     for planned in passes:
         counts = (planned.blocks, planned.splits - 1, planned.workspace_bytes)
         if min(counts) < 0:
             raise ValueError(f"no such counts: {planned}")
+        if planned.microseconds is not None and not 0 <= planned.microseconds < inf:
+            raise ValueError(f"no such time: {planned.microseconds} us")
     for text in (device.name, *(planned.reason for planned in passes)):
         if not text.isprintable() or not text.strip():
             raise ValueError(f"no name and no reason: {shown(text)}")
@@ -348,7 +471,7 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
     family = _named(planned.implementation, device)
     wrong = family.refuses(request)
     if wrong is None:
-        known = family.candidate(request, planned.tile, planned.splits, planned.method)
+        known = family.candidate(request, planned)
         counts = (planned.blocks, planned.workspace_bytes)
         if known is None or (known.blocks, known.workspace_bytes) != counts:
             wrong = f"{family.name} does not compute {planned.pass_} in this way"
@@ -361,11 +484,19 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
 
 
 def _same(one: ConvProblem, other: ConvProblem) -> bool:
-    """Whether two problems are equal, however their padding is spelled."""
+    """Return whether two problems are equal, however their padding is spelled."""
     return one == other or one.replace(padding=one.padding) == other.replace(padding=other.padding)
 
 
+def _tile_text(planned: PassPlan) -> str:
+    """Return the block tile, or the tiling's choices by name."""
+    if planned.tiling is None:
+        return str(planned.tile or "")
+    return ", ".join(f"{name} {value}" for name, value in asdict(planned.tiling).items())
+
+
 def _blocks_text(planned: PassPlan) -> str:
-    if not planned.tile:
-        return f"{planned.splits} chunks" if planned.splits > 1 else ""
-    return f"{planned.blocks}" + (f" x {planned.splits}" if planned.splits > 1 else "")
+    if planned.splits > 1 and not planned.blocks:
+        return f"{planned.splits} chunks"
+    splits = f" x {planned.splits}" if planned.splits > 1 else ""
+    return f"{planned.blocks}{splits}" if planned.blocks else ""

@@ -1,8 +1,8 @@
-"""PyTorch's convolutions on cupyconv: its names, its signatures, its autograd.
+"""PyTorch's convolutions on cupyconv, with PyTorch's names, signatures and autograd.
 
-``conv1d`` to ``conv_transpose3d`` stand for their namesakes in ``torch.nn.functional``,
-``conv1d_input`` to ``conv3d_weight`` for those in ``torch.nn.grad``, and ``patch`` runs a model
-that calls PyTorch's own::
+``conv1d`` to ``conv_transpose3d`` replace their namesakes in ``torch.nn.functional``,
+``conv1d_input`` to ``conv3d_weight`` those in ``torch.nn.grad``.  ``patch`` runs models that call
+PyTorch's own convolutions::
 
     import cupyconv.torch as ct
 
@@ -12,26 +12,30 @@ that calls PyTorch's own::
     print(report)
 
 CPU tensors are computed by the NumPy path, CUDA tensors by the kernels on PyTorch's current stream;
-neither is copied.  Underneath are three custom operators, ``torch.ops.cupyconv.forward``,
-``.backprop_input`` and ``.backprop_filter``.  The gradient of each is made of the other two, so any
-number of derivatives can be taken::
+neither is copied.  The functions call three custom operators, ``torch.ops.cupyconv.forward``,
+``.backprop_input`` and ``.backprop_filter``.  The gradient of each consists of the other two, so
+the functions can be differentiated any number of times::
 
     y  = forward(x, w)              gives  backprop_input(w, dy)   and  backprop_filter(x, dy)
     dx = backprop_input(w, dy)      gives  backprop_filter(ddx, dy)  and  forward(ddx, w)
     dw = backprop_filter(x, dy)     gives  backprop_input(ddw, dy)   and  forward(x, ddw)
 
-What differs from PyTorch:
+Differences from PyTorch:
 
-* Floating-point and complex numbers only, and no complex ones of 32 bits: integers are refused.
-* float32 is computed in float32 whatever ``torch.backends.cudnn.allow_tf32`` says.
-* Of no input channels at all, a result is its bias, where PyTorch gives one of no channels.
-* Errors are ``cupyconv.ConvError`` and ``ConvTypeError``, which are RuntimeErrors here too.
-* ``torch.autograd``, forward mode and ``torch.func`` differentiate these functions, as often as is
-  asked for, and ``torch.func.vmap`` computes all examples in one call.  The operators themselves
-  have what PyTorch gives to custom operators: reverse mode.
-* ``torch.jit.trace`` and ``torch.jit.script`` do not see them; ``torch.export`` does.
+* Only floating-point dtypes, complex64 and complex128 are supported.
+* float32 is computed in float32, regardless of ``torch.backends.cudnn.allow_tf32``.
+* A convolution with no input channels is rejected in a compiled graph.
+* Errors are ``cupyconv.ConvError`` and ``ConvTypeError``, here also subclasses of RuntimeError.
+* ``torch.autograd``, forward mode and ``torch.func`` differentiate these functions any number of
+  times, and ``torch.func.vmap`` computes all examples in one call.  The custom operators themselves
+  only support reverse mode.
+* ``torch.compile`` breaks its graph at a transform of ``torch.func`` around these functions, and
+  ``torch.export`` rejects it.  ``patch`` leaves convolutions in such transforms to PyTorch.
+* ``torch.export`` and ``torch.fx.symbolic_trace`` support these functions; ``torch.jit.trace``,
+  ``torch.jit.script`` and ``torch.func.functionalize`` do not.
+* ``torch.onnx.export`` cannot convert these functions, but converts a model inside ``patch``.
 
-Needs PyTorch 2.4 or later, which is not among the library's dependencies.
+Requires PyTorch 2.4 or later, which the library does not depend on.
 """
 
 try:

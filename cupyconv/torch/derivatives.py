@@ -1,22 +1,24 @@
-"""The operators for PyTorch's function transforms: forward-mode derivatives, torch.func, vmap.
+"""Operators under PyTorch's function transforms: forward mode, torch.func and vmap.
 
-A custom operator has reverse-mode gradients only, so while a transform is active these classes
-stand for the operators.  Each is linear in every operand, so its tangent is the sum of itself with
-one operand after the other replaced by its tangent; and examples are vectorised by one call for all
-of them, as more images where only images differ, else as more groups.
+A custom operator only supports reverse mode, so these classes replace the operators while a
+transform is active.  Each operator is linear in every operand.  Its tangent is therefore the sum of
+its values with one operand at a time replaced by the operand's tangent.  vmap computes all examples
+in one call: as more images if the filters are shared, otherwise as more groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from cupyconv.errors import ConvTypeError
 from cupyconv.torch import operators
 
-_LAYER = (None, None, None, None)  # stride, padding, dilation and groups are constants
+_LAYER = (None, None, None, None)  # gradients of stride, padding, dilation and groups
 
 
 class _Forward(torch.autograd.Function):
@@ -50,16 +52,17 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, x, w, bias, stride, padding, dilation, groups):
-        batch = info.batch_size
+        batch, window = info.batch_size, (stride, padding, dilation)
+        if batch == 0:
+            return _without_examples(forward, in_dims, x, w, bias, *window, groups)
         if in_dims[1] is None and in_dims[2] is None:
-            y = forward(_as_images(x, in_dims[0]), w, bias, stride, padding, dilation, groups)
+            y = forward(_as_images(x, in_dims[0]), w, bias, *window, groups)
             return y.unflatten(0, (batch, len(y) // batch)), 0
-        window = (stride, padding, dilation, groups * batch)
         y = forward(
             _as_channels(x, in_dims[0], batch),
             _as_filters(w, in_dims[1], batch),
             None if bias is None else _as_filters(bias, in_dims[2], batch),
-            *window,
+            *(*window, groups * batch),
         )
         return y.unflatten(1, (batch, y.shape[1] // batch)), 1
 
@@ -95,6 +98,9 @@ class _BackpropInput(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, input_shape, w, dy, bias, stride, padding, dilation, groups):
         batch, (images, channels, *sizes) = info.batch_size, input_shape
+        if batch == 0:
+            layer = (stride, padding, dilation, groups)
+            return _without_examples(backprop_input, in_dims, input_shape, w, dy, bias, *layer)
         if in_dims[1] is None and in_dims[3] is None:
             shape = [batch * images, channels, *sizes]
             dy = _as_images(dy, in_dims[2])
@@ -141,6 +147,9 @@ class _BackpropFilter(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, x, filter_shape, dy, stride, padding, dilation, groups):
         batch, (filters, *rest) = info.batch_size, filter_shape
+        if batch == 0:
+            layer = (stride, padding, dilation, groups)
+            return _without_examples(backprop_filter, in_dims, x, filter_shape, dy, *layer)
         dw = backprop_filter(
             _as_channels(x, in_dims[0], batch),
             [batch * filters, *rest],
@@ -151,46 +160,97 @@ class _BackpropFilter(torch.autograd.Function):
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, *layer: Any) -> Tensor:
-    """``operators.forward``, and likewise the others."""
-    return _Forward.apply(x, w, bias, *layer)
+    """Compute ``operators.forward``, differentiable in every mode."""
+    if transforms_active():
+        return _apply(_Forward, x, w, bias, *layer)
+    return operators.forward(x, w, bias, *layer)
 
 
 def backprop_input(
     input_shape: Sequence[int], w: Tensor, dy: Tensor, bias: Tensor | None, *layer: Any
 ) -> Tensor:
-    return _BackpropInput.apply(input_shape, w, dy, bias, *layer)
+    """Compute ``operators.backprop_input``, differentiable in every mode."""
+    if transforms_active():
+        return _apply(_BackpropInput, input_shape, w, dy, bias, *layer)
+    return operators.backprop_input(input_shape, w, dy, bias, *layer)
 
 
 def backprop_filter(x: Tensor, filter_shape: Sequence[int], dy: Tensor, *layer: Any) -> Tensor:
-    return _BackpropFilter.apply(x, filter_shape, dy, *layer)
+    """Compute ``operators.backprop_filter``, differentiable in every mode."""
+    if transforms_active():
+        return _apply(_BackpropFilter, x, filter_shape, dy, *layer)
+    return operators.backprop_filter(x, filter_shape, dy, *layer)
+
+
+def transforms_active() -> bool:
+    """Return whether forward mode or a transform of ``torch.func`` is active."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """Apply a differentiable function outside of compiled graphs, which do not support it."""
+    if torch.compiler.is_dynamo_compiling():
+        return _apply_untraced(function, *arguments)
+    if torch.compiler.is_compiling():
+        raise ConvTypeError(
+            "torch.export does not support transforms of torch.func, or forward mode, around "
+            "cupyconv. Export PyTorch's own convolutions, or export without the transform"
+        )
+    functionalize = torch._C._functorch.TransformType.Functionalize
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    if any(level.key() == functionalize for level in stack):
+        raise ConvTypeError(
+            "torch.func.functionalize does not support functions with derivatives of their own. "
+            "Call it without torch.func.functionalize, or on PyTorch's own convolutions"
+        )
+    return function.apply(*arguments)
+
+
+_apply_untraced = torch._disable_dynamo(_apply)  # torch.compiler.disable would import dynamo
 
 
 def _sum(terms: list[Tensor | None], tbias: Tensor | None = None, ctx: Any = None) -> Tensor:
-    """The tangents that there are, added up; that of a bias is one of every pixel."""
-    there = [term for term in terms if term is not None]
+    """Add the tangents that are not None; the bias's tangent is broadcast to all pixels."""
+    present = [term for term in terms if term is not None]
     if tbias is not None:
-        there.append(tbias.reshape(-1, *[1] * (len(ctx.shape) - 2)).expand(ctx.shape))
-    total, *others = there
-    for term in others:
+        present.append(tbias.reshape(-1, *[1] * (len(ctx.shape) - 2)).expand(ctx.shape))
+    total, *remaining = present
+    for term in remaining:
         total = total + term
     return total
 
 
+def _without_examples(
+    operator: Callable[..., Tensor], in_dims: tuple[Any, ...], *arguments: Any
+) -> tuple[Tensor, int]:
+    """Return the empty result of vmap over no examples.
+
+    It is the result for the sums over the examples, expanded to length 0.  The sums are zeros that
+    depend on the arguments, so that every argument has a gradient.
+    """
+    sums = [
+        argument.sum(dim) if isinstance(dim, int) else argument
+        for argument, dim in zip(arguments, in_dims, strict=True)
+    ]
+    result = operator(*sums)
+    return result.expand(0, *result.shape), 0
+
+
 def _as_images(tensor: Tensor, dim: int) -> Tensor:
-    """(examples, N, C, ...) as (examples * N, C, ...)."""
+    """Reshape (examples, N, C, ...) to (examples * N, C, ...)."""
     return tensor.movedim(dim, 0).flatten(0, 1)
 
 
 def _as_channels(tensor: Tensor, dim: int | None, batch: int) -> Tensor:
-    """(examples, N, C, ...) as (N, examples * C, ...)."""
+    """Reshape (examples, N, C, ...) to (N, examples * C, ...)."""
     return _first(tensor, dim, batch).transpose(0, 1).flatten(1, 2)
 
 
 def _as_filters(tensor: Tensor, dim: int | None, batch: int) -> Tensor:
-    """(examples, K, ...) as (examples * K, ...)."""
+    """Reshape (examples, K, ...) to (examples * K, ...)."""
     return _first(tensor, dim, batch).flatten(0, 1)
 
 
 def _first(tensor: Tensor, dim: int | None, batch: int) -> Tensor:
-    """With the examples on the first axis; what all of them share, repeated."""
+    """Move the examples to the first axis; repeat a tensor that all examples share."""
     return tensor.expand(batch, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

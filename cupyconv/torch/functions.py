@@ -1,34 +1,56 @@
-"""PyTorch's signatures, and how their arguments are said to the operators."""
+"""Functions with PyTorch's signatures, which translate their arguments for the operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
 
-from cupyconv import formats
+from cupyconv import foreign, formats
 from cupyconv.errors import ConvError, ConvTypeError, shown
-from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem, Names, integer, integers, is_sequence
+from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem, integer, integers, is_sequence
+from cupyconv.remedies import Names
 from cupyconv.torch import derivatives, operators
 from cupyconv.torch.operators import DTYPES
+
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
 IntOrInts = int | Sequence[int]
 Padding = Literal["valid", "same"] | IntOrInts
 
 _DEVICES = ("cpu", "cuda", "meta")
 
-_CONVOLUTION = Names(w="the weight", y="the output")
-_TRANSPOSED = Names("the result", "the weight", "the input")
-_GRADIENT = Names(w="the weight", y="grad_output", x_shape="input_size", w_shape="weight_size")
+_CONVOLUTION = Names(
+    w="the weight", y="the output", absent=frozenset(("data_format", "filter_format", "padding"))
+)
+_TRANSPOSED = _CONVOLUTION._replace(x="the result", y="the input")
+_GRADIENT = _CONVOLUTION._replace(y="grad_output", x_shape="input_size", w_shape="weight_size")
+
+
+def _overridable(function: _Function) -> _Function:
+    """Make a function follow the ``__torch_function__`` protocol, as PyTorch's functions do.
+
+    A tensor subclass may replace the function, and ``torch.fx.symbolic_trace`` records it.
+    """
+
+    @wraps(function)
+    def overridable(*args: Any, **kwargs: Any) -> Any:
+        arguments = (*args, *kwargs.values())
+        if has_torch_function(arguments):
+            return handle_torch_function(overridable, arguments, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return cast(_Function, overridable)
 
 
 # -- torch.nn.functional ---------------------------------------------------------------------------
 
 
+@_overridable
 def conv1d(
     input: Tensor,
     weight: Tensor,
@@ -38,27 +60,28 @@ def conv1d(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.nn.functional.conv1d``.
+    """Compute ``torch.nn.functional.conv1d``.
 
     Args:
         input: (N, C, W), or (C, W) without a batch.
         weight: (K, C / groups, S).
         bias: (K,).
         stride, dilation: an int, or one per spatial axis.
-        padding: an int, one per spatial axis, "valid", or with a stride of 1 "same".
-        groups: C and K are split into this many independent convolutions.
+        padding: an int, one per spatial axis, "valid", or "same" with a stride of 1.
+        groups: number of independent convolutions into which C and K are divided.
 
     Returns:
         (N, K, Q), or (K, Q).
 
     Raises:
-        ConvError: no such convolution exists.
-        ConvTypeError: a tensor's dtype, device or kind is not supported, or two differ.
-        DeviceError: a CUDA tensor, and CuPy is not installed.
+        ConvError: the convolution is invalid.
+        ConvTypeError: a tensor's dtype, device or kind is not supported, or tensors differ in them.
+        DeviceError: a tensor is on a CUDA device, and CuPy is not installed.
     """
     return _convolution(1, input, weight, bias, stride, padding, dilation, groups)
 
 
+@_overridable
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -68,13 +91,14 @@ def conv2d(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.nn.functional.conv2d``: as ``conv1d``, with (H, W), (R, S) and (P, Q).
+    """Compute ``torch.nn.functional.conv2d``, as ``conv1d`` with (H, W), (R, S) and (P, Q).
 
     The result is channels_last in memory if the input or the weight is.
     """
     return _convolution(2, input, weight, bias, stride, padding, dilation, groups)
 
 
+@_overridable
 def conv3d(
     input: Tensor,
     weight: Tensor,
@@ -84,13 +108,14 @@ def conv3d(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.nn.functional.conv3d``: as ``conv1d``, with (D, H, W), (T, R, S) and (Z, P, Q).
+    """Compute ``torch.nn.functional.conv3d``, with (D, H, W), (T, R, S) and (Z, P, Q).
 
     The result is channels_last_3d in memory if the input or the weight is.
     """
     return _convolution(3, input, weight, bias, stride, padding, dilation, groups)
 
 
+@_overridable
 def conv_transpose1d(
     input: Tensor,
     weight: Tensor,
@@ -101,15 +126,15 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: IntOrInts = 1,
 ) -> Tensor:
-    """``torch.nn.functional.conv_transpose1d``.
+    """Compute ``torch.nn.functional.conv_transpose1d``.
 
     Args:
         input: (N, K, Q), or (K, Q) without a batch.
         weight: (K, C / groups, S).
         bias: (C,).
-        stride, padding, dilation, groups: of the convolution that is transposed.
-        output_padding: how many pixels the result has beyond the least that go with ``input``;
-            less than the stride, or than the dilation.
+        stride, padding, dilation, groups: parameters of the convolution that is transposed.
+        output_padding: pixels added to the smallest result size that matches ``input``; less than
+            the stride or less than the dilation.
 
     Returns:
         (N, C, W), or (C, W).
@@ -120,6 +145,7 @@ def conv_transpose1d(
     return _transposed(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
+@_overridable
 def conv_transpose2d(
     input: Tensor,
     weight: Tensor,
@@ -130,10 +156,11 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: IntOrInts = 1,
 ) -> Tensor:
-    """``torch.nn.functional.conv_transpose2d``: as ``conv_transpose1d``, from (P, Q) to (H, W)."""
+    """Compute ``torch.nn.functional.conv_transpose2d``, from (P, Q) to (H, W)."""
     return _transposed(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
+@_overridable
 def conv_transpose3d(
     input: Tensor,
     weight: Tensor,
@@ -144,13 +171,14 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: IntOrInts = 1,
 ) -> Tensor:
-    """``torch.nn.functional.conv_transpose3d``: from (Z, P, Q) to (D, H, W)."""
+    """Compute ``torch.nn.functional.conv_transpose3d``, from (Z, P, Q) to (D, H, W)."""
     return _transposed(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
 # -- torch.nn.grad ---------------------------------------------------------------------------------
 
 
+@_overridable
 def conv1d_input(
     input_size: Sequence[int],
     weight: Tensor,
@@ -160,23 +188,24 @@ def conv1d_input(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.nn.grad.conv1d_input``: the gradient of ``conv1d`` with respect to its input.
+    """Compute ``torch.nn.grad.conv1d_input``: the gradient of ``conv1d`` in its input.
 
     Args:
         input_size: shape of the input, (N, C, W).
         weight: (K, C / groups, S).
         grad_output: (N, K, Q), the gradient with respect to the output.
-        stride, padding, dilation, groups: of the convolution.
+        stride, padding, dilation, groups: parameters of the convolution.
 
     Returns:
-        A tensor of shape ``input_size``, which can be differentiated further.
+        A tensor of shape ``input_size``, which is differentiable.
 
     Raises:
-        ConvError: ``grad_output`` does not belong to this input; others as for ``conv1d``.
+        ConvError: ``grad_output`` does not match this input; others as for ``conv1d``.
     """
     return _input_gradient(1, input_size, weight, grad_output, stride, padding, dilation, groups)
 
 
+@_overridable
 def conv2d_input(
     input_size: Sequence[int],
     weight: Tensor,
@@ -186,10 +215,11 @@ def conv2d_input(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.nn.grad.conv2d_input``: as ``conv1d_input``."""
+    """Compute ``torch.nn.grad.conv2d_input``, as ``conv1d_input``."""
     return _input_gradient(2, input_size, weight, grad_output, stride, padding, dilation, groups)
 
 
+@_overridable
 def conv3d_input(
     input_size: Sequence[int],
     weight: Tensor,
@@ -199,10 +229,11 @@ def conv3d_input(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.nn.grad.conv3d_input``: as ``conv1d_input``."""
+    """Compute ``torch.nn.grad.conv3d_input``, as ``conv1d_input``."""
     return _input_gradient(3, input_size, weight, grad_output, stride, padding, dilation, groups)
 
 
+@_overridable
 def conv1d_weight(
     input: Tensor,
     weight_size: Sequence[int],
@@ -212,23 +243,24 @@ def conv1d_weight(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.nn.grad.conv1d_weight``: the gradient of ``conv1d`` with respect to its weight.
+    """Compute ``torch.nn.grad.conv1d_weight``: the gradient of ``conv1d`` in its weight.
 
     Args:
         input: (N, C, W).
         weight_size: shape of the weight, (K, C / groups, S).
         grad_output: (N, K, Q), the gradient with respect to the output.
-        stride, padding, dilation, groups: of the convolution.
+        stride, padding, dilation, groups: parameters of the convolution.
 
     Returns:
-        A tensor of shape ``weight_size``, which can be differentiated further.
+        A tensor of shape ``weight_size``, which is differentiable.
 
     Raises:
-        ConvError: ``grad_output`` does not belong to this input; others as for ``conv1d``.
+        ConvError: ``grad_output`` does not match this input; others as for ``conv1d``.
     """
     return _weight_gradient(1, input, weight_size, grad_output, stride, padding, dilation, groups)
 
 
+@_overridable
 def conv2d_weight(
     input: Tensor,
     weight_size: Sequence[int],
@@ -238,10 +270,11 @@ def conv2d_weight(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.nn.grad.conv2d_weight``: as ``conv1d_weight``."""
+    """Compute ``torch.nn.grad.conv2d_weight``, as ``conv1d_weight``."""
     return _weight_gradient(2, input, weight_size, grad_output, stride, padding, dilation, groups)
 
 
+@_overridable
 def conv3d_weight(
     input: Tensor,
     weight_size: Sequence[int],
@@ -251,7 +284,7 @@ def conv3d_weight(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.nn.grad.conv3d_weight``: as ``conv1d_weight``."""
+    """Compute ``torch.nn.grad.conv3d_weight``, as ``conv1d_weight``."""
     return _weight_gradient(3, input, weight_size, grad_output, stride, padding, dilation, groups)
 
 
@@ -266,15 +299,15 @@ def convolution(
     output_padding: IntOrInts,
     groups: int,
 ) -> Tensor:
-    """``torch.convolution``: ``conv1d`` or ``conv_transpose1d`` and their like, by the weight.
+    """Compute ``torch.convolution``, with the number of spatial axes of the weight.
 
     Raises:
-        ConvError, ConvTypeError, DeviceError: as for these.
+        ConvError, ConvTypeError, DeviceError: as for ``conv1d`` and ``conv_transpose1d``.
     """
     rank = weight.dim() - 2 if isinstance(weight, Tensor) else 1
     if transposed:
-        more = (stride, padding, output_padding, groups, dilation)
-        return _transposed(rank, input, weight, bias, *more)
+        layer = (stride, padding, output_padding, groups, dilation)
+        return _transposed(rank, input, weight, bias, *layer)
     return _convolution(rank, input, weight, bias, stride, padding, dilation, groups)
 
 
@@ -291,18 +324,19 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """``torch.ops.aten.convolution_backward``, which the functions of ``torch.nn.grad`` call.
+    """Compute ``torch.ops.aten.convolution_backward``, which ``torch.nn.grad`` calls.
 
     Args:
         grad_output: (N, K, spatial), the gradient with respect to the output.
-        input, weight: of the convolution; of one whose counterpart is wanted, only the shape.
-        bias_sizes: of no account.
-        stride, padding, dilation, groups: of the convolution.
-        transposed, output_padding: for a transposed one, which is refused.
-        output_mask: which of the gradients with respect to input, weight and bias are computed.
+        input, weight: operands of the convolution; only the shape of an operand is used for its own
+            gradient.
+        bias_sizes: ignored.
+        stride, padding, dilation, groups: parameters of the convolution.
+        transposed, output_padding: must be those of a convolution that is not transposed.
+        output_mask: whether to compute the gradients with respect to input, weight and bias.
 
     Returns:
-        These gradients; None for those that were not asked for.
+        The three gradients; None for each that is not computed.
 
     Raises:
         ConvError: the convolution is transposed; others as for ``conv1d``.
@@ -311,36 +345,37 @@ def convolution_backward(
     return _gradients(grad_output, input, weight, window, transposed, output_mask)
 
 
-# -- from PyTorch's arguments to the operators -----------------------------------------------------
+# -- translation of arguments ---------------------------------------------------------------------
 
 
-class _RefusedCall(ConvError, RuntimeError):
-    """A ConvError for programs that expect PyTorch's errors."""
+class _RuntimeConvError(ConvError, RuntimeError):
+    """ConvError that is a RuntimeError, as PyTorch's errors are."""
 
 
-class _RefusedTensor(ConvTypeError, RuntimeError):
-    """A ConvTypeError for programs that expect PyTorch's errors."""
+class _RuntimeConvTypeError(ConvTypeError, RuntimeError):
+    """ConvTypeError that is a RuntimeError, as PyTorch's errors are."""
 
 
-def _refusing_as_pytorch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose errors are RuntimeErrors too."""
+def _with_runtime_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that its errors are also RuntimeErrors."""
 
     @wraps(function)
-    def refusing(*given: Any) -> Any:
+    def wrapped(*args: Any) -> Any:
         if torch.compiler.is_compiling():
-            return function(*given)
+            return function(*args)
         try:
-            return function(*given)
+            return function(*args)
         except ConvError as error:
-            words = (error.rule, error.values, error.remedy)
-            raise _RefusedCall(*words, axis=error.axis) from None
+            converted = _RuntimeConvError(error.rule, error.values, error.remedy, axis=error.axis)
+            converted.fixes = error.fixes
+            raise converted from None
         except ConvTypeError as error:
-            raise _RefusedTensor(*error.args) from None
+            raise _RuntimeConvTypeError(*error.args) from None
 
-    return refusing
+    return wrapped
 
 
-@_refusing_as_pytorch
+@_with_runtime_errors
 def _convolution(
     rank: int,
     input: Tensor,
@@ -358,12 +393,12 @@ def _convolution(
         y = _without_channels(x, w, b, strides, pads, dilations)
     else:
         _require_bias(b, w.shape[0], "the weight")
-        given = (x, w, b, strides, pads, dilations, groups)
-        y = _computed("forward", given, _CONVOLUTION, (x.shape, w.shape, None))
+        arguments = (x, w, b, strides, pads, dilations, groups)
+        y = _compute("forward", arguments, _CONVOLUTION, (x.shape, w.shape, None))
     return y if batched else y.squeeze(0)
 
 
-@_refusing_as_pytorch
+@_with_runtime_errors
 def _transposed(
     rank: int,
     input: Tensor,
@@ -377,7 +412,7 @@ def _transposed(
 ) -> Tensor:
     if isinstance(padding, str):
         raise ConvError(
-            "the padding of a transposed convolution is a number",
+            "the padding of a transposed convolution must be a number",
             f"got {shown(padding)}",
             "Pass an integer, or one for each spatial axis",
         )
@@ -396,21 +431,21 @@ def _transposed(
         size, taps, before = x.shape[2 + i], w.shape[2 + i], pads[2 * i]
         axis = ConvAxis("", 0, taps, strides[i], dilations[i], before, before, "explicit")
         sizes.append(axis.first_input_size_for(size) + extra[i])
-        # From the stride on, the result has more windows than x has pixels: these would be zero.
+        # With output_padding >= stride the result has more windows than x has pixels; add zeros.
         missing.append(extra[i] // strides[i])
     if any(missing):
         x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
     shape = [x.shape[0], w.shape[1] * groups, *sizes]
     _require_bias(b, shape[1], "the result")
     if w.is_complex():
-        # What the operator multiplies by is its conjugate; a lazy one has no forward mode.
+        # The operator conjugates w again.  A lazy conjugate does not support forward mode.
         w = torch.conj_physical(w)
-    given = (shape, w, x, b, strides, pads, dilations, groups)
-    y = _computed("backprop_input", given, _TRANSPOSED, (shape, w.shape, x.shape))
+    arguments = (shape, w, x, b, strides, pads, dilations, groups)
+    y = _compute("backprop_input", arguments, _TRANSPOSED, (shape, w.shape, x.shape))
     return y if batched else y.squeeze(0)
 
 
-@_refusing_as_pytorch
+@_with_runtime_errors
 def _input_gradient(
     rank: int,
     input_size: Sequence[int],
@@ -425,12 +460,12 @@ def _input_gradient(
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
     sizes, groups = _sizes("input_size", input_size), _groups(groups)
     shape = sizes if batched else [1, *sizes]
-    given = (shape, w, dy, None, strides, pads, dilations, groups)
-    dx = _computed("backprop_input", given, _GRADIENT, (shape, w.shape, dy.shape))
+    arguments = (shape, w, dy, None, strides, pads, dilations, groups)
+    dx = _compute("backprop_input", arguments, _GRADIENT, (shape, w.shape, dy.shape))
     return dx if batched else dx.squeeze(0)
 
 
-@_refusing_as_pytorch
+@_with_runtime_errors
 def _weight_gradient(
     rank: int,
     input: Tensor,
@@ -444,7 +479,7 @@ def _weight_gradient(
     shape = _sizes("weight_size", weight_size)
     if len(shape) != rank + 2:
         raise ConvError(
-            f"the weight of a {rank}-D convolution has {rank + 2} axes",
+            f"the weight of a {rank}-D convolution must have {rank + 2} axes",
             f"weight_size is {shown(shape)}",
             f"Pass {rank + 2} sizes",
         )
@@ -453,55 +488,63 @@ def _weight_gradient(
     dy, _ = _batched(rank, "grad_output", dy)
     strides, pads, dilations = _window(rank, shape[2:], stride, padding, dilation)
     groups = _groups(groups)
-    given = (x, shape, dy, strides, pads, dilations, groups)
-    return _computed("backprop_filter", given, _GRADIENT, (x.shape, shape, dy.shape))
+    arguments = (x, shape, dy, strides, pads, dilations, groups)
+    return _compute("backprop_filter", arguments, _GRADIENT, (x.shape, shape, dy.shape))
 
 
-@_refusing_as_pytorch
+@_with_runtime_errors
 def _gradients(
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,
     window: tuple[Any, ...],
     transposed: bool,
-    wanted: Sequence[bool],
+    mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if transposed:
         raise ConvError(
-            "these are gradients of a convolution",
-            "it is a transposed one",
-            "Differentiate cupyconv.torch.conv_transpose2d or its like",
+            "convolution_backward must be given a convolution that is not transposed",
+            "got transposed=True",
+            "Differentiate cupyconv.torch.conv_transpose2d, or the function for your rank",
         )
     stride, padding, dilation, groups = window
     rank = weight.dim() - 2
     dy, x, w = _cast("grad_output", grad_output, "input", input, "weight", weight)
     layer = (*_window(rank, w.shape[2:], stride, padding, dilation), _groups(groups))
     shapes = (x.shape, w.shape, dy.shape)
-    of_x, of_w = (list(x.shape), w, dy, None, *layer), (x, list(w.shape), dy, *layer)
+    dx_arguments = (list(x.shape), w, dy, None, *layer)
+    dw_arguments = (x, list(w.shape), dy, *layer)
     return (
-        _computed("backprop_input", of_x, _GRADIENT, shapes) if wanted[0] else None,
-        _computed("backprop_filter", of_w, _GRADIENT, shapes) if wanted[1] else None,
-        operators.sum_pixels(dy) if wanted[2] else None,
+        _compute("backprop_input", dx_arguments, _GRADIENT, shapes) if mask[0] else None,
+        _compute("backprop_filter", dw_arguments, _GRADIENT, shapes) if mask[1] else None,
+        operators.sum_pixels(dy) if mask[2] else None,
     )
 
 
-def _computed(operator: str, given: tuple[Any, ...], names: Names, shapes: tuple[Any, ...]) -> Any:
-    """What an operator gives; what it refuses is said in the caller's words.
+def _compute(
+    operator: str, arguments: tuple[Any, ...], names: Names, shapes: tuple[Any, ...]
+) -> Any:
+    """Compute an operator, using the caller's tensor names in errors.
 
     Args:
-        operator: its name.
-        given: its arguments, the last four of them the layer's.
-        names: what the caller calls the layer's tensors.
-        shapes: theirs.
+        operator: name of the operator.
+        arguments: its arguments; the last four are stride, padding, dilation and groups.
+        names: the caller's names of the layer's tensors.
+        shapes: shapes of x, w and y.
     """
-    if torch.compiler.is_compiling():
-        return getattr(operators, operator)(*given)
-    # While a transform is active, operators that it can look into.
-    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if torch.compiler.is_dynamo_compiling():
+        return getattr(derivatives, operator)(*arguments)
     try:
-        return getattr(derivatives if transformed else operators, operator)(*given)
-    except (ConvError, RuntimeError):  # PyTorch's own of sizes that it does not count
-        operators.require_layer(names, shapes, given[-4:])
+        return getattr(derivatives, operator)(*arguments)
+    except (ConvError, RuntimeError):  # PyTorch raises RuntimeError for sizes that overflow
+        is_size = {
+            "input_shape": operator == "backprop_input" and names is _GRADIENT,
+            "filter_shape": operator == "backprop_filter",
+        }
+        sizes = tuple(key for key, value in is_size.items() if value)
+        bias = {"forward": arguments[2], "backprop_input": arguments[3]}.get(operator)
+        bias_shape = None if bias is None else tuple(bias.shape)
+        operators.require_layer(names, shapes, arguments[-4:], sizes, bias_shape)
         raise
 
 
@@ -526,11 +569,11 @@ def _without_channels(
     pads: list[int],
     dilations: list[int],
 ) -> Tensor:
-    """What PyTorch makes of no input channels: no output channels, and gradients of zero."""
+    """Return PyTorch's result for no input channels: no output channels, zero gradients."""
     shape = [x.shape[0], 0]
     for i, size in enumerate(x.shape[2:]):
         before, after = pads[2 * i : 2 * i + 2]
-        # With one channel, to be refused as any other.
+        # Checked with one channel, so that invalid sizes raise the usual errors.
         axis = ConvProblem(
             (1, 1, size),
             (1, 1, w.shape[2 + i]),
@@ -540,21 +583,21 @@ def _without_channels(
         ).axes[0]
         shape.append(axis.output)
     operands = (x, w) if bias is None else (x, w, bias)
-    total = sum(one.sum() for one in operands)
+    total = sum(operand.sum() for operand in operands)
     return total.expand(shape).clone(memory_format=torch.contiguous_format)
 
 
 def _operands(
     rank: int, name: str, data: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor, Tensor | None], bool]:
-    """The tensors of a call, with a batch; and whether the caller's had one."""
+    """Return the tensors of a call with a batch axis, and whether the input had one."""
     if bias is None:
         data, weight = _cast(name, data, "weight", weight)
     else:
         data, weight, bias = _cast(name, data, "weight", weight, "bias", bias)
     if weight.dim() != rank + 2:
         raise ConvError(
-            f"the weight of a {rank}-D convolution has {rank + 2} axes",
+            f"the weight of a {rank}-D convolution must have {rank + 2} axes",
             f"got {_shape_text(weight)}",
             f"Use the function for {weight.dim() - 2} spatial axes"
             if weight.dim() - 2 in formats.SPATIAL_AXES
@@ -565,20 +608,21 @@ def _operands(
 
 
 def _batched(rank: int, name: str, data: Tensor) -> tuple[Tensor, bool]:
-    """The tensor with a batch axis, and whether it had one."""
+    """Return the tensor with a batch axis, and whether it had one."""
     if data.dim() == rank + 2:
         return data, True
     if data.dim() == rank + 1:
         return data.unsqueeze(0), False
     raise ConvError(
-        f"the {name} of a {rank}-D convolution has {rank + 2} axes, or {rank + 1} without a batch",
+        f"the {name} of a {rank}-D convolution must have {rank + 2} axes, or {rank + 1} without a "
+        "batch",
         f"got {_shape_text(data)}",
         "Reshape it, or use the function for another number of spatial axes",
     )
 
 
 def _cast(*named: Any) -> list[Tensor]:
-    """The tensors of a call, as autocast wants them; all of one dtype on one device.
+    """Cast the tensors of a call as autocast does; require one dtype and one device.
 
     Args:
         named: names, each followed by its tensor.
@@ -586,20 +630,14 @@ def _cast(*named: Any) -> list[Tensor]:
     names, tensors = named[::2], list(named[1::2])
     for name, tensor in zip(names, tensors, strict=True):
         if not isinstance(tensor, Tensor):
-            raise ConvTypeError(
-                f"{name} must be a tensor: got {type(tensor).__name__}. "
-                "Convert it with torch.from_dlpack, or call cupyconv.conv_forward and its like"
-            )
-        if getattr(tensor, "is_nested", False):
-            raise ConvTypeError(
-                f"{name} is a nested tensor, whose parts differ in size. Convolve them one by one, "
-                f"as {name}.unbind() gives them, or pad them to one size"
-            )
-        if tensor.layout is not torch.strided:
-            raise ConvTypeError(
-                f"{name} must be a dense tensor: its layout is {tensor.layout}. "
-                f"Pass {name}.to_dense()"
-            )
+            text = f"{name} must be a tensor: got {type(tensor).__name__}"
+            if hasattr(tensor, "__dlpack__"):
+                text += (
+                    ". Convert it with torch.from_dlpack, or call a function of cupyconv such as "
+                    "conv_forward"
+                )
+            raise ConvTypeError(text)
+        foreign.require_dense(name, tensor, torch)
     if torch.jit.is_tracing():
         raise ConvTypeError(
             "torch.jit.trace does not see custom operators' arguments: use torch.export or "
@@ -612,10 +650,10 @@ def _cast(*named: Any) -> list[Tensor]:
             f"Move them, for example {names[0]}.cpu()"
         )
     if device.type != "meta" and torch.is_autocast_enabled(device.type):
-        # What PyTorch does for its own convolutions: all but float64 are computed in this dtype.
-        wanted = torch.get_autocast_dtype(device.type)
+        # As for PyTorch's convolutions, autocast converts all floating-point dtypes but float64.
+        dtype = torch.get_autocast_dtype(device.type)
         tensors = [
-            t.to(wanted) if t.is_floating_point() and t.dtype != torch.float64 else t
+            t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t
             for t in tensors
         ]
     for name, tensor in zip(names, tensors, strict=True):
@@ -624,17 +662,32 @@ def _cast(*named: Any) -> list[Tensor]:
                 f"all tensors must be on one device: {names[0]} is on {device}, {name} on "
                 f"{tensor.device}. Move one, for example {name}.to({str(device)!r})"
             )
-        if tensor.dtype not in DTYPES:
-            raise ConvTypeError(
-                f"dtype must be one of {', '.join(ITEMSIZE)}: {name} is {tensor.dtype}. Convert "
-                f"it, for example {name}.{'cfloat' if tensor.is_complex() else 'float'}()"
-            )
-        if tensor.dtype != tensors[0].dtype:
-            raise ConvTypeError(
-                f"all tensors must have one dtype: {names[0]} is {tensors[0].dtype}, {name} is "
-                f"{tensor.dtype}. Convert one, for example {name}.to({tensors[0].dtype})"
-            )
+        if tensor.dtype not in DTYPES or tensor.dtype != tensors[0].dtype:
+            raise _dtype_error(dict(zip(names, tensors, strict=True)))
     return tensors
+
+
+def _dtype_error(tensors: dict[str, Tensor]) -> ConvTypeError:
+    """Return the error for unsupported or different dtypes."""
+    words = {name: DTYPES.get(tensor.dtype) for name, tensor in tensors.items()}
+    known = [t.dtype for t in tensors.values() if t.dtype in DTYPES]
+    is_complex = any(tensor.is_complex() for tensor in tensors.values())
+    default = torch.complex64 if is_complex else (known or [torch.float32])[0]
+    target = next((dtype for dtype in known if dtype.is_complex), default)
+    steps = [f"{name}.to({target})" for name, t in tensors.items() if t.dtype != target]
+    way_out = f"for example {' and '.join(steps)}"
+    for name, word in words.items():
+        if word is None:
+            return ConvTypeError(
+                f"dtype must be one of {', '.join(ITEMSIZE)}: {name} is {tensors[name].dtype}. "
+                f"Convert it, {way_out}"
+            )
+    (first, tensor), *others = tensors.items()
+    name, other = next(entry for entry in others if entry[1].dtype != tensor.dtype)
+    return ConvTypeError(
+        f"all tensors must have one dtype: {first} is {tensor.dtype}, {name} is {other.dtype}. "
+        f"Convert one, {way_out}"
+    )
 
 
 def _window(
@@ -644,7 +697,7 @@ def _window(
     padding: Padding,
     dilation: IntOrInts,
 ) -> tuple[list[int], list[int], list[int]]:
-    """Strides, paddings (before and after of each axis in turn) and dilations."""
+    """Return strides, paddings (before and after each axis) and dilations."""
     strides = _per_axis("stride", stride, rank)
     dilations = _per_axis("dilation", dilation, rank)
     if not isinstance(padding, str):
@@ -659,7 +712,7 @@ def _window(
         )
     if any(s != 1 for s in strides):
         raise ConvError(
-            "PyTorch's padding='same' goes with a stride of 1",
+            "PyTorch's padding='same' requires a stride of 1",
             f"got a stride of {strides}",
             "Pass the padding as numbers; cupyconv.conv_forward has TensorFlow's 'same'",
         )
@@ -668,9 +721,9 @@ def _window(
 
 
 def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:
-    """One integer for each spatial axis, of which PyTorch also takes a list of one for all."""
-    given: Any = value if is_sequence(value) else [value]
-    values = [_index(what, one) for one in given]
+    """Return one integer per spatial axis; like PyTorch, accept a list with one value for all."""
+    items: Any = value if is_sequence(value) else [value]
+    values = [_index(what, item) for item in items]
     if len(values) == 1:
         values = values * rank
     if len(values) != rank:
@@ -683,22 +736,22 @@ def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:
 
 
 def _sizes(what: str, value: Any) -> list[int]:
-    """A shape, whose sizes a compiler may have left open."""
-    given = value if is_sequence(value) else integers(what, value)
-    return [_index(what, one) for one in given]
+    """Return a shape, whose sizes may be symbolic during compilation."""
+    sizes = value if is_sequence(value) else integers(what, value)
+    return [_index(what, size) for size in sizes]
 
 
 def _groups(value: Any) -> int:
     groups = _index("groups", value)
     if groups < 1:
-        raise ConvError("groups must be at least 1", f"got {groups}", "Use groups=1")
+        raise ConvError("groups must be at least 1", f"got {groups}", "Use 1 or more")
     return groups
 
 
 def _index(what: str, value: Any) -> int:
-    """An integer, of whatever library; one that a compiler has left open stays so."""
-    is_open = torch.compiler.is_compiling() or isinstance(value, torch.SymInt)
-    return value if is_open and isinstance(value, (int, torch.SymInt)) else integer(what, value)
+    """Convert to an int; keep an integer that is symbolic during compilation."""
+    keeps = torch.compiler.is_compiling() or isinstance(value, torch.SymInt)
+    return value if keeps and isinstance(value, (int, torch.SymInt)) else integer(what, value)
 
 
 def _shape_text(tensor: Tensor) -> str:

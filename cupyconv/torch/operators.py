@@ -1,30 +1,36 @@
-"""The three passes as custom operators of PyTorch: their kernels, shapes and gradients."""
+"""Passes as custom operators of PyTorch, with kernels, fake kernels and gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cupyconv import arrays, operations
+from cupyconv import arrays, foreign, operations
+from cupyconv.gpu.capture import LastingAllocator
 from cupyconv.problem import (
     ITEMSIZE,
     ConvAxis,
     ConvProblem,
-    Names,
     dtype_name,
     named_problem,
     require_output,
 )
+from cupyconv.remedies import Names, offering
+
+try:
+    from torch.utils import flop_counter
+except ImportError:  # some PyTorch builds lack it
+    flop_counter = None
 
 _PLAIN = Names()
 
 DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in ITEMSIZE}
-"""PyTorch's dtypes that are computed, with their names."""
+"""Names of the supported PyTorch dtypes."""
 
 _LAYER = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _SCHEMAS = (
@@ -32,12 +38,15 @@ _SCHEMAS = (
     f"backprop_input(SymInt[] input_shape, Tensor w, Tensor dy, Tensor? bias, {_LAYER}) -> Tensor",
     f"backprop_filter(Tensor x, SymInt[] filter_shape, Tensor dy, {_LAYER}) -> Tensor",
 )
-"""``padding`` has two entries for each spatial axis: before and after.  With a bias,
-``backprop_input`` is a transposed convolution."""
+"""Schemas of the operators.
+
+``padding`` has two entries per spatial axis: before and after.  With a bias, ``backprop_input`` is
+a transposed convolution.
+"""
 
 _library = torch.library.Library("cupyconv", "DEF")
 for _schema in _SCHEMAS:
-    # The result's memory order follows the operands', so a compiler must keep theirs.
+    # The result's memory order follows the operands, so a compiler must keep their strides.
     _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order,))
 
 forward = torch.ops.cupyconv.forward.default
@@ -59,12 +68,12 @@ def _run_backprop_input(input_shape, w, dy, bias, stride, padding, dilation, gro
     _, layer = _layer((input_shape, w.shape, dy.shape), w.dtype, window)
     dx, shape = _empty(input_shape, dy, w), tuple(input_shape)
     with _place(w.device):
-        given = (_memory(w), _memory(dy))
+        operands = (_memory(w), _memory(dy))
         if bias is None:
-            operations.conv_backprop_input(shape, *given, out=_memory(dx), **layer)
+            operations.conv_backprop_input(shape, *operands, out=_memory(dx), **layer)
         else:
-            w_memory, dy_memory = given
-            if w.is_complex():  # which conv_transpose does not conjugate
+            w_memory, dy_memory = operands
+            if w.is_complex():  # conv_transpose does not conjugate w
                 w_memory = _memory(w.conj())
             arguments = {**layer, "output_shape": shape, "out": _memory(dx)}
             operations.conv_transpose(dy_memory, w_memory, _memory(bias), **arguments)
@@ -82,19 +91,28 @@ def _run_backprop_filter(x, filter_shape, dy, stride, padding, dilation, groups)
     return dw
 
 
-def require_layer(names: Names, shapes: tuple[Any, ...], layer: tuple[Any, ...]) -> None:
-    """Check a call whose tensors are called by these names, unless sizes of it are left open.
+def require_layer(
+    names: Names,
+    shapes: tuple[Any, ...],
+    layer: tuple[Any, ...],
+    sizes: tuple[str, ...],
+    bias_shape: tuple[int, ...] | None,
+) -> None:
+    """Check the shapes of a call, unless some are symbolic.
 
     Args:
-        shapes: of x, w and y; None for a y that is not given.
+        names: the caller's names of the tensors.
+        shapes: shapes of x, w and y; None if y is not an argument.
         layer: stride, padding, dilation and groups, as the operators take them.
+        sizes: tensors that the call takes as sizes, as for ``remedies.offering``.
+        bias_shape: shape of the bias over y's channels, or over x's channels if y is an argument.
 
     Raises:
-        ConvError: no such convolution exists, or it does not have this y.
+        ConvError: the convolution is invalid, or its output does not have y's shape.
     """
     *window, groups = layer
     if not _is_symbolic(*(shape or () for shape in shapes), *window, (groups,)):
-        _layer(shapes, torch.float32, layer, names)
+        _layer(shapes, torch.float32, layer, names, sizes, bias_shape)
 
 
 def _layer(
@@ -102,14 +120,18 @@ def _layer(
     dtype: torch.dtype,
     layer: tuple[Any, ...],
     names: Names = _PLAIN,
+    sizes: tuple[str, ...] = (),
+    bias_shape: tuple[int, ...] | None = None,
 ) -> tuple[ConvProblem, dict[str, Any]]:
-    """The problem of a call, which dy fits if there is one, and the library's keywords for it."""
+    """Check a call; return its problem and the keyword arguments of cupyconv's functions."""
     x, w, dy = (None if shape is None else tuple(shape) for shape in shapes)
     *window, groups = layer
     stride, padding, dilation = map(tuple, window)
     assert x is not None
     assert w is not None
-    return _checked_layer(x, w, dy, dtype, stride, padding, dilation, groups, names)
+    return _checked_layer(
+        x, w, dy, dtype, stride, padding, dilation, groups, names, sizes, bias_shape
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -123,6 +145,8 @@ def _checked_layer(
     dilation: tuple[int, ...],
     groups: int,
     names: Names,
+    sizes: tuple[str, ...],
+    bias_shape: tuple[int, ...] | None,
 ) -> tuple[ConvProblem, dict[str, Any]]:
     layer: dict[str, Any] = {
         "stride": stride,
@@ -130,33 +154,76 @@ def _checked_layer(
         "dilation": dilation,
         "groups": groups,
     }
-    plain = {"data_format": None, "filter_format": None}
-    name = dtype_name(DTYPES.get(dtype, dtype))
-    problem = named_problem(names, x_shape, w_shape, dtype=name, **plain, **layer)
-    if dy_shape is not None:
-        require_output(names, problem, dy_shape)
+    remedy = "Convert the tensors, for example x.to(torch.float32)"
+    name = dtype_name(DTYPES.get(dtype, dtype), remedy)
+    plain: dict[str, Any] = {"data_format": None, "filter_format": None, "dtype": name}
+    tensors = {"input_shape": x_shape, "filter_shape": w_shape, "output_shape": dy_shape}
+
+    def require(output_shape: tuple[int, ...] | None, **layer: Any) -> ConvProblem:
+        problem = named_problem(names, **layer)
+        if output_shape is not None:
+            require_output(names, problem, output_shape)
+        if bias_shape is not None:
+            forward = output_shape is None
+            channels, owner = (problem.K, names.w) if forward else (problem.C, names.x)
+            operations.require_bias("bias", bias_shape, channels, owner)
+        return problem
+
+    problem = offering(require, names, {**tensors, **plain, **layer}, sizes)
     return problem, layer
 
 
 def _memory(tensor: Tensor) -> Any:
-    """The tensor's memory as what the library takes.
+    """Return a NumPy or CuPy array over the memory of a tensor that PyTorch dispatched to a kernel.
 
-    Of CPU tensors an array, which takes a tenth of the time of the exchange through DLPack.
+    The dispatcher excludes everything that ``arrays.take`` checks, except tangents in direct calls
+    of the operator.
+
+    Raises:
+        ConvTypeError: the tensor is dual.
     """
+    foreign.require_no_tangent("tensor", tensor, torch)
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":
-        return tensor
-    if tensor.dtype is torch.bfloat16:  # which NumPy itself does not have
-        return tensor.view(torch.uint16).numpy().view(arrays.numpy_dtype("bfloat16"))
-    return tensor.numpy()
+        return arrays.cupy().from_dlpack(tensor)
+    return arrays.tensor_memory(tensor)
+
+
+def allocate(size: int, device: torch.device) -> Tensor:
+    """Allocate bytes from PyTorch's caching allocator, for its current stream."""
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+@cache
+def _allocator(device: torch.device) -> LastingAllocator:
+    return LastingAllocator(lambda size: allocate(size, device))
+
+
+class _Stream(NamedTuple):
+    """PyTorch stream, exported through the CUDA stream protocol."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer  # protocol version, pointer
+
+
+@lru_cache(maxsize=256)
+def _stream(pointer: int, ordinal: int) -> Any:
+    """Return a stream of the current device as a CuPy stream."""
+    return arrays.cupy().cuda.Stream.from_external(_Stream(pointer))
 
 
 @contextmanager
 def _on_cuda(device: torch.device) -> Iterator[None]:
-    """CuPy on the device, and on the stream that PyTorch uses there."""
-    cupy = arrays.require_gpu()
-    stream = torch.cuda.current_stream(device).cuda_stream
-    with cupy.cuda.Device(device.index), cupy.cuda.ExternalStream(stream, device.index):
+    """Make CuPy use the device, PyTorch's current stream there and PyTorch's allocator."""
+    cuda = arrays.require_gpu().cuda
+    pointer = torch.cuda.current_stream(device).cuda_stream
+    with (
+        cuda.Device(device.index),
+        _stream(pointer, device.index),
+        cuda.using_allocator(_allocator(device)),
+    ):
         yield
 
 
@@ -165,25 +232,25 @@ def _place(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _empty(shape: Sequence[int], *operands: Tensor) -> Tensor:
-    """A result of this shape, in the memory order that PyTorch's convolutions would give it.
+    """Return an uninitialised result in the memory order of PyTorch's convolutions.
 
-    Channels last if one of the operands is, else contiguous.
+    The order is channels last if an operand is channels last, otherwise contiguous.
     """
     order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
-    last = order is not None and any(map(_is_channels_last, operands))
+    is_last = order is not None and any(map(_is_channels_last, operands))
     return torch.empty(
         shape,
         dtype=operands[0].dtype,
         device=operands[0].device,
-        memory_format=order if last else torch.contiguous_format,
+        memory_format=order if is_last else torch.contiguous_format,
     )
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """Whether a tensor's strides are those of channels last.
+    """Return whether a tensor's strides are channels last, as PyTorch decides it.
 
-    One of a single channel or of a single pixel may be in both orders; then its strides tell what
-    it was made as, but for those that are 1 of the channels and of the batch.
+    A tensor with one channel or one pixel may match both orders; then its strides tell in which
+    order it was created.  If channels and pixels have equal strides, it counts as contiguous.
     """
     if tensor.stride(1) == 0 or 0 in tensor.shape:
         return False
@@ -196,7 +263,7 @@ def _is_channels_last(tensor: Tensor) -> bool:
     return True
 
 
-# -- their shapes without data ---------------------------------------------------------------------
+# -- fake kernels: shapes without data -------------------------------------------------------------
 
 
 def _forward_shape(x, w, bias, stride, padding, dilation, groups):
@@ -227,15 +294,15 @@ def _backprop_filter_shape(x, filter_shape, dy, stride, padding, dilation, group
 
 
 def _is_symbolic(*shapes: Sequence[int]) -> bool:
-    """Whether a compiler has left some of the sizes open; the rules are checked when it runs."""
+    """Return whether a compiler has made sizes symbolic; they are then checked at run time."""
     return any(isinstance(size, torch.SymInt) for shape in shapes for size in shape)
 
 
-# -- their gradients -------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------------------
 
 
 def sum_pixels(dy: Tensor) -> Tensor:
-    """The gradient of a bias."""
+    """Return the gradient of a bias."""
     return dy.sum([0, *range(2, dy.dim())])
 
 
@@ -255,7 +322,7 @@ def _forward_backward(ctx, dy):
 
 def _backprop_input_setup(ctx, inputs, output):
     _, w, dy, _bias, *ctx.layer = inputs
-    # In the order of PyTorch's own: what a checkpoint computes again may be computed by either.
+    # In PyTorch's order, since a checkpoint may recompute the call with PyTorch or with cupyconv.
     ctx.save_for_backward(dy, w)
 
 
@@ -304,3 +371,34 @@ for _name, _kernel, _shape, _backward, _setup in (
     torch.library.register_autograd(
         f"cupyconv::{_name}", _backward, setup_context=_setup, lib=_library
     )
+
+
+# -- FLOPs -----------------------------------------------------------------------------------------
+
+
+def _forward_flops(x, w, *_, out_val, **__):
+    return _flops(x.shape, w.shape, out_val.shape, w)
+
+
+def _backprop_input_flops(_shape, w, dy, *_, out_val, **__):
+    return _flops(dy.shape, w.shape, out_val.shape, w, transposed=True)
+
+
+def _backprop_filter_flops(x, _shape, dy, *_, out_val, **__):
+    swapped = ((shape[1], shape[0], *shape[2:]) for shape in (x.shape, dy.shape, out_val.shape))
+    return _flops(*swapped, x)
+
+
+def _flops(x_shape, w_shape, y_shape, operand, transposed=False):
+    """Return the FLOPs of a convolution as PyTorch counts them: tripled if complex."""
+    count = flop_counter.conv_flop_count(x_shape, w_shape, y_shape, transposed=transposed)
+    return 3 * count if operand.is_complex() else count
+
+
+if flop_counter is not None:
+    for _operator, _formula in (
+        (forward, _forward_flops),
+        (backprop_input, _backprop_input_flops),
+        (backprop_filter, _backprop_filter_flops),
+    ):
+        flop_counter.register_flop_formula(_operator.overloadpacket, get_raw=True)(_formula)

@@ -1,17 +1,23 @@
-"""Models that call PyTorch's own convolutions, run through ours."""
+"""Patch that runs models' PyTorch convolutions through cupyconv."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FrameType, FunctionType
+from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn import Module
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from cupyconv.errors import CupyconvError
+from cupyconv.torch.derivatives import transforms_active
 from cupyconv.torch.functions import (
     conv1d,
     conv2d,
@@ -24,24 +30,34 @@ from cupyconv.torch.functions import (
 )
 
 COMPILED = "in a compiled graph"
-"""What a PatchReport calls the layers of a graph."""
+"""Layer name in a PatchReport for calls in a compiled or exported graph."""
 
-SCRIPTED = "by PyTorch: TorchScript does not show what it calls"
-"""What a PatchReport says of a scripted module, convolutions in it or not."""
+SCRIPTED = "by PyTorch: calls in TorchScript cannot be replaced"
+"""Reason in a PatchReport for a scripted module, with or without convolutions."""
+
+EXPORTED = "by PyTorch: torch.onnx.export only converts PyTorch's convolutions"
+"""Reason in a PatchReport for a call while a model is exported to ONNX."""
+
+TRANSFORMED = "by PyTorch: torch.func transforms of cupyconv cannot be compiled or exported"
+"""Reason in a PatchReport for a call in a transform that is compiled or exported."""
 
 
 @dataclass
 class PatchReport:
-    """What ``patch`` did with every convolution that was called.
+    """Record of every convolution called inside ``patch``.
 
     Attributes:
-        calls: how often, by (layer, function, reason); the reason is why cupyconv did not take
-            it, or None where it did.  A layer is named as ``named_modules`` of the outermost
-            module that was called names it, "" if the function was called outside of any, and
-            COMPILED in a graph of ``torch.compile``, which has no modules any more.
+        calls: number of calls, keyed (layer, function, reason).  The reason says why PyTorch
+            computed the call; it is None if cupyconv computed it.  The layer is the name in
+            ``named_modules`` of the outermost called module, "" for a call outside of any module,
+            and COMPILED in a graph of ``torch.compile`` or ``torch.export``.
     """
 
     calls: dict[tuple[str, str, str | None], int] = field(default_factory=dict)
+
+    @property
+    def _total(self) -> int:
+        return sum(self.calls.values())
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -50,7 +66,7 @@ class PatchReport:
 
     @property
     def left(self) -> dict[str, str]:
-        """Why PyTorch computed a layer itself, by the layer's name."""
+        """Reasons why PyTorch computed layers, by layer name."""
         return {layer: why for layer, _, why in self.calls if why is not None}
 
     def __str__(self) -> str:
@@ -64,72 +80,160 @@ class PatchReport:
 
 @contextmanager
 def patch() -> Iterator[PatchReport]:
-    """Run models through cupyconv: in this block and thread, PyTorch's convolutions are ours.
+    """Run models through cupyconv: replace PyTorch's convolutions in this block and thread.
 
-    The functions of ``torch``, ``torch.nn.functional`` and ``torch.nn.grad`` named as those here
-    are replaced, and so are the layers that call them, such as ``torch.nn.Conv2d``.  A call that
-    cupyconv does not support is left to PyTorch and reported.  Nothing in the model is changed;
-    what was computed in the block is differentiated by cupyconv after it too.  A model that is
-    compiled by ``torch.compile`` is compiled anew for the block, with cupyconv's operators in its
-    graph.
+    The functions of ``torch``, ``torch.nn.functional``, ``torch.nn.grad`` and ``torch.ops.aten``
+    that have a counterpart in ``cupyconv.torch`` are replaced, also in layers that call them, such
+    as ``torch.nn.Conv2d``.  Unsupported calls, and all calls during ``torch.onnx.export``, are left
+    to PyTorch and reported.  The model is not modified.  Results are differentiated by cupyconv,
+    even after the block.  ``torch.compile`` recompiles a model for the block, with cupyconv's
+    operators in its graph.
 
     Yields:
         A PatchReport, filled as the block runs.
     """
     report = PatchReport()
-    with _called_modules(report) as current_layer, _Patch(report, current_layer):
+    with _scripts_reported(), _Patch(report):
         yield report
 
 
-REPLACED: dict[Callable, Callable] = {
-    getattr(torch, function.__name__): function
-    for function in (
-        conv1d,
-        conv2d,
-        conv3d,
-        conv_transpose1d,
-        conv_transpose2d,
-        conv_transpose3d,
-    )
-}
-REPLACED[torch.convolution] = REPLACED[torch.ops.aten.convolution] = convolution
-REPLACED[torch.ops.aten.convolution_backward] = convolution_backward
-"""What is replaced in the block, and by what."""
+_FUNCTIONS = (conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d)
+
+
+def _replacements() -> dict[Callable, Callable]:
+    replaced: dict[Callable, Callable] = {}
+    for function in (*_FUNCTIONS, convolution, convolution_backward):
+        name = function.__name__
+        operator = getattr(torch.ops.aten, name)
+        replaced[operator] = function
+        for overload in operator.overloads():
+            if overload != "out":
+                replaced[getattr(operator, overload)] = function
+        if hasattr(torch, name):
+            replaced[getattr(torch, name)] = function
+    return replaced
+
+
+REPLACED = _replacements()
+"""cupyconv's replacement of each PyTorch function and operator."""
 
 
 class _Patch(TorchFunctionMode):
-    """Sees every call of PyTorch's functions, and answers those of convolutions."""
+    """Mode that intercepts calls of PyTorch's functions and computes the convolutions."""
 
-    def __init__(self, report: PatchReport, current_layer: Callable[[], str]) -> None:
+    def __init__(self, report: PatchReport) -> None:
         super().__init__()
-        self._report, self._current_layer = report, current_layer
+        self._report = report
+        self._names: dict[Module, dict[Module, str]] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         ours = REPLACED.get(func)
         if ours is None:
-            seeing = _SEEING.get(func)
-            if seeing is None:
-                return func(*args, **(kwargs or {}))
-            with self:  # which is off while it answers a call
-                return seeing(*args, **(kwargs or {}))
-        reason = None
+            visible = _VISIBLE.get(func)
+            if visible is None:
+                return func(*args, **kwargs)
+            with self:  # PyTorch disables a mode during its __torch_function__
+                return visible(*args, **kwargs)
+        reason = _reason_to_leave(args, kwargs)
+        if reason is not None:
+            self.report(ours.__name__, reason)
+            return func(*args, **kwargs)
+        if types:
+            return self._delegate(func, types, args, kwargs)
         try:
-            return ours(*args, **(kwargs or {}))
+            return ours(*args, **kwargs)
         except CupyconvError as error:
             reason = str(error)
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         finally:
-            # A call that a checkpoint ends, because it has computed enough again, is one too.
-            key = (self._current_layer(), ours.__name__, reason)
-            self._report.calls[key] = self._report.calls.get(key, 0) + 1
+            # Also count calls that a checkpoint stops early with an exception.
+            self.report(ours.__name__, reason)
+
+    def _delegate(self, func, types, args, kwargs):
+        """Let the arguments' classes compute a call, as PyTorch does, with the mode enabled."""
+        owners = {type(argument): argument for argument in (*args, *kwargs.values())}
+        before = self._report._total
+        try:
+            with self:
+                for kind in types:
+                    # Older classes define __torch_function__ as an instance method.
+                    owner = owners.get(kind, kind)
+                    result = owner.__torch_function__(func, types, args, kwargs)
+                    if result is not NotImplemented:
+                        return result
+            return func(*args, **kwargs)  # PyTorch raises its own error
+        finally:
+            if self._report._total == before:
+                self.report(
+                    REPLACED[func].__name__,
+                    f"by PyTorch: {types[0].__name__}.__torch_function__ calls no convolution",
+                )
+
+    def report(self, function: str, reason: str | None, *called: Module) -> None:
+        """Count a call of the innermost called module, or of ``called``."""
+        key = (self._layer_name(*called), function, reason)
+        self._report.calls[key] = self._report.calls.get(key, 0) + 1
+
+    def _layer_name(self, *called: Module) -> str:
+        if torch.compiler.is_compiling():
+            return COMPILED
+        modules = [*called, *_called_modules(sys._getframe(1))]
+        if not modules:
+            return ""
+        module, root = modules[0], modules[-1]
+        names = self._names.get(root, {})
+        if module not in names:  # a new root, or a module added later
+            names = {inner: name for name, inner in root.named_modules()}
+            names.setdefault(module, "")
+            self._names[root] = names
+        return names[module] or type(module).__name__
 
 
-def _unasking(function: Callable) -> Callable:
-    """A Python function of PyTorch's that does not ask whether a mode answers for it."""
-    asks = {name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary")}
+def _called_modules(frame: FrameType | None) -> list[Module]:
+    """Return the modules whose calls enclose a frame, innermost first."""
+    modules = []
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl":
+            module = frame.f_locals.get("self")
+            if isinstance(module, Module):
+                modules.append(module)
+        frame = frame.f_back
+    return modules
+
+
+def _reason_to_leave(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return why PyTorch must compute a call, whatever its sizes; None if cupyconv may."""
+    if torch.compiler.is_compiling() and transforms_active():
+        return TRANSFORMED
+    if torch.compiler.is_dynamo_compiling():
+        return None
+    onnx = sys.modules.get("torch.onnx")
+    if onnx is not None and onnx.is_in_onnx_export():
+        return EXPORTED
+    if "out" in kwargs:
+        return "by PyTorch: the call has an out argument"
+    for argument in (*args, *kwargs.values()):
+        if _has_own_operators(argument):
+            return f"by PyTorch: {type(argument).__name__} computes its operators itself"
+    return None
+
+
+def _has_own_operators(argument: Any) -> bool:
+    """Return whether an argument is a tensor whose class computes PyTorch's operators itself."""
+    return (
+        isinstance(argument, torch.Tensor)
+        and type(argument).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        and not isinstance(argument, (FakeTensor, FunctionalTensor))
+    )
+
+
+def _without_mode_check(function: Callable) -> Callable:
+    """Copy a Python function of PyTorch, without its check for modes."""
+    checks = {name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary")}
     copied = FunctionType(
         function.__code__,
-        {**function.__globals__, **asks},
+        {**function.__globals__, **checks},
         function.__name__,
         function.__defaults__,
         function.__closure__,
@@ -138,46 +242,40 @@ def _unasking(function: Callable) -> Callable:
     return copied
 
 
-_SEEING = {
-    function: _unasking(function)
+_VISIBLE = {
+    function: _without_mode_check(function)
     for function in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 }
-"""Functions that run convolutions themselves, such as those that a checkpoint computes again."""
+"""Replacements of functions that run convolutions, such as a checkpoint's recomputation.
+
+The mode stays enabled inside the replacements.
+"""
+
+_scripts_lock = threading.Lock()
+_script_patches = 0
+"""Number of active patches in all threads."""
 
 
 @contextmanager
-def _called_modules(report: PatchReport) -> Iterator[Callable[[], str]]:
-    """Follow which module of this thread is being called; yields what tells its name."""
-    modules, is_compiling = torch.nn.modules.module, torch.compiler.is_compiling
-    thread = threading.get_ident()
-    stack: list[torch.nn.Module] = []
-    names: dict[torch.nn.Module, dict[torch.nn.Module, str]] = {}
-
-    def enter(module, _inputs):
-        if not is_compiling() and threading.get_ident() == thread:
-            stack.append(module)
-            if isinstance(module, torch.jit.ScriptModule):
-                report.calls.setdefault((current(), "its TorchScript", SCRIPTED), 0)
-                report.calls[current(), "its TorchScript", SCRIPTED] += 1
-
-    def leave(_module, _inputs, _output):
-        if not is_compiling() and threading.get_ident() == thread:
-            stack.pop()
-
-    def current() -> str:
-        if is_compiling():
-            return COMPILED
-        if not stack:
-            return ""
-        root, module = stack[0], stack[-1]
-        if root not in names:
-            names[root] = {inner: name for name, inner in root.named_modules()}
-        return names[root].get(module) or type(module).__name__
-
-    before = modules.register_module_forward_pre_hook(enter)
-    after = modules.register_module_forward_hook(leave, always_call=True)
+def _scripts_reported() -> Iterator[None]:
+    """Report calls of scripted modules, whose convolutions no mode can intercept."""
+    global _script_patches
+    with _scripts_lock:
+        if _script_patches == 0:
+            torch.jit.ScriptModule.__call__ = _call_script
+        _script_patches += 1
     try:
-        yield current
+        yield
     finally:
-        before.remove()
-        after.remove()
+        with _scripts_lock:
+            _script_patches -= 1
+            if _script_patches == 0:
+                del torch.jit.ScriptModule.__call__
+
+
+def _call_script(module: Module, *args: Any, **kwargs: Any) -> Any:
+    """Report the call of a scripted module inside a patch, then run it."""
+    patches = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, _Patch)]
+    if patches and not torch.compiler.is_compiling():
+        patches[-1].report("its TorchScript", SCRIPTED, module)
+    return Module.__call__(module, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The real CuPy on a machine without a GPU.  README.md beside this file is the guide."""
+"""CuPy itself on a machine without a GPU; see README.md in this folder."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import sys
 from types import ModuleType
 
 RUNNING = "CUPYCONV_DEVICE"
-"""Set in processes that ``python -m tests.device`` has started, and in their children."""
+"""Environment variable of processes under ``python -m tests.device``; children inherit it."""
 
 
 def is_running() -> bool:
-    """Whether this process's CuPy is to run on the emulated devices."""
+    """Return whether CuPy runs on the emulated devices in this process."""
     return bool(os.environ.get(RUNNING))
 
 
 def activate() -> None:
-    """Make the emulated devices those of this process.  To be called before CuPy is imported.
+    """Install the emulated devices in this process; call it before CuPy is imported.
 
     Raises:
-        RuntimeError: CuPy has been imported already.
-        tests.device.release.DeviceBuildError: something that this is built from is missing.
+        RuntimeError: CuPy has already been imported.
+        tests.device.release.DeviceBuildError: a required package or library is missing.
     """
     from . import release
 
@@ -30,22 +30,22 @@ def activate() -> None:
     from . import api, build, devices, graphs, memory, modules, streams  # noqa: F401
 
     if build.RUNTIME_MODULE in sys.modules:
-        raise RuntimeError("CuPy has been imported already, on NVIDIA's runtime")
-    made = build.folder()
-    # Whoever asks the loader for these names from now on gets these.
-    driver = ctypes.CDLL(str(made / build.DRIVER), mode=os.RTLD_GLOBAL)
-    nvrtc = ctypes.CDLL(str(made / build.NVRTC), mode=os.RTLD_LOCAL)
+        raise RuntimeError("CuPy has already been imported, with NVIDIA's runtime")
+    products = build.folder()
+    # The loader returns these libraries for their names from now on.
+    driver = ctypes.CDLL(str(products / build.DRIVER), mode=os.RTLD_GLOBAL)
+    nvrtc = ctypes.CDLL(str(products / build.NVRTC), mode=os.RTLD_LOCAL)
     if not nvrtc.device_set_nvrtc(str(build.nvidia_nvrtc()).encode()):
         raise release.DeviceBuildError(f"{build.nvidia_nvrtc()} could not be loaded")
-    devices.know(driver)
+    devices.set_library(driver)
     api.connect(driver)
-    # What other NVRTCs compiled is of unknown source: caches of our own.
-    os.environ["CUPY_CACHE_DIR"] = str(made / "cupy-cache")
-    os.environ.setdefault("CUPYCONV_CACHE_DIR", str(made / "cupyconv-cache"))
+    # Cubins from another NVRTC carry no source and cannot run here, so use separate caches.
+    os.environ["CUPY_CACHE_DIR"] = str(products / "cupy-cache")
+    os.environ.setdefault("CUPYCONV_CACHE_DIR", str(products / "cupyconv-cache"))
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB is precompiled
     import cupy_backends.cuda.api as package
 
-    spec = importlib.util.spec_from_file_location(build.RUNTIME_MODULE, made / build.RUNTIME)
+    spec = importlib.util.spec_from_file_location(build.RUNTIME_MODULE, products / build.RUNTIME)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -57,11 +57,11 @@ def activate() -> None:
 
 
 _PRECOMPILED = ("cupy.random._generator_api", "cupy.cuda.thrust")
-"""Modules of CuPy's wheel with kernels that NVIDIA's runtime alone can load."""
+"""Modules of CuPy's wheel whose kernels only NVIDIA's runtime can load."""
 
 
 class _Precompiled(ModuleType):
-    """Says that what is asked of it cannot be had, where the module itself would answer garbage."""
+    """Stand-in module whose functions raise NotImplementedError."""
 
     available = False
 

@@ -1,4 +1,4 @@
-"""python -m tests.device script.py | -m module [arguments]: runs Python on the emulated devices."""
+"""python -m tests.device script.py | -m module [arguments]: run Python on emulated devices."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ def main() -> None:
     if len(sys.argv) == 1:
         raise SystemExit(__doc__)
     try:
-        release.require_release()  # before anything is looked for that another one lacks
+        release.require_release()  # before imports that fail with another release
         from tests.device import build
 
         build.folder()

@@ -1,9 +1,9 @@
-"""Builds what CuPy is run on, and the one extension module of CuPy that has to be built anew.
+"""Build the driver and runtime libraries, and the extension module of CuPy that links the runtime.
 
-The wheel's own ``cupy_backends.cuda.api.runtime`` has NVIDIA's runtime linked into it, which runs
-on NVIDIA's driver only.  So the module is compiled from CuPy's unedited source and linked with
-native/runtime.cpp instead.  Products lie in the emulator's cache folder under a digest of all that
-they are made from.
+The wheel's ``cupy_backends.cuda.api.runtime`` contains NVIDIA's runtime, which runs only on
+NVIDIA's driver.  The module is compiled from CuPy's unedited source and linked with
+native/runtime.cpp instead.  Products are stored in the emulator's cache folder, keyed by a digest
+of their inputs.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _FLAGS = ("-O1", "-g1", "-fPIC", "-std=c++17")
 
 
 def nvidia_nvrtc() -> Path:
-    """NVIDIA's own NVRTC."""
-    found = header.folder().parent / "lib" / NVRTC
-    if not found.is_file():
+    """Return the path of NVIDIA's own NVRTC."""
+    library = header.folder().parent / "lib" / NVRTC
+    if not library.is_file():
         raise DeviceBuildError(f"{NVRTC} is missing: pip install 'nvidia-cuda-nvrtc>=13,<14'")
-    return found
+    return library
 
 
 @cache
 def folder() -> Path:
-    """The folder of the products, which are built if they are not there."""
+    """Return the folder of the products; build them if it does not exist."""
     require_release()
     compiler = find_compiler()
     texts = [path.read_text() for path in sorted(NATIVE.rglob("*")) if path.is_file()]
@@ -62,18 +62,18 @@ def folder() -> Path:
     with exclusively(product):
         if not product.exists():
             with tempfile.TemporaryDirectory(dir=product.parent) as scratch:
-                made = Path(scratch) / "made"
-                made.mkdir(mode=0o700)
-                _build(made, Path(scratch))
-                os.replace(made, product)
+                products = Path(scratch) / "products"
+                products.mkdir(mode=0o700)
+                _build(products, Path(scratch))
+                os.replace(products, product)
     return product
 
 
-def _build(made: Path, scratch: Path) -> None:
+def _build(products: Path, scratch: Path) -> None:
     forwarders = scratch / "forwarders.cpp"
     forwarders.write_text(api.forwarders())
-    _link(made / DRIVER, [forwarders])
-    _link(made / NVRTC, [NATIVE / "nvrtc.cpp"], "-ldl")
+    _link(products / DRIVER, [forwarders])
+    _link(products / NVRTC, [NATIVE / "nvrtc.cpp"], "-ldl")
     source = _source()
     (scratch / "names.h").write_text(_names())
     (scratch / "unsupported.cpp").write_text(_unsupported(source))
@@ -86,18 +86,18 @@ def _build(made: Path, scratch: Path) -> None:
     )
     python = Path(sysconfig.get_paths()["include"])
     _link(
-        made / RUNTIME,
+        products / RUNTIME,
         [generated, NATIVE / "runtime.cpp", scratch / "unsupported.cpp"],
         *("-w", f"-I{scratch}", f"-I{NATIVE}", f"-I{python}"),
-        *("-idirafter", python.parent),  # where Debian's headers look for those of the machine
+        *("-idirafter", python.parent),  # Debian keeps machine-specific headers there
         *("-O0", "-I", pyx.parent),
-        made / DRIVER,
+        products / DRIVER,
         "-Wl,-rpath,$ORIGIN",
     )
 
 
 def _settings() -> dict[str, object]:
-    """Those of CuPy's own build."""
+    """Return the compile-time settings of CuPy's own build."""
     return {
         "CUPY_CUDA_VERSION": header.version(),
         "CUPY_HIP_VERSION": 0,
@@ -107,39 +107,39 @@ def _settings() -> dict[str, object]:
 
 
 def _source() -> Path:
-    """CuPy's source, fetched with pip the first time."""
-    kept = cache_directory() / f"cupy-{RELEASE}"
-    with exclusively(kept):
-        if not kept.exists():
-            with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+    """Return CuPy's source folder; pip downloads it the first time."""
+    source = cache_directory() / f"cupy-{RELEASE}"
+    with exclusively(source):
+        if not source.exists():
+            with tempfile.TemporaryDirectory(dir=source.parent) as scratch:
                 archive = _download(Path(scratch))
-                with tarfile.open(archive) as opened:
-                    wanted = [one for one in opened if "/cupy_backends/" in one.name]
-                    # Python has it from 3.11.4 on.
-                    opened.extraction_filter = getattr(tarfile, "data_filter", None)
-                    opened.extractall(scratch, wanted)
-                os.replace(Path(scratch) / f"cupy-{RELEASE}", kept)
-    return kept
+                with tarfile.open(archive) as contents:
+                    members = [member for member in contents if "/cupy_backends/" in member.name]
+                    # Python 3.11.4 and later have this filter.
+                    contents.extraction_filter = getattr(tarfile, "data_filter", None)
+                    contents.extractall(scratch, members)
+                os.replace(Path(scratch) / f"cupy-{RELEASE}", source)
+    return source
 
 
 def _download(target: Path) -> Path:
-    # With stubs, so that pip's look at the metadata does not ask for a CUDA toolkit.
+    # Stubs let pip read the metadata without a CUDA toolkit.
     os.environ["CUPY_INSTALL_USE_STUB"] = "1"
     _run(
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
         *("--no-binary", "cupy", f"cupy=={RELEASE}", "--dest", target),
     )
     archive = target / f"cupy-{RELEASE}.tar.gz"
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if found != SOURCE_DIGEST:
-        raise DeviceBuildError(f"{archive.name} has the digest {found}, not {SOURCE_DIGEST}")
+    checksum = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if checksum != SOURCE_DIGEST:
+        raise DeviceBuildError(f"{archive.name} has the digest {checksum}, not {SOURCE_DIGEST}")
     return archive
 
 
 def _names() -> str:
-    """A header with the names of the runtime's statuses."""
-    found = header.statuses("driver_types.h", r"cuda(?:Success|Error[A-Z])\w*")
-    cases = "".join(f'    case {value}: return "{name}";\n' for value, name in found.items())
+    """Return a C++ header with the names of the runtime's statuses."""
+    statuses = header.statuses("driver_types.h", r"cuda(?:Success|Error[A-Z])\w*")
+    cases = "".join(f'    case {value}: return "{name}";\n' for value, name in statuses.items())
     return (
         "static const char* runtime_error_name(int error) {\n"
         f"  switch (error) {{\n{cases}  }}\n  return nullptr;\n}}\n"
@@ -147,13 +147,13 @@ def _names() -> str:
 
 
 def _unsupported(source: Path) -> str:
-    """What CuPy's module is linked to and native/runtime.cpp lacks: each says that it is not."""
+    """Return C++ stubs, not supported, for runtime functions that native/runtime.cpp lacks."""
     declarations = source.joinpath(*RUNTIME_MODULE.split(".")).with_name("_runtime_extern.pxi")
-    wanted = set(re.findall(r"\b(cuda[A-Z]\w+)\(", declarations.read_text()))
-    given = re.findall(r"^\S.*?\b(cuda[A-Z]\w+)\(", (NATIVE / "runtime.cpp").read_text(), re.M)
+    declared = set(re.findall(r"\b(cuda[A-Z]\w+)\(", declarations.read_text()))
+    defined = re.findall(r"^\S.*?\b(cuda[A-Z]\w+)\(", (NATIVE / "runtime.cpp").read_text(), re.M)
     lines = [
         f'extern "C" int {name}() {{ return 801; }}  // cudaErrorNotSupported'
-        for name in sorted(wanted - set(given))
+        for name in sorted(declared - set(defined))
     ]
     return "\n".join(lines) + "\n"
 
@@ -166,6 +166,6 @@ def _link(product: Path, sources: list[Path], *more: object) -> None:
 
 def _run(*command: object) -> None:
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise DeviceBuildError(f"{shutil.which(words[0])} failed: {words}\n{done.stderr[-6000:]}")
+    result = subprocess.run(words, capture_output=True, text=True)
+    if result.returncode:
+        raise DeviceBuildError(f"{shutil.which(words[0])} failed: {words}\n{result.stderr[-6000:]}")

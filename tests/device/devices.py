@@ -13,15 +13,15 @@ _library: list[ctypes.CDLL] = []
 _texts: dict[bytes, ctypes.Array] = {}
 
 
-def know(library: ctypes.CDLL) -> None:
-    """Tells which library the functions are in, for cuGetProcAddress."""
+def set_library(library: ctypes.CDLL) -> None:
+    """Set the library whose functions cuGetProcAddress returns."""
     _library[:] = [library]
 
 
 def _put_text(address: int | None, text: str) -> None:
     encoded = text.encode()
-    kept = _texts.setdefault(encoded, ctypes.create_string_buffer(encoded))
-    put(address, ctypes.c_void_p, ctypes.addressof(kept))
+    buffer = _texts.setdefault(encoded, ctypes.create_string_buffer(encoded))
+    put(address, ctypes.c_void_p, ctypes.addressof(buffer))
 
 
 @function(always=True)
@@ -36,15 +36,15 @@ def cuGetErrorString(error, text):
     for device in DEVICES:
         if device.fault is not None and device.fault.status == error:
             return _put_text(text, str(device.fault))
-    said = Refused.last.get(threading.get_ident())
-    if said is not None and said[0] == error and said[1]:
-        return _put_text(text, said[1])
+    refusal = Refused.last.get(threading.get_ident())
+    if refusal is not None and refusal[0] == error and refusal[1]:
+        return _put_text(text, refusal[1])
     return cuGetErrorName(error, text)
 
 
 @function(always=True)
 def cuInit(flags):
-    require(flags == 0, "there are no flags")
+    require(flags == 0, "flags must be 0")
 
 
 @function(always=True)
@@ -54,7 +54,7 @@ def cuDriverGetVersion(version):
 
 @function(always=True)
 def cuGetExportTable(table, identity):
-    # Tables of undocumented functions, which NVIDIA's own libraries ask for: there are none.
+    # NVIDIA's own libraries ask for tables of undocumented functions, which are not emulated.
     put(table, ctypes.c_void_p, None)
     raise Refused(CU.ERROR_NOT_SUPPORTED)
 
@@ -64,8 +64,8 @@ def cuGetProcAddress(symbol, address, version, flags, status):
     name = ctypes.string_at(symbol).decode()
     for suffix in ("_v4", "_v3", "_v2", ""):
         if name in FUNCTIONS and hasattr(_library[0], name + suffix):
-            found = ctypes.cast(getattr(_library[0], name + suffix), ctypes.c_void_p).value
-            put(address, ctypes.c_void_p, found)
+            pointer = ctypes.cast(getattr(_library[0], name + suffix), ctypes.c_void_p).value
+            put(address, ctypes.c_void_p, pointer)
             if status:
                 put(status, ctypes.c_int, CU.GET_PROC_ADDRESS_SUCCESS)
             return

@@ -1,4 +1,4 @@
-"""What every test on the emulated devices begins and ends with, and what some look at."""
+"""Fixtures of the tests on the emulated devices."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from typing import Any
 import pytest
 
 from cupyconv import arrays, backends, operations
-from cupyconv.gpu import compiler, launch, tensormaps
+from cupyconv.gpu import compiler, runtime, tensormaps
 from cupyconv.gpu.sources import KernelSource
-from tests.device import machine
+from cupyconv.launch import Launch
+from tests.device import graphs, machine
 
 
 @pytest.fixture(autouse=True)
 def working_devices(collected_between_tests: None) -> Iterator[None]:
-    """Devices that work, whatever the test before did; one that fails in a test fails it.
+    """Revive both devices before each test, and fail a test in which a device failed.
 
-    A test that means a device to fail calls ``machine.revive`` itself.
+    A test that makes a device fail on purpose calls ``machine.revive`` itself.
     """
     machine.revive()
     yield
-    found = machine.revive()
-    assert not found, "\n".join(found)
+    graphs.end_captures()
+    faults = machine.revive()
+    assert not faults, "\n".join(faults)
 
 
 @pytest.fixture
 def allocator() -> Iterator[Callable[..., None]]:
-    """Sets CuPy's allocator, until the test ends."""
+    """Yield a function that sets CuPy's allocator for one test."""
     cupy = arrays.cupy()
     yield cupy.cuda.set_allocator
     cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
@@ -38,7 +40,7 @@ def allocator() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def nothing_loaded() -> Iterator[None]:
-    """Calls are worked out and kernels loaded anew, and so are the next test's."""
+    """Clear the caches of prepared calls and loaded kernels before and after the test."""
 
     def forget() -> None:
         for cached in (
@@ -56,9 +58,9 @@ def nothing_loaded() -> Iterator[None]:
 
 @pytest.fixture
 def empty_kernels(own_cache: Path, nothing_loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels do nothing, and take no time to compile: all that is around them is as it is."""
+    """Replace the shipped kernels by empty ones; all host code stays unchanged."""
     monkeypatch.setattr(
-        compiler, "compile_cubin", lambda source, _, architecture: _empty(source, architecture)
+        compiler, "compile_cubin", lambda source, _, architecture: empty_cubin(source, architecture)
     )
 
 
@@ -67,58 +69,56 @@ _compile_cubin = compiler.compile_cubin
 
 
 @cache
-def _empty(source: KernelSource, architecture: str) -> tuple[bytes, str]:
-    """The cubin of a file's kernels without parameters and bodies, and the compiler's log."""
+def empty_cubin(source: KernelSource, architecture: str) -> tuple[bytes, str]:
+    """Compile a file's kernels without parameters and bodies; return cubin and compiler log."""
     names = dict.fromkeys(_KERNEL.findall(source.text))
     text = "\n".join(f'extern "C" __global__ void {name}() {{}}' for name in names)
     return _compile_cubin(KernelSource(source.name, text, ()), {}, architecture)
 
 
 def before_each_launch(
-    patch: pytest.MonkeyPatch, do: Callable[[launch.Launch, tuple[Any, ...]], None]
+    patch: pytest.MonkeyPatch, do: Callable[[Launch, tuple[Any, ...]], None]
 ) -> None:
-    """Has something done before each launch, which is not made if that raises.
+    """Call a function before each launch; if it raises, the launch does not happen.
 
     Args:
-        patch: undoes it.
-        do: is given the launch and its arguments.
+        patch: undoes the change after the test.
+        do: called with the launch and its arguments.
     """
-    kernel = launch.CupyRuntime.kernel
+    kernel = runtime.CupyRuntime.kernel
 
-    def watched(self: launch.CupyRuntime, one: launch.Launch) -> Any:
+    def watched(self: runtime.CupyRuntime, one: Launch) -> Any:
         loaded = kernel(self, one)
 
         class Kernel:
-            ptr = loaded.ptr
-
             def __call__(self, grid, block, arguments, shared_mem):
                 do(one, arguments)
                 loaded(grid, block, arguments, shared_mem=shared_mem)
 
         return Kernel()
 
-    patch.setattr(launch.CupyRuntime, "kernel", watched)
+    patch.setattr(runtime.CupyRuntime, "kernel", watched)
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[launch.Launch, tuple]]]:
-    """What is launched, with its arguments."""
-    found: list[tuple[launch.Launch, tuple]] = []
-    before_each_launch(monkeypatch, lambda one, arguments: found.append((one, arguments)))
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Launch, tuple]]]:
+    """Return the list of launches and their arguments, filled as they happen."""
+    launches: list[tuple[Launch, tuple]] = []
+    before_each_launch(monkeypatch, lambda one, arguments: launches.append((one, arguments)))
     operations._ready.cache_clear()
-    yield found
+    yield launches
     operations._ready.cache_clear()
 
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The roles and addresses of tensors whose maps are encoded."""
-    found: list[tuple[str, int]] = []
+    """Return the list of roles and addresses of tensors whose maps are encoded."""
+    tensors: list[tuple[str, int]] = []
     encode = tensormaps.encode
 
-    def watched(one: tensormaps.TensorMap, address: int) -> bytes:
-        found.append((one.role, address))
-        return encode(one, address)
+    def recording_encode(tensor_map: tensormaps.TensorMap, address: int) -> bytes:
+        tensors.append((tensor_map.role, address))
+        return encode(tensor_map, address)
 
-    monkeypatch.setattr(launch.CupyRuntime, "encode", staticmethod(watched))
-    return found
+    monkeypatch.setattr(runtime.CupyRuntime, "encode", staticmethod(recording_encode))
+    return tensors

@@ -1,4 +1,4 @@
-"""cuda.h as Python sees it: the values of its constants, and its functions as ctypes types."""
+"""Constants and function types of cuda.h for ctypes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _HANDLES = {
 
 
 class HeaderError(RuntimeError):
-    """CUDA's headers are missing, or are not what is expected of them."""
+    """CUDA's headers are missing or have unexpected content."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Function:
     """A function of the driver.
 
     Attributes:
-        name: without the version that its symbol may end in.
-        declaration: of its parameters, in C.
-        parameters: their names and ctypes types.
+        name: its name, without the version suffix of the symbol.
+        declaration: its parameters in C.
+        parameters: names and ctypes types of its parameters.
     """
 
     name: str
@@ -63,47 +63,47 @@ class Function:
 
 
 def folder() -> Path:
-    """Where cuda.h is, and what it includes."""
-    found = Path(sysconfig.get_paths()["purelib"], "nvidia", "cu13", "include")
+    """Return the folder with cuda.h and the headers that it includes."""
+    include = Path(sysconfig.get_paths()["purelib"], "nvidia", "cu13", "include")
     for name, package in (("cuda.h", "runtime"), ("crt/host_defines.h", "crt")):
-        if not (found / name).is_file():
+        if not (include / name).is_file():
             raise HeaderError(f"{name} of CUDA 13 is missing: pip install nvidia-cuda-{package}")
-    return found
+    return include
 
 
 @cache
 def text(name: str = "cuda.h") -> str:
-    """One of the headers, without its comments."""
+    """Return the text of a header without its comments."""
     return _COMMENT.sub(" ", (folder() / name).read_text())
 
 
 @cache
 def constants() -> dict[str, int]:
-    """The enumerators of cuda.h, without the "CU" or "CUDA" that they begin with."""
-    found: dict[str, int] = {}
+    """Return the enumerators of cuda.h, without their "CU" or "CUDA" prefix."""
+    values: dict[str, int] = {}
     for body in _ENUM.findall(text()):
         following = 0
         for entry in body.split(","):
             match = _CONSTANT.fullmatch(entry)
-            if match is None:  # an expression, of which nothing here is made
+            if match is None:  # an expression, which no caller needs
                 continue
             value = int(match[2], 0) if match[2] else following
             following = value + 1
-            found.setdefault(re.sub(r"^(CUDA|CU)_", "", match[1]), value)
-    return found
+            values.setdefault(re.sub(r"^(CUDA|CU)_", "", match[1]), value)
+    return values
 
 
 def statuses(name: str = "cuda.h", pattern: str = r"CUDA_(?:SUCCESS|ERROR_\w+)") -> dict[int, str]:
-    """What a header calls each status."""
-    found: dict[int, str] = {}
+    """Return the name of each status of a header."""
+    names: dict[int, str] = {}
     for word, value in re.findall(rf"^\s*({pattern})\s*=\s*(\d+)", text(name), re.M):
-        found.setdefault(int(value), word)
-    return found
+        names.setdefault(int(value), word)
+    return names
 
 
 @cache
 def version() -> int:
-    """CUDA's version, such as 13000."""
+    """Return CUDA's version, such as 13000."""
     match = re.search(r"#define CUDA_VERSION (\d+)", text())
     assert match is not None
     return int(match[1])
@@ -111,17 +111,19 @@ def version() -> int:
 
 @cache
 def _declarations() -> dict[str, str]:
-    found: dict[str, str] = {}
+    declarations: dict[str, str] = {}
     for name, declaration in _FUNCTION.findall(text()):
-        found.setdefault(name, " ".join(declaration.split()))  # later ones are of older versions
-    return found
+        declarations.setdefault(
+            name, " ".join(declaration.split())
+        )  # the first is the newest version
+    return declarations
 
 
 def functions(names: Sequence[str]) -> dict[str, Function]:
-    """The functions of these names.
+    """Return the functions with these names.
 
     Raises:
-        HeaderError: one is not declared, or has a parameter of another type than is known here.
+        HeaderError: a function is not declared, or has a parameter of an unknown type.
     """
     missing = sorted(set(names) - set(_declarations()))
     if missing:
@@ -131,8 +133,8 @@ def functions(names: Sequence[str]) -> dict[str, Function]:
 
 def _function(name: str, declaration: str) -> Function:
     parameters = []
-    for one in declaration.split(",") if declaration != "void" else ():
-        match = re.fullmatch(r"\s*(?:const\s+)?(.*?)(\w+)\s*", one)
+    for parameter in declaration.split(",") if declaration != "void" else ():
+        match = re.fullmatch(r"\s*(?:const\s+)?(.*?)(\w+)\s*", parameter)
         assert match is not None
         parameters.append((match[2], _type(match[1].strip(), f"{name}({declaration})")))
     return Function(name, declaration, tuple(parameters))
@@ -147,4 +149,4 @@ def _type(words: str, where: str) -> Any:
         rf"\b{words}_enum\b", text()
     ):
         return ctypes.c_int
-    raise HeaderError(f"what is {words} in {where}?")
+    raise HeaderError(f"unknown type {words} in {where}")

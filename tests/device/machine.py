@@ -1,7 +1,7 @@
-"""The devices, and what of them all parts of the driver share: contexts, faults, streams, work.
+"""The emulated devices, with the contexts, faults, streams and work that all driver parts share.
 
-Nothing runs when it is submitted unless the order says so: a piece of work waits for those that it
-has to come after, and is done when somebody waits for it or the order takes it earlier.
+Submitted work waits for the work that it depends on.  The order decides when it runs: at once, when
+somebody waits for it, or at any time between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .api import CU, Refused, guard, handles, require
 
 
 class DeviceFault(Exception):
-    """What went wrong on a device; its context is lost with it."""
+    """A failure on a device, which invalidates its context."""
 
     def __init__(self, text: str, status: int = CU.ERROR_LAUNCH_FAILED) -> None:
         super().__init__(text)
@@ -29,7 +29,7 @@ class DeviceFault(Exception):
 
 # -- work ------------------------------------------------------------------------------------------
 class Work:
-    """Something that a device is to do."""
+    """An operation of a device."""
 
     __slots__ = ("act", "after", "device", "done")
 
@@ -38,21 +38,21 @@ class Work:
     ) -> None:
         """
         Args:
-            device: that does it.
-            act: does it; None for what only orders other work.
-            after: what has to be done before; None counts as done.
+            device: the device that runs it.
+            act: the operation; None for work that only orders other work.
+            after: work that has to be done before; None counts as done.
         """
         self.device = device
         self.act = act
-        self.after = [one for one in after if one is not None and not one.done]
+        self.after = [work for work in after if work is not None and not work.done]
         self.done = False
         pending[self] = None
 
     def is_ready(self) -> bool:
-        return all(one.done for one in self.after)
+        return all(work.done for work in self.after)
 
     def run(self) -> None:
-        """Do it; a fault is the device's, whose other work is dropped."""
+        """Run it; a fault stops its device, whose pending work is dropped."""
         self.done = True
         self.after = []
         del pending[self]
@@ -64,34 +64,34 @@ class Work:
 
 
 pending: dict[Work, None] = {}
-"""What is not done yet, in the order in which it was submitted."""
+"""Work that is not done yet, in the order of submission."""
 
 
 class Order(Protocol):
-    """When work is done, and which first, of what the API leaves open."""
+    """Policy that decides when work runs, and in which of the permitted orders."""
 
     def submitted(self) -> None:
-        """Something was submitted."""
+        """Handle a submission."""
         ...
 
     def choose(self, needed: list[Work], ready: list[Work]) -> Work:
-        """What to do next while somebody waits: of what he needs, or of all that could be done."""
+        """Return the work to run next for a caller that waits for ``needed``."""
         ...
 
 
 class AtOnce:
-    """Everything is done when it is submitted."""
+    """Run work when it is submitted."""
 
     def submitted(self) -> None:
         while pending:
-            next(one for one in pending if one.is_ready()).run()
+            next(work for work in pending if work.is_ready()).run()
 
     def choose(self, needed: list[Work], ready: list[Work]) -> Work:
         return needed[0]
 
 
 class Late:
-    """Nothing is done before somebody waits for it, and what was submitted last first."""
+    """Run work only when somebody waits for it, the last submitted first."""
 
     def submitted(self) -> None:
         pass
@@ -101,14 +101,14 @@ class Late:
 
 
 class Random:
-    """Anything at any time."""
+    """Run any ready work at any time."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def submitted(self) -> None:
         while self._random.random() < 0.4:
-            ready = [one for one in pending if one.is_ready()]
+            ready = [work for work in pending if work.is_ready()]
             if not ready:
                 return
             self._random.choice(ready).run()
@@ -118,7 +118,7 @@ class Random:
 
 
 def named(words: str) -> Order:
-    """An order by name: "late", or "random 3"; of "" the one in which all is done at once."""
+    """Return an order by name: "late" or "random 3"; "" runs work at once."""
     kind, _, seed = words.partition(" ")
     return {"": AtOnce, "late": Late, "random": lambda: Random(int(seed or 0))}[kind]()
 
@@ -128,46 +128,60 @@ _order: Order = named(os.environ.get("CUPYCONV_DEVICE_ORDER", ""))
 
 @contextmanager
 def order(chosen: Order) -> Iterator[None]:
-    """Lets work be done in another order; whatever is left is done at the end."""
+    """Use another order inside the context; run the remaining work at its end."""
     global _order
     before, _order = _order, chosen
     try:
         yield
         wait(list(pending))
     finally:
-        for one in list(pending):
-            one.done = True
+        for work in list(pending):
+            work.done = True
         pending.clear()
         _order = before
 
 
 def wait(targets: Iterable[Work | None]) -> None:
-    """Go on until all of these are done."""
-    wanted = [one for one in targets if one is not None]
-    while any(not one.done for one in wanted):
+    """Run work until all targets are done."""
+    awaited = [work for work in targets if work is not None]
+    while any(not work.done for work in awaited):
         needed: dict[Work, None] = {}
-        unseen = [one for one in wanted if not one.done]
+        unseen = [work for work in awaited if not work.done]
         while unseen:
-            one = unseen.pop()
-            needed[one] = None
-            unseen += [other for other in one.after if not other.done and other not in needed]
-        ready = [one for one in pending if one.is_ready()]
-        _order.choose([one for one in ready if one in needed], ready).run()
+            work = unseen.pop()
+            needed[work] = None
+            unseen += [before for before in work.after if not before.done and before not in needed]
+        ready = [work for work in pending if work.is_ready()]
+        _order.choose([work for work in ready if work in needed], ready).run()
+
+
+def afterwards(works: Iterable[Work | None], act: Callable[[], None]) -> None:
+    """Call ``act`` once all the work is done; at once if it is done already."""
+    unfinished = [work for work in works if work is not None and not work.done]
+    if unfinished:
+        Work(unfinished[0].device, act, unfinished)
+    else:
+        act()
 
 
 def look() -> None:
-    """Somebody asks whether something is done: a little more is, so that he need not ask for ever.
+    """Run the oldest ready work because somebody polls, so that polling ends.
 
-    In the order in which it came: whoever asks has no promise of any.
+    The order of submission is used: a poll promises none.
     """
-    for one in pending:
-        if one.is_ready():
-            one.run()
+    for work in pending:
+        if work.is_ready():
+            work.run()
             return
 
 
 # -- devices ---------------------------------------------------------------------------------------
-MULTIPROCESSORS = 4
+CHIP_VARIABLE = "CUPYCONV_DEVICE_CHIP"
+"""Environment variable: compute capability and SM count of the first device, such as "9.0 132"."""
+
+_capability, _, _multiprocessors = os.environ.get(CHIP_VARIABLE, "9.0 4").partition(" ")
+_major, _minor = map(int, _capability.split("."))
+MULTIPROCESSORS = int(_multiprocessors)
 MEMORY = 8 << 30
 
 
@@ -176,10 +190,10 @@ class Stream:
     """A stream.
 
     Attributes:
-        device: whose it is.
-        flags, priority: as it was made with.
-        last: what was submitted last.
-        capture: what it records into instead (graphs.py).
+        device: its device.
+        flags, priority: as given at creation.
+        last: the work submitted last.
+        capture: the capture that records its work (graphs.py), or None.
     """
 
     device: Device
@@ -204,11 +218,11 @@ class Device:
 
     Attributes:
         ordinal: its number.
-        name: of the card.
-        chip: what it has.
-        fault: what it failed with; everything is refused then.
-        allocated: bytes of its memory.
-        streams: those that were made, without the legacy one.
+        name: the card's name.
+        chip: its hardware limits.
+        fault: its first failure; every later call is refused with it.
+        allocated: allocated bytes of its memory.
+        streams: the created streams, without the legacy one.
     """
 
     ordinal: int
@@ -226,15 +240,15 @@ class Device:
     def fail(self, fault: DeviceFault) -> None:
         self.fault = self.fault or fault
         faults.append(str(fault))
-        for one in [work for work in pending if work.device is self]:
-            one.done = True
-            del pending[one]
+        for dropped in [work for work in pending if work.device is self]:
+            dropped.done = True
+            del pending[dropped]
 
     def work(self) -> list[Work]:
-        return [one for one in pending if one.device is self]
+        return [work for work in pending if work.device is self]
 
     def submit(self, stream: Stream, act: Callable[[], None] | None, *more: Work | None) -> Work:
-        """Put work behind what its stream, and those that it is ordered with, have been given."""
+        """Submit work that follows its stream's last work and that of ordered streams."""
         after = [stream.last, *more]
         if stream.is_legacy:
             after += [other.last for other in self.streams if other.blocks]
@@ -246,35 +260,35 @@ class Device:
         return stream.last
 
     def raise_fault(self) -> None:
-        """Refuse, as everything is once the device has failed."""
+        """Refuse the call if the device has failed."""
         if self.fault is not None:
             raise Refused(self.fault.status, str(self.fault))
 
 
 DEVICES = [
-    Device(0, "emulated sm_90", CHIPS[9, 0]),
-    # Another chip, so that what belongs to one device cannot pass for the other's.
+    Device(0, f"emulated sm_{_major}{_minor}", CHIPS[_major, _minor]),
+    # Another chip: code that mixes up the devices then fails.
     Device(1, "emulated sm_80", CHIPS[8, 0]),
 ]
 
 faults: list[str] = []
-"""What devices have failed with so far."""
+"""Failures of all devices so far."""
 
 
 def revive() -> list[str]:
-    """Let devices that have failed go on, as only a new process could; what they failed with."""
+    """Make failed devices work again, as only a new process could; return their failures."""
     for device in DEVICES:
         device.fault = None
-    found = faults.copy()
+    failures = faults.copy()
     faults.clear()
-    return found
+    return failures
 
 
 _current = threading.local()
 
 
 def current() -> Device:
-    """The device whose context is the calling thread's."""
+    """Return the device whose context is current in the calling thread."""
     device: Device | None = getattr(_current, "device", None)
     if device is None:
         raise Refused(CU.ERROR_INVALID_CONTEXT, "the thread has no context")
@@ -282,7 +296,7 @@ def current() -> Device:
 
 
 def make_current(device: Device | None) -> Device | None:
-    """Gives the calling thread another context, or none; the one before."""
+    """Set the calling thread's context (None: no context); return the previous device."""
     before = getattr(_current, "device", None)
     _current.device = device
     return before
@@ -299,7 +313,7 @@ def device_of(ordinal: int) -> Device:
 
 
 def stream_of(handle: int | None) -> Stream:
-    """The stream of a handle; those of 0, 1 and 2 are the current device's."""
+    """Return the stream of a handle; 0, 1 and 2 are the current device's built-in streams."""
     if (handle or 0) <= CU.STREAM_LEGACY_HANDLE:
         return current().legacy
     if handle == CU.STREAM_PER_THREAD_HANDLE:
@@ -309,5 +323,5 @@ def stream_of(handle: int | None) -> Stream:
             device.of_threads[thread] = Stream(device)
             device.streams.append(device.of_threads[thread])
         return device.of_threads[thread]
-    found: Stream = handles.get(handle, Stream)
-    return found
+    stream: Stream = handles.get(handle, Stream)
+    return stream

@@ -1,7 +1,7 @@
-"""The driver's functions for memory: the emulator's, so that kernels are watched on it.
+"""The driver's functions for memory, on top of the emulator's checked memory.
 
-Memory that is given back is filled with poison and kept for a while: what still uses it computes
-with NaN, a watched kernel is reported, and a copy fails.
+Freed memory is filled with NaN and kept for a while.  A kernel that still uses it computes NaN, the
+checker reports a checked kernel, and a copy fails.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from tests.emulator.runtime import library
 
 from . import machine
 from .api import CU, Refused, function, handles, put, require
-from .graphs import capturing, refuse_while_capturing, submit
+from .graphs import Capture, Graph, capturing, refuse_while_capturing, submit
 from .machine import MEMORY, Device, DeviceFault, Stream, current, device_of, stream_of
 
-POISON = 0xFF  # NaN, as floats of any size
-_MOST_POISONED = 16 << 20  # bytes of an allocation; the pages of a larger one stay untouched
-_QUARANTINE = 256 << 20  # bytes that are kept after they were given back
+POISON = 0xFF  # byte that makes a float of any size NaN
+_MOST_POISONED = 16 << 20  # bytes per allocation; pages beyond them stay untouched
+_QUARANTINE = 256 << 20  # bytes of freed memory that are kept
 
 
 @dataclass(eq=False)
 class Allocation:
-    """A piece of memory.
+    """An allocation of device or pinned host memory.
 
     Attributes:
         base: its address.
-        size: in bytes.
-        device: whose memory it is; None for the host's.
-        live: whether the device has it, which with stream-ordered memory is so at some point of
-            the stream only.
-        region: of the checker, while it is live.
+        size: its bytes.
+        device: its device; None for host memory.
+        live: whether the device may use it; stream-ordered memory is live only between two points
+            of the stream.
+        region: its region in the checker while it is live.
+        graph: the graph whose node allocated it, if any.
+        freed: whether that graph has a node that frees it.
+        left: whether a launch of that graph allocated it and nothing has freed it since.
     """
 
     base: int
@@ -43,6 +46,9 @@ class Allocation:
     device: Device | None
     live: bool = False
     region: int | None = None
+    graph: Graph | None = None
+    freed: bool = False
+    left: bool = False
 
     def begin(self) -> None:
         self.live = True
@@ -52,16 +58,24 @@ class Allocation:
                 name.encode(), self.base, self.size, 2, False, False
             )
 
-    def end(self) -> None:
+    def withdraw(self) -> None:
+        """Withdraw the memory from the device; the address range stays reserved."""
         self.live = False
         if self.region is not None:
             library().emulator_unregister(self.region)
             self.region = None
         if self.device is not None:
-            self.device.allocated -= self.size
             _poison(self)
+
+    def end(self) -> None:
+        """Withdraw the memory from the device and release the address range."""
+        self.withdraw()
+        if self.graph is not None:
+            _forget(self.base, on_device=True)
+        if self.device is not None:
+            self.device.allocated -= self.size
         _quarantine.append(self)
-        while sum(one.size for one in _quarantine) > _QUARANTINE:
+        while sum(entry.size for entry in _quarantine) > _QUARANTINE:
             oldest = _quarantine.popleft()
             library().emulator_free(oldest.base, oldest.size)
 
@@ -69,12 +83,12 @@ class Allocation:
 _bases: list[int] = []
 _allocations: dict[int, Allocation] = {}
 _quarantine: deque[Allocation] = deque()
-_left: list[int] = []  # allocations that may still be made, innermost last
+_left: list[int] = []  # remaining allocations per ``allocations_left``, innermost last
 
 
 @contextmanager
 def allocations_left(count: int) -> Iterator[None]:
-    """Lets so many allocations of device memory be made, and refuses those after."""
+    """Let ``count`` allocations of device memory succeed and refuse later ones."""
     _left.append(count)
     try:
         yield
@@ -83,34 +97,46 @@ def allocations_left(count: int) -> Iterator[None]:
 
 
 def find(address: int | None, size: int = 1) -> Allocation | None:
-    """What an address and so many bytes from there lie in."""
-    place = bisect_right(_bases, address or 0) - 1
-    if place < 0:
+    """Return the allocation that contains ``size`` bytes from an address, or None."""
+    index = bisect_right(_bases, address or 0) - 1
+    if index < 0:
         return None
-    found = _allocations[_bases[place]]
-    return found if (address or 0) + size <= found.base + found.size else None
+    allocation = _allocations[_bases[index]]
+    return allocation if (address or 0) + size <= allocation.base + allocation.size else None
 
 
-def _poison(one: Allocation) -> None:
-    ctypes.memset(one.base, POISON, min(one.size, _MOST_POISONED))
+def _poison(allocation: Allocation) -> None:
+    ctypes.memset(allocation.base, POISON, min(allocation.size, _MOST_POISONED))
 
 
-def _keep(one: Allocation) -> None:
-    insort(_bases, one.base)
-    _allocations[one.base] = one
+def _record(allocation: Allocation) -> None:
+    insort(_bases, allocation.base)
+    _allocations[allocation.base] = allocation
+
+
+def _at(base: int | None, on_device: bool) -> Allocation:
+    allocation = _allocations.get(base or 0)
+    require(
+        allocation is not None and (allocation.device is not None) == on_device,
+        f"{base}: not allocated",
+    )
+    assert allocation is not None
+    return allocation
+
+
+def _device_allocation(base: int | None) -> Allocation:
+    return _at(base, on_device=True)
 
 
 def _forget(base: int | None, on_device: bool) -> Allocation:
-    one = _allocations.get(base or 0)
-    require(one is not None and (one.device is not None) == on_device, f"{base}: not allocated")
-    assert one is not None
-    del _allocations[one.base]
-    _bases.remove(one.base)
-    return one
+    allocation = _at(base, on_device)
+    del _allocations[allocation.base]
+    _bases.remove(allocation.base)
+    return allocation
 
 
 def _allocate(size: int) -> Allocation:
-    require(size > 0, "memory has a size")
+    require(size > 0, "a size is positive")
     device = current()
     full = device.allocated + size > MEMORY or (_left and _left[-1] <= 0)
     address = None if full else library().emulator_allocate(size)
@@ -118,11 +144,11 @@ def _allocate(size: int) -> Allocation:
         raise Refused(CU.ERROR_OUT_OF_MEMORY, f"{size} bytes")
     if _left:
         _left[-1] -= 1
-    made = Allocation(address, size, device)
+    allocation = Allocation(address, size, device)
     device.allocated += size
-    _poison(made)
-    _keep(made)
-    return made
+    _poison(allocation)
+    _record(allocation)
+    return allocation
 
 
 @function
@@ -134,51 +160,68 @@ def cuMemGetInfo(available, total):
 @function
 def cuMemAlloc(pointer, size):
     refuse_while_capturing("memory is allocated")
-    made = _allocate(size)
-    made.begin()
-    put(pointer, ctypes.c_uint64, made.base)
+    allocation = _allocate(size)
+    allocation.begin()
+    put(pointer, ctypes.c_uint64, allocation.base)
 
 
 @function
 def cuMemAllocManaged(pointer, size, flags):
-    raise Refused(CU.ERROR_NOT_SUPPORTED, "managed memory, which the host has too")
+    raise Refused(CU.ERROR_NOT_SUPPORTED, "managed memory")
 
 
 @function
 def cuMemFree(pointer):
     if pointer:
         refuse_while_capturing("memory is freed")
-        one = _forget(pointer, on_device=True)
-        assert one.device is not None
-        machine.wait(one.device.work())  # as the driver does with memory of this kind
-        one.end()
+        allocation = _device_allocation(pointer)
+        assert allocation.device is not None
+        machine.wait(allocation.device.work())  # cuMemFree synchronizes
+        _free(allocation)()
 
 
 @function
 def cuMemAllocAsync(pointer, size, stream):
     target = stream_of(stream)
-    require(target.capture is None, "graphs with memory of their own", CU.ERROR_NOT_SUPPORTED)
-    made = _allocate(size)
-    submit(target, made.begin)
-    put(pointer, ctypes.c_uint64, made.base)
+    allocation = _allocate(size)
+    if isinstance(target.capture, Capture):
+        allocation.graph = target.capture.graph
+        allocation.graph.memory.append(allocation)
+    submit(target, allocation.begin)
+    put(pointer, ctypes.c_uint64, allocation.base)
 
 
 @function
 def cuMemFreeAsync(pointer, stream):
-    target = stream_of(stream)
-    require(target.capture is None, "graphs with memory of their own", CU.ERROR_NOT_SUPPORTED)
-    submit(target, _forget(pointer, on_device=True).end)
+    target, allocation = stream_of(stream), _device_allocation(pointer)
+    if isinstance(target.capture, Capture):
+        require(allocation.graph is target.capture.graph, "not memory of the captured graph")
+        require(not allocation.freed, "the graph frees it already")
+        allocation.freed = True
+        submit(target, allocation.withdraw)
+    else:
+        submit(target, _free(allocation))
 
 
-# -- pools: the one that each device has -----------------------------------------------------------
+def _free(allocation: Allocation) -> Callable[[], None]:
+    """Check that memory may be freed outside its graph; return the function that frees it."""
+    if allocation.graph is None:
+        _forget(allocation.base, on_device=True)
+        return allocation.end
+    require(allocation.left, "its graph frees it or was not launched")
+    allocation.left = False
+    return allocation.withdraw
+
+
+# -- the memory pool of each device ----------------------------------------------------------------
 @dataclass(eq=False)
 class Pool:
-    """A device's pool of stream-ordered memory, which keeps nothing for later.
+    """A device's pool of stream-ordered memory, which caches nothing.
 
     Attributes:
-        device: whose it is.
-        handle: of it.
-        threshold: bytes that it may keep, as it is told.
+        device: its device.
+        handle: its handle.
+        threshold: the release threshold that was set, in bytes.
     """
 
     device: Device
@@ -209,7 +252,7 @@ def cuDeviceGetMemPool(pool, device):
 
 @function(always=True)
 def cuDeviceSetMemPool(device, pool):
-    require(pool == _pool_of(device), "pools of one's own", CU.ERROR_NOT_SUPPORTED)
+    require(pool == _pool_of(device), "created pools", CU.ERROR_NOT_SUPPORTED)
 
 
 @function
@@ -219,47 +262,49 @@ def cuMemPoolTrimTo(pool, size):
 
 @function
 def cuMemPoolSetAttribute(pool, attribute, value):
-    one = handles.get(pool, Pool)
+    refuse_while_capturing("a pool is queried")
+    target = handles.get(pool, Pool)
     if attribute == CU.MEMPOOL_ATTR_RELEASE_THRESHOLD:
-        one.threshold = ctypes.c_uint64.from_address(value).value
+        target.threshold = ctypes.c_uint64.from_address(value).value
 
 
 @function
 def cuMemPoolGetAttribute(pool, attribute, value):
-    one = handles.get(pool, Pool)
+    refuse_while_capturing("a pool is queried")
+    target = handles.get(pool, Pool)
     if attribute <= CU.MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
         put(value, ctypes.c_int, 1)
     elif attribute == CU.MEMPOOL_ATTR_RELEASE_THRESHOLD:
-        put(value, ctypes.c_uint64, one.threshold)
+        put(value, ctypes.c_uint64, target.threshold)
     else:
-        put(value, ctypes.c_uint64, one.device.allocated)
+        put(value, ctypes.c_uint64, target.device.allocated)
 
 
-# -- the host's ------------------------------------------------------------------------------------
+# -- host memory -----------------------------------------------------------------------------------
 @function
 def cuMemHostAlloc(pointer, size, flags):
     refuse_while_capturing("memory is allocated")
     address = library().emulator_allocate(size)
     require(address, f"{size} bytes", CU.ERROR_OUT_OF_MEMORY)
-    made = Allocation(address, size, None, live=True)
-    _keep(made)
-    put(pointer, ctypes.c_void_p, made.base)
+    allocation = Allocation(address, size, None, live=True)
+    _record(allocation)
+    put(pointer, ctypes.c_void_p, allocation.base)
 
 
 @function
 def cuMemFreeHost(pointer):
     refuse_while_capturing("memory is freed")
-    one = _forget(pointer, on_device=False)
+    allocation = _forget(pointer, on_device=False)
     machine.wait(list(machine.pending))
-    one.end()
+    allocation.end()
 
 
 @function
 def cuPointerGetAttribute(data, attribute, pointer):
-    one = find(pointer)
-    require(one is not None, f"{pointer:#x} is not of this driver")
-    assert one is not None
-    on_device = one.device is not None
+    allocation = find(pointer)
+    require(allocation is not None, f"{pointer:#x} was not allocated by this driver")
+    assert allocation is not None
+    on_device = allocation.device is not None
     kinds = {
         CU.POINTER_ATTRIBUTE_MEMORY_TYPE: (
             ctypes.c_uint,
@@ -267,40 +312,40 @@ def cuPointerGetAttribute(data, attribute, pointer):
         ),
         CU.POINTER_ATTRIBUTE_DEVICE_ORDINAL: (
             ctypes.c_int,
-            one.device.ordinal if one.device else 0,
+            allocation.device.ordinal if allocation.device else 0,
         ),
         CU.POINTER_ATTRIBUTE_DEVICE_POINTER: (ctypes.c_uint64, pointer),
-        CU.POINTER_ATTRIBUTE_RANGE_START_ADDR: (ctypes.c_uint64, one.base),
-        CU.POINTER_ATTRIBUTE_RANGE_SIZE: (ctypes.c_size_t, one.size),
+        CU.POINTER_ATTRIBUTE_RANGE_START_ADDR: (ctypes.c_uint64, allocation.base),
+        CU.POINTER_ATTRIBUTE_RANGE_SIZE: (ctypes.c_size_t, allocation.size),
     }
     require(attribute in kinds, f"attribute {attribute}", CU.ERROR_NOT_SUPPORTED)
     put(data, *kinds[attribute])
 
 
 # -- copies ----------------------------------------------------------------------------------------
-def _ours(address: int, size: int) -> Allocation:
-    """The device memory that so many bytes lie in."""
-    one = find(address, size)
-    right = one is not None and one.device is not None
-    require(right, f"{size} bytes at {address:#x} are not in one piece of device memory")
-    assert one is not None
-    return one
+def _device_memory(address: int, size: int) -> Allocation:
+    """Return the device allocation that contains these bytes; refuse other addresses."""
+    allocation = find(address, size)
+    on_device = allocation is not None and allocation.device is not None
+    require(on_device, f"{size} bytes at {address:#x} are not inside one device allocation")
+    assert allocation is not None
+    return allocation
 
 
-def _require_live(*allocations: Allocation) -> None:
-    """Check, when it is used, that memory is there and has not been given back."""
-    for one in allocations:
-        if not one.live:
+def require_live(*allocations: Allocation) -> None:
+    """Raise DeviceFault unless the device may use these allocations now."""
+    for allocation in allocations:
+        if not allocation.live:
             raise DeviceFault(
-                f"{one.size} bytes at {one.base:#x} are used where the stream that they are of "
-                "does not have them yet, or not any more",
+                f"{allocation.size} bytes at {allocation.base:#x} are used before their allocation "
+                "on the stream or after they were freed",
                 CU.ERROR_ILLEGAL_ADDRESS,
             )
 
 
-def _copier(to: int, source: int, size: int, *ours: Allocation) -> Callable[[], None]:
+def _copier(to: int, source: int, size: int, *allocations: Allocation) -> Callable[[], None]:
     def act() -> None:
-        _require_live(*ours)
+        require_live(*allocations)
         ctypes.memmove(to, source, size)
 
     return act
@@ -311,39 +356,41 @@ def _is_pinned(address: int, size: int) -> bool:
 
 
 def _to_device(to: int, source: int, size: int, stream: Stream) -> None:
-    ours = _ours(to, size)
+    target = _device_memory(to, size)
     if _is_pinned(source, size):
-        submit(stream, _copier(to, source, size, ours))
+        submit(stream, _copier(to, source, size, target))
         return
-    capturing(stream, "a copy has its own memory to wait for")
+    capturing(stream, "a copy waits for pageable memory")
     content = ctypes.string_at(source, size)  # pageable memory is read before the call returns
 
     def act() -> None:
-        _require_live(ours)
+        require_live(target)
         ctypes.memmove(to, content, size)
 
     submit(stream, act)
 
 
 def _to_host(to: int, source: int, size: int, stream: Stream) -> None:
-    ours = _ours(source, size)
+    allocation = _device_memory(source, size)
     pinned = _is_pinned(to, size)
     if not pinned:
-        capturing(stream, "a copy has its own memory to wait for")
-    work = submit(stream, _copier(to, source, size, ours))
+        capturing(stream, "a copy waits for pageable memory")
+    work = submit(stream, _copier(to, source, size, allocation))
     if not pinned:  # pageable memory is written before the call returns
         machine.wait([work])
         stream.device.raise_fault()
 
 
 def _within(to: int, source: int, size: int, stream: Stream) -> None:
-    submit(stream, _copier(to, source, size, _ours(to, size), _ours(source, size)))
+    submit(
+        stream, _copier(to, source, size, _device_memory(to, size), _device_memory(source, size))
+    )
 
 
 def _anywhere(to: int, source: int, size: int, stream: Stream) -> None:
-    here, there = (find(address, size) for address in (to, source))
-    to_device = here is not None and here.device is not None
-    from_device = there is not None and there.device is not None
+    target, origin = (find(address, size) for address in (to, source))
+    to_device = target is not None and target.device is not None
+    from_device = origin is not None and origin.device is not None
     if to_device and from_device:
         _within(to, source, size, stream)
     elif to_device:
@@ -412,10 +459,10 @@ def cuMemcpyAsync(to, source, size, stream):
 def _fill(to: int, value: int, size: int, stream: Stream) -> None:
     if not size:
         return
-    ours = _ours(to, size)
+    allocation = _device_memory(to, size)
 
     def act() -> None:
-        _require_live(ours)
+        require_live(allocation)
         ctypes.memset(to, value, size)
 
     submit(stream, act)

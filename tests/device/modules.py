@@ -14,16 +14,16 @@ from tests.emulator.driver import Refusal, resident_blocks
 
 from . import machine, programs
 from .api import CU, Refused, function, handles, put, require
-from .graphs import submit
+from .graphs import refuse_while_capturing, submit
 from .machine import MULTIPROCESSORS, Device, DeviceFault, Stream, current, stream_of
-from .memory import find
+from .memory import find, require_live
 
-_ALIGNMENT = 64  # of a parameter, as any struct may ask for
+_ALIGNMENT = 64  # bytes; no parameter needs more (chosen)
 
 
 @dataclass(eq=False)
 class Module:
-    """Loaded kernels, which belong to a device."""
+    """A loaded module of a device."""
 
     device: Device
     emulated: EmulatedModule
@@ -38,6 +38,7 @@ class Kernel:
 
 
 def _load(module: int | None, address: int) -> None:
+    refuse_while_capturing("a module is loaded")
     device = current()
     try:
         emulated = programs.emulated(programs.read(address), device.chip)
@@ -61,61 +62,61 @@ def cuModuleLoad(module, path):
         image = Path(os.fsdecode(ctypes.string_at(path))).read_bytes()
     except OSError as error:
         raise Refused(CU.ERROR_FILE_NOT_FOUND, str(error)) from None
-    kept = ctypes.create_string_buffer(image + bytes(64))
-    _load(module, ctypes.addressof(kept))
+    buffer = ctypes.create_string_buffer(image + bytes(64))
+    _load(module, ctypes.addressof(buffer))
 
 
 @function(always=True)
 def cuModuleUnload(module):
-    one = handles.drop(module, Module)
-    machine.wait(one.device.work())
+    target = handles.drop(module, Module)
+    machine.wait(target.device.work())
 
 
 @function
 def cuModuleGetFunction(kernel, module, name):
-    one = handles.get(module, Module)
-    wanted = ctypes.string_at(name).decode()
+    owner = handles.get(module, Module)
+    kernel_name = ctypes.string_at(name).decode()
     try:
-        found = one.emulated.get_function(wanted)
+        emulated = owner.emulated.get_function(kernel_name)
     except ValueError as error:
         raise Refused(CU.ERROR_NOT_FOUND, str(error)) from None
-    put(kernel, ctypes.c_void_p, handles.give(Kernel(one.device, found)))
+    put(kernel, ctypes.c_void_p, handles.give(Kernel(owner.device, emulated)))
 
 
 @function
 def cuFuncGetAttribute(value, attribute, kernel):
-    one = handles.get(kernel, Kernel).emulated
-    takes = one.resources
+    emulated = handles.get(kernel, Kernel).emulated
+    resources = emulated.resources
     known = {
-        CU.FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: takes.launch_bounds or 1024,
-        CU.FUNC_ATTRIBUTE_NUM_REGS: takes.registers,
-        CU.FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: takes.static_shared,
-        CU.FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: one.max_dynamic_shared_size_bytes,
+        CU.FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: resources.launch_bounds or 1024,
+        CU.FUNC_ATTRIBUTE_NUM_REGS: resources.registers,
+        CU.FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: resources.static_shared,
+        CU.FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: emulated.max_dynamic_shared_size_bytes,
     }
     put(value, ctypes.c_int, known.get(attribute, 0))
 
 
 @function
 def cuFuncSetAttribute(kernel, attribute, value):
-    one = handles.get(kernel, Kernel).emulated
+    emulated = handles.get(kernel, Kernel).emulated
     if attribute == CU.FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
         try:
-            one.max_dynamic_shared_size_bytes = value
+            emulated.max_dynamic_shared_size_bytes = value
         except Refusal as refusal:
             raise Refused(CU.ERROR_INVALID_VALUE, str(refusal)) from None
 
 
 @function
 def cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, shared):
-    one = handles.get(kernel, Kernel)
-    found, _ = resident_blocks(
-        one.device.chip,
-        one.emulated.resources,
+    target = handles.get(kernel, Kernel)
+    resident, _ = resident_blocks(
+        target.device.chip,
+        target.emulated.resources,
         threads,
         shared,
-        one.emulated.max_dynamic_shared_size_bytes,
+        target.emulated.max_dynamic_shared_size_bytes,
     )
-    put(blocks, ctypes.c_int, found)
+    put(blocks, ctypes.c_int, resident)
 
 
 @function
@@ -127,60 +128,67 @@ def cuOccupancyMaxPotentialBlockSize(grid, block, kernel, shared_of, shared, lim
 
 # -- launches --------------------------------------------------------------------------------------
 class _Parameters:
-    """A launch's parameters by value, as they were when it was submitted."""
+    """Copies of a launch's parameters at the time of submission."""
 
-    def __init__(self, kernel: EmulatedKernel, given: int | None) -> None:
+    def __init__(self, kernel: EmulatedKernel, pointers: int | None) -> None:
         sizes = kernel.parameter_sizes
-        addresses = (ctypes.c_void_p * len(sizes)).from_address(given) if given else ()
+        addresses = (ctypes.c_void_p * len(sizes)).from_address(pointers) if pointers else ()
         require(len(addresses) == len(sizes), f"{kernel.name} takes {len(sizes)} parameters")
         self.values = [
             ctypes.string_at(address, size) for address, size in zip(addresses, sizes, strict=True)
         ]
-        places = [0]
+        offsets = [0]
         for size in sizes:
-            places.append(places[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-        self._room = ctypes.create_string_buffer(places[-1] + _ALIGNMENT)
+            offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        self._room = ctypes.create_string_buffer(offsets[-1] + _ALIGNMENT)
         base = -(-ctypes.addressof(self._room) // _ALIGNMENT) * _ALIGNMENT
         self.pointers = (ctypes.c_void_p * max(len(sizes), 1))()
         for index, value in enumerate(self.values):
-            self.pointers[index] = base + places[index]
-            ctypes.memmove(base + places[index], value, len(value))
+            self.pointers[index] = base + offsets[index]
+            ctypes.memmove(base + offsets[index], value, len(value))
 
     def words(self) -> set[int]:
-        """All that could be an address."""
-        found = set()
+        """Return all 8-byte words that could be an address."""
+        words = set()
         for value in self.values:
             for offset in range(0, len(value) - 7, 8):
-                found.add(int.from_bytes(value[offset : offset + 8], "little"))
-        return found
+                words.add(int.from_bytes(value[offset : offset + 8], "little"))
+        return words
 
 
 def _launch(
-    one: Kernel,
+    kernel: Kernel,
     grid: list[int],
     block: list[int],
     shared: int,
-    given: int | None,
+    pointers: int | None,
     stream: Stream,
     may_overlap: bool = False,
 ) -> None:
-    require(one.device is stream.device, "of another device", CU.ERROR_INVALID_HANDLE)
+    require(
+        kernel.device is stream.device,
+        "the kernel belongs to another device",
+        CU.ERROR_INVALID_HANDLE,
+    )
     try:
-        one.emulated.require_launchable(grid, block, shared)
+        kernel.emulated.require_launchable(grid, block, shared)
     except Refusal as refusal:
         raise Refused(CU.ERROR_INVALID_VALUE, str(refusal)) from None
-    parameters = _Parameters(one.emulated, given)
+    parameters = _Parameters(kernel.emulated, pointers)
 
     def act() -> None:
         for word in parameters.words():
-            there = find(word)
-            if there is not None and there.device not in (None, one.device):
+            allocation = find(word)
+            if allocation is None or allocation.device is None:
+                continue
+            require_live(allocation)
+            if allocation.device is not kernel.device:
                 raise DeviceFault(
-                    f"{one.emulated.name} on device {one.device.ordinal} is given memory of "
-                    f"device {there.device.ordinal}",
+                    f"{kernel.emulated.name} on device {kernel.device.ordinal} is given memory of "
+                    f"device {allocation.device.ordinal}",
                     CU.ERROR_ILLEGAL_ADDRESS,
                 )
-        outcome = one.emulated.run(grid, block, parameters.pointers, shared, may_overlap)
+        outcome = kernel.emulated.run(grid, block, parameters.pointers, shared, may_overlap)
         if outcome.reports:
             raise DeviceFault("\n".join(map(str, outcome.reports)))
 
@@ -190,8 +198,8 @@ def _launch(
 @function
 def cuLaunchKernel(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
     require(not extra, "parameters in one buffer", CU.ERROR_NOT_SUPPORTED)
-    one = handles.get(kernel, Kernel)
-    _launch(one, [gx, gy, gz], [bx, by, bz], shared, parameters, stream_of(stream))
+    target = handles.get(kernel, Kernel)
+    _launch(target, [gx, gy, gz], [bx, by, bz], shared, parameters, stream_of(stream))
 
 
 class _Config(ctypes.Structure):
@@ -208,7 +216,7 @@ class _Config(ctypes.Structure):
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, with a value that is a number."""
+    """CUlaunchAttribute with an integer value."""
 
     _fields_ = (
         ("id", ctypes.c_int),
@@ -222,18 +230,22 @@ class _Attribute(ctypes.Structure):
 def cuLaunchKernelEx(config, kernel, parameters, extra):
     require(config, "no configuration")
     require(not extra, "parameters in one buffer", CU.ERROR_NOT_SUPPORTED)
-    asked = _Config.from_address(config)
-    one = handles.get(kernel, Kernel)
+    settings = _Config.from_address(config)
+    target = handles.get(kernel, Kernel)
     may_overlap = False
-    for attribute in (_Attribute * asked.count).from_address(asked.attributes or 0):
+    for attribute in (_Attribute * settings.count).from_address(settings.attributes or 0):
         known = attribute.id == CU.LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         require(known, f"launch attribute {attribute.id}", CU.ERROR_NOT_SUPPORTED)
         may_overlap = attribute.value != 0
-    overlaps = one.device.chip.capability >= (9, 0)
-    require(overlaps or not may_overlap, "launches overlap from 9.0 on", CU.ERROR_NOT_SUPPORTED)
+    overlaps = target.device.chip.capability >= (9, 0)
+    require(
+        overlaps or not may_overlap,
+        "launches overlap from compute capability 9.0",
+        CU.ERROR_NOT_SUPPORTED,
+    )
     _launch(
-        *(one, list(asked.grid), list(asked.block), asked.shared, parameters),
-        *(stream_of(asked.stream), may_overlap),
+        *(target, list(settings.grid), list(settings.block), settings.shared, parameters),
+        *(stream_of(settings.stream), may_overlap),
     )
 
 
@@ -257,22 +269,24 @@ def _tensor(kind: int, rank: int, address: int, extents: int, strides: int) -> t
     )
 
 
-def _encode(made: int, interleave: int, swizzle: int, encoder: Any, *arguments: Any, **rules: Any):
+def _encode(
+    result: int, interleave: int, swizzle: int, encoder: Any, *arguments: Any, **rules: Any
+):
     require(interleave == 0, "interleaved layouts", CU.ERROR_NOT_SUPPORTED)
     require(swizzle in _SWIZZLES, f"swizzle {swizzle}", CU.ERROR_NOT_SUPPORTED)
     try:
         encoded = encoder(*arguments, swizzle=_SWIZZLES[swizzle], **rules)
     except ValueError as error:
         raise Refused(CU.ERROR_INVALID_VALUE, str(error)) from None
-    ctypes.memmove(made, encoded.tobytes(), tensormap.MAP_BYTES)
+    ctypes.memmove(result, encoded.tobytes(), tensormap.MAP_BYTES)
 
 
 @function(always=True)
 def cuTensorMapEncodeTiled(
-    made, kind, rank, address, extents, strides, box, steps, interleave, swizzle, promotion, fill
+    result, kind, rank, address, extents, strides, box, steps, interleave, swizzle, promotion, fill
 ):
     _encode(
-        *(made, interleave, swizzle, tensormap.encode_tiled),
+        *(result, interleave, swizzle, tensormap.encode_tiled),
         *_tensor(kind, rank, address, extents, strides),
         _numbers(ctypes.c_uint32, box, rank),
         element_strides=_numbers(ctypes.c_uint32, steps, rank),
@@ -282,7 +296,7 @@ def cuTensorMapEncodeTiled(
 
 @function(always=True)
 def cuTensorMapEncodeIm2col(
-    made,
+    result,
     kind,
     rank,
     address,
@@ -299,7 +313,7 @@ def cuTensorMapEncodeIm2col(
     fill,
 ):
     _encode(
-        *(made, interleave, swizzle, tensormap.encode_im2col),
+        *(result, interleave, swizzle, tensormap.encode_im2col),
         *_tensor(kind, rank, address, extents, strides),
         _numbers(ctypes.c_int, lower, rank - 2),
         _numbers(ctypes.c_int, upper, rank - 2),

@@ -1,7 +1,7 @@
-"""From what NVRTC has compiled to kernels that run on the CPU.
+"""Conversion of NVRTC's cubins to kernels that run on the CPU.
 
-native/nvrtc.cpp puts behind each cubin what it was compiled from, so that a cubin out of anybody's
-cache is understood; one that was compiled elsewhere is not, and is refused.
+native/nvrtc.cpp appends to each cubin the source that it was compiled from, so a cubin from any
+cache can be converted.  A cubin compiled elsewhere has no source and is refused.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ MARK = b"compiled for tests/device"
 
 
 class UnknownProgramError(ValueError):
-    """A binary that cannot be run here, and why."""
+    """A binary that cannot run here, with the reason."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a cubin was compiled from.
+    """A cubin and the inputs that it was compiled from.
 
     Attributes:
-        cubin: as NVIDIA's compiler made it.
-        log: of the compiler.
-        name, source: of the file.
-        headers: texts by name.
-        options: of the compiler.
+        cubin: the output of NVIDIA's compiler.
+        log: the compiler's log.
+        name, source: name and text of the source file.
+        headers: header texts by name.
+        options: compiler options.
     """
 
     cubin: bytes
@@ -49,17 +49,17 @@ class Program:
 
 
 def elf_size(head: bytes) -> int:
-    """The length of an ELF file, which ends with one of its two tables."""
+    """Return the length of an ELF file, which ends with one of its two header tables."""
     program_headers, section_headers = struct.unpack_from("<QQ", head, 0x20)
     sizes = struct.unpack_from("<4H", head, 0x36)
     return int(max(program_headers + sizes[0] * sizes[1], section_headers + sizes[2] * sizes[3]))
 
 
 def read(address: int) -> Program:
-    """The program of a binary in memory.
+    """Return the program of a binary in memory.
 
     Raises:
-        UnknownProgramError: it is no cubin, or one that was compiled without this NVRTC.
+        UnknownProgramError: it is not a cubin, or was compiled without this NVRTC.
     """
     if ctypes.string_at(address, 4) != b"\x7fELF":
         raise UnknownProgramError("only cubins can be loaded: no PTX, and no fat binaries")
@@ -68,10 +68,10 @@ def read(address: int) -> Program:
         raise UnknownProgramError("a cubin that was not compiled here has no known source")
 
     def texts() -> Iterator[str]:
-        place = address + size
+        position = address + size
         while True:
-            text = ctypes.string_at(place)
-            place += len(text) + 1
+            text = ctypes.string_at(position)
+            position += len(text) + 1
             yield text.decode()
 
     parts = texts()
@@ -83,11 +83,11 @@ def read(address: int) -> Program:
 
 
 def emulated(program: Program, chip: Chip) -> EmulatedModule:
-    """A program's kernels on the CPU: the shipped ones under the checker, others without.
+    """Return a program's kernels for the CPU; only the shipped ones run under the checker.
 
     Raises:
-        UnknownProgramError: what it needs cannot be had here.
-        tests.emulator.build.BuildError: the CPU's compiler does not take it.
+        UnknownProgramError: it needs something that is unavailable here.
+        tests.emulator.build.BuildError: the CPU's compiler rejects it.
     """
     defines, folders = {}, []
     for option in program.options:
@@ -106,12 +106,12 @@ def emulated(program: Program, chip: Chip) -> EmulatedModule:
             resources=cubins.resources(program.cubin, program.log),
             variant=f"({program.name} {macros})",
         )
-    kept = _written(program)
-    # Stand-ins for CUDA's own headers come before CuPy's, and instead of NVIDIA's.
-    folders = [one for one in folders if not {"_cccl", "nvidia"} & set(one.parts)]
-    folders = [build.NATIVE / "cuda", kept, *folders]
+    program_folder = _write(program)
+    # Stand-ins for CUDA's headers come before CuPy's headers and replace NVIDIA's.
+    folders = [path for path in folders if not {"_cccl", "nvidia"} & set(path.parts)]
+    folders = [build.NATIVE / "cuda", program_folder, *folders]
     defines["__CUDACC_VER_MAJOR__"] = "13"
-    return EmulatedModule(kept / "kernel.cu", defines, folders, False, chip)
+    return EmulatedModule(program_folder / "kernel.cu", defines, folders, False, chip)
 
 
 def _is_shipped(program: Program) -> bool:
@@ -121,8 +121,8 @@ def _is_shipped(program: Program) -> bool:
     return shipped.text == program.source and dict(shipped.headers) == program.headers
 
 
-def _written(program: Program) -> Path:
-    """A folder with a program's texts."""
+def _write(program: Program) -> Path:
+    """Write a program's texts to a folder and return it."""
     texts = [program.source, *(text for pair in program.headers.items() for text in pair)]
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
     folder = build.folder() / "programs" / digest

@@ -1,4 +1,4 @@
-"""The CuPy that all of this is made for.  Imports nothing that needs CUDA's headers or CuPy."""
+"""Supported CuPy release.  Imports nothing that needs CUDA's headers or CuPy."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import importlib.metadata
 PACKAGE = "cupy-cuda13x"
 
 RELEASE = "14.2.0"
-"""The CuPy whose source this is made for."""
+"""CuPy release whose source is built."""
 
 SOURCE_DIGEST = "cfed725e612178cfbdbf62f4a3a598b60edecbbca718c0d4580c21a16ae4a62c"
 """SHA-256 of that release's source archive."""
 
 CYTHON = "3.2.4"
-"""The Cython that this release's wheels are made with, so that modules know each other's types."""
+"""Cython version of that release's wheels; extension modules share types only if it is equal."""
 
 
 class DeviceBuildError(RuntimeError):
-    """What CuPy is to be run on cannot be built here."""
+    """The emulated devices cannot be built in this environment."""
 
 
 def require_release() -> None:
-    """Check that the packages are those that this is made for.
+    """Check that the supported releases of CuPy and Cython are installed.
 
     Raises:
-        DeviceBuildError: one is not; with what is there instead, and what to install.
+        DeviceBuildError: a release differs; the message says what to install.
     """
     for package, wanted, others in (
         (PACKAGE, RELEASE, ("cupy-cuda12x", "cupy")),
@@ -43,7 +43,7 @@ def require_release() -> None:
 
 
 def _installed(package: str) -> str | None:
-    """The version of a package; None if it is not there."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

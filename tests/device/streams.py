@@ -17,11 +17,11 @@ class Event:
     """A point of a stream.
 
     Attributes:
-        device: whose it is.
-        flags: as it was made with.
-        work: which is done when the event has come; None if it was never recorded.
-        captured: the capture that it was recorded in last, and what comes before it there.
-        seconds: when it came.
+        device: the device of its context.
+        flags: creation flags.
+        work: the work that completes the event; None if it was never recorded.
+        captured: the last capture that recorded it, and the nodes before it there.
+        seconds: time of completion.
     """
 
     device: Device
@@ -34,9 +34,9 @@ class Event:
 @function
 def cuStreamCreateWithPriority(stream, flags, priority):
     device = current()
-    made = Stream(device, flags, priority)
-    device.streams.append(made)
-    put(stream, ctypes.c_void_p, handles.give(made))
+    target = Stream(device, flags, priority)
+    device.streams.append(target)
+    put(stream, ctypes.c_void_p, handles.give(target))
 
 
 @function
@@ -46,9 +46,9 @@ def cuStreamCreate(stream, flags):
 
 @function(always=True)
 def cuStreamDestroy(stream):
-    one = handles.drop(stream, Stream)
-    if one.last is None or one.last.done:
-        one.device.streams.remove(one)  # else the legacy stream still waits for what it has
+    target = handles.drop(stream, Stream)
+    if target.last is None or target.last.done:
+        target.device.streams.remove(target)  # otherwise the legacy stream still waits for its work
 
 
 @function
@@ -68,26 +68,26 @@ def cuStreamGetCtx(stream, context):
 
 @function
 def cuStreamSynchronize(stream):
-    one = stream_of(stream)
-    capturing(one, "the host waits")
-    machine.wait(_all_of(one))
-    one.device.raise_fault()
+    target = stream_of(stream)
+    capturing(target, "the host waits")
+    machine.wait(_last_work(target))
+    target.device.raise_fault()
 
 
-def _all_of(stream: Stream) -> list[Work | None]:
-    """What a stream has been given; the legacy one waits for the blocking ones too."""
+def _last_work(stream: Stream) -> list[Work | None]:
+    """Return the last work of a stream; for the legacy stream also that of the blocking streams."""
     if not stream.is_legacy:
         return [stream.last]
-    return [stream.last, *(one.last for one in stream.device.streams if one.blocks)]
+    return [stream.last, *(other.last for other in stream.device.streams if other.blocks)]
 
 
 @function
 def cuStreamQuery(stream):
-    one = stream_of(stream)
-    capturing(one, "a stream is asked")
+    target = stream_of(stream)
+    capturing(target, "a stream is queried")
     machine.look()
-    one.device.raise_fault()
-    done = all(work is None or work.done for work in _all_of(one))
+    target.device.raise_fault()
+    done = all(work is None or work.done for work in _last_work(target))
     require(done, "not ready", CU.ERROR_NOT_READY)
 
 
@@ -100,26 +100,32 @@ def cuCtxSynchronize():
 
 @function
 def cuStreamWaitEvent(stream, event, flags):
-    target, one = stream_of(stream), handles.get(event, Event)
-    if one.captured is not None:
-        capture, nodes = one.captured
+    target, point = stream_of(stream), handles.get(event, Event)
+    if point.captured is not None:
+        capture, nodes = point.captured
         require(capture.valid, "the capture has failed", CU.ERROR_STREAM_CAPTURE_INVALIDATED)
         require(
-            target.capture in (None, capture), "of another capture", CU.ERROR_STREAM_CAPTURE_MERGE
+            target.capture in (None, capture),
+            "the event belongs to another capture",
+            CU.ERROR_STREAM_CAPTURE_MERGE,
         )
         target.capture = capture
         capture.tails[target] = capture.tails.get(target, frozenset()) | nodes
         return
     if isinstance(target.capture, Capture):
-        require(one.work is None, "recorded outside", CU.ERROR_STREAM_CAPTURE_ISOLATION)
+        require(
+            point.work is None,
+            "the event was recorded outside the capture",
+            CU.ERROR_STREAM_CAPTURE_ISOLATION,
+        )
         return
-    if one.work is not None and not one.work.done:
-        target.device.submit(target, None, one.work)
+    if point.work is not None and not point.work.done:
+        target.device.submit(target, None, point.work)
 
 
 @function
-def cuLaunchHostFunc(stream, called, argument):
-    act = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(called)
+def cuLaunchHostFunc(stream, callback, argument):
+    act = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(callback)
     submit(stream_of(stream), lambda: act(argument))
 
 
@@ -135,49 +141,53 @@ def cuEventDestroy(event):
 
 @function
 def cuEventRecord(event, stream):
-    one, target = handles.get(event, Event), stream_of(stream)
-    require(one.device is target.device, "of another device", CU.ERROR_INVALID_HANDLE)
+    point, target = handles.get(event, Event), stream_of(stream)
+    require(
+        point.device is target.device,
+        "the event belongs to another device",
+        CU.ERROR_INVALID_HANDLE,
+    )
     capture = target.capture
     if isinstance(capture, Capture):
-        one.captured = capture, capture.tails[target]
+        point.captured = capture, capture.tails[target]
         return
-    one.captured = None
-    one.seconds = None
+    point.captured = None
+    point.seconds = None
 
     def act() -> None:
-        one.seconds = time.perf_counter()
+        point.seconds = time.perf_counter()
 
-    one.work = submit(target, act)
+    point.work = submit(target, act)
 
 
 @function
 def cuEventQuery(event):
-    one = _outside(event)
+    point = _uncaptured_event(event)
     machine.look()
-    one.device.raise_fault()
-    require(one.work is None or one.work.done, "not ready", CU.ERROR_NOT_READY)
+    point.device.raise_fault()
+    require(point.work is None or point.work.done, "not ready", CU.ERROR_NOT_READY)
 
 
 @function
 def cuEventSynchronize(event):
-    one = _outside(event)
-    machine.wait([one.work])
-    one.device.raise_fault()
+    point = _uncaptured_event(event)
+    machine.wait([point.work])
+    point.device.raise_fault()
 
 
-def _outside(event: int | None) -> Event:
-    one: Event = handles.get(event, Event)
-    if one.captured is not None:
-        one.captured[0].valid = False
+def _uncaptured_event(event: int | None) -> Event:
+    point: Event = handles.get(event, Event)
+    if point.captured is not None:
+        point.captured[0].valid = False
         raise Refused(CU.ERROR_CAPTURED_EVENT)
-    return one
+    return point
 
 
 @function
 def cuEventElapsedTime(milliseconds, start, stop):
-    ends = [handles.get(one, Event) for one in (start, stop)]
-    for one in ends:
-        usable = one.work is not None and not one.flags & CU.EVENT_DISABLE_TIMING
+    ends = [handles.get(event, Event) for event in (start, stop)]
+    for event in ends:
+        usable = event.work is not None and not event.flags & CU.EVENT_DISABLE_TIMING
         require(usable, "an event without a time", CU.ERROR_INVALID_HANDLE)
-    require(all(one.work.done for one in ends), "not ready", CU.ERROR_NOT_READY)
+    require(all(event.work.done for event in ends), "not ready", CU.ERROR_NOT_READY)
     put(milliseconds, ctypes.c_float, (ends[1].seconds - ends[0].seconds) * 1e3)

@@ -1,7 +1,6 @@
-"""CuPy's own kernels through the emulator: the kinds that run, as NumPy has them, and the others.
+"""CuPy's own kernels on the emulator: supported kinds, compared with NumPy, and unsupported ones.
 
-What is listed as running is what a program may use beside this library; what is not right here
-raises instead of answering.
+A program may use the listed kinds beside this library; unsupported functions raise.
 """
 
 import cupy
@@ -17,7 +16,7 @@ X = np.arange(24).reshape(2, 3, 4) % 7 - 3
 
 
 def put(array):
-    """In a corner, which CuPy and NumPy assign alike."""
+    """Return a copy with one corner assigned from another."""
     array = array.copy()
     array[1, ::2, ::-1] = array[0, ::2]
     return array
@@ -60,29 +59,31 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_kernels_that_run(kind):
+def test_kernel_kind_matches_numpy(kind):
     expected = KINDS[kind](np, X.astype("float32"))
-    got = KINDS[kind](cupy, cupy.asarray(X, "float32"))
-    assert isinstance(got, cupy.ndarray)
-    assert got.shape == expected.shape
-    np.testing.assert_allclose(cupy.asnumpy(got), expected, rtol=1e-6)
+    result = KINDS[kind](cupy, cupy.asarray(X, "float32"))
+    assert isinstance(result, cupy.ndarray)
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(cupy.asnumpy(result), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_casts_copies_and_sums_of_every_dtype(dtype):
+def test_casts_copies_and_sums_match_numpy(dtype):
     x = X.astype(arrays.numpy_dtype(dtype))
-    given = cupy.asarray(x)
-    np.testing.assert_array_equal(cupy.asnumpy(given[::-1, :, ::-2]), x[::-1, :, ::-2])
+    on_device = cupy.asarray(x)
+    np.testing.assert_array_equal(cupy.asnumpy(on_device[::-1, :, ::-2]), x[::-1, :, ::-2])
     np.testing.assert_array_equal(cupy.asnumpy(cupy.asarray(X).astype(x.dtype)), x)
-    np.testing.assert_array_equal(cupy.asnumpy(given.astype("complex128")), x.astype("complex128"))
-    np.testing.assert_array_equal(cupy.asnumpy(given == given[0]), x == x[0])
-    if dtype != "bfloat16":  # of which CuPy has no sums
-        np.testing.assert_array_equal(cupy.asnumpy(given.sum(axis=1)), x.sum(axis=1))
+    np.testing.assert_array_equal(
+        cupy.asnumpy(on_device.astype("complex128")), x.astype("complex128")
+    )
+    np.testing.assert_array_equal(cupy.asnumpy(on_device == on_device[0]), x == x[0])
+    if dtype != "bfloat16":  # CuPy cannot sum bfloat16
+        np.testing.assert_array_equal(cupy.asnumpy(on_device.sum(axis=1)), x.sum(axis=1))
     if x.dtype.kind == "c":
-        np.testing.assert_array_equal(cupy.asnumpy((given * 1j).conj()), (x * 1j).conj())
+        np.testing.assert_array_equal(cupy.asnumpy((on_device * 1j).conj()), (x * 1j).conj())
 
 
-def test_kernels_of_ones_own():
+def test_user_kernels_run():
     x = cupy.asarray(X, "float32")
     double = cupy.ElementwiseKernel("T a", "T b", "b = 2 * a", "double_")
     total = cupy.ReductionKernel("T a", "T b", "a * a", "a + b", "b = a", "0", "squares")
@@ -109,8 +110,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_right_raises(what):
-    """Each needs a library of NVIDIA's, or a kernel that CuPy's wheel has as machine code."""
+def test_unsupported_functions_raise(what):
+    """Each needs an NVIDIA library, or a kernel that CuPy's wheel has as machine code."""
     before = np.arange(12.0, dtype="float32").reshape(3, 4)
     x = cupy.asarray(before)
     with pytest.raises((NotImplementedError, RuntimeError, ImportError)):

@@ -1,4 +1,4 @@
-"""The driver under CuPy: what it refuses, and in which order it works, is what CUDA documents."""
+"""The emulated driver under CuPy: its refusals and its order of work match CUDA's documentation."""
 
 import threading
 
@@ -16,60 +16,60 @@ SEEDS = range(4)
 
 
 def refused(status):
-    """Expects CuPy to be refused something with a status of cuda.h."""
+    """Expect CuPy to raise this status of cuda.h."""
     name = header.statuses()[status]
     words = f"{name}|{name.removeprefix('CUDA_ERROR_').title().replace('_', '')}"
     return pytest.raises((driver.CUDADriverError, runtime.CUDARuntimeError), match=words)
 
 
-def test_the_functions_are_declared_in_cudas_header():
-    found = header.functions(list(api.FUNCTIONS))
-    assert [name for name, _ in found["cuLaunchKernel"].parameters][:2] == ["f", "gridDimX"]
+def test_driver_functions_are_declared_in_header():
+    functions = header.functions(list(api.FUNCTIONS))
+    assert [name for name, _ in functions["cuLaunchKernel"].parameters][:2] == ["f", "gridDimX"]
     with pytest.raises(header.HeaderError, match="does not declare cuNothing"):
         header.functions(["cuNothing"])
     assert api.CU.ERROR_OUT_OF_MEMORY == 2
     assert header.statuses()[700] == "CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
-def test_cupy_computes_what_numpy_does():
+def test_cupy_matches_numpy():
     values = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
-    given = cupy.asarray(values)
-    assert (cupy.asnumpy(given[::-1, ::2] * 2) == values[::-1, ::2] * 2).all()
-    np.testing.assert_allclose(cupy.asnumpy(given.sum(axis=0)), values.sum(axis=0), rtol=1e-6)
-    assert bool((given == given.copy()).all())
+    array = cupy.asarray(values)
+    assert (cupy.asnumpy(array[::-1, ::2] * 2) == values[::-1, ::2] * 2).all()
+    np.testing.assert_allclose(cupy.asnumpy(array.sum(axis=0)), values.sum(axis=0), rtol=1e-6)
+    assert bool((array == array.copy()).all())
 
 
 def test_devices_differ():
     assert runtime.getDeviceCount() == 2
-    seen = [runtime.getDeviceProperties(ordinal) for ordinal in range(2)]
-    assert [(one["major"], one["minor"]) for one in seen] == [(9, 0), (8, 0)]
-    assert seen[0]["name"] != seen[1]["name"]
+    properties = [runtime.getDeviceProperties(ordinal) for ordinal in range(2)]
+    assert [(device["major"], device["minor"]) for device in properties] == [(9, 0), (8, 0)]
+    assert properties[0]["name"] != properties[1]["name"]
     bus = cupy.cuda.Device(1).pci_bus_id
     assert runtime.deviceGetByPCIBusId(bus) == 1
 
 
-def test_a_thread_without_a_context_has_only_what_needs_none():
-    found = []
+def test_thread_without_context_is_refused():
+    answers = []
 
-    def ask():
-        found.append(driver.ctxGetCurrent())
+    def query():
+        answers.append(driver.ctxGetCurrent())
         try:
             driver.ctxGetDevice()
         except driver.CUDADriverError as error:
-            found.append(str(error))
+            answers.append(str(error))
         cupy.zeros(1)  # calls the runtime, which makes the first device's context current
-        found.append(driver.ctxGetDevice())
+        answers.append(driver.ctxGetDevice())
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=query)
     thread.start()
     thread.join()
-    assert found[0] == 0
-    assert "CUDA_ERROR_INVALID_CONTEXT" in found[1]
-    assert found[2] == 0
+    assert answers[0] == 0
+    assert "CUDA_ERROR_INVALID_CONTEXT" in answers[1]
+    assert answers[2] == 0
 
 
 # -- memory ----------------------------------------------------------------------------------------
-def test_memory_begins_and_ends_as_poison():
+def test_memory_is_poisoned_before_and_after_use():
     cupy.get_default_memory_pool().free_all_blocks()
     address = runtime.malloc(64)
     allocation = memory.find(address)
@@ -98,16 +98,16 @@ def test_copies_stay_inside_their_allocation():
     runtime.free(address)
 
 
-def test_running_out_of_memory_is_an_error_of_cupy():
+def test_exhausted_memory_raises_cupy_error():
     cupy.get_default_memory_pool().free_all_blocks()
     with memory.allocations_left(1):
-        kept = cupy.cuda.alloc(1 << 20)
+        block = cupy.cuda.alloc(1 << 20)
         with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
             cupy.cuda.alloc(3 << 20)
     assert cupy.cuda.alloc(3 << 20).mem.size >= 3 << 20
     with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
         cupy.cuda.alloc(machine.MEMORY)
-    assert kept.mem.size >= 1 << 20
+    assert block.mem.size >= 1 << 20
 
 
 def test_managed_memory_is_refused():
@@ -118,36 +118,36 @@ def test_managed_memory_is_refused():
 # -- order -----------------------------------------------------------------------------------------
 def pinned(values):
     values = np.asarray(values)
-    made = cupy.cuda.alloc_pinned_memory(values.nbytes)
-    array = np.frombuffer(made, values.dtype, values.size).reshape(values.shape)
+    buffer = cupy.cuda.alloc_pinned_memory(values.nbytes)
+    array = np.frombuffer(buffer, values.dtype, values.size).reshape(values.shape)
     array[...] = values
     return array
 
 
-def test_nothing_is_done_before_somebody_waits():
+def test_late_order_defers_work_until_wait():
     with machine.order(Late()):
         x = cupy.zeros(4, np.float32)
-        there = pinned(np.full(4, 7, np.float32))
-        x.data.copy_to_host_async(there.ctypes.data, 16, cupy.cuda.get_current_stream())
-        assert (there == 7).all()
+        target = pinned(np.full(4, 7, np.float32))
+        x.data.copy_to_host_async(target.ctypes.data, 16, cupy.cuda.get_current_stream())
+        assert (target == 7).all()
         cupy.cuda.get_current_stream().synchronize()
-        assert (there == 0).all()
+        assert (target == 0).all()
 
 
-def test_pageable_memory_is_read_and_written_before_a_copy_returns():
+def test_pageable_copies_finish_before_return():
     with machine.order(Late()):
         stream = cupy.cuda.Stream(non_blocking=True)
-        given = np.arange(4, dtype=np.float32)
+        source = np.arange(4, dtype=np.float32)
         x = cupy.empty(4, np.float32)
-        x.data.copy_from_host_async(given.ctypes.data, 16, stream)
-        given[:] = -1
-        back = np.zeros(4, np.float32)
-        x.data.copy_to_host_async(back.ctypes.data, 16, stream)
-        assert (back == [0, 1, 2, 3]).all()
+        x.data.copy_from_host_async(source.ctypes.data, 16, stream)
+        source[:] = -1
+        target = np.zeros(4, np.float32)
+        x.data.copy_to_host_async(target.ctypes.data, 16, stream)
+        assert (target == [0, 1, 2, 3]).all()
 
 
 def in_order(ordered, seed):
-    """Whether what a stream reads is what another one wrote before, in a drawn order."""
+    """Return whether a stream reads what another stream wrote before it, in a random order."""
     with machine.order(Random(seed)):
         x = cupy.zeros(4, np.float32)
         cupy.cuda.get_current_stream().synchronize()
@@ -162,13 +162,13 @@ def in_order(ordered, seed):
         return bool((cupy.asnumpy(y) == 5).all())
 
 
-def test_an_order_that_is_asked_for_is_kept_and_no_other():
+def test_random_order_keeps_only_required_order():
     assert all(in_order(True, seed) for seed in range(20))
     assert 2 < sum(in_order(False, seed) for seed in range(20)) < 18
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_legacy_stream_and_blocking_ones_wait_for_each_other(seed):
+def test_legacy_and_blocking_streams_are_ordered(seed):
     with machine.order(Random(seed)):
         x, blocking = cupy.zeros(4, np.float32), cupy.cuda.Stream()
         with blocking:
@@ -180,7 +180,7 @@ def test_the_legacy_stream_and_blocking_ones_wait_for_each_other(seed):
         assert (cupy.asnumpy(result) == 1).all()
 
 
-def test_memory_of_a_stream_is_there_between_two_of_its_points():
+def test_stream_memory_lives_from_alloc_to_free():
     with machine.order(Late()), cupy.cuda.Stream(non_blocking=True) as stream:
         address = runtime.mallocAsync(64, stream.ptr)
         runtime.memsetAsync(address, 1, 64, stream.ptr)
@@ -193,10 +193,10 @@ def test_memory_of_a_stream_is_there_between_two_of_its_points():
         stream.synchronize()
         with refused(api.CU.ERROR_ILLEGAL_ADDRESS):
             other.synchronize()
-    assert "or not any more" in machine.revive()[0]
+    assert "or after they were freed" in machine.revive()[0]
 
 
-def test_events_have_come_when_what_was_before_them_is_done():
+def test_event_completes_after_preceding_work():
     with machine.order(Late()):
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         start.record()
@@ -211,21 +211,21 @@ def test_events_have_come_when_what_was_before_them_is_done():
         assert x.size == 4
 
 
-def test_what_python_collects_changes_no_order():
-    """Memory that is freed makes the device wait: not because of arrays that nobody knows of."""
+def test_garbage_collection_does_not_synchronize():
+    """Freed memory makes the device wait, but only memory that the program frees itself."""
     with machine.order(Late()), cupy.cuda.using_allocator(None):
-        lost = [cupy.zeros(4)]
-        lost.append(lost)
-        del lost
+        cycle = [cupy.zeros(4)]
+        cycle.append(cycle)
+        del cycle
         event = cupy.cuda.Event()
         event.record()
-        kept = [[number] for number in range(100_000)]  # for which the collector would come
+        objects = [[number] for number in range(100_000)]  # would trigger a collection
         assert not event.done
-        assert len(kept) == 100_000
+        assert len(objects) == 100_000
 
 
 @pytest.mark.parametrize("order", [AtOnce(), Late(), Random(0)], ids=["at once", "late", "random"])
-def test_graphs_are_replayed_with_their_forks(order):
+def test_graph_replays_forked_streams(order):
     with machine.order(order):
         x = cupy.ones(4, np.float32)
         y, z = cupy.empty_like(x), cupy.empty_like(x)
@@ -246,12 +246,12 @@ def test_graphs_are_replayed_with_their_forks(order):
             for _ in range(2):
                 graph.launch(main)
             main.synchronize()
-        # The fork may read x before or after it is doubled, which is the caller's race.
+        # The caller's race: the fork reads x before or after it is doubled.
         assert cupy.asnumpy(x).tolist() == [4] * 4
         assert cupy.asnumpy(z)[0] in (4 + 4, 4 + 8)
 
 
-def test_a_capture_forbids_waiting_and_unjoined_forks():
+def test_capture_forbids_waits_and_unjoined_forks():
     main, side = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     x = cupy.zeros(4)
     with main:
@@ -274,7 +274,7 @@ def kernel(source, name="f"):
     return cupy.RawModule(code=source, backend="nvrtc").get_function(name)
 
 
-def test_launches_beyond_the_limits_are_refused():
+def test_launch_beyond_limits_is_refused():
     f = kernel('extern "C" __global__ void f(float* x) { x[0] = 1; }')
     x = cupy.zeros(1, np.float32)
     f((1,), (1,), (x,))
@@ -293,47 +293,51 @@ def test_launches_beyond_the_limits_are_refused():
         f.max_dynamic_shared_size_bytes = 228 << 10
 
 
-def test_a_kernel_and_a_stream_of_two_devices_do_not_meet():
+def test_launch_with_another_device_is_refused():
     f = kernel('extern "C" __global__ void f(float* x) { x[0] = 1; }')
     x = cupy.zeros(1, np.float32)
     f((1,), (1,), (x,))
     with cupy.cuda.Device(1):
-        theirs = cupy.zeros(1, np.float32)
+        other = cupy.zeros(1, np.float32)
         stream = cupy.cuda.Stream()
     with refused(api.CU.ERROR_INVALID_HANDLE):
         f((1,), (1,), (x,), stream=stream)
     with refused(api.CU.ERROR_ILLEGAL_ADDRESS):
-        f((1,), (1,), (theirs,))
+        f((1,), (1,), (other,))
     assert "given memory of device 1" in machine.revive()[0]
 
 
-def test_a_binary_of_unknown_source_is_refused():
+def test_binary_of_unknown_source_is_refused():
     text = '#include "one.cuh"\nextern "C" __global__ void f(float* x) { x[0] = ONE * MACRO; }'
     source = KernelSource("mine.cu", text, (("one.cuh", "#define ONE 1\n"),))
     cubin, log = compiler.compile_cubin(source, {"MACRO": 3}, "sm_90a")
-    found = programs.read(np.frombuffer(cubin, np.uint8).ctypes.data)
-    assert (found.name, found.source, found.headers) == ("mine.cu", text, dict(source.headers))
-    assert "-DMACRO=3" in found.options
-    assert "registers" in found.log
-    assert found.log == log.rstrip("\0")
+    program = programs.read(np.frombuffer(cubin, np.uint8).ctypes.data)
+    assert (program.name, program.source, program.headers) == (
+        "mine.cu",
+        text,
+        dict(source.headers),
+    )
+    assert "-DMACRO=3" in program.options
+    assert "registers" in program.log
+    assert program.log == log.rstrip("\0")
     module, x = cupy.cuda.Module(), cupy.zeros(1, np.float32)
     module.load(cubin)
     module.get_function("f")((1,), (1,), (x,))
     assert float(x[0]) == 3
     with refused(api.CU.ERROR_INVALID_IMAGE):
-        cupy.cuda.Module().load(found.cubin + bytes(64))
+        cupy.cuda.Module().load(program.cubin + bytes(64))
     with refused(api.CU.ERROR_INVALID_IMAGE):
         cupy.cuda.Module().load(b".version 8.0\0" + bytes(64))
 
 
-def test_a_device_that_has_failed_refuses_everything_until_it_is_revived():
+def test_failed_device_refuses_calls_until_revived():
     x = cupy.zeros(4, np.float32)
-    machine.DEVICES[0].fail(machine.DeviceFault("something was astray"))
+    machine.DEVICES[0].fail(machine.DeviceFault("emulated fault"))
     with refused(api.CU.ERROR_LAUNCH_FAILED):
         x.fill(1)
-    with pytest.raises(runtime.CUDARuntimeError, match="something was astray"):
+    with pytest.raises(runtime.CUDARuntimeError, match="emulated fault"):
         cupy.cuda.get_current_stream().synchronize()
     with cupy.cuda.Device(1):
         assert cupy.zeros(1).sum() == 0
-    assert machine.revive() == ["something was astray"]
+    assert machine.revive() == ["emulated fault"]
     x.fill(1)

@@ -1,7 +1,7 @@
-"""Faults of the host code, put in one at a time, are seen by the tests beside this.
+"""Faults put into the host code one at a time; the tests of this folder detect each.
 
-mutants.py changes everything and asks whether anyone notices; here are the faults that are made by
-whoever writes such code: a stream, a device, an address or a wait that is not the right one.
+mutants.py changes every line; these are the mistakes that host code invites: a wrong stream, device
+or address, or a missing wait.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import pytest
 
 import cupyconv
 from cupyconv import arrays, backends
-from cupyconv.gpu import launch, tensormaps
+from cupyconv.gpu import capture, runtime, tensormaps
+from cupyconv.launch import Im2colMap
 from tests.agreement import compute, require_equal
 from tests.configurations import HOPPER_CASES, Data, in_formats, integer_data
-from tests.device import machine
+from tests.device import machine, test_graphs
 from tests.device import test_order as in_order
 from tests.device.test_order import ORDERS, calls, in_disorder, split_layer
 from tests.gpu import test_cupy as on_gpu
@@ -31,52 +32,54 @@ def with_views():
 
 def with_streams():
     for order in ORDERS:
-        in_order.test_a_call_runs_on_the_stream_that_is_current_whatever_ran_before(order)
+        in_order.test_call_runs_on_current_stream(order)
 
 
 def with_workspaces():
     for order in ORDERS:
-        in_order.test_passes_that_keep_partial_sums_meanwhile(order)
+        in_order.test_passes_with_partial_sums(order)
 
 
 def with_workspaces_on_two_streams():
-    """The same layer on two streams at a time, which nothing orders."""
+    """Run the same layer on two unordered streams."""
     problem = split_layer()
     data = [integer_data(problem, seed) for seed in range(2)]
     for seed in range(12):
         with in_disorder(f"random {seed}") as first:
             second = cupy.cuda.Stream(non_blocking=True)
             ready = []
-            for stream, given in zip((first, second), data, strict=True):
+            for stream, operands in zip((first, second), data, strict=True):
                 with stream:
-                    ready.append((stream, *calls(problem, given)["forward"]))
+                    ready.append((stream, *calls(problem, operands)["forward"]))
                 stream.synchronize()
             running = []
             for stream, call, exact in ready:
                 with stream:
                     running.append((stream, call(), exact))
-            for stream, got, exact in running:
-                require_equal(cupy.asnumpy(got, stream=stream), exact, "forward")
+            for stream, result, exact in running:
+                require_equal(cupy.asnumpy(result, stream=stream), exact, "forward")
 
 
 def with_devices():
-    in_order.test_two_devices_by_turns("")
+    in_order.test_two_devices_alternate("")
 
 
 def with_tensor_maps():
-    """On the same arrays and on others, which are views at some place of a larger array."""
+    """Use the same arrays again, and others, all views into larger arrays."""
     case = next(case for case in HOPPER_CASES if case.name == "everything_differs")
     problem = in_formats(case.problem, "NHWC", "OHWI").replace(dtype="float16")
     data = [integer_data(problem, seed) for seed in range(2)]
-    kept = []
-    for given in (*data, data[0]):
-        kept.append(Data(*map(inside_a_larger_one, (given.x, given.w, given.dy, given.bias))))
-        got = compute(cupyconv, "forward", problem, kept[-1], impl="cuda-hopper")
-        exact = compute(cupyconv, "forward", problem, given, impl="reference")
-        require_equal(cupy.asnumpy(got), exact, "forward")
+    inputs = []
+    for operands in (*data, data[0]):
+        inputs.append(
+            Data(*map(view_into_larger_array, (operands.x, operands.w, operands.dy, operands.bias)))
+        )
+        result = compute(cupyconv, "forward", problem, inputs[-1], impl="cuda-hopper")
+        exact = compute(cupyconv, "forward", problem, operands, impl="reference")
+        require_equal(cupy.asnumpy(result), exact, "forward")
 
 
-def inside_a_larger_one(array):
+def view_into_larger_array(array):
     larger = cupy.full(array.size + 128, 9, array.dtype)
     view = larger[64 : 64 + array.size].reshape(array.shape)
     view[...] = cupy.asarray(array)
@@ -85,7 +88,7 @@ def inside_a_larger_one(array):
 
 def with_exporters():
     for order in ORDERS:
-        in_order.test_what_another_stream_still_writes_is_waited_for("dlpack", order)
+        in_order.test_producer_stream_is_waited_for("dlpack", order)
 
 
 def with_host_reads():
@@ -95,74 +98,73 @@ def with_host_reads():
         with in_disorder(order):
             x = cupy.zeros(data.x.shape, np.float32)
             x += cupy.asarray(data.x)
-            found = cupyconv.explain(problem, x=x, w=data.w, y=y).element("y[1,5,2,3]")
-            assert found.sum == found.computed
+            element = cupyconv.explain(problem, x=x, w=data.w, y=y).element("y[1,5,2,3]")
+            assert element.sum == element.computed
 
 
 def with_arrays_that_are_extended():
-    with in_disorder("late"):  # on memory that nobody has written before
+    with in_disorder("late"):  # new memory, still NaN
         ways.test_a_transposed_convolution_beyond_its_windows("float32")
+
+
+def with_captured_calls():
+    test_graphs.test_replay_uses_memory_of_the_graph("bias", "relaxed")
 
 
 # -- faults ----------------------------------------------------------------------------------------
 def first_byte_of_the_allocation(patch):
-    patch.setattr(launch.CupyRuntime, "address", lambda self, array: array.data.mem.ptr)
+    patch.setattr(runtime.CupyRuntime, "address", lambda self, array: array.data.mem.ptr)
 
 
 def null_stream(patch):
-    run = launch.Series.__call__
+    run = runtime.Series.__call__
 
     def on_null(self, operands):
         with cupy.cuda.Stream.null:
             run(self, operands)
 
-    patch.setattr(launch.Series, "__call__", on_null)
+    patch.setattr(runtime.Series, "__call__", on_null)
 
 
 def stream_of_the_first_call(patch):
     streams = []
-    run = launch.Series.__call__
+    run = runtime.Series.__call__
 
     def on_first(self, operands):
         streams.append(cupy.cuda.get_current_stream())
         with streams[0]:
             run(self, operands)
 
-    patch.setattr(launch.Series, "__call__", on_first)
+    patch.setattr(runtime.Series, "__call__", on_first)
 
 
 def one_workspace_for_all_calls(patch):
-    empty = backends.GpuBackend.empty
-    kept = cache(empty)
+    cached = cache(backends.GpuBackend.scratch)
     patch.setattr(
-        backends.GpuBackend,
-        "empty",
-        lambda self, shape, dtype: (kept if len(shape) == 1 else empty)(self, shape, dtype),
+        backends.GpuBackend, "scratch", lambda self, shape, dtype: cached(self, shape, dtype)
     )
 
 
 def workspace_given_back_by_another_stream(patch):
-    empty = backends.GpuBackend.empty
+    scratch = backends.GpuBackend.scratch
     other = cupy.cuda.Stream(non_blocking=True)
 
     def elsewhere(self, shape, dtype):
-        if len(shape) > 1:
-            return empty(self, shape, dtype)
         with other:
-            made = empty(self, shape, dtype)
+            made = scratch(self, shape, dtype)
             other.synchronize()
             return made
 
-    patch.setattr(backends.GpuBackend, "empty", elsewhere)
+    patch.setattr(backends.GpuBackend, "scratch", elsewhere)
 
 
-def modules_of_the_first_device(patch):
-    modules = {}
+def kernels_of_the_first_device(patch):
+    kernels = {}
 
-    def begin(self, architecture):
-        self.architecture, self._modules = "sm_80", modules
+    def begin(self, target):
+        self.target, self._kernels = "sm_80", kernels
 
-    patch.setattr(launch.CupyRuntime, "__init__", begin)
+    patch.setattr(runtime.CupyRuntime, "__init__", begin)
 
 
 def backend_of_the_first_device(patch):
@@ -173,7 +175,10 @@ gpu = backends._gpu
 
 
 def no_shared_memory_asked_for(patch):
-    patch.setattr(launch.CupyRuntime, "allow", lambda *_: None)
+    def kernel(self, launch):
+        return self._kernels[runtime.variant_of(launch, self.target), launch.entry].kernel
+
+    patch.setattr(runtime.CupyRuntime, "kernel", kernel)
 
 
 def maps_of_the_first_arrays(patch):
@@ -196,18 +201,20 @@ tensormaps_encoded = tensormaps.encoded
 def swapped_corners(patch):
     encode = tensormaps.encode
 
-    def swapped(one, address):
-        if isinstance(one, tensormaps.Im2colMap):
-            one = replace(one, lower=one.upper, upper=one.lower)
-        return encode(one, address)
+    def encode_swapped(tensor_map, address):
+        if isinstance(tensor_map, Im2colMap):
+            tensor_map = replace(tensor_map, lower=tensor_map.upper, upper=tensor_map.lower)
+        return encode(tensor_map, address)
 
-    patch.setattr(launch.CupyRuntime, "encode", staticmethod(swapped))
+    patch.setattr(runtime.CupyRuntime, "encode", staticmethod(encode_swapped))
 
 
 def x_for_w(patch):
-    of = launch._Arguments.of
+    of = runtime._Arguments.of
     patch.setattr(
-        launch._Arguments, "of", lambda self, given: of(self, (given[1], given[0], *given[2:]))
+        runtime._Arguments,
+        "of",
+        lambda self, operands: of(self, (operands[1], operands[0], *operands[2:])),
     )
 
 
@@ -233,15 +240,19 @@ def read_without_waiting(patch):
 
 def zeros_left_out(patch):
     def extended(self, array, shape):
-        copied = self.empty(shape, array.dtype.name)
+        copied = self.scratch(shape, array.dtype.name)
         copied[tuple(map(slice, array.shape))] = array
         return copied
 
     patch.setattr(backends.GpuBackend, "extended", extended)
 
 
+def workspace_that_no_graph_owns(patch):
+    patch.setattr(capture, "allocate", lambda size, cuda: cuda.alloc(size))
+
+
 class Unordered:
-    """Exports another object's memory, and asks it not to wait for anything."""
+    """Exporter of another object's memory that asks the consumer not to wait."""
 
     def __init__(self, owner):
         self._owner = owner
@@ -259,7 +270,7 @@ FAULTS = {
     stream_of_the_first_call: with_streams,
     one_workspace_for_all_calls: with_workspaces_on_two_streams,
     workspace_given_back_by_another_stream: with_workspaces,
-    modules_of_the_first_device: with_devices,
+    kernels_of_the_first_device: with_devices,
     backend_of_the_first_device: with_devices,
     no_shared_memory_asked_for: with_tensor_maps,
     maps_of_the_first_arrays: with_tensor_maps,
@@ -268,21 +279,22 @@ FAULTS = {
     dlpack_without_its_stream: with_exporters,
     read_without_waiting: with_host_reads,
     zeros_left_out: with_arrays_that_are_extended,
+    workspace_that_no_graph_owns: with_captured_calls,
 }
 
 
-# Arrays that are dropped while a device is lost cannot give their memory back.
+# Arrays dropped while a device has failed cannot free their memory.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_seen(fault, nothing_loaded, monkeypatch):
+def test_fault_is_detected(fault, nothing_loaded, monkeypatch):
     with monkeypatch.context() as patch:
         fault(patch)
-        with pytest.raises(Exception) as seen:  # noqa: PT011 (wrong numbers, or the driver's words)
+        with pytest.raises(Exception) as failure:  # noqa: PT011 (wrong numbers or a driver error)
             FAULTS[fault]()
-    assert seen.type not in (AttributeError, NameError, TypeError), seen.value
+    assert failure.type not in (AttributeError, NameError, TypeError), failure.value
     machine.revive()
 
 
-def test_without_a_fault_nothing_is_seen(nothing_loaded):
+def test_checks_pass_without_a_fault(nothing_loaded):
     for check in dict.fromkeys(FAULTS.values()):
         check()

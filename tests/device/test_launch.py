@@ -1,4 +1,4 @@
-"""What the library asks of the driver for a launch: shared memory, tensor maps."""
+"""Launches through the driver: shared memory, arguments, overlap and tensor maps."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ import pytest
 import cupyconv
 from cupyconv import backends
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import bindings, launch, sources, tensormaps
-from cupyconv.gpu.launch import ROLES, Launch, Part, Series
+from cupyconv.gpu import bindings, sources, tensormaps
 from cupyconv.gpu.overlapping import Overlapping
-from tests.agreement import planned, require_exact
+from cupyconv.gpu.runtime import CupyRuntime, Series
+from cupyconv.launch import ROLES, Launch, Part
+from tests.agreement import plan_with, require_exact
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
+from tests.device import machine
 from tests.device.test_memory import one_by_one
 from tests.device.test_order import split_layer
+from tests.emulator.driver import CHIPS
 
 TILED = tensormaps.TiledMap("x", 2, (64, 8), (128,), (64, 8))
 
 
-def test_what_a_function_may_have_of_shared_memory_is_never_made_less():
-    module = cupy.RawModule(code='extern "C" __global__ void nothing() {}')
-    function = module.get_function("nothing").kernel
-    runtime = launch.CupyRuntime("sm_90a")
-    for asked in (100_000, 60_000):
-        runtime.allow(function, asked)
-    get = cupy.cuda.driver.funcGetAttribute
-    assert get(launch._MOST_DYNAMIC_SHARED, function.ptr) == 100_000
+def test_shared_memory_limit_never_decreases(own_cache, monkeypatch):
+    source = sources.KernelSource("one.cu", 'extern "C" __global__ void nothing() {}', ())
+    monkeypatch.setattr(sources, "load", lambda _: source)
+    runtime = CupyRuntime("sm_90a")
+    most = cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    for size in (100_000, 60_000):
+        one = Launch("one.cu", "nothing", (), (1,), (32,), size, ())
+        runtime.load([one])
+        kernel = runtime.kernel(one)
+        assert cupy.cuda.driver.funcGetAttribute(most, kernel.ptr) == 100_000
 
 
 BOUND = r"""
@@ -52,59 +57,58 @@ extern "C" __global__ void missing(Word* y, const void* workspace) {
 
 
 @pytest.mark.parametrize("may_overlap", [False, True], ids=["plain", "overlapping"])
-def test_arguments_are_bound_to_the_arrays_of_each_run(
-    may_overlap, own_cache, encoded, monkeypatch
-):
-    """A kernel writes what it is given."""
+def test_arguments_are_bound_at_each_run(may_overlap, own_cache, encoded, monkeypatch):
+    """The kernel writes the arguments that it receives."""
     source = sources.KernelSource("bound.cu", BOUND, ())
     monkeypatch.setattr(sources, "load", lambda _: source)
-    runtime = launch.CupyRuntime("sm_90a")
+    runtime = CupyRuntime("sm_90a")
     maps = [
         tensormaps.TiledMap(role, 2, (64, 100), (128,), (64, 64), offset)
         for role, offset in (("w", 0), ("y", 32))
     ]
-    together = tensormaps.TensorMaps(tuple(maps))
-    arguments = ("y", "bias", np.int32(7), Part("workspace", 48), together, "x", "workspace")
-    nothing = Launch("bound.cu", "no such kernel", (), (0,), (1,), 0, ("x",))
-    one = Launch("bound.cu", "bound", (), (1,), (1,), 0, arguments, may_overlap)
-    series, kept = Series((nothing, one), runtime), []
-    runtime.load((one,))
-    assert isinstance(runtime.kernel(one), Overlapping) == may_overlap
+    tensor_maps = tensormaps.TensorMaps(tuple(maps))
+    arguments = ("y", "bias", np.int32(7), Part("workspace", 48), tensor_maps, "x", "workspace")
+    empty = Launch("bound.cu", "no such kernel", (), (0,), (1,), 0, ("x",))
+    bound = Launch("bound.cu", "bound", (), (1,), (1,), 0, arguments, may_overlap)
+    series, arrays = Series((empty, bound), runtime), []
+    runtime.load((bound,))
+    assert isinstance(runtime.kernel(bound), Overlapping) == may_overlap
     for _ in range(2):
         x, w, y, bias, workspace = (cupy.zeros(2048, np.uint64) for _ in ROLES)
-        kept.append((x, w, y, bias, workspace))  # so that others get other addresses
+        arrays.append((x, w, y, bias, workspace))  # keeps their addresses in use
         pointers = w.data.ptr, y.data.ptr + 32
         words = b"".join(map(tensormaps.encode, maps, pointers))
         for b in (bias, None, bias):
             series((x, w, y, b, workspace))
-            ours = (y.data.ptr, 0 if b is None else b.data.ptr, 7, workspace.data.ptr + 48)
-            expected = [*ours, workspace.data.ptr, *np.frombuffer(words, np.uint64).tolist()]
+            values = (y.data.ptr, 0 if b is None else b.data.ptr, 7, workspace.data.ptr + 48)
+            expected = [*values, workspace.data.ptr, *np.frombuffer(words, np.uint64).tolist()]
             assert cupy.asnumpy(x[: len(expected)]).tolist() == expected
         assert encoded[-2:] == list(zip(("w", "y"), pointers, strict=True))
     assert len(encoded) == 4, "once for each pair of addresses"
     y.fill(9)
-    Series((replace(one, entry="missing", arguments=("y", "workspace")),), runtime)(
+    Series((replace(bound, entry="missing", arguments=("y", "workspace")),), runtime)(
         (None, None, y, bias)
     )
     assert int(y[0]) == 0
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_what_reads_a_launch_before_it_may_begin_before_that_has_ended(splits, launched):
-    problem = HOPPER_CASES[0].problem.replace(dtype="float16")  # with channels first: is copied
-    with planned("cuda-hopper", 0, splits), cupy.cuda.Stream(non_blocking=True):
+def test_dependent_launches_may_overlap(splits, launched):
+    problem = HOPPER_CASES[0].problem.replace(dtype="float16")  # channels first, so it is copied
+    plan = plan_with(problem, "cuda-hopper", backends.current_device(), splits=splits)
+    with cupy.cuda.Stream(non_blocking=True):
         require_exact(
             *(cupyconv, problem),
             to_device=cupy.asarray,
             to_host=cupy.asnumpy,
             passes=("backprop_filter",),
-            impl="cuda-hopper",
+            impl=plan,
         )
-    overlap = [one.may_overlap for one, _ in launched]
+    overlap = [item.may_overlap for item, _ in launched]
     assert overlap == [False, True, True][: 2 + (splits > 1)]
 
 
-def test_launches_that_may_overlap_are_refused_as_others_are():
+def test_overlapping_launch_obeys_limits():
     code = 'extern "C" __global__ void nothing() {}'
     for device, block, status in ((0, (2048,), "INVALID_VALUE"), (1, (32,), "NOT_SUPPORTED")):
         with cupy.cuda.Device(device):
@@ -117,9 +121,9 @@ def test_launches_that_may_overlap_are_refused_as_others_are():
             cupy.cuda.Device().synchronize()
 
 
-TOLD = r"""
+EXTENTS = r"""
 struct Pair { long long first, second; };
-extern "C" __global__ void told(long long* y, const int number, const long long* x,
+extern "C" __global__ void extents(long long* y, const int number, const long long* x,
                                 const Pair pair, const unsigned long long wide) {
   extern __shared__ long long shared[];
   if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x + threadIdx.y + threadIdx.z) return;
@@ -132,42 +136,40 @@ extern "C" __global__ void told(long long* y, const int number, const long long*
 
 
 @pytest.mark.parametrize("extents", [((2,), (32,)), ((2, 3), (4, 5)), ((2, 3, 4), (5, 6, 2))])
-def test_launches_that_may_overlap_have_the_extents_and_arguments_of_others(extents):
-    function = cupy.RawModule(code=TOLD).get_function("told").kernel
-    x, found = cupy.arange(5, 7), []
+def test_overlapping_launch_passes_same_arguments(extents):
+    function = cupy.RawModule(code=EXTENTS).get_function("extents").kernel
+    x, results = cupy.arange(5, 7), []
     pair = np.array([(-8, 9)], np.dtype("i8, i8"))
-    for launched in (function, Overlapping(function)):
+    for run in (function, Overlapping(function)):
         with cupy.cuda.Stream(non_blocking=True):
             y = cupy.zeros(11, np.int64)
-            for _ in range(2):  # what was worked out once, too
-                launched(*extents, (y, np.int32(7), x, pair, np.uint64(1 << 40)), shared_mem=4096)
-            found.append(y.get().tolist())
-    assert found[1] == found[0]
-    assert found[0][6:] == [7, 5, -8, 9, 1 << 40]
+            for _ in range(2):  # also with cached settings
+                run(*extents, (y, np.int32(7), x, pair, np.uint64(1 << 40)), shared_mem=4096)
+            results.append(y.get().tolist())
+    assert results[1] == results[0]
+    assert results[0][6:] == [7, 5, -8, 9, 1 << 40]
 
 
-def test_what_does_not_compile_keeps_nothing_else_from_being_loaded(own_cache):
-    good = launch.Launch(
-        "conv_arrange.cu", "conv_arrange", (("STORAGE", "float"),), (1,), (256,), 0, ()
-    )
+def test_compile_error_does_not_block_other_kernels(own_cache):
+    good = Launch("conv_arrange.cu", "conv_arrange", (("STORAGE", "float"),), (1,), (256,), 0, ())
     broken = replace(good, defines=(("STORAGE", "no_such_type"),))
     for launches in ((broken, good), (good, broken)):
-        runtime = launch.CupyRuntime("sm_90a")
+        runtime = CupyRuntime("sm_90a")
         with pytest.raises(KernelCompileError, match="no_such_type"):
             runtime.load(launches)
         assert runtime.kernel(good).ptr
 
 
-def test_a_call_takes_memory_for_its_result_and_its_workspace_alone():
+def test_call_allocates_only_result_and_workspace():
     problem, sizes = split_layer(), []
     data = integer_data(problem)
     x, w = cupy.asarray(data.x), cupy.asarray(data.w)
 
-    def counted(size):
+    def allocate(size):
         sizes.append(size)
         return one_by_one(size)
 
-    with cupy.cuda.using_allocator(counted):
+    with cupy.cuda.using_allocator(allocate):
         y = cupyconv.conv_forward(x, w, **problem.keywords)
         planned = cupyconv.plan(problem)["forward"]
         assert sorted(sizes) == sorted([y.nbytes, planned.workspace_bytes])
@@ -176,43 +178,43 @@ def test_a_call_takes_memory_for_its_result_and_its_workspace_alone():
         assert sizes == [small.nbytes]
 
 
-def test_a_tile_that_a_test_asks_for_is_what_runs(launched):
-    """Though the same call ran with another one before."""
+def test_planned_tile_is_launched(launched):
+    """The tile of a plan is launched although the same call ran with another tile before."""
     problem = in_formats(HOPPER_CASES[0].problem, "NHWC", "OHWI").replace(dtype="float16")
-    how = {"passes": ("forward",), "to_device": cupy.asarray, "to_host": cupy.asnumpy}
-    seen = []
+    options = {"passes": ("forward",), "to_device": cupy.asarray, "to_host": cupy.asnumpy}
+    defines = []
     for tile in (0, 2):
-        with planned("cuda-hopper", tile):
-            require_exact(cupyconv, problem, impl="cuda-hopper", **how)
-        seen.append([one.defines for one, _ in launched])
+        plan = plan_with(problem, "cuda-hopper", backends.current_device(), tile=tile)
+        require_exact(cupyconv, problem, impl=plan, **options)
+        defines.append([item.defines for item, _ in launched])
         launched.clear()
-    require_exact(cupyconv, problem, impl="cuda-hopper", **how)
-    seen.append([one.defines for one, _ in launched])
-    assert all(seen)
-    assert seen[0] != seen[1], "that of the first call"
-    assert seen[2] != seen[1], "that of the call before"
+    require_exact(cupyconv, problem, impl="cuda-hopper", **options)
+    defines.append([item.defines for item, _ in launched])
+    assert all(defines)
+    assert defines[0] != defines[1], "the second call reused the first tile"
+    assert defines[2] != defines[1], "the third call reused the second tile"
 
 
 @pytest.mark.parametrize(("ordinal", "architecture"), [(0, "sm_90a"), (1, "sm_80")])
-def test_the_current_device_is_what_the_driver_says_of_it(ordinal, architecture):
+def test_current_device_matches_driver_properties(ordinal, architecture):
     backends._gpu.cache_clear()
-    found = cupy.cuda.runtime.getDeviceProperties(ordinal)
+    properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
     with cupy.cuda.Device(ordinal):
         device = backends.current_device()
     assert device.architecture == architecture
-    assert device.name == found["name"].decode()
-    assert device.multiprocessors == found["multiProcessorCount"]
+    assert device.name == properties["name"].decode()
+    assert device.multiprocessors == properties["multiProcessorCount"]
     assert device.has_tensor_maps is True
 
 
-def test_a_map_that_the_driver_refuses_is_an_error():
+def test_refused_tensor_map_raises():
     x = cupy.zeros((8, 64), "float16")
     assert len(tensormaps.encode(TILED, x.data.ptr)) == tensormaps.MAP_BYTES
     with pytest.raises(RuntimeError, match="the driver refuses the tensor map"):
         tensormaps.encode(TILED, x.data.ptr + 8)
 
 
-def test_without_the_drivers_bindings_there_are_no_maps(monkeypatch):
+def test_missing_bindings_are_detected(monkeypatch):
     def missing():
         raise ImportError("no cuda.bindings")
 
@@ -221,3 +223,15 @@ def test_without_the_drivers_bindings_there_are_no_maps(monkeypatch):
     monkeypatch.setattr(bindings, "driver", missing)
     assert not bindings.available()
     bindings.available.cache_clear()
+
+
+def test_unknown_chip_runs_cubins_of_an_older_one(own_cache, nothing_loaded, monkeypatch):
+    monkeypatch.setattr(machine.DEVICES[1], "chip", CHIPS[8, 6])
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getSupportedArchs", lambda: (75, 80, 90))
+    with cupy.cuda.Device(1):
+        device = backends.current_device()
+        assert (device.architecture, device.target) == ("sm_86", "sm_80")
+        require_exact(cupyconv, split_layer(), to_device=cupy.asarray, to_host=cupy.asnumpy)
+    names = [path.name for path in own_cache.glob("*.cubin")]
+    assert names
+    assert all("-sm_80-" in name for name in names)

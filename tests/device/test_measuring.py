@@ -1,6 +1,6 @@
-"""Measured plans: the fastest is chosen, once, and remembered.
+"""Measured plans: the fastest candidate is chosen once and remembered.
 
-Launched is on an emulated device, by CuPy, with kernels that do nothing and times that are made up.
+CuPy launches empty kernels on an emulated device, and the measured times are made up.
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ import cupy
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, ConvTypeError, arrays, backends, measuring
+from cupyconv import (
+    ConvError,
+    ConvProblem,
+    ConvTypeError,
+    arrays,
+    backends,
+    cache_folder,
+    measuring,
+)
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import compiler, gather, launch, launches
-from cupyconv.planning import Request
+from cupyconv.gpu import runtime
+from cupyconv.planning import Request, launches
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import PASSES
 from tests.device import machine
@@ -30,14 +38,14 @@ PROBLEM = ConvProblem((4, 32, 20, 20), (32, 32, 3, 3), dtype="float16")
 
 
 class Gpu:
-    """What an emulated device is asked to do, and how long that takes, which is made up.
+    """Recorder of launches on an emulated device, with made-up times.
 
     Attributes:
-        launched: what was launched.
-        loaded: the variants that were loaded together.
-        seconds: of a call, by implementation; others take 1 ms.
-        timed: samples that were taken.
-        at_launch: what is done before each launch of a kernel file.
+        launched: all launches.
+        loaded: sets of variants that were loaded together.
+        seconds: time of a call by implementation; 1 ms for others.
+        timed: number of samples.
+        at_launch: function called before each launch of a kernel file.
     """
 
     def __init__(self):
@@ -46,32 +54,33 @@ class Gpu:
         self.timed = 0
         self.at_launch = {}
 
-    def begin(self, one, _):
-        self.at_launch.get(one.source, bool)()
-        self.launched.append(one)
+    def begin(self, item, _):
+        self.at_launch.get(item.source, bool)()
+        self.launched.append(item)
 
     def time(self, call, times):
         self.timed += 1
         for _ in range(times):
             call()
         (candidate,) = call.args
-        return self.seconds.get(candidate.implementation, 1e-3) * (1 + candidate.splits / 1000)
+        default = self.seconds.get(candidate.implementation, 1e-3)
+        return self.seconds.get(candidate.tiling, default) * (1 + candidate.splits / 1000)
 
 
 @pytest.fixture
 def gpu(monkeypatch, empty_kernels):
-    """The device of compute capability 8.0, for which few families compete."""
-    found, load = Gpu(), launch.CupyRuntime.load
+    """Use the device of compute capability 8.0, which has few candidate families."""
+    recorder, load = Gpu(), runtime.CupyRuntime.load
 
-    def watched(self, launches):
-        found.loaded.append({one.defines for one in launches})
+    def record_load(self, launches):
+        recorder.loaded.append({item.defines for item in launches})
         load(self, launches)
 
-    before_each_launch(monkeypatch, found.begin)
-    monkeypatch.setattr(launch.CupyRuntime, "load", watched)
-    monkeypatch.setattr(measuring, "seconds", found.time)
+    before_each_launch(monkeypatch, recorder.begin)
+    monkeypatch.setattr(runtime.CupyRuntime, "load", record_load)
+    monkeypatch.setattr(measuring, "seconds", recorder.time)
     with cupy.cuda.Device(1):
-        yield found
+        yield recorder
 
 
 def request(pass_="forward"):
@@ -85,7 +94,7 @@ def call(**more):
 
 
 def failing(error, after=0):
-    """Raises the error when it is called, from some call on."""
+    """Return a function that raises the error from call ``after`` on."""
     calls = count()
 
     def call():
@@ -99,47 +108,50 @@ def files(folder):
     return sorted((folder / "measured").glob("*"))
 
 
-def test_the_fastest_is_planned(gpu):
-    gpu.seconds = {"cuda-generic": 1e-4}
-    assert cupyconv.plan(PROBLEM, "sm_80")["forward"].implementation == "cuda-gather"
-    measured = cupyconv.plan(PROBLEM, measure=True)
+DEPTHWISE = ConvProblem((8, 96, 28, 28), (96, 1, 7, 7), groups=96, padding=3, dtype="float16")
+
+
+def test_fastest_candidate_is_planned(gpu):
+    gpu.seconds = {"cuda-direct": 1e-4}
+    assert cupyconv.plan(DEPTHWISE, "sm_80")["forward"].implementation == "cuda-toeplitz"
+    measured = cupyconv.plan(DEPTHWISE, measure=True)
     for planned in measured:
-        assert planned.implementation == "cuda-generic"
+        assert planned.implementation == "cuda-direct"
         assert "measured 100 us" in planned.reason
     assert cupyconv.Plan.from_json(measured.to_json()) == measured
 
 
-def test_a_difference_that_may_be_chance_changes_nothing(gpu):
+def test_small_difference_keeps_planned_candidate(gpu):
     gpu.seconds = {"cuda-generic": 0.99e-3}
     assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-gather"
 
 
 @pytest.mark.parametrize("broken", [None, 0, 1])
-def test_the_planned_one_stays_unless_another_is_clearly_faster(gpu, monkeypatch, broken):
-    """Whichever of the others cannot run; where it cannot itself, the fastest is taken."""
+def test_planned_candidate_wins_unless_clearly_slower(gpu, monkeypatch, broken):
+    """If the planned candidate cannot run, the fastest other one is chosen."""
     candidates = measuring.candidates_of(request(), "auto")
-    taken = [1e-3, 2e-3, *[3e-3] * (len(candidates) - 3), 0.99e-3]
-    failed = []
+    seconds = [1e-3, 2e-3, *[3e-3] * (len(candidates) - 3), 0.99e-3]
+    failures = []
 
     def time(call, count):
         number = candidates.index(*call.args)
         if number == broken:
-            failed.append(number)
+            failures.append(number)
             raise REFUSED
-        return taken[number]
+        return seconds[number]
 
     monkeypatch.setattr(measuring, "seconds", time)
-    found = measuring._measure(candidates, lambda _: None, lambda _: None)
-    assert found.fastest == (len(candidates) - 1 if broken == 0 else 0)
-    assert failed == ([] if broken is None else [broken]), "not tried again"
-    assert list(found.left_out) == failed
+    result = measuring._measure(candidates, lambda _: None, lambda _: None)
+    assert result.fastest == (len(candidates) - 1 if broken == 0 else 0)
+    assert failures == ([] if broken is None else [broken]), "a failed candidate was tried again"
+    assert list(result.left_out) == failures
 
 
 @pytest.mark.parametrize(
     ("taken", "calls"), [(1.0, 1), (1e-3, 1), (1.1e-4, 10), (1e-9, 50), (0.0, 50)]
 )
-def test_a_sample_has_as_many_calls_as_a_millisecond_takes(gpu, monkeypatch, taken, calls):
-    """After one that pays for what a first call does, and one that says how many."""
+def test_sample_fills_a_millisecond(gpu, monkeypatch, taken, calls):
+    """Two single calls come first: a warm-up, and one to choose the number of calls."""
     counts = defaultdict(list)
 
     def time(call, count):
@@ -149,12 +161,12 @@ def test_a_sample_has_as_many_calls_as_a_millisecond_takes(gpu, monkeypatch, tak
     monkeypatch.setattr(measuring, "seconds", time)
     cupyconv.plan(PROBLEM, measure=True)
     assert len(counts) > 3
-    for found in counts.values():
-        assert found == [1, 1, *[calls] * measuring.ROUNDS]
+    for samples in counts.values():
+        assert samples == [1, 1, *[calls] * measuring.ROUNDS]
 
 
 def test_candidates_take_turns(gpu, monkeypatch):
-    """So that a clock that changes meets them all; each turn has every one."""
+    """Every round times every candidate, so a changing clock affects all of them."""
     order = []
     monkeypatch.setattr(measuring, "seconds", lambda call, _: (order.append(call.args[0]), 1e-3)[1])
     candidates = list(measuring.candidates_of(request(), "auto"))
@@ -162,7 +174,7 @@ def test_candidates_take_turns(gpu, monkeypatch):
     assert order[2 * len(candidates) :] == candidates * measuring.ROUNDS
 
 
-def test_calls_measure_when_they_are_told_to(gpu, monkeypatch):
+def test_benchmark_option_measures_calls(gpu, monkeypatch):
     gpu.seconds = {"cuda-generic": 1e-4}
     call()
     assert gpu.timed == 0
@@ -176,34 +188,34 @@ def test_calls_measure_when_they_are_told_to(gpu, monkeypatch):
     call()
     call(activation="relu")
     assert gpu.timed == timed
-    assert [one.source for one in gpu.launched] == ["conv_forward.cu"] * 2
-    call(impl="cuda-gather")  # a choice of its own
+    assert [item.source for item in gpu.launched] == ["conv_forward.cu"] * 2
+    call(impl="cuda-gather")  # measured separately
     assert gpu.launched[-1].source == "conv_gather.cu"
     assert gpu.timed > timed
 
 
-def test_what_is_measured_is_worked_out_once_and_loaded_at_once(gpu, monkeypatch):
-    """The host's work is no part of the times, and kernels are compiled side by side."""
-    prepared, prepare = [], launches.prepare
-    monkeypatch.setattr(launches, "prepare", lambda *a: (prepared.append(a[0]), prepare(*a))[1])
+def test_candidates_are_prepared_once_and_loaded_together(gpu, monkeypatch):
+    """Times exclude host work, and kernels are compiled in parallel."""
+    plans, prepare = [], launches.prepare
+    monkeypatch.setattr(launches, "prepare", lambda *a: (plans.append(a[0]), prepare(*a))[1])
     cupyconv.plan(PROBLEM, measure=True)
-    assert len(prepared) == len(set(prepared)) > 3
-    together, *singly = gpu.loaded
-    forward = [one for one in prepared if one.pass_ == "forward"]
+    assert len(plans) == len(set(plans)) > 3
+    together, *separate = gpu.loaded
+    forward = [planned for planned in plans if planned.pass_ == "forward"]
     assert len(together) > 1
-    assert all(loaded <= together for loaded in singly[: len(forward)])
+    assert all(loaded <= together for loaded in separate[: len(forward)])
 
 
-def test_a_repeated_call_is_worked_out_once(gpu, monkeypatch):
-    prepared, prepare = [], gather.prepare
-    monkeypatch.setattr(gather, "prepare", lambda *a: (prepared.append(a), prepare(*a))[1])
+def test_repeated_call_is_prepared_once(gpu, monkeypatch):
+    prepared, prepare = [], launches.prepare
+    monkeypatch.setattr(launches, "prepare", lambda *a: (prepared.append(a), prepare(*a))[1])
     call()
-    of_a_call = len(gpu.launched)
+    launches_per_call = len(gpu.launched)
     for _ in range(2):
         call()
     for _ in range(3):
         call(stride=[1, 1])  # cannot be hashed
-    assert len(gpu.launched) == 6 * of_a_call
+    assert len(gpu.launched) == 6 * launches_per_call
     assert len(prepared) == len(gpu.loaded) == 1 + 3
     for change in ({"activation": "relu"}, {"padding": 1}, {"impl": "cuda-gather"}):
         before = len(prepared)
@@ -211,22 +223,22 @@ def test_a_repeated_call_is_worked_out_once(gpu, monkeypatch):
         call(**change)
         assert len(prepared) == before + 1
     with pytest.raises(ConvTypeError, match="must be made of integers"):
-        call(stride=1.0)  # equals 1, and so would find what that came to
+        call(stride=1.0)  # equal to 1, so a cache lookup would accept it
 
 
-def test_what_is_remembered_waits_for_nobody_who_measures(gpu, monkeypatch):
+def test_measured_plan_is_returned_without_lock(gpu, monkeypatch):
     planned = cupyconv.plan(PROBLEM, measure=True)
     monkeypatch.setattr(measuring, "_measuring", None)  # cannot be entered
     assert cupyconv.plan(PROBLEM, measure=True) == planned
 
 
-def test_ways_are_named_with_their_methods(gpu):
-    one, *_ = measuring.candidates_of(request(), "auto")
-    plain, copying = (measuring._name(replace(one, method=how)) for how in ("", "w arranged"))
+def test_candidate_name_contains_method(gpu):
+    candidate, *_ = measuring.candidates_of(request(), "auto")
+    plain, copying = (measuring._name(replace(candidate, method=how)) for how in ("", "w arranged"))
     assert copying == f"{plain} (w arranged)"
 
 
-def test_a_choice_outlives_the_process(gpu, own_cache):
+def test_choice_outlives_the_process(gpu, own_cache):
     gpu.seconds = {"cuda-generic": 1e-4}
     first = cupyconv.plan(PROBLEM, measure=True)
     assert len(files(own_cache)) == 3
@@ -256,7 +268,7 @@ DAMAGES = (
 )
 
 
-def test_a_damaged_file_is_measured_again(gpu, own_cache):
+def test_damaged_file_is_measured_again(gpu, own_cache):
     gpu.seconds = {"cuda-generic": 1e-4}
     whole = cupyconv.plan(PROBLEM, measure=True)
     for damage in DAMAGES:
@@ -269,28 +281,28 @@ def test_a_damaged_file_is_measured_again(gpu, own_cache):
             assert (gpu.timed > 0) == measured
 
 
-def test_what_another_process_has_measured_meanwhile_is_taken(gpu, monkeypatch, own_cache):
+def test_concurrent_measurement_is_adopted(gpu, monkeypatch, own_cache):
     gpu.seconds = {"cuda-generic": 1e-4}
     cupyconv.plan(PROBLEM, measure=True)
-    theirs = {path: path.read_text() for path in files(own_cache)}
-    for path in theirs:
+    contents = {path: path.read_text() for path in files(own_cache)}
+    for path in contents:
         path.unlink()
     measuring.forget()
     time = gpu.time
 
     def slow(call, count):
-        for path, text in theirs.items():
-            compiler.keep(path, text.encode())
+        for path, text in contents.items():
+            cache_folder.keep(path, text.encode())
         return time(call, count)
 
     gpu.seconds = {"cuda-gather": 1e-6}
     monkeypatch.setattr(measuring, "seconds", slow)
     assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
-    assert {path: path.read_text() for path in files(own_cache)} == theirs
+    assert {path: path.read_text() for path in files(own_cache)} == contents
 
 
 @pytest.mark.parametrize("what", ["driver", "chip", "version", "limit", "precision"])
-def test_a_choice_holds_for_what_it_was_measured_on(gpu, monkeypatch, what):
+def test_choice_is_keyed_by_its_conditions(gpu, monkeypatch, what):
     cupyconv.plan(PROBLEM, measure=True)
     measuring.forget()
     gpu.timed = 0
@@ -298,8 +310,8 @@ def test_a_choice_holds_for_what_it_was_measured_on(gpu, monkeypatch, what):
     if what == "driver":
         monkeypatch.setattr(measuring, "driver_version", lambda: 13020)
     elif what == "chip":
-        here = backends.of(arrays.Home.GPU)
-        monkeypatch.setattr(here, "device", replace(here.device, name="another sm_80"))
+        backend = backends.of(arrays.Home.GPU)
+        monkeypatch.setattr(backend, "device", replace(backend.device, name="another sm_80"))
     elif what == "version":
         monkeypatch.setattr(cupyconv, "__version__", "99")
     elif what == "limit":
@@ -312,24 +324,24 @@ def test_a_choice_holds_for_what_it_was_measured_on(gpu, monkeypatch, what):
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")
 @pytest.mark.parametrize("which", ["cache", "measured", "file"])
-def test_what_others_may_write_is_not_believed(gpu, own_cache, which):
+def test_writable_cache_is_not_trusted(gpu, own_cache, which):
     gpu.seconds = {"cuda-generic": 1e-4}
     cupyconv.plan(PROBLEM, measure=True)
-    opened = {"cache": [own_cache], "measured": [own_cache / "measured"], "file": files(own_cache)}
-    for path in opened[which]:
+    paths = {"cache": [own_cache], "measured": [own_cache / "measured"], "file": files(own_cache)}
+    for path in paths[which]:
         path.chmod(0o777)
     measuring.forget()
-    compiler._warn.cache_clear()
+    cache_folder._warn.cache_clear()
     gpu.timed = 0
-    said = nullcontext() if which == "file" else pytest.warns(RuntimeWarning, match="chmod go-w")
-    with said:
+    warning = nullcontext() if which == "file" else pytest.warns(RuntimeWarning, match="chmod go-w")
+    with warning:
         cupyconv.plan(PROBLEM, measure=True)
     assert gpu.timed > 0
 
 
-def test_a_folder_that_cannot_be_written_is_done_without(gpu, monkeypatch, own_cache):
+def test_unwritable_folder_is_ignored(gpu, monkeypatch, own_cache):
     (own_cache / "file").write_text("")
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(own_cache / "file"))
+    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(own_cache / "file"))
     gpu.seconds = {"cuda-generic": 1e-4}
     assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
     timed = gpu.timed
@@ -343,7 +355,7 @@ REFUSED = RuntimeError("CUDA_ERROR_INVALID_VALUE: invalid argument\nwith more li
 @pytest.mark.parametrize(
     "error", [KernelCompileError("no registers", ""), MemoryError(), REFUSED, ValueError()]
 )
-def test_what_cannot_run_is_left_out_with_its_reason(gpu, error, own_cache):
+def test_failed_candidate_is_left_out_with_reason(gpu, error, own_cache):
     gpu.seconds = {"cuda-gather": 1e-6}
     gpu.at_launch["conv_gather.cu"] = failing(error)
     measured = cupyconv.plan(PROBLEM, measure=True)
@@ -351,12 +363,12 @@ def test_what_cannot_run_is_left_out_with_its_reason(gpu, error, own_cache):
     assert forward.implementation == "cuda-generic"
     assert "fastest of 1: " in forward.reason
     words = type(error).__name__ + (f": {error}" if str(error) else "")
-    names = [measuring._name(one) for one in measuring.candidates_of(request(), "auto")]
+    names = [measuring._name(item) for item in measuring.candidates_of(request(), "auto")]
     broken = next(name for name in names if name.startswith("cuda-gather "))
     assert f"left out: {broken} ({words.splitlines()[0]})" in forward.reason
     assert "more lines" not in forward.reason
     assert cupyconv.plan(PROBLEM, measure=True) == measured
-    is_kept = error is REFUSED or isinstance(error, KernelCompileError)  # it will be so again
+    is_kept = error is REFUSED or isinstance(error, KernelCompileError)  # the error is permanent
     assert len(files(own_cache)) == (3 if is_kept else 0)
     gpu.at_launch["conv_forward.cu"] = failing(error)
     measuring.forget()
@@ -364,7 +376,7 @@ def test_what_cannot_run_is_left_out_with_its_reason(gpu, error, own_cache):
         cupyconv.plan(PROBLEM, measure=True, workspace_limit=0)
 
 
-def test_a_lack_of_memory_is_not_remembered_for_later(gpu, own_cache):
+def test_memory_error_is_not_cached(gpu, own_cache):
     gpu.at_launch["conv_gather.cu"] = failing(MemoryError())
     assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
     assert files(own_cache) == []
@@ -375,30 +387,30 @@ def test_a_lack_of_memory_is_not_remembered_for_later(gpu, own_cache):
     assert len(files(own_cache)) == 3
 
 
-def test_one_that_fails_later_is_left_out_too(gpu):
-    """A kernel may fault only after it was launched many times."""
+def test_candidate_failing_later_is_left_out(gpu):
+    """A kernel may fault only after many launches."""
     gpu.seconds = {"cuda-gather": 1e-6}
     gpu.at_launch["conv_gather.cu"] = failing(REFUSED, after=200)
     forward = cupyconv.plan(PROBLEM, measure=True)["forward"]
-    assert [one.source for one in gpu.launched].count("conv_gather.cu") == 200
+    assert [item.source for item in gpu.launched].count("conv_gather.cu") == 200
     assert forward.implementation == "cuda-generic"
     assert "CUDA_ERROR_INVALID_VALUE" in forward.reason
 
 
 @pytest.mark.parametrize("chained", [False, True])
-def test_what_fails_holds_no_memory(gpu, chained):
-    """While the others are measured, arrays of one that failed may be what they lack.
+def test_failed_candidate_holds_no_memory(gpu, chained):
+    """Memory of a failed candidate must be free while the others are measured.
 
-    An error that another one led to, as CuPy's of memory, has that one's frames too.
+    A chained error, such as CuPy's memory error, also keeps the frames of its cause.
     """
-    kept, alive = [], []
+    references, alive = [], []
 
     class Buffer:
         pass
 
     def run():
         workspace = Buffer()
-        kept.append(weakref.ref(workspace))
+        references.append(weakref.ref(workspace))
         try:
             raise ValueError
         except ValueError as cause:
@@ -407,38 +419,38 @@ def test_what_fails_holds_no_memory(gpu, chained):
         raise REFUSED
 
     def watch():
-        alive.append(sum(one() is not None for one in kept))
+        alive.append(sum(reference() is not None for reference in references))
 
     gpu.at_launch = {"conv_gather.cu": run, "conv_forward.cu": watch}
     cupyconv.plan(PROBLEM, measure=True)
-    assert len(kept) >= 3
+    assert len(references) >= 3
     assert alive
     assert not any(alive)
 
 
-def test_what_cannot_be_told_from_bad_luck_is_not_kept(gpu, own_cache):
+def test_ambiguous_error_is_not_cached(gpu, own_cache):
     error = RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")
     gpu.at_launch["conv_gather.cu"] = failing(error)
     assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
     assert files(own_cache) == []
 
 
-# Arrays that are dropped while a device is lost cannot give their memory back.
+# Arrays dropped while a device has failed cannot free their memory.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_lost_context_ends_the_measuring(gpu, own_cache):
-    """Else all that come after would be left out for what another did."""
-    fault = machine.DeviceFault("something was astray")
+def test_lost_context_ends_measurement(gpu, own_cache):
+    """Otherwise all later candidates would be left out for another one's fault."""
+    fault = machine.DeviceFault("emulated fault")
     gpu.at_launch["conv_gather.cu"] = lambda: machine.DEVICES[1].fail(fault)
     with pytest.raises(cupy.cuda.driver.CUDADriverError, match="LAUNCH_FAILED"):
         cupyconv.plan(PROBLEM, measure=True)
-    assert machine.revive() == ["something was astray"]
+    assert machine.revive() == ["emulated fault"]
     assert gpu.launched[-1].source == "conv_gather.cu"
     assert files(own_cache) == []
     gpu.at_launch.clear()
     assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-gather"
 
 
-def test_reasons_survive_json_whatever_they_say(gpu):
+def test_reasons_survive_json(gpu):
     gpu.at_launch["conv_gather.cu"] = failing(ValueError("a\ttab, a\rreturn, \x1b[31mred"))
     measured = cupyconv.plan(PROBLEM, measure=True)
     assert "left out" in measured["forward"].reason
@@ -446,7 +458,7 @@ def test_reasons_survive_json_whatever_they_say(gpu):
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 3])
-def test_the_generic_kernel_is_the_last_resort_however_late_others_fail(gpu, monkeypatch, calls):
+def test_generic_kernel_replaces_late_failures(gpu, monkeypatch, calls):
     monkeypatch.setattr(measuring, "CONTENDERS", 1)
     gpu.at_launch["conv_gather.cu"] = failing(REFUSED, calls)
     monkeypatch.setattr(cupyconv, "benchmark", True)
@@ -454,16 +466,16 @@ def test_the_generic_kernel_is_the_last_resort_however_late_others_fail(gpu, mon
     assert gpu.launched[-1].source == "conv_forward.cu"
 
 
-def test_the_generic_kernel_is_the_last_resort(gpu, monkeypatch):
-    """Where it is not even among the most promising."""
+def test_generic_kernel_is_the_last_resort(gpu, monkeypatch):
+    """It is measured although it is not among the best candidates."""
     gpu.seconds = {"cuda-generic": 1e-9}
     monkeypatch.setattr(measuring, "CONTENDERS", 1)
-    assert [one.implementation for one in contenders(request(), "auto", 1)] == ["cuda-gather"]
+    assert [item.implementation for item in contenders(request(), "auto", 1)] == ["cuda-gather"]
     for pass_ in PASSES:
-        asked = request(pass_)
-        names = [one.implementation for one in measuring.candidates_of(asked, "auto")]
+        pass_request = request(pass_)
+        names = [item.implementation for item in measuring.candidates_of(pass_request, "auto")]
         assert names == ["cuda-gather", "cuda-generic"]
-        assert len(contenders(asked, "cuda-generic", 2)) == 1, "it has one way"
+        assert len(contenders(pass_request, "cuda-generic", 2)) == 1, "it has one candidate"
     gpu.at_launch["conv_gather.cu"] = failing(REFUSED)
     monkeypatch.setattr(cupyconv, "benchmark", True)
     call()
@@ -472,7 +484,7 @@ def test_the_generic_kernel_is_the_last_resort(gpu, monkeypatch):
     assert cupyconv.plan(PROBLEM, measure=True)["backprop_input"].implementation == "cuda-gather"
 
 
-def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch):
+def test_measuring_call_is_refused_in_capture(gpu, monkeypatch):
     monkeypatch.setattr(cupyconv, "benchmark", True)
     x, w, out = (
         cupy.ones(shape, PROBLEM.dtype)
@@ -486,18 +498,18 @@ def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch):
         assert gpu.launched == []
         cupyconv.conv_forward(x, w, out=out)
         stream.begin_capture()
-        cupyconv.conv_forward(x, w, out=out)  # remembered by now
+        cupyconv.conv_forward(x, w, out=out)  # uses the measured plan
         stream.end_capture()
 
 
-def test_a_workspace_limit_is_kept_by_what_is_measured(gpu, monkeypatch):
+def test_measurement_respects_workspace_limit(gpu, monkeypatch):
     monkeypatch.setattr(cupyconv, "workspace_limit", 0)
     for planned in cupyconv.plan(PROBLEM, measure=True):
         assert planned.workspace_bytes == 0
-    assert any(one.workspace_bytes for one in contenders(request("backprop_filter"), "auto", 5))
+    assert any(item.workspace_bytes for item in contenders(request("backprop_filter"), "auto", 5))
 
 
-def test_only_the_current_gpu_is_measured(gpu):
+def test_only_current_gpu_is_measured(gpu):
     cupyconv.plan(PROBLEM, "sm_80", measure=True)
     with pytest.raises(ConvError, match=r"emulated sm_80 \(sm_80\), asked for is sm_90"):
         cupyconv.plan(PROBLEM, "sm_90", measure=True)

@@ -1,4 +1,4 @@
-"""Memory as CuPy's users set it up, and as it runs out."""
+"""CuPy's memory pools, and device memory that runs out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 import cupyconv
 from cupyconv.backends import current_device
 from cupyconv.formats import data_formats, filter_formats
-from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
-from tests.agreement import compute, fits, planned, require_equal
+from tests.agreement import compute, fits, plan_with, require_equal
 from tests.configurations import (
     DIRECT_CASES,
     FAMILY_CASES,
@@ -39,7 +38,7 @@ POOLS = {
 
 @pytest.mark.parametrize("order", ["", *ORDERS])
 @pytest.mark.parametrize("pool", POOLS)
-def test_pools(pool, order, allocator):
+def test_every_pool_gives_exact_results(pool, order, allocator):
     allocator(POOLS[pool]())
     problem = split_layer()
     data = integer_data(problem)
@@ -55,25 +54,25 @@ MANAGED = {
 
 
 @pytest.mark.parametrize("pool", MANAGED)
-def test_managed_memory_is_refused_and_nothing_is_lost(pool, allocator):
+def test_managed_memory_is_refused_without_leak(pool, allocator):
     problem = split_layer()
-    made, before = calls(problem, integer_data(problem)), settled()
+    operations, before = calls(problem, integer_data(problem)), settled()
     allocator(MANAGED[pool]())
-    for call, _ in made.values():
-        with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="managed memory, which"):
+    for call, _ in operations.values():
+        with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="managed memory"):
             call()
     assert settled() == before
     allocator(cupy.get_default_memory_pool().malloc)
-    for name, (call, exact) in made.items():
+    for name, (call, exact) in operations.items():
         require_equal(cupy.asnumpy(call()), exact, name)
 
 
 one_by_one = cupy.cuda.MemoryAsyncPool().malloc
-"""Allocates each array by itself, and says in CuPy's words that it cannot."""
+"""Allocator that makes one allocation per array and raises CuPy's memory error."""
 
 
 class Counted:
-    """An allocator that counts."""
+    """Allocator that counts its calls."""
 
     def __init__(self):
         self.count = 0
@@ -84,14 +83,14 @@ class Counted:
 
 
 def settled():
-    """Bytes that the device has, once nothing is left behind."""
+    """Return the allocated bytes of the device after all work and garbage collection."""
     gc.collect()
     cupy.cuda.get_current_stream().synchronize()
     return machine.DEVICES[0].allocated
 
 
 def require_recovers(call, exact, name):
-    """Memory runs out at each allocation of a call: an error, nothing lost, and it works again."""
+    """Let memory run out at each allocation of a call: it raises, leaks nothing and works again."""
     counted = Counted()
     with cupy.cuda.using_allocator(counted.malloc):
         require_equal(cupy.asnumpy(call()), exact, name)
@@ -110,10 +109,12 @@ def require_recovers(call, exact, name):
     return counted.count
 
 
-def test_running_out_at_any_allocation():
+def test_exhausted_memory_at_any_allocation():
     problem = split_layer()
-    made = calls(problem, integer_data(problem))
-    counts = {name: require_recovers(call, exact, name) for name, (call, exact) in made.items()}
+    operations = calls(problem, integer_data(problem))
+    counts = {
+        name: require_recovers(call, exact, name) for name, (call, exact) in operations.items()
+    }
     assert counts["forward"] == 2, "the result and a workspace"
 
 
@@ -126,28 +127,31 @@ ROOMY = {
     "cuda-hopper": (HOPPER_CASES, "float16", "ieee", False),
     "cuda-hopper-bf16x6": (HOPPER_CASES, "float32", "bf16x6", True),
 }
-"""Of each family, cases with a dtype, a precision and whether channels are last."""
+"""Problems of each family, dtype, precision, and whether channels are last."""
 
 
-def roomy(impl, pass_):
-    """The smallest problem that a family takes a workspace for, or any if there is none."""
+def roomy(impl, pass_, **choices):
+    """Return the family's smallest problem, preferring one with a workspace, with a plan.
+
+    Args:
+        impl, pass_: the family, and the pass to compute.
+        choices: those of ``plan_with``, but for the precision, which is the family's in ROOMY.
+    """
     cases, dtype, precision, last = ROOMY[impl]
-    found = []
+    candidates = []
     for case in cases:
         rank = case.problem.spatial_rank
         formats = data_formats(rank)[last], filter_formats(rank)[last]
         problem = in_formats(case.problem, *formats).replace(dtype=dtype)
         if problem.N and pass_ in fits(problem, impl, current_device(), precision):
-            taken = workspace_bytes(problem, pass_, impl, precision)
-            found.append((not taken, case.macs, problem))
-    return min(found, key=lambda one: one[:2])[2], precision
+            plan = plan_with(
+                *(problem, impl, current_device()), passes=(pass_,), precision=precision, **choices
+            )
+            candidates.append((not plan[pass_].workspace_bytes, case.macs, plan))
+    return min(candidates, key=lambda candidate: candidate[:2])[2]
 
 
-def workspace_bytes(problem, pass_, impl, precision):
-    return plan_pass(problem, pass_, current_device(), impl, precision).workspace_bytes
-
-
-def test_every_family_is_tried():
+def test_roomy_cases_cover_every_family():
     assert list(ROOMY) == [name for name, family in FAMILIES.items() if family.on_gpu]
 
 
@@ -155,21 +159,23 @@ def test_every_family_is_tried():
     ("impl", "pass_"),
     [pair for pair in product(ROOMY, PASSES) if pair != ("cuda-patch", "backprop_input")],
 )
-def test_running_out_in_every_family(impl, pass_):
-    with planned(impl, 0, splits=3):
-        problem, precision = roomy(impl, pass_)
-        data = integer_data(problem)
-        given = on_device(data)
-        how = {"impl": impl, "precision": precision}
-        exact = compute(cupyconv, pass_, problem, data, impl="reference")
-        count = require_recovers(
-            lambda: compute(cupyconv, pass_, problem, given, **how), exact, f"{impl}'s {pass_}"
-        )
-        assert count == 1 + bool(workspace_bytes(problem, pass_, impl, precision))
+def test_exhausted_memory_in_every_family(impl, pass_):
+    plan = roomy(impl, pass_, splits=3)
+    problem, planned = plan.problem, plan[pass_]
+    data = integer_data(problem)
+    operands = on_device(data)
+    options = {"impl": plan, "precision": planned.precision}
+    exact = compute(cupyconv, pass_, problem, data, impl="reference")
+    count = require_recovers(
+        lambda: compute(cupyconv, pass_, problem, operands, **options),
+        exact,
+        f"{impl}'s {pass_}",
+    )
+    assert count == 1 + bool(planned.workspace_bytes)
 
 
-def test_running_out_where_arrays_are_copied_first():
-    """A filter that is conjugated, and an input beyond its windows."""
+def test_exhausted_memory_with_copied_operands():
+    """The filter is conjugated and the input is extended beyond its windows."""
     problem = cupyconv.ConvProblem((2, 3, 8), (4, 3, 2), dtype="complex64")
     data = whole_numbers(problem)
     x, w = cupy.asarray(data.dy), cupy.asarray(data.w)
@@ -179,11 +185,11 @@ def test_running_out_where_arrays_are_copied_first():
     assert count >= 3
 
 
-def test_running_out_before_anything_was_ever_run():
-    """What was prepared for a call that failed is as good as any."""
+def test_exhausted_memory_in_first_call():
+    """The next call reuses what a failed call has prepared."""
     problem = split_layer("bfloat16")
-    made = calls(problem, integer_data(problem))
-    for name, (call, exact) in made.items():
+    operations = calls(problem, integer_data(problem))
+    for name, (call, exact) in operations.items():
         with (
             cupy.cuda.using_allocator(one_by_one),
             memory.allocations_left(0),
@@ -193,7 +199,7 @@ def test_running_out_before_anything_was_ever_run():
         require_equal(cupy.asnumpy(call()), exact, name)
 
 
-def test_running_out_leaves_out_as_it_was():
+def test_exhausted_memory_leaves_out_unchanged():
     problem = split_layer()
     data = integer_data(problem)
     x, w = cupy.asarray(data.x), cupy.asarray(data.w)
@@ -209,7 +215,7 @@ def test_running_out_leaves_out_as_it_was():
     assert (out == 9).all()
 
 
-def test_running_out_in_a_backward_pass():
+def test_exhausted_memory_in_backward_pass():
     problem = split_layer()
     data = integer_data(problem)
     x, w, dy = map(cupy.asarray, (data.x, data.w, data.dy))
@@ -222,8 +228,8 @@ def test_running_out_in_a_backward_pass():
     assert require_recovers(call, exact.dw, "backward") >= 3
 
 
-def test_running_out_at_any_allocation_of_a_measurement(own_cache, monkeypatch):
-    """The result's ends the call; a workspace's costs a candidate, and the call is right."""
+def test_exhausted_memory_at_any_measured_allocation(own_cache, monkeypatch):
+    """Without memory for the result the call fails; without a workspace only a candidate does."""
     monkeypatch.setattr(cupyconv, "benchmark", True)
     problem = split_layer()
     call, exact = calls(problem, integer_data(problem))["forward"]
@@ -239,8 +245,8 @@ def test_running_out_at_any_allocation_of_a_measurement(own_cache, monkeypatch):
         assert settled() == before, f"memory is kept after {left} allocations"
 
 
-def test_running_out_while_measuring(own_cache, monkeypatch):
-    """A candidate that does not fit is left out; where none fits, the error is that of memory."""
+def test_exhausted_memory_while_measuring(own_cache, monkeypatch):
+    """A candidate that does not fit is left out; if none fits, the memory error is raised."""
     monkeypatch.setattr(cupyconv, "benchmark", True)
     problem = split_layer()
     call, exact = calls(problem, integer_data(problem))["forward"]
@@ -248,9 +254,9 @@ def test_running_out_while_measuring(own_cache, monkeypatch):
         with memory.allocations_left(0), pytest.raises(MemoryError):
             call()
         as_a_new_process()
-        with memory.allocations_left(1):  # the result, and no workspace
+        with memory.allocations_left(1):  # enough for the result only
             require_equal(cupy.asnumpy(call()), exact, "forward")
-        assert not list(own_cache.glob("measured/*")), "bad luck is not kept"
+        assert not list(own_cache.glob("measured/*")), "a memory error was cached"
         as_a_new_process()
         require_equal(cupy.asnumpy(call()), exact, "forward")
         assert list(own_cache.glob("measured/*"))

@@ -1,5 +1,6 @@
-"""The library gives streams no more freedom than they may have: work is done as late as the API
-allows, or in a drawn order, on memory that is gone as soon as it may be.
+"""Stream order: calls stay correct in every order of work that the API allows.
+
+Work runs as late as possible or in a random order, and memory is freed as early as possible.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ORDERS = ("late", *(f"random {seed}" for seed in range(3)))
 
 @contextmanager
 def in_disorder(order="late", allocator=cupy.cuda.malloc_async):
-    """A stream of its own, on which work is done in an order, with memory of single arrays."""
+    """Run work on a new stream in another order, with one allocation per array."""
     with ExitStack() as stack:
         stack.enter_context(machine.order(named(order)))
         stream = cupy.cuda.Stream(non_blocking=True)
@@ -41,30 +42,30 @@ def on_device(data):
 
 
 def calls(problem, data):
-    """The passes of a problem on the current stream, each with what it has to give."""
-    given = on_device(data)
+    """Return the operations on a problem for the current stream, each with its exact result."""
+    operands = on_device(data)
 
     def pair(pass_):
         exact = compute(cupyconv, pass_, problem, data, impl="reference")
-        return lambda: compute(cupyconv, pass_, problem, given), exact
+        return lambda: compute(cupyconv, pass_, problem, operands), exact
 
     return {
         **{pass_: pair(pass_) for pass_ in PASSES},
         "bias": (
-            lambda: cupyconv.conv_backprop_bias(given.dy, data_format=problem.data_format),
+            lambda: cupyconv.conv_backprop_bias(operands.dy, data_format=problem.data_format),
             cupyconv.conv_backprop_bias(data.dy, data_format=problem.data_format),
         ),
     }
 
 
 def require_right(problem, data):
-    found = {name: (call(), exact) for name, (call, exact) in calls(problem, data).items()}
-    for name, (got, exact) in found.items():
-        require_equal(cupy.asnumpy(got), exact, name)
+    results = {name: (call(), exact) for name, (call, exact) in calls(problem, data).items()}
+    for name, (result, exact) in results.items():
+        require_equal(cupy.asnumpy(result), exact, name)
 
 
 def split_layer(dtype="float16"):
-    """A problem whose sums are split, with workspaces."""
+    """Return a problem whose sums are split, so that passes use a workspace."""
     words = {"data_format": "NHWC", "filter_format": "OHWI"}
     problem = cupyconv.ConvProblem((2, 4, 4, 256), (8, 3, 3, 256), dtype=dtype, **words)
     assert cupyconv.plan(problem)["forward"].workspace_bytes
@@ -72,7 +73,7 @@ def split_layer(dtype="float16"):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_passes_that_keep_partial_sums_meanwhile(order):
+def test_passes_with_partial_sums(order):
     problem = split_layer()
     data = integer_data(problem)
     with in_disorder(order):
@@ -110,9 +111,7 @@ def test_passes_with_tensor_maps(order):
         lambda: ways.test_a_transposed_convolution_beyond_its_windows("bfloat16"),
         lambda: ways.test_cudnn("backward_data", "complex64"),
         lambda: ways.test_results_are_written_where_they_are_wanted("float32"),
-        lambda: ways.test_objects_that_export_their_memory_are_taken_without_a_copy(
-            ways.ByDlpack, "float32"
-        ),
+        lambda: ways.test_exported_memory_is_used_without_a_copy(ways.ByDlpack, "float32"),
         lambda: ways.test_raw_ops(),
         lambda: ways.test_onnx(),
         lambda: ways.test_dask_with_chunks_of_cupy(),
@@ -131,8 +130,8 @@ def test_ways_in(test, order):
 
 # -- streams ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_call_runs_on_the_stream_that_is_current_whatever_ran_before(order):
-    """The same layer on two streams by turns: what is prepared once belongs to neither."""
+def test_call_runs_on_current_stream(order):
+    """The same layer alternates between two streams; prepared calls belong to neither."""
     problem = split_layer()
     data = integer_data(problem)
     expected = compute(cupyconv, "forward", problem, data)
@@ -141,14 +140,14 @@ def test_a_call_runs_on_the_stream_that_is_current_whatever_ran_before(order):
         for stream in (first, second, first, second):
             with stream:
                 got = compute(cupyconv, "forward", problem, on_device(data))
-                # Waits for this stream only.
+                # Synchronizes this stream only.
                 require_equal(cupy.asnumpy(got, stream=stream), expected, "forward")
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("by", ["dlpack", "interface"])
-def test_what_another_stream_still_writes_is_waited_for(by, order):
-    """DLPack and version 3 of __cuda_array_interface__ say whose stream an array is of."""
+def test_producer_stream_is_waited_for(by, order):
+    """DLPack and __cuda_array_interface__ version 3 name the stream that writes the array."""
     _, data, words = ways.layer()
     with in_disorder(order):
         producer = cupy.cuda.Stream(non_blocking=True)
@@ -178,8 +177,8 @@ def test_what_another_stream_still_writes_is_waited_for(by, order):
         require_equal(cupy.asnumpy(got), cupyconv.conv_forward(data.x, data.w, **words), by)
 
 
-def test_a_missing_wait_is_seen():
-    """What these tests rely on: without the wait, the same is wrong in some order."""
+def test_missing_wait_is_detected():
+    """Without the wait, the result is wrong in at least one order."""
     _, data, words = ways.layer()
     expected = cupyconv.conv_forward(data.x, data.w, **words)
     right = []
@@ -195,7 +194,7 @@ def test_a_missing_wait_is_seen():
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_memory_is_not_given_back_before_the_kernels_that_use_it(order):
+def test_memory_is_freed_after_its_kernels(order):
     """Operands are dropped as soon as the call returns."""
     problem = split_layer()
     data = integer_data(problem)
@@ -222,7 +221,7 @@ def test_measuring(order, own_cache, monkeypatch):
 
 # -- devices ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("order", [*ORDERS, ""])
-def test_two_devices_by_turns(order):
+def test_two_devices_alternate(order):
     problem = split_layer()
     data = integer_data(problem)
     with machine.order(named(order)):
@@ -234,10 +233,10 @@ def test_two_devices_by_turns(order):
                     require_equal(cupy.asnumpy(got), exact, name)
 
 
-def test_threads_with_devices_of_their_own():
+def test_threads_with_separate_devices():
     problem = split_layer()
     data = integer_data(problem)
-    wrong = []
+    errors = []
 
     def work(ordinal):
         try:
@@ -245,7 +244,7 @@ def test_threads_with_devices_of_their_own():
                 for _ in range(3):
                     require_right(problem, data)
         except BaseException as error:
-            wrong.append(error)
+            errors.append(error)
 
     with machine.order(Random(5)):
         threads = [threading.Thread(target=work, args=(number % 2,)) for number in range(4)]
@@ -253,24 +252,24 @@ def test_threads_with_devices_of_their_own():
             thread.start()
         for thread in threads:
             thread.join()
-    assert not wrong
+    assert not errors
 
 
-def test_a_thread_that_begins_with_a_loaded_kernel():
-    """A thread has no context until CUDA's runtime has been called in it."""
+def test_thread_starts_with_loaded_kernel():
+    """A thread has no context until it calls CUDA's runtime."""
     problem = split_layer()
     data = integer_data(problem)
-    made = calls(problem, data)
-    cupy.asnumpy(made["forward"][0]())
-    found = []
-    thread = threading.Thread(target=lambda: found.append(made["forward"][0]()))
+    operations = calls(problem, data)
+    cupy.asnumpy(operations["forward"][0]())
+    results = []
+    thread = threading.Thread(target=lambda: results.append(operations["forward"][0]()))
     thread.start()
     thread.join()
-    require_equal(cupy.asnumpy(found[0]), made["forward"][1], "forward")
+    require_equal(cupy.asnumpy(results[0]), operations["forward"][1], "forward")
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_streams_of_threads(order):
+def test_per_thread_stream(order):
     _, data, words = ways.layer()
     expected = cupyconv.conv_forward(data.x, data.w, **words)
     with machine.order(named(order)), cupy.cuda.Stream.ptds:
@@ -278,8 +277,8 @@ def test_streams_of_threads(order):
         require_equal(cupy.asnumpy(got), expected, "forward")
 
 
-def test_a_home_is_told_by_the_type_alone():
-    """No call of the driver is needed to see where an array is."""
+def test_array_location_follows_type():
+    """Finding the location of an array needs no driver call."""
     x = cupy.zeros(1)
     before = runtime.getDevice()
     assert arrays.take("x", x)[1] is arrays.Home.GPU

@@ -1,4 +1,4 @@
-"""Filters that are arranged once: their arranging is gone, and nothing else changes."""
+"""Prepared filters: calls no longer arrange them, and results do not change."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ CASES = {
     "planes": ("one_tile", "NHWC", "float32", "bf16x6", "cuda-hopper-bf16x6"),
     "tf32": ("few_channels", "NCHW", "float32", "tf32", "cuda-hopper"),
 }
-"""A problem, its format, dtype and precision, and the family that computes it."""
+"""Problem, data format, dtype, precision and implementation of each case."""
 
 COPYING = {"conv_arrange", "conv_planes"}
 
 
 def reads(arguments, array):
-    """Whether an array itself is among a launch's arguments."""
-    return any(one is array for one in arguments)
+    """Return whether the array itself is an argument of a launch."""
+    return any(argument is array for argument in arguments)
 
 
 def layer(case):
-    """The arrays of a layer, its rules, and how its passes are computed."""
+    """Return a case's problem, operands on the device and call options."""
     name, data_format, dtype, precision, impl = CASES[case]
     filters = "OIHW" if data_format == "NCHW" else "OHWI"
     problem = in_formats(BY_NAME[name], data_format, filters).replace(dtype=dtype)
@@ -48,7 +48,7 @@ def layer(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_bits_without_arranging(case, launched):
+def test_prepared_filter_gives_same_bits(case, launched):
     problem, x, w, dy, bias, how = layer(case)
     rules = {**problem.keywords, **how}
 
@@ -57,31 +57,31 @@ def test_the_same_bits_without_arranging(case, launched):
         yield "backprop_input", cupyconv.conv_backprop_input(x.shape, w, dy, **rules)
         yield "transpose", cupyconv.conv_transpose(dy, w, output_shape=x.shape, **rules)
 
-    def seen(w):
+    def runs(w):
         for name, result in calls(w):
             yield name, result, list(launched)
             launched.clear()
 
-    before = list(seen(w))
+    before = list(runs(w))
     prepared = cupyconv.prepare(w, problem, **how)
-    arranged = [one.entry for one, _ in launched]
+    arranged = [item.entry for item, _ in launched]
     assert arranged == ["conv_planes" if case == "planes" else "conv_arrange"] * len(arranged)
     assert len(arranged) == len(prepared.forms) >= 1
     launched.clear()
-    for (name, expected, then), (_, got, now) in zip(before, seen(prepared), strict=True):
-        assert (got.view("u1") == expected.view("u1")).all(), name
-        arranging = [one.entry for one, arguments in then if reads(arguments, w)]
+    for (name, expected, old), (_, result, new) in zip(before, runs(prepared), strict=True):
+        assert (result.view("u1") == expected.view("u1")).all(), name
+        arranging = [item.entry for item, arguments in old if reads(arguments, w)]
         assert arranging == arranged[:1], name
-        assert not any(reads(arguments, w) for _, arguments in now), name
+        assert not any(reads(arguments, w) for _, arguments in new), name
         products = [
-            [(one.entry, one.defines) for one, _ in run if one.entry not in COPYING]
-            for run in (then, now)
+            [(item.entry, item.defines) for item, _ in run if item.entry not in COPYING]
+            for run in (old, new)
         ]
         assert products[0] == products[1], name
 
 
 def computed_layer():
-    """A layer whose filter is arranged, with its forward pass, and nothing under way any more."""
+    """Return a layer whose filter is arranged, with its forward result; no work is pending."""
     problem, x, w, _, _, how = layer("channels first")
     rules = {**problem.keywords, **how}
     expected = cupy.asnumpy(cupyconv.conv_forward(x, w, **rules))
@@ -90,16 +90,16 @@ def computed_layer():
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_in_any_order_of_the_streams_work(order):
+def test_prepared_filter_in_any_order(order):
     problem, x, w, how, rules, expected = computed_layer()
     with in_disorder(order):
         prepared = cupyconv.prepare(w, problem, passes="forward", **how)
-        got = [cupyconv.conv_forward(x, prepared, **rules) for _ in range(2)]
-        assert all((cupy.asnumpy(one) == expected).all() for one in got)
+        results = [cupyconv.conv_forward(x, prepared, **rules) for _ in range(2)]
+        assert all((cupy.asnumpy(result) == expected).all() for result in results)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_on_another_stream_once_that_has_waited(order):
+def test_prepared_filter_on_another_stream(order):
     problem, x, w, how, rules, expected = computed_layer()
     with in_disorder(order) as stream:
         prepared = cupyconv.prepare(w, problem, passes="forward", **how)
@@ -112,22 +112,22 @@ def test_on_another_stream_once_that_has_waited(order):
 
 @pytest.mark.parametrize("order", ["", "late"])
 @pytest.mark.parametrize("pool", POOLS)
-def test_in_memory_of_every_pool(pool, order, allocator):
-    """A filter that is dropped at once keeps its memory until the kernels have read it."""
+def test_prepared_filter_in_every_pool(pool, order, allocator):
+    """A dropped filter keeps its memory until the kernels have read it."""
     problem, x, w, dy, _, how = layer("channels first")
     rules = {**problem.keywords, **how}
     expected = cupyconv.conv_backprop_input(x.shape, w, dy, **rules)
     allocator(POOLS[pool]())
     with machine.order(machine.named(order)):
-        got = [
+        results = [
             cupyconv.conv_backprop_input(x.shape, cupyconv.prepare(w, problem, **how), dy, **rules)
             for _ in range(2)
         ]
-        assert all((cupy.asnumpy(one) == cupy.asnumpy(expected)).all() for one in got)
+        assert all((cupy.asnumpy(result) == cupy.asnumpy(expected)).all() for result in results)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_running_out_of_memory(case):
+def test_prepare_recovers_from_exhausted_memory(case):
     problem, x, w, _, _, how = layer(case)
     rules = {**problem.keywords, **how}
     prepared = cupyconv.prepare(w, problem, **how)
@@ -142,12 +142,12 @@ def test_running_out_of_memory(case):
         return lambda: cupyconv.conv_forward(x, w, **rules).view("u1")
 
     exact = cupy.asnumpy(forward(w)())
-    taken = [require_recovers(forward(one), exact, "forward") for one in (w, prepared)]
-    # A workspace that has nothing else in it is not taken any more.
-    assert taken[0] >= taken[1] >= 1
+    counts = [require_recovers(forward(item), exact, "forward") for item in (w, prepared)]
+    # No workspace is allocated if it only held the arranged filter.
+    assert counts[0] >= counts[1] >= 1
 
 
-def test_a_captured_call_arranges_nothing():
+def test_captured_call_arranges_nothing():
     problem, x, w, _, _, how = layer("channels first")
     rules = {**problem.keywords, **how}
     prepared = cupyconv.prepare(w, problem, passes="forward", **how)
@@ -159,13 +159,13 @@ def test_a_captured_call_arranges_nothing():
         stream.begin_capture()
         cupyconv.conv_forward(x, prepared, out=out, **rules)
         graph = stream.end_capture()
-        w.fill(0)  # nobody reads it
+        w.fill(0)  # the graph does not read it
         graph.launch(stream)
         stream.synchronize()
     assert (cupy.asnumpy(out) == expected).all()
 
 
-def test_on_the_other_device_it_is_refused(launched):
+def test_prepared_filter_is_refused_on_other_device(launched):
     problem, _, w, _, _, how = layer("channels first")
     prepared = cupyconv.prepare(w, problem, **how)
     launched.clear()
@@ -179,7 +179,7 @@ def test_on_the_other_device_it_is_refused(launched):
             cupyconv.prepare(w, problem)
         assert launched == []
         other = cupyconv.prepare(cupy.asarray(cupy.asnumpy(w)), problem)
-        # Its kernels read w in the same order.
+        # The kernels of both devices read w in the same format.
         assert list(other.forms) == list(prepared.forms) == ["OHWI"]
         assert other.forms["OHWI"].tobytes() == prepared.forms["OHWI"].tobytes()
         cupyconv.conv_forward(x, other, **problem.keywords)
@@ -190,13 +190,13 @@ def test_on_the_other_device_it_is_refused(launched):
         cupyconv.conv_forward(cupy.zeros(problem.input_shape, "float16"), moved, **problem.keywords)
 
 
-# -- what calls launch, with kernels that do nothing -----------------------------------------------
+# -- launches with empty kernels -------------------------------------------------------------------
 
 LAYER = ConvProblem((32, 256, 28, 28), (256, 256, 3, 3), padding=1, dtype="float16")
-"""For which "auto" takes cuda-hopper."""
+"""A layer that the planner computes with cuda-hopper."""
 LAST = in_formats(LAYER, "NHWC", "OHWI")
 
-HELD = {
+FORMS = {
     "channels first": (LAYER, "ieee", "auto", ["OHWI"]),
     "only the filter": (in_formats(LAYER, "NHWC", "OIHW"), "ieee", "auto", ["OHWI"]),
     "tf32": (LAYER.replace(dtype="float32"), "tf32", "auto", ["OHWI", "HWIO"]),
@@ -207,7 +207,7 @@ HELD = {
         ["OHWI in 3 planes of bfloat16"],
     ),
 }
-"""A layer with its precision and implementation, and the forms that its filter is held in."""
+"""Layer, precision, implementation and prepared forms of each case."""
 
 
 def array(shape, dtype="float16"):
@@ -215,7 +215,7 @@ def array(shape, dtype="float16"):
 
 
 class Calls:
-    """The passes of a layer that read its filter, on arrays that nothing reads."""
+    """The passes of a layer that read its filter, on uninitialized arrays."""
 
     def __init__(self, problem, precision="ieee", impl="auto"):
         shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
@@ -233,9 +233,9 @@ class Calls:
         return cupyconv.conv_backprop_input(self.x.shape, w, self.y, **self.how)
 
 
-@pytest.mark.parametrize("case", HELD)
-def test_a_call_arranges_no_prepared_filter(empty_kernels, launched, encoded, case):
-    problem, precision, impl, forms = HELD[case]
+@pytest.mark.parametrize("case", FORMS)
+def test_call_reads_prepared_forms(empty_kernels, launched, encoded, case):
+    problem, precision, impl, forms = FORMS[case]
     calls = Calls(problem, precision, impl)
 
     def launched_by(call, w):
@@ -246,44 +246,44 @@ def test_a_call_arranges_no_prepared_filter(empty_kernels, launched, encoded, ca
 
     for call in (calls.forward, calls.backprop_input):
         before = launched_by(call, calls.w)
-        (arranging,) = (one.entry for one, given in before if reads(given, calls.w))
+        (arranging,) = (item.entry for item, arguments in before if reads(arguments, calls.w))
         assert arranging in COPYING
         launched.clear()
         prepared = calls.prepare()
-        assert [one.entry for one, _ in launched] == [arranging] * len(forms)
+        assert [item.entry for item, _ in launched] == [arranging] * len(forms)
         assert list(prepared.forms) == forms
         after = launched_by(call, prepared)
         products = [
-            [one.entry for one, _ in run if one.entry not in COPYING] for run in (before, after)
+            [item.entry for item, _ in run if item.entry not in COPYING] for run in (before, after)
         ]
         assert products[0] == products[1]
-        assert not any(reads(given, calls.w) for _, given in after)
-        read_now = {address for role, address in encoded if role == "w"}
-        (form,) = (one for one in prepared.forms.values() if one.data.ptr in read_now)
-        assert read_now == {form.data.ptr}
-        assert prepared.nbytes == sum(one.nbytes for one in prepared.forms.values())
+        assert not any(reads(arguments, calls.w) for _, arguments in after)
+        addresses = {address for role, address in encoded if role == "w"}
+        (form,) = (item for item in prepared.forms.values() if item.data.ptr in addresses)
+        assert addresses == {form.data.ptr}
+        assert prepared.nbytes == sum(item.nbytes for item in prepared.forms.values())
         planes = 3 if case == "planes" else 1
         size = 2 if case == "planes" else calls.w.itemsize
         assert form.nbytes == planes * calls.w.size * size
 
 
-def test_a_workspace_has_no_room_for_what_is_prepared(empty_kernels, monkeypatch):
+def test_workspace_excludes_prepared_forms(empty_kernels, monkeypatch):
     calls = Calls(in_formats(LAYER, "NHWC", "OIHW"))
-    sizes, empty = [], backends.GpuBackend.empty
+    shapes, scratch = [], backends.GpuBackend.scratch
     monkeypatch.setattr(
         backends.GpuBackend,
-        "empty",
-        lambda self, shape, dtype: (sizes.append(shape), empty(self, shape, dtype))[1],
+        "scratch",
+        lambda self, shape, dtype: (shapes.append(shape), scratch(self, shape, dtype))[1],
     )
     calls.forward(calls.w)
-    assert sizes == [LAST.output_shape, (calls.w.nbytes // 4,)]
+    assert shapes == [(calls.w.nbytes // 4,)]
     prepared = calls.prepare()
-    sizes.clear()
+    shapes.clear()
     calls.forward(prepared)
-    assert sizes == [LAST.output_shape]
+    assert not shapes
 
 
-def test_a_repeated_call_enters_few_functions(empty_kernels):
+def test_repeated_call_enters_few_functions(empty_kernels):
     calls = Calls(LAYER)
     prepared = calls.prepare()
     calls.forward(prepared)
@@ -292,7 +292,7 @@ def test_a_repeated_call_enters_few_functions(empty_kernels):
     assert len(entered(lambda: calls.forward(prepared))) <= plain + 3
 
 
-def test_where_nothing_is_arranged_nothing_is_held(empty_kernels):
+def test_unarranged_filter_has_no_forms(empty_kernels):
     for problem in (LAST, LAYER.replace(dtype="float64"), LAYER.replace(dtype="complex64")):
         calls = Calls(problem, impl="auto")
         prepared = calls.prepare()
@@ -304,7 +304,7 @@ def test_where_nothing_is_arranged_nothing_is_held(empty_kernels):
         calls.backprop_input(prepared)
 
 
-def test_every_function_that_reads_a_filter_takes_it(empty_kernels, launched):
+def test_functions_accept_prepared_filter(empty_kernels, launched):
     calls = Calls(LAYER)
     prepared = calls.prepare()
     x, y, rules = calls.x, calls.y, LAYER.keywords
@@ -319,45 +319,45 @@ def test_every_function_that_reads_a_filter_takes_it(empty_kernels, launched):
     plan = cupyconv.plan(LAYER)
     cupyconv.conv_forward(x, prepared, impl=plan, **rules)
     cupyconv.conv_forward(x, cupyconv.prepare(calls.w, LAYER, impl=plan), **rules)
-    arranging = [given for _, given in launched if reads(given, calls.w)]
+    arranging = [arguments for _, arguments in launched if reads(arguments, calls.w)]
     assert len(arranging) == 1, "by the second prepare"
 
 
-def test_other_batches_and_sizes_are_taken(empty_kernels, launched):
-    """Where their kernels want another form, they make it as they do without."""
+def test_prepared_filter_takes_other_input_sizes(empty_kernels, launched):
+    """A kernel that needs another form arranges the filter as usual."""
     prepared = Calls(LAYER).prepare()
     for shape in ((1, 256, 28, 28), (3, 256, 9, 20)):
-        for padding in (((1, 1), (1, 1)), "same"):  # the same in other words
+        for padding in (((1, 1), (1, 1)), "same"):  # two spellings of the same padding
             launched.clear()
             cupyconv.conv_forward(array(shape), prepared, padding=padding)
             assert launched
-    planes, precision, impl, _ = HELD["planes"]
+    planes, precision, impl, _ = FORMS["planes"]
     calls = Calls(planes, precision, impl)
-    held = calls.prepare(passes="forward")
-    assert list(held.forms)
-    room = array((prod(planes.input_shape) + 1,), "float32")
-    misaligned = room[1:].reshape(planes.input_shape)
+    partial = calls.prepare(passes="forward")
+    assert list(partial.forms)
+    buffer = array((prod(planes.input_shape) + 1,), "float32")
+    misaligned = buffer[1:].reshape(planes.input_shape)
     launched.clear()
-    cupyconv.conv_forward(misaligned, held, **calls.how)
-    assert [one.entry for one, _ in launched] == ["conv_planes", "conv_hopper"]
+    cupyconv.conv_forward(misaligned, partial, **calls.how)
+    assert [item.entry for item, _ in launched] == ["conv_planes", "conv_hopper"]
 
 
-def test_measuring_takes_it(empty_kernels, launched, monkeypatch):
+def test_measuring_accepts_prepared_filter(empty_kernels, launched, monkeypatch):
     monkeypatch.setattr(measuring, "seconds", lambda call, count: (call(), 1e-3)[1])
     monkeypatch.setattr(cupyconv, "benchmark", True)
     calls = Calls(LAYER, impl="auto")
     prepared = cupyconv.prepare(calls.w, LAYER, impl="cuda-hopper")
     launched.clear()
     calls.forward(prepared)
-    found = [(one.entry, reads(given, calls.w)) for one, given in launched]
-    assert {"conv_hopper", "conv_arrange"} <= {entry for entry, _ in found}
-    assert ("conv_arrange", True) not in found
+    entries = [(item.entry, reads(arguments, calls.w)) for item, arguments in launched]
+    assert {"conv_hopper", "conv_arrange"} <= {entry for entry, _ in entries}
+    assert ("conv_arrange", True) not in entries
 
 
-# -- what it says ----------------------------------------------------------------------------------
+# -- representation and errors ---------------------------------------------------------------------
 
 
-def test_it_says_what_it_holds(empty_kernels):
+def test_prepared_filter_repr(empty_kernels):
     calls = Calls(LAYER)
     assert repr(calls.prepare(passes=["forward"])) == (
         "PreparedFilter(256x256x3x3 OIHW float16 on emulated sm_90 (sm_90a), for forward: "
@@ -381,21 +381,21 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_it_is_refused_in_another_layer(empty_kernels, launched, case):
+def test_prepared_filter_is_refused_in_another_layer(empty_kernels, launched, case):
     calls = Calls(LAYER)
     prepared = calls.prepare()
     launched.clear()
-    words, said = REFUSED[case]
+    change, values = REFUSED[case]
     with pytest.raises(ConvError) as error:
-        cupyconv.conv_forward(calls.x, prepared, **{"padding": 1, **words})
+        cupyconv.conv_forward(calls.x, prepared, **{"padding": 1, **change})
     assert error.value.rule.startswith("a prepared filter must be used in the layer")
-    assert error.value.values == said
+    assert error.value.values == values
     assert "cupyconv.prepare(w, problem, ...)" in error.value.remedy
     assert launched == []
 
 
-def test_it_is_refused_where_w_has_changed_its_shape(empty_kernels, launched):
-    """An array may be given another one in its place, and the forms are of the first."""
+def test_prepared_filter_is_refused_after_reshape(empty_kernels, launched):
+    """The shape of an array can change in place; the forms belong to the original shape."""
     calls = Calls(LAYER)
     prepared = calls.prepare()
     calls.w.shape = (256, 256, 9, 1)
@@ -405,30 +405,30 @@ def test_it_is_refused_where_w_has_changed_its_shape(empty_kernels, launched):
     assert launched == []
 
 
-def test_it_is_refused_in_another_pass(empty_kernels):
+def test_prepared_filter_is_refused_in_another_pass(empty_kernels):
     calls = Calls(LAYER)
     prepared = calls.prepare(passes="forward")
-    said = "it was prepared for forward, the call is backprop_input"
-    with pytest.raises(ConvError, match=said):
+    message = "it was prepared for forward, the call is backprop_input"
+    with pytest.raises(ConvError, match=message):
         calls.backprop_input(prepared)
-    with pytest.raises(ConvError, match=said):
+    with pytest.raises(ConvError, match=message):
         cupyconv.conv_transpose(calls.y, prepared, output_shape=calls.x.shape, **calls.how)
 
 
-def test_it_is_refused_with_another_dtype(empty_kernels):
+def test_prepared_filter_is_refused_for_another_dtype(empty_kernels):
     prepared = Calls(LAYER).prepare()
     with pytest.raises(ConvTypeError, match="x is float32, w is float16"):
         cupyconv.conv_forward(array(LAYER.input_shape, "float32"), prepared, padding=1)
 
 
-def test_it_is_refused_with_arrays_of_another_home(empty_kernels):
+def test_prepared_filter_is_refused_for_numpy_input(empty_kernels):
     prepared = Calls(LAYER).prepare()
     with pytest.raises(ConvTypeError, match="x is a NumPy array, w is a CuPy array"):
         cupyconv.conv_forward(np.ones(LAYER.input_shape, "float16"), prepared, padding=1)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("change", "message"),
     [
         ({"passes": "backprop_filter"}, "unknown pass that reads a filter: 'backprop_filter'"),
         ({"precision": "fp8"}, "unknown precision: 'fp8'"),
@@ -438,15 +438,15 @@ def test_it_is_refused_with_arrays_of_another_home(empty_kernels):
     ],
     ids=["pass", "precision", "implementation", "dtype", "formats"],
 )
-def test_what_cannot_be_prepared(empty_kernels, launched, words, said):
+def test_prepare_rejects_invalid_arguments(empty_kernels, launched, change, message):
     w = array(LAYER.filter_shape)
     with pytest.raises(ConvError) as error:
-        cupyconv.prepare(w, **{"problem": LAYER, **words})
-    assert said in str(error.value)
+        cupyconv.prepare(w, **{"problem": LAYER, **change})
+    assert message in str(error.value)
     assert launched == []
 
 
-def test_objects_that_no_function_here_reads_say_so(empty_kernels):
+def test_raw_ops_rejects_prepared_filter(empty_kernels):
     prepared = Calls(LAYER).prepare()
     with pytest.raises(ConvTypeError, match=r"pass filter\.array here"):
         cupyconv.raw_ops.Conv2D(
@@ -454,12 +454,12 @@ def test_objects_that_no_function_here_reads_say_so(empty_kernels):
         )
 
 
-def test_a_prepared_filter_is_not_kept_by_calls(empty_kernels):
-    """What calls come to is remembered, and holds no memory."""
+def test_calls_do_not_keep_prepared_filter(empty_kernels):
+    """Prepared calls are cached but hold no arrays."""
     calls = Calls(LAYER)
     prepared = calls.prepare()
     calls.forward(prepared)
-    gone = weakref.ref(prepared)
+    reference = weakref.ref(prepared)
     del prepared
     gc.collect()
-    assert gone() is None
+    assert reference() is None

@@ -1,4 +1,4 @@
-"""On the emulated devices: what was compiled ahead is all that calls load."""
+"""Ahead-of-time compilation on the emulated devices: calls load only warmed kernels."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem, arrays, backends, operations, warming
-from cupyconv.gpu import compiler, launch
-from cupyconv.planning.strides import Strides
+from cupyconv.gpu import compiler, runtime
+from cupyconv.kernels.strides import Strides
 from cupyconv.problem import PASSES
 from tests.agreement import require_equal
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
@@ -19,10 +19,10 @@ from tests.device import machine, memory
 from tests.device.test_order import calls, split_layer
 
 PATIENCE = 60
-"""Seconds after which a thread that waits for others has waited in vain."""
+"""Seconds that a thread waits for others before the test fails (chosen)."""
 
 
-def test_after_warming_nothing_is_compiled(own_cache, nothing_loaded, monkeypatch):
+def test_warmed_calls_compile_nothing(own_cache, nothing_loaded, monkeypatch):
     problem = split_layer()
     warmed = cupyconv.warm(problem)
     assert warmed.device == backends.current_device()
@@ -32,7 +32,7 @@ def test_after_warming_nothing_is_compiled(own_cache, nothing_loaded, monkeypatc
         require_equal(cupy.asnumpy(call()), exact, name)
 
 
-def test_warming_is_for_the_current_device(own_cache, nothing_loaded, monkeypatch):
+def test_warm_compiles_for_current_device(own_cache, nothing_loaded, monkeypatch):
     problem, architectures = split_layer(), []
     for ordinal in (0, 1):
         with cupy.cuda.Device(ordinal):
@@ -48,8 +48,8 @@ def test_warming_is_for_the_current_device(own_cache, nothing_loaded, monkeypatc
                 require_equal(cupy.asnumpy(call()), exact, name)
 
 
-def test_warming_asks_nothing_of_the_device_but_what_it_is(own_cache, nothing_loaded):
-    """No memory, no work, no waiting; so it may be done while a graph is captured."""
+def test_warm_uses_no_memory_or_stream(own_cache, nothing_loaded):
+    """It allocates, submits and waits for nothing, so it may run during a capture."""
     x = cupy.zeros(4, "float32")
     with (
         machine.order(machine.Late()),
@@ -57,10 +57,10 @@ def test_warming_asks_nothing_of_the_device_but_what_it_is(own_cache, nothing_lo
         cupy.cuda.Stream(non_blocking=True) as stream,
     ):
         x += 1
-        given = list(machine.pending)
-        assert given
+        work = list(machine.pending)
+        assert work
         cupyconv.warm(split_layer(), passes="forward")
-        assert list(machine.pending) == given
+        assert list(machine.pending) == work
         stream.begin_capture()
         cupyconv.warm(split_layer(), passes="backprop_filter")
         graph = stream.end_capture()
@@ -68,29 +68,29 @@ def test_warming_asks_nothing_of_the_device_but_what_it_is(own_cache, nothing_lo
         assert cupy.asnumpy(x, stream=stream).tolist() == [1] * 4
 
 
-def test_a_call_compiles_all_that_it_needs_side_by_side(own_cache, nothing_loaded, monkeypatch):
-    """A product with channels last, and what arranges tensors around it."""
+def test_call_compiles_its_kernels_in_parallel(own_cache, nothing_loaded, monkeypatch):
+    """The call needs a channels-last product and kernels that arrange tensors around it."""
     problem = HOPPER_CASES[0].problem.replace(dtype="float16")
-    together, compile_one = threading.Barrier(2), compiler.compile_cubin
+    barrier, compile_one = threading.Barrier(2), compiler.compile_cubin
 
-    def compile_cubin(*given):
-        together.wait(PATIENCE)
-        return compile_one(*given)
+    def compile_cubin(*inputs):
+        barrier.wait(PATIENCE)
+        return compile_one(*inputs)
 
     monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
     monkeypatch.setattr(compiler, "cores", lambda: 2)
     data = integer_data(problem)
     arguments = {**problem.keywords, "impl": "cuda-hopper"}
-    got = cupyconv.conv_forward(cupy.asarray(data.x), cupy.asarray(data.w), **arguments)
+    result = cupyconv.conv_forward(cupy.asarray(data.x), cupy.asarray(data.w), **arguments)
     exact = cupyconv.conv_forward(data.x, data.w, **problem.keywords, impl="reference")
-    require_equal(cupy.asnumpy(got), exact, "forward")
+    require_equal(cupy.asnumpy(result), exact, "forward")
     assert {path.name.split("-")[0] for path in own_cache.glob("*.cubin")} == {
         "conv_arrange",
         "conv_hopper",
     }
 
 
-# -- what calls load -------------------------------------------------------------------------------
+# -- variants that calls load ----------------------------------------------------------------------
 
 LAYER = ConvProblem((4, 64, 14, 14), (128, 64, 3, 3), stride=2, padding=1)
 LAYERS = {
@@ -107,27 +107,27 @@ NUMBERS = (("float16", "ieee"), ("float32", "ieee"), ("float32", "tf32"))
 
 @pytest.fixture
 def loaded(monkeypatch, empty_kernels):
-    """The variants that calls load."""
-    found, load = set(), launch.CupyRuntime.load
+    """Return the set of variants that calls load, filled as they load."""
+    variants, load = set(), runtime.CupyRuntime.load
 
-    def watched(self, launches):
-        found.update(launch.variant_of(one, self.architecture) for one in launches)
+    def record(self, launches):
+        variants.update(runtime.variant_of(item, self.target) for item in launches)
         load(self, launches)
 
-    monkeypatch.setattr(launch.CupyRuntime, "load", watched)
-    return found
+    monkeypatch.setattr(runtime.CupyRuntime, "load", record)
+    return variants
 
 
-def lying(shape, strides, dtype):
-    """An array that lies in memory with these strides, of elements."""
+def strided(shape, strides, dtype):
+    """Return an array with these strides, in elements."""
     whole = cupy.empty(shape, arrays.numpy_dtype(dtype))
     return cupy.ndarray(shape, whole.dtype, whole.data, [step * whole.itemsize for step in strides])
 
 
 def call(problem, strides, operation, **more):
-    """An operation on tensors that all lie in memory in this way."""
+    """Run an operation on tensors with these strides."""
     x, w, y = (
-        lying(shape, steps, problem.dtype)
+        strided(shape, steps, problem.dtype)
         for shape, steps in (
             (problem.input_shape, strides.x),
             (problem.filter_shape, strides.w),
@@ -150,14 +150,14 @@ def call(problem, strides, operation, **more):
 
 
 def ahead_of(problem, precision="ieee", **more):
-    found = warming.Ahead(backends.current_device(), precision=precision)
-    found.add(problem, **more)
-    return set(found._uses)
+    ahead = warming.Ahead(backends.current_device(), precision=precision)
+    ahead.add(problem, **more)
+    return set(ahead._uses)
 
 
 @pytest.mark.parametrize("layout", [None, *warming.LAYOUTS])
 @pytest.mark.parametrize("ordinal", [0, 1])
-def test_what_calls_load_is_compiled(loaded, ordinal, layout):
+def test_warm_compiles_what_calls_load(loaded, ordinal, layout):
     with cupy.cuda.Device(ordinal):
         for (name, layer), (dtype, precision) in product(LAYERS.items(), NUMBERS):
             problem = layer.replace(dtype=dtype)
@@ -165,14 +165,14 @@ def test_what_calls_load_is_compiled(loaded, ordinal, layout):
             loaded.clear()
             for pass_ in PASSES:
                 call(problem, strides, pass_, precision=precision)
-            operations._ready_bias.cache_clear()  # which knows no precisions
+            operations._ready_bias.cache_clear()  # its key has no precision
             call(problem, strides, "bias")
             assert len(loaded) >= 3
             assert loaded == ahead_of(problem, precision, layout=layout), (name, dtype, precision)
 
 
 @pytest.mark.parametrize("ordinal", [0, 1])
-def test_what_calls_in_other_formats_load_is_compiled(loaded, ordinal):
+def test_warm_compiles_for_other_formats(loaded, ordinal):
     problem = in_formats(LAYER, "NHWC", "HWIO").replace(dtype="bfloat16")
     with cupy.cuda.Device(ordinal):
         for operation in (*PASSES, "bias"):
@@ -181,7 +181,7 @@ def test_what_calls_in_other_formats_load_is_compiled(loaded, ordinal):
         assert loaded == ahead_of(problem, passes=iter(PASSES))
 
 
-def test_what_a_transposed_layer_loads_is_compiled(loaded):
+def test_warm_compiles_for_transposed_layer(loaded):
     problem = LAYER.replace(dtype="float16")
     call(problem, Strides.contiguous(problem), "transpose", activation="relu")
     words = {"transposed": True, "activation": "relu"}

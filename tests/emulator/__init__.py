@@ -1,4 +1,4 @@
-"""The shipped kernels on the CPU, under a checker.  README.md beside this file is the guide."""
+"""Emulator that runs the shipped kernels on the CPU under a checker; see README.md."""
 
 from .convolutions import (
     conv_backprop_bias,
@@ -6,6 +6,7 @@ from .convolutions import (
     conv_backprop_input,
     conv_forward,
     conv_transpose,
+    device,
 )
 from .module import EmulatedKernel, EmulatedModule, Outcome
 from .reports import CheckerError, Report
@@ -24,5 +25,6 @@ __all__ = [
     "conv_backprop_input",
     "conv_forward",
     "conv_transpose",
+    "device",
     "settings",
 ]

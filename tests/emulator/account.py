@@ -1,10 +1,10 @@
-"""What the kernels of a layer execute, counted on the CPU.
+"""Count what the kernels of a layer execute, on the CPU.
 
 ``python -m tests.emulator.account LAYER --impl F --arch sm_80 [--pass P] [--blocks N] [--json]``
 
-The kernels run from the PTX that NVRTC makes of them, some blocks of each launch.  Beside the
-counts stand what the cubin takes and how many blocks of it a multiprocessor holds.  The counts are
-of PTX instructions: the GPU's compiler makes one, none or several of each.
+Some blocks of each launch run from the PTX that NVRTC compiles.  The table adds the resources of
+the cubin and the number of resident blocks per SM.  Counts are PTX instructions; the GPU's compiler
+turns each into zero or more machine instructions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import pytest
 from cupyconv import ConvError, ConvProblem, arrays
 from cupyconv.bench import suites
 from cupyconv.formats import data_formats, filter_formats
-from cupyconv.gpu import launches
-from cupyconv.gpu.launch import Launch, Series
-from cupyconv.planning import Device, Request
+from cupyconv.gpu.runtime import Series
+from cupyconv.kernels.strides import Strides
+from cupyconv.launch import Launch
+from cupyconv.planning import Device, Request, launches
 from cupyconv.planning.plan import PassPlan, contenders
-from cupyconv.planning.strides import Strides
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import cubins
 from tests.configurations import in_formats
@@ -40,26 +40,27 @@ from .witnesses import MissingError, cutlass, cutlass_sm90
 from .work import LANES, Work
 
 BLOCKS = 2
-"""Of each launch, that are run unless told otherwise."""
+"""Default number of blocks to run per launch (chosen)."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """What one launch did, as far as it was run.
+    """Counts and resources of one launch, of which only some blocks ran.
 
     Attributes:
         kernel: its name.
-        grid, threads: blocks of the launch along each axis, threads of a block.
-        blocks: that were run; all counts are of these together.
-        registers, spilled, static_shared, dynamic_shared: of a thread, and bytes.
-        resident: blocks that a multiprocessor holds at a time.
-        limits: what keeps it from holding more.
-        reports: that the checker made.
+        grid, threads: blocks of the launch along each axis, threads per block.
+        blocks: blocks that ran; all counts are sums over them.
+        registers, spilled: registers and spilled bytes per thread.
+        static_shared, dynamic_shared: bytes of shared memory per block.
+        resident: resident blocks per SM.
+        limits: resources that limit the resident blocks.
+        reports: number of checker reports.
         work: executed instructions, and sectors of global memory.
-        wavefronts, ideal_wavefronts: of shared-memory requests, matrix loads included.
-        sass_main_loop: how often each instruction stands in the cubin's innermost loops around
-            products, those of the tensor cores if there are any; not executed, but counted where
-            they stand.
+        wavefronts, ideal_wavefronts: wavefronts of shared-memory requests, matrix loads included.
+        sass_main_loop: number of occurrences of each instruction in the cubin's innermost loops
+            around products (tensor-core products if the kernel has any); occurrences in the
+            listing, not executions.
     """
 
     kernel: str
@@ -79,11 +80,11 @@ class Account:
     sass_main_loop: dict[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        """All figures, as plain values."""
+        """Return all figures as plain values."""
         return asdict(self)
 
     def table(self) -> Iterator[str]:
-        """The lines of a table."""
+        """Yield the lines of a table."""
         yield (
             f"{self.kernel[:40]}: grid {self.grid}, {self.threads} threads a block,"
             f" {self.blocks} blocks run, {self.reports} reports"
@@ -98,38 +99,39 @@ class Account:
             yield "  {:22}{:>12}{:>14}{:>15}{:>9}{:>9}".format(
                 "instructions", "a block", "in main loop", "a warp: least", "most", "lanes"
             )
-        for kind, of_kind in executed.items():
-            of_warps = [
-                one[kind].by_warp if kind in one else 0 for one in self.work.instructions.values()
+        for kind, total in executed.items():
+            per_warp = [
+                kinds[kind].by_warp if kind in kinds else 0
+                for kinds in self.work.instructions.values()
             ]
-            of_loop = in_loop[kind].by_warp if kind in in_loop else 0
+            loop_count = in_loop[kind].by_warp if kind in in_loop else 0
             yield (
-                f"  {kind:22}{of_kind.by_warp / self.blocks:12.0f}{of_loop / self.blocks:14.0f}"
-                f"{min(of_warps) / self.blocks:15.0f}{max(of_warps) / self.blocks:9.0f}"
-                f"{of_kind.by_lanes / (LANES * of_kind.by_warp):9.1%}"
+                f"  {kind:22}{total.by_warp / self.blocks:12.0f}{loop_count / self.blocks:14.0f}"
+                f"{min(per_warp) / self.blocks:15.0f}{max(per_warp) / self.blocks:9.0f}"
+                f"{total.by_lanes / (LANES * total.by_warp):9.1%}"
             )
-        if (of_all := self.work.for_a_product()) is not None:
-            of_loop = self.work.for_a_product(in_main_loop=True)
+        if (per_product := self.work.for_a_product()) is not None:
+            loop_count = self.work.for_a_product(in_main_loop=True)
             yield (
-                f"  {of_all:.2f} instructions that cost something for each product,"
-                f" {of_loop:.2f} in the main loop"
+                f"  {per_product:.2f} instructions that cost something for each product,"
+                f" {loop_count:.2f} in the main loop"
             )
         if self.sass_main_loop:
-            every = sum(self.sass_main_loop.values())
+            total_count = sum(self.sass_main_loop.values())
             products = sum(n for name, n in self.sass_main_loop.items() if name in cubins.PRODUCTS)
             products = products or sum(
                 n for name, n in self.sass_main_loop.items() if name in cubins.PLAIN_PRODUCTS
             )
-            most = sorted(self.sass_main_loop.items(), key=lambda item: -item[1])
+            by_count = sorted(self.sass_main_loop.items(), key=lambda item: -item[1])
             yield (
-                f"  SASS of the main loop: {every} instructions, {products} products,"
-                f" {every / products:.2f} for each: "
-                + ", ".join(f"{number} {name}" for name, number in most)
+                f"  SASS of the main loop: {total_count} instructions, {products} products,"
+                f" {total_count / products:.2f} for each: "
+                + ", ".join(f"{number} {name}" for name, number in by_count)
             )
         yield f"  {'sectors of 32 bytes':22}{'requests':>12}{'asked for':>15}{'distinct':>9}"
-        for one in self.work.sectors:
-            name = f"{one.tensor}, {'written' if one.is_write else 'read'}"
-            yield f"  {name:22}{one.requests:12}{one.sectors:15}{one.distinct:9}"
+        for traffic in self.work.sectors:
+            name = f"{traffic.tensor}, {'written' if traffic.is_write else 'read'}"
+            yield (f"  {name:22}{traffic.requests:12}{traffic.sectors:15}{traffic.distinct:9}")
         yield (
             f"  shared memory: {self.wavefronts} wavefronts, ideally {self.ideal_wavefronts}"
             f" ({self.wavefronts / max(self.ideal_wavefronts, 1):.2f} times as many)"
@@ -143,17 +145,17 @@ def account_of(
     block: Sequence[int],
     dynamic_shared: int,
 ) -> Account:
-    """The account of a launch that was run under ``settings(work=True)``.
+    """Return the account of a launch that ran under ``settings(work=True)``.
 
     Args:
-        kernel: with its cubin, and what that takes.
-        outcome: of the launch.
+        kernel: the kernel, with its cubin and resources.
+        outcome: outcome of the launch.
         grid, block: extents.
         dynamic_shared: bytes.
     """
-    takes, threads = kernel.resources, prod(block)
+    resources, threads = kernel.resources, prod(block)
     resident, limits = driver.resident_blocks(
-        kernel.chip, takes, threads, dynamic_shared, kernel.max_dynamic_shared_size_bytes
+        kernel.chip, resources, threads, dynamic_shared, kernel.max_dynamic_shared_size_bytes
     )
     assert outcome.work is not None, "the launch was not counted"
     assert kernel.cubin is not None
@@ -166,22 +168,22 @@ def account_of(
         tuple(grid),
         threads,
         outcome.blocks,
-        takes.registers,
-        takes.spilled,
-        takes.static_shared,
+        resources.registers,
+        resources.spilled,
+        resources.static_shared,
         dynamic_shared,
         resident,
         limits,
         len(outcome.reports),
         outcome.work,
-        sum(one.wavefronts for one in outcome.bank_conflicts),
-        sum(one.ideal for one in outcome.bank_conflicts),
-        dict(Counter(cubins.mnemonic(one) for one in loop)),
+        sum(line.wavefronts for line in outcome.bank_conflicts),
+        sum(line.ideal for line in outcome.bank_conflicts),
+        dict(Counter(cubins.mnemonic(line) for line in loop)),
     )
 
 
-class _Counted:
-    """A kernel whose launches are accounted for."""
+class _CountingKernel:
+    """A kernel that records an account of each launch."""
 
     def __init__(self, kernel: EmulatedKernel, accounts: list[Account]) -> None:
         self._kernel, self._accounts = kernel, accounts
@@ -192,19 +194,16 @@ class _Counted:
         outcome = self._kernel(grid, block, arguments, shared_mem=shared_mem)
         self._accounts.append(account_of(self._kernel, outcome, grid, block, shared_mem))
 
-    def allow(self, shared_bytes: int) -> None:
-        self._kernel.allow(shared_bytes)
-
 
 class _CountingRuntime(EmulatorRuntime):
-    """Loads kernels whose launches are accounted for."""
+    """Runtime whose kernels record an account of each launch."""
 
     def __init__(self, architecture: str) -> None:
         super().__init__(architecture)
         self.accounts: list[Account] = []
 
     def kernel(self, launch: Launch) -> Any:
-        return _Counted(super().kernel(launch), self.accounts)
+        return _CountingKernel(super().kernel(launch), self.accounts)
 
 
 def accounts_of_pass(
@@ -216,24 +215,24 @@ def accounts_of_pass(
     tile: str | None = None,
     precision: str = "ieee",
 ) -> list[Account]:
-    """An account of each launch of a pass, of which some blocks are run on zeros.
+    """Return an account of each launch of a pass; some blocks of each run on zeros.
 
     Args:
         problem: with its dtype and memory order.
         pass_: one of PASSES.
         impl: the kernel family, or "auto".
-        arch: the chip that is planned for, such as "sm_80".
-        blocks: to run of each launch, clusters where it has them; None for all.
-        tile: along both axes of the result, such as "128x128"; None for the planned one.
+        arch: the chip to plan for, such as "sm_80".
+        blocks: number of blocks (or clusters) to run per launch; None for all.
+        tile: along both axes of the result, such as "128x128"; None for the planned tile.
         precision: "ieee" or "tf32".
 
     Raises:
-        ConvError: the family does not take the problem, or has no such tile for it.
+        ConvError: the family does not support the problem, or has no such tile for it.
     """
     device = Device.of(arch)
     strides = Strides.contiguous(problem)
     planned = _planned(Request(problem, pass_, device, precision, strides=strides), impl, tile)
-    operands = [*lazy_tensors(problem).values(), None]  # no bias
+    operands = [*lazy_tensors(problem).values(), None]  # bias
     if planned.workspace_bytes:
         operands.append(memory.lazy((planned.workspace_bytes // 4,), np.float32, "workspace"))
     assert device.architecture is not None
@@ -246,10 +245,10 @@ def accounts_of_pass(
 
 
 def _planned(request: Request, impl: str, tile: str | None) -> PassPlan:
-    """The best way to compute a pass with a tile."""
-    for one in contenders(request, impl, count=1000):
-        if tile is None or str(one.tile).startswith(f"{tile}x"):
-            return one
+    """Return the best candidate of a pass with this tile."""
+    for candidate in contenders(request, impl, count=1000):
+        if tile is None or str(candidate.tile).startswith(f"{tile}x"):
+            return candidate
     raise ConvError(
         "the tile must be one that the family has for the problem",
         f"{tile} for {impl}: {request.problem}",
@@ -265,16 +264,16 @@ def account_of_witness(
     tile: str | None = None,
     precision: str = "ieee",
 ) -> Account:
-    """The account of the same pass by CUTLASS's implicit GEMM for compute capability 8.0 or 9.0.
+    """Return the account of CUTLASS's implicit GEMM for 8.0 or 9.0 on the same pass.
 
     Args:
         problem, pass_, blocks, precision: as for ``accounts_of_pass``.
         arch: "sm_90a", or another for the kernel of 8.0.
-        tile: "64x64" for that of the kernel of 8.0 in float16; else it is 128x128, as that of 9.0.
+        tile: "64x64" for the small float16 tile of the 8.0 kernel; otherwise 128x128.
 
     Raises:
-        ConvError: its instances do not take the problem.
-        MissingError: the packages that it is compiled from are not installed.
+        ConvError: CUTLASS's instances do not support the problem.
+        MissingError: the packages that CUTLASS is compiled from are not installed.
     """
     numbers = "tf32" if precision == "tf32" else problem.dtype
     instance = cutlass.instance_of(numbers, 64 if tile == "64x64" else 128)
@@ -289,11 +288,11 @@ def account_of_witness(
                 f"{pass_} of {problem.dtype}, stride {problem.stride}",
                 "Take 16 bits, and stride 1 for the input's gradient",
             )
-        of_90 = cutlass_sm90.convolution(pass_, problem.spatial_rank, problem.dtype, counted=True)
+        hopper = cutlass_sm90.convolution(pass_, problem.spatial_rank, problem.dtype, counted=True)
         rules = (problem.padding[0][0], problem.stride[0], problem.dilation[0])
         sizes = (*problem.input_shape, *problem.filter_shape, *rules)
-        grid, threads, shared, value = of_90.launch(sizes, *tensors)
-        kernel, arguments = of_90.kernel, [value]
+        grid, threads, shared, value = hopper.launch(sizes, *tensors)
+        kernel, arguments = hopper.kernel, [value]
     else:
         grid, threads, shared = launch.grid, instance.threads, instance.shared_bytes
         kernel = launch.kernel(counted=True)
@@ -306,20 +305,20 @@ def account_of_witness(
 
 
 def lazy_tensors(problem: ConvProblem) -> dict[str, np.ndarray]:
-    """x, w and y, which take memory only where they are touched."""
+    """Return x, w and y, whose pages are allocated only when touched."""
     dtype = arrays.numpy_dtype(problem.dtype)
     shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
     return {name: memory.lazy(shape, dtype, name) for name, shape in shapes.items()}
 
 
 def _clusters(launch: Launch, runtime: EmulatorRuntime) -> int:
-    """Groups of blocks that a launch has: clusters, or single blocks."""
-    of_cubin = driver.compiled(launch.source, launch.defines, runtime.architecture)[launch.entry]
-    return prod(launch.grid) // prod(of_cubin.cluster or (1,))
+    """Return the number of clusters of a launch, or of blocks without clusters."""
+    resources = driver.compiled(launch.source, launch.defines, runtime.architecture)[launch.entry]
+    return prod(launch.grid) // prod(resources.cluster or (1,))
 
 
 def layer_problem(name: str, dtype: str, data_format: str) -> ConvProblem:
-    """A listed layer in a dtype and memory order; ConvError if there is none of that name."""
+    """Return a listed layer in a dtype and memory order; ConvError for an unknown name."""
     (layer,) = suites.select(names=[name])
     problem = layer.problem.replace(dtype=dtype)
     rank = problem.spatial_rank
@@ -329,7 +328,7 @@ def layer_problem(name: str, dtype: str, data_format: str) -> ConvProblem:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.emulator.account", description=__doc__)
-    parser.add_argument("layer", help="of the listing, such as resnet50-03")
+    parser.add_argument("layer", help="Layer name, such as resnet50-03.")
     parser.add_argument("--impl", default="auto")
     parser.add_argument("--arch", default="sm_80")
     parser.add_argument("--pass", dest="pass_", choices=PASSES, default="forward")
@@ -337,24 +336,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", choices=("ieee", "tf32"), default="ieee")
     parser.add_argument("--order", choices=("channels-first", "channels-last"),
                         default="channels-last")  # fmt: skip
-    parser.add_argument("--tile", help="such as 128x128; else as planned, and 128x128 of CUTLASS's")
-    parser.add_argument("--blocks", type=int, default=BLOCKS, help="of each launch, to run")
+    parser.add_argument("--tile", help="Tile, such as 128x128; default: the planned tile.")
+    parser.add_argument(
+        "--blocks", type=int, default=BLOCKS, help="Number of blocks to run per launch."
+    )
     parser.add_argument("--cutlass", action="store_true",
-                        help="beside it CUTLASS's convolution for the chip")  # fmt: skip
+                        help="Add CUTLASS's convolution for the chip.")  # fmt: skip
     parser.add_argument("--json", action="store_true")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        problem = layer_problem(chosen.layer, chosen.dtype, chosen.order)
-        more = (chosen.blocks, chosen.tile, chosen.precision)
-        found = accounts_of_pass(problem, chosen.pass_, chosen.impl, chosen.arch, *more)
-        if chosen.cutlass:
-            found.append(account_of_witness(problem, chosen.pass_, chosen.arch, *more))
-    except (ConvError, MissingError, pytest.skip.Exception) as error:  # a tool that is missing
+        problem = layer_problem(options.layer, options.dtype, options.order)
+        rules = (options.blocks, options.tile, options.precision)
+        accounts = accounts_of_pass(problem, options.pass_, options.impl, options.arch, *rules)
+        if options.cutlass:
+            accounts.append(account_of_witness(problem, options.pass_, options.arch, *rules))
+    except (ConvError, MissingError, pytest.skip.Exception) as error:  # skip: a tool is missing
         parser.error(str(error))
-    if chosen.json:
-        print(json.dumps([one.as_json() for one in found], indent=1))
+    if options.json:
+        print(json.dumps([account.as_json() for account in accounts], indent=1))
     else:
-        print("\n".join(line for one in found for line in one.table()))
+        print("\n".join(line for account in accounts for line in account.table()))
     return 0
 
 

@@ -1,12 +1,12 @@
-"""What the emulator believes of the chip, and which kernels that hardware has proved bear it out.
+"""Check the emulator's model of the chip against witnesses: kernels proven on hardware.
 
 ``python -m tests.emulator.beliefs [--field WORDS] [--unconfirmed] [--jobs N]``
 
-``beliefs.toml`` lists what each wrapper of ptx.cuh encodes, and for each such field changes of the
-emulator that contradict it.  Every change is tried on the witnesses (``witnesses/cases.py``) that
-have the wrapper's instruction: one that fails under it bears the field out.  ``confirmed.toml`` is
-what came of it; a field of a wrapper under whose changes no witness fails is unconfirmed, and in
-the table of ``tests/gpu/README.md``.
+``beliefs.toml`` lists what each wrapper of ptx.cuh encodes and, for each such field, changes of the
+emulator that contradict it.  Each change is tried on the witnesses (``witnesses/cases.py``) that
+contain the wrapper's instruction.  A field is confirmed if some witness fails under every change.
+The results are written to ``confirmed.toml``; unconfirmed fields also to the table of
+``tests/gpu/README.md``.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ CONFIRMED = HERE / "confirmed.toml"
 REPOSITORY = HERE.parents[1]
 SURVIVED = "survived"
 AND = ", "
-"""Between the names of witnesses."""
+"""Separator of witness names."""
 
 LISTING = REPOSITORY / "tests" / "gpu" / "README.md"
-BEGIN, END = "<!-- what no witness bears out -->", "<!-- end -->"
-"""Where the table of what is unconfirmed is."""
+BEGIN, END = "<!-- unconfirmed fields -->", "<!-- end -->"
+"""Markers around the table of unconfirmed fields."""
 
 CPU_SECONDS = 120
-"""Of a trial of one change; what takes longer never ends."""
+"""CPU time limit of a trial of one change; a longer trial is taken to hang (chosen)."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change of the emulator.
+    """A change of the emulator that contradicts a belief.
 
     Attributes:
-        file: below this folder.
-        old, new: what stands there, once, and what is put in its place.
-        only: the wrappers that it is meant for, if not all of the belief's.
-        argued: why no witness can tell, if none can.
+        file: path relative to this folder.
+        old, new: text that occurs once in the file, and its replacement.
+        only: wrappers that it applies to; empty for all wrappers of the belief.
+        argued: reason why no witness can fail under it, if none can.
     """
 
     file: str
@@ -61,10 +61,12 @@ class Change:
 
     @functools.cached_property
     def text(self) -> str:
-        """The file, changed."""
+        """The changed file's text."""
         text = (HERE / self.file).read_text()
         if text.count(self.old) != 1:
-            raise ValueError(f"{self.file} has not once, but {text.count(self.old)}: {self.old}")
+            raise ValueError(
+                f"{self.file} has {text.count(self.old)} occurrences, not 1, of: {self.old}"
+            )
         return text.replace(self.old, self.new)
 
 
@@ -73,10 +75,10 @@ class Belief:
     """A field of one or more wrappers.
 
     Attributes:
-        field: what is believed.
-        wrappers: that encode it.
-        changes: that contradict it.
-        unconfirmed: why there are none.
+        field: description of the belief.
+        wrappers: wrappers that encode the field.
+        changes: changes that contradict it.
+        unconfirmed: reason why there are no changes.
     """
 
     field: str
@@ -85,14 +87,16 @@ class Belief:
     unconfirmed: str = ""
 
     def of(self, is_wanted: Callable[[tuple[str, str]], bool]) -> Belief:
-        """That of some of its wrappers, told by wrapper and field."""
-        wanted = (one for one in self.wrappers if is_wanted((one, self.field)))
-        return replace(self, wrappers=tuple(wanted))
+        """Return the belief restricted to wrappers whose (wrapper, field) passes the filter."""
+        wrappers = (name for name in self.wrappers if is_wanted((name, self.field)))
+        return replace(self, wrappers=tuple(wrappers))
 
     def changes_of(self, wrapper: str) -> list[Change]:
-        """Those meant for a wrapper, and not argued."""
+        """Return the changes that apply to a wrapper and are not argued."""
         return [
-            one for one in self.changes if not one.argued and (not one.only or wrapper in one.only)
+            change
+            for change in self.changes
+            if not change.argued and (not change.only or wrapper in change.only)
         ]
 
 
@@ -102,44 +106,44 @@ def _read() -> dict:
 
 
 def instructions() -> dict[str, re.Pattern[str]]:
-    """How the instruction of each wrapper is known in PTX."""
+    """Return the pattern of each wrapper's instruction in PTX."""
     return {name: re.compile(pattern) for name, pattern in _read()["instructions"].items()}
 
 
 def beliefs() -> list[Belief]:
-    """All of them, in order."""
+    """Return all beliefs in order."""
     return [
         Belief(
-            one["field"],
-            tuple(one["wrappers"]),
+            entry["field"],
+            tuple(entry["wrappers"]),
             tuple(
                 Change(**{**change, "only": tuple(change.get("only", ()))})
-                for change in one.get("mutants", ())
+                for change in entry.get("mutants", ())
             ),
-            one.get("unconfirmed", ""),
+            entry.get("unconfirmed", ""),
         )
-        for one in _read()["belief"]
+        for entry in _read()["belief"]
     ]
 
 
 def _rows(kind: str) -> dict[tuple[str, str], str]:
-    found = tomllib.loads(CONFIRMED.read_text())
+    results = tomllib.loads(CONFIRMED.read_text())
     key = {"confirmed": "witness", "unconfirmed": "why"}[kind]
-    return {(one["wrapper"], one["field"]): one[key] for one in found.get(kind, ())}
+    return {(row["wrapper"], row["field"]): row[key] for row in results.get(kind, ())}
 
 
 def confirmed() -> dict[tuple[str, str], str]:
-    """By wrapper and field, the witnesses that bear it out."""
+    """Return the confirming witnesses by wrapper and field."""
     return _rows("confirmed")
 
 
 def unconfirmed() -> dict[tuple[str, str], str]:
-    """By wrapper and field, why no witness bears it out."""
+    """Return the reason for each unconfirmed wrapper and field."""
     return _rows("unconfirmed")
 
 
 def unconfirmed_table() -> list[str]:
-    """The lines of what no witness bears out, a field a line, in Markdown."""
+    """Return the Markdown table of unconfirmed fields."""
     by_field: dict[tuple[str, str], list[str]] = {}
     for (wrapper, field), why in unconfirmed().items():
         by_field.setdefault((field, why), []).append(f"`{wrapper}`")
@@ -147,38 +151,38 @@ def unconfirmed_table() -> list[str]:
         f"| {field} | {', '.join(wrappers)} | {why} |"
         for (field, why), wrappers in by_field.items()
     ]
-    every = sum(len(one.wrappers) for one in beliefs())
-    count = f"Witnesses bear out {len(confirmed())} of {every} fields of wrappers; not these:"
-    return [count, "", "| field | of | why |", "|---|---|---|", *rows]
+    total = sum(len(belief.wrappers) for belief in beliefs())
+    count = f"The witnesses confirm {len(confirmed())} of {total} fields of wrappers. Unconfirmed:"
+    return [count, "", "| field | wrappers | reason |", "|---|---|---|", *rows]
 
 
 # --------------------------------------------------------------------------------------------------
-# A trial, in a process of its own
+# A trial, run in a child process
 # --------------------------------------------------------------------------------------------------
-def _put_in(change: Change, folder: Path, prepared: Path) -> None:
-    """Makes this process one with the change."""
+def _install(change: Change, folder: Path, prepared: Path) -> None:
+    """Apply a change to this process."""
     from . import build, ptx, runtime
 
     path = HERE / change.file
     product = build.build_runtime()
     if path.suffix == ".cpp":
         product = folder / product.name
-        source, changed = folder / path.name, folder / "changed.o"
+        source, changed_object = folder / path.name, folder / "changed.o"
         source.write_text(change.text)
         compiler, flags = build.find_compiler(), [*build.COMMON_FLAGS, *build.RUNTIME_FLAGS]
         compiler.run(
-            [*flags, f"-I{build.HOST_DIRECTORY}", "-c", str(source), "-o", str(changed)],
+            [*flags, f"-I{build.HOST_DIRECTORY}", "-c", str(source), "-o", str(changed_object)],
             f"compiling {path.name}",
         )
         objects = [
-            str(changed if name == path.name else prepared / f"{name}.o")
+            str(changed_object if name == path.name else prepared / f"{name}.o")
             for name in build.RUNTIME_SOURCES
         ]
-        # Of the same name: the kernels that are built ask for it by that.
+        # Built kernels link to this name.
         soname = f"-Wl,-soname,{product.name}"
         compiler.run([*flags, "-shared", soname, *objects, "-o", str(product)], "linking")
     elif path.suffix == ".cuh":
-        # Always in the same place, so that kernels are built once.
+        # A fixed path, so kernels are built once per change.
         headers = build.cache_directory() / f"changed-{build.digest(change.text)}"
         headers.mkdir(exist_ok=True)
         for header in build.HOST_DIRECTORY.glob("*.*h"):
@@ -200,13 +204,13 @@ def _put_in(change: Change, folder: Path, prepared: Path) -> None:
 
 
 def _try(change: Change, groups: Sequence[Sequence[str]], known: dict[str, str]) -> None:
-    """Runs witnesses until one of each group has failed; prints each before and after."""
+    """Run witnesses until one of each group has failed; print each before and after it runs."""
     from .reports import CheckerError
     from .witnesses.cases import WITNESSES
 
     for group in groups:
         for name in group:
-            if any(known.get(one, SURVIVED) != SURVIVED for one in group):
+            if any(known.get(witness, SURVIVED) != SURVIVED for witness in group):
                 break
             if name in known:
                 continue
@@ -222,26 +226,26 @@ def _try(change: Change, groups: Sequence[Sequence[str]], known: dict[str, str])
 
 
 def _trial() -> None:
-    """A child process, told what to do by its parent."""
+    """Run the trial that the parent process requests on standard input."""
     fields, groups, known, prepared = json.load(sys.stdin)
     change = Change(**fields)
     with tempfile.TemporaryDirectory(prefix="belief-") as folder:
-        _put_in(change, Path(folder), Path(prepared))
+        _install(change, Path(folder), Path(prepared))
         _try(change, groups, known)
 
 
 def fates(change: Change, groups: Sequence[Sequence[str]], prepared: Path) -> dict[str, str]:
-    """What becomes of witnesses under a change: SURVIVED, or how they fail.
+    """Return the outcome of each witness under a change: SURVIVED, or how it failed.
 
     Args:
-        change: of the emulator.
-        groups: of witnesses, of each of which one failure is enough.
-        prepared: a folder with the runtime's objects.
+        change: the change of the emulator.
+        groups: groups of witnesses; one failure per group is enough.
+        prepared: folder with the runtime's object files.
     """
     known: dict[str, str] = {}
     while any(groups):
         request = json.dumps([asdict(change), groups, known, str(prepared)])
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "tests.emulator.beliefs", "--trial"],
             input=request,
             capture_output=True,
@@ -249,16 +253,18 @@ def fates(change: Change, groups: Sequence[Sequence[str]], prepared: Path) -> di
             cwd=REPOSITORY,
             preexec_fn=_limit,
         )
-        begun = None
-        for line in done.stdout.splitlines():
+        started = None
+        for line in process.stdout.splitlines():
             if line.startswith("["):
-                begun, *outcome = json.loads(line)
-                known.update((begun, one) for one in outcome)
-        if done.returncode == 0:
+                started, *outcome = json.loads(line)
+                known.update((started, result) for result in outcome)
+        if process.returncode == 0:
             return known
-        if done.returncode > 0 or begun is None or begun in known:
-            raise RuntimeError(f"the trial of {change} ended with {done.returncode}: {done.stderr}")
-        known[begun] = signal.Signals(-done.returncode).name
+        if process.returncode > 0 or started is None or started in known:
+            raise RuntimeError(
+                f"the trial of {change} ended with {process.returncode}: {process.stderr}"
+            )
+        known[started] = signal.Signals(-process.returncode).name
     return known
 
 
@@ -267,10 +273,10 @@ def _limit() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# All of them
+# All beliefs
 # --------------------------------------------------------------------------------------------------
 def prepare(folder: Path) -> None:
-    """The runtime's objects as they are."""
+    """Compile the object files of the unchanged runtime."""
     from . import build
 
     compiler, flags = build.find_compiler(), [*build.COMMON_FLAGS, *build.RUNTIME_FLAGS]
@@ -279,8 +285,8 @@ def prepare(folder: Path) -> None:
         compiler.run([*flags, "-c", str(source), "-o", str(product)], f"compiling {name}")
 
 
-def _having(wrapper: str, texts: Mapping[str, str]) -> list[str]:
-    """The witnesses with a wrapper's instruction."""
+def _witnesses_with(wrapper: str, texts: Mapping[str, str]) -> list[str]:
+    """Return the witnesses that contain a wrapper's instruction."""
     pattern = instructions()[wrapper]
     return [name for name, text in texts.items() if pattern.search(text)]
 
@@ -288,100 +294,104 @@ def _having(wrapper: str, texts: Mapping[str, str]) -> list[str]:
 def _judge(
     belief: Belief, texts: Mapping[str, str], prepared: Path
 ) -> Iterator[tuple[str, str, str]]:
-    """Wrapper, field and witnesses of what is borne out; prints each change."""
-    killed: dict[Change, dict[str, str]] = {}
+    """Yield wrapper, field and witnesses of confirmed fields; print the fate of each change."""
+    kills: dict[Change, dict[str, str]] = {}
     for change in belief.changes:
         groups = [
-            _having(wrapper, texts)
+            _witnesses_with(wrapper, texts)
             for wrapper in belief.wrappers
             if not change.only or wrapper in change.only
         ]
         known = fates(change, groups, prepared)
-        killed[change] = {name: how for name, how in known.items() if how != SURVIVED}
-        how = ", ".join(f"{name} ({outcome})" for name, outcome in killed[change].items())
+        kills[change] = {name: how for name, how in known.items() if how != SURVIVED}
+        how = ", ".join(f"{name} ({outcome})" for name, outcome in kills[change].items())
         fate = f"killed by {how}" if how else "argued" if change.argued else "SURVIVES"
         print(f"{belief.field}: {change.new.strip()[:70]!r}: {fate}", flush=True)
     for wrapper in belief.wrappers:
-        able, changes = set(_having(wrapper, texts)), belief.changes_of(wrapper)
-        witnesses = [next((name for name in killed[one] if name in able), None) for one in changes]
+        candidates, changes = set(_witnesses_with(wrapper, texts)), belief.changes_of(wrapper)
+        witnesses = [
+            next((name for name in kills[change] if name in candidates), None) for change in changes
+        ]
         if changes and None not in witnesses:
             yield wrapper, belief.field, AND.join(dict.fromkeys(map(str, witnesses)))
 
 
 def _why_not(belief: Belief, wrapper: str, texts: Mapping[str, str]) -> str:
-    """Why no witness bears out what is not borne out."""
-    argued = [one.argued for one in belief.changes if one.argued]
+    """Return the reason why a field is unconfirmed for a wrapper."""
+    argued = [change.argued for change in belief.changes if change.argued]
     if belief.unconfirmed or argued:
         return belief.unconfirmed or argued[0]
-    if not _having(wrapper, texts):
+    if not _witnesses_with(wrapper, texts):
         return "no witness has the instruction"
-    return "those that have the instruction do not tell"
+    return "no witness with the instruction fails under every change"
 
 
 def write(found: Mapping[tuple[str, str], str], whys: Mapping[tuple[str, str], str]) -> None:
-    """Writes confirmed.toml and the table of what is not.
+    """Write confirmed.toml and the table of unconfirmed fields.
 
     Args:
-        found: by wrapper and field, the witnesses that bear it out.
-        whys: of the others, why none does.
+        found: confirming witnesses by wrapper and field.
+        whys: reasons for the unconfirmed fields.
     """
     lines = ["# Written by `python -m tests.emulator.beliefs`.\n"]
-    for one in beliefs():
-        for wrapper in one.wrappers:
-            witness = found.get((wrapper, one.field))
+    for belief in beliefs():
+        for wrapper in belief.wrappers:
+            witness = found.get((wrapper, belief.field))
             kind, key = ("confirmed", "witness") if witness else ("unconfirmed", "why")
-            last = witness or whys.get((wrapper, one.field), "not tried")
-            named = (("wrapper", wrapper), ("field", one.field), (key, last))
-            lines.append(f"[[{kind}]]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in named))
+            value = witness or whys.get((wrapper, belief.field), "not tried")
+            entries = (("wrapper", wrapper), ("field", belief.field), (key, value))
+            lines.append(f"[[{kind}]]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in entries))
     CONFIRMED.write_text("\n".join(lines))
-    head, _, rest = LISTING.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
+    head, _, remainder = LISTING.read_text().partition(BEGIN)
+    _, _, tail = remainder.partition(END)
     LISTING.write_text("\n".join([head + BEGIN, *unconfirmed_table(), END + tail]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.emulator.beliefs", description=__doc__)
-    parser.add_argument("--field", default="", help="only fields with this in their name")
     parser.add_argument(
-        "--unconfirmed", action="store_true", help="only what was not borne out when last tried"
+        "--field", default="", help="Try only fields whose description contains this text."
     )
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument(
+        "--unconfirmed", action="store_true", help="Try only fields that are unconfirmed so far."
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="Number of parallel processes.")
     parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
-    chosen = parser.parse_args(arguments)
-    if chosen.trial:
+    options = parser.parse_args(arguments)
+    if options.trial:
         _trial()
         return 0
     known = confirmed()
-    judged = [one for one in beliefs() if chosen.field in one.field]
-    if chosen.unconfirmed:
-        judged = [one.of(lambda place: place not in known) for one in judged]
-        judged = [one for one in judged if one.wrappers]
+    selection = [belief for belief in beliefs() if options.field in belief.field]
+    if options.unconfirmed:
+        selection = [belief.of(lambda key: key not in known) for belief in selection]
+        selection = [belief for belief in selection if belief.wrappers]
     texts: dict[str, str] = {}
-    if any(one.changes for one in judged):
+    if any(belief.changes for belief in selection):
         from .witnesses import MissingError
         from .witnesses.cases import WITNESSES
 
         try:
-            texts = {name: one.kernel().ptx for name, one in WITNESSES.items()}
+            texts = {name: witness.kernel().ptx for name, witness in WITNESSES.items()}
         except MissingError as error:
             print(error, file=sys.stderr)
             return 1
     with tempfile.TemporaryDirectory(prefix="runtime-") as folder:
         if texts:
             prepare(Path(folder))
-        with ThreadPoolExecutor(chosen.jobs) as pool:
-            results = pool.map(lambda one: list(_judge(one, texts, Path(folder))), judged)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            results = pool.map(lambda belief: list(_judge(belief, texts, Path(folder))), selection)
             rows = [row for found in results for row in found]
-    fields = sum(len(one.wrappers) for one in judged)
+    fields = sum(len(belief.wrappers) for belief in selection)
     print(f"{fields} fields of wrappers: {len(rows)} confirmed, {fields - len(rows)} not")
-    tried = {
-        (wrapper, one.field): _why_not(one, wrapper, texts)
-        for one in judged
-        for wrapper in one.wrappers
+    reasons = {
+        (wrapper, belief.field): _why_not(belief, wrapper, texts)
+        for belief in selection
+        for wrapper in belief.wrappers
     }
-    kept = {place: one for place, one in known.items() if place not in tried}
-    found = {**kept, **{(wrapper, field): one for wrapper, field, one in rows}}
-    write(found, {**unconfirmed(), **tried})
+    previous = {key: witness for key, witness in known.items() if key not in reasons}
+    found = {**previous, **{(wrapper, field): witness for wrapper, field, witness in rows}}
+    write(found, {**unconfirmed(), **reasons})
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Compiles the emulator's runtime and, per kernel file and set of macros, an unchanged ``.cu``.
+"""Compile the emulator's runtime, and unchanged ``.cu`` files with a set of macros.
 
-Products are kept in a user cache directory (``CUPYCONV_EMULATOR_CACHE`` overrides it) under a
-digest of every byte that was compiled, the flags and the compiler's version, and are put in place
-atomically, so that several processes may build at once.
+Products are cached in a user folder (``CUPYCONV_EMULATOR_CACHE`` overrides it), keyed by a digest
+of the compiled text, the flags and the compiler's version.  They are created atomically, so several
+processes may build at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RUNTIME_SOURCES = (
     "launch.cpp",
 )
 MINIMUM_CLANG = 16
-LOCAL_BOUNDS_CLANG = 20  # before it, this check could only end the process
+LOCAL_BOUNDS_CLANG = 20  # older versions can only abort the process on this check
 
 COMMON_FLAGS = (
     "-std=c++17",
@@ -51,7 +51,7 @@ COMMON_FLAGS = (
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-gline-tables-only",
-    "-fdebug-default-version=4",  # -gdwarf-4 would ask for all of it
+    "-fdebug-default-version=4",  # -gdwarf-4 would enable full debug information
     "-fno-sanitize=undefined",
 )
 RUNTIME_FLAGS = ("-O2", "-Wall", "-Wextra")
@@ -65,17 +65,17 @@ KERNEL_FLAGS = (
     "-Wno-ignored-attributes",
 )
 # Kernel-address-sanitizer mode turns every load and store, of any size, into a call with its
-# address, and brings no shadow memory of its own.  (Thread-sanitizer mode skips odd sizes.)
+# address, without its own shadow memory.  (Thread-sanitizer mode skips odd sizes.)
 CHECKED_FLAGS = (
     "-O1",
-    # A vectorised access has another width, a tail call another caller, than the source says.
+    # Vectorisation changes the width of accesses, tail calls the caller.
     "-fno-vectorize",
     "-fno-slp-vectorize",
     "-fno-optimize-sibling-calls",
     "-fsanitize=kernel-address",
     "-fsanitize=signed-integer-overflow,array-bounds,shift-exponent,integer-divide-by-zero,"
     "implicit-integer-truncation",
-    # The last array of a struct has its declared bound too: it is not taken for a flexible one.
+    # The last array of a struct is not a flexible array: check its declared bound.
     "-fstrict-flex-arrays=3",
     *(
         word
@@ -85,7 +85,7 @@ CHECKED_FLAGS = (
             "-asan-globals=0",
             "-asan-opt-same-temp=0",
             "-asan-kernel-mem-intrinsic-prefix=1",
-            # Accesses of two source lines stay two accesses, so that each report has its line.
+            # Accesses on different source lines are not merged, so each report has its line.
             "-sink-common-insts=0",
             "-hoist-common-insts=0",
             "-enable-tail-merge=0",
@@ -93,7 +93,7 @@ CHECKED_FLAGS = (
         for word in ("-mllvm", option)
     ),
 )
-# Accesses past a whole local variable, as through a pointer into it, where no bound is declared.
+# Accesses past a local variable through a pointer into it, where no bound is declared.
 LOCAL_BOUNDS_FLAGS = (
     "-fsanitize=local-bounds",
     "-fno-sanitize-trap=local-bounds",
@@ -104,21 +104,21 @@ UNCHECKED_FLAGS = ("-O2",)
 
 
 class BuildError(RuntimeError):
-    """A kernel or the runtime does not compile, or there is no compiler."""
+    """A kernel or the runtime does not compile, or no compiler is available."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: its command, the version its products depend on, and that of its clang."""
+    """A C++ compiler: command, version for the cache key, and major version of its clang."""
 
     command: tuple[str, ...]
     version: str
     clang: int
 
     def run(self, arguments: Sequence[str], doing: str) -> None:
-        """Runs the compiler; BuildError with its messages if it fails.  Paths are absolute."""
-        # Always in the same folder: zig's cache tells its own library's files by their way from
-        # there, and builds the C++ library, which takes a minute, anew for another one.
+        """Run the compiler with absolute paths; BuildError with its messages if it fails."""
+        # Always in the same folder: zig's cache uses paths relative to it, and would rebuild the
+        # C++ library, which takes a minute, for another one.
         result = subprocess.run(
             [*self.command, *arguments], capture_output=True, text=True, cwd=HOST_DIRECTORY
         )
@@ -127,7 +127,7 @@ class Compiler:
 
 
 def _clang_version(command: Sequence[str]) -> tuple[str, int]:
-    """The first line of what a compiler says of itself, and the major version of its clang."""
+    """Return the first line of a compiler's version text, and the major version of its clang."""
     text = subprocess.run([*command, "--version"], capture_output=True, text=True).stdout
     match = re.search(r"clang version (\d+)", text)
     return text.partition("\n")[0], int(match[1]) if match else 0
@@ -135,21 +135,21 @@ def _clang_version(command: Sequence[str]) -> tuple[str, int]:
 
 @functools.cache
 def find_compiler() -> Compiler:
-    """An installed clang that has all checks, else that of the ziglang wheel, else an older one.
+    """Return an installed clang with all checks, else the ziglang wheel's, else an older one.
 
     Raises:
-        BuildError: there is none of at least version 16.
+        BuildError: no clang of at least version 16 is available.
     """
     installed = _installed_clang()
     if installed is not None and installed.clang >= LOCAL_BOUNDS_CLANG:
         return installed
-    found = _wheels_clang() or installed
-    if found is None:
+    compiler = _wheels_clang() or installed
+    if compiler is None:
         raise BuildError(
             "running kernels on the CPU needs a compiler: pip install ziglang"
             f" (or install clang {MINIMUM_CLANG} or later)"
         )
-    return found
+    return compiler
 
 
 def _installed_clang() -> Compiler | None:
@@ -168,18 +168,18 @@ def _wheels_clang() -> Compiler | None:
         wheel = importlib.metadata.distribution("ziglang")
     except importlib.metadata.PackageNotFoundError:
         return None
-    # A named target: the wheel's own headers and a plain CPU, whatever is on the machine.
-    # By its path: python -m ziglang, which only finds it, takes longer than it to start.
+    # An explicit target selects the wheel's own headers and a generic CPU.  The path avoids the
+    # start-up time of python -m ziglang.
     zig = str(wheel.locate_file("ziglang/zig"))
     command = (zig, "c++", "-target", "x86_64-linux-gnu.2.28")
     return Compiler(command, f"ziglang {wheel.version}", _clang_version(command)[1])
 
 
 def cache_directory() -> Path:
-    """Where build products are kept; created if missing."""
-    chosen = os.environ.get("CUPYCONV_EMULATOR_CACHE")
-    if chosen:
-        directory = Path(chosen).absolute()
+    """Return the folder of build products; it is created if missing."""
+    override = os.environ.get("CUPYCONV_EMULATOR_CACHE")
+    if override:
+        directory = Path(override).absolute()
     else:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         directory = Path(base) / "cupyconv" / "emulator"
@@ -188,11 +188,11 @@ def cache_directory() -> Path:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a kernel file declares
+# Declarations of a kernel file
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class KernelEntry:
-    """A kernel found in a source text; the expressions are still C++ text."""
+    """A kernel in a source text; the expressions are C++ text."""
 
     name: str
     launch_bounds: str = "0"
@@ -214,7 +214,7 @@ def _strip_comments(text: str) -> str:
 
 
 def _balanced(text: str, opening: int) -> int:
-    """The position after the parenthesis that closes the one at ``opening``."""
+    """Return the position after the parenthesis that closes the one at ``opening``."""
     depth = 0
     for position in range(opening, len(text)):
         depth += {"(": 1, ")": -1}.get(text[position], 0)
@@ -224,7 +224,7 @@ def _balanced(text: str, opening: int) -> int:
 
 
 def find_entries(text: str) -> list[KernelEntry]:
-    """The ``extern "C" __global__ void`` kernels of a preprocessed source text, in order."""
+    """Return the ``extern "C" __global__ void`` kernels of a preprocessed text, in order."""
     entries = []
     for match in _ENTRY.finditer(text):
         position = match.end()
@@ -261,19 +261,19 @@ def _first_argument(text: str) -> str:
 
 
 def find_dynamic_shared(text: str) -> dict[str, str]:
-    """Names of ``extern __shared__`` arrays, each with the text of its alignment."""
-    found = {}
+    """Return the names of ``extern __shared__`` arrays, with the text of their alignment."""
+    arrays = {}
     for match in _DYNAMIC_SHARED.finditer(text):
         declaration = match[0]
-        alignment = "16"  # what the GPU gives without being asked
-        if asked := _ALIGNMENT.search(declaration):
-            alignment = declaration[asked.end() : _balanced(declaration, asked.end() - 1) - 1]
-        found[match[4]] = alignment
-    return found
+        alignment = "16"  # the GPU's default
+        if declared := _ALIGNMENT.search(declaration):
+            alignment = declaration[declared.end() : _balanced(declaration, declared.end() - 1) - 1]
+        arrays[match[4]] = alignment
+    return arrays
 
 
 def reachable_files(path: Path, include_directories: Sequence[Path]) -> dict[Path, str]:
-    """The file and every file it includes by a quoted name, with their texts."""
+    """Return the file and all files it includes by quoted names, with their texts."""
     texts: dict[Path, str] = {}
     pending = [path.resolve()]
     while pending:
@@ -297,7 +297,7 @@ _DECLARATION = re.compile(
 
 
 def declared_wrappers(text: str) -> set[str]:
-    """Each wrapper of ptx.cuh (or of its twin) as one normalised declaration."""
+    """Return each wrapper of ptx.cuh (or its twin) as a normalised declaration."""
     text = _strip_comments(text)
     declarations = set()
     for match in _DECLARATION.finditer(text):
@@ -310,10 +310,10 @@ def declared_wrappers(text: str) -> set[str]:
 def check_twin(
     shipped: Path = INCLUDE_DIRECTORY / "ptx.cuh", twin: Path = HOST_DIRECTORY / "ptx_twin.cuh"
 ) -> None:
-    """BuildError unless the twin declares exactly what the shipped header declares."""
-    real, copy = declared_wrappers(shipped.read_text()), declared_wrappers(twin.read_text())
-    problems = [f"no twin for: {name}" for name in sorted(real - copy)]
-    problems += [f"twin of nothing: {name}" for name in sorted(copy - real)]
+    """Raise BuildError unless the twin declares exactly what the shipped header declares."""
+    declared, twins = declared_wrappers(shipped.read_text()), declared_wrappers(twin.read_text())
+    problems = [f"no twin for: {name}" for name in sorted(declared - twins)]
+    problems += [f"twin of nothing: {name}" for name in sorted(twins - declared)]
     if problems:
         raise BuildError(f"{twin.name} does not match {shipped.name}:\n" + "\n".join(problems))
 
@@ -327,7 +327,7 @@ def digest(*parts: object) -> str:
 
 @contextmanager
 def exclusively(path: Path) -> Iterator[None]:
-    """Lets one process at a time build a product."""
+    """Let one process at a time build a product."""
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -335,7 +335,7 @@ def exclusively(path: Path) -> Iterator[None]:
 
 @functools.cache
 def build_runtime() -> Path:
-    """The runtime as a shared library; about seven seconds once, then from the cache."""
+    """Build the runtime as a shared library; about seven seconds once, then cached."""
     texts = [path.read_text() for path in sorted(HOST_DIRECTORY.iterdir())]
     return build_library("runtime", [HOST_DIRECTORY / name for name in RUNTIME_SOURCES], texts)
 
@@ -346,13 +346,13 @@ def build_library(
     texts: Sequence[str],
     include_directories: Sequence[Path] = (),
 ) -> Path:
-    """A shared library of C++ files.
+    """Build a shared library of C++ files.
 
     Args:
-        name: What the product is called.
+        name: Name of the product.
         sources: The files to compile.
-        texts: All that they are compiled from, headers included.
-        include_directories: Where bracketed includes are found.
+        texts: All texts that are compiled, including headers.
+        include_directories: Folders of bracketed includes.
     """
     compiler = find_compiler()
     flags = [*COMMON_FLAGS, *RUNTIME_FLAGS]
@@ -373,9 +373,9 @@ def build_library(
 
 
 def _preprocessed(compiler: Compiler, path: Path, flags: Sequence[str], scratch: Path) -> str:
-    """The source with its macros expanded, but for CUDA's own words, which are left as they are."""
+    """Return the source with macros expanded, except CUDA's keywords."""
     output = scratch / "expanded.cpp"
-    # The guard keeps ptx.cuh out: it declares no kernel.
+    # The include guard skips ptx.cuh, which declares no kernel.
     compiler.run(
         ["-xc++", "-E", "-P", "-DCUPYCONV_PTX_CUH", *flags, str(path), "-o", str(output)],
         f"preprocessing {path.name}",
@@ -404,16 +404,16 @@ def build_kernel(
     include_directories: Sequence[Path] = (INCLUDE_DIRECTORY,),
     checked: bool = True,
 ) -> Path:
-    """A shared library with the kernels of one ``.cu`` file.
+    """Build a shared library with the kernels of one ``.cu`` file.
 
     Args:
         path: The unchanged source file.
         defines: Macros, name to text.
-        include_directories: Where quoted includes are found besides the file's own folder.
-        checked: With the checker's instrumentation, or optimised and unchecked.
+        include_directories: Folders of quoted includes, besides the file's own folder.
+        checked: Instrument for the checker; otherwise optimised and unchecked.
 
     Raises:
-        BuildError: No compiler, a compile error, or the instruction twin is incomplete.
+        BuildError: No compiler, a compile error, or an incomplete instruction twin.
     """
     check_twin()
     compiler = find_compiler()
@@ -458,15 +458,15 @@ def build_kernel(
         expanded = _preprocessed(compiler, path, macros, Path(scratch))
         source.write_text(_kernel_translation_unit(path, expanded))
         to_compile = [*SOURCE_FLAGS, str(source)]
-        if checked:  # in two steps, between which checks are put into the front end's code
+        if checked:  # in two steps: alignment checks are inserted between them
             code = source.with_suffix(".ll")
             to_code = ["-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-o", str(code)]
             compiler.run([*flags, *to_compile, *to_code], f"compiling {path.name}")
             code.write_text(with_alignment_checks(code.read_text()))
             to_compile = [str(code)]
         compiler.run([*flags, *to_compile, "-c", "-o", str(object_file)], f"optimising {path.name}")
-        # Linked without -fsanitize: the runtime defines what the instrumentation calls.  With the
-        # flags of the runtime, for which zig has built the C++ library already.
+        # Linked without -fsanitize: the runtime defines the functions that instrumentation calls.
+        # The runtime's flags reuse the C++ library that zig has built for it.
         link = [*COMMON_FLAGS, *RUNTIME_FLAGS, "-shared", str(object_file), str(runtime)]
         compiler.run([*link, "-o", str(partial)], f"linking {path.name}")
         os.replace(partial, product)

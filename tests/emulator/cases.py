@@ -1,7 +1,7 @@
-"""The cases that mutants of the kernels are judged by.
+"""Cases that judge mutants of the kernels.
 
-Few and small, because every mutant is compiled anew for each variant that they take: each is here
-for an edge that some change would otherwise survive.
+They are few and small because each mutant is compiled for every variant that a case uses.  Each
+case covers an edge where some mutant would otherwise survive.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from unittest import mock
 import numpy as np
 
 from cupyconv import ConvProblem
-from cupyconv.gpu import parameters, sources
+from cupyconv.gpu import sources
+from cupyconv.kernels import parameters
 from cupyconv.problem import PASSES, shape_text
 from tests import agreement
-from tests.agreement import fits, planned
+from tests.agreement import fits, plan_with, plan_with_tiling, plan_without_copies
 from tests.configurations import (
     CASES,
     DIRECT_CASES,
@@ -30,7 +31,15 @@ from tests.configurations import (
     random_data,
 )
 
-from . import SCHEDULES, Settings, conv_backprop_bias, conv_forward, conv_transpose, settings
+from . import (
+    SCHEDULES,
+    Settings,
+    conv_backprop_bias,
+    conv_forward,
+    conv_transpose,
+    device,
+    settings,
+)
 
 _PROBLEMS = {
     case.name: case.problem
@@ -57,7 +66,7 @@ _PROBLEMS |= {
     ),
 }
 
-# (case, data format, filter format, dtype) by family; the schedules go round.
+# (case, data format, filter format, dtype) by family; schedules rotate over the cases.
 _GENERIC = (
     ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
     ("channels_beyond_one_tile", "NCHW", "OIHW", "float32"),
@@ -95,11 +104,11 @@ _GATHER = (
     ("deeper_filter_dilated", "NDHWC", "ODHWI", "float16"),
 )
 _SPLIT = (
-    (16, "pieces_of_8", "NCHW", "OIHW"),  # parts that are added in one turn, or in two
+    (16, "pieces_of_8", "NCHW", "OIHW"),  # partial sums reduced in one iteration, or in two
     (17, "odd_channels", "NCHW", "OIHW"),
     (3, "odd_channels", "NHWC", "HWIO"),
 )
-# Products outside the tensor cores, of float32.
+# float32 products outside the tensor cores.
 _PLAIN = (
     ("pieces_of_8", "NHWC", "OHWI"),
     ("several_tiles", "NCHW", "OIHW"),
@@ -109,7 +118,7 @@ _PLAIN = (
     ("groups_of_3_to_2", "NHWC", "HWIO"),
     ("phases_without_taps", "NCHW", "OIHW"),
 )
-# Every third is cut into the largest tiles.
+# Every third case uses the largest tiles.
 _DIRECT = (
     ("columns_in_pieces", "NCHW", "OIHW", "float32"),
     ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
@@ -200,7 +209,7 @@ _PATCH = (
     ("chunks_without_tiles", "NHWC", "OHWI", "float16"),
     ("one_word_beyond_a_step", "NCHW", "OIHW", "bfloat16"),
 )
-# Views: every tensor of that kind.
+# Cases on views; all tensors of a case are views of its last entry's kind.
 _VIEWS = {
     "cuda-generic": (("volume_everything_differs", "NCDHW", "OIDHW", "float32", "reversed"),),
     "cuda-gather": (
@@ -239,12 +248,12 @@ _PRECISION = {
     "cuda-patch": "tf32",
     "cuda-hopper-bf16x6": "bf16x6",
 }
-"""What families are permitted to do to float32 operands."""
+"""Precision of float32 cases, for families that may reduce it."""
 
 _ARCH = {impl: "sm_90" if "hopper" in impl else "sm_80" for impl in _CASES}
-"""The chip that a family is run for."""
+"""Chip that each family runs on."""
 
-# (kernel file, family, pass) of what is run for a mutant of the file.
+# (kernel file, family, pass) to run for a mutant of the file.
 _KERNELS = (
     ("conv_forward.cu", "cuda-generic", "forward"),
     ("conv_backprop_input.cu", "cuda-generic", "backprop_input"),
@@ -262,22 +271,22 @@ _KERNELS = (
 
 
 def mutation_cases(file: str) -> list[tuple[str, Callable[[], None]]]:
-    """The cases for a kernel file, or for the kernels that reach a header.
+    """Return the cases for a kernel file, or for the kernels that include a header.
 
-    Of the Hopper kernels, which are slow to build, only those whose own file it is: what headers
-    they share with others is judged by the others.
+    The Hopper kernels are slow to build, so headers that other kernels include are judged by those
+    kernels alone.
     """
-    reaching = [
+    users = [
         (kernel, impl, pass_)
         for kernel, impl, pass_ in _KERNELS
         if file in (kernel, *(name for name, _ in sources.load(kernel).headers))
     ]
-    others = [one for one in reaching if "hopper" not in one[1]]
-    chosen = others if others and file.endswith(".cuh") else reaching
+    others = [user for user in users if "hopper" not in user[1]]
+    selection = others if others and file.endswith(".cuh") else users
     if file == "conv_arrange.cu":
         conflicts = ("bank conflicts", _bank_conflicts_of_copies)
         return [*_layers("cuda-hopper", _ARRANGED, None), *_views("cuda-hopper", None), conflicts]
-    return [case for _, impl, pass_ in chosen for case in _cases_of(impl, pass_)]
+    return [case for _, impl, pass_ in selection for case in _cases_of(impl, pass_)]
 
 
 def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | None):
@@ -286,10 +295,10 @@ def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | 
         precision = _PRECISION.get(impl, "ieee")
         schedule, arch = SCHEDULES[number % 3], _ARCH[impl]
         run = partial(_exact, problem, impl, schedule=schedule, arch=arch, precision=precision)
-        if impl == "cuda-direct":  # small layers are given small tiles
-            run = partial(_cut_directly, run, 5 * (number % 3))
-        if "hopper" in impl:  # tiles, clusters and splits go round
-            run = partial(_planned, run, impl, 2 * number, 1 + 2 * (number % 2))
+        if impl == "cuda-direct":  # small layers get small tiles
+            run = partial(run, tiling=5 * (number % 3))
+        if "hopper" in impl:  # rotate tiles, clusters and splits
+            run = partial(run, tile=2 * number, splits=1 + 2 * (number % 2))
         for pass_ in fits(problem, impl, arch, precision):
             if only in (None, pass_):
                 yield f"{impl} {pass_} {name} {dtype}", partial(run, pass_=pass_)
@@ -301,8 +310,8 @@ def _views(impl: str, only: str | None):
         for pass_ in fits(problem, impl, _ARCH[impl], _PRECISION.get(impl, "ieee")):
             if only in (None, pass_):
                 run = partial(_exact_on_views, problem, impl, pass_, kind, SCHEDULES[number % 3])
-                if impl == "cuda-direct":  # by number the largest tile, and one of several channels
-                    run = partial(_cut_directly, run, 7 * number)
+                if impl == "cuda-direct":  # the largest tile, then one with several channels
+                    run = partial(run, tiling=7 * number)
                 yield f"{impl} {pass_} {name} {kind}", run
 
 
@@ -327,18 +336,18 @@ def _cases_of(impl: str, only: str | None):
             problem = in_formats(_PROBLEMS[name], *in_memory).replace(dtype="float16")
             for pass_ in fits(problem, impl, "sm_80"):
                 run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
-                run = partial(_planned, run, impl, 2, splits)
+                run = partial(run, tile=2, splits=splits)
                 yield f"cuda-gather {pass_} split {name} {in_memory[0]}", run
         for number, name in enumerate(("pieces_of_8_everything_differs", "ring_wraps")):
             problem = in_formats(_PROBLEMS[name], "NHWC", "OHWI").replace(dtype="float16")
-            for pass_ in fits(problem, impl, "sm_80"):  # in the tiles whose threads keep positions
+            for pass_ in fits(problem, impl, "sm_80"):  # tiles whose threads keep positions
                 run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[1 + number])
-                yield f"cuda-gather {pass_} large {name}", partial(_planned, run, impl, number, 1)
+                yield f"cuda-gather {pass_} large {name}", partial(run, tile=number)
         for number, (name, *in_memory) in enumerate(_PLAIN):
             problem = in_formats(_PROBLEMS[name], *in_memory).replace(dtype="float32")
             for pass_ in fits(problem, impl, "sm_80"):
                 run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[number % 3])
-                run = partial(_planned, run, impl, number, 1 + 2 * (number % 2))
+                run = partial(run, tile=number, splits=1 + 2 * (number % 2))
                 yield f"cuda-gather {pass_} plain {name} {in_memory[0]}", run
         yield "cuda-gather rounds to tf32", _rounds_to_tf32
         problem = _PROBLEMS["pieces_of_8"].replace(dtype="float16")
@@ -354,13 +363,13 @@ def _cases_of(impl: str, only: str | None):
         yield "cuda-direct not a number", partial(_not_a_number, impl, problem)
         problem = _PROBLEMS["ragged_tiles"]
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0])
-        yield "cuda-direct 64 bits", partial(_in_64_bits, partial(_cut_directly, run, 0))
+        yield "cuda-direct 64 bits", partial(_in_64_bits, partial(run, tiling=0))
         problem = in_formats(_PROBLEMS["single_rows_of_the_filter"], "NHWC", "OHWI")
         run = partial(_exact, problem, impl, pass_="backprop_filter", schedule=SCHEDULES[1])
         yield "cuda-direct single_rows_of_the_filter", run
         problem = in_formats(_PROBLEMS["taps_staged_one_by_one"], "NHWC", "OHWI")
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[2])
-        yield "cuda-direct taps_staged_one_by_one", partial(_cut_directly, run, 5)
+        yield "cuda-direct taps_staged_one_by_one", partial(run, tiling=5)
         for data_format in ("NCHW", "NHWC"):
             yield f"cuda-direct last pixel {data_format}", partial(_last_pixel, data_format)
     if impl == "cuda-toeplitz":
@@ -395,40 +404,61 @@ def _cases_of(impl: str, only: str | None):
             yield f"{impl} rounding {dtype}", partial(_rounding, impl, dtype)
 
 
-def _exact(problem: ConvProblem, impl: str, *, pass_: str, schedule: Settings, **more: str) -> None:
+def _exact(
+    problem: ConvProblem,
+    impl: str,
+    *,
+    pass_: str,
+    schedule: Settings,
+    arch: str = "sm_80",
+    precision: str = "ieee",
+    tiling: int | None = None,
+    **choices: int,
+) -> None:
+    """Check a pass, with a tiling of cuda-direct by number, or with choices of ``plan_with``."""
     from tests import emulator
 
-    how = {"impl": impl, "arch": "sm_80", **more}
-    with settings(schedule), agreement.where_they_lie():
-        agreement.require_exact(emulator, problem, passes=(pass_,), **how)
+    chip = device(arch)
+    if tiling is not None:
+        plan = plan_with_tiling(problem, tiling, chip, passes=(pass_,))
+    elif choices:
+        how = {"passes": (pass_,), "precision": precision, **choices}
+        plan = plan_with(problem, impl, chip, **how)
+    else:
+        plan = plan_without_copies(problem, impl, chip, passes=(pass_,), precision=precision)
+    options = {"impl": plan, "arch": arch, "precision": precision}
+    with settings(schedule):
+        agreement.require_exact(emulator, problem, passes=(pass_,), **options)
 
 
 def _exact_on_views(
-    problem: ConvProblem, impl: str, pass_: str, kind: str, schedule: Settings
+    problem: ConvProblem,
+    impl: str,
+    pass_: str,
+    kind: str,
+    schedule: Settings,
+    tiling: int | None = None,
 ) -> None:
+    """Check a pass on views, with a tiling of cuda-direct by number if it is given."""
     from tests import emulator, views
 
-    kinds = views.named(problem, pass_, kind)
-    with settings(schedule), agreement.where_they_lie():
+    kinds, chip = views.named(problem, pass_, kind), device(_ARCH[impl])
+    precision = _PRECISION.get(impl, "ieee")
+    how = {"passes": (pass_,), "strides": views.strides_of(problem, pass_, kinds)}
+    if tiling is None:
+        plan = plan_without_copies(problem, impl, chip, precision=precision, **how)
+    else:
+        plan = plan_with_tiling(problem, tiling, chip, **how)
+    with settings(schedule):
         views.require_exact(
             emulator,
             problem,
             pass_,
             kinds,
-            impl=impl,
+            impl=plan,
             arch=_ARCH[impl],
-            precision=_PRECISION.get(impl, "ieee"),
+            precision=precision,
         )
-
-
-def _planned(run: Callable[..., None], impl: str, tile: int, splits: int, **more: str) -> None:
-    with planned(impl, tile, splits):
-        run(**more)
-
-
-def _cut_directly(run: Callable[..., None], number: int, **more: str) -> None:
-    with agreement.cut_directly(number):
-        run(**more)
 
 
 def _in_64_bits(run: Callable[[], None]) -> None:
@@ -439,13 +469,13 @@ def _in_64_bits(run: Callable[[], None]) -> None:
 def _bank_conflicts(dtype: str, precision: str, formats: tuple[str, str]) -> None:
     from tests import test_kernels
 
-    test_kernels.test_the_ring_of_gather_meets_no_bank_conflict(dtype, precision, formats)
+    test_kernels.test_cuda_gather_ring_has_no_bank_conflicts(dtype, precision, formats)
 
 
 def _bands() -> None:
     from tests import test_hopper
 
-    test_hopper.test_tiles_are_taken_in_bands()
+    test_hopper.test_tiles_are_visited_in_bands()
 
 
 def _rounds_to_tf32() -> None:
@@ -457,26 +487,26 @@ def _rounds_to_tf32() -> None:
 def _stays_where_it_belongs(layer: str, pass_: str) -> None:
     from tests import test_toeplitz
 
-    test_toeplitz.test_not_a_number_stays_where_it_belongs(layer, np.nan, pass_)
+    test_toeplitz.test_nan_reaches_only_the_windows_that_read_it(layer, np.nan, pass_)
 
 
 def _is_seen_in_its_column(formats: tuple[str, str], column: int) -> None:
     from tests import test_toeplitz
 
-    test_toeplitz.test_not_a_number_is_seen_in_every_column_of_a_piece(formats, column)
+    test_toeplitz.test_nan_is_propagated_from_every_column_of_a_vector(formats, column)
 
 
 def _stays_in_its_windows(pass_: str, layer: str, dtype: str) -> None:
     from tests import test_patch
 
-    test_patch.test_not_a_number_stays_where_it_belongs(pass_, layer, dtype)
+    test_patch.test_nan_reaches_only_the_windows_that_read_it(pass_, layer, dtype)
 
 
 def _conflicts_as_planned() -> None:
     from tests import test_patch
 
     for pass_ in test_patch.TAKEN:
-        test_patch.test_loads_from_the_patch_meet_as_many_conflicts_as_planned(pass_)
+        test_patch.test_patch_loads_have_the_planned_bank_conflicts(pass_)
 
 
 def _all_bits_of_x() -> None:
@@ -494,66 +524,64 @@ def _patch_rounds_to_tf32() -> None:
 def _bank_conflicts_of_copies() -> None:
     from tests import test_hopper
 
-    test_hopper.test_copies_of_16_bits_meet_no_bank_conflict()
+    test_hopper.test_copies_of_16_bit_types_have_no_bank_conflicts()
 
 
 def _last_pixel(data_format: str) -> None:
     from tests import test_kernels
 
-    test_kernels.test_not_a_number_in_the_last_pixel_reaches_the_last_tap_only(
-        "cuda-direct", data_format
-    )
+    test_kernels.test_nan_in_the_last_pixel_reaches_only_the_last_tap("cuda-direct", data_format)
 
 
 def _filled_lines() -> None:
     from tests import test_hopper
 
-    test_hopper.test_pixels_that_fill_up_a_line_meet_nothing("rows_of_two_lines")
+    test_hopper.test_padding_pixels_of_a_line_do_not_contribute("rows_of_two_lines")
 
 
 def _bits_of_float32() -> None:
     from tests import test_hopper
 
-    test_hopper.test_planes_hold_all_bits_of_float32()
+    test_hopper.test_planes_keep_all_bits_of_float32()
 
 
 def _range_of_float32() -> None:
     from tests import test_hopper
 
-    test_hopper.test_planes_at_the_ends_of_the_range()
+    test_hopper.test_planes_handle_extreme_values()
 
 
 def _rounding(impl: str, dtype: str) -> None:
-    """Single products, which float32 holds exactly, rounded once: ties, overflow, NaN."""
+    """Check single products, exact in float32 and rounded once: ties, overflow, NaN."""
     problem = ConvProblem((1, 1, 600), (4, 1, 1), dtype=dtype)
     data = random_data(problem)
     data.x[0, 0, :4] = np.nan, np.inf, -np.inf, 6e4
     with np.errstate(over="ignore", invalid="ignore"):
         products = data.x.astype(np.float32) * data.w.reshape(4, 1).astype(np.float32)
         expected = products.astype(data.x.dtype)
-        got = conv_forward(data.x, data.w, impl=impl, **problem.keywords)
-    assert np.array_equal(got, expected.reshape(got.shape), equal_nan=True)
+        result = conv_forward(data.x, data.w, impl=impl, **problem.keywords)
+    assert np.array_equal(result, expected.reshape(result.shape), equal_nan=True)
 
 
 def _not_a_number(impl: str, problem: ConvProblem) -> None:
-    """A NaN in the input's last slice reaches the windows that have it, and no others."""
+    """Check that NaN in the input's last slice reaches exactly the windows that contain it."""
     import cupyconv
 
     data = integer_data(problem)
     data.x[0, -1] = np.nan
     arguments = problem.keywords
-    got = conv_forward(data.x, data.w, impl=impl, **arguments)
+    result = conv_forward(data.x, data.w, impl=impl, **arguments)
     expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)
     assert 0 < np.isnan(expected).mean() < 1
-    assert np.array_equal(got, expected, equal_nan=True)
+    assert np.array_equal(result, expected, equal_nan=True)
 
 
 def _bias(dtype: str) -> None:
     problem = _PROBLEMS["pixels_beyond_one_tile"].replace(dtype=dtype)
     dy = integer_data(problem).dy
-    got = conv_backprop_bias(dy, data_format=problem.data_format)
+    result = conv_backprop_bias(dy, data_format=problem.data_format)
     exact = dy.astype(np.float64).sum(axis=(0, 2, 3))
-    assert (got.astype(np.float64) == exact).all()
+    assert (result.astype(np.float64) == exact).all()
 
 
 BIAS_SHAPES = (
@@ -563,19 +591,19 @@ BIAS_SHAPES = (
     ((2, 9, 11, 5), "NHWC"),
     ((2, 3, 4, 5, 40), "NDHWC"),
 )
-"""Of dy: several chunks and one, pieces of channels, of pixels, and single elements."""
+"""Shapes of dy: one or several chunks; vectors of channels or pixels, or single elements."""
 
 
 def bias_in_chunks(shape: tuple[int, ...], layout: str, dtype: str = "float32") -> None:
-    """The sum of whole numbers, of both signs, over all axes but the channels."""
+    """Check the sum of integers of both signs over all axes except channels."""
     dy = np.random.default_rng(0).integers(-3, 4, shape).astype(dtype)
     axes = tuple(axis for axis, letter in enumerate(layout) if letter != "C")
-    got = conv_backprop_bias(dy, data_format=layout)
-    assert (got == dy.astype(np.float64).sum(axis=axes)).all()
+    result = conv_backprop_bias(dy, data_format=layout)
+    assert (result == dy.astype(np.float64).sum(axis=axes)).all()
 
 
 def _bias_of_views() -> None:
-    """Turned around, in one chunk and in several."""
+    """Check reversed views, in one chunk and in several."""
     for shape in ((2, 5, 20, 9), BIAS_SHAPES[0][0]):
         dy = np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
         out = np.zeros(dy.shape[1], dy.dtype)[::-1]
@@ -586,21 +614,21 @@ def _bias_of_views() -> None:
 def _activations_to_the_last_place() -> None:
     from tests import test_activations
 
-    every = 20
-    given = np.concatenate([test_activations.values()[::every], [-np.inf, np.inf, np.nan]])
-    one = np.ones((1, 1, 1), np.float32)
+    step = 20
+    inputs = np.concatenate([test_activations.values()[::step], [-np.inf, np.inf, np.nan]])
+    filter_ = np.ones((1, 1, 1), np.float32)
     for activation in test_activations.BOUNDS:
-        x = given.astype(np.float32).reshape(1, 1, -1)
-        *got, below, above, nan = conv_forward(
-            x, one, impl="cuda-generic", arch="sm_80", activation=activation
+        x = inputs.astype(np.float32).reshape(1, 1, -1)
+        *results, below, above, nan = conv_forward(
+            x, filter_, impl="cuda-generic", arch="sm_80", activation=activation
         ).ravel()
-        test_activations.require_promised(activation, np.array(got), every)
+        test_activations.require_promised(activation, np.array(results), step)
         assert np.isnan([below, nan]).all()
         assert above == np.inf
 
 
 def _with_epilogue(impl: str) -> tuple[ConvProblem, dict[str, str]]:
-    """A layer, and how a family computes it."""
+    """Return a layer and the options with which a family computes it."""
     problem = _PROBLEMS["depthwise_pieces"].replace(dtype="float16")
     if "hopper" in impl:
         dtype = "float32" if impl == "cuda-hopper-bf16x6" else "float16"
@@ -612,29 +640,31 @@ def _with_epilogue(impl: str) -> tuple[ConvProblem, dict[str, str]]:
 
 
 def _transposed(impl: str) -> None:
-    """A transposed convolution, with a bias and an activation, and without."""
+    """Check a transposed convolution with bias and activation, and with activation only."""
     import cupyconv
 
-    problem, how = _with_epilogue(impl)
+    problem, options = _with_epilogue(impl)
     data = random_data(problem)
     bias = np.linspace(-3, 3, problem.C).astype(data.w.dtype)
-    for activation, given in (("relu", bias), ("silu", None)):
+    for activation, bias_or_none in (("relu", bias), ("silu", None)):
         arguments = {**problem.keywords, "activation": activation}
-        got = conv_transpose(data.dy, data.w, given, **how, **arguments)
-        expected = cupyconv.conv_transpose(data.dy, data.w, given, impl="reference", **arguments)
-        difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+        result = conv_transpose(data.dy, data.w, bias_or_none, **options, **arguments)
+        expected = cupyconv.conv_transpose(
+            data.dy, data.w, bias_or_none, impl="reference", **arguments
+        )
+        difference = np.abs(result.astype(np.float64) - expected.astype(np.float64))
         assert difference.max() < 4e-3 * max(1, np.abs(expected).max())
 
 
 def _activation(impl: str) -> None:
-    """Every activation against NumPy, with and without a bias, on data of both signs."""
+    """Check every activation against NumPy, with and without bias, on data of both signs."""
     import cupyconv
 
-    problem, how = _with_epilogue(impl)
+    problem, options = _with_epilogue(impl)
     data = random_data(problem)
     for activation, bias in (("relu", data.bias), ("silu", None), ("gelu", data.bias)):
         arguments = {**problem.keywords, "activation": activation}
-        got = conv_forward(data.x, data.w, bias, **how, **arguments)
+        result = conv_forward(data.x, data.w, bias, **options, **arguments)
         expected = cupyconv.conv_forward(data.x, data.w, bias, impl="reference", **arguments)
-        difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+        difference = np.abs(result.astype(np.float64) - expected.astype(np.float64))
         assert difference.max() < 4e-3

@@ -1,6 +1,6 @@
-"""The library's passes with their kernels run on the CPU, under the checker.
+"""The library's passes with their kernels on the CPU, under the checker.
 
-Planning, launch parameters and grids are the library's own; only CuPy's module and memory are
+Planning, launch parameters and grids are the library's; only CuPy's modules and memory are
 replaced.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from cupyconv import arrays, backends, operations
 from cupyconv.gpu import sources
-from cupyconv.gpu.launch import Launch
+from cupyconv.launch import Launch
 from cupyconv.planning import Device
 
 from . import driver, memory, tensormap
@@ -25,38 +25,36 @@ from .module import EmulatedKernel, EmulatedModule
 from .ptx.nvrtc import ptx_of
 from .runtime import current_settings
 
-MULTIPROCESSORS = 4
+MULTIPROCESSORS = 4  # few, so persistent blocks process several tiles each (chosen)
 
 
 class EmulatorRuntime:
-    """Loads kernels for the CPU; stands in for ``cupyconv.gpu.launch.CupyRuntime``."""
+    """Loader of kernels for the CPU; replaces ``cupyconv.gpu.runtime.CupyRuntime``."""
 
     def __init__(self, architecture: str, checked: bool = True) -> None:
         self.architecture = architecture
         self.checked = checked
 
     def load(self, launches: Sequence[Launch]) -> None:
-        pass  # each is, when it is asked for
+        pass  # kernels are loaded on first use
 
     def kernel(self, launch: Launch) -> EmulatedKernel:
-        """The kernel of a launch's variant."""
-        chosen = current_settings()
-        load = _ptx_module if chosen.source == "ptx" else _module
-        more = {"counted": True} if chosen.work and chosen.source == "ptx" else {}
+        """Return the kernel of a launch's variant."""
+        options = current_settings()
+        load = _ptx_module if options.source == "ptx" else _module
+        counting = {"counted": True} if options.work and options.source == "ptx" else {}
         module = load(
             launch.source,
             launch.defines,
             self.architecture,
             self.checked,
-            chosen.compiled,
-            **more,
+            options.compiled,
+            **counting,
         )
         kernel = module.get_function(launch.entry)
         kernel.may_overlap = launch.may_overlap
+        kernel.allow(launch.shared_bytes)
         return kernel
-
-    def allow(self, kernel: EmulatedKernel, shared_bytes: int) -> None:
-        kernel.allow(shared_bytes)
 
     def address(self, array: np.ndarray) -> int:
         return array.ctypes.data
@@ -109,8 +107,13 @@ def _ptx_module(
 class EmulatorBackend(backends.GpuBackend):
     """The library's GPU backend on emulator memory."""
 
+    def is_capturing(self) -> bool:
+        return False
+
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return memory.empty(shape, arrays.numpy_dtype(dtype))
+
+    scratch = empty
 
     def conjugate(self, array: np.ndarray) -> np.ndarray:
         return memory.like(np.conjugate(array, order="C"), "conjugate")
@@ -119,14 +122,16 @@ class EmulatorBackend(backends.GpuBackend):
         return memory.like(backends.CpuBackend().extended(array, shape), "extended")
 
 
-def backend(arch: str = "sm_80", checked: bool = True) -> EmulatorBackend:
-    """The emulator as a backend that stands for a chip such as ``sm_80``.
+def device(arch: str = "sm_80") -> Device:
+    """Return the device that emulates a chip such as ``sm_80``, with MULTIPROCESSORS SMs."""
+    return replace(Device.of(arch), multiprocessors=MULTIPROCESSORS)
 
-    A card with few multiprocessors, so that blocks that stay have several tiles each.
-    """
-    device = replace(Device.of(arch), multiprocessors=MULTIPROCESSORS)
-    assert device.architecture is not None
-    return EmulatorBackend(device, EmulatorRuntime(device.architecture, checked))
+
+def backend(arch: str = "sm_80", checked: bool = True) -> EmulatorBackend:
+    """Return a backend that emulates a chip such as ``sm_80``."""
+    emulated = device(arch)
+    assert emulated.architecture is not None
+    return EmulatorBackend(emulated, EmulatorRuntime(emulated.architecture, checked))
 
 
 def conv_forward(
@@ -142,15 +147,16 @@ def conv_forward(
     """``cupyconv.conv_forward`` on the emulator.
 
     Args:
-        x, w, bias, out, rules: As for the library's function; ``impl`` names the kernel family.
-        arch: The chip to stand for.
+        x, w, bias, out, rules: As for the library's function; ``impl`` names the kernel family or
+            is a plan for ``device(arch)``.
+        arch: The chip to emulate.
         checked: Run under the checker; False is faster.
 
     Returns:
         y as an ordinary NumPy array (``out`` if given).
 
     Raises:
-        CheckerError: The checker has something to report, an unwritten element included.
+        CheckerError: The checker reports something, including unwritten elements.
         ConvError: As the library's function.
     """
 
@@ -230,22 +236,22 @@ def conv_transpose(
     return _run(call, out, arch, checked)
 
 
-def _inputs(**given: Any) -> dict[str, np.ndarray | None]:
-    """The arrays in emulator memory, strides kept, no kernel allowed to write them."""
+def _inputs(**operands: Any) -> dict[str, np.ndarray | None]:
+    """Return copies in emulator memory, with the same strides, that kernels may not write."""
     return {
         name: None if value is None else memory.like(np.asarray(value), name)
-        for name, value in given.items()
+        for name, value in operands.items()
     }
 
 
 def _run(call: Callable[[Any], np.ndarray], out: Any, arch: str, checked: bool) -> np.ndarray:
-    stand_in = None
+    emulated_out = None
     if out is not None:
-        stand_in = memory.empty_like(out, "out")
-        stand_in.flags.writeable = out.flags.writeable
-    chosen = backend(arch, checked)
-    with mock.patch.object(backends, "of", return_value=chosen):
-        result = call(stand_in)
+        emulated_out = memory.empty_like(out, "out")
+        emulated_out.flags.writeable = out.flags.writeable
+    target = backend(arch, checked)
+    with mock.patch.object(backends, "of", return_value=target):
+        result = call(emulated_out)
     if checked:
         memory.check_written(result)
     if out is None:

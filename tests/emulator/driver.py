@@ -1,9 +1,8 @@
-"""The driver's rules for a launch: what a GPU would refuse is an error here.
+"""The driver's documented rules for launches: a launch that a GPU refuses raises here.
 
-They are CUDA's documented ones.  The figures of a kernel come from the cubin that NVRTC makes of
-the very variant (tests/cubins.py), those of a chip from the CUDA programming guide's table of
-technical specifications; whether a block fits a multiprocessor is decided by NVIDIA's own occupancy
-calculator.
+A kernel's resources come from the cubin that NVRTC compiles for its variant (tests/cubins.py); a
+chip's limits come from the CUDA programming guide's table of technical specifications.  NVIDIA's
+own occupancy calculator decides whether a block fits an SM.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cupyconv.gpu import compiler, sources
-from cupyconv.gpu.launch import Launch
+from cupyconv.launch import Launch
 from cupyconv.planning import Device
 from tests.cubins import Resources, resources
 
@@ -28,38 +27,38 @@ from . import tensormap
 from .build import BuildError, build_library
 
 DEFAULT_SHARED_BYTES = 48 << 10
-"""Static and dynamic shared memory of a block together, unless a kernel is allowed more."""
+"""Bytes of static plus dynamic shared memory per block without opt-in (hardware rule)."""
 
 MOST_GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)
 MOST_BLOCK = (1024, 1024, 64)
 MOST_THREADS = 1024
 PORTABLE_CLUSTER = 8
-"""Blocks of a cluster that every chip with clusters can hold at once."""
+"""Blocks per cluster that every chip with clusters supports (hardware rule)."""
 
 PARAMETER_BYTES = 4096
-"""Of a kernel, with any driver; those since CUDA 12.1 take more of some chips."""
+"""Bytes of kernel parameters that every driver accepts; since CUDA 12.1 some accept more."""
 
 MAP_ALIGNMENT = 64
-"""Bytes that the address of a tensor map is a multiple of."""
+"""Alignment of a tensor map's address, in bytes (hardware rule)."""
 
 # Bits of cudaOccLimitingFactor.
 _LIMITS = {1: "threads", 2: "registers", 4: "shared memory", 8: "blocks", 16: "barriers"}
 
 
 class Refusal(ValueError):
-    """The driver would refuse this; the message has the rule and the figures."""
+    """A launch that the driver would refuse; the message states the rule and the values."""
 
 
 @dataclass(frozen=True)
 class Chip:
-    """What a compute capability has.
+    """Limits of a compute capability.
 
     Attributes:
         capability: such as (9, 0).
-        shared_per_block: the most shared memory, in bytes, that a kernel may be allowed.
-        shared_per_multiprocessor: in bytes.
-        reserved_shared: bytes of each block that the system keeps for itself.
-        threads: that a multiprocessor holds.
+        shared_per_block: maximum bytes of shared memory per block, with opt-in.
+        shared_per_multiprocessor: bytes of shared memory per SM.
+        reserved_shared: bytes of shared memory that the system reserves per block.
+        threads: resident threads per SM.
     """
 
     capability: tuple[int, int]
@@ -89,14 +88,14 @@ CHIPS = {
 
 
 class Function:
-    """A loaded kernel as the driver knows it: what it may take, and which launches are refused."""
+    """A loaded kernel with the driver's checks of its launches."""
 
     def __init__(self, name: str, chip: Chip, resources: Resources) -> None:
         """
         Args:
-            name: of the kernel, and of its variant, for messages.
-            chip: that it is loaded on.
-            resources: what its cubin says.
+            name: names of the kernel and its variant, for messages.
+            chip: the chip that it is loaded on.
+            resources: the resources of its cubin.
         """
         self._name = name
         self._chip = chip
@@ -105,7 +104,7 @@ class Function:
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """Dynamic shared memory that the kernel may be launched with, in bytes."""
+        """Maximum dynamic shared memory of a launch, in bytes."""
         if self._allowed is None:
             return DEFAULT_SHARED_BYTES - self._resources.static_shared
         return self._allowed
@@ -122,23 +121,23 @@ class Function:
         self._allowed = dynamic
 
     def allow(self, dynamic: int) -> None:
-        """Let it be launched with at least so much dynamic shared memory."""
+        """Raise the limit of dynamic shared memory to at least ``dynamic`` bytes."""
         if self.max_dynamic_shared_size_bytes < dynamic:
             self.max_dynamic_shared_size_bytes = dynamic
 
     def require_launchable(self, grid: Sequence[int], block: Sequence[int], dynamic: int) -> None:
-        """What the driver checks of a launch, apart from its arguments.
+        """Check a launch, apart from its arguments.
 
         Args:
             grid, block: three extents each.
             dynamic: bytes of dynamic shared memory.
 
         Raises:
-            Refusal: with the rule and the figures.
+            Refusal: with the rule and the values.
         """
         kernel, chip = self._resources, self._chip
         for word, extents, most in (("grid", grid, MOST_GRID), ("block", block, MOST_BLOCK)):
-            if not all(1 <= one <= limit for one, limit in zip(extents, most, strict=True)):
+            if not all(1 <= extent <= limit for extent, limit in zip(extents, most, strict=True)):
                 raise self._refusal(
                     f"a {word} has 1 to {most} along its axes, not {tuple(extents)}"
                 )
@@ -177,27 +176,26 @@ class Function:
             )
 
     def require_arguments(self, sizes: Sequence[int], arguments: Sequence[Any]) -> None:
-        """What has to hold of a launch's arguments.
+        """Check the arguments of a launch.
 
-        The driver itself copies as many bytes as the kernel declares from wherever it is pointed
-        to, and says nothing.
+        The driver itself makes no such check: it copies as many bytes as the kernel declares.
 
         Args:
-            sizes: bytes of each.
-            arguments: as they were given; those that are tensor maps are told by their dtype.
+            sizes: bytes of each argument.
+            arguments: the arguments; tensor maps are recognized by their dtype.
 
         Raises:
-            Refusal: with the rule and the figures.
+            Refusal: with the rule and the values.
         """
         parameters = self._resources.parameters
-        wanted = [parameter.size for parameter in parameters]
-        if wanted != list(sizes):
-            raise self._refusal(f"takes arguments of {wanted} bytes: got {list(sizes)}")
+        declared = [parameter.size for parameter in parameters]
+        if declared != list(sizes):
+            raise self._refusal(f"takes arguments of {declared} bytes: got {list(sizes)}")
         if parameters:
             last = parameters[-1]
-            taken = last.address - parameters[0].address + last.size
-            if taken > PARAMETER_BYTES:
-                raise self._refusal(f"takes {taken} bytes of arguments, {PARAMETER_BYTES} fit")
+            total = last.address - parameters[0].address + last.size
+            if total > PARAMETER_BYTES:
+                raise self._refusal(f"takes {total} bytes of arguments, {PARAMETER_BYTES} fit")
         for parameter, argument in zip(parameters, arguments, strict=True):
             if tensormap.is_encoded(argument) and parameter.address % MAP_ALIGNMENT:
                 raise self._refusal(
@@ -211,7 +209,7 @@ class Function:
 
 
 class CheckedFunction(Function):
-    """A kernel whose launches are only checked."""
+    """A kernel whose launches are checked but not run."""
 
     def __call__(
         self,
@@ -225,9 +223,9 @@ class CheckedFunction(Function):
 
 
 class DriverRuntime:
-    """Loads kernels with NVRTC's cubins, and checks their launches without running them.
+    """Loader of NVRTC's cubins that checks launches without running them.
 
-    Stands in for ``cupyconv.gpu.launch.CupyRuntime``; arrays are their addresses, as np.uint64.
+    Replaces ``cupyconv.gpu.runtime.CupyRuntime``; arrays are addresses of type np.uint64.
     """
 
     def __init__(self, architecture: str) -> None:
@@ -235,19 +233,18 @@ class DriverRuntime:
         self._functions: dict[tuple[Any, ...], CheckedFunction] = {}
 
     def load(self, launches: Sequence[Launch]) -> None:
-        pass  # each is, when it is asked for
+        pass  # kernels are loaded on first use
 
     def kernel(self, launch: Launch) -> CheckedFunction:
-        """A function that all launches of a variant share, as those of a module do."""
+        """Return the function of a variant, which all its launches share, as with a module."""
         key = (launch.source, launch.defines, launch.entry)
         if key not in self._functions:
-            takes = compiled(launch.source, launch.defines, self.architecture)[launch.entry]
+            resources = compiled(launch.source, launch.defines, self.architecture)[launch.entry]
             chip = chip_of(self.architecture)
-            self._functions[key] = CheckedFunction(variant_name(launch), chip, takes)
+            self._functions[key] = CheckedFunction(variant_name(launch), chip, resources)
+        if launch.shared_bytes:
+            self._functions[key].allow(launch.shared_bytes)
         return self._functions[key]
-
-    def allow(self, kernel: CheckedFunction, shared_bytes: int) -> None:
-        kernel.allow(shared_bytes)
 
     def address(self, array: np.uint64) -> int:
         return int(array)
@@ -259,7 +256,7 @@ class DriverRuntime:
 def cubin(
     source: str, defines: tuple[tuple[str, str | int], ...], architecture: str
 ) -> tuple[bytes, str]:
-    """The cubin of a shipped variant, and the compiler's log."""
+    """Return the cubin of a shipped variant and the compiler's log."""
     return compiler.compile_cubin(sources.load(source), dict(defines), architecture)
 
 
@@ -267,23 +264,23 @@ def cubin(
 def compiled(
     source: str, defines: tuple[tuple[str, str | int], ...], architecture: str
 ) -> dict[str, Resources]:
-    """The resources of a shipped variant's kernels, by name."""
+    """Return the resources of a shipped variant's kernels, by name."""
     return resources(*cubin(source, defines, architecture))
 
 
 def variant_name(launch: Launch) -> str:
-    """A launch's kernel and its variant, for messages."""
+    """Return the names of a launch's kernel and variant, for messages."""
     macros = " ".join(f"-D{name}={value}" for name, value in launch.defines)
     return f"{launch.entry} ({launch.source} {macros})"
 
 
 def chip_of(architecture: str) -> Chip:
-    """The chip of an architecture such as "sm_90a"."""
+    """Return the chip of an architecture such as "sm_90a"."""
     return CHIPS[Device.of(architecture).capability]
 
 
 def three(extents: Sequence[int]) -> list[int]:
-    """A grid's or block's one to three extents, as three."""
+    """Extend the one to three extents of a grid or block to three."""
     values = [int(extent) for extent in extents]
     if not 1 <= len(values) <= 3:
         raise ValueError(f"a grid or block has one to three extents: got {tuple(extents)}")
@@ -293,9 +290,9 @@ def three(extents: Sequence[int]) -> list[int]:
 def resident_blocks(
     chip: Chip, kernel: Resources, threads: int, dynamic: int, allowed: int | None
 ) -> tuple[int, list[str]]:
-    """Blocks of a kernel that a multiprocessor holds at a time, and what limits them."""
+    """Return the resident blocks per SM of a kernel, and the resources that limit them."""
     limits = ctypes.c_uint()
-    found = _calculator().resident_blocks(
+    blocks = _calculator().resident_blocks(
         (ctypes.c_int * 6)(
             *chip.capability,
             chip.threads,
@@ -313,9 +310,9 @@ def resident_blocks(
         dynamic,
         ctypes.byref(limits),
     )
-    if found < 0:
+    if blocks < 0:
         raise Refusal(f"the occupancy calculator takes no {threads} threads on {chip}")
-    return found, [word for bit, word in _LIMITS.items() if limits.value & bit]
+    return blocks, [word for bit, word in _LIMITS.items() if limits.value & bit]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The emulator as a place where the golden cases run (tests/gpu/golden.py)."""
+"""The emulator as a device for the golden cases (tests/gpu/golden.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _module(wgmma: bool, source: str) -> EmulatedModule:
 
 
 class EmulatorDevice:
-    """Runs golden cases under the checker."""
+    """Device that runs golden cases under the checker."""
 
     def upload(self, values: np.ndarray) -> np.ndarray:
         return memory.array(values, "input")

@@ -1,4 +1,4 @@
-"""NumPy arrays in memory that the checker knows: named, guarded, with every access looked at."""
+"""NumPy arrays in emulator memory, where the checker observes every access."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _regions: dict[int, _Allocation] = {}
 
 
 class Kernel(Protocol):
-    """What a report says of a kernel."""
+    """The part of a kernel that reports show."""
 
     name: str
 
@@ -27,14 +27,14 @@ class Kernel(Protocol):
 
 
 class _Allocation:
-    """One piece of emulator memory, ``lead`` bytes into a page, and its region in the checker."""
+    """An allocation of emulator memory, ``lead`` bytes into a page, and its checker region."""
 
     def __init__(
         self, size: int, itemsize: int, name: str, read_only: bool, uninitialised: bool, lead: int
     ) -> None:
         runtime = library()
         self.size, self.name, self._lead = size, name, lead
-        # One cell of the checker for each element of up to four bytes, several for a larger one.
+        # The checker has one cell per element of up to four bytes, several per larger element.
         granule_shift = {1: 0, 2: 1}.get(itemsize, 2)
         pages = runtime.emulator_allocate(max(size, 1) + lead)
         if not pages:
@@ -44,7 +44,7 @@ class _Allocation:
             name.encode(), self.address, size, granule_shift, read_only, uninitialised
         )
         self.uninitialised = uninitialised
-        self.last_kernel: Kernel | None = None  # the last one that was given this array
+        self.last_kernel: Kernel | None = None  # the last kernel with this argument
 
     def free(self) -> None:
         _regions.pop(self.address, None)
@@ -53,11 +53,11 @@ class _Allocation:
 
     @property
     def granule_shift(self) -> int:
-        """Bytes per cell as a power of two; the checker refines it where it has to."""
+        """Binary logarithm of the bytes per cell; the checker may lower it."""
         return library().emulator_granule_shift(self.region)
 
     def element_state(self) -> np.ndarray:
-        """A byte per cell of an array that began without values; the kernel side writes it."""
+        """Return the state byte of each cell of an initially unwritten array (a live view)."""
         address = library().emulator_element_state(self.region)
         cells = (self.size >> self.granule_shift) + 1
         return np.ctypeslib.as_array((ctypes.c_uint8 * cells).from_address(address))
@@ -78,7 +78,7 @@ def _allocate(
 
 
 def array(values, name: str = "array", read_only: bool = True) -> np.ndarray:
-    """A copy of ``values`` (C-contiguous) in emulator memory; kernels may not write an input."""
+    """Copy ``values`` (C-contiguous) to emulator memory; kernels may not write an input."""
     values = np.asarray(values)
     result = _allocate(values.shape, values.dtype, name, read_only, uninitialised=False)
     result[...] = values
@@ -86,10 +86,10 @@ def array(values, name: str = "array", read_only: bool = True) -> np.ndarray:
 
 
 def empty(shape: Sequence[int], dtype, name: str = "output") -> np.ndarray:
-    """An array full of 0xff bytes (NaN, for floats).
+    """Return an array filled with 0xff bytes (NaN, for floats).
 
-    Reading an element before a kernel wrote it is reported; ``check_written`` tells which
-    elements no kernel wrote.
+    Reading an element before a kernel has written it is reported; ``check_written`` reports the
+    elements that no kernel has written.
     """
     result = _allocate(shape, dtype, name, read_only=False, uninitialised=True)
     result.reshape(-1).view(np.uint8)[...] = 0xFF
@@ -97,24 +97,24 @@ def empty(shape: Sequence[int], dtype, name: str = "output") -> np.ndarray:
 
 
 def zeros(shape: Sequence[int], dtype, name: str = "zeros") -> np.ndarray:
-    """A writable array of zeros, which count as values."""
+    """Return a writable array of zeros that count as written."""
     return _allocate(shape, dtype, name, read_only=False, uninitialised=False)
 
 
 def lazy(shape: Sequence[int], dtype, name: str = "lazy", read_only: bool = False) -> np.ndarray:
-    """An array of any size, zero, whose pages exist only once they are touched."""
+    """Return a zero array of any size whose pages are allocated only when touched."""
     return _allocate(shape, dtype, name, read_only, uninitialised=False)
 
 
 def like(view: np.ndarray, name: str = "view", read_only: bool = True) -> np.ndarray:
-    """A copy of a strided view as it lies in memory, its gaps filled with poison."""
+    """Copy a strided view with its memory layout; gaps are filled with poison."""
     result = _strided(view, name, read_only, uninitialised=False)
     result[...] = view
     return result
 
 
 def empty_like(view: np.ndarray, name: str = "output") -> np.ndarray:
-    """As ``empty``, as a strided view lies in memory; a write between the elements is reported."""
+    """Return an ``empty`` array with a view's layout; writes between its elements are reported."""
     result = _strided(view, name, read_only=False, uninitialised=True)
     allocation = _allocation_of(result)
     state = allocation.element_state()
@@ -123,11 +123,11 @@ def empty_like(view: np.ndarray, name: str = "output") -> np.ndarray:
     return result
 
 
-_ALIGNMENT = 16  # bytes; of more of a tensor's address the planner is not told
+_ALIGNMENT = 16  # bytes; the planner considers no larger alignment of a tensor
 
 
 def _strided(view: np.ndarray, name: str, read_only: bool, uninitialised: bool) -> np.ndarray:
-    """An array with a view's shape, strides and alignment, and no better aligned than to 16."""
+    """Return an array with a view's shape, strides and alignment, but no alignment above 16."""
     lowest, end = np.lib.array_utils.byte_bounds(view)
     lead = _ALIGNMENT + lowest % _ALIGNMENT if view.size else 0
     count = -(-(end - lowest) // view.itemsize) if view.size else 0
@@ -142,11 +142,11 @@ def _allocation_of(view: np.ndarray) -> _Allocation:
     for allocation in _regions.values():
         if allocation.address <= address < allocation.address + max(allocation.size, 1):
             return allocation
-    raise ValueError("the array does not lie in emulator memory")
+    raise ValueError("the array is not in emulator memory")
 
 
 def _cells(view: np.ndarray, allocation: _Allocation) -> np.ndarray:
-    """Indices of all cells that hold the view's elements, element-major."""
+    """Return the indices of all cells of the view's elements, element-major."""
     start = view.__array_interface__["data"][0] - allocation.address
     offsets = np.full(1, start, np.int64)
     for extent, stride in zip(view.shape, view.strides, strict=True):
@@ -157,7 +157,7 @@ def _cells(view: np.ndarray, allocation: _Allocation) -> np.ndarray:
 
 
 def unwritten_elements(output: np.ndarray) -> np.ndarray:
-    """Indices, shape (count, rank), of the elements of an ``empty`` array no kernel wrote."""
+    """Return the indices, shape (count, rank), of unwritten elements of an ``empty`` array."""
     allocation = _allocation_of(output)
     if not allocation.uninitialised:
         raise ValueError(f"{allocation.name} began with values: make it with empty()")
@@ -169,18 +169,18 @@ def unwritten_elements(output: np.ndarray) -> np.ndarray:
 
 
 def note_kernel(view: np.ndarray, kernel: Kernel) -> None:
-    """Remembers which kernel was given an array, for the report of what it left unwritten."""
+    """Record that a kernel received an array, for the report of unwritten elements."""
     if view.size:
         _allocation_of(view).last_kernel = kernel
 
 
 def name_of(view: np.ndarray) -> str:
-    """What an array in emulator memory is called."""
+    """Return the name of an array in emulator memory."""
     return _allocation_of(view).name if view.size else ""
 
 
 def check_written(output: np.ndarray) -> None:
-    """CheckerError unless every element of an ``empty`` array was written by a kernel."""
+    """Raise CheckerError unless kernels have written every element of an ``empty`` array."""
     missing = unwritten_elements(output)
     if len(missing):
         last = _allocation_of(output).last_kernel
@@ -195,6 +195,6 @@ def check_written(output: np.ndarray) -> None:
 
 
 def is_emulator_memory(values: np.ndarray) -> bool:
-    """Whether the array's first element lies in registered memory (an empty one always does)."""
+    """Return whether the array's first element is in registered memory (True if empty)."""
     address = values.__array_interface__["data"][0]
     return values.size == 0 or bool(library().emulator_is_registered(address))

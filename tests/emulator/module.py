@@ -1,4 +1,4 @@
-"""Stands in for ``cupy.RawModule`` and ``cupy.RawKernel``: the same calls, run on the CPU."""
+"""Replacements of ``cupy.RawModule`` and ``cupy.RawKernel`` that run on the CPU."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from .work import Work, counted_work
 
 _POINTER, _INTEGER, _FLOAT, _STRUCT = range(4)
 _KIND_NAMES = ("a pointer", "an integer", "a float", "a struct")
-LARGEST_CHIP = (9, 0)  # of the most shared memory, and with all instructions of the twin
+LARGEST_CHIP = (9, 0)  # has the most shared memory and all instructions of the twin
 
 
 @dataclass(frozen=True)
 class BankConflicts:
     """Shared-memory traffic of one source line.
 
-    ``wavefronts / ideal`` is 1.0 where no two lanes of a request want different words of one bank.
+    ``wavefronts / ideal`` is 1.0 without bank conflicts.
     """
 
     file: str
@@ -51,7 +51,7 @@ class BankConflicts:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a launch reports: findings, counts, and what the settings asked for besides."""
+    """Result of a launch: reports, counts, and the extra figures that the settings request."""
 
     kernel: str
     reports: list[Report]
@@ -70,10 +70,10 @@ class EmulatedModule:
         defines: Macros, name to text, as for the real compiler.
         include_directories: Folders of quoted includes.
         checked: False for a fast build without the checker.
-        chip: The chip to stand for, with its limits.
-        resources: What the kernels' cubins take (tests/cubins.py).  Without, what the source
-            declares: registers and static shared memory count as nothing then.
-        cubin: That of the kernels, for those who look at it.
+        chip: The chip to emulate, with its limits.
+        resources: Resources of the kernels' cubins (tests/cubins.py).  Default: what the source
+            declares, with no registers and no static shared memory.
+        cubin: The kernels' cubin, for callers that inspect it.
         variant: What distinguishes the module, for messages.
     """
 
@@ -91,9 +91,9 @@ class EmulatedModule:
         folders = [Path(directory) for directory in include_directories]
         self.library_path = build_kernel(Path(path), defines, folders, checked)
         self.checked = checked
-        library()  # the kernels' undefined symbols are the runtime's
-        # DEEPBIND: the compiler's calls mean our runtime, also where TensorFlow has loaded libgcc
-        # for the whole process, whose __emutls_get_address would else be found first.
+        library()  # defines the symbols that the kernels need
+        # DEEPBIND: __emutls_get_address must be the runtime's, even if TensorFlow has loaded libgcc
+        # for the whole process.
         mode = os.RTLD_LOCAL | os.RTLD_DEEPBIND
         self._library = ctypes.CDLL(str(self.library_path), mode=mode)
         self.chip = chip
@@ -113,19 +113,19 @@ class EmulatedModule:
         counted: bool = False,
         **rest: Any,
     ) -> EmulatedModule:
-        """The kernels of a PTX text.
+        """Return the kernels of a PTX text.
 
         Args:
-            text: PTX; reports name the lines of its ``.loc`` directives, or else its own.
-            name: Of what is kept of it.
-            source_directories: Where the files of ``.loc`` are, if the text has bare names.
-            cluster: Blocks of a cluster, where a launch gives them and the text does not.
-            counted: Count the instructions that are executed (``settings(work=True)``).
+            text: PTX; reports name the lines of its ``.loc`` directives, or its own lines.
+            name: Name of the cached files.
+            source_directories: Folders of the files of ``.loc``, if the text has bare names.
+            cluster: Blocks per cluster, if the launch defines them and the text does not.
+            counted: Count executed instructions (``settings(work=True)``).
             rest: As for a source file: ``checked``, ``chip``, ``resources``, ``cubin`` and
                 ``variant``.
 
         Raises:
-            PtxError: The text has something that is not known; with its line.
+            PtxError: The text has an unsupported construct; with its line.
         """
         stem = cache_directory() / f"{name}-{digest(text, cluster, counted)}"
         listing, unit = stem.with_suffix(".ptx"), stem.with_suffix(".cu")
@@ -137,7 +137,7 @@ class EmulatedModule:
         return module
 
     def get_function(self, name: str) -> EmulatedKernel:
-        """The kernel of that name; ValueError if the module has none."""
+        """Return the kernel of that name; ValueError if the module has none."""
         try:
             entry = EntryRecord.in_dll(self._library, f"emulator_entry_{name}")
         except ValueError:
@@ -149,15 +149,15 @@ class EmulatedKernel(Function):
     """A callable with the interface of ``cupy.RawKernel``.
 
     Attributes:
-        may_overlap: Whether it is launched with programmatic stream serialization, so that it may
-            begin before the launches before it have ended.
+        may_overlap: Whether it is launched with programmatic stream serialization, so it may begin
+            before earlier launches have ended.
     """
 
     def __init__(self, module: EmulatedModule, name: str, entry: EntryRecord) -> None:
-        takes = module.resources[name] if module.resources else _declared(entry)
-        super().__init__(f"{name} {module.variant}".rstrip(), module.chip, takes)
+        resources = module.resources[name] if module.resources else _declared(entry)
+        super().__init__(f"{name} {module.variant}".rstrip(), module.chip, resources)
         self.name = name
-        self.resources = takes
+        self.resources = resources
         self.last_outcome: Outcome | None = None
         self.may_overlap = False
         self._module = module
@@ -165,28 +165,28 @@ class EmulatedKernel(Function):
 
     @property
     def chip(self) -> Chip:
-        """What the kernel runs on."""
+        """The emulated chip."""
         return self._module.chip
 
     @property
     def cubin(self) -> bytes | None:
-        """That of its module, if it was given."""
+        """The module's cubin, if known."""
         return self._module.cubin
 
     @property
     def counters(self) -> Sequence[Counted]:
-        """What one execution of each of its counters stands for; none if it is not counted."""
+        """Instructions per execution of each counter; empty if the kernel is not counted."""
         return self._module.counters.get(self.name, ())
 
     @property
     def ptx(self) -> str:
-        """The text that its module is from; empty if it is from a source file."""
+        """The module's PTX; empty for a source file."""
         return self._module.ptx
 
     @property
     def parameter_sizes(self) -> list[int]:
-        """Bytes of each parameter, as the source declares it."""
-        return [self._entry.parameters[at].size for at in range(self._entry.parameter_count)]
+        """Declared bytes of each parameter."""
+        return [self._entry.parameters[i].size for i in range(self._entry.parameter_count)]
 
     @property
     def declared_at(self) -> tuple[str, int]:
@@ -201,7 +201,7 @@ class EmulatedKernel(Function):
         args: Sequence[Any],
         shared_mem: int = 0,
     ) -> Outcome:
-        """Runs the kernel.
+        """Run the kernel.
 
         Args:
             grid, block: Up to three extents.
@@ -211,10 +211,10 @@ class EmulatedKernel(Function):
             shared_mem: Bytes of dynamic shared memory.
 
         Raises:
-            CheckerError: The checker has something to report (unless the settings collect).
-            TypeError, ValueError: An argument or extent that a GPU launch would get wrong.
+            CheckerError: The checker reports something (unless the settings collect reports).
+            TypeError, ValueError: An argument or extent does not fit the kernel.
         """
-        chosen = current_settings()
+        options = current_settings()
         grid_extents, block_extents = three(grid), three(block)
         self.require_launchable(grid_extents, block_extents, shared_mem)
         holders = self._convert(args)
@@ -226,7 +226,7 @@ class EmulatedKernel(Function):
             if isinstance(value, np.ndarray) and not value.dtype.names:
                 memory.note_kernel(value, self)
         outcome = self.run(grid_extents, block_extents, pointers, shared_mem, self.may_overlap)
-        if outcome.reports and chosen.raise_reports:
+        if outcome.reports and options.raise_reports:
             raise CheckerError(outcome.reports)
         return outcome
 
@@ -238,19 +238,19 @@ class EmulatedKernel(Function):
         shared_mem: int,
         may_overlap: bool = False,
     ) -> Outcome:
-        """Runs the kernel as cuLaunchKernel is told to, which has been found to be permitted.
+        """Run the kernel for a launch that has passed the driver's checks.
 
         Args:
             grid, block: Three extents each.
             pointers: A ctypes array with the address of each parameter's value.
             shared_mem: Bytes of dynamic shared memory.
-            may_overlap: With programmatic stream serialization.
+            may_overlap: Use programmatic stream serialization.
         """
-        chosen = current_settings()
+        options = current_settings()
         if not self._module.checked:
-            chosen = replace(chosen, check=False)
-        blocks = np.asarray(chosen.blocks if chosen.blocks is not None else [], np.uint32)
-        apply_settings(chosen)
+            options = replace(options, check=False)
+        blocks = np.asarray(options.blocks if options.blocks is not None else [], np.uint32)
+        apply_settings(options)
         runtime = library()
         runtime.emulator_clear_reports()
         runtime.emulator_launch(
@@ -263,9 +263,9 @@ class EmulatedKernel(Function):
             len(blocks),
             may_overlap,
         )
-        self.last_outcome = self._outcome(chosen)
-        if chosen.on_outcome is not None:
-            chosen.on_outcome(self.last_outcome)
+        self.last_outcome = self._outcome(options)
+        if options.on_outcome is not None:
+            options.on_outcome(self.last_outcome)
         return self.last_outcome
 
     def _convert(self, args: Sequence[Any]) -> list[np.ndarray]:
@@ -276,18 +276,18 @@ class EmulatedKernel(Function):
         for index, value in enumerate(args):
             parameter = self._entry.parameters[index]
             holder, kind = _to_parameter(value, f"argument {index} of {self.name}")
-            wanted = (parameter.size, parameter.kind)
-            # An address may come as uint64.
+            formal = (parameter.size, parameter.kind)
+            # An address may be passed as uint64.
             is_address = parameter.kind == _POINTER and kind == _INTEGER
-            if holder.nbytes != wanted[0] or (kind != wanted[1] and not is_address):
+            if holder.nbytes != formal[0] or (kind != formal[1] and not is_address):
                 raise TypeError(
-                    f"argument {index} of {self.name} is {_KIND_NAMES[wanted[1]]} of {wanted[0]}"
+                    f"argument {index} of {self.name} is {_KIND_NAMES[formal[1]]} of {formal[0]}"
                     f" bytes: got {_KIND_NAMES[kind]} of {holder.nbytes}"
                 )
             holders.append(holder)
         return holders
 
-    def _outcome(self, chosen: Settings) -> Outcome:
+    def _outcome(self, options: Settings) -> Outcome:
         runtime = library()
         count = runtime.emulator_report_count()
         records = [runtime.emulator_report(index).contents for index in range(count)]
@@ -299,8 +299,8 @@ class EmulatedKernel(Function):
             statistics.switches,
             statistics.accesses,
             statistics.blocks,
-            self._bank_conflicts() if chosen.bank_conflicts or chosen.work else [],
-            counted_work(self.counters or None) if chosen.work else None,
+            self._bank_conflicts() if options.bank_conflicts or options.work else [],
+            counted_work(self.counters or None) if options.work else None,
         )
 
     def _bank_conflicts(self) -> list[BankConflicts]:
@@ -320,7 +320,7 @@ class EmulatedKernel(Function):
 
 
 def _declared(entry: EntryRecord) -> Resources:
-    """What a kernel's source says of its launch."""
+    """Return the resources that a kernel's source declares."""
     parameters = [entry.parameters[index] for index in range(entry.parameter_count)]
     cluster = tuple(entry.cluster)
     return Resources(
@@ -333,7 +333,7 @@ def _declared(entry: EntryRecord) -> Resources:
 
 
 def _to_parameter(value: Any, what: str) -> tuple[np.ndarray, int]:
-    """The bytes of one argument as a contiguous array, and their ParameterKind."""
+    """Return an argument's bytes as a contiguous array, and its ParameterKind."""
     if isinstance(value, np.ndarray) and value.dtype.names and value.size == 1:
         return _aligned_copy(value), _STRUCT
     if isinstance(value, np.ndarray):
@@ -357,7 +357,7 @@ def _to_parameter(value: Any, what: str) -> tuple[np.ndarray, int]:
 
 
 def _aligned_copy(value) -> np.ndarray:
-    """The bytes of a struct at an address that suits any parameter (64 bytes)."""
+    """Copy a struct's bytes to an address that suits any parameter (64 bytes)."""
     raw = np.frombuffer(value.tobytes(), np.uint8)
     buffer = np.empty(raw.size + 64, np.uint8)
     start = -buffer.ctypes.data % 64

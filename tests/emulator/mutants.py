@@ -1,11 +1,11 @@
-"""Mutates the kernels and says which changes no case notices.
+"""Mutates the kernels and lists the mutants that no case kills.
 
 ``python -m tests.emulator.mutants [--kernel conv_forward] [--since REVISION] [--limit N]``
 
 A mutant is a kernel source with one literal, comparison, stride or synchronisation changed.  The
-cases of ``tests/emulator/cases.py`` run on it under the checker; it is killed by a report, by wrong
-numbers, by a crash or by running too long.  A survivor is answered by a new case, or argued to be
-equivalent in ``equivalent_mutants.toml``.
+cases of ``tests/emulator/cases.py`` run on it under the checker.  A report, wrong numbers, a crash
+or a timeout kills it.  For each survivor, write a case or argue in ``equivalent_mutants.toml`` that
+it is equivalent.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 KILLERS = ("report", "numbers", "crash", "timeout", "error")
 
 
-def equivalent_mutants(path: Path | None = None) -> dict[tuple[str, str, str], str]:
-    """Reasons of the survivors argued equivalent, by file, line text and change."""
-    entries = tomllib.loads((path or EQUIVALENT).read_text()).get("mutant", [])
+def equivalent_mutants() -> dict[tuple[str, str, str], str]:
+    """Return the reasons of argued mutants, by file, line text and change."""
+    entries = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
     return {
-        (one["file"], one["source"], change): one["reason"]
-        for one in entries
-        for change in one["changes"]
+        (entry["file"], entry["source"], change): entry["reason"]
+        for entry in entries
+        for change in entry["changes"]
     }
 
 
 def is_argued(mutant: Mutant) -> bool:
-    """Whether the list says of a mutant that it is equivalent, should it survive."""
+    """Return whether a mutant is listed as equivalent."""
     return (mutant.file, mutant.source, mutant.change) in equivalent_mutants()
 
 
 def survivors(
     mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 2, verbose: bool = False
 ) -> list[Mutant]:
-    """The mutants that no case kills and that are not argued equivalent; prints as it goes."""
+    """Return the mutants that no case kills and that are not argued; print verdicts."""
     counts: Counter[str] = Counter()
     alive: list[Mutant] = []
     started = time.monotonic()
@@ -74,51 +74,53 @@ def survivors(
 
 
 def changed_lines(revision: str) -> set[tuple[str, int]]:
-    """Names of kernel files, and the lines in them that a revision has otherwise or not at all."""
+    """Return (file name, line) of kernel lines that differ from a revision."""
     command = ["git", "diff", "--unified=0", "--no-color", revision, "--", "."]
     text = subprocess.run(
         command, cwd=KERNEL_DIRECTORY, capture_output=True, text=True, check=True
     ).stdout
-    found: set[tuple[str, int]] = set()
+    lines: set[tuple[str, int]] = set()
     name = ""
     for line in text.splitlines():
         if line.startswith("+++ "):
             name = line.rpartition("/")[2]
         elif hunk := re.match(r"@@ .* \+(\d+)(?:,(\d+))? @@", line):
             first, count = int(hunk[1]), int(hunk[2] or 1)
-            found |= {(name, number) for number in range(first, first + count)}
-    return found
+            lines |= {(name, number) for number in range(first, first + count)}
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns 1 if there are unexplained survivors."""
+    """Run the command line; return 1 if there are unexplained survivors."""
     parser = argparse.ArgumentParser(prog="python -m tests.emulator.mutants", description=__doc__)
-    parser.add_argument("--kernel", help="one file: conv_forward, tile.cuh, ...; default all")
-    parser.add_argument("--since", metavar="REVISION", help="only lines changed since then")
-    parser.add_argument("--limit", type=int, help="judge a random sample of so many")
-    parser.add_argument("--seed", type=int, default=1, help="of the sample")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--list", action="store_true", help="print the mutants and stop")
-    parser.add_argument("--verbose", action="store_true", help="print every verdict")
+    parser.add_argument("--kernel", help="Mutate only this file, such as conv_forward or tile.cuh.")
     parser.add_argument(
-        "--unargued", action="store_true", help="leave out what is argued to be equivalent"
+        "--since", metavar="REVISION", help="Mutate only lines changed since this revision."
     )
-    chosen = parser.parse_args(arguments)
-    mutants = all_mutants(chosen.kernel)
-    if chosen.since is not None:
-        changed = changed_lines(chosen.since)
-        mutants = [mutant for mutant in mutants if (mutant.file, mutant.line) in changed]
-    if chosen.limit is not None and chosen.limit < len(mutants):
-        mutants = random.Random(chosen.seed).sample(mutants, chosen.limit)
-    if chosen.unargued:
+    parser.add_argument("--limit", type=int, help="Judge a random sample of this size.")
+    parser.add_argument("--seed", type=int, default=1, help="Seed of the sample.")
+    parser.add_argument("--jobs", type=int, default=2, help="Number of parallel processes.")
+    parser.add_argument("--list", action="store_true", help="Print the mutants and exit.")
+    parser.add_argument("--verbose", action="store_true", help="Print every verdict.")
+    parser.add_argument(
+        "--unargued", action="store_true", help="Leave out mutants argued to be equivalent."
+    )
+    options = parser.parse_args(arguments)
+    mutants = all_mutants(options.kernel)
+    if options.since is not None:
+        lines = changed_lines(options.since)
+        mutants = [mutant for mutant in mutants if (mutant.file, mutant.line) in lines]
+    if options.limit is not None and options.limit < len(mutants):
+        mutants = random.Random(options.seed).sample(mutants, options.limit)
+    if options.unargued:
         mutants = [mutant for mutant in mutants if not is_argued(mutant)]
-    if chosen.list:
+    if options.list:
         print(*mutants, sep="\n")
         return 0
 
     from .cases import mutation_cases  # cases_of(file) -> [(name, run), ...]
 
-    return 1 if survivors(mutants, mutation_cases, chosen.jobs, chosen.verbose) else 0
+    return 1 if survivors(mutants, mutation_cases, options.jobs, options.verbose) else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .build import INCLUDE_DIRECTORY, KERNEL_DIRECTORY
 
-NOT_MUTATED = ("ptx.cuh", "parameters.cuh")  # no logic of their own
+NOT_MUTATED = ("ptx.cuh", "parameters.cuh")  # they contain no logic
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Mutant:
 
     Attributes:
         file: Name of the kernel file or header.
-        line: Number of the line, from 1.
-        source: The line as it is, stripped.
+        line: Line number, from 1.
+        source: The original line, stripped.
         change: ``old -> new``; ``removed`` for a statement.
-        text: The whole file, changed.
+        text: The whole changed file.
     """
 
     file: str
@@ -42,28 +42,28 @@ _SYNCHRONISATION = re.compile(
     r"|tma_store_(?:commit|wait)\w*|griddepcontrol_wait))(?:<[^;]*?>)?\([^;]*?\);"
     r"|while \(!ptx::mbarrier_\w+\([^;{]*\{\s*\}"
 )
-# Strides of tensors in memory; not p.stride, that of the window.
+# Strides of tensors in memory, not the window's p.stride.
 _STRIDE = re.compile(
     r"(?<![\w.])(?:(?:p\.)?\w+_|shape\.)?stride\[\w+\]|(?:p\.bias|shape\.channel)_stride\b"
 )
 _DECLARATION = re.compile(r"^\s*(?:int|long long) ")
-_LEFT_ALONE = re.compile(r"^\s*#|static_assert|__launch_bounds__|alignas|__align__|^\s*using\b")
+_EXCLUDED = re.compile(r"^\s*#|static_assert|__launch_bounds__|alignas|__align__|^\s*using\b")
 
 
 def _without_comments(text: str) -> str:
-    """The text with comments blanked, every other character in its place."""
+    """Blank out comments; all other characters keep their positions."""
     blank = lambda match: re.sub(r"[^\n]", " ", match[0])  # noqa: E731
     return re.sub(r"//[^\n]*|/\*.*?\*/", blank, text, flags=re.S)
 
 
 def mutations(file: str, text: str) -> Iterator[Mutant]:
-    """Every mutant of a source text."""
+    """Yield every mutant of a source text."""
     code = _without_comments(text)
     lines = code.split("\n")
 
     def changed(start: int, end: int, new: str, change: str) -> Iterator[Mutant]:
         number = code.count("\n", 0, start)
-        if not _LEFT_ALONE.search(lines[number]):
+        if not _EXCLUDED.search(lines[number]):
             source = text.split("\n")[number].strip()
             yield Mutant(file, number + 1, source, change, text[:start] + new + text[end:])
 
@@ -86,12 +86,12 @@ def mutations(file: str, text: str) -> Iterator[Mutant]:
 
 
 def all_mutants(kernel: str | None = None) -> list[Mutant]:
-    """The mutants of one file (``conv_forward``, or a header as ``tile.cuh``), or of all."""
-    found = []
+    """Return the mutants of one file, such as ``conv_forward`` or ``tile.cuh``, or of all."""
+    mutants = []
     for path in sorted([*KERNEL_DIRECTORY.glob("*.cu"), *INCLUDE_DIRECTORY.glob("*.cuh")]):
-        wanted = kernel in (None, path.name, path.stem)
-        if wanted and path.name not in NOT_MUTATED:
-            found.extend(mutations(path.name, path.read_text()))
-    if not found:
+        selected = kernel in (None, path.name, path.stem)
+        if selected and path.name not in NOT_MUTATED:
+            mutants.extend(mutations(path.name, path.read_text()))
+    if not mutants:
         raise SystemExit(f"no kernel file or header called {kernel}")
-    return found
+    return mutants

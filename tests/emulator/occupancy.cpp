@@ -1,5 +1,5 @@
-// NVIDIA's occupancy calculator, a header of the CUDA runtime, for Python: the blocks of a kernel
-// that a multiprocessor holds at a time, and what limits them.
+// Python interface of NVIDIA's occupancy calculator, a header of the CUDA runtime: resident blocks
+// per SM of a kernel, and the limiting resources.
 #include <climits>
 
 #include <cuda_occupancy.h>
@@ -12,10 +12,10 @@ struct Chip {
 
 struct Kernel {
   int registers, static_shared, launch_bounds;
-  int allowed_dynamic;  // the most dynamic shared memory; -1 where nothing was asked for
+  int allowed_dynamic;  // maximum dynamic shared memory; -1 if not set
 };
 
-// Writes the factors that limit the blocks, one bit each of cudaOccLimitingFactor; -1 for an error.
+// Returns the resident blocks, or -1 for an error; writes the bits of cudaOccLimitingFactor.
 extern "C" int resident_blocks(const Chip* chip, const Kernel* kernel, int threads, int dynamic_shared,
                                unsigned* limits) {
   cudaOccDeviceProp properties;

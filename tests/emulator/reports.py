@@ -1,4 +1,4 @@
-"""What the checker found: reports with kernel, block, thread and source line."""
+"""Reports of the checker, with kernel, block, thread and source line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from .build import HOST_DIRECTORY, REPOSITORY
 
-# In the order of ReportKind in host/checker.h.
+# Same order as ReportKind in host/checker.h.
 KINDS = (
     "out-of-bounds",
     "misaligned",
@@ -38,7 +38,7 @@ KINDS = (
     "cluster",
     "trap",
 )
-UNWRITTEN_OUTPUT = "unwritten-output"  # found by memory.check_written
+UNWRITTEN_OUTPUT = "unwritten-output"  # raised by memory.check_written
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Report:
         kernel: The kernel's name.
         block: blockIdx as (x, y, z).
         thread: threadIdx as (x, y, z).
-        file: Source file, relative to the repository where it lies in it.
-        line: Line in that file; 0 where there is none.
-        text: What happened.
+        file: Source file, relative to the repository if it is inside it.
+        line: Line in that file; 0 if unknown.
+        text: Description of the fault.
     """
 
     kind: str
@@ -69,7 +69,7 @@ class Report:
 
 
 class CheckerError(AssertionError):
-    """A launch with reports; they are in ``reports``."""
+    """A launch with reports; see ``reports``."""
 
     def __init__(self, reports: Sequence[Report]) -> None:
         self.reports = list(reports)
@@ -82,7 +82,7 @@ class CheckerError(AssertionError):
 
 
 def short_path(path: str) -> str:
-    """The path relative to the repository, or as it is."""
+    """Return the path relative to the repository, or unchanged if it is outside."""
     try:
         return str(Path(path).resolve().relative_to(REPOSITORY))
     except ValueError:
@@ -90,7 +90,7 @@ def short_path(path: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# From code addresses to source lines, without any installed tool
+# Conversion of code addresses to source lines, without external tools
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Inlined:
@@ -102,7 +102,7 @@ class _Inlined:
 
 
 class Symbols:
-    """Source lines and shared variables of one compiled kernel file (reads DWARF and symbols)."""
+    """Source lines and shared variables of a compiled kernel file, from DWARF and symbols."""
 
     def __init__(self, path: Path) -> None:
         from elftools.elf.elffile import ELFFile
@@ -152,15 +152,15 @@ class Symbols:
         visit(unit.get_top_DIE(), 0)
 
     def frames(self, address: int) -> list[tuple[str, int]]:
-        """(file, line) of the code address, innermost inlined function first."""
+        """Return (file, line) of the code address, innermost inlined function first."""
         position = bisect.bisect_right(self._addresses, address) - 1
         frames = [self._places[position]] if position >= 0 else []
-        around = [one for one in self._inlined if one.low <= address < one.high]
-        around.sort(key=lambda one: -one.depth)
-        return frames + [(one.call_file, one.call_line) for one in around]
+        callers = [call for call in self._inlined if call.low <= address < call.high]
+        callers.sort(key=lambda call: -call.depth)
+        return frames + [(call.call_file, call.call_line) for call in callers]
 
     def place(self, return_address: int) -> tuple[str, int]:
-        """The innermost line that is the kernel's own, not the emulator's."""
+        """Return the innermost line outside the emulator's own code."""
         frames = self.frames(return_address - 1)
         for file, line in frames:
             if line and Path(file).parent != HOST_DIRECTORY:
@@ -168,17 +168,17 @@ class Symbols:
         return frames[0] if frames else ("?", 0)
 
     def function(self, name: str) -> tuple[str, int]:
-        """Where a kernel is declared."""
+        """Return the file and line of a kernel's declaration."""
         address = self._functions.get(name)
         return ("?", 0) if address is None else self.place(address + 1)
 
     def variable(self, address: int) -> str:
-        """The shared variable whose control record lies at the address."""
+        """Return the name of the shared variable with this control record."""
         return self._variables.get(address, "variable")
 
 
 def _plain_name(mangled: str) -> str:
-    """The variable's own name out of a mangled local name (``_ZZ4kernE4tile`` -> ``tile``)."""
+    """Return the variable name of a mangled local name (``_ZZ4kernE4tile`` -> ``tile``)."""
     for match in re.finditer(r"E(?:NK?S\w*_)?(\d+)", mangled):
         digits = match[1]
         for start in range(len(digits)):
@@ -230,12 +230,12 @@ def _extents(die, ranges, unit_base: int) -> Iterator[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=32)
 def symbols_of(path: Path) -> Symbols:
-    """The symbols of a compiled kernel file, read once."""
+    """Return the symbols of a compiled kernel file; cached."""
     return Symbols(path)
 
 
-def _described(text: str, symbols: Symbols) -> str:
-    """A record's text with its code addresses as lines and its control records as names."""
+def _resolve_names(text: str, symbols: Symbols) -> str:
+    """Replace code addresses in a record's text by lines, and control records by names."""
 
     def describe(match: re.Match[str]) -> str:
         if match[1] == "variable":
@@ -247,7 +247,7 @@ def _described(text: str, symbols: Symbols) -> str:
 
 
 def render(kernel: str, library: Path, records: Sequence[Any]) -> list[Report]:
-    """Reports out of the runtime's records, one for each kind and pair of lines."""
+    """Convert the runtime's records to reports, one per kind and pair of lines."""
     symbols = symbols_of(library)
     reports: list[Report] = []
     seen = set()
@@ -255,7 +255,7 @@ def render(kernel: str, library: Path, records: Sequence[Any]) -> list[Report]:
         place = symbols.place(record.pc) if record.pc else (record.file.decode(), record.line)
         other = symbols.place(record.other_pc) if record.other_pc else None
         kind, text = KINDS[record.kind], record.text.decode(errors="replace")
-        # The optimiser may copy one barrier call to several addresses.
+        # The optimiser may duplicate a barrier call.
         same_barrier = kind == "barrier-divergence" and "different lines" in text and place == other
         if same_barrier or (kind, place, other) in seen:
             continue
@@ -269,7 +269,7 @@ def render(kernel: str, library: Path, records: Sequence[Any]) -> list[Report]:
                 tuple(record.thread),
                 short_path(file),
                 line,
-                _described(text, symbols),
+                _resolve_names(text, symbols),
             )
         )
     return reports

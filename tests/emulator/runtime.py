@@ -1,4 +1,4 @@
-"""The runtime library through ctypes, and the settings of a launch."""
+"""The runtime library through ctypes, and the settings of launches."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ KERNEL_SOURCES = ("cuda", "ptx")
 
 @dataclass(frozen=True)
 class Settings:
-    """How launches are run.
+    """Settings of launches.
 
     Attributes:
-        check: Look at every access (a module built with ``checked=False`` has none to look at).
-        policy: Which thread runs next: ``first-in``, ``reverse`` or ``random``.
+        check: Check every access (a module built with ``checked=False`` has no checks).
+        policy: Scheduling order of threads: ``first-in``, ``reverse`` or ``random``.
         timing: When asynchronous copies land: ``late``, ``early`` or at ``any`` time.
-        preempt_period: A thread yields at one access in about so many; 0 for never.
-        seed: Of every random choice.
+        preempt_period: A thread yields at one access in about this many; 0 for never.
+        seed: Seed of all random choices.
         bank_conflicts: Count the wavefronts of shared-memory accesses.
         blocks: Linear indices of the blocks (clusters, where declared) to run; None for all.
         raise_reports: Raise CheckerError after a launch with reports.
-        compiled: Compile the variants with NVRTC too, and hold launches to what their cubins take
-            (driver.py), registers and static shared memory included.
-        source: What the library's kernels are built from: ``cuda``, their source, or the ``ptx``
-            that NVRTC makes of it.
-        work: Count what a launch from PTX executes, and its sectors of global memory.
+        compiled: Also compile variants with NVRTC, and check launches against the resources of
+            their cubins (driver.py), including registers and static shared memory.
+        source: What the library's kernels are built from: their ``cuda`` source, or the ``ptx``
+            that NVRTC compiles from it.
+        work: Count the instructions of a launch from PTX, and its sectors of global memory.
         on_outcome: Called with the Outcome of each launch, before it raises.
     """
 
@@ -52,7 +52,7 @@ class Settings:
     on_outcome: Callable[[Any], None] | None = None
 
 
-# Three schedules that differ in every respect; test suites run each case in all of them.
+# Three schedules that differ in every setting; tests run each case in all of them.
 SCHEDULES = (
     Settings(),
     Settings(policy="reverse", timing="early"),
@@ -66,23 +66,23 @@ _current: contextvars.ContextVar[Settings] = contextvars.ContextVar(
 
 
 def current_settings() -> Settings:
-    """The settings that the next launch uses."""
+    """Return the settings of the next launch."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def settings(base: Settings | None = None, **changes) -> Iterator[Settings]:
-    """Changes the settings of the launches made inside the ``with`` block."""
-    chosen = replace(base or _current.get(), **changes)
-    token = _current.set(chosen)
+    """Change the settings of launches inside the ``with`` block."""
+    current = replace(base or _current.get(), **changes)
+    token = _current.set(current)
     try:
-        yield chosen
+        yield current
     finally:
         _current.reset(token)
 
 
 # --------------------------------------------------------------------------------------------------
-# The structs of host/emulator.h, host/runtime.h and host/checker.h
+# Structs of host/emulator.h, host/runtime.h and host/checker.h
 # --------------------------------------------------------------------------------------------------
 class _SettingsRecord(ctypes.Structure):
     _fields_ = [
@@ -153,7 +153,7 @@ class EntryRecord(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The runtime, loaded once in a process; kernels bind to it."""
+    """Load the runtime once per process; kernels bind to it."""
     runtime = ctypes.CDLL(str(build_runtime()))
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     signatures = {
@@ -189,17 +189,17 @@ def library() -> ctypes.CDLL:
     return runtime
 
 
-def apply_settings(chosen: Settings) -> None:
-    """Writes the settings into the runtime; ValueError for an unknown word."""
-    words = (("policy", POLICIES), ("timing", TIMINGS), ("source", KERNEL_SOURCES))
-    for name, known in words:
-        if getattr(chosen, name) not in known:
-            raise ValueError(f"{name} is one of {known}: got {getattr(chosen, name)!r}")
+def apply_settings(options: Settings) -> None:
+    """Write the settings to the runtime; ValueError for an unknown value."""
+    choices = (("policy", POLICIES), ("timing", TIMINGS), ("source", KERNEL_SOURCES))
+    for name, known in choices:
+        if getattr(options, name) not in known:
+            raise ValueError(f"{name} is one of {known}: got {getattr(options, name)!r}")
     record = library().emulator_settings().contents
-    record.check = chosen.check
-    record.policy = POLICIES.index(chosen.policy)
-    record.async_timing = TIMINGS.index(chosen.timing)
-    record.preempt_period = chosen.preempt_period
-    record.seed = chosen.seed
-    record.bank_conflicts = chosen.bank_conflicts or chosen.work
-    record.work = chosen.work
+    record.check = options.check
+    record.policy = POLICIES.index(options.policy)
+    record.async_timing = TIMINGS.index(options.timing)
+    record.preempt_period = options.preempt_period
+    record.seed = options.seed
+    record.bank_conflicts = options.bank_conflicts or options.work
+    record.work = options.work

@@ -1,31 +1,28 @@
-"""What the ways to compute the suite's layers come to, by counted work: the planner's judge.
+"""Counted work and modelled times of planned kernels on the suite's layers, beside CUTLASS's.
 
 ``python -m tests.emulator.suite [SUITE OR LAYER ...] [--arch A ...] [--numbers N ...] [--json F]``
-``python -m tests.emulator.suite --cutlass F``
-``python -m tests.emulator.suite --table F [--before F]``
 
-Nothing here is shared with what the planner prices kernels by.
+The model shares no code with the planner's cost model.
 
-- Counted on the CPU, of each launch: what some of its blocks execute of the PTX that NVRTC makes of
-  the kernel (account.py), their wavefronts of shared memory and sectors of global memory.
-- Of the main loop around products of the tensor cores, the instructions that ptxas makes: as many
-  for each of PTX's as stand in the loop of the cubin for those in the loop of the PTX.  Likewise
-  the waits for global memory, in the loop and beside it: as many for each load that is executed as
-  stand in the cubin.
-- Counted by NVRTC and NVIDIA's occupancy calculator: the blocks that a multiprocessor holds.
-- Scaled by the grid: the other blocks do as much, on average, as those that were run, which are
-  spread evenly over it.
-- Modelled, by the nominal chips' data sheets (cupyconv/planning/device.py) and the constants below:
+- Counted on the CPU, per launch: PTX instructions of some of its blocks (account.py), their
+  wavefronts of shared memory and sectors of global memory.
+- SASS instructions of the main loop around tensor-core products: the PTX count times the ratio of
+  the loop's SASS length to its PTX length.  Likewise waits for global memory, in the loop and
+  outside: executed loads times the cubin's waits per load.
+- Computed by NVRTC and NVIDIA's occupancy calculator: resident blocks per SM.
+- Scaled by the grid: the blocks that ran are spread evenly over it, and the other blocks are
+  assumed to do the same work on average.
+- Modelled, from the data sheets of the nominal chips (cupyconv/kernels/device.py) and the
+  constants below:
 
-    busy   = of a block, whatever takes a multiprocessor longest: instructions / 4, float
-             instructions / its lanes, products / its tensor cores' rate, wavefronts, sectors / 2
-    alone  = of a block whose warps find nobody's work to fill their waits with: instructions of the
-             most busy warp * PACE + (1 + waits of a warp for global memory) * LATENCY
-    cycles = max(blocks of a multiprocessor * busy / FILLED,
-                 rounds of as many blocks as it holds * alone)
-    launch = max(cycles / clock, bytes of the arrays that it touches / bandwidth) + OVERHEAD
+    busy   = per block, the busiest unit of an SM: instructions / 4, float instructions / lanes,
+             products / tensor-core rate, wavefronts, sectors / 2
+    alone  = per block without other work to hide its waits: instructions of the busiest warp
+             * PACE + (1 + its waits for global memory) * LATENCY
+    cycles = max(blocks of an SM * busy / FILLED, ceil(blocks of an SM / resident) * alone)
+    launch = max(cycles / clock, bytes of its arrays / bandwidth) + OVERHEAD
 
-A pass takes the sum of its launches.
+The time of a pass is the sum over its launches.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from itertools import pairwise, product
 from math import ceil, log, prod
@@ -45,12 +42,12 @@ import numpy as np
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.bench import suites
-from cupyconv.gpu import compiler, launches, sources
-from cupyconv.gpu.launch import Launch, Part
-from cupyconv.planning import Device, Request
-from cupyconv.planning.device import Chip
+from cupyconv.gpu import compiler, sources
+from cupyconv.kernels.device import Chip
+from cupyconv.kernels.strides import Strides
+from cupyconv.launch import Launch, Part
+from cupyconv.planning import Device, Request, launches
 from cupyconv.planning.plan import PassPlan, contenders
-from cupyconv.planning.strides import Strides
 from cupyconv.problem import PASSES
 from tests import cubins
 from tests.cubins import Resources
@@ -66,65 +63,58 @@ from .witnesses import MissingError, cutlass
 from .work import FREE, Executions, Instructions
 
 SCHEDULERS = 4
-"""Of a multiprocessor; each begins an instruction of a warp in a cycle."""
+"""Warp schedulers per SM; each issues one instruction per cycle (hardware rule)."""
 
 FILLED = 0.85
-"""Share of a multiprocessor's cycles that find work where there is enough of it."""
+"""Share of an SM's cycles that issue work under full load (modelled)."""
 
 PACE = 2
-"""Cycles from an instruction of a warp to its next, on average."""
+"""Mean cycles between two instructions of a warp (modelled)."""
 
 LATENCY = 600
-"""Cycles until a load from global memory is there."""
+"""Cycles of a load from global memory (modelled)."""
 
 SECTORS = 2
-"""That a multiprocessor is given in a cycle, of 32 bytes."""
+"""32-byte sectors per SM cycle (modelled)."""
 
 OVERHEAD = 2.0
-"""Microseconds of a launch, beside its work."""
-
-JUDGED = ("cuda-gather", "cuda-patch", "cuda-direct", "cuda-toeplitz")
-"""Families whose ways are counted: all of the chips before 9.0, but for cuda-generic."""
-
-PROMISING = 2
-"""Ways that the planner prices at more than so many times the best one's are not counted, but for
-the best of each family; nor are other numbers of splits than the best one's of a tile, and one."""
+"""Microseconds of launch overhead (modelled)."""
 
 PRODUCT = {"tf32": 16 * 8 * 8, "float64": 8 * 8 * 4}
-"""Multiplications of an instruction of the tensor cores; of 16-bit operands 16 * 8 * 16."""
+"""Multiplications per tensor-core instruction; 16 * 8 * 16 for 16-bit operands."""
 
 BLOCKS = 4
-"""Of a launch, that are run at least."""
+"""Minimum number of blocks to run per launch (chosen)."""
 
 MOST_PERIOD = 8
-"""Blocks of a row of tiles, of each of which as many are run."""
+"""Maximum blocks per row of tiles for which every column is sampled equally (chosen)."""
 
 GOLDEN = (5**0.5 - 1) / 2
-"""Whose multiples are spread most evenly, whatever their fractions are compared with."""
+"""Inverse golden ratio, whose multiples modulo 1 are spread most evenly."""
 
 MOST_DEPTH = 1 << 17
-"""Of a matrix product, that is counted of CUTLASS's kernels, which are not split."""
+"""Maximum gemm_k of a counted CUTLASS kernel, which is not split (chosen)."""
 
-_PTX = "sm_80"  # serves all chips of its generation: they have the same instructions
-_SCHEME = 5  # of what is kept
+_PTX = "sm_80"  # valid for all counted chips, which have the same instructions
+_SCHEME = 5  # version of the cached counts
 
 
 @dataclass(frozen=True)
 class Counts:
-    """One launch: what its blocks do, each on average, and how many there are.
+    """Counts of one launch, averaged over the blocks that ran.
 
     Attributes:
         kernel: its name.
-        blocks: of the grid.
-        resident: blocks that a multiprocessor holds at a time.
-        warps: of a block.
-        instructions: that its warps execute, without those that cost nothing.
-        longest: those of its most busy warp.
-        multiply_adds: of these, instructions on float32 or float64.
-        products: of the tensor cores, PRODUCT multiplications each.
-        wavefronts: of shared memory.
-        sectors: of 32 bytes of global memory that are asked for, once by each request.
-        waits: of its most waiting warp, for what it loads.
+        blocks: blocks of the grid.
+        resident: resident blocks per SM.
+        warps: warps per block.
+        instructions: instructions per block, without those that cost nothing.
+        longest: instructions of the busiest warp.
+        multiply_adds: instructions per block on float32 or float64.
+        products: tensor-core instructions per block, PRODUCT multiplications each.
+        wavefronts: wavefronts of shared memory per block.
+        sectors: 32-byte sectors of global memory that a block requests.
+        waits: waits for loads of the warp that waits most.
         touched: bytes of all arrays that the launch touches.
     """
 
@@ -142,7 +132,7 @@ class Counts:
     touched: int
 
     def busy(self, chip: Chip, operands: str) -> float:
-        """Cycles of a multiprocessor for a block, where blocks enough keep it busy."""
+        """Return the SM cycles per block under full load."""
         per_cycle = 1e3 / chip.clock / chip.multiprocessors / 2  # multiply-adds, of a TFLOP/s
         lanes = plain_rate(chip, operands) * per_cycle
         multiplications = self.products * PRODUCT.get(operands, 16 * 8 * 16)
@@ -155,171 +145,93 @@ class Counts:
         )
 
     def cycles(self, chip: Chip, operands: str) -> float:
-        """Of the multiprocessor with the most blocks."""
+        """Return the cycles of the SM with the most blocks."""
         most = ceil(self.blocks / chip.multiprocessors)
         rounds = ceil(most / min(most, self.resident))
         alone = self.longest * PACE + (1 + self.waits) * LATENCY
         return max(most * self.busy(chip, operands) / FILLED, rounds * alone)
 
     def microseconds(self, chip: Chip, operands: str) -> float:
-        """Of the launch."""
+        """Return the time of the launch."""
         moving = self.touched / (chip.bandwidth * 1e3)
         return max(self.cycles(chip, operands) / (chip.clock * 1e3), moving) + OVERHEAD
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute a pass.
+    """A candidate: one way to compute a pass.
 
     Attributes:
-        name: family, tile, splits and method.
-        planned: microseconds that the planner expects.
-        counted: microseconds by what is counted.
-        launches: what was counted.
+        name: family, tile or tiling, splits and method.
+        counted: microseconds from the counts.
+        launches: counts of its launches.
     """
 
     name: str
-    planned: float
     counted: float
     launches: tuple[Counts, ...]
 
     def figures(self, problem: ConvProblem, chip: Chip, operands: str) -> dict[str, float]:
-        """What a table says of it, beside its time."""
+        """Return its figures for a table."""
         return figures(self.launches, problem, chip, operands, self.counted)
 
 
 def tensor_rate(chip: Chip, operands: str) -> float:
-    """TFLOP/s of products of the tensor cores; 0 where they have none."""
+    """Return the TFLOP/s of the tensor cores; 0 if they do not support the operands."""
     rates = {"tf32": chip.tensor_rate / 2, "float32": 0.0, "float64": chip.double_tensor_rate}
     return rates.get(operands, chip.tensor_rate)
 
 
 def plain_rate(chip: Chip, operands: str) -> float:
-    """TFLOP/s of multiply-adds outside them."""
+    """Return the TFLOP/s of multiply-adds outside the tensor cores."""
     return chip.double_rate if operands == "float64" else chip.float_rate
 
 
 def figures(
     launches: Sequence[Counts], problem: ConvProblem, chip: Chip, operands: str, time: float
 ) -> dict[str, float]:
-    """Of launches that compute a pass in so many microseconds.
+    """Return the figures of launches that compute a pass in ``time`` microseconds.
 
     Returns:
-        ``instructions`` of a thread for each multiplication that the pass needs; ``bytes`` that
-        its blocks ask for over those that it has to move; ``resident`` blocks of the longest
-        launch on a multiprocessor; ``share`` of the roofline that the time is.
+        ``instructions``: thread instructions per multiplication of the pass; ``bytes``: requested
+        memory traffic / minimum; ``resident``: resident blocks per SM of the longest launch;
+        ``share``: share of the roofline.
     """
     products = problem.useful_flops / problem.flops_of_product
-    executed = sum(one.blocks * one.instructions * 32 for one in launches)
-    asked = sum(one.blocks * one.sectors * 32 for one in launches)
-    longest = max(launches, key=lambda one: one.blocks * one.instructions)
+    executed = sum(launch.blocks * launch.instructions * 32 for launch in launches)
+    requested = sum(launch.blocks * launch.sectors * 32 for launch in launches)
+    longest = max(launches, key=lambda launch: launch.blocks * launch.instructions)
     return {
         "instructions": executed / products,
-        "bytes": asked / problem.bytes,
+        "bytes": requested / problem.bytes,
         "resident": longest.resident,
         "share": least(problem, chip, operands) / time,
     }
 
 
 def least(problem: ConvProblem, chip: Chip, operands: str) -> float:
-    """The microseconds of a pass that does the chip's best at either end of the roofline."""
+    """Return the roofline time of a pass in microseconds."""
     rate = max(tensor_rate(chip, operands), plain_rate(chip, operands))
     return max(problem.useful_flops / (rate * 1e6), problem.bytes / (chip.bandwidth * 1e3))
 
 
-def verdict(found: Sequence[Mapping[str, tuple[float, float]]]) -> tuple[float, float]:
-    """How well the planner orders the ways to compute passes.
-
-    Args:
-        found: of each pass, the planned and the counted microseconds of its ways.
-
-    Returns:
-        The rank correlation of the two, each over the mean of its pass, so that a large layer does
-        not pass for a good order; and, of the passes, the most that the counted time of what is
-        planned is over that of the best way.
-    """
-    planned, counted = [], []
-    worst = 1.0
-    for of_pass in found:
-        both = np.log(np.array(list(of_pass.values())))
-        planned += list(both[:, 0] - both[:, 0].mean())
-        counted += list(both[:, 1] - both[:, 1].mean())
-        chosen = of_pass[min(of_pass, key=lambda name: of_pass[name][0])]
-        worst = max(worst, chosen[1] / min(one[1] for one in of_pass.values()))
-    ranks = [_ranks(np.array(one)) for one in (planned, counted)]
-    return float(np.corrcoef(*ranks)[0, 1]), worst
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """The place of each in their order; those that are alike share theirs."""
-    _, numbers, counts_ = np.unique(values.round(6), return_inverse=True, return_counts=True)
-    ends: np.ndarray = np.cumsum(counts_)
-    return (ends - (counts_ - 1) / 2)[numbers]
-
-
-def ways(
-    problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee", most: int = 1000
+def counted_ways(
+    problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee", most: int = 1
 ) -> Iterator[Way]:
-    """The promising ways of the judged families to compute a pass, what is planned first.
-
-    Args:
-        problem, pass_, device, precision: what is planned.
-        most: ways that are counted.
-    """
-    request = _request(problem, pass_, device, precision)
-    for one in _promising(request)[:most]:
-        yield counted(one, request)
-
-
-def planned_way(problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee") -> Way:
-    """What the planner takes of all families, counted."""
-    request = _request(problem, pass_, device, precision)
-    return counted(contenders(request, "auto", count=1)[0], request)
-
-
-def counted(planned: PassPlan, request: Request) -> Way:
-    """A way to compute a pass, counted."""
-    found = tuple(counts(planned, request.problem, request.device))
-    chip = request.device.chip
-    counted = sum(each.microseconds(chip, request.operands) for each in found)
-    return Way(name_of(planned), price(planned, request), counted, found)
-
-
-def prices(
-    problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee"
-) -> dict[str, float]:
-    """The microseconds that the planner expects of all ways of the judged families, by name."""
-    request = _request(problem, pass_, device, precision)
-    return {name_of(one): price(one, request) for one in _ranked(request)}
-
-
-def _request(problem: ConvProblem, pass_: str, device: Device, precision: str) -> Request:
-    return Request(problem, pass_, device, precision, strides=Strides.contiguous(problem))
-
-
-def _ranked(request: Request) -> list[PassPlan]:
-    return [one for one in contenders(request, "auto", count=1000) if one.implementation in JUDGED]
-
-
-def _promising(request: Request) -> list[PassPlan]:
-    ranked = _ranked(request)
-    most = PROMISING * min((price(one, request) for one in ranked), default=0)
-    cheapest = {(one.implementation, one.tile, one.method): one for one in reversed(ranked)}
-    best = {one.implementation: one for one in reversed(ranked)}.values()
-    of_tiles = [one for one in ranked if one.splits == 1 or one in cheapest.values()]
-    return [one for one in of_tiles if one in best or price(one, request) <= most]
-
-
-def price(planned: PassPlan, request: Request) -> float:
-    """The microseconds that the planner expects of it."""
-    priced = planned.family.candidate(request, planned.tile, planned.splits, planned.method)
-    assert priced is not None
-    return priced.microseconds
+    """Yield a pass's first ``most`` candidates, the planned one first."""
+    strides = Strides.contiguous(problem)
+    request = Request(problem, pass_, device, precision, strides=strides)
+    for planned in contenders(request, "auto", most):
+        found = tuple(counts(planned, problem, device))
+        time = sum(launch.microseconds(device.chip, request.operands) for launch in found)
+        yield Way(name_of(planned), time, found)
 
 
 def name_of(planned: PassPlan) -> str:
-    """Such as "cuda-gather 128x64x32 / 4"; "plain" without the tensor cores that it might have."""
+    """Return a name such as "cuda-gather 128x64x32 / 4"; "plain" means without tensor cores."""
     tile, words = planned.tile, [planned.implementation]
+    if planned.tiling:
+        words.append(",".join(map(str, astuple(planned.tiling))))
     if tile:
         words.append(str(tile))
         if planned.precision == "tf32" and not tile.defines.get("TENSOR_CORES", 1):
@@ -332,17 +244,17 @@ def name_of(planned: PassPlan) -> str:
 
 
 def counts(planned: PassPlan, problem: ConvProblem, device: Device) -> Iterator[Counts]:
-    """The counts of each launch of a planned pass."""
-    found = launches.prepare(planned, problem, Strides.contiguous(problem), None, device)
-    operands = {**lazy_tensors(problem), **_workspace(planned, found)}
-    for launch in found:
+    """Yield the counts of each launch of a planned pass."""
+    prepared = launches.prepare(planned, problem, Strides.contiguous(problem), None, device)
+    operands = {**lazy_tensors(problem), **_workspace(planned, prepared)}
+    for launch in prepared:
         if 0 not in launch.grid:
-            chosen = _spread(problem, prod(launch.grid), _period(planned, problem, launch))
-            yield _counts(launch, operands, device, chosen)
+            blocks = _spread(problem, prod(launch.grid), _period(planned, problem, launch))
+            yield _counts(launch, operands, device, blocks)
 
 
 def _period(planned: PassPlan, problem: ConvProblem, launch: Launch) -> int:
-    """Blocks after which a product's ragged edge comes again; 1 where it has none."""
+    """Return the blocks after which a product's ragged edge recurs; 1 without a ragged edge."""
     if planned.tile is None or launch.block != (planned.tile.threads,):
         return 1
     tile, gemm = planned.tile, problem.gemm(planned.pass_)
@@ -352,9 +264,14 @@ def _period(planned: PassPlan, problem: ConvProblem, launch: Launch) -> int:
     return -(-gemm.gemm_n // tile.block_n) if gemm.gemm_n % tile.block_n else 1
 
 
-def _workspace(planned: PassPlan, found: Sequence[Launch]) -> dict[str | Part, np.ndarray]:
-    """An array for the splits' sums, and one for each copy behind them."""
-    parts = {one for launch in found for one in launch.arguments if isinstance(one, Part)}
+def _workspace(planned: PassPlan, prepared: Sequence[Launch]) -> dict[str | Part, np.ndarray]:
+    """Return an array for the partial sums, and one for each copied tensor after them."""
+    parts = {
+        argument
+        for launch in prepared
+        for argument in launch.arguments
+        if isinstance(argument, Part)
+    }
     copies = sorted(parts, key=lambda part: part.offset)
     starts = [0, *(part.offset for part in copies), planned.workspace_bytes]
     names = ["workspace", *(f"copy {number + 1}" for number in range(len(copies)))]
@@ -367,10 +284,10 @@ def _workspace(planned: PassPlan, found: Sequence[Launch]) -> dict[str | Part, n
 
 
 def counts_of_witness(problem: ConvProblem, pass_: str, device: Device, operands: str) -> Counts:
-    """Those of CUTLASS's implicit GEMM for 8.0, of tiles of 128 x 128.
+    """Return the counts of CUTLASS's implicit GEMM for 8.0, with tiles of 128 x 128.
 
     Raises:
-        ConvError: its instances do not take the problem, or use what the chip does not have.
+        ConvError: its instances do not support the problem or the chip.
         MissingError: the packages that it is compiled from are not installed.
     """
     if operands == "float64" and not device.chip.double_tensor_rate:
@@ -386,34 +303,35 @@ def counts_of_witness(problem: ConvProblem, pass_: str, device: Device, operands
             f"Take a layer of at most {MOST_DEPTH:,}",
         )
     launch = cutlass.convolution(problem, pass_, cutlass.instance_of(operands))
-    instance, operand = launch.instance, lazy_tensors(problem)
+    instance, tensors = launch.instance, lazy_tensors(problem)
     kernel, total = launch.kernel(counted=True), prod(launch.grid)
-    arguments = [*(operand[role] for role in launch.roles), *launch.numbers]
-    # A filter's gradient is not split: each block goes through all pixels, like any other.
-    chosen = _spread(problem, total)[: 1 if pass_ == "backprop_filter" else None]
+    arguments = [*(tensors[role] for role in launch.roles), *launch.numbers]
+    # A filter gradient is not split: every block sums over all pixels, so one block is enough.
+    blocks = _spread(problem, total)[: 1 if pass_ == "backprop_filter" else None]
     shape = launch.grid, (instance.threads,), instance.shared_bytes
-    work = _kept(
-        ("witness", kernel.ptx, shape, chosen, [one.shape for one in operand.values()],
+    work = _cached(
+        ("witness", kernel.ptx, shape, blocks, [array.shape for array in tensors.values()],
          list(map(int, launch.numbers))),
-        lambda: _work(kernel, *shape, arguments, chosen),
+        lambda: _work(kernel, *shape, arguments, blocks),
     )  # fmt: skip
     resident, _ = driver.resident_blocks(
         driver.chip_of(str(device.architecture)), kernel.resources, instance.threads,
         instance.shared_bytes, instance.shared_bytes,
     )  # fmt: skip
-    touched = sum(operand[name].nbytes for name in work.pop("tensors"))
+    touched = sum(tensors[name].nbytes for name in work.pop("tensors"))
     return Counts("cutlass", total, resident, instance.threads // 32, touched=touched, **work)
 
 
 def _spread(problem: ConvProblem, total: int, period: int = 1) -> list[int]:
-    """The blocks that are run: one of each equal share of the grid, at a place of its own in it; in
-    order.  There are as many shares as an input gradient has stride phases, or more.
+    """Return the blocks to run, in order: one per equal share of the grid, at varying offsets.
+
+    There are at least as many shares as an input gradient has stride phases.
 
     Args:
-        problem: what is computed.
+        problem: the layer.
         total: blocks of the grid.
-        period: after which blocks are alike, each of which has as many then, if it is short: the
-            last of a row of tiles may hold little, and would pass for all of them or for none.
+        period: length of a row of tiles.  If it is short, every column is sampled equally often:
+            the last column may hold little work and would distort the average.
     """
     number = min(max(prod(problem.stride), BLOCKS), total)
     if period > MOST_PERIOD:
@@ -430,43 +348,45 @@ def _spread(problem: ConvProblem, total: int, period: int = 1) -> list[int]:
 
 
 def _counts(
-    launch: Launch, operands: Mapping[str | Part, np.ndarray], device: Device, chosen: list[int]
+    launch: Launch, operands: Mapping[str | Part, np.ndarray], device: Device, selection: list[int]
 ) -> Counts:
     total, threads = prod(launch.grid), prod(launch.block)
     arguments = [
-        operands.get(one, np.uint64(0)) if isinstance(one, (str, Part)) else one
-        for one in launch.arguments
+        operands.get(argument, np.uint64(0)) if isinstance(argument, (str, Part)) else argument
+        for argument in launch.arguments
     ]
-    text = _of_entry(ptx_of(launch.source, launch.defines, _PTX), launch.entry)
+    text = _entry_text(ptx_of(launch.source, launch.defines, _PTX), launch.entry)
     values = [
-        (one.shape, one.dtype) if id(one) in map(id, operands.values()) else one.tobytes()
-        for one in arguments
+        (argument.shape, argument.dtype)
+        if id(argument) in map(id, operands.values())
+        else argument.tobytes()
+        for argument in arguments
     ]
-    work = _kept(
-        ("work", text, launch.entry, launch.grid, launch.block, chosen, values),
+    work = _cached(
+        ("work", text, launch.entry, launch.grid, launch.block, selection, values),
         lambda: _work(
             _module(launch.source, launch.defines).get_function(launch.entry),
             launch.grid,
             launch.block,
             launch.shared_bytes,
             arguments,
-            chosen,
+            selection,
         ),
     )
-    takes = _resources(launch, device)
+    resources = _resources(launch, device)
     resident, _ = driver.resident_blocks(
-        driver.chip_of(device.architecture), takes, threads, launch.shared_bytes,
+        driver.chip_of(device.architecture), resources, threads, launch.shared_bytes,
         launch.shared_bytes,
     )  # fmt: skip
     names = work.pop("tensors")
-    touched = sum(one.nbytes for one in operands.values() if memory.name_of(one) in names)
+    touched = sum(array.nbytes for array in operands.values() if memory.name_of(array) in names)
     return Counts(launch.entry, total, resident, -(-threads // 32), touched=touched, **work)
 
 
-def _of_entry(ptx: str, name: str) -> str:
-    """What a kernel's counts depend on: not the lines of its source, nor the module's others."""
-    others = rf"(?ms)^\.visible \.entry (?!{name}\().*?^}}$|^\t\.section.*"
-    return re.sub(others, "", re.sub(r"\s*\.(loc|file)\b.*", "", ptx))
+def _entry_text(ptx: str, name: str) -> str:
+    """Return the PTX that a kernel's counts depend on, without source lines and other kernels."""
+    excluded = rf"(?ms)^\.visible \.entry (?!{name}\().*?^}}$|^\t\.section.*"
+    return re.sub(excluded, "", re.sub(r"\s*\.(loc|file)\b.*", "", ptx))
 
 
 def _work(
@@ -475,71 +395,75 @@ def _work(
     block: Sequence[int],
     shared_bytes: int,
     arguments: list[Any],
-    chosen: list[int],
+    selection: list[int],
 ) -> dict[str, Any]:
-    """What blocks of a launch do, each on average, and the arrays that they touch."""
+    """Return the work of blocks of a launch, averaged, and the arrays that they touch."""
     kernel.allow(shared_bytes)
-    with settings(work=True, raise_reports=False, blocks=chosen):
+    with settings(work=True, raise_reports=False, blocks=selection):
         outcome = kernel(grid, block, arguments, shared_mem=shared_bytes)
     assert outcome.work is not None
     assert outcome.work.instructions is not None
     kinds = outcome.work.by_kind()
     executed = _executed(outcome.work.instructions)
-    of_loop = _executed(outcome.work.main_loop)
+    loop_executed = _executed(outcome.work.main_loop)
     assert kernel.cubin is not None
     code = cubins.kernels(cubins.disassemble(kernel.cubin))[kernel.name]
-    saved = 1 - _made_of_ptx(kernel, code) if PRODUCTS in kinds else 0
+    saving = 1 - _sass_per_ptx(kernel, code) if PRODUCTS in kinds else 0
     loop = (outcome.work.main_loop or {}) if PRODUCTS in kinds else {}
-    of_warps = [all_ - saved * of_loop.get(warp, 0) for warp, all_ in executed.items()]
+    per_warp = [all_ - saving * loop_executed.get(warp, 0) for warp, all_ in executed.items()]
     sums = {
-        "instructions": sum(of_warps),
-        "longest": max(of_warps),
+        "instructions": sum(per_warp),
+        "longest": max(per_warp),
         "multiply_adds": kinds["float"].by_warp if "float" in kinds else 0,
         "products": kinds[PRODUCTS].by_warp if PRODUCTS in kinds else 0,
-        "wavefronts": sum(one.wavefronts for one in outcome.bank_conflicts),
-        "sectors": sum(one.sectors for one in outcome.work.sectors),
+        "wavefronts": sum(line.wavefronts for line in outcome.bank_conflicts),
+        "sectors": sum(traffic.sectors for traffic in outcome.work.sectors),
         "waits": waits_of(outcome.work.instructions, loop, code),
     }
-    averages = {name: value / len(chosen) for name, value in sums.items()}
-    return {**averages, "tensors": sorted({one.tensor for one in outcome.work.sectors})}
+    averages = {name: value / len(selection) for name, value in sums.items()}
+    return {**averages, "tensors": sorted({traffic.tensor for traffic in outcome.work.sectors})}
 
 
-def _executed(of_warps: Instructions | None) -> dict[int, int]:
-    """Instructions that cost something, by warp."""
+def _executed(by_warp: Instructions | None) -> dict[int, int]:
+    """Return the instructions that cost something, by warp."""
     return {
-        warp: sum(one.by_warp for kind, one in of.items() if kind not in FREE)
-        for warp, of in (of_warps or {}).items()
+        warp: sum(count.by_warp for kind, count in kinds.items() if kind not in FREE)
+        for warp, kinds in (by_warp or {}).items()
     }
 
 
 def waits_of(of_warps: Instructions, of_loop: Instructions, code: str) -> float:
-    """How often the warp waits that waits most, as its loads stand in the cubin.
+    """Return the waits of the warp that waits most, from the cubin's waits per load.
 
     Args:
-        of_warps: what they execute.
-        of_loop: of that, what is in the loop around products of the tensor cores.
+        of_warps: executed instructions.
+        of_loop: the subset in the loop around tensor-core products.
         code: SASS of the kernel.
     """
 
-    def of_load(lines: list[str]) -> float:
+    def waits_per_load(lines: list[str]) -> float:
         loads, waits = cubins.loads_and_waits(lines)
         return waits / max(loads, 1)
 
     def loads(kinds: Mapping[str, Executions]) -> int:
         return kinds["load global"].by_warp if "load global" in kinds else 0
 
-    inside, beside = map(of_load, cubins.main_loop_and_rest(code, cubins.any_of(cubins.PRODUCTS)))
+    inside, beside = map(
+        waits_per_load, cubins.main_loop_and_rest(code, cubins.any_of(cubins.PRODUCTS))
+    )
     return max(
         (inside - beside) * loads(of_loop.get(warp, {})) + beside * loads(kinds)
         for warp, kinds in of_warps.items()
     )
 
 
-def _made_of_ptx(kernel: EmulatedKernel, code: str) -> float:
-    """Instructions of the cubin for each of the PTX, in the loop around its products."""
-    counted = [one for one in kernel.counters if one.in_main_loop]
-    written = sum(n for one in counted for kind, n in one.kinds.items() if kind not in FREE)
-    return len(cubins.main_loop(code, cubins.any_of(cubins.PRODUCTS))) / written
+def _sass_per_ptx(kernel: EmulatedKernel, code: str) -> float:
+    """Return SASS instructions per PTX instruction in the loop around the products."""
+    counters = [counter for counter in kernel.counters if counter.in_main_loop]
+    ptx_count = sum(
+        n for counter in counters for kind, n in counter.kinds.items() if kind not in FREE
+    )
+    return len(cubins.main_loop(code, cubins.any_of(cubins.PRODUCTS))) / ptx_count
 
 
 @cache
@@ -555,30 +479,30 @@ def _module(source: str, defines: tuple[tuple[str, str | int], ...]) -> Emulated
 
 
 def _resources(launch: Launch, device: Device) -> Resources:
-    """What a launch's kernel takes, by the cubin of the chip."""
+    """Return the resources of a launch's kernel from the chip's cubin."""
     assert device.architecture is not None
-    loaded = sources.load(launch.source)
-    takes = _kept(
-        ("resources", compiler.nvrtc_version(), loaded.text, *loaded.headers, launch.defines,
+    source = sources.load(launch.source)
+    resources = _cached(
+        ("resources", compiler.nvrtc_version(), source.text, *source.headers, launch.defines,
          device.architecture),
         lambda: {
-            name: {"registers": one.registers, "static_shared": one.static_shared,
-                   "launch_bounds": one.launch_bounds, "cluster": None, "parameters": ()}
-            for name, one in driver.compiled(
+            name: {"registers": kernel.registers, "static_shared": kernel.static_shared,
+                   "launch_bounds": kernel.launch_bounds, "cluster": None, "parameters": ()}
+            for name, kernel in driver.compiled(
                 launch.source, launch.defines, device.architecture
             ).items()
         },
     )  # fmt: skip
-    return Resources(**takes[launch.entry])
+    return Resources(**resources[launch.entry])
 
 
-def _kept(key: tuple[Any, ...], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What was made for a key, now or before: a file of the emulator's cache."""
+def _cached(key: tuple[Any, ...], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the value of a key, from the emulator's cache or newly made."""
     path = cache_directory() / f"counts-{digest(_SCHEME, *key)}.json"
     if not path.exists():
         put(path, json.dumps(make()))
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    value: dict[str, Any] = json.loads(path.read_text())
+    return value
 
 
 NUMBERS = {
@@ -588,7 +512,7 @@ NUMBERS = {
     "tf32": ("float32", "tf32"),
     "float64": ("float64", "ieee"),
 }
-"""Dtype and precision, by the word for the products."""
+"""Dtype and precision by operand type."""
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89")
 ORDERS = ("channels-last", "channels-first")
@@ -597,9 +521,8 @@ RESULTS = Path(__file__).with_name("results") / "suite.json"
 WHICH = ("arch", "numbers", "order", "layer", "pass")
 
 Row = dict[str, Any]
-"""Of a pass of a layer: WHICH it is; ``ways``, which are the counted microseconds by name;
-``planned``, the way of any family that the planner took, and its ``figures``; and those of
-``cutlass``."""
+"""Counts of a pass of a layer: the keys of WHICH; ``ways``, the counted microseconds by name, the
+planned one first; ``figures`` of the planned one; ``cutlass``, CUTLASS's figures."""
 
 
 def rows(
@@ -608,170 +531,112 @@ def rows(
     numbers: Sequence[str] = ("float16", "float32"),
     orders: Sequence[str] = ORDERS,
     passes: Sequence[str] = PASSES,
-    most: int = 1000,
+    most: int = 1,
 ) -> Iterator[Row]:
-    """Counts passes of layers; ``most`` ways of each, what the planner chooses first."""
-    for layer, word, order, pass_, arch in product(layers, numbers, orders, passes, architectures):
-        dtype, precision = NUMBERS[word]
+    """Count the first ``most`` candidates of passes of layers."""
+    for layer, operands, order, pass_, arch in product(
+        layers, numbers, orders, passes, architectures
+    ):
+        dtype, precision = NUMBERS[operands]
         problem, device = layer_problem(layer.name, dtype, order), Device.of(arch)
-        found = list(ways(problem, pass_, device, precision, most))
-        planned = planned_way(problem, pass_, device, precision)
+        ways = list(counted_ways(problem, pass_, device, precision, most))
         yield {
             "arch": arch,
-            "numbers": word,
+            "numbers": operands,
             "order": order,
             "layer": layer.name,
             "pass": pass_,
-            "ways": {way.name: float(f"{way.counted:.4g}") for way in found},
-            "planned": planned.name,
-            "figures": _rounded(planned.figures(problem, device.chip, word)),
-            **_of_witness(problem, pass_, device, word),
+            "ways": {way.name: float(f"{way.counted:.4g}") for way in ways},
+            "figures": _rounded(ways[0].figures(problem, device.chip, operands)),
+            **_witness_figures(problem, pass_, device, operands),
         }
 
 
-def witnessed(kept: Sequence[Row]) -> Iterator[Row]:
-    """The rows with CUTLASS's figures beside theirs, where it has the kernel and is installed."""
-    for row in kept:
-        dtype, _ = NUMBERS[row["numbers"]]
-        problem = layer_problem(row["layer"], dtype, row["order"])
-        found = _of_witness(problem, row["pass"], Device.of(row["arch"]), row["numbers"])
-        if found:
-            yield {**row, **found}
-
-
 def keep(path: Path, found: Sequence[Row]) -> None:
-    """Writes rows into a file, in the place of those of the same passes and beside the others."""
-    kept = json.loads(path.read_text()) if path.exists() else []
-    rows_of = {tuple(row[name] for name in WHICH): row for row in (*kept, *found)}
+    """Write rows to a file; they replace rows of the same passes."""
+    previous = json.loads(path.read_text()) if path.exists() else []
+    rows_of = {tuple(row[name] for name in WHICH): row for row in (*previous, *found)}
     put(path, "[\n" + ",\n".join(map(json.dumps, rows_of.values())) + "\n]\n")
 
 
-def _of_witness(
+def _witness_figures(
     problem: ConvProblem, pass_: str, device: Device, operands: str
 ) -> dict[str, dict[str, float]]:
-    """CUTLASS's figures, where it has the kernel and is installed."""
+    """Return CUTLASS's figures, if it has a kernel and is installed."""
     try:
-        one = counts_of_witness(problem, pass_, device, operands)
+        launch = counts_of_witness(problem, pass_, device, operands)
     except (ConvError, MissingError):
         return {}
-    time = one.microseconds(device.chip, operands)
-    return {"cutlass": _rounded(figures([one], problem, device.chip, operands, time))}
+    time = launch.microseconds(device.chip, operands)
+    return {"cutlass": _rounded(figures([launch], problem, device.chip, operands, time))}
 
 
-def _rounded(found: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(f"{value:.3g}") for name, value in found.items()}
-
-
-def planned_and_counted(row: Row) -> dict[str, tuple[float, float]]:
-    """Of the ways of a row, what the planner now expects and what was counted.
-
-    Raises:
-        KeyError: it has other ways now, or prefers one that was not counted.
-    """
-    dtype, precision = NUMBERS[row["numbers"]]
-    problem = layer_problem(row["layer"], dtype, row["order"])
-    expected = prices(problem, row["pass"], Device.of(row["arch"]), precision)
-    wanted = min(expected, key=lambda name: expected[name])
-    if not {wanted} <= row["ways"].keys() <= expected.keys():
-        raise KeyError(f"{row}: the ways are now {sorted(expected)}; count again")
-    return {name: (expected[name], counted) for name, counted in row["ways"].items()}
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.3g}") for name, value in values.items()}
 
 
 _NAMES = {"conv1d": "1-D", "conv3d": "3-D"}
 CLASSES = ("dense", "strided", *(_NAMES.get(kind, kind) for kind in suites.KINDS[1:]))
-"""Kinds of layers, dense and pointwise ones with a stride apart."""
+"""Classes of layers: the suite's kinds, with strided dense and pointwise layers separate."""
 
 FIGURES = ("instructions", "bytes", "resident", "share")
 
 
 def class_of(layer: suites.SuiteLayer) -> str:
-    """One of CLASSES."""
+    """Return the layer's class, one of CLASSES."""
     if layer.kind in ("dense", "pointwise") and max(layer.problem.stride) > 1:
         return "strided"
     return _NAMES.get(layer.kind, layer.kind)
 
 
 Key = tuple[str, ...]
-"""Of a line of the table: class, pass, numbers, order and chip."""
+"""Key of a table row: class, pass, numbers, order and chip."""
 
 
-def classed(found: Sequence[Row]) -> dict[Key, dict[str, Row]]:
-    """The rows of each line of the table, by layer."""
-    classes: dict[Key, dict[str, Row]] = {}
+def classed(found: Sequence[Row]) -> dict[Key, list[Row]]:
+    """Group rows by table row."""
+    classes: dict[Key, list[Row]] = {}
     for row in found:
         (layer,) = suites.select(names=[row["layer"]])
         key = (class_of(layer), row["pass"], row["numbers"], row["order"], row["arch"])
-        if "figures" in row:
-            classes.setdefault(key, {})[row["layer"]] = row
+        classes.setdefault(key, []).append(row)
     return classes
 
 
-def table(found: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[str]:
-    """Lines of Markdown: geometric means of figures, before → now, and CUTLASS's in brackets.
+def summary(found: Sequence[Row], numbers: str, order: str) -> Iterator[str]:
+    """Yield a Markdown table of one kind of numbers and memory order, one row for all chips.
 
-    Where another version was counted too, or CUTLASS's kernel, each line is of the layers that have
-    been counted of all.
+    It has geometric means of all figures of the first chip, and of the roofline shares of the
+    others; CUTLASS's are in parentheses where it was counted for all layers of the row.
     """
-    then = classed(before)
-    yield (
-        "| class | pass | numbers | chip | layers | instructions a product | bytes over the least |"
-        " blocks a multiprocessor | share of the roofline |"
-    )
-    yield "|" + " --- |" * 9
-    lines = classed(found).items()
-    for key, now in sorted(lines, key=lambda one: (CLASSES.index(one[0][0]), *one[0][1:])):
-        of_class, pass_, numbers, order, arch = key
-        layers, cells = _cells(now, then.get(key, {}))
-        start = [of_class, pass_, f"{numbers} {order}", arch, str(layers)]
-        yield "| " + " | ".join([*start, *cells]) + " |"
-
-
-def summary(found: Sequence[Row], before: Sequence[Row], numbers: str, order: str) -> Iterator[str]:
-    """The same of one kind of numbers in one memory order, in lines of all chips: all figures of
-    the first, and the shares of the others."""
-    lines, then = classed(found), classed(before)
-    first, *others = ARCHITECTURES
+    lines = classed(found)
     chips = " | ".join(f"share, {arch}" for arch in ARCHITECTURES)
     yield (
-        "| layers | pass | instructions a product | bytes over the least | blocks a multiprocessor"
-        f" | {chips} |"
+        "| layers | pass | instructions / product | memory traffic / minimum |"
+        f" resident blocks per SM | {chips} |"
     )
     yield "| --- | --- |" + " ---: |" * (3 + len(ARCHITECTURES))
-    for of_class, pass_ in product(CLASSES, PASSES):
-        keys = [(of_class, pass_, numbers, order, arch) for arch in (first, *others)]
-        if not all(key in lines for key in keys):
-            continue
-        (layers, cells), *rest = (_cells(lines[key], then.get(key, {})) for key in keys)
-        cells += [of_other[-1] for _, of_other in rest]
-        yield "| " + " | ".join([f"{of_class} ({layers})", pass_, *cells]) + " |"
+    for layer_class, pass_ in product(CLASSES, PASSES):
+        keys = [(layer_class, pass_, numbers, order, arch) for arch in ARCHITECTURES]
+        if all(key in lines for key in keys):
+            cells, *rest = (_cells(lines[key]) for key in keys)
+            cells += [of_chip[-1] for of_chip in rest]
+            layers = len(lines[keys[0]])
+            yield "| " + " | ".join([f"{layer_class} ({layers})", pass_, *cells]) + " |"
 
 
-def _cells(now: Mapping[str, Row], before: Mapping[str, Row]) -> tuple[int, list[str]]:
-    """Of how many layers a line is, and a cell for each figure."""
-    names = [name for name in now if name in before] or list(now)
-    witness = [now[name]["cutlass"] for name in names if "cutlass" in now[name]]
-    versions = [[now[name]["figures"] for name in names]]
-    versions[:0] = [[before[name]["figures"] for name in names]] if names[0] in before else []
+def _cells(rows: Sequence[Row]) -> list[str]:
+    """Return a cell for each figure."""
+    witness = [row["cutlass"] for row in rows if "cutlass" in row]
     cells = []
     for figure in FIGURES:
-        means = [f"{_mean(version, figure):.3g}" for version in versions]
-        is_whole = len(witness) == len(names)
-        of_witness = f" ({_mean(witness, figure):.3g})" if is_whole else ""
-        cells.append(" → ".join(means) + of_witness)
-    return len(names), cells
+        suffix = f" ({_mean(witness, figure):.3g})" if len(witness) == len(rows) else ""
+        cells.append(f"{_mean([row['figures'] for row in rows], figure):.3g}{suffix}")
+    return cells
 
 
 def _mean(found: Sequence[Mapping[str, float]], figure: str) -> float:
-    return float(np.exp(np.mean([log(one[figure]) for one in found])))
-
-
-def judged(found: Sequence[Row]) -> Iterator[tuple[str, int, float, float]]:
-    """For each chip, numbers and order of the rows: how many there are, and their ``verdict``."""
-    groups: dict[str, list[Row]] = {}
-    for row in found:
-        groups.setdefault(f"{row['arch']} {row['numbers']} {row['order']}", []).append(row)
-    for name, of_group in groups.items():
-        yield name, len(of_group), *verdict([planned_and_counted(row) for row in of_group])
+    return float(np.exp(np.mean([log(row[figure]) for row in found])))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -781,44 +646,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         __doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("layers", nargs="*", help="suites or layers; else those of bench --quick")
+    parser.add_argument(
+        "layers", nargs="*", help="Suites or layers; default: those of bench --quick."
+    )
     parser.add_argument("--arch", nargs="+", default=ARCHITECTURES)
     parser.add_argument("--numbers", nargs="+", choices=NUMBERS, default=("float16", "float32"))
     parser.add_argument("--order", nargs="+", choices=ORDERS, default=ORDERS)
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
-    parser.add_argument("--planned", action="store_true", help="count only what is planned")
-    parser.add_argument("--json", type=Path, help="to keep what was counted, beside other passes")
-    parser.add_argument("--cutlass", type=Path, help="what is kept, to count CUTLASS's beside it")
-    parser.add_argument("--table", type=Path, help="of what is kept, instead of counting")
-    parser.add_argument("--before", type=Path, help="what was kept of another version, beside it")
-    chosen = parser.parse_args(arguments)
-    if chosen.table:
-        before = json.loads(chosen.before.read_text()) if chosen.before else []
-        print("\n".join(table(json.loads(chosen.table.read_text()), before)))
-        return 0
-    if chosen.cutlass:
-        for row in witnessed(json.loads(chosen.cutlass.read_text())):
-            keep(chosen.cutlass, [row])
-            print(*(row[name] for name in WHICH), row["cutlass"], flush=True)
-        return 0
-    known = suites.suites()
+    parser.add_argument("--most", type=int, default=1, help="Candidates per pass; default: 1.")
+    parser.add_argument("--json", type=Path, help="Store the counts in this file.")
+    options = parser.parse_args(arguments)
+    known_suites = suites.suites()
     layers = suites.select(
-        [word for word in chosen.layers if word in known],
-        [word for word in chosen.layers or suites.QUICK if word not in known],
+        [word for word in options.layers if word in known_suites],
+        [word for word in options.layers or suites.QUICK if word not in known_suites],
     )
-    most = 1 if chosen.planned else 1000
-    found = []
-    for row in rows(layers, chosen.arch, chosen.numbers, chosen.order, chosen.passes, most):
-        found.append(row)
-        print(" ".join(row[name] for name in ("layer", "pass", "numbers", "order", "arch")),
-              " ".join(f"{name}: {time:.4g} us;" for name, time in row["ways"].items()),
-              flush=True)  # fmt: skip
-    if chosen.json:
-        keep(chosen.json, found)
-    if not chosen.planned:
-        for name, count, correlation, worst in judged(found):
-            print(f"{name}: {count} passes, rank correlation {correlation:.3f}, at worst"
-                  f" {worst:.2f} times the best way")  # fmt: skip
+    for row in rows(
+        layers, options.arch, options.numbers, options.order, options.passes, options.most
+    ):
+        if options.json:
+            keep(options.json, [row])
+        times = "; ".join(f"{name}: {time:.4g} us" for name, time in row["ways"].items())
+        print(*(row[name] for name in WHICH), times, flush=True)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Stands in for the driver's tensor map encoders; the twin's TMA reads what this writes."""
+"""Replacement of the driver's tensor map encoders; the emulated TMA reads its maps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAGIC = 0x70616D5F726F736E
 _MAX_RANK = 5
 SWIZZLES = (0, 32, 64, 128)
 
-# host/tensor_map.h declares the same fields.
+# The same fields as in host/tensor_map.h.
 _RECORD = np.dtype(
     {
         "names": [
@@ -52,7 +52,7 @@ _RECORD = np.dtype(
     }
 )
 
-# Per rank of an im2col map: the range of the corners of the bounding box.
+# Range of the corners of an im2col bounding box, by rank (hardware rule).
 _CORNER_RANGE = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
 
 
@@ -67,26 +67,26 @@ def encode_tiled(
     nested: bool = True,
     to_tf32: bool = False,
 ) -> np.ndarray:
-    """A map for tiled loads and stores, as cuTensorMapEncodeTiled makes one.
+    """Return a map for tiled loads and stores, like cuTensorMapEncodeTiled.
 
     Args:
-        address: Of element 0; a multiple of 16.
+        address: Address of element 0; a multiple of 16.
         element_size: Bytes: 1, 2, 4 or 8.
         extents: Elements, innermost dimension first; rank 1 to 5.
         strides: Bytes, of dimensions 1 and up; multiples of 16.
         box: Elements of one copy, per dimension; 1 to 256.
         element_strides: Steps of the box per dimension, 1 to 8.
         swizzle: Span in bytes: 0, 32, 64 or 128; the box's inner dimension fills it.
-        nested: Hold the strides to the documentation, which builds each from the one before.
-            CUTLASS's kernels do not keep to that, and give a dimension of one element a stride of
-            0, so the driver does not insist on it.
-        to_tf32: Round float32 to TF32 when it is loaded: a map of type TFLOAT32.
+        nested: Apply the documented rule that each stride is a multiple of the previous one.
+            The driver does not enforce it: CUTLASS's kernels break it, and use a stride of 0 for
+            a dimension of one element.
+        to_tf32: Round float32 to TF32 on loads: a map of type TFLOAT32.
 
     Returns:
         An array of shape (1,) with 128 structured bytes, passed to a kernel by value.
 
     Raises:
-        ValueError: What the driver would refuse (as far as it is documented).
+        ValueError: The driver's documented rules are violated.
     """
     rank = len(extents)
     steps = list(element_strides or [1] * rank)
@@ -111,11 +111,11 @@ def encode_im2col(
     nested: bool = True,
     to_tf32: bool = False,
 ) -> np.ndarray:
-    """A map for im2col loads of an N(D)(H)WC tensor, as cuTensorMapEncodeIm2col makes one.
+    """Return a map for im2col loads of an N(D)(H)WC tensor, like cuTensorMapEncodeIm2col.
 
     Args:
         extents: C, W, (H, (D,)) N; rank 3 to 5.
-        lower, upper: Corners of the bounding box of base pixels, W first: a base pixel lies in
+        lower, upper: Corners of the bounding box of base pixels, W first: a base pixel is in
             [lower, extent - 1 + upper].
         channels_per_pixel: Up to 256.
         pixels_per_column: Up to 1024.
@@ -126,7 +126,7 @@ def encode_im2col(
         As ``encode_tiled``.
 
     Raises:
-        ValueError: What the driver would refuse (as far as it is documented).
+        ValueError: The driver's documented rules are violated.
     """
     rank = len(extents)
     steps = list(element_strides or [1] * rank)
@@ -136,7 +136,7 @@ def encode_im2col(
     for name, corner in (("lower", lower), ("upper", upper)):
         fits = len(corner) == rank - 2 and all(low <= value <= high for value in corner)
         _require(fits, f"{name} has {rank - 2} corners in [{low}, {high}]: got {tuple(corner)}")
-    # The driver allows others; what they do is not documented, so kernels do not use them.
+    # The driver allows other steps, but their effect is not documented.
     _require(steps[0] == steps[-1] == 1, f"channels and images have steps of 1: got {steps}")
     _require(1 <= channels_per_pixel <= 256, f"channels per pixel: 1 to 256, {channels_per_pixel}")
     _require(1 <= pixels_per_column <= 1024, f"pixels per column: 1 to 1024, {pixels_per_column}")
@@ -152,25 +152,25 @@ def encode_im2col(
     return record
 
 
-def encode(one: tensormaps.TensorMap, address: int) -> bytes:
-    """What ``cupyconv.gpu.tensormaps.encode`` has the driver make."""
-    tensor = (address, one.itemsize, one.extents, one.strides)
-    rules = {"swizzle": tensormaps.SWIZZLE, "to_tf32": one.itemsize == 4}
-    if isinstance(one, tensormaps.TiledMap):
-        return encode_tiled(*tensor, one.box, **rules).tobytes()
+def encode(tensor_map: tensormaps.TensorMap, address: int) -> bytes:
+    """Encode a map like ``cupyconv.gpu.tensormaps.encode``."""
+    tensor = (address, tensor_map.itemsize, tensor_map.extents, tensor_map.strides)
+    rules = {"swizzle": tensormaps.SWIZZLE, "to_tf32": tensor_map.itemsize == 4}
+    if isinstance(tensor_map, tensormaps.TiledMap):
+        return encode_tiled(*tensor, tensor_map.box, **rules).tobytes()
     return encode_im2col(
         *tensor,
-        one.lower,
-        one.upper,
-        one.channels,
-        one.pixels,
-        (1, *one.element_strides, 1),
+        tensor_map.lower,
+        tensor_map.upper,
+        tensor_map.channels,
+        tensor_map.pixels,
+        (1, *tensor_map.element_strides, 1),
         **rules,
     ).tobytes()
 
 
 def is_encoded(argument: object) -> bool:
-    """Whether a kernel's argument is a tensor map, or several."""
+    """Return whether a kernel's argument is one or more tensor maps."""
     names = getattr(getattr(argument, "dtype", None), "names", None)
     return names in (("maps",), _RECORD.names)
 
@@ -181,7 +181,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _check_nested(element_size, extents, strides) -> None:
-    # The documentation builds each stride from the one before, times the extent and any padding.
+    # Documented: each stride is the previous one times the extent, plus any padding.
     lengths = [element_size, *strides]
     for axis, (inner, stride) in enumerate(pairwise(lengths)):
         whole = axis == 0 or stride % inner == 0
@@ -212,7 +212,7 @@ def _check_common(address, element_size, extents, strides, steps, swizzle, neste
 def _check_inner(inner_bytes: int, swizzle: int) -> None:
     _require(inner_bytes % 16 == 0, f"the inner row is a multiple of 16 bytes: got {inner_bytes}")
     if swizzle:
-        # The driver allows less; how the rows then lie is not documented, so kernels do not use it.
+        # The driver allows shorter rows, but their layout is not documented.
         _require(inner_bytes == swizzle, f"the inner row fills {swizzle} bytes: got {inner_bytes}")
 
 

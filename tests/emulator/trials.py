@@ -1,8 +1,7 @@
-"""Runs cases on mutants, each in a process of its own, with as few builds as will do.
+"""Trials of mutants: cases run on each mutant in a child process, with few builds.
 
-A mutant is judged by its first report or wrong number, so the cases that killed its neighbours come
-first.  A case is left out where every kernel that it builds is, after preprocessing, what it is
-without the change.
+The first report or wrong number decides, so cases that killed nearby mutants run first.  A case is
+skipped if preprocessing shows that the mutant changes none of its kernels.
 """
 
 from __future__ import annotations
@@ -37,26 +36,28 @@ from .mutations import Mutant
 from .reports import CheckerError
 
 Case = tuple[str, Callable[[], None]]
-"""A name, and what raises CheckerError or AssertionError where the kernels are wrong."""
+"""A name, and a function that raises CheckerError or AssertionError for wrong kernels."""
 
 CasesOf = Callable[[str], Sequence[Case]]
-"""The cases that a mutant of a file is judged by; a function of a module, for child processes."""
+"""Function that returns the cases for a file; module-level, so child processes can import it."""
 
 Variant = tuple[str, tuple[tuple[str, str], ...]]
-"""A kernel file and the macros that it is built with."""
+"""A kernel file and its macros."""
 
 LEAST_SECONDS = 3.0
+"""Minimum CPU time limit of a case on a mutant (chosen)."""
+
 PATIENCE = 20
-"""A case on a mutant has this multiple of its processor time on the kernels as they are."""
+"""CPU time limit of a case on a mutant, as a multiple of its time on the original (chosen)."""
 
 
 UNOPTIMISED = tuple("-O0" if flag == "-O1" else flag for flag in CHECKED_FLAGS)
-"""How kernels are compiled for a trial: in a third of the time, and with all that they access."""
+"""Compiler flags of trials: a third of the compile time, and no access is optimised away."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A case on the kernels as they are: processor time, and digests of the sources it builds."""
+    """A case on the original kernels: CPU time, and digests of the sources that it builds."""
 
     seconds: float
     sources: Mapping[Variant, str]
@@ -64,11 +65,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """The cases of a file on the kernels as they are.
+    """The cases of a file on the original kernels.
 
     Attributes:
-        failure: The first case that fails and why: a wrong case.  Empty where all pass.
-        cases: By name, in the order in which they were given.
+        failure: The first failing case and the reason; empty if all pass.
+        cases: Measurements by name, in the order of the cases.
     """
 
     failure: str
@@ -77,7 +78,7 @@ class Unchanged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: ``survived``, ``uncompiled``, or what killed it in which case."""
+    """Outcome of a mutant: ``survived``, ``uncompiled``, or what killed it in which case."""
 
     mutant: Mutant
     outcome: str
@@ -86,7 +87,7 @@ class Verdict:
 
 
 def _digest(folder: Path, variant: Variant) -> str:
-    """Of the preprocessed source, without ptx.cuh, which is never changed."""
+    """Return the digest of the preprocessed source, without ptx.cuh, which is not mutated."""
     file, defines = variant
     flags = ["-DCUPYCONV_PTX_CUH", f"-I{folder / 'include'}"]
     flags += [f"-D{name}={value}" for name, value in defines]
@@ -106,17 +107,17 @@ def _cache_at(folder: Path) -> Iterator[None]:
 
 
 class _Builds:
-    """Stands for build_kernel: sees what is built, and builds anew only what has changed."""
+    """Replacement of build_kernel that records builds and rebuilds only changed kernels."""
 
     def __init__(self, folder: Path, unchanged: Unchanged | None = None) -> None:
         self._folder = folder
         self._known = {
             variant: digest
-            for one in (unchanged.cases.values() if unchanged else ())
-            for variant, digest in one.sources.items()
+            for measured in (unchanged.cases.values() if unchanged else ())
+            for variant, digest in measured.sources.items()
         }
         self._changed: dict[Variant, bool] = {}
-        self.seen: dict[Variant, str] = {}
+        self.digests: dict[Variant, str] = {}
 
     def changed(self, variant: Variant) -> bool:
         if variant not in self._changed:
@@ -133,7 +134,7 @@ class _Builds:
     ) -> Path:
         variant = (path.name, tuple(sorted((defines or {}).items())))
         if path.parent == KERNEL_DIRECTORY:
-            self.seen[variant] = _digest(KERNEL_DIRECTORY, variant)
+            self.digests[variant] = _digest(KERNEL_DIRECTORY, variant)
         elif path.parent == self._folder / "cuda":
             if not self.changed(variant):
                 return build_kernel(KERNEL_DIRECTORY / path.name, defines, checked=checked)
@@ -156,20 +157,20 @@ def _fate(run: Callable[[], None]) -> tuple[str, str]:
     return "survived", ""
 
 
-def _quietly() -> None:
+def _silence_stderr() -> None:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
 
 
 def _measure(file: str, cases_of: CasesOf, folder: Path, answer: connection.Connection) -> None:
-    """A child process: the cases on the kernels as they are; sends an Unchanged."""
+    """Child process: run the cases on the original kernels and send an Unchanged."""
     from . import convolutions, module
 
-    _quietly()
+    _silence_stderr()
     cases: dict[str, Measured] = {}
     failure = ""
     for name, run in cases_of(file):
-        convolutions._module.cache_clear()  # each case is to build what it uses
+        convolutions._module.cache_clear()  # so each case builds what it uses
         builds = _Builds(folder)
         started = time.process_time()
         with (
@@ -177,7 +178,7 @@ def _measure(file: str, cases_of: CasesOf, folder: Path, answer: connection.Conn
             mock.patch.object(module, "build_kernel", builds),
         ):
             outcome, detail = _fate(run)
-        cases[name] = Measured(time.process_time() - started, builds.seen)
+        cases[name] = Measured(time.process_time() - started, builds.digests)
         if outcome != "survived":
             failure = f"{name}: {detail}"
             break
@@ -192,17 +193,17 @@ def _try(
     folder: Path,
     answer: connection.Connection,
 ) -> None:
-    """A child process: the cases on a mutant; sends each case's name, then (outcome, detail)."""
+    """Child process: run cases on a mutant; send each case's name, then (outcome, detail)."""
     from cupyconv.gpu import sources
 
     from . import module
 
-    _quietly()
+    _silence_stderr()
     kernels = folder / "cuda"
     shutil.copytree(KERNEL_DIRECTORY, kernels)
-    below = kernels if mutant.file.endswith(".cu") else kernels / "include"
-    (below / mutant.file).write_text(mutant.text)
-    build_runtime()  # from the usual cache
+    directory = kernels if mutant.file.endswith(".cu") else kernels / "include"
+    (directory / mutant.file).write_text(mutant.text)
+    build_runtime()  # in the shared cache
     builds = _Builds(folder, unchanged)
     cases = dict(cases_of(mutant.file))
     outcome, detail = "survived", ""
@@ -216,7 +217,7 @@ def _try(
             if not any(map(builds.changed, measured.sources)):
                 continue
             answer.send(name)
-            # Processor time of this process: neither builds nor a pause of the machine count.
+            # CPU time of this process, so builds and a busy machine do not count.
             signal.setitimer(signal.ITIMER_PROF, max(LEAST_SECONDS, PATIENCE * measured.seconds))
             outcome, detail = _fate(cases[name])
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -248,7 +249,7 @@ class _Trial:
         sender.close()
 
     def listen(self) -> Verdict | None:
-        """The verdict once the child has reached it; to be called when the receiver is ready."""
+        """Return the verdict once the child has sent it; call when the receiver is ready."""
         try:
             message = self.receiver.recv()
         except EOFError:
@@ -261,7 +262,7 @@ class _Trial:
     def _death(self) -> tuple[str, str]:
         self._child.join()
         code = self._child.exitcode or 0
-        if code >= 0:  # no mutant's doing: cases answer even when they fail
+        if code >= 0:  # not caused by the mutant: failing cases still answer
             self._folder.cleanup()
             raise RuntimeError(f"the trial of {self.mutant} ended with {code}")
         name = signal.Signals(-code).name
@@ -276,7 +277,7 @@ class _Trial:
 
 
 def judge_unchanged(file: str, cases_of: CasesOf) -> Unchanged:
-    """Runs the cases on the kernels as they are."""
+    """Run the cases on the original kernels."""
     context = _context()
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="unchanged-") as folder:
@@ -295,7 +296,7 @@ def judge_unchanged(file: str, cases_of: CasesOf) -> Unchanged:
 
 @dataclass
 class _Kills:
-    """Which cases killed mutants of which lines."""
+    """Counts of kills by file, line and case."""
 
     _kills: Counter[tuple[str, int, str]] = field(default_factory=Counter)
 
@@ -304,7 +305,7 @@ class _Kills:
             self._kills[verdict.mutant.file, verdict.mutant.line, verdict.case] += 1
 
     def order(self, mutant: Mutant, cases: Iterable[str]) -> list[str]:
-        """The cases, those first that killed the most mutants the nearest by."""
+        """Sort the cases so that those with most kills near the mutant's line come first."""
         promise: Counter[str] = Counter()
         for (file, line, case), count in self._kills.items():
             if file == mutant.file:
@@ -313,23 +314,23 @@ class _Kills:
 
 
 def judge(mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 1) -> Iterator[Verdict]:
-    """Runs the cases on each mutant in a child process; verdicts come as they are reached.
+    """Run the cases on each mutant in a child process; yield verdicts as they are reached.
 
     Raises:
-        RuntimeError: A case fails on the kernels as they are, or a child process by itself.
+        RuntimeError: A case fails on the original kernels, or a child process exits by itself.
     """
-    waiting = iter(mutants)
+    remaining = iter(mutants)
     running: list[_Trial] = []
     unchanged: dict[str, Unchanged] = {}
     kills = _Kills()
     while True:
-        while len(running) < jobs and (mutant := next(waiting, None)) is not None:
+        while len(running) < jobs and (mutant := next(remaining, None)) is not None:
             file = mutant.file
             if file not in unchanged:
                 unchanged[file] = judge_unchanged(file, cases_of)
                 if unchanged[file].failure:
                     raise RuntimeError(
-                        f"the cases of {file} fail on the kernels as they are:"
+                        f"the cases of {file} fail on the original kernels:"
                         f" {unchanged[file].failure}"
                     )
             order = kills.order(mutant, unchanged[file].cases)

@@ -1,4 +1,4 @@
-"""What a launch did, as figures: executed instructions by kind and warp, sectors of memory."""
+"""Counted work of a launch: executed instructions by kind and warp, sectors of memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .runtime import library
 LANES = 32
 
 FREE = ("move", "load own", "address")
-"""Kinds of PTX instructions that become none, or operands of others."""
+"""Kinds of PTX instructions that usually become operands, or no machine instruction."""
 
 _PLAIN = "float"
-"""The kind of products outside the tensor cores."""
+"""Kind of products outside the tensor cores."""
 
 
 @dataclass(frozen=True)
 class Executions:
-    """Of one kind of instruction by one warp of the blocks.
+    """Executions of one kind of instruction by one warp, summed over the blocks that ran.
 
     Attributes:
-        by_warp: Executions by the warp, of all blocks that ran.
-        by_lanes: Those of its threads; 32 times as many where none of them parted.
+        by_warp: Executions by the warp.
+        by_lanes: Executions by its threads; 32 times as many without divergence.
     """
 
     by_warp: int
@@ -32,7 +32,7 @@ class Executions:
 
 
 Instructions = dict[int, dict[str, Executions]]
-"""By warp of a block, then by kind."""
+"""Executions by warp of a block, then by kind."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Sectors:
 
     Attributes:
         tensor: The array's name.
-        is_write: Stores and atomics, or loads.
-        requests: Of a warp, or rows of a bulk copy.
-        sectors: That the requests ask for: what goes over the first cache.
-        distinct: Different ones of the whole launch: the least that memory has to give.
+        is_write: True for stores and atomics, False for loads.
+        requests: Warp-level requests, or rows of bulk copies.
+        sectors: Sectors that the requests ask for: traffic beyond the L1 cache.
+        distinct: Distinct sectors of the whole launch: the minimum traffic of memory.
     """
 
     tensor: str
@@ -56,14 +56,14 @@ class Sectors:
 
 @dataclass(frozen=True)
 class Work:
-    """What a launch did.
+    """Counted work of a launch.
 
     Attributes:
-        instructions: By warp of a block, then by kind; PTX instructions, of which the GPU's
-            compiler makes others.  None for a kernel that is not from PTX.
-        main_loop: Those of them in innermost loops around products, those of the tensor cores where
-            a kernel has any.
-        sectors: By array and direction.
+        instructions: Executed PTX instructions by warp of a block, then by kind; None for a kernel
+            that is not from PTX.
+        main_loop: The subset in innermost loops around products (tensor-core products if the
+            kernel has any).
+        sectors: Traffic by array and direction.
     """
 
     instructions: Instructions | None
@@ -71,35 +71,36 @@ class Work:
     sectors: list[Sectors]
 
     def by_kind(self, in_main_loop: bool = False) -> dict[str, Executions]:
-        """Of all warps together, the most frequent kind first."""
+        """Return the sums over all warps, most frequent kind first."""
         by_warp = (self.main_loop if in_main_loop else self.instructions) or {}
-        found: dict[str, list[Executions]] = {}
+        groups: dict[str, list[Executions]] = {}
         for kinds in by_warp.values():
-            for kind, one in kinds.items():
-                found.setdefault(kind, []).append(one)
-        summed = {
-            kind: Executions(sum(one.by_warp for one in of), sum(one.by_lanes for one in of))
-            for kind, of in found.items()
+            for kind, count in kinds.items():
+                groups.setdefault(kind, []).append(count)
+        sums = {
+            kind: Executions(
+                sum(count.by_warp for count in group), sum(count.by_lanes for count in group)
+            )
+            for kind, group in groups.items()
         }
-        return dict(sorted(summed.items(), key=lambda item: -item[1].by_warp))
+        return dict(sorted(sums.items(), key=lambda item: -item[1].by_warp))
 
     def for_a_product(self, in_main_loop: bool = False) -> float | None:
-        """Instructions that cost something, for each product of the main loop: of the tensor cores,
-        or plain ones where there are none of those; None where there are none of either."""
-        of_loop = self.by_kind(in_main_loop=True)
-        products = next((kind for kind in (PRODUCTS, _PLAIN) if kind in of_loop), None)
+        """Return non-free instructions per product of the main loop; None without products."""
+        loop_counts = self.by_kind(in_main_loop=True)
+        products = next((kind for kind in (PRODUCTS, _PLAIN) if kind in loop_counts), None)
         if products is None:
             return None
-        kinds = of_loop if in_main_loop else self.by_kind()
-        executed = sum(one.by_warp for kind, one in kinds.items() if kind not in FREE)
-        return executed / of_loop[products].by_warp
+        kinds = loop_counts if in_main_loop else self.by_kind()
+        executed = sum(count.by_warp for kind, count in kinds.items() if kind not in FREE)
+        return executed / loop_counts[products].by_warp
 
 
 def counted_work(counters: Sequence[Counted] | None) -> Work:
-    """The figures of the launch that just ran.
+    """Return the counted work of the latest launch.
 
     Args:
-        counters: What one execution of each of the kernel's counters stands for.
+        counters: Instructions per execution of each of the kernel's counters.
     """
     runtime = library()
     records = [
@@ -118,8 +119,10 @@ def counted_work(counters: Sequence[Counted] | None) -> Work:
     ]
     if counters is None:
         return Work(None, None, sectors)
-    of_loop = [Counted(True, one.kinds if one.in_main_loop else Counter()) for one in counters]
-    return Work(_instructions(counters), _instructions(of_loop), sectors)
+    loop_counters = [
+        Counted(True, counter.kinds if counter.in_main_loop else Counter()) for counter in counters
+    ]
+    return Work(_instructions(counters), _instructions(loop_counters), sectors)
 
 
 def _instructions(counters: Sequence[Counted]) -> Instructions:
@@ -131,7 +134,7 @@ def _instructions(counters: Sequence[Counted]) -> Instructions:
         for kind, count in counters[record.counter].kinds.items():
             by_warp.setdefault(record.warp, Counter())[kind] += count * record.by_warp
             by_lanes.setdefault(record.warp, Counter())[kind] += count * record.by_lanes
-        assert record.by_lanes <= LANES * record.by_warp, "a loop of which no passes were told"
+        assert record.by_lanes <= LANES * record.by_warp, "a loop whose iterations were not counted"
     return {
         warp: {kind: Executions(count, by_lanes[warp][kind]) for kind, count in kinds.items()}
         for warp, kinds in sorted(by_warp.items())

@@ -80,7 +80,7 @@ class Attack:
     def _judged(self, case: Case, layer: Setting) -> Finding | None:
         figures = self.figures
         if layer.oracle is not None and not can_be_judged(case, layer.oracle):
-            figures.left_out["with too many terms"] += 1
+            figures.left_out["with too many terms or too much padding"] += 1
             return None
         try:
             finding = check(case, layer)
@@ -98,7 +98,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Orders:
-    """What a process is to do.
+    """Task of a process.
 
     Attributes:
         seed: of all draws.
@@ -178,7 +178,7 @@ class _Worker:
         return code
 
     def successor(self, seconds: float | None, stop: Any) -> _Worker:
-        """A process that goes on after the layer that this one was at."""
+        """Return a process that goes on after the layer that this one was at."""
         first = self.at[1] + self.orders.step
         return _Worker(replace(self.orders, first=first, seconds=seconds), stop)
 
@@ -192,14 +192,14 @@ def _work(orders: Orders, sender: Any, stop: Any) -> None:
 
 
 def until_interrupted() -> Any:
-    """An event that processes can share; an interrupt sets it, and does nothing else."""
+    """Return an event that processes can share; an interrupt sets it, and does nothing else."""
     stop = multiprocessing.get_context("spawn").Event()
     signal.signal(signal.SIGINT, lambda *_: stop.set())
     return stop
 
 
 def attack_in_processes(orders: Orders, jobs: int, stop: Any) -> Iterator[Message]:
-    """As ``attack``, by several processes, with findings of the same kind once.
+    """Run ``attack`` in several processes; report findings of the same kind once.
 
     A process that hangs or dies is a finding, and another one goes on.  They end once ``stop`` is
     set.
@@ -241,7 +241,7 @@ def attack_in_processes(orders: Orders, jobs: int, stop: Any) -> Iterator[Messag
 
 
 def _received(worker: _Worker) -> Message | None:
-    """The next message that is not just noted; None at the end."""
+    """Return the next message that is not just noted; None at the end."""
     try:
         message = worker.receiver.recv()
     except EOFError:
@@ -254,7 +254,7 @@ def _received(worker: _Worker) -> Message | None:
 
 
 def _lost(worker: _Worker, code: int | None) -> tuple[tuple[str, ...], str]:
-    """The finding that a process hangs or died."""
+    """Return the finding that a process hangs or died."""
     stream, number = worker.at
     what = "hangs" if code is None else f"died with {code}"
     again = f"--only {stream} --seed {worker.orders.seed} --case {number}"

@@ -7,12 +7,13 @@ sizes are by meaning (channels, taps); ``x``, ``w`` and ``dy`` are the shapes th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import torch
 
 OPERATIONS = (
     "conv_forward",
@@ -31,7 +32,7 @@ VALUES = {
     "normal": "rng.standard_normal({count})",
     "decades": "rng.choice((-1, 1), {count}) * 10.0 ** rng.uniform({size} - 8, {size}, {count})",
 }
-"""How values are made, as programs; over eight decades, the largest of which is ``size``."""
+"""Programs that make values, over eight decades up to ``size``."""
 
 PART = {"complex64": "float32", "complex128": "float64"}
 """Complex dtypes, with that of their parts."""
@@ -39,7 +40,7 @@ PART = {"complex64": "float32", "complex128": "float64"}
 
 @dataclass(frozen=True)
 class View:
-    """How an array lies in its memory, whatever its shape.
+    """Memory layout of an array of any shape.
 
     Attributes:
         order: its axes by their strides, the largest first; () as they are.
@@ -51,6 +52,8 @@ class View:
         shift: bytes before the array, which leave its elements misaligned.
         swapped: the other byte order.
         read_only: not to be written.
+        lazy: "negated" or "conjugated" for a tensor of PyTorch that does so when it is read, ""
+            for an array.
     """
 
     order: tuple[int, ...] = ()
@@ -62,9 +65,10 @@ class View:
     shift: int = 0
     swapped: bool = False
     read_only: bool = False
+    lazy: str = ""
 
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """In elements."""
+        """Return strides in elements."""
         strides, run = [0] * len(shape), 1
         order = [axis for axis in self.order if axis < len(shape)] or range(len(shape))
         for axis in reversed(order):
@@ -86,7 +90,7 @@ PLAIN = View()
 
 @dataclass(frozen=True)
 class NumpyRun:
-    """On NumPy arrays: ``method`` is "auto", "reference" or a method of "numpy"."""
+    """Run on NumPy arrays: ``method`` is "auto", "reference" or a method of "numpy"."""
 
     method: str = "auto"
     block_bytes: int | None = None
@@ -94,7 +98,7 @@ class NumpyRun:
 
 @dataclass(frozen=True)
 class KernelRun:
-    """On the emulator, with its settings; ``tile`` is the number of a tile to plan with."""
+    """Run on the emulator, with its settings; ``tile`` is the number of the tile to plan."""
 
     impl: str = "auto"
     arch: str = "sm_80"
@@ -210,14 +214,14 @@ class Case:
 
 
 def is_channels_last(data_format: str | None) -> bool:
-    """Whether the channels are the last axis of x and y."""
+    """Return whether the channels are the last axis of x and y."""
     return data_format is not None and (
         data_format.lower() == "channels_last" or data_format.upper().endswith("C")
     )
 
 
 def filter_word(filter_format: str | None, data_format: str | None) -> str:
-    """Where the filter's axes are: the word itself, or the one that goes with the data."""
+    """Return the filter format: the given word, or the default for the data format."""
     if filter_format is not None:
         return filter_format.upper()
     return "IO" if is_channels_last(data_format) else "OI"
@@ -233,15 +237,22 @@ def dtype_of(name: str) -> np.dtype:
 
 @dataclass(frozen=True)
 class Buffer:
-    """An array in its memory: ``array`` is a view of ``memory``."""
+    """An array in its memory.
+
+    Attributes:
+        array: the values.
+        memory: the bytes that ``given`` is a view of.
+        given: the array itself, or a lazy tensor of the same values.
+    """
 
     array: np.ndarray
     memory: np.ndarray
+    given: Any
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where an array of a case lies in a piece of memory, in elements."""
+    """Position and strides of a case's array in a block of memory, in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -250,7 +261,7 @@ class Layout:
 
 
 def layout(view: View, shape: tuple[int, ...]) -> Layout:
-    """The memory that an array takes, with an element to spare after it."""
+    """Return the memory that an array takes, with an element to spare after it."""
     strides = view.strides(shape)
     ends = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n > 0]
     first = view.lead - sum(end for end in ends if end < 0)
@@ -259,7 +270,7 @@ def layout(view: View, shape: tuple[int, ...]) -> Layout:
 
 
 def operand_dtype(case: Case, name: str) -> np.dtype:
-    """The dtype of an array of a case, in its byte order."""
+    """Return the dtype of an array of a case, in its byte order."""
     if case.dtype in PART:
         other = next(name for name in PART if name != case.dtype)
     else:
@@ -269,7 +280,7 @@ def operand_dtype(case: Case, name: str) -> np.dtype:
 
 
 def place(view: View, shape: tuple[int, ...], dtype: np.dtype, flat: np.ndarray) -> Buffer:
-    """Values in memory, seen as an array."""
+    """Return values in memory, seen as an array."""
     where = layout(view, shape)
     memory = np.zeros(view.shift + where.count * dtype.itemsize, np.uint8)
     memory[view.shift :] = flat.astype(dtype).view(np.uint8)
@@ -277,14 +288,33 @@ def place(view: View, shape: tuple[int, ...], dtype: np.dtype, flat: np.ndarray)
     start = view.shift + where.first * dtype.itemsize
     array = np.ndarray(shape, dtype, memory, start, strides)
     array.flags.writeable = not view.read_only
-    return Buffer(array, memory)
+    if not view.lazy:
+        return Buffer(array, memory, array)
+    stored = place(replace(view, lazy=""), shape, dtype, LAZY[view.lazy][0](flat))
+    return Buffer(array, stored.memory, lazy_tensor(stored.array, view.lazy))
+
+
+LAZY: dict[str, tuple[Any, Any]] = {
+    "negated": (np.negative, torch._neg_view),
+    "conjugated": (np.conj, torch.conj),
+}
+"""Kinds of lazy tensors: how their memory is made of the values, and they of it."""
+
+
+def lazy_tensor(array: np.ndarray, kind: str) -> torch.Tensor:
+    """Return a tensor over an array's memory that PyTorch changes when it is read."""
+    if array.dtype == ml_dtypes.bfloat16:
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    return LAZY[kind][1](tensor)
 
 
 SEEDS = {"x": 0, "w": 1, "dy": 2, "bias": 3, "out": 4, "shift": 5}
 
 
 def flat_values(case: Case, name: str, count: int) -> np.ndarray:
-    """The values in the memory of an operand."""
+    """Return the values in the memory of an operand."""
     namespace = {"rng": np.random.default_rng((case.seed, SEEDS[name]))}
     # Texts, so that what is run is what is printed.
     flat = eval(_compiled(values_text(case, count)), namespace)
@@ -295,13 +325,13 @@ def flat_values(case: Case, name: str, count: int) -> np.ndarray:
 
 
 def poked(case: Case, count: int) -> int:
-    """The element of a piece of memory that the case's poke is for."""
+    """Return the element of a piece of memory that the case's poke is for."""
     assert case.poke is not None
     return int(case.poke[1] * count)
 
 
 def values_text(case: Case, count: int) -> str:
-    """How the values in a piece of memory are made; complex ones have two parts."""
+    """Return the program of the values in a block of memory; complex values have two parts."""
     text = VALUES[case.values].format(size=case.size, count=count)
     return f"{text} + 1j * {text}" if case.dtype in PART else text
 
@@ -311,7 +341,7 @@ def _compiled(text: str) -> Any:
 
 
 def places_of(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Buffer]:
-    """Arrays of a case, in memory of their own."""
+    """Return arrays of a case, in memory of their own."""
     places = {}
     with np.errstate(over="ignore"):
         for name, shape in shapes.items():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError
 from cupyconv.cpu import blocked
+from cupyconv.kernels.strides import Strides
 from tests import agreement, emulator
 from tests.emulator import CheckerError
 
@@ -34,17 +37,20 @@ from .kernels import NotTakenError, pool
 from .oracle import ComplexOracle, Geometry, IllegalError, Oracle, geometry, result_shape
 
 APIS: dict[type, Any] = {NumpyRun: cupyconv, KernelRun: emulator}
-"""What has the library's functions, by the kind of run."""
+"""Object with the library's functions, keyed by the kind of run."""
 
 NOT_TAKEN = "the implementation must fit the problem"
 """Rule of the ConvError by which an implementation refuses what others take."""
 
 HERE = Path(__file__).parent
 
+LONGEST_RUN = 5.0
+"""Seconds of this thread's processor time that a pass of NumPy may take, of layers of this size."""
+
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a case.
+    """Wrong result of a case.
 
     Attributes:
         case: the case.
@@ -68,21 +74,21 @@ class Finding:
 
 @dataclass
 class Setting:
-    """What cases of the same layer and data share."""
+    """Data shared by the cases of one layer."""
 
     oracle: Oracle | ComplexOracle | None
     places: dict[str, Buffer]
 
 
 def method_plan(case: Case, found: Geometry, method: str) -> cupyconv.Plan:
-    """The plan of a case's layer, with all passes by one method."""
+    """Return the plan of a case's layer, with all passes by one method."""
     planned = cupyconv.plan(problem_of(case, found), "cpu")
     passes = tuple(replace(one, method=method) for one in planned.passes)
     return replace(planned, passes=passes)
 
 
 def problem_of(case: Case, found: Geometry) -> ConvProblem:
-    """The library's own description of a legal layer."""
+    """Return the library's own description of a legal layer."""
     return ConvProblem(
         found.shapes["x"],
         found.shapes["w"],
@@ -96,9 +102,51 @@ def problem_of(case: Case, found: Geometry) -> ConvProblem:
     )
 
 
+def strides_of(case: Case, found: Geometry) -> Strides:
+    """Return the strides and the alignment of the tensors of a legal case's pass."""
+    result = {"conv_forward": "dy", "conv_backprop_filter": "w"}.get(case.operation, "x")
+    strides, alignment = {}, 16
+    for name in ("x", "w", "dy"):
+        view, shape = case.views.get(name, PLAIN), found.shapes[name]
+        if name == result:
+            view, shape = out_view(case, shape)
+        where = layout(view, shape)
+        strides["y" if name == "dy" else name] = where.strides
+        if prod(shape):
+            alignment |= view.shift + where.first * dtype_of(case.dtype).itemsize
+    return Strides(**strides, alignment=alignment & -alignment)
+
+
+def kernel_plan(case: Case, found: Geometry | None) -> cupyconv.Plan | str:
+    """Return the plan with the tile of a case's run, or the name of its implementation.
+
+    There is no plan without a tile, for an illegal case, and where the family refuses the pass.
+    """
+    run = case.run
+    assert isinstance(run, KernelRun)
+    if run.tile is None or run.impl == "auto" or found is None:
+        return run.impl
+    problem, device = problem_of(case, found), emulator.device(run.arch)
+    strides = strides_of(case, found)
+    if pass_of(case) not in agreement.fits(problem, run.impl, device, run.precision, strides):
+        return run.impl
+    return agreement.plan_with(
+        *(problem, run.impl, device),
+        tile=run.tile,
+        passes=(pass_of(case),),
+        precision=run.precision,
+        strides=strides,
+    )
+
+
+def pass_of(case: Case) -> str:
+    """Return the pass that a case computes, unless it is that of the bias."""
+    return case.operation.removeprefix("conv_").replace("transpose", "backprop_input")
+
+
 def arguments(case: Case, places: dict[str, Buffer]) -> tuple[list[Any], dict[str, Any]]:
-    """What the operation is called with, but for ``out`` and how it is computed."""
-    arrays = {name: one.array for name, one in places.items()}
+    """Return the arguments of the operation, without ``out`` and ``impl``."""
+    arrays = {name: one.given for name, one in places.items()}
     keywords = case.rules
     if case.activation is not None and case.operation in ("conv_forward", "conv_transpose"):
         keywords["activation"] = case.activation
@@ -124,7 +172,7 @@ FILLER = 0x5A
 
 
 def out_view(case: Case, shape: tuple[int, ...]) -> tuple[View, tuple[int, ...]]:
-    """How ``out`` lies in memory, and its shape, for a result of that shape."""
+    """Return the layout and shape of ``out`` for a result of this shape."""
     view = case.views.get("out", PLAIN)
     if case.bad_out == "shape":
         shape = (*shape[:-1], shape[-1] + 1)
@@ -151,13 +199,13 @@ def out_place(case: Case, found: Geometry | None, places: dict[str, Buffer]) -> 
 
 
 def call(case: Case, found: Geometry | None, places: dict[str, Buffer], out: Buffer | None) -> Any:
-    """The library's result; ``found`` is None for an illegal case."""
+    """Return the library's result; ``found`` is None for an illegal case."""
     given, keywords = arguments(case, places)
     if out is not None:
-        keywords["out"] = out.array
+        keywords["out"] = out.given
     function = getattr(APIS[type(case.run)], case.operation)
     if isinstance(case.run, KernelRun):
-        return _call_kernels(case, lambda **more: function(*given, **keywords, **more))
+        return _call_kernels(case, found, lambda **more: function(*given, **keywords, **more))
     if case.operation == "conv_backprop_bias":
         return function(*given, **keywords)
     impl: Any = case.run.method
@@ -172,38 +220,34 @@ def call(case: Case, found: Geometry | None, places: dict[str, Buffer], out: Buf
         blocked.BLOCK_BYTES = kept
 
 
-def _call_kernels(case: Case, function: Callable[..., Any]) -> Any:
+def _call_kernels(case: Case, found: Geometry | None, function: Callable[..., Any]) -> Any:
     run = case.run
     assert isinstance(run, KernelRun)
     more: dict[str, Any] = {"arch": run.arch}
     if case.operation != "conv_backprop_bias":
-        more |= {"impl": run.impl, "precision": run.precision}
+        more |= {"impl": kernel_plan(case, found), "precision": run.precision}
     with emulator.settings(**run.settings):
-        if run.tile is None or run.impl == "auto" or case.operation == "conv_backprop_bias":
-            return function(**more)
-        with agreement.planned(run.impl, run.tile):
-            return function(**more)
+        return function(**more)
 
 
 def implementation(case: Case, found: Geometry) -> str:
-    """What computes a legal case: a method of NumPy, or a family of kernels that just ran."""
+    """Return what computes a legal case: a NumPy method, or the kernel family that just ran."""
     if case.operation == "conv_backprop_bias":
         return "bias"
     if isinstance(case.run, KernelRun):
         return pool.ran if case.run.impl == "auto" else case.run.impl
     if case.run.method != "auto":
         return case.run.method
-    pass_ = case.operation.removeprefix("conv_").replace("transpose", "backprop_input")
-    return cupyconv.plan(problem_of(case, found), "cpu")[pass_].method
+    return cupyconv.plan(problem_of(case, found), "cpu")[pass_of(case)].method
 
 
 # -- judging ---------------------------------------------------------------------------------------
 
 
 def layer_of(case: Case) -> Setting:
-    """What a case shares with those of other operations on its layer.
+    """Return the data that a case shares with other operations on its layer.
 
-    One that is illegal has no oracle, and only its own arrays.
+    An illegal case has no oracle and its own arrays.
     """
     try:
         found = geometry(case)
@@ -219,7 +263,7 @@ def layer_of(case: Case) -> Setting:
 
 
 def check(case: Case, layer: Setting | None = None) -> Finding | None:
-    """What is wrong with a case; None if nothing is.
+    """Return what is wrong with a case; None if it is correct.
 
     Args:
         case: the case.
@@ -236,6 +280,7 @@ def check(case: Case, layer: Setting | None = None) -> Finding | None:
     assert layer.oracle is not None
     before = {name: layer.places[name].memory.tobytes() for name in case.operands}
     out = out_place(case, found, layer.places)
+    begun = time.thread_time()
     try:
         got = call(case, found, layer.places, out)
     except NotTakenError:
@@ -253,6 +298,9 @@ def check(case: Case, layer: Setting | None = None) -> Finding | None:
         kind = ("raised", type(error).__name__, where)
         return Finding(case, kind, f"raised {type(error).__name__} at {where}: {error}")
     kind = _kind(case, found)
+    seconds = time.thread_time() - begun
+    if isinstance(case.run, NumpyRun) and case.run.block_bytes is None and seconds > LONGEST_RUN:
+        return Finding(case, ("slow", *kind), f"took {seconds:.1f} s")
     changed = [name for name, kept in before.items() if layer.places[name].memory.tobytes() != kept]
     if changed:
         return Finding(case, ("changed", *kind, *changed), f"changed {', '.join(changed)}")
@@ -289,7 +337,7 @@ def _check_result(
     got: Any,
     out: Buffer | None,
 ) -> Finding | None:
-    if out is not None and got is not out.array:
+    if out is not None and got is not out.given:
         return Finding(case, ("not out", *kind), "did not return out")
     shape = result_shape(oracle.layer, case.operation)
     if got.shape != shape or got.dtype != dtype_of(case.dtype):
@@ -318,14 +366,14 @@ def _untouched(out: Buffer) -> bool:
 
 
 def _kind(case: Case, found: Geometry | None = None) -> tuple[str, ...]:
-    """What computed it, the operation and the dtype."""
+    """Return the implementation, the operation and the dtype of a case."""
     where = "kernels" if isinstance(case.run, KernelRun) else "numpy"
     name = implementation(case, found) if found else ""
     return (where, name, case.operation, case.dtype)
 
 
 def _innermost(error: BaseException) -> str:
-    """File and line of the library that it was raised at."""
+    """Return the file and line of the library that it was raised at."""
     frames = traceback.extract_tb(error.__traceback__)
     root = HERE.parent.parent
     ours = [

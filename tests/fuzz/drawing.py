@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv.planning import cpu, families
+from cupyconv.cpu import choice
+from cupyconv.planning import families
 from tests import agreement
 
 from .cases import (
@@ -24,17 +25,20 @@ from .cases import (
     View,
 )
 from .checking import problem_of
-from .oracle import DTYPES, Geometry, IllegalError, geometry, result_shape
+from .oracle import DTYPES, Geometry, IllegalError, can_overlap, geometry, result_shape
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 FAMILIES = tuple(name for name, family in families.FAMILIES.items() if family.on_gpu)
 PASSES = ("forward", "backprop_input", "backprop_filter")
 
 MOST_ELEMENTS = 1 << 16
-"""Of a tensor."""
+"""Most elements of a tensor (chosen)."""
 
 MOST_PHASES = 64
-"""Of the input's gradient, one for each combination of remainders by the strides."""
+"""Most stride phases of the input gradient (chosen)."""
+
+HOSTILE_PADDED = 8
+"""Products with padding for each other one, that layers of large paddings may have."""
 
 SUMS = {"float16": 2**24, "bfloat16": 2**24, "float32": 2**24, "float64": 2**53}
 """Up to here, every integer is a number of the precision that sums are made in."""
@@ -63,7 +67,7 @@ class Draw(random.Random):
 
 
 def numpy_cases(seed: object, number: int) -> Iterator[Case]:
-    """All runs of one layer on NumPy: every operation, by every method that takes it."""
+    """Yield all runs of one layer on NumPy: every operation, by every method that takes it."""
     draw = Draw(f"{seed} numpy {number}")
     layer = draw_layer(draw, draw.one((500, 500, 4000, 4000, 4000, 30_000, 100_000)))
     base, found = draw_case(draw, layer, draw.one(DTYPES))
@@ -85,12 +89,12 @@ def _methods(problem: Any, operation: str) -> list[str]:
     if operation == "conv_backprop_bias":
         return ["auto"]
     pass_ = operation.removeprefix("conv_").replace("transpose", "backprop_input")
-    named = [method.name for method in cpu.methods(problem, pass_)]
+    named = [method.name for method in choice.methods(problem, pass_)]
     return ["auto", *(named if operation != "conv_transpose" else ()), "reference"]
 
 
 def kernel_cases(seed: object, number: int) -> Iterator[Case]:
-    """Runs of one layer on the kernels: every operation by "auto" or one family.
+    """Yield runs of one layer on the kernels: every operation by "auto" or one family.
 
     Several times with other data and views, which mostly take the kernels that are then built.
     """
@@ -132,7 +136,7 @@ def kernel_cases(seed: object, number: int) -> Iterator[Case]:
 
 def draw_layer(draw: Draw, most_macs: int, family: str = "") -> Case:
     """A layer with few enough products; mostly legal, and of the sort that a family takes."""
-    style = draw.one((*["any"] * 6, "common", "large"))
+    style = draw.one((*["any"] * 6, "common", "large", *["hostile"] * (0 if family else 2)))
     most = most_macs if style == "any" else max(most_macs, 30_000)
     for _ in range(200):
         case = _layer(draw, family, style)
@@ -141,19 +145,21 @@ def draw_layer(draw: Draw, most_macs: int, family: str = "") -> Case:
         except IllegalError:
             continue
         elements = max(prod(shape) for shape in found.shapes.values())
-        phases = prod(found.stride)
-        if found.macs <= most and elements <= MOST_ELEMENTS and phases <= MOST_PHASES:
+        phases = prod(found.stride) if family else 1  # NumPy has those with inputs and taps alone
+        macs = found.macs // HOSTILE_PADDED if style == "hostile" else found.macs
+        if macs <= most and elements <= MOST_ELEMENTS and phases <= MOST_PHASES:
             return case
     return Case("conv_forward", 1, 1, 1, 1, (3,), (2,))
 
 
 def _layer(draw: Draw, family: str, style: str) -> Case:
-    """A layer.
+    """Return a layer.
 
     Args:
         family: of kernels that should take it, or "".
-        style: "any"; "common" for those of networks, with which methods and families are quick; or
-            "large" for many elements and few terms.
+        style: "any"; "common" for those of networks, with which methods and families are quick;
+            "large" for many elements and few terms; or "hostile" for large strides, dilations and
+            paddings.
     """
     rank = draw.one((1, 1, 2, 2, 2, 3) if style != "common" else (1, 2, 2, 2, 2, 3))
     if style == "common":
@@ -162,6 +168,10 @@ def _layer(draw: Draw, family: str, style: str) -> Case:
         taps = tuple(draw.one((1, 1, 2, 3)) for _ in range(rank))
         stride = _sizes(draw, rank, (1, 2, 2, 3, 4))
         dilation = _sizes(draw, rank, (1, 1, 2, 10))
+    elif style == "hostile":
+        taps = tuple(draw.one((1, 2, 3, 3, draw.randint(1, 30))) for _ in range(rank))
+        stride = _sizes(draw, rank, (1, 1, 2, 8, 63, 320, draw.randint(8, 320)))
+        dilation = _sizes(draw, rank, (1, 8, 18, 63, 320, draw.randint(8, 320)))
     else:
         most = {1: 12, 2: 7, 3: 4}[rank]
         taps = tuple(draw.one((1, draw.randint(1, most))) for _ in range(rank))
@@ -172,6 +182,10 @@ def _layer(draw: Draw, family: str, style: str) -> Case:
     reach = [(t - 1) * d + 1 for t, d in zip(taps, _tuple(dilation, rank), strict=True)]
     common_paddings = (1, "same", "valid", 0, 2)
     padding = draw.one(common_paddings) if style == "common" else _padding(draw, reach)
+    if style == "hostile":
+        padding = tuple(
+            draw.one((0, one // 2, one - 1, draw.randint(0, one + 99))) for one in reach
+        )
     extra = {1: 40, 2: 12, 3: 6}[rank]
     sizes = []
     for axis in range(rank):
@@ -215,7 +229,7 @@ def _layer(draw: Draw, family: str, style: str) -> Case:
 
 
 def _sizes(draw: Draw, rank: int, options: Sequence[int]) -> Any:
-    """One for all axes, or one each."""
+    """Return one for all axes, or one each."""
     if draw.chance(0.4):
         return draw.one(options)
     return tuple(draw.one(options) for _ in range(rank))
@@ -226,7 +240,7 @@ def _tuple(value: Any, rank: int) -> tuple[int, ...]:
 
 
 def _padding(draw: Draw, reach: Sequence[int]) -> Any:
-    """In any form; one in some goes beyond the filter."""
+    """Draw a padding in any form; some exceed the filter."""
     form = draw.random()
     if form < 0.3:
         return draw.one(("valid", "same", "same", "same_lower", "same_lower", "SAME"))
@@ -252,7 +266,7 @@ def _both_sides(padding: Any, axis: int) -> int:
 
 
 def _channels(draw: Draw, family: str) -> tuple[int, int, int]:
-    """Groups, and channels and filters of each."""
+    """Return groups, and channels and filters of each."""
     few, any_ = (1, 2, 3, 4, 5, 7, 8), (1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33, 64)
     pieces = (8, 8, 16, 24, 32, 64, 72)
     if family == "cuda-toeplitz":
@@ -279,12 +293,12 @@ def _channels(draw: Draw, family: str) -> tuple[int, int, int]:
 
 
 def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tuple[Case, Geometry]:
-    """A layer with its data, views, bias and activation; and what it comes to."""
+    """Return a layer with its data, views, bias and activation; and what it comes to."""
     found = geometry(layer)
     kind = draw.random()
     values, poke = "integers", None
     is_complex, whole = dtype in PART, dtype
-    dtype = PART.get(dtype, dtype)  # that of sums, of which each part has two for each term
+    dtype = PART.get(dtype, dtype)  # each part of a complex sum has two products per term
     most_terms = found.most_terms * (2 if is_complex else 1)
     size = _largest_integer(draw, dtype, most_terms)
     if kind > 0.65:
@@ -329,14 +343,14 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
 
 
 def _largest_integer(draw: Draw, dtype: str, terms: int) -> int:
-    """The largest value of integers, of which so many products have an exact sum."""
+    """Draw the largest integer whose products have an exact sum of this many terms."""
     room = int((SUMS[dtype] // (2 * terms)) ** 0.5)
     fitting = [size for size in (1, 2, 3, 3, 8, 100, 1000, 10**6) if size <= LARGEST[dtype]]
     return draw.one([size for size in fitting if size <= room] or [1])
 
 
 def draw_view(draw: Draw, axes: int, on_gpu: bool, is_input: bool, dtype: str) -> View:
-    """Any view; the emulator takes those whose elements lie in their own alignment."""
+    """Return any view; the emulator takes those whose elements lie in their own alignment."""
 
     def some(share: float) -> tuple[int, ...]:
         return tuple(axis for axis in range(axes) if draw.chance(share))
@@ -359,11 +373,16 @@ def draw_view(draw: Draw, axes: int, on_gpu: bool, is_input: bool, dtype: str) -
             made["overlap"] = (draw.randrange(axes), draw.randint(1, 9))
         made["swapped"] = not on_gpu and dtype != "bfloat16" and draw.chance(0.08)
         made["read_only"] = draw.chance(0.1)
+        if not on_gpu and draw.chance(0.15):
+            # PyTorch's tensors have no negative strides, shifts, or other byte order.
+            for name in ("reversed", "shift", "swapped", "read_only"):
+                made.pop(name, None)
+            made["lazy"] = draw.one(("negated", "conjugated") if dtype in PART else ("negated",))
     return View(**made)
 
 
 def _of_operation(draw: Draw, case: Case, found: Geometry) -> dict[str, Any]:
-    """What a case has only in one of its operations."""
+    """Draw the arguments that only one operation has."""
     if case.operation == "conv_forward":
         return {}
     if case.operation != "conv_transpose":
@@ -375,7 +394,7 @@ def _of_operation(draw: Draw, case: Case, found: Geometry) -> dict[str, Any]:
 
 
 def _output_padding(draw: Draw, case: Case, found: Geometry) -> Any:
-    """What says the result's size, in the form it happens to have; or its shape."""
+    """Draw the argument that selects the result's size: output_padding in any form, or a shape."""
     added = []
     rules = zip(
         found.sizes,
@@ -402,7 +421,7 @@ def _output_padding(draw: Draw, case: Case, found: Geometry) -> Any:
 
 
 def spoiled(draw: Draw, base: Case) -> Case:
-    """A case with something changed that mostly makes it illegal; the oracle has to tell."""
+    """Return a case with something changed that mostly makes it illegal; the oracle has to tell."""
     case = replace(base, operation=draw.one(OPERATIONS))
     if case.operation not in ("conv_forward", "conv_transpose"):
         case = replace(case, activation=None)
@@ -424,7 +443,7 @@ def spoiled(draw: Draw, base: Case) -> Case:
 
 
 def _spoil_number(draw: Draw, case: Case) -> Case:
-    """One number is another."""
+    """Change one number."""
     names = ("batch", "channels", "filters", "slice", "groups", "bias", "shift", "dy")
     name = draw.one((*names, "sizes", "taps", "stride", "dilation", "padding", "output_padding"))
     value = getattr(case, name)
@@ -447,7 +466,7 @@ def _spoil_number(draw: Draw, case: Case) -> Case:
 
 
 def _spoil_word(draw: Draw, case: Case) -> Case:
-    """A word that is not known, or of another rank."""
+    """Return a word that is not known, or of another rank."""
     name = draw.one(("padding", "data_format", "filter_format"))
     words = {
         "padding": ("sane", "full", "", "samelower"),
@@ -458,13 +477,12 @@ def _spoil_word(draw: Draw, case: Case) -> Case:
 
 
 def _spoil_array(draw: Draw, case: Case) -> Case:
-    """An array of another dtype, or an ``out`` that cannot be one."""
+    """Return an array of another dtype, or an ``out`` that cannot be one."""
     if draw.chance(0.3):
         names = sorted(case.operands)
         return replace(case, stranger=draw.one(names)) if len(names) > 1 else case
     views = {**case.views, "out": case.views.get("out", View())}
     shape = result_shape(geometry(case), case.operation)
-    # What has no two elements does not overlap.
-    overlapping = ("overlapping", "shared") if 0 not in shape and max(shape) > 1 else ()
+    overlapping = ("overlapping", "shared") if can_overlap(shape) else ()
     bad = draw.one(("shape", "read-only", *overlapping))
     return replace(case, views=views, bad_out=bad)

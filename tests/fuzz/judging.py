@@ -15,32 +15,42 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .cases import PART, Case, KernelRun
-from .oracle import MOST_TERMS, ComplexOracle, Oracle, Part, activate, rounded, term_count
+from .oracle import (
+    MOST_PADDED,
+    MOST_TERMS,
+    ComplexOracle,
+    Oracle,
+    Part,
+    activate,
+    rounded,
+    term_count,
+)
 
 LEAST_ERROR = 1.5
 """Roundings that plain summation makes in any case."""
 
 FEW, OF_FEW = 64, 1.3
-"""So few different errors that all may be small by luck: it makes at least so many roundings times
-the root of the number of terms.  Roundings by half a unit add up as a random walk, of which twice
-that is more than four standard deviations."""
+"""With fewer than FEW different errors, bounds are at least OF_FEW times the root of the terms.
+
+Few errors may all be small by chance.  Roundings of half a unit add up like a random walk, and
+twice OF_FEW is more than four of its standard deviations per root of a term."""
 
 ROUNDING = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}
-"""Of the precision that sums are made in, relative."""
+"""Relative rounding error of the precision of sums, by dtype."""
 
 TF32_ROUNDING = 2.0**-10
-"""Of an operand: 10 bits of its mantissa are kept, and Hopper cuts off the others."""
+"""Relative rounding error of a TF32 operand, which keeps 10 bits; Hopper truncates."""
 
 PLANES = "cuda-hopper-bf16x6"
-"""Its documentation says that NaN may come where an infinity would: it has no lesser planes."""
+"""Family that may return NaN instead of infinity, since the lower planes overflow."""
 
 STEEPEST = 1.13
-"""Of all activations."""
+"""Largest slope of all activations."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What each element of a result has to be: between ``low`` and ``high``, both included.
+    """Bounds of each element of a result: from ``low`` to ``high``, both included.
 
     Attributes:
         low, high: equal where the result is exact; NaN where it has to be NaN.
@@ -52,7 +62,7 @@ class Bounds:
     may_be_nan: np.ndarray | bool = False
 
     def wrong(self, got: np.ndarray) -> np.ndarray:
-        """Which elements are wrong."""
+        """Return a mask of the wrong elements."""
         values = got.astype(np.float64)
         with np.errstate(invalid="ignore"):
             right = (values >= self.low) & (values <= self.high)
@@ -61,19 +71,21 @@ class Bounds:
 
 
 def is_exact(case: Case) -> bool:
-    """Whether every sum of the case is a whole number that its precision has."""
+    """Return whether every sum of the case is a whole number that its precision has."""
     finite = case.poke is None or np.isfinite(case.poke[2])
     return case.values == "integers" and finite and case.activation in (None, "relu")
 
 
 def can_be_judged(case: Case, oracle: Oracle | ComplexOracle) -> bool:
-    """Whether the terms are few enough to be listed, where they have to be."""
+    """Whether x can be padded, and the terms are few enough to be listed, where they have to be."""
+    if oracle.layer.padded_elements > MOST_PADDED:
+        return False
     parts = 2 if case.dtype in PART else 1
     return is_exact(case) or parts * term_count(oracle.layer, case.operation) <= MOST_TERMS
 
 
 def bounds(case: Case, oracle: Oracle | ComplexOracle | Part) -> Bounds:
-    """What the result of a case has to be; that of a complex one, part by part on a last axis.
+    """Return the bounds of a case's result; complex results have their parts on a last axis.
 
     Each part is a real sum, of twice as many terms, and judged as one.
     """
@@ -132,18 +144,18 @@ def _bounds_of_sums(case: Case, oracle: Oracle | Part) -> Bounds:
 
 
 def _one_by_one(terms: np.ndarray, precision: type[np.floating]) -> np.ndarray:
-    """The sums over the last axis, rounded after each term."""
+    """Return the sums over the last axis, rounded after each term."""
     first = np.zeros((*terms.shape[:-1], 1))
     return np.cumsum(np.concatenate([first, terms], -1), -1, precision)[..., -1]
 
 
 def _errors(sums: np.ndarray, exact: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The errors of those sums that have one, relative to the sizes of their terms."""
+    """Return the errors of those sums that have one, relative to the sizes of their terms."""
     sums = sums.astype(exact.dtype)
     measured = (sizes > 0) & np.isfinite(exact) & np.isfinite(sums)
     return (np.abs(sums - exact) / sizes)[measured]
 
 
 def _shifted(middle: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """What is not finite stays as it is."""
+    """Shift finite values; NaN and infinity are unchanged."""
     return np.where(np.isfinite(middle), middle + by, middle)

@@ -1,7 +1,7 @@
-"""Which kernels run on the emulator: a pool of builds that grows as time permits.
+"""Pool of kernels built for the emulator, which grows as time permits.
 
-A build takes about a second, and a pass with it hundredths.  So a case that needs a new build is
-left out unless builds have had less than their share of the time so far.
+A build takes about a second, and a pass with it hundredths of a second.  So a case that needs a new
+build is skipped unless builds have used less than their share of the time so far.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unittest import mock
 from tests.emulator import convolutions
 
 SHARE = 0.6
-"""Of the time, what builds may take."""
+"""Fraction of the time that builds may take (chosen)."""
 
 GRACE = 20.0
 """Seconds that they may take before that counts."""
@@ -76,4 +76,4 @@ class Pool:
 
 
 pool = Pool()
-"""Of this process."""
+"""Pool of this process."""

@@ -1,4 +1,4 @@
-"""What must come out of a call, worked out apart from the library.
+"""Expected results of calls, computed independently of the library.
 
 Sizes, padding and what is legal are computed here from the published rules; values come from
 PyTorch in float64.  Nothing of cupyconv is imported.
@@ -27,6 +27,9 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", *PART)
 
 MOST_TERMS = 1 << 20
 """Products that are listed at most."""
+
+MOST_PADDED = 1 << 24
+"""Elements of x and its padding, which PyTorch copies, at most."""
 
 
 class IllegalError(Exception):
@@ -62,7 +65,7 @@ class Geometry:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors, as the library sees them."""
+        """Shapes of all tensors, in the library's formats."""
         x = (self.batch, self.groups * self.channels, *self.sizes)
         y = (self.batch, self.groups * self.filters, *self.outputs)
         w = (self.groups * self.filters, self.channels, *self.taps)
@@ -81,8 +84,14 @@ class Geometry:
         )
 
     @property
+    def padded_elements(self) -> int:
+        """Elements of x with its padding."""
+        sizes = (size + sum(pair) for size, pair in zip(self.sizes, self.pads, strict=True))
+        return self.batch * self.groups * self.channels * prod(sizes)
+
+    @property
     def most_terms(self) -> int:
-        """Of any one result."""
+        """Most terms of a single result."""
         channels = self.channels * prod(self.taps), self.filters * prod(self.taps)
         return max(*channels, self.batch * prod(self.outputs)) + 1
 
@@ -98,7 +107,7 @@ def _stored(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def geometry(case: Case) -> Geometry:
-    """The layer of a case.
+    """Return the layer of a case.
 
     Raises:
         IllegalError: there is none, or an array does not fit it.
@@ -168,7 +177,7 @@ def geometry(case: Case) -> Geometry:
 
 
 def _of_bias(case: Case, data: tuple[int, ...], filter_: tuple[int, ...]) -> Geometry:
-    """dy alone, as the output of a depthwise layer of one tap."""
+    """Return dy alone, as the output of a depthwise layer of one tap."""
     batch, channels, *sizes = (case.dy[axis] for axis in data)
     _require(batch >= 0, "a batch")
     _require(min(channels, *sizes) >= 1, "sizes")
@@ -193,7 +202,7 @@ def _each(value: Any, rank: int) -> tuple[int, ...]:
 
 
 def _sides(padding: Any, rank: int) -> list[Any]:
-    """Per axis a word, or what is before and after."""
+    """Return a word or (before, after) for each axis."""
     if isinstance(padding, str):
         word = padding.lower()
         _require(word in ("valid", "same", "same_lower"), "a padding that is known")
@@ -208,7 +217,7 @@ def _sides(padding: Any, rank: int) -> list[Any]:
 
 
 def _axis(size: int, taps: int, stride: int, dilation: int, pad: Any) -> tuple[int, Any]:
-    """Output size and padding of an axis."""
+    """Return the output size and padding of an axis."""
     reach = dilation * (taps - 1) + 1
     if pad in ("same", "same_lower"):
         # As TensorFlow documents it: by what the last window lacks.
@@ -294,14 +303,14 @@ class Oracle:
         return self._exact[name]
 
     def _shift(self, axes: int) -> np.ndarray:
-        """What conv_transpose adds to each result, as (N, G, channels, pixels, ...)."""
+        """Return conv_transpose's bias of each result, as (N, G, channels, pixels, ...)."""
         layer = self.layer
         shift = self._wide("shift").reshape(1, layer.groups, layer.channels, *[1] * axes)
         pixels = (layer.batch, layer.groups, layer.channels, prod(layer.sizes), *[1] * (axes - 1))
         return np.broadcast_to(shift, pixels)
 
     def _wide(self, name: str) -> np.ndarray:
-        """An operand in float64, channels first."""
+        """Return an operand in float64, channels first."""
         array = self._given[name].astype(np.float64)
         axes = {"w": self.layer.filter, "bias": (0,), "shift": (0,)}.get(name, self.layer.data)
         return np.ascontiguousarray(array.transpose(axes))
@@ -310,7 +319,7 @@ class Oracle:
         return torch.from_numpy(self._wide(name))
 
     def _nothing(self, name: str) -> Any:
-        """Zeros in place of an operand, channels first."""
+        """Return zeros in place of an operand, channels first."""
         axes = self.layer.filter if name == "w" else self.layer.data
         shape = [self.layer.shapes[name][axis] for axis in axes]
         return torch.zeros(shape, dtype=torch.float64)
@@ -347,7 +356,7 @@ class Oracle:
     # -- sums, term by term
 
     def terms(self, operation: str) -> tuple[np.ndarray, np.ndarray]:
-        """The terms of each result on the last axis, and which of them are really there.
+        """Return the terms of each result on the last axis, and which of them are really there.
 
         Exact, but for float64, of which they have some bits more.  One that is not there is a
         product with padding, a zero unless the other factor is not finite; or just a 0.
@@ -363,7 +372,7 @@ class Oracle:
         return self._terms[name]
 
     def stored(self, operation: str, values: np.ndarray) -> np.ndarray:
-        """Values for each result, in the order of ``terms``, in the layout of the result."""
+        """Return values for each result, in the order of ``terms``, in the layout of the result."""
         name = _RESULT[operation]
         if name == "bias":
             return values
@@ -385,7 +394,7 @@ class Oracle:
         return np.dtype(np.longdouble if self.dtype == "float64" else np.float64)
 
     def _grouped(self, name: str) -> np.ndarray:
-        """An operand as (N, G, channels, pixels) or (G, filters, channels, taps)."""
+        """Return an operand as (N, G, channels, pixels) or (G, filters, channels, taps)."""
         layer = self.layer
         array = self._wide(name).astype(self._wider)
         if name == "w":
@@ -477,17 +486,17 @@ class Part:
         self.stored = self._first.stored
 
     def exact(self, operation: str) -> np.ndarray:
-        """As an Oracle's."""
+        """Return exact results, like ``Oracle.exact``."""
         return sum(sign * one.exact(operation) for sign, one in self._sums)
 
     def terms(self, operation: str) -> tuple[np.ndarray, np.ndarray]:
-        """As an Oracle's."""
+        """Return terms, like ``Oracle.terms``."""
         found = [(sign, *one.terms(operation)) for sign, one in self._sums]
         products = np.concatenate([sign * products for sign, products, _ in found], -1)
         return products, np.concatenate([there for *_, there in found], -1)
 
     def between(self, operation: str) -> np.ndarray | bool:
-        """As an Oracle's."""
+        """Return whether results may lie between two values, like ``Oracle.between``."""
         return np.logical_or.reduce([one.between(operation) for _, one in self._sums])
 
 
@@ -505,7 +514,7 @@ class ComplexOracle:
         self._parts: dict[str, tuple[Part, Part]] = {}
 
     def parts(self, operation: str) -> tuple[Part, Part]:
-        """Real and imaginary parts of an operation's results."""
+        """Return real and imaginary parts of an operation's results."""
         if operation not in self._parts:
             self._parts[operation] = self._made(operation)
         return self._parts[operation]
@@ -551,13 +560,18 @@ _CONVOLVE = {
 
 
 def result_shape(layer: Geometry, operation: str) -> tuple[int, ...]:
-    """Shape of an operation's result."""
+    """Return the shape of an operation's result."""
     name = _RESULT[operation]
     return layer.shapes["dy" if name == "y" else name]
 
 
+def can_overlap(shape: tuple[int, ...]) -> bool:
+    """Return whether an array of this shape has two elements that can be in one place."""
+    return 0 not in shape and max(shape) > 1
+
+
 def term_count(layer: Geometry, operation: str) -> int:
-    """Elements of ``terms``."""
+    """Return elements of ``terms``."""
     if _RESULT[operation] != "x":
         return layer.macs
     return prod((layer.batch, layer.groups, layer.channels, layer.filters, *layer.sizes)) * prod(
@@ -566,7 +580,7 @@ def term_count(layer: Geometry, operation: str) -> int:
 
 
 def activate(values: np.ndarray, activation: str | None) -> np.ndarray:
-    """PyTorch's activation in float64."""
+    """Return PyTorch's activation in float64."""
     if activation is None:
         return values
     function = getattr(torch.nn.functional, activation)
@@ -574,7 +588,7 @@ def activate(values: np.ndarray, activation: str | None) -> np.ndarray:
 
 
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Values in a dtype, and back in float64."""
+    """Return values in a dtype, and back in float64."""
     with np.errstate(over="ignore"):
         return values.astype(dtype_of(dtype)).astype(np.float64)
 
@@ -588,11 +602,11 @@ def _product(outer: np.ndarray, inner: np.ndarray, size: int) -> np.ndarray:
 
 
 def _gathered(pixels: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The pixels, on the last axis, with those numbers; 0 for negative ones."""
+    """Return the pixels, on the last axis, with those numbers; 0 for negative ones."""
     zero = np.zeros((*pixels.shape[:-1], 1), pixels.dtype)
     return np.concatenate([pixels, zero], -1)[..., np.maximum(at, -1)]
 
 
 def _rows(values: np.ndarray, axes: int) -> np.ndarray:
-    """All axes from this one on as one."""
+    """Return all axes from this one on as one."""
     return values.reshape(*values.shape[:axes], prod(values.shape[axes:]))

@@ -20,13 +20,13 @@ from .cases import (
     poked,
     values_text,
 )
-from .checking import FILLER, Finding, out_view
-from .oracle import IllegalError, geometry, result_shape
+from .checking import FILLER, Finding, kernel_plan, out_view, pass_of, strides_of
+from .oracle import Geometry, IllegalError, geometry, result_shape
 
 
 @dataclass
 class Figures:
-    """What an attack has done.
+    """Counts of an attack.
 
     Attributes:
         layers: drawn, by "numpy" and "kernels".
@@ -51,7 +51,7 @@ class Figures:
         self.builds += other.builds
 
     def text(self, findings: int) -> str:
-        """In a line, after the details."""
+        """Return the counts in one line, after the details."""
         kernels = ", ".join(f"{name} {count:,}" for name, count in sorted(self.kernels.items()))
         methods = ", ".join(f"{name} {count:,}" for name, count in sorted(self.passes.items()))
         left_out = ", ".join(f"{count:,} {name}" for name, count in sorted(self.left_out.items()))
@@ -66,13 +66,13 @@ class Figures:
 
 
 def report(finding: Finding, found_at: str) -> str:
-    """A finding with the program that shows it."""
+    """Return a finding with the program that shows it."""
     head = f"finding: {' / '.join(finding.kind)}\n  {finding.text}\n  first in {found_at}"
     return f"{head}\n\n{program(finding)}"
 
 
 def program(finding: Finding) -> str:
-    """Python that fails as long as the finding is there."""
+    """Return Python that fails as long as the finding is there."""
     case = finding.case
     lines = ["import numpy as np"]
     if "bfloat16" in (case.dtype, case.stranger):
@@ -87,6 +87,8 @@ def program(finding: Finding) -> str:
         _numpy_lines(case, lines, more)
     if finding.is_illegal:
         lines.append("from cupyconv import ConvError, ConvTypeError")
+    if any(view.lazy for view in case.views.values()):
+        lines.append("from tests.fuzz.cases import lazy_tensor")
     lines.append("")
     for name, shape in case.operands.items():
         lines += _array_lines(case, name, shape)
@@ -96,26 +98,57 @@ def program(finding: Finding) -> str:
         more["out"] = "out"
     if finding.kind[0] == "changed":
         names = finding.kind[5:]
-        lines.append(f"before = {', '.join(f'{name}.tobytes()' for name in names)}")
+        lines.append(f"before = {', '.join(_bytes_text(case, name) for name in names)}")
     call = _call_text(case, "emulator" if on_kernels else "cupyconv", more)
     return "\n".join([*lines, *_verdict_lines(finding, call, within)]) + "\n"
 
 
 def _kernel_lines(case: Case, lines: list[str], more: dict[str, str]) -> str:
-    """Imports and arguments of a run on the emulator; gives what it has to be within."""
+    """Return imports and arguments of a run on the emulator; gives what it has to be within."""
     run = case.run
     assert isinstance(run, KernelRun)
     more["arch"] = repr(run.arch)
-    within = []
-    if run.settings:
-        settings = ", ".join(f"{name}={value!r}" for name, value in run.settings.items())
-        within.append(f"emulator.settings({settings})")
     if case.operation != "conv_backprop_bias":
         more |= {"impl": repr(run.impl), "precision": repr(run.precision)}
-        if run.tile is not None and run.impl != "auto":
-            lines.append("from tests.agreement import planned")
-            within.append(f"planned({run.impl!r}, {run.tile})")
-    return ", ".join(within)
+        if not isinstance(kernel_plan(case, _geometry(case)), str):
+            _plan_lines(case, lines)
+            more["impl"] = "plan"
+    settings = ", ".join(f"{name}={value!r}" for name, value in run.settings.items())
+    return f"emulator.settings({settings})" if settings else ""
+
+
+def _geometry(case: Case) -> Geometry | None:
+    try:
+        return geometry(case)
+    except IllegalError:
+        return None
+
+
+def _plan_lines(case: Case, lines: list[str]) -> None:
+    """The plan with the tile of a legal case's run."""
+    run = case.run
+    assert isinstance(run, KernelRun)
+    lines += [
+        "from cupyconv import ConvProblem",
+        "from cupyconv.kernels.strides import Strides",
+        "from tests.agreement import plan_with",
+        "",
+        f"problem = {_problem_text(case)}",
+        "plan = plan_with(",
+        f"    *(problem, {run.impl!r}, emulator.device({run.arch!r})),",
+        f"    tile={run.tile},",
+        f"    passes=({pass_of(case)!r},),",
+        f"    precision={run.precision!r},",
+        f"    strides={strides_of(case, geometry(case))!r},",
+        ")",
+    ]
+
+
+def _problem_text(case: Case) -> str:
+    """Return the library's description of a legal layer, as a program has it."""
+    found = geometry(case)
+    rules = "".join(f"{name}={value!r}, " for name, value in _spoken(case).items())
+    return f"ConvProblem({found.shapes['x']}, {found.shapes['w']}, {rules}dtype={case.dtype!r})"
 
 
 def _numpy_lines(case: Case, lines: list[str], more: dict[str, str]) -> None:
@@ -132,13 +165,10 @@ def _numpy_lines(case: Case, lines: list[str], more: dict[str, str]) -> None:
     if run.method in ("auto", "reference"):
         more["impl"] = repr(run.method)
         return
-    found = geometry(case)
-    rules = "".join(f"{name}={value!r}, " for name, value in _spoken(case).items())
     lines += [
         "from dataclasses import replace",
         "",
-        f"problem = cupyconv.ConvProblem({found.shapes['x']}, {found.shapes['w']}, {rules}"
-        f"dtype={case.dtype!r})",
+        f"problem = cupyconv.{_problem_text(case)}",
         "plan = cupyconv.plan(problem, 'cpu')",
         f"passes = tuple(replace(one, method={run.method!r}) for one in plan.passes)",
         "plan = replace(plan, passes=passes)",
@@ -147,7 +177,7 @@ def _numpy_lines(case: Case, lines: list[str], more: dict[str, str]) -> None:
 
 
 def _spoken(case: Case) -> dict[str, Any]:
-    """The keywords of the layer that are not the usual ones."""
+    """Return the keywords of the layer that are not the usual ones."""
     usual = {"stride": 1, "dilation": 1, "padding": 0, "groups": 1}
     rules = case.rules.items()
     return {name: value for name, value in rules if value != usual.get(name)}
@@ -164,14 +194,24 @@ def _array_lines(case: Case, name: str, shape: tuple[int, ...]) -> list[str]:
         text = repr(value) if np.isfinite(value) else f"float({str(value)!r})"
         wide = "complex" if case.dtype in PART else "float"
         lines += [f"flat = flat.astype({wide})", f"flat[{poked(case, where.count)}] = {text}"]
-    lines += _memory_lines(name, view, shape, dtype, "flat")
-    return lines
+    if not view.lazy:
+        return [*lines, *_memory_lines(name, view, shape, dtype, "flat")]
+    lines.append(f"flat = np.{'conj' if view.lazy == 'conjugated' else 'negative'}(flat)")
+    kept = f"{name}_memory"
+    lines += _memory_lines(kept, replace(view, lazy=""), shape, dtype, "flat")
+    return [*lines, f"{name} = lazy_tensor({kept}, {view.lazy!r})"]
+
+
+def _bytes_text(case: Case, name: str) -> str:
+    """Return the bytes of an operand, as a program has them."""
+    lazy = case.views.get(name, PLAIN).lazy
+    return f"{name}_memory.tobytes()" if lazy else f"{name}.tobytes()"
 
 
 def _memory_lines(
     name: str, view: Any, shape: tuple[int, ...], dtype: np.dtype, flat: str
 ) -> list[str]:
-    """An array over memory that has the values of ``flat``."""
+    """Return an array over memory that has the values of ``flat``."""
     where, size = layout(view, shape), dtype.itemsize
     spelled = "bfloat16" if dtype.name == "bfloat16" else repr(dtype.str)
     lines = [f"flat = {flat}.astype({spelled})"]
@@ -234,7 +274,7 @@ def _call_text(case: Case, module: str, more: dict[str, str]) -> str:
 
 
 def _verdict_lines(finding: Finding, call: str, within: str) -> list[str]:
-    """The call, and what it fails."""
+    """Return the call, and what it fails."""
     if finding.is_illegal:
         lines = [
             "try:",
@@ -263,7 +303,8 @@ def _verdict_lines(finding: Finding, call: str, within: str) -> list[str]:
             lines.append(f"assert {low} <= float({at}) <= {high}")
     elif kind == "changed":
         names = finding.kind[5:]
-        lines.append(f"assert before == {', '.join(f'{name}.tobytes()' for name in names)}")
+        text = ", ".join(_bytes_text(finding.case, name) for name in names)
+        lines.append(f"assert before == {text}")
     elif kind == "outside":
         lines += [
             f"out[...] = np.full(out.itemsize, {FILLER}, np.uint8).view(out.dtype)[0]",

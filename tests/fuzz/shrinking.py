@@ -16,13 +16,13 @@ from typing import Any
 from .cases import DATA_FORMATS, FILTER_FORMATS, PLAIN, Case, NumpyRun, View
 from .checking import Finding, check
 from .kernels import NotTakenError
-from .oracle import IllegalError, geometry
+from .oracle import IllegalError, can_overlap, geometry, result_shape
 
 SPATIAL = ("sizes", "taps", "stride", "dilation", "padding")
 
 
 def shrunk(finding: Finding, seconds: float) -> Finding:
-    """The finding in the smallest case that was found in so much time."""
+    """Return the finding in the smallest case that was found in so much time."""
     end = time.monotonic() + seconds
     named = _same(_by_name(finding), finding)
     finding, simpler = named or finding, True
@@ -43,7 +43,7 @@ def shrunk(finding: Finding, seconds: float) -> Finding:
 
 
 def _by_name(finding: Finding) -> Case:
-    """The case with what "auto" took asked for by name."""
+    """Return the case with what "auto" took asked for by name."""
     case = finding.case
     if finding.kind[0] != "wrong":
         return case
@@ -54,10 +54,14 @@ def _by_name(finding: Finding) -> Case:
 
 
 def _same(case: Case, finding: Finding) -> Finding | None:
-    """The finding in another case; None if that does not show it."""
+    """Return the finding in another case; None if that does not show it."""
     try:
         if not finding.is_illegal or case.bad_out or case.stranger:
             case = _refitted(case)
+        if case.bad_out in ("overlapping", "shared"):
+            legal = geometry(replace(case, bad_out=""))
+            if not can_overlap(result_shape(legal, case.operation)):
+                return None
         found = check(case)
     except (IllegalError, NotTakenError):
         return None
@@ -67,7 +71,7 @@ def _same(case: Case, finding: Finding) -> Finding | None:
 
 
 def _refitted(case: Case) -> Case:
-    """A case whose gradient, bias and filter's channels fit its sizes again."""
+    """Return a case whose gradient, bias and filter's channels fit its sizes again."""
     slice_ = case.channels // max(case.groups, 1)
     bias = None if case.bias is None else case.filters
     shift = None if case.shift is None else case.channels
@@ -77,7 +81,7 @@ def _refitted(case: Case) -> Case:
 
 
 def candidates(case: Case) -> Iterator[Case]:
-    """Simpler cases, the boldest first."""
+    """Yield simpler cases, the boldest first."""
     if case.rank > 1:
         for axis in range(case.rank):
             yield _without_axis(case, axis)
@@ -105,7 +109,7 @@ def candidates(case: Case) -> Iterator[Case]:
 
 
 def _less(value: int) -> list[int]:
-    """Smaller numbers, the smallest first."""
+    """Return smaller numbers, the smallest first."""
     return sorted({1, 2, 8, value // 2, value - 1} & set(range(1, value)))
 
 
@@ -147,7 +151,7 @@ def _simpler_entries(name: str, old: Any) -> list[Any]:
 
 
 def _without_axis(case: Case, axis: int) -> Case:
-    """A case of one spatial axis less, with views as they are on the axes that remain."""
+    """Return a case of one spatial axis less, with views as they are on the axes that remain."""
     changes: dict[str, Any] = {}
     for name in (*SPATIAL, "output_padding"):
         value = getattr(case, name)
@@ -162,7 +166,7 @@ def _without_axis(case: Case, axis: int) -> Case:
 
 
 def _view_without_axis(view: View, axis: int) -> View:
-    """The view of an array with one axis less, the last."""
+    """Return the view of an array with one axis less, the last."""
 
     def kept(axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(one for one in axes if one != axis)
@@ -177,7 +181,8 @@ def _view_without_axis(view: View, axis: int) -> View:
 
 
 def _simpler_views(view: View) -> Iterator[View]:
-    for name in ("order", "steps", "reversed", "repeated", "overlap", "lead", "shift", "swapped"):
+    names = ("lazy", "order", "steps", "reversed", "repeated", "overlap", "lead", "shift")
+    for name in (*names, "swapped"):
         plain = getattr(PLAIN, name)
         if getattr(view, name) != plain:
             yield replace(view, **{name: plain})

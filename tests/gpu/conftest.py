@@ -1,4 +1,4 @@
-"""What every test here begins and ends with; on emulated devices, each is given ones that work."""
+"""Fixtures of every test in this folder; emulated devices are replaced when they fail."""
 
 from tests.device import is_running
 from tests.gpu.fixtures import (  # noqa: F401

@@ -1,4 +1,4 @@
-"""What tests on a GPU begin and end with."""
+"""Fixtures of tests on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cupyconv import measuring, operations
 
 @pytest.fixture(autouse=True, scope="session")
 def nothing_imported_is_collected() -> None:
-    """What the collector goes through after each test is what tests have made."""
+    """Exclude imported objects from the garbage collections after each test."""
     gc.collect()
     gc.freeze()
 
@@ -39,7 +39,7 @@ def as_a_new_process() -> None:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of its own for compiled kernels and measurements, of which there are none yet."""
+    """Use an empty folder for compiled kernels and measurements."""
     monkeypatch.setenv("CUPYCONV_CACHE_DIR", str(tmp_path))
     as_a_new_process()
     yield tmp_path

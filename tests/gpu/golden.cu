@@ -332,17 +332,17 @@ __device__ __forceinline__ unsigned long long describe(const void* start, int sw
     for (int i = thread; i < p.b_bytes / 16; i += 128) b_tile[i] = b[i];                      \
     ptx::fence_proxy_async();                                                                 \
     __syncthreads();                                                                          \
-    float sums[N / 2];                                                                        \
-    for (int i = 0; i < N / 2; i++) sums[i] = d[i * 128 + thread];                            \
+    float sums[1][N / 2];                                                                     \
+    for (int i = 0; i < N / 2; i++) sums[0][i] = d[i * 128 + thread];                         \
     const unsigned long long a_descriptor =                                                   \
         describe(operands + p.a_start / 16, p.a_swizzle, p.a_leading, p.a_stride);            \
     const unsigned long long b_descriptor =                                                   \
         describe(b_tile + p.b_start / 16, p.b_swizzle, p.b_leading, p.b_stride);              \
-    ptx::wgmma_fence();                                                                       \
-    ptx::__VA_ARGS__(sums, a_descriptor, b_descriptor, p.scale_d);                            \
+    ptx::wgmma_fence(sums);                                                                   \
+    ptx::__VA_ARGS__(sums[0], a_descriptor, b_descriptor, p.scale_d);                         \
     ptx::wgmma_commit();                                                                      \
-    ptx::wgmma_wait<0>();                                                                     \
-    for (int i = 0; i < N / 2; i++) out[i * 128 + thread] = sums[i];                          \
+    ptx::wgmma_wait<0>(sums);                                                                 \
+    for (int i = 0; i < N / 2; i++) out[i * 128 + thread] = sums[0][i];                       \
   }
 
 #define WGMMA_16(type, N, TA, TB) \

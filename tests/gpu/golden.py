@@ -1,14 +1,13 @@
 """One case per wrapper of ptx.cuh: inputs, launch, output.
 
-``python -m tests.gpu.golden`` runs all cases on the current GPU through CuPy and writes their
-inputs and outputs to ``tests/gpu/results/golden-<chip>.npz``; the tests run the same cases on the
-CPU emulator and hold it to that file.
+``python -m tests.gpu golden`` runs the cases on the current GPU through CuPy, and ``report`` writes
+their inputs and outputs to ``golden-<chip>.npz``.  The tests run the same cases on the CPU emulator
+and compare it with such a file in ``tests/gpu/results``.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cupyconv import arrays
+from cupyconv.gpu.sources import KernelSource
 
 SOURCE = Path(__file__).with_name("golden.cu")
 RESULTS = Path(__file__).with_name("results")
@@ -105,7 +105,7 @@ class Case:
 
     @property
     def output(self) -> Output:
-        """What is written, by the kernel or through its map."""
+        """Array that is written by the kernel or through its map."""
         candidates = [one.tensor if isinstance(one, Map) else one for one in self.arguments]
         return next(one for one in candidates if isinstance(one, Output))
 
@@ -117,7 +117,7 @@ class Case:
 
 
 class Device(Protocol):
-    """Where cases run."""
+    """Interface of the device that cases run on."""
 
     def upload(self, values: np.ndarray) -> Any: ...
 
@@ -131,7 +131,7 @@ class Device(Protocol):
 
 
 def run(case: Case, device: Device) -> np.ndarray:
-    """Runs a case and returns its output."""
+    """Return runs a case and returns its output."""
     output = device.output(case.output)
     arguments = []
     for one in case.arguments:
@@ -153,7 +153,7 @@ def run(case: Case, device: Device) -> np.ndarray:
 # Values
 # --------------------------------------------------------------------------------------------------
 def small_integers(generator: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-    """Quarters from -2 to 2: every product and sum of a case is exact in every type."""
+    """Return quarters from -2 to 2: every product and sum of a case is exact in every type."""
     return generator.integers(-8, 9, shape) / 4
 
 
@@ -212,7 +212,7 @@ def _matrices() -> Iterator[Case]:
 
 
 def _register_bits(generator, count: int, lanes: int, element: str) -> np.ndarray:
-    """Random small integers in registers[count][lanes]."""
+    """Return random small integers in registers[count][lanes]."""
     per_register = 1 if element == "tf32" else 2
     values = small_integers(generator, (count, lanes, per_register))
     return np.ascontiguousarray(bits_of(values, element)).view(np.uint32).reshape(count, lanes)
@@ -276,7 +276,7 @@ def _copy_bytes(described: Map, itemsize: int) -> int:
 
 
 def _load(name: str, described: Map, at: Sequence[int], tap: Sequence[int] = ()) -> Iterator[Case]:
-    """The load, and its multicast to a pair of blocks."""
+    """Yield the load, and its multicast to a pair of blocks."""
     assert isinstance(described.tensor, np.ndarray)
     size = _copy_bytes(described, described.tensor.itemsize)
     mode = "im2col_" if described.corners else ""
@@ -349,7 +349,8 @@ def _stores() -> Iterator[Case]:
     for swizzle in SWIZZLES:
         columns = (swizzle or 32) // 2
         yield store(f"swizzle {swizzle}", (40, 72), (columns, 16), (16, 8), swizzle)
-    yield store("over the edges", (7, 16), (16, 4), (-8, 5))
+    # A coordinate below 0, or an innermost one of 8 bytes, is an illegal instruction on an H200.
+    yield store("over the edges", (7, 16), (16, 4), (8, 5))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -357,7 +358,7 @@ def _stores() -> Iterator[Case]:
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TileLayout:
-    """How an operand lies in shared memory.
+    """Layout of an operand in shared memory.
 
     Attributes:
         mn_major: Rows along m or n are contiguous, else along k.
@@ -375,7 +376,7 @@ class TileLayout:
     size: int
 
     def byte_of(self, mn: np.ndarray, k: np.ndarray, itemsize: int) -> np.ndarray:
-        """Byte in the tile of the elements (mn, k) of the operand."""
+        """Return the byte in the tile of the elements (mn, k) of the operand."""
         unit = 16 // itemsize
         if self.mn_major and self.swizzle:
             span = self.swizzle // itemsize
@@ -414,7 +415,7 @@ def mn_major(extent: int, swizzle: int, k: int) -> TileLayout:
 
 
 def fill_tile(layout: TileLayout, values: np.ndarray) -> np.ndarray:
-    """The bytes of a tile that holds ``values`` (mn, k) given as bits."""
+    """Return the bytes of a tile that holds ``values`` (mn, k) given as bits."""
     mn, k = np.indices(values.shape)
     itemsize = values.dtype.itemsize
     tile = np.zeros(layout.size, np.uint8)
@@ -433,7 +434,7 @@ class WgmmaProblem:
 
 
 def accumulator_registers(d: np.ndarray) -> np.ndarray:
-    """The matrix d (64, n) as registers[n / 2][128]."""
+    """Return the matrix d (64, n) as registers[n / 2][128]."""
     register, thread = np.indices((d.shape[1] // 2, 128))
     row = thread // 32 * 16 + thread % 32 // 4 + register // 2 % 2 * 8
     column = register // 4 * 8 + thread % 4 * 2 + register % 2
@@ -491,7 +492,7 @@ def _wgmma_case(
 
 @cache
 def wgmma_cases() -> tuple[tuple[Case, WgmmaProblem], ...]:
-    """Every wgmma wrapper once, and every layout at n = 64."""
+    """Return every wgmma wrapper once, and every layout at n = 64."""
     made = []
     for n in WGMMA_N:
         for swizzle in SWIZZLES if n == 64 else (128,):
@@ -509,7 +510,7 @@ def wgmma_cases() -> tuple[tuple[Case, WgmmaProblem], ...]:
 
 @cache
 def cases() -> tuple[Case, ...]:
-    """All cases; names are unique."""
+    """Return all cases; names are unique."""
     made = [
         *_conversions(),
         *_wide_stores(),
@@ -533,16 +534,23 @@ def cases() -> tuple[Case, ...]:
 # --------------------------------------------------------------------------------------------------
 # On a GPU
 # --------------------------------------------------------------------------------------------------
+def source() -> KernelSource:
+    """Return golden.cu with the header that it tests."""
+    headers = (("ptx.cuh", (INCLUDE / "ptx.cuh").read_text()),)
+    return KernelSource(SOURCE.name, SOURCE.read_text(), headers)
+
+
 def compile_cubin(architecture: str, wgmma: bool) -> bytes:
     """golden.cu for a chip such as ``sm_90a``, with or without the kernels that need wgmma."""
-    from cupyconv.gpu import compiler, sources
+    from cupyconv.gpu import compiler
 
     capability = int(architecture.removeprefix("sm_").rstrip("a"))
-    headers = (("ptx.cuh", (INCLUDE / "ptx.cuh").read_text()),)
-    source = sources.KernelSource(SOURCE.name, SOURCE.read_text(), headers)
     defines = {"GOLDEN_ARCH": capability * 10, "GOLDEN_WGMMA": int(wgmma)}
-    cubin, _ = compiler.compile_cubin(source, defines, architecture)
-    return cubin
+    return compiler.cached_cubin(source(), defines, architecture)
+
+
+class MapRefusedError(RuntimeError):
+    """The driver refuses to encode a tensor map."""
 
 
 class CupyDevice:
@@ -552,13 +560,16 @@ class CupyDevice:
         self._cupy = cupy = arrays.require_gpu()
         properties = cupy.cuda.runtime.getDeviceProperties(0)
         self.capability = properties["major"] * 10 + properties["minor"]
-        self.name = properties["name"].decode()
         self._driver = ctypes.CDLL("libcuda.so.1")
         suffix = "a" if self.capability >= 90 else ""
         self.architecture = f"sm_{self.capability}{suffix}"
-        self._modules = {wgmma: self._load(wgmma) for wgmma in {False, self.capability == 90}}
+        self._load = cache(self._load_module)
 
-    def _load(self, wgmma: bool) -> Any:
+    def takes(self, case: Case) -> bool:
+        """Return whether the chip has the instructions of a case."""
+        return case.arch <= self.capability and (not case.wgmma or self.capability == 90)
+
+    def _load_module(self, wgmma: bool) -> Any:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(compile_cubin(self.architecture, wgmma))
             file.flush()
@@ -580,7 +591,7 @@ class CupyDevice:
         return self._cupy.asnumpy(array)
 
     def launch(self, case: Case, arguments: tuple[Any, ...]) -> None:
-        kernel = self._modules[case.wgmma].get_function(case.kernel)
+        kernel = self._load(case.wgmma).get_function(case.kernel)
         if case.shared > 48 << 10:
             kernel.max_dynamic_shared_size_bytes = case.shared
         kernel((case.blocks,), (case.threads,), arguments, shared_mem=case.shared)
@@ -614,30 +625,9 @@ class CupyDevice:
             box = (ctypes.c_uint32 * rank)(*described.box)
             error = self._driver.cuTensorMapEncodeTiled(*head, box, *tail)
         if error:
-            raise RuntimeError(f"the driver refuses the map of shape {array.shape}: error {error}")
+            raise MapRefusedError(
+                f"the driver refuses the map of shape {array.shape}: error {error}"
+            )
         record = np.zeros(1, np.dtype([("opaque", np.uint64, 16)]))
         record.view(np.uint8)[...] = encoded
         return record
-
-
-def main() -> None:
-    """Runs every case that the GPU can run, and writes the file."""
-    if arrays.device_count() == 0:
-        sys.exit("no usable GPU: nothing was run and nothing written")
-    device = CupyDevice()
-    held: dict[str, np.ndarray] = {}
-    for case in cases():
-        if case.arch > device.capability or (case.wgmma and device.capability != 90):
-            continue
-        held[f"{case.name}/output"] = run(case, device)
-        for index, values in enumerate(case.inputs):
-            held[f"{case.name}/input{index}"] = values
-        print(case.name)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"golden-sm_{device.capability}.npz"
-    np.savez_compressed(path, device=np.array(device.name), **held)
-    print(f"{len(held)} arrays of {device.name} in {path}")
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ from cupyconv.formats import data_formats, filter_formats
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests import agreement, device, views
-from tests.agreement import fits, planned
+from tests.agreement import fits, plan_with
 from tests.configurations import (
     CASES,
     FAMILY_CASES,
@@ -125,16 +125,16 @@ def require_with_tile(impl, case, tile, dtype, precision):
     filters = filter_formats(case.problem.spatial_rank)[1 + tile % 2]
     data = data_formats(case.problem.spatial_rank)[1]
     problem = in_formats(case.problem, data, filters).replace(dtype=dtype)
-    with planned(impl, tile, splits=1 + 2 * (tile % 2)):
-        agreement.require_exact(
-            cupyconv,
-            problem,
-            passes=fits(problem, impl, device, precision),
-            to_device=cupy.asarray,
-            to_host=cupy.asnumpy,
-            impl=impl,
-            precision=precision,
-        )
+    splits = 1 + 2 * (tile % 2)
+    agreement.require_exact(
+        cupyconv,
+        problem,
+        passes=fits(problem, impl, device, precision),
+        to_device=cupy.asarray,
+        to_host=cupy.asnumpy,
+        impl=plan_with(problem, impl, device, tile=tile, splits=splits, precision=precision),
+        precision=precision,
+    )
 
 
 @pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
@@ -286,6 +286,17 @@ def test_tensors_come_in_without_a_copy(torch_with_cuda):
     assert isinstance(cupyconv.conv_forward(tensor, w, **LAYER), cupy.ndarray)
 
 
+def test_lazily_negated_tensors_count_with_their_sign(torch_with_cuda):
+    torch = torch_with_cuda
+    tensor = torch.arange(6.0, device="cuda").reshape(1, 1, 6)
+    lazy = torch.complex(tensor, tensor).conj().imag
+    taken, _ = arrays.take("x", lazy)
+    assert (taken == -cupy.from_dlpack(tensor)).all()
+    with pytest.raises(cupyconv.ConvTypeError, match="lazily negated"):
+        cupyconv.conv_forward(tensor, tensor[..., :1], out=lazy)
+    assert (cupy.from_dlpack(tensor) == cupy.arange(6)).all()
+
+
 def test_arrays_of_two_homes_are_refused():
     x, w, _, _ = layer()
     with pytest.raises(cupyconv.ConvTypeError, match="x is a CuPy array, w is a NumPy array"):
@@ -317,7 +328,7 @@ def test_more_than_two_to_the_31_elements():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ["contiguous_format", "channels_last"])
-def test_tensors_are_convolved_on_pytorchs_stream_and_in_its_memory(torch_with_cuda, dtype, order):
+def test_tensors_use_pytorchs_stream_and_memory(torch_with_cuda, dtype, order):
     import cupyconv.torch as ct
 
     torch = torch_with_cuda
@@ -347,6 +358,30 @@ def test_tensors_are_convolved_on_pytorchs_stream_and_in_its_memory(torch_with_c
     assert y.is_contiguous(memory_format=getattr(torch, order))
 
 
+@pytest.mark.parametrize("mode", ["Global", "ThreadLocal", "Relaxed"])
+def test_a_graph_keeps_the_workspace_of_its_calls(mode):
+    """A split sum, whose partial sums a replay writes again."""
+    x, w = cupy.ones((2, 4, 4, 256), "float16"), cupy.ones((8, 3, 3, 256), "float16")
+    words = {"data_format": "NHWC", "filter_format": "OHWI"}
+    problem = cupyconv.ConvProblem(x.shape, w.shape, dtype="float16", **words)
+    size = cupyconv.plan(problem)["forward"].workspace_bytes
+    assert size
+    y = cupyconv.conv_forward(x, w, **words)
+    cupy.cuda.get_current_stream().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture(getattr(cupy.cuda.runtime, f"streamCaptureMode{mode}"))
+        cupyconv.conv_forward(x, w, out=y, **words)
+        graph = stream.end_capture()
+        cupy.get_default_memory_pool().free_all_blocks()
+        others = [cupy.full(size, 7, "u1") for _ in range(8)]
+        x.fill(0.5)
+        for _ in range(3):
+            y.fill(0)
+            graph.launch(stream)
+            assert (cupy.asnumpy(y) == 1152).all()
+        assert all((one == 7).all() for one in others)
+
+
 def test_a_captured_graph_of_pytorch_has_the_kernels(torch_with_cuda):
     import cupyconv.torch as ct
 
@@ -361,6 +396,36 @@ def test_a_captured_graph_of_pytorch_has_the_kernels(torch_with_cuda):
     graph.replay()
     torch.cuda.synchronize()
     assert (y == 72).all()
+
+
+def test_a_graph_of_pytorch_keeps_the_workspace_of_its_calls(torch_with_cuda):
+    """A split sum, whose workspace is PyTorch's and not of CuPy's pool."""
+    import cupyconv.torch as ct
+
+    torch = torch_with_cuda
+    x = torch.ones(1, 64, 4, 4, device="cuda", dtype=torch.float16)
+    w = torch.ones(8, 64, 3, 3, device="cuda", dtype=torch.float16)
+    problem = cupyconv.ConvProblem(tuple(x.shape), tuple(w.shape), dtype="float16")
+    size = cupyconv.plan(problem)["forward"].workspace_bytes
+    assert size
+    pool = cupy.get_default_memory_pool()
+    kept = pool.total_bytes()
+    ct.conv2d(x, w)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = ct.conv2d(x, w)
+    assert torch.cuda.max_memory_allocated() - before >= size + y.nbytes
+    assert pool.total_bytes() == kept
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ct.conv2d(x, w)
+    others = [torch.full((size,), 7, device="cuda", dtype=torch.uint8) for _ in range(8)]
+    x.fill_(2)
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert (y == 2 * 64 * 9).all()
+    assert all((one == 7).all() for one in others)
 
 
 def test_gradients_of_tensors_agree_with_differences(torch_with_cuda):

@@ -5,11 +5,13 @@ Without a GPU the whole module is skipped, in one line.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -127,7 +129,7 @@ def test_views_of_complex_numbers(dtype):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX])
 def test_a_transposed_convolution_beyond_its_windows(dtype):
-    """Its output_padding is as large as its stride, so that x is copied."""
+    """An output_padding as large as the stride makes the function copy x."""
     data = whole_numbers(cupyconv.ConvProblem((2, 3, 8), (4, 3, 2), dtype=dtype))
     for stride, dilation, extra in ((1, 2, 1), (2, 5, 4)):
         rules = {"stride": stride, "dilation": dilation, "output_padding": extra}
@@ -139,7 +141,7 @@ CUDNN = {
     "backward_filter": ("x", "dy", "w"),
     "backward_data": ("w", "dy", "bias_of_x", "x"),
 }
-"""What each function is given, the array for its result last."""
+"""Arguments of each function; the array for its result is last."""
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
@@ -291,7 +293,7 @@ class ByDlpack:
 
 @pytest.mark.parametrize("exporter", [ByInterface, ByDlpack])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_objects_that_export_their_memory_are_taken_without_a_copy(exporter, dtype):
+def test_exported_memory_is_used_without_a_copy(exporter, dtype):
     _, data, words = layer(dtype=dtype)
     x, w = cupy.asarray(data.x), cupy.asarray(data.w)
     turned = x[..., ::-1].copy()[..., ::-1] if exporter is ByInterface else x
@@ -317,6 +319,101 @@ def test_device_memory_is_taken_by_dlpack(kind):
     taken, home = arrays.take("x", Exporter(x))
     assert home is arrays.Home.GPU
     assert taken.data.ptr == x.data.ptr
+
+
+class ReadOnlyByDlpack(ByDlpack):
+    """Says in the capsule's flags that its memory must not be written."""
+
+    def __dlpack__(self, **keywords):
+        capsule = super().__dlpack__(**keywords)
+        address = arrays._capsule_address(capsule, b"dltensor_versioned")
+        ctypes.c_uint64.from_address(address + 24).value |= 1
+        return capsule
+
+
+class OldByDlpack(ByDlpack):
+    """Exports by a version of DLPack that has no flags."""
+
+    def __dlpack__(self, stream=None):
+        return self._array.__dlpack__(stream=stream)
+
+
+def interface_with(array, **changes):
+    """An object with an array's interface, and changes to it."""
+    interface = {**array.__cuda_array_interface__, **changes}
+    return SimpleNamespace(__cuda_array_interface__=interface, kept=array)
+
+
+def read_only_interface(array):
+    return interface_with(array, data=(array.data.ptr, True))
+
+
+@pytest.mark.parametrize("exporter", [ReadOnlyByDlpack, read_only_interface])
+def test_read_only_results_are_refused(exporter):
+    _, data, words = layer()
+    x, w = cupy.asarray(data.x), cupy.asarray(data.w)
+    expected = cupyconv.conv_forward(x, w, **words)
+    room = cupy.full(expected.shape, 7, "float32")
+    with pytest.raises(ConvError, match="out must be writeable: it is read-only"):
+        cupyconv.conv_forward(x, w, out=exporter(room), **words)
+    assert (room == 7).all()
+    read = cupyconv.conv_forward(exporter(x), exporter(w), **words)
+    assert (read == expected).all()
+
+
+@pytest.mark.parametrize("exporter", [ByDlpack, OldByDlpack, ByInterface, interface_with])
+def test_writeable_results_are_written_in_place(exporter):
+    _, data, words = layer()
+    x, w = cupy.asarray(data.x), cupy.asarray(data.w)
+    expected = cupyconv.conv_forward(x, w, **words)
+    room = cupy.full(expected.shape, 7, "float32")
+    out = exporter(room)
+    assert cupyconv.conv_forward(x, w, out=out, **words) is out
+    assert (room == expected).all()
+
+
+def test_masks_of_interfaces_are_refused():
+    x = cupy.ones((1, 2, 5), "float32")
+    with pytest.raises(ConvTypeError, match=r"x has a mask.*knows no masks"):
+        arrays.take("x", interface_with(x, mask=x > 0))
+
+
+class Named(cupy.ndarray):
+    """An array with an attribute, as CuPy's own documentation has it."""
+
+    def __array_finalize__(self, source):
+        self.info = getattr(source, "info", None)
+
+
+class Scaled(cupy.ndarray):
+    """An array whose numbers are its memory times a factor."""
+
+    def __array_ufunc__(self, *given, **keywords):
+        return NotImplemented
+
+
+def test_classes_of_cupy_arrays():
+    x = cupy.ones((1, 2, 5), "float32")
+    for _ in range(2):  # types that were seen are looked up
+        taken, home = arrays.take("x", x.view(Named))
+        assert home is arrays.Home.GPU
+        assert type(taken) is cupy.ndarray
+        assert taken.data.ptr == x.data.ptr
+        with pytest.raises(ConvTypeError, match=r"replaces __array_ufunc__.*view\(cupy\.ndarray\)"):
+            arrays.take("x", x.view(Scaled))
+    taken, _ = arrays.take("x", x.view(Scaled).view(cupy.ndarray))
+    assert type(taken) is cupy.ndarray
+    y = cupyconv.conv_forward(x.view(Named), cupy.ones((1, 2, 5), "float32"))
+    assert type(y) is cupy.ndarray
+    with pytest.raises(ConvTypeError, match="replaces __array_ufunc__"):
+        cupyconv.conv_forward(x.view(Scaled), x)
+
+
+def test_distributed_arrays_are_refused():
+    distributed = pytest.importorskip("cupyx.distributed.array").DistributedArray
+    empty = cupy.ndarray.__new__(distributed, (0,))
+    with pytest.raises(ConvTypeError, match=r"replaces __array_ufunc__.*pass x\.get\(\)"):
+        arrays.take("x", empty)
 
 
 def test_results_are_taken_by_others_without_a_copy():
@@ -436,7 +533,7 @@ def test_explanations():
 
 
 def test_notebooks_that_run_kernels():
-    """Those of the package's own tests, in a process that sees the same devices."""
+    """Run the notebooks of the package's tests in a process that sees the same devices."""
     words = ("-q", "-p", "no:cacheprovider", "tests/test_notebooks.py", "-k", "run and (02 or 03)")
     done = subprocess.run([sys.executable, "-m", "pytest", *words], capture_output=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout.decode()
@@ -445,7 +542,7 @@ def test_notebooks_that_run_kernels():
 
 # -- the command line ------------------------------------------------------------------------------
 def run(*words, code=0):
-    """What the program prints for its arguments."""
+    """Return what the program prints for these arguments."""
     done = subprocess.run(
         [sys.executable, "-m", "cupyconv.cli", *words],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What the ways into other libraries cost on the CPU: PyTorch's operators and Dask's tasks.
+"""Cost of the interfaces to other libraries on the CPU: PyTorch's operators and Dask's tasks.
 
     python -m tests.studies.ecosystem --json tests/cpu/results/ecosystem.json
 
@@ -42,7 +42,7 @@ FITS = (
 )
 TOO_LARGE = ConvProblem((1, 4, 160, 512, 512), (4, 4, 3, 3, 3), padding=1)
 ROOM = 120_000_000  # bytes that a worker may take beside what an idle one does
-PAUSED_AT = 0.8  # of its limit, Dask's own default
+PAUSED_AT = 0.8  # fraction of the memory limit at which Dask pauses a worker (its default)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _medians(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Median seconds of each call; they take turns of at least one call.
+    """Return the median seconds of each call; they take turns of at least one call.
 
     There is a pause before each turn, since the threads of a BLAS run on for a while after a call.
     """
@@ -158,7 +158,7 @@ def torch_calls(problem: ConvProblem, seconds: float = 0.1) -> TorchCalls:
 
 @cache
 def _idle_library() -> Any:
-    """Operators with the signatures of ours that make their results and compute nothing."""
+    """Return operators with the signatures of ours that make their results and compute nothing."""
     import torch
 
     library = torch.library.Library("cupyconv_idle", "DEF")
@@ -286,7 +286,7 @@ def _spread(client: Any, name: str, array: np.ndarray, chunks: Any) -> Any:
 
 @dataclass(frozen=True)
 class DaskMemory:
-    """What workers take for a layer whose tensors are larger than their memory.
+    """Memory of workers for a layer whose tensors are larger than their memory.
 
     Attributes:
         layer: of which the forward pass is computed, from a Zarr folder to another.
@@ -309,7 +309,7 @@ class DaskMemory:
 
 
 def dask_memory(problem: ConvProblem, limit: int, workers: int = 2) -> DaskMemory:
-    """Peak memory of the workers that convolve a volume on disk."""
+    """Return peak memory of the workers that convolve a volume on disk."""
     import dask.array as da
     import zarr
 
@@ -393,7 +393,7 @@ def _import() -> None:
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has taken; Linux only.
+    """Return the most memory that this process has taken; Linux only.
 
     Not what getrusage says, which begins with the memory of the process that started this one.
     """

@@ -1,4 +1,4 @@
-"""What keeps the NumPy path from being faster: the shares of its time, and the rates it reaches.
+"""Bounds of the NumPy path's speed: the shares of its time, and the rates it reaches.
 
     python -m tests.studies.limits --json tests/cpu/results/limits.json
 
@@ -32,15 +32,15 @@ from cupyconv import files
 from cupyconv.bench import data, environment, implementations, peers, places, timing
 from cupyconv.bench.report import Chapter, geometric_mean
 from cupyconv.bench.suites import KINDS, QUICK, SuiteLayer, drawn, select, with_batch
+from cupyconv.cpu.choice import has_numba
 from cupyconv.planning import plan
-from cupyconv.planning.cpu import has_numba
 from cupyconv.problem import PASSES, ConvProblem
 
 MOST_FLOPS = 4e9
-"""Of a pass; the batch is made smaller until a layer has no more."""
+"""Most FLOPs of a pass; larger layers get a smaller batch (chosen)."""
 
 SECONDS = 0.3
-"""Of each measurement."""
+"""Seconds of each measurement (chosen)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Share:
 
     Attributes:
         batch: images.
-        method: of cupyconv/planning/cpu.py.
+        method: of cupyconv/cpu/choice.py.
         seconds, computing, peer: of a call; of that, by their share on one thread, in products and
             loops; and of PyTorch's call.
         operations: that the products and loops did, in a call.
@@ -87,7 +87,7 @@ class _Meter:
 
 @contextmanager
 def _metered(meter: _Meter) -> Iterator[None]:
-    """What computes, timed while the context lasts: matmul, einsum, and compiled loops."""
+    """Time matmul, einsum and compiled loops within the context."""
     counts: list[tuple[Any, str, Callable[..., float]]] = [
         (np, "matmul", lambda a, b, out: out.size * a.shape[-1]),
         (np, "einsum", lambda _, *arrays: max(array.size for array in arrays)),
@@ -128,7 +128,7 @@ def _of_pixels(
 
 
 def measure(layers: Iterable[SuiteLayer], place: places.Place, peer: peers.Peer) -> list[Share]:
-    """The shares of every pass of some layers on the CPU."""
+    """Return the shares of every pass of some layers on the CPU."""
     found = []
     for layer in layers:
         fitting = _fitting(layer)
@@ -184,7 +184,7 @@ def _share(
 
 
 def section(shares: Sequence[Share], about: dict[str, Any]) -> Chapter:
-    """A line for each pass of each layer, and means of each kind."""
+    """Return a line for each pass of each layer, and means of each kind."""
     columns = ("layer", "pass", "method", "ms", "computing", "GFLOP/s", "PyTorch's", "ratio")
     rows: list[tuple[str, ...]] = [
         (

@@ -2,8 +2,8 @@
 
     python -m tests.studies.pytorch_suite test_convolution.py
 
-The file is test/nn/test_convolution.py of PyTorch's sources at the tag of the release that is
-installed; PyTorch's packages do not have it.  It runs twice on the CPU, as it is and with each test
+The file is test/nn/test_convolution.py of PyTorch's sources at the tag of the installed release;
+PyTorch's packages do not contain it.  It runs twice on the CPU, unchanged and with each test
 inside ``ct.patch()``: a test has to end inside as it does outside.  Printed is how many passed, how
 many calls of convolutions were cupyconv's, and what was left to PyTorch and why.  Needs PyTorch,
 pytest and what PyTorch's own tests need, expecttest and hypothesis.
@@ -34,7 +34,7 @@ LIMIT = 3600  # s, of each run
 
 @dataclass
 class Run:
-    """What became of the tests of a file.
+    """Outcomes of the tests of a file.
 
     Attributes:
         outcomes: "passed", "failed" or "skipped", by test.
@@ -83,7 +83,7 @@ def run(file: Path, *, patched: bool, chosen: str = "") -> Run:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns 1 if a test ends otherwise inside the patch than outside."""
+    """Run the command line; return 1 if a test ends otherwise inside the patch than outside."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.studies.pytorch_suite", description=__doc__
     )
@@ -107,13 +107,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def summary(one: Run) -> str:
-    """How many tests passed, failed and were skipped."""
+    """Return the numbers of passed, failed and skipped tests."""
     counts = Counter(one.outcomes.values())
     return ", ".join(f"{counts[word]} {word}" for word in ("passed", "failed", "skipped"))
 
 
 def different(outside: Run, inside: Run) -> list[str]:
-    """The tests that end otherwise inside the patch."""
+    """Return the tests that end otherwise inside the patch."""
     tests = dict.fromkeys([*outside.outcomes, *inside.outcomes])
     return [test for test in tests if outside.outcomes.get(test) != inside.outcomes.get(test)]
 

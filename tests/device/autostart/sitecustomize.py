@@ -1,10 +1,10 @@
-"""With this folder on PYTHONPATH, CuPy runs on the emulated devices in every Python process."""
+"""Run CuPy on the emulated devices in every Python process with this folder on PYTHONPATH."""
 
 import sys
 
 
 class _BeforeCuPy:
-    """Activates them when CuPy or the driver's bindings are first imported."""
+    """Import hook that activates the devices on the first import of CuPy or cuda.bindings."""
 
     def find_spec(self, name, path=None, target=None):
         if name in ("cupy", "cupy_backends", "cuda.bindings"):

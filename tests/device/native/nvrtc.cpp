@@ -1,5 +1,5 @@
-// Stands before NVIDIA's libnvrtc.so: hands every call on, and puts behind each cubin what it was
-// compiled from, as texts that each end with a zero (programs.py reads them):
+// Wrapper of NVIDIA's libnvrtc.so: forwards every call and appends to each cubin the inputs that it
+// was compiled from, as zero-terminated texts (programs.py reads them):
 //   mark, log, name, source, number of headers, (name, text) of each, number of options, each option
 #include <nvrtc.h>
 
@@ -23,7 +23,7 @@ struct Program {
 void* real;
 
 Program* own(nvrtcProgram program) { return reinterpret_cast<Program*>(program); }
-std::string text(const char* given) { return given ? given : ""; }
+std::string text(const char* value) { return value ? value : ""; }
 
 #define REAL(name) reinterpret_cast<decltype(&name)>(dlsym(real, #name))
 
@@ -33,8 +33,8 @@ void add(std::string& all, const std::vector<std::string>& parts, size_t count) 
   for (const std::string& part : parts) add(all, part);
 }
 
-// What goes behind a cubin.
-std::string behind(const Program& program) {
+// Returns the bytes to append to a cubin.
+std::string trailer(const Program& program) {
   size_t size = 0;
   std::string log;
   if (!REAL(nvrtcGetProgramLogSize)(program.real, &size)) {
@@ -48,7 +48,7 @@ std::string behind(const Program& program) {
   add(all, program.source);
   add(all, program.headers, program.headers.size() / 2);
   add(all, program.options, program.options.size());
-  return all + '\0';  // CuPy takes the last byte for a terminator and drops it
+  return all + '\0';  // CuPy drops the last byte as a terminator
 }
 
 }  // namespace
@@ -65,14 +65,14 @@ nvrtcResult nvrtcVersion(int* major, int* minor) { return REAL(nvrtcVersion)(maj
 nvrtcResult nvrtcGetNumSupportedArchs(int* count) { return REAL(nvrtcGetNumSupportedArchs)(count); }
 nvrtcResult nvrtcGetSupportedArchs(int* archs) { return REAL(nvrtcGetSupportedArchs)(archs); }
 
-nvrtcResult nvrtcCreateProgram(nvrtcProgram* made, const char* source, const char* name, int count,
+nvrtcResult nvrtcCreateProgram(nvrtcProgram* result, const char* source, const char* name, int count,
                                const char* const* headers, const char* const* header_names) {
   auto* program = new Program{nullptr, text(name), text(source), {}, {}};
   for (int i = 0; i < count; i++) {
     program->headers.push_back(text(header_names[i]));
     program->headers.push_back(text(headers[i]));
   }
-  *made = reinterpret_cast<nvrtcProgram>(program);
+  *result = reinterpret_cast<nvrtcProgram>(program);
   return REAL(nvrtcCreateProgram)(&program->real, source, name, count, headers, header_names);
 }
 nvrtcResult nvrtcDestroyProgram(nvrtcProgram* program) {
@@ -87,14 +87,14 @@ nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char* con
 }
 nvrtcResult nvrtcGetCUBINSize(nvrtcProgram program, size_t* size) {
   const nvrtcResult status = REAL(nvrtcGetCUBINSize)(own(program)->real, size);
-  if (!status && *size) *size += behind(*own(program)).size();
+  if (!status && *size) *size += trailer(*own(program)).size();
   return status;
 }
 nvrtcResult nvrtcGetCUBIN(nvrtcProgram program, char* cubin) {
   const nvrtcResult status = REAL(nvrtcGetCUBIN)(own(program)->real, cubin);
   size_t size = 0;
   if (!status && !REAL(nvrtcGetCUBINSize)(own(program)->real, &size)) {
-    const std::string more = behind(*own(program));
+    const std::string more = trailer(*own(program));
     std::memcpy(cubin + size, more.data(), more.size());
   }
   return status;

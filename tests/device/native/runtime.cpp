@@ -1,5 +1,5 @@
-// The functions of CUDA's runtime that CuPy calls, over the driver's.  Linked into CuPy's own
-// cupy_backends.cuda.api.runtime in the place of NVIDIA's runtime.
+// The functions of CUDA's runtime that CuPy calls, implemented with the driver's functions.  Linked
+// into CuPy's own cupy_backends.cuda.api.runtime instead of NVIDIA's runtime.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -11,15 +11,14 @@ namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
 
-// Both APIs number the same failures alike.
+// Both APIs use the same numbers.
 cudaError_t as_error(CUresult status) {
   if (status) last_error = static_cast<cudaError_t>(status);
   return static_cast<cudaError_t>(status);
 }
 CUdeviceptr device(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
-// A thread has the first device's context from its first call of the runtime on, unless it has
-// chosen another.
+// Sets the first device's context in a thread that has none, as the runtime's first call does.
 CUresult use_context() {
   CUcontext context = nullptr;
   CUresult status = cuCtxGetCurrent(&context);
@@ -30,7 +29,7 @@ CUresult use_context() {
 
 }  // namespace
 
-// A call of the driver, with a context.
+// Calls the driver with a current context.
 #define CALL(call)                                \
   do {                                            \
     const CUresult context_ = use_context();      \

@@ -1,4 +1,4 @@
-// Threads that do not meet.  How these kernels are launched: see memory.cu.
+// Barriers and collectives that threads miss.  See memory.cu for the launches.
 #include "ptx.cuh"
 
 // launch: block 64
@@ -78,8 +78,8 @@ extern "C" __global__ void trap_is_reached(const float* in, float* out) {
   out[threadIdx.x] = 0.0f;
 }
 
-// A thread that spins on memory does not keep the others from running: nothing but the race is to
-// be reported.
+// A thread that spins on memory does not block the others: only the race is reported.
+//
 // launch: block 2
 extern "C" __global__ void flag_to_spin_on(const float* in, float* out) {
   __shared__ volatile int flag;

@@ -1,5 +1,5 @@
-// Copies that land later than the kernel thinks.  How these kernels are launched: see memory.cu;
-// a kernel that takes a map gets one over `in` as 64 rows of 64, in boxes of 32 x 32 (4096 bytes).
+// Copies used before they land.  See memory.cu for the launches; a kernel with a map parameter gets a
+// map of `in` as 64 rows of 64, with boxes of 32 x 32 (4096 bytes).
 #include "ptx.cuh"
 
 __device__ __forceinline__ void wait_for_phase(unsigned long long* barrier, unsigned parity) {
@@ -28,7 +28,7 @@ extern "C" __global__ void wait_that_lets_one_group_pass(const float* in, float*
   ptx::cp_async_wait<0>();
 }
 
-// The wait is the copying thread's own: others need a barrier after it.
+// Only the copying thread waits: other threads need a barrier after the wait.
 // launch: block 32
 extern "C" __global__ void copy_of_another_thread(const float* in, float* out) {
   __shared__ __align__(16) float tile[128];
@@ -139,7 +139,7 @@ extern "C" __global__ void barrier_not_fenced_for_the_copy(
   }
 }
 
-// The buffer is loaded again while others may still read it.
+// The buffer is reloaded while other threads may still read it.
 // launch: block 64
 extern "C" __global__ void buffer_loaded_again_too_early(
     const __grid_constant__ ptx::TensorMap map, float* out) {

@@ -1,4 +1,4 @@
-// Integer arithmetic that goes wrong.  How these kernels are launched: see memory.cu.
+// Faults of integer arithmetic.  See memory.cu for the launches.
 
 // launch: block 32
 extern "C" __global__ void index_overflows(const float* in, float* out) {

@@ -1,5 +1,5 @@
-// Launches that begin before those before them have ended.  How these kernels are launched: see
-// memory.cu; `after`: right behind the launch of that kernel, which it may overlap.
+// Launches that overlap earlier ones.  See memory.cu for the launches; `after` names the kernel of the
+// preceding launch, which it may overlap.
 #include "ptx.cuh"
 
 // launch: block 64
@@ -25,7 +25,7 @@ extern "C" __global__ void result_overwritten_without_a_wait(const float* in, fl
   out[threadIdx.x] = in[64 + threadIdx.x];  // FAULT launch-race
 }
 
-// The wait is a thread's own: others need a barrier after it.
+// Only the waiting thread is ordered: other threads need a barrier after the wait.
 // launch: block 64, after stores
 extern "C" __global__ void wait_of_another_thread(const float* in, float* out) {
   if (threadIdx.x < 32) ptx::griddepcontrol_wait();
@@ -49,7 +49,7 @@ extern "C" __global__ void operand_overwritten_without_a_wait(const float* in, f
   out[threadIdx.x] = in[threadIdx.x];  // FAULT launch-race
 }
 
-// The right way: nothing to report.  What no launch before has to do with may be read at once.
+// Correct, without reports: memory that no earlier launch writes may be read at once.
 // launch: block 64, after stores
 extern "C" __global__ void result_read_after_a_wait(const float* in, float* out) {
   const float own = in[threadIdx.x];

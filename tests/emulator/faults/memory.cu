@@ -1,7 +1,7 @@
-// Accesses that no kernel may make.  Kernels here read `in` (4096 floats, an input) and write
-// `out` (4096 floats, without values at first); test_emulator_checker.py launches each as its
-// `launch:` line says and expects a report of the kind, and at the line, that FAULT marks.  `clang`:
-// the version that the check begins with.
+// Invalid memory accesses.  Kernels here read `in` (4096 floats, an input) and write `out` (4096
+// floats, initially unwritten).  test_emulator_checker.py launches each kernel as its `launch:` line
+// says and expects a report of the kind and at the line that FAULT marks.  `clang`: minimum version
+// for the check.
 
 // launch: block 32
 extern "C" __global__ void global_read_past_the_end(const float* in, float* out) {
@@ -49,7 +49,7 @@ extern "C" __global__ void local_array_past_its_bound(const float* in, float* ou
 
 struct RowSums {
   float rows[2][4];
-  float sums[2];  // the last array of a struct, which must not be taken for a flexible one
+  float sums[2];  // the last array of a struct is not a flexible array
 };
 
 // launch: block 64
@@ -156,7 +156,7 @@ struct alignas(32) Wide {
   float element[8];
 };
 
-// Chips before 10.0 load it by instructions of 16 bytes, later ones by one of 32.
+// Chips before 10.0 load it with 16-byte instructions, later ones with a 32-byte one.
 // launch: block 32
 extern "C" __global__ void misaligned_struct_of_32_bytes(const float* in, float* out) {
   const Wide wide = *reinterpret_cast<const Wide*>(in + 4 * threadIdx.x);  // FAULT misaligned

@@ -1,4 +1,4 @@
-// Accesses with no order between them.  How these kernels are launched: see memory.cu.
+// Unordered accesses.  See memory.cu for the launches.
 
 // launch: block 64
 extern "C" __global__ void read_before_the_barrier(const float* in, float* out) {
@@ -45,7 +45,7 @@ extern "C" __global__ void another_block_reads_it(const float* in, float* out) {
   if (blockIdx.x == 1) out[64 + threadIdx.x] = out[threadIdx.x];  // FAULT block-race or uninitialised-read
 }
 
-// A plain write beside an atomic one.
+// A plain write and an atomic write to the same element.
 // launch: grid 2, block 1
 extern "C" __global__ void atomic_and_plain_write(const float* in, float* out) {
   if (blockIdx.x == 0) {
@@ -55,7 +55,7 @@ extern "C" __global__ void atomic_and_plain_write(const float* in, float* out) {
   }
 }
 
-// The last block to finish sums up, without the fence that would publish the others' parts.
+// The last block sums up, without the fence that publishes the partial sums.
 // launch: grid 3, block 1, zeroed
 extern "C" __global__ void last_block_without_a_fence(const float* in, float* out) {
   __shared__ bool is_last;
@@ -65,7 +65,7 @@ extern "C" __global__ void last_block_without_a_fence(const float* in, float* ou
     for (unsigned i = 0; i < gridDim.x; i++) out[8] += out[1 + i];  // FAULT block-race
 }
 
-// The right way: nothing to report.
+// Correct, without reports.
 // launch: grid 3, block 1, zeroed
 extern "C" __global__ void last_block_with_a_fence(const float* in, float* out) {
   __shared__ bool is_last;
@@ -77,7 +77,7 @@ extern "C" __global__ void last_block_with_a_fence(const float* in, float* out) 
     for (unsigned i = 0; i < gridDim.x; i++) out[8] += out[1 + i];
 }
 
-// Bytes of one word belong to different threads: nothing to report.
+// Different threads write bytes of one word: correct, without reports.
 // launch: block 64
 extern "C" __global__ void neighbouring_bytes(const float* in, float* out) {
   __shared__ unsigned char flags[64];

@@ -1,4 +1,4 @@
-// wgmma and ldmatrix used wrongly.  How these kernels are launched: see memory.cu and copies.cu.
+// Wrong uses of wgmma and ldmatrix.  See memory.cu and copies.cu for the launches.
 #include "ptx.cuh"
 
 #define OPERANDS                                              \
@@ -10,20 +10,20 @@
 #define DESCRIPTORS                                                                       \
   const unsigned long long a = ptx::wgmma_descriptor<128>(a_tile, 16, 1024);              \
   const unsigned long long b = ptx::wgmma_descriptor<128>(b_tile, 16, 1024);              \
-  float d[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+  float d[1][4] = {{1.0f, 2.0f, 3.0f, 4.0f}};
 
 #define STORE \
-  for (int i = 0; i < 4; i++) out[4 * threadIdx.x + i] = d[i];
+  for (int i = 0; i < 4; i++) out[4 * threadIdx.x + i] = d[0][i];
 
 // launch: block 128
 extern "C" __global__ void operands_not_fenced(const float* in, float* out) {
   OPERANDS
   __syncthreads();
   DESCRIPTORS
-  ptx::wgmma_fence();
-  ptx::wgmma_m64_f16<8, 0, 0>(d, a, b, 1);  // FAULT missing-proxy-fence
+  ptx::wgmma_fence(d);
+  ptx::wgmma_m64_f16<8, 0, 0>(d[0], a, b, 1);  // FAULT missing-proxy-fence
   ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
+  ptx::wgmma_wait<0>(d);
   STORE
 }
 
@@ -33,9 +33,9 @@ extern "C" __global__ void registers_not_fenced(const float* in, float* out) {
   ptx::fence_proxy_async();
   __syncthreads();
   DESCRIPTORS
-  ptx::wgmma_m64_f16<8, 0, 0>(d, a, b, 1);  // FAULT wgmma
+  ptx::wgmma_m64_f16<8, 0, 0>(d[0], a, b, 1);  // FAULT wgmma
   ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
+  ptx::wgmma_wait<0>(d);
   STORE
 }
 
@@ -45,11 +45,11 @@ extern "C" __global__ void operand_overwritten_before_the_wait(const float* in, 
   ptx::fence_proxy_async();
   __syncthreads();
   DESCRIPTORS
-  ptx::wgmma_fence();
-  ptx::wgmma_m64_f16<8, 0, 0>(d, a, b, 1);
+  ptx::wgmma_fence(d);
+  ptx::wgmma_m64_f16<8, 0, 0>(d[0], a, b, 1);
   ptx::wgmma_commit();
   a_tile[threadIdx.x] = 1;  // FAULT async-overwrite or race
-  ptx::wgmma_wait<0>();
+  ptx::wgmma_wait<0>(d);
   STORE
 }
 
@@ -59,10 +59,10 @@ extern "C" __global__ void descriptors_that_differ(const float* in, float* out) 
   ptx::fence_proxy_async();
   __syncthreads();
   DESCRIPTORS
-  ptx::wgmma_fence();
-  ptx::wgmma_m64_f16<8, 0, 0>(d, threadIdx.x < 64 ? a : a + 2, b, 1);  // FAULT wgmma
+  ptx::wgmma_fence(d);
+  ptx::wgmma_m64_f16<8, 0, 0>(d[0], threadIdx.x < 64 ? a : a + 2, b, 1);  // FAULT wgmma
   ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
+  ptx::wgmma_wait<0>(d);
   STORE
 }
 
@@ -79,22 +79,22 @@ extern "C" __global__ void operand_past_the_end(const float* in, float* out) {
   ptx::fence_proxy_async();
   __syncthreads();
   DESCRIPTORS
-  ptx::wgmma_fence();
-  ptx::wgmma_m64_f16<8, 0, 0>(d, a + (1024 >> 4), b, 1);  // FAULT out-of-bounds
+  ptx::wgmma_fence(d);
+  ptx::wgmma_m64_f16<8, 0, 0>(d[0], a + (1024 >> 4), b, 1);  // FAULT out-of-bounds
   ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
+  ptx::wgmma_wait<0>(d);
   STORE
 }
 
-// Results read before the wait are seen in the numbers; that nobody waited, at the end.
+// Results read before the wait show in the numbers; the missing wait is reported at the end.
 // launch: block 128
 extern "C" __global__ void product_never_waited_for(const float* in, float* out) {
   OPERANDS
   ptx::fence_proxy_async();
   __syncthreads();
   DESCRIPTORS
-  ptx::wgmma_fence();
-  ptx::wgmma_m64_f16<8, 0, 0>(d, a, b, 1);  // FAULT wgmma
+  ptx::wgmma_fence(d);
+  ptx::wgmma_m64_f16<8, 0, 0>(d[0], a, b, 1);  // FAULT wgmma
   ptx::wgmma_commit();
   STORE
 }

@@ -1,4 +1,4 @@
-// What lands later: cp.async, mbarriers, TMA loads and stores.
+// Asynchronous copies: cp.async, mbarriers, TMA loads and stores.
 #include <algorithm>
 #include <cstring>
 
@@ -15,7 +15,7 @@ void start_async_operation(AsyncOperation operation) {
   }
 }
 
-// The destination of a copy just issued: nobody may touch it before the wait.
+// Marks the destination of a new copy, which must not be accessed before the wait.
 static void mark_in_flight(const void* destination, size_t size, uint32_t pc) {
   for_each_cell(destination, size, [pc](Cell& cell, Region*, size_t) {
     cell.flags = kTouched | kInFlight | kGenericWrite;
@@ -80,9 +80,9 @@ void cp_async_wait(int groups_left) {
 // ---------------------------------------------------------------------------------------------
 struct Mbarrier {
   uint32_t expected = 0, pending = 0;
-  int64_t bytes = 0;  // expected and not yet landed
+  int64_t bytes = 0;  // expected bytes that have not landed
   uint32_t phase = 0;
-  unsigned pseudo = 0;  // the participant that its copies write as
+  unsigned pseudo = 0;  // participant that represents its copies
   uint32_t init_pc = 0, init_clock = 0, expect_pc = 0, copy_pc = 0;
   unsigned init_participant = 0;
   bool init_fenced = false;
@@ -101,7 +101,7 @@ static Mbarrier& find_mbarrier(uint64_t* barrier, uint32_t pc) {
   return found->second;
 }
 
-// For an operation of the asynchronous proxy, which does not see the initialisation by itself.
+// Checks for the fence that makes the initialisation visible to the asynchronous proxy.
 static void check_init_is_fenced(const Mbarrier& barrier, uint32_t pc) {
   const bool fenced = barrier.init_fenced ||
                       current->knowledge->fenced[barrier.init_participant] >= barrier.init_clock;
@@ -207,8 +207,8 @@ bool mbarrier_try_wait(uint64_t* address, uint32_t parity) {
   Mbarrier* barrier = &find_mbarrier(address, pc);
   self->wait_pc = pc;
   if ((barrier->phase & 1) == (parity & 1)) {
-    // Not yet.  The thread sleeps until the phase ends, and is told "not yet" all the same: a
-    // kernel that does not ask again is then seen.
+    // The thread sleeps until the phase ends, but still returns false, which exposes kernels that
+    // do not poll again.
     self->wait_mbarrier = address;
     block_until_runnable(self, FiberState::kMbarrier);
     return false;
@@ -244,7 +244,7 @@ void fence_proxy_async() {
   advance_clock(self);
 }
 
-// Bytes landed as the barrier's pseudo thread: whoever waits for the phase knows of them.
+// Orders landed bytes, written as the barrier's pseudo thread, before the end of the phase.
 static void publish_landing(Mbarrier& barrier, const Knowledge& issuer_knew) {
   if (!settings.check) return;
   barrier.arrivals->merge(issuer_knew);
@@ -287,7 +287,7 @@ void cp_async_mbarrier_arrive(uint64_t* address) {
 // TMA
 // ---------------------------------------------------------------------------------------------
 uint32_t swizzled(uint32_t address, int swizzle_bytes) {
-  // 16-byte units are exchanged within spans of 32, 64 or 128 bytes by the bits above bit 6.
+  // 16-byte units are permuted within spans of 32, 64 or 128 bytes by the bits from bit 7 on.
   const uint32_t bits = swizzle_bytes == 128 ? 7 : swizzle_bytes == 64 ? 3 : swizzle_bytes ? 1 : 0;
   return address ^ ((address >> 7 & bits) << 4);
 }
@@ -326,11 +326,11 @@ static size_t copy_bytes(const TensorMapRecord& map) {
   return bytes;
 }
 
-// One row of a copy: where its first element lies in global memory (null: outside of the tensor),
-// and which of its elements exist.
+// One row of a copy: global address of its first element (null: outside the tensor) and the range
+// of elements inside.
 struct TensorRow {
   uint8_t* start;
-  long first, count;  // elements that exist
+  long first, count;  // elements inside the tensor
 };
 using VisitRow = std::function<void(size_t row, const TensorRow&)>;
 
@@ -361,7 +361,7 @@ static void visit_tile(const TensorMapRecord& map, const int* corner, const Visi
   }
 }
 
-// Walks pixels inside the bounding box, W first, then H, D and the image; each load is moved by
+// Visits pixels inside the bounding box, W first, then H, D and the image; each load is offset by
 // the filter tap.
 static void visit_column(const TensorMapRecord& map, const int* base,
                          const std::vector<unsigned short>& taps, const VisitRow& visit) {
@@ -408,7 +408,7 @@ static void check_global_rows(const LoadRequest& request) {
   });
 }
 
-// A TFLOAT32 map rounds to nearest, ties to even; infinities and NaN stay.
+// A TFLOAT32 map rounds to nearest even; infinities and NaN are unchanged.
 static void round_to_tf32(std::vector<uint8_t>& line) {
   for (size_t i = 0; i < line.size(); i += 4) {
     uint32_t bits;
@@ -479,6 +479,22 @@ static void load_into_block(const std::shared_ptr<const LoadRequest>& request, B
   start_async_operation({land, self, pc});
 }
 
+// An H200 stops a kernel that breaks these rules with "illegal instruction" (seen).
+static void check_coordinates(const LoadRequest& request, bool is_store) {
+  const TensorMapRecord& map = request.map;
+  const long bytes = static_cast<long>(request.coordinates[0]) * map.element_size;
+  if (bytes % 16)
+    report_fatal(ReportKind::kMisaligned, request.pc, 0,
+                 "the innermost coordinate of a TMA copy is %ld bytes into the tensor, not a "
+                 "multiple of 16",
+                 bytes);
+  for (int i = 0; is_store && i < map.rank; i++)
+    if (request.coordinates[i] < 0)
+      report_fatal(ReportKind::kTensorMap, request.pc, 0,
+                   "a TMA store begins at a negative coordinate: %d of dimension %d",
+                   request.coordinates[i], i);
+}
+
 void tensor_load(const TensorLoad& load) {
   const uint32_t pc = EMULATOR_CALLER;
   auto request = std::make_shared<LoadRequest>();
@@ -487,6 +503,7 @@ void tensor_load(const TensorLoad& load) {
   request->bytes = copy_bytes(request->map);
   memcpy(request->coordinates, load.coordinates, sizeof request->coordinates);
   if (load.offsets) request->taps.assign(load.offsets, load.offsets + load.rank - 2);
+  check_coordinates(*request, false);
   check_bulk_address(load.destination, pc);
   if (settings.check) check_global_rows(*request);
   const uint32_t offset = shared_offset(load.destination);
@@ -541,6 +558,7 @@ void tensor_store(const void* map, const void* source, int rank, const int* coor
   request->pc = pc;
   request->bytes = copy_bytes(request->map);
   memcpy(request->coordinates, coordinates, sizeof(int) * static_cast<size_t>(rank));
+  check_coordinates(*request, true);
   check_bulk_address(source, pc);
   if (settings.check) check_access(self, source, request->bytes, kRead | kAsyncProxy, pc);
   for_each_cell(source, request->bytes, [](Cell& cell, Region*, size_t) {
@@ -589,7 +607,7 @@ void tensor_store_wait(int groups_left, bool read_only) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Ends
+// Exit of threads and groups
 // ---------------------------------------------------------------------------------------------
 void check_state_at_exit(Fiber* fiber) {
   const CopyOperation* open_copy = fiber->open_copies.empty() ? nullptr : &fiber->open_copies[0];

@@ -1,7 +1,7 @@
-// Bank conflicts, as a figure: how many wavefronts the shared-memory requests of a warp take.
+// Counts bank conflicts: the wavefronts of a warp's shared-memory requests.
 //
-// Lanes run one after another here, so a request is put together again from the lanes' accesses, as
-// executions are (counted_work.cpp).
+// Lanes run one after another here, so requests are reassembled from the lanes' accesses, like
+// executions (counted_work.cpp).
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -10,7 +10,7 @@
 
 namespace emulator {
 
-struct BankRecord {  // runtime.py declares the same fields
+struct BankRecord {  // same fields as in runtime.py
   uint32_t pc, is_matrix;
   uint64_t requests, ideal, wavefronts;
 };
@@ -25,13 +25,13 @@ struct Request {
 };
 struct WarpTraffic {
   uint32_t executions[kWarpSize] = {};
-  std::unordered_map<uint64_t, Request> requests;  // by pass, or execution
+  std::unordered_map<uint64_t, Request> requests;  // by loop iteration, or by execution
 };
 static std::map<std::tuple<unsigned, unsigned, uint32_t>, WarpTraffic> traffic;  // block, warp, pc
 
 constexpr int kBanks = 32;
 
-// Lanes that want the same word are served together; different words of one bank take turns.
+// Lanes that access the same word are served together; different words of one bank are serialized.
 static uint64_t wavefronts_of(const uint32_t* offsets, const bool* present, int lanes,
                               size_t size) {
   std::vector<uint32_t> words[kBanks];
@@ -73,7 +73,7 @@ void count_matrix_access(const uint32_t* row_offsets, int rows, uint32_t pc) {
   add(pc, true, 1, wavefronts_of(row_offsets, present, rows, 16));
 }
 
-// Whether all lanes that are so far apart in number want the same.
+// Whether lanes at this distance access the same address, for all lanes.
 static bool is_shared_by_lanes(const Request& request, int apart) {
   for (int lane = 0; lane < kWarpSize; lane++) {
     const uint32_t both = 1u << lane | 1u << (lane ^ apart);
@@ -83,8 +83,8 @@ static bool is_shared_by_lanes(const Request& request, int apart) {
   return true;
 }
 
-// Wide accesses are served in parts: 8 bytes by half warps, 16 bytes by quarter warps; loads that
-// pairs of lanes share in half as many (test_wavefronts_of_wide_loads has who measured that).
+// Wide accesses are split: 8 bytes by half warps, 16 bytes by quarter warps, and half as many parts
+// for loads shared by pairs of lanes (measurements in test_wavefronts_of_wide_loads).
 static void add_request(uint32_t pc, const Request& request) {
   int parts = request.size <= 4 ? 1 : request.size <= 8 ? 2 : 4;
   if (parts > 1 && request.is_load &&

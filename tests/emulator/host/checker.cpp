@@ -1,4 +1,4 @@
-// Shadow memory: what each cell holds, who wrote and read it last, and whether that was ordered.
+// Shadow memory: state, last writer and readers of each cell, and their order.
 #include "checker.h"
 
 #include <sys/mman.h>
@@ -74,7 +74,7 @@ void report_at_source(ReportKind kind, const char* file, uint32_t line, uint32_t
 // Regions
 // ---------------------------------------------------------------------------------------------
 static std::map<uintptr_t, Region*> regions;  // by the address of their last byte + 1
-// The regions of the latest accesses: a kernel goes back and forth between a few arrays.
+// Cache of recently accessed regions: a kernel alternates between a few arrays.
 constexpr unsigned kRecent = 8;
 static Region* recent[kRecent];
 static unsigned next_recent = 0;
@@ -109,7 +109,7 @@ Region* create_region(const char* name, void* base, size_t size, unsigned granul
   region->granule_shift = granule_shift;
   region->name = name;
   region->cell_count = (size >> granule_shift) + 1;
-  // A read-only array has no writer, so no race: no shadow is kept.
+  // A read-only array cannot race, so it has no shadow.
   if (!read_only) region->cells = static_cast<Cell*>(map_zeroed(region->cell_count * sizeof(Cell)));
   if (uninitialised) region->element_state = static_cast<uint8_t*>(map_zeroed(region->cell_count));
   regions[reinterpret_cast<uintptr_t>(base) + size] = region;
@@ -139,7 +139,7 @@ std::string describe_address(const Region* region, const void* address) {
   return text;
 }
 
-// The nearest region, for an address that lies in none.
+// Describes an address outside all regions by the nearest one.
 static std::string describe_stray(const void* address) {
   const auto* byte = static_cast<const uint8_t*>(address);
   const Region* best = nullptr;
@@ -175,13 +175,13 @@ bool is_aligned(const void* address, size_t alignment) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Was an earlier access ordered before the fiber's next one?
+// Order of an earlier access and the fiber's next one
 // ---------------------------------------------------------------------------------------------
 static bool in_this_group(uint32_t group_id) { return group_id == group.id; }
 
 static bool in_a_launch_before(uint32_t group_id) { return group_id < running.first_group; }
 
-// Whether the fiber, or a thread of another group that it has acquired from, has waited.
+// Whether the fiber, or a thread that it has acquired from, has waited for earlier launches.
 static bool has_waited(const Fiber* fiber) {
   if (fiber->knowledge->has_waited()) return true;
   if (!fiber->grid_known) return false;
@@ -196,7 +196,7 @@ static bool has_ended_for(const Fiber* fiber, uint32_t group_id) {
 static bool happened_before(Fiber* fiber, uint32_t group_id, uint16_t participant, uint32_t clock) {
   if (in_this_group(group_id))
     return participant == fiber->participant || fiber->knowledge->seen[participant] >= clock;
-  if (in_a_launch_before(group_id)) return true;  // else check_against_launches_before has said so
+  if (in_a_launch_before(group_id)) return true;  // else reported already
   if (!fiber->grid_known) return false;
   auto known = fiber->grid_known->find(group_id);
   return known != fiber->grid_known->end() && known->second->seen[participant] >= clock;
@@ -242,7 +242,7 @@ struct Access {
   }
 };
 
-// An access of this launch beside one of a launch that may still run, one of them a write.
+// Checks an access against those of launches that may still run.
 static void check_against_launches_before(const Access& access, const Cell& cell) {
   if (running.first_group == 1 || access.region->is_shared) return;
   if ((access.flags & kAtomic) && (cell.flags & kAtomicWrite)) return;
@@ -341,7 +341,7 @@ static void record_read(const Access& access, Cell& cell) {
   int slot = 0;
   while (slot < cell.reader_count && cell.reader[slot] != self) slot++;
   if (slot == kReadersKept) {
-    // Of more readers than fit, a sample is kept.
+    // With more readers than slots, a sample is kept.
     static unsigned passed_over = 0;
     if (++passed_over % kReadersKept) return;
     slot = static_cast<int>(passed_over / kReadersKept % kReadersKept);
@@ -391,8 +391,8 @@ static bool in_the_module(const void* address) {
   return value >= running.module_base && value < running.module_end;
 }
 
-// An access smaller than the cells: they are split, so that neighbours are told apart.  What was
-// recorded so far holds for each part.  Of a region that is too large for that, false.
+// Splits the cells of a region for a smaller access, so that neighbouring elements are distinct;
+// each part inherits the records.  Returns false if the region is too large.
 static bool refine(Region* region, size_t offset_and_size) {
   constexpr size_t kMostCells = size_t{1} << 28;
   if (region->cell_count > kMostCells) return false;
@@ -401,7 +401,7 @@ static bool refine(Region* region, size_t offset_and_size) {
   const size_t old_count = region->cell_count;
   const size_t count = (region->size >> shift) + 1;
   auto* cells = static_cast<Cell*>(map_zeroed(count * sizeof(Cell)));
-  // What was never accessed stays memory that nobody touched.
+  // Untouched cells stay untouched pages.
   const Cell untouched = {};
   for (size_t i = 0; i < old_count; i++) {
     const Cell& cell = region->cells[i];
@@ -485,7 +485,7 @@ void trap() { report_fatal(ReportKind::kTrap, EMULATOR_CALLER, 0, "__trap() was 
 }  // namespace emulator
 
 // ---------------------------------------------------------------------------------------------
-// For Python
+// Interface for Python
 // ---------------------------------------------------------------------------------------------
 using namespace emulator;
 extern "C" {
@@ -501,7 +501,7 @@ void* emulator_register(const char* name, void* base, size_t size, unsigned gran
   return create_region(name, base, size, granule_shift, false, read_only, uninitialised);
 }
 void emulator_unregister(void* region) { destroy_region(static_cast<Region*>(region)); }
-// The state byte of each cell of an array that began without values.
+// Returns the state bytes of an initially unwritten array, one per cell.
 uint8_t* emulator_element_state(void* region) {
   return static_cast<Region*>(region)->element_state;
 }

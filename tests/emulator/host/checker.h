@@ -39,16 +39,16 @@ struct ReportRecord {  // reports.py declares the same fields
   uint32_t kind;
   uint32_t block[3];
   uint32_t thread[3];
-  uint32_t pc;        // 0: `file` and `line` say where
-  uint32_t other_pc;  // of the second party, or 0
+  uint32_t pc;        // 0: see `file` and `line`
+  uint32_t other_pc;  // of the other access, or 0
   uint32_t line;
   char file[256];
   char text[kReportText];
 };
-// Files a report once per kind and pair of places.
+// Files a report, once per kind and pair of code addresses.
 __attribute__((format(printf, 4, 5))) void report(ReportKind kind, uint32_t pc, uint32_t other_pc,
                                                   const char* format, ...);
-// The same, and ends the launch: what follows would touch memory that is not there.
+// Files a report and ends the launch, since continuing would access invalid memory.
 [[noreturn]] __attribute__((format(printf, 4, 5))) void report_fatal(ReportKind kind, uint32_t pc,
                                                                      uint32_t other_pc,
                                                                      const char* format, ...);
@@ -60,8 +60,8 @@ void report_at_source(ReportKind kind, const char* file, uint32_t line, uint32_t
 // ---------------------------------------------------------------------------------------------
 enum CellFlags : uint8_t {
   kTouched = 1,          // written in this launch
-  kInFlight = 2,         // destination of an asynchronous copy not yet waited for
-  kBarrierObject = 4,    // an mbarrier lives here
+  kInFlight = 2,         // destination of an un-waited asynchronous copy
+  kBarrierObject = 4,    // holds an mbarrier
   kGenericWrite = 8,     // last written by the generic proxy (st, cp.async)
   kAtomicWrite = 16,     // last written by an atomic
   kOtherGroupRead = 32,  // read by more than one group in this launch
@@ -75,10 +75,10 @@ struct Cell {
   uint16_t reader[kReadersKept];
   uint8_t flags;
   uint8_t reader_count;
-  uint8_t async_readers;  // un-waited wgmma or bulk stores that still read it
+  uint8_t async_readers;  // un-waited wgmma or bulk stores that read it
 };
 
-// State that outlives a launch, one byte per cell of an array that began without values.
+// State kept across launches: one byte per cell of an initially unwritten array.
 enum ElementState : uint8_t { kWritten = 1, kNotToBeWritten = 2 };
 
 struct Region {
@@ -86,19 +86,19 @@ struct Region {
   size_t size;
   bool is_shared;
   bool read_only;
-  unsigned granule_shift;  // bytes per cell, as a power of two; refined by the first smaller access
+  unsigned granule_shift;  // log2 of bytes per cell; lowered by the first smaller access
   std::string name;
   Cell* cells;
   size_t cell_count;
   uint8_t* element_state;  // null: initialised memory
-  uint32_t offset;         // of shared memory: its address in the window
-  Block* block;            // of shared memory
+  uint32_t offset;         // shared memory: address in the window
+  Block* block;            // shared memory: its block
 };
 Region* find_region(const void* address);
 Region* create_region(const char* name, void* base, size_t size, unsigned granule_shift,
                       bool is_shared, bool read_only, bool uninitialised);
 void destroy_region(Region* region);
-void forget_accesses();  // between launches that are ordered
+void forget_accesses();  // between ordered launches
 
 // ---------------------------------------------------------------------------------------------
 // Accesses
@@ -112,7 +112,7 @@ enum AccessFlags : unsigned {
   kOnBarrierObject = 16  // an mbarrier instruction
 };
 void check_access(Fiber* fiber, const void* address, size_t size, unsigned flags, uint32_t pc);
-// Of an address in the shared window, as the instruction sees it, or of a global address.
+// For shared memory, tests the address in the window, which the instruction uses.
 bool is_aligned(const void* address, size_t alignment);
 std::string describe_address(const Region* region, const void* address);
 

@@ -1,4 +1,4 @@
-// Clusters: the barrier of all their threads, and shared memory of other blocks.
+// Clusters: their barrier, and shared memory of other blocks.
 #include <cstring>
 
 #include "checker.h"
@@ -14,7 +14,7 @@ void check_block_is_alive(const Block* block, uint32_t pc) {
                  "shared memory of block rank %u is used after that block returned", block->rank);
 }
 
-// A thread may not arrive twice in one phase; its state says where it stands.
+// A thread may not arrive twice in one phase; its cluster_phase records its arrivals.
 void cluster_arrive() {
   Fiber* self = current;
   const uint32_t pc = EMULATOR_CALLER;
@@ -57,7 +57,7 @@ uint32_t map_to_block(uint32_t address, unsigned block_rank) {
 }
 
 static uint8_t* distributed_pointer(uint32_t address, size_t size, unsigned flags, uint32_t pc) {
-  // A variable that the other block has not used yet exists there all the same.
+  // The variable may not have been used by the other block yet.
   uint8_t* pointer = shared_pointer(address, size);
   if (!pointer)
     report_fatal(ReportKind::kOutOfBounds, pc, 0,

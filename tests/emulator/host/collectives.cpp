@@ -1,4 +1,4 @@
-// Barriers of a block, and the rendezvous of warps and warpgroups.
+// Block barriers, and the rendezvous of warps and warpgroups.
 #include <cstring>
 
 #include "checker.h"
@@ -19,21 +19,21 @@ static void release_barrier(NamedBarrier& barrier) {
 }
 
 void complete_barriers_after_exit(Block* block) {
-  // Threads that returned count as arrived on the GPU, so that the others go on; it is reported,
-  // because a thread that leaves before a barrier of the whole block is a mistake.
+  // On the GPU, exited threads count as arrived, so the others continue.  It is reported because a
+  // thread must not exit before a barrier of the whole block.
   for (NamedBarrier& barrier : block->barriers) {
     if (!barrier.arrived || barrier.needed || barrier.arrived < block->alive) continue;
     report(ReportKind::kBarrierDivergence, barrier.pc, 0,
            "%d of the block's threads returned without reaching this barrier",
            static_cast<int>(block->fibers.size()) - block->alive);
     Fiber* returning = current;
-    current = nullptr;  // everybody in the barrier is to be woken
+    current = nullptr;  // wake all threads of the barrier
     release_barrier(barrier);
     current = returning;
   }
 }
 
-// Arrives; true when the barrier is complete.  `needed` 0: every thread of the block.
+// Arrives; returns true if the barrier is complete.  `needed` 0: every thread of the block.
 static bool arrive(Fiber* self, NamedBarrier& barrier, int needed, bool block_wide, uint32_t pc) {
   if (!barrier.arrived) {
     barrier.needed = needed;
@@ -45,7 +45,7 @@ static bool arrive(Fiber* self, NamedBarrier& barrier, int needed, bool block_wi
                  needed, barrier.needed, barrier.pc);
   } else if (barrier.mixed || barrier.pc != pc) {
     barrier.mixed = true;
-    // __syncthreads(): one line for all.  A named barrier: one line per warp.
+    // __syncthreads(): the same line for all threads.  A named barrier: the same line per warp.
     for (size_t i = 0; i < barrier.participants.size(); i++) {
       const bool must_agree = block_wide || barrier.participants[i]->warp == self->warp;
       if (!must_agree || barrier.pcs[i] == pc) continue;
@@ -102,7 +102,7 @@ int synchronise_block_reduce(int predicate, BarrierReduction reduction) {
                                                                      : count;
   }
   wait_at(self, barrier, complete);
-  // Nobody can complete the next use of the barrier before every thread has read this.
+  // The next use of the barrier cannot complete before every thread has read this.
   return barrier.reduction_result;
 }
 
@@ -217,13 +217,13 @@ static void shuffle_body(void** arguments, unsigned mask) {
                  : Mode == ShuffleMode::kUp   ? lane - self->operand
                  : Mode == ShuffleMode::kDown ? lane + self->operand
                                               : lane ^ self->operand;
-    // XOR may reach lower segments, never higher ones.
+    // XOR may read lower segments, but not higher ones.
     const bool too_low = source < segment && Mode != ShuffleMode::kXor;
     if (too_low || source >= segment + self->width) source = lane;
     auto* other = static_cast<ShuffleArgument*>(arguments[source]);
     if (other && mask >> source & 1)
       memcpy(self->result, other->value, sizeof self->result);
-    else  // the value of a lane that takes no part is undefined: a poison that is easily seen
+    else  // undefined for an inactive source lane: an easily recognized poison
       for (uint32_t& word : self->result) word = 0x7fc0dead;
   }
 }
@@ -318,7 +318,7 @@ uint32_t reduce_warp(unsigned mask, uint32_t value, bool is_signed, WarpReductio
 }
 
 unsigned active_mask() {
-  // Fibers diverge freely, so the only lanes sure to be active are those still running.
+  // Fibers diverge freely, so all lanes that have not exited count as active.
   unsigned mask = 0;
   const unsigned present = full_warp_mask(current);
   for (unsigned lane = 0; lane < kWarpSize; lane++)

@@ -1,8 +1,8 @@
-// What a launch did, as figures: executed instructions, and sectors of global memory.
+// Counts executed instructions and sectors of global memory.
 //
-// Lanes run one after another here.  What they execute at the same pass of each loop around it is
-// taken for one execution by the warp, as where lanes meet again after they parted.  Of kernels
-// that are not counted from PTX no loops are known: the i-th execution by each lane counts as one.
+// Lanes run one after another here.  Executions in the same iteration of all surrounding loops
+// count as one execution by the warp, as if divergent lanes reconverged.  Kernels without PTX
+// counters have no known loops: the i-th execution by each lane counts as one.
 #include <deque>
 #include <set>
 #include <unordered_map>
@@ -12,20 +12,20 @@
 
 namespace emulator {
 
-struct ExecutionRecord {  // runtime.py declares the same fields
+struct ExecutionRecord {  // same fields as in runtime.py
   uint32_t warp, counter;
   uint64_t by_warp, by_lanes;
 };
-struct SectorRecord {  // runtime.py declares the same fields
+struct SectorRecord {  // same fields as in runtime.py
   char tensor[64];
   uint32_t is_write, unused;
   uint64_t requests, sectors, distinct;
 };
 
 // ---------------------------------------------------------------------------------------------
-// Executed instructions: kernels from PTX say which of their blocks a thread executes
+// Executed instructions: kernels from PTX announce the basic blocks that a thread executes
 // ---------------------------------------------------------------------------------------------
-struct OfBlock {  // of a kernel's text
+struct OfBlock {  // a basic block
   uint64_t by_lanes = 0;
   std::unordered_set<uint64_t> passes;
 };
@@ -35,7 +35,7 @@ static std::map<std::pair<unsigned, unsigned>, OfWarp> of_warps;  // by block of
 struct OfThread {
   OfWarp* warp;
   const int* around;
-  std::vector<uint32_t> passes;  // of each loop, since the loops around it began theirs
+  std::vector<uint32_t> passes;  // iterations of each loop since its parent's last iteration began
 };
 static std::deque<OfThread> of_threads;  // by participant
 static std::map<std::pair<uint32_t, uint32_t>, ExecutionRecord> executions;  // by warp, counter
@@ -99,7 +99,7 @@ struct GlobalRequest {
 };
 struct GlobalTraffic {
   uint32_t executions[kWarpSize] = {};
-  std::unordered_map<uint64_t, GlobalRequest> requests;  // by pass, or execution
+  std::unordered_map<uint64_t, GlobalRequest> requests;  // by loop iteration, or by execution
 };
 static std::map<std::tuple<unsigned, unsigned, uint32_t>, GlobalTraffic> traffic;
 
@@ -114,7 +114,7 @@ void count_global_access(Fiber* fiber, const Region* region, const void* address
   const uint64_t start = reinterpret_cast<uintptr_t>(address);
   GlobalRequest alone = {&tensors[{region->name, (flags & kWrite) != 0}], {}};
   GlobalRequest* request = &alone;
-  const bool is_bulk = flags & kAsyncProxy;  // of one thread, a row of a box at a time
+  const bool is_bulk = flags & kAsyncProxy;  // one thread, one row of a box per call
   if (!is_bulk) {
     GlobalTraffic& warp = traffic[{fiber->block->rank, fiber->warp, pc}];
     const uint32_t execution = warp.executions[fiber->lane]++;

@@ -1,10 +1,10 @@
-// Force-included before an unchanged .cu: the language extensions, built-in variables and built-in
-// functions that NVRTC knows without any header.
+// Force-included before an unchanged .cu: the language extensions, variables and functions that
+// NVRTC knows without a header.
 //
 // `__shared__` becomes `thread_local` and the file is compiled with -femulated-tls: every use of a
-// shared variable then asks the runtime for its address (__emutls_get_address), which hands out
-// the copy of the running block.  So blocks of a cluster can be alive together, and each variable
-// lies between guard gaps.
+// shared variable then asks the runtime for its address (__emutls_get_address), which returns the
+// running block's copy.  So blocks of a cluster run concurrently, and guard gaps surround each
+// variable.
 #ifndef CUPYCONV_EMULATOR_CUDA_BUILTINS_H
 #define CUPYCONV_EMULATOR_CUDA_BUILTINS_H
 
@@ -18,8 +18,8 @@
 #define __global__
 #define __device__
 #define __host__
-// `used`: others than this kernel's own loads and stores see the variable, so that the optimiser
-// keeps them all, even of a variable that is never read or never written.
+// `used` makes the optimiser keep all loads and stores, even of a variable that is never read or
+// never written.
 #define __shared__ __attribute__((used)) thread_local
 #define __constant__ static
 #define __managed__ static
@@ -39,10 +39,10 @@
 #define warpSize 32
 
 #define EMULATOR_INLINE static inline __attribute__((always_inline, unused))
-// For bodies whose own memory accesses are the emulator's business, not the kernel's.
+// Functions whose memory accesses are the emulator's, not the kernel's.
 #define EMULATOR_UNCHECKED static __attribute__((noinline, unused, no_sanitize("kernel-address")))
 
-// What the build calls before an access (alignment.py).
+// Called before accesses, as inserted by alignment.py.
 __attribute__((always_inline, used, nodebug, no_sanitize("kernel-address"))) static inline void
 emulator_check_alignment(const void* address, size_t alignment) __asm__("emulator_check_alignment");
 void emulator_check_alignment(const void* address, size_t alignment) {
@@ -128,13 +128,13 @@ EMULATOR_WARP_REDUCTION(xor, kXor)
 #undef EMULATOR_WARP_REDUCTION
 
 // ---------------------------------------------------------------------------------------------
-// Atomics: checked by the runtime, then performed outside of the instrumentation
+// Atomics: checked by the runtime, then performed without instrumentation
 // ---------------------------------------------------------------------------------------------
 template <class T>
 struct emulator_identity_of {
   using type = T;
 };
-// Keeps an argument out of template deduction, as the overloads of CUDA's own headers do.
+// Excludes an argument from template deduction, like the overloads of CUDA's headers.
 template <class T>
 using emulator_identity = typename emulator_identity_of<T>::type;
 
@@ -233,7 +233,7 @@ EMULATOR_INLINE unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) 
   const unsigned long long bytes = (unsigned long long)b << 32 | a;
   unsigned result = 0;
   for (int i = 0; i < 4; i++) {
-    const unsigned pick = selector >> (4 * i) & 7;  // the instruction's fourth bit is not reached
+    const unsigned pick = selector >> (4 * i) & 7;  // the selector's fourth bit is ignored
     result |= ((unsigned)(bytes >> (8 * pick)) & 0xff) << (8 * i);
   }
   return result;
@@ -246,8 +246,8 @@ EMULATOR_INLINE unsigned __funnelshift_r(unsigned low, unsigned high, unsigned s
 }
 
 // ---------------------------------------------------------------------------------------------
-// Arithmetic.  What differs from the C library is written out: min and max over mixed types, and
-// the intrinsics with an explicit rounding.
+// Arithmetic that differs from the C library: min and max of mixed types, and intrinsics with an
+// explicit rounding.
 // ---------------------------------------------------------------------------------------------
 template <class A, class B>
 EMULATOR_INLINE std::common_type_t<A, B> min(A a, B b) {
@@ -262,7 +262,7 @@ EMULATOR_INLINE std::common_type_t<A, B> max(A a, B b) {
   return (T)a > (T)b ? (T)a : (T)b;
 }
 EMULATOR_INLINE float __fdividef(float a, float b) { return a / b; }
-// A C library may have functions of these names; a macro keeps them apart.
+// Macros, since a C library may define functions with these names.
 #define rsqrtf(v) (1.0f / sqrtf(v))
 #define rsqrt(v) (1.0 / sqrt(v))
 #define __expf(v) expf(v)
@@ -284,7 +284,7 @@ EMULATOR_INLINE float __int2float_rn(int v) { return (float)v; }
 EMULATOR_INLINE float __saturatef(float v) { return v > 0.0f ? (v < 1.0f ? v : 1.0f) : 0.0f; }
 
 // ---------------------------------------------------------------------------------------------
-// Export: a record per kernel that says how to call it (build.py writes EMULATOR_EXPORT lines)
+// Export: a record per kernel that describes its call (build.py writes EMULATOR_EXPORT lines)
 // ---------------------------------------------------------------------------------------------
 template <class T>
 constexpr uint32_t emulator_parameter_kind() {
@@ -320,8 +320,8 @@ struct EmulatorExport<Kernel, void (*)(Arguments...)> {
 
 #include "ptx_twin.cuh"
 
-// A call, so that the compiler aligns what is accessed as its type is, as the GPU's does.  Of a cast
-// that it sees through it may know that the array below is aligned to less, and believe that.
+// A call, so that the compiler assumes the alignment of the type, as the GPU's does.  If it sees
+// through a cast, it may use the smaller alignment of the underlying array.
 template <class To, class From>
 __attribute__((always_inline, nodebug)) static inline To emulator_reinterpret_cast(From&& from) {
   return reinterpret_cast<To>(std::forward<From>(from));

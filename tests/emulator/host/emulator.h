@@ -1,8 +1,8 @@
-// What kernel code, compiled for the CPU, may ask of the emulator's runtime.
+// Functions of the emulator's runtime for kernel code compiled for the CPU.
 //
 // The built-ins (cuda_builtins.h) and the instruction twin (ptx_twin.cuh) are thin inline layers
-// over these functions, so that the return address seen by the runtime lies in kernel code and
-// names the kernel's own source line.
+// over these functions, so that the return address seen by the runtime is in kernel code and
+// identifies the kernel's source line.
 #ifndef CUPYCONV_EMULATOR_H
 #define CUPYCONV_EMULATOR_H
 
@@ -11,15 +11,15 @@
 
 #include "vector_types.h"
 
-// For operations in which threads meet: calls keep their place in the control flow, and calls of
-// two source lines are not merged into one.
+// Attributes of collective operations: calls keep their place in the control flow, and calls on
+// different source lines are not merged.
 #define EMULATOR_MEETING __attribute__((convergent, nomerge))
 #define EMULATOR_DISTINCT __attribute__((cold, nomerge))
 
 namespace emulator {
 
-// Constant during the life of a CUDA thread, and declared so: the compiler may keep them in
-// registers across barriers, and no memory access is instrumented for them.
+// Constant during the life of a CUDA thread: the compiler may keep them in registers across
+// barriers, and they cause no instrumented memory access.
 __attribute__((const)) uint3 thread_index();
 __attribute__((const)) uint3 block_index();
 __attribute__((const)) uint3 block_extent();
@@ -34,7 +34,7 @@ EMULATOR_MEETING void named_barrier(int id, int threads, bool wait);
 EMULATOR_MEETING void synchronise_warp(unsigned mask);
 
 enum class ShuffleMode { kIndex, kUp, kDown, kXor };
-// Replaces the `words` 32-bit words of `value` by those of the source lane.
+// Replaces the `words` 32-bit words of `value` by the source lane's.
 EMULATOR_MEETING void shuffle(unsigned mask, uint32_t* value, int words, int operand, int width,
                               ShuffleMode mode);
 EMULATOR_MEETING unsigned ballot(unsigned mask, bool predicate);
@@ -49,14 +49,14 @@ EMULATOR_MEETING bool elect_one();
 // --- memory ---
 // Checks and records an atomic read-modify-write; the caller then performs it.
 void atomic_access(const void* address, size_t size);
-// Reports an access at an address that is no multiple of its type's alignment.
+// Reports an access whose address is not a multiple of its type's alignment.
 [[noreturn]] EMULATOR_DISTINCT void misaligned(const void* address, size_t alignment);
 void thread_fence();
 uint32_t shared_address(const void* pointer);
 [[noreturn]] void trap();
 
 // --- executed instructions (counted_work.cpp) ---
-// The running thread begins a kernel of so many blocks and loops; of each loop, the next around it.
+// The running thread begins a kernel with these basic blocks and loops; `around`: loop parents.
 void begin_counting(uint32_t blocks, uint32_t loops, const int* around);
 void begin_pass(int loop);
 void execute(uint32_t block, int loop);
@@ -77,7 +77,7 @@ void fence_mbarrier_init();
 void fence_proxy_async();
 
 constexpr int kMaxTensorRank = 5;
-// One tiled or im2col bulk load.  `offsets` (rank - 2 of them) marks the im2col form.
+// A tiled or im2col bulk load.  `offsets` (rank - 2 values) selects the im2col form.
 struct TensorLoad {
   void* destination;
   const void* map;
@@ -85,10 +85,10 @@ struct TensorLoad {
   int rank;
   int coordinates[kMaxTensorRank];
   const unsigned short* offsets;
-  unsigned block_mask;  // 0: this block alone
+  unsigned block_mask;  // 0: this block only
 };
 void tensor_load(const TensorLoad& load);
-// `im2col`: a column of pixels, with no offset (im2col_no_offs).
+// `im2col`: a column of pixels without offsets (im2col_no_offs).
 void tensor_store(const void* map, const void* source, int rank, const int* coordinates,
                   bool im2col = false);
 void tensor_store_commit();
@@ -107,7 +107,7 @@ struct WarpgroupMma {
   Element element;
   int n;
   float* accumulators;          // n / 2 registers of this thread
-  const uint32_t* a_registers;  // four, or null: A lies in shared memory
+  const uint32_t* a_registers;  // four, or null: A is in shared memory
   uint64_t a_descriptor;
   uint64_t b_descriptor;
   bool scale_d;
@@ -134,7 +134,7 @@ void cluster_store(const void* value, uint32_t cluster_address, size_t size);
 // --- launches that overlap (launch.cpp) ---
 void wait_for_launches_before();
 
-// --- how a kernel is found and called ---
+// --- kernel entries ---
 enum ParameterKind : uint32_t {
   kParameterPointer,
   kParameterInteger,

@@ -1,4 +1,4 @@
-// From a launch request to blocks: shared windows, emulated-TLS variables, groups in order.
+// Launches: shared windows, emulated-TLS variables, and groups of blocks in order.
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/mman.h>
@@ -26,8 +26,8 @@ uint3 grid_extent() { return {running.grid.x, running.grid.y, running.grid.z}; }
 unsigned lane_index() { return current->lane; }
 
 // ---------------------------------------------------------------------------------------------
-// Shared memory: a window per block.  A variable gets its offset on first use, the same in every
-// block of the launch, no better aligned than it was declared, with a gap around it.
+// Shared memory: one window per block.  A variable gets its offset on first use, the same in all
+// blocks of the launch, with exactly its declared alignment and a gap around it.
 // ---------------------------------------------------------------------------------------------
 // Dynamic shared memory comes first: descriptors of wgmma reach only 256 KB.
 constexpr size_t kDynamicOffset = 1024;
@@ -82,11 +82,11 @@ static void* shared_variable(EmulatorSharedControl* control) {
   uint8_t* address = block->shared_base + offset;
   if (has_region_at(block, offset)) return address;
   const size_t size = control->size ? control->size : running.dynamic_shared;
-  if (size == 0) return address;  // no dynamic shared memory was asked for: any use is reported
+  if (size == 0) return address;  // the launch has no dynamic shared memory: any use is reported
   char name[64];
   snprintf(name, sizeof name, "{variable %lx}",
            static_cast<unsigned long>(reinterpret_cast<uintptr_t>(control) - running.module_base));
-  // In every block of the cluster at once: another block may reach for it before its owner does.
+  // In every block of the cluster: another block may access it before its owner does.
   for (Block* each : group.blocks)
     if (!has_region_at(each, offset)) shared_region(each, name, offset, size);
   return address;
@@ -143,7 +143,7 @@ static Block* prepare_block(size_t slot, uint3 index, unsigned rank) {
   block->warp_collectives.assign(warps, {});
   block->warpgroup_collectives.assign(warpgroups, Collective());
   block->warpgroups.assign(warpgroups, Warpgroup());
-  for (Region* region : block->shared_regions) {  // kept from the block that ran here before
+  for (Region* region : block->shared_regions) {  // reused from the previous block
     fill_with_poison(region);
     memset(static_cast<void*>(region->cells), 0, region->cell_count * sizeof(Cell));
   }
@@ -159,11 +159,11 @@ static void drop_shared_regions() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Launches that overlap.  They run one after another, but what the threads of one know of those
-// before it is only what they have waited for.
+// Overlapping launches.  They run one after another, but accesses of earlier launches are ordered
+// before a thread's only if it has waited for them.
 // ---------------------------------------------------------------------------------------------
-static std::map<uint32_t, std::string> launches;  // since all before had ended: names by last group
-static uint32_t ended_from;  // the groups that have ended when the last launch has, from this on
+static std::map<uint32_t, std::string> launches;  // names by last group id
+static uint32_t ended_from;  // groups from here on have ended when the last launch has
 
 const char* launch_of_group(uint32_t group_id) {
   return launches.lower_bound(group_id)->second.c_str();
@@ -186,7 +186,7 @@ static void begin_launch(bool may_overlap) {
 
 static void end_launch(uint32_t groups) {
   launches[running.first_group + groups - 1] = running.entry->name;
-  // One that waits for nobody may end before those that came before it.
+  // A launch that does not wait may end before earlier ones.
   if (!running.has_waited) ended_from = running.first_group;
 }
 
@@ -235,14 +235,14 @@ static void run_cluster(uint32_t cluster_index) {
 
 using namespace emulator;
 extern "C" {
-// What the compiler calls for the address of a `__shared__` (thread_local) variable.
+// Called by compiled code for the address of a `__shared__` (thread_local) variable.
 void* __emutls_get_address(EmulatorSharedControl* control) { return shared_variable(control); }
 
 Settings* emulator_settings() { return &settings; }
 Statistics* emulator_statistics() { return &statistics; }
 
-// `chosen`: linear indices of the clusters to run (count 0: all of them).  `may_overlap`: with
-// programmatic stream serialization.
+// `chosen`: linear indices of the clusters to run (count 0: all).  `may_overlap`: use programmatic
+// stream serialization.
 void emulator_launch(const Entry* entry, const uint32_t* grid, const uint32_t* block,
                      size_t dynamic_shared, void** parameters, const uint32_t* chosen,
                      size_t chosen_count, int may_overlap) {
@@ -280,7 +280,7 @@ void emulator_launch(const Entry* entry, const uint32_t* grid, const uint32_t* b
   drop_shared_regions();
 }
 
-// Memory between two unmapped pages, zero until written, mapped lazily.
+// Allocates zeroed memory between two unmapped pages; pages are mapped lazily.
 void* emulator_allocate(size_t size) {
   const size_t page = 4096;
   const size_t body = (size + page - 1) / page * page;

@@ -1,11 +1,11 @@
-// The twin of cuda/include/ptx.cuh: the same declarations, each with a body for the CPU.
+// Twin of cuda/include/ptx.cuh: the same declarations, each with a body for the CPU.
 //
-// It is force-included, and its include guard is the shipped header's, so that an unchanged kernel
-// gets these functions.  A test, and every build, compares the declarations of the two files.
+// It is force-included and defines the shipped header's include guard, so an unchanged kernel uses
+// these functions.  A test and every build compare the declarations of the two files.
 #ifndef CUPYCONV_PTX_CUH
 #define CUPYCONV_PTX_CUH
 
-// Not declared as `__device__ __forceinline__`, and therefore no wrapper: the twin's own helpers.
+// The twin's helpers; without `__device__ __forceinline__`, they do not count as wrappers.
 namespace ptx_twin {
 static inline __attribute__((always_inline)) uint64_t* as_barrier(unsigned long long* barrier) {
   return reinterpret_cast<uint64_t*>(barrier);
@@ -15,7 +15,7 @@ static inline unsigned short nearest_bf16(float value) {
   if (value != value) return 0x7fff;  // the NaN that the instruction returns
   return (unsigned short)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
-// As ptxas writes it out for sm_90: infinity and NaN only lose their low bits.
+// As ptxas expands it for sm_90: infinity and NaN only lose their low bits.
 static inline unsigned nearest_tf32(float value) {
   const unsigned bits = emulator_bit_cast<unsigned>(value);
   const bool is_finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -277,10 +277,13 @@ template <int REGISTERS>
 __device__ __forceinline__ void setmaxnreg_dec() {
   emulator::set_max_registers(REGISTERS, false);
 }
-__device__ __forceinline__ void wgmma_fence() { emulator::warpgroup_fence(); }
+template <int PRODUCTS, int COUNT>
+__device__ __forceinline__ void wgmma_fence(float (&d)[PRODUCTS][COUNT]) {
+  emulator::warpgroup_fence();
+}
 __device__ __forceinline__ void wgmma_commit() { emulator::warpgroup_commit(); }
-template <int GROUPS_LEFT>
-__device__ __forceinline__ void wgmma_wait() {
+template <int GROUPS_LEFT, int PRODUCTS, int COUNT>
+__device__ __forceinline__ void wgmma_wait(float (&d)[PRODUCTS][COUNT]) {
   emulator::warpgroup_wait(GROUPS_LEFT);
 }
 template <int SWIZZLE>

@@ -1,7 +1,7 @@
-// The runtime's own view: fibers, blocks, the group of blocks that are alive together, settings.
+// Internals of the runtime: fibers, blocks, groups of concurrent blocks, settings.
 //
-// One CUDA thread is one fiber.  One cluster (or a single block, where no cluster is declared) is
-// one Group; groups run one after another, the blocks of a group together.
+// A CUDA thread is a fiber.  A cluster (or a single block without a declared cluster) is a Group;
+// groups run one after another, the blocks of a group concurrently.
 #ifndef CUPYCONV_EMULATOR_RUNTIME_H
 #define CUPYCONV_EMULATOR_RUNTIME_H
 
@@ -31,10 +31,10 @@ constexpr unsigned kPseudoThreads = 64;
 enum SchedulePolicy : uint32_t { kFirstIn, kReverse, kRandom };
 enum AsyncTiming : uint32_t { kLate, kEarly, kAnyTime };
 struct Settings {
-  uint32_t check;           // 0: no access is looked at
+  uint32_t check;           // 0: no access is checked
   uint32_t policy;          // SchedulePolicy
   uint32_t async_timing;    // AsyncTiming: when an asynchronous copy lands
-  uint32_t preempt_period;  // a thread yields at one access in about so many; 0: never
+  uint32_t preempt_period;  // mean accesses between yields of a thread; 0: never
   uint32_t seed;
   uint32_t bank_conflicts;  // 1: count wavefronts of shared accesses
   uint32_t work;            // 1: count executed instructions and sectors of global memory
@@ -53,11 +53,11 @@ uint32_t random_number();
 // ---------------------------------------------------------------------------------------------
 // Vector clocks
 // ---------------------------------------------------------------------------------------------
-// What a thread knows of the others: for every thread (and pseudo thread) of the group, the clock
-// up to which its accesses happened before (`seen`), and up to which its writes were also made
-// visible to the asynchronous proxy by a fence (`fenced`).  A thread's own clock is kept in its
-// Fiber, so that all threads leaving a barrier share one Knowledge.  The last participant stands
-// for the launches before, which are over for those who have seen it.
+// A thread's vector clock: for every thread (and pseudo thread) of the group, the clock up to which
+// its accesses happened before (`seen`), and up to which a fence has made its writes visible to the
+// asynchronous proxy (`fenced`).  A thread's own clock is in its Fiber, so all threads that leave a
+// barrier share one Knowledge.  The last participant represents the earlier launches, which have
+// ended for threads that have seen it.
 struct Knowledge {
   std::vector<uint32_t> seen, fenced;
   explicit Knowledge(size_t participants) : seen(participants, 0), fenced(participants, 0) {}
@@ -66,8 +66,8 @@ struct Knowledge {
 };
 using KnowledgeHandle = std::shared_ptr<Knowledge>;
 
-// What one thread of another, already finished group published through an atomic after a fence:
-// for each group, the clocks of its threads.  Lets "the last block reduces" pass the checker.
+// Clocks, by group, that a thread of a finished group published through an atomic after a fence.
+// With them, a reduction by the last block passes the checker.
 using GridKnowledge = std::map<uint32_t, KnowledgeHandle>;
 using GridKnowledgeHandle = std::shared_ptr<const GridKnowledge>;
 
@@ -82,7 +82,7 @@ struct CopyOperation {  // one cp.async
   int size, source_size;
   uint32_t pc;
 };
-struct StoreOperation {  // one TMA store: the shared bytes it still reads
+struct StoreOperation {  // one TMA store, and the shared bytes that it still reads
   uint8_t* source;
   size_t size;
   uint32_t pc;
@@ -101,7 +101,7 @@ struct Fiber {
   FiberState state;
   void* stack_pointer;
   uint8_t* stack;
-  uint32_t wait_pc;  // where it is blocked
+  uint32_t wait_pc;  // code address where it is blocked
   uint64_t* wait_mbarrier;
   unsigned cluster_phase;  // arrivals at the cluster barrier so far
 
@@ -110,8 +110,8 @@ struct Fiber {
   GridKnowledgeHandle grid_known;   // acquired from other groups
   GridKnowledgeHandle grid_fenced;  // what a release by this thread publishes
 
-  bool counts_passes;  // of loops: a kernel from PTX
-  uint64_t pass;       // of the loops around what it executes now; the same for lanes that meet
+  bool counts_passes;  // a kernel from PTX, which counts loop iterations
+  uint64_t pass;       // current iterations of the surrounding loops; equal for converged lanes
 
   std::vector<CopyOperation> open_copies;
   std::deque<std::vector<CopyOperation>> copy_groups;
@@ -125,16 +125,16 @@ struct Fiber {
 struct NamedBarrier {
   int needed = 0;  // 0: the whole block
   int arrived = 0;
-  uint32_t pc = 0;                   // where the first one arrived
-  bool mixed = false;                // somebody arrived elsewhere
-  std::vector<Fiber*> participants;  // waiting or only arrived, in order
+  uint32_t pc = 0;                   // where the first thread arrived
+  bool mixed = false;                // a thread arrived elsewhere
+  std::vector<Fiber*> participants;  // waiting or arrived, in order
   std::vector<int> predicates;
-  std::vector<uint32_t> pcs;  // where each of them arrived
+  std::vector<uint32_t> pcs;  // where each participant arrived
   int reduction_result = 0;
 };
 
 using CollectiveBody = void (*)(void** arguments, unsigned mask);
-// The rendezvous of a warp (or a warpgroup): each thread posts its argument, the last computes.
+// Rendezvous of a warp or warpgroup: each thread posts its argument, the last one computes.
 struct Collective {
   int operation = 0;
   unsigned mask = 0;
@@ -164,7 +164,7 @@ struct Block {
   std::vector<Fiber*> fibers;
   int alive = 0;
   NamedBarrier barriers[kNamedBarriers];
-  // Warps of partial masks (two halves of a warp in different collectives) meet separately.
+  // Keyed by mask: halves of a warp may be in different collectives.
   std::vector<std::map<unsigned, Collective>> warp_collectives;
   std::vector<Collective> warpgroup_collectives;
   std::vector<Warpgroup> warpgroups;
@@ -175,7 +175,7 @@ struct Block {
 // ---------------------------------------------------------------------------------------------
 // The running launch
 // ---------------------------------------------------------------------------------------------
-// A copy under way: `land` moves its bytes and tells whoever waits.
+// A copy in flight: `land` moves its bytes and wakes the waiting threads.
 struct AsyncOperation {
   std::function<void()> land;
   Fiber* issuer;
@@ -187,7 +187,7 @@ struct Group {
   std::vector<Block*> blocks;
   std::vector<Fiber*> fibers;
   int alive = 0;
-  unsigned participants = 0;  // threads, pseudo threads, and the launches before
+  unsigned participants = 0;  // threads, pseudo threads, and one for the earlier launches
   unsigned pseudo_used = 0;
   std::vector<uint32_t> pseudo_clock;
   std::deque<AsyncOperation> async_operations;
@@ -204,8 +204,8 @@ struct Launch {
   void** parameters = nullptr;
   uintptr_t module_base = 0, module_end = 0;
   bool aborting = false;
-  // Groups are counted on through launches that may overlap.  Those below `first_group` are of
-  // launches before; of these, a wait is for the ones from `awaited_from` on.
+  // Group ids continue through overlapping launches.  Ids below `first_group` belong to earlier
+  // launches; a wait covers those from `awaited_from` on.
   uint32_t first_group = 1, awaited_from = 1;
   bool has_waited = false;
 };
@@ -222,11 +222,11 @@ inline bool on_a_fiber_stack(const void* address) {
          kStackSize * kMaxFibers;
 }
 
-// Offset of a code address in the kernel's module; what reports carry until Python names the line.
+// Offset of a code address in the kernel's module; Python converts it to a source line.
 inline uint32_t program_counter(const void* address) {
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address) - running.module_base);
 }
-// The line in kernel code that called the runtime function in which this is written.
+// The code address in the kernel that called the current runtime function.
 #define EMULATOR_CALLER (::emulator::program_counter(__builtin_return_address(0)))
 
 // --- scheduler (scheduler.cpp) ---
@@ -238,11 +238,11 @@ bool run_one_async_operation(bool in_order);
 const char* state_name(FiberState state);
 
 // --- clocks ---
-Knowledge& own_knowledge(Fiber* fiber);  // a copy of its own, to be changed
+Knowledge& own_knowledge(Fiber* fiber);  // unshared, for modification
 void advance_clock(Fiber* fiber);
-// Everything the participants know becomes known to each of them.
+// Merges the participants' clocks and gives the result to each.
 void join_knowledge(const std::vector<Fiber*>& participants);
-// `into` learns what the fiber knows, its own accesses included (a release).
+// Merges the fiber's clocks, including its own accesses, into `into` (a release).
 void release_to(Knowledge& into, Fiber* fiber);
 void acquire_from(Fiber* fiber, const Knowledge& from);
 
@@ -263,10 +263,10 @@ void check_block_is_alive(const Block* block, uint32_t pc);
 
 // --- async_copies.cpp ---
 void reset_async_state();
-void check_state_at_exit(Fiber* fiber);  // copies the thread did not wait for
+void check_state_at_exit(Fiber* fiber);  // reports copies that the thread did not wait for
 uint32_t swizzled(uint32_t shared_address, int swizzle_bytes);
 void start_async_operation(AsyncOperation operation);
-// Describes mbarriers somebody waits for; finds the one whose transaction count cannot be met.
+// Describes mbarriers with waiting threads; finds one whose transaction count cannot be met.
 std::string describe_mbarrier(uint64_t* barrier, uint32_t* expect_pc);
 
 }  // namespace emulator

@@ -1,6 +1,6 @@
-// The functions that -fsanitize=kernel-address and the integer checks make kernel code call.  No
-// sanitizer's library is linked: these definitions take their place, and so every load and store of
-// a kernel arrives here, with its address, size and source line.
+// The functions that kernel code calls under -fsanitize=kernel-address and the integer checks.  No
+// sanitizer library is linked: with these definitions, every load and store of a kernel arrives
+// here, with its address, size and source line.
 #include <cstdio>
 #include <cstring>
 
@@ -8,8 +8,7 @@
 
 using namespace emulator;
 
-// A thread that spins on memory lets the others run now and then; a launch that never ends is
-// ended.
+// Accesses between yields of a thread that may spin on memory, and limit of a launch.
 constexpr uint64_t kPatience = 1 << 20;
 constexpr uint64_t kMostAccesses = uint64_t{1} << 31;
 
@@ -22,7 +21,7 @@ static void take_a_break(uint32_t pc) {
 }
 
 static inline void observe(const void* address, size_t size, unsigned flags, const void* caller) {
-  if (!current || on_a_fiber_stack(address)) return;  // a local of some thread
+  if (!current || on_a_fiber_stack(address)) return;  // a thread's local variable
   statistics.accesses++;
   if (settings.check) {
     const uint32_t pc = program_counter(caller);
@@ -48,11 +47,11 @@ ACCESS_HOOKS(1, 0)
 ACCESS_HOOKS(2, 0)
 ACCESS_HOOKS(4, 0)
 ACCESS_HOOKS(8, 0)
-// The compiler may know less alignment of these and of those below, which the optimiser joins of
-// smaller ones.  As the source has them, their alignment has been checked before (alignment.py).
+// The optimiser may merge smaller, less aligned accesses into these and the following.  alignment.py
+// has already checked the alignment of the source's accesses.
 ACCESS_HOOKS(16, kAnyAlignment)
 
-// Odd sizes, accesses of which the compiler knows less alignment than size, and copies of structs.
+// Odd sizes, accesses with an alignment below their size, and copies of structs.
 void __asan_loadN_noabort(const void* p, size_t size) {
   if (size) observe(p, size, kRead | kAnyAlignment, CALLER);
 }
@@ -75,7 +74,7 @@ void* __asan_memset(void* to, int value, size_t size) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Integer and bounds checks.  A handler's first argument, if any, begins with the source location.
+// Integer and bounds checks.  A handler's first argument, if any, starts with the source location.
 // ---------------------------------------------------------------------------------------------
 struct SourceLocation {
   const char* file;
@@ -97,7 +96,7 @@ INTEGER_HANDLER(negate_overflow, kIntegerOverflow, "a negation overflows")
 INTEGER_HANDLER(implicit_conversion, kIntegerOverflow, "an implicit conversion changes the value")
 INTEGER_HANDLER(divrem_overflow, kUndefined, "division by zero, or the quotient overflows")
 INTEGER_HANDLER(shift_out_of_bounds, kUndefined, "the shift is as wide as the type, or wider")
-// Past an array the launch ends, before a write destroys its neighbours on the stack.
+// Ends the launch before a write past an array destroys its neighbours on the stack.
 void __ubsan_handle_out_of_bounds(const SourceLocation* where, size_t index) {
   if (!current || !settings.check) return;
   char text[80];

@@ -1,4 +1,4 @@
-// Fibers and the order in which they run; vector clocks.
+// Fibers and their scheduling; vector clocks.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -30,13 +30,13 @@ uint32_t random_number() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Stacks and the switch
+// Stacks and context switches
 // ---------------------------------------------------------------------------------------------
 #if !defined(__x86_64__)
 #error "the fiber switch is written for x86-64 only"
 #endif
-// Saves the callee-saved registers on the running stack, its address in *save, and resumes the
-// stack `to`.
+// Saves the callee-saved registers on the current stack and its address in *save; resumes the stack
+// `to`.
 extern "C" void emulator_switch_stack(void** save, void* to);
 asm(R"(
 .text
@@ -78,7 +78,7 @@ static Fiber* pooled_fiber(size_t index) {
   while (fiber_pool.size() <= index) {
     Fiber* fiber = new Fiber();
     fiber->stack = stack_arena + fiber_pool.size() * kStackSize;
-    mprotect(fiber->stack, kGuardSize, PROT_NONE);  // a kernel frame too large faults here
+    mprotect(fiber->stack, kGuardSize, PROT_NONE);  // too large a kernel frame faults here
     fiber_pool.push_back(fiber);
   }
   return fiber_pool[index];
@@ -133,7 +133,7 @@ const char* state_name(FiberState state) {
   return "?";
 }
 
-// Nobody can run and no copy is under way: says who waits where, at the first waiting line.
+// Reports that no thread can run and no copy is in flight, with the waiting threads and lines.
 [[noreturn]] static void report_deadlock() {
   std::map<std::pair<FiberState, uint32_t>, std::pair<int, Fiber*>> waiting;
   int returned = 0;
@@ -175,8 +175,8 @@ const char* state_name(FiberState state) {
                returned, text.c_str());
 }
 
-// The running fiber is blocked, yielding or done: runs the next one; returns when its turn comes
-// again.
+// Runs the next fiber because the current one is blocked, yielding or done; returns when it is
+// resumed.
 static void schedule() {
   Fiber* self = current;
   for (;;) {
@@ -203,7 +203,7 @@ void block_until_runnable(Fiber* fiber, FiberState state) {
 }
 
 void yield() {
-  // To the end at which nobody looks next, so that every other fiber comes first.
+  // Queued at the far end, so that every other fiber runs first.
   current->state = FiberState::kRunnable;
   if (settings.policy == kReverse)
     ready_queue.push_front(current);
@@ -232,7 +232,7 @@ static void fiber_main() {
 }
 
 static void prepare_stack(Fiber* fiber) {
-  // Six callee-saved registers, the entry address, and the alignment a called function expects.
+  // Six callee-saved registers, the entry address, and the alignment expected by a function.
   void** top = reinterpret_cast<void**>(fiber->stack + kStackSize - 64);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(fiber_main);
@@ -269,7 +269,7 @@ static Fiber* start_fiber(Block* block, unsigned thread, const KnowledgeHandle& 
   return fiber;
 }
 
-// Runs the blocks of the group to their ends (or to an abort).
+// Runs the blocks of the group until they exit or the launch is aborted.
 void run_group(const std::vector<Block*>& blocks) {
   const unsigned threads = running.block.x * running.block.y * running.block.z;
   group.blocks = blocks;
@@ -303,7 +303,7 @@ bool run_one_async_operation(bool in_order) {
   AsyncOperation operation = std::move(operations[pick]);
   operations.erase(operations.begin() + static_cast<long>(pick));
   Fiber* interrupted = current;
-  current = operation.issuer;  // whose copy it is, for reports
+  current = operation.issuer;  // the issuing fiber, for reports
   operation.land();
   current = interrupted;
   return true;
@@ -381,8 +381,8 @@ void join_knowledge(const std::vector<Fiber*>& participants) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Fences and atomics between groups: what a fence published, an atomic on the same address hands
-// to the next group that fences after it.
+// Order between groups: a fence and then an atomic publish clocks; a group that performs an atomic
+// on the same address and then a fence acquires them.
 // ---------------------------------------------------------------------------------------------
 static std::unordered_map<const void*, GridKnowledgeHandle> published;
 void forget_published() { published.clear(); }

@@ -1,7 +1,7 @@
 // ldmatrix, stmatrix, mma.sync and wgmma.
 //
-// Sums are taken in double and rounded once per instruction; the hardware keeps fewer bits, so the
-// last bits of a float accumulator are not to be compared.
+// Sums are computed in double and rounded once per instruction; the hardware keeps fewer bits, so
+// the last bits of a float accumulator differ.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -24,7 +24,7 @@ static float f16_value(uint16_t bits) { return static_cast<float>(bit_cast<_Floa
 static float bf16_value(uint16_t bits) {
   return bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
-// The tensor cores ignore the fraction bits that tf32 does not have.
+// The tensor cores ignore the fraction bits beyond tf32.
 static float tf32_value(uint32_t bits) { return bit_cast<float>(bits & 0xffffe000u); }
 static float value_of_16(Element element, uint16_t bits) {
   return element == Element::kF16 ? f16_value(bits) : bf16_value(bits);
@@ -57,7 +57,7 @@ static void check_matrix_row(const MatrixArgument& lane, unsigned flags) {
                  describe_address(region, lane.row).c_str());
 }
 
-// The lane whose register holds element (row, column) of a matrix, and where in the register.
+// The lane that holds element (row, column) of a matrix, and the position in its register.
 struct Holder {
   int lane, half;
 };
@@ -78,9 +78,8 @@ static void count_bank_conflicts(MatrixArgument* const* lanes, int count) {
   }
 }
 
-// Moves every element between its row in shared memory and the register that holds it.  The
-// thread that reads or writes memory is the lane that holds the element, not the one that gave
-// the row's address.
+// Moves every element between its row in shared memory and its register.  The access counts as the
+// lane's that holds the element, not the lane's that passed the row's address.
 template <bool Store>
 static void move_matrices(void** arguments, unsigned) {
   auto* const* lanes = reinterpret_cast<MatrixArgument* const*>(arguments);
@@ -141,8 +140,8 @@ struct MmaArgument {
   const uint32_t* b;
 };
 
-// a of 16 rows: register 2 j + h holds row group + 8 h; 16-bit types: columns 8 j + 2 pair (+ 1),
-// tf32: column 4 j + pair.
+// a has 16 rows: register 2 j + h holds row group + 8 h; columns 8 j + 2 pair (+ 1) of 16-bit
+// types, column 4 j + pair of tf32.
 static void unpack_a(Element element, int k, const uint32_t* registers, int lane,
                      float (&rows)[16][16]) {
   const int group = lane / 4, pair = lane % 4;
@@ -253,7 +252,7 @@ uint64_t matrix_descriptor(const void* start, unsigned leading_bytes, unsigned s
          static_cast<uint64_t>(stride_bytes >> 4) << 32 | mode << 62;
 }
 
-// Where the 16-byte unit with index `mn` along m or n and `k` along k begins, before the swizzle.
+// Address, before the swizzle, of the 16-byte unit at index `mn` along m or n and `k` along k.
 // K-major: a unit is 16 bytes of k in row mn; MN-major: 16 bytes of m or n at depth k.
 static uint32_t unit_address(const Descriptor& d, int mn, int k, bool mn_major) {
   const auto row = static_cast<uint32_t>(mn), depth = static_cast<uint32_t>(k);
@@ -274,7 +273,7 @@ struct Operand {
   uint32_t pc;
 };
 
-// Reads one unit of an operand, checked as a read by the asynchronous proxy.
+// Reads one unit of an operand; checked as an access by the asynchronous proxy.
 static void read_unit(const Operand& operand, int mn, int k, uint8_t (&bytes)[16],
                       PendingMma& pending) {
   const uint32_t address = swizzled(unit_address(operand.descriptor, mn, k, operand.mn_major),
@@ -288,7 +287,7 @@ static void read_unit(const Operand& operand, int mn, int k, uint8_t (&bytes)[16
   memcpy(bytes, pointer, 16);
 }
 
-// values[mn * k_extent + k] of an operand in shared memory.
+// Returns an operand in shared memory as values[mn * k_extent + k].
 static std::vector<float> read_operand(const Operand& operand, int mn_extent, int k_extent,
                                        PendingMma& pending) {
   const int size = operand.element == Element::kTf32 ? 4 : 2;
@@ -320,7 +319,7 @@ struct WgmmaArgument {
   uint32_t pc;
 };
 
-// The accumulator register that holds element (row, column) of d.
+// Accumulator register of element (row, column) of d.
 static float& accumulator_of(float* const* accumulators, int row, int column) {
   const int lane = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
   return accumulators[lane][column / 8 * 4 + row % 16 / 8 * 2 + column % 2];
@@ -360,7 +359,7 @@ static std::vector<float> read_a(WgmmaArgument* const* threads, int k_extent, Pe
   return values;
 }
 
-// The newest wgmma under way on the same accumulators, whose result this one adds to.
+// The latest wgmma in flight on the same accumulators, whose result this one accumulates.
 static const PendingMma* predecessor(const Warpgroup& warpgroup, const float* accumulators) {
   const PendingMma* found = nullptr;
   auto look = [&](const std::vector<PendingMma>& pending) {
@@ -418,7 +417,7 @@ static void multiply_in_warpgroup(void** arguments, unsigned) {
     for (int column = 0; column < n; column++) {
       pending.result[static_cast<size_t>(row * n + column)] =
           static_cast<float>(sums[static_cast<size_t>(column)]);
-      // Until the wait the register holds nothing that may be used.
+      // Poison until the wait.
       accumulator_of(pending.accumulators, row, column) = std::nanf("");
     }
   }
@@ -456,7 +455,7 @@ void warpgroup_commit() {
   warpgroup_meet(kCommit, current, body, EMULATOR_CALLER);
 }
 
-// The operands may be written again, by whoever is ordered after these threads.
+// Ends the reads of the operands; threads ordered after these may overwrite them.
 static void release_operands(const PendingMma& pending, Fiber* const* readers, uint32_t pc) {
   for (auto& [pointer, size] : pending.operands)
     for_each_cell(pointer, static_cast<size_t>(size), [&](Cell& cell, Region*, size_t) {
@@ -480,7 +479,7 @@ struct WaitArgument {
 static void finish_groups(void** arguments, unsigned) {
   auto* const* threads = reinterpret_cast<WaitArgument* const*>(arguments);
   Warpgroup& warpgroup = warpgroup_of_current();
-  Fiber* readers[kReadersKept];  // one thread of each warp stands for it
+  Fiber* readers[kReadersKept];  // one thread per warp
   for (int warp = 0; warp < kReadersKept; warp++) readers[warp] = threads[warp * 32]->fiber;
   while (static_cast<int>(warpgroup.groups.size()) > threads[0]->groups_left) {
     const std::vector<PendingMma> finished = std::move(warpgroup.groups.front());

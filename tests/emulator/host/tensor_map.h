@@ -1,4 +1,4 @@
-// The 128 bytes that stand for a CUtensorMap; tensormap.py writes them.
+// The emulator's 128 bytes of a CUtensorMap; tensormap.py writes them.
 #ifndef CUPYCONV_EMULATOR_TENSOR_MAP_H
 #define CUPYCONV_EMULATOR_TENSOR_MAP_H
 
@@ -22,7 +22,7 @@ struct TensorMapRecord {
   uint8_t rank;
   uint8_t swizzle;  // span in bytes: 0, 32, 64, 128
   uint8_t im2col;
-  uint8_t to_tf32;  // what is loaded is rounded to TF32
+  uint8_t to_tf32;  // loads round to TF32
 };
 static_assert(sizeof(TensorMapRecord) <= 128, "fits into a CUtensorMap");
 

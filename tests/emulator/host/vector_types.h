@@ -1,8 +1,7 @@
-// The built-in vector types of CUDA, with the alignments the GPU's vector loads rely on.
+// The built-in vector types of CUDA, with the alignments of the GPU's vector loads.
 //
-// Those of two and four elements that fit one access (16 bytes) are the compiler's own vectors: a
-// load or store of one stays one access of its full width and alignment, as on the GPU, and is not
-// taken apart into its elements before the checker sees it.
+// Types of two or four elements that fit one access (16 bytes) are the compiler's own vectors: a
+// load or store stays one access of full width and alignment until the checker sees it.
 #ifndef CUPYCONV_EMULATOR_VECTOR_TYPES_H
 #define CUPYCONV_EMULATOR_VECTOR_TYPES_H
 

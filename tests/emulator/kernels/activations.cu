@@ -1,5 +1,5 @@
-// The epilogue's activations, one value a thread: ACTIVATION and, by so many units in the last place,
-// how far off the functions are that the chip approximates (OFF); reciprocals are off by one at most.
+// The epilogue's activations, one value per thread.  OFF: error of the approximate functions in
+// units in the last place (reciprocals: at most one).
 #include "ptx.cuh"
 
 namespace ptx {

@@ -1,4 +1,4 @@
-// Built-ins that NVRTC and cuda_builtins.h each have their own way with: one result in each column.
+// Built-ins that NVRTC and cuda_builtins.h implement differently: one result per column.
 __device__ const float table[4] = {1.5f, -2.5f, 3.25f, 100.0f};
 __constant__ int twice[3] = {2, 4, 6};
 

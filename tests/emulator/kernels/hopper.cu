@@ -1,8 +1,8 @@
-// c = a * b^T for bfloat16 matrices a (M x K), b (N x K): all of the Hopper machinery in one small
+// c = a * b^T for bfloat16 matrices a (M x K), b (N x K): all Hopper features in one small
 // kernel, for the emulator's own tests.
 //
-// A cluster of two blocks shares one tile of b, of which each loads half for both.  In a block one
-// warp issues the copies and a warpgroup multiplies.  Tiles of 64 x 64 x 64, a ring of STAGES.
+// A cluster of two blocks shares a tile of b; each block loads half of it for both.  In a block,
+// one warp issues the copies and a warpgroup multiplies.  Tiles of 64 x 64 x 64, STAGES stages.
 #include "ptx.cuh"
 
 constexpr int STAGES = 3;
@@ -38,19 +38,19 @@ __device__ __forceinline__ void produce(Shared& shared, const ptx::TensorMap& ma
   }
 }
 
-__device__ __forceinline__ void consume(Shared& shared, float (&d)[TILE / 2], int steps) {
+__device__ __forceinline__ void consume(Shared& shared, float (&d)[1][TILE / 2], int steps) {
   for (int step = 0; step < steps; step++) {
     const int stage = step % STAGES;
     const unsigned parity = step / STAGES % 2;
     wait_for(&shared.full[stage], parity);
-    ptx::wgmma_fence();
+    ptx::wgmma_fence(d);
     for (int k = 0; k < TILE / 16; k++) {
       const auto a = ptx::wgmma_descriptor<128>(shared.a[stage] + 32 * k, 16, 1024);
       const auto b = ptx::wgmma_descriptor<128>(shared.b[stage] + 32 * k, 16, 1024);
-      ptx::wgmma_m64_bf16<TILE, 0, 0>(d, a, b, 1);
+      ptx::wgmma_m64_bf16<TILE, 0, 0>(d[0], a, b, 1);
     }
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait<0>(d);
     if (threadIdx.x % 32 == 0)
       for (unsigned block = 0; block < 2; block++)
         ptx::mbarrier_arrive_cluster(
@@ -58,8 +58,8 @@ __device__ __forceinline__ void consume(Shared& shared, float (&d)[TILE / 2], in
   }
 }
 
-// The accumulators of a warp are 16 rows; four 8 x 8 matrices of them go in one stmatrix, into a
-// tile that is swizzled as the tensor map says.
+// A warp's accumulators are 16 rows; one stmatrix stores four of their 8 x 8 matrices to the tile,
+// which is swizzled as in the tensor map.
 __device__ __forceinline__ void store(Shared& shared, const float (&d)[TILE / 2],
                                       const ptx::TensorMap& map_c) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -103,10 +103,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(CONSUMERS
     if (threadIdx.x < CONSUMERS + 32 && ptx::elect_one()) produce(shared, map_a, map_b, steps);
   } else {
     ptx::setmaxnreg_inc<240>();
-    float d[TILE / 2];
-    for (float& sum : d) sum = 0.0f;
+    float d[1][TILE / 2];
+    for (float& sum : d[0]) sum = 0.0f;
     consume(shared, d, steps);
-    store(shared, d, map_c);
+    store(shared, d[0], map_c);
   }
   ptx::cluster_arrive();
   ptx::cluster_wait();

@@ -10,7 +10,7 @@ extern "C" __global__ void copy_far_with_long(const float* x, float* y) {
   y[i] = x[i];
 }
 
-// Each thread writes 16 bits of its own, or the bits that the next thread writes as well.
+// Each thread writes 16 bits: separate ones, or (`shared`) also those of the next thread.
 extern "C" __global__ void halves(unsigned short* y, int shared) {
   const long long far = 1ll << 25;
   y[far + threadIdx.x / (1 + shared)] = threadIdx.x;

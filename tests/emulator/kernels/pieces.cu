@@ -1,4 +1,4 @@
-// Pieces loaded and stored `first` elements into global and shared memory, by one thread.
+// Vector accesses at an offset of `first` elements in global and shared memory, by one thread.
 #include "vector.cuh"
 
 template <class Storage, int LENGTH>

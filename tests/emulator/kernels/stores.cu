@@ -1,4 +1,4 @@
-// Stores of every kind the compiler knows, for the tests of the instrumentation and of outputs.
+// Stores of every kind, for the tests of the instrumentation and of outputs.
 
 extern "C" __global__ void fill(float* out, int count) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) out[i] = static_cast<float>(i);

@@ -1,8 +1,8 @@
-"""PTX on the CPU: its kernels as C++ over the emulator's runtime.
+"""Translation of PTX kernels to C++ on the emulator's runtime.
 
-``syntax`` reads the text, ``table`` knows which opcodes there are and ``arithmetic``,
-``data_movement``, ``warps`` and ``asynchronous`` say what each of them does; ``kernels`` writes the
-C++ of a kernel, ``counting`` the counters of what it executes, ``nvrtc`` makes PTX of our sources.
+``syntax`` parses the text.  ``table`` holds the opcodes, which ``arithmetic``, ``data_movement``,
+``warps`` and ``asynchronous`` define.  ``kernels`` writes the C++ of a kernel, ``counting`` the
+counters of executed instructions, and ``nvrtc`` compiles the library's sources to PTX.
 """
 
 from . import arithmetic, asynchronous, data_movement, table, warps

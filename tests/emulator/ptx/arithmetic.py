@@ -1,4 +1,4 @@
-"""Instructions that compute a value of values: integers, floating point, bits, conversions."""
+"""Instructions that compute a value: integers, floating point, bits, conversions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ for _name, _function in (("min", "minimum"), ("max", "maximum")):
 for _name, _function in (("neg", "negated"), ("abs", "absolute")):
     expression("float", rf"{_name}{FTZ}\.(?P<t>f32)", f"{_function}(a)")
     expression("float", rf"{_name}\.(?P<t>f16|f64)", f"{_function}(a)")
-# The approximate functions have the host's rounding, as those of the source.
+# Approximate functions use the host's rounding, as in the source build.
 for _name, _text in (
     ("sqrt", "std::sqrt(a)"),
     ("rsqrt", "1 / std::sqrt(a)"),
@@ -98,7 +98,7 @@ for _name in ("sqrt", "rcp"):
     expression("float", rf"{_name}\.rn\.(?P<t>f64)", _text)
 
 # --------------------------------------------------------------------------------------------------
-# Comparison and choice
+# Comparison and selection
 # --------------------------------------------------------------------------------------------------
 expression("compare", rf"selp\.{ANY}", "c ? a : b", "{t}", "{t}", "pred")
 
@@ -136,7 +136,7 @@ def _setp(writer, operands: list[str], c: str, join: str | None, ftz: str | None
 # --------------------------------------------------------------------------------------------------
 @instruction("move", rf"mov\.{ANY}")
 def _mov(writer, operands: list[str], t: str) -> str:
-    """Also the packing and unpacking of vectors."""
+    """Write a move, which may pack or unpack a vector."""
     target, source = (elements(one) for one in operands)
     if len(target) == len(source) == 1:
         return writer.write(target[0], writer.read(source[0], t))

@@ -1,4 +1,4 @@
-"""Copies and products that are under way while a thread goes on, and what waits for them."""
+"""Asynchronous copies and products, and the instructions that wait for them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def _call(kind: str, pattern: str, text: str) -> None:
-    """Enters an instruction without results.
+    """Register an instruction without results.
 
-    The braces of the text say what each operand is: ``{p0}`` a pointer to shared memory, ``{g0}``
-    a generic one, ``{u1}`` a number, ``{n0}`` text as it is.
+    Placeholders in the text define how operands are read: ``{p0}`` a pointer to shared memory,
+    ``{g0}`` a generic pointer, ``{u1}`` a u32 value, ``{n0}`` verbatim text.
     """
 
     @instruction(kind, pattern)
@@ -36,7 +36,7 @@ def _call(kind: str, pattern: str, text: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Copies of a thread
+# cp.async copies
 # --------------------------------------------------------------------------------------------------
 @instruction("async copy", r"cp\.async\.(?P<cache>c[ag])\.shared(::cta)?\.global(\.L2::\w+)?")
 def _cp_async(writer: KernelWriter, operands: list[str], cache: str) -> str:
@@ -83,7 +83,7 @@ _call("other", r"setmaxnreg\.dec\.sync\.aligned\.u32", "emulator::set_max_regist
 )
 def _arrive(writer: KernelWriter, operands: list[str], expect: str | None) -> str:
     if operands[0] != "_" or len(operands) != (3 if expect else 2):
-        raise PtxError("an arrival with a state or a count")
+        raise PtxError("mbarrier arrivals with a state or a count are not supported")
     barrier = f"reinterpret_cast<uint64_t*>({writer.pointer(operands[1], 'shared')})"
     if expect:
         return f"emulator::mbarrier_expect_tx({barrier}, {writer.read(operands[2], 'u32')}, true);"
@@ -107,7 +107,7 @@ _call("TMA", r"prefetch\.tensormap", "emulator::tensor_map_prefetch({g0});")
 
 
 def _map_and_coordinates(writer: KernelWriter, operand: str) -> tuple[str, list[str]]:
-    """Of ``[map, {c0, c1}]``."""
+    """Return the map pointer and coordinates of ``[map, {c0, c1}]``."""
     base, coordinates = split_at_commas(operand[1:-1])
     values = [writer.read(one, "s32") for one in elements(coordinates)]
     return writer.pointer(f"[{base}]"), values
@@ -128,11 +128,11 @@ def _tensor_load(
     hint: str | None,
 ) -> str:
     tensor, values = _map_and_coordinates(writer, operands[1])
-    rest = operands[3:]
-    taps = [writer.read(one, "u16") for one in elements(rest.pop(0))] if im2col else []
-    mask = f"unsigned({writer.read(rest.pop(0), 'u16')})" if multicast else "0u"
-    if len(rest) != (1 if hint else 0):
-        raise PtxError("more operands than the modifiers say")
+    remaining = operands[3:]
+    taps = [writer.read(one, "u16") for one in elements(remaining.pop(0))] if im2col else []
+    mask = f"unsigned({writer.read(remaining.pop(0), 'u16')})" if multicast else "0u"
+    if len(remaining) != (1 if hint else 0):
+        raise PtxError("more operands than the modifiers declare")
     code = f"const unsigned short taps[] = {{{', '.join(taps)}}};" if im2col else ""
     barrier = f"reinterpret_cast<uint64_t*>({writer.pointer(operands[2], 'shared')})"
     to = writer.pointer(operands[0], "shared")
@@ -158,7 +158,7 @@ def _tensor_store(writer: KernelWriter, operands: list[str], rank: str, im2col: 
 
 
 # --------------------------------------------------------------------------------------------------
-# Products of a warpgroup
+# Warpgroup products (wgmma)
 # --------------------------------------------------------------------------------------------------
 _call("fence", r"wgmma\.fence\.sync\.aligned", "emulator::warpgroup_fence();")
 _call("barrier", r"wgmma\.commit_group\.sync\.aligned", "emulator::warpgroup_commit();")
@@ -170,12 +170,12 @@ _call("barrier", r"wgmma\.wait_group\.sync\.aligned", "emulator::warpgroup_wait(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k(?P<k>8|16)\.f32\.(?P<e>f16|bf16|tf32)\.(?P=e)",
 )
 def _wgmma(writer: KernelWriter, operands: list[str], n: str, k: str, e: str) -> str:
-    """The accumulators are where ``accumulators`` put them: the runtime writes at the wait."""
+    """Write a wgmma, whose accumulators (``accumulators``) the runtime writes at the wait."""
     if (e == "tf32") != (k == "8"):
-        raise PtxError("a shape that wgmma does not have")
+        raise PtxError("wgmma does not have this shape")
     d, a, b, scale, negate_a, negate_b, *transposed = operands
     if (negate_a, negate_b) != ("1", "1"):
-        raise PtxError("a negated operand of wgmma")
+        raise PtxError("negated operands of wgmma are not supported")
     in_registers = a.startswith("{")
     transpose_b = transposed[-1] if transposed else "0"
     transpose_a = transposed[0] if transposed and not in_registers else "0"

@@ -1,4 +1,4 @@
-"""Counters of executed instructions: one for each basic block, one for each guarded instruction."""
+"""Counters of executed instructions: one per basic block and per guarded instruction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .flow import flow
 from .syntax import Entry
 
 PRODUCTS = "tensor core"
-"""The kind of instruction that a main loop is known by, where a kernel has any."""
+"""Kind of the products that define the main loop, if the kernel has any."""
 
 _PRODUCT = re.compile(r"mma\.sync|wgmma\.mma_async")
 _PLAIN_PRODUCT = re.compile(r"fma\.rn\.f(32|64)")
@@ -18,12 +18,12 @@ _PLAIN_PRODUCT = re.compile(r"fma\.rn\.f(32|64)")
 
 @dataclass
 class Counted:
-    """What one execution of a counter stands for.
+    """Instructions counted by one counter.
 
     Attributes:
-        kinds: Instructions of each kind.
-        in_main_loop: Whether they are in an innermost loop around products of the tensor cores, or
-            around plain ones where a kernel has no others.
+        kinds: Number of instructions of each kind per execution of the counter.
+        in_main_loop: Whether they are in an innermost loop around tensor-core products (or plain
+            products, if the kernel has no others).
     """
 
     in_main_loop: bool
@@ -31,48 +31,48 @@ class Counted:
 
 
 class Counters:
-    """Those of one kernel, handed out while it is written, instruction by instruction.
+    """Counters of one kernel, assigned while its C++ is written, instruction by instruction.
 
     Attributes:
-        blocks: What each counter stands for.
-        around: Of each loop, the number of the next one around it; -1 where there is none.
+        blocks: Instructions of each counter.
+        around: Index of the parent of each loop; -1 without a parent.
     """
 
     def __init__(self, entry: Entry) -> None:
         self.blocks: list[Counted] = []
         self._current: int | None = None
-        self._next = 0  # instruction
-        of_entry = flow(entry.body)
+        self._next = 0  # index of the next instruction
+        entry_flow = flow(entry.body)
         for product in (_PRODUCT, _PLAIN_PRODUCT):
-            is_product = lambda one, product=product: bool(product.match(one.opcode))  # noqa: E731
-            self._in_main_loop = of_entry.main_loop(is_product)
+            is_product = lambda statement, product=product: bool(product.match(statement.opcode))  # noqa: E731
+            self._in_main_loop = entry_flow.main_loop(is_product)
             if any(self._in_main_loop):
                 break
-        loops = of_entry.loops()
+        loops = entry_flow.loops()
         self._beginnings = {}
         for number, (entries, _) in enumerate(loops):
-            if len(entries) > 1:  # nothing tells its passes apart
-                raise ValueError(f"{entry.name} has a loop that is entered in several places")
+            if len(entries) > 1:  # iterations cannot be identified
+                raise ValueError(f"{entry.name} has a loop with several entries")
             self._beginnings[min(entries)] = number
         self._innermost = [
-            max((number for number, loop in enumerate(loops) if one in loop.nodes), default=-1)
-            for one in range(len(of_entry.instructions))
+            max((number for number, loop in enumerate(loops) if node in loop.nodes), default=-1)
+            for node in range(len(entry_flow.instructions))
         ]
         self.around = [
-            max((one for one in range(number) if loops[one].nodes > loop.nodes), default=-1)
+            max((outer for outer in range(number) if loops[outer].nodes > loop.nodes), default=-1)
             for number, loop in enumerate(loops)
         ]
 
     def begun_loop(self) -> int | None:
-        """The loop of which each pass begins with the next instruction."""
+        """Return the loop whose iterations begin with the next instruction, or None."""
         return self._beginnings.get(self._next)
 
     def innermost_loop(self) -> int:
-        """That of the next instruction; -1 where it is in none."""
+        """Return the innermost loop of the next instruction; -1 outside loops."""
         return self._innermost[self._next]
 
     def executed(self, kind: str) -> int | None:
-        """Adds an instruction to the running block; the block's counter where it begins with it."""
+        """Add an instruction to the current block; return its counter at the block's first one."""
         begins = self._current is None
         if self._current is None:
             self._current = self._begin()
@@ -81,14 +81,14 @@ class Counters:
         return self._current if begins else None
 
     def guarded(self, kind: str) -> int:
-        """The counter of an instruction that is executed where its guard holds."""
+        """Return a new counter for an instruction that executes only if its guard holds."""
         number = self._begin()
         self.blocks[number].kinds[kind] += 1
         self._next += 1
         return number
 
     def end_block(self) -> None:
-        """What follows may be executed without what came before, or the other way round."""
+        """End the current basic block."""
         self._current = None
 
     def _begin(self) -> int:

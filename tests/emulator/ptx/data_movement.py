@@ -11,7 +11,7 @@ from .table import ANY, Translator, cpp_type, expression, instruction, require_o
 if TYPE_CHECKING:
     from .kernels import KernelWriter
 
-# What only advises the caches.
+# Cache hints, which are ignored.
 _CACHE = r"(\.(ca|cg|cs|lu|cv|wb|wt|nc)|\.L1::\w+|\.L2::\w+)*"
 _OWN_SPACES = ("param", "local", "const")
 
@@ -25,12 +25,12 @@ def _place(writer: KernelWriter, kind: str, address: str, space: str | None) -> 
     return f"{how}<{kind}>({writer.pointer(address, space or '')})"
 
 
-# Counted apart: what the warps ask of each memory.
+# Kinds under which accesses of each state space are counted.
 _KINDS = (("global", "global"), ("shared", "shared"), ("own", "(?:local|param|const)"))
 
 
 def _in_each_space(what: str, opcode: str, rest: str) -> Callable[[Translator], Translator]:
-    """Enters an access of memory under a kind for each space, and one for generic addresses."""
+    """Register a memory access under one kind per state space, and one for generic addresses."""
 
     def enter(write: Translator) -> Translator:
         for kind, spaces in _KINDS:
@@ -45,8 +45,8 @@ def _in_each_space(what: str, opcode: str, rest: str) -> Callable[[Translator], 
 def _ld(writer: KernelWriter, operands: list[str], space: str | None, n: str | None, t: str) -> str:
     load = f"const auto loaded = {_place(writer, _element(t, n), operands[1], space)};"
     return load + "".join(
-        writer.write(one, f"loaded[{i}]" if n else "loaded")
-        for i, one in enumerate(elements(operands[0]))
+        writer.write(name, f"loaded[{i}]" if n else "loaded")
+        for i, name in enumerate(elements(operands[0]))
     )
 
 
@@ -58,7 +58,7 @@ def _st(writer: KernelWriter, operands: list[str], space: str | None, n: str | N
 
 
 def _cluster_address(writer: KernelWriter, text: str) -> str:
-    """Of ``[register + offset]``, whose value is an address in the window of all blocks."""
+    """Return the address ``[register + offset]`` in the cluster's shared window."""
     base, _, offset = text.strip("[]").partition("+")
     return f"({writer.read(base.strip(), 'u32')} + {int(offset or 0)}u)"
 
@@ -95,7 +95,7 @@ def _atomic(
     target, operands = (operands[0], operands[1:]) if what == "atom" else ("_", operands)
     require_operands(operands, 3 if how == "cas" else 2)
     place = f"reinterpret_cast<{cpp_type(t)}*>({writer.pointer(operands[0], space or '')})"
-    values = ", ".join(writer.read(one, t) for one in operands[1:])
+    values = ", ".join(writer.read(operand, t) for operand in operands[1:])
     call = f"atomic{_ATOMICS[how]}({place}, {values})"
     return f"const auto old = {call}; {writer.write(target, 'old')}"
 

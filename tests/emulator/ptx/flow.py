@@ -1,4 +1,4 @@
-"""The flow of a kernel's statements: the loops that they are in."""
+"""Control flow of a kernel's statements and the loops in it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from .syntax import Scope, Statement
 
 @dataclass
 class Flow:
-    """The instructions of a kernel, in order, and which of them may come after each."""
+    """Instructions of a kernel in order, and the possible successors of each."""
 
     instructions: list[Statement]
     follows: list[set[int]]
 
     def main_loop(self, is_wanted: Callable[[Statement], bool]) -> list[bool]:
-        """Of each instruction, whether it is in an innermost loop around a wanted one."""
-        wanted = {number for number, one in enumerate(self.instructions) if is_wanted(one)}
-        found = loops.innermost(self.follows, wanted)
-        return [number in found for number in range(len(self.instructions))]
+        """Return for each instruction whether it is in an innermost loop around a wanted one."""
+        targets = {
+            number for number, statement in enumerate(self.instructions) if is_wanted(statement)
+        }
+        members = loops.innermost(self.follows, targets)
+        return [number in members for number in range(len(self.instructions))]
 
     def loops(self) -> list[Loop]:
-        """Of its loops, outer ones before those that they hold."""
+        """Return the loops, outer ones before inner ones."""
         return list(loops.nest(self.follows))
 
 
 def flow(body: Scope) -> Flow:
-    """That of a kernel's statements."""
+    """Return the control flow of a kernel's statements."""
     instructions: list[Statement] = []
     follows: list[set[int]] = []
     branches: list[tuple[int, str, list[dict[str, int]]]] = []
@@ -54,10 +56,10 @@ def flow(body: Scope) -> Flow:
                 if item.opcode.startswith("bra"):
                     branches.append((number, item.operands[0], known))
                 elif item.opcode.startswith("brx"):
-                    branches.extend((number, one, known) for one in targets[item.operands[1]])
+                    branches.extend((number, label, known) for label in targets[item.operands[1]])
 
     walk(body, [])
     for number, label, known in branches:
         follows[number].add(next(labels[label] for labels in known if label in labels))
-    follows.append(set())  # where the text ends
+    follows.append(set())  # end of the text
     return Flow(instructions, follows)

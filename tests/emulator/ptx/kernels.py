@@ -1,9 +1,9 @@
-"""Writes one kernel of PTX as a C++ function.
+"""Writer of one PTX kernel as a C++ function.
 
-Registers are locals, labels are labels, ``@p x`` is ``if (p) { x }``.  Generic, global, local and
-constant addresses are the host's.  Shared addresses are offsets in the block's window, as the
-runtime hands them out for descriptors: ``shared_base`` is where the window begins.  Addresses of
-parameters are offsets too, since they fit into 32 bits: from ``parameter_base``.
+Registers become locals, labels stay labels, and ``@p x`` becomes ``if (p) { x }``.  Generic,
+global, local and constant addresses are host addresses.  Shared addresses are offsets in the
+block's window, as the runtime returns them for descriptors; the window starts at ``shared_base``.
+Parameter addresses must fit into 32 bits, so they are offsets from ``parameter_base``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _SPECIAL = {
 
 
 def variable_declaration(statement: Statement) -> tuple[str, str, str]:
-    """Space, name and C++ declaration of a variable, which keeps its name."""
+    """Return state space, name and C++ declaration of a variable; its name is kept."""
     match = _VARIABLE.fullmatch(statement.text)
     if match is None:
         raise PtxError(f"line {statement.line}: cannot read {statement.text!r}")
     kind, align = cpp_type(match["type"]), match["align"] or str(width(match["type"]) // 8)
     space, name, array = match["space"], match["name"], match["dims"]
     if space == "shared":
-        # An alignment that the emulator's build reads from the text, for dynamic shared memory.
+        # The emulator's build reads the alignment of dynamic shared memory from this text.
         text = f"__shared__ __align__({align}) {kind} {name}{array};"
         return space, name, f"extern {text}" if match["extern"] else text
     storage = "static const " if space in ("global", "const") else ""
@@ -53,12 +53,12 @@ def variable_declaration(statement: Statement) -> tuple[str, str, str]:
 
 
 class KernelWriter:
-    """The C++ of one kernel.
+    """Writer of the C++ of one kernel.
 
     Attributes:
-        registers: the C++ expression of each register that has been declared.
-        shared: declarations of shared variables, which are made outside of the function.
-        used_globals: names of the module's variables that it mentions.
+        registers: C++ expression of each declared register.
+        shared: declarations of shared variables, which are emitted outside the function.
+        used_globals: names of the module's variables that the kernel uses.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class KernelWriter:
         Args:
             entry: the kernel.
             module_shared, module_globals: the module's variables, name to declaration.
-            line_of: the file and line that a statement is reported at.
-            cluster: blocks of a cluster, where the text does not say them.
-            counters: of executed instructions, if they are counted.
+            line_of: returns the file and line to report for a statement.
+            cluster: blocks per cluster, if the text does not declare them.
+            counters: counters of executed instructions, if they are counted.
         """
         self.registers: dict[str, str] = {}
         self.shared = dict(module_shared)
@@ -91,7 +91,7 @@ class KernelWriter:
             self._special[f"%cluster_nctaid.{axis}"] = f"{extent}"
             self._special[f"%clusterid.{axis}"] = f"blockIdx.{axis} / {extent}"
             self._special[f"%nclusterid.{axis}"] = f"gridDim.{axis} / {extent}"
-        self._on_the_host: set[str] = set()  # parameters and local variables
+        self._host_names: set[str] = set()  # parameters and local variables
         self._parameter_names: list[str] = []
         self._accumulator_lengths: list[int] = []
         self._accumulator_places: dict[str, str] = {}
@@ -99,26 +99,26 @@ class KernelWriter:
 
     # --- operands ---
     def read(self, text: str, type_name: str) -> str:
-        """The value of an operand, as a C++ expression of a type."""
+        """Return the value of an operand as a C++ expression of a type."""
         kind = cpp_type(type_name)
         negated, text = text.startswith("!"), text.lstrip("!").strip()
         return ("!" if negated else "") + f"as<{kind}>({self._bits(text, kind)})"
 
     def write(self, destination: str, value: str) -> str:
-        """A statement that sets a register; none for ``_``."""
+        """Return a statement that sets a register; empty for ``_``."""
         if destination == "_":
             return ""
         if destination not in self.registers:
-            raise PtxError(f"{destination} is no register")
+            raise PtxError(f"{destination} is not a register")
         return f"set({self.registers[destination]}, {value});"
 
     def pointer(self, text: str, space: str = "") -> str:
-        """The host pointer of ``[address]`` in a space (generic: "")."""
+        """Return the host pointer of ``[address]`` in a state space (generic: "")."""
         match = re.fullmatch(r"\[\s*([%\w$.]+)\s*(?:\+\s*(-?\d+))?\s*\]", text)
         if match is None:
             raise PtxError(f"cannot read the address {text!r}")
         base, offset = match[1], int(match[2] or 0)
-        if base in self._on_the_host:  # keeps parameters in registers
+        if base in self._host_names:  # keeps parameters in registers
             return f"(reinterpret_cast<char*>(&{base}) + {offset})"
         place = self.registers[base] if base in self.registers else self._symbol(base)
         address = f"{place} + {offset}"
@@ -127,16 +127,16 @@ class KernelWriter:
         return f"pointer({'parameter_base + ' if space == 'param' else ''}{address})"
 
     def targets(self, name: str) -> list[str]:
-        """The labels of a list that ``.branchtargets`` has named."""
+        """Return the labels of a ``.branchtargets`` list."""
         if name not in self._targets:
-            raise PtxError(f"{name} is no list of labels")
+            raise PtxError(f"{name} is not a list of labels")
         return self._targets[name]
 
     def accumulators(self, names: list[str]) -> str:
-        """The array that holds exactly these registers, which wgmma writes at its wait."""
+        """Return the array of exactly these registers, which wgmma writes at its wait."""
         array = self._array_of(names)
         if array is None:
-            raise PtxError("accumulators that are no array")
+            raise PtxError("wgmma accumulators that are not one array")
         return array
 
     def _bits(self, text: str, kind: str) -> str:
@@ -160,19 +160,19 @@ class KernelWriter:
         raise PtxError(f"cannot read the operand {text!r}")
 
     def _symbol(self, name: str) -> str:
-        """The address of a variable in its own space: of a shared one, in the window."""
+        """Return the address of a variable in its state space (shared: in the window)."""
         if name in self.shared:
             return f"window_{name}"
         if name in self._globals:
             self.used_globals.add(name)
-        elif name not in self._on_the_host:
+        elif name not in self._host_names:
             raise PtxError(f"unknown name {name}")
         base = " - parameter_base" if name in self._parameter_names else ""
         return f"(address_of(&{name}){base})"
 
     # --- the function ---
     def function(self) -> str:
-        """The kernel, with the types of its parameters before it."""
+        """Return the kernel, preceded by the types of its parameters."""
         self._place_accumulators()
         types, parameters = self._parameters()
         body = list(self._scope(self._entry.body))
@@ -190,7 +190,7 @@ class KernelWriter:
             head.append("[[maybe_unused]] const u64 shared_base ="
                         f" window_base(&{next(iter(self.shared))});")  # fmt: skip
         if "parameter_base" in text:
-            # Before all of them, which lie close together.
+            # Below all parameters, which are close together.
             head.append("const u64 parameter_base ="
                         f" address_of(&{self._parameter_names[0]}) - (1 << 20);")  # fmt: skip
         if self._counters is not None:
@@ -207,30 +207,30 @@ class KernelWriter:
         )
 
     def _parameters(self) -> tuple[str, str]:
-        """The types of structs, and the C++ parameters."""
+        """Return the struct types and the C++ parameters."""
         declarations, types = [], []
         for number, text in enumerate(self._entry.parameters):
             match = _PARAMETER.fullmatch(text)
             if match is None:
                 raise PtxError(f"cannot read the parameter {text!r}")
             kind = cpp_type(match["type"])
-            if match["size"]:  # a struct, which arguments are told from scalars by
+            if match["size"]:  # a struct: its type distinguishes it from scalars
                 kind = f"Parameter{number}_{self._entry.name}"
                 align = match["align"] or "1"
                 types.append(f"struct alignas({align}) {kind} {{ u8 bytes[{match['size']}]; }};\n")
-            elif kind == "u64":  # PTX does not tell a pointer from an integer, launches do
+            elif kind == "u64":  # a pointer or an integer; the launch decides
                 kind = "void*"
             declarations.append(f"{kind} {match['name']}")
-            self._on_the_host.add(match["name"])
+            self._host_names.add(match["name"])
             self._parameter_names.append(match["name"])
         return "".join(types), ", ".join(declarations)
 
     def _place_accumulators(self) -> None:
-        """wgmma writes its registers when it is waited for: they are elements of an array."""
-        for one in self._entry.body.statements():
-            if "wgmma.mma_async" not in one.text:
+        """Place wgmma's accumulators in arrays, since wgmma writes them at its wait."""
+        for statement in self._entry.body.statements():
+            if "wgmma.mma_async" not in statement.text:
                 continue
-            names = elements(one.operands[0])
+            names = elements(statement.operands[0])
             number = len(self._accumulator_lengths)
             if not any(name in self._accumulator_places for name in names):
                 self._accumulator_places |= {
@@ -238,7 +238,7 @@ class KernelWriter:
                 }
                 self._accumulator_lengths.append(len(names))
             elif self._array_of(names) is None:
-                raise PtxError(f"line {one.line}: accumulators that overlap others in part")
+                raise PtxError(f"line {statement.line}: accumulators that partly overlap others")
 
     def _array_of(self, names: list[str]) -> str | None:
         array = self._accumulator_places.get(names[0], "").partition("[")[0]
@@ -250,19 +250,23 @@ class KernelWriter:
         declared = []
         for name in split_at_commas(names):
             match = re.fullmatch(r"(.+)<(\d+)>", name)
-            for each in [f"{match[1]}{i}" for i in range(int(match[2]))] if match else [name]:
-                # No other name of the generated text begins like this.
-                own = "$" + each.lstrip("%")
-                self.registers[each] = self._accumulator_places.get(each, own)
-                if each not in self._accumulator_places and (not match or each in self._mentioned):
-                    declared.append(own)
+            for register in [f"{match[1]}{i}" for i in range(int(match[2]))] if match else [name]:
+                # No other generated name begins with $.
+                local = "$" + register.lstrip("%")
+                self.registers[register] = self._accumulator_places.get(register, local)
+                if register not in self._accumulator_places and (
+                    not match or register in self._mentioned
+                ):
+                    declared.append(local)
         return f"{kind} {', '.join(declared)};" if declared else ""
 
     def _scope(self, scope: Scope) -> Iterator[str]:
         self._targets |= scope.targets
         if is_outermost := scope is self._entry.body:
             self._mentioned = {
-                name for one in scope.statements() for name in re.findall(r"%[\w$]+", one.text)
+                name
+                for statement in scope.statements()
+                for name in re.findall(r"%[\w$]+", statement.text)
             }
         else:
             outer = dict(self.registers)
@@ -293,23 +297,23 @@ class KernelWriter:
             if space == "shared":
                 self.shared[name] = text
                 return ""
-            self._on_the_host.add(name)
+            self._host_names.add(name)
             return text
-        found, groups = find(statement.opcode)
-        code = found.write(self, statement.operands, **groups)
+        row, groups = find(statement.opcode)
+        code = row.write(self, statement.operands, **groups)
         file, line = self._line_of(statement)
         guard = statement.guard
         before = ""
         if self._counters is not None:
-            if (begun := self._counters.begun_loop()) is not None:
-                before = f"emulator::begin_pass({begun});"
+            if (loop_start := self._counters.begun_loop()) is not None:
+                before = f"emulator::begin_pass({loop_start});"
             loop = self._counters.innermost_loop()
-            # What is guarded counts where it is done; a branch is part of its block either way.
-            if guard and found.kind != "branch":
-                code = f"emulator::execute({self._counters.guarded(found.kind)}, {loop});" + code
-            elif (block := self._counters.executed(found.kind)) is not None:
+            # A guarded instruction counts only when executed; a branch counts with its block.
+            if guard and row.kind != "branch":
+                code = f"emulator::execute({self._counters.guarded(row.kind)}, {loop});" + code
+            elif (block := self._counters.executed(row.kind)) is not None:
                 before += f"emulator::execute({block}, {loop});"
-            if found.kind == "branch":
+            if row.kind == "branch":
                 self._end_block()
         if guard:
             condition = guard.replace("!", "")

@@ -1,8 +1,8 @@
-// What single PTX instructions compute, for the C++ that this folder writes.
+// Single PTX instructions, for the C++ that this folder generates.
 //
 // A register is an unsigned integer of its width (bool for a predicate): instructions, not
-// registers, have types.  `as` reads one as a type, `set` writes one.  Nothing here has debug
-// lines of its own, so that every access and every report has the line of its statement.
+// registers, have types.  `as` reads a register as a type, `set` writes it.  Functions here have no
+// debug lines, so every access and report has the line of its statement.
 #ifndef CUPYCONV_EMULATOR_PTX_MACHINE_H
 #define CUPYCONV_EMULATOR_PTX_MACHINE_H
 
@@ -74,7 +74,7 @@ PTX_OP T as(R bits) {
     return __builtin_bit_cast(T, static_cast<Bits<T>>(bits));
   }
 }
-// A register may be wider than the value: signed values extend their sign.
+// A register may be wider than the value: signed values are sign-extended.
 template <class R, class V>
 PTX_OP void set(R& reg, V value) {
   if constexpr (is_float<V>)
@@ -83,28 +83,28 @@ PTX_OP void set(R& reg, V value) {
     reg = static_cast<R>(value);
 }
 
-// --- memory: generic addresses are the host's own ---
+// --- memory: generic addresses are host addresses ---
 PTX_OP char* pointer(u64 address) { return reinterpret_cast<char*>(address); }
 PTX_OP u64 address_of(const void* p) { return reinterpret_cast<u64>(p); }
-// Volatile: the host's optimiser neither drops, narrows nor joins an access.
+// Volatile, so the host's optimiser does not drop, narrow or merge accesses.
 template <class T>
 PTX_OP volatile T& at(char* p) {
   return *reinterpret_cast<volatile T*>(p);
 }
-// A thread's own: parameters, constants and local memory, which may live in registers.
+// Thread-private: parameters, constants and local memory, which may be in registers.
 template <class T>
 PTX_OP T& own(char* p) {
   return *reinterpret_cast<T*>(p);
 }
-// Where the shared window of the running block begins.  Hidden from the optimiser, which must not
-// conclude that an address computed from one variable never reaches another.
+// Start of the running block's shared window.  Hidden from the optimiser, which must not assume
+// that an address computed from one variable never reaches another.
 PTX_OP u64 window_base(const void* variable) {
   u64 base = address_of(variable) - emulator::shared_address(variable);
   __asm__("" : "+r"(base));
   return base;
 }
 
-// --- integers: all wrap around; shifts by the width or more give what an endless shift would ---
+// --- integers: all wrap around; shifts by the width or more give 0 or the sign ---
 template <class T>
 PTX_OP T add(T a, T b) {
   return T(Bits<T>(a) + Bits<T>(b));
@@ -125,7 +125,7 @@ template <class T>
 PTX_OP T mul_hi(T a, T b) {
   return T(mul_wide(a, b) >> kWidth<T>);
 }
-// The GPU does not trap.  What a division by zero gives is not specified: all ones here.
+// The GPU does not trap.  The result of a division by zero is unspecified: all ones here.
 template <class T>
 PTX_OP T quotient(T a, T b) {
   if (b == 0) return T(-1);
@@ -146,7 +146,7 @@ PTX_OP T shr(T a, u32 n) {
   if (n < kWidth<T>) return T(a >> n);
   return is_signed<T> && a < T(0) ? T(-1) : T(0);
 }
-// The upper (left) or lower half of two words shifted together; `n` wraps or is clamped before.
+// Upper (left) or lower half of two words shifted together; the caller wraps or clamps `n`.
 PTX_OP u32 funnel_left(u32 low, u32 high, u32 n) {
   return u32(((u64(high) << 32 | low) << n) >> 32);
 }
@@ -170,7 +170,7 @@ PTX_OP u32 lop3(u32 a, u32 b, u32 c, u32 table) {
     if (table >> row & 1) result |= (row & 4 ? a : ~a) & (row & 2 ? b : ~b) & (row & 1 ? c : ~c);
   return result;
 }
-// Four bytes of eight, by a selector of four bits each: the fourth replicates the byte's sign.
+// Four of eight bytes, by selectors of four bits each; the fourth bit replicates the byte's sign.
 PTX_OP u32 prmt(u32 a, u32 b, u32 selector) {
   const u64 bytes = u64(b) << 32 | a;
   u32 result = 0;
@@ -181,7 +181,7 @@ PTX_OP u32 prmt(u32 a, u32 b, u32 selector) {
   }
   return result;
 }
-// The position of the leading bit (for a negative number: of the leading zero), or all ones.
+// Position of the leading one (leading zero of a negative number), or all ones.
 template <class T>
 PTX_OP u32 bfind(T a) {
   const u64 bits = is_signed<T> && a < T(0) ? u64(Bits<T>(~a)) : u64(Bits<T>(a));
@@ -192,8 +192,8 @@ PTX_OP u32 bfind_shift(T a) {
   return bfind(a) == ~0u ? ~0u : kWidth<T> - 1 - bfind(a);
 }
 
-// --- numbers with a fraction ---
-// What is subnormal is zero, of the same sign.
+// --- floating point ---
+// Flushes subnormals to zero with the same sign.
 template <class T>
 PTX_OP T flush(T v) {
   if constexpr (std::is_same_v<T, f32>)
@@ -201,12 +201,12 @@ PTX_OP T flush(T v) {
   else
     return v;
 }
-// The NaN that instructions return which look at what is a number.
+// The NaN that number-testing instructions return.
 template <class T>
 PTX_OP T canonical_nan() {
   return __builtin_bit_cast(T, Bits<T>(Bits<T>(-1) >> 1));
 }
-// -0 is less than +0; a NaN gives the other operand.
+// -0 is less than +0; with one NaN, the other operand is returned.
 template <class T>
 PTX_OP T minimum(T a, T b) {
   if constexpr (is_float<T>) {
@@ -236,10 +236,10 @@ template <class T>
 PTX_OP T negated(T a) {
   return __builtin_bit_cast(T, Bits<T>(__builtin_bit_cast(Bits<T>, a) ^ ~Bits<T>(Bits<T>(-1) >> 1)));
 }
-// The product of two f16 is exact in f64, and so is the sum wherever the last bit depends on it.
+// The product of two f16 is exact in f64, and so is the sum where it decides the rounding.
 PTX_OP f16 fused(f16 a, f16 b, f16 c) { return f16(f64(a) * f64(b) + f64(c)); }
 
-// a * b + c of float32, rounded down, up or to zero: product and sum are exact as two doubles.
+// a * b + c of float32, rounded down, up or to zero; the exact sum is held in two doubles.
 enum class Rounding { rm, rp, rz };
 PTX_OP f32 directed(f64 high, f64 low, Rounding mode) {
   const f32 nearest = f32(high);
@@ -252,15 +252,15 @@ PTX_OP f32 directed(f64 high, f64 low, Rounding mode) {
 }
 PTX_OP f32 directed_fma(f32 a, f32 b, f32 c, Rounding mode) {
   const f64 product = f64(a) * b, sum = product + c, part = sum - product;
-  // A sum of two opposite numbers is +0, but -0 where it is rounded down.
+  // A sum of opposite numbers is +0, but -0 when rounding down.
   if (sum == 0 && (product != 0 || std::signbit(product) != std::signbit(c)))
     return mode == Rounding::rm ? -0.0f : 0.0f;
   return directed(sum, (product - (sum - part)) + (c - part), mode);
 }
 
 // --- conversions ---
-// To an integer, of a value that has been rounded: limits are kept to.  NaN is zero, but where
-// either is of 64 bits only the topmost bit is set.
+// Converts a rounded value to an integer, saturating.  NaN becomes zero, or only the top bit if
+// either type has 64 bits.
 template <class I, class F>
 PTX_OP I to_integer(F value) {
   if (value != value)
@@ -270,7 +270,7 @@ PTX_OP I to_integer(F value) {
   if (f64(value) < low) return I(low);
   return f64(value) >= end ? I(is_signed<I> ? Bits<I>(Bits<I>(-1) >> 1) : Bits<I>(-1)) : I(value);
 }
-// Of an integer to another's range.
+// Saturates an integer to another type's range.
 template <class I, class V>
 PTX_OP I saturated(V value) {
   const __int128 low = is_signed<I> ? -(__int128(1) << (kWidth<I> - 1)) : 0;
@@ -278,14 +278,14 @@ PTX_OP I saturated(V value) {
   const __int128 wide = value;
   return I(wide < low ? low : wide > high ? high : wide);
 }
-// To [0, 1]; NaN is +0.
+// Clamps to [0, 1]; NaN becomes +0.
 template <class F>
 PTX_OP F saturate(F v) {
   return v > F(0) ? (v < F(1) ? v : F(1)) : F(0);
 }
 
 // --- shuffles ---
-// Whether the source lane is within the segment that `c` gives.
+// Whether the source lane is inside the segment given by `c`.
 PTX_OP bool shuffle_is_inside(emulator::ShuffleMode mode, u32 b, u32 c) {
   const u32 lane = emulator::lane_index(), segment = c >> 8 & 31;
   const int bound = int((lane & segment) | (c & 31 & ~segment)), step = int(b & 31);

@@ -1,4 +1,4 @@
-"""NVRTC's PTX of the shipped kernels, kept by content."""
+"""NVRTC's PTX of the shipped kernels, cached by content."""
 
 from __future__ import annotations
 
@@ -13,41 +13,47 @@ from cupyconv.gpu import compiler, sources
 
 from ..build import cache_directory, digest
 
-OPTIONS = (*(one for one in compiler.OPTIONS if "ptxas" not in one), "-lineinfo")
-"""Those of the shipped cubins, with line tables."""
+OPTIONS = (*(option for option in compiler.OPTIONS if "ptxas" not in option), "-lineinfo")
+"""Compiler options of the shipped cubins, plus line tables."""
 
 
 @cache
 def ptx_of(source: str, defines: tuple[tuple[str, str | int], ...], architecture: str) -> str:
-    """The PTX of one variant.
+    """Return the PTX of one variant.
 
     Args:
         source: name of a shipped kernel file.
         defines: macros of the variant.
         architecture: such as "sm_80".
     """
-    loaded = sources.load(source)
+    kernel_source = sources.load(source)
     flags = [
         f"-arch={architecture.replace('sm_', 'compute_')}",
         *OPTIONS,
         *(f"-D{name}={value}" for name, value in defines),
     ]
-    key = digest(compiler.nvrtc_version(), flags, loaded.text, *loaded.headers)
+    key = digest(compiler.nvrtc_version(), flags, kernel_source.text, *kernel_source.headers)
     path = cache_directory() / f"{Path(source).stem}-{key}.ptx"
     if not path.exists():
-        put(path, compile_ptx(loaded.text, loaded.name, dict(loaded.headers), flags))
+        put(
+            path,
+            compile_ptx(kernel_source.text, kernel_source.name, dict(kernel_source.headers), flags),
+        )
     return path.read_text()
 
 
 def compile_ptx(text: str, name: str, headers: Mapping[str, str], flags: list[str]) -> str:
-    """NVRTC's PTX of a CUDA text.
+    """Compile a CUDA text to PTX with NVRTC.
 
     Raises:
         ValueError: it does not compile; the message is the compiler's log.
     """
     nvrtc = arrays.cupy().cuda.nvrtc
     program = nvrtc.createProgram(
-        text, name, [one.encode() for one in headers.values()], [one.encode() for one in headers]
+        text,
+        name,
+        [item.encode() for item in headers.values()],
+        [item.encode() for item in headers],
     )
     try:
         nvrtc.compileProgram(program, flags)
@@ -60,7 +66,7 @@ def compile_ptx(text: str, name: str, headers: Mapping[str, str], flags: list[st
 
 
 def put(path: Path, text: str) -> None:
-    """Writes a file of the cache, whole or not at all."""
+    """Write a file of the cache atomically."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
         file.write(text)
     os.replace(file.name, path)

@@ -1,4 +1,4 @@
-"""Reads PTX text: kernels, variables, and statements with their guards, opcodes and operands."""
+"""Parser of PTX text: kernels, variables, and statements with guards, opcodes and operands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 class PtxError(ValueError):
-    """PTX that the emulator does not know; the message names the line and what stands there."""
+    """PTX that the emulator does not support; the message quotes the line."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Statement:
     """A directive, or an instruction with its guard and operands.
 
     Attributes:
-        line: of the PTX text.
-        text: without comments, its white space made single.
-        place: file and line of the CUDA source, where the text has ``.loc`` lines.
+        line: line of the PTX text.
+        text: without comments and with single spaces.
+        place: file and line of the CUDA source, if the text has ``.loc`` lines.
     """
 
     line: int
@@ -33,7 +33,7 @@ class Statement:
 
     @property
     def opcode(self) -> str:
-        """With all of its modifiers."""
+        """The opcode with all modifiers."""
         return self._unguarded.split(None, 1)[0]
 
     @property
@@ -55,14 +55,14 @@ class Scope:
     """Statements, labels (str) and inner scopes, in order.
 
     Attributes:
-        targets: by the names of lists of labels (``.branchtargets``), these labels.
+        targets: labels by the name of their ``.branchtargets`` list.
     """
 
     items: list[Statement | str | Scope] = field(default_factory=list)
     targets: dict[str, list[str]] = field(default_factory=dict)
 
     def statements(self) -> Iterator[Statement]:
-        """Those of inner scopes too."""
+        """Yield all statements, including those of inner scopes."""
         for item in self.items:
             if isinstance(item, Scope):
                 yield from item.statements()
@@ -82,7 +82,7 @@ class Entry:
 
 @dataclass
 class Text:
-    """Kernels, and the declarations outside of them."""
+    """Kernels, and the declarations outside them."""
 
     entries: list[Entry]
     variables: list[Statement]
@@ -99,18 +99,20 @@ _TOKEN = re.compile(
     r"(?P<directives>[^{;]*)\{"
     r"|(?P<label>[\w$]+)\s*:(?!:)|(?P<open>\{)|(?P<close>\})|(?P<statement>[^;]+);"
 )
-_WRAPPERS = "ptx.cuh"  # of one instruction each: the line of the caller says more
+_WRAPPERS = "ptx.cuh"  # one instruction each, so the caller's line is reported
 
 
 def parse(text: str) -> Text:
-    """The kernels of a PTX text.
+    """Return the kernels of a PTX text.
 
     Raises:
-        PtxError: it cannot be read, or has functions that are called.
+        PtxError: it cannot be parsed, or defines functions.
     """
     text = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
-    files = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M))  # after their use
-    found, place = Text([], []), None
+    files = dict(
+        re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M)
+    )  # listed at the end of the text
+    result, place = Text([], []), None
     scopes: list[Scope] = []
     position, line = 0, 1
     while position < len(text):
@@ -122,7 +124,7 @@ def parse(text: str) -> Text:
         elif match["entry"]:
             scopes, place = [Scope()], None
             parameters = split_at_commas(" ".join((match["parameters"] or "").split()))
-            found.entries.append(Entry(match["entry"], parameters, match["directives"], scopes[0]))
+            result.entries.append(Entry(match["entry"], parameters, match["directives"], scopes[0]))
         elif match["label"]:
             scopes[-1].items.append(match["label"])
         elif match["open"]:
@@ -137,13 +139,13 @@ def parse(text: str) -> Text:
                 scopes[-1].targets[name] = split_at_commas(statement.text.partition(" ")[2])
             elif scopes:
                 scopes[-1].items.append(statement)
-            elif not statement.text.startswith(".extern .func"):  # a call of it is unknown
+            elif not statement.text.startswith(".extern .func"):  # calls of it are rejected
                 if ".func" in statement.text:
                     raise PtxError(f"line {line}: functions are not supported")
-                found.variables.append(statement)
+                result.variables.append(statement)
         line += match[0].count("\n")
         position = match.end()
-    return found
+    return result
 
 
 def _place(match: re.Match[str], files: dict[str, str]) -> tuple[str, int]:
@@ -154,7 +156,7 @@ def _place(match: re.Match[str], files: dict[str, str]) -> tuple[str, int]:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """The parts between commas that no bracket encloses."""
+    """Split at the commas outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "{[(") - (character in "}])")
@@ -166,5 +168,5 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def elements(operand: str) -> list[str]:
-    """Those of a vector ``{a, b}``; a single operand is a vector of one."""
+    """Return the elements of a vector ``{a, b}``; a single operand is a vector of one."""
     return split_at_commas(operand[1:-1]) if operand.startswith("{") else [operand]

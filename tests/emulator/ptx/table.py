@@ -1,5 +1,7 @@
-"""The opcodes that there are: each pattern of a whole opcode, its modifiers included, is entered
-with the function that writes its C++.  What no pattern matches is an error.
+"""Table of supported opcodes.
+
+Each pattern matches whole opcodes with their modifiers and belongs to a function that writes their
+C++.  An opcode that no pattern matches is an error.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ class Instruction:
     """One row of the table.
 
     Attributes:
-        kind: What a count of executed instructions lists it under.
-        pattern: Of the opcode; its named groups are arguments of the function.
-        write: Of (writer, operands, **groups): the C++ statements.
+        kind: Kind under which executions are counted.
+        pattern: Pattern of the opcode; its named groups are arguments of the function.
+        write: Function of (writer, operands, **groups) that returns C++ statements.
     """
 
     kind: str
@@ -35,7 +37,7 @@ class Instruction:
 
 INSTRUCTIONS: list[Instruction] = []
 
-# Types, as groups of patterns.
+# Pattern groups for types.
 INTEGER = r"(?P<t>[usb](?:16|32|64))"
 BITS = r"(?P<t>b16|b32|b64|pred)"
 ANY = r"(?P<t>[usb](?:8|16|32|64)|f16|f32|f64|pred)"
@@ -46,19 +48,19 @@ _TYPES = {*(f"{kind}{bits}" for kind in "bsu" for bits in (8, 16, 32, 64)),
 
 
 def width(type_name: str) -> int:
-    """Bits of a type such as ``s32``."""
+    """Return the bits of a type such as ``s32``."""
     return 1 if type_name == "pred" else int(re.sub(r"\D*(\d+).*", r"\1", type_name))
 
 
 def cpp_type(type_name: str) -> str:
-    """The name in machine.h: ``b32`` is an unsigned integer, the others have their own."""
+    """Return the type's name in machine.h; ``b32`` becomes ``u32``."""
     if type_name not in _TYPES:
         raise PtxError(f"the type .{type_name} is not supported")
     return re.sub(r"^b", "u", type_name)
 
 
 def instruction(kind: str, pattern: str) -> Callable[[Translator], Translator]:
-    """Enters the function that writes all opcodes of a pattern."""
+    """Register the function that writes all opcodes of a pattern."""
 
     def enter(function: Translator) -> Translator:
         INSTRUCTIONS.append(Instruction(kind, re.compile(pattern), function))
@@ -69,27 +71,27 @@ def instruction(kind: str, pattern: str) -> Callable[[Translator], Translator]:
 
 @functools.cache
 def find(opcode: str) -> tuple[Instruction, dict[str, str | None]]:
-    """The row of an opcode, and the groups of its pattern.
+    """Return the row of an opcode, and the groups of its pattern.
 
     Raises:
-        PtxError: there is none.
+        PtxError: unknown opcode.
     """
-    for one in INSTRUCTIONS:
-        if match := one.pattern.fullmatch(opcode):
-            return one, match.groupdict()
+    for row in INSTRUCTIONS:
+        if match := row.pattern.fullmatch(opcode):
+            return row, match.groupdict()
     raise PtxError(f"unknown opcode {opcode}")
 
 
 def expression(kind: str, pattern: str, text: str, *types: str) -> None:
-    """Enters an instruction that is one expression of its operands a, b, c, d.
+    """Register an instruction that is one expression of its operands a, b, c, d.
 
     Args:
         kind, pattern: as for ``instruction``.
-        text: of the expression; ``{t}`` is the C++ type of the group t.
-        types: of the operands, which may name a group (``{t}``); ``{t}`` each unless given.
+        text: the expression; ``{t}`` is the C++ type of the group t.
+        types: types of the operands, which may name a group (``{t}``); default: all ``{t}``.
 
-    A group ``ftz`` of the pattern has float32 operands and the result flushed: what is subnormal
-    is a zero of its sign.
+    With a group ``ftz`` in the pattern, subnormal float32 operands and results are flushed to zero
+    with their sign.
     """
 
     names = sorted(set(re.findall(r"\b[abcd]\b", text)))
@@ -98,13 +100,13 @@ def expression(kind: str, pattern: str, text: str, *types: str) -> None:
     @instruction(kind, pattern)
     def write(writer: KernelWriter, operands: list[str], **groups: str | None) -> str:
         flushes = groups.pop("ftz", None)
-        kinds = [one.format(**groups) for one in types]
+        kinds = [type_.format(**groups) for type_ in types]
         require_operands(operands, 1 + len(kinds))
         bound = []
-        for name, operand, one in zip(names, operands[1:], kinds, strict=True):
-            value = writer.read(operand, str(one))
+        for name, operand, type_ in zip(names, operands[1:], kinds, strict=True):
+            value = writer.read(operand, str(type_))
             bound.append(
-                f"const auto {name} = {f'flush({value})' if flushes and one == 'f32' else value};"
+                f"const auto {name} = {f'flush({value})' if flushes and type_ == 'f32' else value};"
             )
         cpp = {
             name: value and (cpp_type(value) if name in "ts" else value)
@@ -116,6 +118,6 @@ def expression(kind: str, pattern: str, text: str, *types: str) -> None:
 
 
 def require_operands(operands: list[str], count: int) -> None:
-    """PtxError unless there are so many."""
+    """Raise PtxError unless there are ``count`` operands."""
     if len(operands) != count:
         raise PtxError(f"{len(operands)} operands, not {count}")

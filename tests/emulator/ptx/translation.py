@@ -1,4 +1,4 @@
-"""PTX text to a ``.cu`` text with the same kernels, which the emulator builds like any other."""
+"""Translation of PTX text to a ``.cu`` text with the same kernels."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from .kernels import KernelWriter, variable_declaration
 from .syntax import Statement, parse
 
 MACHINE_DIRECTORY = Path(__file__).resolve().parent
-"""Where the generated text finds machine.h."""
+"""Folder of machine.h, which the generated text includes."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """Attributes:
-    text: the C++ of all kernels.
-    counters: by kernel, what one execution of each counter stands for; empty if not counted.
+    """Translated kernels.
+
+    Attributes:
+        text: the C++ of all kernels.
+        counters: instructions of each counter, by kernel; empty if not counted.
     """
 
     text: str
@@ -32,17 +34,17 @@ def translate(
     cluster: tuple[int, ...] | None = None,
     counted: bool = False,
 ) -> Translation:
-    """The kernels of a PTX text in C++.
+    """Return the kernels of a PTX text in C++.
 
     Args:
-        text: PTX, one or more kernels.
-        name: The file that reports name where the text has no ``.loc`` lines.
-        source_directories: Where the files of those lines are, if the text has bare names.
-        cluster: Blocks of a cluster, where a launch gives them and the text does not.
-        counted: With counters of executed instructions.
+        text: PTX with one or more kernels.
+        name: File that reports name if the text has no ``.loc`` lines.
+        source_directories: Folders of the files of ``.loc`` lines, if the text has bare names.
+        cluster: Blocks per cluster, if the launch defines them and the text does not.
+        counted: Add counters of executed instructions.
 
     Raises:
-        PtxError: an opcode, a modifier, a type or a directive that is not known; with its line.
+        PtxError: an unsupported opcode, modifier, type or directive; with its line.
     """
     module = parse(text)
 
@@ -57,13 +59,13 @@ def translate(
     for statement in module.variables:
         space, variable, declaration = variable_declaration(statement)
         (shared if space == "shared" else others)[variable] = declaration
-    functions, declared, counters = [], {}, {}
+    functions, declarations, counters = [], {}, {}
     for entry in module.entries:
-        own = Counters(entry) if counted else None
-        writer = KernelWriter(entry, shared, others, line_of, cluster, own)
+        entry_counters = Counters(entry) if counted else None
+        writer = KernelWriter(entry, shared, others, line_of, cluster, entry_counters)
         functions.append(writer.function())
-        declared |= writer.shared | {one: others[one] for one in sorted(writer.used_globals)}
-        if own is not None:
-            counters[entry.name] = own.blocks
+        declarations |= writer.shared | {used: others[used] for used in sorted(writer.used_globals)}
+        if entry_counters is not None:
+            counters[entry.name] = entry_counters.blocks
     header = ['#include "machine.h"', "using namespace ptx_machine;"]
-    return Translation("\n".join([*header, *declared.values(), *functions]), counters)
+    return Translation("\n".join([*header, *declarations.values(), *functions]), counters)

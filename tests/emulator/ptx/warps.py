@@ -1,4 +1,4 @@
-"""Instructions in which the threads of a block or a warp meet: barriers, shuffles, matrices."""
+"""Instructions across threads of a block or warp: barriers, shuffles, matrices."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .table import cpp_type, instruction, require_operands
 if TYPE_CHECKING:
     from .kernels import KernelWriter
 
-_WARPS_OF_THE_BLOCK = "s32(blockDim.x * blockDim.y * blockDim.z + 31) & ~31"
-"""Threads that a barrier waits for where the text does not say how many."""
+_BLOCK_THREADS = "s32(blockDim.x * blockDim.y * blockDim.z + 31) & ~31"
+"""Threads of a barrier without a thread count."""
 
 
 @instruction("barrier", r"(bar|barrier)(\.cta)?\.(?P<what>sync|arrive)(?P<aligned>\.aligned)?")
@@ -19,7 +19,7 @@ def _bar_sync(writer: KernelWriter, operands: list[str], what: str, aligned: str
     if operands == ["0"] and what == "sync":
         return "__syncthreads();"
     number, *threads = (writer.read(one, "s32") for one in operands)
-    count = threads[0] if threads else _WARPS_OF_THE_BLOCK
+    count = threads[0] if threads else _BLOCK_THREADS
     wait = "true" if what == "sync" else "false"
     return f"emulator::named_barrier({number}, {count}, {wait});"
 
@@ -27,7 +27,7 @@ def _bar_sync(writer: KernelWriter, operands: list[str], what: str, aligned: str
 @instruction("barrier", r"(bar|barrier)(\.cta)?\.red(\.aligned)?\.(?P<how>or|and)\.pred")
 def _bar_red(writer: KernelWriter, operands: list[str], how: str) -> str:
     if operands[1] != "0" or len(operands) != 3:
-        raise PtxError("a barrier other than 0 with a reduction")
+        raise PtxError("reductions are supported by barrier 0 only")
     value = writer.read(operands[2], "pred")
     return writer.write(operands[0], f"(__syncthreads_{how}({value}) != 0)")
 
@@ -35,7 +35,7 @@ def _bar_red(writer: KernelWriter, operands: list[str], how: str) -> str:
 @instruction("barrier", r"(bar|barrier)(\.cta)?\.red(\.aligned)?\.popc\.u32")
 def _bar_popc(writer: KernelWriter, operands: list[str]) -> str:
     if operands[1] != "0" or len(operands) != 3:
-        raise PtxError("a barrier other than 0 with a reduction")
+        raise PtxError("reductions are supported by barrier 0 only")
     value = writer.read(operands[2], "pred")
     return writer.write(operands[0], f"u32(__syncthreads_count({value}))")
 
@@ -46,7 +46,7 @@ def _bar_warp(writer: KernelWriter, operands: list[str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Between the lanes of a warp
+# Lanes of a warp
 # --------------------------------------------------------------------------------------------------
 @instruction("warp", r"shfl\.sync\.(?P<mode>up|down|bfly|idx)\.b32")
 def _shfl(writer: KernelWriter, operands: list[str], mode: str) -> str:
@@ -76,9 +76,9 @@ def _redux(writer: KernelWriter, operands: list[str], how: str, t: str) -> str:
 
 @instruction("warp", r"elect\.sync")
 def _elect(writer: KernelWriter, operands: list[str]) -> str:
-    """Of the whole warp: the runtime elects its lowest lane, and knows no mask."""
-    lane, _, chosen = operands[0].partition("|")
-    elected = writer.write(chosen, "emulator::elect_one()") + writer.write(lane, "0u")
+    """Write an election of the warp's lowest lane; the mask must be the whole warp."""
+    lane, _, predicate = operands[0].partition("|")
+    elected = writer.write(predicate, "emulator::elect_one()") + writer.write(lane, "0u")
     return f"if ({writer.read(operands[1], 'u32')} != ~0u) __trap(); {elected}"
 
 
@@ -86,7 +86,7 @@ def _elect(writer: KernelWriter, operands: list[str]) -> str:
 # Matrices
 # --------------------------------------------------------------------------------------------------
 def registers(writer: KernelWriter, name: str, operand: str, t: str) -> str:
-    """A C++ array of the values of a vector operand."""
+    """Return a C++ array of the values of a vector operand."""
     values = ", ".join(writer.read(one, t) for one in elements(operand))
     return f"{cpp_type(t)} {name}[] = {{{values}}};"
 
@@ -121,7 +121,7 @@ def _stmatrix(writer: KernelWriter, operands: list[str], n: str, trans: str | No
 )
 def _mma(writer: KernelWriter, operands: list[str], k: str, e: str) -> str:
     if (k, e) not in {("8", "f16"), ("16", "f16"), ("16", "bf16"), ("8", "tf32")}:
-        raise PtxError("a shape that the runtime does not have")
+        raise PtxError("unsupported shape of mma.sync")
     d, a, b, c = operands
     element = {"f16": "kF16", "bf16": "kBf16", "tf32": "kTf32"}[e]
     inputs = (("d", c, "f32"), ("a", a, "u32"), ("b", b, "u32"))

@@ -1,7 +1,7 @@
-"""Kernels of others that hardware has proved, compiled at test time from installed packages.
+"""Witnesses: third-party kernels proven on hardware, compiled at test time.
 
-Each file here instantiates templates of such a package.  What these kernels need of the chip is
-what the chip does, so a model of it that they do not run on is wrong.
+Each file here instantiates kernels of an installed package.  They run correctly on the chip, so a
+model of the chip on which they fail is wrong.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ..build import cache_directory, digest
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("nvidia-cutlass", "nvidia-cuda-nvcc", "nvidia-cuda-cccl", "nvidia-nvvm")
-"""Beside those of the tests; the extra ``witnesses`` installs them."""
+"""Packages of the extra ``witnesses``, in addition to those of the tests."""
 
 
 class MissingError(RuntimeError):
-    """A package or a program that compiling the witnesses needs is not installed."""
+    """A package or program for compiling the witnesses is not installed."""
 
 
 @cache
 def compiled(name: str, architecture: str, defines: tuple[tuple[str, str], ...] = ()) -> str:
-    """NVIDIA's compiler's PTX of a file of this folder.
+    """Return the PTX that NVIDIA's compiler produces for a file of this folder.
 
     Args:
-        name: of the file, without ``.cu``.
+        name: file name without ``.cu``.
         architecture: such as "sm_80".
         defines: macros.
 
@@ -49,7 +49,7 @@ def compiled(name: str, architecture: str, defines: tuple[tuple[str, str], ...] 
 def host_library(
     name: str, architecture: str, defines: tuple[tuple[str, str], ...] = ()
 ) -> ctypes.CDLL:
-    """The host's part of a file of this folder, which HOST being defined gives; as ``compiled``."""
+    """Return the host part of a file, compiled with HOST defined; arguments as for ``compiled``."""
     flags = ("-shared", "-Xcompiler", "-fPIC", f"-L{_site('nvidia', 'cu13', 'lib')}")
     return ctypes.CDLL(str(_built(name, architecture, (*defines, ("HOST", "1")), flags, ".so")))
 
@@ -61,7 +61,7 @@ def _built(
     flags: Sequence[str],
     suffix: str,
 ) -> Path:
-    """What NVIDIA's compiler makes of a file, kept by content."""
+    """Compile a file with NVIDIA's compiler; the product is cached by content."""
     source = HERE / f"{name}.cu"
     arguments = [
         *flags,
@@ -79,19 +79,19 @@ def _built(
     ]
     headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
     key = digest(_versions(), arguments, source.read_text(), *headers)
-    kept = cache_directory() / f"{name}-{key}{suffix}"
-    if not kept.exists():
-        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+    cached = cache_directory() / f"{name}-{key}{suffix}"
+    if not cached.exists():
+        with tempfile.TemporaryDirectory(dir=cached.parent) as scratch:
             product = Path(scratch, f"witness{suffix}")
             includes = [f"-I{folder}" for folder in folders]
             _run([_tool("nvcc"), *arguments, *includes, str(source), "-o", str(product)])
-            os.replace(product, kept)
-    return kept
+            os.replace(product, cached)
+    return cached
 
 
 @cache
 def assembled(text: str, architecture: str) -> tuple[bytes, str]:
-    """The cubin of a PTX text, and the assembler's log."""
+    """Return the cubin of a PTX text and the assembler's log."""
     with tempfile.TemporaryDirectory() as scratch:
         source, product = Path(scratch, "witness.ptx"), Path(scratch, "witness.cubin")
         source.write_text(text)
@@ -101,15 +101,16 @@ def assembled(text: str, architecture: str) -> tuple[bytes, str]:
 
 
 def well_aligned(text: str) -> str:
-    """The PTX with dynamic shared memory as it begins on the chip where there is no static one.
+    """Align dynamic shared memory in the PTX to 1024 bytes.
 
-    Kernels with swizzled tiles take it to be aligned better than they declare.
+    The chip aligns it so if there is no static shared memory; kernels with swizzled tiles rely on
+    this but declare less.
     """
     return re.sub(r"(\.extern \.shared \.align) \d+", r"\1 1024", text)
 
 
 def resources_of(text: str, architecture: str) -> Mapping[str, Resources]:
-    """What the kernels of a PTX text take, once assembled for a chip."""
+    """Return the resources of a PTX text's kernels, assembled for a chip."""
     return resources(*assembled(text, architecture))
 
 
@@ -134,7 +135,7 @@ def _versions() -> list[str]:
 
 
 def _run(command: list[str]) -> str:
-    """Runs a tool; its messages."""
+    """Run a tool and return its messages."""
     result = subprocess.run(command, capture_output=True, text=True)
     messages = result.stderr + result.stdout
     if "Failed to preprocess host compiler" in messages or "not found" in messages.lower():

@@ -1,4 +1,4 @@
-"""What the witnesses compute: small problems, right to the last bit, no report but argued ones."""
+"""Witnesses on small problems: results must be exact, and only argued reports are allowed."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ from ..runtime import settings
 from . import cutlass, cutlass_sm90, gluon_kernels, triton_kernels
 
 Finding = tuple[str, ...]
-"""The kind of a report, and the files of its access and of the other one, if there is one."""
+"""Kind of a report, file of the access, and file of the other access, if any."""
 
 WAITS_OF_ONE_WARP: frozenset[Finding] = frozenset(
     {
-        # A stage is handed back, and at the end reused, by one thread that has waited for its own
-        # warp's products; of the other warps' nothing tells it.  So the chip ends a product of the
-        # warpgroup for all of its warps at once.
+        # One thread releases (and at the end reuses) a stage after waiting for its own warp's
+        # products, without synchronizing with the other warps.  So the chip completes a wgmma for
+        # all warps of the warpgroup at once.
         ("race", "copy_sm90_tma.hpp", "mma_sm90_gmma.hpp"),
         ("race", "copy_sm90.hpp", "mma_sm90_gmma.hpp"),
         ("race", "copy.hpp", "mma_sm90_gmma.hpp"),
-        # All lanes of a warp store the same box: the same bytes to the same place.
+        # All lanes of a warp store the same box: the same bytes to the same addresses.
         ("race", "copy_sm90_tma.hpp", "copy_sm90_tma.hpp"),
     }
 )
 LOADS_WHAT_IT_DOES_NOT_USE: frozenset[Finding] = frozenset(
     {
-        # CUTLASS leaves shared memory as it is where a tile is past the matrix.  It multiplies rows
-        # and columns that are never stored, and at the end loads the fragments of a step that does
-        # not come.  That nothing of them gets elsewhere, the numbers show: shared memory that
-        # nothing has written holds NaN here.
+        # CUTLASS leaves shared memory unwritten where a tile exceeds the matrix.  It multiplies
+        # rows and columns that are never stored, and finally loads fragments of a step that does
+        # not exist.  The exact results prove these values unused: unwritten memory holds NaN.
         ("uninitialised-read", "memory_sm75.h"),  # ldmatrix
         ("uninitialised-read", "mma_tensor_op_tile_iterator_sm80.h"),
         ("uninitialised-read", "mma_tensor_op_tile_iterator.h"),
@@ -50,15 +49,15 @@ LOADS_WHAT_IT_DOES_NOT_USE: frozenset[Finding] = frozenset(
 
 BARRIERS_NOT_FENCED: frozenset[Finding] = frozenset(
     {
-        # Triton initialises an mbarrier and hands it to TMA after a barrier of the block alone: the
-        # chip's copies see what the block has stored there.
+        # Triton initialises an mbarrier and passes it to TMA after a block barrier, without a proxy
+        # fence: the chip's copies see the block's stores.
         ("missing-proxy-fence", "triton_source.py"),
         ("missing-proxy-fence", "gluon_source.py"),
     }
 )
 ALL_LANES_STORE_THE_SAME: frozenset[Finding] = frozenset(
     {
-        # What all lanes of a warp have, each of them stores: one value to one place.
+        # All lanes of a warp store the same value to the same address.
         ("race", "gluon_source.py", "gluon_source.py"),
         ("race", "standard.py", "standard.py"),
     }
@@ -67,12 +66,12 @@ ALL_LANES_STORE_THE_SAME: frozenset[Finding] = frozenset(
 
 @dataclass(frozen=True)
 class Witness:
-    """A kernel that hardware has proved, on one problem.
+    """A kernel proven on hardware, on one problem.
 
     Attributes:
-        run: computes it under the settings of the caller.  AssertionError: the numbers are wrong.
-        kernel: what is launched.
-        argued: what the checker may report.
+        run: computes the problem under the caller's settings; AssertionError for wrong results.
+        kernel: returns the kernel that ``run`` launches.
+        argued: reports that the checker may make.
     """
 
     run: Callable[[], Outcome]
@@ -80,10 +79,10 @@ class Witness:
     argued: frozenset[Finding] = frozenset()
 
     def testify(self) -> None:
-        """Raises AssertionError for wrong numbers, CheckerError for what is not argued."""
+        """Raise AssertionError for wrong results, CheckerError for reports that are not argued."""
         with settings(raise_reports=False):
             outcome = self.run()
-        unargued = [one for one in outcome.reports if _finding(one) not in self.argued]
+        unargued = [report for report in outcome.reports if _finding(report) not in self.argued]
         if unargued:
             raise CheckerError(unargued)
 
@@ -94,19 +93,19 @@ def _finding(report) -> Finding:
 
 
 def whole_numbers(*shape: int, dtype: str) -> np.ndarray:
-    """Whose sums are exact in float32, and are rounded in 16 bits."""
+    """Return integers whose sums are exact in float32 but rounded in 16 bits."""
     values = np.random.default_rng(sum(shape)).integers(-15, 16, shape)
     return values.astype(arrays.numpy_dtype(dtype))
 
 
-def _same(got: np.ndarray, wanted: np.ndarray) -> None:
-    """AssertionError unless they are, and every element of the first has been written."""
-    memory.check_written(got)
-    np.testing.assert_array_equal(got, wanted)
+def _same(result: np.ndarray, expected: np.ndarray) -> None:
+    """Raise AssertionError unless the arrays are equal and the first is completely written."""
+    memory.check_written(result)
+    np.testing.assert_array_equal(result, expected)
 
 
 def _rounded_to_tf32(values: np.ndarray) -> np.ndarray:
-    """To ten bits of fraction, ties away from zero."""
+    """Round to ten fraction bits, ties away from zero."""
     return ((values.view(np.uint32) + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
@@ -115,7 +114,7 @@ def _gemm_of_sm80(name: str, size: tuple[int, int, int]) -> Outcome:
     a, b = whole_numbers(m, k, dtype=dtype), whole_numbers(n, k, dtype=dtype)
     exact = a.astype(np.float64) @ b.astype(np.float64).T
     if dtype == "float32":
-        # Of more bits than TF32 has: half of them are ties.
+        # More bits than TF32 has; half of the values are ties.
         a = np.random.default_rng(m + k).integers(-(2**12), 2**12, (m, k)).astype(np.float32)
         b = np.sign(b)
         exact = _rounded_to_tf32(a).astype(np.float64) @ b.astype(np.float64).T
@@ -129,7 +128,7 @@ def _gemm_of_sm80(name: str, size: tuple[int, int, int]) -> Outcome:
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution, channels last."""
+    """A channels-last convolution."""
 
     x: tuple[int, ...]
     filter: tuple[int, ...]
@@ -139,7 +138,7 @@ class Layer:
 
     @property
     def rules(self) -> dict[str, Any]:
-        """How it is computed, in the orders of CUTLASS."""
+        """Keyword arguments of the library, in CUTLASS's formats."""
         rank = len(self.x) - 2
         return {
             "padding": self.padding,
@@ -153,7 +152,7 @@ class Layer:
         return ConvProblem(self.x, self.filter, dtype=dtype, **self.rules)
 
     def operands(self, pass_: str, dtype: str) -> tuple[list[np.ndarray], np.ndarray]:
-        """The operands of a pass in the order of CUTLASS, and the right result."""
+        """Return the operands of a pass in CUTLASS's order, and the exact result."""
         x, w = whole_numbers(*self.x, dtype=dtype), whole_numbers(*self.filter, dtype=dtype)
         dy = whole_numbers(*self.problem(dtype).output_shape, dtype=dtype)
         if pass_ == "forward":
@@ -170,75 +169,77 @@ def _launch_of_sm80(
 
 
 def _convolution_of_sm80(instance: cutlass.Convolution, pass_: str, layer: Layer) -> Outcome:
-    operands, wanted = layer.operands(pass_, instance.dtype)
+    operands, expected = layer.operands(pass_, instance.dtype)
     launch = _launch_of_sm80(instance, pass_, layer)
-    result = memory.empty(wanted.shape, wanted.dtype, "result")
-    held = [memory.array(one, role) for one, role in zip(operands, launch.roles, strict=False)]
-    outcome = launch.run(launch.kernel(), *held, result)
-    _same(result, wanted)
+    result = memory.empty(expected.shape, expected.dtype, "result")
+    inputs = [
+        memory.array(operand, role) for operand, role in zip(operands, launch.roles, strict=False)
+    ]
+    outcome = launch.run(launch.kernel(), *inputs, result)
+    _same(result, expected)
     return outcome
 
 
 def _convolution_of_sm90(pass_: str, dtype: str, cluster: tuple[int, int], layer: Layer) -> Outcome:
-    operands, wanted = layer.operands(pass_, dtype)
-    result = memory.empty(wanted.shape, arrays.numpy_dtype(dtype), "result")
-    held = [memory.array(one, name) for one, name in zip(operands, "ab", strict=True)]
+    operands, expected = layer.operands(pass_, dtype)
+    result = memory.empty(expected.shape, arrays.numpy_dtype(dtype), "result")
+    inputs = [memory.array(operand, name) for operand, name in zip(operands, "ab", strict=True)]
     sizes = (*layer.x, *layer.filter, layer.padding, layer.stride, layer.dilation)
     kernel = cutlass_sm90.convolution(pass_, len(layer.x) - 2, dtype, cluster)
-    outcome = kernel.run(sizes, *held, result)
-    _same(result, wanted)
+    outcome = kernel.run(sizes, *inputs, result)
+    _same(result, expected)
     return outcome
 
 
 def _gemm_of_sm90(dtype: str, layouts: str, instance: tuple, size: tuple[int, int, int]) -> Outcome:
     m, n, k = size
     a, b = whole_numbers(m, k, dtype=dtype), whole_numbers(k, n, dtype=dtype)
-    # "N" is column by column.
-    held = [
-        memory.array(np.ascontiguousarray(one if way == "T" else one.T), name)
-        for one, way, name in zip((a, b), layouts, "ab", strict=False)
+    # "N" is column-major.
+    inputs = [
+        memory.array(np.ascontiguousarray(operand if layout == "T" else operand.T), name)
+        for operand, layout, name in zip((a, b), layouts, "ab", strict=False)
     ]
-    is_row_by_row = layouts[2] == "T"
-    c = memory.empty((m, n) if is_row_by_row else (n, m), a.dtype, "c")
-    outcome = cutlass_sm90.gemm(dtype, layouts, *instance).run(size, *held, c)
-    _same(
-        c if is_row_by_row else c.T, (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype)
-    )
+    is_row_major = layouts[2] == "T"
+    c = memory.empty((m, n) if is_row_major else (n, m), a.dtype, "c")
+    outcome = cutlass_sm90.gemm(dtype, layouts, *instance).run(size, *inputs, c)
+    _same(c if is_row_major else c.T, (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype))
     return outcome
 
 
 def dependent_gemm() -> cutlass_sm90.Instance:
-    """One that waits for the launch before where it reads first, and lets the next one begin."""
+    """Return a GEMM that waits for the previous launch before reading, and releases the next."""
     return cutlass_sm90.gemm("float16", "TNT", (64, 128, 64), (2, 1), dependent=True)
 
 
 def dependent_gemms(gemm: cutlass_sm90.Instance) -> Outcome:
-    """Two in a row that may overlap: the second one reads the first one's result.
+    """Run two overlapping GEMMs: the second reads the first one's result.
 
-    It stores its own where the first one's operand was.
+    The second stores its result over the first one's operand.
     """
     m, n, k = 192, 256, 192
-    a, b, v = (whole_numbers(*one, dtype="float16") // 8 for one in ((m, k), (k, n), (n, k)))
-    held, c = memory.array(a, "a", read_only=False), memory.empty((m, n), a.dtype, "c")
-    left, right = (memory.array(np.ascontiguousarray(one.T), "b") for one in (b, v))
-    first = gemm.run((m, n, k), held, left, c)
-    second = gemm.run((m, k, n), c, right, held, may_overlap=True)
-    wanted = (a.astype(np.float64) @ b).astype(a.dtype)
-    _same(c, wanted)
-    np.testing.assert_array_equal(held, (wanted.astype(np.float64) @ v).astype(a.dtype))
+    a, b, v = (whole_numbers(*item, dtype="float16") // 8 for item in ((m, k), (k, n), (n, k)))
+    left_operand, c = memory.array(a, "a", read_only=False), memory.empty((m, n), a.dtype, "c")
+    left, right = (memory.array(np.ascontiguousarray(item.T), "b") for item in (b, v))
+    first = gemm.run((m, n, k), left_operand, left, c)
+    second = gemm.run((m, k, n), c, right, left_operand, may_overlap=True)
+    expected = (a.astype(np.float64) @ b).astype(a.dtype)
+    _same(c, expected)
+    np.testing.assert_array_equal(left_operand, (expected.astype(np.float64) @ v).astype(a.dtype))
     return replace(second, reports=[*first.reports, *second.reports])
 
 
 def _chain(name: str) -> Outcome:
     m, k, middle, n, is_transposed = triton_kernels.CHAINS[name]
-    # Small, so that what is rounded between the two products is exact.
+    # Small values, so rounding between the two products is exact.
     extents = ((m, k), (k, middle), (middle, n), (m, n))
-    a, b, v, d = (whole_numbers(*one, dtype="float16") // 4 for one in extents)
+    a, b, v, d = (whole_numbers(*item, dtype="float16") // 4 for item in extents)
     exact = a.astype(np.float64) @ b @ v + d
     c = memory.empty((m, n), a.dtype, "c")
     stored = np.ascontiguousarray(v.T) if is_transposed else v
-    held = (memory.array(one, role) for one, role in zip((a, b, stored, d), "abvd", strict=True))
-    outcome = triton_kernels.chain(name)(*held, c)
+    inputs = (
+        memory.array(item, role) for item, role in zip((a, b, stored, d), "abvd", strict=True)
+    )
+    outcome = triton_kernels.chain(name)(*inputs, c)
     _same(c, exact.astype(a.dtype))
     return outcome
 
@@ -246,61 +247,63 @@ def _chain(name: str) -> Outcome:
 def _threefold_product() -> Outcome:
     m, n, k = triton_kernels.THREEFOLD_SIZE
     generator = np.random.default_rng(m)
-    # Of 23 bits: what TF32's nearest leaves of them is one of TF32 again, so that two parts are
-    # all of it.  Two parts that are cut off would not be.
+    # 23-bit values: the remainder after rounding to TF32 is itself a TF32 value, so two parts are
+    # exact.  With truncation they would not be.
     a = (2 * generator.integers(-(2**23), 2**23, (m, k)) // 2 * 2).astype(np.float32)
     b = np.eye(k, n, dtype=np.float32)[generator.permutation(k)] * generator.choice([-1, 1], n)
     c = memory.empty((m, n), np.float32, "c")
-    held = memory.array(a, "a"), memory.array(b.astype(np.float32), "b")
-    outcome = triton_kernels.threefold()(*held, c)
+    inputs = memory.array(a, "a"), memory.array(b.astype(np.float32), "b")
+    outcome = triton_kernels.threefold()(*inputs, c)
     _same(c, a @ b)
     return outcome
 
 
 def _loaded_box_of_float32() -> Outcome:
     box = gluon_kernels.BOX_OF_FLOAT32
-    # A third of them are ties, of either kind.
+    # A third of the values are ties, of both kinds.
     bits = np.random.default_rng(1).integers(0, 1 << 18, box.shape, np.uint32) << np.uint32(12)
     bits |= np.random.default_rng(2).integers(0, 3, box.shape).astype(np.uint32) % 2
-    x, wanted = bits.view(np.float32), np.zeros(box.box, np.float32)
-    for index, place in _inside(box):
-        wanted[index] = x[place]
-    held, result = memory.array(x, "x"), memory.empty(box.box, x.dtype, "result")
+    x, expected = bits.view(np.float32), np.zeros(box.box, np.float32)
+    for index, position in _inside(box):
+        expected[index] = x[position]
+    source, result = memory.array(x, "x"), memory.empty(box.box, x.dtype, "result")
     launch = gluon_kernels.loaded_box_of_float32()
-    outcome = launch(*launch.described(held, to_tf32=True), result)
-    _same(result, gluon_kernels.rounded_to_tf32(wanted))
+    outcome = launch(*launch.described(source, to_tf32=True), result)
+    _same(result, gluon_kernels.rounded_to_tf32(expected))
     return outcome
 
 
 def _inside(box: gluon_kernels.Box) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Indices of a box's elements, and of the tensor's, where there are some."""
+    """Yield the indices of the box's elements inside the tensor, with their tensor indices."""
     for index in np.ndindex(*box.box):
-        place = tuple(map(sum, zip(index, box.corner, strict=True)))
-        if all(0 <= at < extent for at, extent in zip(place, box.shape, strict=True)):
-            yield index, place
+        position = tuple(map(sum, zip(index, box.corner, strict=True)))
+        if all(
+            0 <= coordinate < extent for coordinate, extent in zip(position, box.shape, strict=True)
+        ):
+            yield index, position
 
 
 def _loaded_box(axes: int, blocks: int) -> Outcome:
     box = gluon_kernels.BOXES[axes]
-    x, wanted = whole_numbers(*box.shape, dtype="float16"), np.zeros(box.box, np.float16)
-    for index, place in _inside(box):
-        wanted[index] = x[place]
-    held, result = memory.array(x, "x"), memory.empty(box.box, x.dtype, "result")
+    x, expected = whole_numbers(*box.shape, dtype="float16"), np.zeros(box.box, np.float16)
+    for index, position in _inside(box):
+        expected[index] = x[position]
+    source, result = memory.array(x, "x"), memory.empty(box.box, x.dtype, "result")
     launch = gluon_kernels.loaded_box(axes, blocks)
-    outcome = launch(*launch.described(held), result)
-    _same(result, wanted)
+    outcome = launch(*launch.described(source), result)
+    _same(result, expected)
     return outcome
 
 
 def _stored_box(axes: int) -> Outcome:
     box = gluon_kernels.BOXES[axes]
-    values, wanted = whole_numbers(*box.box, dtype="float16"), np.full(box.shape, np.nan)
-    for index, place in _inside(box):
-        wanted[place] = values[index]
+    values, expected = whole_numbers(*box.box, dtype="float16"), np.full(box.shape, np.nan)
+    for index, position in _inside(box):
+        expected[position] = values[index]
     target = memory.empty(box.shape, values.dtype, "target")
     launch = gluon_kernels.stored_box(axes)
     outcome = launch(memory.array(values, "values"), *launch.described(target))
-    np.testing.assert_array_equal(target, wanted)
+    np.testing.assert_array_equal(target, expected)
     return outcome
 
 
@@ -311,13 +314,13 @@ def _loaded_column(blocks: int) -> Outcome:
     first, last = column.corners[0], pixels - 1 + column.corners[1]
     bases = [(n, w) for n in range(images) for w in range(first, last + 1, column.step)]
     begin = bases.index(column.base)
-    wanted = np.zeros((column.pixels, channels), np.float16)
-    for row, (n, w) in zip(wanted, bases[begin:], strict=False):
+    expected = np.zeros((column.pixels, channels), np.float16)
+    for row, (n, w) in zip(expected, bases[begin:], strict=False):
         if 0 <= w + column.tap < pixels:
             row[:] = x[n, w + column.tap]
-    result = memory.empty(wanted.shape, x.dtype, "result")
+    result = memory.empty(expected.shape, x.dtype, "result")
     outcome = gluon_kernels.run_column(blocks, memory.array(x, "x"), result)
-    _same(result, wanted)
+    _same(result, expected)
     return outcome
 
 
@@ -355,14 +358,14 @@ def _triton_product(name: str) -> Outcome:
     if product.is_transposed:
         b = np.ascontiguousarray(b.T).T
     c = memory.empty((m, n), a.dtype, "c")
-    held = memory.array(a, "a"), memory.array(b.T if product.is_transposed else b, "b")
-    outcome = triton_kernels.run_product(name, *held, c)
+    inputs = memory.array(a, "a"), memory.array(b.T if product.is_transposed else b, "b")
+    outcome = triton_kernels.run_product(name, *inputs, c)
     _same(c, (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype))
     return outcome
 
 
 # --------------------------------------------------------------------------------------------------
-# All of them
+# All witnesses
 # --------------------------------------------------------------------------------------------------
 _LAYERS_OF_SM80 = {
     "3x3": Layer((1, 9, 8, 32), (64, 3, 3, 32)),
@@ -372,7 +375,7 @@ _LAYERS_OF_SM80 = {
     "ragged": Layer((1, 7, 9, 40), (72, 3, 3, 40)),
     "no-padding": Layer((1, 9, 9, 32), (64, 3, 3, 32), padding=0),
 }
-# Every layer in float16; in the other numbers, and by the larger tile, one that fills no tile.
+# Every layer in float16; with other types and the larger tile, layers that fill no tile.
 _CONVOLUTIONS_OF_SM80 = {
     **{
         f"{pass_} {name}": (cutlass.instance_of("float16", 64), pass_, layer)
@@ -387,7 +390,7 @@ _CONVOLUTIONS_OF_SM80 = {
         if tile == 128
     },
 }
-# Pass, dtype, blocks of a cluster: between them, both operands are multicast, one to three axes.
+# Pass, dtype, cluster, layer; together they multicast both operands and use one to three axes.
 _CONVOLUTIONS_OF_SM90 = {
     "3x3": ("forward", "float16", (2, 1), Layer((1, 8, 8, 64), (128, 3, 3, 64))),
     "two-images": ("forward", "float16", (2, 1), Layer((2, 9, 10, 64), (64, 3, 1, 64))),
@@ -407,7 +410,7 @@ _CONVOLUTIONS_OF_SM90 = {
         "backprop_filter", "float16", (2, 1), Layer((1, 11, 12, 64), (256, 3, 3, 64), stride=2)
     ),
 }  # fmt: skip
-# Dtype, layouts of a, b and c; tile, cluster, whether two warpgroups share a tile; m, n and k.
+# Dtype; layouts of a, b and c; (tile, cluster, cooperative warpgroups); m, n and k.
 _GEMMS_OF_SM90 = {
     "f16-TNT": ("float16", "TNT", ((64, 128, 64), (2, 1), False), (192, 256, 192)),
     "f16-NTN": ("float16", "NTN", ((128, 64, 64), (1, 2), True), (200, 192, 136)),
@@ -477,7 +480,7 @@ WITNESSES: dict[str, Witness] = {
         )
         for name in cutlass.GEMMS
     },
-    # Of which copies of 16, 4 and 8 bytes leave a part out.
+    # Sizes for which copies of 16, 4 and 8 bytes are partly masked.
     **{
         f"CUTLASS 8.0 GEMM {name} {'x'.join(map(str, size))}": Witness(
             partial(_gemm_of_sm80, name, size),
@@ -521,4 +524,4 @@ WITNESSES: dict[str, Witness] = {
         WAITS_OF_ONE_WARP,
     ),
 }
-"""By name."""
+"""All witnesses by name."""

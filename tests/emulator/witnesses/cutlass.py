@@ -1,4 +1,4 @@
-"""CUTLASS's kernels for compute capability 8.0 as they are launched here."""
+"""CUTLASS's kernels for compute capability 8.0 and their launches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from . import assembled, compiled, resources_of
 
 THREADS = 128
 SHARED_BYTES = 48 << 10
-TILE = 64  # along both axes of the result, of a GEMM
+TILE = 64  # GEMM tile, rows and columns
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """An instance of the GEMM, by the macros of its file.
+    """An instance of the GEMM; the attributes become macros of its file.
 
     Attributes:
         dtype: of all matrices; float32 is multiplied as TF32.
-        vector: elements that are copied at once.
+        vector: elements per copy.
         instruction: m and k of the mma.sync.
-        tile_k: of a block.
-        arch, stages: for which chip, and steps of k under way.
+        tile_k: k extent of a tile.
+        arch, stages: target chip, and number of pipeline stages.
     """
 
     dtype: str
@@ -58,16 +58,16 @@ _ELEMENTS = {
 
 @dataclass(frozen=True)
 class Convolution:
-    """An instance of the convolution, by the macros of its file.
+    """An instance of the convolution; the attributes become macros of its file.
 
     Attributes:
-        tile: of a block, along both axes of the result.
-        tile_k: of a block.
+        tile: rows and columns of a tile.
+        tile_k: k extent of a tile.
         dtype: of all tensors.
-        warps: of a block, along both axes.
-        instruction: m, n and k of the mma.sync; (1, 1, 1) are fused multiply-adds.
-        vector: elements that are copied at once.
-        stages: steps of k under way.
+        warps: warps per block along both axes.
+        instruction: m, n and k of the mma.sync; (1, 1, 1) for fused multiply-adds.
+        vector: elements per copy.
+        stages: number of pipeline stages.
     """
 
     tile: int
@@ -84,7 +84,7 @@ class Convolution:
 
     @property
     def shared_bytes(self) -> int:
-        """Of the stages, whose lines of elements that are copied one by one are longer."""
+        """Bytes of all stages; rows are padded if elements are copied singly."""
         line = self.tile + (4 if self.vector == 1 else 0)
         itemsize = arrays.numpy_dtype(self.dtype).itemsize
         return self.stages * 2 * line * self.tile_k * itemsize
@@ -98,7 +98,7 @@ CONVOLUTIONS = {
     ("tf32", 128): Convolution(128, 16, "float32", (2, 2), (16, 8, 8), vector=4),
     ("float64", 128): Convolution(128, 16, "float64", (4, 2), (8, 8, 4), vector=1, stages=3),
 }
-"""By the word for the products, and the tile."""
+"""Instances by operand type and tile."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ class ConvolutionLaunch:
     """One pass of a problem by CUTLASS's implicit GEMM for compute capability 8.0.
 
     Attributes:
-        instance: that is launched.
-        pass_: that it computes.
-        is_strided: whether it does so in stride phases.
-        roles: which of x, w and y are the operands, and the result, in the kernel's order.
+        instance: the launched instance.
+        pass_: the pass.
+        is_strided: whether it uses stride phases.
+        roles: names (x, w, y) of the operands and the result, in the kernel's order.
         grid: blocks along each axis.
         numbers: the arguments after the arrays.
     """
@@ -122,75 +122,78 @@ class ConvolutionLaunch:
     numbers: tuple[np.int32, ...]
 
     def kernel(self, counted: bool = False) -> EmulatedKernel:
-        """The kernel, with what its cubin takes.
+        """Return the kernel, with the resources of its cubin.
 
         Args:
-            counted: with counters of executed instructions.
+            counted: add counters of executed instructions.
 
         Raises:
             MissingError: the packages are not installed.
         """
-        chosen = self.instance
-        element, sum_ = _ELEMENTS[chosen.dtype]
-        is_plain = prod(chosen.instruction) == 1
+        instance = self.instance
+        element, sum_ = _ELEMENTS[instance.dtype]
+        is_plain = prod(instance.instruction) == 1
         defines = {
             "PASS": PASSES.index(self.pass_),
             "STRIDED": int(self.is_strided),
             "ELEMENT": element,
             "SUM": sum_,
             "OPERATION": "OpClassSimt" if is_plain else "OpClassTensorOp",
-            "TILE": chosen.tile,
-            "TILE_K": chosen.tile_k,
-            "WARPS_M": chosen.warps[0],
-            "WARPS_N": chosen.warps[1],
-            **{f"INSTRUCTION_{axis}": n for axis, n in zip("MNK", chosen.instruction, strict=True)},
-            "STAGES": chosen.stages,
-            "VECTOR": chosen.vector,
-            "SHARED_BYTES": chosen.shared_bytes,
+            "TILE": instance.tile,
+            "TILE_K": instance.tile_k,
+            "WARPS_M": instance.warps[0],
+            "WARPS_N": instance.warps[1],
+            **{
+                f"INSTRUCTION_{axis}": n
+                for axis, n in zip("MNK", instance.instruction, strict=True)
+            },
+            "STAGES": instance.stages,
+            "VECTOR": instance.vector,
+            "SHARED_BYTES": instance.shared_bytes,
         }
-        written = tuple((name, str(value)) for name, value in defines.items())
-        kernel = _kernel("cutlass_conv_sm80", "conv", written, counted)
-        kernel.allow(chosen.shared_bytes)
+        macros = tuple((name, str(value)) for name, value in defines.items())
+        kernel = _kernel("cutlass_conv_sm80", "conv", macros, counted)
+        kernel.allow(instance.shared_bytes)
         return kernel
 
     def run(self, kernel: EmulatedKernel, *tensors: np.ndarray) -> Outcome:
-        """Runs it on the tensors that ``roles`` names."""
+        """Run the kernel on the tensors named by ``roles``."""
         arguments = (*tensors, *self.numbers)
         return kernel(self.grid, (self.instance.threads,), arguments, self.instance.shared_bytes)
 
 
 def instance_of(numbers: str, tile: int = 128) -> Convolution:
-    """One of CONVOLUTIONS; ConvError if there is none."""
+    """Return one of CONVOLUTIONS; ConvError if it does not exist."""
     if (numbers, tile) not in CONVOLUTIONS:
         raise ConvError(
             "CUTLASS's instances must have the numbers and the tile",
             f"{numbers}, {tile}",
-            f"Take one of {', '.join(f'{one} {edge}x{edge}' for one, edge in CONVOLUTIONS)}",
+            f"Take one of {', '.join(f'{name} {edge}x{edge}' for name, edge in CONVOLUTIONS)}",
         )
     return CONVOLUTIONS[numbers, tile]
 
 
 def gemm_grid(m: int, n: int, tile: int = TILE) -> tuple[int, int]:
-    """Blocks of a matrix product of m rows and n columns."""
+    """Return the grid of a matrix product of m rows and n columns."""
     return -(-m // tile), -(-n // tile)
 
 
 def convolution(problem: ConvProblem, pass_: str, instance: Convolution) -> ConvolutionLaunch:
-    """The launch of a pass.
+    """Return the launch of a pass.
 
     Raises:
-        ConvError: the instance does not take the problem.
+        ConvError: the instance does not support the problem.
     """
-    same = all(len(set(one)) == 1 for one in (problem.stride, problem.dilation))
+    uniform = all(len(set(extents)) == 1 for extents in (problem.stride, problem.dilation))
     paddings = {side for pair in problem.padding for side in pair}
-    takes = (
+    supported = (
         problem.dtype == instance.dtype
         and problem.data_format == "NHWC"
         and problem.filter_format == "OHWI"
         and problem.groups == 1
         and problem.C % instance.vector == problem.K % instance.vector == 0
     )
-    if not takes or not same or len(paddings) != 1:
+    if not supported or not uniform or len(paddings) != 1:
         raise ConvError(
             "CUTLASS's instances must fit the problem",
             f"{problem}",
@@ -200,7 +203,7 @@ def convolution(problem: ConvProblem, pass_: str, instance: Convolution) -> Conv
     k, *window, _ = problem.filter_shape
     stride, outputs = problem.stride[0], prod(problem.output_shape) // k
     is_strided = pass_ == "backprop_input" and stride > 1
-    # Every stride phase has as many pixels as the largest.
+    # All stride phases use the pixel count of the largest.
     phase = n * prod(-(-size // stride) for size in spatial)
     roles, size = {
         "forward": (("x", "w", "y"), (outputs, k)),
@@ -216,21 +219,21 @@ def convolution(problem: ConvProblem, pass_: str, instance: Convolution) -> Conv
 
 
 def gemm_kernel(name: str = "f16") -> EmulatedKernel:
-    """The kernel of one of GEMMS; raises as ``convolution_kernel``."""
-    chosen = GEMMS[name]
-    element, sum_ = _ELEMENTS[chosen.dtype]
+    """Return the kernel of one of GEMMS; raises as ``ConvolutionLaunch.kernel``."""
+    instance = GEMMS[name]
+    element, sum_ = _ELEMENTS[instance.dtype]
     defines = {
         "ELEMENT": element,
         "SUM": sum_,
-        "ARCH": chosen.arch,
-        "INSTRUCTION_M": chosen.instruction[0],
-        "INSTRUCTION_K": chosen.instruction[1],
-        "TILE_K": chosen.tile_k,
-        "STAGES": chosen.stages,
-        "VECTOR": chosen.vector,
+        "ARCH": instance.arch,
+        "INSTRUCTION_M": instance.instruction[0],
+        "INSTRUCTION_K": instance.instruction[1],
+        "TILE_K": instance.tile_k,
+        "STAGES": instance.stages,
+        "VECTOR": instance.vector,
     }
-    written = tuple((macro, str(value)) for macro, value in defines.items())
-    return _kernel("cutlass_gemm_sm80", "gemm", written, False)
+    macros = tuple((macro, str(value)) for macro, value in defines.items())
+    return _kernel("cutlass_gemm_sm80", "gemm", macros, False)
 
 
 @cache

@@ -1,10 +1,10 @@
 // Instances of CUTLASS's implicit-GEMM convolution for compute capability 8.0, one for each PASS:
-// cp.async with zero fill; ldmatrix, which transposes for two of them, and mma.sync, or, with
-// OPERATION OpClassSimt, fused multiply-adds.
+// cp.async with zero fill; ldmatrix (transposing in two passes) and mma.sync, or fused multiply-adds
+// with OPERATION OpClassSimt.
 //
 // Chosen with -D: PASS, STRIDED (backprop_input in stride phases), ELEMENT, SUM (of the products),
 // OPERATION, TILE (along both axes of the result), TILE_K, WARPS_M and WARPS_N, INSTRUCTION_M, _N
-// and _K, STAGES, and VECTOR, elements that are copied at once.
+// and _K, STAGES, and VECTOR (elements per copy).
 #include "cutlass/conv/kernel/default_conv2d_dgrad.h"
 #include "cutlass/conv/kernel/default_conv2d_fprop.h"
 #include "cutlass/conv/kernel/default_conv2d_wgrad.h"
@@ -22,7 +22,7 @@ using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>;
 #endif
 using Output = cutlass::epilogue::thread::LinearCombination<Element, VECTOR, SUM, SUM>;
 
-// A macro: the three templates differ in their names alone.
+// A macro, since the three templates differ only in their names.
 #define INSTANCE(Template, strides)                                                            \
   cutlass::conv::kernel::Template<                                                             \
       Element, Layout, Element, Layout, Element, Layout, SUM, cutlass::arch::OPERATION,        \
@@ -41,7 +41,7 @@ using Kernel = INSTANCE(DefaultConv2dWgrad, kStrided);
 #endif
 static_assert(sizeof(Kernel::SharedStorage) <= SHARED_BYTES, "the launch asks for as much");
 
-// Operands and result as the pass orders them, NHWC and KRSC.
+// Operands and result in the order of the pass, NHWC and KRSC.
 extern "C" __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N)
     conv(Element* a, Element* b, Element* result, int n, int h, int w, int c, int k, int r, int s,
          int padding, int stride, int dilation) {

@@ -7,7 +7,7 @@
 #define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL 1
 #include <cuda.h>
 
-// In CUTLASS's own order, which its headers need.
+// In the order that CUTLASS's headers require.
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
 #include "cutlass/kernel_hardware_info.h"
@@ -58,7 +58,7 @@ template __global__ void cutlass::device_kernel<Kernel>(
 #else
 #include "cutlass_host.h"
 
-// Of the result's rows and columns: ((pixels), C) or (K, (C, window)), the last axis first.
+// Strides of the result: ((pixels), C) or (K, (C, window)), last axis first.
 template <class Strides>
 void set_strides(Strides& strides, const Problem& problem) {
   if constexpr (kOfFilter) {

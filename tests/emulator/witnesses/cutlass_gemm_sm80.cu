@@ -3,7 +3,7 @@
 //   c[m][n] = sum over k of a[m][k] * b[n][k]
 //
 // Chosen with -D: ELEMENT, SUM (of the products), ARCH (Sm75, Sm80), INSTRUCTION_M and _K of the
-// mma.sync, TILE_K, STAGES, and VECTOR, elements that are copied at once.
+// mma.sync, TILE_K, STAGES, and VECTOR (elements per copy).
 #include "cutlass/epilogue/thread/linear_combination.h"
 #include "cutlass/gemm/kernel/default_gemm.h"
 #include "cutlass/gemm/threadblock/threadblock_swizzle.h"

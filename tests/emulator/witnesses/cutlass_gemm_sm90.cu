@@ -4,8 +4,8 @@
 //   c[m][n] = sum over k of a[m][k] * b[k][n], summed in float, rounded to ELEMENT (TF32: float)
 //
 // Chosen with -D: ELEMENT, A_LAYOUT, B_LAYOUT and C_LAYOUT (RowMajor, ColumnMajor), TILE_M, TILE_N,
-// TILE_K, CLUSTER_M, CLUSTER_N, and COOPERATIVE (1) for two warpgroups of one tile, else each has its own.
-// Compiled twice, as cutlass_conv_sm90.cu is.
+// TILE_K, CLUSTER_M, CLUSTER_N, and COOPERATIVE (1: two warpgroups share a tile).
+// Compiled twice, like cutlass_conv_sm90.cu.
 #define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL 1
 #include <cuda.h>
 

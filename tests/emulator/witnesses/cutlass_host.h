@@ -1,12 +1,12 @@
-// Makes the parameters of a kernel of CUTLASS's for compute capability 9.0 on the host, with whatever
-// encodes its tensor maps.  CUTLASS's host code calls the driver: these functions stand for it.
+// Builds the parameters of a CUTLASS kernel for compute capability 9.0 on the host.  The functions
+// here replace the driver's encoders of tensor maps, which CUTLASS's host code calls.
 #ifndef CUPYCONV_WITNESSES_CUTLASS_HOST_H
 #define CUPYCONV_WITNESSES_CUTLASS_HOST_H
 
 #include <cuda.h>
 #include <cstring>
 
-// The encoders, with the arguments of the driver's that matter.
+// The encoders, with the relevant arguments of the driver's.
 using EncodeTiled = int (*)(void* map, int type, unsigned rank, void* address,
                             const cuuint64_t* extents, const cuuint64_t* strides,
                             const cuuint32_t* box, const cuuint32_t* steps, int swizzle);
@@ -37,7 +37,7 @@ CUresult cuTensorMapEncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, cuu
   return static_cast<CUresult>(encode_im2col(map, type, rank, address, extents, strides, lower,
                                              upper, channels, pixels, steps, swizzle));
 }
-// One that needs no mending of small maps.
+// A version that needs no workaround for small maps.
 extern "C" CUresult cuDriverGetVersion(int* version) {
   *version = 13020;
   return CUDA_SUCCESS;
@@ -47,7 +47,7 @@ extern "C" CUresult cuGetErrorString(CUresult, const char** text) {
   return CUDA_SUCCESS;
 }
 
-constexpr int kMultiprocessors = 4;  // few, so that blocks that stay have several tiles each
+constexpr int kMultiprocessors = 4;  // few, so persistent blocks process several tiles each
 
 // launch: bytes of the parameters and of shared memory, grid, threads.
 template <class Kernel>

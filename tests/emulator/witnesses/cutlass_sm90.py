@@ -1,6 +1,6 @@
-"""CUTLASS's kernels for compute capability 9.0 as they are launched here.
+"""CUTLASS's kernels for compute capability 9.0 and their launches.
 
-Their parameters are made by CUTLASS's own host code, whose tensor maps the emulator encodes.
+CUTLASS's own host code builds the parameters; the emulator encodes their tensor maps.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PASSES = {"forward": "kFprop", "backprop_input": "kDgrad", "backprop_filter": "k
 _ELEMENTS = {
     "float16": "cutlass::half_t",
     "bfloat16": "cutlass::bfloat16_t",
-    "float32": "float",  # which these kernels multiply as TF32
+    "float32": "float",  # multiplied as TF32
 }
 _MOST_PARAMETER_BYTES = 4096
 _PARAMETER_ALIGNMENT = 64
 
-# Bytes of an element by CUtensorMapDataType.
+# Element size in bytes by CUtensorMapDataType.
 _ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4}
-_TF32 = 11  # of these
+_TF32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
 
 _INT, _UNSIGNED = ctypes.c_int, ctypes.c_uint
 _POINTER = ctypes.c_void_p
@@ -51,16 +51,16 @@ def convolution(
     cluster: tuple[int, int] = (2, 1),
     counted: bool = False,
 ) -> Instance:
-    """A pass of convolution, channels last and KRSC; tiles of 128 x 128 by 128 bytes.
+    """Return a convolution pass, channels last and KRSC; tiles of 128 x 128 by 128 bytes.
 
-    Its sizes are those of x, then those of the filter, and padding, stride and dilation.
+    Its sizes are those of x, those of the filter, then padding, stride and dilation.
 
     Args:
         pass_: one of PASSES.
-        rank: spatial axes.
+        rank: number of spatial axes.
         dtype: float32 is multiplied as TF32.
         cluster: blocks along the result's rows and columns.
-        counted: with counters of executed instructions, and what the cubin takes.
+        counted: add counters of executed instructions and the resources of the cubin.
 
     Raises:
         MissingError: the packages are not installed.
@@ -83,15 +83,16 @@ def gemm(
     cooperative: bool = False,
     dependent: bool = False,
 ) -> Instance:
-    """A matrix product, whose sizes are m, n and k.
+    """Return a matrix product; its sizes are m, n and k.
 
     Args:
         dtype: float32 is multiplied as TF32.
-        layouts: of a, b and c, "T" row by row and "N" column by column: "TNT" has both along k.
+        layouts: of a, b and c: "T" row-major, "N" column-major; with "TNT", a and b are contiguous
+            along k.
         tile: along m, n and k.
         cluster: blocks along m and n.
-        cooperative: two warpgroups for a tile.
-        dependent: it may begin before the launch before has ended, and lets the next one do so.
+        cooperative: two warpgroups share a tile.
+        dependent: it may begin before the previous launch has ended, and releases the next one.
 
     Raises:
         MissingError: the packages are not installed.
@@ -118,7 +119,7 @@ def _instance(
 
 
 class Instance:
-    """One kernel, with the code that makes its parameters."""
+    """A kernel, with the host code that builds its parameters."""
 
     def __init__(
         self,
@@ -138,13 +139,12 @@ class Instance:
         result: np.ndarray,
         may_overlap: bool = False,
     ) -> Outcome:
-        """Launches the kernel.
+        """Launch the kernel.
 
         Args:
-            sizes: as the instance has them.
-            a, b, result: arrays of ``memory``: operands, in the order of a convolution's pass, and
-                what is computed.
-            may_overlap: before the launch before has ended.
+            sizes: as the instance defines them.
+            a, b, result: arrays of ``memory``: operands in the order of the pass, and the result.
+            may_overlap: begin before the previous launch has ended.
         """
         grid, threads, shared, value = self.launch(sizes, a, b, result)
         self.kernel.may_overlap = may_overlap
@@ -153,14 +153,17 @@ class Instance:
     def launch(
         self, sizes: Sequence[int], a: np.ndarray, b: np.ndarray, result: np.ndarray
     ) -> tuple[tuple[int, ...], int, int, np.ndarray]:
-        """Grid, threads of a block, bytes of shared memory and the argument of a launch."""
+        """Return grid, threads per block, bytes of shared memory and the kernel's argument."""
         problems: list[Exception] = []
 
         def encoder(encode: Callable[..., bytes]) -> Callable[..., int]:
-            def guarded(place: int, *arguments: object) -> int:
+            def guarded(target: int, *arguments: object) -> int:
                 try:
-                    ctypes.memmove(place, encode(*arguments), tensormap.MAP_BYTES)
-                except (ValueError, KeyError) as error:  # no exception crosses CUTLASS's code
+                    ctypes.memmove(target, encode(*arguments), tensormap.MAP_BYTES)
+                except (
+                    ValueError,
+                    KeyError,
+                ) as error:  # exceptions cannot pass through CUTLASS's code
                     problems.append(error)
                     return 1
                 return 0
@@ -176,7 +179,7 @@ class Instance:
             _POINTER(parameters.ctypes.data),
             launch,
             (_INT * len(sizes))(*sizes),
-            *(_POINTER(one.ctypes.data) for one in (a, b, result)),
+            *(_POINTER(array.ctypes.data) for array in (a, b, result)),
         )
         if problems:
             raise problems[0]
@@ -196,16 +199,20 @@ def _kernel(
 def kernel_of(
     text: str, name: str, cluster: tuple[int, int, int], counted: bool = False
 ) -> EmulatedKernel:
-    """The kernel of a PTX text of CUTLASS's."""
-    takes = resources_of(text, "sm_90a") if counted else {}
+    """Return the kernel of a PTX text by CUTLASS."""
+    resources = resources_of(text, "sm_90a") if counted else {}
     module = EmulatedModule.from_ptx(
         text,
         name,
         cluster=cluster,
         counted=counted,
         chip=driver.chip_of("sm_90a"),
-        # What the cubin says, and what a launch of it adds.
-        resources={entry: replace(one, cluster=cluster) for entry, one in takes.items()} or None,
+        # The launch defines the cluster, the cubin does not.
+        resources={
+            entry: replace(cubin_resources, cluster=cluster)
+            for entry, cubin_resources in resources.items()
+        }
+        or None,
         cubin=assembled(text, "sm_90a")[0] if counted else None,
     )
     (entry,) = re.findall(r"\.entry (\w*device_kernel\w*)", text)
@@ -246,7 +253,7 @@ def _im2col(
 
 
 def _aligned(size: int) -> np.ndarray:
-    """Zeroed bytes at an address that suits a tensor map."""
+    """Return zeroed bytes aligned for a tensor map."""
     whole = np.zeros(size + _PARAMETER_ALIGNMENT, np.uint8)
     start = -whole.ctypes.data % _PARAMETER_ALIGNMENT
     return whole[start : start + size]

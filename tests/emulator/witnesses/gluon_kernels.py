@@ -1,7 +1,7 @@
-"""Kernels that Triton's compiler makes of Gluon, as they are launched here.
+"""Kernels compiled by Triton from Gluon, and their launches.
 
-Each shows what others leave open: boxes and columns of tensors as they arrive, operands in shared
-memory without a swizzle, warps that work apart, blocks that read each other's memory.
+They cover what other witnesses do not: loaded boxes and im2col columns, operands in shared memory
+without a swizzle, warp specialization, and reads of another block's memory.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from .triton_kernels import WARPS, Launcher, Specialised, extents_and_strides
 
 _CHIP = "sm_90a"
 _FILE = "gluon_source"
-SWIZZLE = 64  # bytes: 32 elements of 16 bits, a box's or column's inner extent
-LENGTH = 1024  # of the rows that are summed
-ROWS = (2, 5, 3)  # that each party sums
-_PARTIES = (WARPS, 4, 2)  # warps
-EXCHANGED = 32  # rows and columns
-TILE = (64, 32, 16)  # m, n and k of a product
+SWIZZLE = 64  # bytes: the inner extent of a box or column, 32 elements of 16 bits
+LENGTH = 1024  # elements of a summed row
+ROWS = (2, 5, 3)  # rows per party
+_PARTIES = (WARPS, 4, 2)  # warps per party
+EXCHANGED = 32  # rows and columns of the transposed matrix
+TILE = (64, 32, 16)  # m, n and k of the product
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a tensor that TMA loads, or stores.
+    """A box of a tensor that TMA loads or stores.
 
     Attributes:
-        shape: of the tensor.
+        shape: shape of the tensor.
         box: extents of the box.
-        corner: where it begins; it lies in part outside.
+        corner: index of its first element; part of the box is outside the tensor.
     """
 
     shape: tuple[int, ...]
@@ -47,21 +47,21 @@ BOXES = {
     3: Box((5, 7, 40), (4, 8, 32), (2, -3, 16)),
     4: Box((3, 4, 5, 40), (4, 2, 4, 32), (1, -1, 2, 16)),
 }
-"""By axes."""
+"""Boxes by number of axes."""
 BOX_OF_FLOAT32 = Box((5, 7, 40), (4, 8, 16), (2, -3, 8))
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of pixels that TMA loads in im2col mode, over one axis, from image to image.
+    """A column of pixels that TMA loads in im2col mode, over one axis and several images.
 
     Attributes:
         shape: images, pixels and channels.
-        base: image and pixel that it begins at.
-        pixels: of the column.
-        corners: first base pixel, and by how much the last is past the image's last.
-        step: from base pixel to base pixel.
-        tap: by how much each pixel is moved.
+        base: image and pixel of the first base pixel.
+        pixels: pixels of the column.
+        corners: first base pixel, and offset of the last base pixel from the image's last pixel.
+        step: distance of base pixels.
+        tap: offset of each pixel from its base pixel.
     """
 
     shape: tuple[int, int, int]
@@ -86,13 +86,13 @@ def _gluon() -> Any:
 
 
 def _flat(warps: int = WARPS, blocks: int = 1) -> Any:
-    """Of one axis: each block of a cluster has its part."""
+    """Return a one-dimensional layout, split over the blocks of a cluster."""
     gl = _gluon()
     return gl.BlockedLayout([1], [32], [warps], [0], cga_layout=[[1]] * (blocks - 1))
 
 
 def _spread(axes: int, blocks: int = 1) -> Any:
-    """Of a box over the threads: each block of a cluster has all."""
+    """Return a layout of a box over the threads; each block of a cluster has the whole box."""
     gl, ones = _gluon(), [1] * (axes - 1)
     order = list(range(axes))[::-1]
     return gl.BlockedLayout(
@@ -105,38 +105,38 @@ def _everywhere(axes: int, blocks: int) -> list[list[int]]:
 
 
 def _descriptor(box: tuple[int, ...], blocks: int = 1, dtype: str = "fp16", rank: int = 0) -> str:
-    """The type of a descriptor; of a column's, ``rank`` is that of the tensor."""
+    """Return the type of a descriptor; ``rank`` is the tensor's rank for im2col, else 0."""
     axes, bits = len(box), int(dtype.removeprefix("fp"))
     layout = _gluon().NVMMASharedLayout(SWIZZLE, bits, axes, cga_layout=_everywhere(axes, blocks))
     extents = ", ".join(map(str, box))
-    kind, place = ("tensordesc_im2col", f"input_rank={rank},") if rank else ("tensordesc", "")
-    return f"{kind}<{dtype}[{extents}],{place}{layout!r}>"
+    kind, rank_text = ("tensordesc_im2col", f"input_rank={rank},") if rank else ("tensordesc", "")
+    return f"{kind}<{dtype}[{extents}],{rank_text}{layout!r}>"
 
 
 @cache
 def loaded_box(axes: int, blocks: int) -> Launcher:
-    """One of BOXES; two blocks have it by multicast.
+    """Return the load of one of BOXES; two blocks use multicast.
 
     Raises:
-        MissingError: Triton is not installed; so do the others.
+        MissingError: Triton is not installed (also for the functions below).
     """
-    one = BOXES[axes]
-    types = [_descriptor(one.box, blocks), "*fp16"]
-    constants = [one.corner, blocks > 1, _spread(axes, blocks), _flat(blocks=blocks)]
+    box = BOXES[axes]
+    types = [_descriptor(box.box, blocks), "*fp16"]
+    constants = [box.corner, blocks > 1, _spread(axes, blocks), _flat(blocks=blocks)]
     return Launcher(Specialised((_FILE, "loaded_box"), _CHIP, types, constants, blocks=blocks))
 
 
 @cache
 def loaded_box_of_float32() -> Launcher:
-    """BOX_OF_FLOAT32."""
-    one = BOX_OF_FLOAT32
-    types = [_descriptor(one.box, dtype="fp32"), "*fp32"]
-    constants = [one.corner, False, _spread(len(one.box)), _flat()]
+    """Return the load of BOX_OF_FLOAT32."""
+    box = BOX_OF_FLOAT32
+    types = [_descriptor(box.box, dtype="fp32"), "*fp32"]
+    constants = [box.corner, False, _spread(len(box.box)), _flat()]
     return Launcher(Specialised((_FILE, "loaded_box"), _CHIP, types, constants))
 
 
 def rounded_to_tf32(values: np.ndarray) -> np.ndarray:
-    """By Triton's own account of what a map of TF32 does on the way."""
+    """Round as Triton's interpreter does for a map of type TF32."""
     from triton.runtime import interpreter
 
     return interpreter._round_f32_to_tf32(values)
@@ -144,16 +144,16 @@ def rounded_to_tf32(values: np.ndarray) -> np.ndarray:
 
 @cache
 def stored_box(axes: int) -> Launcher:
-    """One of BOXES."""
-    one = BOXES[axes]
-    types = ["*fp16", _descriptor(one.box)]
-    constants = [one.corner, _spread(axes), _flat()]
+    """Return the store of one of BOXES."""
+    box = BOXES[axes]
+    types = ["*fp16", _descriptor(box.box)]
+    constants = [box.corner, _spread(axes), _flat()]
     return Launcher(Specialised((_FILE, "stored_box"), _CHIP, types, constants))
 
 
 @cache
 def loaded_column(blocks: int) -> Launcher:
-    """COLUMN; two blocks have it by multicast."""
+    """Return the load of COLUMN; two blocks use multicast."""
     box = (COLUMN.pixels, COLUMN.shape[2])
     types = [_descriptor(box, blocks, rank=len(COLUMN.shape)), "*fp16"]
     constants = [
@@ -163,7 +163,7 @@ def loaded_column(blocks: int) -> Launcher:
 
 
 def run_column(blocks: int, source: np.ndarray, result: np.ndarray) -> Outcome:
-    """Launches ``loaded_column`` on arrays of ``memory``."""
+    """Run ``loaded_column`` on arrays of ``memory``."""
     lower, upper = COLUMN.corners
     encoded = tensormap.encode_im2col(
         source.ctypes.data,
@@ -182,10 +182,11 @@ def run_column(blocks: int, source: np.ndarray, result: np.ndarray) -> Outcome:
 
 @cache
 def product(a_along_k: bool, b_along_k: bool) -> Launcher:
-    """Of one tile of float16, row by row, its operands without a swizzle in shared memory.
+    """Return a product of one row-major float16 tile; shared memory is not swizzled.
 
     Args:
-        a_along_k, b_along_k: whether lines along k lie in one piece there, else along m or n.
+        a_along_k, b_along_k: whether the operand is contiguous along k in shared memory (otherwise
+            along m or n).
     """
     gl, (m, n, k) = _gluon(), TILE
     of_c = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, n, 16])
@@ -198,7 +199,7 @@ def product(a_along_k: bool, b_along_k: bool) -> Launcher:
 
 
 def _by_core_matrices(rows: int, columns: int, along_columns: bool) -> Any:
-    """Eight lines of 16 bytes in one piece, such pieces first along the lines."""
+    """Return a layout of core matrices (8 rows of 16 bytes each), ordered along the rows."""
     lines, length = (rows, columns) if along_columns else (columns, rows)
     bits = [(0, 1), (0, 2), (0, 4), (1, 0), (2, 0), (4, 0)]
     bits += [(0, 8 << i) for i in range((length // 8).bit_length() - 1)]
@@ -209,14 +210,14 @@ def _by_core_matrices(rows: int, columns: int, along_columns: bool) -> Any:
 
 @cache
 def sums_by_parties() -> Launcher:
-    """Sums of rows of float32, as many as ROWS says, by three parties of warps at the same time."""
+    """Return the float32 row sums that three parties of warps compute concurrently (see ROWS)."""
     constants = [ROWS, LENGTH, _PARTIES, tuple(_flat(warps) for warps in _PARTIES)]
     return Launcher(Specialised((_FILE, "sums_by_parties"), _CHIP, ["*fp32"] * 2, constants))
 
 
 @cache
 def transposed_between_blocks() -> Launcher:
-    """A square of float32; a block reads half of the rows, and writes half of the columns."""
+    """Return a float32 transposition: a block reads half the rows and writes half the columns."""
     gl = _gluon()
     by_rows = gl.BlockedLayout([1, 4], [4, 8], [WARPS, 1], [1, 0], cga_layout=[[1, 0]])
     by_columns = gl.BlockedLayout([4, 1], [8, 4], [1, WARPS], [0, 1], cga_layout=[[0, 1]])

@@ -1,4 +1,4 @@
-"""Kernels in Gluon, the language of Triton's that says where things lie and who does what."""
+"""Kernels in Gluon, Triton's language with explicit layouts and warp roles."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 @gluon.jit
 def _write(values, result, FLAT: gl.constexpr):
-    """In the order of the indices."""
+    """Store values in the order of their indices."""
     count: gl.constexpr = values.numel
     flat = gl.convert_layout(values.reshape([count]), FLAT)
     gl.store(result + gl.arange(0, count, FLAT), flat)
@@ -27,7 +27,7 @@ def loaded_box(
     REGISTERS: gl.constexpr,
     FLAT: gl.constexpr,
 ):
-    """A box of a tensor, zeros where it is outside."""
+    """Load a box of a tensor; elements outside are zero."""
     held = gl.allocate_shared_memory(source.dtype, source.block_shape, source.layout)
     full = mbarrier.allocate_mbarrier()
     mbarrier.init(full, count=1)
@@ -47,7 +47,7 @@ def loaded_column(
     REGISTERS: gl.constexpr,
     FLAT: gl.constexpr,
 ):
-    """A column of pixels, from a base pixel on, moved by a filter's tap."""
+    """Load a column of pixels from a base pixel on, offset by a filter tap."""
     held = gl.allocate_shared_memory(source.dtype, source.block_shape, source.layout)
     full = mbarrier.allocate_mbarrier()
     mbarrier.init(full, count=1)
@@ -59,7 +59,7 @@ def loaded_column(
 
 @gluon.jit
 def stored_box(source, target, CORNER: gl.constexpr, REGISTERS: gl.constexpr, FLAT: gl.constexpr):
-    """A box, as far as it is inside of a tensor."""
+    """Store the part of a box that is inside a tensor."""
     count: gl.constexpr = target.block_type.numel
     values = gl.load(source + gl.arange(0, count, FLAT)).reshape(target.block_shape)
     held = gl.allocate_shared_memory(target.dtype, target.block_shape, target.layout)
@@ -83,7 +83,7 @@ def product(
     REGISTERS: gl.constexpr,
     FLAT: gl.constexpr,
 ):
-    """c = a b, of one tile, a and b in shared memory as they are told to lie there."""
+    """Compute one tile of c = a b, with the given layouts of a and b in shared memory."""
     left = gl.load(a + gl.arange(0, M * K, FLAT)).reshape([M, K])
     right = gl.load(b + gl.arange(0, K * N, FLAT)).reshape([K, N])
     held_a = gl.allocate_shared_memory(a.dtype.element_ty, [M, K], OF_A)
@@ -107,7 +107,7 @@ def _sums(x, y, ROWS: gl.constexpr, LENGTH: gl.constexpr, FLAT: gl.constexpr):
 def sums_by_parties(
     x, y, ROWS: gl.constexpr, LENGTH: gl.constexpr, WARPS: gl.constexpr, FLAT: gl.constexpr
 ):
-    """Sums of rows: those of each party by warps of its own, at the same time."""
+    """Compute row sums; each party has its own warps and works concurrently."""
     first: gl.constexpr = ROWS[0]
     second: gl.constexpr = first + ROWS[1]
     gl.warp_specialize(
@@ -124,7 +124,7 @@ def sums_by_parties(
 def transposed_between_blocks(
     x, y, N: gl.constexpr, BY_ROWS: gl.constexpr, BY_COLUMNS: gl.constexpr
 ):
-    """y = x transposed; a block reads some of the rows, and writes some of the columns."""
+    """Transpose x to y; a block reads some rows and writes some columns."""
     row = gl.arange(0, N, gl.SliceLayout(1, BY_ROWS))[:, None]
     column = gl.arange(0, N, gl.SliceLayout(0, BY_ROWS))[None, :]
     values = gl.convert_layout(gl.load(x + row * N + column), BY_COLUMNS)

@@ -1,7 +1,7 @@
-"""Kernels that Triton's compiler makes, as they are launched here: products of matrices.
+"""Matrix products compiled by Triton, and their launches.
 
-What lies where in shared memory and in registers, and what is waited for, is Triton's doing: it
-shares no code with CUTLASS.  Triton compiles for a chip that is not there.
+Triton decides memory layouts, register layouts and synchronization; it shares no code with CUTLASS.
+It compiles for a chip that need not be present.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ..module import EmulatedModule, Outcome
 from . import MissingError, well_aligned
 
 _POINTEES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
-_ALIGNED = [["tt.divisibility", 16]]  # sizes too
+_ALIGNED = [["tt.divisibility", 16]]  # also used for sizes
 WARPS = 4
 
 
 @dataclass(frozen=True)
 class Product:
-    """One product of matrices, c = a b, row by row.
+    """A matrix product c = a b, row-major.
 
     Attributes:
         chip: such as "sm_90a".
-        dtype: of all three; float32 is multiplied as TF32.
-        is_transposed: b lies column by column.
+        dtype: of all three matrices; float32 is multiplied as TF32.
+        is_transposed: whether b is column-major.
         tile: of a block, along m, n and k.
         size: m, n and k.
-        by_descriptor: loaded and stored by TMA.
+        by_descriptor: whether TMA loads and stores the matrices.
     """
 
     chip: str
@@ -66,25 +66,24 @@ CHAINS = {
     "8.0 f16 narrow chain": (64, 16, 16, 8, False),
     "8.0 f16 narrow chain transposed": (64, 16, 16, 8, True),
 }
-"""Of (a b) v: rows of a, of b, of v, columns of v, and whether v lies column by column.  What is
-multiplied by v is in registers, as it was computed.  Of a narrow one, a warp loads two matrices at
-once."""
+"""Sizes of (a b) v: rows of a, b and v, columns of v, and whether v is column-major.  The product
+a b stays in registers.  In a narrow chain, a warp loads two matrices of v at once."""
 
 THREEFOLD_SIZE = (64, 32, 32)
-"""m, n and k of the product that is accurate to float32."""
+"""m, n and k of the product with float32 accuracy."""
 
 
 @dataclass(frozen=True)
 class Specialised:
-    """A kernel of Triton's, as it is compiled.
+    """A Triton kernel with its compilation parameters.
 
     Attributes:
-        source: the module of this folder, and the function's name.
-        chip: as of a product.
-        types: of its arguments, as Triton writes them.
+        source: module of this folder, and name of the function.
+        chip: such as "sm_90a".
+        types: types of its arguments in Triton's notation.
         constants: the arguments after these.
-        aligned: places of the arguments that are multiples of 16.
-        blocks: of a cluster.
+        aligned: indices of the arguments that are multiples of 16.
+        blocks: blocks per cluster.
     """
 
     source: tuple[str, str]
@@ -95,7 +94,7 @@ class Specialised:
     blocks: int = 1
 
     def compiled(self) -> Any:
-        """What Triton makes of it.
+        """Compile the kernel with Triton.
 
         Raises:
             MissingError: Triton is not installed.
@@ -116,8 +115,8 @@ class Specialised:
         source = (GluonASTSource if file.startswith("gluon") else ASTSource)(
             function,
             dict(zip(function.arg_names, types, strict=True)),
-            {(len(self.types) + place,): value for place, value in enumerate(self.constants)},
-            {(place,): _ALIGNED for place in self.aligned},
+            {(len(self.types) + index,): value for index, value in enumerate(self.constants)},
+            {(index,): _ALIGNED for index in self.aligned},
         )
         options = {"num_warps": WARPS, "num_ctas": self.blocks, "num_stages": 3}
         return triton.compile(
@@ -128,33 +127,33 @@ class Specialised:
 
 
 class Launcher:
-    """A kernel of Triton's, and how it is launched."""
+    """A Triton kernel that can be launched."""
 
     def __init__(self, specialised: Specialised) -> None:
         """Raises MissingError: Triton is not installed."""
-        made = specialised.compiled()
-        text, chip = well_aligned(made.asm["ptx"]), driver.chip_of(specialised.chip)
+        compiled = specialised.compiled()
+        text, chip = well_aligned(compiled.asm["ptx"]), driver.chip_of(specialised.chip)
         module = EmulatedModule.from_ptx(text, "triton", chip=chip)
-        self.kernel = module.get_function(made.metadata.name)
-        self.kernel.allow(made.metadata.shared)
-        self._metadata, self._blocks = made.metadata, specialised.blocks
+        self.kernel = module.get_function(compiled.metadata.name)
+        self.kernel.allow(compiled.metadata.shared)
+        self._metadata, self._blocks = compiled.metadata, specialised.blocks
 
     def __call__(self, *arguments: Any, grid: tuple[int, ...] = (1,)) -> Outcome:
-        """Runs clusters of the grid, on arrays of ``memory``."""
+        """Run clusters of the grid on arrays of ``memory``."""
         first, *rest = grid
         return self.kernel(
             (first * self._blocks, *rest),
             (32 * self._metadata.num_warps,),
-            [*arguments, None, None],  # memory of a kernel that asks for it
+            [*arguments, None, None],  # no scratch memory
             self._metadata.shared,
         )
 
     def described(self, array: np.ndarray, number: int = 0, to_tf32: bool = False) -> list[Any]:
-        """A tensor as Triton's launcher passes it: its map, its extents and its strides.
+        """Return a tensor as Triton's launcher passes it: map, extents and strides.
 
         Args:
-            array: of ``memory``.
-            number: which of the kernel's descriptors it is.
+            array: an array of ``memory``.
+            number: index of the kernel's descriptor.
             to_tf32: load it as TF32 (Triton's ``round_f32_to_tf32``).
         """
         meta = self._metadata.tensordesc_meta[number]
@@ -171,45 +170,45 @@ class Launcher:
 
 
 def extents_and_strides(array: np.ndarray) -> list[Any]:
-    """As they follow a tensor's map."""
+    """Return the arguments that follow a tensor's map."""
     strides = [np.uint64(stride // array.itemsize) for stride in array.strides]
     return [*map(np.int32, array.shape), *strides]
 
 
 @cache
 def product(name: str) -> Launcher:
-    """One of PRODUCTS; raises as ``Launcher``."""
-    chosen = PRODUCTS[name]
-    pointee, (m, n, k) = _POINTEES[chosen.dtype], chosen.tile
-    if chosen.by_descriptor:
+    """Return one of PRODUCTS; raises as ``Launcher``."""
+    spec = PRODUCTS[name]
+    pointee, (m, n, k) = _POINTEES[spec.dtype], spec.tile
+    if spec.by_descriptor:
         types = [f"tensordesc<{pointee}[{i}, {j}]>" for i, j in ((m, k), (k, n), (m, n))] + ["i32"]
         source = ("triton_source", "product_by_descriptor")
-        return Launcher(Specialised(source, chosen.chip, types, chosen.tile, (3,)))
-    types, constants = [f"*{pointee}"] * 3 + ["i32"] * 3, (*chosen.tile, chosen.is_transposed)
+        return Launcher(Specialised(source, spec.chip, types, spec.tile, (3,)))
+    types, constants = [f"*{pointee}"] * 3 + ["i32"] * 3, (*spec.tile, spec.is_transposed)
     source = ("triton_source", "product")
-    return Launcher(Specialised(source, chosen.chip, types, constants, range(6)))
+    return Launcher(Specialised(source, spec.chip, types, constants, range(6)))
 
 
 def run_product(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Outcome:
-    """Launches one of PRODUCTS on arrays of ``memory``."""
-    chosen, launcher = PRODUCTS[name], product(name)
-    m, n, k = chosen.size
+    """Run one of PRODUCTS on arrays of ``memory``."""
+    spec, launcher = PRODUCTS[name], product(name)
+    m, n, k = spec.size
     arguments: list[Any] = [a, b, c, np.int32(m), np.int32(n), np.int32(k)]
-    if chosen.by_descriptor:
-        described = (launcher.described(one, number) for number, one in enumerate((a, b, c)))
-        arguments = [part for one in described for part in one] + [np.int32(k)]
-    return launcher(*arguments, grid=(-(-m // chosen.tile[0]), -(-n // chosen.tile[1])))
+    if spec.by_descriptor:
+        descriptors = (launcher.described(array, number) for number, array in enumerate((a, b, c)))
+        arguments = [part for descriptor in descriptors for part in descriptor] + [np.int32(k)]
+    return launcher(*arguments, grid=(-(-m // spec.tile[0]), -(-n // spec.tile[1])))
 
 
 @cache
 def chain(name: str) -> Launcher:
-    """One of CHAINS; raises as ``Launcher``."""
+    """Return one of CHAINS; raises as ``Launcher``."""
     source = ("triton_source", "chain")
     return Launcher(Specialised(source, "sm_80", ["*fp16"] * 5, CHAINS[name], range(5)))
 
 
 @cache
 def threefold() -> Launcher:
-    """A product of float32 by three of TF32; raises as ``Launcher``."""
+    """Return a float32 product computed as three TF32 products; raises as ``Launcher``."""
     source = ("triton_source", "threefold_product")
     return Launcher(Specialised(source, "sm_80", ["*fp32"] * 3, THREEFOLD_SIZE, range(3)))

@@ -68,7 +68,7 @@ def chain(
     N: tl.constexpr,
     IS_TRANSPOSED: tl.constexpr,
 ):
-    """c = (a b) v + d, of one tile."""
+    """Compute one tile of c = (a b) v + d."""
     rows, depth = tl.arange(0, M)[:, None], tl.arange(0, K)
     middle, columns = tl.arange(0, L), tl.arange(0, N)[None, :]
     right = tl.load(b + depth[:, None] * L + middle[None, :])
@@ -81,7 +81,7 @@ def chain(
 
 @triton.jit
 def threefold_product(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """c = a b, of one tile, each float32 the sum of two of TF32."""
+    """Compute one tile of c = a b, with each float32 split into two TF32 values."""
     rows, depth, columns = tl.arange(0, M)[:, None], tl.arange(0, K), tl.arange(0, N)[None, :]
     left, right = tl.load(a + rows * K + depth[None, :]), tl.load(b + depth[:, None] * N + columns)
     tl.store(c + rows * N + columns, tl.dot(left, right, input_precision="tf32x3"))

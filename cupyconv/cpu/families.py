@@ -1,0 +1,62 @@
+"""The implementations on the CPU: the definition, and what NumPy is fast at."""
+
+from __future__ import annotations
+
+from cupyconv.cpu import choice
+from cupyconv.kernels.cost import duration
+from cupyconv.kernels.family import Candidate, Choices, Family
+from cupyconv.kernels.reach import Count
+from cupyconv.kernels.request import Request
+
+
+class Reference(Family):
+    name = "reference"
+    summary = "the definition, tap by tap, summed in float64 with NumPy"
+    on_gpu = False
+
+    def counts(self, request: Request) -> tuple[Count, ...]:
+        return ()
+
+    def candidates(self, request: Request) -> list[Candidate]:
+        return [Candidate(self, float("inf"))]  # the last resort
+
+    def candidate(self, request: Request, choices: Choices) -> Candidate | None:
+        (found,) = self.candidates(request)
+        return found if _has_method_only(choices) and not choices.method else None
+
+    def reason(self, candidate: Candidate, note: str = "") -> str:
+        return self.summary
+
+
+class Numpy(Family):
+    name = "numpy"
+    summary = "block by block with NumPy's BLAS, by the method that suits the layer"
+    on_gpu = False
+
+    def counts(self, request: Request) -> tuple[Count, ...]:
+        return ()
+
+    def candidates(self, request: Request) -> list[Candidate]:
+        return [
+            Candidate(self, one.microseconds, method=one.name, summary=one.summary)
+            for one in choice.methods(request.problem, request.pass_)
+        ]
+
+    def candidate(self, request: Request, choices: Choices) -> Candidate | None:
+        if not _has_method_only(choices):
+            return None
+        candidates = self.candidates(request)
+        return next((one for one in candidates if one.method == choices.method), None)
+
+    def reason(self, candidate: Candidate, note: str = "") -> str:
+        estimate = f"estimated {duration(candidate.microseconds)}"
+        return f"{candidate.method}, {candidate.summary}: {estimate}"
+
+
+def _has_method_only(choices: Choices) -> bool:
+    """Return whether no choice but the method is made."""
+    return (choices.tile, choices.tiling, choices.splits) == (None, None, 1)
+
+
+REFERENCE = Reference()
+NUMPY = Numpy()

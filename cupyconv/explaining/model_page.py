@@ -1,0 +1,69 @@
+"""The HTML page of a model: its convolutions in a table, with an explanation of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cupyconv.explaining.explanation import explain
+from cupyconv.explaining.onnx_model import Model, ModelLayer
+from cupyconv.markup import STYLE, Document, Table, escape
+from cupyconv.planning import Plan
+from cupyconv.problem import shape_text
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+_STYLE = """
+:root{color-scheme:light dark}
+body{margin:2rem auto;padding:0 1rem;max-width:60rem}
+summary{cursor:pointer;padding:.35em 0}
+summary span{opacity:.7}
+details{border-bottom:1px solid rgba(128,128,128,.35)}
+"""
+
+
+def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[Plan]]]) -> str:
+    """Return the page of a model, as one file without scripts.
+
+    Args:
+        name: name of the file.
+        model: the model.
+        planned: the layers to show, each with its plans for the devices to show.
+    """
+    total = max(sum(layer.problem.flops for layer in model.layers), 1)
+    unread = tuple(
+        (node.name, node.operator, node.reason) for node in (*model.unknown, *model.left_out)
+    )
+    parts = [
+        f"<h1>{escape(name)}</h1>",
+        f"<p>{model.convolutions} convolutions, {model.parameters:,} parameters. Select a layer "
+        "for its explanation.</p>",
+        *(_layer(layer, plans, layer.problem.flops / total) for layer, plans in planned),
+    ]
+    if unread:
+        parts += ["<h2>Not read</h2>", Table(("layer", "operator", "why"), unread).html()]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">'
+        f"<title>{escape(name)}</title><style>{STYLE}{_STYLE}</style></head>"
+        f'<body class="cupyconv">{"".join(parts)}</body></html>\n'
+    )
+
+
+def _layer(layer: ModelLayer, plans: Sequence[Plan], share: float) -> str:
+    """Return a layer that opens to its explanation and its plans."""
+    shapes = (
+        f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)} -> "
+        f"{shape_text(layer.output_shape)}"
+    )
+    explanation = explain(layer.problem, values=None).document
+    kernels = "".join(
+        f"<h4>Kernels on {escape(plan.place)}</h4>{plan.table.html()}{plan.origin.html()}"
+        for plan in plans
+    )
+    notes = "".join(f"<p>{escape(note)}</p>" for note in layer.notes)
+    return (
+        f"<details><summary><b>{escape(layer.name)}</b> {escape(layer.operator)} {shapes} "
+        f"<span>{layer.parameters:,} parameters, {share:.1%} of the FLOP</span></summary>"
+        f"{notes}{Document('', explanation.sections).html()}{kernels}</details>"
+    )

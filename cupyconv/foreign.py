@@ -1,0 +1,429 @@
+"""Objects of other libraries whose meaning is more than the numbers in their memory.
+
+A pass reads memory.  A unit, a mask, a sign that PyTorch applies later, or a derivative would be
+lost, so such objects are resolved to plain numbers or refused, with a reason and a way out.
+Other libraries are used only where the program has loaded them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from cupyconv.errors import ConvTypeError
+
+_OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "pow")
+
+_ARITHMETIC = (
+    "__array_ufunc__",
+    "__array_function__",
+    "__array__",
+    "__array_interface__",
+    "__cuda_array_interface__",
+    "__dlpack__",
+    "__neg__",
+    *(f"__{side}{operator}__" for operator in _OPERATORS for side in ("", "r")),
+)
+"""Attributes of an array class that change the meaning of its arrays."""
+
+_IN_A_TRANSFORMATION = (
+    "Inside jax.jit and jax.grad there are no numbers yet: call it outside of them"
+)
+_TORCH_OPERATORS = "cupyconv.torch.conv2d and its like"
+
+
+# -- arrays of NumPy and CuPy ----------------------------------------------------------------------
+
+
+def require_plain(name: str, value: Any, base: type) -> None:
+    """Check that an array of a derived class means what the numbers in its memory say.
+
+    The class may add attributes and dress results (``__array_finalize__``, ``__array_wrap__``), as
+    numpy.memmap does.  It must not have a unit or replace arithmetic.
+
+    Args:
+        name: name of the argument, for messages.
+        value: array of a class derived from ``base``.
+        base: numpy.ndarray or cupy.ndarray.
+
+    Raises:
+        ConvTypeError: the array is masked, a matrix, or a quantity, or its class replaces
+            arithmetic.
+    """
+    import numpy as np
+
+    kind = type(value)
+    if declares(value, "mask") and declares(value, "filled"):
+        values = "data" if issubclass(kind, np.ma.MaskedArray) else "unmasked"  # astropy's
+        raise ConvTypeError(
+            f"{name} is a masked array, and a convolution knows no masks. "
+            f"Pass {name}.filled(0), which has zeros there, or {name}.{values}, which has all "
+            f"values; of Dask's arrays, dask.array.ma.filled({name}, 0)"
+        )
+    if issubclass(kind, np.matrix):
+        raise ConvTypeError(
+            f"{name} is a numpy.matrix, which has two axes, always. Pass numpy.asarray({name})"
+        )
+    library = base.__module__
+    plain = f"numpy.asarray({name})" if library == "numpy" else f"{name}.view(cupy.ndarray)"
+    if kind.__module__.startswith("cupyx.distributed"):
+        plain = f"{name}.get()"  # its parts are on several devices
+    _require_no_unit(name, value, plain)
+    for method in _ARITHMETIC:
+        if getattr(kind, method, None) is not getattr(base, method, None):
+            raise ConvTypeError(
+                f"the class of {name} must compute as {library}.ndarray does: "
+                f"{type_name(value)} replaces {method}, so its arrays may mean more than their "
+                f"memory. If the memory is meant, pass {plain}"
+            )
+
+
+def _require_no_unit(name: str, value: Any, plain: str = "") -> None:
+    """Check that an object is no quantity; ``plain`` is an expression for its numbers."""
+    unit = next((word for word in ("units", "unit") if declares(value, word)), None)
+    if unit is None or getattr(value, unit) is None:
+        return
+    number = next((word for word in ("magnitude", "value") if declares(value, word)), None)
+    plain = f"{name}.{number}" if number else plain
+    remedy = f". Pass {plain}, and give the result its unit" if plain else ""
+    raise ConvTypeError(
+        f"{name} of type {type_name(value)} has a unit, which the result would lose{remedy}"
+    )
+
+
+def declares(value: Any, attribute: str) -> bool:
+    """Return whether an object has an attribute itself.
+
+    Proxies such as pint's quantities pass on every attribute of the array that they hold.
+    """
+    return hasattr(type(value), attribute) or attribute in getattr(value, "__dict__", ())
+
+
+# -- exporters of memory ---------------------------------------------------------------------------
+
+
+def resolve(name: str, value: Any) -> Any:
+    """Return an object whose exported memory has the full meaning of ``value``.
+
+    Returns:
+        ``value`` itself, or a copy by its library: of a tensor that PyTorch negates or conjugates
+        lazily, or holds as a zero without memory.
+
+    Raises:
+        ConvTypeError: no memory has all that it means.
+    """
+    torch = torch_of(value)
+    if torch is not None:
+        return _resolve_tensor(name, value, torch)
+    jax, tensorflow = sys.modules.get("jax"), sys.modules.get("tensorflow")
+    _require_no_unit(name, value)
+    if getattr(value, "requires_grad", False):
+        raise _requires_grad(name)
+    if jax is not None and isinstance(value, jax.Array):
+        if isinstance(value, jax.core.Tracer):
+            raise ConvTypeError(f"{name} is a tracer of JAX. {_IN_A_TRANSFORMATION}")
+        _require_local(name, value)
+    if tensorflow is not None and isinstance(value, tensorflow.Tensor):
+        kind = value.dtype
+        if not (kind.is_floating or kind.is_complex or kind.is_integer or kind.is_bool):
+            # TensorFlow ends the process when it exports text.
+            raise ConvTypeError(
+                f"{name} must be a tensor of plain numbers: its dtype is {kind.name}. "
+                "Pass one with a dtype such as float32"
+            )
+    for protocol in ("__dlpack__", "__cuda_array_interface__"):
+        if hasattr(value, protocol) and not declares(value, protocol):
+            raise ConvTypeError(
+                f"{name} of type {type_name(value)} passes on the {protocol} of an object that it "
+                "holds, and may mean more than its memory. Pass the object that it holds"
+            )
+    return value
+
+
+def require_own_memory(name: str, value: Any) -> None:
+    """Check that writing to the memory of an object changes the numbers that it means.
+
+    Args:
+        name: name of the argument, for messages.
+        value: an array for a result, which ``resolve`` took.
+
+    Raises:
+        ConvTypeError: a lazily negated, lazily conjugated or zero tensor of PyTorch, or an array
+            of a library whose arrays never change.
+    """
+    if torch_of(value) is not None:
+        lazily = {
+            "a lazily conjugated tensor": value.is_conj(),
+            "a lazily negated tensor": value.is_neg(),
+            "a zero tensor without memory": value._is_zerotensor(),
+        }
+        for what, is_so in lazily.items():
+            if is_so:
+                raise ConvTypeError(
+                    f"{name} must have the result in its memory: it is {what}. "
+                    f"Pass torch.empty_like({name}), and copy from it"
+                )
+    for library, base in (("jax", "Array"), ("tensorflow", "Tensor")):
+        module = sys.modules.get(library)
+        if module is not None and isinstance(value, getattr(module, base)):
+            raise ConvTypeError(
+                f"{name} must be writeable: arrays of {type_name(value)} never change. "
+                "Pass a NumPy or CuPy array"
+            )
+
+
+def record_write(value: Any) -> None:
+    """Tell the library of an array that its memory was written.
+
+    PyTorch then refuses a gradient that needs the numbers from before the write.
+    """
+    torch = torch_of(value)
+    if torch is not None:
+        torch.autograd.graph.increment_version(value)
+
+
+def _requires_grad(name: str) -> ConvTypeError:
+    return ConvTypeError(
+        f"{name} requires grad, and what is computed on its memory is not recorded. "
+        "Call cupyconv.torch.conv2d or its like, which are differentiated, or pass "
+        f"{name}.detach()"
+    )
+
+
+def _require_local(name: str, value: Any) -> None:
+    """Check that a JAX array has its numbers, and has them on one device."""
+    if value.is_deleted():
+        raise ConvTypeError(
+            f"{name} is a deleted JAX array, or one that was donated to a call: its numbers are "
+            "gone. Pass a copy that was made before"
+        )
+    if len(value.sharding.device_set) > 1:
+        raise ConvTypeError(
+            f"{name} must be on one device: it is a JAX array on "
+            f"{len(value.sharding.device_set)} devices. "
+            f"Pass jax.device_put({name}, jax.devices()[0])"
+        )
+
+
+# -- PyTorch's tensors -----------------------------------------------------------------------------
+
+
+def torch_of(value: Any) -> Any:
+    """Return the PyTorch package if the value is one of its tensors, else None."""
+    torch = sys.modules.get("torch")
+    base = getattr(torch, "Tensor", None)  # None while PyTorch is being imported
+    return torch if base is not None and issubclass(type(value), base) else None
+
+
+def is_compiling() -> bool:
+    """Return whether torch.compile is reading the caller's code."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and compiler.is_compiling()
+
+
+def require_dense(name: str, tensor: Any, torch: Any) -> None:
+    """Check that a tensor of PyTorch has one number for each element, in strided memory.
+
+    Raises:
+        ConvTypeError: the tensor is nested, masked, sparse or quantised.
+    """
+    if tensor.is_nested:
+        raise ConvTypeError(
+            f"{name} is a nested tensor, whose parts differ in size. Convolve them one by one, "
+            f"as {name}.unbind() gives them, or pad them to one size"
+        )
+    if hasattr(type(tensor), "get_mask"):
+        raise ConvTypeError(
+            f"{name} is a masked tensor, and a convolution knows no masks. "
+            f"Pass {name}.to_tensor(0), which has zeros there, or {name}.get_data()"
+        )
+    if tensor.is_quantized:
+        raise ConvTypeError(
+            f"{name} must be a tensor of plain numbers: it is quantised. Pass {name}.dequantize()"
+        )
+    if tensor.layout is not torch.strided:
+        raise ConvTypeError(
+            f"{name} must be a dense tensor: its layout is {tensor.layout}. Pass {name}.to_dense()"
+        )
+
+
+def require_no_tangent(name: str, tensor: Any, torch: Any) -> None:
+    """Check that a tensor of PyTorch carries no forward-mode derivative.
+
+    Raises:
+        ConvTypeError: the tensor is dual.
+    """
+    if _tangent(tensor, torch) is not None:
+        raise ConvTypeError(
+            f"{name} is a dual tensor of torch.autograd.forward_ad, whose tangent would be lost. "
+            f"Call {_TORCH_OPERATORS}, which are differentiated, or pass "
+            f"torch.autograd.forward_ad.unpack_dual({name}).primal"
+        )
+
+
+def _tangent(tensor: Any, torch: Any) -> Any:
+    """Return a tensor's derivative at the present level of forward mode, or None.
+
+    PyTorch unpacks a dual tensor by the key ADInplaceOrView, and excludes that key while it runs an
+    operator's kernel under a mode that dispatches in Python.
+    """
+    forward_ad, core = torch.autograd.forward_ad, torch._C
+    if forward_ad._current_level < 0:
+        return None
+    key = core.DispatchKeySet(core.DispatchKey.ADInplaceOrView)
+    excluded = core._dispatch_tls_local_exclude_set() - key
+    with core._ForceDispatchKeyGuard(core._dispatch_tls_local_include_set(), excluded):
+        return forward_ad.unpack_dual(tensor).tangent
+
+
+def _resolve_tensor(name: str, tensor: Any, torch: Any) -> Any:
+    """``resolve`` for PyTorch's tensors: anything that is not known to be plain is refused."""
+    if torch.nn.parameter.is_lazy(tensor):
+        raise ConvTypeError(
+            f"{name} is a parameter of PyTorch without numbers yet. Run its module once before"
+        )
+    require_dense(name, tensor, torch)
+    if tensor.device.type == "meta":
+        raise ConvTypeError(
+            f"{name} is on PyTorch's device 'meta': it has a shape and no numbers. "
+            f"Call {_TORCH_OPERATORS}, which give a tensor on 'meta'"
+        )
+    _require_untransformed(name, tensor, torch)
+    if tensor.requires_grad:
+        raise _requires_grad(name)
+    require_no_tangent(name, tensor, torch)
+    function = type(tensor).__torch_function__
+    if getattr(function, "__func__", function) not in _usual_functions(torch):
+        raise ConvTypeError(
+            f"the class of {name} must compute as torch.Tensor does: {type_name(tensor)} replaces "
+            "__torch_function__, so its tensors may mean more than their memory. If the memory is "
+            f"meant, pass {name}.as_subclass(torch.Tensor)"
+        )
+    if tensor._is_zerotensor():
+        return tensor.clone()
+    return tensor.resolve_conj().resolve_neg()
+
+
+def _require_untransformed(name: str, tensor: Any, torch: Any) -> None:
+    """Check that PyTorch computes on a tensor's memory, and records nothing of it.
+
+    Raises:
+        ConvTypeError: the tensor is of a function transform or of a class that dispatches itself,
+            or PyTorch is tracing.
+    """
+    beyond = torch._C._dispatch_keys(tensor) - _plain_keys(torch)
+    first = beyond.highestPriorityTypeId()
+    if first != torch._C.DispatchKey.Undefined:
+        raise _dispatched(name, tensor, first.name, beyond.has(torch._C.DispatchKey.Python))
+    modes = torch._C._TorchDispatchModeKey.__members__.values()
+    if torch.jit.is_tracing() or any(map(torch._C._get_dispatch_mode, modes)):
+        raise ConvTypeError(
+            f"{name} is a tensor, and PyTorch is tracing: what is computed on its memory would be "
+            f"a constant of the graph. Call {_TORCH_OPERATORS}, which torch.export records"
+        )
+
+
+def _dispatched(name: str, tensor: Any, key: str, by_class: bool) -> ConvTypeError:
+    """Return the error for a tensor with an unusual PyTorch dispatch key."""
+    if by_class:
+        text = (
+            f"{name} of type {type_name(tensor)} computes by its own __torch_dispatch__, and may "
+            f"have no memory. Call {_TORCH_OPERATORS}, which are dispatched to the class"
+        )
+    elif key in ("FuncTorchBatched", "FuncTorchGradWrapper"):
+        text = (
+            f"{name} stands for the tensors of a function transform, such as torch.func.vmap, grad "
+            f"or jvp. Call {_TORCH_OPERATORS}, which are transformed"
+        )
+    elif key == "Functionalize":
+        text = (
+            f"{name} is a tensor of torch.func.functionalize, which has no memory of its own. "
+            "Call it outside of functionalize"
+        )
+    else:
+        text = f"{name} must be a plain tensor: PyTorch dispatches this one by {key} as well"
+    return ConvTypeError(text)
+
+
+@cache
+def _plain_keys(torch: Any) -> Any:
+    """Return PyTorch's dispatch keys of tensors that ``resolve`` takes."""
+    keys = torch._C.DispatchKey
+    found = torch._C.DispatchKeySet(keys.ADInplaceOrView)
+    for device in ("CPU", "CUDA"):
+        for word in ("", "Autograd", "Autocast"):
+            found |= torch._C.DispatchKeySet(getattr(keys, word + device))
+    for key in (keys.Conjugate, keys.Negative, keys.ZeroTensor):
+        found |= torch._C.DispatchKeySet(key)
+    return found
+
+
+@cache
+def _usual_functions(torch: Any) -> tuple[Any, ...]:
+    """``__torch_function__`` of torch.Tensor and of torch.nn.Parameter."""
+    return torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl
+
+
+# -- objects without memory ------------------------------------------------------------------------
+
+_CONVERSIONS = {
+    "cupyx": ("toarray",),
+    "jax": ("todense",),
+    "keras": ("numpy",),
+    "pandas": ("to_numpy",),
+    "polars": ("to_numpy",),
+    "scipy": ("toarray",),
+    "sparse": ("todense",),
+    "tensorflow": ("to_tensor", "numpy"),
+}
+"""Methods that return the values of objects without exported memory, by library."""
+
+
+def way_in(name: str, value: Any) -> str:
+    """Return the way out for an object that has no memory to compute on."""
+    library = type(value).__module__.split(".")[0]
+    if library == "dask":
+        return "Call cupyconv.dask, which has the same functions for Dask's arrays"
+    if library == "cupyconv":
+        return f"It is read by the functions of cupyconv itself; pass {name}.array here"
+    if library == "xarray":
+        return f"Pass {name}.data"
+    if type(value).__name__ == "ShapeDtypeStruct":
+        return "It has a shape and no numbers: cupyconv.ConvProblem takes shapes"
+    if type(value).__name__ == "SymbolicTensor":
+        return (
+            "Inside tf.function there are no numbers yet: call it outside, or by tf.numpy_function"
+        )
+    if type(value).__name__ == "KerasTensor":
+        return "A KerasTensor has no numbers yet: call it on those that the model is given"
+    if type(value).__name__ == "SparseTensor":
+        return f"Pass tensorflow.sparse.to_dense({name})"
+    for method in _CONVERSIONS.get(library, ()):
+        if hasattr(type(value), method):
+            return f"Pass {name}.{method}()"
+    if getattr(value, "shape", None) == ():
+        return "Pass a NumPy or CuPy array"
+    listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    converted = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+    if listed or (converted and library != "jax"):  # its random keys are no numbers
+        return f"Convert it first, for example numpy.asarray({name}, dtype='float32')"
+    return "Pass a NumPy or CuPy array"
+
+
+def conversion(name: str, value: Any, dtype: str) -> str:
+    """Return an expression that converts an array of any library to a dtype."""
+    if torch_of(value) is not None:
+        return f"{name}.to(torch.{dtype})"
+    if type(value).__module__.split(".")[0] == "tensorflow":
+        return f"tensorflow.cast({name}, {dtype!r})"
+    if hasattr(value, "astype"):
+        return f"{name}.astype({dtype!r})"
+    return f"numpy.asarray({name}, dtype={dtype!r})"
+
+
+def type_name(value: Any) -> str:
+    """Return the full name of an object's type, for messages."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

@@ -1,0 +1,101 @@
+"""Memory and kernels of calls whose stream captures a CUDA graph.
+
+Captured work runs at each launch of the graph, after the call has returned.  The graph therefore
+owns the memory of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cupyconv import arrays
+from cupyconv.errors import ConvError, DeviceError
+from cupyconv.gpu import bindings
+
+
+def is_active() -> bool:
+    """Return whether the current stream captures a graph."""
+    cuda = arrays.cupy().cuda
+    return bool(cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr))
+
+
+class LastingAllocator:
+    """Adapter to CuPy of an allocator whose captured memory lasts as long as the graph.
+
+    PyTorch's allocator is an example: it has a memory pool for each graph.
+    """
+
+    def __init__(self, allocate: Callable[[int], Any]) -> None:
+        """
+        Args:
+            allocate: takes a number of bytes and returns an object that owns them on the current
+                device, such as a tensor; its ``data_ptr()`` is their address.
+        """
+        self._allocate = allocate
+
+    def __call__(self, size: int) -> Any:
+        """Allocate memory as CuPy's MemoryPointer."""
+        cuda, owner = arrays.cupy().cuda, self._allocate(size)
+        device = cuda.runtime.getDevice()
+        return cuda.MemoryPointer(cuda.UnownedMemory(owner.data_ptr(), size, owner, device), 0)
+
+
+def allocate(size: int, cuda: Any) -> Any:
+    """Allocate memory as CuPy's MemoryPointer; a captured call's lasts as long as the graph.
+
+    While the current stream captures, allocation and release are nodes of the graph.  The host must
+    drop the memory before the capture ends.  Otherwise CuPy's allocator is used.
+
+    Args:
+        size: in bytes.
+        cuda: the module ``cupy.cuda``.
+
+    Raises:
+        DeviceError: the stream captures, and the device has no memory that a graph can own.
+    """
+    allocator, runtime = cuda.get_allocator(), cuda.runtime
+    if type(allocator) is LastingAllocator or not runtime.streamIsCapturing(
+        cuda.get_current_stream().ptr
+    ):
+        return allocator(size)
+    device = runtime.getDevice()
+    if not runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, device):
+        raise DeviceError(
+            "a captured call needs memory that the graph owns: device "
+            f"{device} has no memory pools (cudaDevAttrMemoryPoolsSupported is 0). "
+            "Set cupyconv.workspace_limit = 0, which plans kernels without a workspace"
+        )
+    return cuda.malloc_async(size)
+
+
+@contextmanager
+def relaxed() -> Iterator[None]:
+    """Let this thread load kernels while a stream captures, in any capture mode.
+
+    Loading adds nothing to the graph.  Work on a capturing stream is still recorded.
+
+    Raises:
+        ConvError: the capture mode forbids loading, and NVIDIA's bindings are not installed.
+    """
+    if bindings.available():
+        driver = bindings.driver()
+        exchange = driver.cuThreadExchangeStreamCaptureMode
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        _, before = exchange(mode)
+        try:
+            yield
+        finally:
+            exchange(before)
+        return
+    try:
+        yield
+    except arrays.cupy().cuda.driver.CUDADriverError as error:
+        if "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" not in str(error):
+            raise
+        raise ConvError(
+            "kernels must be loaded before a graph is captured in this mode",
+            "a kernel of this call is not loaded yet",
+            "Call it once before the capture, or install cuda-bindings",
+        ) from error

@@ -1,0 +1,205 @@
+"""Copies of operands in the workspace: their layout, and the launches that make them.
+
+The kernels are cuda/conv_arrange.cu, which reorders axes, and cuda/conv_planes.cu, which splits
+float32 into planes of bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from cupyconv import formats
+from cupyconv.kernels import cost
+from cupyconv.kernels.device import Chip
+from cupyconv.kernels.strides import Strides, contiguous_strides
+from cupyconv.launch import STORAGE, Launch, Part
+from cupyconv.problem import ITEMSIZE, ConvProblem
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PIECE_BYTES = 16
+"""Alignment in bytes of the rows of copies, and of addresses and strides for TMA (CUDA's rule)."""
+
+ROLES_OF = {
+    "forward": ("x", "w", "y"),
+    "backprop_input": ("y", "w", "x"),
+    "backprop_filter": ("x", "y", "w"),
+}
+"""The tensor gathered under taps, the other operand, and the result, by pass."""
+
+
+def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the strides of a copy: C-contiguous, with rows padded to ``pitch``."""
+    return contiguous_strides((*shape[:-1], pitch(shape[-1], itemsize)))
+
+
+def pitch(extent: int, itemsize: int) -> int:
+    """Return the elements from one row to the next; each row begins at a multiple of 16 bytes."""
+    piece = PIECE_BYTES // itemsize
+    return -(-extent // piece) * piece
+
+
+def copy_bytes(shape: Sequence[int], itemsize: int) -> int:
+    """Return the bytes of a copy."""
+    return copy_strides((1, *shape), itemsize)[0] * itemsize
+
+
+def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
+    """Return the shape of x, w or y."""
+    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
+    return shapes[role]
+
+
+def called(roles: Sequence[str]) -> str:
+    """Return operands as plans name them, such as "x and w"."""
+    return " and ".join("dy" if role == "y" else role for role in roles)
+
+
+TILE = 64
+"""Pixels and channels that a block of cuda/conv_arrange.cu copies."""
+
+
+def arranging(chip: Chip, shapes: Sequence[tuple[int, ...]], itemsize: int) -> float:
+    """Return the microseconds of copying tensors with channels last."""
+    return cost.of_copy(chip, 2 * sum(copy_bytes(shape, itemsize) for shape in shapes))
+
+
+def tiles(shape: Sequence[int]) -> int:
+    """Return the blocks that copy a tensor of this shape with channels last."""
+    return -(-prod(shape[:-1]) // TILE) * -(-shape[-1] // TILE)
+
+
+@lru_cache(maxsize=4096)
+def arranged(
+    problem: ConvProblem, strides: Strides, roles: tuple[str, ...]
+) -> tuple[ConvProblem, Strides]:
+    """Return the problem with channels last, and its strides when some tensors are copied.
+
+    Args:
+        problem: the problem in the caller's formats.
+        strides: strides of the caller's tensors.
+        roles: names of the copied tensors.
+    """
+    batch, channel, *spatial = problem.data_axes
+    filter_, of_filter, *taps = problem.filter_axes
+    orders = (batch, *spatial, channel), (filter_, *taps, of_filter)
+    seen, steps = reordered(problem, strides, *orders)
+    for role in roles:
+        steps[role] = copy_strides(shape_of(seen, role), ITEMSIZE[problem.dtype])
+    return seen, replace(strides, x=steps["x"], w=steps["w"], y=steps["y"], copied=roles)
+
+
+def reordered(
+    problem: ConvProblem, strides: Strides, data_order: Sequence[int], filter_order: Sequence[int]
+) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
+    """Return the problem and its strides with the axes of its tensors in another order."""
+    rank = problem.spatial_rank
+    data, filters = formats.data_formats(rank), formats.filter_formats(rank)
+    seen = problem.replace(
+        input_shape=permuted(problem.input_shape, data_order),
+        filter_shape=permuted(problem.filter_shape, filter_order),
+        data_format=data[data_order[-1] == problem.data_axes[1]],
+        filter_format=filters[1 if filter_order[-1] == problem.filter_axes[0] else 2],
+    )
+    steps = {
+        "x": permuted(strides.x, data_order),
+        "w": permuted(strides.w, filter_order),
+        "y": permuted(strides.y, data_order),
+    }
+    return seen, steps
+
+
+def permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Return one value per axis, in another order of the axes."""
+    return tuple(values[axis] for axis in order)
+
+
+# -- launches --------------------------------------------------------------------------------------
+
+THREADS = 256
+"""Threads per block."""
+
+VECTOR = 8
+"""Elements that a thread of cuda/conv_planes.cu splits."""
+
+_COPIED_AXES = (("extent", "i8", 4), ("stride", "i8", 4))
+PLANE_SHAPE = (*_COPIED_AXES, ("inner", "i8"), ("blocks", "i8"))
+"""Fields of ``PlaneShape`` in cuda/conv_planes.cu, as NumPy's dtypes take them."""
+
+ARRANGE_SHAPE = (*_COPIED_AXES, ("channels", "i8"), ("channel_stride", "i8"), ("tiles", "i8"))
+"""Fields of ``ArrangeShape`` in cuda/conv_arrange.cu, as NumPy's dtypes take them."""
+
+Copies = Sequence[tuple[str, int]]
+"""Names of one or two tensors, and the offsets of their copies in the workspace, in bytes."""
+
+
+def arrange(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Copies) -> Launch:
+    """Return the launch that copies tensors."""
+    shapes = _pair_of(ARRANGE_SHAPE)
+    for record, (role, _) in zip(shapes["of"][0], copies, strict=False):
+        shape, steps = _walked(record, asked, seen, role, strides)
+        record["channels"], record["channel_stride"] = shape[-1], steps[-1]
+        record["tiles"] = tiles(shape)
+    blocks = int(shapes["of"]["tiles"].sum())
+    return _copying("conv_arrange", (("STORAGE", STORAGE[seen.dtype]),), shapes, blocks, copies)
+
+
+def split(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Copies) -> Launch:
+    """Return the launch that splits tensors into planes."""
+    shapes = _pair_of(PLANE_SHAPE)
+    for record, (role, _) in zip(shapes["of"][0], copies, strict=False):
+        shape, _ = _walked(record, asked, seen, role, strides)
+        record["inner"] = shape[-1]
+        pieces = prod(shape[:-1]) * -(-shape[-1] // VECTOR)
+        record["blocks"] = -(-pieces // THREADS)
+    return _copying("conv_planes", (), shapes, int(shapes["of"]["blocks"].sum()), copies)
+
+
+def _pair_of(fields: Sequence[tuple[Any, ...]]) -> np.ndarray:
+    """Return a struct of two shapes, filled with zeros."""
+    import numpy as np
+
+    return np.zeros(1, [("of", np.dtype(list(fields)), 2)])
+
+
+def _walked(
+    record: np.void, asked: ConvProblem, seen: ConvProblem, role: str, strides: Strides
+) -> tuple[tuple[int, ...], list[int]]:
+    """Fill in extents and strides; return the shape and strides in the order of the copy."""
+    name = "filter_axes" if role == "w" else "data_axes"
+    # Where several spatial axes are merged into one, w has a single tap on each.
+    place = dict(zip(getattr(seen, name), getattr(asked, name), strict=False))
+    shape, own = shape_of(seen, role), getattr(strides, role)
+    steps = [own[place[axis]] for axis in range(len(shape))]
+    missing = 5 - len(shape)
+    record["extent"] = [1] * missing + list(shape[:-1])
+    record["stride"] = [0] * missing + steps[:-1]
+    return shape, steps
+
+
+def _copying(
+    entry: str,
+    defines: tuple[tuple[str, str | int], ...],
+    shapes: np.ndarray,
+    blocks: int,
+    copies: Copies,
+) -> Launch:
+    """Return the launch of a kernel that copies one or two tensors."""
+    import numpy as np
+
+    pairs = [one for role, offset in copies for one in (role, Part("workspace", offset))]
+    nothing = [np.uint64(0)] * (4 - len(pairs))
+    return Launch(
+        source=f"{entry}.cu",
+        entry=entry,
+        defines=defines,
+        grid=(blocks,),
+        block=(THREADS,),
+        shared_bytes=0,
+        arguments=(*pairs, *nothing, shapes),
+    )

@@ -1,0 +1,326 @@
+"""Devices, the nominal figures of their chips, and the compiler's targets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cached_property
+from typing import NamedTuple
+
+from cupyconv.errors import ConvError, shown, unknown_word
+
+# Instructions of these chips exist only in code built for exactly that chip.
+_ARCHITECTURE_SPECIFIC = {(9, 0), (10, 0), (12, 0)}
+_OLDEST = (7, 5)
+
+_TEGRA = {(8, 7), (8, 8), (10, 1), (11, 0)}
+"""Compute capabilities of Tegra chips, which run no cubin of another chip (CUDA's rule)."""
+
+_LARGEST_MAJOR = 69
+"""Largest major of a chip given by name: a digit too many, as in sm_800, makes at least 75."""
+
+CAPABILITIES = (
+    *((7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0)),
+    *((10, 0), (10, 1), (10, 3), (10, 7), (11, 0), (12, 0), (12, 1)),
+)
+"""Compute capabilities of the known chips; newer chips are supported too."""
+
+DEVICES = ("cpu", *(f"sm_{major}{minor}" for major, minor in CAPABILITIES))
+"""Names of the known devices."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """An architecture's nominal chip, from its data sheet.
+
+    Attributes:
+        multiprocessors: number of multiprocessors.
+        tensor_rate: TFLOP/s of 16-bit products summed in float32 through mma.sync; TF32 has half.
+        group_tensor_rate: the same through wgmma; 0 where the chip has no wgmma.
+        float_rate: TFLOP/s of float32 outside the tensor cores.
+        double_rate: TFLOP/s of float64 outside the tensor cores.
+        double_tensor_rate: TFLOP/s of float64 on the tensor cores; 0 where they do not support it.
+        bandwidth: bandwidth of device memory, in GB/s.
+        clock: clock of the multiprocessors, in GHz.
+        block_shared: most shared memory per block, in KiB.
+        shared: shared memory per multiprocessor, in KiB.
+        threads: most resident threads per multiprocessor.
+    """
+
+    multiprocessors: int
+    tensor_rate: float
+    group_tensor_rate: float
+    float_rate: float
+    double_rate: float
+    double_tensor_rate: float
+    bandwidth: float
+    clock: float
+    block_shared: int
+    shared: int
+    threads: int
+
+
+CHIPS = {
+    (7, 5): Chip(40, 65, 0, 8.1, 0.25, 0, 320, 1.59, 64, 64, 1024),
+    (8, 0): Chip(108, 312, 0, 19.5, 9.7, 19.5, 1555, 1.41, 163, 164, 2048),
+    (8, 6): Chip(84, 150, 0, 37.4, 0.6, 0, 696, 1.74, 99, 100, 1536),
+    (8, 9): Chip(142, 362, 0, 91.1, 1.4, 0, 864, 2.52, 99, 100, 1536),
+    # mma.sync reaches about 60 % of the wgmma rate.
+    (9, 0): Chip(132, 620, 989, 67.0, 33.5, 67.0, 3350, 1.98, 227, 228, 2048),
+    (10, 0): Chip(148, 620, 0, 75.0, 37.0, 37.0, 8000, 1.98, 227, 228, 2048),
+    # Products summed in float32 are half as fast as in float16, which data sheets lead with.
+    (12, 0): Chip(170, 210, 0, 104.0, 1.6, 0, 1790, 2.41, 99, 100, 1536),
+}
+"""Nominal chips by compute capability; other chips take the newest older one."""
+
+
+class Card(NamedTuple):
+    """A graphics card, from its data sheet.
+
+    Attributes:
+        capability: compute capability.
+        multiprocessors: number of multiprocessors.
+        clock: boost clock in GHz, at which the data sheet states the rate of the tensor cores.
+        bandwidth: bandwidth of device memory, in GB/s.
+        tensor_share: rate of 16-bit products summed in float32 over that of data-center and
+            workstation chips of the architecture.
+    """
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    clock: float
+    bandwidth: float
+    tensor_share: float = 1.0
+
+    @property
+    def chip(self) -> Chip:
+        """Figures of the card: the nominal chip's, scaled by multiprocessors and clock."""
+        nominal = CHIPS[self.capability]
+        scale = self.multiprocessors * self.clock / (nominal.multiprocessors * nominal.clock)
+        tensor = scale * self.tensor_share / _TENSOR_SHARES.get(self.capability, 1.0)
+        return replace(
+            nominal,
+            multiprocessors=self.multiprocessors,
+            tensor_rate=tensor * nominal.tensor_rate,
+            group_tensor_rate=tensor * nominal.group_tensor_rate,
+            float_rate=scale * nominal.float_rate,
+            double_rate=scale * nominal.double_rate,
+            double_tensor_rate=scale * nominal.double_tensor_rate,
+            bandwidth=self.bandwidth,
+            clock=self.clock,
+        )
+
+
+_TENSOR_SHARES = {(12, 0): 0.5}
+"""``Card.tensor_share`` of nominal chips that are GeForce cards; 1 for the others."""
+
+CARDS = {
+    "T4": Card((7, 5), 40, 1.59, 320),
+    "RTX 2080 Ti": Card((7, 5), 68, 1.545, 616, 0.5),
+    "A100": Card((8, 0), 108, 1.41, 1555),
+    "A100 80GB": Card((8, 0), 108, 1.41, 2039),
+    "A100 PCIe 80GB": Card((8, 0), 108, 1.41, 1935),
+    "A30": Card((8, 0), 56, 1.44, 933),
+    "A10": Card((8, 6), 72, 1.695, 600),
+    "A40": Card((8, 6), 84, 1.74, 696),
+    "RTX A6000": Card((8, 6), 84, 1.8, 768),
+    "RTX 3060": Card((8, 6), 28, 1.777, 360, 0.5),
+    "RTX 3070": Card((8, 6), 46, 1.725, 448, 0.5),
+    "RTX 3080": Card((8, 6), 68, 1.71, 760, 0.5),
+    "RTX 3090": Card((8, 6), 82, 1.695, 936, 0.5),
+    "L4": Card((8, 9), 58, 2.04, 300),
+    "L40S": Card((8, 9), 142, 2.52, 864),
+    "RTX 6000 Ada": Card((8, 9), 142, 2.505, 960),
+    "RTX 4060": Card((8, 9), 24, 2.46, 272, 0.5),
+    "RTX 4070": Card((8, 9), 46, 2.475, 504, 0.5),
+    "RTX 4080": Card((8, 9), 76, 2.505, 717, 0.5),
+    "RTX 4090": Card((8, 9), 128, 2.52, 1008, 0.5),
+    "H100": Card((9, 0), 132, 1.98, 3350),
+    "H100 PCIe": Card((9, 0), 114, 1.755, 2000),
+    "H200": Card((9, 0), 132, 1.98, 4800),
+    "B200": Card((10, 0), 148, 1.98, 8000),
+    "RTX 5070": Card((12, 0), 48, 2.51, 672, 0.5),
+    "RTX 5080": Card((12, 0), 84, 2.62, 960, 0.5),
+    "RTX 5090": Card((12, 0), 170, 2.41, 1792, 0.5),
+    "RTX PRO 6000": Card((12, 0), 188, 2.6, 1792),
+}
+"""Common cards, from NVIDIA's data sheets and architecture white papers."""
+
+_DECORATION = frozenset(
+    [
+        *("nvidia", "geforce", "tesla", "quadro", "rtx", "blackwell", "generation"),
+        *("workstation", "server", "edition", "sxm", "sxm4", "sxm5"),
+        *("hbm2", "hbm2e", "hbm3", "hbm3e", "24gb", "40gb", "48gb", "80gb"),
+    ]
+)
+"""Words in the names of cards that do not change their figures."""
+
+
+def card_named(name: str) -> str | None:
+    """Return the card of CARDS that a name means; None without one.
+
+    >>> card_named("NVIDIA A100-SXM4-80GB"), card_named("4090"), card_named("RTX 4090 Laptop GPU")
+    ('A100 80GB', 'RTX 4090', None)
+    """
+    words = frozenset(name.lower().replace("-", " ").split())
+    own = {card: frozenset(card.lower().split()) - {"rtx"} for card in CARDS}
+    fitting = [card for card in CARDS if own[card] <= words and words - own[card] <= _DECORATION]
+    return max(fitting, key=lambda card: len(own[card]), default=None)
+
+
+RESERVED_SHARED = 1 << 10
+"""Bytes of shared memory that the system reserves per block (CUDA's rule)."""
+
+
+_ARCHITECTURE = re.compile(r"sm_([0-9]{1,3})([0-9])a?")
+
+
+def _capability_of(target: str) -> tuple[int, int]:
+    """Return the compute capability in the name of a target."""
+    digits = target.rpartition("_")[2].rstrip("a")
+    return int(digits[:-1]), int(digits[-1])
+
+
+@dataclass(frozen=True)
+class Device:
+    """A processor that a plan is made for.
+
+    Attributes:
+        name: "cpu", or the name of a GPU.
+        architecture: architecture of the chip, such as "sm_80" or "sm_90a"; None for the CPU.
+        multiprocessors: multiprocessors of the card, for persistent blocks; None for the nominal
+            chip's.
+        has_tensor_maps: whether tensor maps for TMA can be encoded.
+        fallback: target of a compiler that does not know the chip: an older chip whose cubins this
+            one runs, such as "sm_100", or PTX, such as "compute_90"; else None.
+    """
+
+    name: str
+    architecture: str | None = None
+    multiprocessors: int | None = None
+    has_tensor_maps: bool = True
+    fallback: str | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.architecture is not None
+
+    @cached_property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of a GPU, such as (9, 0)."""
+        return _capability_of(self.architecture or "sm_00")
+
+    @cached_property
+    def target(self) -> str | None:
+        """Target that kernels are compiled for, such as "sm_90a"; None for the CPU."""
+        return self.fallback or self.architecture
+
+    @cached_property
+    def instructions(self) -> tuple[int, int]:
+        """Compute capability whose instructions kernels may use: the target's."""
+        return _capability_of(self.target or "sm_00")
+
+    def compiled_by(self, known: Collection[tuple[int, int]]) -> Device | None:
+        """Return the device with a target of this compiler; None if there is no such target.
+
+        The target is the chip's own architecture, else the newest older chip whose cubins it runs,
+        else the newest PTX.
+
+        Args:
+            known: compute capabilities that the compiler has targets for.
+        """
+        own = self.capability
+        if own in known:
+            return replace(self, fallback=None)
+        older = [one for one in known if _OLDEST <= one < own]
+        if not older:
+            return None
+        alike = [one for one in older if one[0] == own[0] and not {one, own} & _TEGRA]
+        kind, (major, minor) = ("sm", max(alike)) if alike else ("compute", max(older))
+        return replace(self, fallback=f"{kind}_{major}{minor}")
+
+    @cached_property
+    def nominal(self) -> tuple[int, int]:
+        """Compute capability of the nominal chip: the GPU's own, or the newest older one."""
+        return max(known for known in CHIPS if known <= self.capability)
+
+    @property
+    def chip(self) -> Chip:
+        """The nominal chip of a GPU's architecture."""
+        return CHIPS[self.nominal]
+
+    @property
+    def card(self) -> str | None:
+        """Name of a GPU's card in CARDS; None if it is not there."""
+        return card_named(self.name) if self.is_gpu else None
+
+    @property
+    def figures(self) -> Chip:
+        """Figures of a GPU's card, or those of the nominal chip if the card is not in CARDS."""
+        return CARDS[self.card].chip if self.card else self.chip
+
+    @property
+    def resident_blocks(self) -> int:
+        """Persistent blocks of a GPU, one per multiprocessor."""
+        return self.multiprocessors or self.chip.multiprocessors
+
+    @staticmethod
+    def of(word: str | Device) -> Device:
+        """Return the device with this name: "cpu", an architecture such as "sm_80", or a card.
+
+        Chips newer than all known chips are supported.  Cards are those of CARDS, such as
+        "RTX 4090"; their plans are those of the architecture.
+
+        Raises:
+            ConvError: the name is unknown.
+        """
+        if isinstance(word, Device):
+            return word
+        text = word if isinstance(word, str) else ""
+        if text == "cpu":
+            return CPU
+        card = card_named(text)
+        if card is not None:
+            figures = CARDS[card]
+            return Device.of_capability(card, figures.capability, figures.multiprocessors)
+        match = _ARCHITECTURE.fullmatch(text)
+        if match is None:
+            near = get_close_matches(text.lower(), [*map(str.lower, CARDS)], n=3, cutoff=0.5)
+            cards = [card for card in CARDS if card.lower() in near] or ["RTX 4090"]
+            raise ConvError(
+                "a device is 'cpu', an architecture or a card",
+                f"got {shown(word)}",
+                f"Use for example 'sm_80' or {' or '.join(map(repr, cards))}",
+            )
+        capability = int(match[1]), int(match[2])
+        is_newer = capability > CAPABILITIES[-1] and capability[0] <= _LARGEST_MAJOR
+        if capability > _OLDEST and capability not in CAPABILITIES and not is_newer:
+            raise unknown_word("device", word, DEVICES)
+        return Device.of_capability(word, capability)
+
+    @staticmethod
+    def of_capability(
+        name: str,
+        capability: tuple[int, int],
+        multiprocessors: int | None = None,
+        has_tensor_maps: bool = True,
+    ) -> Device:
+        """Return a GPU by its compute capability, such as (8, 0).
+
+        Raises:
+            ConvError: the chip is older than the kernels support.
+        """
+        if capability < _OLDEST:
+            raise ConvError(
+                "kernels need a GPU of compute capability 7.5 or later",
+                f"{name} has {capability[0]}.{capability[1]}",
+                "Use a newer one, or the CPU, where NumPy arrays are computed",
+            )
+        suffix = "a" if capability in _ARCHITECTURE_SPECIFIC else ""
+        architecture = f"sm_{capability[0]}{capability[1]}{suffix}"
+        return Device(name, architecture, multiprocessors, has_tensor_maps)
+
+
+CPU = Device("cpu")

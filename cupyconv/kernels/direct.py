@@ -1,0 +1,720 @@
+"""cuda-direct (cuda/conv_direct.cu): direct convolution for groups of few channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import gcd, prod
+from typing import TYPE_CHECKING
+
+from cupyconv.kernels import cost, parameters
+from cupyconv.kernels.device import CPU, RESERVED_SHARED, Chip
+from cupyconv.kernels.family import Choices, accumulator_bytes, spatial
+from cupyconv.kernels.reach import Count, window_count
+from cupyconv.kernels.request import Request
+from cupyconv.kernels.streaming import Shares, Streaming, chunk_counts, reduction
+from cupyconv.kernels.strides import Strides, neighbours
+from cupyconv.launch import STORAGE, Launch
+from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_SOURCES = 16
+"""Most source channels per group; a thread holds all of them for a pixel (chosen)."""
+
+MAX_UNROLLED = 64
+"""Most taps of a filter row times source channels; their products are unrolled (chosen)."""
+
+MAX_COLUMNS = 96
+"""Most input columns under a pixel; they are unrolled (chosen)."""
+
+MOST_PASSED = 1 << 16
+"""Most input rows that a tile steps over, including rows that no tap meets (chosen)."""
+
+LARGEST_EDGE = 8
+"""Most pixels of a thread's tile along an axis; whole strides in backprop_input (chosen)."""
+
+_THREADS = 128
+"""Most threads per block (chosen)."""
+
+_MOST_LANES = 32
+"""Most threads of a block along the channels (chosen)."""
+
+_EVEN_LANES = (16, 8)
+"""Threads along the channels that divide a warp (chosen)."""
+
+_STAGED_BYTES = 32 << 10
+"""Most shared memory for the filter, in bytes (chosen)."""
+
+_MOST_VECTOR = 4
+"""Most channels per thread (chosen)."""
+
+_MOST_SUMS = 64
+"""Most registers per thread for sums (chosen)."""
+
+_STREAMED = 32
+"""Most registers per thread for a filter row, which is consumed while it is loaded (chosen)."""
+
+_REGISTERS = {4: 116, 2: 220}
+"""Most live registers per thread, keyed by the resident blocks per SM (chosen)."""
+
+_REGISTERS_TAKEN = {False: (18, 0.9), True: (30, 0.85)}
+"""Registers per thread and per live register, keyed by whether the pass is backprop_filter
+(counted)."""
+
+_NEARLY = 1.1  # work of the busiest SM over the least possible that more blocks may have (chosen)
+_STAGING = 0.25  # time to stage the filter, in rounds of tiles (modelled)
+
+_SECTOR = 32  # bytes per sector of global memory (hardware)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Threads of a block, and blocks along the channels.
+
+    Attributes:
+        vector: channels per thread.
+        lanes, strips: threads along the channels, and along the tiles.
+        number: blocks along the channels.
+    """
+
+    vector: int
+    lanes: int
+    strips: int
+    number: int
+
+    @property
+    def warps(self) -> int:
+        return -(-self.lanes * self.strips // 32)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Source positions that a tile's pixels read along an axis (Axis of cuda/conv_direct.cu).
+
+    Attributes:
+        extent: pixels of the tile.
+        tiles: tiles along the axis.
+        ragged: whether the last tile reaches beyond the axis.
+        first: first source position that the tile reads.
+        span: source positions from the first to the last.
+        met: source positions that the tile reads.
+        passed: source positions that the loop over rows steps through.
+        pairs: pairs of a source position and a pixel that a tap connects.
+    """
+
+    extent: int
+    tiles: int
+    ragged: bool
+    first: int
+    span: int
+    met: int
+    passed: int
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Vector accesses to sources and to results (or dy in backprop_filter).
+
+    Attributes:
+        source_channels, source_columns: extents of a source vector; one of them is 1.
+        result_channels, result_columns: extents of a result vector; one of them is 1.
+    """
+
+    source_channels: int
+    source_columns: int
+    result_channels: int
+    result_columns: int
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Free choices of a launch of cuda-direct, apart from its chunks or blocks.
+
+    Attributes:
+        vector: channels per thread.
+        lanes: threads of a block along the channels.
+        rows, columns: pixels of a thread's tile along the last two axes.
+        tap_rows: filter rows that a block of backprop_filter sums; else all.
+        sources: source channels that a block of backprop_filter sums; else all.
+    """
+
+    vector: int
+    lanes: int
+    rows: int
+    columns: int
+    tap_rows: int
+    sources: int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Threads and blocks of a tiling on given tensors, with the work of each.
+
+    Attributes:
+        block: threads and channels of a block.
+        down, across: a thread's tile along the last two axes.
+        pieces: vector accesses.
+        tap_rows, sources: filter rows and source channels that a block of backprop_filter sums.
+        resident: resident blocks per SM that the kernel is compiled for.
+        shared_bytes: shared memory of a block.
+        live: live registers per thread: sums, a source row, its multipliers and offsets.
+        parts: parts of the filter, each summed by its own blocks.
+        rounds: rounds of tiles, one tile per strip of a block.
+        sums: sums per thread in backprop_filter, reduced in a tree by its block; else 0.
+        instructions, products, wavefronts: of a warp, per tile.
+    """
+
+    block: Block
+    down: Axis
+    across: Axis
+    pieces: Pieces
+    tap_rows: int
+    sources: int
+    resident: int
+    shared_bytes: int
+    live: int
+    parts: int
+    rounds: int
+    sums: int
+    instructions: float
+    products: float
+    wavefronts: float
+
+    def persistent_blocks(self, chip: Chip, multiprocessors: int) -> int:
+        """Return the blocks along the tiles; each stages the filter once and computes many tiles.
+
+        All are resident at once; the busiest SM has nearly the least possible work.
+        """
+        shares = (multiprocessors * n // self.block.number for n in range(1, self.held(chip) + 1))
+        each = {max(-(-self.rounds // max(share, 1)), 1) for share in shares}
+
+        def busiest(rounds: int) -> float:
+            blocks = -(-self.rounds // rounds) * self.block.number
+            return -(-blocks // multiprocessors) * (rounds + _STAGING)
+
+        most = _NEARLY * min(map(busiest, each))
+        rounds = min(rounds for rounds in each if busiest(rounds) <= most)
+        return max(-(-self.rounds // rounds), 1)
+
+    def kernel(self, chip: Chip, rate: float, blocks: int) -> cost.Kernel:
+        """Return all blocks, of which this number of blocks, or chunks, share the tiles.
+
+        Args:
+            chip: the chip that the blocks run on.
+            rate: TFLOP/s of the multiply-add units.
+            blocks: blocks, or chunks of backprop_filter, along the tiles.
+        """
+        launched = blocks * self.block.number * self.parts
+        return cost.Kernel(
+            launched, self.held(chip), self.block.warps, self.work(chip, rate, blocks)
+        )
+
+    def work(self, chip: Chip, rate: float, blocks: int) -> cost.Work:
+        """Return the work per block where this number of blocks shares the tiles."""
+        lanes = cost.per_cycle(chip, rate) / 2
+        of_round = cost.Work(
+            multiplying=32 * self.products / lanes,
+            wavefronts=self.wavefronts,
+            instructions=self.instructions,
+        ).times(self.block.warps)
+        of_round = replace(of_round, waits=self.down.passed)
+        # Each level of the block's tree halves the sums.
+        reducing = cost.Work(0, 2 * self.sums, 3 * self.sums).times(self.block.warps)
+        return of_round.times(-(-self.rounds // blocks)) + reducing
+
+    def held(self, chip: Chip) -> int:
+        """Return the resident blocks per SM, by threads, shared memory and counted registers."""
+        threads = 32 * self.block.warps
+        of_thread, of_live = _REGISTERS_TAKEN[self.sums > 0]
+        registers = -(-(of_thread + of_live * self.live) // 8) * 8
+        by_registers = max(int(cost.REGISTERS / (threads * registers)), self.resident)
+        by_shared = (chip.shared << 10) // (self.shared_bytes + RESERVED_SHARED)
+        return max(min(chip.threads // threads, by_registers, by_shared), 1)
+
+
+def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
+    """Return the result channels and source channels of a group.
+
+    The filter gradient walks the output, so its results are the filters.
+    """
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    return (channels, filters) if pass_ == "backprop_input" else (filters, channels)
+
+
+@lru_cache(maxsize=4096)
+def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
+    """Return tilings by modelled time; none if a thread has no registers for any.
+
+    A tiling that passes too many rows to unroll is a last resort.
+    """
+    chip, rate = request.chip, cost.plain_rate(request)
+
+    def time(made: Geometry) -> tuple[float, float]:
+        if request.pass_ == "backprop_filter":
+            others = made.block.number * made.parts
+            blocks = chunk_counts(made.rounds, others, chip.multiprocessors)[-1]
+        else:
+            blocks = made.persistent_blocks(chip, chip.multiprocessors)
+        kernel = made.kernel(chip, rate, blocks)
+        return kernel.microseconds(chip, request.problem.bytes), kernel.computing(chip)
+
+    every = geometries(request)
+    few = [one for one in every if one[1].down.passed <= MOST_PASSED]
+    few = few or sorted(every, key=lambda one: one[1].down.passed)[:1]
+    return tuple(tiling for tiling, made in sorted(few, key=lambda one: time(one[1])))
+
+
+def geometry(request: Request, tiling: Tiling) -> Geometry | None:
+    """Return threads and blocks of a tiling; None if it is illegal."""
+    return _geometry(request.problem, request.pass_, request.memory, tiling)
+
+
+def geometries(request: Request) -> tuple[tuple[Tiling, Geometry], ...]:
+    """Return all tilings worth ranking, for any chip."""
+    return _geometries(request.problem, request.pass_, request.memory)
+
+
+@lru_cache(maxsize=1024)
+def _geometries(
+    problem: ConvProblem, pass_: str, memory: Strides
+) -> tuple[tuple[Tiling, Geometry], ...]:
+    request = Request(problem, pass_, CPU, strides=memory)
+    near = _near(request)
+    made = ((one, _construct(request, near, one)) for one in _tilings(request))
+    return tuple((tiling, found) for tiling, found in made if found is not None)
+
+
+@lru_cache(maxsize=4096)
+def _geometry(problem: ConvProblem, pass_: str, memory: Strides, tiling: Tiling) -> Geometry | None:
+    request = Request(problem, pass_, CPU, strides=memory)
+    return _construct(request, _near(request), tiling) if _is_legal(request, tiling) else None
+
+
+def _is_legal(request: Request, tiling: Tiling) -> bool:
+    """Return whether a tiling is legal, apart from its registers."""
+    problem, pass_ = request.problem, request.pass_
+    outs, ins = channels_of(problem, pass_)
+    channels = problem.groups if outs == ins == 1 else outs
+    if not 1 <= tiling.vector <= _MOST_VECTOR or channels % tiling.vector:
+        return False
+    most_lanes = _MOST_LANES
+    if pass_ != "backprop_filter":
+        most_lanes = min(most_lanes, _STAGED_BYTES // filter_bytes(problem, pass_, tiling.vector))
+    edges = [{one.extent for one in _axes(problem, pass_, number, 1)} for number in (1, 2)]
+    return (
+        1 <= tiling.lanes <= most_lanes
+        and tiling.rows in edges[0]
+        and tiling.columns in edges[1]
+        and (tiling.tap_rows, tiling.sources) in _shares(problem, pass_, tiling.vector)
+    )
+
+
+def _tilings(request: Request) -> Iterator[Tiling]:
+    """Yield legal tilings worth ranking; some need more registers than a thread has."""
+    problem, pass_ = request.problem, request.pass_
+    for vector in _vectors(request):
+        shares = _shares(problem, pass_, vector)
+        for lanes, (tap_rows, sources) in product(_lane_counts(request, vector), shares):
+            taps = problem.filter_sizes[-1]
+            for across in _axes(problem, pass_, 2, taps):
+                for down in _axes(problem, pass_, 1, tap_rows):
+                    yield Tiling(vector, lanes, down.extent, across.extent, tap_rows, sources)
+
+
+def _block(problem: ConvProblem, pass_: str, vector: int, lanes: int) -> Block:
+    """Return the threads of a block, and the blocks that cover the channels."""
+    outs, _ = channels_of(problem, pass_)
+    pieces = -(-problem.groups * outs // vector)
+    return Block(vector, lanes, _THREADS // lanes, -(-pieces // lanes))
+
+
+def _vectors(request: Request) -> list[int]:
+    """Return the channels that a thread may have.
+
+    In a depthwise layer they are contiguous in both tensors; else they belong to one group.
+    """
+    outs, ins = channels_of(request.problem, request.pass_)
+    most = outs
+    if outs == ins == 1:
+        most = min(_neighbours(request, role, 1, request.problem.groups) for role in ("x", "y"))
+    return [n for n in range(1, _MOST_VECTOR + 1) if most % n == 0]
+
+
+def _lane_counts(request: Request, vector: int) -> Iterator[int]:
+    """Yield the threads along the channels for the fewest blocks, and for the fewest idle lanes.
+
+    Shared memory must have room for a thread's filter.
+    """
+    problem, pass_, memory = request.problem, request.pass_, request.memory
+    channel = problem.data_axes[1]
+    # Adjacent threads access adjacent elements: channels where they are contiguous, else pixels.
+    most = _MOST_LANES if 1 in (memory.x[channel], memory.y[channel]) else 1
+    if pass_ != "backprop_filter":
+        most = min(most, _STAGED_BYTES // filter_bytes(problem, pass_, vector))
+    if most == 0:
+        return
+    outs, _ = channels_of(problem, pass_)
+    pieces = -(-problem.groups * outs // vector)
+    fewest = -(-pieces // -(-pieces // most))
+
+    def occupied(lanes: int) -> float:
+        """Return lanes of warps per lane with work."""
+        made = _block(problem, pass_, vector, lanes)
+        return 32 * made.warps * made.number / (pieces * made.strips)
+
+    yield fewest
+    others = [lanes for lanes in _EVEN_LANES if lanes <= most]
+    best = min(others, key=occupied, default=fewest)
+    if occupied(best) < occupied(fewest):
+        yield best
+
+
+def filter_bytes(problem: ConvProblem, pass_: str, vector: int) -> int:
+    """Return the bytes of a thread's filter: an odd number of 16-byte chunks per row."""
+    _, ins = channels_of(problem, pass_)
+    row = problem.filter_sizes[-1] * ins * vector * accumulator_bytes(problem)
+    return prod(problem.filter_sizes[:-1]) * (-(-row // 16) | 1) * 16
+
+
+def _shares(problem: ConvProblem, pass_: str, vector: int) -> list[tuple[int, int]]:
+    """Return the filter rows and source channels that a thread sums in backprop_filter.
+
+    Registers limit them; in the other passes they are all rows and channels.
+    """
+    outs, ins = channels_of(problem, pass_)
+    _, rows, taps = spatial(problem.filter_sizes)
+    if pass_ != "backprop_filter":
+        return [(rows, ins)]
+    most = _MOST_SUMS // _words(problem)
+    found = []
+    for sources in (n for n in range(1, ins + 1) if ins % n == 0):
+        sums = taps * (1 if outs == ins == 1 else sources) * vector
+        if sums <= most:
+            found.append((-(-rows // -(-rows // (most // sums))), sources))
+    return found
+
+
+def _words(problem: ConvProblem) -> int:
+    """Return the registers per element."""
+    return max(ITEMSIZE[problem.dtype] // 4, 1)
+
+
+def _axes(problem: ConvProblem, pass_: str, number: int, taps: int) -> Iterator[Axis]:
+    """Yield the extents that a thread's tile may have along one of three axes."""
+    is_input = pass_ == "backprop_input"
+    unit = spatial(problem.stride)[number] if is_input else 1
+    size = spatial(problem.input_sizes if is_input else problem.output_sizes)[number]
+    for extent in range(unit, LARGEST_EDGE + 1, unit):
+        units = extent // unit
+        if units & (units - 1) == 0 or size % extent == 0:
+            yield axis(problem, pass_, number, extent, taps)
+        if extent >= size:
+            return
+
+
+@lru_cache(maxsize=4096)
+def axis(problem: ConvProblem, pass_: str, number: int, extent: int, taps: int) -> Axis:
+    """Return the source positions of a tile along one of three axes, for some taps."""
+    is_input = pass_ == "backprop_input"
+    size = spatial(problem.input_sizes if is_input else problem.output_sizes)[number]
+    stride, dilation = spatial(problem.stride)[number], spatial(problem.dilation)[number]
+    pairs = product(range(extent), range(taps))
+    if is_input:
+        phase = spatial(tuple(before for before, _ in problem.padding), 0)[number] % stride
+        scaled = [i + phase - tap * dilation for i, tap in pairs]
+        positions = [one // stride for one in scaled if one % stride == 0]
+    else:
+        positions = [i * stride + tap * dilation for i, tap in pairs]
+    first, last, met = min(positions), max(positions), len(set(positions))
+    passed = (last - first) // max(gcd(*(one - first for one in positions)), 1) + 1
+    ragged, tiles = size % extent > 0, -(-size // extent)
+    return Axis(extent, tiles, ragged, first, last - first + 1, met, passed, len(positions))
+
+
+def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
+    """Return the elements per vector access to x or y along an axis of the problem."""
+    problem, memory = request.problem, request.memory
+    layout = memory.x if role == "x" else memory.y
+    itemsize = ITEMSIZE[problem.dtype]
+    return neighbours(layout, problem.data_axes[number], extent, memory.alignment, itemsize)
+
+
+def _near(request: Request) -> dict[str, tuple[int, int]]:
+    """Return the widest vector accesses to x and y along channels and along columns."""
+    problem = request.problem
+    sizes = {"x": problem.input_sizes, "y": problem.output_sizes}
+    return {
+        role: (_neighbours(request, role, 1, 16), _neighbours(request, role, -1, size[-1]))
+        for role, size in sizes.items()
+    }
+
+
+def _pieces(
+    request: Request, near: dict[str, tuple[int, int]], across: Axis, vector: int, loaded: int
+) -> Pieces:
+    """Return a tile's vector accesses, for ``vector`` result and ``loaded`` source channels."""
+    step = request.problem.stride[-1]
+
+    def along(role: str, channels: int, columns: int) -> tuple[int, int]:
+        of_channels = gcd(channels, near[role][0])
+        return (of_channels, 1) if of_channels > 1 else (1, gcd(columns, near[role][1]))
+
+    if request.pass_ == "backprop_input":
+        return Pieces(
+            *along("y", loaded, across.extent // step), *along("x", vector, across.extent)
+        )
+    return Pieces(*along("x", loaded, across.extent * step), *along("y", vector, across.extent))
+
+
+def _construct(
+    request: Request, near: dict[str, tuple[int, int]], tiling: Tiling
+) -> Geometry | None:
+    """Return threads, blocks and work of a legal tiling; None without enough registers."""
+    problem, pass_ = request.problem, request.pass_
+    outs, ins = channels_of(problem, pass_)
+    depthwise, is_filter = outs == ins == 1, pass_ == "backprop_filter"
+    words, vector, tap_rows, sources = (
+        _words(problem), tiling.vector, tiling.tap_rows, tiling.sources,
+    )  # fmt: skip
+    depth, taps_down, taps = spatial(problem.filter_sizes)
+    block = _block(problem, pass_, vector, tiling.lanes)
+    across = axis(problem, pass_, 2, tiling.columns, taps)
+    down = axis(problem, pass_, 1, tiling.rows, tap_rows)
+    loaded = vector if depthwise else sources
+    pieces = _pieces(request, near, across, vector, loaded)
+    of_taps = taps * (1 if depthwise else sources) * vector  # per filter row
+    tile, row = down.extent * across.extent * vector, across.met * loaded
+    multipliers = of_taps * tap_rows if is_filter else min(of_taps, _STREAMED)
+    offsets = across.met // pieces.source_columns  # kept across rows
+    live = (tile + row + multipliers) * words + offsets
+    resident = next((n for n, most in _REGISTERS.items() if live <= most), 0)
+    if tile * words > _MOST_SUMS or not resident:
+        return None
+    unpacking = int(ITEMSIZE[problem.dtype] == 2)
+    walked = spatial(problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)
+    slices, parts, tap_parts = float(depth), 1, -(-taps_down // tap_rows)
+    if is_filter:
+        slices, parts = 1.0, depth * tap_parts * (ins // sources)
+    # Source rows outside the tensor are skipped, unless another tile of the warp needs them.
+    if problem.spatial_rank == 3:
+        slices *= problem.axes[0].pairs / (walked[0] * depth)
+    loaded_slices = slices * min(problem.axes[-1].pairs / (across.tiles * across.pairs), 1)
+    if problem.spatial_rank > 1:
+        rows = min(problem.axes[-2].pairs / (tap_parts * down.tiles * down.pairs), 1)
+        loaded_slices *= rows
+        if down.tiles == 1 or block.lanes * across.tiles >= 32:
+            slices *= rows
+
+    of_source = loaded // pieces.source_channels * across.met
+    if pieces.source_columns > 1:
+        of_source = loaded * (across.span // pieces.source_columns + 1)
+    of_result = across.extent * vector // pieces.result_channels // pieces.result_columns
+    products = across.pairs * (1 if depthwise else sources) * vector
+    of_filter = 0  # 16-byte loads from shared memory
+    if not is_filter:
+        of_filter = -(-of_taps * accumulator_bytes(problem) // 16)
+    # Half as many wavefronts where adjacent lanes load the same filter.
+    from_shared = slices * down.pairs * of_filter
+    accessed = slices * down.passed * of_source + down.extent * of_result
+    unpacked = unpacking * (slices * down.passed * across.met * loaded + tile)
+    instructions = (
+        slices * down.pairs * products
+        + unpacked
+        + from_shared
+        + cost.ACCESS_INSTRUCTIONS * accessed
+    )
+    tiles = problem.N * walked[0] * down.tiles * across.tiles
+    rounds, sums = -(-tiles // block.strips), 0
+    shared_bytes = block.lanes * filter_bytes(problem, pass_, vector)
+    if is_filter:
+        sums = tap_rows * of_taps
+        shared_bytes = of_taps * block.lanes * block.strips * accumulator_bytes(problem)
+    multiplied = slices * down.pairs * products
+    source, result = ("y", "x") if pass_ == "backprop_input" else ("x", "y")
+    step = problem.stride[-1]
+    under = across.extent / step if pass_ == "backprop_input" else across.extent * step
+    of_piece = pieces.source_channels * pieces.source_columns
+    of_load = _sectors(request, source, block, min(across.tiles, 32), under, of_piece)
+    of_piece = pieces.result_channels * pieces.result_columns
+    of_store = _sectors(request, result, block, min(across.tiles, 32), across.extent, of_piece)
+    sectors = loaded_slices * down.passed * of_source * of_load + down.extent * of_result * of_store
+    wavefronts = from_shared * (2 if block.lanes <= 2 else 4) + 8 * sectors
+    return Geometry(
+        block, down, across, pieces, tap_rows, sources, resident, shared_bytes, live, parts, rounds,
+        sums, instructions, multiplied, wavefronts,
+    )  # fmt: skip
+
+
+def _sectors(
+    request: Request, role: str, block: Block, tiles: int, columns: float, of_piece: int
+) -> float:
+    """Return the sectors per vector access to x or y, for tiles ``columns`` columns apart."""
+    problem, memory = request.problem, request.memory
+    layout, channels = (memory.x, problem.C) if role == "x" else (memory.y, problem.K)
+    itemsize = ITEMSIZE[problem.dtype]
+    if block.lanes > 1:
+        lanes = block.lanes * block.number
+        apart = channels / lanes if layout[problem.data_axes[1]] == 1 else _SECTOR
+        return min(max(apart, of_piece) * itemsize, _SECTOR) / _SECTOR
+    # The row of tiles is contiguous and begins anywhere in a sector.
+    apart = max(columns * layout[problem.data_axes[-1]], of_piece) * itemsize
+    return min((apart * (tiles - 1) / _SECTOR + 1) / tiles, 1)
+
+
+TILE_WALK = (("tiles", "i8", 4), ("step", "i8", 4), ("rounds", "i8"))
+"""Fields of ``TileWalk`` in cuda/conv_direct.cu, as NumPy's dtypes take them."""
+
+
+def _walk(problem: ConvProblem, pass_: str, made: Geometry, rounds: int) -> np.ndarray:
+    """Return the TileWalk of blocks with this number of rounds each."""
+    import numpy as np
+
+    walked = problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes
+    tiles = (made.across.tiles, made.down.tiles, spatial(walked)[0], problem.N)
+    record = np.zeros(1, list(TILE_WALK))
+    rest, step = made.block.strips, record[0]["step"]
+    for number, size in enumerate(tiles[:-1]):
+        rest, step[number] = divmod(rest, size)
+    step[-1] = rest
+    record[0]["tiles"], record[0]["rounds"] = tiles, rounds
+    return record
+
+
+class Direct(Streaming[Tiling]):
+    name = "cuda-direct"
+    summary = "tiles of neighbouring pixels and channels, for groups of few channels"
+    tiling = Tiling
+
+    def refuses_layer(self, request: Request) -> str | None:
+        problem, pass_ = request.problem, request.pass_
+        outs, ins = channels_of(problem, pass_)
+        if problem.is_complex:
+            return "cuda-direct multiplies real numbers"
+        if ins > MAX_SOURCES:
+            return f"cuda-direct takes up to {MAX_SOURCES} source channels a group, not {ins}"
+        taps, stride = problem.filter_sizes[-1], problem.stride
+        if pass_ == "backprop_input" and max(stride[-2:]) > LARGEST_EDGE:
+            return f"{max(stride[-2:])} pixels of a stride are more than {LARGEST_EDGE}"
+        if taps * ins > MAX_UNROLLED:
+            return (
+                f"{taps} taps of {ins} channels are more than the {MAX_UNROLLED} that are unrolled"
+            )
+        columns = axis(problem, pass_, 2, stride[-1] if pass_ == "backprop_input" else 1, taps).span
+        if columns > MAX_COLUMNS:
+            return f"{columns} columns under a pixel are more than {MAX_COLUMNS}"
+        if prod(problem.filter_sizes[:-1]) * ins >= 2**16 or problem.groups * outs >= 2**16:
+            return "the rows of the filter, or the channels, are more than a launch has blocks for"
+        staged = filter_bytes(problem, pass_, 1)
+        if pass_ != "backprop_filter" and staged > _STAGED_BYTES:
+            return f"{staged} bytes of a channel's filter are more than {_STAGED_BYTES}"
+        if not ranked_tilings(request):
+            return f"a thread has no registers for {taps} taps of {problem.dtype}"
+        return None
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        yield window_count(request.problem)
+        made = self.geometry(request, self.choose(request))
+        yield Count("rows that a tile passes", made.down.passed, MOST_PASSED)
+
+    def tilings(self, request: Request) -> tuple[Tiling, ...]:
+        return ranked_tilings(request)
+
+    def geometry(self, request: Request, tiling: Tiling) -> Geometry:
+        made = geometry(request, tiling)
+        assert made is not None
+        return made
+
+    def is_legal(self, request: Request, tiling: Tiling) -> bool:
+        made = geometry(request, tiling)
+        return made is not None and made.down.passed <= MOST_PASSED
+
+    def shares(self, request: Request, tiling: Tiling) -> Shares:
+        made = self.geometry(request, tiling)
+        return Shares(made.rounds, made.block.number * made.parts)
+
+    def blocks(self, request: Request, tiling: Tiling, multiprocessors: int) -> int:
+        made = self.geometry(request, tiling)
+        return made.persistent_blocks(request.chip, multiprocessors)
+
+    def kernel(self, request: Request, tiling: Tiling, blocks: int) -> cost.Kernel:
+        made = self.geometry(request, tiling)
+        return made.kernel(request.chip, cost.plain_rate(request), blocks)
+
+    def launches(
+        self, request: Request, choices: Choices, activation: str | None = None
+    ) -> tuple[Launch, ...]:
+        """Return the product and, for backprop_filter, the reduction of its chunks."""
+        problem, strides, pass_ = request.problem, request.memory, request.pass_
+        made = self.geometry(request, choices.tiling)
+        outs, ins = channels_of(problem, pass_)
+        depth, height, width = spatial(problem.filter_sizes)
+        stride_d, stride_h, stride_w = spatial(problem.stride)
+        _, dilation_h, dilation_w = spatial(problem.dilation)
+        _, pad_h, pad_w = spatial(tuple(before for before, _ in problem.padding), 0)
+        block, down, across, pieces = made.block, made.down, made.across, made.pieces
+        # First source columns of the first tile and of the last.
+        begin, step = across.first - pad_w, across.extent * stride_w
+        width_under = problem.input_sizes[-1]
+        if pass_ == "backprop_input":
+            begin, step = across.first + pad_w // stride_w, across.extent // stride_w
+            width_under = problem.output_sizes[-1]
+        shift = begin % pieces.source_columns
+        last = begin + (across.tiles - 1) * step
+        defines: dict[str, str | int] = {
+            "PASS": PASSES.index(pass_),
+            "STORAGE": STORAGE[problem.dtype],
+            "INDEX": parameters.index_type(problem, strides),
+            "OUTS": outs,
+            "INS": ins,
+            "VECTOR": block.vector,
+            "TILE_ROWS": down.extent,
+            "TILE_COLUMNS": across.extent,
+            "LANES": block.lanes,
+            "STRIPS": block.strips,
+            "RESIDENT": made.resident,
+            "RESULT_CHANNELS": pieces.result_channels,
+            "RESULT_COLUMNS": pieces.result_columns,
+            "SOURCE_CHANNELS": pieces.source_channels,
+            "SOURCE_COLUMNS": pieces.source_columns,
+            "SHIFT": shift,
+            "INSIDE_FROM": max(shift - begin, 0),
+            "INSIDE_TO": max(width_under - last + shift, 0),
+            "FILTER_T": depth,
+            "FILTER_R": height,
+            "FILTER_S": width,
+            "STRIDE_D": stride_d,
+            "STRIDE_H": stride_h,
+            "STRIDE_W": stride_w,
+            "DILATION_H": dilation_h,
+            "DILATION_W": dilation_w,
+            "PHASE_H": pad_h % stride_h,
+            "PHASE_W": pad_w % stride_w,
+            "TAP_ROWS": made.tap_rows,
+            "SHARE": made.sources,
+            "RAGGED": int(down.ragged or across.ragged),
+            "ACTIVATION": parameters.ACTIVATION[activation],
+        }
+        packed = parameters.pack(problem, strides)
+
+        def launch(grid: tuple[int, ...], *arguments: object) -> Launch:
+            variant, threads = tuple(defines.items()), block.lanes * block.strips
+            return Launch("conv_direct.cu", "conv_direct", variant, grid, (threads,), 0, arguments)
+
+        if pass_ != "backprop_filter":
+            rounds_each = max(-(-made.rounds // choices.blocks), 1)
+            grid = (-(-made.rounds // rounds_each), block.number)
+            source, result = ("x", "y") if pass_ == "forward" else ("y", "x")
+            walk = _walk(problem, pass_, made, rounds_each)
+            return (launch(grid, source, "w", "bias", result, walk, packed),)
+        chunked = (choices.splits, block.number, made.parts)
+        walk = _walk(problem, pass_, made, -(-made.rounds // choices.splits))
+        product = launch(chunked, "x", "y", "workspace", walk, packed)
+        return product, reduction(product, problem, choices.splits)
+
+
+CUDA_DIRECT = Direct()

@@ -1,0 +1,202 @@
+"""Interface of a kernel family: what it refuses, its choices, their cost, and its launches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any, ClassVar
+
+from cupyconv.kernels.cost import duration
+from cupyconv.kernels.device import CHIPS, Device
+from cupyconv.kernels.reach import Count, offset_counts
+from cupyconv.kernels.request import Implementation, Request
+from cupyconv.launch import FilterForm, Launch
+from cupyconv.problem import ITEMSIZE, ConvProblem
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The block tile of a GEMM kernel.
+
+    Attributes:
+        block_m, block_n, block_k: extents in elements.
+        threads: threads per block.
+        macros: further macros of the variant, by name.
+        since: oldest compute capability with enough registers and the instructions.
+        itemsize: required bytes per element; None for any.
+        most_bytes: most bytes per element that shared memory has room for.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    threads: int
+    macros: tuple[tuple[str, int], ...]
+    since: tuple[int, int] = (7, 5)
+    itemsize: int | None = None
+    most_bytes: int = 16
+
+    def is_for(self, itemsize: int) -> bool:
+        """Return whether the tile supports elements of this many bytes."""
+        return self.itemsize in (None, itemsize) and itemsize <= self.most_bytes
+
+    @cached_property
+    def defines(self) -> dict[str, int]:
+        """All macros of the tile."""
+        sizes = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
+        return {**sizes, **dict(self.macros)}
+
+    def blocks(self, gemm_m: int, gemm_n: int) -> int:
+        """Return the number of blocks that cover a matrix."""
+        return -(-gemm_m // self.block_m) * -(-gemm_n // self.block_n)
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.block_n}x{self.block_k}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """Every free choice of a launch; all else follows from the problem and its tensors.
+
+    Attributes:
+        tile: block tile of a GEMM kernel, else None.
+        tiling: choices of a family with tilings, as its ``tiling`` class; else None.
+        blocks: thread blocks per split.  They follow from a tile; with a tiling, they are the
+            persistent blocks along the tiles of forward or backprop_input, else 0.
+        splits: partial sums over gemm_k or over pixels, added up in a fixed order.
+        workspace_bytes: device memory beside the tensors.
+        method: method of "numpy", or operands that "cuda-gather" copies first; else empty.
+    """
+
+    tile: Tile | None = None
+    tiling: Any = None
+    blocks: int = 0
+    splits: int = 1
+    workspace_bytes: int = 0
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate(Choices):
+    """A configuration of a pass with its modelled time.
+
+    Attributes:
+        family: the kernel family.
+        microseconds: modelled time.
+        summary: the method in a few words; on a GPU, the copies made of operands.
+        computing: modelled time without memory traffic, which ranks equal times; 0 if unknown.
+    """
+
+    family: Family
+    microseconds: float
+    summary: str = ""
+    computing: float = 0.0
+
+
+class Family(ABC):
+    """An implementation of the passes.
+
+    Attributes:
+        name: name that ``impl`` takes and ``plan`` prints.
+        summary: the algorithm in one line.
+        on_gpu: whether it runs on a GPU; else on the CPU.
+        tiles: block tiles that its kernels may be compiled with.
+        tiling: class of the tilings of a family without block tiles; else None.
+    """
+
+    name: ClassVar[Implementation]
+    summary: ClassVar[str]
+    on_gpu: ClassVar[bool] = True
+    tiles: ClassVar[tuple[Tile, ...]] = ()
+    tiling: ClassVar[type | None] = None
+
+    def refuses(self, request: Request) -> str | None:
+        """Return why the family cannot compute a request; None if it can."""
+        refusal = self.refuses_layer(request)
+        if refusal is not None or not self.on_gpu:
+            return refusal
+        counts = chain(offset_counts(request.problem, request.memory), self.counts(request))
+        return next((f"{self.name} {count}" for count in counts if count.value > count.most), None)
+
+    def refuses_layer(self, request: Request) -> str | None:
+        """Return why the family cannot compute a layer, apart from the ranges of its integers."""
+        return None
+
+    @abstractmethod
+    def counts(self, request: Request) -> Iterable[Count]:
+        """Return the quantities that the kernels count in 32 bits."""
+
+    @abstractmethod
+    def candidates(self, request: Request) -> Sequence[Candidate]:
+        """Return the candidates within the workspace limit, for a request it does not refuse."""
+
+    def alternatives(self, request: Request) -> Sequence[Candidate]:
+        """Return further candidates that only measuring tries, the most promising first."""
+        return ()
+
+    @abstractmethod
+    def candidate(self, request: Request, choices: Choices) -> Candidate | None:
+        """Return the candidate with these choices; None if they are illegal.
+
+        The family computes the workspace, and the blocks where ``blocks`` is 0.
+        """
+
+    def launches(
+        self, request: Request, choices: Choices, activation: str | None = None
+    ) -> tuple[Launch, ...]:
+        """Return the launches that compute a pass, in order, as plain data.
+
+        Args:
+            request: a reduced request, which the family does not refuse.
+            choices: legal choices, such as those of a plan.
+            activation: function applied to the results of forward or backprop_input, or None.
+        """
+        raise NotImplementedError(f"{self.name} launches no kernels")
+
+    def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
+        """Return the copy of w that the launches begin with; None where they read w itself."""
+        return None
+
+    def reason(self, candidate: Candidate, note: str = "") -> str:
+        """Return the reason that ``plan`` prints, with a note on the estimate."""
+        text = f"estimated {duration(candidate.microseconds)}{note}: {self.summary}"
+        return f"{text}; before it, {candidate.summary}" if candidate.summary else text
+
+    def fitting_tiles(self, request: Request) -> list[Tile]:
+        """Return the tiles that the request's chip and dtype support."""
+        itemsize, newest = ITEMSIZE[request.problem.dtype], request.device.instructions
+        return [t for t in self.tiles if t.since <= newest and t.is_for(itemsize)]
+
+
+def mma_refuses(request: Request) -> str | None:
+    """Return why mma.sync cannot multiply the operands; None if it can."""
+    operands, device = request.operands, request.device
+    if request.problem.is_complex:
+        return "the tensor cores multiply real numbers"
+    if operands == "float32":
+        return "tensor cores multiply float32 only as TF32, which precision='tf32' permits"
+    if operands == "float64" and not device.chip.double_tensor_rate:
+        chips = ", ".join(f"{c[0]}.{c[1]}" for c, chip in CHIPS.items() if chip.double_tensor_rate)
+        return f"only chips of compute capability {chips} have tensor cores for float64"
+    if operands != "float16" and device.instructions < (8, 0):
+        return f"{operands} on tensor cores needs compute capability 8.0"
+    return None
+
+
+def copies_async(device: Device) -> bool:
+    """Return whether the device has asynchronous copies (cp.async)."""
+    return device.instructions >= (8, 0)
+
+
+def spatial(values: Sequence[int], filler: int = 1) -> tuple[int, int, int]:
+    """Return depth, height and width of values of any rank, filled up from the left."""
+    depth, height, width = (*(filler,) * (3 - len(values)), *values)
+    return depth, height, width
+
+
+def accumulator_bytes(problem: ConvProblem) -> int:
+    """Return the bytes per partial sum in a workspace."""
+    return max(ITEMSIZE[problem.dtype], 4)

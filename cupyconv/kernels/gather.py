@@ -1,0 +1,631 @@
+"""cuda-gather (cuda/conv_gather.cu): an implicit GEMM whose operands are gathered with cp.async."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations, product
+from math import prod
+from typing import TYPE_CHECKING
+
+from cupyconv.kernels import cost, parameters
+from cupyconv.kernels.copies import (
+    PIECE_BYTES,
+    ROLES_OF,
+    arrange,
+    arranged,
+    arranging,
+    called,
+    copy_bytes,
+    shape_of,
+)
+from cupyconv.kernels.device import RESERVED_SHARED, Device
+from cupyconv.kernels.family import (
+    Candidate,
+    Choices,
+    Tile,
+    accumulator_bytes,
+    copies_async,
+    mma_refuses,
+)
+from cupyconv.kernels.reach import MOST_BLOCKS, Count, reach_counts
+from cupyconv.kernels.request import Request
+from cupyconv.kernels.strides import Strides, followers, neighbours
+from cupyconv.kernels.tiled import Tiled
+from cupyconv.launch import STORAGE, FilterForm, Launch, Part
+from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem, GemmView
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_PHASES = 32
+"""Most stride phases: those that the kernel's parameters have room for."""
+
+MOST_TAP_BITS = 255
+"""Largest T + R + S of a filter: a tap has a bit for its place on each axis."""
+
+MOST_SPLITS = (1 << 16) - 1
+"""Most splits: blocks along the second axis of a grid (CUDA's rule)."""
+
+BLOCKS = (0.5, 1, 2, 3, 4, 6, 8, 12, 16)
+"""Blocks per SM that splits may come to (chosen)."""
+
+FILLED = 0.9
+"""Fraction of the chip's guaranteed resident blocks with which it counts as full (chosen)."""
+
+MOST_STAGES = 4
+"""Most stages of the ring (chosen)."""
+
+RING_ALIGNMENT = 128
+"""Alignment of the ring in bytes."""
+
+BY_REGISTERS = {
+    (128, 256, 2): 1,
+    (128, 128, 2): 2,
+    (128, 64, 2): 3,
+    (128, 32, 2): 4,
+    (64, 64, 2): 4,
+    (128, 128, 4): 2,
+    (128, 64, 4): 4,
+    (64, 64, 4): 5,
+    (64, 64, 8): 4,
+}
+"""Resident blocks per SM as registers allow, keyed (block_m, block_n, itemsize), for tensor-core
+tiles; RESIDENT for other tiles (counted)."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Access to one matrix in memory.
+
+    Attributes:
+        along_first: whether vectors run along the matrix's first direction (k for A and B, n for
+            C); else along the second.
+        vector: elements per vector access.
+        apart: stride in elements between single elements that adjacent lanes load.
+    """
+
+    along_first: bool
+    vector: int
+    apart: int = 1
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """Accesses to the three matrices of a pass.
+
+    Attributes:
+        a, b, c: access to each matrix.
+        taps_fastest: whether k runs over taps first, then over channels (in backprop_input, over
+            filters).
+    """
+
+    a: Access
+    b: Access
+    c: Access
+    taps_fastest: bool
+
+
+def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
+    """Return the accesses to A, B and C."""
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    itemsize, taken = ITEMSIZE[problem.dtype], strides.taken(problem)
+
+    def along_channels_or_pixels(
+        role: str, extent: int, sizes: tuple[int, ...], pixels_follow: bool
+    ) -> Access:
+        apart: tuple[int, ...] = getattr(taken, role)
+        alignment, channel = strides.alignment_of(role), problem.data_axes[1]
+        if getattr(strides, role)[channel] == 1:
+            return Access(True, neighbours(apart, channel, extent, alignment, itemsize))
+        pixels = problem.data_axes[2:]
+        run = followers(apart, pixels, sizes, alignment, itemsize) if pixels_follow else 1
+        return Access(False, run)
+
+    # Adjacent pixels of the matrix are adjacent in memory if the pass visits them in order: under
+    # taps only for pointwise layers.
+    unit_stride = set(problem.stride) == {1}
+    pointwise = (
+        set(problem.filter_sizes) == {1} and unit_stride and not any(map(any, problem.padding))
+    )
+    x_in_order = {"forward": pointwise, "backprop_input": unit_stride, "backprop_filter": pointwise}
+    y_in_order = pass_ != "backprop_input" or pointwise
+    x = along_channels_or_pixels("x", channels, problem.input_sizes, x_in_order[pass_])
+    y = along_channels_or_pixels("y", filters, problem.output_sizes, y_in_order)
+
+    alignment, apart = strides.alignment_of("w"), taken.w
+    w_filter, w_channel, *w_taps = problem.filter_axes
+    summed_axis, summed = (w_channel, channels)
+    if pass_ == "backprop_input":
+        summed_axis, summed = (w_filter, filters)
+    steps = [abs(strides.w[axis]) for axis in w_taps if problem.filter_shape[axis] > 1]
+    nearest = min(abs(strides.w[w_filter]), abs(strides.w[w_channel]))
+    gathered = y if pass_ == "backprop_input" else x
+    taps_fastest = not gathered.along_first and min(steps, default=nearest) < nearest
+    if taps_fastest:
+        # Within a stride phase, consecutive taps are not adjacent in memory.
+        order, sizes = (summed_axis, *w_taps), (summed, *problem.filter_sizes)
+        in_order = pass_ != "backprop_input" or unit_stride
+        run = followers(apart, order, sizes, alignment, itemsize) if in_order else 1
+        w = Access(True, run)
+    else:
+        along_filters = neighbours(apart, w_filter, filters, alignment, itemsize)
+        along_channels = neighbours(apart, w_channel, channels, alignment, itemsize)
+        # Without vectors on either axis, k runs along the smaller stride; strides of views may be
+        # negative or 0.
+        nearer = abs(strides.w[w_filter]) < abs(strides.w[w_channel])
+        filters_last = (along_filters, nearer) > (along_channels, not nearer)
+        along_k = filters_last == (pass_ == "backprop_input")
+        vector = max(along_filters, along_channels)
+        w = Access(along_k, vector, nearest if vector == 1 else 1)
+    if pass_ == "forward":
+        return Accesses(x, w, y, taps_fastest)
+    if pass_ == "backprop_input":
+        return Accesses(y, w, x, taps_fastest)
+    a, b = Access(not y.along_first, y.vector), Access(not x.along_first, x.vector)
+    return Accesses(a, b, w, taps_fastest)
+
+
+def _tile(
+    block_m: int,
+    block_n: int,
+    warps_m: int,
+    warps_n: int,
+    itemsize: int,
+    tensor_cores: bool = True,
+    resident: int = 2,
+    since: tuple[int, int] = (8, 0),
+) -> Tile:
+    """Return a tile whose rows along k have 64 bytes."""
+    macros = (
+        ("WARPS_M", warps_m),
+        ("WARPS_N", warps_n),
+        ("RESIDENT", resident),
+        ("TENSOR_CORES", int(tensor_cores)),
+    )
+    threads = warps_m * warps_n * 32
+    return Tile(block_m, block_n, 64 // itemsize, threads, macros, since, itemsize)
+
+
+class Gather(Tiled):
+    name = "cuda-gather"
+    summary = "implicit GEMM fed by asynchronous copies, on tensor cores where the precision allows"
+    tiles = (
+        # Before compute capability 8.0, copies need registers that larger tiles do not have.
+        _tile(128, 256, 2, 4, itemsize=2, resident=1),
+        _tile(128, 128, 2, 2, itemsize=2),
+        _tile(128, 64, 2, 2, itemsize=2),
+        _tile(128, 32, 4, 1, itemsize=2),
+        _tile(64, 64, 2, 2, itemsize=2, since=(7, 5)),
+        _tile(128, 128, 2, 2, itemsize=4),
+        _tile(128, 64, 2, 2, itemsize=4),
+        _tile(64, 64, 2, 2, itemsize=4),
+        # A float64 sum takes two registers: 128 x 128 sums do not fit.
+        _tile(128, 64, 4, 2, itemsize=8),
+        _tile(64, 64, 2, 2, itemsize=8),
+        _tile(128, 64, 2, 2, itemsize=4, tensor_cores=False, resident=3, since=(7, 5)),
+        _tile(64, 64, 2, 2, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
+        _tile(128, 32, 4, 1, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
+        _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
+        # A small tile wastes few products on padding; a float64 product may take as long as 32 of
+        # float32.
+        _tile(64, 16, 2, 1, itemsize=8, tensor_cores=False, resident=8, since=(7, 5)),
+    )
+
+    def refuses_layer(self, request: Request) -> str | None:
+        problem = request.problem
+        if not self.fitting_tiles(request):
+            return mma_refuses(request)
+        if request.pass_ == "backprop_input" and prod(problem.stride) > MAX_PHASES:
+            return f"{prod(problem.stride)} stride phases are more than {MAX_PHASES}"
+        if (bits := tap_bits(problem)) > MOST_TAP_BITS:
+            return f"the sizes of the filter add up to {bits}, more than {MOST_TAP_BITS}"
+        return None
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        yield from reach_counts(request.problem)
+        gemms, tiles = self.gemms(request), self.fitting_tiles(request)
+        most = max(sum(t.blocks(g.gemm_m, g.gemm_n) * g.groups for g in gemms) for t in tiles)
+        yield Count("blocks", most, MOST_BLOCKS)
+
+    def fitting_tiles(self, request: Request) -> list[Tile]:
+        """Return the tiles for the request's dtype and precision."""
+        if request.problem.is_complex:
+            return []
+        on_tensor_cores = mma_refuses(request) is None
+        kinds = {int(on_tensor_cores), 0} if request.operands == "tf32" else {int(on_tensor_cores)}
+        tiles = super().fitting_tiles(request)
+        return [tile for tile in tiles if tile.defines["TENSOR_CORES"] in kinds]
+
+    def candidates(self, request: Request) -> list[Candidate]:
+        return [
+            _behind_copies(found, request, method)
+            for method in worthwhile(request)
+            for found in super(Gather, self).candidates(_of_product(request, method))
+        ]
+
+    def candidate(self, request: Request, choices: Choices) -> Candidate | None:
+        method = choices.method
+        if method not in METHODS[request.pass_]:
+            return None
+        found = super().candidate(_of_product(request, method), replace(choices, method=""))
+        return found and _behind_copies(found, request, method)
+
+    def gemms(self, request: Request) -> tuple[GemmView, ...]:
+        if request.pass_ == "backprop_input":
+            return request.problem.phase_gemms
+        return super().gemms(request)
+
+    def most_splits(self, request: Request) -> int:
+        gemms = self.gemms(request)
+        return max(min(gemms[0].gemm_k, MOST_SPLITS), 1) if len(gemms) == 1 else 1
+
+    def splits(self, request: Request, tile: Tile) -> list[int]:
+        """Return 1 and numbers of splits that balance the multiprocessors.
+
+        For a filter gradient, more than one split must fill the chip.
+        """
+        gemm = request.problem.gemm(request.pass_)
+        steps = -(-gemm.gemm_k // tile.block_k)
+        most = min(steps // cost.LEAST_SPLIT_STEPS, self.most_splits(request))
+        most = request.most_within_limit(most, self.split_bytes(request))
+        tiles = tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups
+        if most <= 1 or not tiles:
+            return [1]
+        places = request.chip.multiprocessors
+        wanted = (min(int(count * places) // tiles, most) for count in BLOCKS)
+        # All splits have equally many steps, up to rounding, and none is empty.
+        found = sorted({-(-steps // -(-steps // splits)) for splits in wanted if splits > 1})
+        if request.pass_ == "backprop_filter":
+            filling = FILLED * places * tile.defines["RESIDENT"]
+            found = [splits for splits in found if tiles * splits >= filling] or found[-1:]
+        return [1, *found]
+
+    def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
+        of_block = work(request, tile, depth / max(blocks, 1))
+        return cost.Kernel(blocks, resident(request, tile), tile.threads // 32, of_block)
+
+    def launches(
+        self, request: Request, choices: Choices, activation: str | None = None
+    ) -> tuple[Launch, ...]:
+        """Return the copy of operands, if any, the product, and the sum of its splits, if any."""
+        import numpy as np
+
+        tile, pass_ = choices.tile, request.pass_
+        assert tile is not None
+        before, operands = _arranged(request, choices)
+        problem, strides = product_of(pass_, choices.method, request.problem, request.memory)
+        found = accesses(pass_, problem, strides)
+        a, b, c = found.a, found.b, found.c
+        # So that all sums of them are multiples of a piece, those beyond the tensor too.
+        strides = strides.taken(problem)
+        index = parameters.index_type(problem, strides)
+        phases = _phases(problem, pass_, choices)
+        split = choices.splits > 1
+        defines: dict[str, str | int] = {
+            "PASS": PASSES.index(pass_),
+            "STORAGE": STORAGE[problem.dtype],
+            "INDEX": index,
+            **tile.defines,
+            "A_ALONG_K": int(a.along_first),
+            "A_VECTOR": a.vector,
+            "B_ALONG_K": int(b.along_first),
+            "B_VECTOR": b.vector,
+            "C_ALONG_N": int(c.along_first),
+            "C_VECTOR": c.vector,
+            "TAPS_FASTEST": int(found.taps_fastest),
+            "TAP_WORDS": tap_words(problem),
+            "PHASES": len(phases["phase"][0]),
+            "SPLIT": int(split),
+            "ASYNC_COPY": int(copies_async(request.device)),
+            "ACTIVATION": parameters.ACTIVATION[activation],
+        }
+        made = ring(tile, found, ITEMSIZE[problem.dtype], request.device, tap_words(problem), index)
+        defines["STAGES"], defines["SHARED_BYTES"] = made.stages, made.shared_bytes
+        packed = parameters.pack(problem, strides)
+        result = ROLES_OF[pass_][-1]
+        product = Launch(
+            source="conv_gather.cu",
+            entry="conv_gather",
+            defines=tuple(defines.items()),
+            grid=(choices.blocks, choices.splits),
+            block=(tile.threads,),
+            shared_bytes=made.shared_bytes,
+            arguments=(*operands, "bias", result, "workspace", packed, phases),
+        )
+        if not split:
+            return (*before, product)
+        elements = _sums(problem, pass_)
+        reduction = Launch(
+            source="conv_gather.cu",
+            entry="conv_gather_reduce",
+            defines=product.defines,
+            grid=(-(-elements // (cost.ADDING_THREADS * c.vector)),),
+            block=(cost.ADDING_THREADS,),
+            shared_bytes=0,
+            arguments=("workspace", "bias", result, np.int32(choices.splits), packed, phases),
+        )
+        return (*before, product, reduction)
+
+    def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
+        """Return the copy of w that the launches begin with; None where there is none."""
+        problem, strides = request.problem, request.memory
+        seen, steps = product_of(request.pass_, choices.method, problem, strides)
+        if "w" not in steps.copied:
+            return None
+        size = copy_bytes(seen.filter_shape, ITEMSIZE[seen.dtype])
+        return FilterForm(seen.filter_format, size, arrange(problem, seen, strides, [("w", 0)]))
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+OPERANDS = {
+    "forward": ("x", "w"),
+    "backprop_input": ("y", "w"),
+    "backprop_filter": ("y", "x"),
+}
+"""Operands A and B by pass."""
+
+
+def _methods(operands: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    subsets = [roles for count in (1, 2) for roles in combinations(operands, count)]
+    return {"": (), **{f"{called(roles)} arranged": roles for roles in subsets}}
+
+
+METHODS = {pass_: _methods(operands) for pass_, operands in OPERANDS.items()}
+"""Operands that are first copied with channels last, by pass and method."""
+
+
+def product_of(
+    pass_: str, method: str, problem: ConvProblem, strides: Strides
+) -> tuple[ConvProblem, Strides]:
+    """Return the problem and the strides of the product after a method's copies."""
+    roles = METHODS[pass_][method]
+    return arranged(problem, strides, roles) if roles else (problem, strides)
+
+
+def copied_bytes(problem: ConvProblem, strides: Strides) -> int:
+    """Return the bytes of the copies that a product reads."""
+    itemsize = ITEMSIZE[problem.dtype]
+    return sum(copy_bytes(shape_of(problem, role), itemsize) for role in strides.copied)
+
+
+def aligned(size: int) -> int:
+    """Return the bytes of partial sums, rounded up so that copies can follow them."""
+    return _multiple(size, PIECE_BYTES)
+
+
+def _of_product(request: Request, method: str) -> Request:
+    """Return the request for a method's product, with the workspace that its copies leave."""
+    if not method:
+        return request
+    problem, strides = product_of(request.pass_, method, request.problem, request.memory)
+    limit = request.workspace_limit
+    if limit is not None:
+        limit = max(limit - copied_bytes(problem, strides), 0) // PIECE_BYTES * PIECE_BYTES
+    return replace(request, problem=problem, strides=strides, workspace_limit=limit)
+
+
+def worthwhile(request: Request) -> Iterator[str]:
+    """Yield the methods within the workspace limit whose copies all allow wider vectors."""
+    methods, asked = METHODS[request.pass_], (request.problem, request.memory)
+    pieces = {}
+    for method, roles in methods.items():
+        found = accesses(request.pass_, *product_of(request.pass_, method, *asked))
+        pieces[roles] = dict(
+            zip(OPERANDS[request.pass_], (found.a.vector, found.b.vector), strict=True)
+        )
+    for method, roles in methods.items():
+        others = {role: tuple(other for other in roles if other != role) for role in roles}
+        size = copied_bytes(*product_of(request.pass_, method, *asked))
+        if request.affords(size) and all(
+            pieces[roles][role] > pieces[others[role]][role] for role in roles
+        ):
+            yield method
+
+
+def _behind_copies(found: Candidate, request: Request, method: str) -> Candidate:
+    """Return a product's candidate with the launch that copies its operands."""
+    if not method:
+        return found
+    problem, strides = product_of(request.pass_, method, request.problem, request.memory)
+    size, itemsize = copied_bytes(problem, strides), ITEMSIZE[problem.dtype]
+    shapes = [shape_of(problem, role) for role in strides.copied]
+    return replace(
+        found,
+        microseconds=found.microseconds + arranging(request.chip, shapes, itemsize),
+        workspace_bytes=aligned(found.workspace_bytes) + size,
+        method=method,
+        summary=f"{called(strides.copied)} copied with channels last",
+    )
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def tap_words(problem: ConvProblem) -> int:
+    """Return the 32-bit words for the bits of a filter's taps and one spare bit."""
+    return tap_bits(problem) // 32 + 1
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Shared memory of a block.
+
+    Attributes:
+        stages: stages of the ring, each with a tile of A and B.
+        shared_bytes: bytes of the ring, or of the tile of C that replaces it.
+        table_bytes: bytes of the address tables and loop counters.
+    """
+
+    stages: int
+    shared_bytes: int
+    table_bytes: int
+
+
+def ring(
+    tile: Tile, found: Accesses, itemsize: int, device: Device, words: int, index: str = "int"
+) -> Ring:
+    """Return the ring of a tile, with as many stages as its resident blocks have room for.
+
+    Args:
+        tile, found: tile and accesses of the variant.
+        itemsize: bytes per element.
+        device: the device.
+        words: 32-bit words of a tap's bits.
+        index: C++ type of offsets.
+    """
+    m, n, k = tile.block_m, tile.block_n, tile.block_k
+
+    def of_operand(extent: int, along_k: bool) -> int:  # RingTile, with its PADDING
+        padding = 0 if along_k or itemsize == 2 else 32 // itemsize
+        return (extent + padding) * k * itemsize
+
+    stage = of_operand(m, found.a.along_first) + of_operand(n, found.b.along_first)
+    # For each operand half an address per position and for two steps; the counters of a step, 8
+    # digits of the loops, and the block's tile.
+    index_bytes = 4 if index == "int" else 8
+    half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
+    positions = sum(
+        extent // (1 if access.along_first else access.vector)
+        for access, extent in ((found.a, m), (found.b, n))
+    )
+    tables = _multiple((positions + 4 * k) * half + (4 * k + 12) * index_bytes, RING_ALIGNMENT)
+    stages = 2
+    if copies_async(device):
+        of_block = (device.chip.shared << 10) // tile.defines["RESIDENT"]
+        room = of_block - RESERVED_SHARED - tables
+        stages = max(2, min(MOST_STAGES, room // stage))
+    lines, line = (m, n) if found.c.along_first else (n, m)
+    output = lines * (line + 8) * itemsize + (m + n) * index_bytes if itemsize == 2 else 0
+    return Ring(stages, max(stages * stage, _multiple(output, RING_ALIGNMENT)), tables)
+
+
+def _multiple(size: int, of: int) -> int:
+    """Return the smallest multiple of ``of`` that is at least ``size``."""
+    return -(-size // of) * of
+
+
+def resident(request: Request, tile: Tile) -> int:
+    """Return the resident blocks per SM."""
+    problem, device = request.problem, request.device
+    found = accesses(request.pass_, problem, request.memory)
+    made = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem))
+    of_block = made.shared_bytes + made.table_bytes + RESERVED_SHARED
+    by_registers = tile.defines["RESIDENT"]
+    if tile.defines["TENSOR_CORES"]:
+        sizes = (tile.block_m, tile.block_n, ITEMSIZE[problem.dtype])
+        by_registers = BY_REGISTERS.get(sizes, by_registers)
+    return min((device.chip.shared << 10) // of_block, by_registers)
+
+
+@lru_cache(maxsize=64)
+def work(request: Request, tile: Tile, depth: float) -> cost.Work:
+    """Return the work of a block that sums over ``depth`` elements of k."""
+    chip, itemsize, macros = request.chip, ITEMSIZE[request.problem.dtype], tile.defines
+    found = accesses(request.pass_, request.problem, request.memory)
+    rate = cost.tensor_rate(request) if macros["TENSOR_CORES"] else cost.plain_rate(request)
+    flops = tile.block_m * tile.block_n * request.problem.flops_of_product
+    wavefronts = waits = 0.0  # per element of k
+    for access, extent, readers in (
+        (found.a, tile.block_m, macros["WARPS_N"]),
+        (found.b, tile.block_n, macros["WARPS_M"]),
+    ):
+        size, apart = access.vector * itemsize, access.apart * itemsize
+        vectors = extent / access.vector / 32
+        wavefronts += vectors * (cost.wavefronts(size, apart) + cost.wavefronts(size))
+        wavefronts += readers * extent * itemsize / cost.WAVEFRONT_BYTES
+        if size < 4 or not copies_async(request.device):  # copied through registers
+            waits = 1 / tile.block_k
+    return cost.Work(
+        multiplying=depth * flops / cost.per_cycle(chip, rate),
+        wavefronts=depth * wavefronts + cost.RESULT_WAVEFRONTS * tile.block_m * tile.block_n / 32,
+        waits=depth * waits,
+    )
+
+
+def tap_bits(problem: ConvProblem) -> int:
+    """Return the bits of a tap: one for each place along each of three axes."""
+    return sum(problem.filter_sizes) + 3 - len(problem.filter_sizes)
+
+
+# -- launches --------------------------------------------------------------------------------------
+
+
+def _arranged(request: Request, choices: Choices) -> tuple[tuple[Launch, ...], list[str | Part]]:
+    """Return the launch that copies operands behind the partial sums, if any, and A and B."""
+    problem, strides, pass_ = request.problem, request.memory, request.pass_
+    seen, steps = product_of(pass_, choices.method, problem, strides)
+    offset = 0
+    if choices.splits > 1:
+        size = _sums(problem, pass_) * accumulator_bytes(problem)
+        offset = aligned(choices.splits * size)
+    operands: list[str | Part] = []
+    made: list[tuple[str, int]] = []
+    for role in OPERANDS[pass_]:
+        is_there = (role == "w" and strides.w_arranged) or 0 in shape_of(seen, role)
+        if role not in steps.copied or is_there:
+            operands.append(role)
+            continue
+        operands.append(Part("workspace", offset))
+        made.append((role, offset))
+        offset += copy_bytes(shape_of(seen, role), ITEMSIZE[problem.dtype])
+    return ((arrange(problem, seen, strides, made),) if made else ()), operands
+
+
+def _sums(problem: ConvProblem, pass_: str) -> int:
+    """Return partial sums per split."""
+    gemm = problem.gemm(pass_)
+    return gemm.gemm_m * gemm.gemm_n * gemm.groups
+
+
+# -- stride phases ---------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def phases_type(count: int) -> np.dtype:
+    """``StridePhases`` of cuda/include/gather.cuh for NumPy."""
+    import numpy as np
+
+    axes = (np.int32, parameters.SPATIAL)
+    names = ("first_pixel", "pixels", "first_tap", "taps", "shift")
+    phase = np.dtype([*((name, *axes) for name in names), ("end", np.int32)])
+    return np.dtype([("step", *axes), ("spacing", *axes), ("phase", phase, count)])
+
+
+def _phases(problem: ConvProblem, pass_: str, choices: Choices) -> np.ndarray:
+    """Return the stride phases of backprop_input and the ends of their tiles, most taps first.
+
+    Their number is rounded up to a power of two; other passes have a single phase.
+    """
+    import numpy as np
+
+    tile = choices.tile
+    assert tile is not None
+    if pass_ != "backprop_input":
+        record = np.zeros(1, phases_type(1))
+        record["phase"]["end"] = choices.blocks // problem.groups
+        return record
+    listed = list(product(*(axis.stride_phases for axis in problem.axes)))
+    listed.sort(key=lambda phase: -prod(len(taps) for _, taps in phase))
+    record = np.zeros(1, phases_type(1 << (len(listed) - 1).bit_length()))
+    fields, missing, end = record[0], parameters.SPATIAL - len(problem.axes), 0
+    fields["step"] = fields["spacing"] = 1
+    for phase, axes in zip(fields["phase"], listed, strict=False):
+        phase["pixels"] = phase["taps"] = 1
+        for number, (axis, (inputs, taps)) in enumerate(zip(problem.axes, axes, strict=True)):
+            at = missing + number
+            phase["first_pixel"][at], phase["pixels"][at] = inputs.start, len(inputs)
+            phase["first_tap"][at], phase["taps"][at] = taps.start, len(taps)
+            first, spacing = axis.outputs_of_phase(inputs, taps)
+            phase["shift"][at] = first + (len(taps) - 1) * spacing  # unused without taps
+            fields["step"][at], fields["spacing"][at] = taps.step, spacing
+        pixels = problem.N * int(prod(phase["pixels"].tolist()))
+        end += tile.blocks(pixels, problem.C // problem.groups)
+        phase["end"] = end
+    fields["phase"]["end"][len(listed) :] = end
+    return record
+
+
+CUDA_GATHER = Gather()

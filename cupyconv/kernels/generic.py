@@ -1,0 +1,99 @@
+"""cuda-generic (cuda/conv_forward.cu, conv_backprop_input.cu, conv_backprop_filter.cu).
+
+The plain tiled kernels: they support every configuration, dtype and chip.
+"""
+
+from __future__ import annotations
+
+from cupyconv.errors import ConvError
+from cupyconv.kernels import cost, parameters
+from cupyconv.kernels.family import Choices, Tile, accumulator_bytes
+from cupyconv.kernels.reach import MOST_BLOCKS, Count
+from cupyconv.kernels.request import Request
+from cupyconv.kernels.tiled import Tiled
+from cupyconv.launch import STORAGE, Launch
+
+
+def _tile(
+    block_m: int, block_n: int, thread_m: int, thread_n: int, itemsize: int | None = None
+) -> Tile:
+    threads = (block_m // thread_m) * (block_n // thread_n)
+    macros = (("THREAD_M", thread_m), ("THREAD_N", thread_n))
+    most = 8 if itemsize is None else itemsize
+    return Tile(block_m, block_n, 16, threads, macros, itemsize=itemsize, most_bytes=most)
+
+
+_RESIDENT = 2
+"""Resident blocks per multiprocessor (counted)."""
+
+
+_ARGUMENTS = {
+    "forward": ("x", "w", "bias", "y"),
+    "backprop_input": ("y", "w", "bias", "x"),
+    "backprop_filter": ("x", "y", "w"),
+}
+
+
+class Generic(Tiled):
+    name = "cuda-generic"
+    summary = "tiled implicit GEMM for every configuration, dtype and chip"
+    tiles = (
+        _tile(64, 64, 4, 4),
+        _tile(32, 32, 2, 2, itemsize=16),  # a sum takes four registers
+    )
+
+    def counts(self, request: Request) -> tuple[Count, ...]:
+        return ()
+
+    def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
+        chip, problem = request.chip, request.problem
+        size, flops = accumulator_bytes(problem), problem.flops_of_product
+        rate = cost.per_cycle(chip, cost.plain_rate(request))
+        products = tile.block_m * tile.block_n  # per element of k, as all that follows
+        copied = (tile.block_m + tile.block_n) / 32
+        # A thread reads a row and a column of its square of sums.
+        read = products / 32 * 2 / tile.defines["THREAD_M"]
+        work = cost.Work(
+            multiplying=products * flops / rate,
+            wavefronts=(2 * copied + read) * cost.wavefronts(size),
+            instructions=products / 32 * flops / 2 + read + cost.ACCESS_INSTRUCTIONS * copied,
+            waits=1 / tile.block_k,
+        )
+        per_block = depth / max(blocks, 1)
+        return cost.Kernel(blocks, _RESIDENT, tile.threads // 32, work.times(per_block))
+
+    def launches(
+        self, request: Request, choices: Choices, activation: str | None = None
+    ) -> tuple[Launch, ...]:
+        """Return the launch of a pass.
+
+        Raises:
+            ConvError: it has more blocks than a grid may have.
+        """
+        problem, strides, tile, pass_ = request.problem, request.memory, choices.tile, request.pass_
+        assert tile is not None
+        blocks = Count("blocks", choices.blocks, MOST_BLOCKS)
+        if blocks.value > blocks.most:  # plans are made of layers too large for any array as well
+            raise ConvError(
+                "the problem must fit a launch", f"{self.name} {blocks}", "Compute it in parts"
+            )
+        defines: dict[str, str | int] = {
+            "STORAGE": STORAGE[problem.dtype],
+            "INDEX": parameters.index_type(problem, strides),
+            **tile.defines,
+        }
+        if pass_ != "backprop_filter":
+            defines["ACTIVATION"] = parameters.ACTIVATION[activation]
+        launch = Launch(
+            source=f"conv_{pass_}.cu",
+            entry=f"conv_{pass_}",
+            defines=tuple(defines.items()),
+            grid=(choices.blocks,),
+            block=(tile.threads,),
+            shared_bytes=0,
+            arguments=(*_ARGUMENTS[pass_], parameters.pack(problem, strides)),
+        )
+        return (launch,)
+
+
+CUDA_GENERIC = Generic()

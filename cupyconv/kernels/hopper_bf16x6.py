@@ -1,0 +1,88 @@
+"""cuda-hopper-bf16x6 (cuda/conv_planes.cu): float32 as planes of bfloat16, for cuda-hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cupyconv.kernels.copies import ROLES_OF, called, copy_bytes, shape_of
+from cupyconv.kernels.family import Tile
+from cupyconv.kernels.hopper import (
+    PLANES,
+    Layout,
+    Staying,
+    layouts,
+    ring_stages,
+    tile_of,
+    tma_counts,
+    tma_refuses,
+)
+from cupyconv.kernels.reach import Count
+from cupyconv.kernels.request import Request
+
+
+def plane_bytes(request: Request) -> int:
+    """Return the workspace for the planes of both operands of a pass."""
+    seen = _layout(request).problem
+    operands = ROLES_OF[request.pass_][:-1]
+    return sum(PLANES * copy_bytes(shape_of(seen, role), 2) for role in operands)
+
+
+def _layout(request: Request) -> Layout:
+    (found,) = layouts(request.problem, request.pass_, request.memory, "planes")
+    return found
+
+
+class HopperBf16x6(Staying):
+    name = "cuda-hopper-bf16x6"
+    summary = "float32 as cuda-hopper's products of three bfloat16 planes"
+    passes = 6  # products of planes for each product of float32
+    # Sums are kept twice, in and out of the tensor cores: 256 columns of them do not fit.
+    tiles = tuple(
+        tile_of(
+            *(block_m, block_n, 4, 2),
+            STAGES=ring_stages(block_m, block_n, 4),
+            CLUSTER=cluster,
+            PLANES=PLANES,
+            PLANAR=0,
+        )
+        for block_m, block_n, cluster in ((128, 128, 2), (128, 128, 1), (256, 64, 1), (128, 64, 1))
+    )
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        yield from tma_counts(request, operand_bytes=2, planes=PLANES)
+        yield self.tiles_counted(request)
+
+    def refuses_layer(self, request: Request) -> str | None:
+        problem = request.problem
+        if problem.dtype != "float32":
+            return f"cuda-hopper-bf16x6 multiplies float32, not {problem.dtype}"
+        if request.precision != "bf16x6":
+            return (
+                "cuda-hopper-bf16x6 loses bits of numbers below 2^-110 and may make NaN of "
+                "infinity, which precision='bf16x6' permits"
+            )
+        refusal = tma_refuses(request, operand_bytes=2)
+        if refusal is not None:
+            return refusal
+        least = plane_bytes(request)
+        if not request.affords(least):
+            return (
+                f"the planes of the operands take a workspace of {least} bytes, the limit is "
+                f"{request.workspace_limit}"
+            )
+        seen = _layout(request)
+        for role in ROLES_OF[request.pass_][:-1]:
+            if getattr(seen.strides, role)[-1] != 1 < shape_of(seen.problem, role)[-1]:
+                return (
+                    "cuda-hopper-bf16x6 takes operands with channels or filters last, which are "
+                    f"neighbours in memory, unlike those of {role}"
+                )
+        return None
+
+    def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
+        planes, split = plane_bytes(request), called(ROLES_OF[request.pass_][:-1])
+        read_and_written = planes * 5 / 3  # float32, and three planes
+        return read_and_written, planes, f"{split} split into planes"
+
+
+CUDA_HOPPER_BF16X6 = HopperBf16x6()

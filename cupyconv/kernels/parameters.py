@@ -1,0 +1,79 @@
+"""Arguments and macros that the kernels of several families take.
+
+NumPy is imported when launches are computed, so that planning works without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from cupyconv.kernels.family import spatial
+from cupyconv.kernels.reach import MARGIN, largest_index
+from cupyconv.kernels.request import ACTIVATIONS
+from cupyconv.kernels.strides import Strides
+from cupyconv.problem import ConvProblem
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SPATIAL = 3
+ACTIVATION: dict[str | None, int] = {word: number for number, word in enumerate(ACTIVATIONS)}
+"""Values of the macro of that name: ``enum Activation`` in cuda/include/epilogue.cuh."""
+
+
+@cache
+def parameters_type() -> np.dtype:
+    """``ConvParameters`` of cuda/include/parameters.cuh for NumPy."""
+    import numpy as np
+
+    sizes = ("input", "filter", "output", "stride", "pad", "dilation")
+    return np.dtype(
+        [
+            *((name, np.int64) for name in ("batch", "groups", "channels", "filters")),
+            *((name, np.int64, SPATIAL) for name in sizes),
+            *((name, np.int64, 2 + SPATIAL) for name in ("x_stride", "w_stride", "y_stride")),
+            ("bias_stride", np.int64),
+        ],
+        align=True,
+    )
+
+
+def pack(problem: ConvProblem, strides: Strides) -> np.ndarray:
+    """Return the parameter struct of a problem, as a 1-element array."""
+    import numpy as np
+
+    record = np.zeros(1, parameters_type())
+    fields = record[0]
+    fields["batch"] = problem.N
+    fields["groups"] = problem.groups
+    fields["channels"] = problem.C // problem.groups
+    fields["filters"] = problem.K // problem.groups
+    fields["input"] = spatial(problem.input_sizes)
+    fields["filter"] = spatial(problem.filter_sizes)
+    fields["output"] = spatial(problem.output_sizes)
+    fields["stride"] = spatial(problem.stride)
+    fields["pad"] = spatial([before for before, _ in problem.padding], 0)
+    fields["dilation"] = spatial(problem.dilation)
+    fields["x_stride"] = _ordered(strides.x, problem.data_axes)
+    fields["w_stride"] = _ordered(strides.w, problem.filter_axes)
+    fields["y_stride"] = _ordered(strides.y, problem.data_axes)
+    fields["bias_stride"] = strides.bias
+    return record
+
+
+def index_type(problem: ConvProblem, strides: Strides, numbered: int = 0) -> str:
+    """Return the C++ type of a kernel's indices and offsets: ``int`` where nothing leaves 32 bits.
+
+    Args:
+        problem, strides: of the tensors.
+        numbered: how many there are of what the kernel numbers beside them.
+    """
+    largest = max(largest_index(problem, strides), numbered + MARGIN)
+    return "int" if largest < 2**31 else "long long"
+
+
+def _ordered(strides: Sequence[int], axes: Sequence[int]) -> list[int]:
+    steps = [strides[axis] for axis in axes]
+    return [*steps[:2], *spatial(steps[2:], 0)]

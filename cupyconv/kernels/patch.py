@@ -1,0 +1,588 @@
+"""cuda-patch (cuda/conv_patch.cu): few input channels, with the input of a tile copied once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from cupyconv.kernels import cost, parameters
+from cupyconv.kernels.device import CHIPS, RESERVED_SHARED
+from cupyconv.kernels.family import Choices, accumulator_bytes, copies_async, mma_refuses, spatial
+from cupyconv.kernels.reach import Count
+from cupyconv.kernels.request import Request
+from cupyconv.kernels.streaming import Shares, Streaming, reduction
+from cupyconv.kernels.strides import Strides, neighbours
+from cupyconv.launch import STORAGE, Launch
+from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+
+WARPS = 4
+"""Warps per block."""
+
+MAX_CHANNELS = 8
+"""Most channels; with more, cuda-gather can use 16-byte vectors as well (chosen)."""
+
+_PIXELS = (128, 64)  # output pixels per tile (chosen)
+_COLUMNS = (128, 64, 32, 16, 8)  # output columns per tile (chosen)
+_FILTERS = (128, 96, 64, 32, 16)  # filters per block (chosen)
+_ROW_TILES = (4, 2)  # fragments of 16 filters per block in backprop_filter (chosen)
+_SUMS = 144  # most registers per thread for sums and offsets in backprop_filter (chosen)
+_BANKS = 32  # banks of shared memory (hardware)
+_LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10
+
+_THREADS = 32 * WARPS
+
+
+@dataclass(frozen=True)
+class Access:
+    """Vector accesses to x, and to y or dy.
+
+    Attributes:
+        x_last: whether a line of the patch has all channels; else one channel.
+        x_vector: elements per vector of x.
+        shift: elements from an aligned address to a tile's first window.
+        y_last: whether channels are contiguous in y.
+        y_vector: elements per vector of y.
+    """
+
+    x_last: bool
+    x_vector: int
+    shift: int
+    y_last: bool
+    y_vector: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Flattened rows of the filter, in words of one register.
+
+    Attributes:
+        word: elements per word.
+        classes: pixel classes: windows begin at the first or at the second element of a word.
+        run: contiguous elements in a line of the patch.
+        run_words: words per run.
+        words: all words, rounded up to a multiple of 8.
+        conflicts: wavefronts per access to the patch.
+        residue: best line pitch in elements, modulo the banks; None if every pitch is as good.
+    """
+
+    word: int
+    classes: int
+    run: int
+    run_words: int
+    words: int
+    conflicts: float
+    residue: int | None
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Free choices of a launch of cuda-patch, apart from its chunks or blocks.
+
+    Attributes:
+        tile_p, tile_q: rows and columns of output pixels per tile.
+        filters: filters per block.
+        warps_k: warps along pixels in backprop_filter; else 0.
+    """
+
+    tile_p: int
+    tile_q: int
+    filters: int
+    warps_k: int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Blocks of a tiling on given tensors, with their work.
+
+    Attributes:
+        tiling: the tiling.
+        line_pitch: elements from a line of the patch to the next.
+        warps_n: warps of a block along words, in backprop_filter; else 0.
+        warp_words: blocks of 8 words of a warp, in backprop_filter; else 0.
+        share_words: words of a block, in backprop_filter; else 0.
+        shares: parts of the words, in backprop_filter; else 1.
+        tiles: tiles that cover the output.
+        shared_bytes: shared memory of a block.
+        resident: resident blocks per SM.
+        tile: work of a block for each tile.
+        block: work of a block besides its tiles.
+    """
+
+    tiling: Tiling
+    line_pitch: int
+    warps_n: int
+    warp_words: int
+    share_words: int
+    shares: int
+    tiles: int
+    shared_bytes: int
+    resident: int
+    tile: cost.Work
+    block: cost.Work
+
+
+def access_of(request: Request) -> Access:
+    """Return the accesses to a request's tensors."""
+    return _access_of(request.problem, request.memory)
+
+
+@lru_cache(maxsize=4096)
+def _access_of(problem: ConvProblem, memory: Strides) -> Access:
+    itemsize, channel, column = ITEMSIZE[problem.dtype], problem.data_axes[1], problem.data_axes[-1]
+    x, width = memory.x, problem.input_sizes[-1]
+    x_last = problem.C > 1 and abs(x[channel]) < abs(x[column])
+    if x_last:  # a row of W * C contiguous elements has vectors, another row has none
+        others = tuple(x[axis] for axis in problem.data_axes[:1] + problem.data_axes[2:-1])
+        follows = 1 if x[channel] == 1 and x[column] == problem.C else 0
+        flat, axis, extent = (*others, follows), len(others), width * problem.C
+        x_vector = neighbours(flat, axis, extent, memory.alignment, itemsize)
+    else:
+        x_vector = neighbours(x, column, width, memory.alignment, itemsize)
+    before = problem.padding[-1][0] * (problem.C if x_last else 1)
+    y_last = memory.y[channel] == 1 and problem.K > 1
+    axis, extent = (channel, problem.K) if y_last else (column, problem.output_sizes[-1])
+    y_vector = neighbours(memory.y, axis, extent, memory.alignment, itemsize)
+    return Access(x_last, x_vector, -before % x_vector, y_last, y_vector)
+
+
+def rows_of(request: Request) -> Rows:
+    """Return the flattened rows of a request's filter."""
+    return _rows_of(request.problem, access_of(request), request.pass_ == "forward")
+
+
+@lru_cache(maxsize=4096)
+def _rows_of(problem: ConvProblem, access: Access, forward: bool) -> Rows:
+    word = 2 if ITEMSIZE[problem.dtype] == 2 else 1
+    step = problem.C if access.x_last else 1
+    taps, gap = problem.filter_sizes[-1], problem.dilation[-1]
+    run = step if gap > 1 else taps * step
+    classes = 2 if word == 2 and problem.stride[-1] * step % 2 else 1
+    largest_lead = 1 if classes == 2 else access.shift % word
+    run_words = -(-(run + largest_lead) // word)
+    runs = problem.C * prod(problem.filter_sizes) // run
+    words = -(-runs * run_words // 8) * 8
+    rows = Rows(word, classes, run, run_words, words, 1.0, None)
+    if words * min(_FILTERS) * 4 > _LARGEST_SHARED:
+        return rows  # too large for any block
+    conflicts, residue = _conflicts(problem, access, rows, forward)
+    return replace(rows, conflicts=conflicts, residue=residue)
+
+
+def _conflicts(
+    problem: ConvProblem, access: Access, rows: Rows, forward: bool
+) -> tuple[float, int | None]:
+    """Return the mean wavefronts of a warp's access to the patch, and the best residue.
+
+    Lanes read words of 8 pixels and 4 filter words, or of 4 pixels and 8 filter words.
+    """
+    itemsize = ITEMSIZE[problem.dtype]
+    pixels, places = (8, 4) if forward else (4, 8)
+    of_pixel = rows.classes * problem.stride[-1] * (problem.C if access.x_last else 1)
+    if not forward:
+        of_pixel *= rows.word
+    words = list(_words(problem, access, rows))
+    words += words[-1:] * (rows.words - len(words))
+    patterns: Counter[tuple[tuple[int, int], ...]] = Counter()
+    for at in range(0, len(words), places):
+        first_line, first_column = words[at]
+        group = words[at : at + places]
+        patterns[tuple((line - first_line, column - first_column) for line, column in group)] += 1
+
+    def wavefronts(pitch: int) -> int:
+        total = 0
+        for pattern, count in patterns.items():
+            addresses = {
+                (pixel * of_pixel + line * pitch + column) * itemsize // 4
+                for pixel in range(pixels)
+                for line, column in pattern
+            }
+            total += count * max(Counter(address % _BANKS for address in addresses).values())
+        return total
+
+    period = _BANKS * 4 // itemsize
+    # Add whole rounds of the banks, so that lines do not overlap.
+    apart = period * (1 + max(column for _, column in words) + pixels * of_pixel)
+    unit = max(access.x_vector, rows.word, period // 8)
+    found = {residue: wavefronts(apart + residue) for residue in range(0, period, unit)}
+    best = min(found, key=lambda residue: found[residue])
+    free = max(found.values()) == found[best]
+    return found[best] / sum(patterns.values()), None if free else best
+
+
+def _words(problem: ConvProblem, access: Access, rows: Rows) -> Iterator[tuple[int, int]]:
+    """Yield line and first element of each word; the planes of a volume are contiguous."""
+    step, line_channels = (problem.C, 1) if access.x_last else (1, problem.C)
+    depth, height, _ = spatial(problem.filter_sizes)
+    gap_h, gap_w = spatial(problem.dilation)[1:]
+    columns = problem.filter_sizes[-1] if gap_w > 1 else 1
+    for row, channel, s in product(range(depth * height), range(line_channels), range(columns)):
+        for word in range(rows.run_words):
+            yield row * gap_h * line_channels + channel, s * gap_w * step + word * rows.word
+
+
+@lru_cache(maxsize=4096)
+def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
+    """Return tilings by modelled time; none if no tiling fits into memory and registers."""
+    chip = request.chip
+
+    def microseconds(made: Geometry) -> float:
+        blocks = persistent_blocks(request, made, chip.multiprocessors)
+        return _kernel(request, made, blocks).computing(chip)
+
+    made = (geometry(request, tiling) for tiling in _tilings(request))
+    return tuple(one.tiling for one in sorted(filter(None, made), key=microseconds))
+
+
+def _tilings(request: Request) -> Iterator[Tiling]:
+    """Yield all tilings of the kernels; some do not fit into a block."""
+    least = 8 * rows_of(request).classes  # pixels of one class
+    edges = [
+        (pixels // tile_q, tile_q)
+        for pixels in _PIXELS
+        for tile_q in _COLUMNS
+        if least <= tile_q <= pixels
+    ]
+    if request.pass_ == "forward":
+        numbers = [(filters, 0) for filters in _FILTERS]
+    else:
+        numbers = [(16 * row_tiles, warps) for row_tiles in _ROW_TILES for warps in (1, 2, 4)]
+    return (Tiling(*edge, *one) for edge, one in product(edges, numbers))
+
+
+@lru_cache(maxsize=4096)
+def geometry(request: Request, tiling: Tiling) -> Geometry | None:
+    """Return the blocks of a tiling; None if it is illegal on this device."""
+    if tiling not in _tilings(request):
+        return None
+    rows = rows_of(request)
+    patch = _patch(request, rows, tiling.tile_p, tiling.tile_q)
+    construct = _forward_geometry if request.pass_ == "forward" else _filter_geometry
+    made = construct(request, rows, patch, tiling)
+    limit = request.chip.block_shared << 10
+    return made if made is not None and made.shared_bytes <= limit else None
+
+
+def persistent_blocks(request: Request, made: Geometry, multiprocessors: int) -> int:
+    """Return the blocks along the tiles of the forward pass: all resident, with balanced tiles."""
+    at_once = max(multiprocessors * made.resident // _others(request, made), 1)
+    each = max(-(-made.tiles // at_once), 1)
+    return max(-(-made.tiles // each), 1)
+
+
+def _kernel(request: Request, made: Geometry, blocks: int) -> cost.Kernel:
+    """Return all blocks, of which this number of blocks, or chunks, share the tiles."""
+    each = max(-(-made.tiles // blocks), 1)
+    work = made.tile.times(each) + made.block
+    return cost.Kernel(blocks * _others(request, made), made.resident, WARPS, work)
+
+
+def _others(request: Request, made: Geometry) -> int:
+    """Return the blocks that compute the same tiles."""
+    return -(-request.problem.K // made.tiling.filters) * made.shares
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """A tile of tile_p x tile_q outputs and its input."""
+
+    tile_p: int
+    tile_q: int
+    tiles: int
+    pieces: int
+    line_pitch: int
+    size: int  # bytes
+
+    @property
+    def pixels(self) -> int:
+        return self.tile_p * self.tile_q
+
+
+def _patch(request: Request, rows: Rows, tile_p: int, tile_q: int) -> _Patch:
+    problem, access = request.problem, access_of(request)
+    itemsize = ITEMSIZE[problem.dtype]
+    step, line_channels = (problem.C, 1) if access.x_last else (1, problem.C)
+    taps_t, taps_r, taps_s = spatial(problem.filter_sizes)
+    _, stride_h, stride_w = spatial(problem.stride)
+    _, gap_h, gap_w = spatial(problem.dilation)
+    lines = taps_t * ((tile_p - 1) * stride_h + (taps_r - 1) * gap_h + 1) * line_channels
+    columns = (tile_q - 1) * stride_w + (taps_s - 1) * gap_w + 1
+    unit = max(access.x_vector, rows.word)
+    line = -(-(access.shift + columns * step) // unit) * unit
+    pitch = line
+    if rows.residue is not None:
+        pitch += (rows.residue - line) % (_BANKS * 4 // itemsize)
+    depth, height, width = spatial(problem.output_sizes)
+    return _Patch(
+        tile_p,
+        tile_q,
+        problem.N * depth * -(-height // tile_p) * -(-width // tile_q),
+        lines * (line // access.x_vector),
+        pitch,
+        lines * pitch * itemsize,
+    )
+
+
+def _forward_geometry(
+    request: Request, rows: Rows, patch: _Patch, tiling: Tiling
+) -> Geometry | None:
+    problem, access, filters = request.problem, access_of(request), tiling.filters
+    itemsize = ITEMSIZE[problem.dtype]
+    accumulator = accumulator_bytes(problem)
+    enough = any(problem.K <= fewer < filters for fewer in _FILTERS)
+    if enough or (itemsize == 8 and filters > 64):
+        return None
+    weights = rows.classes * rows.words * filters * accumulator
+    lines, line = (patch.pixels, filters) if access.y_last else (filters, patch.pixels)
+    output = lines * (line + (8 if itemsize == 2 else 4)) * itemsize
+    tables = rows.classes * rows.words * 8 + filters * accumulator
+    shared = weights + -(-2 * patch.size // 16) * 16 + output + tables
+    tile, block = _forward_work(request, rows, patch, filters)
+    return Geometry(
+        tiling,
+        patch.line_pitch,
+        warps_n=0,
+        warp_words=0,
+        share_words=0,
+        shares=1,
+        tiles=patch.tiles,
+        shared_bytes=-(-shared // 16) * 16,
+        resident=_resident(request, shared, patch.pixels * filters * accumulator // 512),
+        tile=tile,
+        block=block,
+    )
+
+
+def _forward_work(
+    request: Request, rows: Rows, patch: _Patch, filters: int
+) -> tuple[cost.Work, cost.Work]:
+    """Return the work per tile, and the further work per block, which stages its filters."""
+    steps, results = rows.words // 8, patch.pixels * filters
+    products = steps * (patch.pixels // 16) * (filters // 8)
+    loads = steps * (patch.pixels // 4 * rows.conflicts + WARPS * (filters // 4 + 2))
+    tile = _work(request, products, loads, patch, results / access_of(request).y_vector)
+    tile += cost.Work(0, cost.RESULT_WAVEFRONTS * results / 32)
+    staged = rows.classes * rows.words * filters / 32
+    return tile, cost.Work(0, 2 * staged, cost.ACCESS_INSTRUCTIONS * staged)
+
+
+def _work(
+    request: Request, products: float, loads: float, patch: _Patch, others: float
+) -> cost.Work:
+    """Return the work per tile.
+
+    Args:
+        request: the pass.
+        products: products of fragments.
+        loads: wavefronts that load fragments from shared memory.
+        patch: the tile, whose input is copied.
+        others: vectors of y that are stored, or of dy that are copied.
+    """
+    chip, access, itemsize = request.chip, access_of(request), ITEMSIZE[request.problem.dtype]
+    rate = {2: chip.tensor_rate, 4: chip.tensor_rate / 2, 8: chip.double_tensor_rate}[itemsize]
+    flops = 2 * 16 * 8 * 8 * (2 if itemsize == 2 else 1)
+    of_x, of_y = (cost.wavefronts(n * itemsize) for n in (access.x_vector, access.y_vector))
+    accesses = (patch.pieces + others) / 32
+    return cost.Work(
+        multiplying=products * flops / cost.per_cycle(chip, rate) if rate else 0.0,
+        wavefronts=loads + 2 * (patch.pieces * of_x + others * of_y) / 32,
+        instructions=products + loads + cost.ACCESS_INSTRUCTIONS * accesses,
+        waits=float(access.x_vector * itemsize < 4 or not copies_async(request.device)),
+    )
+
+
+def _filter_geometry(
+    request: Request, rows: Rows, patch: _Patch, tiling: Tiling
+) -> Geometry | None:
+    problem, access = request.problem, access_of(request)
+    itemsize, pixels = ITEMSIZE[problem.dtype], patch.pixels
+    filters, warps_k = tiling.filters, tiling.warps_k
+    row_tiles, warps_n = filters // 16, WARPS // warps_k
+    registers = 4 * rows.word * (2 if itemsize == 8 else 1)  # per 8 words and 16 filters
+    rounded = 4 if itemsize == 4 else 0  # registers for rounding to TF32
+    steps = pixels // (8 * rows.word)  # along pixels
+    most = _SUMS // (registers * row_tiles + 1)  # one register for an offset
+    whole = rows.run_words if rows.classes == 2 else 8  # both classes belong to one share
+    if not rows.classes <= warps_k <= steps or 8 * warps_n * most < whole:
+        return None
+    units = -(-rows.words // whole)
+    shares = -(-units // (8 * warps_n * most // whole))
+    share_words = -(-units // shares) * whole
+    warp_words = -(-share_words // (8 * warps_n))
+    lines, line = (pixels, filters) if access.y_last else (filters, pixels)
+    padding = 32 if access.y_last and itemsize > 2 else 0  # RingTile::PADDING
+    stage = lines * (line * itemsize + padding) + patch.size
+    # The warps along pixels exchange sums in the memory of the stages.
+    sums = (share_words * rows.word + rows.word - 1) * (filters + 4 // rows.word)
+    exchange = sums * accumulator_bytes(problem) if warps_k > 1 else 0
+    shared = max(2 * (-(-stage // 128) * 128), -(-exchange // 128) * 128)
+    tile = _filter_work(request, rows, patch, row_tiles, warps_n, warp_words)
+    return Geometry(
+        tiling,
+        patch.line_pitch,
+        warps_n,
+        warp_words,
+        share_words,
+        shares,
+        tiles=patch.tiles,
+        shared_bytes=shared,
+        resident=_resident(request, shared, registers * row_tiles * warp_words + rounded),
+        tile=tile,
+        block=cost.Work(0, 0),
+    )
+
+
+def _filter_work(
+    request: Request, rows: Rows, patch: _Patch, row_tiles: int, warps_n: int, warp_words: int
+) -> cost.Work:
+    """Return the work per tile."""
+    access = access_of(request)
+    steps = patch.pixels // (8 * rows.word)
+    products = steps * warps_n * warp_words * rows.word * row_tiles
+    loads = steps * warps_n * (row_tiles * 4 + warp_words * 2 * rows.word * rows.conflicts)
+    # Adjacent pixels of a row belong to different classes, and are stored one by one.
+    is_split = not access.y_last and rows.classes == 2
+    elements = 16 * row_tiles * patch.pixels
+    work = _work(request, products, loads, patch, elements / (1 if is_split else access.y_vector))
+    return replace(work, waits=1.0) if is_split else work
+
+
+def _resident(request: Request, shared_bytes: int, sums: int) -> int:
+    """Return the resident blocks per SM, by shared memory and registers for sums."""
+    room = request.chip.shared << 10
+    by_registers = 4 if sums <= 32 else 3 if sums <= 64 else 2
+    return max(min(room // (shared_bytes + RESERVED_SHARED), by_registers), 1)
+
+
+THREADS = 32 * WARPS
+"""Threads per block."""
+
+
+class Patch(Streaming[Tiling]):
+    name = "cuda-patch"
+    summary = (
+        "few channels: the input under a tile copied once, rows of the filter as gemm_k, on the "
+        "tensor cores"
+    )
+    tiling = Tiling
+
+    def refuses_layer(self, request: Request) -> str | None:
+        refusal, problem = mma_refuses(request), request.problem
+        if refusal is not None:
+            return refusal
+        if request.pass_ == "backprop_input":
+            return "cuda-patch computes forward and backprop_filter"
+        if problem.groups > 1:
+            return f"cuda-patch takes one group, not {problem.groups}"
+        if problem.C > MAX_CHANNELS:
+            return f"cuda-patch takes up to {MAX_CHANNELS} channels, not {problem.C}"
+        if -(-problem.K // min(_FILTERS)) >= 2**16:
+            return "the filters are more than a launch has blocks for"
+        if not ranked_tilings(request):
+            return "the input under a tile and the filter do not fit into a block"
+        return None
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        made = self.geometry(request, self.choose(request))
+        yield Count("elements of lines from window to window", _reach(request, made), 2**31 - 1)
+
+    def tilings(self, request: Request) -> tuple[Tiling, ...]:
+        return ranked_tilings(request)
+
+    def geometry(self, request: Request, tiling: Tiling) -> Geometry:
+        made = geometry(request, tiling)
+        assert made is not None
+        return made
+
+    def is_legal(self, request: Request, tiling: Tiling) -> bool:
+        made = geometry(request, tiling)
+        return made is not None and _reach(request, made) < 2**31
+
+    def shares(self, request: Request, tiling: Tiling) -> Shares:
+        made = self.geometry(request, tiling)
+        return Shares(made.tiles, _others(request, made))
+
+    def blocks(self, request: Request, tiling: Tiling, multiprocessors: int) -> int:
+        return persistent_blocks(request, self.geometry(request, tiling), multiprocessors)
+
+    def kernel(self, request: Request, tiling: Tiling, blocks: int) -> cost.Kernel:
+        return _kernel(request, self.geometry(request, tiling), blocks)
+
+    def launches(
+        self, request: Request, choices: Choices, activation: str | None = None
+    ) -> tuple[Launch, ...]:
+        """Return the product and, for backprop_filter, the reduction of its chunks."""
+        problem, strides = request.problem, request.memory
+        access, made = access_of(request), self.geometry(request, choices.tiling)
+        tiling = made.tiling
+        is_filter = request.pass_ == "backprop_filter"
+        depth, height, width = spatial(problem.filter_sizes)
+        defines: dict[str, str | int] = {
+            "PASS": PASSES.index(request.pass_),
+            "STORAGE": STORAGE[problem.dtype],
+            "INDEX": parameters.index_type(problem, strides),
+            "CHANNELS": problem.C,
+            "X_LAST": int(access.x_last),
+            "FILTER_T": depth,
+            "FILTER_R": height,
+            "FILTER_S": width,
+            "STRIDE_H": spatial(problem.stride)[1],
+            "STRIDE_W": problem.stride[-1],
+            "DILATION_H": spatial(problem.dilation)[1],
+            "DILATION_W": problem.dilation[-1],
+            "TILE_P": tiling.tile_p,
+            "TILE_Q": tiling.tile_q,
+            "LINE_PITCH": made.line_pitch,
+            "X_VECTOR": access.x_vector,
+            "SHIFT": access.shift,
+            "Y_LAST": int(access.y_last),
+            "Y_VECTOR": access.y_vector,
+            "ASYNC_COPY": int(copies_async(request.device)),
+            "RESIDENT": made.resident,
+            "SHARED_BYTES": made.shared_bytes,
+        }
+        if is_filter:
+            defines |= {
+                "ROW_TILES": tiling.filters // 16,
+                "WARPS_N": made.warps_n,
+                "WARPS_K": tiling.warps_k,
+                "WARP_WORDS": made.warp_words,
+                "SHARE_WORDS": made.share_words,
+            }
+        else:
+            defines |= {"BLOCK_N": tiling.filters, "ACTIVATION": parameters.ACTIVATION[activation]}
+        packed = parameters.pack(problem, strides)
+        filter_blocks = -(-problem.K // tiling.filters)
+
+        def launch(grid: tuple[int, ...], *arguments: object) -> Launch:
+            return Launch(
+                source="conv_patch.cu",
+                entry="conv_patch",
+                defines=tuple(defines.items()),
+                grid=grid,
+                block=(THREADS,),
+                shared_bytes=made.shared_bytes,
+                arguments=arguments,
+            )
+
+        if not is_filter:
+            # Persistent blocks compute nearly as many tiles each.
+            tiles_each = max(-(-made.tiles // choices.blocks), 1)
+            grid = (-(-made.tiles // tiles_each), filter_blocks)
+            return (launch(grid, "x", "w", "bias", "y", packed),)
+        product = launch(
+            (choices.splits, filter_blocks, made.shares), "x", "y", "workspace", packed
+        )
+        return product, reduction(product, problem, choices.splits)
+
+
+def _reach(request: Request, made: Geometry) -> int:
+    """Return elements of the patch's lines from one window to the next."""
+    lines = 1 if access_of(request).x_last else request.problem.C
+    return spatial(request.problem.stride)[1] * lines * made.line_pitch
+
+
+CUDA_PATCH = Patch()

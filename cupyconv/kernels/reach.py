@@ -1,0 +1,84 @@
+"""Ranges of the kernels' integers, and the quantities of a layer that must fit into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from math import prod
+from typing import NamedTuple
+
+from cupyconv.kernels.strides import Strides
+from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem
+
+LONGEST_REACH = 1 << 30
+"""Largest extent, in elements, of which two still add up in 32 bits."""
+
+MOST_BLOCKS = 2**31 - 1
+"""Most thread blocks along the first axis of a grid (CUDA's rule)."""
+
+_WINDOWS = 8
+"""Windows of a tile along an axis, a stride apart (chosen: more than any tile has)."""
+
+MARGIN = 2**16
+"""Elements added to every index range; more than any tile has (chosen)."""
+
+
+class Count(NamedTuple):
+    """A quantity that kernels count, its value for a layer, and the largest value supported."""
+
+    what: str
+    value: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"counts up to {self.most:,} {self.what}, not {self.value:,}"
+
+
+def largest_index(problem: ConvProblem, strides: Strides) -> int:
+    """Return an upper bound of all indices and offsets of the kernels.
+
+    It includes windows that reach into the padding, and a tile beyond the end of a GEMM.
+    """
+    reach = [axis.padded_input + axis.effective_filter + axis.stride for axis in problem.axes]
+    sizes = [
+        ((problem.N, problem.C, *reach), problem.data_axes, strides.x),
+        (
+            (problem.K, problem.C // problem.groups, *problem.filter_sizes),
+            problem.filter_axes,
+            strides.w,
+        ),
+        ((problem.N, problem.K, *reach), problem.data_axes, strides.y),
+        ((max(problem.C, problem.K),), (0,), (strides.bias,)),
+    ]
+    spans = [
+        sum(extent * abs(stride[axis]) for extent, axis in zip(extents, axes, strict=True))
+        for extents, axes, stride in sizes
+    ]
+    products = [max(problem.gemm(pass_)[:3]) for pass_ in ("forward", "backprop_input")]
+    return max(*spans, *products, *(size * 2 for size in reach)) + MARGIN
+
+
+def offset_counts(problem: ConvProblem, strides: Strides) -> Iterator[Count]:
+    """Yield the quantity that all kernels count in 64 bits where 32 bits are too few."""
+    shapes = problem.input_shape, problem.filter_shape, problem.output_shape
+    # Larger tensors cannot exist; whoever allocates them reports that.
+    if max(map(prod, shapes)) * ITEMSIZE[problem.dtype] <= LARGEST:
+        index = largest_index(problem, strides)
+        yield Count("elements that windows and padding reach over", index, LARGEST)
+
+
+def window_count(problem: ConvProblem) -> Count:
+    """Return the quantity that 32-bit macros hold: the span of a tile's windows and taps."""
+    reach = (
+        axis.effective_filter + axis.dilation + _WINDOWS * axis.stride for axis in problem.axes
+    )
+    what = f"rows or columns under a filter, a dilation and {_WINDOWS} strides"
+    return Count(what, max(reach), LONGEST_REACH)
+
+
+def reach_counts(problem: ConvProblem) -> Iterator[Count]:
+    """Yield the quantities that 32-bit coordinates hold."""
+    extents = (*problem.input_shape, *problem.filter_shape, *problem.output_shape)
+    yield Count("elements of an axis", max(extents), LONGEST_REACH)
+    yield Count("elements of padding", max(chain(*problem.padding)), LONGEST_REACH)
+    yield window_count(problem)

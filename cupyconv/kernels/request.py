@@ -1,0 +1,115 @@
+"""Requests to the planner: one pass of a problem on a device, with its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from cupyconv.errors import ConvError, require_word, shown
+from cupyconv.kernels.device import Chip, Device
+from cupyconv.kernels.strides import Strides
+from cupyconv.problem import LARGEST, PASSES, ConvProblem
+
+Precision = Literal["ieee", "tf32", "bf16x6"]
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+Activation = Literal["relu", "silu", "gelu"]
+
+ACTIVATIONS: tuple[Activation | None, ...] = (None, *get_args(Activation))
+"""Activations of the results of a forward pass or a transposed convolution."""
+
+Implementation = Literal[
+    "reference",
+    "numpy",
+    "cuda-generic",
+    "cuda-gather",
+    "cuda-direct",
+    "cuda-toeplitz",
+    "cuda-patch",
+    "cuda-hopper",
+    "cuda-hopper-bf16x6",
+]
+"""Names of the implementations, for type checkers; each family has its own at run time."""
+
+Impl = Literal["auto", Implementation]
+"""Names that ``impl`` takes."""
+
+
+def require_limit(limit: int | None) -> None:
+    """Require a workspace limit to be a number of bytes or None.
+
+    Raises:
+        ConvError: the limit is neither.
+    """
+    if limit is not None and (type(limit) is not int or not 0 <= limit <= LARGEST):
+        raise ConvError(
+            "workspace_limit must be a number of bytes",
+            f"got {shown(limit)}",
+            "Use 0 to allow no workspace, or None for no limit",
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """One pass of a problem on a device, with the permitted precision and workspace.
+
+    Attributes:
+        problem: the configuration.
+        pass_: "forward", "backprop_input" or "backprop_filter".
+        device: device of the tensors.
+        precision: "tf32" permits rounding float32 operands to TF32, "bf16x6" permits multiplying
+            them as planes of bfloat16; "ieee" permits neither.
+        workspace_limit: most bytes of device memory beside the tensors; None for no limit.
+        strides: strides of the tensors; None for contiguous tensors.
+        figures: figures of a card, for an estimate; None for those of the nominal chip, by which
+            all plans are made.
+
+    Raises:
+        ConvError: the pass or the precision is unknown, or the limit is not a number of bytes.
+    """
+
+    problem: ConvProblem
+    pass_: str
+    device: Device
+    precision: str = "ieee"
+    workspace_limit: int | None = None
+    strides: Strides | None = None
+    figures: Chip | None = None
+
+    def __post_init__(self) -> None:
+        require_word("pass", self.pass_, PASSES)
+        require_word("precision", self.precision, PRECISIONS)
+        require_limit(self.workspace_limit)
+
+    @property
+    def operands(self) -> str:
+        """Type of the products: "tf32" for float32 where permitted, else the dtype."""
+        permitted = self.problem.dtype == "float32" and self.precision == "tf32"
+        return "tf32" if permitted else self.problem.dtype
+
+    @property
+    def chip(self) -> Chip:
+        """Figures that estimates use."""
+        return self.figures or self.device.chip
+
+    @property
+    def memory(self) -> Strides:
+        """Strides of the tensors."""
+        return self.strides or Strides.contiguous(self.problem)
+
+    @property
+    def reduced(self) -> Request:
+        """Request for ``ConvProblem.reduced``, which kernels compute; unchanged for NumPy."""
+        found = self.problem.reduced if self.device.is_gpu else self.problem
+        return self if found is self.problem else replace(self, problem=found)
+
+    def affords(self, workspace_bytes: int) -> bool:
+        """Return whether a workspace of this size is within the limit."""
+        return self.workspace_limit is None or workspace_bytes <= self.workspace_limit
+
+    def most_within_limit(self, wanted: int, bytes_each: int) -> int:
+        """Return how many workspace parts, at most ``wanted``, are within the limit."""
+        if self.workspace_limit is None or not bytes_each:
+            return wanted
+        return min(wanted, self.workspace_limit // bytes_each)

@@ -1,0 +1,210 @@
+"""Kernel families whose blocks compute many small tiles each, one after another.
+
+The filter gradient splits the tiles into chunks; a second launch adds up their partial sums
+(cuda/include/chunks.cuh).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import ClassVar, Generic, NamedTuple, TypeVar
+
+from cupyconv.kernels import cost
+from cupyconv.kernels.family import Candidate, Choices, Family, accumulator_bytes
+from cupyconv.kernels.request import Request
+from cupyconv.launch import Launch
+from cupyconv.problem import ITEMSIZE, ConvProblem
+
+MOST_CHUNKS = 256
+
+BLOCKS = (0.25, 0.5, 1, 2, 3, 4, 6, 8)
+"""Blocks per SM that chunks may come to (chosen): more hide latency, fewer move less."""
+
+MOST_ALTERNATIVES = 7
+"""Tilings that measuring tries beside the planned one (chosen)."""
+
+IDLE = 0.95
+"""Fraction of the full chip's time below which fewer chunks are preferred (chosen)."""
+
+
+AnyTiling = TypeVar("AnyTiling")
+
+
+class Shares(NamedTuple):
+    """Division of a pass among thread blocks.
+
+    Attributes:
+        parts: tiles, or rounds of them, that blocks along the tiles share.
+        others: blocks that compute the same tiles, for other channels or filter parts.
+    """
+
+    parts: int
+    others: int
+
+
+class Streaming(Family, Generic[AnyTiling]):
+    """A family with tilings, and with chunks in backprop_filter.
+
+    Attributes:
+        tiling: dataclass of the free choices of a launch, all of them integers.
+        is_persistent: whether blocks of forward and backprop_input compute many tiles each, so
+            that their number is a choice; else each computes one part.
+    """
+
+    tiling: ClassVar[type]
+    is_persistent: ClassVar[bool] = True
+
+    @abstractmethod
+    def tilings(self, request: Request) -> Sequence[AnyTiling]:
+        """Return all tilings of a layer that is not refused, the most promising first."""
+
+    def choose(self, request: Request) -> AnyTiling:
+        """Return the most promising tiling of a layer that is not refused."""
+        return self.tilings(request)[0]
+
+    @abstractmethod
+    def is_legal(self, request: Request, tiling: AnyTiling) -> bool:
+        """Return whether the kernel supports a tiling on this device, for a supported layer."""
+
+    @abstractmethod
+    def shares(self, request: Request, tiling: AnyTiling) -> Shares:
+        """Return parts of the tiles, and blocks for each part."""
+
+    @abstractmethod
+    def blocks(self, request: Request, tiling: AnyTiling, multiprocessors: int) -> int:
+        """Return blocks along the tiles of forward or backprop_input, on this number of SMs."""
+
+    @abstractmethod
+    def kernel(self, request: Request, tiling: AnyTiling, blocks: int) -> cost.Kernel:
+        """Return all blocks of the product, with this many blocks or chunks along the tiles."""
+
+    def refuses(self, request: Request) -> str | None:
+        refusal = super().refuses(request)
+        least = chunk_bytes(request.problem) if request.pass_ == "backprop_filter" else 0
+        if refusal is not None or request.affords(least):
+            return refusal
+        return (
+            f"{self.name} sums the filter gradient in a workspace of at least {least} bytes, the "
+            f"limit is {request.workspace_limit}"
+        )
+
+    def candidates(self, request: Request) -> list[Candidate]:
+        return self.candidates_of(request, self.choose(request))
+
+    def alternatives(self, request: Request) -> list[Candidate]:
+        others = self.tilings(request)[1:]
+        legal = [tiling for tiling in others if self.is_legal(request, tiling)]
+        best = [
+            min(self.candidates_of(request, tiling), key=lambda one: one.microseconds)
+            for tiling in legal[:MOST_ALTERNATIVES]
+        ]
+        return sorted(best, key=lambda one: one.microseconds)
+
+    def candidates_of(self, request: Request, tiling: AnyTiling) -> list[Candidate]:
+        """Return the candidates with a tiling, one for each number of chunks worth ranking."""
+        if request.pass_ != "backprop_filter":
+            blocks = self.blocks(request, tiling, request.device.resident_blocks)
+            return [self._costed(request, tiling, blocks=blocks)]
+        parts, others = self.shares(request, tiling)
+        places, size = request.chip.multiprocessors, chunk_bytes(request.problem)
+        wanted = chunk_counts(parts, others, places)
+        # A workspace limit only removes candidates, so that no layer is modelled faster for it.
+        found = [chunks for chunks in wanted if request.affords(chunks * size)]
+        found = found or [even(parts, max(request.most_within_limit(wanted[0], size), 1))]
+        costed = [self._costed(request, tiling, chunks) for chunks in reversed(found)]
+        filling = [one for one in costed if one.splits * others >= places] or costed[:1]
+        most = IDLE * min(one.microseconds for one in filling)
+        return [one for one in costed if one in filling or one.microseconds < most]
+
+    def candidate(self, request: Request, choices: Choices) -> Candidate | None:
+        splits, blocks = choices.splits, choices.blocks
+        if choices.tile is not None or choices.method:
+            return None
+        if not isinstance(choices.tiling, self.tiling):
+            return None
+        tiling: AnyTiling = choices.tiling  # type: ignore[assignment]
+        if not self.is_legal(request, tiling):
+            return None
+        if request.pass_ == "backprop_filter":
+            fits = 1 <= splits <= MOST_CHUNKS and blocks == 0
+        else:
+            blocks = blocks or self.blocks(request, tiling, request.device.resident_blocks)
+            most = max(self.shares(request, tiling).parts, 1)
+            least = 1 if self.is_persistent else most
+            fits = splits == 1 and least <= blocks <= most
+        return self._costed(request, tiling, splits, blocks) if fits else None
+
+    def _costed(
+        self, request: Request, tiling: AnyTiling, chunks: int = 1, blocks: int = 0
+    ) -> Candidate:
+        chip, problem = request.chip, request.problem
+        moved, workspace, adding = problem.bytes, 0, 0.0
+        if request.pass_ != "backprop_filter":
+            # Modelled on the nominal chip, so that all cards of an architecture choose alike.
+            nominal = self.blocks(request, tiling, chip.multiprocessors)
+            kernel = self.kernel(request, tiling, nominal)
+        else:
+            kernel = self.kernel(request, tiling, chunks)
+            size, sums = accumulator_bytes(problem), prod(problem.filter_shape)
+            workspace, result = chunks * sums * size, sums * ITEMSIZE[problem.dtype]
+            moved += workspace - result
+            adding = cost.of_reduction(chip, chunks, workspace + result)
+        microseconds = kernel.microseconds(chip, moved) + adding
+        return Candidate(
+            self,
+            microseconds,
+            blocks=blocks,
+            splits=chunks,
+            workspace_bytes=workspace,
+            tiling=tiling,
+            computing=kernel.computing(chip),
+        )
+
+
+def chunk_bytes(problem: ConvProblem) -> int:
+    """Return the workspace bytes per chunk of the filter gradient."""
+    return prod(problem.filter_shape) * accumulator_bytes(problem)
+
+
+def even(parts: int, chunks: int) -> int:
+    """Return the fewest chunks whose largest has as many parts as with ``chunks`` chunks."""
+    return -(-parts // -(-parts // chunks)) if parts else 1
+
+
+def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
+    """Return numbers of chunks in ascending order, each the fewest with its largest chunk.
+
+    Some of them keep every multiprocessor busy, if there are enough parts.
+
+    Args:
+        parts: tiles that the chunks share.
+        others: blocks per chunk.
+        multiprocessors: multiprocessors of the chip.
+    """
+    parts = max(parts, 1)  # an empty batch has none
+    most = min(parts, MOST_CHUNKS)
+    filling = min(-(-multiprocessors // others), most)
+    found = {even(parts, min(-(-parts // (parts // filling)), most))}
+    for count in BLOCKS:
+        wanted = int(count * multiprocessors)
+        for chunks in (wanted // others, -(-wanted // others)):
+            found.add(even(parts, max(min(chunks, most), 1)))
+    return sorted(found)
+
+
+def reduction(product: Launch, problem: ConvProblem, chunks: int) -> Launch:
+    """Return the launch after ``product`` that adds up its chunks."""
+    import numpy as np
+
+    packed = product.arguments[-1]
+    return replace(
+        product,
+        entry=f"{product.entry}_reduce",
+        grid=(-(-prod(problem.filter_shape) // cost.ADDING_THREADS),),
+        block=(cost.ADDING_THREADS,),
+        shared_bytes=0,
+        arguments=("workspace", "w", np.int32(chunks), packed),
+    )

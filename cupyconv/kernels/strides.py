@@ -1,0 +1,157 @@
+"""Strides and alignment of the tensors of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from cupyconv.formats import CHANNELS_LAST
+from cupyconv.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Strides and alignment of the tensors of a pass, or of their gradients.
+
+    Attributes:
+        x, w, y: strides in elements, in the axis order of the tensors' formats.
+        bias: stride of the bias in elements.
+        alignment: largest power of two, at most 16, that divides all three addresses, in bytes.
+        w_arranged: whether w is the arranged copy that the kernels would otherwise make.
+        copied: names, of "x", "w" and "y", of tensors that are copies in the workspace; their
+            addresses are multiples of 16 bytes.
+    """
+
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
+    bias: int = 1
+    alignment: int = 16
+    w_arranged: bool = False
+    copied: tuple[str, ...] = ()
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def contiguous(problem: ConvProblem) -> Strides:
+        """Return the strides of C-contiguous tensors in the problem's formats."""
+        shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+        x, w, y = map(contiguous_strides, shapes)
+        return Strides(x, w, y)
+
+    @staticmethod
+    def of(problem: ConvProblem, layout: str) -> Strides:
+        """Return the strides of dense tensors with channels first or last in memory.
+
+        The formats of the problem keep the order of the axes.
+
+        Args:
+            problem: the configuration.
+            layout: "channels_first", (N, C, spatial) in memory and (O, I, spatial); or
+                "channels_last", (N, spatial, C) and (O, spatial, I).
+        """
+
+        def ordered(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+            outer, channel, *spatial = axes
+            last = layout == CHANNELS_LAST
+            order = (outer, *spatial, channel) if last else (outer, channel, *spatial)
+            steps = contiguous_strides([shape[axis] for axis in order])
+            return tuple(steps[order.index(axis)] for axis in range(len(shape)))
+
+        return Strides(
+            ordered(problem.input_shape, problem.data_axes),
+            ordered(problem.filter_shape, problem.filter_axes),
+            ordered(problem.output_shape, problem.data_axes),
+        )
+
+    @staticmethod
+    def of_sum(dy: tuple[int, ...], db: int, alignment: int) -> Strides:
+        """Return the strides of a bias gradient: dy as y, and db as the bias."""
+        return Strides(dy, (1,) * len(dy), dy, db, alignment)
+
+    def taken(self, problem: ConvProblem) -> Strides:
+        """Return strides that are 0 along axes of one element."""
+        shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
+        x, w, y = (
+            tuple(0 if size == 1 else step for step, size in zip(strides, shape, strict=True))
+            for strides, shape in zip((self.x, self.w, self.y), shapes, strict=True)
+        )
+        return replace(self, x=x, w=w, y=y)
+
+    def alignment_of(self, role: str) -> int:
+        """Return the alignment in bytes, at most 16, of the address of x, w or y."""
+        return 16 if role in self.copied else self.alignment
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a C-contiguous array, in elements."""
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def element_strides(array: Any) -> tuple[int, ...]:
+    """Return the strides of a NumPy or CuPy array in elements.
+
+    Raises:
+        ValueError: a stride is not a whole number of elements, as in a field of a record array.
+    """
+    return _in_elements(array.strides, array.itemsize)
+
+
+@lru_cache(maxsize=4096)
+def _in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    if any(stride % itemsize for stride in strides):
+        raise ValueError("strides are not whole numbers of elements")
+    return tuple(stride // itemsize for stride in strides)
+
+
+def neighbours(
+    strides: Sequence[int],
+    axis: int,
+    extent: int,
+    alignment: int,
+    itemsize: int,
+    largest_bytes: int = 16,
+) -> int:
+    """Return the elements per vector access along an axis: a power of two, 1 if not contiguous.
+
+    Args:
+        strides: strides of the tensor, in elements.
+        axis: axis of the vector.
+        extent: elements along the axis that a vector must not cross, such as a group's channels.
+        alignment: alignment of the tensor's address, in bytes.
+        itemsize: bytes per element.
+        largest_bytes: largest vector, in bytes.
+    """
+    others = [stride for number, stride in enumerate(strides) if number != axis]
+    vector = largest_bytes // itemsize if strides[axis] == 1 else 1
+    while vector > 1:
+        fits = alignment % (vector * itemsize) == 0 and extent % vector == 0
+        if fits and all(stride % vector == 0 for stride in others):
+            return vector
+        vector //= 2
+    return 1
+
+
+def followers(
+    strides: Sequence[int], axes: Sequence[int], sizes: Sequence[int], alignment: int, itemsize: int
+) -> int:
+    """Return the elements per vector access along several axes: a power of two.
+
+    Args:
+        strides: strides of the tensor, in elements.
+        axes: axes that a vector runs along, the last one fastest.
+        sizes: sizes of these axes; the first may be a group's share.
+        alignment: alignment of the tensor's address, in bytes.
+        itemsize: bytes per element.
+    """
+    run, rest = 1, list(strides)
+    for axis, size in reversed(list(zip(axes, sizes, strict=True))):
+        if size == 1:
+            continue  # its stride is arbitrary: it may be one of several groups' shares
+        if strides[axis] != run:
+            break
+        run *= size
+        rest[axis] = 0
+    return neighbours((*rest, 1), len(rest), run, alignment, itemsize)

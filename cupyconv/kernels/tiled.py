@@ -1,0 +1,82 @@
+"""Base class of families whose blocks compute one tile of a matrix product each."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from cupyconv.kernels import cost
+from cupyconv.kernels.family import Candidate, Choices, Family, Tile, accumulator_bytes
+from cupyconv.kernels.request import Request
+from cupyconv.problem import ITEMSIZE, GemmView
+
+
+class Tiled(Family):
+    """An implicit GEMM with one thread block per tile."""
+
+    @abstractmethod
+    def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
+        """Return the blocks of the product.
+
+        Args:
+            request: the pass.
+            tile: tile of each block.
+            depth: sum of the extents along k over all tiles.
+            blocks: launched blocks, all splits included.
+        """
+
+    def gemms(self, request: Request) -> tuple[GemmView, ...]:
+        """Return the matrix products of the pass."""
+        return (request.problem.gemm(request.pass_),)
+
+    def most_splits(self, request: Request) -> int:
+        """Return the most splits of gemm_k."""
+        return 1
+
+    def splits(self, request: Request, tile: Tile) -> list[int]:
+        """Return the numbers of splits of gemm_k worth ranking."""
+        return [1]
+
+    def candidates(self, request: Request) -> list[Candidate]:
+        return [
+            self._costed(request, tile, splits)
+            for tile in self.fitting_tiles(request)
+            for splits in self.splits(request, tile)
+        ]
+
+    def candidate(self, request: Request, choices: Choices) -> Candidate | None:
+        tile, splits = choices.tile, choices.splits
+        if choices.method or choices.tiling or tile not in self.fitting_tiles(request):
+            return None
+        assert tile is not None
+        fits = 1 <= splits <= self.most_splits(request)
+        return self._costed(request, tile, splits) if fits else None
+
+    def split_bytes(self, request: Request) -> int:
+        """Return the workspace bytes per split."""
+        gemm = request.problem.gemm(request.pass_)
+        return gemm.gemm_m * gemm.gemm_n * gemm.groups * accumulator_bytes(request.problem)
+
+    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
+        chip, gemms = request.chip, self.gemms(request)
+        per_gemm = [tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups for gemm in gemms]
+        depth = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
+        padded = sum(n * k for n, k in zip(per_gemm, depth, strict=True))
+        blocks = sum(per_gemm)
+        workspace = splits * self.split_bytes(request) if splits > 1 else 0
+        problem = request.problem
+        kernel = self.kernel(request, tile, padded, blocks * splits)
+        moved, adding = problem.bytes, 0.0
+        if splits > 1:  # a launch writes the sums, and the next one reads them
+            result = workspace // splits // accumulator_bytes(problem) * ITEMSIZE[problem.dtype]
+            moved += workspace - result
+            adding = cost.of_reduction(chip, splits, workspace + result)
+        microseconds = kernel.microseconds(chip, moved) + adding
+        return Candidate(
+            self,
+            microseconds,
+            computing=kernel.computing(chip),
+            tile=tile,
+            blocks=blocks,
+            splits=splits,
+            workspace_bytes=workspace,
+        )

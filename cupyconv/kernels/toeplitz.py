@@ -1,0 +1,339 @@
+"""cuda-toeplitz (cuda/conv_toeplitz.cu): depthwise convolution on the tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import gcd
+
+from cupyconv.kernels import cost, parameters
+from cupyconv.kernels.device import RESERVED_SHARED
+from cupyconv.kernels.family import Choices, copies_async
+from cupyconv.kernels.reach import MOST_BLOCKS, Count
+from cupyconv.kernels.request import Request
+from cupyconv.kernels.streaming import Shares, Streaming, reduction
+from cupyconv.kernels.strides import neighbours
+from cupyconv.launch import STORAGE, Launch
+from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+
+CHANNELS = 8
+"""Channels per block, one warp each."""
+
+LARGEST_FILTER = 64
+"""Most taps of a filter row: 9 blocks of 8 columns under a strip, in 5 products (chosen)."""
+
+_LARGEST_STRIPS = 8
+"""Most strips of 8 columns per block (chosen)."""
+
+_MOST_SHARED = 99
+"""Most shared memory per block in KiB, so that two blocks fit on an SM (chosen)."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Free choices of a launch of cuda-toeplitz, apart from its chunks.
+
+    Attributes:
+        row_tiles: tiles of 16 rows of the walked tensor in a block.
+        aligned: 1 if each image's rows are rounded up to whole blocks, else 0.
+        strips: strips of 8 columns in a block.
+    """
+
+    row_tiles: int
+    aligned: int
+    strips: int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Blocks of a tiling for a layer.
+
+    Attributes:
+        tiling: the tiling.
+        rows: rows of all images together.
+        tap_rows: filter rows per block.
+        lines: source rows per block.
+        shared_bytes: shared memory per block.
+        patches: patches of rows and columns that cover the walked tensor.
+        shares: parts of the filter's rows.
+    """
+
+    tiling: Tiling
+    rows: int
+    tap_rows: int
+    lines: int
+    shared_bytes: int
+    patches: int
+    shares: int
+
+
+@dataclass(frozen=True)
+class Access:
+    """Vector access to a tensor.
+
+    Attributes:
+        is_last: whether vectors run along contiguous channels; else along columns.
+        vector: elements per vector.
+        width: columns per row.
+    """
+
+    is_last: bool
+    vector: int
+    width: int
+
+
+def access(request: Request, role: str) -> Access:
+    """Return the access to x or y."""
+    problem, memory = request.problem, request.memory
+    layout = memory.x if role == "x" else memory.y
+    channel, column = problem.data_axes[1], problem.data_axes[-1]
+    last = layout[channel] == 1 and problem.groups > 1
+    width = (problem.input_sizes if role == "x" else problem.output_sizes)[-1]
+    axis, extent = (channel, problem.groups) if last else (column, width)
+    itemsize = ITEMSIZE[problem.dtype]
+    vector = neighbours(layout, axis, extent, memory.alignment, itemsize)
+    return Access(last, vector, width)
+
+
+@lru_cache(maxsize=4096)
+def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
+    """Return tilings by modelled time, with several resident blocks first; none if none fits."""
+    problem, chip = request.problem, request.chip
+    width = _walked_sizes(request)[-1]
+    # The memory order is ignored, so that all orders get the same tiling.
+    whole = (Access(False, CHANNELS, width), Access(False, CHANNELS, width))
+
+    def order(made: Geometry) -> tuple[bool, float]:
+        # A block that is alone on its SM multiplies nothing while it copies.
+        blocks = made.patches * made.shares * -(-problem.groups // CHANNELS)
+        resident, work = _resident(request, made), _work(request, made, whole)
+        return resident == 1, cost.Kernel(blocks, resident, CHANNELS, work).computing(chip)
+
+    made = (geometry(request, tiling) for tiling in _tilings(request))
+    return tuple(one.tiling for one in sorted(filter(None, made), key=order))
+
+
+def _tilings(request: Request) -> Iterator[Tiling]:
+    sizes = _walked_sizes(request)
+    rows = request.problem.N * (sizes[0] if len(sizes) == 2 else 1)
+    strips = min(-(-sizes[-1] // 8), _LARGEST_STRIPS)
+    choices = product((2, 1) if rows > 16 else (1,), (0, 1), range(strips, 0, -1))
+    return (Tiling(*each) for each in choices)
+
+
+def _walked_sizes(request: Request) -> tuple[int, ...]:
+    """Return the spatial sizes of the tensor that the blocks walk."""
+    problem = request.problem
+    return problem.input_sizes if request.pass_ == "backprop_input" else problem.output_sizes
+
+
+@lru_cache(maxsize=4096)
+def geometry(request: Request, tiling: Tiling) -> Geometry | None:
+    """Return the blocks of a tiling; None if it is illegal on this device."""
+    if tiling not in _tilings(request):
+        return None
+    made = _construct(request, tiling)
+    limit = min(request.chip.block_shared, _MOST_SHARED) << 10
+    return made if made.shared_bytes <= limit else None
+
+
+def _construct(request: Request, tiling: Tiling) -> Geometry:
+    problem, pass_, strips = request.problem, request.pass_, tiling.strips
+    sizes, taps_r, taps = _walked_sizes(request), *_taps(problem)
+    height, width = (sizes[0] if len(sizes) == 2 else 1), sizes[-1]
+    shares = 1
+    if pass_ == "backprop_filter":
+        # Registers per thread for sums; long filters need more registers for source blocks.
+        sums = 40 if request.device.instructions < (8, 0) or products(taps) > 2 else 48
+        affordable = max(sums // (4 * products(taps)), 1)
+        shares = -(-taps_r // affordable)
+    tap_rows = -(-taps_r // shares)
+    rows = 16 * tiling.row_tiles
+    if tiling.aligned:
+        height = -(-height // rows) * rows
+    # Each block begins at a multiple of ``rows`` and may reach into several images.
+    images_begun = 1 + (rows - gcd(rows, height) - 1) // height
+    lines = rows + (tap_rows - 1) * (1 + images_begun)
+    source = CHANNELS * lines * _line_bytes(strips + window(taps) - 1)
+    walked = CHANNELS * rows * _line_bytes(strips)
+    where = 8 * (lines + rows)
+    if pass_ == "backprop_filter":
+        plain_sums = CHANNELS * tap_rows * taps * 4
+        diagonals = CHANNELS * 16 * products(taps) * 9 * 4
+        shared = max(source + walked + plain_sums + where, diagonals)
+    else:
+        shared = max(source, walked) + CHANNELS * taps_r * (8 * window(taps) + 8) * 2 + where
+    numbered = problem.N * height
+    patches = -(-numbered // rows) * -(-width // (8 * strips))
+    return Geometry(tiling, numbered, tap_rows, lines, -(-shared // 16) * 16, patches, shares)
+
+
+def _taps(problem: ConvProblem) -> tuple[int, int]:
+    """Return the rows of the filter, and the taps per row."""
+    return (problem.filter_sizes[0] if problem.spatial_rank == 2 else 1), problem.filter_sizes[-1]
+
+
+def window(taps: int) -> int:
+    """Return the blocks of 8 source columns under a strip of 8 columns."""
+    return (taps + 14) // 8
+
+
+def products(taps: int) -> int:
+    """Return the products of 16 columns per strip and filter row."""
+    return (window(taps) + 1) // 2
+
+
+def _line_bytes(blocks: int) -> int:
+    return (blocks | 1) * 16
+
+
+def _resident(request: Request, made: Geometry) -> int:
+    """Return the resident blocks per SM, by shared memory and counted registers."""
+    is_filter = request.pass_ == "backprop_filter"
+    by_registers = 2 if is_filter or made.tiling.row_tiles * made.tiling.strips > 8 else 3
+    each = made.shared_bytes + RESERVED_SHARED
+    return max(min((request.chip.shared << 10) // each, by_registers), 1)
+
+
+def _work(request: Request, made: Geometry, accesses: tuple[Access, Access]) -> cost.Work:
+    """Return the work per block, for one patch and one share of the filter's rows."""
+    chip, taps, tiling = request.chip, request.problem.filter_sizes[-1], made.tiling
+    rows, blocks = 16 * tiling.row_tiles, tiling.strips + window(taps) - 1
+    passed = CHANNELS * made.tap_rows * tiling.row_tiles
+    multiplied = passed * tiling.strips * products(taps)  # 16 x 8 x 16 each
+    # Matrices of 8 x 8, and the filter's as many for all rows of the patch.
+    loads = passed * 2 * blocks + CHANNELS * made.tap_rows * 2 * window(taps)
+    moved = CHANNELS * 8 * (made.lines * blocks + rows * tiling.strips) / 32
+    copied = wavefronts = 0.0
+    for access, lines, columns in zip(
+        accesses, (made.lines, rows), (blocks, tiling.strips), strict=True
+    ):
+        vectors = CHANNELS * 8 * lines * columns / access.vector / 32
+        copied += vectors
+        wavefronts += 2 * vectors * cost.wavefronts(2 * access.vector)
+    return cost.Work(
+        multiplying=multiplied * 2 * 16 * 8 * 16 / cost.per_cycle(chip, cost.tensor_rate(request)),
+        wavefronts=loads + wavefronts,
+        instructions=multiplied + loads + moved + cost.ACCESS_INSTRUCTIONS * copied,
+        waits=1,
+    )
+
+
+THREADS = 32 * CHANNELS
+"""Threads per block."""
+
+
+class Toeplitz(Streaming[Tiling]):
+    name = "cuda-toeplitz"
+    summary = "rows of a channel times the filter's rows as Toeplitz matrices, on the tensor cores"
+    tiling = Tiling
+    is_persistent = False
+
+    def refuses_layer(self, request: Request) -> str | None:
+        problem = request.problem
+        if problem.dtype not in ("float16", "bfloat16"):
+            return f"cuda-toeplitz multiplies 16-bit types, not {problem.dtype}"
+        if problem.dtype == "bfloat16" and request.device.instructions < (8, 0):
+            return "bfloat16 on tensor cores needs compute capability 8.0"
+        if not problem.C == problem.K == problem.groups:
+            return "cuda-toeplitz takes depthwise layers with one filter a channel"
+        if problem.spatial_rank == 3:
+            return "cuda-toeplitz takes 1-D and 2-D layers"
+        if set(problem.stride) != {1} or set(problem.dilation) != {1}:
+            return "cuda-toeplitz takes stride 1 and dilation 1"
+        if problem.filter_sizes[-1] > LARGEST_FILTER:
+            return f"{problem.filter_sizes[-1]} taps of a row are more than {LARGEST_FILTER}"
+        if -(-problem.groups // CHANNELS) >= 2**16:
+            return "the channels are more than a launch has blocks for"
+        if not ranked_tilings(request):
+            return "the rows under a block and the filter do not fit into shared memory"
+        return None
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        made = self.geometry(request, self.choose(request))
+        yield Count("blocks", made.patches, MOST_BLOCKS)
+        yield Count("parts of the filter's rows", made.shares, 2**16 - 1)
+
+    def tilings(self, request: Request) -> tuple[Tiling, ...]:
+        return ranked_tilings(request)
+
+    def geometry(self, request: Request, tiling: Tiling) -> Geometry:
+        made = geometry(request, tiling)
+        assert made is not None
+        return made
+
+    def is_legal(self, request: Request, tiling: Tiling) -> bool:
+        made = geometry(request, tiling)
+        return made is not None and made.patches <= MOST_BLOCKS and made.shares < 2**16
+
+    def shares(self, request: Request, tiling: Tiling) -> Shares:
+        made = self.geometry(request, tiling)
+        return Shares(made.patches, -(-request.problem.groups // CHANNELS) * made.shares)
+
+    def blocks(self, request: Request, tiling: Tiling, multiprocessors: int) -> int:
+        return max(self.shares(request, tiling).parts, 1)  # each computes one patch
+
+    def kernel(self, request: Request, tiling: Tiling, blocks: int) -> cost.Kernel:
+        made = self.geometry(request, tiling)
+        patches, others = self.shares(request, tiling)
+        roles = ("y", "x") if request.pass_ == "backprop_input" else ("x", "y")
+        work = _work(request, made, (access(request, roles[0]), access(request, roles[1])))
+        work = work.times(-(-patches // blocks))
+        resident = _resident(request, made)
+        return cost.Kernel(others * blocks, resident, CHANNELS, work)
+
+    def launches(
+        self, request: Request, choices: Choices, activation: str | None = None
+    ) -> tuple[Launch, ...]:
+        """Return the product and, for backprop_filter, the reduction of its chunks."""
+        problem, strides, pass_ = request.problem, request.memory, request.pass_
+        made = self.geometry(request, choices.tiling)
+        source, walked = ("y", "x") if pass_ == "backprop_input" else ("x", "y")
+        of_source, of_walked = access(request, source), access(request, walked)
+        pad = problem.padding[-1][0]
+        if pass_ == "backprop_input":
+            pad = problem.filter_sizes[-1] - 1 - pad
+        defines: dict[str, str | int] = {
+            "PASS": PASSES.index(pass_),
+            "STORAGE": STORAGE[problem.dtype],
+            "INDEX": parameters.index_type(problem, strides, made.rows),
+            "FILTER_R": problem.filter_sizes[0] if problem.spatial_rank == 2 else 1,
+            "FILTER_S": problem.filter_sizes[-1],
+            "TAP_ROWS": made.tap_rows,
+            "ROW_TILES": made.tiling.row_tiles,
+            "ALIGNED": made.tiling.aligned,
+            "STRIPS": made.tiling.strips,
+            "SOURCE_LINES": made.lines,
+            "SOURCE_LAST": int(of_source.is_last),
+            "RESULT_LAST": int(of_walked.is_last),
+            "SOURCE_VECTOR": of_source.vector,
+            "RESULT_VECTOR": of_walked.vector,
+            "SOURCE_SHIFT": 0 if of_source.is_last else -pad % of_source.vector,
+            "ASYNC_COPY": int(copies_async(request.device)),
+            "SHARED_BYTES": made.shared_bytes,
+            "ACTIVATION": parameters.ACTIVATION[activation],
+        }
+        packed = parameters.pack(problem, strides)
+        channel_blocks = -(-problem.groups // CHANNELS)
+        is_filter = pass_ == "backprop_filter"
+        product = Launch(
+            source="conv_toeplitz.cu",
+            entry="conv_toeplitz",
+            defines=tuple(defines.items()),
+            grid=(choices.splits, channel_blocks, made.shares)
+            if is_filter
+            else (made.patches, channel_blocks),
+            block=(THREADS,),
+            shared_bytes=made.shared_bytes,
+            arguments=("x", "y", "workspace", packed)
+            if is_filter
+            else (source, "w", "bias", walked, packed),
+        )
+        if not is_filter:
+            return (product,)
+        return product, reduction(product, problem, choices.splits)
+
+
+CUDA_TOEPLITZ = Toeplitz()

@@ -1,0 +1,65 @@
+"""Measured corrections of modelled times.
+
+``measured/<architecture>.json`` is the ``calibration.json`` of a GPU run: geometric means of
+measured over modelled time, by kernel family, pass and class of dtypes.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+from cupyconv.kernels.request import Request
+
+MEASURED = Path(__file__).with_name("measured")
+
+
+def dtype_class(dtype: str, precision: str) -> str:
+    """Return the name of the dtypes that the cost model treats alike.
+
+    >>> dtype_class("bfloat16", "ieee"), dtype_class("float32", "tf32")
+    ('16-bit', 'tf32')
+    """
+    if dtype in ("float16", "bfloat16"):
+        return "16-bit"
+    return dtype if precision == "ieee" else precision
+
+
+def factor(request: Request, family: str) -> float:
+    """Return measured over modelled time of a kernel family; 1 where nothing was measured.
+
+    A family that was not measured gets the geometric mean of the others, so that it is neither
+    preferred nor avoided.
+    """
+    class_ = dtype_class(request.problem.dtype, request.precision)
+    factors = _factors(request.device.architecture, request.pass_, class_)
+    if not factors:
+        return 1.0
+    return factors.get(family) or exp(sum(map(log, factors.values())) / len(factors))
+
+
+def measured_gpu(request: Request) -> str | None:
+    """Return the name of the GPU whose times scale the estimates; None without measurements."""
+    is_measured = factor(request, "") != 1.0
+    return str(_measured(request.device.architecture)["gpu"]) if is_measured else None
+
+
+@cache
+def _factors(architecture: str | None, pass_: str, class_: str) -> dict[str, float]:
+    return {
+        one["family"]: one["mean"]
+        for one in _measured(architecture)["measured_over_modelled"]
+        if (one["pass"], one["dtypes"]) == (pass_, class_)
+    }
+
+
+@cache
+def _measured(architecture: str | None) -> dict[str, Any]:
+    path = MEASURED / f"{architecture}.json"
+    if not path.exists():
+        return {"measured_over_modelled": []}
+    entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return entries

@@ -1,0 +1,155 @@
+"""Figures of a plan: rates, roofline, the runner-up, and the times with other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cupyconv import formats
+from cupyconv.errors import ConvError
+from cupyconv.kernels.cost import LAUNCH_OVERHEAD, moving, plain_rate, tensor_rate
+from cupyconv.kernels.device import Device
+from cupyconv.kernels.family import mma_refuses
+from cupyconv.kernels.request import Request
+from cupyconv.planning.plan import AUTO, PassPlan, Plan, plan_of, plan_pass, ranked_candidates
+from cupyconv.problem import ConvProblem
+
+BF16X6_PRODUCTS = 6
+"""Products of bfloat16 per product of float32 with precision "bf16x6"."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Least time of a pass by the data sheet: all arithmetic, or each tensor moved once.
+
+    Attributes:
+        microseconds: the longer of both times.
+        bound: "memory", or the units that multiply, such as "tensor cores".
+    """
+
+    microseconds: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Figures of a planned pass.
+
+    Attributes:
+        planned: the plan of the pass.
+        teraflops: TFLOP/s, with ``ConvProblem.flops``; None for a plan without a time.
+        roofline: least time of the pass; None on the CPU, whose figures are unknown.
+        share: least time / time of the plan; None without either.
+        bound: what limits the pass: "memory", the units that multiply, or "launches" if starting
+            the kernels takes longer than the roofline; "" without a roofline.
+        runner_up: plan with the best other implementation, on the CPU with the best other method;
+            None without one.
+    """
+
+    planned: PassPlan
+    teraflops: float | None
+    roofline: Roofline | None
+    share: float | None
+    bound: str
+    runner_up: PassPlan | None
+
+
+def estimate(plan: Plan, pass_: str) -> Estimate:
+    """Return the figures of a pass of a plan.
+
+    Args:
+        plan: a plan for contiguous tensors.
+        pass_: "forward", "backprop_input" or "backprop_filter".
+
+    >>> planned = cupyconv.plan(cupyconv.ConvProblem((8, 64, 56, 56), (64, 64, 3, 3)), "L4")
+    >>> estimate(planned, "forward").bound
+    'float32 units'
+    """
+    planned = plan[pass_]
+    request = Request(plan.problem, pass_, plan.device, planned.precision)
+    time, least = planned.microseconds, roofline(request) if plan.device.is_gpu else None
+    bound = least.bound if least else ""
+    if least:
+        launches = len(planned.family.launches(request.reduced, planned))
+        if launches * LAUNCH_OVERHEAD > least.microseconds:
+            bound = "launches"
+    return Estimate(
+        planned,
+        plan.problem.flops / time / 1e6 if time else None,
+        least,
+        least.microseconds / time if least and time else None,
+        bound,
+        _runner_up(request, planned),
+    )
+
+
+def roofline(request: Request) -> Roofline:
+    """Return the least time of a pass on a GPU, by the figures of its card or nominal chip.
+
+    Products with padding do not count, since kernels may skip them.
+    """
+    figures = request.device.figures
+    own = replace(request, figures=figures).reduced
+    is_double = own.problem.dtype in ("float64", "complex128")
+    rate, units = plain_rate(own), "float64 units" if is_double else "float32 units"
+    tensor = max(_tensor_rates(own), default=0.0)
+    if tensor > rate:
+        rate, units = tensor, "tensor cores"
+    multiplying, moved = own.problem.useful_flops / rate / 1e6, moving(figures, own.problem.bytes)
+    return Roofline(moved, "memory") if moved >= multiplying else Roofline(multiplying, units)
+
+
+def _tensor_rates(request: Request) -> list[float]:
+    """Return the TFLOP/s of the tensor cores that the operands and the precision permit."""
+    groups = request.chip.group_tensor_rate
+    if request.precision == "bf16x6" and request.problem.dtype == "float32":
+        return [groups / BF16X6_PRODUCTS]
+    if mma_refuses(request) is not None:
+        return []
+    is_16bit = request.operands in ("float16", "bfloat16")
+    return [tensor_rate(request), *([groups] if is_16bit else [])]
+
+
+def _runner_up(request: Request, planned: PassPlan) -> PassPlan | None:
+    """Return the plan with the best implementation or method that differs from the planned one."""
+    for candidate in ranked_candidates(request, AUTO):
+        other = plan_of(request, candidate)
+        if other.microseconds is not None and other.kernel != planned.kernel:
+            return other
+    return None
+
+
+def instead(
+    problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee"
+) -> Mapping[str, PassPlan]:
+    """Return plans of a pass with one setting changed, by the name of the setting.
+
+    The settings are "tf32" and "bf16x6" for float32 with precision "ieee" on a GPU, "channels last"
+    for problems with channels first, and "float16" for float32 and float64 on a GPU.  A setting
+    that no implementation supports is left out.
+    """
+    settings: dict[str, tuple[ConvProblem, str]] = {}
+    if device.is_gpu and problem.dtype == "float32" and precision == "ieee":
+        settings |= {"tf32": (problem, "tf32"), "bf16x6": (problem, "bf16x6")}
+    if not problem.data_format.endswith("C"):
+        settings["channels last"] = (_channels_last(problem), precision)
+    if device.is_gpu and problem.dtype in ("float32", "float64"):
+        settings["float16"] = (problem.replace(dtype="float16"), "ieee")
+    plans: dict[str, PassPlan] = {}
+    for name, (changed, permitted) in settings.items():
+        try:
+            plans[name] = plan_pass(changed, pass_, device, AUTO, permitted)
+        except ConvError:  # the tensors are too large for this setting
+            continue
+    return plans
+
+
+def _channels_last(problem: ConvProblem) -> ConvProblem:
+    """Return the problem with x, w and y in channels-last order."""
+    rank = problem.spatial_rank
+    return problem.replace(
+        input_shape=(problem.N, *problem.input_sizes, problem.C),
+        filter_shape=(problem.K, *problem.filter_sizes, problem.C // problem.groups),
+        data_format=formats.data_formats(rank)[1],
+        filter_format=formats.filter_formats(rank)[2],
+    )

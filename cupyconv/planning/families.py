@@ -1,0 +1,34 @@
+"""Registry of the implementations.
+
+A kernel family has two files, ``cupyconv/kernels/{name}.py`` and ``cuda/conv_{name}.cu``, and one
+line below.  cuda-generic has a kernel file for each pass; cuda-hopper-bf16x6 shares the kernel of
+cuda-hopper.
+"""
+
+from cupyconv.cpu.families import NUMPY, REFERENCE
+from cupyconv.kernels.direct import CUDA_DIRECT
+from cupyconv.kernels.family import Candidate, Choices, Family, Tile
+from cupyconv.kernels.gather import CUDA_GATHER
+from cupyconv.kernels.generic import CUDA_GENERIC
+from cupyconv.kernels.hopper import CUDA_HOPPER
+from cupyconv.kernels.hopper_bf16x6 import CUDA_HOPPER_BF16X6
+from cupyconv.kernels.patch import CUDA_PATCH
+from cupyconv.kernels.toeplitz import CUDA_TOEPLITZ
+
+__all__ = ["FAMILIES", "Candidate", "Choices", "Family", "Tile"]
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        REFERENCE,
+        NUMPY,
+        CUDA_GENERIC,
+        CUDA_GATHER,
+        CUDA_DIRECT,
+        CUDA_TOEPLITZ,
+        CUDA_PATCH,
+        CUDA_HOPPER,
+        CUDA_HOPPER_BF16X6,
+    )
+}
+"""All implementations by name."""

@@ -1,0 +1,38 @@
+"""The launches of a planned pass."""
+
+from __future__ import annotations
+
+from cupyconv.kernels.device import Device
+from cupyconv.kernels.request import Request
+from cupyconv.kernels.strides import Strides
+from cupyconv.launch import FilterForm, Launch
+from cupyconv.planning.plan import PassPlan
+from cupyconv.problem import ConvProblem
+
+
+def prepare(
+    pass_plan: PassPlan,
+    problem: ConvProblem,
+    strides: Strides,
+    activation: str | None,
+    device: Device,
+) -> tuple[Launch, ...]:
+    """Return the launches that compute a planned pass, in order.
+
+    Args:
+        pass_plan: the plan of the pass, for this device.
+        problem: its configuration.
+        strides: strides of the tensors in the problem's formats.
+        activation: function applied to the results of forward or backprop_input, or None.
+        device: the device that the pass was planned for.
+    """
+    request = Request(problem, pass_plan.pass_, device, strides=strides).reduced
+    return pass_plan.family.launches(request, pass_plan, activation)
+
+
+def filter_form(
+    pass_plan: PassPlan, problem: ConvProblem, strides: Strides, device: Device
+) -> FilterForm | None:
+    """Return the copy of w that a planned pass begins with; None where it reads w itself."""
+    request = Request(problem, pass_plan.pass_, device, strides=strides).reduced
+    return pass_plan.family.filter_form(request, pass_plan)

@@ -1,0 +1,534 @@
+"""Ways out of a refused configuration: changes to its arguments that make it valid.
+
+A fix is data: the arguments that change, with their new values, and phrases written from these.
+``offering`` tries each fix together with everything else that the call was given, and an error
+offers only fixes that work.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import gcd
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from cupyconv import formats
+from cupyconv.errors import ConvError, ConvTypeError, Phrase
+
+MOST_ORDERS, MOST_OTHERS, MOST_PAIRS = 2, 4, 2
+"""Fixes that an error offers at most: by another memory order, by another single change, and by
+two changes where no single one is enough (chosen)."""
+
+_T = TypeVar("_T")
+_OWNERS = {"input_shape": "x", "filter_shape": "w", "output_shape": "y"}
+
+
+class Names(NamedTuple):
+    """Words that messages use for the tensors x, w and y of a problem and for its arguments.
+
+    Attributes:
+        x, w, y: tensors.
+        x_shape, w_shape, y_shape: arguments that are shapes.
+        stride, padding, dilation, groups, data_format, filter_format: the layer's arguments.
+        absent: arguments of these that the function does not take.
+        entries: "any" where stride and dilation are an integer or one for each spatial axis,
+            "spatial" where they are lists of the latter, "all" where they have an entry for each
+            axis of the data format.
+        spell: the text value of an argument in messages, from its name and value; None where the
+            function has no such value.
+    """
+
+    x: str = "the input"
+    w: str = "the filter"
+    y: str = "dy"
+    x_shape: str = "input_shape"
+    w_shape: str = "filter_shape"
+    y_shape: str = "output_shape"
+    stride: str = "stride"
+    padding: str = "padding"
+    dilation: str = "dilation"
+    groups: str = "groups"
+    data_format: str = "data_format"
+    filter_format: str = "filter_format"
+    absent: frozenset[str] = frozenset()
+    entries: Literal["any", "spatial", "all"] = "any"
+    spell: Callable[[str, Any], Any] | None = None
+
+    @staticmethod
+    def of(name: str) -> str:
+        """Return a name before what it has: ``the input channels``, ``x's channels``."""
+        return name if name.startswith("the ") else f"{name}'s"
+
+    @staticmethod
+    def bare(name: str) -> str:
+        """Return a name without its article."""
+        return name.removeprefix("the ")
+
+    @staticmethod
+    def any(name: str) -> str:
+        """Return a name with an indefinite article, if it had an article."""
+        return Names.one(name) if name.startswith("the ") else name
+
+    @staticmethod
+    def one(name: str) -> str:
+        """Return a name with an indefinite article."""
+        bare = Names.bare(name)
+        return f"{'an' if bare[0] in 'aeio' else 'a'} {bare}"
+
+    def argument(self, key: str) -> str:
+        """Return the function's name of an argument of ConvProblem."""
+        shapes = {"input_shape": "x_shape", "filter_shape": "w_shape", "output_shape": "y_shape"}
+        return getattr(self, shapes.get(key, key))
+
+
+class Fix(NamedTuple):
+    """A way out: the arguments that change, and the phrases that say so."""
+
+    changes: Mapping[str, Any]
+    phrases: tuple[Phrase, ...]
+
+
+class Call:
+    """A refused call, and the fixes that come into question.
+
+    Args:
+        names: words of the messages.
+        given: arguments by their names in ConvProblem; ``output_shape`` is the shape of dy, or of
+            a transposed convolution's x.
+        sizes: keys of the tensors that the function takes as sizes and not as arrays.
+        axis: the spatial axis that the error names, if any.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        given: Mapping[str, Any],
+        sizes: frozenset[str],
+        axis: str | None = None,
+    ) -> None:
+        self.names, self.given, self.sizes, self.axis = names, given, sizes, axis
+        shapes = {key: _integers(given.get(key)) for key in _OWNERS}
+        self.x, self.w, self.y = shapes.values()
+        self.shapes = {key: shape for key, shape in shapes.items() if shape is not None}
+        ranks = {len(shape) - 2 for shape in self.shapes.values()}
+        self.rank = ranks.pop() if len(ranks) == 1 else 0
+        self.layout = self.filter_layout = ""
+        if self.rank in formats.SPATIAL_AXES and self.w is not None:
+            try:
+                layout = formats.resolve_data_format(given.get("data_format"), self.rank)
+                word = given.get("filter_format")
+                self.filter_layout = formats.resolve_filter_format(word, self.rank, layout)
+                self.layout = layout
+            except (ConvError, ConvTypeError):
+                pass
+
+    def after(self, fix: Fix) -> Call:
+        """Return the call with the changes of a fix."""
+        return Call(self.names, {**self.given, **fix.changes}, self.sizes)
+
+    def others(self) -> Iterator[Fix]:
+        """Yield fixes that change more than the order of axes."""
+        if not self.layout:
+            yield from self._batches()
+            yield from self._formats()
+            return
+        if "input_shape" in self.sizes:  # more likely wrong than an array
+            yield from self._inputs()
+        yield from self._lists()
+        yield from self._channels()
+        yield from self._inputs()
+        yield from self._outputs()
+        yield from self._windows()
+
+    # -- edits -------------------------------------------------------------------------------
+
+    def _order_of(self, key: str) -> str:
+        return self.filter_layout if key == "filter_shape" else self.layout
+
+    def _size(self, key: str, letter: str) -> int:
+        return self.shapes[key][self._order_of(key).index(letter)]
+
+    def _owner(self, key: str) -> str:
+        return getattr(self.names, _OWNERS[key])
+
+    def _assigned(self, key: str, value: Any) -> Fix | None:
+        """Return an argument with another value; None if the function has no such argument."""
+        if key in self.names.absent:
+            return None
+        own = value if self.names.spell is None else self.names.spell(key, value)
+        return None if own is None else Fix({key: value}, ((self.names.argument(key), own),))
+
+    def _resized(self, key: str, sizes: Mapping[str, int], phrase: str = "") -> Fix:
+        """Return other sizes of a tensor, by the letters of their axes."""
+        order, shape = self._order_of(key), list(self.shapes[key])
+        for letter, size in sizes.items():
+            shape[order.index(letter)] = size
+        told = " and ".join(f"{letter} = {size}" for letter, size in sizes.items())
+        return Fix({key: tuple(shape)}, (phrase or f"give {self._owner(key)} {told}",))
+
+    def _reordered(self, key: str, source: str) -> Fix:
+        """Return a tensor whose axes are in another order than the call reads them in."""
+        target, shape = self._order_of(key), self.shapes[key]
+        changed = tuple(shape[source.index(letter)] for letter in target)
+        phrase: Phrase = f"transpose {self._owner(key)} from {source} to {target}"
+        if key in self.sizes:
+            phrase = self.names.argument(key), changed
+        return Fix({key: changed}, (phrase,))
+
+    def _told(self, sizes: Mapping[str, Any]) -> str:
+        """Return sizes as text: ``5`` for one axis, ``5 by 6`` for all, or ``H = 5, W = 6``."""
+        if len(sizes) == self.rank:
+            return " by ".join(map(str, sizes.values()))
+        if self.axis is not None and list(sizes) == [self.axis]:
+            return str(sizes[self.axis])
+        return " and ".join(f"{axis} = {size}" for axis, size in sizes.items())
+
+    def _padding_phrase(self, missing: Mapping[str, int]) -> str:
+        if list(missing) == [self.axis] or len(missing) == self.rank == 1:
+            return f"pad by {next(iter(missing.values()))} more in total"
+        if len(missing) == self.rank and len(set(missing.values())) == 1:
+            return f"pad by {next(iter(missing.values()))} more in total on each axis"
+        told = " and ".join(f"{axis} by {more}" for axis, more in missing.items())
+        return f"pad {told} more in total"
+
+    # -- candidates --------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[Fix]:
+        """Yield a batch axis for x and y, where the filter has one axis more than they have."""
+        lacking = {
+            key: (1, *shape)
+            for key, shape in self.shapes.items()
+            if key != "filter_shape" and self.w is not None and len(shape) + 1 == len(self.w)
+        }
+        if lacking:
+            first = "x".join(map(str, next(iter(lacking.values()))))
+            yield Fix(lacking, (f"add the batch: {first}",))
+
+    def _formats(self) -> Iterator[Fix]:
+        """Yield formats for as many axes as the tensors have."""
+        if self.rank in formats.SPATIAL_AXES:
+            words: dict[str, tuple[str, ...]] = {
+                "data_format": formats.data_formats(self.rank),
+                "filter_format": formats.filter_formats(self.rank),
+            }
+            for key, known in words.items():
+                if (word := self.given.get(key)) is not None:
+                    # The same order of another number of axes is the likeliest.
+                    order = sorted(known, key=lambda one: _ends(one) != _ends(word))
+                    yield from filter(None, (self._assigned(key, one) for one in order))
+
+    def orders(self) -> Iterator[Fix]:
+        """Yield other memory orders that keep all sizes, the likeliest first."""
+        if not self.layout:
+            return
+        others = [one for one in formats.data_formats(self.rank) if one != self.layout]
+        data = [fix for one in others if (fix := self._assigned("data_format", one))]
+        arrays = [
+            self._reordered(key, one)
+            for one in others
+            for key in ("input_shape", "output_shape")
+            if key in self.shapes
+        ]
+        if len(arrays) > 1:
+            arrays.append(_both(*arrays))
+        found = [*data, *arrays, *self._filters()]
+        for fix in (*data, *arrays):
+            changed = self.after(fix)
+            found += [_both(fix, other) for other in changed._filters()]
+            found += [_both(fix, other) for other in changed._lists()]
+        yield from sorted(found, key=self._unlikeliness)
+
+    def _filters(self) -> Iterator[Fix]:
+        """Yield other orders of the filter."""
+        for one in formats.filter_formats(self.rank):
+            if one != self.filter_layout:
+                yield self._assigned("filter_format", one) or self._reordered("filter_shape", one)
+        exchanged = self.filter_layout.translate(str.maketrans("OI", "IO"))
+        fix = self._reordered("filter_shape", exchanged)
+        phrase = f"exchange O and I of {self.names.w}"
+        yield fix if "filter_shape" in self.sizes else Fix(fix.changes, (phrase,))
+
+    def _unlikeliness(self, fix: Fix) -> tuple[bool, float, int, int]:
+        """Return the sort key of a repair; wrong data formats are the likeliest faults."""
+        is_data = bool({"input_shape", "output_shape"} & fix.changes.keys())
+        return is_data, *self.after(fix).filter_score(), len(fix.changes)
+
+    def filter_score(self) -> tuple[float, int]:
+        """Return the filter's longest side over its shortest, and the longest; less is likelier."""
+        if not self.layout:
+            return 1.0, 1
+        sizes = [self._size("filter_shape", axis) for axis in formats.SPATIAL_AXES[self.rank]]
+        return max(sizes) / max(min(sizes), 1), max(sizes)
+
+    def _lists(self) -> Iterator[Fix]:
+        """Yield strides and dilations with one entry per axis, for functions that take lists."""
+        for key in ("stride", "dilation"):
+            value = self.given.get(key)
+            values = _integers(value if _is_list(value) else [value])
+            if values is None:
+                continue
+            for spatial in filter(None, self._spatial_entries(values)):
+                raised = tuple(max(entry, 1) for entry in spatial)
+                changed = self._entries(raised)
+                fix = self._assigned(key, changed)
+                if fix and _integers(changed if _is_list(changed) else [changed]) != values:
+                    yield fix
+
+    def _spatial_entries(self, values: tuple[int, ...]) -> Iterator[tuple[int, ...] | None]:
+        """Read a list of any length as entries of the spatial axes, in each possible way."""
+        if len(values) == 1:
+            yield values * self.rank
+        elif len(values) == self.rank:
+            yield values
+        elif len(values) == self.rank + 2:
+            orders = sorted(formats.data_formats(self.rank), key=lambda one: one != self.layout)
+            exact = [one for one in orders if _entries(values, one, "NC") == (1, 1)]
+            for one in exact or orders[:1]:
+                yield _entries(values, one, formats.SPATIAL_AXES[self.rank])
+
+    def _entries(self, spatial: tuple[int, ...]) -> Any:
+        """Return a stride or dilation in the form that the function takes."""
+        if self.names.entries == "any":
+            return spatial if len(set(spatial)) > 1 else spatial[0]
+        if self.names.entries == "spatial":
+            return list(spatial)
+        sizes = dict(zip(formats.SPATIAL_AXES[self.rank], spatial, strict=True))
+        return [sizes.get(letter, 1) for letter in self.layout]
+
+    def _channels(self) -> Iterator[Fix]:
+        """Yield groups and channels that go together."""
+        if self.x is None:  # of a transposed convolution, whose result they decide
+            filters, given = self._size("filter_shape", "O"), _integers([self.given.get("groups")])
+            if given and given[0] > 0 and (fix := self._assigned("groups", gcd(given[0], filters))):
+                yield fix
+            return
+        channels, depth = self._size("input_shape", "C"), self._size("filter_shape", "I")
+        filters = self._size("filter_shape", "O")
+        groups = _integers([self.given.get("groups", 1)])
+        if min(channels, depth, filters) < 1:
+            return
+        if "groups" not in self.given:  # they follow from the channels
+            near = channels // depth * depth
+            multiples = sorted({near, near + depth} - {0}, key=lambda c: abs(c - channels))
+            depths = dict.fromkeys((channels, gcd(channels, depth)))
+            yield self._resized("input_shape", {"C": multiples[0]})
+            yield from (self._resized("filter_shape", {"I": size}) for size in depths)
+            yield from (self._resized("input_shape", {"C": size}) for size in multiples[1:])
+            if channels % depth == 0:
+                count = channels // depth
+                yield self._resized("filter_shape", {"O": -(-filters // count) * count})
+            return
+        count = max(groups[0], 1) if groups else 1
+        if channels % depth == 0 and (fix := self._assigned("groups", channels // depth)):
+            yield fix
+        if channels % count == 0:
+            yield self._resized("filter_shape", {"I": channels // count})
+        yield self._resized("input_shape", {"C": depth * count})
+        common = gcd(count, channels, filters)
+        if common != count and (fix := self._assigned("groups", common)):
+            yield _both(fix, self._resized("filter_shape", {"I": channels // common}))
+        for multiple in (filters // count * count, -(-filters // count) * count):
+            if multiple > 0:
+                yield self._resized("filter_shape", {"O": multiple})
+
+    def _inputs(self) -> Iterator[Fix]:
+        """Yield an input that goes with the output that is given."""
+        if self.x is None or self.y is None:
+            return
+        if fitting := self._fitting_inputs():
+            told = self._told({axis: _interval(sizes) for axis, (_, sizes) in fitting.items()})
+            phrase = f"use {self.names.any(self.names.x)} of {told}"
+            nearest = {axis: size for axis, (size, _) in fitting.items()}
+            yield self._resized("input_shape", nearest, phrase)
+        if (batch := self._size("output_shape", "N")) >= 0:
+            yield self._resized("input_shape", {"N": batch})
+
+    def _outputs(self) -> Iterator[Fix]:
+        """Yield a filter that goes with the output or the bias, and channels of the output."""
+        filters = self._size("filter_shape", "O")
+        bias = _integers(self.given.get("bias_shape") or ())
+        if bias and len(bias) == 1 and bias[0] > 0:
+            yield self._resized("filter_shape", {"O": bias[0]})
+        if self.y is not None:
+            channels = self._size("output_shape", "C")
+            if channels != filters and min(channels, filters) > 0:
+                yield self._resized("filter_shape", {"O": channels})
+                yield self._resized("output_shape", {"C": filters})
+
+    def _fitting_inputs(self) -> dict[str, tuple[int, range]]:
+        """Return the input sizes with the given output; the nearest sizes on axes without one."""
+        fitting = {}
+        for axis, size, span, stride, pads in self._axes():
+            output, is_same = self._size("output_shape", axis), pads is None
+            first = (output - 1) * stride + (1 if is_same else span - (pads or 0))
+            sizes = range(max(first, 1), max(first + stride, 1))
+            if output > 0 and sizes and size not in sizes:
+                fitting[axis] = min(max(size, sizes[0]), sizes[-1]), sizes
+        return fitting
+
+    def _axes(self) -> Iterator[tuple[str, int, int, int, int | None]]:
+        """Name, input size, span of the filter, stride and padding (None under SAME) by axis."""
+        strides, dilations, pads = self._spatial("stride"), self._spatial("dilation"), self._pads()
+        if strides is None or dilations is None or self.x is None:
+            return
+        for place, axis in enumerate(formats.SPATIAL_AXES[self.rank]):
+            span = (self._size("filter_shape", axis) - 1) * dilations[place] + 1
+            total = None if pads is None else sum(pads[place])
+            yield axis, self._size("input_shape", axis), span, strides[place], total
+
+    def _spatial(self, key: str) -> tuple[int, ...] | None:
+        """Return stride or dilation of each spatial axis, if there is a valid one."""
+        value = self.given.get(key)
+        values = _integers(value if _is_list(value) else [1 if value is None else value])
+        if values is None or min(values, default=0) < 1:
+            return None
+        if self.names.entries == "all":
+            return _entries(values, self.layout, formats.SPATIAL_AXES[self.rank])
+        values = values * self.rank if len(values) == 1 else values
+        return values if len(values) == self.rank else None
+
+    def _pads(self) -> list[tuple[int, int]] | None:
+        """Return padding of each spatial axis; None under SAME and where it is not valid."""
+        value = self.given.get("padding", 0)
+        if isinstance(value, str):
+            return [(0, 0)] * self.rank if value.lower() == "valid" else None
+        sides = list(value) if _is_list(value) else [value] * self.rank
+        pairs = [_integers(side if _is_list(side) else [side, side]) for side in sides]
+        if len(pairs) != self.rank or not all(pair and len(pair) == 2 for pair in pairs):
+            return None
+        return [(pair[0], pair[1]) for pair in pairs if pair]
+
+    def _windows(self) -> Iterator[Fix]:
+        """Yield sizes, padding and dilation under which the filter fits into the padded input."""
+        pads, dilations = self._pads(), self._spatial("dilation")
+        if pads is None or dilations is None:
+            return
+        axes = {
+            axis: (size + total, span - size - total)
+            for axis, size, span, _, total in self._axes()
+            if total is not None and span > size + total
+        }
+        if not axes:
+            return
+        order = formats.SPATIAL_AXES[self.rank]
+        taps = {axis: self._size("filter_shape", axis) for axis in axes}
+        if "padding" not in self.names.absent:
+            missing = {axis: more for axis, (_, more) in axes.items()}
+            padded = tuple(
+                (before, after + missing.get(axis, 0))
+                for axis, (before, after) in zip(order, pads, strict=True)
+            )
+            yield Fix({"padding": padded}, (self._padding_phrase(missing),))
+        inputs = {axis: self._size("input_shape", axis) + axes[axis][1] for axis in axes}
+        phrase = f"use {self.names.any(self.names.x)} of at least {self._told(inputs)}"
+        yield self._resized("input_shape", inputs, phrase)
+        steps = dict(zip(order, dilations, strict=True))
+        largest = {axis: (axes[axis][0] - 1) // steps[axis] + 1 for axis in axes}
+        phrase = f"use {self.names.any(self.names.w)} of at most {self._told(largest)}"
+        yield self._resized("filter_shape", largest, phrase)
+        if min(taps.values()) > 1:
+            fitting = {axis: (axes[axis][0] - 1) // (taps[axis] - 1) for axis in axes}
+            changed = tuple(fitting.get(axis, step) for axis, step in steps.items())
+            yield Fix(
+                {"dilation": self._entries(changed)},
+                (f"use a dilation of at most {self._told(fitting)}",),
+            )
+
+
+def offering(
+    require: Callable[..., _T],
+    names: Names,
+    given: Mapping[str, Any],
+    sizes: Iterable[str] = _OWNERS,
+) -> _T:
+    """Call ``require(**given)``; its error offers the fixes that ``require`` accepts.
+
+    Args:
+        require: takes arguments of ConvProblem by name and raises what is wrong with them.
+        names, given, sizes: as for ``Call``.
+
+    Raises:
+        ConvError: of ``require``, with ways out that work if there are any.
+    """
+    try:
+        return require(**given)
+    except ConvError as error:
+        if error.candidates is not None:
+            call = Call(names, given, frozenset(sizes), error.axis)
+            found = _working(require, call, error.candidates)
+            if found or error.fixes:  # those were found with less known
+                error.offer([fix.phrases for fix in found])
+        raise
+
+
+def _working(require: Callable[..., Any], call: Call, own: Sequence[Fix]) -> list[Fix]:
+    """Return the fixes that ``require`` accepts: single ones, or else pairs of them."""
+
+    def works(fix: Fix) -> bool:
+        try:
+            require(**{**call.given, **fix.changes})
+        except (ConvError, ConvTypeError):
+            return False
+        return True
+
+    orders, others = list(call.orders()), list(call.others())
+    others = [*others, *own] if "input_shape" in call.sizes else [*own, *others]
+    swaps = _distinct(filter(works, orders), MOST_ORDERS)
+    changes = _distinct(filter(works, others), MOST_OTHERS)
+    if swaps or changes:
+        limit = call.filter_score()
+        likely = [fix for fix in swaps if call.after(fix).filter_score() <= limit]
+        unlikely = [fix for fix in swaps if fix not in likely]
+        return _distinct([*likely, *changes, *unlikely], MOST_ORDERS + MOST_OTHERS)
+    if not call.layout:
+        return []
+    pairs = (
+        both
+        for first in (*orders, *others)
+        for second in call.after(first).others()  # sizes are those of axes in the new order
+        if not first.changes.keys() & second.changes.keys() and works(both := _both(first, second))
+    )
+    return _distinct(pairs, MOST_PAIRS)
+
+
+def _distinct(fixes: Iterable[Fix], most: int) -> list[Fix]:
+    """Return the first few fixes, without those that contain another one."""
+    found: list[Fix] = []
+    for fix in fixes:
+        entries = fix.changes.items()
+        if not any(other.changes.items() <= entries for other in found):
+            found.append(fix)
+        if len(found) == most:
+            break
+    return found
+
+
+def _both(first: Fix, second: Fix) -> Fix:
+    return Fix({**first.changes, **second.changes}, (*first.phrases, *second.phrases))
+
+
+def _is_list(value: Any) -> bool:
+    return hasattr(value, "__iter__") and not isinstance(value, (str, bytes))
+
+
+def _integers(values: Any) -> tuple[int, ...] | None:
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        return None
+
+
+def _entries(values: Sequence[int], order: str, letters: str) -> tuple[int, ...] | None:
+    if len(values) != len(order):
+        return None
+    return tuple(values[order.index(letter)] for letter in letters)
+
+
+def _ends(word: Any) -> tuple[bool, str]:
+    """Return the letters that tell the orders of any number of axes apart."""
+    text = word.upper() if isinstance(word, str) else ""
+    return text.startswith("O"), text[-1:]
+
+
+def _interval(sizes: range) -> str:
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"

@@ -1,0 +1,132 @@
+"""Work that signal handlers must not interrupt, such as the import of a large package."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType, ModuleType
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+
+def uninterrupted(compute: Callable[[], Value]) -> Value:
+    """Return what ``compute`` returns; signal handlers do not run in it.
+
+    Handlers run in the main thread only.  There, ``compute`` runs in another thread, which the main
+    thread waits for.  What a handler raises meanwhile is raised once ``compute`` has ended.
+
+    Raises:
+        BaseException: what ``compute`` or a handler raised.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return compute()
+    tasks: list[Callable[[], Value]] = [compute]
+    values: list[Value] = []
+    errors: list[BaseException] = []
+    ended = threading.Lock()
+    ended.acquire()
+
+    def run() -> None:
+        try:
+            task = tasks.pop()
+        except IndexError:  # another thread has it
+            return
+        try:
+            values.append(task())
+        except BaseException as error:
+            errors.append(error)
+        ended.release()
+
+    interrupt: BaseException | None = None
+    while not (values or errors):
+        try:
+            if tasks:
+                _start(run)
+            ended.acquire()
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+    if errors:
+        raise errors[0]
+    return values[0]
+
+
+def _start(run: Callable[[], None]) -> None:
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:  # no more threads can be, or the interpreter is ending
+        run()
+
+
+def import_whole(name: str) -> ModuleType:
+    """Import a module and all that it imports, whatever signals come.
+
+    An import that an exception ends leaves a part of a package behind, and importing it again
+    fails.  A module whose import has begun elsewhere is waited for.
+    """
+    if name in sys.modules:
+        return import_module(name)
+    return uninterrupted(lambda: import_module(name))
+
+
+_PAUSE = 0.02
+"""Seconds until a signal that came during an import is sent again (chosen)."""
+
+
+class _Note:
+    """A handler of SIGINT that raises KeyboardInterrupt and remembers that it came.
+
+    An interrupt during an import is raised after it: compiled modules print a traceback for one.
+    """
+
+    def __init__(self, before: Callable[[int, FrameType | None], object]) -> None:
+        self.before, self.came = before, False
+        self._imports = _imports(sys._getframe())
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        if _imports(frame) > self._imports:
+            again = threading.Timer(_PAUSE, _thread.interrupt_main)
+            again.daemon = True
+            again.start()
+            return
+        self.before(number, frame)
+
+
+def _imports(frame: FrameType | None) -> int:
+    """Return the number of frames of the import system that a frame runs inside."""
+    count = 0
+    while frame is not None:
+        count += frame.f_code.co_filename == _IMPORT_SYSTEM
+        frame = frame.f_back
+    return count
+
+
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether an interrupt has come.
+
+    Some libraries swallow a KeyboardInterrupt in their imports, or make another error of it.  Other
+    handlers than Python's own stay, and their signals are not seen.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_usual = before is signal.default_int_handler or isinstance(before, _Note)
+    note = _Note(before if isinstance(before, _Note) else signal.default_int_handler)
+    is_noting = is_usual and threading.current_thread() is threading.main_thread()
+    if is_noting:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: note.came
+    finally:
+        if is_noting:
+            signal.signal(signal.SIGINT, before)

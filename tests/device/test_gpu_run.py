@@ -1,0 +1,156 @@
+"""The GPU run on emulated devices: its steps in small form, and faults that cost one case each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cupyconv.bench import results
+from cupyconv.bench.results import Row
+from cupyconv.gpu import compiler
+from tests.device import faulty_step
+from tests.gpu import __main__ as everything
+from tests.gpu import contenders, pack, report, running, smoke
+from tests.gpu.running import ROOT, Options, Results, Run, Step
+
+
+def run_step(out, module="tests.device.faulty_step", seconds=60, **options):
+    """Return a step's cases by name and the number of cases by state."""
+    step = Step("faulty", module, 1, 1, seconds)
+    states = Run(step, Options(out, **options), Results(out), 600).everything()
+    return {record["case"]: record for record in report.load(out) if "case" in record}, states
+
+
+def test_each_fault_costs_one_case(tmp_path, capsys):
+    records, states = run_step(tmp_path, seconds=10)
+    assert list(records) == list(faulty_step.NAMES)
+    assert states == Counter(passed=5, failed=2, hang=1, died=1)
+    assert records["hang"]["state"] == "hang"
+    assert records["killed"]["state"] == "died"
+    assert "-9" in records["killed"]["detail"]
+    assert "context lost" in records["illegal address"]["detail"]
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in records["illegal address"]["detail"]
+    assert "CUDA_ERROR_INVALID_VALUE" in records["driver error"]["detail"]
+    # The context survives a driver error; every other fault costs the worker.
+    processes = [records[f"add {number}"]["process"] for number in range(1, 6)]
+    assert processes[2] == processes[3]
+    assert len(set(processes)) == 4
+    assert "faulty: hang" in capsys.readouterr().out
+    assert len(report.failures(report.load(tmp_path))) == 2 * 4
+
+
+def test_worker_without_a_step_ends_the_step(tmp_path):
+    records, states = run_step(tmp_path, "tests.device.there_is_none")
+    assert not records
+    assert states == Counter({"no worker": running.MOST_STARTS})
+    assert "ModuleNotFoundError" in report.load(tmp_path)[0]["text"]
+
+
+def test_step_ends_after_too_many_failures(tmp_path):
+    _, states = run_step(tmp_path, only="driver", most_failures=0)
+    assert not states
+
+
+def test_every_step_runs_on_emulated_devices(tmp_path):
+    command = [sys.executable, "-m", "tests.gpu", "--out", str(tmp_path), "--sample", "1",
+               "--minutes", "20"]  # fmt: skip
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    records = report.load(tmp_path)
+    ends = {record["step"]: record for record in records if record.get("event") == "end"}
+    assert list(ends) == [step.name for step in everything.steps()]
+    assert all(record["left"] == 0 for record in ends.values())
+    assert report.machine(records)["gpu"] == "emulated sm_90"
+    assert report.main(tmp_path) == 0
+    (golden,) = tmp_path.glob("golden-sm_90.npz")
+    assert np.load(golden).files
+
+
+def test_commands_of_the_guide_are_short():
+    guide = (ROOT / "tests" / "gpu" / "README.md").read_text()
+    commands = [block.strip() for block in guide.split("```")[1::2]]
+    assert commands
+    assert max(map(len, commands)) < 2000
+
+
+ABOUT = {"gpu": "H", "architecture": "sm_90a", "device": "gpu", "date": "2026-01-01"}
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Write results for two passes: cuDNN takes 30 us, the planned kernel 20 us, another 10 us."""
+    lines = [{"step": "smoke", "event": "begin", "about": ABOUT}]
+    times = {"cudnn": (30.0, None), "0": (20.0, 10.0), "1": (10.0, 20.0)}
+    for pass_ in ("forward", "backprop_input"):
+        for label, (time, model) in times.items():
+            lines.append(
+                {"step": "contenders", "case": f"a-1 {pass_} float16 ieee channels_last {label}",
+                 "state": "passed", "seconds": 1, "modelled": model,
+                 "row": asdict(Row("a-1", "a", "dense", pass_, "float16", "ieee",
+                                   "cuda-hopper" if model else "torch", "kernel", "channels_last",
+                                   time, time, time, 3, 5.0, None, 9, 9, 0.0, 0.01, 1.0))}
+            )  # fmt: skip
+    lines.append({"step": "tests", "case": "t.py::test_a[b c]", "state": "hang", "detail": "30 s"})
+    text = "\n".join(map(json.dumps, lines)) + '\n{"step": "broken'
+    folder = tmp_path / "gpu" / "results"
+    folder.mkdir(parents=True)
+    (folder / "results.jsonl").write_text(text)
+    return folder
+
+
+def test_report_has_tables_calibration_and_failures(measured, monkeypatch):
+    def candidate_of(record, architecture):
+        modelled = record["modelled"]
+        return None if modelled is None else SimpleNamespace(microseconds=modelled)
+
+    monkeypatch.setattr(contenders, "candidate_of", candidate_of)
+    assert report.main(measured) == 0
+    text = (measured / "report.md").read_text()
+    assert "| float16 | dense (1) | 1.50× (1 / 0 / 0) | 1.50× (1 / 0 / 0) | – |" in text
+    bench = results.newest(measured.parents[1], "gpu")
+    assert [row.implementation for row in bench.rows] == ["torch", "auto"] * 2
+    assert "| float16 ieee channels_last | forward | 2.000 (1) | a-1 2.00 |" in text
+    assert "`python -m tests.gpu tests --only 't.py::test_a[b c]'`" in text
+    calibration = json.loads((measured / "calibration.json").read_text())
+    assert calibration["chip"] == "sm_90a"
+    forward = calibration["measured_over_modelled"][1]
+    assert (forward["pass"], forward["dtypes"], forward["count"]) == ("forward", "16-bit", 2)
+    assert forward["mean"] == pytest.approx(1)
+
+
+def test_sanitizer_report_fails_a_case_that_passed(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "MOST_REPORT", 1000)
+    script = 'echo "========= Invalid __global__ write of size 4"; exec "$@"'
+    step = Step("memcheck", "tests.device.faulty_step", 1, 1, 60, tool=("sh", "-c", script, "sh"))
+    Run(step, Options(tmp_path, only="add 1"), Results(tmp_path), 300).everything()
+    (record,) = [entry for entry in report.load(tmp_path) if "case" in entry]
+    assert record["state"] == "failed"
+    assert "Invalid __global__ write" in record["output"]
+
+
+def test_recorded_variants_are_those_of_a_run(tmp_path, monkeypatch, nothing_loaded):
+    name = "cuda-gather forward float16 ieee"
+    (step,) = (item for item in everything.steps() if item.name == "smoke")
+    monkeypatch.setattr(everything, "steps", lambda: (replace(step, lines=True),))
+    entries = pack.recorded(Options(tmp_path, only=name), "sm_90a")
+    assert entries
+    assert all(item["lines"] for item in entries)
+    compiled = []
+    compile_missing = compiler.compile_missing
+
+    def record(variants, *arguments):
+        compiled.extend(variants)
+        return compile_missing(variants, *arguments)
+
+    monkeypatch.setattr(compiler, "compile_missing", record)
+    for case in smoke.cases():
+        if name in case["name"]:
+            smoke.run(case)
+    assert set(map(pack.variant_of, entries)) == set(compiled)

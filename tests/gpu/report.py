@@ -1,0 +1,154 @@
+"""Tables and files of a run's results: ``python -m tests.gpu report DIR``.
+
+Writes report.md (speed beside cuDNN, choices of the planner, failures with the commands that repeat
+them), calibration.json (measured over modelled time, for the planner), golden-<chip>.npz, and
+bench-<chip>.json, from which ``python -m tests.readme`` writes the README's table.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from cupyconv.bench import environment, export
+from cupyconv.bench.results import Results, Row
+from cupyconv.planning.calibration import dtype_class
+from tests import speed_table
+from tests.gpu import contenders, instructions
+from tests.gpu.running import GOOD
+
+Record = dict[str, Any]
+
+
+def load(folder: Path) -> list[Record]:
+    """Return the records of all results files of a folder; a line that breaks off is left out."""
+    found = []
+    for path in sorted(folder.glob("results*.jsonl")):
+        for line in path.read_text().splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+    return found
+
+
+def timed(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield timed candidates, with the words of their name."""
+    names = ("layer", "pass", "dtype", "precision", "layout", "candidate")
+    for one in records:
+        if one.get("step") == "contenders" and "row" in one:
+            yield one | one["row"] | dict(zip(names, one["case"].split(" "), strict=True))
+
+
+def by_pass(records: Iterable[Record]) -> dict[tuple[str, ...], dict[str, Record]]:
+    """Timed candidates by their label, for each pass of a layer in a dtype and memory order."""
+    found: dict[tuple[str, ...], dict[str, Record]] = defaultdict(dict)
+    for one in timed(records):
+        key = tuple(one[name] for name in ("dtype", "precision", "layout", "layer", "pass"))
+        found[key][one["candidate"]] = one
+    return found
+
+
+def results(records: Iterable[Record], precision: str) -> Results:
+    """Return the planned kernels and cuDNN as results of the benchmark, in one precision."""
+    found = Results(environment=machine(records), finished=True)
+    for one in timed(records):
+        if one["precision"] == precision and one["candidate"] in ("0", "cudnn"):
+            row = Row(**one["row"])
+            ours = one["candidate"] == "0"
+            found.rows.append(replace(row, implementation="auto") if ours else row)
+    return found
+
+
+def choices(records: Sequence[Record]) -> list[str]:
+    """Return a table of the planned candidate's time over the fastest one's, by dtype and pass."""
+    losses: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
+    for (dtype, precision, layout, layer, pass_), candidates in by_pass(records).items():
+        ours = {label: one["microseconds"] for label, one in candidates.items() if label != "cudnn"}
+        if "0" in ours and len(ours) > 1:
+            loss = ours["0"] / min(ours.values())
+            losses[f"{dtype} {precision} {layout}", pass_].append((loss, layer))
+    lines = ["| dtype | pass | planned / fastest | worst layer |", "|---|---|---:|---|"]
+    for (order, pass_), found in losses.items():
+        worst, layer = max(found)
+        mean = geometric_mean(loss for loss, _ in found)
+        lines.append(f"| {order} | {pass_} | {mean:.3f} ({len(found)}) | {layer} {worst:.2f} |")
+    return lines
+
+
+def calibration(records: Sequence[Record]) -> dict[str, Any]:
+    """Return geometric means of measured over modelled time, by family, pass and class of dtypes.
+
+    The modelled times are those of the present cost model.
+    """
+    ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    about = machine(records)
+    for one in timed(records):
+        candidate = contenders.candidate_of(one, about["architecture"])
+        if candidate is not None:
+            class_ = dtype_class(one["dtype"], one["precision"])
+            key = one["implementation"], one["pass"], class_
+            ratios[key].append(one["microseconds"] / candidate.microseconds)
+    return {
+        "chip": about.get("architecture"),
+        "gpu": about.get("gpu"),
+        "date": about.get("date"),
+        "commit": about.get("commit"),
+        "measured_over_modelled": [
+            {"family": family, "pass": pass_, "dtypes": class_, "mean": geometric_mean(found),
+             "low": min(found), "high": max(found), "count": len(found)}
+            for (family, pass_, class_), found in sorted(ratios.items())
+        ],
+    }  # fmt: skip
+
+
+def machine(records: Iterable[Record]) -> Record:
+    """Return the last description of the machine on record."""
+    found: Record = {}
+    for one in records:
+        found = one.get("about") or found
+    return found
+
+
+def failures(records: Iterable[Record]) -> list[str]:
+    """Return each failed case with the command that repeats it, and each step that did not run."""
+    last = {(one["step"], one["case"]): one for one in records if "case" in one}
+    lines = []
+    for (step, case), one in last.items():
+        if one["state"] not in GOOD:
+            command = f"python -m tests.gpu {step} --only {shlex.quote(case)}"
+            detail = " ".join(str(one.get("detail", "")).split())[:300]
+            lines += [f"- {step}: {case}: {one['state']}: {detail}", f"  `{command}`"]
+    return lines or ["None."]
+
+
+def main(folder: Path) -> int:
+    """Write and print the report of a folder's results; 1 without results."""
+    records = load(folder)
+    if not records:
+        print(f"no results*.jsonl in {folder}")
+        return 1
+    about = machine(records)
+    ends = [one["text"] for one in records if one.get("event") in ("end", "no worker")]
+    parts = {
+        f"Run on {environment.title(about)}": [f"- {text}" for text in ends],
+        "Speed": speed_table.of_results(results(records, "ieee")).splitlines(),
+        "Speed with TF32": speed_table.of_results(results(records, "tf32")).splitlines(),
+        "Choices of the planner": choices(records),
+        "Failures": failures(records),
+    }
+    text = "\n".join(
+        line for title, lines in parts.items() for line in (f"## {title}", "", *lines, "")
+    )
+    (folder / "report.md").write_text(text)
+    (folder / "calibration.json").write_text(json.dumps(calibration(records), indent=1) + "\n")
+    instructions.write(records, folder)
+    export.write_json(results(records, "ieee"), folder / f"bench-{about.get('architecture')}.json")
+    print(text)
+    return 0

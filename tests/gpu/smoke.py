@@ -1,0 +1,146 @@
+"""Steps "smoke", "memcheck" and "racecheck": small layers on every kernel family.
+
+Results are compared with the reference, so that a kernel that writes nothing fails too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from cupyconv import arrays, backends
+from cupyconv.bench.implementations import pass_call
+from cupyconv.checking import Operands
+from cupyconv.formats import data_formats, filter_formats
+from cupyconv.planning.families import FAMILIES
+from cupyconv.problem import PASSES, REAL_PART, ConvProblem
+from tests import configurations
+from tests.agreement import fits, require_equal
+from tests.configurations import Case, in_formats
+
+NUMBERS = (
+    ("float16", "ieee"),
+    ("bfloat16", "ieee"),
+    ("float32", "ieee"),
+    ("float32", "tf32"),
+    ("float32", "bf16x6"),
+    ("float64", "ieee"),
+    ("complex64", "ieee"),
+    ("complex128", "ieee"),
+)
+"""Dtypes and precisions of the smoke test."""
+
+EDGE_NUMBERS = (("float16", "ieee"), ("float32", "bf16x6"))
+"""Dtypes and precisions under compute-sanitizer; every family takes one of them."""
+
+EDGES = (
+    "groups",
+    "depthwise_multiplier",
+    "channels_last",
+    "channels_beyond_one_tile",
+    "pixels_beyond_one_tile",
+    "volume_everything_differs",
+    "padding_on_one_side",
+    "stride_and_dilation_coprime",
+)
+"""Curated cases in which tiles are cut off on every side."""
+
+_ALIGNED: dict[str, Any] = {"data_format": "NHWC", "filter_format": "OHWI", "padding": 1}
+ALIGNED = (
+    Case("aligned_channels", ConvProblem((1, 6, 5, 72), (40, 3, 3, 72), **_ALIGNED)),
+    Case("aligned_depthwise", ConvProblem((1, 6, 5, 64), (64, 3, 3, 1), groups=64, **_ALIGNED)),
+)
+"""Layers with whole 16-byte rows, which some families need."""
+
+_REGISTER_MOVERS = "cuda-hopper"  # families whose kernels use setmaxnreg
+
+_edges = False
+
+
+def cases(words: str = "") -> list[dict[str, Any]]:
+    """One case for each family, pass and dtype; with "edges" every edge for compute-sanitizer."""
+    global _edges
+    _edges = words == "edges"
+    device = backends.current_device()
+    families = [name for name, one in FAMILIES.items() if one.on_gpu == device.is_gpu]
+    if _edges:
+        families.sort(key=lambda name: name.startswith(_REGISTER_MOVERS))
+    found = []
+    for impl in families:
+        for dtype, precision in EDGE_NUMBERS if _edges else NUMBERS:
+            left = set(PASSES)  # to find a layer for
+            for case in _edge_cases() if _edges else _candidates(impl):
+                problem = case.problem.replace(dtype=dtype)
+                for pass_ in fits(problem, impl, device, precision) if _edges or left else ():
+                    if _edges or pass_ in left:
+                        left -= {pass_}
+                        name = f"{impl} {pass_} {dtype} {precision} {case.name}"
+                        found.append(
+                            {"name": name, "impl": impl, "pass": pass_, "precision": precision,
+                             "problem": described(problem)}
+                        )  # fmt: skip
+    return found
+
+
+def _edge_cases() -> Iterator[Case]:
+    yield from ALIGNED
+    yield from (case for case in configurations.CASES if case.name in EDGES)
+
+
+def _candidates(impl: str) -> Iterator[Case]:
+    """Layers in which to look for one that a family takes, its own cases first, in both orders."""
+    own = {
+        "cuda-hopper": configurations.HOPPER_CASES,
+        "cuda-hopper-bf16x6": configurations.HOPPER_CASES,
+        "cuda-patch": configurations.PATCH_CASES,
+        "cuda-toeplitz": configurations.TOEPLITZ_CASES,
+        "cuda-direct": configurations.DIRECT_CASES,
+    }
+    listed = (own.get(impl, ()), ALIGNED, configurations.FAMILY_CASES, configurations.CASES)
+    for case in chain.from_iterable(listed):
+        rank = case.problem.spatial_rank
+        last = in_formats(case.problem, data_formats(rank)[1], filter_formats(rank)[2])
+        for problem in (last, case.problem):
+            if problem.N and problem.C > 1:
+                yield replace(case, problem=problem)
+
+
+def described(problem: ConvProblem) -> dict[str, Any]:
+    """Return the arguments of a problem, as JSON takes them."""
+    shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
+    return {**shapes, **problem.keywords, "dtype": problem.dtype}
+
+
+def operands(problem: ConvProblem) -> Operands:
+    """Return integers whose sums are exact, in both parts of complex numbers."""
+    real = problem.replace(dtype=REAL_PART.get(problem.dtype, problem.dtype))
+    parts = [configurations.integer_data(real, seed) for seed in range(1 + problem.is_complex)]
+    tensors = zip(*((part.x, part.w, part.dy) for part in parts), strict=True)
+    if problem.is_complex:
+        return Operands(*((re + 1j * im).astype(problem.dtype) for re, im in tensors))
+    return Operands(*(array for (array,) in tensors))
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """Compute a case on the current device and compare every element with the reference.
+
+    Raises:
+        AssertionError: an element is wrong.
+    """
+    on_gpu = bool(arrays.device_count())
+    if _edges and on_gpu:
+        arrays.cupy().cuda.set_allocator(None)  # a pool would hide accesses beyond an array
+    problem = ConvProblem(**case["problem"])
+    host = operands(problem)
+    there = host
+    if on_gpu:
+        there = Operands(*map(arrays.cupy().asarray, (host.x, host.w, host.dy)))
+    pass_ = case["pass"]
+    got = pass_call(problem, pass_, [there], case["impl"], case["precision"])(0)
+    expected = pass_call(problem, pass_, [host], "reference", "ieee")(0)
+    require_equal(arrays.cupy().asnumpy(got) if on_gpu else np.asarray(got), expected, str(problem))
+    return {}

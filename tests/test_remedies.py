@@ -1,0 +1,844 @@
+"""Remedies in error messages: the tests read them from the text, apply them and repeat the call."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem, ConvTypeError, backends, cudnn, formats, onnx, raw_ops
+from cupyconv.arrays import numpy_dtype
+from cupyconv.cli.main import main
+from tests.configurations import random_problem
+from tests.ways_out import Layout, alternatives, applied
+
+CONFIGURATIONS = 250
+"""Invalid configurations to test per function (chosen)."""
+
+
+class ReachedError(Exception):
+    """Raised when a call has passed its checks."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_computed(monkeypatch):
+    def reached(*_: object, **__: object) -> None:
+        raise ReachedError
+
+    for name in ("empty", "run", "sum_bias", "conjugate"):
+        monkeypatch.setattr(backends.CpuBackend, name, reached, raising=False)
+
+
+class Function(NamedTuple):
+    """Function to test, with arguments in which shapes replace tensors.
+
+    Attributes:
+        make: returns the arguments of a valid call for a problem.
+        call: calls the function with arrays of the given shapes.
+        layout: returns how the arguments are interpreted.
+        x, w, y: names of the arguments that are tensors or their sizes.
+    """
+
+    make: Callable[[ConvProblem], dict[str, Any]]
+    call: Callable[..., Any]
+    layout: Callable[[dict[str, Any]], Layout]
+    x: str | None
+    w: str
+    y: str | None
+    rank: int = 0
+    formats: bool = True
+
+
+def ones(shape: Any) -> np.ndarray:
+    return np.broadcast_to(np.float32(1), shape)
+
+
+def with_arrays(function: Callable[..., Any], *arrays: str) -> Callable[..., Any]:
+    """Wrap a function so that some of its array arguments are given as shapes."""
+
+    def call(**given: Any) -> Any:
+        shaped = {
+            name: ones(value) if name in arrays and value is not None else value
+            for name, value in given.items()
+        }
+        return function(**shaped)
+
+    return call
+
+
+def rules(problem: ConvProblem) -> dict[str, Any]:
+    return dict(problem.keywords)
+
+
+def orders(given: dict[str, Any], rank: int) -> tuple[str, str]:
+    data = formats.resolve_data_format(given.get("data_format"), rank)
+    return data, formats.resolve_filter_format(given.get("filter_format"), rank, data)
+
+
+def own_layout(**owners: str) -> Callable[[dict[str, Any]], Layout]:
+    def layout(given: dict[str, Any]) -> Layout:
+        w = owners["filter"]
+        return Layout(owners, *orders(given, len(given[w]) - 2), w)
+
+    return layout
+
+
+def tf_layout(**owners: str) -> Callable[[dict[str, Any]], Layout]:
+    def layout(given: dict[str, Any]) -> Layout:
+        rank = len(given[owners["filter"]]) - 2
+        filters = formats.filter_formats(rank)[1]
+        w = owners["filter"]
+        return Layout(owners, given["data_format"], filters, w, "", "dilations", "all")
+
+    return layout
+
+
+def tf_rules(problem: ConvProblem, three: bool = False) -> dict[str, Any]:
+    def spread(values: tuple[int, ...]) -> list[int]:
+        sizes = dict(zip("DHW"[3 - len(values) :], values, strict=True))
+        return [sizes.get(letter, 1) for letter in problem.data_format]
+
+    given = {
+        "strides": spread(problem.stride),
+        "dilations": spread(problem.dilation),
+        "padding": problem.padding_mode.upper(),
+        "data_format": problem.data_format,
+    }
+    if problem.padding_mode == "explicit":
+        axes = dict(zip("DHW"[3 - problem.spatial_rank :], problem.padding, strict=True))
+        given["explicit_paddings"] = [
+            side for letter in problem.data_format for side in axes.get(letter, (0, 0))
+        ]
+    return given
+
+
+def onnx_rules(problem: ConvProblem) -> dict[str, Any]:
+    return {
+        "strides": list(problem.stride),
+        "dilations": list(problem.dilation),
+        "pads": [pad for side in (0, 1) for pad in (pair[side] for pair in problem.padding)],
+        "group": problem.groups,
+    }
+
+
+def onnx_layout(**owners: str) -> Callable[[dict[str, Any]], Layout]:
+    def layout(given: dict[str, Any]) -> Layout:
+        w = owners["filter"]
+        data, filters = orders({}, len(given[w]) - 2)
+        return Layout(owners, data, filters, w, "pads", "dilations", "spatial")
+
+    return layout
+
+
+def cudnn_rules(problem: ConvProblem) -> dict[str, Any]:
+    return {
+        "pad": problem.padding,
+        "stride": problem.stride,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "auto_tune": False,
+        "tensor_core": "auto",
+        "d_layout": int(problem.data_format.endswith("C")),
+        "w_layout": int(problem.filter_format.endswith("I")),
+    }
+
+
+def cudnn_layout(**owners: str) -> Callable[[dict[str, Any]], Layout]:
+    def layout(given: dict[str, Any]) -> Layout:
+        rank = len(given[owners["W"]]) - 2
+        data = formats.data_formats(rank)[given["d_layout"]]
+        filters = formats.filter_formats(rank)[2 * given["w_layout"]]
+        return Layout(owners, data, filters, owners["W"], "pad")
+
+    return layout
+
+
+def conv_problem(**given: Any) -> None:
+    dy = given.pop("output_shape", None)
+    problem = ConvProblem(**given)
+    if dy is not None:
+        problem.require_output_gradient(dy)
+
+
+def out_array(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def with_out(**given: Any) -> Any:
+        return call(**{**given, name: np.ones(given[name], np.float32)})
+
+    return with_out
+
+
+FUNCTIONS: dict[str, Function] = {
+    "ConvProblem": Function(
+        lambda p: {"input_shape": p.input_shape, "filter_shape": p.filter_shape, **rules(p)},
+        ConvProblem,
+        own_layout(input="input_shape", filter="filter_shape"),
+        "input_shape",
+        "filter_shape",
+        None,
+    ),
+    "conv_forward": Function(
+        lambda p: {"x": p.input_shape, "w": p.filter_shape, "bias": (p.K,), **rules(p)},
+        with_arrays(cupyconv.conv_forward, "x", "w", "bias"),
+        own_layout(input="x", filter="w", bias="bias"),
+        "x",
+        "w",
+        None,
+    ),
+    "conv_backprop_input": Function(
+        lambda p: {
+            "input_shape": p.input_shape,
+            "w": p.filter_shape,
+            "dy": p.output_shape,
+            **rules(p),
+        },
+        with_arrays(cupyconv.conv_backprop_input, "w", "dy"),
+        own_layout(input="input_shape", filter="w", dy="dy"),
+        "input_shape",
+        "w",
+        "dy",
+    ),
+    "conv_backprop_filter": Function(
+        lambda p: {
+            "x": p.input_shape,
+            "filter_shape": p.filter_shape,
+            "dy": p.output_shape,
+            **rules(p),
+        },
+        with_arrays(cupyconv.conv_backprop_filter, "x", "dy"),
+        own_layout(input="x", filter="filter_shape", dy="dy"),
+        "x",
+        "filter_shape",
+        "dy",
+    ),
+    "conv_backward": Function(
+        lambda p: {"x": p.input_shape, "w": p.filter_shape, "dy": p.output_shape, **rules(p)},
+        with_arrays(cupyconv.conv_backward, "x", "w", "dy"),
+        own_layout(input="x", filter="w", dy="dy"),
+        "x",
+        "w",
+        "dy",
+    ),
+    "conv_transpose": Function(
+        lambda p: {
+            "output_shape": p.input_shape,
+            "x": p.output_shape,
+            "w": p.filter_shape,
+            "bias": (p.C,),
+            **rules(p),
+        },
+        with_arrays(cupyconv.conv_transpose, "x", "w", "bias"),
+        own_layout(result="output_shape", x="x", filter="w", bias="bias"),
+        "output_shape",
+        "w",
+        "x",
+    ),
+    "Conv2D": Function(
+        lambda p: {"input": p.input_shape, "filter": p.filter_shape, **tf_rules(p)},
+        with_arrays(raw_ops.Conv2D, "input", "filter"),
+        tf_layout(input="input", filter="filter"),
+        "input",
+        "filter",
+        None,
+        2,
+    ),
+    "Conv2DBackpropInput": Function(
+        lambda p: {
+            "input_sizes": list(p.input_shape),
+            "filter": p.filter_shape,
+            "out_backprop": p.output_shape,
+            **tf_rules(p),
+        },
+        with_arrays(raw_ops.Conv2DBackpropInput, "filter", "out_backprop"),
+        tf_layout(input="input_sizes", filter="filter", out_backprop="out_backprop"),
+        "input_sizes",
+        "filter",
+        "out_backprop",
+        2,
+    ),
+    "Conv2DBackpropFilter": Function(
+        lambda p: {
+            "input": p.input_shape,
+            "filter_sizes": list(p.filter_shape),
+            "out_backprop": p.output_shape,
+            **tf_rules(p),
+        },
+        with_arrays(raw_ops.Conv2DBackpropFilter, "input", "out_backprop"),
+        tf_layout(input="input", filter="filter_sizes", out_backprop="out_backprop"),
+        "input",
+        "filter_sizes",
+        "out_backprop",
+        2,
+    ),
+    "Conv3D": Function(
+        lambda p: {"input": p.input_shape, "filter": p.filter_shape, **tf_rules(p)},
+        with_arrays(raw_ops.Conv3D, "input", "filter"),
+        tf_layout(input="input", filter="filter"),
+        "input",
+        "filter",
+        None,
+        3,
+    ),
+    "DepthwiseConv2dNative": Function(
+        lambda p: {
+            "input": p.input_shape,
+            "filter": (*p.filter_shape[:2], p.C, p.K // p.C or 1),
+            **tf_rules(p),
+        },
+        with_arrays(raw_ops.DepthwiseConv2dNative, "input", "filter"),
+        tf_layout(input="input", filter="filter"),
+        "input",
+        "filter",
+        None,
+        2,
+    ),
+    "onnx.conv": Function(
+        lambda p: {"x": p.input_shape, "w": p.filter_shape, "b": (p.K,), **onnx_rules(p)},
+        with_arrays(onnx.conv, "x", "w", "b"),
+        onnx_layout(input="x", filter="w", bias="b"),
+        "x",
+        "w",
+        None,
+        formats=False,
+    ),
+    "onnx.conv_transpose": Function(
+        lambda p: {"x": p.output_shape, "w": p.filter_shape, "b": (p.C,), **onnx_rules(p)},
+        with_arrays(onnx.conv_transpose, "x", "w", "b"),
+        onnx_layout(x="x", filter="w", bias="b"),
+        None,
+        "w",
+        "x",
+        formats=False,
+    ),
+    "convolution_forward": Function(
+        lambda p: {
+            "x": p.input_shape,
+            "W": p.filter_shape,
+            "b": (p.K,),
+            "y": p.output_shape,
+            **cudnn_rules(p),
+        },
+        out_array(with_arrays(cudnn.convolution_forward, "x", "W", "b"), "y"),
+        cudnn_layout(x="x", W="W", y="y", bias="b"),
+        "x",
+        "W",
+        None,
+    ),
+    "convolution_backward_filter": Function(
+        lambda p: {
+            "x": p.input_shape,
+            "gy": p.output_shape,
+            "gW": p.filter_shape,
+            "deterministic": True,
+            **cudnn_rules(p),
+        },
+        out_array(with_arrays(cudnn.convolution_backward_filter, "x", "gy"), "gW"),
+        cudnn_layout(x="x", W="gW", gW="gW", gy="gy"),
+        "x",
+        "gW",
+        "gy",
+    ),
+}
+
+
+def torch_rules(problem: ConvProblem) -> dict[str, Any]:
+    return {
+        "stride": problem.stride,
+        "padding": tuple(before for before, _ in problem.padding),
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+    }
+
+
+def torch_layout(**owners: str) -> Callable[[dict[str, Any]], Layout]:
+    def layout(given: dict[str, Any]) -> Layout:
+        w = owners["weight"]
+        data, filters = orders({}, len(given[w]) - 2)
+        return Layout(owners, data, filters, w)
+
+    return layout
+
+
+def with_tensors(function: Callable[..., Any], *tensors: str) -> Callable[..., Any]:
+    def call(**given: Any) -> Any:
+        import torch
+
+        return function(
+            **{
+                name: torch.ones(value) if name in tensors else value
+                for name, value in given.items()
+            }
+        )
+
+    return call
+
+
+if find_spec("torch"):
+    in_torch = import_module("cupyconv.torch")
+    FUNCTIONS["torch.conv2d"] = Function(
+        lambda p: {
+            "input": p.input_shape,
+            "weight": p.filter_shape,
+            "bias": (p.K,),
+            **torch_rules(p),
+        },
+        with_tensors(in_torch.conv2d, "input", "weight", "bias"),
+        torch_layout(input="input", weight="weight", bias="bias"),
+        "input",
+        "weight",
+        None,
+        2,
+    )
+    FUNCTIONS["torch.conv2d_input"] = Function(
+        lambda p: {
+            "input_size": p.input_shape,
+            "weight": p.filter_shape,
+            "grad_output": p.output_shape,
+            **torch_rules(p),
+        },
+        with_tensors(in_torch.conv2d_input, "weight", "grad_output"),
+        torch_layout(input="input_size", weight="weight", grad_output="grad_output"),
+        "input_size",
+        "weight",
+        "grad_output",
+        2,
+    )
+if find_spec("dask"):
+    on_chunks = import_module("cupyconv.dask")
+    for name in ("conv_forward", "conv_backprop_filter", "conv_transpose"):
+        plain = FUNCTIONS[name]
+        operands = {"x", "w", "bias", "dy"} & set(
+            inspect.signature(getattr(cupyconv, name)).parameters
+        )
+        FUNCTIONS[f"dask.{name}"] = plain._replace(
+            call=with_arrays(getattr(on_chunks, name), *operands)
+        )
+
+
+# -- invalid configurations ------------------------------------------------------------------------
+
+
+def drawn(rng: random.Random, name: str) -> dict[str, Any]:
+    """Return random arguments of a valid call."""
+    function = FUNCTIONS[name]
+    while True:
+        problem = random_problem(rng.randint, max_macs=20_000)
+        layouts: dict[str, Any] = {}
+        if function.rank and problem.spatial_rank != function.rank:
+            continue
+        if name == "DepthwiseConv2dNative" and problem.groups != problem.C:
+            continue
+        rank = problem.spatial_rank
+        if name[0].isupper() and name != "ConvProblem":  # operations of TensorFlow
+            layouts = {"filter_format": formats.filter_formats(rank)[1]}
+            if problem.padding_mode == "same_lower" or (
+                rank == 3 and problem.padding_mode == "explicit"
+            ):
+                continue
+        elif name.startswith(("onnx", "torch")):
+            if name.startswith("torch") and any(
+                before != after for before, after in problem.padding
+            ):
+                continue
+            layouts = dict.fromkeys(("data_format", "filter_format"))
+        elif (
+            name.startswith("convolution")
+            and problem.filter_format == formats.filter_formats(rank)[1]
+        ):
+            continue
+        if min(problem.input_shape, default=1) < 1:
+            continue
+        if layouts:
+            problem = in_layouts(problem, layouts)
+        given = function.make(problem)
+        try:
+            function.call(**given)
+        except ReachedError:
+            return given
+        except (ConvError, ConvTypeError):
+            continue
+        return given
+
+
+def in_layouts(problem: ConvProblem, layouts: dict[str, Any]) -> ConvProblem:
+    """Return the same layer in other memory orders."""
+    rank = problem.spatial_rank
+    data, filters = orders({"data_format": problem.data_format, **layouts}, rank)
+    sizes = dict(zip(problem.data_format, problem.input_shape, strict=True))
+    taps = dict(zip(problem.filter_format, problem.filter_shape, strict=True))
+    return problem.replace(
+        input_shape=tuple(sizes[letter] for letter in data),
+        filter_shape=tuple(taps[letter] for letter in filters),
+        data_format=data,
+        filter_format=filters,
+        padding=problem.padding if problem.padding_mode == "explicit" else problem.padding_mode,
+    )
+
+
+def spoiled(rng: random.Random, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with one random fault."""
+    function, wrong = FUNCTIONS[name], dict(given)
+    layout = function.layout(given)
+    tensors = [one for one in (function.x, function.w, function.y) if one]
+    strides = next(key for key in ("stride", "strides") if key in given)
+    groups = next((key for key in ("groups", "group") if key in given), None)
+    fault = rng.randrange(11)
+    if fault == 0:  # one axis has another size
+        tensor = rng.choice(tensors)
+        shape = list(wrong[tensor])
+        axis = rng.randrange(len(shape))
+        shape[axis] = max(shape[axis] + rng.choice((-2, -1, 1, 2, 5)), 1)
+        wrong[tensor] = type(wrong[tensor])(shape)
+    elif fault == 1 and groups:
+        wrong[groups] = rng.choice((0, 2, 3, wrong[groups] + 1))
+    elif fault == 2:  # x or y or both have the other memory order
+        rank = len(layout.data) - 2
+        other = next(one for one in formats.data_formats(rank) if one != layout.data)
+        for tensor in rng.choice(([function.x], [function.x, function.y], [function.y])):
+            if tensor:
+                permute(wrong, tensor, layout.data, other)
+    elif fault == 3:  # the filter has another memory order
+        rank = len(layout.filter) - 2
+        others = [one for one in formats.filter_formats(rank) if one != layout.filter]
+        others.append(layout.filter.translate(str.maketrans("OI", "IO")))
+        permute(wrong, function.w, layout.filter, rng.choice(others))
+    elif fault == 4:  # the strides have another length or order
+        value = wrong[strides]
+        values = [value] if isinstance(value, int) else list(value)
+        spatial = values if len(values) == len(layout.data) - 2 else [*values[:1], 2]
+        wrong[strides] = rng.choice(
+            ([2], [1, *spatial, 1], [1, 1, *spatial], spatial, [2] * (len(spatial) + 1))
+        )
+    elif fault == 5:
+        for key in ("data_format", "filter_format"):
+            if rng.random() < 0.7 and not name[0].isupper():
+                wrong.pop(key, None)
+    elif fault == 6 and "data_format" in given:
+        words = formats.data_formats(rng.randint(1, 3))
+        wrong["data_format"] = rng.choice(words)
+    elif fault == 7 and "bias" in layout.owners and layout.owners["bias"] in wrong:
+        bias = layout.owners["bias"]
+        wrong[bias] = rng.choice(((wrong[bias][0] + 1,), (), (wrong[bias][0], 1)))
+    elif fault == 8 and function.x and not name.startswith("torch"):
+        wrong[function.x] = wrong[function.x][1:]
+    elif fault == 9:  # the filter is too large
+        shape = list(wrong[function.w])
+        axis = rng.choice([n for n, letter in enumerate(layout.filter) if letter in "DHW"])
+        shape[axis] += rng.choice((3, 9))
+        wrong[function.w] = type(wrong[function.w])(shape)
+    elif fault == 10 and "explicit_paddings" in given:
+        sides = wrong["explicit_paddings"]
+        wrong["explicit_paddings"] = rng.choice(
+            (sides[2:6], [*sides[2:], *sides[:2]], [1, 1, *sides[2:]])
+        )
+    return wrong
+
+
+def permute(wrong: dict[str, Any], tensor: str, source: str, target: str) -> None:
+    shape = wrong[tensor]
+    wrong[tensor] = type(shape)(shape[source.index(letter)] for letter in target)
+
+
+def outcome(function: Function, given: dict[str, Any]) -> ConvError | ConvTypeError | None:
+    try:
+        function.call(**given)
+    except ReachedError:
+        return None
+    except (ConvError, ConvTypeError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_remedies_work(name):
+    rng, function = random.Random(f"ways out of {name}"), FUNCTIONS[name]
+    counts: Counter[str] = Counter()
+    while counts["refused"] < CONFIGURATIONS:
+        valid = drawn(rng, name)
+        wrong = spoiled(rng, name, valid)
+        twice = rng.random() < 0.2
+        if twice:
+            try:
+                wrong = spoiled(rng, name, wrong)
+            except (ConvError, ValueError, IndexError, TypeError, StopIteration):
+                continue
+        error = outcome(function, wrong)
+        if error is None:
+            continue
+        counts["refused"] += 1
+        if not isinstance(error, ConvError) or not error.fixes:
+            counts["without"] += 1
+            counts["without, one fault"] += not twice
+            continue
+        for way_out in alternatives(error.remedy):
+            after = applied(wrong, way_out, error.axis, readable(function))
+            then = outcome(function, after)
+            assert then is None, f"{name}({wrong}): {error}\n\nafter '{way_out}', {after}:\n{then}"
+    # Meaningless numbers have no remedy.
+    assert counts["without, one fault"] < 0.4 * counts["refused"], counts
+
+
+OPTIONS = {"input_shape": "--input", "filter_shape": "--filter"}
+
+
+def as_options(given: dict[str, Any]) -> list[str]:
+    """Convert arguments of ConvProblem to command-line options."""
+    options = []
+    for name, value in given.items():
+        text = str(value)
+        if name == "padding" and isinstance(value, tuple):
+            text = ",".join(f"{before}:{after}" for before, after in value)
+        elif isinstance(value, (tuple, list)):
+            text = "x".join(map(str, value))
+        if value is not None:
+            options += [OPTIONS.get(name, f"--{name.replace('_', '-')}"), text]
+    return options
+
+
+def from_option(name: str, text: str) -> tuple[str, Any]:
+    """Convert a command-line option to an argument of ConvProblem."""
+    argument = {word: name for name, word in OPTIONS.items()}.get(name, name[2:].replace("-", "_"))
+    if argument == "padding" and ":" in text:
+        return argument, tuple(tuple(map(int, side.split(":"))) for side in text.split(","))
+    if re.fullmatch(r"\d+(x\d+)*", text):
+        sizes = tuple(map(int, text.split("x")))
+        return argument, sizes if argument.endswith("shape") or len(sizes) > 1 else sizes[0]
+    return argument, text
+
+
+def test_remedies_work_on_the_command_line():
+    rng, offered = random.Random("the command line"), 0
+    runner = CliRunner()
+    while offered < CONFIGURATIONS:
+        wrong = spoiled(rng, "ConvProblem", drawn(rng, "ConvProblem"))
+        if outcome(FUNCTIONS["ConvProblem"], wrong) is None:
+            continue
+        result = runner.invoke(main, ["shapes", "--device", "cpu", *as_options(wrong)])
+        if result.exit_code == 0:  # the command line reads a list of one number as a number
+            continue
+        assert result.exit_code == 2, result.output
+        assert '="' not in result.stderr, "the message has a Python argument"
+        axis = re.search(r"\(axis ([DHW])\)", result.stderr)
+        remedy = result.stderr.strip().rpartition(". ")[2]
+        if not re.match(r"(Use|Give|Pad|Add|Pass|Exchange) ", remedy) or "integer" in remedy:
+            continue
+        offered += 1
+        for way_out in alternatives(remedy):
+            options = re.findall(r"(--[a-z-]+) (\S+)", way_out)
+            after = wrong | dict(from_option(*option) for option in options)
+            rest = re.sub(r"^use (--[a-z-]+ \S+(?: and )?)+", "", way_out)
+            if rest:
+                layout = readable(FUNCTIONS["ConvProblem"])
+                after = applied(after, rest, axis[1] if axis else None, layout)
+            then = runner.invoke(main, ["shapes", "--device", "cpu", *as_options(after)])
+            assert then.exit_code == 0, f"{result.stderr}after '{way_out}': {then.stderr}"
+
+
+# -- examples --------------------------------------------------------------------------------------
+
+W = (3, 3, 6, 4)
+GRADIENT = {"filter": W, "out_backprop": (1, 3, 3, 4), "padding": "SAME"}
+
+EXAMPLES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "wrong channels": (
+        "Conv2DBackpropInput",
+        {**GRADIENT, "input_sizes": [1, 5, 5, 7], "strides": [1, 2, 2, 1]},
+        "Give the input C = 6, ",
+    ),
+    "sizes of NCHW": (
+        "Conv2DBackpropInput",
+        {**GRADIENT, "input_sizes": [1, 6, 5, 5], "strides": [1, 2, 2, 1]},
+        "Use input_sizes=(1, 5, 5, 6), ",
+    ),
+    "input of NCHW": (
+        "Conv2D",
+        {"input": (1, 6, 5, 5), "filter": W, "strides": [1, 1, 1, 1], "padding": "SAME"},
+        'Use data_format="NCHW", ',
+    ),
+    "filter of OIHW": (
+        "Conv2D",
+        {"input": (1, 5, 5, 6), "filter": (4, 6, 3, 3), "strides": [1, 1, 1, 1], "padding": "SAME"},
+        "Transpose the filter from OIHW to HWIO, ",
+    ),
+    "strides of the spatial axes": (
+        "Conv2D",
+        {"input": (1, 5, 5, 6), "filter": W, "strides": [2, 2], "padding": "SAME"},
+        "Use strides=[1, 2, 2, 1]",
+    ),
+    "strides of NHWC": (
+        "Conv2D",
+        {
+            "input": (1, 6, 5, 5),
+            "filter": W,
+            "strides": [1, 2, 2, 1],
+            "padding": "SAME",
+            "data_format": "NCHW",
+        },
+        "Use strides=[1, 1, 2, 2]",
+    ),
+    "paddings of NHWC": (
+        "Conv2D",
+        {
+            "input": (1, 6, 5, 5),
+            "filter": W,
+            "strides": [1, 1, 1, 1],
+            "padding": "EXPLICIT",
+            "explicit_paddings": [0, 0, 1, 2, 3, 4, 0, 0],
+            "data_format": "NCHW",
+        },
+        "Use explicit_paddings=[0, 0, 0, 0, 1, 2, 3, 4]",
+    ),
+    "filter of a transposed convolution": (
+        "conv_forward",
+        {"x": (1, 3, 5, 5), "w": (3, 8, 3, 3)},
+        "Exchange O and I of the filter, ",
+    ),
+    "dy of NHWC": (
+        "conv_backprop_input",
+        {"input_shape": (1, 3, 5, 5), "w": (4, 3, 3, 3), "dy": (1, 3, 3, 4)},
+        "Transpose dy from NHWC to NCHW",
+    ),
+    "bias that fixes the channels": (
+        "conv_forward",
+        {"x": (1, 6, 9), "w": (4, 2, 3), "bias": (4,), "groups": 3},
+        "Use groups=1 and give the filter I = 6",
+    ),
+    "TensorFlow's stride": (
+        "ConvProblem",
+        {"input_shape": (1, 3, 9, 9), "filter_shape": (4, 3, 3, 3), "stride": [1, 2, 1, 1]},
+        "Use stride=(2, 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_most_likely_remedy_comes_first(name):
+    function, given, expected = EXAMPLES[name]
+    error = outcome(FUNCTIONS[function], given)
+    assert error.remedy.startswith(expected), error
+
+
+def test_unknown_remedy_is_omitted():
+    given = {"x": (1, 7, 2, 2), "w": (4, 5, 9, 11), "bias": (9,), "groups": 3}
+    error = outcome(FUNCTIONS["conv_forward"], given)
+    assert error.remedy == ""
+    assert str(error) == f"{error.rule}: {error.values}"
+
+
+@pytest.mark.parametrize(
+    ("word", "mode"), [("circular", "wrap"), ("reflect", "reflect"), ("replicate", "edge")]
+)
+def test_padding_modes_suggest_numpy_pad(word, mode):
+    x, w = ones((1, 2, 6)), ones((3, 2, 3))
+    with pytest.raises(ConvError, match=rf"numpy.pad\(x, ..., mode='{mode}'\)"):
+        cupyconv.conv_forward(x, w, padding=word)
+    with pytest.raises(ReachedError):
+        cupyconv.conv_forward(np.pad(x, ((0, 0), (0, 0), (1, 1)), mode=mode), w, padding=0)
+
+
+# -- dtypes ----------------------------------------------------------------------------------------
+
+DTYPES = ("float16", "float32", "float64", "complex64", "bfloat16", "uint8", "int32", "bool")
+
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], dict[str, Any]]] = {
+    "conv_forward": (
+        cupyconv.conv_forward,
+        {"x": (1, 2, 5), "w": (3, 2, 3), "bias": (3,)},
+        {},
+    ),
+    "conv_backprop_input": (
+        cupyconv.conv_backprop_input,
+        {"w": (3, 2, 3), "dy": (1, 3, 3)},
+        {"input_shape": (1, 2, 5)},
+    ),
+    "conv_backward": (
+        cupyconv.conv_backward,
+        {"x": (1, 2, 5), "w": (3, 2, 3), "dy": (1, 3, 3)},
+        {},
+    ),
+    "conv_backprop_bias": (cupyconv.conv_backprop_bias, {"dy": (1, 3, 3)}, {}),
+    "Conv2D": (
+        raw_ops.Conv2D,
+        {"input": (1, 5, 5, 2), "filter": (3, 3, 2, 3)},
+        {"strides": [1, 1, 1, 1], "padding": "SAME"},
+    ),
+    "onnx.conv": (onnx.conv, {"x": (1, 2, 5), "w": (3, 2, 3), "b": (3,)}, {}),
+}
+if find_spec("dask"):
+    CALLS["dask.conv_forward"] = (on_chunks.conv_forward, *CALLS["conv_forward"][1:])
+    CALLS["dask.conv_transpose"] = (
+        on_chunks.conv_transpose,
+        {"x": (1, 3, 3), "w": (3, 2, 3), "bias": (2,)},
+        {},
+    )
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_remedies_of_wrong_dtypes_work(name):
+    function, shapes, rest = CALLS[name]
+    rng = random.Random(f"dtypes of {name}")
+    refused = 0
+    for _ in range(80):
+        given = {
+            key: np.ones(shape, numpy_dtype(rng.choice(DTYPES))) for key, shape in shapes.items()
+        }
+        try:
+            function(**given, **rest)
+        except ReachedError:
+            continue
+        except ConvTypeError as error:
+            message = str(error)
+            assert "dtype must be one of float16, " in message or "one dtype" in message
+            steps = re.findall(r"(\w+)\.astype\('(\w+)'\)", message)
+            assert steps, message
+            for key, dtype in steps:
+                given[key] = given[key].astype(numpy_dtype(dtype))
+            refused += 1
+            with suppress(ReachedError):
+                function(**given, **rest)
+    assert refused > 20
+
+
+def test_remedies_of_wrong_torch_dtypes_work():
+    torch = pytest.importorskip("torch")
+    rng = random.Random("dtypes of PyTorch")
+    dtypes = [getattr(torch, name) for name in DTYPES]
+    for _ in range(80):
+        given = {
+            "input": torch.ones((1, 2, 5), dtype=rng.choice(dtypes)),
+            "weight": torch.ones((3, 2, 3), dtype=rng.choice(dtypes)),
+            "bias": torch.ones((3,), dtype=rng.choice(dtypes)),
+        }
+        try:
+            in_torch.conv1d(**given)
+        except ReachedError:
+            continue
+        except ConvTypeError as error:
+            steps = re.findall(r"(\w+)\.to\(torch\.(\w+)\)", str(error))
+            for key, dtype in steps:
+                given[key] = given[key].to(getattr(torch, dtype))
+            with pytest.raises(ReachedError):
+                in_torch.conv1d(**given)
+
+
+def readable(function: Function) -> Callable[[dict[str, Any]], Layout]:
+    """Return a function that gives the layout of arguments, without axes if they are invalid."""
+
+    def layout(given: dict[str, Any]) -> Layout:
+        try:
+            return function.layout(given)
+        except (ConvError, ConvTypeError, KeyError):
+            owners = {"input": function.x, "dy": function.y}
+            return Layout({key: one for key, one in owners.items() if one}, "", "", function.w)
+
+    return layout

@@ -1,0 +1,187 @@
+"""Ways out of errors, taken from their text and applied to the arguments of a call."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from cupyconv import formats
+
+VERBS = "use|give|transpose|exchange|pad|pass|add"
+
+ARGUMENT = r'(\w+)=("[^"]*"|\[[^\]]*\]|\((?:[^()]|\([^()]*\))*\)|-?\d+)'
+
+
+class Layout(NamedTuple):
+    """Names and memory orders of a call's tensors.
+
+    Attributes:
+        owners: the argument of each tensor, by its name in messages without article.
+        data, filter: the letters of the axes of x and y, and of w.
+        padding, dilation: arguments.
+        entries: as for ``remedies.Names``.
+        filters: the argument that is the filter.
+    """
+
+    owners: Mapping[str, str]
+    data: str
+    filter: str
+    filters: str
+    padding: str = "padding"
+    dilation: str = "dilation"
+    entries: str = "any"
+
+    def order(self, argument: str) -> str:
+        return self.filter if argument == self.filters else self.data
+
+
+def alternatives(remedy: str) -> list[str]:
+    """Return the ways out of a remedy, each in lower case at its beginning."""
+    text = remedy[:1].lower() + remedy[1:]
+    return re.split(rf", (?:or )?(?={VERBS})\b", text)
+
+
+def default_layout(given: Mapping[str, Any]) -> Layout:
+    """Return the layout of ConvProblem's own arguments."""
+    rank = len(given["filter_shape"]) - 2
+    data = formats.resolve_data_format(given.get("data_format"), rank)
+    filters = formats.resolve_filter_format(given.get("filter_format"), rank, data)
+    owners = {"input": "input_shape", "filter": "filter_shape", "dy": "output_shape"}
+    return Layout(owners, data, filters, "filter_shape")
+
+
+def applied(
+    given: Mapping[str, Any],
+    way_out: str,
+    axis: str | None = None,
+    layout: Callable[[Mapping[str, Any]], Layout] = default_layout,
+) -> dict[str, Any]:
+    """Return the arguments after a way out; tensors are shapes.
+
+    Args:
+        axis: the axis that the error names, if any.
+        layout: how arguments are read.
+
+    Raises:
+        ValueError: the text has no known form.
+    """
+    after = dict(given)
+    for part in re.split(rf" and (?={VERBS})\b", way_out):
+        if arguments := re.findall(ARGUMENT, part):
+            assert re.fullmatch(rf"use {ARGUMENT}(?: and {ARGUMENT})*", part), part
+            after |= {name: ast.literal_eval(value) for name, value in arguments}
+        else:
+            _apply(after, part, axis, layout)
+    return after
+
+
+def _apply(
+    after: dict[str, Any],
+    part: str,
+    axis: str | None,
+    layout_of: Callable[[Mapping[str, Any]], Layout],
+) -> None:
+    layout = layout_of(after)
+    axes = [letter for letter in layout.data if letter in "DHW"]
+    named = axes if len(axes) == 1 else [axis] if axis else []
+
+    def argument(owner: str) -> str:
+        return layout.owners[re.sub(r"^(the|a|an) ", "", owner)]
+
+    def resize(name: str, sizes: Mapping[str, int]) -> None:
+        order, shape = layout.order(name), list(after[name])
+        for letter, size in sizes.items():
+            shape[order.index(letter)] = size
+        after[name] = tuple(shape)
+
+    if match := re.fullmatch(r"give (.+?) ((?:[A-Z] = \d+(?: and )?)+)", part):
+        resize(argument(match[1]), _letters(match[2]))
+    elif match := re.fullmatch(r"transpose (.+) from (\w+) to (\w+)", part):
+        name, source, target = argument(match[1]), match[2], match[3]
+        assert target == layout.order(name), part
+        after[name] = tuple(after[name][source.index(letter)] for letter in target)
+    elif match := re.fullmatch(r"exchange O and I of (.+)", part):
+        name = argument(match[1])
+        order, shape = layout.order(name), list(after[name])
+        o, i = order.index("O"), order.index("I")
+        shape[o], shape[i] = shape[i], shape[o]
+        after[name] = tuple(shape)
+    elif match := re.fullmatch(r"use (.+?) of (at least |at most )?(.+)", part):
+        sizes = _axes(match[3], axes, named)
+        if match[1] == "a dilation":
+            _set_dilation(after, layout, axes, sizes)
+        else:
+            resize(argument(match[1]), sizes)
+    elif match := re.fullmatch(r"pass (.+) of shape ([\dx]+|\([\d, ]*\))(?: \(\w+\))?", part):
+        text = match[2]
+        shape = ast.literal_eval(text) if "(" in text else tuple(map(int, text.split("x")))
+        after[argument(match[1])] = shape
+    elif match := re.fullmatch(r"add the batch: ([\dx]+)", part):
+        shape = tuple(map(int, match[1].split("x")))
+        lacking = [
+            name
+            for owner, name in layout.owners.items()
+            if owner not in ("filter", "W", "weight", "bias")
+            and isinstance(after.get(name), (tuple, list))
+            and len(after[name]) == len(shape) - 1
+        ]
+        assert shape in [(1, *after[name]) for name in lacking]
+        after |= {name: (1, *after[name]) for name in lacking}
+    elif part.startswith("pad "):
+        _pad(after, layout, part, axes, named)
+    else:
+        raise ValueError(part)
+
+
+def _letters(text: str) -> dict[str, int]:
+    return {letter: int(size) for letter, size in re.findall(r"\b([A-Z]) = (\d+)", text)}
+
+
+def _axes(text: str, axes: list[str], named: list[str]) -> dict[str, int]:
+    """Return sizes by axis: of the error's, of all, or of those that the text names."""
+    if "=" in text:
+        return _letters(text)
+    sizes = [int(size) for size in re.findall(r"(\d+)(?: to \d+)?(?: by |$)", text)]
+    return dict(zip(axes if len(sizes) == len(axes) else named, sizes, strict=True))
+
+
+def _set_dilation(
+    after: dict[str, Any], layout: Layout, axes: list[str], sizes: Mapping[str, int]
+) -> None:
+    value = after.get(layout.dilation)
+    values = [1] * len(axes) if value is None else value
+    values = [values] * len(axes) if isinstance(values, int) else list(values)
+    if layout.entries == "all":
+        after[layout.dilation] = [
+            sizes.get(letter, entry) for letter, entry in zip(layout.data, values, strict=True)
+        ]
+    else:
+        changed = [sizes.get(axis, entry) for axis, entry in zip(axes, values, strict=True)]
+        after[layout.dilation] = changed
+
+
+def _pad(
+    after: dict[str, Any], layout: Layout, part: str, axes: list[str], named: list[str]
+) -> None:
+    amounts = {letter: int(more) for letter, more in re.findall(r"([DHW]) by (\d+)", part)}
+    if not amounts:
+        more = int(re.search(r"by (\d+) more in total", part)[1])
+        amounts = dict.fromkeys(axes if "each axis" in part else named, more)
+    padding = after.get(layout.padding)
+    if padding is None or padding == "valid":
+        padding = 0
+    if layout.padding == "pads":
+        flat = list(padding or [0] * (2 * len(axes)))
+        after["pads"] = [
+            *flat[: len(axes)],
+            *(flat[len(axes) + n] + amounts.get(axis, 0) for n, axis in enumerate(axes)),
+        ]
+        return
+    sides = [padding] * len(axes) if isinstance(padding, int) else list(padding)
+    pairs = [(side, side) if isinstance(side, int) else tuple(side) for side in sides]
+    after[layout.padding] = tuple(
+        (before, end + amounts.get(axis, 0))
+        for (before, end), axis in zip(pairs, axes, strict=True)
+    )

@@ -36,7 +36,7 @@ from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
 from cupyconv.operations import Called
 from cupyconv.problem import LARGEST, Padding, Size
-from cupyconv.remedies import Names
+from cupyconv.remedies import Names, any_padding
 
 __all__ = [
     "CUDNN_TENSOR_NCHW",
@@ -66,7 +66,13 @@ def _layout(key: str, word: str) -> Any:
     return word
 
 
-_NAMES = Names(padding="pad", data_format="d_layout", filter_format="w_layout", spell=_layout)
+_NAMES = Names(
+    padding="pad",
+    data_format="d_layout",
+    filter_format="w_layout",
+    spell=_layout,
+    pad=lambda value: None if isinstance(value, str) else ("pad", any_padding(value)[1]),
+)
 _FORWARD = Called(("x", "W", "b"), "y", _NAMES._replace(x="x", w="W", y="y"))
 _BACKWARD_FILTER = Called(("x", "gy"), "gW", _NAMES._replace(x="x", w="gW", y="gy"))
 _BACKWARD_DATA = Called(("W", "x", "b"), "y", _NAMES._replace(x="y", w="W", y="x"))

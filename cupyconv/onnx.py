@@ -86,6 +86,7 @@ _CONV = Names(
     groups="group",
     absent=frozenset(("data_format", "filter_format")),
     entries="spatial",
+    pad=lambda value: None if isinstance(value, str) else ("pads", [*value, *value]),
 )
 _CONV_TRANSPOSE = _CONV._replace(
     x=TRANSPOSED.x, y=TRANSPOSED.y, x_shape=TRANSPOSED.x_shape, y_shape="x_shape"

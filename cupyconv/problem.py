@@ -628,8 +628,13 @@ class ConvProblem:
 
     def replace(self, **changes: Unpack[_Changes]) -> ConvProblem:
         """Return the same problem with some arguments of the constructor changed."""
+        return ConvProblem(**{**self._arguments, **changes})
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """Arguments of the constructor that make this problem."""
         shapes = {"input_shape": self.input_shape, "filter_shape": self.filter_shape}
-        return ConvProblem(**{**shapes, **self.keywords, "dtype": self.dtype, **changes})
+        return {**shapes, **self.keywords, "dtype": self.dtype}
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -647,10 +652,13 @@ class ConvProblem:
         """Check that an array of this shape can be dy.
 
         Raises:
-            ConvError: it cannot; for a spatial size the message has the interval of input sizes
-                that would go with it.
+            ConvError: it cannot; the message has the sizes, paddings and strides that would fit.
         """
-        require_output(Names(), self, shape)
+
+        def require(output_shape: Iterable[int], **layer: Any) -> None:
+            require_output(Names(), ConvProblem(**layer), output_shape)
+
+        offering(require, Names(), {**self._arguments, "output_shape": shape}, ())
 
     def __repr__(self) -> str:
         def one(values: tuple) -> str:

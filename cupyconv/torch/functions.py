@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from cupyconv import foreign, formats
 from cupyconv.errors import ConvError, ConvTypeError, shown
 from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem, integer, integers, is_sequence
-from cupyconv.remedies import Names
+from cupyconv.remedies import Names, any_padding
 from cupyconv.torch import derivatives, operators
 from cupyconv.torch.operators import DTYPES
 
@@ -25,7 +25,10 @@ Padding = Literal["valid", "same"] | IntOrInts
 _DEVICES = ("cpu", "cuda", "meta")
 
 _CONVOLUTION = Names(
-    w="the weight", y="the output", absent=frozenset(("data_format", "filter_format", "padding"))
+    w="the weight",
+    y="the output",
+    absent=frozenset(("data_format", "filter_format", "padding")),
+    pad=lambda value: None if isinstance(value, str) else any_padding(value),
 )
 _TRANSPOSED = _CONVOLUTION._replace(x="the result", y="the input")
 _GRADIENT = _CONVOLUTION._replace(y="grad_output", x_shape="input_size", w_shape="weight_size")

@@ -39,11 +39,12 @@ class Layer:
     """A requested configuration, before its rules are checked.
 
     Attributes:
-        name, title: what it is called, and what it is about, where it says so.
-        arguments: those arguments of ConvProblem that were given.
-        values: what its data is drawn from.
-        is_transposed: whether it stands for the transposed convolution, whose forward pass is the
-            input gradient of this.
+        name: name of the layer, or None.
+        title: short description of the layer, or None.
+        arguments: given arguments of ConvProblem, by name.
+        values: kind of random data, such as "normal".
+        is_transposed: whether the layer stands for a transposed convolution.  The forward pass of
+            the transposed convolution is the input gradient of this layer.
     """
 
     name: str | None
@@ -54,14 +55,14 @@ class Layer:
 
     @property
     def heading(self) -> str:
-        """Name and title, as far as there are any."""
+        """``name: title``; empty if the layer has neither."""
         return in_line(": ".join(text for text in (self.name, self.title) if text))
 
     def problem(self, **more: Any) -> ConvProblem:
-        """Return the configuration with ``more`` arguments.
+        """Return the layer's problem, with ``more`` arguments of ConvProblem.
 
         Raises:
-            ConvError: a shape is missing, or no such convolution exists.
+            ConvError: a shape is missing, or the arguments are invalid.
         """
         arguments = {**self.arguments, **more}
         missing = [word for word in ("input", "filter") if f"{word}_shape" not in arguments]
@@ -82,7 +83,7 @@ class Layer:
 def _integers(
     what: str, value: Any, rule: str, example: str, separators: str = "[x,]"
 ) -> list[int]:
-    """Return integers out of ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
+    """Parse integers such as ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
     error = ConvError(
         f"{what} must be {rule}", f"got {shown(value)}", f"Write for example {example}"
     )
@@ -99,7 +100,7 @@ def _integers(
         too_large = False
     if too_large or any(abs(number) > LARGEST for number in numbers):
         raise ConvError(
-            f"{what} must be made of numbers that a 64-bit index can count",
+            f"{what} must be numbers that fit a 64-bit index",
             f"got {shown(value)}",
             f"Use at most {LARGEST}",
         )
@@ -107,8 +108,8 @@ def _integers(
 
 
 def read_shape(what: str, value: Any) -> tuple[int, ...]:
-    """Return a shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
-    rule = "a shape, sizes with x or commas between them"
+    """Parse a shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
+    rule = "a shape, written as sizes separated by x or commas"
     return tuple(_integers(what, value, rule, "1x5x5x3 or 1,5,5,3"))
 
 
@@ -128,7 +129,7 @@ def _integer(what: str, value: Any) -> int:
 
 
 def _padding(what: str, value: Any) -> Any:
-    rule = "a word, an integer, or an integer or before:after for each spatial axis"
+    rule = "a padding mode, an integer, or an integer or before:after for each spatial axis"
     example = "same, valid, same_lower, 1, 1,2 or 1:2,0:1"
     if isinstance(value, str) and re.fullmatch(r"\s*[A-Za-z][A-Za-z_-]*\s*", value):
         return value.strip().replace("-", "_")
@@ -149,7 +150,7 @@ def _padding(what: str, value: Any) -> Any:
 
 
 def _require_sides(arguments: Mapping[str, Any]) -> None:
-    """Check how many numbers a padding has, which ConvProblem does with an example in Python."""
+    """Check the number of padding entries; ConvProblem's own message has an example in Python."""
     padding, rank = arguments.get("padding"), len(arguments["input_shape"]) - 2
     if not isinstance(padding, (list, tuple)) or rank not in SPATIAL_AXES:
         return
@@ -167,7 +168,7 @@ def _single(numbers: list[int]) -> int | tuple[int, ...]:
 
 def _text(what: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConvError(f"{what} must be a word", f"got {shown(value)}", "Write it between quotes")
+        raise ConvError(f"{what} must be a string", f"got {shown(value)}", "Write it in quotes")
     return value.strip()
 
 
@@ -188,14 +189,14 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "filter_format": ("filter_format", _text),
     "dtype": ("dtype", _dtype),
 }
-"""Argument of ConvProblem, and parser of the value, for each key."""
+"""Argument of ConvProblem and parser of the value, by option name and TOML key."""
 
 _LABELS = ("name", "title", "values")
-"""Keys that do not describe the convolution."""
+"""TOML keys of a layer that are not arguments of ConvProblem."""
 
 
 class Words(click.ParamType):
-    """An option value that a shell may complete; it is checked where it is used."""
+    """Option values that a shell completes; the command checks them."""
 
     name = "word"
 
@@ -209,7 +210,7 @@ class Words(click.ParamType):
 
 
 def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
-    """Reads words with commas between them; suggests the nearest for one that is not known."""
+    """Return an option callback that parses comma-separated values and rejects unknown values."""
 
     def read(context: click.Context, option: click.Parameter, value: str | None) -> Any:
         words = separated(context, option, value)
@@ -224,17 +225,17 @@ def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
 def separated(
     _context: click.Context, option: click.Parameter, value: str | None
 ) -> tuple[str, ...]:
-    """Return the words of an option, with commas between them; none where it was not given.
+    """Return the comma-separated values of an option; empty if the option is absent.
 
     Raises:
-        ConvError: it was given without a word, which would mean the same.
+        ConvError: the option is present but has no values.
     """
     words = tuple(word.strip() for word in (value or "").split(",") if word.strip())
     if value is not None and not words:
         raise ConvError(
-            f"{option.opts[0]} must be words with commas between them",
+            f"{option.opts[0]} must have one or more values, separated by commas",
             f"got {shown(value)}",
-            "Leave it out, or give one",
+            "Give a value, or leave the option out",
         )
     return words
 
@@ -265,19 +266,22 @@ _OPTIONS = (
     ),
     click.option("--filter", metavar="SHAPE", help="Set the shape of w, such as 3x3x3x4."),
     click.option(
-        "--stride", metavar="N|NxN", help="Set the stride of all axes, or of each.  [default: 1]"
+        "--stride",
+        metavar="N|NxN",
+        help="Set the stride of all axes, or of each axis.  [default: 1]",
     ),
     click.option(
         "--padding",
         type=Words(lambda: PADDING_WORDS),
         metavar="PADDING",
-        help="Pad by same, valid, same_lower, 1, 1,2 (each axis) or 1:2,0:1 (before:after).  "
+        help="Set the padding: same, valid, same_lower, 1, 1,2 (per axis) or 1:2,0:1 "
+        "(before:after).  "
         "[default: 0]",
     ),
     click.option(
         "--dilation",
         metavar="N|NxN",
-        help="Set the dilation of all axes, or of each.  [default: 1]",
+        help="Set the dilation of all axes, or of each axis.  [default: 1]",
     ),
     click.option(
         "--groups",
@@ -305,7 +309,7 @@ _OPTIONS = (
         "--model",
         type=paths.FILE,
         metavar="FILE.onnx",
-        help="Read the convolutions of an ONNX model; --input NAME=SHAPE sets its open sizes.",
+        help="Read the convolutions of an ONNX model; --input NAME=SHAPE sets its unknown sizes.",
     ),
     click.option("--layer", metavar="NAME", help="Use only the layer with this name."),
     click.option(
@@ -375,29 +379,29 @@ passes_option = click.option(
 )
 
 SEED = click.IntRange(0, LARGEST)
-"""Seeds of random data."""
+"""Option type of seeds for random data."""
 
 values_option = click.option(
     "--values",
     metavar="WORD",
     type=Words(lambda: KINDS),
-    help="Draw random data as normal numbers, or as small integers.  [default: normal]",
+    help="Set the kind of random data: normal, or small integers.  [default: normal]",
 )
 
 
 short_form = click.argument("shapes", nargs=-1, metavar="[INPUT FILTER]")
-"""Argument of two shapes, which ``read_short_form`` reads."""
+"""Positional argument for the shapes of input and filter, parsed by ``read_short_form``."""
 
 
 def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
-    """Read two shapes without options as the values of --input and --filter; none as no values.
+    """Return two positional shapes as values of --input and --filter; empty without shapes.
 
     Raises:
-        ConvError: there are not two arguments, or one is not a shape.
+        ConvError: the number of arguments is not two, or an argument is not a shape.
     """
     if shapes and (len(shapes) != 2 or not all(map(_SHAPE.fullmatch, shapes))):
         raise ConvError(
-            "the short form is two shapes, of the input and of the filter",
+            "the short form takes two shapes, for the input and the filter",
             f"got {' '.join(shapes)}",
             f"Write for example cupyconv {click.get_current_context().info_name} "
             "1x5x100x100 10x5x5x5",
@@ -409,14 +413,14 @@ _SHAPE = re.compile(r"[0-9]+([xX,][0-9]+)+")
 
 
 def configuration_options(command: Callable) -> Callable:
-    """Add the short form and the options that ``read_layers`` reads, all but --dtype."""
+    """Add the two positional shapes and the options of ``read_layers``, except --dtype."""
 
     @wraps(command)
     def configured(shapes: Sequence[str], **options: Any) -> Any:
         for key, value in read_short_form(shapes).items():
             if options[key] is not None:
                 raise ConvError(
-                    "the input and the filter are given once",
+                    "a shape can be given only once",
                     f"got {' '.join(shapes)} and --{key} {options[key]}",
                     f"Leave out --{key}, or the two shapes",
                 )
@@ -432,8 +436,8 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
     """Return the layers that a command's options select.
 
     Args:
-        options: values by option name; None for missing options.
-        notes: list to append a model's unreadable convolutions to, with the reason.
+        options: values by option name; None for absent options.
+        notes: list to extend by a line for each convolution of a model that is left out.
 
     Raises:
         ConvError: a value, key, preset or file is invalid.
@@ -443,14 +447,16 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
     model, name = options.get("model"), options.get("layer")
     if name is not None and config is None and model is None:
         raise ConvError(
-            "--layer chooses among the layers of a file",
+            "--layer chooses a layer of a file",
             "there is no --config and no --model",
-            "Give one",
+            "Give --config or --model",
         )
     if model is not None:
         if config is not None or preset is not None:
             raise ConvError(
-                "--model chooses the layers", "got --config or --preset, too", "Give one"
+                "--model cannot be combined with --config or --preset",
+                "got more than one",
+                "Give one of them",
             )
         options = dict(options)
         sizes = options.get("input") or ""
@@ -461,7 +467,7 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
             layers = [_named(layers, name, model)]
         return _with_options(layers, options)
     if config is not None and preset is not None:
-        raise ConvError("--config and --preset both choose layers", "got both", "Give one of them")
+        raise ConvError("--config and --preset cannot be combined", "got both", "Give one of them")
     layers = [Layer(None, None, {})]
     if config is not None:
         layers = read_file(Path(config))
@@ -476,7 +482,7 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
 
 
 def left_out(notes: list[str]) -> list[Any]:
-    """Return the list of a model's convolutions that ``read_layers`` could not read."""
+    """Return a printable list of the convolutions of a model that ``read_layers`` left out."""
     if not notes:
         return []
     head = f"{counted(len(notes), 'node')} of the model left out"
@@ -484,7 +490,10 @@ def left_out(notes: list[str]) -> list[Any]:
 
 
 def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
-    """Return the convolutions of an ONNX model as layers; transposed ones as their inverse."""
+    """Return the convolutions of an ONNX model as layers.
+
+    A transposed convolution becomes the convolution whose input gradient it computes.
+    """
     from cupyconv.explaining.onnx_model import read
 
     given = {}
@@ -496,7 +505,7 @@ def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
         raise ConvError(
             "a model must have a convolution that can be read",
             f"{path} {found.without_layers}",
-            "Use another, or --preset",
+            "Use another model, or --preset",
         )
     notes += [f"{one.name}: {one.reason}" for one in (*found.unknown, *found.left_out)]
     return [
@@ -504,7 +513,7 @@ def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
             layer.name,
             f"{layer.operator} of {Path(path).name}"
             + (
-                ", whose forward pass is the dx of this and whose db has "
+                "; its forward pass is the dx of this layer, and its db has "
                 f"{counted(layer.problem.C, 'value')}"
                 if layer.is_transposed
                 else ""
@@ -549,22 +558,22 @@ def _named(layers: list[Layer], name: str, where: str) -> Layer:
     if not known:
         raise ConvError(
             "--layer chooses a layer by its name",
-            f"those of {where} have none",
-            'Give each one, such as name = "first"',
+            f"the layers of {where} have no names",
+            'Give each layer a name, such as name = "first"',
         )
     if name not in known:
         raise unknown_word(f"layer in {where}", name, known)
     if known.count(name) > 1:
         raise ConvError(
             "--layer must name one layer",
-            f"{known.count(name)} in {where} are called {shown(name)}",
+            f"{known.count(name)} layers in {where} are named {shown(name)}",
             "Rename all but one of them",
         )
     return next(layer for layer in layers if layer.name == name)
 
 
 def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Layer:
-    """Return the layer with the options applied, without a title that describes the old layer."""
+    """Return the layer with the options applied; drop its title if the layer changes."""
     other = any(layer.arguments.get(key, value) != value for key, value in given.items())
     new = any(key not in layer.arguments and key != "dtype" for key in given)
     title = None if layer.arguments and (other or new) else layer.title
@@ -573,10 +582,10 @@ def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Laye
 
 
 def _toml_fault(error: Exception) -> str:
-    """Return why a file is not TOML."""
+    """Return the reason why a file is not TOML."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if type(error) is ValueError:  # Python's limit, whose advice is for programs
+    if type(error) is ValueError:  # Python's message advises programmers
         return f"it has an integer of more than {sys.get_int_max_str_digits():,} digits"
     return str(error)
 
@@ -585,8 +594,8 @@ def read_file(path: Path) -> list[Layer]:
     """Return the layers of a TOML file: one at its top level, or several [[layer]] tables.
 
     Raises:
-        ConvError: it is not TOML, or says something that a layer does not have.
-        OSError: it cannot be read.
+        ConvError: the file is not TOML, or a key or value is invalid.
+        OSError: the file cannot be read.
     """
     import tomllib
 
@@ -601,7 +610,7 @@ def read_file(path: Path) -> list[Layer]:
     words = [word for word in ("layer", "layers") if word in content]
     if len(words) > 1:
         raise ConvError(
-            f"{path} must call its layers by one word",
+            f"{path} must use one name for its tables of layers",
             "it has [[layer]] and [[layers]]",
             "Use one of them",
         )
@@ -611,7 +620,7 @@ def read_file(path: Path) -> list[Layer]:
     if content:
         raise ConvError(
             f"{path} must have one layer at its top level, or [[layer]] tables",
-            f"it has both, {next(iter(content))!r} being outside a table",
+            f"it has both, and {next(iter(content))!r} is outside the tables",
             "Move it into a [[layer]] table",
         )
     listed = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
@@ -619,7 +628,7 @@ def read_file(path: Path) -> list[Layer]:
         raise ConvError(
             f"the layers of {path} must be [[layer]] tables",
             f"got {shown(tables)}",
-            "Write [[layer]], with two brackets, above each",
+            "Write [[layer]], with two brackets, above each layer",
         )
     return [_layer(f"layer {number} of {path.name}", t) for number, t in enumerate(tables, 1)]
 
@@ -627,7 +636,7 @@ def read_file(path: Path) -> list[Layer]:
 def _layer(where: str, table: Mapping[str, Any]) -> Layer:
     if not table:
         raise ConvError(
-            f"{where} must say something",
+            f"{where} must have keys",
             "it is empty",
             'Write lines such as input = "1x5x5x3" and filter = "3x3x3x4"',
         )
@@ -644,7 +653,7 @@ def _layer(where: str, table: Mapping[str, Any]) -> Layer:
     return Layer(labels.get("name"), labels.get("title"), arguments, values)
 
 
-# -- saying a configuration ------------------------------------------------------------------------
+# -- printing a configuration ----------------------------------------------------------------------
 
 
 def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
@@ -668,7 +677,7 @@ def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
 
 
 def as_options(problem: ConvProblem) -> str:
-    """Return the options that give this problem, all but --dtype."""
+    """Return the command-line options of a problem, except --dtype."""
     padding = problem.padding_mode
     if padding == "explicit":
         padding = ",".join(f"{before}:{after}" for before, after in problem.padding)
@@ -681,7 +690,11 @@ def as_options(problem: ConvProblem) -> str:
 
 
 def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str:
-    """Return the configuration apart from the shapes, in one line; ``other`` replaces entries."""
+    """Return the configuration without its shapes, in one line.
+
+    Args:
+        other: texts that replace the stride, padding or dilation, by option name.
+    """
     padding = problem.padding_mode
     if padding == "explicit":
         sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]

@@ -1,4 +1,4 @@
-"""`cupyconv grads`: the passes on data, their shapes explained, their values checked."""
+"""`cupyconv grads`: compute the passes on data, explain their shapes and check their values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cupyconv.explaining.values import OPERANDS, draw
 from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, PASSES, REAL_PART, bytes_text, shape_text
 
-# NumPy and what needs it are imported when the command runs, so that --help does without them.
+# --help must work without NumPy: functions import NumPy and the modules that need it.
 if TYPE_CHECKING:
     import numpy as np
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cupyconv.cli.data import Processor
 
 STEPS = 6
-"""Number of steps of a layer's checks: the float64 results, and three finite differences."""
+"""Progress steps of a layer's checks: three for the float64 results, three finite differences."""
 
 
 @click.command()
@@ -66,8 +66,8 @@ STEPS = 6
     "--dask",
     "chunked",
     is_flag=True,
-    help="Compute data larger than memory: --x, --w and --dy may be Zarr folders, --save writes a "
-    "folder of them, and only the adjoint identity is checked.",
+    help="Compute data larger than memory, in chunks: --x, --w and --dy may be Zarr folders, "
+    "--save writes a folder of Zarr arrays, and only the adjoint identity is checked.",
 )
 @output.json_option
 def command(
@@ -85,9 +85,9 @@ def command(
 ) -> int:
     """Compute, explain and check the gradients of a layer.
 
-    The data is random with a seed, or read from files; --dtype converts what is read.  With checks,
-    the gradients are compared with central finite differences and a reference in float64, and with
-    each other by the adjoint identity.
+    The data is random, or read from files and converted to --dtype.  The checks compare the
+    gradients with central finite differences and with a reference in float64, and with each other
+    by the adjoint identity.
     """
     from cupyconv.checking import compute
     from cupyconv.cli import data
@@ -96,7 +96,7 @@ def command(
     files = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
     if len(layers) > 1 and (files or save):
         raise ConvError(
-            "--x, --w, --dy and --save go with one layer",
+            "--x, --w, --dy and --save apply to a single layer",
             f"the configuration has {len(layers)}",
             "Choose one with --layer NAME",
         )
@@ -139,7 +139,7 @@ def _chunked(
     no_check: bool,
     options: Mapping[str, Any],
 ) -> _Report:
-    """Return the report of --dask."""
+    """Compute a layer in chunks, and return its report."""
     from cupyconv.cli import data
 
     try:
@@ -152,12 +152,12 @@ def _chunked(
         raise ConvError(
             "--dask computes one layer, on the CPU",
             f"got {len(layers)} layers and --device {device}",
-            "Give one layer and --device cpu; cupyconv.dask takes chunks of CuPy from Python",
+            "Give one layer and --device cpu; in Python, cupyconv.dask takes CuPy chunks, too",
         )
     if paths.STANDARD in (str(target), *files.values()):
         raise ConvError(
-            "--dask reads and writes folders and files",
-            "- is standard input or output",
+            "--dask cannot use standard input or output",
+            "got - as a path",
             "Give paths, or leave --dask out",
         )
     if target:
@@ -176,9 +176,9 @@ def _chunked(
 
 
 def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
-    """Print what was found; 1 if a check failed."""
+    """Print the reports; return the exit status, 1 if a check failed."""
     if target and str(target) == paths.STANDARD:
-        pass  # which has the tensors
+        pass  # standard output has the tensors
     elif as_json:
         everything = [report.as_json() for report in reports]
         output.write_json({"layers": everything, "saved": str(target) if target else None})
@@ -189,7 +189,7 @@ def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
 
 
 class _Report:
-    """Results of one layer, and their output."""
+    """The results of one layer, as tables and as JSON."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class _Report:
         self.chunked = False
 
     def check(self, operands: Operands, results: Results, advance: Callable[[], None]) -> None:
-        """Compare the results; ``advance`` is called after each of STEPS."""
+        """Check the results; call ``advance`` after each of the STEPS."""
         from cupyconv.checking import Truth
 
         truth = Truth(self.problem, operands)
@@ -259,11 +259,12 @@ class _Report:
         return output.heading(
             "how to read this",
             f"The loss is {'the real part of ' * self.problem.is_complex}<y,dy>. It is linear in "
-            "x, in w and in the bias, so central differences in float64 are exact but for "
-            "rounding.",
+            "x, in w and in the bias, so central differences in float64 are exact apart "
+            "from rounding.",
             f"Inner products: {self._products()}.",
-            "Differences are relative to the sum of the absolute values of a number's terms. "
-            "Bounds come from what plain summation in the same precision loses on this data.",
+            "Each difference is relative to the sum of the absolute values of the number's terms. "
+            "Each bound comes from the error of plain summation, in the same precision and on "
+            "this data.",
         )
 
     def _reading_of_chunks(self) -> Any:
@@ -283,14 +284,14 @@ class _Report:
             ran = ", ".join(f"{pass_} {name}" for pass_, name in names.items())
         data = ", ".join(f"{name} from {in_line(path)}" for name, path in self.files.items())
         what = "integers" if self.layer.values == "integers" else "data"
-        drawn = "" if len(self.files) == len(OPERANDS) else f"random {what} of seed {self.seed}"
+        drawn = "" if len(self.files) == len(OPERANDS) else f"random {what} from seed {self.seed}"
         line = f"ran on {where} with {ran}; {', '.join(filter(None, (data, drawn)))}"
         if self.agreements is None:
             return f"{line}\nnot checked"
         verdicts = [agreement.passed for agreement in self.agreements]
         said = f"{len(verdicts)} checks, {verdicts.count(False)} failed"
         if None in verdicts:
-            said += f", {verdicts.count(None)} say nothing of numbers that are not finite"
+            said += f", {verdicts.count(None)} undecided, as numbers are not finite"
         return f"{line}\n{said}"
 
     def as_json(self) -> dict[str, Any]:
@@ -338,7 +339,7 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]) -> ConvProblem:
-    """Return the layer with the shapes and the dtype of the files that were opened."""
+    """Return the layer's problem, with the shapes and the dtype of the opened files."""
     from cupyconv.cli import data
 
     more: dict[str, Any] = {}
@@ -386,11 +387,11 @@ def _operands(
 
 
 def _require_memory(problem: ConvProblem, place: Processor, *, check: bool) -> None:
-    """Refuse what would not fit, before anything is allocated."""
+    """Check that the layer's tensors fit into memory, before anything is allocated."""
     from cupyconv.cli import data
 
-    # Measured: copies in float32 while random numbers are drawn and 16-bit types are summed, and
-    # numpy's blocks; the checks keep operands, results and magnitudes in float64.
+    # Bytes per element, measured. Drawing random numbers and summing 16-bit types makes float32
+    # copies, and NumPy adds blocks. The checks keep operands, results and magnitudes in float64.
     elements = problem.bytes // ITEMSIZE[problem.dtype]
     tensors = 2 * problem.bytes  # x, w and dy, and the three results of their shapes
     computing = tensors + 10 * elements + (8 << 20)
@@ -402,7 +403,7 @@ def _require_memory(problem: ConvProblem, place: Processor, *, check: bool) -> N
         ("main", needed, data.available_memory()),
     ):
         if available is not None and need > available:
-            out = "Use a smaller input or batch; `cupyconv shapes` answers without data"
+            out = "Use a smaller input or batch; `cupyconv shapes` needs no data"
             if where == "main" and check and computing <= available:
                 out = f"Use --no-check, which needs {bytes_text(computing)}, or a smaller batch"
             raise ConvError(

@@ -1,4 +1,4 @@
-"""`cupyconv shapes`: everything that a configuration fixes without data."""
+"""`cupyconv shapes`: print the shapes, cost and implementations of a layer, without data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, GemmView, bytes_text, shape_text
 
 _MOST_BESIDE = 2
-"""Devices that a table has columns for."""
+"""Most devices that get a column each; more devices get a line each."""
 
 PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 
@@ -31,12 +31,12 @@ PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw
 @click.option(
     "--dy",
     metavar="SHAPE",
-    help="Show which inputs have an output of this shape, and why; reject any other --input.",
+    help="List the input sizes that give an output of this shape; check that --input fits.",
 )
 @click.option(
     "--sweep",
-    metavar="WORD=FIRST:LAST",
-    help="Print one line per value of input, filter, stride, dilation or padding, on all axes.",
+    metavar="NAME=FIRST:LAST",
+    help="Vary input, filter, stride, dilation or padding on all axes; print a line per value.",
 )
 @output.json_option
 def command(
@@ -55,7 +55,7 @@ def command(
     notes: list[str] = []
     layers = configuration.read_layers(options, notes)
     if dy is not None and sweep is not None:
-        raise ConvError("--dy and --sweep ask two questions", "got both", "Give one of them")
+        raise ConvError("--dy and --sweep cannot be combined", "got both", "Give one of them")
     if dy is not None:
         _backwards(layers, dy, options, as_json)
         return
@@ -74,7 +74,7 @@ def command(
 
 
 def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json: bool) -> None:
-    """List the inputs that have this output; a given input must be one of them."""
+    """Print the input sizes that give an output of shape ``dy``, and check --input against it."""
     shape = configuration.read_shape("--dy", dy)
     if options.get("input"):
         for layer in layers:
@@ -93,7 +93,7 @@ def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json
 
 
 def _sweep(layers: list[Layer], text: str, as_json: bool) -> None:
-    """The layers with one word changed."""
+    """Print a table per layer, with a line per value of the varied option."""
     sweep = backwards.read_sweep(text)
     found = [(layer, backwards.swept(layer, sweep)) for layer in layers]
     if as_json:
@@ -104,7 +104,7 @@ def _sweep(layers: list[Layer], text: str, as_json: bool) -> None:
     for layer, one in found:
         problem = next(each for _, each in one if isinstance(each, ConvProblem))
         line = configuration.summary(problem, {sweep.word: sweep.text})
-        # A title tells of the layer as it was before.
+        # The title describes the layer before the change, so only its name is printed.
         name = replace(layer, title=None).heading
         parts.append(output.heading(*([name, line] if name else [line])))
         parts.append(backwards.sweep_table(sweep, one))
@@ -120,7 +120,7 @@ def title(layer: Layer, problem: ConvProblem) -> Any:
 
 
 def axes_table(problem: ConvProblem) -> Any:
-    """Return the rules of each spatial axis."""
+    """Return a table of the padding, output size, input sizes and unread inputs per axis."""
     table = output.table("axis", "", "")
     for entry in axis_reasons(problem):
         rows = {
@@ -138,7 +138,7 @@ def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
     tensors = output.table("tensor", "shape", "why")
     for tensor, shape, reason in reasons(problem, is_transposed=layer.is_transposed):
         tensors.add_row(tensor, shape_text(shape), reason)
-    # A column for each of a few devices, and a line for each of many, which are wider than a page.
+    # A few devices get a column each. Columns of many devices would be wider than a page.
     beside = plans if len(plans) <= _MOST_BESIDE else []
     headings = [device_plan.device.name for device_plan in beside]
     passes = output.table("pass", "gives", "GEMM m x n x k", *headings)
@@ -171,8 +171,8 @@ def _gemm_text(view: GemmView) -> str:
 
 def _cost(problem: ConvProblem) -> str:
     return (
-        f"{output.scaled(problem.flops, 'FLOP')}, {bytes_text(problem.bytes)} with each tensor "
-        f"once, {problem.arithmetic_intensity:.3g} FLOP/byte"
+        f"{output.scaled(problem.flops, 'FLOP')}, {bytes_text(problem.bytes)} if each tensor "
+        f"moves once, {problem.arithmetic_intensity:.3g} FLOP/byte"
     )
 
 
@@ -220,7 +220,7 @@ def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str,
 
 
 def tensors_json(problem: ConvProblem, *, is_transposed: bool = False) -> dict[str, Any]:
-    """Return shapes with their reasons, and the axes, for ``--json``."""
+    """Return the shapes, the reasons for the shapes and the spatial axes, for ``--json``."""
     explained = reasons(problem, is_transposed=is_transposed)
     return {
         "shapes": {entry.tensor: list(entry.shape) for entry in explained},

@@ -112,7 +112,7 @@ def test_dy_overrides_a_preset():
         (("--dy", "1x1x1", "--filter", "1x1x3", "--padding", "2"), "Pad by at most 2 in total"),
         (("--dy", "1x1x1"), "no filter is given"),
         (("--dy", "1x1x1", "--filter", "1x1x3", "--input", "1x1x9"), "3 would give 1"),
-        (("--dy", "1x1x1", "--sweep", "input=1:2"), "two questions"),
+        (("--dy", "1x1x1", "--sweep", "input=1:2"), "--dy and --sweep cannot be combined"),
         (("--dy", "1x1", "--filter", "1x1x3"), "axes"),
         (("--dy", "1xa", "--filter", "1x1x3"), "--dy must be a shape"),
         (("--filter", "1x1x3", "--sweep", "inputs=1:4"), "Did you mean 'input'?"),

@@ -186,7 +186,7 @@ def test_commands_with_a_configuration_accept_two_shapes():
 )
 def test_short_form_requires_exactly_two_shapes(command, arguments, values):
     text = refused(command, *arguments)
-    assert "the short form is two shapes, of the input and of the filter" in text
+    assert "the short form takes two shapes, for the input and the filter" in text
     assert values in text
     assert f"Write for example cupyconv {command} 1x5x100x100 10x5x5x5" in text
 
@@ -210,7 +210,7 @@ def test_two_shapes_without_a_command_are_explained():
     short = said("1x3x8x8", "4x3x3x3", "--stride", "2")
     assert short == said("explain", *SMALL, "--stride", "2")
     assert "Write for example cupyconv explain 1x5x100x100 10x5x5x5" in refused("1x3x8x8")
-    assert "the short form is" in refused("1x3x8x8", "--stride", "2")
+    assert "the short form takes" in refused("1x3x8x8", "--stride", "2")
 
 
 @pytest.mark.parametrize("module", ["cupyconv", "cupyconv.cli"])
@@ -237,7 +237,7 @@ def test_layer_option_chooses_a_layer_of_a_file(tmp_path, word):
     said("explain", "--config", str(path), "--layer", "two", "--svg", str(tmp_path / "two.svg"))
     assert "--layer NAME" in refused("explain", "--config", str(path), "--svg", "a.svg")
     path.write_text(table.format("layer", "a", 8) + table.format("layers", "b", 8))
-    assert "by one word" in refused("shapes", "--config", str(path))
+    assert "one name for its tables" in refused("shapes", "--config", str(path))
 
 
 def test_dash_is_standard_input_or_output(tmp_path):
@@ -318,11 +318,11 @@ def test_layer_option_rejects_duplicate_and_missing_names(tmp_path):
     table = '[[layer]]\n{}input = "1x3x8x{}"\nfilter = "4x3x3x3"\n'
     path.write_text("".join(table.format('name = "one"\n', size) for size in (8, 9)))
     text = refused("shapes", "--config", str(path), "--layer", "one")
-    assert "--layer must name one layer: 2 in" in text
-    assert "are called 'one'. Rename all but one" in text
+    assert "--layer must name one layer: 2 layers in" in text
+    assert "are named 'one'. Rename all but one" in text
     path.write_text("".join(table.format("", size) for size in (8, 9)))
     text = refused("shapes", "--config", str(path), "--layer", "one")
-    assert "chooses a layer by its name: those of" in text
+    assert "chooses a layer by its name: the layers of" in text
     assert 'Give each one, such as name = "first"' in text
     path.write_text(table.format('name = "two"\n', 8) + table.format("", 9))
     assert "1x3x8x8" in said("shapes", "--config", str(path), "--layer", "two")
@@ -546,7 +546,7 @@ def test_dask_gradients_reject_pipes(words):
     pytest.importorskip("dask", reason="Dask is not installed")
     result = run("grads", "--preset", "by-hand", "--dask", *words)
     assert result.exit_code == 2
-    assert "--dask reads and writes folders and files" in result.stderr
+    assert "--dask cannot use standard input or output" in result.stderr
 
 
 def test_short_form_accepts_capitals():

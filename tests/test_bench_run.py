@@ -188,7 +188,7 @@ def test_wrong_result_is_reported_and_not_timed(monkeypatch):
         "numpy forward channels_last",
         "numpy forward channels_first",
     }
-    assert "off by 5.0e-01" in outcome.failed[0].reason
+    assert "error is 5.0e-01" in outcome.failed[0].reason
 
 
 def test_wrong_peer_result_is_skipped_and_reported(monkeypatch):

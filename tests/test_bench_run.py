@@ -479,7 +479,7 @@ def test_bench_rejects_duplicate_layer_names(tmp_path):
     path.write_text('[[layer]]\nname = "a"\ninput = "1x1x1"\nfilter = "1x1x1"\n' * 2)
     outcome = cupyconv("--config", str(path))
     assert outcome.exit_code == 2
-    assert "'a' is there more than once" in outcome.stderr
+    assert "'a' occurs more than once" in outcome.stderr
 
 
 def test_unwritable_output_file_is_reported_before_the_run(tmp_path, config):
@@ -555,7 +555,7 @@ def test_bench_reports_that_nothing_was_measured(config):
     plain = ("--config", str(config), "--device", "cpu", "--peers", "none")
     outcome = cupyconv(*plain, "--impl", "cuda-gather")
     assert outcome.exit_code == 2
-    assert "cuda-gather cannot on the cpu" in outcome.stderr
+    assert "cuda-gather cannot run on the cpu" in outcome.stderr
     outcome = cupyconv(*plain, "--minutes", "1e-9")
     assert outcome.exit_code == 1
     assert "Nothing was measured of 2 layers" in outcome.stdout
@@ -571,7 +571,7 @@ def test_bench_drawn_layers_depend_on_the_seed():
     assert drawn() != drawn()
     outcome = cupyconv("--drawn", "2", "--suite", "vgg16", "--list")
     assert outcome.exit_code == 2
-    assert "a run takes its layers from one place" in outcome.output
+    assert "a run takes its layers from one source" in outcome.output
     assert cupyconv("--drawn", "0", "--list").exit_code == 2
 
 

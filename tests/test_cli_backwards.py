@@ -75,12 +75,12 @@ def test_inputs_of_an_output_are_complete(problem):
 def test_dy_prints_sizes_paddings_and_the_reason():
     options = ("--filter", "3x3x3x4", "--stride", "2", "--data-format", "NHWC")
     text = said("--dy", "1x3x3x4", *options, "--padding", "same")
-    assert "1 image of 3 channels, 5 to 6 by 5 to 6: any of 4" in text
+    assert "1 image of 3 channels, 5 to 6 by 5 to 6: 4 different sizes" in text
     assert "ceil(6/2) = 3" in text
     assert "H and W: under SAME the smallest is (3 - 1)*2 + 1 = 5" in text
     text = said("--dy", "1x3x3x4", *options, "--padding", "valid")
     assert "7 to 8 by 7 to 8" in text
-    assert "its last 1 get no gradient" in " ".join(text.split())
+    assert "the last 1 get no gradient" in " ".join(text.split())
     one = said("--dy", "1x2x7", "--filter", "2x5x3", "--padding", "1")
     assert "1 image of 5 channels, 7; no other input has this dy" in one
     (layer,) = json.loads(said("--dy", "1x3x3x4", *options, "--json"))["layers"]
@@ -116,7 +116,7 @@ def test_dy_overrides_a_preset():
         (("--dy", "1x1", "--filter", "1x1x3"), "axes"),
         (("--dy", "1xa", "--filter", "1x1x3"), "--dy must be a shape"),
         (("--filter", "1x1x3", "--sweep", "inputs=1:4"), "Did you mean 'input'?"),
-        (("--filter", "1x1x3", "--sweep", "input=4:1"), "must go up"),
+        (("--filter", "1x1x3", "--sweep", "input=4:1"), "must count up"),
         (("--filter", "1x1x3", "--sweep", "input=1:9999999"), "at most 1,000 values"),
         (("--filter", "1x1x3", "--sweep", "input=1:2"), "the filter must fit"),
         (("--sweep", "input=1:2"), "needs the shapes"),

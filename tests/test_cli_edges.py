@@ -74,7 +74,7 @@ def test_remedies_use_command_line_options():
     result = run("warm", *SMALL)
     assert (result.exit_code, result.stdout) == (3, "")
     if importlib.util.find_spec("cupy"):
-        assert "Say which, for example --device sm_90a" in result.stderr
+        assert "Give a device, for example --device sm_90a" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["explain", "grads", "check"])
@@ -203,7 +203,7 @@ def test_bench_accepts_two_shapes():
     options = ("--device", "cpu", "--peers", "none", "--seconds", "0.01", "--pass", "forward")
     found = json.loads(said("bench", "1x3x8x8", "4x3x3x3", *options, "--json"))
     assert {row["layer"] for row in found["rows"]} == {"1x3x8x8 * 4x3x3x3"}
-    assert "layers from one place" in refused("bench", "1x3x8x8", "4x3x3x3", "--suite", "resnet50")
+    assert "layers from one source" in refused("bench", "1x3x8x8", "4x3x3x3", "--suite", "resnet50")
 
 
 def test_two_shapes_without_a_command_are_explained():
@@ -255,9 +255,15 @@ def test_dash_is_standard_input_or_output(tmp_path):
     (piped,) = json.loads(said("explain", *rest, "--x", "-", given=held.getvalue()))["layers"]
     (drawn,) = json.loads(said("explain", *rest))["layers"]
     assert piped["elements"] == drawn["elements"]
-    assert "takes one thing" in refused("explain", *SMALL, "--svg", "-", "--html", "-")
-    assert "takes one thing" in refused("explain", *SMALL, "--svg", "-", "--json")
-    assert "takes one thing" in refused("grads", *SMALL, "--save", "-", "--json")
+    assert "only one result can go to standard output" in refused(
+        "explain", *SMALL, "--svg", "-", "--html", "-"
+    )
+    assert "only one result can go to standard output" in refused(
+        "explain", *SMALL, "--svg", "-", "--json"
+    )
+    assert "only one result can go to standard output" in refused(
+        "grads", *SMALL, "--save", "-", "--json"
+    )
     assert not list(Path.cwd().glob("-"))
 
 
@@ -277,7 +283,9 @@ def test_csv_and_plot_go_to_standard_output(tmp_path, monkeypatch):
     assert len(rows) == 2
     assert said(*words, "--plot", "-").startswith("<svg")
     for pair in (("--csv", "--plot"), ("--csv", "--json"), ("--json", "--plot")):
-        assert "takes one thing" in refused(*words, pair[0], "-", pair[1], "-")
+        assert "only one result can go to standard output" in refused(
+            *words, pair[0], "-", pair[1], "-"
+        )
     assert not list(Path.cwd().glob("-"))
 
 
@@ -294,10 +302,10 @@ def test_standard_input_is_read_once(tmp_path):
         result = run(*words, **given)
         assert (result.exit_code, result.stdout) == (2, ""), result.output
         if "--config" not in words:
-            assert "standard input is read once: - is given for two things" in result.stderr
+            assert "standard input can be read only once: - is given twice" in result.stderr
     config = b'input = "1x3x8x8"\nfilter = "4x3x3x3"\n'
     result = run("explain", "--config", "-", "--x", "-", given=config)
-    assert "standard input is read once" in result.stderr
+    assert "standard input can be read only once" in result.stderr
     for _ in range(2):  # each command reads standard input anew
         assert said("shapes", "--config", "-", given=config)
 
@@ -323,7 +331,7 @@ def test_layer_option_rejects_duplicate_and_missing_names(tmp_path):
     path.write_text("".join(table.format("", size) for size in (8, 9)))
     text = refused("shapes", "--config", str(path), "--layer", "one")
     assert "chooses a layer by its name: the layers of" in text
-    assert 'Give each one, such as name = "first"' in text
+    assert 'Give each layer a name, such as name = "first"' in text
     path.write_text(table.format('name = "two"\n', 8) + table.format("", 9))
     assert "1x3x8x8" in said("shapes", "--config", str(path), "--layer", "two")
 

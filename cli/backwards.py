@@ -150,14 +150,14 @@ def backwards_parts(layer: Layer, found: Backwards, checked: bool = False) -> li
     rows = []
     for axis, sizes in zip(found.axes, found.sizes, strict=True):
         for number, size in enumerate(sizes[:MOST_SIZES]):
-            one = axis.of_input(size)
+            of_size = axis.of_input(size)
             rows.append(
                 (
                     axis.name if number == 0 else "",
                     str(size),
-                    f"{one.pad_before}, {one.pad_after}",
+                    f"{of_size.pad_before}, {of_size.pad_after}",
                     f"{size - axis.first_input_size_for(axis.output)}",
-                    f"{one.formula}{_unread(one)}",
+                    f"{of_size.formula}{_unread(of_size)}",
                 )
             )
         if len(sizes) > MOST_SIZES:
@@ -260,15 +260,15 @@ def swept(layer: Layer, sweep: Sweep) -> list[tuple[int, ConvProblem | ConvError
     if sweep.word == "input" and "filter_shape" in arguments and "input_shape" not in arguments:
         arguments["input_shape"] = _any_input(arguments)
     base = Layer(layer.name, layer.title, arguments)
-    found: list[tuple[int, ConvProblem | ConvError]] = []
+    results: list[tuple[int, ConvProblem | ConvError]] = []
     for value in sweep.values:
         try:
-            found.append((value, base.problem(**_with(arguments, sweep.word, value))))
+            results.append((value, base.problem(**_with(arguments, sweep.word, value))))
         except ConvError as error:
-            found.append((value, error))
-    if all(isinstance(one, ConvError) for _, one in found):
-        raise found[0][1]  # type: ignore[misc]  # all entries are errors
-    return found
+            results.append((value, error))
+    if all(isinstance(result, ConvError) for _, result in results):
+        raise results[0][1]  # type: ignore[misc]  # all entries are errors
+    return results
 
 
 def _any_input(arguments: Mapping[str, Any]) -> tuple[int, ...]:
@@ -293,18 +293,18 @@ def _with(arguments: Mapping[str, Any], word: str, value: int) -> dict[str, Any]
     return {key: tuple(value if axis in spatial else size for axis, size in enumerate(shape))}
 
 
-def sweep_table(sweep: Sweep, found: list[tuple[int, ConvProblem | ConvError]]) -> Table:
+def sweep_table(sweep: Sweep, results: list[tuple[int, ConvProblem | ConvError]]) -> Table:
     """Return a table of outputs, padding, input sizes and unread inputs, with a row per value."""
     rows = []
-    for value, one in found:
-        if isinstance(one, ConvError):
-            rows.append((str(value), "-", "-", "-", "-", f"{one.rule}: {one.values}"))
+    for value, result in results:
+        if isinstance(result, ConvError):
+            rows.append((str(value), "-", "-", "-", "-", f"{result.rule}: {result.values}"))
             continue
-        axes = one.axes
+        axes = result.axes
         rows.append(
             (
                 str(value),
-                shape_text(one.output_sizes),
+                shape_text(result.output_sizes),
                 _of_axes(f"{axis.pad_before}, {axis.pad_after}" for axis in axes),
                 _of_axes(interval_text(axis.valid_input_sizes) for axis in axes),
                 _of_axes(str(axis.unread_inputs) for axis in axes),
@@ -320,22 +320,22 @@ def _of_axes(texts: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(texts))
 
 
-def sweep_json(sweep: Sweep, found: list[tuple[int, ConvProblem | ConvError]]) -> dict[str, Any]:
+def sweep_json(sweep: Sweep, results: list[tuple[int, ConvProblem | ConvError]]) -> dict[str, Any]:
     """Return a sweep for --json."""
     return {
         "word": sweep.word,
         "values": [
-            {"value": value, "error": str(one)}
-            if isinstance(one, ConvError)
+            {"value": value, "error": str(result)}
+            if isinstance(result, ConvError)
             else {
                 "value": value,
-                "input": list(one.input_shape),
-                "filter": list(one.filter_shape),
-                "output": list(one.output_shape),
-                "padding": [list(pair) for pair in one.padding],
-                "input_sizes": [interval_dict(sizes) for sizes in one.valid_input_sizes],
-                "unread_inputs": [axis.unread_inputs for axis in one.axes],
+                "input": list(result.input_shape),
+                "filter": list(result.filter_shape),
+                "output": list(result.output_shape),
+                "padding": [list(pair) for pair in result.padding],
+                "input_sizes": [interval_dict(sizes) for sizes in result.valid_input_sizes],
+                "unread_inputs": [axis.unread_inputs for axis in result.axes],
             }
-            for value, one in found
+            for value, result in results
         ],
     }

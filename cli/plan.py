@@ -78,7 +78,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show which kernel computes each pass, how fast, and what limits it.
+    """Show the kernel of each pass, its speed and what limits it.
 
     \b
     cupyconv plan --preset multi-channel --device "RTX 4090"

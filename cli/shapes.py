@@ -36,7 +36,7 @@ PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw
 @click.option(
     "--sweep",
     metavar="NAME=FIRST:LAST",
-    help="Vary input, filter, stride, dilation or padding on all axes; print a line per value.",
+    help="Sweep input, filter, stride, dilation or padding on all axes: one line per value.",
 )
 @output.json_option
 def command(

@@ -77,12 +77,12 @@ def test_dy_prints_sizes_paddings_and_the_reason():
     text = said("--dy", "1x3x3x4", *options, "--padding", "same")
     assert "1 image of 3 channels, 5 to 6 by 5 to 6: 4 different sizes" in text
     assert "ceil(6/2) = 3" in text
-    assert "H and W: under SAME the smallest is (3 - 1)*2 + 1 = 5" in text
+    assert "H and W: with SAME padding the smallest input is (3 - 1)*2 + 1 = 5" in text
     text = said("--dy", "1x3x3x4", *options, "--padding", "valid")
     assert "7 to 8 by 7 to 8" in text
     assert "the last 1 get no gradient" in " ".join(text.split())
     one = said("--dy", "1x2x7", "--filter", "2x5x3", "--padding", "1")
-    assert "1 image of 5 channels, 7; no other input has this dy" in one
+    assert "1 image of 5 channels, 7; no other size has this dy" in one
     (layer,) = json.loads(said("--dy", "1x3x3x4", *options, "--json"))["layers"]
     assert layer["axes"][1]["input_sizes"] == {"first": 7, "last": 8}
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cupyconv import ConvAxis, ConvError, ConvProblem, formats
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.errors import CupyconvError, Phrase, unknown_word
+from cupyconv.errors import unknown_word
 from cupyconv.explaining.shapes import counted, interval_dict
 from cupyconv.markup import Table, in_line
 from cupyconv.problem import interval_text, shape_text
@@ -83,37 +83,6 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
             "Give a larger dy, or less padding",
         ) from None
     return Backwards(problem, problem.valid_input_sizes)
-
-
-def fixes_with_dy(layer: Layer, dy: tuple[int, ...], error: ConvError) -> list[tuple[Phrase, ...]]:
-    """Return the fixes of a layer's error that agree with dy; all fixes if no fix agrees.
-
-    A fix that transposes the input also transposes dy, unless dy fits already.
-    """
-    agreeing: list[tuple[Phrase, ...]] = []
-    given = layer.arguments.get("input_shape", ())
-    for phrases in error.fixes:
-        changes = {phrase[0]: phrase[1] for phrase in phrases if not isinstance(phrase, str)}
-        other = tuple(changes.get("input_shape", given))
-        transposed = next((move(dy) for move in _MOVES if other == move(given) != given), dy)
-        for shape, fix in {
-            dy: phrases,
-            transposed: (*phrases, ("output_shape", transposed)),
-        }.items():
-            try:
-                ConvProblem(**{**layer.arguments, **changes}).require_output_gradient(shape)
-            except CupyconvError:
-                continue
-            agreeing.append(phrases if shape == dy else fix)
-            break
-    return agreeing or list(error.fixes)
-
-
-_MOVES: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
-    lambda shape: (*shape[:1], *shape[-1:], *shape[1:-1]),
-    lambda shape: (*shape[:1], *shape[2:], *shape[1:2]),
-)
-"""Transpositions of a shape from channels-last to channels-first, and back."""
 
 
 def _layouts(words: Mapping[str, Any], axes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

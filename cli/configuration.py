@@ -9,9 +9,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import output, paths
 from cupyconv.errors import shown, unknown_word
+from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
@@ -26,7 +27,19 @@ from cupyconv.kernels.device import CARDS, DEVICES
 from cupyconv.markup import in_line
 from cupyconv.planning import PRECISIONS
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import ITEMSIZE, LARGEST, PADDING_WORDS, PASSES, shape_text
+from cupyconv.problem import (
+    ITEMSIZE,
+    LARGEST,
+    PADDING_WORDS,
+    PASSES,
+    require_output,
+    shape_text,
+    transposed_problem,
+)
+from cupyconv.remedies import Names, offering
+
+if TYPE_CHECKING:
+    from cupyconv.explaining.onnx_model import ModelLayer
 
 PRESETS = Path(__file__).with_name("presets.toml")
 
@@ -41,17 +54,20 @@ class Layer:
     Attributes:
         name: name of the layer, or None.
         title: short description of the layer, or None.
-        arguments: given arguments of ConvProblem, by name.
+        arguments: given arguments of ConvProblem, by name.  A transposed layer has "transposed"
+            beside them, and "output_padding" or "output_shape"; its "input_shape" is that of its x.
         values: kind of random data, such as "normal".
-        is_transposed: whether the layer stands for a transposed convolution.  The forward pass of
-            the transposed convolution is the input gradient of this layer.
     """
 
     name: str | None
     title: str | None
     arguments: Mapping[str, Any]
     values: str = "normal"
-    is_transposed: bool = False
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the layer's forward pass is the input gradient of its problem."""
+        return bool(self.arguments.get("transposed"))
 
     @property
     def heading(self) -> str:
@@ -74,7 +90,109 @@ class Layer:
                 "--preset multi-channel",
             )
         _require_sides(arguments)
+        extra = {key: arguments.pop(key) for key in _TRANSPOSED_KEYS if key in arguments}
+        if extra.pop("transposed", False):
+            return _reversed_problem(arguments, **extra)
+        if extra:
+            word = next(iter(extra))
+            raise ConvError(
+                f"{word} describes a transposed layer",
+                "the layer is an ordinary convolution",
+                f"Leave out {word}, or give --transposed",
+            )
         return ConvProblem(**arguments)
+
+    def shapes(self, problem: ConvProblem) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the layer's x, w, y and dy, of which ``problem`` is the problem."""
+        x, y = problem.input_shape, problem.output_shape
+        if self.is_transposed:
+            x, y = y, x
+        return {"x": x, "w": problem.filter_shape, "y": y, "dy": y}
+
+    @property
+    def problem_names(self) -> Mapping[str, str]:
+        """Name in the problem of each of the layer's tensors."""
+        names = transposed.CONVOLUTION_NAMES
+        return names if self.is_transposed else {name: name for name in names}
+
+    def require_output(self, dy: tuple[int, ...]) -> None:
+        """Check that the layer's output has the shape of dy.
+
+        Raises:
+            ConvError: it has another shape; the message has the arguments that would fit.
+        """
+        if not self.is_transposed:
+            offering(self._require_output, Names(), {**self.arguments, "output_shape": dy})
+            return
+        y = self.shapes(self.problem())["y"]
+        if dy == y:
+            return
+        without = {k: v for k, v in self.arguments.items() if k != "output_padding"}
+        try:
+            replace(self, arguments={**without, "output_shape": dy}).problem()
+            remedy = f"Use --output-shape {shape_text(dy)}"
+        except ConvError:
+            remedy = ""
+        raise ConvError(
+            "dy must have the shape of the transposed layer's result",
+            f"dy is {shape_text(dy)}, the result is {shape_text(y)}",
+            remedy,
+        )
+
+    def _require_output(self, output_shape: tuple[int, ...], **arguments: Any) -> None:
+        problem = replace(self, arguments=arguments).problem()
+        require_output(Names(), problem, output_shape)
+
+    def output_padding(self, problem: ConvProblem) -> tuple[int, ...]:
+        """Return the output_padding of a transposed layer, of which ``problem`` is the problem."""
+        return tuple(map(transposed.output_padding, problem.axes))
+
+
+_TRANSPOSED_KEYS = ("transposed", "output_padding", "output_shape")
+"""Arguments of a transposed layer that a convolution does not have."""
+
+_TRANSPOSED_NAMES = Names(
+    x="the result", y="the input", x_shape="output-shape", y_shape="input_shape"
+)
+
+
+def _reversed_problem(
+    arguments: Mapping[str, Any], output_padding: Any = None, output_shape: Any = None
+) -> ConvProblem:
+    """Return the convolution that a transposed layer reverses.
+
+    Raises:
+        ConvError: there is none, or its output is larger than the layer's input.
+    """
+    if output_padding is not None and output_shape is not None:
+        raise ConvError(
+            "the size of a transposed layer's result is given once",
+            "got --output-padding and --output-shape",
+            "Leave out one of them",
+        )
+    given = {**_DEFAULTS, **arguments, "output_shape": arguments["input_shape"]}
+    given |= {"input_shape": output_shape, "output_padding": output_padding}
+    make = partial(transposed_problem, _TRANSPOSED_NAMES)
+    problem = offering(make, _TRANSPOSED_NAMES, given)
+    if problem.output_shape != tuple(arguments["input_shape"]):
+        raise ConvError(
+            "output_padding must be less than the stride on the command line",
+            f"got {shown(output_padding)} with stride {shape_text(problem.stride)}",
+            "cupyconv.conv_transpose takes values up to the dilation",
+        )
+    return problem
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "stride": 1,
+    "padding": 0,
+    "dilation": 1,
+    "groups": 1,
+    "data_format": None,
+    "filter_format": None,
+    "dtype": "float32",
+}
+"""Arguments of ConvProblem beside the shapes."""
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -178,6 +296,14 @@ def _dtype(what: str, value: Any) -> str:
     return value
 
 
+def _flag(what: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConvError(
+            f"{what} must be true or false", f"got {shown(value)}", "Write true, without quotes"
+        )
+    return value
+
+
 _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "input": ("input_shape", read_shape),
     "filter": ("filter_shape", read_shape),
@@ -188,6 +314,9 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "data_format": ("data_format", _text),
     "filter_format": ("filter_format", _text),
     "dtype": ("dtype", _dtype),
+    "transposed": ("transposed", _flag),
+    "output_padding": ("output_padding", _size),
+    "output_shape": ("output_shape", read_shape),
 }
 """Argument of ConvProblem and parser of the value, by option name and TOML key."""
 
@@ -300,6 +429,22 @@ _OPTIONS = (
         help="Set the axis order of w, such as HWIO.  [default: OIHW, or HWIO with NHWC]",
     ),
     click.option(
+        "--transposed",
+        is_flag=True,
+        help="Explain or compute the transposed convolution (deconvolution) of INPUT.",
+    ),
+    click.option(
+        "--output-padding",
+        metavar="N|NxN",
+        help="Set the size that a transposed layer adds to its result, less than the stride.  "
+        "[default: 0]",
+    ),
+    click.option(
+        "--output-shape",
+        metavar="SHAPE",
+        help="Set the shape of the result of a transposed layer, instead of --output-padding.",
+    ),
+    click.option(
         "--config",
         type=paths.FILE,
         metavar="FILE",
@@ -409,6 +554,13 @@ def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
     return dict(zip(("input", "filter"), shapes, strict=False))
 
 
+def shape_or_file(option: str, value: str | None) -> tuple[tuple[int, ...] | None, str | None]:
+    """Return an option that names a file or gives a shape as (shape, None) or (None, file)."""
+    if value is None or Path(value).exists() or not _SHAPE.fullmatch(value):
+        return None, value
+    return read_shape(option, value), None
+
+
 _SHAPE = re.compile(r"[0-9]+([xX,][0-9]+)+")
 
 
@@ -425,6 +577,7 @@ def configuration_options(command: Callable) -> Callable:
                     f"Leave out --{key}, or the two shapes",
                 )
             options[key] = value
+        options["transposed"] = options["transposed"] or None
         return command(**options)
 
     for option in (*reversed(_OPTIONS), short_form):
@@ -509,20 +662,20 @@ def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
         )
     notes += [f"{one.name}: {one.reason}" for one in (*found.unknown, *found.left_out)]
     return [
-        Layer(
-            layer.name,
-            f"{layer.operator} of {Path(path).name}"
-            + (
-                "; its forward pass is the dx of this layer, and its db has "
-                f"{counted(layer.problem.C, 'value')}"
-                if layer.is_transposed
-                else ""
-            ),
-            _arguments(layer.problem),
-            is_transposed=layer.is_transposed,
-        )
+        Layer(layer.name, f"{layer.operator} of {Path(path).name}", _model_arguments(layer))
         for layer in found.layers
     ]
+
+
+def _model_arguments(layer: ModelLayer) -> dict[str, Any]:
+    arguments = _arguments(layer.problem)
+    if layer.is_transposed:
+        shapes = {
+            "input_shape": layer.problem.output_shape,
+            "output_shape": layer.problem.input_shape,
+        }
+        arguments |= {**shapes, "transposed": True}
+    return arguments
 
 
 def _arguments(problem: ConvProblem) -> dict[str, Any]:
@@ -545,7 +698,7 @@ def _with_options(layers: list[Layer], options: Mapping[str, Any]) -> list[Layer
     given = {
         argument: read(f"--{key.replace('_', '-')}", options[key])
         for key, (argument, read) in _READERS.items()
-        if isinstance(options.get(key), str)
+        if isinstance(options.get(key), str) or options.get(key) is True
     }
     values = options.get("values")
     if values is not None:
@@ -672,7 +825,20 @@ def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
             "data_format": problem.data_format,
             "filter_format": problem.filter_format,
             "dtype": problem.dtype,
+            "transposed": layer.is_transposed,
+            **_transposed_json(layer, problem),
         },
+    }
+
+
+def _transposed_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
+    """Return the entries of a transposed layer's configuration that differ from its problem's."""
+    if not layer.is_transposed:
+        return {}
+    return {
+        "input": list(problem.output_shape),
+        "output_shape": list(problem.input_shape),
+        "output_padding": list(layer.output_padding(problem)),
     }
 
 
@@ -693,7 +859,8 @@ def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str
     """Return the configuration without its shapes, in one line.
 
     Args:
-        other: texts that replace the stride, padding or dilation, by option name.
+        other: texts that replace the stride, padding or dilation or stand after them, by option
+            name.
     """
     padding = problem.padding_mode
     if padding == "explicit":
@@ -707,7 +874,7 @@ def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str
     }
     return ", ".join(
         [
-            *(f"{word} {words[word]}" for word in ("stride", "padding", "dilation")),
+            *(f"{word} {text}" for word, text in words.items()),
             f"groups {problem.groups}",
             f"{problem.data_format} with {problem.filter_format}",
             problem.dtype,

@@ -23,7 +23,7 @@ from cupyconv import (
     files,
     plan,
 )
-from cupyconv.cli import output, paths
+from cupyconv.cli import configuration, output, paths
 from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PASSES, bytes_text, shape_text
@@ -195,20 +195,25 @@ class ArrayFile:
             raise ValueError(f"its header promises {needed} bytes, {size - file.tell()} follow")
 
 
-def require_shapes(problem: ConvProblem, files_: Mapping[str, ArrayFile]) -> None:
-    """Check that arrays have the shapes of a layer.
+def require_shapes(
+    layer: configuration.Layer, problem: ConvProblem, files_: Mapping[str, ArrayFile]
+) -> None:
+    """Check that the arrays of files have the shapes of a layer.
 
     Raises:
         ConvError: an array has another shape.
     """
-    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    for name, shape in zip(("x", "w", "dy"), shapes, strict=True):
-        if name in files_ and files_[name].shape != shape:
-            raise ConvError(
-                f"--{name} must have the shape of the layer's {name}",
-                f"the file has {array_text(files_[name].shape)}, {name} is {shape_text(shape)}",
-                "Give another file, or another layer",
-            )
+    shapes = layer.shapes(problem)
+    for name, file in files_.items():
+        if file.shape == shapes[name]:
+            continue
+        if name == "dy":
+            layer.require_output(file.shape)
+        raise ConvError(
+            f"--{name} must have the shape of the layer's {name}",
+            f"the file has {array_text(file.shape)}, {name} is {shape_text(shapes[name])}",
+            "Give another file, or another layer",
+        )
 
 
 def array_text(shape: tuple[int, ...]) -> str:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     "--w", type=paths.FILE, metavar="FILE", help="Read w from .npy or .npz.  [default: random]"
 )
 @click.option(
-    "--dy", type=paths.FILE, metavar="FILE", help="Read dy from .npy or .npz.  [default: random]"
+    "--dy",
+    type=paths.FILE,
+    metavar="FILE|SHAPE",
+    help="Read dy from .npy or .npz, or check that it has this shape.  [default: random]",
 )
 @click.option(
     "--seed",
@@ -107,6 +111,7 @@ def command(
     shown with $PAGER.
     """
     layers = configuration.read_layers(options)
+    dy_shape, dy = configuration.shape_or_file("--dy", dy)
     read = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
     saved = [path for path in (svg, html) if path]
     paths.require_one_output(*saved, as_json=as_json)
@@ -123,7 +128,7 @@ def command(
     whole = not (elements or mapped or code or saved or opened)
     told = []
     for layer in layers:
-        problem, explanation, source = _explanation(layer, read, seed, large)
+        problem, explanation, source = _explanation(layer, read, dy_shape, seed, large)
         chosen = [explanation.element(name) for name in elements]
         counted = explanation.map(mapped) if mapped is not None else None
         translated = explanation.code(code) if code is not None else None
@@ -174,7 +179,7 @@ def command(
 
 
 def _explanation(
-    layer: Layer, read: Mapping[str, str], seed: int, large: bool
+    layer: Layer, read: Mapping[str, str], dy_shape: tuple[int, ...] | None, seed: int, large: bool
 ) -> tuple[ConvProblem, Explanation, str]:
     """Return a layer's problem, its explanation and a sentence on the source of its values.
 
@@ -192,17 +197,26 @@ def _explanation(
         for name, argument in (("x", "input_shape"), ("w", "filter_shape"))
         if name in opened and argument not in layer.arguments
     }
-    problem = layer.problem(**more)
+    layer = replace(layer, arguments={**layer.arguments, **more})
+    problem = layer.problem()
+    if dy_shape is not None:
+        layer.require_output(dy_shape)
     if opened:
-        data.require_shapes(problem, opened)
+        data.require_shapes(layer, problem, opened)
         data.require_parts(problem, opened)
-        loaded = {name: file.read() for name, file in opened.items()}
+        loaded = {layer.problem_names[name]: file.read() for name, file in opened.items()}
     if large:
         from cupyconv.cli import data
 
         data.require_memory(problem)
     explanation = cupyconv.explain(
-        problem, title=layer.heading, values=layer.values, seed=seed, large=large, **loaded
+        problem,
+        title=layer.heading,
+        values=layer.values,
+        seed=seed,
+        large=large,
+        transposed=layer.is_transposed,
+        **loaded,
     )
     known = explanation.data
     if known.too_many and len(loaded) < len(OPERANDS):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError
 from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
-from cupyconv.cli.shapes import axes_table, tensors_json, title
-from cupyconv.explaining.shapes import reasons
+from cupyconv.cli.shapes import axes_table, layer_reasons, tensors_json, title
 from cupyconv.explaining.values import OPERANDS, draw
 from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, PASSES, REAL_PART, bytes_text, shape_text
@@ -37,7 +38,12 @@ STEPS = 6
     "--x", type=paths.FILE, metavar="FILE", help="Read x from .npy or .npz (FILE.npz:NAME)."
 )
 @click.option("--w", type=paths.FILE, metavar="FILE", help="Read w from .npy or .npz.")
-@click.option("--dy", type=paths.FILE, metavar="FILE", help="Read dy from .npy or .npz.")
+@click.option(
+    "--dy",
+    type=paths.FILE,
+    metavar="FILE|SHAPE",
+    help="Read dy from .npy or .npz, or check that it has this shape.",
+)
 @click.option(
     "--seed",
     type=configuration.SEED,
@@ -93,7 +99,11 @@ def command(
     from cupyconv.cli import data
 
     layers = configuration.read_layers(options)
+    dy_shape, dy = configuration.shape_or_file("--dy", dy)
     files = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
+    if dy_shape is not None:
+        for layer in layers:
+            layer.require_output(dy_shape)
     if len(layers) > 1 and (files or save):
         raise ConvError(
             "--x, --w, --dy and --save apply to a single layer",
@@ -115,16 +125,17 @@ def command(
         data.require_parts(problem, opened)
         planned = place.plan(problem, impl)
         _require_memory(problem, place, check=not no_check)
-        loaded = {name: file.read() for name, file in opened.items()}
+        loaded = {layer.problem_names[name]: file.read() for name, file in opened.items()}
         operands = _operands(problem, loaded, seed, layer.values)
         with output.progress("computing and checking", 1 if no_check else 1 + STEPS) as advance:
             results = compute(problem, operands, place, impl)
             advance()
-            report = _Report(layer, problem, planned, files, seed, _norms(operands, results))
+            tensors = _tensors(layer, problem, operands, results)
+            report = _Report(layer, problem, planned, files, seed, _norms(tensors))
             if not no_check:
                 report.check(operands, results, advance)
         if target:
-            data.save(target, {**operands._asdict(), **results._asdict()})
+            data.save(target, tensors)
         reports.append(report)
     return _tell(reports, target, as_json)
 
@@ -153,6 +164,10 @@ def _chunked(
             "--dask computes one layer, on the CPU",
             f"got {len(layers)} layers and --device {device}",
             "Give one layer and --device cpu; in Python, cupyconv.dask takes CuPy chunks, too",
+        )
+    if layers[0].is_transposed:
+        raise ConvError(
+            "--dask computes ordinary convolutions", "the layer is transposed", "Leave out --dask"
         )
     if paths.STANDARD in (str(target), *files.values()):
         raise ConvError(
@@ -219,6 +234,25 @@ class _Report:
             advance()
         self.agreements += [truth.against_adjoint(results), *truth.against_reference(results)]
         self.products = truth.inner_products(results)
+        if self.layer.is_transposed:
+            self._rename()
+
+    def _rename(self) -> None:
+        """Give the checked tensors their names in the transposed layer, and omit db.
+
+        The checks compare db with sums over the problem's dy, which is the layer's x.
+        """
+        names = {other: name for name, other in self.layer.problem_names.items()}
+        self.agreements = [
+            replace(one, tensor=", ".join(names[name] for name in one.tensor.split(", ")))
+            for one in self.agreements or ()
+            if one.tensor != "db"
+        ]
+        pairs = [key.strip("<>").split(",") for key in self.products]
+        values = self.products.values()
+        self.products = {
+            f"<{names[a]},{names[b]}>": value for (a, b), value in zip(pairs, values, strict=True)
+        }
 
     @property
     def passed(self) -> bool:
@@ -226,9 +260,9 @@ class _Report:
 
     def tables(self) -> list[Any]:
         tensors = output.table("tensor", "shape", "norm", "why this shape", right=("norm",))
-        for tensor, shape, reason in reasons(self.problem):
+        for tensor, shape, reason in layer_reasons(self.layer, self.problem):
             tensors.add_row(tensor, shape_text(shape), f"{self.norms[tensor]:.5g}", reason)
-        parts = [title(self.layer, self.problem), tensors, axes_table(self.problem)]
+        parts = [title(self.layer, self.problem), tensors, axes_table(self.layer, self.problem)]
         if self.agreements is not None:
             reading = self._reading_of_chunks() if self.chunked else self._reading()
             parts += [self._agreement_table(self.agreements), reading]
@@ -297,7 +331,7 @@ class _Report:
     def as_json(self) -> dict[str, Any]:
         return {
             **configuration.as_json(self.layer, self.problem),
-            **tensors_json(self.problem),
+            **tensors_json(self.layer, self.problem),
             "data": {name: self.files.get(name, "random") for name in OPERANDS},
             "seed": self.seed,
             "device": self.planned.device.name,
@@ -322,15 +356,25 @@ class _Report:
         }
 
 
-def _norms(operands: Operands, results: Results) -> dict[str, float]:
+def _tensors(
+    layer: Layer, problem: ConvProblem, operands: Operands, results: Results
+) -> dict[str, np.ndarray]:
+    """Return every tensor of a layer by its name in the layer."""
+    everything = {**operands._asdict(), **results._asdict()}
+    if not layer.is_transposed:
+        return everything
+    tensors = {name: everything[other] for name, other in layer.problem_names.items()}
+    db = cupyconv.conv_backprop_bias(tensors["dy"], data_format=problem.data_format)
+    return {**tensors, "db": db}
+
+
+def _norms(tensors: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the Euclidean norm of every tensor."""
     import numpy as np
 
-    everything = {**operands._asdict(), **results._asdict()}
     with np.errstate(all="ignore"):
         return {
-            tensor: float(np.linalg.norm(_wide(array).ravel()))
-            for tensor, array in everything.items()
+            tensor: float(np.linalg.norm(_wide(array).ravel())) for tensor, array in tensors.items()
         }
 
 
@@ -368,9 +412,10 @@ def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]
                 else "Give another file",
             )
         more[f"{key}_shape"] = shape
-    problem = layer.problem(**more)
+    layer = replace(layer, arguments={**layer.arguments, **more})
+    problem = layer.problem()
     if "dy" in loaded:
-        problem.require_output_gradient(loaded["dy"].shape)
+        layer.require_output(loaded["dy"].shape)
     return problem
 
 

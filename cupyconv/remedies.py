@@ -388,13 +388,13 @@ class Call:
         return phrase and Fix({"padding": pairs}, (phrase,))
 
     def _pads_for(self, axes: list[_Axis]) -> tuple[int, ...] | None:
-        """Return the least equal padding of both sides that gives the output; None if none does."""
+        """Return the least positive padding, equal on both sides, that gives the output."""
         pads = []
         for axis, size, span, stride, _ in axes:
             missing = (self._size("output_shape", axis) - 1) * stride + span - size
             pads.append(max(-(-missing // 2), 0))
         fits = all(pad < span for pad, (_, _, span, *_) in zip(pads, axes, strict=True))
-        return tuple(pads) if fits else None
+        return tuple(pads) if fits and any(pads) else None  # zeros are "valid"
 
     def _strides_for(self, axes: list[_Axis]) -> Any:
         """Return the least stride that gives the output, equal on all axes if possible."""

@@ -164,6 +164,7 @@ def test_config_with_one_layer(tmp_path):
         "data_format": "NHWC",
         "filter_format": "HWIO",
         "dtype": "float64",
+        "transposed": False,
     }
 
 

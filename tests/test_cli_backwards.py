@@ -91,7 +91,7 @@ def test_dy_is_compared_with_the_given_input():
     rest = ("--filter", "3x3x3x4", "--stride", "2", "--padding", "same", "--data-format", "NHWC")
     text = refused("--input", "1x7x7x3", "--dy", "1x3x3x4", *rest)
     assert "an input of 7 gives ceil(7/2) = 4, dy has 3; input sizes 5 to 6 would give 3" in text
-    assert "Pass a dy of shape 1x4x4x4 (NHWC)" in text
+    assert "pass a dy of shape 1x4x4x4 (NHWC)" in text
     text = said("--input", "1x5x6x3", "--dy", "1x3x3x4", *rest)
     assert "the given x 1x5x6x3 matches this dy" in text
     alone = said("--dy", "1x3x3x4", *rest)

@@ -419,9 +419,9 @@ def test_unknown_chips_are_rejected_with_the_known_ones(device):
     ("element", "words"),
     [
         ("db[3]", "it is the sum of all dy[n,k,...]"),
-        ("x[0,0,0,0]", "ask for dX[n,c,...]"),
+        ("x[0,0,0,0]", "use dX[n,c,...]"),
         ("w[0,0,0,0]", "use dF[k,c,...]"),
-        ("dy[0,0,0,0]", "is given"),
+        ("dy[0,0,0,0]", "is an operand"),
         ("foo[0]", "unknown tensor: 'foo'. Known:"),
         ("dff[0,0,0,0]", "Did you mean 'dF'?"),
     ],
@@ -645,7 +645,7 @@ def test_index_of_many_digits_is_out_of_range(digits):
 def test_remedies_include_the_output_shape():
     command = ["shapes", "--input", "1x5x5x3", "--filter", "3x3x3x4"]
     line = refusal(*command, "--dy", "1x3x3x4")
-    assert "or use --input 1x3x5x5 and --filter-format HWIO and --dy 1x4x3x3" in line
+    assert "or use --input 1x3x5x5 and --dy 1x4x3x3 and --filter-format HWIO" in line
     words = ["shapes", "--input", "1x3x5x5", "--filter", "3x3x3x4", "--filter-format", "HWIO"]
     for accepted in (
         [*command, "--dy", "1x3x3x4", "--data-format", "NHWC"],

@@ -134,7 +134,7 @@ def test_values_are_read_from_files(tmp_path):
     assert "sum of 10 products = 65" in text
     assert "x from" in text
     assert "random data from seed 0" in " ".join(text.split())  # w
-    assert "dy must have the shape" in refused(
+    assert "dy must have the output size" in refused(
         "--filter", "1x1x4", *files, "--element", "dF[0,0,0]"
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cupyconv import arrays, files
 from cupyconv.errors import ConvError, ConvTypeError, shown
 from cupyconv.explaining import adjoints, maps, shapes, terms, translate
+from cupyconv.explaining import transposed as transposed_layer
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
 from cupyconv.explaining.shapes import counted, interval_dict
@@ -46,6 +47,7 @@ def explain(
     values: Kind | None = "normal",
     seed: int = 0,
     large: bool = False,
+    transposed: bool = False,
 ) -> Explanation:
     """Explain the shape and the values of every tensor of a layer.
 
@@ -59,6 +61,8 @@ def explain(
         seed: seed of the random numbers, an integer from 0 to 2^63 - 1.
         large: compute the values of a layer of any size; by default, values that take more than a
             few seconds are omitted, and the explanation says so.
+        transposed: explain the transposed layer that reverses the problem, too: the size of its
+            result, and the name that each of its tensors has in the problem.
 
     Returns:
         an Explanation: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``;
@@ -80,7 +84,8 @@ def explain(
     if seed < 0:
         raise ConvError("seed must be at least 0", f"got {seed}", "Use 0")
     data = _taken(problem, {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw})
-    return Explanation(problem, title, Values(problem, data, values, seed, bool(large)))
+    known = Values(problem, data, values, seed, bool(large))
+    return Explanation(problem, title, known, bool(transposed))
 
 
 def _taken(problem: ConvProblem, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,11 +127,13 @@ class Explanation:
         problem: the layer.
         title: line above the explanation.
         data: the known tensors of x, w, dy, y, dx and dw; made when they are first read.
+        is_transposed: whether the transposed layer is explained, too.
     """
 
     problem: ConvProblem
     title: str = ""
     data: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    is_transposed: bool = False
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -252,7 +259,10 @@ class Explanation:
         ]
         if self._is_small:
             sections.insert(0, self._numbers())
-        return Document(self.title, (self._head(), *sections))
+        sections.insert(0, self._head())
+        if self.is_transposed:
+            sections.insert(0, transposed_layer.section(self.problem))
+        return Document(self.title, tuple(sections))
 
     def text(self, width: int = 100) -> str:
         """Return the explanation in lines of at most ``width`` characters.
@@ -287,7 +297,7 @@ class Explanation:
         indices = ", ".join(f"{t}[{','.join(terms.names(problem, t))}]" for t in ("x", "w", "y"))
         grouped = terms.GROUPED if problem.groups > 1 else ""
         return Section(
-            "",
+            "The convolution that it reverses" if self.is_transposed else "",
             (
                 Paragraph(head),
                 Paragraph(shapes.settings(problem)),
@@ -684,6 +694,7 @@ class Explanation:
                 for pass_ in PASSES
             ],
             "frameworks": [entry.to_dict() for entry in self.translations],
+            "transposed": transposed_layer.to_dict(problem) if self.is_transposed else None,
         }
 
 

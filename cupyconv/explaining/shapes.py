@@ -40,16 +40,8 @@ class AxisReasons(NamedTuple):
     unread: str
 
 
-def reasons(problem: ConvProblem, *, is_transposed: bool = False) -> tuple[Reason, ...]:
-    """Return the shape of x, w, y, dy, dx, dw and db, and the reason for each.
-
-    Args:
-        problem: the convolution.
-        is_transposed: whether it describes its transposed layer, whose bias db belongs to.
-    """
-    bias = Reason("db", problem.bias_shape, _bias_gradient(problem))
-    if is_transposed:
-        bias = Reason("db", (problem.C,), _transposed_bias_gradient(problem))
+def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
+    """Return the shape of x, w, y, dy, dx, dw and db, and the reason for each."""
     return (
         Reason("x", problem.input_shape, _input(problem)),
         Reason("w", problem.filter_shape, _filter(problem)),
@@ -61,7 +53,7 @@ def reasons(problem: ConvProblem, *, is_transposed: bool = False) -> tuple[Reaso
         ),
         Reason("dx", problem.input_gradient_shape, _input_gradient(problem)),
         Reason("dw", problem.filter_gradient_shape, _filter_gradient(problem)),
-        bias,
+        Reason("db", problem.bias_shape, _bias_gradient(problem)),
     )
 
 
@@ -168,15 +160,6 @@ def _bias_gradient(problem: ConvProblem) -> str:
     return (
         f"one number for each filter: dy[k] summed over {counted(problem.N, image)} of "
         f"{shape_text(problem.output_sizes)} {pixel}s"
-    )
-
-
-def _transposed_bias_gradient(problem: ConvProblem) -> str:
-    image, pixel = _WORDS[problem.spatial_rank]
-    return (
-        "one number for each output channel of the transposed layer, whose result has the shape "
-        f"of x: the gradient of that result summed over {counted(problem.N, image)} of "
-        f"{shape_text(problem.input_sizes)} {pixel}s"
     )
 
 

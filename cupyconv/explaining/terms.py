@@ -37,7 +37,7 @@ _NO_PRODUCTS = {
     "dy": "dy is an operand; use O[n,k,...], dX or dF",
     "do": "dy is an operand; use O[n,k,...], dX or dF",
 }
-"""Advice for names of tensors whose elements are no sums of products, keyed by the lower-case name."""
+"""Advice for tensors whose elements are not explained, keyed by the name in lower case."""
 
 GROUPED = " In w and dw, c counts within the group of k."
 """Sentence on the indices of a layer with groups."""

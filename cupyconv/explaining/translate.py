@@ -499,7 +499,7 @@ def _onnx(problem: ConvProblem) -> Translation:
 
 
 def _onnx_output_shape(problem: ConvProblem) -> str:
-    """Return ConvTranspose's output_shape option if it implies the same padding; else an empty text."""
+    """Return ConvTranspose's output_shape if it implies the same padding; else empty."""
     befores = [before for before, _ in problem.padding]
     totals = [
         (axis.output - 1) * axis.stride + axis.effective_filter - axis.input

@@ -528,7 +528,7 @@ def test_open_option_opens_the_page_in_a_browser(monkeypatch, tmp_path):
     said("explain", *SMALL, "--html", str(page), "--open", "--element", "dw[1,0,0,0]")
     assert shown[1:] == [page.as_uri()]
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
-    assert "shown by a browser" in refused("explain", *SMALL, "--open")
+    assert "must be shown in a browser" in refused("explain", *SMALL, "--open")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
@@ -639,7 +639,7 @@ def test_sizes_up_to_the_maximum_are_accepted():
 @pytest.mark.parametrize("digits", [3, 25, 5000])
 def test_index_of_many_digits_is_out_of_range(digits):
     line = refusal("explain", "1x1x4x4", "1x1x2x2", "--element", f"dw[{'9' * digits},0,0,0]")
-    assert "an element must lie inside its tensor" in line
+    assert "the indices of an element must be inside its tensor" in line
 
 
 def test_remedies_include_the_output_shape():

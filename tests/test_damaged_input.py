@@ -172,10 +172,10 @@ def test_onnx_transpose_attributes_of_wrong_type_are_rejected(tmp_path, attribut
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"inputs": ("x",)}, "a Conv takes x and w"),
-        ({"inputs": ()}, "whole ONNX file"),
-        ({"inputs": ("", "")}, "a Conv takes x and w: it has 0 of them"),
-        ({"outputs": ()}, "whole ONNX file"),
+        ({"inputs": ("x",)}, "a Conv must have the inputs x and w"),
+        ({"inputs": ()}, "complete ONNX file"),
+        ({"inputs": ("", "")}, "a Conv must have the inputs x and w: it has 0"),
+        ({"outputs": ()}, "complete ONNX file"),
     ],
 )
 def test_invalid_onnx_nodes_are_rejected(tmp_path, changes, said):

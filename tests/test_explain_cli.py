@@ -169,7 +169,7 @@ def test_written_files_are_named_in_the_output(tmp_path):
     assert svg.read_text().startswith("<svg")
     assert html.read_text().startswith("<!doctype html>")
     said("--preset", "same-stride", "--map", "dx", "--svg", str(svg))
-    assert "terms from each of 4 filters" in svg.read_text()
+    assert "number of terms for each of the 4 filters" in svg.read_text()
     volume = ("--input", "1x2x6x6x6", "--filter", "2x2x3x3x3", "--svg", str(svg))
     assert said(*volume) == f"saved to {svg}, with a separate drawing of each spatial axis\n"
     assert said(*volume, "--map", "dx").endswith(f"saved to {svg}\n")

@@ -86,13 +86,14 @@ def test_cells_show_numbers_and_none_is_blank():
     assert len(texts) == len(cells) + rulers // 2
     plane = [f"{number:.0f}" for number in explanation.data["dx"][0, 1].ravel()]
     assert any(texts[i : i + 15] == plane[:11] + plane[12:] for i in range(len(texts)))
-    assert f"dx[0,1,2,3] (inverted) is the sum of {2} products for each of 3 filters" in words(root)
+    said = f"dx[0,1,2,3] (inverted colours) is the sum of {2} products for each of 3 filters"
+    assert said in words(root)
     assert f"gives {plane[11]}." in words(root)
 
 
 def test_inner_element_is_drawn_with_its_window():
     root = ElementTree.fromstring(cupyconv.explain(LARGE).svg("O[0,7,40,50]"))
-    assert "y[0,7,40,50] (inverted) is the sum of 25 products" in words(root)
+    assert "y[0,7,40,50] (inverted colours) is the sum of 25 products" in words(root)
     numbers = [e.text for e in root.iter(f"{SVG}text") if "rule" in e.get("class")]
     assert {"40", "44", "50", "54"} <= set(numbers)
 
@@ -697,7 +698,7 @@ def check_drawing(explanation: cupyconv.Explanation, seen: dict) -> None:
             if value:
                 assert float(value) == pytest.approx(float(numbers[index]), rel=1e-5)
             else:
-                assert label.endswith("has no value here")
+                assert label.endswith("has no value on this page")
                 assert text == "?"
                 unknown = True
     assert not unknown or "--element" in seen["missing"]

@@ -396,7 +396,7 @@ def test_damaged_files_are_rejected(tmp_path, saved):
     broken = tmp_path / "broken.onnx"
     for content in (b"", b"not a model at all", whole[: len(whole) // 2], whole[:40]):
         broken.write_bytes(content)
-        assert "a model must be a whole ONNX file" in refused(str(broken))
+        assert "a model must be a complete ONNX file" in refused(str(broken))
     assert "No such file" in refused(str(tmp_path / "none.onnx"))
 
 

@@ -415,7 +415,8 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
         f"only. {counted(problem.K, 'channel')} of dy times {counted(channels, 'channel')} of x "
         f"give {terms.counted_large(pairs, 'such slice')}: nothing is tiled, broadcast or "
         "averaged. In the forward pass, y[k] sums along its row, over "
-        f"{the(channels, 'channel')}. In the backward pass, dx[c] sums down its column, over {the(filters, 'filter')}."
+        f"{the(channels, 'channel')}. In the backward pass, dx[c] sums down its column, over "
+        f"{the(filters, 'filter')}."
     )
     if problem.groups > 1:
         text += f" The {problem.groups} groups are separate blocks of the grid."

@@ -748,7 +748,7 @@ def _common(first: Any, second: Any) -> Any:
 
 
 def _loop_types(node: Any, scope: Scope, body: list[Any]) -> list[Any]:
-    """Return the output types of a Loop: carried tensors, then those collected on a new first axis."""
+    """Return the types of a Loop: carried tensors, then tensors stacked along a new first axis."""
     carried = list(node.input[2:])
     kinds: list[Any] = []
     for name, kind in zip(carried, body[1:], strict=False):

@@ -135,7 +135,8 @@ def test_text_reports_effects_of_another_input_size(problem, moves):
     assert np.array_equal(six[:, :5, :5], five) != moves
     text = " ".join(str(cupyconv.explain(problem)).split())
     said = (
-        "an input of 5 is padded by (1, 1), an input of 6 by (0, 1). So dx for another input size"
+        "an input of size 5 is padded by (1, 1), an input of size 6 by (0, 1). Therefore dx for "
+        "another input size"
     )
     assert (said in text) == ("where the windows start" in text) == moves
 
@@ -315,7 +316,8 @@ def test_described_convolutions_have_the_gradients_sizes(axis):
     assert dw.rule.output == axis.filter
     for adjoint in (dx, dw):
         for formula, value in zip(adjoint.formulas, adjoint.padding, strict=True):
-            assert formula.endswith(f"= {value}") or formula == f"forward's padding before, {value}"
+            before = f"pad before of the forward pass, {value}"
+            assert formula.endswith(f"= {value}") or formula == before
             if "=" in formula:
                 assert eval(formula.partition(" =")[0]) == value
 

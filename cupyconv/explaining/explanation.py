@@ -823,10 +823,14 @@ def _because(axis: ConvAxis) -> str:
         every = f"{axis.stride} inputs" if axis.stride > 1 else "input"
         return f"({word}: one output for every {every})"
     word = "VALID" if axis.padding_mode == "valid" else "explicit padding"
-    windows = f"windows of size {axis.effective_filter}"
+    size = axis.effective_filter
+    taps = ""
     if axis.dilation > 1:
-        windows += f" ({counted(axis.filter, 'tap')} with dilation {axis.dilation})"
-    return f"({word}: the number of {windows} that fit when they start {axis.stride} apart)"
+        taps = f"; {counted(axis.filter, 'tap')} with dilation {axis.dilation} span {size}"
+    return (
+        f"({word}: the number of windows of size {size} that fit when they start {axis.stride} "
+        f"apart{taps})"
+    )
 
 
 def _depths_text(depths: list[int]) -> str:

@@ -382,7 +382,7 @@ class Element:
         if self.count == 0:
             if self.tensor == "dx":
                 return "No window reads this input, so it has no terms and its gradient is zero."
-            return "No products contribute to this number, so it is zero."
+            return "This number has no terms, so it is zero."
         channels, filters = problem.C // problem.groups, problem.K // problem.groups
         where = " of its group" if problem.groups > 1 else ""
         if self.tensor == "dw":

@@ -116,7 +116,7 @@ def test_rows_and_columns_are_numbered():
 def test_channels_are_drawn_as_an_outer_product():
     text = words(drawing(LARGE))
     assert "dw[2,1] come from channel 1 of x and channel 2 of dy only." in text
-    assert "10 channels of dy times 5 of x give 50 such slices" in text
+    assert "10 channels of dy times 5 channels of x give 50 such slices" in text
     cells = [e.text for e in drawing(LARGE).iter(f"{SVG}text") if "," in (e.text or "")]
     assert {f"{k},{c}" for k in range(10) for c in range(5)} <= set(cells)
     assert "Channels:" not in words(drawing(ConvProblem((1, 1, 9), (1, 1, 3))))
@@ -177,7 +177,7 @@ def test_saved_format_follows_the_file_name(tmp_path):
     explanation.save(str(tmp_path / "layer.html"))
     assert (tmp_path / "layer.svg").read_text() == explanation.svg()
     assert (tmp_path / "layer.html").read_text() == explanation.page()
-    with pytest.raises(ConvError, match=r"as \.svg"):
+    with pytest.raises(ConvError, match=r"in \.svg"):
         explanation.save(tmp_path / "layer.png")
 
 

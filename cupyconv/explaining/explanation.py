@@ -332,7 +332,7 @@ class Explanation:
         return Section("All numbers", (Paragraph(text), *blocks))
 
     def _channels(self) -> Section:
-        """Return the answer to the question how the channels of x and dy give dw."""
+        """Return the section that explains how the channels of x and dy give dw."""
         problem = self.problem
         C, K, G = problem.C, problem.K, problem.groups
         channels, filters = C // G, K // G
@@ -440,7 +440,7 @@ class Explanation:
         ]
 
     def _sizes(self) -> Section:
-        """Return the answer to the question why dx has its size."""
+        """Return the section that explains the size of dx."""
         problem = self.problem
         dy, x = shape_text(problem.output_sizes), shape_text(problem.input_sizes)
         title = f"Why is dx {x} when dy is {dy}?" if dy != x else f"Why dx is {x}"
@@ -726,7 +726,7 @@ def _representative_axes(problem: ConvProblem) -> list[ConvAxis]:
 
 
 def _clauses(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
-    """Join the clauses of all axes; axes with equal clauses share one, and empty clauses go."""
+    """Join the clauses of all axes; equal clauses are merged, and empty clauses are omitted."""
     parts: dict[str, list[str]] = {}
     for axis in problem.axes:
         parts.setdefault(say(axis), []).append(axis.name)
@@ -817,7 +817,7 @@ def _crops(axes: tuple[AdjointAxis, ...]) -> list[Paragraph]:
 
 
 def _because(axis: ConvAxis) -> str:
-    """Return the explanation of an output size, in brackets."""
+    """Return the reason for an output size, in brackets."""
     if axis.padding_mode.startswith("same"):
         word = axis.padding_mode.upper()
         every = f"{axis.stride} inputs" if axis.stride > 1 else "input"

@@ -309,7 +309,7 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
     each = f" for each of {counted(direction.terms, direction.over)}" if direction.terms > 1 else ""
     text = (
         f"{name} (inverted colours) is the sum of {terms.counted_large(count, 'product')}{each}: "
-        f"each marked number of {first} times its marked number of {second}."
+        f"the marked numbers of {first} and {second} are multiplied pair by pair."
     )
     total = drawn.number(direction.tensor, k, c, at)
     if total is not None:

@@ -69,7 +69,7 @@ SAME_VALUES = frozenset(
 """Operators whose result holds the stored values of the first input, possibly in another form."""
 
 _RANDOM = ("Bernoulli", "Dropout", "Multinomial", "Random")
-"""First letters of the names of operators with random results."""
+"""Prefixes of the names of operators with random results."""
 
 _SHAPED_BY_LAST_INPUT = ("ConstantOfShape", "Expand", "Reshape")
 """Operators whose last input contains the shape of the result."""

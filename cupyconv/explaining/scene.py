@@ -541,7 +541,7 @@ def _meetings(
 
 
 def _within(positions: range, drawn: set[int | None]) -> list[int]:
-    """Return the places in a range of those of its positions that are drawn."""
+    """Return the indices within a range of its drawn positions."""
     return [positions.index(at) for at in drawn if at is not None and at in positions]
 
 

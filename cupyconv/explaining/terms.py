@@ -300,8 +300,8 @@ class Element:
             raise ConvError(
                 "the terms of an element must fit into memory",
                 f"{self.name} has {self.count:,} terms",
-                "To list the terms without values, omit --large on the command line, or "
-                "large=True in explain(), and pass no arrays",
+                "Omit --large on the command line, or large=True in explain(), and pass no arrays, "
+                "to list the terms without values",
             )
         return self._values(0), self._values(1)
 
@@ -415,8 +415,8 @@ class Element:
             raise ConvError(
                 f"an element must have at most {MOST_LISTED:,} terms to be listed in full",
                 f"{self.name} has {self.count:,} terms",
-                "To list only the first and the last terms, omit --all on the command line, or "
-                "everything=True in Python",
+                "Omit --all on the command line, or everything=True in Python, to list only the "
+                "first and the last terms",
             )
         most = SHOWN_FIRST + SHOWN_LAST + 1
         if self.count <= MOST_BY_HAND and self.has_values and self._integral:

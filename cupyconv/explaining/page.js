@@ -735,7 +735,7 @@ function tell() {
 }
 
 function drawLedger() {
-  const { operands: [first, second], tensor } = direction();
+  const { operands: [first, second] } = direction();
   const table = element("table");
   const body = element("tbody");
   const line = (texts) => {
@@ -750,7 +750,7 @@ function drawLedger() {
     ]);
   if (rest) line([`${plural(rest.count, "product")} not shown`, "", long(rest.sum), long(rest.total)]);
   const head = element("tr");
-  for (const text of ["product", "values", "equals", `running sum of ${tensor}`]) {
+  for (const text of ["product", "values", "equals", "running sum"]) {
     const cell = element("th", "", text);
     cell.scope = "col";
     head.append(cell);

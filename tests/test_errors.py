@@ -526,7 +526,7 @@ def test_unknown_and_old_devices_are_rejected():
         lambda: cupyconv.plan(problem, "sm_61"),
         rule="compute capability 7.5 or later",
         values="sm_61 has 6.1",
-        remedy="Use a newer one, or the CPU, where NumPy arrays are computed",
+        remedy="Use a newer GPU, or compute NumPy arrays on the CPU",
     )
     cupyconv.plan(problem, "sm_80")
 

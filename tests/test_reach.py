@@ -177,7 +177,7 @@ EDGES = [
     ("cuda-toeplitz", "backprop_filter", one_column, 786_420,
      "counts up to 65,535 parts of the filter's rows, not 65,536"),
     ("cuda-direct", "backprop_input", apart_by_stride, 32767,
-     "counts up to 65,536 rows that a tile passes, not 65,538"),
+     "counts up to 65,536 input rows under a tile, not 65,538"),
     ("cuda-hopper", "backprop_filter", taps_of, 32704,
      "counts up to 2,147,483,136 channels under all taps, not 2,147,483,648"),
     ("cuda-hopper", "forward", tiled, 2**22 - 1,

@@ -1,1 +1,1 @@
-"""Kernel families: what each refuses, its choices, their modelled time, and their launches."""
+"""Kernel families: each family's refusals, choices, modelled times and launches."""

@@ -18,19 +18,22 @@ from cupyconv.problem import ITEMSIZE, ConvProblem
 THREADS = 256
 
 _LEAST_VECTORS = 16
-"""Vectors per thread and chunk at least, so that more chunks pay (chosen)."""
+"""Fewest vectors per thread in a chunk; smaller chunks do not pay (chosen)."""
 
 _MOST_CHUNKS = 1024
 """Most chunks (chosen)."""
 
 _BLOCKS_PER_SM = 4
-"""Blocks per SM that chunks are made for: 32 warps with four 16-byte loads in flight (chosen)."""
+"""Blocks per SM that the number of chunks aims at: 32 warps per SM with four 16-byte loads in
+flight (chosen)."""
 
 
 def prepare_bias(
     problem: ConvProblem, strides: Strides, device: Device, workspace_limit: int | None = None
 ) -> tuple[tuple[Launch, ...], int]:
-    """Return the launches that sum dy, the tensors' y, into the bias, and the workspace in bytes.
+    """Return the launches that sum dy into the bias gradient, and the workspace in bytes.
+
+    The strides of dy are ``strides.y``; the stride of the bias gradient is ``strides.bias``.
 
     Raises:
         ConvError: dy has more channels than a grid has blocks.
@@ -49,15 +52,15 @@ def prepare_bias(
     if channels_last:
         channel_lanes = min(32, 1 << (-(-problem.K // vector) - 1).bit_length())
     packed = parameters.pack(problem, strides)
-    packed["filters"] = problem.K  # in a single group
+    packed["filters"] = problem.K  # all filters, as in a single group
     channels = channel_lanes * vector if channels_last else 1
     step = THREADS // channel_lanes * (1 if channels_last else vector)
     blocks = -(-problem.K // channels)
     if blocks > MOST_BLOCKS:
         raise ConvError(
-            "a launch must have blocks for all channels of dy",
-            f"dy has {problem.K:,}, {channels} per block, and the most blocks are {MOST_BLOCKS:,}",
-            "Sum it up in parts",
+            "dy must not have more channels than the blocks of a launch can sum",
+            f"dy has {problem.K:,}, a block sums {channels}, a launch has up to {MOST_BLOCKS:,}",
+            "Sum dy in parts",
         )
     pixels = problem.N * prod(problem.output_sizes)
     wanted = -(-_BLOCKS_PER_SM * device.chip.multiprocessors // blocks)

@@ -1,7 +1,6 @@
-"""Copies of operands in the workspace: their layout, and the launches that make them.
+"""Copies of operands in the workspace: their layout, and the launches that write them.
 
-The kernels are cuda/conv_arrange.cu, which reorders axes, and cuda/conv_planes.cu, which splits
-float32 into planes of bfloat16.
+cuda/conv_arrange.cu reorders axes.  cuda/conv_planes.cu splits float32 into planes of bfloat16.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 PIECE_BYTES = 16
-"""Alignment in bytes of the rows of copies, and of addresses and strides for TMA (CUDA's rule)."""
+"""Alignment, in bytes, of rows in copies and of addresses and strides for TMA (CUDA's rule)."""
 
 ROLES_OF = {
     "forward": ("x", "w", "y"),
     "backprop_input": ("y", "w", "x"),
     "backprop_filter": ("x", "y", "w"),
 }
-"""The tensor gathered under taps, the other operand, and the result, by pass."""
+"""Tensors by pass: the tensor that is gathered under the taps, the other operand, the result."""
 
 
 def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -39,13 +38,13 @@ def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def pitch(extent: int, itemsize: int) -> int:
-    """Return the elements from one row to the next; each row begins at a multiple of 16 bytes."""
+    """Return the elements per row of a copy, rounded up to a multiple of 16 bytes."""
     piece = PIECE_BYTES // itemsize
     return -(-extent // piece) * piece
 
 
 def copy_bytes(shape: Sequence[int], itemsize: int) -> int:
-    """Return the bytes of a copy."""
+    """Return the size of a copy in bytes."""
     return copy_strides((1, *shape), itemsize)[0] * itemsize
 
 
@@ -56,21 +55,21 @@ def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
 
 
 def called(roles: Sequence[str]) -> str:
-    """Return operands as plans name them, such as "x and w"."""
+    """Return the names of operands as plans print them, such as "dy and w"."""
     return " and ".join("dy" if role == "y" else role for role in roles)
 
 
 TILE = 64
-"""Pixels and channels that a block of cuda/conv_arrange.cu copies."""
+"""Extent, in pixels and in channels, of the tile that a block of cuda/conv_arrange.cu copies."""
 
 
 def arranging(chip: Chip, shapes: Sequence[tuple[int, ...]], itemsize: int) -> float:
-    """Return the microseconds of copying tensors with channels last."""
+    """Return the modelled time of copying tensors with channels last, in microseconds."""
     return cost.of_copy(chip, 2 * sum(copy_bytes(shape, itemsize) for shape in shapes))
 
 
 def tiles(shape: Sequence[int]) -> int:
-    """Return the blocks that copy a tensor of this shape with channels last."""
+    """Return the number of blocks that copy a tensor of this shape, with channels last."""
     return -(-prod(shape[:-1]) // TILE) * -(-shape[-1] // TILE)
 
 
@@ -78,7 +77,7 @@ def tiles(shape: Sequence[int]) -> int:
 def arranged(
     problem: ConvProblem, strides: Strides, roles: tuple[str, ...]
 ) -> tuple[ConvProblem, Strides]:
-    """Return the problem with channels last, and its strides when some tensors are copied.
+    """Return the problem with channels last, and its strides after some tensors are copied.
 
     Args:
         problem: the problem in the caller's formats.
@@ -97,7 +96,7 @@ def arranged(
 def reordered(
     problem: ConvProblem, strides: Strides, data_order: Sequence[int], filter_order: Sequence[int]
 ) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
-    """Return the problem and its strides with the axes of its tensors in another order."""
+    """Return the problem and its strides with the tensors' axes in the given orders."""
     rank = problem.spatial_rank
     data, filters = formats.data_formats(rank), formats.filter_formats(rank)
     seen = problem.replace(
@@ -115,7 +114,7 @@ def reordered(
 
 
 def permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Return one value per axis, in another order of the axes."""
+    """Return the values, one per axis, in the given order of the axes."""
     return tuple(values[axis] for axis in order)
 
 
@@ -125,21 +124,21 @@ THREADS = 256
 """Threads per block."""
 
 VECTOR = 8
-"""Elements that a thread of cuda/conv_planes.cu splits."""
+"""Elements per thread of cuda/conv_planes.cu."""
 
 _COPIED_AXES = (("extent", "i8", 4), ("stride", "i8", 4))
 PLANE_SHAPE = (*_COPIED_AXES, ("inner", "i8"), ("blocks", "i8"))
-"""Fields of ``PlaneShape`` in cuda/conv_planes.cu, as NumPy's dtypes take them."""
+"""Fields of the struct ``PlaneShape`` in cuda/conv_planes.cu, in NumPy's notation."""
 
 ARRANGE_SHAPE = (*_COPIED_AXES, ("channels", "i8"), ("channel_stride", "i8"), ("tiles", "i8"))
-"""Fields of ``ArrangeShape`` in cuda/conv_arrange.cu, as NumPy's dtypes take them."""
+"""Fields of the struct ``ArrangeShape`` in cuda/conv_arrange.cu, in NumPy's notation."""
 
 Copies = Sequence[tuple[str, int]]
-"""Names of one or two tensors, and the offsets of their copies in the workspace, in bytes."""
+"""Name of each copied tensor (one or two), with the byte offset of its copy in the workspace."""
 
 
 def arrange(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Copies) -> Launch:
-    """Return the launch that copies tensors."""
+    """Return the launch that copies tensors from the formats of ``asked`` to those of ``seen``."""
     shapes = _pair_of(ARRANGE_SHAPE)
     for record, (role, _) in zip(shapes["of"][0], copies, strict=False):
         shape, steps = _walked(record, asked, seen, role, strides)
@@ -150,7 +149,7 @@ def arrange(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Cop
 
 
 def split(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Copies) -> Launch:
-    """Return the launch that splits tensors into planes."""
+    """Return the launch that splits float32 tensors into planes of bfloat16."""
     shapes = _pair_of(PLANE_SHAPE)
     for record, (role, _) in zip(shapes["of"][0], copies, strict=False):
         shape, _ = _walked(record, asked, seen, role, strides)
@@ -161,7 +160,7 @@ def split(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Copie
 
 
 def _pair_of(fields: Sequence[tuple[Any, ...]]) -> np.ndarray:
-    """Return a struct of two shapes, filled with zeros."""
+    """Return a struct of two shapes with these fields, filled with zeros."""
     import numpy as np
 
     return np.zeros(1, [("of", np.dtype(list(fields)), 2)])
@@ -170,9 +169,13 @@ def _pair_of(fields: Sequence[tuple[Any, ...]]) -> np.ndarray:
 def _walked(
     record: np.void, asked: ConvProblem, seen: ConvProblem, role: str, strides: Strides
 ) -> tuple[tuple[int, ...], list[int]]:
-    """Fill in extents and strides; return the shape and strides in the order of the copy."""
+    """Write a tensor's extents and strides into the record.
+
+    Returns:
+        The shape and the strides of the tensor, in the axis order of its copy.
+    """
     name = "filter_axes" if role == "w" else "data_axes"
-    # Where several spatial axes are merged into one, w has a single tap on each.
+    # If several spatial axes are merged into one, w has a single tap on each merged axis.
     place = dict(zip(getattr(seen, name), getattr(asked, name), strict=False))
     shape, own = shape_of(seen, role), getattr(strides, role)
     steps = [own[place[axis]] for axis in range(len(shape))]

@@ -3,17 +3,17 @@
     time of a launch = max(cycles / clock, bytes / bandwidth) + LAUNCH_OVERHEAD
     cycles = max(most * busy * slower, ceil(most / together) * (busy + (1 + waits) * LATENCY))
 
-The busiest multiprocessor gets ``most = ceil(blocks / multiprocessors)`` blocks, of which
-``together`` are resident at a time.  ``busy`` is the cycles of a block's busiest unit: the
-multipliers, L1 with shared memory, or the schedulers.  ``slower = 1 + HALF_RATE_WARPS / warps`` is
-for the warps of the resident blocks, which take turns while others wait.  Bytes count each tensor
-once.  Copies of operands and sums of splits are launches of their own.
+The busiest multiprocessor computes ``most = ceil(blocks / multiprocessors)`` blocks, and
+``together`` blocks are resident at a time.  ``busy`` is the number of cycles of a block's busiest
+unit: the multipliers, L1 with shared memory, or the schedulers.  Warps run while other warps wait:
+``slower = 1 + HALF_RATE_WARPS / warps``, where ``warps`` counts the warps of all resident blocks.
+Bytes count each tensor once.  Copies of operands and sums of splits are separate launches.
 
-The rates are those of data sheets.  LATENCY and HALF_RATE_WARPS fit the times of an H200 in
+Rates are taken from data sheets.  LATENCY and HALF_RATE_WARPS fit the times of an H200 in
 tests/gpu/results; ``planning/measured`` scales the estimates of each family in addition.
 
-Estimates depend on the nominal chip of an architecture, never on the card, so that every card of an
-architecture runs the same kernels and returns the same bits.
+The estimates that choose plans depend on the nominal chip of an architecture, never on the card.
+Therefore every card of an architecture runs the same kernels and returns the same bits.
 """
 
 from __future__ import annotations
@@ -38,22 +38,23 @@ LAUNCH_OVERHEAD = 2.0
 """Microseconds per launch (modelled)."""
 
 LATENCY = 1000
-"""Cycles of a wait for device memory, of which each block has one at least (fitted)."""
+"""Cycles per wait for device memory; each block waits at least once (fitted)."""
 
 HALF_RATE_WARPS = 2
-"""Resident warps with which a multiprocessor reaches half of its rate (fitted)."""
+"""Number of resident warps that reach half of a multiprocessor's rate (fitted)."""
 
 ACCESS_INSTRUCTIONS = 8
-"""Instructions per access of a warp to device memory, with its addresses and bounds (counted)."""
+"""Instructions per access of a warp to device memory, including address and bounds checks
+(counted)."""
 
 RESULT_WAVEFRONTS = 2
-"""Wavefronts per 32 results of a tile, which are written to shared memory and read back."""
+"""Wavefronts per 32 results of a tile: the results are written to shared memory and read back."""
 
 ISSUED = 4
-"""Instructions of warps issued per cycle of a multiprocessor (hardware)."""
+"""Warp instructions that a multiprocessor issues per cycle (hardware)."""
 
 REGISTERS = 1 << 16
-"""32-bit registers of a multiprocessor (hardware)."""
+"""32-bit registers per multiprocessor (hardware)."""
 
 WAVEFRONT_BYTES = 128
 """Bytes per cycle of L1 and shared memory (hardware)."""
@@ -66,8 +67,8 @@ class Work:
     Attributes:
         multiplying: cycles of the tensor cores, or of the multiply-add units.
         wavefronts: accesses of up to 128 bytes to L1 or shared memory, one per cycle.
-        instructions: instructions of all warps, where they may be the bound.
-        waits: waits for loads from device memory, one after another.
+        instructions: instructions of all warps; 0 in kernels whose time they cannot limit.
+        waits: number of consecutive waits for loads from device memory.
     """
 
     multiplying: float
@@ -76,7 +77,7 @@ class Work:
     waits: float = 0.0
 
     def times(self, count: float) -> Work:
-        """Return a multiple of the work."""
+        """Return the work multiplied by ``count``."""
         return Work(
             count * self.multiplying,
             count * self.wavefronts,
@@ -100,11 +101,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Blocks of a launch.
+    """Thread blocks of a launch, with the work per block.
 
     Attributes:
         blocks: blocks of the grid.
-        resident: most resident blocks per multiprocessor.
+        resident: largest number of resident blocks per multiprocessor.
         warps: warps per block.
         work: work per block.
     """
@@ -115,7 +116,7 @@ class Kernel:
     work: Work
 
     def computing(self, chip: Chip) -> float:
-        """Return the microseconds of the busiest multiprocessor."""
+        """Return the time of the busiest multiprocessor without memory traffic, in microseconds."""
         if not self.blocks:
             return 0.0
         most = ceil(self.blocks / chip.multiprocessors)
@@ -126,7 +127,7 @@ class Kernel:
         return cycles / (chip.clock * 1e3)
 
     def microseconds(self, chip: Chip, moved: float) -> float:
-        """Return the time of a launch that moves bytes from and to device memory."""
+        """Return the time of a launch that moves ``moved`` bytes from and to device memory."""
         return max(self.computing(chip), moving(chip, moved)) + LAUNCH_OVERHEAD
 
 
@@ -146,17 +147,23 @@ def duration(microseconds: float) -> str:
 
 
 def moving(chip: Chip, size: float) -> float:
-    """Return the microseconds of moving bytes from or to device memory."""
+    """Return the time of moving ``size`` bytes from or to device memory, in microseconds."""
     return size / (chip.bandwidth * 1e3)
 
 
 def of_copy(chip: Chip, moved: float) -> float:
-    """Return the microseconds of a launch that copies tensors."""
+    """Return the time of a launch that copies tensors, in microseconds."""
     return moving(chip, moved) + LAUNCH_OVERHEAD
 
 
 def of_reduction(chip: Chip, parts: int, moved: float) -> float:
-    """Return the microseconds of the launch that adds up ``parts`` partial sums of each result."""
+    """Return the time of a launch that adds up ``parts`` partial sums per result, in microseconds.
+
+    Args:
+        chip: the chip.
+        parts: partial sums per result.
+        moved: bytes read and written.
+    """
     waiting = ceil(parts / PARTS_AT_ONCE) * LATENCY / (chip.clock * 1e3)
     return max(waiting, moving(chip, moved)) + LAUNCH_OVERHEAD
 
@@ -166,21 +173,21 @@ def wavefronts(size: float, apart: float = 0) -> float:
 
     Args:
         size: bytes per lane.
-        apart: bytes from a lane's vector to the next one's, if more; each lane then reads a sector
-            of 32 bytes at most.
+        apart: bytes between the starts of adjacent lanes' vectors, if more than ``size``; a lane
+            then reads at most one sector of 32 bytes.
     """
     return max(32 * max(size, min(apart, 32)) / WAVEFRONT_BYTES, 1)
 
 
 def tensor_rate(request: Request) -> float:
-    """Return the TFLOP/s of a request's operands through mma.sync."""
+    """Return the TFLOP/s of mma.sync for a request's operands."""
     chip = request.chip
     rates = {"tf32": chip.tensor_rate / 2, "float64": chip.double_tensor_rate}
     return rates.get(request.operands, chip.tensor_rate)
 
 
 def plain_rate(request: Request) -> float:
-    """Return the TFLOP/s of a request's operands outside the tensor cores."""
+    """Return the TFLOP/s outside the tensor cores for a request's operands."""
     chip, dtype = request.chip, request.problem.dtype
     part = REAL_PART.get(dtype, dtype)
     return chip.double_rate if part == "float64" else chip.float_rate

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cupyconv.errors import ConvError, shown, unknown_word
 
-# Instructions of these chips exist only in code built for exactly that chip.
+# Each of these chips has instructions that exist only in code built for exactly that chip.
 _ARCHITECTURE_SPECIFIC = {(9, 0), (10, 0), (12, 0)}
 _OLDEST = (7, 5)
 
@@ -19,7 +19,8 @@ _TEGRA = {(8, 7), (8, 8), (10, 1), (11, 0)}
 """Compute capabilities of Tegra chips, which run no cubin of another chip (CUDA's rule)."""
 
 _LARGEST_MAJOR = 69
-"""Largest major of a chip given by name: a digit too many, as in sm_800, makes at least 75."""
+"""Largest major version accepted in the name of a chip.  A superfluous digit, as in sm_800, gives
+at least 75."""
 
 CAPABILITIES = (
     *((7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0)),
@@ -33,15 +34,16 @@ DEVICES = ("cpu", *(f"sm_{major}{minor}" for major, minor in CAPABILITIES))
 
 @dataclass(frozen=True)
 class Chip:
-    """An architecture's nominal chip, from its data sheet.
+    """Figures of an architecture's nominal chip, from its data sheet.
 
     Attributes:
         multiprocessors: number of multiprocessors.
-        tensor_rate: TFLOP/s of 16-bit products summed in float32 through mma.sync; TF32 has half.
-        group_tensor_rate: the same through wgmma; 0 where the chip has no wgmma.
+        tensor_rate: TFLOP/s of mma.sync for 16-bit products summed in float32; TF32 reaches half.
+        group_tensor_rate: TFLOP/s of wgmma for 16-bit products summed in float32; 0 on chips
+            without wgmma.
         float_rate: TFLOP/s of float32 outside the tensor cores.
         double_rate: TFLOP/s of float64 outside the tensor cores.
-        double_tensor_rate: TFLOP/s of float64 on the tensor cores; 0 where they do not support it.
+        double_tensor_rate: TFLOP/s of float64 on the tensor cores; 0 on chips without support.
         bandwidth: bandwidth of device memory, in GB/s.
         clock: clock of the multiprocessors, in GHz.
         block_shared: most shared memory per block, in KiB.
@@ -70,21 +72,21 @@ CHIPS = {
     # mma.sync reaches about 60 % of the wgmma rate.
     (9, 0): Chip(132, 620, 989, 67.0, 33.5, 67.0, 3350, 1.98, 227, 228, 2048),
     (10, 0): Chip(148, 620, 0, 75.0, 37.0, 37.0, 8000, 1.98, 227, 228, 2048),
-    # Products summed in float32 are half as fast as in float16, which data sheets lead with.
+    # The data sheet leads with products summed in float16; sums in float32 are half as fast.
     (12, 0): Chip(170, 210, 0, 104.0, 1.6, 0, 1790, 2.41, 99, 100, 1536),
 }
-"""Nominal chips by compute capability; other chips take the newest older one."""
+"""Nominal chips by compute capability; other capabilities use the newest older chip."""
 
 
 class Card(NamedTuple):
-    """A graphics card, from its data sheet.
+    """Figures of a graphics card, from its data sheet.
 
     Attributes:
         capability: compute capability.
         multiprocessors: number of multiprocessors.
-        clock: boost clock in GHz, at which the data sheet states the rate of the tensor cores.
+        clock: boost clock in GHz; the data sheet states the rate of the tensor cores at this clock.
         bandwidth: bandwidth of device memory, in GB/s.
-        tensor_share: rate of 16-bit products summed in float32 over that of data-center and
+        tensor_share: rate of 16-bit products summed in float32, relative to data-center and
             workstation chips of the architecture.
     """
 
@@ -96,7 +98,7 @@ class Card(NamedTuple):
 
     @property
     def chip(self) -> Chip:
-        """Figures of the card: the nominal chip's, scaled by multiprocessors and clock."""
+        """Figures of the nominal chip, scaled to the card's multiprocessors and clock."""
         nominal = CHIPS[self.capability]
         scale = self.multiprocessors * self.clock / (nominal.multiprocessors * nominal.clock)
         tensor = scale * self.tensor_share / _TENSOR_SHARES.get(self.capability, 1.0)
@@ -114,7 +116,7 @@ class Card(NamedTuple):
 
 
 _TENSOR_SHARES = {(12, 0): 0.5}
-"""``Card.tensor_share`` of nominal chips that are GeForce cards; 1 for the others."""
+"""``Card.tensor_share`` of nominal chips that are GeForce cards; 1 for all other chips."""
 
 CARDS = {
     "T4": Card((7, 5), 40, 1.59, 320),
@@ -155,11 +157,11 @@ _DECORATION = frozenset(
         *("hbm2", "hbm2e", "hbm3", "hbm3e", "24gb", "40gb", "48gb", "80gb"),
     ]
 )
-"""Words in the names of cards that do not change their figures."""
+"""Words that may be part of a card's name and do not change its figures."""
 
 
 def card_named(name: str) -> str | None:
-    """Return the card of CARDS that a name means; None without one.
+    """Return the key in CARDS of the card with a given name; None if CARDS lacks the card.
 
     >>> card_named("NVIDIA A100-SXM4-80GB"), card_named("4090"), card_named("RTX 4090 Laptop GPU")
     ('A100 80GB', 'RTX 4090', None)
@@ -190,11 +192,11 @@ class Device:
     Attributes:
         name: "cpu", or the name of a GPU.
         architecture: architecture of the chip, such as "sm_80" or "sm_90a"; None for the CPU.
-        multiprocessors: multiprocessors of the card, for persistent blocks; None for the nominal
-            chip's.
+        multiprocessors: number of multiprocessors of the card, which determines the number of
+            persistent blocks; None to use that of the nominal chip.
         has_tensor_maps: whether tensor maps for TMA can be encoded.
-        fallback: target of a compiler that does not know the chip: an older chip whose cubins this
-            one runs, such as "sm_100", or PTX, such as "compute_90"; else None.
+        fallback: target for a compiler that does not know the chip: an older chip with compatible
+            cubins, such as "sm_100", or PTX, such as "compute_90"; else None.
     """
 
     name: str
@@ -219,14 +221,14 @@ class Device:
 
     @cached_property
     def instructions(self) -> tuple[int, int]:
-        """Compute capability whose instructions kernels may use: the target's."""
+        """Compute capability of the target, whose instructions kernels may use."""
         return _capability_of(self.target or "sm_00")
 
     def compiled_by(self, known: Collection[tuple[int, int]]) -> Device | None:
-        """Return the device with a target of this compiler; None if there is no such target.
+        """Return the device with a target that the compiler supports; None without such a target.
 
-        The target is the chip's own architecture, else the newest older chip whose cubins it runs,
-        else the newest PTX.
+        The target is the chip's own architecture, if the compiler knows it.  Otherwise it is the
+        newest older chip with compatible cubins, or else the newest PTX.
 
         Args:
             known: compute capabilities that the compiler has targets for.
@@ -234,16 +236,16 @@ class Device:
         own = self.capability
         if own in known:
             return replace(self, fallback=None)
-        older = [one for one in known if _OLDEST <= one < own]
+        older = [chip for chip in known if _OLDEST <= chip < own]
         if not older:
             return None
-        alike = [one for one in older if one[0] == own[0] and not {one, own} & _TEGRA]
-        kind, (major, minor) = ("sm", max(alike)) if alike else ("compute", max(older))
+        compatible = [chip for chip in older if chip[0] == own[0] and not {chip, own} & _TEGRA]
+        kind, (major, minor) = ("sm", max(compatible)) if compatible else ("compute", max(older))
         return replace(self, fallback=f"{kind}_{major}{minor}")
 
     @cached_property
     def nominal(self) -> tuple[int, int]:
-        """Compute capability of the nominal chip: the GPU's own, or the newest older one."""
+        """Compute capability of the nominal chip: the GPU's own, or the newest older in CHIPS."""
         return max(known for known in CHIPS if known <= self.capability)
 
     @property
@@ -253,25 +255,25 @@ class Device:
 
     @property
     def card(self) -> str | None:
-        """Name of a GPU's card in CARDS; None if it is not there."""
+        """Key of a GPU's card in CARDS; None if CARDS lacks the card."""
         return card_named(self.name) if self.is_gpu else None
 
     @property
     def figures(self) -> Chip:
-        """Figures of a GPU's card, or those of the nominal chip if the card is not in CARDS."""
+        """Figures of a GPU's card, or of the nominal chip if CARDS lacks the card."""
         return CARDS[self.card].chip if self.card else self.chip
 
     @property
     def resident_blocks(self) -> int:
-        """Persistent blocks of a GPU, one per multiprocessor."""
+        """Number of persistent blocks of a GPU: one per multiprocessor."""
         return self.multiprocessors or self.chip.multiprocessors
 
     @staticmethod
     def of(word: str | Device) -> Device:
         """Return the device with this name: "cpu", an architecture such as "sm_80", or a card.
 
-        Chips newer than all known chips are supported.  Cards are those of CARDS, such as
-        "RTX 4090"; their plans are those of the architecture.
+        Chips newer than all known chips are supported.  Supported cards are the keys of CARDS, such
+        as "RTX 4090"; a card has the same plans as its architecture.
 
         Raises:
             ConvError: the name is unknown.
@@ -316,7 +318,7 @@ class Device:
             raise ConvError(
                 "kernels need a GPU of compute capability 7.5 or later",
                 f"{name} has {capability[0]}.{capability[1]}",
-                "Use a newer one, or the CPU, where NumPy arrays are computed",
+                "Use a newer GPU, or compute NumPy arrays on the CPU",
             )
         suffix = "a" if capability in _ARCHITECTURE_SPECIFIC else ""
         architecture = f"sm_{capability[0]}{capability[1]}{suffix}"

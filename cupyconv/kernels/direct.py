@@ -23,19 +23,20 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_SOURCES = 16
-"""Most source channels per group; a thread holds all of them for a pixel (chosen)."""
+"""Most source channels per group; a thread holds all source channels of a pixel (chosen)."""
 
 MAX_UNROLLED = 64
-"""Most taps of a filter row times source channels; their products are unrolled (chosen)."""
+"""Most unrolled products of a filter row: its taps times the source channels (chosen)."""
 
 MAX_COLUMNS = 96
-"""Most input columns under a pixel; they are unrolled (chosen)."""
+"""Most input columns under a pixel; the loop over them is unrolled (chosen)."""
 
 MOST_PASSED = 1 << 16
-"""Most input rows that a tile steps over, including rows that no tap meets (chosen)."""
+"""Most input rows that the loop of a tile steps over, including rows without a tap (chosen)."""
 
 LARGEST_EDGE = 8
-"""Most pixels of a thread's tile along an axis; whole strides in backprop_input (chosen)."""
+"""Most pixels of a thread's tile along an axis (chosen).  In backprop_input, the extent is a
+multiple of the stride."""
 
 _THREADS = 128
 """Most threads per block (chosen)."""
@@ -44,7 +45,7 @@ _MOST_LANES = 32
 """Most threads of a block along the channels (chosen)."""
 
 _EVEN_LANES = (16, 8)
-"""Threads along the channels that divide a warp (chosen)."""
+"""Numbers of threads along the channels that divide a warp (chosen)."""
 
 _STAGED_BYTES = 32 << 10
 """Most shared memory for the filter, in bytes (chosen)."""
@@ -62,10 +63,10 @@ _REGISTERS = {4: 116, 2: 220}
 """Most live registers per thread, keyed by the resident blocks per SM (chosen)."""
 
 _REGISTERS_TAKEN = {False: (18, 0.9), True: (30, 0.85)}
-"""Registers per thread and per live register, keyed by whether the pass is backprop_filter
-(counted)."""
+"""Allocated registers: constant per thread, and factor per live register, keyed by whether the
+pass is backprop_filter (counted)."""
 
-_NEARLY = 1.1  # work of the busiest SM over the least possible that more blocks may have (chosen)
+_NEARLY = 1.1  # largest accepted work of the busiest SM, relative to the smallest (chosen)
 _STAGING = 0.25  # time to stage the filter, in rounds of tiles (modelled)
 
 _SECTOR = 32  # bytes per sector of global memory (hardware)
@@ -73,11 +74,11 @@ _SECTOR = 32  # bytes per sector of global memory (hardware)
 
 @dataclass(frozen=True)
 class Block:
-    """Threads of a block, and blocks along the channels.
+    """Arrangement of a block's threads, and the number of blocks along the channels.
 
     Attributes:
         vector: channels per thread.
-        lanes, strips: threads along the channels, and along the tiles.
+        lanes, strips: threads of a block along the channels, and along the tiles.
         number: blocks along the channels.
     """
 
@@ -93,17 +94,17 @@ class Block:
 
 @dataclass(frozen=True)
 class Axis:
-    """Source positions that a tile's pixels read along an axis (Axis of cuda/conv_direct.cu).
+    """Source positions that a tile's pixels read along an axis (Axis in cuda/conv_direct.cu).
 
     Attributes:
         extent: pixels of the tile.
         tiles: tiles along the axis.
-        ragged: whether the last tile reaches beyond the axis.
+        ragged: whether the last tile extends past the end of the axis.
         first: first source position that the tile reads.
-        span: source positions from the first to the last.
-        met: source positions that the tile reads.
-        passed: source positions that the loop over rows steps through.
-        pairs: pairs of a source position and a pixel that a tap connects.
+        span: number of positions from the first to the last that the tile reads.
+        met: number of source positions that the tile reads.
+        passed: number of source positions that the loop over rows steps over.
+        pairs: number of pairs of a source position and a pixel that a tap connects.
     """
 
     extent: int
@@ -121,8 +122,8 @@ class Pieces:
     """Vector accesses to sources and to results (or dy in backprop_filter).
 
     Attributes:
-        source_channels, source_columns: extents of a source vector; one of them is 1.
-        result_channels, result_columns: extents of a result vector; one of them is 1.
+        source_channels, source_columns: extents of a source vector, at least one of them 1.
+        result_channels, result_columns: extents of a result vector, at least one of them 1.
     """
 
     source_channels: int
@@ -133,14 +134,14 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Free choices of a launch of cuda-direct, apart from its chunks or blocks.
+    """Free choices of a launch of cuda-direct, except the number of chunks or blocks.
 
     Attributes:
         vector: channels per thread.
         lanes: threads of a block along the channels.
         rows, columns: pixels of a thread's tile along the last two axes.
-        tap_rows: filter rows that a block of backprop_filter sums; else all.
-        sources: source channels that a block of backprop_filter sums; else all.
+        tap_rows: filter rows that a block sums in backprop_filter; all rows in other passes.
+        sources: source channels that a block sums in backprop_filter; all in other passes.
     """
 
     vector: int
@@ -153,20 +154,20 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Threads and blocks of a tiling on given tensors, with the work of each.
+    """Threads and blocks of a tiling for particular tensors, with their work.
 
     Attributes:
         block: threads and channels of a block.
         down, across: a thread's tile along the last two axes.
         pieces: vector accesses.
-        tap_rows, sources: filter rows and source channels that a block of backprop_filter sums.
+        tap_rows, sources: filter rows and source channels that a block sums in backprop_filter.
         resident: resident blocks per SM that the kernel is compiled for.
-        shared_bytes: shared memory of a block.
+        shared_bytes: shared memory per block, in bytes.
         live: live registers per thread: sums, a source row, its multipliers and offsets.
-        parts: parts of the filter, each summed by its own blocks.
-        rounds: rounds of tiles, one tile per strip of a block.
-        sums: sums per thread in backprop_filter, reduced in a tree by its block; else 0.
-        instructions, products, wavefronts: of a warp, per tile.
+        parts: parts of the filter, each summed by separate blocks.
+        rounds: rounds of tiles; in a round, each strip of a block computes one tile.
+        sums: sums per thread in backprop_filter, which the block reduces in a tree; else 0.
+        instructions, products, wavefronts: counts per warp and tile.
     """
 
     block: Block
@@ -186,9 +187,10 @@ class Geometry:
     wavefronts: float
 
     def persistent_blocks(self, chip: Chip, multiprocessors: int) -> int:
-        """Return the blocks along the tiles; each stages the filter once and computes many tiles.
+        """Return the number of persistent blocks along the tiles.
 
-        All are resident at once; the busiest SM has nearly the least possible work.
+        Each block stages the filter once and computes many tiles.  All blocks are resident at once,
+        and the busiest SM has nearly the least possible work.
         """
         shares = (multiprocessors * n // self.block.number for n in range(1, self.held(chip) + 1))
         each = {max(-(-self.rounds // max(share, 1)), 1) for share in shares}
@@ -202,12 +204,12 @@ class Geometry:
         return max(-(-self.rounds // rounds), 1)
 
     def kernel(self, chip: Chip, rate: float, blocks: int) -> cost.Kernel:
-        """Return all blocks, of which this number of blocks, or chunks, share the tiles.
+        """Return all blocks of the product, if ``blocks`` blocks or chunks share the tiles.
 
         Args:
-            chip: the chip that the blocks run on.
+            chip: chip that the blocks run on.
             rate: TFLOP/s of the multiply-add units.
-            blocks: blocks, or chunks of backprop_filter, along the tiles.
+            blocks: blocks along the tiles; chunks in backprop_filter.
         """
         launched = blocks * self.block.number * self.parts
         return cost.Kernel(
@@ -215,7 +217,7 @@ class Geometry:
         )
 
     def work(self, chip: Chip, rate: float, blocks: int) -> cost.Work:
-        """Return the work per block where this number of blocks shares the tiles."""
+        """Return the work per block, if ``blocks`` blocks or chunks share the tiles."""
         lanes = cost.per_cycle(chip, rate) / 2
         of_round = cost.Work(
             multiplying=32 * self.products / lanes,
@@ -223,12 +225,12 @@ class Geometry:
             instructions=self.instructions,
         ).times(self.block.warps)
         of_round = replace(of_round, waits=self.down.passed)
-        # Each level of the block's tree halves the sums.
+        # Each level of the block's reduction tree halves the number of sums.
         reducing = cost.Work(0, 2 * self.sums, 3 * self.sums).times(self.block.warps)
         return of_round.times(-(-self.rounds // blocks)) + reducing
 
     def held(self, chip: Chip) -> int:
-        """Return the resident blocks per SM, by threads, shared memory and counted registers."""
+        """Return the resident blocks per SM that threads, shared memory and registers allow."""
         threads = 32 * self.block.warps
         of_thread, of_live = _REGISTERS_TAKEN[self.sums > 0]
         registers = -(-(of_thread + of_live * self.live) // 8) * 8
@@ -240,7 +242,7 @@ class Geometry:
 def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
     """Return the result channels and source channels of a group.
 
-    The filter gradient walks the output, so its results are the filters.
+    The blocks of the filter gradient walk over the output, so its result channels are the filters.
     """
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     return (channels, filters) if pass_ == "backprop_input" else (filters, channels)
@@ -248,9 +250,10 @@ def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
-    """Return tilings by modelled time; none if a thread has no registers for any.
+    """Return the tilings, fastest modelled time first.
 
-    A tiling that passes too many rows to unroll is a last resort.
+    The result is empty if every tiling needs more registers than a thread has.  If every tiling
+    steps over more than MOST_PASSED rows, only the tiling with the fewest rows is returned.
     """
     chip, rate = request.chip, cost.plain_rate(request)
 
@@ -264,18 +267,18 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
         return kernel.microseconds(chip, request.problem.bytes), kernel.computing(chip)
 
     every = geometries(request)
-    few = [one for one in every if one[1].down.passed <= MOST_PASSED]
-    few = few or sorted(every, key=lambda one: one[1].down.passed)[:1]
-    return tuple(tiling for tiling, made in sorted(few, key=lambda one: time(one[1])))
+    few = [pair for pair in every if pair[1].down.passed <= MOST_PASSED]
+    few = few or sorted(every, key=lambda pair: pair[1].down.passed)[:1]
+    return tuple(tiling for tiling, _ in sorted(few, key=lambda pair: time(pair[1])))
 
 
 def geometry(request: Request, tiling: Tiling) -> Geometry | None:
-    """Return threads and blocks of a tiling; None if it is illegal."""
+    """Return threads and blocks of a tiling; None if the tiling is illegal."""
     return _geometry(request.problem, request.pass_, request.memory, tiling)
 
 
 def geometries(request: Request) -> tuple[tuple[Tiling, Geometry], ...]:
-    """Return all tilings worth ranking, for any chip."""
+    """Return all tilings worth ranking, with their geometries; they do not depend on the chip."""
     return _geometries(request.problem, request.pass_, request.memory)
 
 
@@ -296,7 +299,7 @@ def _geometry(problem: ConvProblem, pass_: str, memory: Strides, tiling: Tiling)
 
 
 def _is_legal(request: Request, tiling: Tiling) -> bool:
-    """Return whether a tiling is legal, apart from its registers."""
+    """Return whether a tiling is legal, without regard to registers."""
     problem, pass_ = request.problem, request.pass_
     outs, ins = channels_of(problem, pass_)
     channels = problem.groups if outs == ins == 1 else outs
@@ -315,7 +318,7 @@ def _is_legal(request: Request, tiling: Tiling) -> bool:
 
 
 def _tilings(request: Request) -> Iterator[Tiling]:
-    """Yield legal tilings worth ranking; some need more registers than a thread has."""
+    """Yield the legal tilings worth ranking; some may need more registers than a thread has."""
     problem, pass_ = request.problem, request.pass_
     for vector in _vectors(request):
         shares = _shares(problem, pass_, vector)
@@ -334,9 +337,10 @@ def _block(problem: ConvProblem, pass_: str, vector: int, lanes: int) -> Block:
 
 
 def _vectors(request: Request) -> list[int]:
-    """Return the channels that a thread may have.
+    """Return the possible numbers of channels per thread.
 
-    In a depthwise layer they are contiguous in both tensors; else they belong to one group.
+    The channels of a thread are contiguous in both tensors in a depthwise layer.  In other layers,
+    they belong to one group.
     """
     outs, ins = channels_of(request.problem, request.pass_)
     most = outs
@@ -346,13 +350,14 @@ def _vectors(request: Request) -> list[int]:
 
 
 def _lane_counts(request: Request, vector: int) -> Iterator[int]:
-    """Yield the threads along the channels for the fewest blocks, and for the fewest idle lanes.
+    """Yield the best numbers of threads along the channels.
 
-    Shared memory must have room for a thread's filter.
+    The first number needs the fewest blocks; the second, if any, leaves fewer lanes idle.  Shared
+    memory limits both, since it holds a thread's filter.
     """
     problem, pass_, memory = request.problem, request.pass_, request.memory
     channel = problem.data_axes[1]
-    # Adjacent threads access adjacent elements: channels where they are contiguous, else pixels.
+    # Adjacent threads access adjacent elements: contiguous channels, or else pixels.
     most = _MOST_LANES if 1 in (memory.x[channel], memory.y[channel]) else 1
     if pass_ != "backprop_filter":
         most = min(most, _STAGED_BYTES // filter_bytes(problem, pass_, vector))
@@ -363,7 +368,7 @@ def _lane_counts(request: Request, vector: int) -> Iterator[int]:
     fewest = -(-pieces // -(-pieces // most))
 
     def occupied(lanes: int) -> float:
-        """Return lanes of warps per lane with work."""
+        """Return the lanes of all warps divided by the lanes with work."""
         made = _block(problem, pass_, vector, lanes)
         return 32 * made.warps * made.number / (pieces * made.strips)
 
@@ -375,16 +380,16 @@ def _lane_counts(request: Request, vector: int) -> Iterator[int]:
 
 
 def filter_bytes(problem: ConvProblem, pass_: str, vector: int) -> int:
-    """Return the bytes of a thread's filter: an odd number of 16-byte chunks per row."""
+    """Return the bytes of a thread's filter, with an odd number of 16-byte chunks per row."""
     _, ins = channels_of(problem, pass_)
     row = problem.filter_sizes[-1] * ins * vector * accumulator_bytes(problem)
     return prod(problem.filter_sizes[:-1]) * (-(-row // 16) | 1) * 16
 
 
 def _shares(problem: ConvProblem, pass_: str, vector: int) -> list[tuple[int, int]]:
-    """Return the filter rows and source channels that a thread sums in backprop_filter.
+    """Return the possible numbers of filter rows and source channels that a thread sums.
 
-    Registers limit them; in the other passes they are all rows and channels.
+    Registers limit both numbers in backprop_filter; other passes take all rows and channels.
     """
     outs, ins = channels_of(problem, pass_)
     _, rows, taps = spatial(problem.filter_sizes)
@@ -405,7 +410,7 @@ def _words(problem: ConvProblem) -> int:
 
 
 def _axes(problem: ConvProblem, pass_: str, number: int, taps: int) -> Iterator[Axis]:
-    """Yield the extents that a thread's tile may have along one of three axes."""
+    """Yield an Axis for each extent that a thread's tile may have along one of three axes."""
     is_input = pass_ == "backprop_input"
     unit = spatial(problem.stride)[number] if is_input else 1
     size = spatial(problem.input_sizes if is_input else problem.output_sizes)[number]
@@ -419,7 +424,7 @@ def _axes(problem: ConvProblem, pass_: str, number: int, taps: int) -> Iterator[
 
 @lru_cache(maxsize=4096)
 def axis(problem: ConvProblem, pass_: str, number: int, extent: int, taps: int) -> Axis:
-    """Return the source positions of a tile along one of three axes, for some taps."""
+    """Return the source positions of a tile along one of three axes, for ``taps`` taps."""
     is_input = pass_ == "backprop_input"
     size = spatial(problem.input_sizes if is_input else problem.output_sizes)[number]
     stride, dilation = spatial(problem.stride)[number], spatial(problem.dilation)[number]
@@ -427,17 +432,24 @@ def axis(problem: ConvProblem, pass_: str, number: int, extent: int, taps: int) 
     if is_input:
         phase = spatial(tuple(before for before, _ in problem.padding), 0)[number] % stride
         scaled = [i + phase - tap * dilation for i, tap in pairs]
-        positions = [one // stride for one in scaled if one % stride == 0]
+        positions = [position // stride for position in scaled if position % stride == 0]
     else:
         positions = [i * stride + tap * dilation for i, tap in pairs]
     first, last, met = min(positions), max(positions), len(set(positions))
-    passed = (last - first) // max(gcd(*(one - first for one in positions)), 1) + 1
+    passed = (last - first) // max(gcd(*(position - first for position in positions)), 1) + 1
     ragged, tiles = size % extent > 0, -(-size // extent)
     return Axis(extent, tiles, ragged, first, last - first + 1, met, passed, len(positions))
 
 
 def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
-    """Return the elements per vector access to x or y along an axis of the problem."""
+    """Return the elements per vector access to x or y along an axis.
+
+    Args:
+        request: the pass.
+        role: "x" or "y".
+        number: axis: 0 is the batch, 1 the channels, and the spatial axes follow.
+        extent: elements along the axis that a vector must not cross.
+    """
     problem, memory = request.problem, request.memory
     layout = memory.x if role == "x" else memory.y
     itemsize = ITEMSIZE[problem.dtype]
@@ -445,7 +457,7 @@ def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
 
 
 def _near(request: Request) -> dict[str, tuple[int, int]]:
-    """Return the widest vector accesses to x and y along channels and along columns."""
+    """Return the elements of the widest vectors of x and y, along channels and along columns."""
     problem = request.problem
     sizes = {"x": problem.input_sizes, "y": problem.output_sizes}
     return {
@@ -457,7 +469,15 @@ def _near(request: Request) -> dict[str, tuple[int, int]]:
 def _pieces(
     request: Request, near: dict[str, tuple[int, int]], across: Axis, vector: int, loaded: int
 ) -> Pieces:
-    """Return a tile's vector accesses, for ``vector`` result and ``loaded`` source channels."""
+    """Return a tile's vector accesses.
+
+    Args:
+        request: the pass.
+        near: widest vectors, from ``_near``.
+        across: the tile along the columns.
+        vector: result channels per thread.
+        loaded: source channels per thread.
+    """
     step = request.problem.stride[-1]
 
     def along(role: str, channels: int, columns: int) -> tuple[int, int]:
@@ -474,7 +494,7 @@ def _pieces(
 def _construct(
     request: Request, near: dict[str, tuple[int, int]], tiling: Tiling
 ) -> Geometry | None:
-    """Return threads, blocks and work of a legal tiling; None without enough registers."""
+    """Return threads, blocks and work of a legal tiling; None if it needs too many registers."""
     problem, pass_ = request.problem, request.pass_
     outs, ins = channels_of(problem, pass_)
     depthwise, is_filter = outs == ins == 1, pass_ == "backprop_filter"
@@ -553,7 +573,7 @@ def _construct(
 def _sectors(
     request: Request, role: str, block: Block, tiles: int, columns: float, of_piece: int
 ) -> float:
-    """Return the sectors per vector access to x or y, for tiles ``columns`` columns apart."""
+    """Return the sectors per vector access to x or y, if tiles begin ``columns`` columns apart."""
     problem, memory = request.problem, request.memory
     layout, channels = (memory.x, problem.C) if role == "x" else (memory.y, problem.K)
     itemsize = ITEMSIZE[problem.dtype]
@@ -561,13 +581,13 @@ def _sectors(
         lanes = block.lanes * block.number
         apart = channels / lanes if layout[problem.data_axes[1]] == 1 else _SECTOR
         return min(max(apart, of_piece) * itemsize, _SECTOR) / _SECTOR
-    # The row of tiles is contiguous and begins anywhere in a sector.
+    # The row of tiles is contiguous and may begin anywhere in a sector.
     apart = max(columns * layout[problem.data_axes[-1]], of_piece) * itemsize
     return min((apart * (tiles - 1) / _SECTOR + 1) / tiles, 1)
 
 
 TILE_WALK = (("tiles", "i8", 4), ("step", "i8", 4), ("rounds", "i8"))
-"""Fields of ``TileWalk`` in cuda/conv_direct.cu, as NumPy's dtypes take them."""
+"""Fields of the struct ``TileWalk`` in cuda/conv_direct.cu, in NumPy's notation."""
 
 
 def _walk(problem: ConvProblem, pass_: str, made: Geometry, rounds: int) -> np.ndarray:
@@ -594,32 +614,39 @@ class Direct(Streaming[Tiling]):
         problem, pass_ = request.problem, request.pass_
         outs, ins = channels_of(problem, pass_)
         if problem.is_complex:
-            return "cuda-direct multiplies real numbers"
+            return "cuda-direct multiplies only real numbers"
         if ins > MAX_SOURCES:
-            return f"cuda-direct takes up to {MAX_SOURCES} source channels a group, not {ins}"
+            return f"cuda-direct takes up to {MAX_SOURCES} source channels per group, not {ins}"
         taps, stride = problem.filter_sizes[-1], problem.stride
         if pass_ == "backprop_input" and max(stride[-2:]) > LARGEST_EDGE:
-            return f"{max(stride[-2:])} pixels of a stride are more than {LARGEST_EDGE}"
+            return (
+                f"cuda-direct takes strides up to {LARGEST_EDGE} in backprop_input, "
+                f"not {max(stride[-2:])}"
+            )
         if taps * ins > MAX_UNROLLED:
             return (
-                f"{taps} taps of {ins} channels are more than the {MAX_UNROLLED} that are unrolled"
+                f"cuda-direct unrolls up to {MAX_UNROLLED} taps of a filter row times source "
+                f"channels, not {taps} x {ins}"
             )
         columns = axis(problem, pass_, 2, stride[-1] if pass_ == "backprop_input" else 1, taps).span
         if columns > MAX_COLUMNS:
-            return f"{columns} columns under a pixel are more than {MAX_COLUMNS}"
+            return f"cuda-direct takes up to {MAX_COLUMNS} columns under a pixel, not {columns}"
         if prod(problem.filter_sizes[:-1]) * ins >= 2**16 or problem.groups * outs >= 2**16:
-            return "the rows of the filter, or the channels, are more than a launch has blocks for"
+            return "the filter's rows or the channels need more blocks than a launch can have"
         staged = filter_bytes(problem, pass_, 1)
         if pass_ != "backprop_filter" and staged > _STAGED_BYTES:
-            return f"{staged} bytes of a channel's filter are more than {_STAGED_BYTES}"
+            return (
+                f"cuda-direct stages up to {_STAGED_BYTES} bytes of filter per channel, "
+                f"not {staged}"
+            )
         if not ranked_tilings(request):
-            return f"a thread has no registers for {taps} taps of {problem.dtype}"
+            return f"a thread has too few registers for {taps} taps of {problem.dtype}"
         return None
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield window_count(request.problem)
         made = self.geometry(request, self.choose(request))
-        yield Count("rows that a tile passes", made.down.passed, MOST_PASSED)
+        yield Count("input rows under a tile", made.down.passed, MOST_PASSED)
 
     def tilings(self, request: Request) -> tuple[Tiling, ...]:
         return ranked_tilings(request)
@@ -648,7 +675,7 @@ class Direct(Streaming[Tiling]):
     def launches(
         self, request: Request, choices: Choices, activation: str | None = None
     ) -> tuple[Launch, ...]:
-        """Return the product and, for backprop_filter, the reduction of its chunks."""
+        """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
         problem, strides, pass_ = request.problem, request.memory, request.pass_
         made = self.geometry(request, choices.tiling)
         outs, ins = channels_of(problem, pass_)
@@ -657,7 +684,7 @@ class Direct(Streaming[Tiling]):
         _, dilation_h, dilation_w = spatial(problem.dilation)
         _, pad_h, pad_w = spatial(tuple(before for before, _ in problem.padding), 0)
         block, down, across, pieces = made.block, made.down, made.across, made.pieces
-        # First source columns of the first tile and of the last.
+        # ``begin`` is the first source column of the first tile; ``last``, of the last tile.
         begin, step = across.first - pad_w, across.extent * stride_w
         width_under = problem.input_sizes[-1]
         if pass_ == "backprop_input":

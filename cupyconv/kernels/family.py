@@ -1,4 +1,4 @@
-"""Interface of a kernel family: what it refuses, its choices, their cost, and its launches."""
+"""Interface of a kernel family: its refusals, choices, modelled costs and launches."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Tile:
     Attributes:
         block_m, block_n, block_k: extents in elements.
         threads: threads per block.
-        macros: further macros of the variant, by name.
-        since: oldest compute capability with enough registers and the instructions.
-        itemsize: required bytes per element; None for any.
-        most_bytes: most bytes per element that shared memory has room for.
+        macros: names and values of the variant's other macros.
+        since: oldest compute capability with enough registers and all instructions of the kernel.
+        itemsize: required bytes per element; None if every size is supported.
+        most_bytes: largest element, in bytes, for which shared memory has room.
     """
 
     block_m: int
@@ -45,12 +45,12 @@ class Tile:
 
     @cached_property
     def defines(self) -> dict[str, int]:
-        """All macros of the tile."""
+        """Macros of the tile, by name."""
         sizes = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
         return {**sizes, **dict(self.macros)}
 
     def blocks(self, gemm_m: int, gemm_n: int) -> int:
-        """Return the number of blocks that cover a matrix."""
+        """Return the number of block tiles that cover a matrix."""
         return -(-gemm_m // self.block_m) * -(-gemm_n // self.block_n)
 
     def __str__(self) -> str:
@@ -59,16 +59,17 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """Every free choice of a launch; all else follows from the problem and its tensors.
+    """All free choices of a launch; the problem and its tensors determine everything else.
 
     Attributes:
         tile: block tile of a GEMM kernel, else None.
-        tiling: choices of a family with tilings, as its ``tiling`` class; else None.
-        blocks: thread blocks per split.  They follow from a tile; with a tiling, they are the
-            persistent blocks along the tiles of forward or backprop_input, else 0.
-        splits: partial sums over gemm_k or over pixels, added up in a fixed order.
-        workspace_bytes: device memory beside the tensors.
-        method: method of "numpy", or operands that "cuda-gather" copies first; else empty.
+        tiling: tiling, as an instance of the family's ``tiling`` class; None in other families.
+        blocks: thread blocks per split.  A tile determines their number.  With a tiling, they are
+            the persistent blocks along the tiles of forward or backprop_input, and 0 in
+            backprop_filter.
+        splits: number of partial sums over gemm_k or over pixels, added up in a fixed order.
+        workspace_bytes: device memory in addition to the tensors.
+        method: method of "numpy", or the operands that "cuda-gather" copies first; else empty.
     """
 
     tile: Tile | None = None
@@ -86,8 +87,9 @@ class Candidate(Choices):
     Attributes:
         family: the kernel family.
         microseconds: modelled time.
-        summary: the method in a few words; on a GPU, the copies made of operands.
-        computing: modelled time without memory traffic, which ranks equal times; 0 if unknown.
+        summary: the method in a few words; on a GPU, the copies of operands.
+        computing: modelled time without memory traffic, which decides between candidates of equal
+            time; 0 if unknown.
     """
 
     family: Family
@@ -102,9 +104,9 @@ class Family(ABC):
     Attributes:
         name: name that ``impl`` takes and ``plan`` prints.
         summary: the algorithm in one line.
-        on_gpu: whether it runs on a GPU; else on the CPU.
-        tiles: block tiles that its kernels may be compiled with.
-        tiling: class of the tilings of a family without block tiles; else None.
+        on_gpu: whether the family runs on a GPU; else on the CPU.
+        tiles: block tiles that the family's kernels may be compiled with.
+        tiling: class of the family's tilings, if it has no block tiles; else None.
     """
 
     name: ClassVar[Implementation]
@@ -114,7 +116,7 @@ class Family(ABC):
     tiling: ClassVar[type | None] = None
 
     def refuses(self, request: Request) -> str | None:
-        """Return why the family cannot compute a request; None if it can."""
+        """Return why the family cannot compute a request; None if the family can."""
         refusal = self.refuses_layer(request)
         if refusal is not None or not self.on_gpu:
             return refusal
@@ -122,7 +124,7 @@ class Family(ABC):
         return next((f"{self.name} {count}" for count in counts if count.value > count.most), None)
 
     def refuses_layer(self, request: Request) -> str | None:
-        """Return why the family cannot compute a layer, apart from the ranges of its integers."""
+        """Return why the family cannot compute a layer; integer ranges are checked elsewhere."""
         return None
 
     @abstractmethod
@@ -131,17 +133,17 @@ class Family(ABC):
 
     @abstractmethod
     def candidates(self, request: Request) -> Sequence[Candidate]:
-        """Return the candidates within the workspace limit, for a request it does not refuse."""
+        """Return the candidates within the workspace limit, for a supported request."""
 
     def alternatives(self, request: Request) -> Sequence[Candidate]:
-        """Return further candidates that only measuring tries, the most promising first."""
+        """Return further candidates that only autotuning tries, the most promising first."""
         return ()
 
     @abstractmethod
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         """Return the candidate with these choices; None if they are illegal.
 
-        The family computes the workspace, and the blocks where ``blocks`` is 0.
+        The family computes the workspace and, if ``blocks`` is 0, the number of blocks.
         """
 
     def launches(
@@ -150,14 +152,14 @@ class Family(ABC):
         """Return the launches that compute a pass, in order, as plain data.
 
         Args:
-            request: a reduced request, which the family does not refuse.
+            request: a reduced request that the family supports.
             choices: legal choices, such as those of a plan.
             activation: function applied to the results of forward or backprop_input, or None.
         """
         raise NotImplementedError(f"{self.name} launches no kernels")
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
-        """Return the copy of w that the launches begin with; None where they read w itself."""
+        """Return the copy of w that the launches begin with; None if they read w itself."""
         return None
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
@@ -172,10 +174,10 @@ class Family(ABC):
 
 
 def mma_refuses(request: Request) -> str | None:
-    """Return why mma.sync cannot multiply the operands; None if it can."""
+    """Return why mma.sync cannot multiply the operands; None if mma.sync can."""
     operands, device = request.operands, request.device
     if request.problem.is_complex:
-        return "the tensor cores multiply real numbers"
+        return "tensor cores multiply only real numbers"
     if operands == "float32":
         return "tensor cores multiply float32 only as TF32, which precision='tf32' permits"
     if operands == "float64" and not device.chip.double_tensor_rate:
@@ -192,11 +194,11 @@ def copies_async(device: Device) -> bool:
 
 
 def spatial(values: Sequence[int], filler: int = 1) -> tuple[int, int, int]:
-    """Return depth, height and width of values of any rank, filled up from the left."""
+    """Return values per axis as depth, height and width; ``filler`` replaces missing left axes."""
     depth, height, width = (*(filler,) * (3 - len(values)), *values)
     return depth, height, width
 
 
 def accumulator_bytes(problem: ConvProblem) -> int:
-    """Return the bytes per partial sum in a workspace."""
+    """Return the bytes per partial sum in the workspace."""
     return max(ITEMSIZE[problem.dtype], 4)

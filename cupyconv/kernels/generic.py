@@ -1,6 +1,6 @@
 """cuda-generic (cuda/conv_forward.cu, conv_backprop_input.cu, conv_backprop_filter.cu).
 
-The plain tiled kernels: they support every configuration, dtype and chip.
+These plain tiled kernels support every configuration, dtype and chip.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Generic(Tiled):
     summary = "tiled implicit GEMM for every configuration, dtype and chip"
     tiles = (
         _tile(64, 64, 4, 4),
-        _tile(32, 32, 2, 2, itemsize=16),  # a sum takes four registers
+        _tile(32, 32, 2, 2, itemsize=16),  # each sum takes four registers
     )
 
     def counts(self, request: Request) -> tuple[Count, ...]:
@@ -49,9 +49,10 @@ class Generic(Tiled):
         chip, problem = request.chip, request.problem
         size, flops = accumulator_bytes(problem), problem.flops_of_product
         rate = cost.per_cycle(chip, cost.plain_rate(request))
-        products = tile.block_m * tile.block_n  # per element of k, as all that follows
+        # All figures are per element of k.
+        products = tile.block_m * tile.block_n
         copied = (tile.block_m + tile.block_n) / 32
-        # A thread reads a row and a column of its square of sums.
+        # A thread reads the elements of A and B for its square of sums.
         read = products / 32 * 2 / tile.defines["THREAD_M"]
         work = cost.Work(
             multiplying=products * flops / rate,
@@ -68,14 +69,16 @@ class Generic(Tiled):
         """Return the launch of a pass.
 
         Raises:
-            ConvError: it has more blocks than a grid may have.
+            ConvError: the launch needs more blocks than a grid can have.
         """
         problem, strides, tile, pass_ = request.problem, request.memory, choices.tile, request.pass_
         assert tile is not None
         blocks = Count("blocks", choices.blocks, MOST_BLOCKS)
-        if blocks.value > blocks.most:  # plans are made of layers too large for any array as well
+        if blocks.value > blocks.most:  # plans also exist for layers too large for any array
             raise ConvError(
-                "the problem must fit a launch", f"{self.name} {blocks}", "Compute it in parts"
+                "the problem must fit into one launch",
+                f"{self.name} {blocks}",
+                "Compute the layer in parts",
             )
         defines: dict[str, str | int] = {
             "STORAGE": STORAGE[problem.dtype],

@@ -1,6 +1,6 @@
 """Arguments and macros that the kernels of several families take.
 
-NumPy is imported when launches are computed, so that planning works without it.
+NumPy is imported only when launches are computed, so that planning works without NumPy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 SPATIAL = 3
 ACTIVATION: dict[str | None, int] = {word: number for number, word in enumerate(ACTIVATIONS)}
-"""Values of the macro of that name: ``enum Activation`` in cuda/include/epilogue.cuh."""
+"""Values of the macro ACTIVATION: those of ``enum Activation`` in cuda/include/epilogue.cuh."""
 
 
 @cache
 def parameters_type() -> np.dtype:
-    """``ConvParameters`` of cuda/include/parameters.cuh for NumPy."""
+    """Return the NumPy dtype of the struct ``ConvParameters`` in cuda/include/parameters.cuh."""
     import numpy as np
 
     sizes = ("input", "filter", "output", "stride", "pad", "dilation")
@@ -64,11 +64,12 @@ def pack(problem: ConvProblem, strides: Strides) -> np.ndarray:
 
 
 def index_type(problem: ConvProblem, strides: Strides, numbered: int = 0) -> str:
-    """Return the C++ type of a kernel's indices and offsets: ``int`` where nothing leaves 32 bits.
+    """Return the C++ type of a kernel's indices and offsets: ``int`` if all fit into 32 bits.
 
     Args:
-        problem, strides: of the tensors.
-        numbered: how many there are of what the kernel numbers beside them.
+        problem: the configuration.
+        strides: strides of the tensors.
+        numbered: largest other number that the kernel counts to, such as rows of all images.
     """
     largest = max(largest_index(problem, strides), numbered + MARGIN)
     return "int" if largest < 2**31 else "long long"

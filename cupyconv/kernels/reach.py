@@ -11,20 +11,20 @@ from cupyconv.kernels.strides import Strides
 from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem
 
 LONGEST_REACH = 1 << 30
-"""Largest extent, in elements, of which two still add up in 32 bits."""
+"""Largest extent in elements; the sum of two such extents fits into 32 bits."""
 
 MOST_BLOCKS = 2**31 - 1
 """Most thread blocks along the first axis of a grid (CUDA's rule)."""
 
 _WINDOWS = 8
-"""Windows of a tile along an axis, a stride apart (chosen: more than any tile has)."""
+"""Windows of a tile along an axis, one stride apart; more than any tile has (chosen)."""
 
 MARGIN = 2**16
 """Elements added to every index range; more than any tile has (chosen)."""
 
 
 class Count(NamedTuple):
-    """A quantity that kernels count, its value for a layer, and the largest value supported."""
+    """A quantity that kernels count, with its value for a layer and the largest supported value."""
 
     what: str
     value: int
@@ -37,7 +37,7 @@ class Count(NamedTuple):
 def largest_index(problem: ConvProblem, strides: Strides) -> int:
     """Return an upper bound of all indices and offsets of the kernels.
 
-    It includes windows that reach into the padding, and a tile beyond the end of a GEMM.
+    The bound includes windows that reach into the padding, and a tile beyond the end of a GEMM.
     """
     reach = [axis.padded_input + axis.effective_filter + axis.stride for axis in problem.axes]
     sizes = [
@@ -59,16 +59,16 @@ def largest_index(problem: ConvProblem, strides: Strides) -> int:
 
 
 def offset_counts(problem: ConvProblem, strides: Strides) -> Iterator[Count]:
-    """Yield the quantity that all kernels count in 64 bits where 32 bits are too few."""
+    """Yield the quantity that kernels count in 64 bits when 32 bits are too few."""
     shapes = problem.input_shape, problem.filter_shape, problem.output_shape
-    # Larger tensors cannot exist; whoever allocates them reports that.
+    # Larger tensors cannot exist; their allocation fails with an error.
     if max(map(prod, shapes)) * ITEMSIZE[problem.dtype] <= LARGEST:
         index = largest_index(problem, strides)
         yield Count("elements that windows and padding reach over", index, LARGEST)
 
 
 def window_count(problem: ConvProblem) -> Count:
-    """Return the quantity that 32-bit macros hold: the span of a tile's windows and taps."""
+    """Return the quantity stored in 32-bit macros: the span of a tile's windows and taps."""
     reach = (
         axis.effective_filter + axis.dilation + _WINDOWS * axis.stride for axis in problem.axes
     )
@@ -77,7 +77,7 @@ def window_count(problem: ConvProblem) -> Count:
 
 
 def reach_counts(problem: ConvProblem) -> Iterator[Count]:
-    """Yield the quantities that 32-bit coordinates hold."""
+    """Yield the quantities stored in 32-bit coordinates."""
     extents = (*problem.input_shape, *problem.filter_shape, *problem.output_shape)
     yield Count("elements of an axis", max(extents), LONGEST_REACH)
     yield Count("elements of padding", max(chain(*problem.padding)), LONGEST_REACH)

@@ -17,7 +17,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Activation = Literal["relu", "silu", "gelu"]
 
 ACTIVATIONS: tuple[Activation | None, ...] = (None, *get_args(Activation))
-"""Activations of the results of a forward pass or a transposed convolution."""
+"""Activations that a forward pass or a transposed convolution can apply to its results."""
 
 Implementation = Literal[
     "reference",
@@ -30,10 +30,10 @@ Implementation = Literal[
     "cuda-hopper",
     "cuda-hopper-bf16x6",
 ]
-"""Names of the implementations, for type checkers; each family has its own at run time."""
+"""Names of the implementations, for type checkers; at run time, ``Family.name`` has the name."""
 
 Impl = Literal["auto", Implementation]
-"""Names that ``impl`` takes."""
+"""Names that the argument ``impl`` takes."""
 
 
 def require_limit(limit: int | None) -> None:
@@ -60,10 +60,10 @@ class Request:
         device: device of the tensors.
         precision: "tf32" permits rounding float32 operands to TF32, "bf16x6" permits multiplying
             them as planes of bfloat16; "ieee" permits neither.
-        workspace_limit: most bytes of device memory beside the tensors; None for no limit.
+        workspace_limit: most bytes of device memory in addition to the tensors; None for no limit.
         strides: strides of the tensors; None for contiguous tensors.
-        figures: figures of a card, for an estimate; None for those of the nominal chip, by which
-            all plans are made.
+        figures: figures of a card, for an estimate; None to use the figures of the nominal chip,
+            as all plans do.
 
     Raises:
         ConvError: the pass or the precision is unknown, or the limit is not a number of bytes.
@@ -84,32 +84,32 @@ class Request:
 
     @property
     def operands(self) -> str:
-        """Type of the products: "tf32" for float32 where permitted, else the dtype."""
+        """Type of the products: "tf32" for float32 if permitted, else the dtype."""
         permitted = self.problem.dtype == "float32" and self.precision == "tf32"
         return "tf32" if permitted else self.problem.dtype
 
     @property
     def chip(self) -> Chip:
-        """Figures that estimates use."""
+        """Figures of the chip or card that estimates use."""
         return self.figures or self.device.chip
 
     @property
     def memory(self) -> Strides:
-        """Strides of the tensors."""
+        """Strides of the tensors; those of contiguous tensors if ``strides`` is None."""
         return self.strides or Strides.contiguous(self.problem)
 
     @property
     def reduced(self) -> Request:
-        """Request for ``ConvProblem.reduced``, which kernels compute; unchanged for NumPy."""
-        found = self.problem.reduced if self.device.is_gpu else self.problem
-        return self if found is self.problem else replace(self, problem=found)
+        """Request for ``ConvProblem.reduced``, which kernels compute; unchanged on the CPU."""
+        problem = self.problem.reduced if self.device.is_gpu else self.problem
+        return self if problem is self.problem else replace(self, problem=problem)
 
     def affords(self, workspace_bytes: int) -> bool:
         """Return whether a workspace of this size is within the limit."""
         return self.workspace_limit is None or workspace_bytes <= self.workspace_limit
 
     def most_within_limit(self, wanted: int, bytes_each: int) -> int:
-        """Return how many workspace parts, at most ``wanted``, are within the limit."""
+        """Return the most parts of ``bytes_each`` bytes within the limit, up to ``wanted``."""
         if self.workspace_limit is None or not bytes_each:
             return wanted
         return min(wanted, self.workspace_limit // bytes_each)
